@@ -9,18 +9,18 @@ type StoreCreated struct {
 	Format int    `json:"format"` // of the store's directory and log
 	Data   string `json:"data"`   // where checkpoint data lives
 
-	Formerly []string `json:"formerly,omitempty"` // identities of before: those of its receipts whose log was lost, the newest first
+	Formerly []string `json:"formerly,omitempty"` // earlier identities, from receipts whose log was lost; newest first
 }
 
-// LogVoided says that the message at a sequence is no event, and that the owner of the
-// store has seen so. Readers pass over it with or without this.
+// LogVoided records that the message at a sequence is not a valid event. The owner of
+// the store appends it. Readers skip the message with or without it.
 type LogVoided struct {
 	Sequence uint64 `json:"sequence"` // of the message
-	Digest   string `json:"digest"`   // SHA-256 over its subject, a line feed and its body
-	Why      string `json:"why"`      // what it lacks to be an event
+	Digest   string `json:"digest"`   // SHA-256 over the message's subject, a line feed and its body
+	Why      string `json:"why"`      // why it is not an event
 }
 
-// JobStarted says that a trainer was launched for a run.
+// JobStarted records that a trainer was launched for a run.
 type JobStarted struct {
 	Job     string   `json:"job"` // a UUID
 	Host    string   `json:"host"`
@@ -28,35 +28,36 @@ type JobStarted struct {
 	Command []string `json:"command"`
 	NProc   int      `json:"nproc"`
 	NNodes  int      `json:"nnodes"`
-	Resume  string   `json:"resume"` // what was asked: auto, none, require or a reference
+	Resume  string   `json:"resume"` // as requested: auto, none, require or a reference
 
-	Flags []string `json:"flags,omitempty"` // of the trainer, as they were given: with them and Command, the job is launched again
+	Flags []string `json:"flags,omitempty"` // the trainer's flags as given; Flags and Command are enough to launch the job again
 	Dir   string   `json:"dir,omitempty"`   // working directory
-	Logs  string   `json:"logs,omitempty"`  // directory of the workers' output, below that of the store
+	Logs  string   `json:"logs,omitempty"`  // directory of the workers' output, relative to the store
 }
 
-// NodeJoined says that a node takes part in a job.
+// NodeJoined records that a node joined a job.
 type NodeJoined struct {
 	Job  string `json:"job"`
 	Node int    `json:"node"`
 	Host string `json:"host"`
 }
 
-// NodeLeft says that a node takes part no longer.
+// NodeLeft records that a node left a job.
 type NodeLeft struct {
 	Job    string `json:"job"`
 	Node   int    `json:"node"`
 	Reason string `json:"reason"`
 }
 
-// JobEnded says that a trainer ended in order. A killed one says nothing.
+// JobEnded records that a trainer exited in order. A killed trainer appends no such
+// event.
 type JobEnded struct {
 	Job      string `json:"job"`
 	ExitCode int    `json:"exit_code"`
 	Reason   string `json:"reason,omitempty"`
 }
 
-// RankPlacement says where one rank of a group lives.
+// RankPlacement is the node and the devices of one rank of a group.
 type RankPlacement struct {
 	Rank      int      `json:"rank"`
 	Node      int      `json:"node"`
@@ -64,10 +65,10 @@ type RankPlacement struct {
 	Devices   []string `json:"devices,omitempty"`
 }
 
-// GroupStarted opens an attempt: one life of a trial's worker group. It
-// fences every older attempt of the trial. Resume is the full ID of the
-// checkpoint that the attempt continues from, or empty for a fresh start;
-// later checkpoints of the old line are superseded by it.
+// GroupStarted opens an attempt: one life of a trial's worker group. It fences all
+// older attempts of the trial. Resume is the full ID of the checkpoint that the attempt
+// continues from; it is empty for a fresh start. Later checkpoints of the old line
+// become superseded.
 type GroupStarted struct {
 	Attempt   int             `json:"attempt"`
 	Job       string          `json:"job"`
@@ -76,23 +77,24 @@ type GroupStarted struct {
 	Backend   string          `json:"backend"`
 	Resume    string          `json:"resume,omitempty"`
 
-	PassedOver     []PassedOver `json:"passed_over,omitempty"`      // newer checkpoints of the line whose files are not whole, the newest first, at most 100
-	MorePassedOver int          `json:"more_passed_over,omitempty"` // how many others there are
+	PassedOver     []PassedOver `json:"passed_over,omitempty"`      // newer checkpoints of the line whose files are incomplete or damaged, newest first, at most 100
+	MorePassedOver int          `json:"more_passed_over,omitempty"` // number of such checkpoints beyond those listed
 }
 
-// PassedOver is a checkpoint that an attempt did not resume from.
+// PassedOver is a checkpoint that an attempt did not resume from because its files are
+// incomplete or damaged.
 type PassedOver struct {
 	Checkpoint string `json:"checkpoint"`
 	Reason     string `json:"reason"` // what is wrong with its files
 }
 
-// TrainingStarted says that every rank of the group has said hello.
+// TrainingStarted records that every rank of the group has connected.
 type TrainingStarted struct {
 	Attempt int `json:"attempt"`
 }
 
-// WorkerExited says how a rank's process ended. Signal is a name such as
-// "SIGKILL", and empty when the process exited by itself.
+// WorkerExited records how a rank's process ended. Signal is a name such as "SIGKILL",
+// and empty when no signal ended the process.
 type WorkerExited struct {
 	Attempt   int    `json:"attempt"`
 	Rank      int    `json:"rank"`
@@ -100,12 +102,12 @@ type WorkerExited struct {
 	Signal    string `json:"signal,omitempty"`
 	Message   string `json:"message,omitempty"`
 	Traceback string `json:"traceback,omitempty"`
-	Unseen    bool   `json:"unseen,omitempty"` // the process was not a child of who says this: how it ended is not known, and Code is -1
+	Unseen    bool   `json:"unseen,omitempty"` // the process was not a child of the event's source: its exit status is unknown, and Code is -1
 }
 
-// GroupStopped says that no process of the attempt is left. Failure is the
-// budget that its end is charged to: "worker", "infrastructure" or
-// "preemption", and empty when it did not fail.
+// GroupStopped records that no process of the attempt is left. Failure is the budget
+// that the end is charged to: "worker", "infrastructure" or "preemption". It is empty
+// if the group did not fail.
 type GroupStopped struct {
 	Attempt int    `json:"attempt"`
 	Reason  string `json:"reason"`
@@ -118,34 +120,34 @@ type TrialCreated struct {
 	Parent *TrialParent   `json:"parent,omitempty"`
 }
 
-// TrialParent says what a forked trial continues from.
+// TrialParent is the checkpoint that a forked trial continues from.
 type TrialParent struct {
 	Run        string `json:"run"`
 	Trial      string `json:"trial"`
 	Checkpoint string `json:"checkpoint"`
 }
 
-// TrialStopRequested asks the trial's workers to end. Preempt asks them to save
-// first, on a step that all ranks agree on. Job is whom it is meant for: a job
-// that starts later does not obey it.
+// TrialStopRequested asks the trial's workers to end. With Preempt they save first, on
+// a step that all ranks agree on. Job names the job that must obey; a later job ignores
+// the request.
 type TrialStopRequested struct {
 	Reason  string `json:"reason"`
 	Preempt bool   `json:"preempt,omitempty"` // save, then end
 	Job     string `json:"job,omitempty"`
 }
 
-// TrialPaused says that the trial ended with a checkpoint, to be continued.
+// TrialPaused records that the trial ended with a checkpoint and can be resumed.
 type TrialPaused struct {
 	Attempt int    `json:"attempt"`
 	Reason  string `json:"reason"`
 }
 
-// TrialCompleted says that all ranks of an attempt ended well.
+// TrialCompleted records that all ranks of an attempt ended successfully.
 type TrialCompleted struct {
 	Attempt int `json:"attempt"`
 }
 
-// TrialErrored says that the trial's failure budget is used up.
+// TrialErrored records that the trial's failure budget is used up.
 type TrialErrored struct {
 	Attempt int    `json:"attempt"`
 	Message string `json:"message"`
@@ -158,12 +160,12 @@ type Metrics struct {
 	Attempt   int            `json:"attempt"`
 	Iteration int            `json:"iteration"` // from 1 within the attempt
 	Step      int64          `json:"step"`
-	Metrics   map[string]any `json:"metrics"`          // rank 0's: the trial's
+	Metrics   map[string]any `json:"metrics"`          // of rank 0; they stand for the trial
 	Others    []RankMetrics  `json:"others,omitempty"` // ranks whose metrics differ from rank 0's
 	Seconds   float64        `json:"time_this_iter_s"` // rank 0's wall time since its last report
 }
 
-// RankMetrics is what one rank reported.
+// RankMetrics is the report of one rank.
 type RankMetrics struct {
 	Rank    int            `json:"rank"`
 	Metrics map[string]any `json:"metrics"`
@@ -174,23 +176,23 @@ type RestoreBegun struct {
 	Attempt    int    `json:"attempt"`
 	Load       int    `json:"load"` // from 1 within the attempt
 	Checkpoint string `json:"checkpoint"`
-	From       string `json:"from,omitempty"` // RUN/TRIAL that it is of, when that is another
+	From       string `json:"from,omitempty"` // RUN/TRIAL of the checkpoint, if it belongs to another trial
 	WorldSize  int    `json:"world_size"`
 }
 
-// RestoreCompleted says that all ranks have what they asked for.
+// RestoreCompleted records that all ranks have the data they asked for.
 type RestoreCompleted struct {
 	Attempt    int      `json:"attempt"`
 	Load       int      `json:"load"`
 	Checkpoint string   `json:"checkpoint"`
-	Tier       string   `json:"tier"`             // where the bytes came from: "slots" of shared memory, "files", or "slots+files"
-	Bytes      int64    `json:"bytes"`            // that were read, in whole blocks, each once for all ranks
-	Slots      int64    `json:"slots,omitempty"`  // of them, from slots of shared memory
-	Wanted     int64    `json:"wanted,omitempty"` // stored bytes that the ranks asked for, each once: what had to be read
-	Unread     []string `json:"unread,omitempty"` // saved keys that nobody asked for
+	Tier       string   `json:"tier"`             // source of the bytes: "slots" of shared memory, "files", or "slots+files"
+	Bytes      int64    `json:"bytes"`            // bytes read, in whole blocks; each is counted once for all ranks
+	Slots      int64    `json:"slots,omitempty"`  // part of bytes that came from slots of shared memory
+	Wanted     int64    `json:"wanted,omitempty"` // stored bytes that the ranks asked for, each counted once: the least that must be read
+	Unread     []string `json:"unread,omitempty"` // saved keys that no rank asked for
 }
 
-// RestoreFailed says why a load could not be served.
+// RestoreFailed records why a load failed.
 type RestoreFailed struct {
 	Attempt    int    `json:"attempt"`
 	Load       int    `json:"load"`
@@ -198,14 +200,14 @@ type RestoreFailed struct {
 	Error      string `json:"error"`
 }
 
-// GPUUnhealthy says that a device must not be used.
+// GPUUnhealthy records that a device must not be used.
 type GPUUnhealthy struct {
 	Node   int    `json:"node"`
 	Device string `json:"device"` // UUID
 	Reason string `json:"reason"`
 }
 
-// GPURecovered takes a [GPUUnhealthy] back.
+// GPURecovered revokes a [GPUUnhealthy].
 type GPURecovered struct {
 	Node   int    `json:"node"`
 	Device string `json:"device"`

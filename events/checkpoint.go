@@ -7,30 +7,31 @@ import "errors"
 // its ID, "<name>.a<attempt>" with ".2", ".3" for later saves of that name
 // in the attempt. Digests are BLAKE3-256 in hexadecimal.
 
-// Blob is a body part that may be too large for the log: either inline, or a
-// claim check for blobs/<digest>, which was durable before the event.
+// Blob is a part of a body that may be too large for the log. It is either inline, or a
+// claim check for the file blobs/<digest>, which is durable before the event is
+// appended.
 type Blob struct {
 	Inline []byte `json:"inline,omitempty"`
 	Digest string `json:"digest,omitempty"`
 	Size   int64  `json:"size"`
 }
 
-// ErrNoBlob says that a claim check stands for nothing: its digest is none, there is no
-// such file, or it has other bytes.
+// ErrNoBlob reports a claim check without its blob: the digest is malformed, the file
+// is missing, or the file has other bytes.
 var ErrNoBlob = errors.New("no such blob")
 
-// InlineBlob holds data itself. Whoever appends the event moves it to a file
-// when it is larger than [MaxInline].
+// InlineBlob returns a blob that holds data itself. The appender moves it to a file if
+// it is larger than [MaxInline].
 func InlineBlob(data []byte) Blob { return Blob{Inline: data, Size: int64(len(data))} }
 
-// MaxInline is the size in bytes above which a blob goes to a file. In the JSON
-// body it is base64, four bytes for three: 192 KiB of it are 256 KiB of an
-// event, which may have 1 MiB.
+// MaxInline is the size in bytes above which a blob goes to a file. In the JSON body it
+// is base64, four bytes for three: 192 KiB become 256 KiB of an event, whose limit is 1
+// MiB.
 const MaxInline = 192 << 10
 
-// LocalPlan is what one rank wants to save. It asks for the checkpoint to be
-// begun if it is not. A rank whose plan is the one that it sent before leaves
-// out the plan: the fingerprint stands for it.
+// LocalPlan is one rank's request to save. It begins the checkpoint unless that has
+// begun. If the plan equals the rank's previous one, the plan is left out and the
+// fingerprint stands for it.
 type LocalPlan struct {
 	Attempt      int    `json:"attempt"`
 	Checkpoint   string `json:"checkpoint"`
@@ -42,39 +43,38 @@ type LocalPlan struct {
 	Plan         Blob   `json:"plan"`         // checkpoint.EncodeLocal, or nothing and size 0
 }
 
-// GlobalPlan says which rank writes which chunk.
+// GlobalPlan assigns chunks to the ranks that write them.
 type GlobalPlan struct {
 	Attempt    int    `json:"attempt"`
 	Checkpoint string `json:"checkpoint"`
 	Layout     Blob   `json:"layout"` // checkpoint.EncodeLayout
-	// Disagreements are the replicas of this save whose bytes differ between
-	// ranks; so many more would not fit the event.
+	// Disagreements are replicas of this save whose bytes differ between ranks.
+	// MoreDisagreements counts those that did not fit the event.
 	Disagreements     []Disagreement `json:"disagreements,omitempty"`
 	MoreDisagreements int            `json:"more_disagreements,omitempty"`
 }
 
-// Disagreement is a box of a tensor, or a value, whose bytes differ between
-// ranks.
+// Disagreement is a box of a tensor, or a value, whose bytes differ between ranks.
 type Disagreement struct {
 	FQN     string  `json:"fqn"`
 	Offsets []int64 `json:"offsets,omitempty"` // of the box; a value has none
 	Sizes   []int64 `json:"sizes,omitempty"`
 	Kept    int     `json:"kept"`  // the rank whose bytes are stored
-	Ranks   []int   `json:"ranks"` // whose bytes differ from those
+	Ranks   []int   `json:"ranks"` // ranks whose bytes differ from the kept ones
 }
 
-// LoadPlan says what one rank reads in a load.
+// LoadPlan describes what one rank reads in a load.
 type LoadPlan struct {
 	Attempt    int    `json:"attempt"`
 	Load       int    `json:"load"`
 	Checkpoint string `json:"checkpoint"`
 	Rank       int    `json:"rank"`
 	Reads      int    `json:"reads"` // overlaps of wanted and stored boxes
-	Bytes      int64  `json:"bytes"` // stored ones that the rank gets; what several ranks get is read once
+	Bytes      int64  `json:"bytes"` // stored bytes that the rank gets; bytes for several ranks are read once
 }
 
-// WriteSealed says that a rank's bytes are complete in its staging slot: the
-// rank may train on, and its death no longer harms this save.
+// WriteSealed records that a rank's bytes are complete in its staging slot. The rank
+// may continue training, and its death no longer harms this save.
 type WriteSealed struct {
 	Attempt    int    `json:"attempt"`
 	Checkpoint string `json:"checkpoint"`
@@ -88,7 +88,7 @@ type File struct {
 	Size int64  `json:"size"`
 }
 
-// WriteCompleted says that a rank's files are durable.
+// WriteCompleted records that a rank's files are durable.
 type WriteCompleted struct {
 	Attempt      int    `json:"attempt"`
 	Checkpoint   string `json:"checkpoint"`
@@ -99,7 +99,7 @@ type WriteCompleted struct {
 	BytesReused  int64  `json:"bytes_reused"`
 }
 
-// WriteFailed says that a rank's files could not be written.
+// WriteFailed records that a rank could not write its files.
 type WriteFailed struct {
 	Attempt    int    `json:"attempt"`
 	Checkpoint string `json:"checkpoint"`
@@ -107,7 +107,7 @@ type WriteFailed struct {
 	Error      string `json:"error"`
 }
 
-// CheckpointBegun opens a save. No file is made before it is acknowledged.
+// CheckpointBegun opens a save. No file is created before this event is acknowledged.
 type CheckpointBegun struct {
 	Attempt      int    `json:"attempt"`
 	Checkpoint   string `json:"checkpoint"`
@@ -117,7 +117,7 @@ type CheckpointBegun struct {
 	Participants []int  `json:"participants"`
 }
 
-// CheckpointStaged says that every participant has sealed.
+// CheckpointStaged records that every participant has sealed.
 type CheckpointStaged struct {
 	Attempt    int    `json:"attempt"`
 	Checkpoint string `json:"checkpoint"`
@@ -131,15 +131,15 @@ type CheckpointCommitted struct {
 	Bytes      int64  `json:"bytes"`    // of tensor data and values
 }
 
-// CheckpointAborted ends a save that will never exist.
+// CheckpointAborted ends a save whose checkpoint will never exist.
 type CheckpointAborted struct {
 	Attempt    int    `json:"attempt"`
 	Checkpoint string `json:"checkpoint"`
 	Reason     string `json:"reason"`
-	Ranks      []int  `json:"ranks,omitempty"` // who caused it
+	Ranks      []int  `json:"ranks,omitempty"` // ranks that caused it
 }
 
-// CheckpointSuperseded takes a checkpoint out of the present line.
+// CheckpointSuperseded removes a checkpoint from the current line.
 type CheckpointSuperseded struct {
 	Checkpoint string `json:"checkpoint"`
 	Reason     string `json:"reason"`
@@ -151,24 +151,24 @@ type CheckpointPinned struct {
 	Reason     string `json:"reason,omitempty"`
 }
 
-// CheckpointUnpinned takes a pin back.
+// CheckpointUnpinned removes a pin.
 type CheckpointUnpinned struct {
 	Checkpoint string `json:"checkpoint"`
 }
 
-// CheckpointTagged gives a checkpoint a further name.
+// CheckpointTagged gives a checkpoint an additional name.
 type CheckpointTagged struct {
 	Checkpoint string `json:"checkpoint"`
 	Tag        string `json:"tag"`
 }
 
-// CheckpointUntagged takes a tag back.
+// CheckpointUntagged removes a tag.
 type CheckpointUntagged struct {
 	Checkpoint string `json:"checkpoint"`
 	Tag        string `json:"tag"`
 }
 
-// CheckpointAttached adds a file beside the tensors.
+// CheckpointAttached adds a file to a checkpoint, next to its tensors.
 type CheckpointAttached struct {
 	Checkpoint string `json:"checkpoint"`
 	Name       string `json:"name"` // of the file
@@ -176,7 +176,7 @@ type CheckpointAttached struct {
 	Size       int64  `json:"size"`
 }
 
-// CheckpointDeleted removes a checkpoint; its files go after it.
+// CheckpointDeleted deletes a checkpoint. Its files are removed after this event.
 type CheckpointDeleted struct {
 	Checkpoint string `json:"checkpoint"`
 	Reason     string `json:"reason"`

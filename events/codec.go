@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Header names of the envelope, in the spelling of the wire.
+// Header names of the envelope, as spelled on the wire.
 const (
 	HeaderID          = "ce-id"
 	HeaderType        = "ce-type"
@@ -17,28 +17,28 @@ const (
 	HeaderSpec        = "ce-specversion"
 	HeaderContentType = "ce-datacontenttype"
 	HeaderMsgID       = "Nats-Msg-Id" // equals ce-id: JetStream drops duplicates by it
-	HeaderActor       = "ckpt-actor"  // the owner's word of who sent it; absent from what the owner appends
+	HeaderActor       = "ckpt-actor"  // sender according to the owner; absent from events that the owner appends itself
 )
 
-// What the envelope says of every event, in headers and in JSON.
+// Envelope values that are the same for every event, in headers and in JSON.
 const (
 	specVersion = "1.0"
 	contentType = "application/json"
 )
 
-// Message is an event as the log carries it.
+// Message is an event in the form that the log stores.
 type Message struct {
 	Subject string              `json:"subject"`
 	Header  map[string][]string `json:"header"`
 	Data    json.RawMessage     `json:"data"`
 }
 
-// Type is the CloudEvents type: "ckpt.write.completed.v1".
+// Type returns the CloudEvents type, such as "ckpt.write.completed.v1".
 func (e Event) Type() string {
 	return Prefix + "." + string(e.Kind) + ".v" + strconv.Itoa(e.Version)
 }
 
-// Encode writes the envelope. The body is passed on as it is.
+// Encode writes the envelope. It passes the body on unchanged.
 func Encode(e Event) Message {
 	m := Message{
 		Subject: Subject(e.Scope, e.Kind),
@@ -59,9 +59,9 @@ func Encode(e Event) Message {
 	return m
 }
 
-// Decode is the inverse of [Encode]. Headers it does not know are ignored;
-// a missing or contradicting one is an error that names it. The body is JSON, and
-// is not looked into: see [Event.Body].
+// Decode is the inverse of [Encode]. It ignores unknown headers; its error names a
+// missing or contradicting header. It checks that the body is JSON, but does not decode
+// it: see [Event.Body].
 func Decode(m Message) (Event, error) {
 	e, err := Envelope(m.Subject, func(name string) string {
 		if v := m.Header[name]; len(v) == 1 {
@@ -75,8 +75,8 @@ func Decode(m Message) (Event, error) {
 	return e, err
 }
 
-// Envelope is [Decode] without a look at the body, which [Event.Body] takes. header
-// returns the value of a header, "" for one that is missing or repeated.
+// Envelope is [Decode] without the check of the body. header returns the value of a
+// header, or "" if the header is missing or repeated.
 func Envelope(subject string, header func(name string) string, body json.RawMessage) (Event, error) {
 	bad := func(format string, args ...any) (Event, error) {
 		return Event{}, fmt.Errorf("message on %q: %s", subject, fmt.Sprintf(format, args...))
@@ -120,8 +120,8 @@ func Envelope(subject string, header func(name string) string, body json.RawMess
 	return e, nil
 }
 
-// ParseSequence reads a sequence of the log in its one spelling, as a condition or a
-// header has it.
+// ParseSequence parses a sequence of the log. It accepts only the canonical spelling,
+// as conditions and headers use it.
 func ParseSequence(text string) (uint64, error) {
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err == nil && strconv.FormatUint(n, 10) != text {
@@ -130,7 +130,7 @@ func ParseSequence(text string) (uint64, error) {
 	return n, err
 }
 
-// cutType returns what a CloudEvents type has behind "ckpt.<kind>.v".
+// cutType returns the part of a CloudEvents type after "ckpt.<kind>.v".
 func cutType(typ string, kind Kind) (version string, ok bool) {
 	for _, part := range [...]string{Prefix, ".", string(kind), ".v"} {
 		if typ, ok = strings.CutPrefix(typ, part); !ok {

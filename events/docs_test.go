@@ -19,8 +19,8 @@ import (
 
 const docsPage = "../docs/reference/events.md"
 
-// TestDocs: the page about events has what the doc comments, the golden files
-// and the compiled examples say. Run with -update to write it.
+// TestDocs checks that the page about events matches the doc comments, the golden files
+// and the compiled examples. Run with -update to write it.
 func TestDocs(t *testing.T) {
 	old, err := os.ReadFile(docsPage)
 	if err != nil {
@@ -42,7 +42,7 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// between replaces what stands between two marks.
+// between replaces the text between two marks.
 func between(t *testing.T, page, mark, text string) string {
 	t.Helper()
 	begin, end := "<!-- "+mark+": begin -->\n", "<!-- "+mark+": end -->"
@@ -54,8 +54,8 @@ func between(t *testing.T, page, mark, text string) string {
 	return head + begin + text + "\n" + end + tail
 }
 
-// function is the body of a function as it stands in its file, without the
-// output that its test compares.
+// function returns the body of a function as written in its file, without the expected
+// output.
 func function(t *testing.T, file, name string) string {
 	t.Helper()
 	source, err := os.ReadFile(file)
@@ -84,15 +84,15 @@ func function(t *testing.T, file, name string) string {
 	return ""
 }
 
-// docs is what the files say of their types.
+// docs holds the types of the files and their doc comments.
 type docs struct {
 	types map[string]*ast.StructType
-	says  map[string]string // doc comment of a type
+	text  map[string]string // doc comment of a type
 }
 
 func readDocs(t *testing.T, files ...string) docs {
 	t.Helper()
-	d := docs{types: map[string]*ast.StructType{}, says: map[string]string{}}
+	d := docs{types: map[string]*ast.StructType{}, text: map[string]string{}}
 	for _, file := range files {
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
 		if err != nil {
@@ -105,18 +105,18 @@ func readDocs(t *testing.T, files ...string) docs {
 			}
 			spec := g.Specs[0].(*ast.TypeSpec)
 			d.types[spec.Name.Name] = spec.Type.(*ast.StructType)
-			d.says[spec.Name.Name] = g.Doc.Text()
+			d.text[spec.Name.Name] = g.Doc.Text()
 		}
 	}
 	return d
 }
 
-// kinds is one section a kind, in the order of their names, and the parts.
+// kinds returns one section for each kind, sorted by name, followed by the parts.
 func (d docs) kinds(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
 	names := slices.Sorted(maps.Keys(kinds))
-	b.WriteString("| type | | says |\n|---|---|---|\n")
+	b.WriteString("| type | | meaning |\n|---|---|---|\n")
 	for _, k := range names {
 		fmt.Fprintf(&b, "| [%s](#%s) | %s | %s |\n", k, strings.ReplaceAll(string(k), ".", ""), character(k), firstSentence(d.sentence(t, bodyName(k))))
 	}
@@ -160,17 +160,17 @@ func character(k Kind) string {
 
 func bodyName(k Kind) string { return reflect.TypeOf(kinds[k].zero()).Elem().Name() }
 
-// sentence is a type's doc comment for people who do not read Go.
+// sentence returns a type's doc comment for people who do not read Go.
 func (d docs) sentence(t *testing.T, name string) string {
 	t.Helper()
-	text := strings.Join(strings.Fields(d.says[name]), " ")
+	text := strings.Join(strings.Fields(d.text[name]), " ")
 	if text == "" {
 		t.Fatalf("type %s has no doc comment", name)
 	}
 	for k := range kinds {
 		text = strings.ReplaceAll(text, "["+bodyName(k)+"]", "`"+string(k)+"`")
 	}
-	for _, cut := range []string{" says that ", " says ", " is ", " "} {
+	for _, cut := range []string{" records that ", " records ", " is ", " "} {
 		if rest, ok := strings.CutPrefix(text, name+cut); ok {
 			text = strings.ToUpper(rest[:1]) + rest[1:]
 			break
@@ -186,7 +186,7 @@ func firstSentence(text string) string {
 	return text
 }
 
-// fields is the table of a type's members. Parts that it refers to are added.
+// fields writes the table of a type's members. It adds the parts that they refer to.
 func (d docs) fields(t *testing.T, b *strings.Builder, name string, parts map[string]bool) {
 	t.Helper()
 	b.WriteString("| member | type | |\n|---|---|---|\n")
@@ -196,17 +196,17 @@ func (d docs) fields(t *testing.T, b *strings.Builder, name string, parts map[st
 			t.Fatal(err)
 		}
 		member, options, _ := strings.Cut(reflect.StructTag(tag).Get("json"), ",")
-		says := strings.Join(strings.Fields(f.Comment.Text()), " ")
-		if says == "" {
-			says = usual[member]
+		text := strings.Join(strings.Fields(f.Comment.Text()), " ")
+		if text == "" {
+			text = usual[member]
 		}
-		if says == "" {
-			t.Errorf("%s.%s has no comment: say what it is", name, f.Names[0].Name)
+		if text == "" {
+			t.Errorf("%s.%s has no comment: describe it", name, f.Names[0].Name)
 		}
 		if strings.Contains(options, "omitempty") {
-			says += " (may be left out)"
+			text += " (may be left out)"
 		}
-		fmt.Fprintf(b, "| `%s` | %s | %s |\n", member, d.typeName(t, f.Type, parts), says)
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", member, d.typeName(t, f.Type, parts), text)
 	}
 }
 
@@ -246,7 +246,7 @@ func (d docs) typeName(t *testing.T, e ast.Expr, parts map[string]bool) string {
 	return ""
 }
 
-// usual is what members are that many kinds have.
+// usual describes the members that many kinds share.
 var usual = map[string]string{
 	"attempt":    "life of the trial's worker group, counted from 1 over all jobs",
 	"job":        "the trainer's launch, a UUID",
@@ -254,7 +254,7 @@ var usual = map[string]string{
 	"host":       "its name",
 	"pid":        "process ID of the trainer",
 	"command":    "of a worker",
-	"nproc":      "workers a node",
+	"nproc":      "workers per node",
 	"nnodes":     "nodes",
 	"exit_code":  "of the trainer",
 	"reason":     "for people",
@@ -263,19 +263,19 @@ var usual = map[string]string{
 	"local_rank": "rank on its node",
 	"devices":    "UUIDs of its GPUs",
 	"world_size": "ranks of the group",
-	"ranks":      "where each rank lives, or which ranks it is about",
+	"ranks":      "placement of each rank, or the ranks concerned",
 	"backend":    "of the worker group",
-	"resume":     "full ID of the checkpoint that is continued",
+	"resume":     "full ID of the checkpoint to continue from",
 	"code":       "exit code; negative when killed by a signal",
 	"signal":     "name, such as SIGKILL",
-	"traceback":  "of the worker's language",
+	"traceback":  "in the format of the worker's language",
 	"config":     "the trial's configuration",
 	"parent":     "what a fork continues from",
 	"run":        "name of the run",
 	"trial":      "name of the trial",
 	"checkpoint": "ID of the checkpoint",
 	"step":       "training step",
-	"metrics":    "what was reported, by name",
+	"metrics":    "reported values by name",
 	"bytes":      "size in bytes",
 	"error":      "for people",
 	"device":     "UUID of the GPU",
@@ -287,12 +287,12 @@ var usual = map[string]string{
 
 	"participants":       "ranks that take part, ascending",
 	"disagreements":      "replicas of this save whose bytes differ between ranks",
-	"more_disagreements": "how many more there are than fit the event",
+	"more_disagreements": "number of those that did not fit the event",
 	"fqn":                "name of the tensor or value",
-	"sizes":              "of the box, one a dimension",
-	"files":              "that were written",
+	"sizes":              "of the box, one per dimension",
+	"files":              "files written",
 	"index_digest":       "BLAKE3-256 of the rank's index file",
-	"bytes_written":      "bytes of chunks that were written",
-	"bytes_reused":       "bytes of chunks that were stored already, by an earlier checkpoint or under another name",
-	"tag":                "the further name",
+	"bytes_written":      "bytes of chunks written",
+	"bytes_reused":       "bytes of chunks already stored, by an earlier checkpoint or under another name",
+	"tag":                "the additional name",
 }

@@ -1,21 +1,20 @@
-// Package events defines the facts and decisions on the log: what is said
-// ([Body] and its kinds), about whom ([Scope], the subject), in which
-// envelope ([Event]) and how it looks on the wire ([Encode], [Decode]).
+// Package events defines the facts and decisions on the log: their content ([Body] and
+// its kinds), their scope ([Scope], the subject), their envelope ([Event]) and their
+// form on the wire ([Encode], [Decode]).
 //
 //	subject   ckpt.<run>.<trial>.<actor>.<family>.<kind>
 //	headers   CloudEvents 1.0, binary mode; ce-id is also the Nats-Msg-Id
 //	body      JSON, kept raw and re-emitted as it came
-//	void      stands for a message that is none of this ([Void])
+//	void      stands for a message that is not a valid event ([Void])
 //
-// A fact is something that was observed. Facts are appended unconditionally
-// and may be batched; a fact of an old attempt is kept and ignored by folds.
-// A decision changes what is true for everybody. It is appended only if no
-// other decision of its [Aggregate] came first, one at a time. The two are
-// different types, [Fact] and [Decision], so that no call site can confuse
-// them.
+// A fact is an observation. Facts are appended unconditionally and may be batched; the
+// log keeps a fact of an old attempt, and folds ignore it. A decision changes the state
+// for all readers. Decisions are appended one at a time, each only if no other decision
+// of its [Aggregate] came first. The two are different types, [Fact] and [Decision], so
+// that no call site can confuse them.
 //
-// The package is pure: identifiers and times are minted by its callers. The
-// order of events is the sequence of the stream, never an ID or a clock.
+// The package is pure: its callers mint identifiers and times. The order of events is
+// the sequence of the stream, never an ID or a clock.
 package events
 
 //go:generate go test -run ^TestDocs$ . -update
@@ -31,14 +30,14 @@ type Event struct {
 	ID      string // UUIDv7, minted once and reused on every retry
 	Kind    Kind
 	Version int    // of the body's schema
-	Source  string // who says it, such as "trainer/<job>"
+	Source  string // the appender, such as "trainer/<job>"
 	Time    time.Time
 	Scope   Scope
-	Data    json.RawMessage // the body, as it came
+	Data    json.RawMessage // the body, unchanged
 
-	// Principal is who sent the event, by the word of the store's owner and not
-	// of the sender: "token", "cert:alice", "uid:1000". It is empty if the owner
-	// itself appended the event, or a server that does not say.
+	// Principal is the sender as authenticated by the store's owner, not as claimed by
+	// the sender: "token", "cert:alice", "uid:1000". It is empty if the owner itself
+	// appended the event, or if the server does not report senders.
 	Principal string
 }
 
@@ -46,25 +45,25 @@ type Event struct {
 type Recorded struct {
 	Event
 	Sequence uint64    // position in the stream, from 1
-	Stored   time.Time // the server's clock when it was stored
+	Stored   time.Time // when it was stored, by the server's clock
 }
 
 // Fact is an event that is appended unconditionally.
 type Fact struct{ Event }
 
-// Decision is an event that is appended only at the known end of its
-// aggregate.
+// Decision is an event that is appended only if its aggregate ends where the appender
+// believes it ends.
 type Decision struct{ Event }
 
-// Stamp is what an edge mints for a new event.
+// Stamp holds what the caller mints for a new event.
 type Stamp struct {
 	ID     string
 	Source string
 	Time   time.Time
 }
 
-// NewFact wraps body for the log. The scope's actor must not be [Server]:
-// that lane belongs to decisions.
+// NewFact wraps body for the log. The scope's actor must not be [Server], whose lane
+// belongs to decisions.
 func NewFact(stamp Stamp, scope Scope, body Body) (Fact, error) {
 	if body.Kind().Decides() {
 		return Fact{}, fmt.Errorf("event %s is a decision, not a fact", body.Kind())
@@ -102,9 +101,9 @@ func newEvent(stamp Stamp, scope Scope, body Body) (Event, error) {
 	}, nil
 }
 
-// Body decodes the body into the type of its kind. A body that is none of its kind is
-// a [*Void]: it says nothing. An unknown kind or a newer version is a [*NewerError]:
-// it says something, which must not be skipped.
+// Body decodes the body into the type of its kind. If the body does not fit its kind,
+// Body returns a [*Void], which carries no information. For an unknown kind or a newer
+// version it returns a [*NewerError]; the caller must not skip such an event.
 func (e Event) Body() (Body, error) {
 	if e.Kind == (Void{}).Kind() {
 		v := new(Void)
@@ -124,8 +123,8 @@ func (e Event) Body() (Body, error) {
 	return body, nil
 }
 
-// deepest is how many objects and lists of a body may lie in one another.
-// encoding/json gives up at 10,000, and rows have bodies inside them.
+// deepest is the limit on the nesting of objects and lists in a body. encoding/json
+// stops at 10,000, and rows embed bodies.
 const deepest = 100
 
 func decodeBody(data []byte, body Body) error {
@@ -135,7 +134,7 @@ func decodeBody(data []byte, body Body) error {
 	return json.Unmarshal(data, body)
 }
 
-// tooDeep looks only as far as brackets go, which encoding/json holds to match.
+// tooDeep only counts brackets, because encoding/json already checks that they match.
 func tooDeep(data []byte) bool {
 	depth, quoted := 0, false
 	for i := 0; i < len(data); i++ {

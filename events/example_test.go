@@ -6,8 +6,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// A message of any NATS client becomes an event by its subject, headers and
-// body.
+// A message of any NATS client becomes an event by its subject, headers and body.
 func ExampleDecode() {
 	e, err := events.Decode(events.Message{
 		Subject: "ckpt.mnist.main.s.checkpoint.committed",
@@ -27,13 +26,13 @@ func ExampleDecode() {
 	}
 	body, err := e.Body()
 	if err != nil {
-		fmt.Println(err) // of a newer version: do not go on, or it is left out
+		fmt.Println(err) // of a newer version: stop here, or the event is lost
 		return
 	}
 	switch b := body.(type) {
 	case *events.CheckpointCommitted:
 		fmt.Printf("evaluate %s@%s, %d bytes\n", e.Scope.Run, b.Checkpoint, b.Bytes)
-	default: // every other kind is for somebody else
+	default: // ignore every other kind
 	}
 	// Output: evaluate mnist@step-200.a2, 4096 bytes
 }

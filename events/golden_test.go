@@ -17,7 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "write golden files that are missing, and docs/reference/events.md; existing golden files are never changed")
 
-// samples is one event of each kind, every field set.
+// samples holds one event of each kind with every field set.
 var samples = []Body{
 	StoreCreated{Store: "0192f0c1-2a3b-7c4d-8e5f-60718293a4b5", Format: 1, Data: "file:///srv/ckpts/data", Formerly: []string{"0192f0c1-0000-7000-8000-00000000000f"}},
 	LogVoided{Sequence: 73, Digest: strings.Repeat("5f", 32), Why: "message on \"ckpt.gpt\": not of the form ckpt.<run>.<trial>.<actor>.<family>.<kind>"},
@@ -66,7 +66,7 @@ var samples = []Body{
 	GPURecovered{Node: 1, Device: "GPU-1b2c"},
 }
 
-// scopeOf is a scope that a kind is used with.
+// scopeOf returns a scope that a kind is used with.
 func scopeOf(k Kind) Scope {
 	switch {
 	case k == "store.created", k == "log.voided":
@@ -102,7 +102,7 @@ func sampleEvent(t *testing.T, body Body) Event {
 	return f.Event
 }
 
-// pretty is the form of the golden files.
+// pretty returns a message in the form of the golden files.
 func pretty(t *testing.T, m Message) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -115,13 +115,13 @@ func pretty(t *testing.T, m Message) []byte {
 	return b.Bytes()
 }
 
-// grown counts how often members were added to a kind's version 1. The golden
-// files of before stay, and must be read: see TestOldGolden.
+// grown counts how often members were added to a kind's version 1. The earlier golden
+// files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
 	"store.created": 1, "restore.begun": 1, "restore.completed": 2, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1, "group.started": 1,
 }
 
-// goldenPath is the newest golden file of a kind.
+// goldenPath returns the newest golden file of a kind.
 func goldenPath(k Kind) string {
 	name := string(k) + ".v1"
 	if n := grown[k]; n > 0 {
@@ -130,8 +130,8 @@ func goldenPath(k Kind) string {
 	return filepath.Join("testdata", "golden", name+".json")
 }
 
-// Each kind has a golden file, which is what is written today and is read
-// back to the same event and the same body.
+// Each kind has a golden file that equals today's output and decodes to the same event
+// and body.
 func TestGolden(t *testing.T) {
 	seen := map[Kind]bool{}
 	for _, body := range samples {
@@ -192,7 +192,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// What was written before members were added is read, and means the same.
+// Events written before members were added are still readable and keep their meaning.
 func TestOldGolden(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("testdata", "golden", "*.json"))
 	if err != nil {
@@ -241,8 +241,8 @@ func TestOldGolden(t *testing.T) {
 	}
 }
 
-// everyFieldSet keeps the samples honest when a body gets a field. Integers
-// that are numbers of ranks and nodes may be 0.
+// everyFieldSet fails if a sample leaves a field of its body empty. Numbers of ranks
+// and nodes may be 0.
 func everyFieldSet(t *testing.T, body Body) {
 	t.Helper()
 	v := reflect.ValueOf(body)
@@ -255,7 +255,7 @@ func everyFieldSet(t *testing.T, body Body) {
 	}
 }
 
-// A body that nobody here understands is passed on byte for byte.
+// A body that this program does not understand is passed on byte for byte.
 func TestBodyIsKept(t *testing.T) {
 	e := sampleEvent(t, TrainingStarted{Attempt: 1})
 	e.Data = json.RawMessage("{ \"attempt\" :1,\n\t\"new\": [1e400, \"\\u00e4\", \"<&>\"], \"attempt\": 2 }")

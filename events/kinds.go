@@ -5,7 +5,7 @@ import "strings"
 // Kind is the last two tokens of a subject: "checkpoint.committed".
 type Kind string
 
-// Family is the first token of the kind.
+// Family returns the first token of the kind.
 func (k Kind) Family() string {
 	family, _, _ := strings.Cut(string(k), ".")
 	return family
@@ -17,7 +17,7 @@ func (k Kind) Known() bool { _, ok := kinds[k]; return ok }
 // Decides reports whether events of this kind are decisions.
 func (k Kind) Decides() bool { return kinds[k].decides }
 
-// Body is what an event says. Each implementation belongs to one [Kind].
+// Body is the typed content of an event. Each implementation belongs to one [Kind].
 type Body interface{ Kind() Kind }
 
 type spec struct {

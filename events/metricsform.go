@@ -2,8 +2,8 @@ package events
 
 import "errors"
 
-// CheckBody says why the body is none of its kind, as [Event.Body] would, without
-// building it.
+// CheckBody returns the reason why the body does not fit its kind, as [Event.Body]
+// would, without building the body.
 func (e Event) CheckBody() error {
 	if e.Kind == (Metrics{}).Kind() && e.Version == 1 && plainMetrics(e.Data) {
 		return nil
@@ -15,10 +15,10 @@ func (e Event) CheckBody() error {
 	return err
 }
 
-// plainMetrics reports whether a body is one of report.metrics in the form in which
-// [NewFact] writes it, with values that are no containers: most of any log. Of any other
-// body it knows nothing. encoding/json takes ten times as long to say the same, which
-// was most of what an owner spends on an event of a client.
+// plainMetrics reports whether body is a report.metrics body as [NewFact] writes it,
+// with scalar values only. Most events of any log are of this form. False proves
+// nothing about the body. encoding/json takes ten times as long for the same answer,
+// which was most of the owner's time for a client's event.
 func plainMetrics(body []byte) bool {
 	s := scanner{body}
 	return s.text(`{"attempt":`) && s.integer() &&
@@ -30,8 +30,8 @@ func plainMetrics(body []byte) bool {
 		s.text(`}`) && len(s.rest) == 0
 }
 
-// scanner takes what it knows from the front of a JSON text. After a false of any
-// method but text, what is left of it means nothing.
+// scanner consumes known parts from the front of a JSON text. After any method except
+// text has returned false, the rest is meaningless.
 type scanner struct{ rest []byte }
 
 func (s *scanner) text(want string) bool {
@@ -42,7 +42,7 @@ func (s *scanner) text(want string) bool {
 	return true
 }
 
-// others takes what other ranks reported, if that is there.
+// others consumes the reports of other ranks, if present.
 func (s *scanner) others() bool {
 	if !s.text(`,"others":[`) {
 		return true
@@ -60,7 +60,7 @@ func (s *scanner) others() bool {
 	}
 }
 
-// members takes the members of an object and its end.
+// members consumes the members of an object and its end.
 func (s *scanner) members() bool {
 	if s.text(`}`) {
 		return true
@@ -78,7 +78,7 @@ func (s *scanner) members() bool {
 	}
 }
 
-// value takes a value that is no container.
+// value consumes a scalar value.
 func (s *scanner) value() bool {
 	if s.text(`true`) || s.text(`false`) || s.text(`null`) {
 		return true
@@ -89,7 +89,7 @@ func (s *scanner) value() bool {
 	return s.number()
 }
 
-// plainString takes a string of printable ASCII without escapes.
+// plainString consumes a string of printable ASCII without escapes.
 func (s *scanner) plainString() bool {
 	if !s.text(`"`) {
 		return false
@@ -106,21 +106,21 @@ func (s *scanner) plainString() bool {
 	return false
 }
 
-// Most digits that are taken: an integer of so many fits 64 bits, and a number of so
-// many with such an exponent is finite.
+// Limits on digits: an integer of this length fits 64 bits, and a number with an
+// exponent of this length is finite.
 const (
 	integerDigits  = 18
 	fractionDigits = 40
 	exponentDigits = 2
 )
 
-// integer takes an integer of 64 bits.
+// integer consumes a 64-bit integer.
 func (s *scanner) integer() bool {
 	s.text(`-`)
 	return s.digits(integerDigits, false)
 }
 
-// number takes a finite number.
+// number consumes a finite number.
 func (s *scanner) number() bool {
 	if !s.integer() || s.text(`.`) && !s.digits(fractionDigits, true) {
 		return false
@@ -134,7 +134,7 @@ func (s *scanner) number() bool {
 	return s.digits(exponentDigits, true)
 }
 
-// digits takes at least one digit, and no more than so many.
+// digits consumes between one and most digits.
 func (s *scanner) digits(most int, zeros bool) bool {
 	n := 0
 	for n < len(s.rest) && '0' <= s.rest[n] && s.rest[n] <= '9' {

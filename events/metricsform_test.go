@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The short way takes what this package writes of values that are no containers:
-// otherwise it would be there for nothing.
+// The short path accepts this package's own output if all values are scalars; otherwise
+// it would be useless.
 func TestPlainMetricsAreTaken(t *testing.T) {
 	for _, tc := range []struct {
 		metrics map[string]any
@@ -42,7 +42,8 @@ func TestPlainMetricsAreTaken(t *testing.T) {
 	}
 }
 
-// What the short way takes, encoding/json takes, and so do those who read the log.
+// Everything that the short path accepts is also accepted by encoding/json, and so by
+// readers of the log.
 func TestPlainMetricsAreMetrics(t *testing.T) {
 	parts := rapid.SampledFrom([]string{
 		"0", "1", "-", "7", "99", "e", "E", "+", ".", "5", "00", "-0", "1e99", "1e400", "123456789012345678", "9223372036854775808",

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// structured is a recorded event in the JSON format of CloudEvents 1.0. Its
-// place in the log is in two extension attributes: sequence and stored. A third,
-// ckptactor, is who sent it, if the owner of the store says so.
+// structured is a recorded event in the JSON format of CloudEvents 1.0. Two extension
+// attributes, sequence and stored, hold its place in the log. A third, ckptactor, is
+// the sender, if the owner of the store reports it.
 type structured struct {
 	Sequence    uint64          `json:"sequence"`
 	Stored      time.Time       `json:"stored"`
@@ -34,9 +34,9 @@ func (r Recorded) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// UnmarshalJSON is the inverse of [Recorded.MarshalJSON]: it reads a line of
-// `ckptstore events --json`. The body is not looked into: see [Event.Body].
-// Lines that older versions printed have no specversion and no datacontenttype.
+// UnmarshalJSON is the inverse of [Recorded.MarshalJSON]: it reads a line of `ckptstore
+// events --json`. It does not decode the body: see [Event.Body]. Lines printed by older
+// versions have no specversion and no datacontenttype.
 func (r *Recorded) UnmarshalJSON(text []byte) error {
 	var s structured
 	if err := json.Unmarshal(text, &s); err != nil {
@@ -45,7 +45,7 @@ func (r *Recorded) UnmarshalJSON(text []byte) error {
 	bad := func(why string) error { return fmt.Errorf("decode recorded event %d: %s", s.Sequence, why) }
 	scope, kind, err := ParseSubject(s.Subject)
 	if void := (Void{}).Kind(); s.Type == (Event{Kind: void, Version: 1}).Type() {
-		scope, kind, err = scopeIn(s.Subject), void, nil // of which less may be known
+		scope, kind, err = scopeIn(s.Subject), void, nil // a void's subject may hold less
 	}
 	if err != nil {
 		return bad(err.Error())

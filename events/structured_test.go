@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// attributeName is what CloudEvents 1.0 allows, the extensions' names too.
+// attributeName is the form that CloudEvents 1.0 allows for attributes, extensions
+// included.
 var attributeName = regexp.MustCompile(`^[a-z0-9]{1,20}$`)
 
 // TestStructuredIsCloudEvents holds every kind to the JSON format of CloudEvents
@@ -83,8 +84,8 @@ func TestStructuredIsCloudEvents(t *testing.T) {
 	}
 }
 
-// TestStructuredOfOthers reads lines of older versions, and refuses what is no
-// CloudEvent 1.0 in JSON.
+// TestStructuredOfOthers reads lines of older versions and rejects lines that are not
+// CloudEvents 1.0 in JSON.
 func TestStructuredOfOthers(t *testing.T) {
 	r := recordedSample(t, samples[0])
 	text, err := json.Marshal(r)
@@ -104,8 +105,8 @@ func TestStructuredOfOthers(t *testing.T) {
 	}
 }
 
-// recordedSample is a recorded event of a body, with the largest sequence that
-// is an Integer of CloudEvents.
+// recordedSample returns a recorded event of a body, with the largest sequence that is
+// an Integer of CloudEvents.
 func recordedSample(t *testing.T, body Body) Recorded {
 	t.Helper()
 	e, err := newEvent(Stamp{ID: "0192f0c1-2a3b-7c4d-8e5f-60718293a4b5", Source: "trainer/0192f0c1-0000-7000-8000-000000000001", Time: time.Date(2026, 3, 14, 15, 9, 26, 5e8, time.UTC)}, scopeOf(body.Kind()), body)

@@ -16,21 +16,20 @@ const (
 // CheckpointDecisions is the filter of all decisions about checkpoints.
 const CheckpointDecisions = Prefix + ".*.*." + string(Server) + ".checkpoint.*"
 
-// None stands for "no run" and "no trial" in a scope: events of the store
-// have neither, events of a job have no trial. In a subject it is "_"; a run
-// that is really named "_" is encoded.
+// None stands for "no run" and "no trial" in a scope: events of the store have neither,
+// events of a job have no trial. In a subject it is "_"; a run named "_" is encoded.
 const None = ""
 
-// Actor says who speaks: "s" decides, "n3" is node 3, "r7" is rank 7.
+// Actor identifies the speaker: "s" decides, "n3" is node 3, "r7" is rank 7.
 type Actor string
 
 // Server is the actor of all decisions.
 const Server Actor = "s"
 
-// Rank is the actor of one rank's facts.
+// Rank returns the actor of one rank's facts.
 func Rank(rank int) Actor { return Actor("r" + strconv.Itoa(rank)) }
 
-// Node is the actor of one node's facts.
+// Node returns the actor of one node's facts.
 func Node(node int) Actor { return Actor("n" + strconv.Itoa(node)) }
 
 func (a Actor) validate() error {
@@ -46,15 +45,15 @@ func (a Actor) validate() error {
 	return fmt.Errorf("actor %q is none of s, n<node>, r<rank>", string(a))
 }
 
-// Scope is what a subject says beside the kind: the run and trial that an
-// event is about, and its actor.
+// Scope is everything in a subject except the kind: the run and trial that an event is
+// about, and its actor.
 type Scope struct {
 	Run   string
 	Trial string
 	Actor Actor
 }
 
-// Validate reports an actor that no subject can hold or an oversized name.
+// Validate returns an error if no subject can hold the actor, or if a name is too long.
 func (s Scope) Validate() error {
 	for _, name := range []string{s.Run, s.Trial} {
 		if len(name) > maxName {
@@ -68,13 +67,13 @@ func (s Scope) Validate() error {
 // every byte escaped, still fits a file name of 255 bytes.
 const maxName = 80
 
-// Subject is the subject of an event of this kind and scope.
+// Subject returns the subject of an event of this kind and scope.
 func Subject(s Scope, k Kind) string {
 	return Prefix + "." + EncodeName(s.Run) + "." + EncodeName(s.Trial) + "." + string(s.Actor) + "." + string(k)
 }
 
-// ParseSubject is the exact inverse of [Subject]: it accepts what Subject
-// writes and nothing else.
+// ParseSubject is the exact inverse of [Subject]: it rejects anything that Subject
+// would not write.
 func ParseSubject(subject string) (Scope, Kind, error) {
 	bad := func(why string) (Scope, Kind, error) {
 		return Scope{}, "", fmt.Errorf("subject %q: %s", subject, why)
@@ -101,21 +100,21 @@ func ParseSubject(subject string) (Scope, Kind, error) {
 	return s, Kind(tokens[4] + "." + tokens[5]), nil
 }
 
-// Aggregate is the unit of decision: all decisions of one trial, or of the
-// store itself (the zero Aggregate). They share one lane of the log.
+// Aggregate is the unit of decision: all decisions of one trial, or of the store itself
+// (the zero Aggregate). They share one lane of the log.
 type Aggregate struct {
 	Run   string
 	Trial string
 }
 
-// Lane is the one literal filter under which the decisions of an aggregate
-// are ordered. Nothing under it is ever appended unconditionally.
+// Lane returns the one literal filter under which the decisions of an aggregate are
+// ordered. Nothing under it is ever appended unconditionally.
 func (a Aggregate) Lane() string {
 	return Prefix + "." + EncodeName(a.Run) + "." + EncodeName(a.Trial) + "." + string(Server) + ".>"
 }
 
-// Subjects is the filter of all events about an aggregate: its decisions and
-// the facts of its ranks and nodes.
+// Subjects returns the filter of all events about an aggregate: its decisions and the
+// facts of its ranks and nodes.
 func (a Aggregate) Subjects() string {
 	return Prefix + "." + EncodeName(a.Run) + "." + EncodeName(a.Trial) + ".>"
 }
@@ -128,9 +127,9 @@ func (a Aggregate) Owns(e Event) bool { return e.Scope == a.scope() }
 
 func (a Aggregate) scope() Scope { return Scope{Run: a.Run, Trial: a.Trial, Actor: Server} }
 
-// EncodeName turns any name into one subject token or file name: letters,
-// digits, "-" and "_" stay, every other byte becomes %XX. The empty name is
-// "_" and the name "_" is "%5F".
+// EncodeName turns any name into one subject token or file name. Letters, digits, "-"
+// and "_" stay; every other byte becomes %XX. The empty name becomes "_" and the name
+// "_" becomes "%5F".
 func EncodeName(name string) string {
 	switch name {
 	case None:
@@ -152,8 +151,8 @@ func EncodeName(name string) string {
 	return b.String()
 }
 
-// DecodeName is the exact inverse of [EncodeName]: a token that EncodeName
-// would have written otherwise is an error.
+// DecodeName is the exact inverse of [EncodeName]: it rejects a token that EncodeName
+// would have written differently.
 func DecodeName(token string) (string, error) {
 	if token == "_" {
 		return None, nil
@@ -201,7 +200,8 @@ func plain(c byte) bool {
 // ("checkpoint.*"), or a word of any family ("*.failed").
 type Pattern string
 
-// ParsePattern reports a pattern that no kind of this version, and no [Void], matches.
+// ParsePattern returns an error for a pattern that matches neither a kind of this
+// version nor [Void].
 func ParsePattern(text string) (Pattern, error) {
 	p := Pattern(text)
 	if len(p.Kinds()) == 0 && !p.Match(Void{}.Kind()) {
@@ -218,7 +218,7 @@ func (p Pattern) Match(k Kind) bool {
 	return ok && (family == "*" || family == kindFamily) && (word == "*" || word == kindWord)
 }
 
-// Kinds are the kinds of this version that the pattern names, sorted.
+// Kinds returns the kinds of this version that the pattern names, sorted.
 func (p Pattern) Kinds() []Kind {
 	var found []Kind
 	for k := range kinds {
@@ -230,8 +230,8 @@ func (p Pattern) Kinds() []Kind {
 	return found
 }
 
-// Subjects is the filter, in the server's own language, of the events of a
-// run that the pattern names; [None] is any run.
+// Subjects returns the NATS subject filter for the events of a run that the pattern
+// names. [None] stands for any run.
 func (p Pattern) Subjects(run string) string {
 	name := "*"
 	if run != None {

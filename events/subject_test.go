@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// names draws any string of bytes that is short enough, often an awkward one.
+// names draws short byte strings, often awkward ones.
 func names() *rapid.Generator[string] {
 	awkward := []string{"", "_", "__", "%", "%5F", "%2E", ".", "..", "*", ">", "a.b", "a b", "\x00", "\xff\xfe", "ä", "模型", "s", "r0", "-", "/", "\r\n", strings.Repeat("%", maxName)}
 	return rapid.OneOf(
@@ -57,8 +57,8 @@ func TestSubjectInverse(t *testing.T) {
 	})
 }
 
-// legal fails unless subject is one that NATS takes from a publisher: tokens
-// of visible ASCII without wildcards, none of them empty.
+// legal fails unless NATS accepts the subject from a publisher: tokens of visible ASCII
+// without wildcards, none of them empty.
 func legal(t *rapid.T, subject string) {
 	tokens := strings.Split(subject, ".")
 	if len(tokens) != 6 {
@@ -76,8 +76,7 @@ func legal(t *rapid.T, subject string) {
 	}
 }
 
-// Two names are never the same token, and every token is short enough to be a
-// file name.
+// Two names never share a token, and every token is short enough for a file name.
 func TestNameInverse(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := names().Draw(t, "a"), names().Draw(t, "b")
@@ -94,7 +93,7 @@ func TestNameInverse(t *testing.T) {
 	})
 }
 
-// What is accepted is what Subject would have written, and nothing else.
+// ParseSubject accepts exactly what Subject writes.
 func TestParseSubjectIsExact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		token := rapid.StringOf(rapid.SampledFrom([]rune("ab._%250FfEe*> rns1")))

@@ -12,11 +12,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// ErrNewer says that an event was written by a newer version of this program.
+// ErrNewer reports that an event was written by a newer version of this program.
 var ErrNewer = problem.New(problem.Newer, "written by a newer version")
 
-// NewerError names an event in a well-formed envelope that this version does not
-// know. It is an [ErrNewer]. Such an event is never a [Void].
+// NewerError names an event in a well-formed envelope that this version does not know.
+// It matches [ErrNewer]. Such an event is never a [Void].
 type NewerError struct {
 	ID      string
 	Kind    Kind
@@ -38,31 +38,31 @@ func (*NewerError) ProblemKind() problem.Kind { return problem.Newer }
 // Is makes every NewerError an [ErrNewer].
 func (e *NewerError) Is(target error) bool { return target == ErrNewer }
 
-// Void stands for a message of the log that is no event. No program appends it:
-// readers put it in the place of the message, so that no sequence is missing, and
-// folds and subscribers go on behind it. What is void follows from the message and
-// its sequence alone, so every reader of one version says the same. The owner of
-// the store records it by [LogVoided].
+// Void stands for a message of the log that is not a valid event. No program appends
+// it. Readers return it in place of the message, so that no sequence is missing, and
+// folds and subscribers continue after it. Whether a message is void follows from the
+// message and its sequence alone, so all readers of one version agree. The owner of the
+// store records it with [LogVoided].
 type Void struct {
 	Subject string `json:"subject"`
 	Digest  string `json:"digest"` // SHA-256 over subject, a line feed and body, in hex
 	Why     string `json:"why"`
 }
 
-// Kind implements [Body]. It is in no subject of the log.
+// Kind implements [Body]. No subject of the log contains it.
 func (Void) Kind() Kind { return "log.void" }
 
-// longText is how much of a text from outside a [Void] keeps, in bytes.
+// longText is the number of bytes that a [Void] keeps of a foreign text.
 const longText = 512
 
-// NewVoid stands for the message at a sequence, which was stored at a time. Its scope
-// is what the subject says, as far as that can be read: a message below the lane of
-// an aggregate takes a place in it.
+// NewVoid returns the event that stands for the message at a sequence, stored at the
+// given time. Its scope is whatever can be parsed from the subject. A message in the
+// lane of an aggregate therefore keeps its place in that lane.
 func NewVoid(m Message, sequence uint64, at time.Time, why error) Event {
 	v := voidOf(m.Subject, m.Data, why)
 	data, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // three texts
+		panic(err) // impossible: a struct of three strings
 	}
 	return Event{
 		ID: fmt.Sprintf("void-%d-%s", sequence, v.Digest[:16]), Kind: v.Kind(), Version: 1, Source: "log", Time: at.UTC(),
@@ -72,13 +72,13 @@ func NewVoid(m Message, sequence uint64, at time.Time, why error) Event {
 
 func voidOf(subject string, data []byte, why error) *Void {
 	text := why.Error()
-	for _, said := range []string{"message on %q: ", "subject %q: "} {
-		text = strings.TrimPrefix(text, fmt.Sprintf(said, subject))
+	for _, form := range []string{"message on %q: ", "subject %q: "} {
+		text = strings.TrimPrefix(text, fmt.Sprintf(form, subject))
 	}
 	return &Void{Subject: shortText(subject), Digest: VoidDigest(subject, data), Why: shortText(text)}
 }
 
-// VoidDigest is the digest of a [Void] that stands for such a message.
+// VoidDigest returns the digest of a [Void] that stands for this message.
 func VoidDigest(subject string, data []byte) string {
 	h := sha256.New()
 	h.Write([]byte(subject + "\n"))
@@ -86,7 +86,7 @@ func VoidDigest(subject string, data []byte) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// shortText is valid UTF-8, and short.
+// shortText makes text valid UTF-8 and truncates it.
 func shortText(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) <= longText {
@@ -99,8 +99,8 @@ func shortText(text string) string {
 	return text[:end] + "…"
 }
 
-// scopeIn is what can be read of the scope in a subject that may be none. Without a
-// run and a trial it is empty.
+// scopeIn returns the part of the scope that can be parsed from a possibly invalid
+// subject. It is empty unless run and trial can be parsed.
 func scopeIn(subject string) (s Scope) {
 	tokens := strings.Split(subject, ".")
 	if len(tokens) < 4 || tokens[0] != Prefix {

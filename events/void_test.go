@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// TestVoidBody: a body that is none of its kind is void, for each kind and each JSON
-// that is no object, and the void is the same each time.
+// TestVoidBody checks for each kind that a JSON body that is not an object is void, and
+// that the void is the same each time.
 func TestVoidBody(t *testing.T) {
 	for kind := range kinds {
 		for _, data := range []string{`"text"`, `[1]`, `7`, `true`} {
@@ -31,9 +31,8 @@ func TestVoidBody(t *testing.T) {
 	}
 }
 
-// TestNewVoid: what stands for a message is in the lane that its subject begins with,
-// is as short as it has to be, survives its JSON, and is never taken for an event that
-// a program has appended.
+// TestNewVoid checks that a void is in the lane that the message's subject begins with,
+// is no longer than needed, survives JSON, and is never taken for an appended event.
 func TestNewVoid(t *testing.T) {
 	at := time.Date(2026, 3, 14, 15, 9, 26, 0, time.UTC)
 	for subject, scope := range map[string]Scope{
@@ -41,7 +40,7 @@ func TestNewVoid(t *testing.T) {
 		"ckpt.a.main.s.one":                                 {Run: "a", Trial: "main", Actor: Server},
 		"ckpt.a.main.s.one.two.three":                       {Run: "a", Trial: "main", Actor: Server},
 		"ckpt._._.s.junk.junk":                              {Actor: Server},
-		"ckpt.a.main.somebody.junk.junk":                    {Run: "a", Trial: "main"},
+		"ckpt.a.main.someone.junk.junk":                     {Run: "a", Trial: "main"},
 		"ckpt.a":                                            {},
 		"ckpt.a b.main.s.x.y":                               {},
 		"ckpt." + strings.Repeat("a", 9000) + ".main.s.x.y": {},

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// branch is a stretch of one attempt: the reports with from < iteration <= to,
-// which follow base iterations of those that it continues.
+// branch is a stretch of one attempt: the reports with from < iteration <= to. They
+// follow base iterations of the attempts that it continues.
 type branch struct {
 	attempt, from, to, base int
 	hidden                  bool
 }
 
-// lineBranches are the windows of the line, the newest first.
+// lineBranches returns the windows of the line, the newest first.
 func lineBranches(r Reader, t Trial) ([]branch, error) {
 	line, err := windows(r, t)
 	if err != nil {
@@ -27,7 +27,7 @@ func lineBranches(r Reader, t Trial) ([]branch, error) {
 	return branches, nil
 }
 
-// hiddenBranches are what of all segments of all attempts is not in the line.
+// hiddenBranches returns the parts of all attempts' segments that are not in the line.
 func hiddenBranches(r Reader, t Trial, line []branch) ([]branch, error) {
 	var branches []branch
 	bases := map[uint64]int{}
@@ -45,7 +45,7 @@ func hiddenBranches(r Reader, t Trial, line []branch) ([]branch, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !started { // nobody decided to begin it, but it was reported
+		if !started { // no decision began it, but it was reported
 			a.Segments = []Segment{{}}
 		}
 		for i, s := range a.Segments {
@@ -61,7 +61,7 @@ func hiddenBranches(r Reader, t Trial, line []branch) ([]branch, error) {
 	}
 }
 
-// without is the stretches of a branch that are in none of the others.
+// without returns the stretches of a branch that are in none of the others.
 func (b branch) without(others []branch) []branch {
 	rest := []branch{b}
 	for _, o := range others {
@@ -89,7 +89,7 @@ func (b branch) between(from, to int) branch {
 	return b
 }
 
-// reportedAttempt is the first attempt at or after one that has a report.
+// reportedAttempt returns the first attempt at or after from that has a report.
 func reportedAttempt(r Reader, t Trial, from int) (attempt int, found bool, err error) {
 	prefix := key(keyReport, t.Run, t.Name)
 	err = r.Scan(number(prefix, uint64(from)), after(prefix), func(k, value []byte) error {
@@ -106,8 +106,8 @@ func reportedAttempt(r Reader, t Trial, from int) (attempt int, found bool, err 
 	return attempt, found, err
 }
 
-// baseOf is how many iterations a segment continues. known keeps those of
-// others, by the sequence that opened them.
+// baseOf returns how many iterations a segment continues. known caches the results for
+// other segments, by the sequence that opened them.
 func baseOf(r Reader, t Trial, s Segment, known map[uint64]int) (int, error) {
 	if base, ok := known[s.Seq]; ok || s.ResumeSeq == 0 {
 		return base, nil

@@ -6,8 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// What is left of a branch has each iteration that no other branch of the
-// attempt has, once, at the place along the line that it had before.
+// The rest of a branch has each iteration that no other branch of the attempt has,
+// once, at its earlier place along the line.
 func TestBranchWithout(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(label string) branch {

@@ -10,8 +10,8 @@ import (
 // State is the state of a checkpoint.
 type State string
 
-// States. An open one becomes staged, then committed or aborted, and in the
-// end deleted. The first of committed and aborted stays.
+// States. An open checkpoint becomes staged, then committed or aborted, and in the end
+// deleted. The first of committed and aborted is final.
 const (
 	Open      State = "open"
 	Staged    State = "staged"
@@ -20,8 +20,8 @@ const (
 	Deleted   State = "deleted"
 )
 
-// Checkpoint is one save of a trial. Sizes are in bytes. BytesWritten and
-// BytesReused are sums over the writes that were completed so far.
+// Checkpoint is one save of a trial. Sizes are in bytes. BytesWritten and BytesReused
+// are sums over the completed writes.
 type Checkpoint struct {
 	ID           string       `json:"id"`
 	Run          string       `json:"run"`
@@ -32,31 +32,31 @@ type Checkpoint struct {
 	WorldSize    int          `json:"world_size"`
 	Participants []int        `json:"participants,omitempty"`
 	State        State        `json:"state"`
-	Superseded   bool         `json:"superseded"`           // committed, but not in the present line
-	Withdrawn    bool         `json:"withdrawn,omitempty"`  // superseded by a decision of its own, not by a resume
-	Parent       string       `json:"parent"`               // ID of the line's checkpoint before it
-	ParentSeq    uint64       `json:"parent_seq,omitempty"` // of its begun event; 0 if it is not this trial's
+	Superseded   bool         `json:"superseded"`           // committed, but not in the current line
+	Withdrawn    bool         `json:"withdrawn,omitempty"`  // superseded by an explicit decision, not by a resume
+	Parent       string       `json:"parent"`               // ID of the previous checkpoint of the line
+	ParentSeq    uint64       `json:"parent_seq,omitempty"` // of its begun event; 0 if the parent belongs to another trial
 	Manifest     string       `json:"manifest"`             // digest
 	Bytes        int64        `json:"bytes"`
 	BytesWritten int64        `json:"bytes_written"`
 	BytesReused  int64        `json:"bytes_reused"`
 	Sealed       int          `json:"sealed"`    // ranks whose bytes are staged
 	Writes       int          `json:"writes"`    // ranks whose files are durable
-	Iteration    int          `json:"iteration"` // its attempt's newest at or before Step, as known at the commit
+	Iteration    int          `json:"iteration"` // the attempt's newest at or before Step, as known at the commit
 	BegunSeq     uint64       `json:"begun_seq"`
 	CommittedSeq uint64       `json:"committed_seq,omitempty"`
 	DeletedSeq   uint64       `json:"deleted_seq,omitempty"`
 	BegunAt      time.Time    `json:"begun_at"`
 	EndedAt      time.Time    `json:"ended_at,omitzero"` // when it was committed or aborted
 	Reason       string       `json:"reason,omitempty"`  // of the last decision against it
-	Ranks        []int        `json:"ranks,omitempty"`   // who caused an abort
+	Ranks        []int        `json:"ranks,omitempty"`   // ranks that caused an abort
 	Pinned       bool         `json:"pinned"`
 	PinReason    string       `json:"pin_reason,omitempty"`
 	Tags         []string     `json:"tags,omitempty"` // sorted
 	Attachments  []Attachment `json:"attachments,omitempty"`
 }
 
-// Attachment is a file beside the tensors.
+// Attachment is a file next to the tensors.
 type Attachment struct {
 	Name   string `json:"name"`
 	Digest string `json:"digest"`
@@ -69,7 +69,7 @@ func (c Checkpoint) Visible() bool { return c.State == Committed && !c.Supersede
 // InProgress reports whether the checkpoint is neither committed nor aborted.
 func (c Checkpoint) InProgress() bool { return c.State == Open || c.State == Staged }
 
-// attach adds a file or replaces the one of that name.
+// attach adds a file, or replaces the file of that name.
 func (c *Checkpoint) attach(b *events.CheckpointAttached) {
 	a := Attachment{Name: b.Name, Digest: b.Digest, Size: b.Size}
 	i := slices.IndexFunc(c.Attachments, func(old Attachment) bool { return old.Name == a.Name })
@@ -80,7 +80,7 @@ func (c *Checkpoint) attach(b *events.CheckpointAttached) {
 	c.Attachments[i] = a
 }
 
-// count adds what became new in a rank's write.
+// count adds the difference between two states of a rank's write.
 func (c *Checkpoint) count(before, now Write) {
 	if before.SealedSeq == 0 && now.SealedSeq != 0 {
 		c.Sealed++
@@ -92,8 +92,8 @@ func (c *Checkpoint) count(before, now Write) {
 	}
 }
 
-// Write is what one rank did for a checkpoint. A sequence of 0 means that it
-// did not.
+// Write is one rank's part in a checkpoint. A sequence of 0 means that the step has not
+// happened.
 type Write struct {
 	Rank         int           `json:"rank"`
 	SealedSeq    uint64        `json:"sealed_seq,omitempty"`

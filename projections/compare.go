@@ -14,24 +14,24 @@ type MetricValue struct {
 	Step      int64 `json:"step"`
 }
 
-// MetricEnds are the last value of a metric, the least and the greatest. Those
-// two are nil where there is no number but NaN; the newer one wins a tie.
+// MetricEnds are the last, the least and the greatest value of a metric. Min and Max
+// are nil if all values are NaN; the newer value wins a tie.
 type MetricEnds struct {
-	Reports int          `json:"reports"` // that have the metric
+	Reports int          `json:"reports"` // number of reports that have the metric
 	Last    *MetricValue `json:"last"`
 	Min     *MetricValue `json:"min,omitempty"`
 	Max     *MetricValue `json:"max,omitempty"`
 }
 
-// MetricComparison says how a metric went in two lines. A or B is nil where it
-// was never reported.
+// MetricComparison compares a metric in two lines. A or B is nil if that line never
+// reported the metric.
 type MetricComparison struct {
 	Name  string      `json:"name"`
 	Equal bool        `json:"equal"` // the same values at the same steps
 	A     *MetricEnds `json:"a,omitempty"`
 	B     *MetricEnds `json:"b,omitempty"`
-	// CommonSteps is at how many steps both have reported it, and
-	// FirstDifference the first of them where the values differ.
+	// CommonSteps counts the steps for which both lines reported the metric.
+	// FirstDifference is the first of them with different values.
 	CommonSteps     int                `json:"common_steps"`
 	FirstDifference *MetricDifferences `json:"first_difference,omitempty"`
 }
@@ -43,8 +43,8 @@ type MetricDifferences struct {
 	B    any   `json:"b"`
 }
 
-// CompareReports compares the metrics of two lines, each the oldest report
-// first, as [Reports] gives them. Of several reports of one step the last one
+// CompareReports compares the metrics of two lines. Each is ordered from the oldest
+// report, as [Reports] returns them. Of several reports of one step the last one
 // counts. The metrics are sorted by name.
 func CompareReports(a, b []Report) []MetricComparison {
 	left, right := endsOf(a), endsOf(b)
@@ -121,10 +121,10 @@ func (e *MetricEnds) add(at MetricValue) {
 	}
 }
 
-// CommonAncestor is the newest checkpoint that is in the lines of descent of
-// both, itself or one that it continues. known are the checkpoints of the
-// trials that may be asked for, and trials those trials: a fork continues
-// another trial's.
+// CommonAncestor returns the newest checkpoint in the lines of descent of both, which
+// include the checkpoints themselves. known holds the checkpoints of the trials that
+// may be searched, and trials holds those trials: a fork continues another trial's
+// checkpoint.
 func CommonAncestor(a, b Checkpoint, known []Checkpoint, trials []Trial) (Checkpoint, bool) {
 	type id struct{ run, trial, id string }
 	rows := map[id]Checkpoint{}
@@ -155,7 +155,7 @@ func CommonAncestor(a, b Checkpoint, known []Checkpoint, trials []Trial) (Checkp
 			return c, true
 		}
 		if seen[at] {
-			break // no log has it, and no loop may follow from one that does
+			break // no log contains this cycle, and this loop must end
 		}
 		seen[at] = true
 	}

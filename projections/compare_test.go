@@ -54,8 +54,8 @@ func TestCompareReports(t *testing.T) {
 	}
 }
 
-// Lines of descent meet in a trial and across a fork; a line that was left
-// behind meets at where it began.
+// Lines of descent meet in a trial and across a fork; an abandoned line meets at its
+// beginning.
 func TestCommonAncestor(t *testing.T) {
 	at := func(run, id, parent string, parentSeq uint64) Checkpoint {
 		return Checkpoint{Run: run, Trial: "main", ID: id, Parent: parent, ParentSeq: parentSeq}

@@ -19,9 +19,9 @@ type Device struct {
 	RecoveredAt time.Time `json:"recovered_at,omitzero"`
 }
 
-// deviceUnhealthy and deviceRecovered change the row of a device. A repeated
-// fact carries the time of the first, so a fact that is not newer than the last
-// one of its kind changes nothing.
+// deviceUnhealthy and deviceRecovered change the row of a device. A repeated fact
+// carries the time of the first, so a fact that is not newer than the last fact of its
+// kind changes nothing.
 
 func (f *fold) deviceUnhealthy(b *events.GPUUnhealthy) error {
 	return f.changeDevice(b.Node, b.Device, func(d *Device) bool {
@@ -59,8 +59,8 @@ func (f *fold) changeDevice(node int, device string, change func(*Device) bool) 
 	return store(f.t, k, d)
 }
 
-// Devices lists the devices of a run that have been unhealthy, by trial, node
-// and UUID. With an empty run it lists those of all runs.
+// Devices lists the devices of a run that have been unhealthy, by trial, node and UUID.
+// With an empty run it lists the devices of all runs.
 func Devices(r Reader, run string) ([]Device, error) {
 	if run == "" {
 		return all[Device](r, key(keyDevice))

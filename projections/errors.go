@@ -10,19 +10,19 @@ import (
 
 // Sentinels for [errors.Is].
 var (
-	// ErrNotFound is what every [NotFoundError] is.
+	// ErrNotFound matches every [NotFoundError].
 	ErrNotFound = problem.New(problem.NotFound, "not found")
-	// ErrAmbiguous is what every [AmbiguousError] is.
+	// ErrAmbiguous matches every [AmbiguousError].
 	ErrAmbiguous = problem.New(problem.Ambiguous, "ambiguous")
-	// ErrReference is a reference that is not well formed.
+	// ErrReference reports a malformed reference.
 	ErrReference = problem.New(problem.BadReference, "bad reference")
 )
 
-// NotFoundError says that nothing has that name.
+// NotFoundError reports that no object has the requested name.
 type NotFoundError struct {
 	What string // run, trial, checkpoint, …
-	Ref  string // as it was asked for
-	Hint string // what there is instead, or what to do; may be empty
+	Ref  string // as requested
+	Hint string // similar names, or the next step; may be empty
 }
 
 // Error implements error.
@@ -40,10 +40,10 @@ func (*NotFoundError) ProblemKind() problem.Kind { return problem.NotFound }
 // Is makes every NotFoundError an [ErrNotFound].
 func (e *NotFoundError) Is(target error) bool { return target == ErrNotFound }
 
-// AmbiguousError says that a reference stands for several checkpoints.
+// AmbiguousError reports that a reference stands for several checkpoints.
 type AmbiguousError struct {
 	Ref        string
-	Candidates []string // references that are not ambiguous
+	Candidates []string // unambiguous references
 }
 
 // Error implements error.
@@ -65,8 +65,7 @@ func names[T any](rows []T, name func(T) string) []string {
 	return out
 }
 
-// notFound hints at the names that are close to what was asked for, or at
-// some of those that exist.
+// notFound suggests names similar to the requested one, or some of the existing names.
 func notFound(what, ref string, have []string) *NotFoundError {
 	e := &NotFoundError{What: what, Ref: ref, Hint: Near(ref, have)}
 	if e.Hint == "" {
@@ -75,8 +74,8 @@ func notFound(what, ref string, have []string) *NotFoundError {
 	return e
 }
 
-// Near is what to say of a name that is not there: the names that are close to it, or
-// some of those that exist. It is empty where there is none.
+// Near returns a hint for a missing name: similar names, or some of the existing ones.
+// It is empty if there are none.
 func Near(ref string, have []string) string {
 	switch near := closest(ref, have); {
 	case len(have) == 0:
@@ -87,7 +86,7 @@ func Near(ref string, have []string) string {
 	return "there is " + list(have)
 }
 
-// list names at most five of the candidates.
+// list formats at most five of the candidates.
 func list(candidates []string) string {
 	const most = 5
 	quoted := names(candidates[:min(len(candidates), most)], func(s string) string { return fmt.Sprintf("%q", s) })
@@ -98,8 +97,8 @@ func list(candidates []string) string {
 	return s
 }
 
-// closest are at most three candidates that a typing error could have turned
-// into ref, or that start with it, the nearest first.
+// closest returns at most three candidates that a typing error could have turned into
+// ref, or that start with it, the nearest first.
 func closest(ref string, candidates []string) []string {
 	type scored struct {
 		name     string
@@ -119,7 +118,7 @@ func closest(ref string, candidates []string) []string {
 	return names(near[:min(len(near), 3)], func(s scored) string { return s.name })
 }
 
-// distance is the number of bytes to insert, delete or replace between a and b.
+// distance returns the number of bytes to insert, delete or replace between a and b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

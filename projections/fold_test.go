@@ -17,7 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// scene is a log in the making and the rows that follow from it.
+// scene is a log under construction and the rows that follow from it.
 type scene struct {
 	t        *testing.T
 	run      string
@@ -42,7 +42,7 @@ func recorded(seq uint64, scope events.Scope, kind events.Kind, body string) eve
 	}
 }
 
-// add applies "actor kind body" and returns what the fold says.
+// add applies "actor kind body" and returns the fold's error.
 func (s *scene) add(line string) error {
 	parts := strings.SplitN(strings.TrimSpace(line), " ", 3)
 	if len(parts) != 3 {
@@ -61,7 +61,7 @@ func (s *scene) add(line string) error {
 	return Apply(s.rows, r)
 }
 
-// dump is every row in a readable form.
+// dump returns every row in a readable form.
 func dump(t *testing.T, r Reader) map[string]string {
 	t.Helper()
 	rows := map[string]string{}
@@ -78,8 +78,7 @@ func dump(t *testing.T, r Reader) map[string]string {
 	return rows
 }
 
-// grammar is the layout of keys: names, numbers, complements, numbers that may
-// be missing, a rest.
+// grammar is the layout of keys: names, numbers, complements, optional numbers, a rest.
 var grammar = map[byte]string{
 	's': "", 'r': "s", 'j': "ss", 't': "ss", 'a': "ssn", 'w': "ssnn", 'l': "ssnn", 'm': "ssnc",
 	'c': "ssc", 'i': "ssr", 'o': "ssc", 'g': "sss", 'p': "sssn", 'b': "sssc", 'q': "ssnnm", 'd': "ssnr",
@@ -120,7 +119,7 @@ func describe(t *testing.T, k []byte) string {
 	return strings.Join(words, "/")
 }
 
-// diff names the rows that came, changed and went.
+// diff names the rows that were added, changed and removed.
 func diff(before, after map[string]string) string {
 	var b strings.Builder
 	names := slices.Concat(slices.Collect(maps.Keys(before)), slices.Collect(maps.Keys(after)))
@@ -153,7 +152,7 @@ func encode(t *testing.T, v any) string {
 	return b.String()
 }
 
-// show is the answer of a query.
+// show returns the answer of a query.
 func (s *scene) show(d *datadriven.TestData) string {
 	var v any
 	var err error
@@ -168,7 +167,7 @@ func (s *scene) show(d *datadriven.TestData) string {
 		v, err = GetTrial(s.rows, s.run, s.trial)
 	case "trials":
 		v, err = Trials(s.rows, s.run)
-	case "newest": // that an attempt has committed
+	case "newest": // committed by an attempt
 		var attempt int
 		d.ScanArgs(s.t, "attempt", &attempt)
 		var a Attempt
@@ -252,8 +251,8 @@ func TestFolds(t *testing.T) {
 	})
 }
 
-// repeatFacts says every fact again, as after a retry that the duplicate
-// window of the log missed: the same event at a new sequence.
+// repeatFacts repeats every fact, as after a retry outside the log's duplicate window:
+// the same event at a new sequence.
 func (s *scene) repeatFacts(t *testing.T) {
 	want, err := Digest(s.rows)
 	if err != nil {
@@ -275,13 +274,13 @@ func (s *scene) repeatFacts(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got != want {
-			t.Fatalf("%s %s said again changed:\n%s", r.Kind, r.Data, diff(before, dump(t, s.rows)))
+			t.Fatalf("%s %s repeated changed:\n%s", r.Kind, r.Data, diff(before, dump(t, s.rows)))
 		}
 	}
 }
 
-// TestNewer: what is not known leaves its run not understood, the others understood,
-// and takes its place in the lane.
+// TestNewer checks that an unknown event makes its run not understood, leaves other
+// runs understood, and takes its place in the lane.
 func TestNewer(t *testing.T) {
 	scope := events.Scope{Run: "demo", Trial: "main", Actor: events.Server}
 	for name, of := range map[string]struct {
@@ -328,8 +327,8 @@ func TestNewer(t *testing.T) {
 	}
 }
 
-// TestVoid: a message that is no event makes no run, takes its place in a lane, and is
-// open until the store's own lane says that it is recorded.
+// TestVoid checks that an invalid message creates no run, takes its place in a lane,
+// and stays open until the store's own lane records it.
 func TestVoid(t *testing.T) {
 	m := NewMemory()
 	apply := func(r events.Recorded) {
@@ -339,7 +338,7 @@ func TestVoid(t *testing.T) {
 		}
 	}
 	apply(recorded(1, events.Scope{Run: "demo", Trial: "main", Actor: events.Server}, "group.started", `{"attempt":1,"world_size":1,"ranks":[{}]}`))
-	apply(recorded(2, events.Scope{Run: "nobody", Trial: "main", Actor: events.Server}, "checkpoint.begun", `"text"`))
+	apply(recorded(2, events.Scope{Run: "unknown", Trial: "main", Actor: events.Server}, "checkpoint.begun", `"text"`))
 	apply(events.Recorded{Sequence: 3, Event: events.NewVoid(events.Message{Subject: "ckpt.demo.main.s.x"}, 3, time.Unix(0, 0), errors.New("short"))})
 	if runs, err := Runs(m); err != nil || len(runs) != 1 {
 		t.Errorf("the runs are %+v, %v", runs, err)
@@ -384,7 +383,7 @@ func TestVoid(t *testing.T) {
 	}
 }
 
-// Every kind that events knows has a fold or is listed as having no row.
+// Every kind that package events knows has a fold or is listed as having no row.
 func TestEveryKindIsFolded(t *testing.T) {
 	kinds := []events.Kind{
 		"store.created", "job.started", "job.node_joined", "job.node_left", "job.ended",

@@ -8,7 +8,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// checkpoint is the row of an ID in the event's trial.
+// checkpoint returns the row of an ID in the event's trial.
 func (f *fold) checkpoint(id string) (Checkpoint, bool, error) {
 	return checkpointByID(f.t, f.run, f.name, id)
 }
@@ -17,8 +17,8 @@ func (f *fold) put(c Checkpoint) error {
 	return store(f.t, checkpointKey(f.run, f.name, c.BegunSeq), c)
 }
 
-// change changes a checkpoint that exists. A decision about one that does not
-// has nothing to change.
+// change changes an existing checkpoint. A decision about a missing checkpoint changes
+// nothing.
 func (f *fold) change(id string, change func(*Checkpoint)) error {
 	c, found, err := f.checkpoint(id)
 	if err != nil || !found {
@@ -28,8 +28,8 @@ func (f *fold) change(id string, change func(*Checkpoint)) error {
 	return f.put(c)
 }
 
-// begun opens a checkpoint. Its ranks may have sealed before: a steady save
-// copies first and speaks later.
+// begun opens a checkpoint. Its ranks may have sealed before: a steady save copies
+// first and reports later.
 func (f *fold) begun(b *events.CheckpointBegun) error {
 	if _, found, err := f.checkpoint(b.Checkpoint); err != nil || found {
 		return err
@@ -76,15 +76,15 @@ func (f *fold) staged(b *events.CheckpointStaged) error {
 	})
 }
 
-// wrote folds a fact about one rank's part of a checkpoint. Once the
-// checkpoint is committed or aborted its numbers stay as they are.
+// wrote folds a fact about one rank's part of a checkpoint. The numbers of a committed
+// or aborted checkpoint no longer change.
 func (f *fold) wrote(id string, attempt, rank int, apply func(*Write) bool) error {
 	c, begun, err := f.checkpoint(id)
 	if err != nil || begun && !c.InProgress() {
 		return err
 	}
 	if !begun {
-		// No later attempt can begin it any more.
+		// A later attempt can no longer begin it.
 		trial, _, err := load[Trial](f.t, trialKey(f.run, f.name))
 		if err != nil || attempt < trial.Attempt {
 			return err
@@ -113,7 +113,7 @@ func (f *fold) committed(b *events.CheckpointCommitted) error {
 		return err
 	}
 	if !found {
-		// The commit is what counts, so it stands without its begin.
+		// The commit alone counts, so it stands without its begin.
 		name := strings.TrimSuffix(b.Checkpoint, fmt.Sprintf(".a%d", b.Attempt))
 		c = Checkpoint{ID: b.Checkpoint, Name: name, Attempt: b.Attempt}
 		if err := f.open(&c); err != nil {
@@ -138,8 +138,8 @@ func (f *fold) committed(b *events.CheckpointCommitted) error {
 	return f.close(c)
 }
 
-// newest notes what an attempt has committed, unless a checkpoint that was begun later
-// was committed before: saves overlap.
+// newest records an attempt's commit, unless a checkpoint that began later was
+// committed before: saves overlap.
 func (f *fold) newest(c Checkpoint) error {
 	a, found, err := load[Attempt](f.t, attemptKey(f.run, f.name, c.Attempt))
 	if err != nil {
@@ -175,8 +175,8 @@ func (f *fold) superseded(b *events.CheckpointSuperseded) error {
 	return f.retreat(c)
 }
 
-// deleted ends a checkpoint for good. Its row stays, as a part of the history
-// of the line; what its ranks wrote is of no use any more.
+// deleted ends a checkpoint for good. Its row stays as part of the line's history; the
+// rows of its ranks' writes are removed.
 func (f *fold) deleted(b *events.CheckpointDeleted) error {
 	c, found, err := f.checkpoint(b.Checkpoint)
 	if err != nil || !found || c.State == Deleted {
@@ -209,7 +209,7 @@ func (f *fold) deleted(b *events.CheckpointDeleted) error {
 	return f.retreat(c)
 }
 
-// tagged moves a tag: within a trial it names one checkpoint.
+// tagged moves a tag. Within a trial a tag names one checkpoint.
 func (f *fold) tagged(b *events.CheckpointTagged) error {
 	c, found, err := f.checkpoint(b.Checkpoint)
 	if err != nil || !found || c.State == Deleted || slices.Contains(c.Tags, b.Tag) {
@@ -238,7 +238,7 @@ func (f *fold) tagged(b *events.CheckpointTagged) error {
 	return f.put(c)
 }
 
-// untagged takes a tag from the checkpoint that has it.
+// untagged removes a tag from its checkpoint.
 func (f *fold) untagged(b *events.CheckpointUntagged) error {
 	c, found, err := f.checkpoint(b.Checkpoint)
 	if err != nil || !found || !slices.Contains(c.Tags, b.Tag) {

@@ -6,7 +6,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// at is the event's time, in the one form that rows have.
+// at returns the event's time in the form that all rows use.
 func (f *fold) at() time.Time { return f.r.Time.UTC() }
 
 func (f *fold) storeCreated(b *events.StoreCreated) error {
@@ -19,7 +19,8 @@ func (f *fold) storeCreated(b *events.StoreCreated) error {
 	})
 }
 
-// loadRun is the row of the event's run, new if this is its first event.
+// loadRun returns the row of the event's run. The row is new if this is the run's first
+// event.
 func (f *fold) loadRun() (run Run, found bool, err error) {
 	run, found, err = load[Run](f.t, key(keyRun, f.run))
 	if !found {
@@ -28,8 +29,8 @@ func (f *fold) loadRun() (run Run, found bool, err error) {
 	return run, found, err
 }
 
-// seeRun makes sure that the run of a new trial has a row: decisions overtake
-// the queued facts, so a trial can be in the log before its job.
+// seeRun makes sure that the run of a new trial has a row: decisions overtake queued
+// facts, so a trial can be in the log before its job.
 func (f *fold) seeRun() error {
 	run, found, err := f.loadRun()
 	if err != nil || found {
@@ -38,7 +39,7 @@ func (f *fold) seeRun() error {
 	return store(f.t, key(keyRun, f.run), run)
 }
 
-// changeJob changes the row of a job, which the first fact about it makes.
+// changeJob changes the row of a job. The first fact about the job creates it.
 func (f *fold) changeJob(id string, change func(*Job)) error {
 	k := key(keyJob, f.run, id)
 	job, found, err := load[Job](f.t, k)
@@ -85,8 +86,8 @@ func (f *fold) jobEnded(b *events.JobEnded) error {
 	})
 }
 
-// A node may join and leave a job again and again. A fact that is repeated
-// carries the time of the first, which tells it from a new stay.
+// A node may join and leave a job again and again. A repeated fact carries the time of
+// the first, which distinguishes it from a new stay.
 
 func (f *fold) nodeJoined(b *events.NodeJoined) error {
 	return f.changeJob(b.Job, func(job *Job) {
@@ -114,7 +115,7 @@ func (f *fold) nodeLeft(b *events.NodeLeft) error {
 			}
 		}
 		if open < 0 {
-			// Kept, or the fact could end a later stay when it is repeated.
+			// Kept, because a repetition of this fact could otherwise end a later stay.
 			job.Nodes = append(job.Nodes, JobNode{Node: b.Node})
 			open = len(job.Nodes) - 1
 		}

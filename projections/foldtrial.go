@@ -44,8 +44,8 @@ func (f *fold) groupStarted(b *events.GroupStarted) error {
 	})
 }
 
-// changeAttempt changes the row of an attempt, and does nothing if there is
-// none: an attempt starts by a decision alone.
+// changeAttempt changes the row of an attempt, and does nothing if there is none: only
+// a decision starts an attempt.
 func (f *fold) changeAttempt(attempt int, change func(*Attempt)) error {
 	k := attemptKey(f.run, f.name, attempt)
 	a, found, err := load[Attempt](f.t, k)
@@ -56,7 +56,7 @@ func (f *fold) changeAttempt(attempt int, change func(*Attempt)) error {
 	return store(f.t, k, a)
 }
 
-// changeWorkers changes those workers of an attempt that have not exited.
+// changeWorkers changes the workers of an attempt that have not exited.
 func (f *fold) changeWorkers(attempt int, change func(*Worker)) error {
 	workers, err := Workers(f.t, f.run, f.name, attempt)
 	if err != nil {
@@ -99,7 +99,7 @@ func (f *fold) workerExited(b *events.WorkerExited) error {
 	if !found {
 		w = Worker{Attempt: b.Attempt, Rank: b.Rank}
 	}
-	// What was seen is better than what the stop of the group implied.
+	// An observed exit is better than the one implied by the stop of the group.
 	if w.State == Exited && !w.Unseen {
 		return nil
 	}
@@ -125,22 +125,21 @@ func (f *fold) groupStopped(b *events.GroupStopped) error {
 	})
 }
 
-// reportRow is the stored form of a [Report]: the body stays as it came.
+// reportRow is the stored form of a [Report], with the body unchanged.
 type reportRow struct {
 	Sequence uint64          `json:"sequence"`
 	Time     time.Time       `json:"time"`
 	Report   json.RawMessage `json:"report"`
 }
 
-// reported stores a report and touches nothing else that is not awaiting it,
-// so that reports, which are most of a log, cost one row each. What follows
-// from them is derived.
+// reported stores a report. Reports are most of a log, so each costs one row: reported
+// changes only rows that await it, and queries derive the rest.
 func (f *fold) reported(b *events.Metrics) error {
 	k := reportKey(f.run, f.name, b.Attempt, b.Iteration)
 	if old, err := f.t.Get(k); err != nil || old != nil {
 		return err
 	}
-	// Written by hand: the body is known to be JSON and must stay as it is.
+	// Encoded by hand: the body is known to be JSON and must not change.
 	row := append(make([]byte, 0, len(f.r.Data)+80), `{"sequence":`...)
 	row = strconv.AppendUint(row, f.r.Sequence, 10)
 	row = append(row, `,"time":"`...)
@@ -153,9 +152,9 @@ func (f *fold) reported(b *events.Metrics) error {
 	return f.awaited(b.Attempt, Report{Iteration: b.Iteration, Step: b.Step, Metrics: b.Metrics})
 }
 
-// restoreBegun answers a load. When the present attempt loads another
-// checkpoint of the trial than the head, training goes on from there, and the
-// line with it. What belongs to another trial does not move the line.
+// restoreBegun folds the answer to a load. If the current attempt loads another
+// checkpoint of the trial than the head, training continues from there, and so does the
+// line. A checkpoint of another trial does not move the line.
 func (f *fold) restoreBegun(b *events.RestoreBegun) error {
 	k := restoreKey(f.run, f.name, b.Attempt, b.Load)
 	row, found, err := load[Restore](f.t, k)
@@ -182,7 +181,7 @@ func (f *fold) restoreBegun(b *events.RestoreBegun) error {
 	case !parents:
 		return nil
 	default:
-		// Its ID says nothing in this run: the next attempt must find it.
+		// Its ID is meaningless in this run, and the next attempt must find it.
 		if start = ParentRef(*f.trial.Parent); start == f.trial.Head {
 			return nil
 		}
@@ -235,32 +234,31 @@ func (f *fold) restoreFailed(b *events.RestoreFailed) error {
 //	completed   completed completed      running        paused  completed  errored
 //	errored     errored  errored         running        paused  completed  errored
 //
-// A trial of any status runs again with its next attempt, also a completed
-// one: more steps may be asked for. group.started of an attempt that the trial
-// has had changes nothing. Nor does a stop that is meant for another job than
-// that of the newest attempt. What the job decides about its end is taken as
-// it is: the log lets nobody decide who does not run the trial.
+// A trial of any status runs again with its next attempt. That includes a completed
+// trial, for which more steps may be requested. A group.started for an attempt that the
+// trial has had changes nothing. Nor does a stop for a job other than the newest
+// attempt's. The job's decisions about its end are accepted as they are: the log lets
+// only the process that runs the trial decide.
 //
-// A trainer that is killed decides nothing: its trial is still running here,
-// until the next job begins an attempt. Whether anybody runs it is known by the
-// lease of its run, which is not in the log.
+// A killed trainer decides nothing: its trial is still running here, until the next job
+// begins an attempt. The lease of its run, which is not in the log, shows whether a
+// process runs it.
 type Status string
 
 // Statuses.
 const (
-	Pending   Status = "pending"   // it has had no attempt
+	Pending   Status = "pending"   // no attempt yet
 	Running   Status = "running"   // an attempt has begun
-	Stopping  Status = "stopping"  // and is asked to end
-	Paused    Status = "paused"    // it ended, to be continued
-	Completed Status = "completed" // all ranks ended well
+	Stopping  Status = "stopping"  // an attempt has begun and is asked to end
+	Paused    Status = "paused"    // it ended and can be resumed
+	Completed Status = "completed" // all ranks ended successfully
 	Errored   Status = "errored"   // the failure budget is used up
 )
 
-// onStop is the status after a stop was asked for; others stay as they are.
+// onStop is the status after a stop request; other statuses stay.
 var onStop = map[Status]Status{Pending: Stopping, Running: Stopping, Stopping: Stopping}
 
-// stopRequested asks the trial's workers to end, if they are those of the job
-// that it is meant for.
+// stopRequested asks the trial's workers to end, if the request is for their job.
 func (f *fold) stopRequested(b *events.TrialStopRequested) {
 	t := f.trial
 	next, runs := onStop[t.Status]
@@ -268,7 +266,7 @@ func (f *fold) stopRequested(b *events.TrialStopRequested) {
 		return
 	}
 	if t.Status == Stopping {
-		return // for the reason that was given first
+		return // the first reason stays
 	}
 	t.end(next, b.Reason)
 }

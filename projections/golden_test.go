@@ -16,14 +16,14 @@ import (
 
 var update = flag.Bool("update", false, "write golden files of a new version of the folds; existing ones are never changed")
 
-// goldenLogs are the recorded logs with their SHA-256, in the order in which
-// they were recorded. They are what users have in their stores, so they are
-// never edited: a kind that came later has a log of its own.
+// goldenLogs are the recorded logs with their SHA-256, in the order of recording. They
+// represent the logs in users' stores, so they are never edited: a later kind gets its
+// own log.
 var goldenLogs = []struct{ name, sum string }{
 	{"golden-log-v1", "15f76672b0821d2f78ee05efa144f12840282f06374713540a271fecdb4df0cf"},
 	{"golden-log-tags", "642ad735c9428dec07eea6e3c2debf48ad9ea63c1e4da4325012f9fcaa373d52"},
-	{"golden-log-sessions", "0f1cff4f41a7f7f98d6db8651d17c22173c70a98947a9f6dc437ca83df8b4c3c"}, // processes that nobody saw end, and a load from another run
-	{"golden-log-voids", "2c7143fd3f3ec3c3b7d2aa0e6d98923a3f3b77ab590a14adc218aeaca2c1668d"},    // messages that are no events, and their record
+	{"golden-log-sessions", "0f1cff4f41a7f7f98d6db8651d17c22173c70a98947a9f6dc437ca83df8b4c3c"}, // processes whose exit was not observed, and a load from another run
+	{"golden-log-voids", "2c7143fd3f3ec3c3b7d2aa0e6d98923a3f3b77ab590a14adc218aeaca2c1668d"},    // invalid messages, and their record
 }
 
 func readGolden(t *testing.T, name, want string) []events.Recorded {
@@ -48,9 +48,8 @@ func readGolden(t *testing.T, name, want string) []events.Recorded {
 	return log
 }
 
-// TestGoldenLog: logs that were recorded long ago are replayed to the states
-// that were recorded with them, by every version of the program that has the
-// same version of the folds.
+// TestGoldenLog checks that old recorded logs are replayed to the states recorded with
+// them, by every version of the program with the same version of the folds.
 func TestGoldenLog(t *testing.T) {
 	kinds := map[events.Kind]bool{}
 	for _, g := range goldenLogs {
@@ -79,12 +78,12 @@ func TestGoldenLog(t *testing.T) {
 	}
 	for _, k := range events.Pattern("*.*").Kinds() {
 		if !kinds[k] {
-			t.Errorf("no log has an event of kind %s: record another log beside them that has", k)
+			t.Errorf("no log has an event of kind %s: record another log that has one", k)
 		}
 	}
 }
 
-// goldenState is the digest of all rows, and the checkpoints for people to
+// goldenState returns the digest of all rows, and the checkpoints for people to
 // compare.
 func goldenState(t *testing.T, rows *Memory, events int) string {
 	t.Helper()
@@ -110,7 +109,7 @@ func goldenState(t *testing.T, rows *Memory, events int) string {
 	return b.String()
 }
 
-// lineDiff are the lines that differ.
+// lineDiff returns the lines that differ.
 func lineDiff(want, got string) string {
 	var b strings.Builder
 	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")

@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// Kinds of keys; see the package comment for what follows them.
+// Kinds of keys; the package comment lists the rest of each key.
 const (
 	keyStore      = 's'
 	keyRun        = 'r'
@@ -79,7 +79,7 @@ func valueKey(run, trial, metric string, begun uint64) []byte {
 	return number(key(keyValue, run, trial, metric), ^begun)
 }
 
-// begunOf is the sequence at the end of a key.
+// begunOf returns the sequence at the end of a key.
 func begunOf(k []byte) uint64 { return ^binary.BigEndian.Uint64(k[len(k)-8:]) }
 
 func awaitKey(run, trial string, attempt, iteration int) []byte {
@@ -92,7 +92,7 @@ func deviceKey(run, trial string, node int, device string) []byte {
 
 func voidKey(sequence uint64) []byte { return number(key(keyVoid), sequence) }
 
-// after is the first key that does not start with prefix.
+// after returns the first key that does not start with prefix.
 func after(prefix []byte) []byte {
 	end := append([]byte(nil), prefix...)
 	for i := len(end) - 1; i >= 0; i-- {
@@ -143,7 +143,7 @@ func each[T any](r Reader, prefix []byte, visit func(T) error) error {
 	})
 }
 
-// all are the rows whose keys start with prefix.
+// all returns the rows whose keys start with prefix.
 func all[T any](r Reader, prefix []byte) ([]T, error) {
 	var rows []T
 	err := each(r, prefix, func(row T) error {

@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// Launches is what the jobs of one run did, without its checkpoints and
+// Launches holds the jobs, trials and attempts of one run, without its checkpoints and
 // reports: its size does not grow with either.
 type Launches struct {
 	Run      string    `json:"run"`
 	Jobs     []Job     `json:"jobs"`     // the newest first
-	Trials   []Trial   `json:"trials"`   // as stored: without what follows from reports
+	Trials   []Trial   `json:"trials"`   // as stored, without the fields derived from reports
 	Attempts []Attempt `json:"attempts"` // of each trial, the oldest first
 	Devices  []Device  `json:"devices,omitempty"`
 }
 
-// AllLaunches lists the launches of a run, or of every run by name when run is
-// empty. A run that is not there has none.
+// AllLaunches lists the launches of a run, or of every run by name if run is empty. A
+// run that does not exist has none.
 func AllLaunches(r Reader, run string) ([]Launches, error) {
 	byRun := map[string]*Launches{}
 	within := func(kind byte) []byte {
@@ -80,8 +80,8 @@ func AllLaunches(r Reader, run string) ([]Launches, error) {
 	return list, nil
 }
 
-// newestJob orders jobs by when they began, the newest first. One that never
-// said so began when it ended.
+// newestJob orders jobs by their start, the newest first. A job without a start event
+// counts from its end.
 func newestJob(a, b Job) int {
 	return cmp.Compare(cmp.Or(b.StartedSeq, b.EndedSeq), cmp.Or(a.StartedSeq, a.EndedSeq))
 }

@@ -8,7 +8,7 @@ import (
 // errFound ends a scan early.
 var errFound = errors.New("found")
 
-// checkpointByID is the row of a full ID.
+// checkpointByID returns the row of a full ID.
 func checkpointByID(r Reader, run, trial, id string) (Checkpoint, bool, error) {
 	begun, found, err := load[uint64](r, idKey(run, trial, id))
 	if err != nil || !found {
@@ -17,8 +17,8 @@ func checkpointByID(r Reader, run, trial, id string) (Checkpoint, bool, error) {
 	return load[Checkpoint](r, checkpointKey(run, trial, begun))
 }
 
-// ownCommitted is the begun sequence of the trial's own committed checkpoint
-// of that ID, or 0.
+// ownCommitted returns the begun sequence of the trial's own committed checkpoint of
+// that ID, or 0.
 func (f *fold) ownCommitted(id string) (uint64, error) {
 	c, found, err := f.checkpoint(id)
 	if err != nil || !found || c.State != Committed {
@@ -27,8 +27,8 @@ func (f *fold) ownCommitted(id string) (uint64, error) {
 	return c.BegunSeq, nil
 }
 
-// ancestors visits a checkpoint of the trial and its line backwards, until
-// visit says stop. Parents were always begun earlier, so it ends.
+// ancestors visits a checkpoint of the trial and then its line backwards, until visit
+// returns false. Parents always began earlier, so the walk ends.
 func ancestors(r Reader, run, trial string, begun uint64, visit func(Checkpoint) (more bool)) error {
 	for begun != 0 {
 		c, found, err := load[Checkpoint](r, checkpointKey(run, trial, begun))
@@ -40,8 +40,8 @@ func ancestors(r Reader, run, trial string, begun uint64, visit func(Checkpoint)
 	return nil
 }
 
-// rewind makes the checkpoint of that ID the head of the line: committed
-// checkpoints that are not behind it are superseded, those behind it are not.
+// rewind makes the checkpoint of that ID the head of the line. Committed checkpoints in
+// its line of descent are visible; all others are superseded.
 func (f *fold) rewind(id string) error {
 	begun, err := f.ownCommitted(id)
 	if err != nil {
@@ -62,7 +62,7 @@ func (f *fold) rewind(id string) error {
 	var changed []Checkpoint
 	err = each(f.t, key(keyCheckpoint, f.run, f.name), func(c Checkpoint) error {
 		if c.BegunSeq == begun {
-			c.Withdrawn = false // whoever resumes from it wants it back
+			c.Withdrawn = false // a resume from it makes it wanted again
 		}
 		if c.IsFile() {
 			return nil
@@ -81,10 +81,10 @@ func (f *fold) rewind(id string) error {
 	return err
 }
 
-// extend puts a checkpoint that is being committed into the line, in the
-// order in which saves were begun: two that overlap may be committed in
-// either order. One of an older attempt, or begun before the line took its
-// present course, is committed and superseded at once.
+// extend puts a checkpoint into the line as it is committed, in the order in which
+// saves began: two overlapping saves may be committed in either order. A checkpoint of
+// an older attempt, or a checkpoint that began before the line took its current course,
+// is committed and superseded at once.
 func (f *fold) extend(c *Checkpoint) error {
 	a, found, err := load[Attempt](f.t, attemptKey(f.run, f.name, c.Attempt))
 	if err != nil {
@@ -125,9 +125,9 @@ func (f *fold) extend(c *Checkpoint) error {
 	return f.put(later)
 }
 
-// retreat moves the head to the newest visible checkpoint behind it if it is
-// gone. Past the start of the trial's own line it is what the line started
-// from, if that was another trial's.
+// retreat moves the head to the newest visible checkpoint before it if the head is
+// gone. Before the start of the trial's own line, the head becomes the other trial's
+// checkpoint that the line started from, if any.
 func (f *fold) retreat(gone Checkpoint) error {
 	if f.trial.HeadSeq != gone.BegunSeq {
 		return nil
@@ -147,10 +147,10 @@ func (f *fold) retreat(gone Checkpoint) error {
 	return err
 }
 
-// last is the attempt's present segment.
+// last returns the attempt's current segment.
 func (a Attempt) last() Segment { return a.segment(math.MaxUint64) }
 
-// segment is the one in which something with this sequence happened.
+// segment returns the segment that contains this sequence.
 func (a Attempt) segment(seq uint64) Segment {
 	found := Segment{}
 	for _, s := range a.Segments {
@@ -161,8 +161,8 @@ func (a Attempt) segment(seq uint64) Segment {
 	return found
 }
 
-// newestReport is the report of an attempt with the highest iteration. It
-// has the iteration 0 if there is none.
+// newestReport returns the report of an attempt with the highest iteration. Its
+// iteration is 0 if there is none.
 func newestReport(r Reader, run, trial string, attempt int) (report Report, found bool, err error) {
 	prefix := number(key(keyReport, run, trial), uint64(attempt))
 	err = each(r, prefix, func(row reportRow) error {
@@ -178,8 +178,8 @@ func newestReport(r Reader, run, trial string, attempt int) (report Report, foun
 	return report, found, err
 }
 
-// iterationAt is the newest iteration after from of the checkpoint's attempt
-// that was reported for a step at or before its own; from if there is none.
+// iterationAt returns the newest iteration after from of the checkpoint's attempt that
+// was reported for a step at or before its own; from if there is none.
 func iterationAt(r Reader, c Checkpoint, from int) (int, error) {
 	prefix := number(key(keyReport, c.Run, c.Trial), uint64(c.Attempt))
 	at := from
@@ -203,10 +203,10 @@ func iterationAt(r Reader, c Checkpoint, from int) (int, error) {
 	return at, err
 }
 
-// reportAt is the report that stands for a committed checkpoint: the newest
-// of its segment, which starts after iteration from, at or before its step.
-// Reports are queued and decisions are not, so it may have come after the
-// commit. Its iteration is at least from, also if there is none.
+// reportAt returns the report that stands for a committed checkpoint: the newest of its
+// segment, which starts after iteration from, at or before its step. It may be later
+// than the commit, because reports are queued and decisions are not. Its iteration is
+// at least from, even if there is none.
 func reportAt(r Reader, c Checkpoint, from int) (at Report, found bool, err error) {
 	if c.Iteration > from {
 		if at, found, err = loadReport(r, c.Run, c.Trial, c.Attempt, c.Iteration); err != nil {
@@ -223,9 +223,8 @@ func reportAt(r Reader, c Checkpoint, from int) (at Report, found bool, err erro
 	}
 }
 
-// stands reports whether the next report takes the place of the one before it,
-// at another step, if there was one: steps grow up to the checkpoint's own,
-// which may be reported several times.
+// stands reports whether the next report replaces the previous one, if any, at another
+// step. Steps grow up to the checkpoint's own, which may be reported several times.
 func stands(step int64, next Report, before int64, found bool) bool {
 	return next.Step <= step && (!found || next.Step > before || next.Step == step)
 }
@@ -234,10 +233,9 @@ func stands(step int64, next Report, before int64, found bool) bool {
 // from < iteration <= to.
 type window struct{ attempt, from, to int }
 
-// windows are the stretches of a trial's present line, the newest first. They
-// are found by going from each segment to the checkpoint that it continues.
-// Nothing of this is stored: a report can come late, behind the resume that
-// makes it a part of the past.
+// windows returns the stretches of a trial's current line, the newest first. It goes
+// from each segment to the checkpoint that the segment continues. Nothing of this is
+// stored: a report can arrive late, after the resume that makes it part of the past.
 func windows(r Reader, t Trial) ([]window, error) {
 	a, found, err := load[Attempt](r, attemptKey(t.Run, t.Name, t.Attempt))
 	if err != nil || !found {

@@ -6,8 +6,8 @@ import (
 	"sort"
 )
 
-// Memory is a [Table] in memory: sorted blocks of sorted rows. It must not be
-// written to while others read it.
+// Memory is a [Table] in memory: sorted blocks of sorted rows. It must not be written
+// to while it is read.
 type Memory struct {
 	blocks [][]row // none empty
 	rows   int
@@ -20,13 +20,13 @@ const blockRows = 256
 
 var _ Table = (*Memory)(nil)
 
-// NewMemory is an empty table.
+// NewMemory returns an empty table.
 func NewMemory() *Memory { return &Memory{} }
 
-// Len is the number of rows.
+// Len returns the number of rows.
 func (m *Memory) Len() int { return m.rows }
 
-// block is the index of the block that holds key, or would.
+// block returns the index of the block that holds key, or would hold it.
 func (m *Memory) block(key []byte) int {
 	next := sort.Search(len(m.blocks), func(i int) bool { return bytes.Compare(m.blocks[i][0].key, key) > 0 })
 	return max(next-1, 0)

@@ -10,12 +10,12 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Memory does what a map and a sort do.
+// Memory behaves like a sorted map.
 func TestMemoryIsAnOrderedMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, model := NewMemory(), map[string]string{}
 		keys := rapid.StringOfN(rapid.RuneFrom([]rune("abc")), 0, 6, -1)
-		// Enough rows to split blocks: a run of neighbours, put in either order.
+		// Enough rows to split blocks: a run of neighbours, inserted in either order.
 		size := rapid.SampledFrom([]int{0, 10, blockRows, 4 * blockRows}).Draw(t, "size")
 		down := rapid.Bool().Draw(t, "down")
 		for i := range size {

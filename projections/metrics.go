@@ -9,20 +9,19 @@ import (
 	"time"
 )
 
-// MetricsRange says which reports of a trial are asked for. Iterations count
-// from 1 along the line: what an attempt did after it resumed from iteration
-// 40 starts at 41.
+// MetricsRange selects reports of a trial. Iterations count from 1 along the line: an
+// attempt that resumed from iteration 40 continues at 41.
 type MetricsRange struct {
 	Run, Trial string
-	Names      []string // metrics; none: all
+	Names      []string // metrics; empty: all
 	From       int      // first iteration; 0: the first
 	Until      int      // last iteration; 0: the last
 	Points     int      // most rows of the line, and of each hidden attempt; 0: a row for each report
-	All        bool     // also reports that a resume has hidden
+	All        bool     // include reports that a resume has hidden
 }
 
-// MetricsTable is the answer to a [MetricsRange], in the order of iterations;
-// where the line and what it has left behind overlap, older attempts first.
+// MetricsTable is the answer to a [MetricsRange], in the order of iterations. Where the
+// line and its abandoned branches overlap, older attempts come first.
 type MetricsTable struct {
 	Run        string       `json:"run"`
 	Trial      string       `json:"trial"`
@@ -32,7 +31,7 @@ type MetricsTable struct {
 	Rows       []MetricsRow `json:"rows"`
 }
 
-// MetricsRow sums up the reports of up to [MetricsTable.Width] iterations.
+// MetricsRow summarizes the reports of up to [MetricsTable.Width] iterations.
 type MetricsRow struct {
 	Attempt        int                `json:"attempt"`   // of the last report
 	Iteration      int                `json:"iteration"` // of the first report, along the line
@@ -41,24 +40,23 @@ type MetricsRow struct {
 	Time           time.Time          `json:"time"` // of the last report
 	Seconds        float64            `json:"seconds"`
 	Reports        int                `json:"reports"`
-	Hidden         bool               `json:"hidden,omitempty"` // a resume went back behind it
+	Hidden         bool               `json:"hidden,omitempty"` // a resume went back before it
 	Metrics        map[string]Summary `json:"metrics"`          // rank 0's
 }
 
-// Summary is what the reports of a row say of one metric. Numbers that are not
-// finite are the strings "NaN", "Infinity" and "-Infinity". Min and Max are
-// those of the numbers but NaN, and absent when there is none.
+// Summary summarizes one metric over the reports of a row. Numbers that are not finite
+// are the strings "NaN", "Infinity" and "-Infinity". Min and Max ignore NaN, and are
+// absent if there is no other number.
 type Summary struct {
-	Count int `json:"count"` // of reports that have the metric
+	Count int `json:"count"` // number of reports that have the metric
 	Min   any `json:"min,omitempty"`
 	Max   any `json:"max,omitempty"`
-	Last  any `json:"last"` // as it came: a number, a string or a boolean
+	Last  any `json:"last"` // unchanged: a number, a string or a boolean
 	NaNs  int `json:"nans,omitempty"`
 }
 
-// Metrics are the reports of a trial in a range of iterations, summed up so
-// that there are not too many rows and no spike is lost. Only the reports of
-// the range are read.
+// Metrics returns the reports of a trial in a range of iterations, summarized so that
+// the rows are few and no spike is lost. It reads only the reports of the range.
 func Metrics(r Reader, q MetricsRange) (MetricsTable, error) {
 	out := MetricsTable{Run: q.Run, Trial: q.Trial, Width: 1, Names: []string{}, Rows: []MetricsRow{}}
 	if q.From < 0 || q.Until < 0 || q.Points < 0 || q.Until != 0 && q.Until < q.From {
@@ -113,15 +111,15 @@ type summing struct {
 	names         map[string]bool
 }
 
-// rowKey is of one row. Those of the line may span attempts.
+// rowKey identifies one row. Rows of the line may span attempts.
 type rowKey struct {
 	hidden  bool
-	attempt int // 0 of the line
+	attempt int // 0 for the line
 	bucket  int
 }
 
-// read sums up what a branch has in the range. Rows come newest first, and so
-// do the branches of the line.
+// read summarizes the part of a branch that is in the range. Rows come newest first,
+// and so do the branches of the line.
 func (s *summing) read(r Reader, t Trial, b branch) error {
 	first := max(b.from+1, s.lo-b.base+b.from)
 	last := min(b.to, s.hi-b.base+b.from)

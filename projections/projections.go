@@ -2,26 +2,25 @@
 // workers, checkpoints, their line of descent, restores, metrics and devices
 // that failed. A fold is a pure function of a [Table] and one event, so the same
 // code runs in memory (a replay, the state as of a sequence) and in a batch of a
-// database.
-// What a row says depends on the log alone, never on a clock or on when it
-// was folded.
+// database. The content of a row depends on the log alone, never on a clock or on when
+// it was folded.
 //
 //	row         JSON of its exported type; fields in the order of the type
 //	line        the checkpoints that lead to the present: the head of a trial
-//	            and the parents of it; a resume from X closes the old line
-//	segment     what an attempt did from one resume to the next
+//	            and its ancestors; a resume from X closes the old line
+//	segment     the part of an attempt from one resume to the next
 //	superseded  committed, but not in the line: hidden, kept by its ID
 //
-// Facts that are repeated change nothing: they are folded by natural key,
-// (checkpoint, kind, rank) or (attempt, iteration), and the first one wins.
-// A decision was conditional on the ones before it, so a fold never rejects
-// one; a decision's kind outside the lane of decisions decides nothing.
+// Repeated facts change nothing: they are folded by natural key, (checkpoint, kind,
+// rank) or (attempt, iteration), and the first one wins. A decision was conditional on
+// its predecessors, so a fold never rejects it; a decision's kind outside the lane of
+// decisions decides nothing.
 //
 // Keys start with the byte of their kind. A name is its length (a varint) and
 // its bytes, a number 8 bytes big-endian, ~number its complement, so that the
 // newest comes first. The id in an 'i' key is the rest of the key: a prefix of
-// an ID is a range of keys. No key starts with the byte 0, which is left to
-// whoever stores the rows.
+// an ID is a range of keys. No key starts with the byte 0, which is reserved for the
+// package that stores the rows.
 //
 //	's'                               [Store]
 //	'r' run                           [Run]
@@ -38,11 +37,11 @@
 //	'p' run trial checkpoint rank     [Write], until the checkpoint is deleted
 //	'd' run trial node device         [Device], once it was unhealthy
 //	'b' run trial metric ~begun       a committed checkpoint's value of a metric
-//	'v' sequence                      [Void]: a message that is no event
-//	'n' run                           [Newer]: the first event that is not known
+//	'v' sequence                      [Void]: a message that is not a valid event
+//	'n' run                           [Newer]: the first unknown event
 //	'q' run trial attempt iteration   true: the report of that iteration may
 //	                                  change a committed checkpoint's values
-//	'q' … iteration begun             which checkpoint, and what stands for it
+//	'q' … iteration begun             the checkpoint, and the report that stands for it
 package projections
 
 import (
@@ -54,21 +53,21 @@ import (
 	"github.com/zeebo/blake3"
 )
 
-// Version is that of the folds and rows. Rows of another version are of no
-// use: they are folded again from the start of the log.
+// Version is the version of the folds and rows. Rows of another version are discarded,
+// and the log is folded again from its start.
 const Version = 6
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"
 
-// Reader is an ordered table of rows. Several goroutines may read at once as
-// long as none writes.
+// Reader is an ordered table of rows. Several goroutines may read at once as long as
+// none writes.
 type Reader interface {
-	// Get is the value of key, or nil if there is none. The caller owns it.
+	// Get returns the value of key, or nil if there is none. The caller owns it.
 	Get(key []byte) ([]byte, error)
-	// Scan visits the rows with lo <= key < hi in the order of their keys, up
-	// to the first error, which it returns. A nil bound is open. The slices
-	// hold only during the visit, which must not write to the table.
+	// Scan visits the rows with lo <= key < hi in key order, up to the first error,
+	// which it returns. A nil bound is open. The slices are valid only during the
+	// visit, which must not write to the table.
 	Scan(lo, hi []byte, visit func(key, value []byte) error) error
 }
 
@@ -81,10 +80,10 @@ type Table interface {
 	Delete(key []byte) error
 }
 
-// Apply folds one event into t. Events must be applied in the order of their
-// sequence, each once. After an error t may hold a part of the event's rows
-// and must be dropped. A message that is no event gets a row of its own; an event of an
-// unknown kind or of a newer version leaves its run with [Understood] an error.
+// Apply folds one event into t. Events must be applied in the order of their sequence,
+// each once. After an error t may hold a part of the event's rows and must be dropped.
+// An invalid message gets a row of its own. After an event of an unknown kind or a
+// newer version, [Understood] returns an error for its run.
 func Apply(t Table, r events.Recorded) error {
 	f := fold{t: t, r: r, run: r.Scope.Run, name: r.Scope.Trial}
 	body, err := r.Body()
@@ -116,7 +115,7 @@ func (f *fold) apply(body events.Body) error {
 	decides := f.r.Kind.Decides()
 	if f.r.Scope.Actor != events.Server {
 		if decides {
-			return nil // nobody was fenced against it, so it cannot decide anything
+			return nil // no other decision was fenced against it, so it decides nothing
 		}
 		return f.fact(body)
 	}
@@ -149,8 +148,8 @@ func (f *fold) apply(body events.Body) error {
 	return store(f.t, trialKey(f.run, f.name), trial)
 }
 
-// fact folds what was observed. The trial's own state never follows from a
-// fact, so one of an old attempt can only complete rows of that attempt.
+// fact folds an observation. The trial's own state never follows from a fact, so a fact
+// of an old attempt can only complete rows of that attempt.
 func (f *fold) fact(body events.Body) error {
 	switch b := body.(type) {
 	case *events.JobStarted:
@@ -232,14 +231,14 @@ func (f *fold) decision(body events.Body) error {
 	case *events.CheckpointDeleted:
 		return f.deleted(b)
 	case *events.LogVoided:
-		return nil // only the store's own says something
+		return nil // only events of the store itself carry information
 	}
 	return fmt.Errorf("decisions of this kind have no fold")
 }
 
-// Digest is the BLAKE3-256 over all rows in the order of their keys, each as
-// the length of the key (4 bytes big-endian), the key, the length of the
-// value and the value. Equal digests mean equal rows.
+// Digest returns the BLAKE3-256 over all rows in key order, each as the length of the
+// key (4 bytes big-endian), the key, the length of the value and the value. Equal
+// digests mean equal rows.
 func Digest(r Reader) ([32]byte, error) {
 	h := blake3.New()
 	var buf []byte

@@ -8,14 +8,14 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// Runs are all runs by name.
+// Runs returns all runs by name.
 func Runs(r Reader) ([]Run, error) {
 	runs, err := all[Run](r, key(keyRun))
 	slices.SortFunc(runs, func(a, b Run) int { return strings.Compare(a.Name, b.Name) })
 	return runs, err
 }
 
-// GetRun is one run, or a [NotFoundError].
+// GetRun returns one run, or a [NotFoundError].
 func GetRun(r Reader, name string) (Run, error) {
 	run, found, err := load[Run](r, key(keyRun, name))
 	if err != nil || found {
@@ -28,14 +28,14 @@ func GetRun(r Reader, name string) (Run, error) {
 	return run, notFound("run", name, names(runs, func(run Run) string { return run.Name }))
 }
 
-// Jobs are the jobs of a run, the newest first.
+// Jobs returns the jobs of a run, the newest first.
 func Jobs(r Reader, run string) ([]Job, error) {
 	jobs, err := all[Job](r, key(keyJob, run))
 	slices.SortStableFunc(jobs, newestJob)
 	return jobs, err
 }
 
-// Trials are the trials of a run by name.
+// Trials returns the trials of a run by name.
 func Trials(r Reader, run string) ([]Trial, error) {
 	trials, err := all[Trial](r, key(keyTrial, run))
 	for i := range trials {
@@ -47,7 +47,7 @@ func Trials(r Reader, run string) ([]Trial, error) {
 	return trials, err
 }
 
-// GetTrial is one trial, or a [NotFoundError].
+// GetTrial returns one trial, or a [NotFoundError].
 func GetTrial(r Reader, run, trial string) (Trial, error) {
 	t, found, err := load[Trial](r, trialKey(run, trial))
 	if err != nil {
@@ -66,7 +66,7 @@ func GetTrial(r Reader, run, trial string) (Trial, error) {
 	return t, notFound("trial", run+"/"+trial, names(trials, func(t Trial) string { return run + "/" + t.Name }))
 }
 
-// derive fills in what follows from the reports of the line.
+// derive fills in the fields that follow from the reports of the line.
 func derive(r Reader, t *Trial) error {
 	line, err := windows(r, *t)
 	if err != nil {
@@ -85,24 +85,23 @@ func derive(r Reader, t *Trial) error {
 	return nil
 }
 
-// Attempts are the attempts of a trial, the oldest first.
+// Attempts returns the attempts of a trial, the oldest first.
 func Attempts(r Reader, run, trial string) ([]Attempt, error) {
 	return all[Attempt](r, key(keyAttempt, run, trial))
 }
 
-// Workers are the ranks of an attempt in their order.
+// Workers returns the ranks of an attempt in order.
 func Workers(r Reader, run, trial string, attempt int) ([]Worker, error) {
 	return all[Worker](r, number(key(keyWorker, run, trial), uint64(attempt)))
 }
 
-// Restores are the loads of an attempt in their order.
+// Restores returns the loads of an attempt in order.
 func Restores(r Reader, run, trial string, attempt int) ([]Restore, error) {
 	return all[Restore](r, number(key(keyRestore, run, trial), uint64(attempt)))
 }
 
-// Checkpoints are the checkpoints of all trials of a run, the newest begun
-// first. Unless everything is wanted, they are only those that are committed
-// and in the present line.
+// Checkpoints returns the checkpoints of all trials of a run, the newest begun first.
+// Unless everything is set, it returns only committed checkpoints in the current line.
 func Checkpoints(r Reader, run string, everything bool) ([]Checkpoint, error) {
 	trials, err := all[Trial](r, key(keyTrial, run))
 	if err != nil {
@@ -126,8 +125,7 @@ func Checkpoints(r Reader, run string, everything bool) ([]Checkpoint, error) {
 	return rows, nil
 }
 
-// GetCheckpoint is the checkpoint of a full ID in whatever state, or a
-// [NotFoundError].
+// GetCheckpoint returns the checkpoint of a full ID in any state, or a [NotFoundError].
 func GetCheckpoint(r Reader, run, trial, id string) (Checkpoint, error) {
 	c, found, err := checkpointByID(r, run, trial, id)
 	if err != nil || found {
@@ -143,7 +141,7 @@ func GetCheckpoint(r Reader, run, trial, id string) (Checkpoint, error) {
 	return c, notFound("checkpoint", id, ids)
 }
 
-// OpenCheckpoints are the saves of a trial in progress, the newest first.
+// OpenCheckpoints returns the saves of a trial in progress, the newest first.
 func OpenCheckpoints(r Reader, run, trial string) ([]Checkpoint, error) {
 	var rows []Checkpoint
 	prefix := key(keyOpen, run, trial)
@@ -156,14 +154,14 @@ func OpenCheckpoints(r Reader, run, trial string) ([]Checkpoint, error) {
 	return rows, err
 }
 
-// Writes are what the ranks did for a checkpoint, by rank.
+// Writes returns the ranks' writes for a checkpoint, by rank.
 func Writes(r Reader, run, trial, checkpoint string) ([]Write, error) {
 	return all[Write](r, key(keyWrite, run, trial, checkpoint))
 }
 
-// Reports are the reports of the trial's present line, the oldest first: of
-// each attempt up to where the next one resumed. Those of a trial that this
-// one was forked from are not among them. See [Metrics] for a part of them.
+// Reports returns the reports of the trial's current line, the oldest first: of each
+// attempt up to where the next one resumed. It excludes reports of a trial that this
+// one was forked from. [Metrics] returns a part of them.
 func Reports(r Reader, run, trial string) ([]Report, error) {
 	t, found, err := load[Trial](r, trialKey(run, trial))
 	if err != nil || !found {
@@ -219,7 +217,7 @@ func loadReport(r Reader, run, trial string, attempt, iteration int) (Report, bo
 	return report, err == nil, err
 }
 
-// identifiers are the IDs of a trial that start with prefix.
+// identifiers returns the IDs of a trial that start with prefix.
 func identifiers(r Reader, run, trial, prefix string) ([]string, error) {
 	var ids []string
 	start := idKey(run, trial, "")
@@ -231,11 +229,11 @@ func identifiers(r Reader, run, trial, prefix string) ([]string, error) {
 	return ids, err
 }
 
-// EachTrial calls visit for the trials of all runs, with what their rows hold: what
-// follows from reports is left out, which takes longer than all the rest.
+// EachTrial calls visit for the trials of all runs, with the contents of their rows. It
+// omits the fields derived from reports, which would take longer than everything else.
 func EachTrial(r Reader, visit func(Trial) error) error { return each(r, key(keyTrial), visit) }
 
-// ParentRef is the reference to the checkpoint that a trial was forked from.
+// ParentRef returns the reference to the checkpoint that a trial was forked from.
 func ParentRef(p events.TrialParent) string {
 	if p.Trial == DefaultTrial {
 		return p.Run + "@" + p.Checkpoint

@@ -9,28 +9,28 @@ import (
 	"strings"
 )
 
-// minPrefix is how many characters of an ID are enough to look for it.
+// minPrefix is the number of characters of an ID that are enough to search for it.
 const minPrefix = 4
 
-// Resolve finds the one checkpoint that a reference stands for.
+// Resolve returns the one checkpoint that a reference stands for.
 //
 //	RUN                     the newest in the line of the run
 //	RUN@latest              the same
-//	RUN@best:METRIC:min     the one whose report has the least METRIC; or :max
-//	RUN@ID                  that one, in whatever state it is
+//	RUN@best:METRIC:min     the checkpoint whose report has the least METRIC; or :max
+//	RUN@ID                  the checkpoint with that ID, in any state
 //	RUN@NAME                the newest of that name in the line
-//	RUN@TAG                 the one with that tag
-//	RUN@PREFIX              the one committed checkpoint whose ID starts so;
+//	RUN@TAG                 the checkpoint with that tag
+//	RUN@PREFIX              the only committed checkpoint whose ID starts so;
 //	                        at least 4 characters
 //	ID, PREFIX              the same among all runs, if no run has that name
 //
-// They are tried in this order, and exact ones before prefixes. RUN may be
-// RUN/TRIAL; without it the trial "main" is meant, or the only one. A run's
-// name may contain "@" and "/": the whole reference is tried as a run first,
-// then what is before the last "@", the one before it, and so on.
+// They are tried in this order, and exact ones before prefixes. RUN may be RUN/TRIAL;
+// without a trial it means "main", or the only trial. A run's name may contain "@" and
+// "/": the whole reference is tried as a run first, then the part before the last "@",
+// before the second-last, and so on.
 //
-// Only RUN@ID and ID can give a checkpoint that is not committed. Errors are
-// a [NotFoundError], an [AmbiguousError], or [ErrReference].
+// Only RUN@ID and ID can return a checkpoint that is not committed. Errors are a
+// [NotFoundError], an [AmbiguousError], or [ErrReference].
 func Resolve(r Reader, ref string) (Checkpoint, error) {
 	if ref == "" {
 		return Checkpoint{}, fmt.Errorf("%w: it is empty; write RUN, RUN@NAME or an ID", ErrReference)
@@ -96,7 +96,7 @@ func findTrial(r Reader, name string) (place, bool, error) {
 	return place{}, false, nil
 }
 
-// one runs a search in each trial: several hits are ambiguous.
+// one runs a search in each trial. Several hits are ambiguous.
 func (p place) one(ref string, search func(Trial) (Checkpoint, bool, error)) (Checkpoint, bool, error) {
 	var hits []Checkpoint
 	for _, t := range p.trials {
@@ -117,7 +117,7 @@ func (p place) one(ref string, search func(Trial) (Checkpoint, bool, error)) (Ch
 	return Checkpoint{}, false, ambiguous(ref, hits)
 }
 
-// ambiguous offers full references.
+// ambiguous returns an [AmbiguousError] with full references.
 func ambiguous(ref string, hits []Checkpoint) error {
 	return &AmbiguousError{Ref: ref, Candidates: names(hits, func(c Checkpoint) string {
 		return c.Run + "/" + c.Trial + "@" + c.ID
@@ -158,7 +158,7 @@ func (p place) resolve(ref, what string) (Checkpoint, error) {
 	return p.prefixed(ref, what)
 }
 
-// named is the newest visible checkpoint of a name; an ID starts with it.
+// named returns the newest visible checkpoint of a name; its ID starts with the name.
 func (p place) named(t Trial, name string) (newest Checkpoint, found bool, err error) {
 	rows, err := p.startingWith(t, name+".a")
 	for _, c := range rows {
@@ -169,7 +169,7 @@ func (p place) named(t Trial, name string) (newest Checkpoint, found bool, err e
 	return newest, found, err
 }
 
-// startingWith are the checkpoints whose ID starts so.
+// startingWith returns the checkpoints whose ID starts with prefix.
 func (p place) startingWith(t Trial, prefix string) ([]Checkpoint, error) {
 	ids, err := identifiers(p.r, t.Run, t.Name, prefix)
 	if err != nil {
@@ -193,9 +193,9 @@ func (p place) tagged(t Trial, tag string) (Checkpoint, bool, error) {
 	return c, found && c.State == Committed, err
 }
 
-// prefixed is the last try: the committed checkpoints whose ID starts so. If
-// any checkpoint has exactly that name, only those count, or the name of a
-// deleted step-1 would stand for step-10.
+// prefixed is the last try: the committed checkpoints whose ID starts with prefix. If
+// any checkpoint has exactly that name, only such checkpoints count; otherwise the name
+// of a deleted step-1 would stand for step-10.
 func (p place) prefixed(ref, prefix string) (Checkpoint, error) {
 	var found []Checkpoint
 	if len(prefix) >= minPrefix {
@@ -289,17 +289,17 @@ func (p place) best(ref, rest string) (Checkpoint, error) {
 	return c, err
 }
 
-// Best is the visible checkpoint of a trial with the best value of a metric:
-// the greatest, or the least if not greatest. The value is that of the report
-// at the checkpoint's step in its attempt; a checkpoint without one does not
-// take part. NaN is worse than anything, and the newer one wins a tie.
+// Best returns the visible checkpoint of a trial with the best value of a metric: the
+// greatest, or the least if greatest is false. The value is taken from the report at
+// the checkpoint's step in its attempt; a checkpoint without such a report is ignored.
+// NaN is worse than any number, and the newer checkpoint wins a tie.
 func Best(r Reader, run, trial, metric string, greatest bool) (best Checkpoint, found bool, err error) {
 	all, err := values(r, run, trial, metric)
 	if err != nil {
 		return best, false, err
 	}
-	// All committed ones have values, also those that are superseded: the
-	// line is not asked before it must be.
+	// All committed checkpoints have values, including superseded ones. The line is
+	// read only if needed.
 	slices.SortStableFunc(all, func(a, b numbered) int {
 		switch {
 		case math.IsNaN(a.value) || math.IsNaN(b.value):
@@ -318,7 +318,7 @@ func Best(r Reader, run, trial, metric string, greatest bool) (best Checkpoint, 
 	return Checkpoint{}, false, nil
 }
 
-// worst is 1 for what is worse than any number.
+// worst returns 1 for NaN, which is worse than any number, and 0 otherwise.
 func worst(v float64) int {
 	if math.IsNaN(v) {
 		return 1
@@ -326,8 +326,8 @@ func worst(v float64) int {
 	return 0
 }
 
-// MetricAt is the value of a metric in the report at a checkpoint's step; ok
-// is false if there is none or it is not a number.
+// MetricAt returns the value of a metric in the report at a checkpoint's step; ok is
+// false if there is none or it is not a number.
 func MetricAt(r Reader, c Checkpoint, metric string) (value float64, ok bool, err error) {
 	a, _, err := load[Attempt](r, attemptKey(c.Run, c.Trial, c.Attempt))
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// Store says which store the log belongs to.
+// Store identifies the store that the log belongs to.
 type Store struct {
 	ID         string    `json:"id"`
 	Format     int       `json:"format"`
@@ -15,11 +15,11 @@ type Store struct {
 	CreatedAt  time.Time `json:"created_at"`
 }
 
-// Run is a training effort that a user named. Sequences are positions in the
-// log and times are those of the events, in all rows.
+// Run is a training effort that a user named. In all rows, sequences are positions in
+// the log and times are those of the events.
 type Run struct {
 	Name       string    `json:"name"`
-	Job        string    `json:"job,omitempty"` // the last one that started
+	Job        string    `json:"job,omitempty"` // the last started job
 	Jobs       int       `json:"jobs"`
 	CreatedSeq uint64    `json:"created_seq"` // of the first event about the run
 	CreatedAt  time.Time `json:"created_at"`
@@ -27,26 +27,26 @@ type Run struct {
 	StartedAt  time.Time `json:"started_at,omitzero"`
 }
 
-// Job is one launch of the trainer for a run. One that was killed never says
-// that it ended.
+// Job is one launch of the trainer for a run. A killed trainer leaves a job without an
+// end.
 type Job struct {
 	ID         string    `json:"id"`
 	Run        string    `json:"run"`
 	Host       string    `json:"host,omitempty"`
 	PID        int       `json:"pid,omitempty"`
 	Command    []string  `json:"command,omitempty"`
-	NProc      int       `json:"nproc,omitempty"` // workers a node
+	NProc      int       `json:"nproc,omitempty"` // workers per node
 	NNodes     int       `json:"nnodes,omitempty"`
-	Resume     string    `json:"resume,omitempty"` // what was asked for
+	Resume     string    `json:"resume,omitempty"` // as requested
 	Flags      []string  `json:"flags,omitempty"`  // of the trainer
 	Dir        string    `json:"dir,omitempty"`    // working directory
-	Logs       string    `json:"logs,omitempty"`   // directory of the workers' output, below that of the store or absolute
+	Logs       string    `json:"logs,omitempty"`   // directory of the workers' output, relative to the store or absolute
 	StartedSeq uint64    `json:"started_seq,omitempty"`
 	StartedAt  time.Time `json:"started_at,omitzero"`
 	Ended      bool      `json:"ended"`
 	EndedSeq   uint64    `json:"ended_seq,omitempty"`
 	EndedAt    time.Time `json:"ended_at,omitzero"`
-	ExitCode   int       `json:"exit_code"` // once it ended
+	ExitCode   int       `json:"exit_code"` // valid once it ended
 	Reason     string    `json:"reason,omitempty"`
 	Nodes      []JobNode `json:"nodes,omitempty"`
 }
@@ -60,13 +60,13 @@ type JobNode struct {
 	Reason   string    `json:"reason,omitempty"`
 }
 
-// Trial is one configuration trained in a run. Iterations and LastMetrics
-// follow the line: they are derived by queries and absent from stored rows.
+// Trial is one configuration trained in a run. Iterations and LastMetrics follow the
+// line: queries derive them, and stored rows do not have them.
 type Trial struct {
 	Run         string              `json:"run"`
 	Name        string              `json:"name"`
 	Status      Status              `json:"status"`
-	Message     string              `json:"message,omitempty"` // why it has its status
+	Message     string              `json:"message,omitempty"` // reason for its status
 	Attempt     int                 `json:"attempt"`           // the newest; 0 before the first
 	WorldSize   int                 `json:"world_size"`
 	Job         string              `json:"job"`              // of the newest attempt
@@ -93,20 +93,20 @@ type Attempt struct {
 	Resume     string    `json:"resume,omitempty"`
 	StartedSeq uint64    `json:"started_seq"`
 	StartedAt  time.Time `json:"started_at"`
-	TrainingAt time.Time `json:"training_at,omitzero"` // when all ranks had said hello
+	TrainingAt time.Time `json:"training_at,omitzero"` // when all ranks had connected
 	StoppedAt  time.Time `json:"stopped_at,omitzero"`
 	Reason     string    `json:"reason,omitempty"`
 	Segments   []Segment `json:"segments"` // at least one
 
-	Committed    string `json:"committed,omitempty"` // ID of the newest checkpoint that it committed, whatever became of that
+	Committed    string `json:"committed,omitempty"` // ID of the newest checkpoint that it committed, whatever its state now
 	CommittedSeq uint64 `json:"committed_seq,omitempty"`
 }
 
-// Segment is what an attempt did from one resume to the next.
+// Segment is the part of an attempt from one resume to the next.
 type Segment struct {
 	Seq       uint64 `json:"seq"`                  // of the decision that opened it
 	Resume    string `json:"resume,omitempty"`     // ID of the checkpoint it continues
-	ResumeSeq uint64 `json:"resume_seq,omitempty"` // of its begun event; 0 if it is not this trial's
+	ResumeSeq uint64 `json:"resume_seq,omitempty"` // of its begun event; 0 if it belongs to another trial
 	From      int    `json:"from"`                 // the attempt's newest iteration before it
 }
 
@@ -128,12 +128,12 @@ type Worker struct {
 	LocalRank int         `json:"local_rank"`
 	Devices   []string    `json:"devices,omitempty"`
 	State     WorkerState `json:"state"`
-	Code      int         `json:"code"`             // once it exited, unless by a signal
-	Unseen    bool        `json:"unseen,omitempty"` // stopped with its group: nobody saw it exit, and Code is -1
+	Code      int         `json:"code"`             // valid once it exited, unless by a signal
+	Unseen    bool        `json:"unseen,omitempty"` // stopped with its group: its exit was not observed, and Code is -1
 	Signal    string      `json:"signal,omitempty"` // name, such as "SIGKILL"
 	Message   string      `json:"message,omitempty"`
 	Traceback string      `json:"traceback,omitempty"`
-	ExitedSeq uint64      `json:"exited_seq,omitempty"` // in the order in which exits were seen
+	ExitedSeq uint64      `json:"exited_seq,omitempty"` // in the order in which exits were observed
 	ExitedAt  time.Time   `json:"exited_at,omitzero"`
 }
 
@@ -142,7 +142,7 @@ type Restore struct {
 	Attempt    int       `json:"attempt"`
 	Load       int       `json:"load"` // from 1 within the attempt
 	Checkpoint string    `json:"checkpoint"`
-	From       string    `json:"from,omitempty"` // RUN/TRIAL that it is of, when that is another
+	From       string    `json:"from,omitempty"` // RUN/TRIAL of the checkpoint, if it belongs to another trial
 	WorldSize  int       `json:"world_size"`
 	BegunSeq   uint64    `json:"begun_seq,omitempty"`
 	BegunAt    time.Time `json:"begun_at,omitzero"`
@@ -154,13 +154,13 @@ type Restore struct {
 	Error      string    `json:"error,omitempty"`
 }
 
-// Report is one iteration's metrics, as a query gives it.
+// Report is one iteration's metrics, as queries return it.
 type Report struct {
 	Sequence      uint64               `json:"sequence"`
 	Time          time.Time            `json:"time"`
 	Attempt       int                  `json:"attempt"`
 	Iteration     int                  `json:"iteration"`                // from 1 within the attempt
-	LineIteration int                  `json:"line_iteration,omitempty"` // from 1 along the line; only of [Reports]
+	LineIteration int                  `json:"line_iteration,omitempty"` // from 1 along the line; set only by [Reports]
 	Step          int64                `json:"step"`
 	Metrics       map[string]any       `json:"metrics"` // rank 0's
 	Others        []events.RankMetrics `json:"others,omitempty"`

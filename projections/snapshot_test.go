@@ -7,7 +7,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// counted is a table that counts what is asked of it.
+// counted is a table that counts operations.
 type counted struct {
 	Table
 	written, bytes, read int
@@ -34,8 +34,8 @@ func (c *counted) Scan(lo, hi []byte, visit func(key, value []byte) error) error
 	})
 }
 
-// A report costs the same work among thousands of trials as alone: the state of
-// the others is not written again.
+// A report costs the same work among thousands of trials as alone: the state of the
+// others is not written again.
 func TestReportCostsTheSameAmongThousandsOfTrials(t *testing.T) {
 	cost := func(trials int) counted {
 		rows := &counted{Table: NewMemory()}

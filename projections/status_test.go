@@ -10,7 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// statusTable is the table in the comment of [Status], by the events in its
+// statusTable is the table in the comment of [Status], with the events in the same
 // order.
 var statusTable = map[Status][6]Status{
 	Pending:   {Pending, Stopping, Running, Paused, Completed, Errored},
@@ -21,8 +21,8 @@ var statusTable = map[Status][6]Status{
 	Errored:   {Errored, Errored, Running, Paused, Completed, Errored},
 }
 
-// Any sequence of decisions and facts leaves a trial in the status that the
-// table gives, with a reason if and only if it has one to have.
+// Any sequence of decisions and facts leaves a trial in the status of the table, with a
+// reason exactly if the status has one.
 func TestStatusFollowsItsTable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rows, seq := NewMemory(), uint64(0)
@@ -68,7 +68,7 @@ func TestStatusFollowsItsTable(t *testing.T) {
 			case 7:
 				say(events.Rank(0), events.WorkerExited{Attempt: attempt, Code: 1})
 				continue
-			case 8: // decides nothing, as it is not in the lane
+			case 8: // decides nothing, because it is not in the lane
 				say(events.Node(0), events.TrialCompleted{Attempt: attempt})
 				continue
 			}

@@ -9,17 +9,16 @@ import (
 	"strings"
 )
 
-// A committed checkpoint has a row for each metric of the report that stands
-// for it: a question for the best one must not decode every checkpoint and
-// its reports. Reports are queued and decisions are not, so the report may
-// come after the commit. Until a report comes that ends its step, the
-// checkpoint awaits the next one: it has a row under that report's iteration,
-// and the iteration has a mark. A report looks up the mark of its own iteration
-// and no other row. A run that never reports adds one row with each commit, and
-// no commit reads the rows before it.
+// A committed checkpoint has a row for each metric of the report that stands for it, so
+// that a query for the best checkpoint need not decode every checkpoint and its
+// reports. Reports are queued and decisions are not, so the report may come after the
+// commit. Until a report ends its step, the checkpoint awaits the next one: it has a
+// row under that report's iteration, and the iteration has a mark. A report looks up
+// only the mark of its own iteration. A run that never reports adds one row with each
+// commit, and no commit reads the rows before it.
 
-// awaiting is what a row says of one checkpoint: enough to pass over a report
-// that changes nothing without reading another row.
+// awaiting is the row of a waiting checkpoint. It holds enough to skip a report that
+// changes nothing without reading another row.
 type awaiting struct {
 	Begun uint64 `json:"begun"`
 	Step  int64  `json:"step"`            // the checkpoint's
@@ -27,8 +26,8 @@ type awaiting struct {
 	At    int64  `json:"at,omitempty"`    // step of that report
 }
 
-// value writes the rows of a committed checkpoint's values, and puts it on
-// the list of the report that could change them.
+// value writes the rows of a committed checkpoint's values, and registers it with the
+// report that could change them.
 func (f *fold) value(c Checkpoint, from int) error {
 	at, found, err := reportAt(f.t, c, from)
 	if err != nil {
@@ -41,7 +40,7 @@ func (f *fold) value(c Checkpoint, from int) error {
 	}
 	next := at.Iteration + 1
 	if reported, err := f.t.Get(reportKey(f.run, f.name, c.Attempt, next)); err != nil || reported != nil {
-		return err // which has said what there is to say
+		return err // which includes the context
 	}
 	return f.await(c.Attempt, next, awaiting{c.BegunSeq, c.Step, found, at.Step})
 }
@@ -80,8 +79,8 @@ func (f *fold) takeAwaiting(attempt, iteration int) ([]awaiting, error) {
 	return list, err
 }
 
-// awaited gives a report that is new to the checkpoints that await it, and
-// what was reported ahead of it.
+// awaited passes a new report, and the reports that arrived ahead of it, to the
+// checkpoints that await it.
 func (f *fold) awaited(attempt int, report Report) error {
 	list, err := f.takeAwaiting(attempt, report.Iteration)
 	if err != nil || len(list) == 0 {
@@ -112,7 +111,7 @@ func (f *fold) awaited(attempt int, report Report) error {
 	}
 }
 
-// replace makes the report the one that stands for a checkpoint.
+// replace makes the report stand for a checkpoint.
 func (f *fold) replace(w awaiting, attempt int, report Report) error {
 	had, has := w.Found && w.At == w.Step, report.Step == w.Step
 	if !had && !has {
@@ -147,8 +146,8 @@ func (f *fold) unvalue(c Checkpoint) error {
 	return f.dropValues(c, at)
 }
 
-// setValues writes a row for each metric that is a number. Only a report of
-// the checkpoint's own step speaks for it.
+// setValues writes a row for each metric that is a number. Only a report of the
+// checkpoint's own step counts.
 func (f *fold) setValues(c Checkpoint, at Report) error {
 	if at.Step != c.Step {
 		return nil
@@ -177,7 +176,8 @@ func (f *fold) dropValues(c Checkpoint, at Report) error {
 	return nil
 }
 
-// sortedNames keeps a fold's writes in one order, whatever the map's is.
+// sortedNames returns the names in a fixed order, so that a fold's writes do not depend
+// on map order.
 func sortedNames(metrics map[string]any) []string {
 	names := make([]string, 0, len(metrics))
 	for name := range metrics {
@@ -187,12 +187,12 @@ func sortedNames(metrics map[string]any) []string {
 	return names
 }
 
-// nonFinite are the numbers that JSON cannot hold.
+// nonFinite holds the numbers that JSON cannot represent.
 var nonFinite = map[string]float64{
 	"NaN": math.NaN(), "Infinity": math.Inf(1), "-Infinity": math.Inf(-1),
 }
 
-// asNumber is a metric's value; ok is false if it is not a number.
+// asNumber returns a metric's value; ok is false if it is not a number.
 func asNumber(v any) (value float64, ok bool) {
 	switch v := v.(type) {
 	case float64:
@@ -223,7 +223,7 @@ func decodeNumber(key, value []byte) (float64, error) {
 	}
 	n, ok := asNumber(v)
 	if !ok {
-		return 0, fmt.Errorf("row %q is damaged: %s is no number; delete the views, they are rebuilt from the log", key, value)
+		return 0, fmt.Errorf("row %q is damaged: %s is not a number; delete the views, they are rebuilt from the log", key, value)
 	}
 	return n, nil
 }
@@ -234,7 +234,7 @@ type numbered struct {
 	begun uint64
 }
 
-// values are those of a metric, of the newest checkpoint first.
+// values returns the values of a metric, the newest checkpoint first.
 func values(r Reader, run, trial, metric string) (found []numbered, err error) {
 	prefix := key(keyValue, run, trial, metric)
 	err = r.Scan(prefix, after(prefix), func(k, value []byte) error {
@@ -248,19 +248,19 @@ func values(r Reader, run, trial, metric string) (found []numbered, err error) {
 	return found, err
 }
 
-// Number is a metric's value as a number: "NaN", "Infinity" and "-Infinity"
-// are numbers too. ok is false if it is none.
+// Number returns a metric's value as a number; "NaN", "Infinity" and "-Infinity" are
+// numbers too. ok is false if it is not a number.
 func Number(v any) (value float64, ok bool) { return asNumber(v) }
 
-// FileMark stands between a directory and a file in the name of a checkpoint that is
-// one file by itself.
+// FileMark separates directory and file in the name of a checkpoint that is a single
+// file.
 const FileMark = "~~"
 
-// FileName is the name of the checkpoint that is one file, in a directory that is no
-// checkpoint itself.
+// FileName returns the name of a checkpoint that is a single file, in a directory that
+// is not itself a checkpoint.
 func FileName(dir, file string) string { return dir + FileMark + file }
 
-// SplitFile takes the name of a checkpoint that is one file apart; false for others.
+// SplitFile splits the name of a single-file checkpoint; ok is false for other names.
 func SplitFile(name string) (dir, file string, ok bool) {
 	dir, file, ok = strings.Cut(name, FileMark)
 	if !ok || dir == "" || file == "" {
@@ -269,8 +269,8 @@ func SplitFile(name string) (dir, file string, ok bool) {
 	return dir, file, true
 }
 
-// IsFile reports whether the checkpoint is one file by itself. Such a one is in no line:
-// nothing resumes from it, and it supersedes nothing.
+// IsFile reports whether the checkpoint is a single file. Such a checkpoint is in no
+// line: nothing resumes from it, and it supersedes nothing.
 func (c Checkpoint) IsFile() bool {
 	_, _, ok := SplitFile(c.Name)
 	return ok

@@ -8,7 +8,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// Void is a message of the log that is no event.
+// Void is a message of the log that is not a valid event.
 type Void struct {
 	Sequence uint64    `json:"sequence"`
 	At       time.Time `json:"at"` // when it was stored
@@ -16,8 +16,8 @@ type Void struct {
 	RecordedSeq uint64 `json:"recorded_seq,omitempty"` // of the owner's log.voided; 0 before it
 }
 
-// Voids calls visit for the messages that are no events behind a sequence, in the
-// order of the log, up to the first error, which it returns.
+// Voids calls visit for the voids after a sequence, in the order of the log, up to the
+// first error, which it returns.
 func Voids(r Reader, behind uint64, visit func(Void) error) error {
 	return r.Scan(voidKey(behind+1), after(key(keyVoid)), func(k, value []byte) error {
 		var v Void
@@ -30,7 +30,7 @@ func Voids(r Reader, behind uint64, visit func(Void) error) error {
 
 // Newer is the first event of a run that this version of the program does not know.
 type Newer struct {
-	Run      string      `json:"run"` // [events.None] if it is of the store
+	Run      string      `json:"run"` // [events.None] if it concerns the store
 	Sequence uint64      `json:"sequence"`
 	Kind     events.Kind `json:"kind"`
 	Version  int         `json:"version"`
@@ -39,8 +39,8 @@ type Newer struct {
 // Known reports whether this version of the program knows such an event.
 func (n Newer) Known() bool { return n.Kind.Known() && n.Version == 1 }
 
-// NewerError says that a run, or the store, has an event which this version does not
-// know, so that it can say nothing of it. It is an [events.ErrNewer].
+// NewerError reports that a run, or the store, has an event which this version does not
+// know. Its state is therefore unknown. It matches [events.ErrNewer].
 type NewerError struct{ Newer }
 
 // Error implements error.
@@ -58,11 +58,11 @@ func (*NewerError) ProblemKind() problem.Kind { return problem.Newer }
 // Is makes every NewerError an [events.ErrNewer].
 func (e *NewerError) Is(target error) bool { return target == events.ErrNewer }
 
-// AllNewer are the first events that are not known, one a run.
+// AllNewer returns the first unknown event of each run that has one.
 func AllNewer(r Reader) ([]Newer, error) { return all[Newer](r, key(keyNewer)) }
 
-// Understood is a [*NewerError] if not all events of a run, or of the store, are known.
-// What its rows say is then not to be relied on.
+// Understood returns a [*NewerError] if an event of a run, or of the store, is unknown.
+// Its rows are then unreliable.
 func Understood(r Reader, run string) error {
 	for _, name := range []string{events.None, run} {
 		n, found, err := load[Newer](r, key(keyNewer, name))
@@ -76,8 +76,8 @@ func Understood(r Reader, run string) error {
 	return nil
 }
 
-// voided keeps that a message is no event. It says nothing of its run, but has its
-// place in the lane of decisions that it lies in.
+// voided records an invalid message. The message carries no information about its run,
+// but has its place in its lane of decisions.
 func (f *fold) voided(b *events.Void) error {
 	err := store(f.t, voidKey(f.r.Sequence), Void{Sequence: f.r.Sequence, At: f.r.Stored.UTC(), Void: *b})
 	if err != nil {
@@ -86,7 +86,7 @@ func (f *fold) voided(b *events.Void) error {
 	return f.takesPlace()
 }
 
-// recordedVoid notes that the owner of the store has seen a void message.
+// recordedVoid notes that the owner of the store has recorded a void message.
 func (f *fold) recordedVoid(b *events.LogVoided) error {
 	row, found, err := load[Void](f.t, voidKey(b.Sequence))
 	if err != nil || !found || row.RecordedSeq != 0 || row.Digest != b.Digest {
@@ -96,8 +96,8 @@ func (f *fold) recordedVoid(b *events.LogVoided) error {
 	return store(f.t, voidKey(b.Sequence), row)
 }
 
-// newer keeps the first event of a run that this version does not know: what the
-// rows of the run say is not all that is true of it.
+// newer stores the first event of a run that this version does not know: from then on
+// the rows of the run may be incomplete.
 func (f *fold) newer(e *events.NewerError) error {
 	_, found, err := load[Newer](f.t, key(keyNewer, f.run))
 	if err == nil && !found {

@@ -20,23 +20,22 @@ import (
 
 // Limits of one atomic batch.
 const (
-	maxBatch      = 1000    // messages, by the server's rule
-	maxBatchBytes = 8 << 20 // so that a batch fits the server's queues
-	maxSingles    = 8       // queued facts up to which a batch costs more: it took as long as 12
+	maxBatch      = 1000    // messages, the server's limit
+	maxBatchBytes = 8 << 20 // small enough for the server's queues
+	maxSingles    = 8       // up to so many queued facts, single appends are faster: a batch took as long as 12
 )
 
-// Append adds facts to the log, in their order, and returns their sequences.
-// They are durable on return. Several are one atomic batch (of up to 1000
-// events and 8 MiB; more are split), and share it with the facts of other
-// callers that wait at the same time.
+// Append adds facts to the log in order and returns their sequences. They are durable
+// on return. Several facts form one atomic batch of up to 1000 events and 8 MiB, and
+// longer lists are split. A batch also takes facts of other callers that wait at the
+// same time.
 //
-// Lost acknowledgements and connections are retried until ctx ends (30 s
-// without a deadline); then the error is [ErrUnacknowledged] and the facts may
-// be in the log or not. Appending the same events again is safe and returns
-// the sequences that they have.
+// Append retries lost acknowledgements and connections until ctx ends (30 s without a
+// deadline). It then returns [ErrUnacknowledged], and the facts may or may not be in
+// the log. Appending the same events again is safe and returns their sequences.
 //
-// At most 64 MiB, and 65536 facts, wait at a time: whoever comes then waits for
-// room, in the order of arrival, until ctx ends.
+// At most 64 MiB and 65536 facts wait at a time. Later callers wait for room, in the
+// order of arrival, until ctx ends.
 func (l *Log) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	if len(facts) == 0 {
 		return nil, nil
@@ -74,10 +73,10 @@ func (l *Log) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error
 	return j.sequences, nil
 }
 
-// check reports what the log could not store, and the event's size in bytes.
+// check rejects an event that the log could not store, and returns its size in bytes.
 func check(e events.Event) (int, error) {
 	m := events.Encode(e)
-	size := len(m.Data) + 256 // what JetStream adds
+	size := len(m.Data) + 256 // added by JetStream
 	for name, values := range m.Header {
 		for _, v := range values {
 			if strings.ContainsAny(v, "\r\n") || strings.TrimSpace(v) != v {
@@ -97,13 +96,13 @@ func message(e events.Event) *nats.Msg {
 	return &nats.Msg{Subject: m.Subject, Header: m.Header, Data: m.Data}
 }
 
-// publish sends one event once and returns the sequence that it has, whether
-// it is new or known.
+// publish sends one event once and returns its sequence, whether it is new or already
+// stored.
 func (l *Log) publish(ctx context.Context, m *nats.Msg, opts ...jetstream.PublishOpt) (uint64, error) {
 	return l.publishTo(ctx, l.stream(), m, opts...)
 }
 
-// publishTo sends one event once, for one tail of the log: another refuses it.
+// publishTo sends one event once, for one tail of the log: any other tail refuses it.
 func (l *Log) publishTo(ctx context.Context, stream string, m *nats.Msg, opts ...jetstream.PublishOpt) (uint64, error) {
 	ack, err := l.js.PublishMsg(ctx, m, append(opts, jetstream.WithExpectStream(stream), jetstream.WithRetryAttempts(0))...)
 	if hasCode(err, codeOtherStream) {
@@ -115,8 +114,8 @@ func (l *Log) publishTo(ctx context.Context, stream string, m *nats.Msg, opts ..
 	return ack.Sequence, nil
 }
 
-// commit sends what is queued whenever the previous batch is acknowledged:
-// under load, batches grow by themselves.
+// commit sends the queued facts whenever the previous batch is acknowledged. Under
+// load, batches therefore grow by themselves.
 func (l *Log) commit() {
 	defer close(l.idle)
 	var g gather
@@ -137,8 +136,8 @@ func (l *Log) commit() {
 	}
 }
 
-// commitJobs retries until each job is acknowledged, refused, or given up by
-// its caller.
+// commitJobs retries until each job is acknowledged, refused, or abandoned by its
+// caller.
 func (l *Log) commitJobs(jobs []*job, g *gather) {
 	var b backoff
 	since := l.denials.mark()
@@ -163,7 +162,7 @@ func (l *Log) commitJobs(jobs []*job, g *gather) {
 			}
 			continue
 		}
-		if err != nil && len(jobs) > 1 { // find out whose fault it is
+		if err != nil && len(jobs) > 1 { // find the job at fault
 			for _, j := range jobs {
 				l.commitJobs([]*job{j}, g)
 			}
@@ -177,8 +176,8 @@ func (l *Log) commitJobs(jobs []*job, g *gather) {
 	}
 }
 
-// refuseDenied ends the jobs with an event that the server does not let this
-// client publish, and returns the others.
+// refuseDenied ends the jobs that contain an event which the server does not let this
+// client publish. It returns the others.
 func (l *Log) refuseDenied(jobs []*job, since int) (others []*job) {
 	for _, j := range jobs {
 		if denied := l.denials.of(since, published(j)); denied != nil {
@@ -190,7 +189,7 @@ func (l *Log) refuseDenied(jobs []*job, since int) (others []*job) {
 	return others
 }
 
-// published concerns the subjects of the events of jobs.
+// published returns the concern for the subjects of the jobs' events.
 func published(jobs ...*job) concern {
 	return func(subject string) bool {
 		for _, j := range jobs {
@@ -245,7 +244,7 @@ func (l *Log) send(ctx context.Context, jobs []*job) error {
 	return nil
 }
 
-// sendBatch appends up to 1000 events, which belong to so many jobs.
+// sendBatch appends up to 1000 events that belong to the given number of jobs.
 func (l *Log) sendBatch(ctx context.Context, all []events.Event, jobs int) ([]uint64, error) {
 	if len(all) == 1 || len(all) == jobs && len(all) <= maxSingles {
 		return l.sendSingly(ctx, all)
@@ -282,9 +281,9 @@ const (
 	headerBatchCommit   = "Nats-Batch-Commit"
 )
 
-// sendAtomically appends all events or none, with one sync of the disk, and
-// returns the sequence of the first; the others follow it. Every attempt is a
-// batch of its own: what is left of one that was cut is dropped by the server.
+// sendAtomically appends all events or none, with one sync of the disk. It returns the
+// sequence of the first; the others follow it. Every attempt is a new batch: the server
+// drops the remains of an interrupted one.
 func (l *Log) sendAtomically(ctx context.Context, all []events.Event) (uint64, error) {
 	id := rand.Text()
 	for i, e := range all {
@@ -292,8 +291,8 @@ func (l *Log) sendAtomically(ctx context.Context, all []events.Event) (uint64, e
 		m.Header[headerBatchID] = []string{id}
 		m.Header[headerBatchSequence] = []string{strconv.Itoa(i + 1)}
 		if i < len(all)-1 {
-			// The server answers only the last message: it refuses the whole
-			// batch there if any other did not arrive.
+			// The server answers only the last message. It refuses the whole batch
+			// there if any other message did not arrive.
 			if err := l.nc.PublishMsg(m); err != nil {
 				return 0, fmt.Errorf("batch of %d: %w", len(all), err)
 			}
@@ -325,36 +324,35 @@ func (l *Log) sendAtomically(ctx context.Context, all []events.Event) (uint64, e
 	return 0, errors.New("batch of no events")
 }
 
-// gather holds the next batch back for those who were just acknowledged and
-// are about to append again.
+// gather delays the next batch for callers that were just acknowledged and are about to
+// append again.
 //
-// A batch costs five syncs of the disk whether it has ten events or a
-// thousand: the server stages it in a store of its own before it commits it.
-// Without holding back, the callers part into two groups that take turns,
-// each waiting for two batches of half the size. With 64 writers that keep 4
-// appends in flight, that was half the rate at twice the latency. A timer that
-// always runs out was worse than none: so the wait ends when all are back, and
-// whoever comes alone or late does not wait.
+// A batch costs five syncs of the disk whether it has ten events or a thousand: the
+// server stages it in a separate store before it commits it. Without the delay, the
+// callers split into two groups that take turns, and each waits for two batches of half
+// the size. With 64 writers that kept 4 appends in flight, that was half the rate at
+// twice the latency. A timer that always runs out was worse than none. The wait
+// therefore ends when all callers are back, and a single or late caller does not wait.
 type gather struct {
-	expect int // appends that were in flight when the last batch returned
+	expect int // appends in flight when the last batch returned
 	until  time.Time
 }
 
-// Bounds of the wait: a share of what the last batch took, and a time that no
-// caller who is going to append at once needs.
+// Bounds of the wait: a share of the time that the last batch took, and a time within
+// which a caller that appends at once is certainly back.
 const (
 	gatherShare = 4
 	gatherMost  = 2 * time.Millisecond
 )
 
-// sent notes a batch that took so long and is about to be acknowledged.
+// sent notes the duration of a batch that is about to be acknowledged.
 func (g *gather) sent(inFlight int, took time.Duration) {
 	g.expect = inFlight
 	g.until = time.Now().Add(min(took/gatherShare, gatherMost))
 }
 
-// wait returns when as many appends are queued as were in flight, and soon
-// after the last batch in any case.
+// wait returns when as many appends are queued as were in flight, or after a short
+// bounded time.
 func (g *gather) wait(ctx context.Context, q *queue) {
 	left := time.Until(g.until)
 	if left <= 0 || q.length() >= min(g.expect, maxBatch) {
@@ -373,27 +371,27 @@ func (g *gather) wait(ctx context.Context, q *queue) {
 	}
 }
 
-// Limits of what waits to be appended, so that a server that does not answer
-// costs its clients no more memory than that.
+// Limits of the queue, so that a server that does not answer costs its clients no more
+// memory.
 const (
 	queueBytes = 64 << 20
-	queueFact  = 1 << 10 // bytes that a fact counts for at least: 65536 are as many as fit
+	queueFact  = 1 << 10 // bytes that a fact counts for at least, so that 65536 fit
 )
 
-// job is one call of Append. Its sequences are valid after done was sent nil.
+// job is one call of Append. Its sequences are valid after done has received nil.
 type job struct {
 	ctx       context.Context
 	events    []events.Event
 	bytes     int
 	sequences []uint64
 	done      chan error
-	looked    uint64            // the end of the archive in which its events were looked for
-	had       map[string]uint64 // the sequences of those that are in it, by ID
-	place     *list.Element     // in the queue; nil when it was taken
+	looked    uint64            // the end of the archive that was searched for its events
+	had       map[string]uint64 // the sequences of the events found there, by ID
+	place     *list.Element     // in the queue; nil once taken
 }
 
-// weight is the share of the budget that the job has until it is acknowledged
-// or given up. One that is larger than the budget has it to itself.
+// weight is the job's share of the budget until it is acknowledged or abandoned. A job
+// larger than the budget takes all of it.
 func (j *job) weight() int64 {
 	return min(queueBytes, max(int64(j.bytes), queueFact*int64(len(j.events))))
 }
@@ -402,17 +400,17 @@ func (j *job) weight() int64 {
 type queue struct {
 	mu    sync.Mutex
 	jobs  list.List     // of *job
-	ready chan struct{} // holds a token when jobs may be there
+	ready chan struct{} // holds a token when jobs may be queued
 }
 
-// enqueue has the committer send j and returns when it is acknowledged,
-// refused, or its context or the log ends. Then it is not in the queue.
+// enqueue hands j to the committer and returns when it is acknowledged or refused, or
+// when its context or the log ends. On return it is no longer queued.
 func (l *Log) enqueue(j *job) error {
 	ctx, cancel := context.WithCancelCause(j.ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(l.ctx, func() { cancel(ErrClosed) })()
 	if err := l.room.Acquire(ctx, j.weight()); err != nil {
-		return fmt.Errorf("%w: it was not sent, for lack of room among the facts that wait: %w", ErrUnacknowledged, l.because(context.Cause(ctx)))
+		return fmt.Errorf("%w: not sent for lack of room in the queue: %w", ErrUnacknowledged, l.because(context.Cause(ctx)))
 	}
 	defer l.room.Release(j.weight())
 	l.queue.push(j)
@@ -435,8 +433,8 @@ func (q *queue) push(j *job) {
 	}
 }
 
-// drop removes a job that was given up, unless it was taken: the committer
-// leaves that one out of its next attempt.
+// drop removes an abandoned job from the queue. If the committer has taken it already,
+// the committer leaves it out of its next attempt.
 func (q *queue) drop(j *job) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -446,7 +444,7 @@ func (q *queue) drop(j *job) {
 	}
 }
 
-// take removes the jobs that fit one batch. A larger job comes alone.
+// take removes the jobs that fit one batch. A larger job is taken alone.
 func (q *queue) take() []*job {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -56,7 +56,7 @@ func TestAppendDuplicates(t *testing.T) {
 	if err != nil || again[0] != seqs[0] {
 		t.Fatalf("again: %v, %v, want %v", again, err, seqs)
 	}
-	// A batch with one that is there already: each gets the sequence it has.
+	// A batch with an event that is already stored: each event gets its sequence.
 	all, err := l.Append(t.Context(), facts...)
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestAppendDuplicates(t *testing.T) {
 	}
 }
 
-// A log forgets nothing of the last two minutes when its server restarts.
+// A log remembers the last two minutes of IDs when its server restarts.
 func TestDuplicatesAcrossRestart(t *testing.T) {
 	dir := t.TempDir()
 	s := startServer(t, dir)
@@ -206,7 +206,8 @@ func TestAppendRefuses(t *testing.T) {
 	}
 }
 
-// With nobody there, an append ends at its deadline and says what that means.
+// Without a server, an append ends at its deadline with an error that explains the
+// outcome.
 func TestAppendDeadline(t *testing.T) {
 	l, s := newLog(t)
 	s.Shutdown()

@@ -16,7 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 )
 
-// besieged is a log with a listener, and a client of it.
+// besieged returns a log with a listener, and a client of it.
 func besieged(t *testing.T, admit func() error) (addr string, client *Log) {
 	t.Helper()
 	s, err := StartServer(t.Context(), ServerOptions{
@@ -44,9 +44,9 @@ func besieged(t *testing.T, admit func() error) (addr string, client *Log) {
 	return at.String(), client
 }
 
-// TestJudgedDecisionIsNotKeptBack: a decision that was judged while a run was free is
-// passed on then. A client that sends a part of a frame behind it cannot have it wait
-// until another has the run.
+// TestJudgedDecisionIsNotKeptBack checks that a decision that was judged while a run
+// was free is passed on then. A client that sends a partial frame after it cannot delay
+// it until another client has the run.
 func TestJudgedDecisionIsNotKeptBack(t *testing.T) {
 	t.Parallel()
 	addr, trainer := besieged(t, nil)
@@ -82,8 +82,8 @@ func TestJudgedDecisionIsNotKeptBack(t *testing.T) {
 	}
 }
 
-// TestManyRequestsUnderWay: clients that ask for the most expensive answer as often as
-// they can do not keep another from the log.
+// TestManyRequestsUnderWay checks that clients that send the most expensive request as
+// fast as they can do not block another client.
 func TestManyRequestsUnderWay(t *testing.T) {
 	t.Parallel()
 	addr, client := besieged(t, nil)
@@ -120,7 +120,7 @@ func TestManyRequestsUnderWay(t *testing.T) {
 		})
 		defer func() { _ = c.conn.Close() }()
 	}
-	<-time.After(2 * time.Second) // as many wait now as ever do
+	<-time.After(2 * time.Second) // by now the maximum number waits
 	for range 5 {
 		within, done := context.WithTimeout(t.Context(), 10*time.Second)
 		if _, err := client.LaneEnd(within, trial); err != nil {
@@ -130,8 +130,8 @@ func TestManyRequestsUnderWay(t *testing.T) {
 	}
 }
 
-// TestEntriesNeedRoom: a disk without room takes no new lease or cursor, and those that
-// are there go on.
+// TestEntriesNeedRoom checks that a disk without room takes no new lease or cursor,
+// while existing ones keep working.
 func TestEntriesNeedRoom(t *testing.T) {
 	t.Parallel()
 	var full atomic.Bool
@@ -154,8 +154,8 @@ func TestEntriesNeedRoom(t *testing.T) {
 	}
 }
 
-// TestAnswersAreNotMixed: nothing else is answered on the subject of a request that is
-// under way, which would make room for another before its time.
+// TestAnswersAreNotMixed checks that no other answer arrives on the subject of a
+// request under way, which would free its slot too early.
 func TestAnswersAreNotMixed(t *testing.T) {
 	t.Parallel()
 	addr, _ := besieged(t, nil)
@@ -167,8 +167,9 @@ func TestAnswersAreNotMixed(t *testing.T) {
 	a.hears("MSG " + reply)
 }
 
-// TestInboxOfAnOldConnection: what an old connection has sent before its client came
-// again is no sign of life, also if it is read only now: the owner may have been stopped.
+// TestInboxOfAnOldConnection checks that frames which an old connection sent before its
+// client reconnected are no sign of life, even if the owner reads them only now: it may
+// have been stopped.
 func TestInboxOfAnOldConnection(t *testing.T) {
 	t.Parallel()
 	addr, _ := besieged(t, nil)
@@ -178,7 +179,7 @@ func TestInboxOfAnOldConnection(t *testing.T) {
 	old.say("SUB %s.* 1\r\nPING\r\n", private)
 	old.hears("PONG")
 	ended := make(chan struct{})
-	go func() { // frames, and no answer to a PING
+	go func() { // frames, but no answer to a PING
 		defer close(ended)
 		for tick := time.Tick(20 * time.Millisecond); ; <-tick {
 			if _, err := io.WriteString(old.conn, "PING\r\n"); err != nil {

@@ -40,7 +40,7 @@ func newAuthority(t *testing.T, name string) *authority {
 	return a
 }
 
-// sign makes a certificate for 127.0.0.1, good for both sides.
+// sign returns a certificate for 127.0.0.1, valid for both sides.
 func (a *authority) sign(t *testing.T) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

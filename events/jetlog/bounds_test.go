@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 )
 
-// caller is a connection of a program of its own to a listener.
+// caller is a client's raw connection to a listener.
 type caller struct {
 	t    *testing.T
 	conn net.Conn
@@ -41,8 +41,8 @@ func (c *caller) say(format string, args ...any) {
 	}
 }
 
-// hears reads lines until one has a text in it. The end of the connection is
-// itself a line.
+// hears reads lines until one contains text. The end of the connection counts as a
+// line.
 func (c *caller) hears(text string) {
 	c.t.Helper()
 	var all []string
@@ -63,14 +63,15 @@ func (c *caller) hears(text string) {
 	}
 }
 
-// enter shows the token.
+// enter sends the token.
 func (c *caller) enter() {
 	c.t.Helper()
 	c.say("CONNECT {\"auth_token\":%q,\"headers\":true,\"no_responders\":true}\r\nPING\r\n", token)
 	c.hears("PONG")
 }
 
-// TestBounds: what clients cost the owner is limited, and who goes beyond is told.
+// TestBounds checks that the costs of clients to the owner are limited, and that a
+// client beyond a limit gets an error.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	within := func(t *testing.T, b front.Limits, admit func() error) string {
@@ -109,7 +110,7 @@ func TestBounds(t *testing.T) {
 			first.hears("PONG")
 		}
 	})
-	t.Run("who does not say who it is makes room", func(t *testing.T) {
+	t.Run("unauthenticated connections make room", func(t *testing.T) {
 		t.Parallel()
 		addr := within(t, front.Limits{Waiting: 2, Greeting: time.Hour}, nil)
 		silent := call(t, addr)
@@ -122,7 +123,7 @@ func TestBounds(t *testing.T) {
 		known.say("PING\r\n")
 		known.hears("PONG")
 	})
-	t.Run("time to say who one is", func(t *testing.T) {
+	t.Run("time to authenticate", func(t *testing.T) {
 		t.Parallel()
 		addr := within(t, front.Limits{Greeting: 50 * time.Millisecond}, nil)
 		call(t, addr).hears("Authentication Timeout")
@@ -177,7 +178,7 @@ func TestBounds(t *testing.T) {
 		c.hears(`"success":true`)
 		consumer("two")
 		c.hears(`"name":"two"`)
-		// One of another session is as if it were not there.
+		// A consumer of another session is invisible.
 		other := call(t, addr)
 		other.enter()
 		other.say("SUB %sx.* 1\r\nPUB $JS.API.CONSUMER.DELETE.CKPT.two %sx.z 0\r\n\r\n", private, private)
@@ -212,8 +213,8 @@ func TestBounds(t *testing.T) {
 	})
 }
 
-// TestInboxOfALiveClient: an inbox is that of its client for as long as that lives,
-// and of the same client again when it has a new connection.
+// TestInboxOfALiveClient checks that an inbox belongs to its client while that lives,
+// and to the same client on a new connection.
 func TestInboxOfALiveClient(t *testing.T) {
 	t.Parallel()
 	_, addr := listening(t, Listen{Token: token})
@@ -222,7 +223,7 @@ func TestInboxOfALiveClient(t *testing.T) {
 	first.enter()
 	first.say("SUB %s.* 1\r\nPING\r\n", private)
 	first.hears("PONG")
-	go func() { // it lives: it answers
+	go func() { // alive: it answers
 		for {
 			line, err := first.in.ReadString('\n')
 			if err != nil {

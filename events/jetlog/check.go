@@ -22,15 +22,15 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// Finding is something in the log that should not be.
+// Finding is a problem found in the log.
 type Finding struct {
-	Sequence uint64 // the first one that is meant; 0: the log as a whole
-	Until    uint64 // the last one; the same when it is one event
+	Sequence uint64 // of the first event concerned; 0: the log as a whole
+	Until    uint64 // of the last event; equal to Sequence for a single event
 	Problem  string
-	Aside    bool // it is of a bucket beside the log: no event is lost
+	Aside    bool // it is in a bucket next to the log: no event is lost
 }
 
-// String names the events and the problem.
+// String returns the events and the problem.
 func (f Finding) String() string {
 	switch {
 	case f.Sequence == 0:
@@ -43,41 +43,42 @@ func (f Finding) String() string {
 
 // Checked is the outcome of [Log.Check].
 type Checked struct {
-	First, Last uint64 // as the server says
-	Events      uint64 // that were read
-	Decisions   uint64 // of them
-	// Repeated counts the events whose ID an earlier one has: facts that a late retry
-	// has stored again. A decision that the server has repeated does not follow the one
-	// before it, which is a finding; one that its client has repeated is another.
+	First, Last uint64 // as the server reports
+	Events      uint64 // number of events read
+	Decisions   uint64 // number of decisions among them
+	// Repeated counts the events whose ID an earlier event has: facts that a late retry
+	// stored twice. A repeated decision is always a finding: one repeated by the server
+	// does not follow its predecessor, and one repeated by its client has a duplicate
+	// ID.
 	Repeated uint64
 	Findings []Finding
 }
 
-// CheckOptions say how to check. Both functions may be nil.
+// CheckOptions configure a check. Both functions may be nil.
 type CheckOptions struct {
-	// Each is called for every event that could be read, and for each
-	// [events.Void], in order. What it returns is a finding about that event.
+	// Each is called in order for every readable event, and for each [events.Void].
+	// Each returned problem becomes a finding about that event.
 	Each func(events.Recorded) (problems []string)
-	// Pace is called with the size in bytes of each event, and may take its
-	// time. Its error ends the check.
+	// Pace is called with the size in bytes of each event and may block to limit the
+	// rate. Its error ends the check.
 	Pace func(ctx context.Context, bytes int64) error
-	// Dir is where a file without a name is made: 24 bytes for each event, of
-	// which a few megabytes are in memory. "" is the system's for such files.
+	// Dir is the directory of an unnamed temporary file: 24 bytes for each event, of
+	// which a few megabytes are kept in memory. "" is the system's temporary directory.
 	Dir string
 }
 
-// Check reads every sequence from 1 to the end that the log has now, and does
-// not stop at damage: a sequence that cannot be read is a finding, and the next
-// one that can is looked for. It holds the server's counts to be those of what was
-// read, and every decision to follow the one that it was made after:
+// Check reads every sequence from 1 to the current end of the log. It does not stop at
+// damage: an unreadable sequence is a finding, and Check continues at the next readable
+// one. It compares the server's counts with the events read, and checks that every
+// decision follows the decision that it was based on:
 //
 //	lane ckpt.a.main.s.>      4 ──▶ 7 ──▶ 12     each message has the sequence
 //	                          0     4     7      that was the end of its lane
 //
-// Of the cursors, their witnesses and the leases beside the log it holds every
-// key to be readable, and every cursor to be there and within the log.
+// In the buckets next to the log (leases, cursors and their witnesses) it checks that
+// every key is readable, and that every cursor exists and is within the log.
 //
-// An error is that of a check which could not be done.
+// Check returns an error only if the check itself could not be done.
 func (l *Log) Check(ctx context.Context, o CheckOptions) (Checked, error) {
 	c := &checker{l: l, o: o, ids: seenIDs{dir: o.Dir, most: seenMost}, lanes: map[events.Scope]uint64{}}
 	err := errors.Join(c.run(ctx), c.ids.close())
@@ -117,7 +118,7 @@ func (c *checker) run(ctx context.Context) error {
 		c.find(0, partial.Error())
 	}
 	for next := uint64(1); next <= c.out.Last; {
-		// A log that the server itself knows to be damaged is read singly.
+		// A log that the server itself reports as damaged is read event by event.
 		if partial == nil {
 			if next, err = c.read(ctx, next); err != nil {
 				return err
@@ -139,8 +140,8 @@ func (c *checker) run(ctx context.Context) error {
 	return c.buckets(ctx)
 }
 
-// archive holds every byte of the archive to be what was sealed: also those that are
-// no event's, such as of an index.
+// archive checks every byte of the archive against its seal, including bytes outside of
+// events, such as an index.
 func (c *checker) archive(ctx context.Context) error {
 	if c.l.sealed().Last == 0 {
 		return nil
@@ -156,7 +157,7 @@ func (c *checker) archive(ctx context.Context) error {
 	return err
 }
 
-// count holds as many events to have been read as the server says there are.
+// count compares the number of events read with the server's count.
 func (c *checker) count(stored uint64) {
 	if n := c.out.Events; n != stored {
 		c.find(0, fmt.Sprintf("the server counts %d events, %d were read", stored, n))
@@ -173,8 +174,8 @@ func (c *checker) state(ctx context.Context) (state *jetstream.StreamInfo, err e
 	return state, err
 }
 
-// read reads on from next until damage, and returns the first sequence that it
-// did not get.
+// read reads from next until damage, and returns the first sequence that it did not
+// get.
 func (c *checker) read(ctx context.Context, next uint64) (uint64, error) {
 	r := &reader{l: c.l, next: next, until: c.out.Last, stall: min(c.l.stall, time.Second)}
 	var stopped error
@@ -191,11 +192,11 @@ func (c *checker) read(ctx context.Context, next uint64) (uint64, error) {
 	case errors.Is(err, ErrForeign), errors.Is(err, ErrClosed), errors.Is(err, ErrNoLog):
 		return r.next, err
 	}
-	return r.next, nil // why it ended, the sequence itself will tell
+	return r.next, nil // reading the sequence itself will show why it ended
 }
 
-// pass goes over what cannot be read, sequence by sequence, up to the first
-// event that can; with all, to the end of the log.
+// pass tries unreadable sequences one by one, up to the first readable event; with all,
+// to the end of the log.
 func (c *checker) pass(ctx context.Context, next uint64, all bool) (uint64, error) {
 	for ; next <= c.out.Last; next++ {
 		e, header, err := c.one(ctx, next)
@@ -220,7 +221,7 @@ func (c *checker) pass(ctx context.Context, next uint64, all bool) (uint64, erro
 	return next, nil
 }
 
-// one asks for one event.
+// one reads one event.
 func (c *checker) one(ctx context.Context, seq uint64) (e events.Recorded, header nats.Header, err error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -254,7 +255,7 @@ func (c *checker) see(ctx context.Context, e events.Recorded, header nats.Header
 		if !void && e.Kind.Known() {
 			c.out.Decisions++
 		}
-		if !void && e.Kind.Known() && e.Version == 1 { // what a newer one asks is not known
+		if !void && e.Kind.Known() && e.Version == 1 { // the rules of a newer version are unknown
 			c.chain(e, header)
 		}
 		c.lanes[e.Scope] = e.Sequence
@@ -270,14 +271,14 @@ func (c *checker) see(ctx context.Context, e events.Recorded, header nats.Header
 	return nil
 }
 
-// chain holds a decision to follow the one that its decider had seen.
+// chain checks that a decision follows the last decision that its decider had seen.
 func (c *checker) chain(e events.Recorded, header nats.Header) {
 	if e.Sequence == 1 {
-		return // store.created has nothing before it
+		return // nothing precedes store.created
 	}
 	text := header.Get(jetstream.ExpectedLastSubjSeqHeader)
 	if follows := header.Get(headerFollows); follows != "" && text == "0" {
-		text = follows // the one before it was in the archive when it was appended
+		text = follows // its predecessor was in the archive when it was appended
 	}
 	after, err := strconv.ParseUint(text, 10, 64)
 	switch before := c.lanes[e.Scope]; {
@@ -288,14 +289,14 @@ func (c *checker) chain(e events.Recorded, header nats.Header) {
 	}
 }
 
-// seenIDs finds the IDs that more than one event has, in bounded memory: it
-// keeps 24 bytes of each event, sorts as many as fit its memory, and spills each
-// sorted run to one file without a name. In the end the runs are merged:
+// seenIDs finds repeated IDs in bounded memory. It keeps 24 bytes of each event, sorts
+// as many as fit its memory, and spills each sorted run to one unnamed file. At the end
+// it merges the runs:
 //
 //	record   16 bytes of the ID's SHA-256, 8 bytes of the sequence
 //	run      records in order of the digest, then of the sequence
 type seenIDs struct {
-	dir  string // for the file; "" is the system's
+	dir  string // of the file; "" is the system's temporary directory
 	most int    // records in memory
 
 	mem  []seenID
@@ -319,7 +320,7 @@ func (a seenID) compare(b seenID) int {
 	return cmp.Or(slices.Compare(a.digest[:], b.digest[:]), cmp.Compare(a.event, b.event))
 }
 
-// add takes note of one event. Sequences are added in their order.
+// add records one event. Sequences must be added in order.
 func (s *seenIDs) add(id string, seq uint64) error {
 	sum := sha256.Sum256([]byte(id))
 	if s.mem = append(s.mem, seenID{[16]byte(sum[:16]), seq}); len(s.mem) < s.most {
@@ -333,7 +334,7 @@ func (s *seenIDs) spill() (err error) {
 		if s.file, err = os.CreateTemp(s.dir, ".ckptstore-check-*"); err != nil {
 			return fmt.Errorf("make room for the IDs of events: %w", err)
 		}
-		// Nothing is left of it, however this process ends.
+		// The unlinked file vanishes however this process ends.
 		if err := os.Remove(s.file.Name()); err != nil {
 			return err
 		}
@@ -355,8 +356,8 @@ func (s *seenIDs) spill() (err error) {
 	return nil
 }
 
-// repeats calls visit for every event whose ID an earlier one has, in no order.
-// before is the first one that has it.
+// repeats calls visit for every event whose ID an earlier event has, in no particular
+// order. before is the first event with that ID.
 func (s *seenIDs) repeats(visit func(seq, before uint64)) error {
 	slices.SortFunc(s.mem, seenID.compare)
 	from := seenRuns{{next: s.mem}}
@@ -403,14 +404,14 @@ func (s *seenIDs) close() error {
 	return s.file.Close()
 }
 
-// seenRun is what is left of a sorted run: in memory, and in the file.
+// seenRun is the unread rest of a sorted run: in memory, and in the file.
 type seenRun struct {
 	next []seenID
 	r    *bufio.Reader // nil: nothing
 	one  [1]seenID
 }
 
-// fill reads the next record if there is none in memory.
+// fill reads the next record unless one is in memory.
 func (r *seenRun) fill() error {
 	if len(r.next) > 0 || r.r == nil {
 		return nil
@@ -428,7 +429,7 @@ func (r *seenRun) fill() error {
 	return nil
 }
 
-// seenRuns is a heap by the next record of each.
+// seenRuns is a heap ordered by the next record of each run.
 type seenRuns []*seenRun
 
 var _ heap.Interface = (*seenRuns)(nil)
@@ -452,9 +453,9 @@ func (h *seenRuns) Pop() any {
 	return last
 }
 
-// buckets holds the keys beside the log to be readable, as many as the server
-// counts, and of the right form; cursors to stand within the log; and every
-// witness to have its cursor.
+// buckets checks that the keys next to the log are readable, well-formed and as many as
+// the server counts. It also checks that cursors are within the log and that every
+// witness has its cursor.
 func (c *checker) buckets(ctx context.Context) error {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -491,7 +492,7 @@ func (l *Log) checkBuckets(ctx context.Context) (found []string, err error) {
 			var v leaseValue
 			err := json.Unmarshal(data, &v)
 			if err == nil && (v.Token == "" || v.TermMS <= 0) {
-				err = errors.New("it has no token or no term")
+				err = errors.New("no token or no term")
 			}
 			return err
 		}},
@@ -502,7 +503,7 @@ func (l *Log) checkBuckets(ctx context.Context) (found []string, err error) {
 		}
 		found = append(found, some...)
 	}
-	info, err := l.ours(ctx) // now: a cursor may have moved on meanwhile
+	info, err := l.ours(ctx) // current: a cursor may have moved meanwhile
 	if err != nil {
 		return nil, err
 	}
@@ -528,10 +529,10 @@ func (l *Log) checkBuckets(ctx context.Context) (found []string, err error) {
 	return found, nil
 }
 
-// named holds a value to be that of its key.
+// named checks that a value names its own key.
 func named(err error, key, name string) error {
 	if err == nil && bucketKey(name) != key {
-		err = fmt.Errorf("it is that of %q", name)
+		err = fmt.Errorf("the value belongs to %q", name)
 	}
 	return err
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// checkAll is what a check of l finds, with what it has read.
+// checkAll checks l, and returns the outcome and the findings as text.
 func checkAll(t *testing.T, l *Log, o CheckOptions) (Checked, string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -29,8 +29,8 @@ func checkAll(t *testing.T, l *Log, o CheckOptions) (Checked, string) {
 	return c, strings.Join(found, "\n")
 }
 
-// A whole log has no finding: batches, late repetitions of facts, and lanes in
-// which retries were refused.
+// A complete log has no finding: batches, late repetitions of facts, and lanes in which
+// retries were refused.
 func TestCheckWhole(t *testing.T) {
 	l, _ := newLog(t)
 	after := uint64(0)
@@ -39,7 +39,7 @@ func TestCheckWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 		d, end := begun(t, fmt.Sprint("step-", i)), after
-		for range 2 { // the second finds the first
+		for range 2 { // the second check reads the same events again
 			seq, err := l.Decide(t.Context(), d, after)
 			if err != nil {
 				t.Fatal(err)
@@ -63,7 +63,7 @@ func TestCheckWhole(t *testing.T) {
 	}
 }
 
-// Damaged events are named, and what lies behind them is read.
+// Damaged events are named, and the events after them are read.
 func TestCheckDamaged(t *testing.T) {
 	for name, c := range map[string]struct {
 		seq    int
@@ -106,7 +106,7 @@ func TestCheckDamaged(t *testing.T) {
 	})
 }
 
-// What somebody wrote past the rules is found.
+// Events written against the rules are found.
 func TestCheckStrangers(t *testing.T) {
 	for name, c := range map[string]struct {
 		write func(t *testing.T, l *Log)
@@ -235,7 +235,7 @@ func TestCheckStrangers(t *testing.T) {
 	}
 }
 
-// A check that is called off ends with that, and not with findings.
+// A cancelled check returns the cause, not findings.
 func TestCheckCalledOff(t *testing.T) {
 	l, _ := newLog(t)
 	off := errors.New("off")
@@ -249,7 +249,7 @@ func TestCheckCalledOff(t *testing.T) {
 	}
 }
 
-// The server's count is held against what was read.
+// The server's count is compared with the events read.
 func TestCheckCounts(t *testing.T) {
 	for stored, want := range map[uint64]int{2: 1, 3: 0, 4: 1} {
 		c := &checker{out: Checked{Events: 3}}

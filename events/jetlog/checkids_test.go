@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestSeenIDs: with any memory it finds what a map of all IDs finds.
+// TestSeenIDs checks that seenIDs finds the same IDs as a map, with any memory limit.
 func TestSeenIDs(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))

@@ -12,8 +12,8 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// acked is an event with the sequence that its writer was told, and for a
-// decision the end of the lane that it expected.
+// acked is an event with the sequence that its writer received, and for a decision the
+// end of the lane that it expected.
 type acked struct {
 	id              string
 	sequence, after uint64
@@ -22,7 +22,7 @@ type acked struct {
 	called, returned time.Time
 }
 
-// history is what the writers of a log were told.
+// history is the list of acknowledgements that the writers of a log received.
 type history struct {
 	mu        sync.Mutex
 	acked     []acked
@@ -48,7 +48,7 @@ func (h *history) len() int {
 	return len(h.acked)
 }
 
-// decide takes n decisions on one lane against everybody else's.
+// decide takes n decisions on one lane in competition with all other deciders.
 func (h *history) decide(ctx context.Context, t *testing.T, l *Log, who, n int) {
 	for i := range n {
 		d := begun(t, fmt.Sprintf("step-%d-%d", who, i))
@@ -98,7 +98,7 @@ func (h *history) append(ctx context.Context, t *testing.T, l *Log, rounds int) 
 	}
 }
 
-// check compares what the writers were told with what is stored.
+// check compares the acknowledgements with the stored log.
 func (h *history) check(t *testing.T, l *Log) {
 	t.Helper()
 	last, err := l.Last(t.Context())
@@ -124,7 +124,7 @@ func (h *history) check(t *testing.T, l *Log) {
 	decisions := 0
 	for _, a := range h.acked {
 		if at[a.id] != a.sequence {
-			t.Errorf("event %s is at %d, its writer was told %d", a.id, at[a.id], a.sequence)
+			t.Errorf("event %s is at %d, acknowledged as %d", a.id, at[a.id], a.sequence)
 		}
 		if !a.decision {
 			continue
@@ -148,8 +148,8 @@ func (h *history) check(t *testing.T, l *Log) {
 
 const deciders = 8
 
-// contend lets 8 deciders and 4 writers of facts at one log, each over a
-// connection of its own.
+// contend runs 8 deciders and 4 writers of facts against one log, each over its own
+// connection.
 func contend(t *testing.T, connect func() *Log, decisions, rounds int, meanwhile func(*history)) *history {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
@@ -179,7 +179,7 @@ func TestLinearizable(t *testing.T) {
 	}
 }
 
-// On three servers, of which the leader stops in the middle.
+// Linearizable on three servers, whose leader stops halfway.
 func TestLinearizableReplicated(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t, 3)
@@ -207,7 +207,7 @@ func TestLinearizableReplicated(t *testing.T) {
 	}
 }
 
-// How many copies a log gets.
+// The number of copies of a log.
 func TestReplicas(t *testing.T) {
 	t.Parallel()
 	three := startCluster(t, 3)

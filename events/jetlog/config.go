@@ -13,21 +13,21 @@ import (
 // Stream is the name of the stream that holds the log.
 const Stream = "CKPT"
 
-// MaxMessage is the size in bytes that an event may have, headers and body.
+// MaxMessage is the largest size of an event in bytes, headers and body.
 const MaxMessage = 1 << 20
 
-// duplicates is how long the server knows the IDs of messages.
+// duplicates is how long the server remembers the IDs of messages.
 const duplicates = 2 * time.Minute
 
-// streamConfig is what [Log.Create] asks for. There is no MaxBytes: of a stream
-// that is full, DiscardNew refuses every append alike, and a log could not even
-// record why saves are aborted. The bound is [Options.Admit], by which the
-// store refuses facts by name while the disk still has room for decisions;
-// DiscardNew is set for an operator who gives the stream a limit of their own.
-// Then appends end with the server's refusal, and nothing old is dropped.
+// streamConfig is the configuration that [Log.Create] requests. It has no MaxBytes:
+// DiscardNew makes a full stream refuse every append alike, and the log could not even
+// record why saves are aborted. Instead, [Options.Admit] lets the store refuse facts by
+// name while the disk still has room for decisions. DiscardNew protects a log whose
+// operator sets a limit anyway: appends then end with the server's refusal, and no old
+// event is dropped.
 //
-// It is not compressed: of one with replicas, see [safeCompression]; and the old part
-// of any other is compressed when it is sealed.
+// The stream is not compressed: for replicated streams see [safeCompression]; the old
+// part of any other log is compressed when it is sealed.
 func streamConfig(replicas int) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name:               Stream,
@@ -51,17 +51,17 @@ func streamConfig(replicas int) jetstream.StreamConfig {
 	}
 }
 
-// safeCompression reports whether the server recovers the stream after the
-// crash of a host. Nats-server 2.15.2 cuts a block of a replica that restarts
-// to its last good message, and cannot do so in a compressed one: the replica
-// says "smb.truncate: ... s2: corrupt input" and never joins again. With the
-// second such replica of three, the log has no leader any more.
+// safeCompression reports whether the server can recover the stream after a host crash.
+// When a replica restarts, nats-server 2.15.2 truncates a damaged block to its last
+// good message, and fails to do so in a compressed block. The replica then logs
+// "smb.truncate: ... s2: corrupt input" and never joins again. After the second such
+// replica of three, the log has no leader.
 func safeCompression(c jetstream.StreamConfig) bool {
 	return c.Replicas <= 1 || c.Compression == jetstream.NoCompression
 }
 
-// guards lists what is wrong with a stream's configuration: everything by
-// which it could lose an event, take one twice, or refuse ours.
+// guards lists the problems of a stream's configuration: every setting by which it
+// could lose an event, store one twice, or refuse ours.
 func guards(c jetstream.StreamConfig) []string {
 	var wrong []string
 	for _, g := range []struct {
@@ -74,9 +74,9 @@ func guards(c jetstream.StreamConfig) []string {
 		{c.Retention == jetstream.LimitsPolicy, "its retention follows interest"},
 		{c.Discard == jetstream.DiscardNew, "it discards old messages when full"},
 		{c.MaxAge == 0, "its messages expire"},
-		{c.MaxMsgsPerSubject <= 0, "it limits messages a subject"},
+		{c.MaxMsgsPerSubject <= 0, "it limits messages per subject"},
 		{c.MaxMsgSize < 0 || c.MaxMsgSize >= MaxMessage, fmt.Sprintf("it refuses messages of %d bytes", MaxMessage)},
-		{c.Duplicates >= duplicates, "it knows duplicates for less than two minutes"},
+		{c.Duplicates >= duplicates, "it remembers duplicates for less than two minutes"},
 		{c.DenyDelete, "it allows deletion"},
 		{c.DenyPurge, "it allows purging"},
 		{!c.AllowRollup, "it allows rollups"},

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestConflictCodes: a replicated stream may refuse a decision by either code.
-// What is pending is settled by asking again.
+// TestConflictCodes checks that a decision may be refused by either code on a
+// replicated stream, and that a pending one is settled by a retry.
 func TestConflictCodes(t *testing.T) {
 	t.Parallel()
 	_, s := newLog(t)
@@ -29,7 +29,7 @@ func TestConflictCodes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// It finds itself, whatever the server says of it.
+		// The retry finds its own event, whatever code the server returns.
 		if again, err := l.Decide(t.Context(), d, end); err != nil || again != at {
 			t.Errorf("%s: again: %d, %v, want %d", name, again, err, at)
 		}
@@ -47,8 +47,8 @@ func TestConflictCodes(t *testing.T) {
 	}
 }
 
-// pendings is a way to a server that tells of conflicts as a replicated one
-// may while another append is in flight.
+// pendings is a connection to a server that reports conflicts as a replicated one may
+// while another append is in flight.
 type pendings struct {
 	s    *Server
 	mu   sync.Mutex

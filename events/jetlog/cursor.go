@@ -22,8 +22,8 @@ import (
 //
 //	{"name": "alerts", "sequence": 1200, "token": "…"}
 //
-// Each opening has its own token, by which a write whose acknowledgement was
-// lost is told from another subscriber's.
+// Each opening has its own token. It distinguishes a write whose acknowledgement was
+// lost from another subscriber's write.
 const Cursors = "CKPT_CURSORS"
 
 const (
@@ -31,8 +31,9 @@ const (
 	cursorsAre   = "how far the subscribers of a checkpoint store have come"
 )
 
-// ErrCursorMoved says that another subscriber moved the cursor, or it was removed.
-var ErrCursorMoved = problem.New(problem.Conflict, "the cursor was moved by somebody else")
+// ErrCursorMoved reports that another subscriber moved the cursor, or that it was
+// removed.
+var ErrCursorMoved = problem.New(problem.Conflict, "another subscriber moved the cursor")
 
 type cursorValue struct {
 	Name     string `json:"name"`
@@ -40,16 +41,16 @@ type cursorValue struct {
 	Token    string `json:"token"`
 }
 
-// CursorState is a cursor as it stands.
+// CursorState is the state of a cursor.
 type CursorState struct {
 	Name     string    `json:"name"`
-	Sequence uint64    `json:"sequence"` // of the last event that was handled
+	Sequence uint64    `json:"sequence"` // of the last handled event
 	Moved    time.Time `json:"moved"`    // by the server's clock
-	Damage   error     `json:"-"`        // why it cannot be read; then only Name is known
+	Damage   error     `json:"-"`        // why it cannot be read; then only Name is set
 }
 
-// Cursor is how far a subscriber has come, kept beside the log, so that it
-// goes on from any machine. Its methods may be called concurrently.
+// Cursor is a subscriber's position in the log, kept by the log's server, so that the
+// subscriber can resume on any machine. Its methods may be called concurrently.
 type Cursor struct {
 	l    *Log
 	kv   jetstream.KeyValue
@@ -58,17 +59,17 @@ type Cursor struct {
 	mu       sync.Mutex
 	token    string
 	sequence uint64
-	revision uint64 // 0: there is no such key yet
+	revision uint64 // 0: the key does not exist yet
 
-	unwitnessed bool // its witness is to be written after it
+	unwitnessed bool // its witness must be written after it
 }
 
-// Cursor opens the cursor called name. One that was never moved stands at 0
-// and is not listed. Opening keeps nobody else from it: see [Log.Lease]. But
-// of two that opened it, the second to move it is told so.
+// Cursor opens the cursor called name. A cursor that was never moved has the position 0
+// and is not listed. Opening does not exclude others: use [Log.Lease] for that. If two
+// subscribers have it open, the second to move it gets [ErrCursorMoved].
 func (l *Log) Cursor(ctx context.Context, name string) (*Cursor, error) {
 	if name == "" {
-		return nil, errors.New("open a cursor: it needs a name")
+		return nil, errors.New("open a cursor: no name")
 	}
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -102,7 +103,7 @@ func (c *Cursor) open(ctx context.Context) error {
 		return lostCursor()
 	case m.Seq == 0:
 		return nil
-	case !known: // its first move was cut, or knew nothing of witnesses
+	case !known: // the first move was cut, or an older version made it without a witness
 		if err := c.l.witness(ctx, c.name); err != nil {
 			return err
 		}
@@ -117,16 +118,16 @@ func (c *Cursor) open(ctx context.Context) error {
 	return nil
 }
 
-// Sequence is the last event that was handled, 0 for none.
+// Sequence returns the sequence of the last handled event, 0 for none.
 func (c *Cursor) Sequence() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.sequence
 }
 
-// Move says that all events up to sequence are handled. It is durable on
-// return. [ErrCursorMoved] says that this subscriber is not the only one.
-// Other errors are safe to retry.
+// Move records that all events up to sequence are handled. The position is durable on
+// return. It returns [ErrCursorMoved] if another subscriber uses the cursor too. Other
+// errors are safe to retry.
 func (c *Cursor) Move(ctx context.Context, sequence uint64) error {
 	if c.l.opts.ReadOnly != nil {
 		return fmt.Errorf("move cursor %q: %w", c.name, c.l.opts.ReadOnly)
@@ -190,7 +191,7 @@ func (c *Cursor) reread(ctx context.Context) error {
 	return nil
 }
 
-// readCursor asks once; a cursor that is not there has the revision 0.
+// readCursor asks once; a missing cursor has the revision 0.
 func (l *Log) readCursor(ctx context.Context, key string) (cursorValue, stored, error) {
 	var value cursorValue
 	m, err := l.entry(ctx, Cursors, key)
@@ -206,7 +207,7 @@ func (l *Log) readCursor(ctx context.Context, key string) (cursorValue, stored, 
 	return value, m, nil
 }
 
-// ListCursors are all cursors by name, also the damaged ones.
+// ListCursors returns all cursors by name, including damaged ones.
 func (l *Log) ListCursors(ctx context.Context) ([]CursorState, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -242,7 +243,7 @@ func (l *Log) ListCursors(ctx context.Context) ([]CursorState, error) {
 	return found, nil
 }
 
-// cursorState is the cursor of a key, without a name when it was removed.
+// cursorState returns the cursor of a key. Its name is empty if it was removed.
 func (l *Log) cursorState(ctx context.Context, key string) (CursorState, error) {
 	value, m, err := l.readCursor(ctx, key)
 	if err == nil && m.Seq == 0 {
@@ -262,8 +263,9 @@ func (l *Log) cursorState(ctx context.Context, key string) (CursorState, error) 
 	return CursorState{Name: value.Name, Sequence: value.Sequence, Moved: m.Time}, err
 }
 
-// RemoveCursor forgets a cursor and reports whether there was one: also one that
-// is gone or ahead of the log, and not one whose value the server cannot read.
+// RemoveCursor removes a cursor and reports whether there was one. It also removes a
+// cursor that is lost or ahead of the log, but not one whose value the server cannot
+// read.
 func (l *Log) RemoveCursor(ctx context.Context, name string) (found bool, err error) {
 	c, err := l.Cursor(ctx, name)
 	if err != nil && !errors.Is(err, ErrCursorDamaged) || err == nil && c.revision == 0 {
@@ -294,13 +296,12 @@ func (l *Log) RemoveCursor(ctx context.Context, name string) (found bool, err er
 	return true, nil
 }
 
-// bucketKey spells a name in the characters that a key may have.
+// bucketKey encodes a name in the characters that a key may have.
 func bucketKey(name string) string {
 	return strings.ReplaceAll(events.EncodeName(name), "%", "=")
 }
 
-// bucket opens a bucket and makes it, with as many replicas as the log has,
-// when there is none.
+// bucket opens a bucket. It creates a missing bucket with as many replicas as the log.
 func (l *Log) bucket(ctx context.Context, name, description string) (jetstream.KeyValue, error) {
 	kv, err := l.js.KeyValue(ctx, name)
 	if !errors.Is(err, jetstream.ErrBucketNotFound) {
@@ -319,14 +320,14 @@ func (l *Log) bucket(ctx context.Context, name, description string) (jetstream.K
 	})
 }
 
-// Witnesses is the bucket that knows which cursors there are, apart from them.
-// A key is that of a cursor, a value is
+// Witnesses is the bucket that records, apart from the cursors, which cursors exist. A
+// key is that of a cursor, a value is
 //
 //	{"name": "alerts"}
 //
-// A witness is written after its cursor and removed before it. So a witness
-// without a cursor says that the cursor was lost: whoever took it for a new one
-// would leave out the events since it stood somewhere.
+// A witness is written after its cursor and removed before it. A witness without a
+// cursor therefore proves that the cursor was lost. Treating it as new would skip the
+// events after its position.
 //
 //	         CKPT_CURSORS    CKPT_CURSOR_WITNESSES
 //	move     1 alerts ────▶  2 alerts                acknowledged after both
@@ -338,28 +339,29 @@ const (
 	witnessesAre  = "which cursors a checkpoint store has"
 )
 
-// ErrCursorDamaged says that a cursor was moved and cannot be read any more, or
-// is ahead of the log.
+// ErrCursorDamaged reports that a cursor was moved and is now unreadable, or is ahead
+// of the log.
 var ErrCursorDamaged = problem.New(problem.Damage, "damaged cursor")
 
 type witnessValue struct {
 	Name string `json:"name"`
 }
 
-// lostCursor is the error of a cursor that is gone: it can be removed.
+// lostCursor returns the error of a cursor that is missing although it was moved. It
+// can be removed.
 func lostCursor() error {
-	return fmt.Errorf("%w: it was moved, and is gone: restore log/ from a copy, or forget it by `ckptstore events cursors rm NAME` and follow again, with --from where it should go on", ErrCursorDamaged)
+	return fmt.Errorf("%w: it was moved, and is gone: restore log/ from a copy, or forget it by `ckptstore events cursors rm NAME` and follow again, with --from at the event to resume from", ErrCursorDamaged)
 }
 
-// unreadableCursor is the error of a cursor that is in the way: the server
+// unreadableCursor returns the error of a cursor that blocks its key: the server
 // acknowledges no write over a value that it cannot read.
 func unreadableCursor(why error) error {
 	return fmt.Errorf("%w: %w: restore log/ from a copy; or stop the log's server, delete its directory %s, which loses all cursors, and forget each by `ckptstore events cursors rm NAME`", ErrCursorDamaged, why, cursorStream)
 }
 
-// entry asks once for the value of a key of a bucket. A key that is not there,
-// or was removed, has the sequence 0. One that the bucket counts and cannot
-// show is damage: the server jumps over what its checksums do not fit.
+// entry reads the value of a key of a bucket once. A missing or removed key has the
+// sequence 0. A key that the bucket counts but cannot return is damage: the server
+// skips values whose checksums do not match.
 func (l *Log) entry(ctx context.Context, bucket, key string) (stored, error) {
 	subject := "$KV." + bucket + "." + key
 	m, err := l.getStored(ctx, "KV_"+bucket, msgGet{LastFor: subject})
@@ -369,7 +371,7 @@ func (l *Log) entry(ctx context.Context, bucket, key string) (stored, error) {
 	if errors.Is(err, errNoMessage) {
 		state, serr := l.bucketState(ctx, bucket, subject)
 		if serr == nil && len(state.Subjects) > 0 {
-			// It may have come in between.
+			// It may have been written in between.
 			m, err = l.getStored(ctx, "KV_"+bucket, msgGet{LastFor: subject})
 		}
 		switch {
@@ -391,17 +393,17 @@ func (l *Log) entry(ctx context.Context, bucket, key string) (stored, error) {
 	if err != nil {
 		return stored{}, fmt.Errorf("%w: headers of key %s of bucket %s: %w", errUnreadable, key, bucket, err)
 	}
-	if header.Get("KV-Operation") != "" { // a mark that it was removed
+	if header.Get("KV-Operation") != "" { // a mark of its removal
 		return stored{}, nil
 	}
 	return m, nil
 }
 
-// errUnreadable: a bucket has a key whose value cannot be read.
+// errUnreadable reports a key of a bucket whose value cannot be read.
 var errUnreadable = errors.New("damaged bucket")
 
-// bucketState is the state of a bucket, with its subjects that match. There is
-// no state of a bucket that was never made.
+// bucketState returns the state of a bucket and its matching subjects. A bucket that
+// was never created has an empty state.
 func (l *Log) bucketState(ctx context.Context, bucket, subjects string) (state jetstream.StreamState, err error) {
 	s, err := l.js.Stream(ctx, "KV_"+bucket)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -417,7 +419,8 @@ func (l *Log) bucketState(ctx context.Context, bucket, subjects string) (state j
 	return info.State, nil
 }
 
-// keys are those that a bucket counts, also of removed values and of damaged ones.
+// keys returns the keys that a bucket counts, including those of removed and damaged
+// values.
 func (l *Log) keys(ctx context.Context, bucket string) ([]string, jetstream.StreamState, error) {
 	state, err := l.bucketState(ctx, bucket, "$KV."+bucket+".>")
 	keys := make([]string, 0, len(state.Subjects))
@@ -427,17 +430,17 @@ func (l *Log) keys(ctx context.Context, bucket string) ([]string, jetstream.Stre
 	return keys, state, err
 }
 
-// witnessed reports whether a cursor is known to have been moved: also by a
-// witness that cannot be read.
+// witnessed reports whether a cursor is known to have been moved. An unreadable witness
+// counts.
 func (l *Log) witnessed(ctx context.Context, key string) (bool, error) {
 	m, err := l.entry(ctx, Witnesses, key)
 	if errors.Is(err, errUnreadable) {
-		return true, nil // a check says more
+		return true, nil // a check reports the details
 	}
 	return m.Seq != 0, err
 }
 
-// witness notes that there is a cursor of this name.
+// witness records that a cursor of this name exists.
 func (l *Log) witness(ctx context.Context, name string) error {
 	kv, err := l.bucket(ctx, Witnesses, witnessesAre)
 	if err != nil {
@@ -448,12 +451,12 @@ func (l *Log) witness(ctx context.Context, name string) error {
 		_, err = kv.Create(ctx, bucketKey(name), text)
 	}
 	if moved(err) {
-		return nil // it is there
+		return nil // it exists already
 	}
 	return err
 }
 
-// forgetWitness removes what witness wrote.
+// forgetWitness removes the record that witness wrote.
 func (l *Log) forgetWitness(ctx context.Context, name string) error {
 	m, err := l.entry(ctx, Witnesses, bucketKey(name))
 	if errors.Is(err, errUnreadable) {
@@ -469,8 +472,8 @@ func (l *Log) forgetWitness(ctx context.Context, name string) error {
 	return again(kv.Delete(ctx, bucketKey(name), jetstream.LastRevision(m.Seq)))
 }
 
-// again makes the refusal of a write to an entry that has moved a reason to look
-// at it again.
+// again turns the refusal of a write to a moved entry into an error that makes the
+// caller look again.
 func again(err error) error {
 	if moved(err) {
 		return fmt.Errorf("%w: %w", errAgain, err)
@@ -478,9 +481,9 @@ func again(err error) error {
 	return err
 }
 
-// CreateBuckets makes the buckets of leases and cursors that are not there, each
-// with as many copies as the log has, so that clients need no permission to
-// make streams. A bucket that is there with other copies is [ErrUnsafe]. The log
+// CreateBuckets creates the missing buckets of leases and cursors, each with as many
+// copies as the log has, so that clients need no permission to create streams. It
+// returns [ErrUnsafe] for an existing bucket with another number of copies. The log
 // must be open.
 func (l *Log) CreateBuckets(ctx context.Context) error {
 	ctx, cancel := deadline(ctx, DefaultAppend)

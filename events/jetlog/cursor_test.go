@@ -40,7 +40,7 @@ func TestCursor(t *testing.T) {
 	if err := second.Move(t.Context(), 4); !errors.Is(err, ErrCursorMoved) {
 		t.Fatalf("a second subscriber moved it: %v", err)
 	}
-	// What was written, and not acknowledged.
+	// Written, but not acknowledged.
 	first.revision--
 	move(first, 8)
 
@@ -61,7 +61,7 @@ func TestCursor(t *testing.T) {
 	if err := second.Move(t.Context(), 10); !errors.Is(err, ErrCursorMoved) {
 		t.Fatalf("it was removed: %v", err)
 	}
-	move(open(l, 0), 2) // a new one of that name
+	move(open(l, 0), 2) // a new cursor of that name
 	if _, err := l.Cursor(t.Context(), ""); err == nil {
 		t.Error("a cursor without a name")
 	}

@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// A stream that the server gave up on is said at once, and a start that is
-// called off ends.
+// A stream that the server abandoned is reported at once, and a cancelled start ends.
 func TestServerDoesNotRecover(t *testing.T) {
 	dir := t.TempDir()
 	s := startServer(t, dir)

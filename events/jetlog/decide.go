@@ -10,15 +10,15 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Decide appends d if its lane still ends at after, the sequence of the last
-// decision of the aggregate that the caller has seen (0: none), and returns
-// its sequence. It is durable on return. If another decision came first, the
-// error is a [*ConflictError]; nothing was appended.
+// Decide appends d and returns its sequence, if the lane of d still ends at after: the
+// sequence of the last decision of the aggregate that the caller has seen (0: none).
+// The decision is durable on return. If another decision came first, Decide appends
+// nothing and returns a [*ConflictError].
 //
-// Lost acknowledgements and connections are retried until ctx ends (30 s
-// without a deadline); then the error is [ErrUnacknowledged] and d may be in
-// the log or not. Deciding the same event again, with the same after, is safe
-// and returns the sequence that it has, however long ago it was stored.
+// Decide retries lost acknowledgements and connections until ctx ends (30 s without a
+// deadline). It then returns [ErrUnacknowledged], and d may or may not be in the log.
+// Deciding the same event again, with the same after, is safe and returns its sequence,
+// however long ago it was stored.
 func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error) {
 	if l.opts.ReadOnly != nil {
 		return 0, fmt.Errorf("decide %s: %w", d.Kind, l.opts.ReadOnly)
@@ -28,7 +28,7 @@ func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint
 	}
 	agg := events.Aggregate{Run: d.Scope.Run, Trial: d.Scope.Trial}
 	if !d.Kind.Decides() || !agg.Owns(d.Event) {
-		return 0, fmt.Errorf("decide %s: it is a fact, or lacks the actor of decisions", d.Kind)
+		return 0, fmt.Errorf("decide %s: not a decision, or without the actor of decisions", d.Kind)
 	}
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -66,12 +66,12 @@ func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, af
 	}
 	m, sealed, expected := message(d.Event), l.sealed().Last, after
 	if after <= sealed && sealed > 0 {
-		// The server of the tail knows no message of this lane up to there.
+		// The server of the tail has no message of this lane up to after.
 		a, err := l.archived(ctx)
 		if err != nil {
 			return 0, err
 		}
-		if a.End().Last != sealed { // it was cut again in this moment
+		if a.End().Last != sealed { // the log was cut again in this moment
 			return 0, errAgain
 		}
 		head, err := a.Head(lane)
@@ -88,21 +88,21 @@ func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, af
 	if !hasCode(refused, codeWrongLast, codeWrongLastPending) {
 		return sequence, refused
 	}
-	// The expectation is checked before the ID: a retry of what was stored is
-	// refused because of itself.
+	// The server checks the expectation before the ID, so a retry of a stored decision
+	// is refused because of itself.
 	sequence, err := l.find(ctx, d.ID, lane, after)
 	if err != nil || sequence != 0 {
 		return sequence, err
 	}
 	if hasCode(refused, codeWrongLastPending) {
-		// What is in flight may be this very event. It is settled soon.
+		// The append in flight may be this very event. It is settled soon.
 		return 0, fmt.Errorf("%w: %w", errAgain, refused)
 	}
 	return l.refused(ctx, d, lane, after)
 }
 
-// refused is the end of a decision whose lane has moved: the sequence that it has,
-// if it was a retry, or a conflict.
+// refused resolves a decision whose lane has moved: it returns the sequence if the
+// decision was a retry, and a conflict otherwise.
 func (l *Log) refused(ctx context.Context, d events.Decision, lane string, after uint64) (uint64, error) {
 	sequence, err := l.find(ctx, d.ID, lane, after)
 	if err != nil || sequence != 0 {
@@ -115,8 +115,8 @@ func (l *Log) refused(ctx context.Context, d events.Decision, lane string, after
 	return 0, &ConflictError{Lane: lane, After: after, Actual: actual}
 }
 
-// find is the sequence of the event with this ID in the lane, later than
-// after; 0 when it is not there.
+// find returns the sequence of the event with this ID in the lane, later than after; 0
+// if there is none.
 func (l *Log) find(ctx context.Context, id, lane string, after uint64) (uint64, error) {
 	for {
 		e, err := l.get(ctx, msgGet{Seq: after + 1, NextFor: lane})
@@ -132,8 +132,8 @@ func (l *Log) find(ctx context.Context, id, lane string, after uint64) (uint64, 
 	}
 }
 
-// LaneEnd is the sequence of the last decision of agg, 0 when there is none.
-// It is the leader's answer: nothing acknowledged before the call is missing.
+// LaneEnd returns the sequence of the last decision of agg, 0 if there is none. The
+// leader answers, so nothing acknowledged before the call is missing.
 func (l *Log) LaneEnd(ctx context.Context, agg events.Aggregate) (uint64, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -159,7 +159,7 @@ func (l *Log) laneEnd(ctx context.Context, lane string) (uint64, error) {
 	return e.Sequence, err
 }
 
-// enter makes the caller the only one of this process that decides on lane.
+// enter waits until no other goroutine of this process decides on lane.
 func (l *Log) enter(ctx context.Context, lane string) (release func(), err error) {
 	v, _ := l.lanes.LoadOrStore(lane, make(chan struct{}, 1))
 	turn := v.(chan struct{})

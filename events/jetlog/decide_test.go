@@ -15,7 +15,7 @@ func TestConflict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Append(t.Context(), factsOf(t, 3)...); err != nil { // facts move no lane
+	if _, err := l.Append(t.Context(), factsOf(t, 3)...); err != nil { // facts do not move a lane
 		t.Fatal(err)
 	}
 	for _, after := range []uint64{0, first - 1, first + 3} {
@@ -32,14 +32,13 @@ func TestConflict(t *testing.T) {
 	if err != nil || second != first+4 {
 		t.Fatalf("after the first: %d, %v", second, err)
 	}
-	// Other lanes are not in the way.
+	// Other lanes do not interfere.
 	if _, err := l.Decide(t.Context(), decision(t, events.Aggregate{Run: "run.1", Trial: "u"}, events.TrialCreated{}), 0); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A decision that is in the log already is a success for whoever made it,
-// also when others came after it.
+// Deciding a stored decision again succeeds for its author, even after later decisions.
 func TestDecideAgain(t *testing.T) {
 	l, s := newLog(t)
 	d := begun(t, "step-1")

@@ -13,7 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// users is a server with an administrator and users of limited rights.
+// users configures a server with an administrator and users of limited rights.
 const users = `
 accounts { ckpt { jetstream: enabled, users: [
   { user: admin, password: a }
@@ -50,9 +50,9 @@ func startUsers(t *testing.T) (url func(user, password string) string) {
 	}
 }
 
-// What the server denies ends the call with the subject, the user and what to
-// do, and no other call. Its patience is that of a request that is retried for
-// hours, so that only the denial can have ended it.
+// A denial by the server ends the call with the subject, the user and the remedy, and
+// affects no other call. The calls would be retried for hours, so only the denial can
+// have ended them.
 func TestDenied(t *testing.T) {
 	t.Parallel()
 	url := startUsers(t)
@@ -89,7 +89,7 @@ func TestDenied(t *testing.T) {
 	trainer := open("trainer", "t")
 	_, err := trainer.Lease(patient, "job", []byte("a"), long)
 	denied("a lease without its bucket", err, apiAccount, `the user "trainer"`, "a bucket of the store is missing", "ckptstore init")
-	for range 2 { // the second time they are there
+	for range 2 { // they exist the second time
 		if err := admin.CreateBuckets(patient); err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +107,7 @@ func TestDenied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Beside facts that it may append: those are stored.
+	// In parallel with facts that it may append: those are stored.
 	done := make(chan error, 20)
 	for i := range cap(done) {
 		go func() {
@@ -165,8 +165,8 @@ func TestDeniedUser(t *testing.T) {
 	}
 }
 
-// Buckets have as many copies as the log, and are not compressed either; one
-// that has other copies is named.
+// Buckets have as many copies as the log and are not compressed either; a bucket with
+// another number of copies is named.
 func TestBucketsReplicated(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t, 3)
@@ -200,8 +200,7 @@ func TestBucketsReplicated(t *testing.T) {
 	}
 }
 
-// A replicated stream that is compressed is refused, with what to do about it;
-// once that is done it opens.
+// A replicated compressed stream is refused with the remedy; after the remedy it opens.
 func TestCompressedReplicas(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t, 3)
@@ -221,7 +220,7 @@ func TestCompressedReplicas(t *testing.T) {
 	update := func() {
 		t.Helper()
 		_, err := inside.UpdateStream(t.Context(), config)
-		// A server that is busy is taken for one that is gone.
+		// A busy server is taken for a missing one.
 		for tick := time.Tick(100 * time.Millisecond); hasCode(err, codeNoPeers) && t.Context().Err() == nil; <-tick {
 			_, err = inside.UpdateStream(t.Context(), config)
 		}

@@ -23,48 +23,48 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// Errors to be told apart with errors.Is.
+// Errors to test with errors.Is.
 var (
-	// ErrNoLog: there is no stream, or an empty one whose first boot was cut.
+	// ErrNoLog reports that there is no stream, or an empty one whose first boot was
+	// cut.
 	ErrNoLog = errors.New("no log")
-	// ErrServed: another server has the directory.
+	// ErrServed reports that another server has the directory.
 	ErrServed = problem.New(problem.Locked, "another server has the log open")
-	// ErrForeign: the log is another store's, or was made anew since it was
-	// opened.
+	// ErrForeign reports that the log belongs to another store, or was recreated since
+	// it was opened.
 	ErrForeign = errors.New("foreign log")
-	// ErrUnsafe: the stream is configured so that it could lose events.
+	// ErrUnsafe reports that the stream is configured so that it could lose events.
 	ErrUnsafe = problem.New(problem.Damage, "unsafe log")
-	// ErrReplicas: the server cannot keep as many copies as were asked for.
+	// ErrReplicas reports that the server cannot keep the requested number of copies.
 	ErrReplicas = errors.New("too few servers")
-	// ErrGap: an event that was in the log is not there any more, or cannot be
-	// read.
+	// ErrGap reports that an event of the log is missing or unreadable.
 	ErrGap = problem.New(problem.Damage, "gap in the log")
-	// ErrUnrecovered: the embedded server could not make sense of its files.
+	// ErrUnrecovered reports that the embedded server could not recover its files.
 	ErrUnrecovered = problem.New(problem.Damage, "the log cannot be recovered")
-	// ErrEnd: the log ends before the event that was asked for.
+	// ErrEnd reports that the log ends before the requested event.
 	ErrEnd = problem.New(problem.NotFound, "end of the log")
-	// ErrConflict: another decision of the aggregate came first.
+	// ErrConflict reports that another decision of the aggregate came first.
 	ErrConflict = errors.New("conflict")
-	// ErrUnacknowledged: the deadline came before an acknowledgement. The event
-	// may be in the log or not; appending it again settles that.
+	// ErrUnacknowledged reports that the deadline passed before an acknowledgement. The
+	// event may or may not be in the log; appending it again settles that.
 	ErrUnacknowledged = errors.New("not acknowledged")
-	// ErrClosed: the log was closed by this process.
+	// ErrClosed reports that this process closed the log.
 	ErrClosed = errors.New("log is closed")
-	// ErrLeaseHeld: somebody else holds the lease.
+	// ErrLeaseHeld reports that another holder has the lease.
 	ErrLeaseHeld = errors.New("lease is held")
-	// ErrLeaseLost: somebody else took the lease, or it was released.
+	// ErrLeaseLost reports that another holder took the lease, or that it was released.
 	ErrLeaseLost = errors.New("lease is lost")
 )
 
-// restore is what to do about a log that is not whole. A server that opens it
-// may cut off what it cannot read, hence the copy.
+// restore is the remedy for an incomplete log. The copy comes first because a server
+// that opens the log may truncate what it cannot read.
 const restore = "stop, keep a copy of the directory, and restore log/ from a backup; without one, move log/ away and run `ckptstore recover`, which makes a log of the receipts"
 
-// ConflictError says that a lane has moved since the caller looked.
+// ConflictError reports that a lane has moved since the caller read it.
 type ConflictError struct {
 	Lane   string
 	After  uint64 // the end of the lane that the caller expected
-	Actual uint64 // its end now
+	Actual uint64 // its current end
 }
 
 // Error implements error.
@@ -106,11 +106,11 @@ func hasCode(err error, codes ...jetstream.ErrorCode) bool {
 	return false
 }
 
-// errAgain marks a refusal that is settled by trying again.
+// errAgain marks a refusal that a retry settles.
 var errAgain = errors.New("try again")
 
-// transient reports whether the same request may do better later. Time-outs
-// count: ctx tells the caller's deadline from that of one request.
+// transient reports whether the same request may succeed later. That includes timeouts:
+// ctx distinguishes the caller's deadline from that of one request.
 func transient(err error) bool {
 	switch {
 	case errors.Is(err, errAgain):
@@ -158,8 +158,8 @@ func (b *backoff) wait(ctx context.Context) error {
 	}
 }
 
-// retry calls f with a context of one request's time-out until it succeeds,
-// errs for good, or ctx or the log ends. The last error of f is in the result.
+// retry calls f with the timeout of one request until f succeeds or fails permanently,
+// or ctx or the log ends. The result includes the last error of f.
 func (l *Log) retry(ctx context.Context, f func(ctx context.Context) error) error {
 	var b backoff
 	since := l.denials.mark()
@@ -182,11 +182,10 @@ func (l *Log) retry(ctx context.Context, f func(ctx context.Context) error) erro
 	}
 }
 
-// because adds to the error of a wait that was given up why it was so long,
-// where that is known.
+// because adds the known cause to the error of an abandoned wait.
 func (l *Log) because(err error) error {
 	if !l.nc.IsConnected() {
-		err = fmt.Errorf("%w (nobody serves the log at the moment)", err)
+		err = fmt.Errorf("%w (no process serves the log at the moment)", err)
 	}
 	if l.opts.Down != nil {
 		if why := l.opts.Down(); why != nil {
@@ -196,9 +195,9 @@ func (l *Log) because(err error) error {
 	return err
 }
 
-// attempt bounds one attempt: by the time-out of a request, by the next
-// reconnect, because whoever is behind it knows nothing of the request, and by
-// the server's refusal of what the attempt sends.
+// attempt bounds one attempt by the timeout of a request, by the next reconnect,
+// because the next server knows nothing of the request, and by the server's denial of
+// the request.
 func (l *Log) attempt(ctx context.Context) (context.Context, context.CancelFunc) {
 	once, cancel := context.WithTimeout(ctx, l.opts.Timeout)
 	unwatch := l.watch(cancel)
@@ -210,7 +209,7 @@ func (l *Log) attempt(ctx context.Context) (context.Context, context.CancelFunc)
 	}
 }
 
-// deadline gives ctx one when it has none.
+// deadline adds a deadline to a ctx without one.
 func deadline(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return context.WithCancel(ctx)
@@ -218,19 +217,19 @@ func deadline(ctx context.Context, d time.Duration) (context.Context, context.Ca
 	return context.WithTimeout(ctx, d)
 }
 
-// Unanswered reports whether a call failed because the server did not answer, or
-// had no room: the same call may do better later.
+// Unanswered reports whether a call failed because the server did not answer or had no
+// room. The same call may succeed later.
 func Unanswered(err error) bool {
 	return errors.Is(err, ErrUnacknowledged) || hasCode(err, codeStoreFailed, codeInsufficient) || transient(err)
 }
 
-// ErrRefused says that the owner of the store does not take what this client
-// sent. The same call is refused again.
+// ErrRefused reports that the owner of the store refuses this client's request. The
+// same call is refused again.
 var ErrRefused = errors.New("refused by the owner of the store")
 
-// RefusedError is a refusal of a front, with its reason. It is [ErrRefused] to
-// errors.Is; also [ErrNotAllowed] if clients may not do that at all, and
-// [syscall.ENOSPC] if the disk of the store is nearly full.
+// RefusedError is a refusal by a front, with its reason. It matches [ErrRefused]. It
+// also matches [ErrNotAllowed] if clients may never do that, and [syscall.ENOSPC] if
+// the store's disk is nearly full.
 type RefusedError struct {
 	Code int // one of package internal/front
 	Text string
@@ -244,7 +243,7 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("%v: %s", ErrRefused, e.Text)
 }
 
-// ProblemKind returns [problem.Denied] where clients may not do that at all.
+// ProblemKind returns [problem.Denied] if clients may never do that.
 func (e *RefusedError) ProblemKind() problem.Kind {
 	if e.Code == front.CodeDenied {
 		return problem.Denied
@@ -265,13 +264,14 @@ func (e *RefusedError) Is(target error) bool {
 	return false
 }
 
-// forGood are the codes of refusals that trying again does not settle at once.
+// forGood lists the codes of refusals that an immediate retry does not settle.
 var forGood = []jetstream.ErrorCode{
 	front.CodeUnknownKind, front.CodeNewer, front.CodeEvent, front.CodeTooLarge, front.CodeLane,
 	front.CodeNoRoom, front.CodeDenied, front.CodeBatch, front.CodeEntry, front.CodeHeld,
 }
 
-// refusedBy makes a refusal of a front the error that says so. Others stay.
+// refusedBy turns a front's refusal into a [*RefusedError]. It returns other errors
+// unchanged.
 func refusedBy(err error) error {
 	var api *jetstream.APIError
 	var known *RefusedError
@@ -281,11 +281,11 @@ func refusedBy(err error) error {
 	return &RefusedError{Code: int(api.ErrorCode), Text: api.Description}
 }
 
-// ErrNotAllowed says that the server does not let this client in, or that the
-// client does not trust the server.
+// ErrNotAllowed reports that the server does not let this client in, or that the client
+// does not trust the server.
 var ErrNotAllowed = problem.New(problem.Denied, "not allowed")
 
-// credentials are what this client shows and asks for.
+// credentials returns the connection options for the client's credentials and TLS.
 func (o Options) credentials() []nats.Option {
 	var opts []nats.Option
 	switch {
@@ -300,7 +300,7 @@ func (o Options) credentials() []nats.Option {
 	return opts
 }
 
-// refused says what is wrong with a first connection, and what to do.
+// refused adds the cause and the next step to the error of a first connection.
 func (o Options) refused(err error) error {
 	var (
 		unknown x509.UnknownAuthorityError
@@ -316,7 +316,7 @@ func (o Options) refused(err error) error {
 		return fmt.Errorf("%w: the server's certificate is signed by a CA that is not trusted here: %w", ErrNotAllowed, err)
 	case errors.As(err, &check):
 		return fmt.Errorf("%w: the server's certificate is not valid for this address: %w", ErrNotAllowed, err)
-	// By when the server's alert arrives, it is one of these.
+	// By the time the server's alert arrives, the error is one of these.
 	case errors.As(err, &remote) && remote.Op == "remote error", errors.Is(err, nats.ErrTLS):
 		return fmt.Errorf("%w: the server does not accept this client's certificate, or its lack of one: %w", ErrNotAllowed, err)
 	case errors.Is(err, nats.ErrSecureConnWanted):
@@ -327,20 +327,19 @@ func (o Options) refused(err error) error {
 	return fmt.Errorf("%w; check that a NATS server with JetStream runs there ('nats-server -js' starts one)", err)
 }
 
-// A server that does not let a client publish or subscribe says so on the
-// connection, not in an answer: the request itself would wait for its deadline.
-// So each request that is under way notes which subjects concern it, and ends
-// when one of them is denied.
+// A server reports a denied publish or subscription on the connection, not in an
+// answer; the request itself would wait for its deadline. Each request under way
+// therefore notes the subjects that concern it, and ends when one of them is denied.
 
-// DeniedError says that the server does not let this client publish to, or
-// subscribe to, a subject. It is [ErrNotAllowed] to errors.Is.
+// DeniedError reports that the server does not let this client publish or subscribe to
+// a subject. It matches [ErrNotAllowed].
 type DeniedError struct {
 	Subject   string
 	Subscribe bool
-	User      string // whom the server refuses, in words
+	User      string // description of the client that the server refuses
 }
 
-// Error says what the administrator of the server has to allow.
+// Error names the permission that the administrator of the server must add.
 func (e *DeniedError) Error() string {
 	verb := "publish"
 	if e.Subscribe {
@@ -359,27 +358,27 @@ func (*DeniedError) ProblemKind() problem.Kind { return problem.Denied }
 // Is makes errors.Is(err, ErrNotAllowed) true.
 func (e *DeniedError) Is(target error) bool { return target == ErrNotAllowed }
 
-// The requests of JetStream that ours are made of.
+// The JetStream requests that this package sends.
 const (
 	apiGet    = "$JS.API.STREAM.MSG.GET."
 	apiInfo   = "$JS.API.STREAM.INFO."
 	apiCreate = "$JS.API.STREAM.CREATE."
 	inbox     = "_INBOX."
-	// apiAccount is asked before a bucket is made, and never else.
+	// apiAccount is requested only before a bucket is created.
 	apiAccount = "$JS.API.INFO"
 )
 
-// concern tells whether a subject is one that a call uses.
+// concern reports whether a call uses a subject.
 type concern func(subject string) bool
 
 type concernKey struct{}
 
-// concerning notes the subjects of a call in its context.
+// concerning stores the concern of a call in its context.
 func concerning(ctx context.Context, c concern) context.Context {
 	return context.WithValue(ctx, concernKey{}, c)
 }
 
-// concernOf is the concern of a call. Every call asks what the stream is and has,
+// concernOf returns the concern of a call. Every call asks for the state of the stream
 // and waits for answers.
 func concernOf(ctx context.Context) concern {
 	own, _ := ctx.Value(concernKey{}).(concern)
@@ -388,30 +387,30 @@ func concernOf(ctx context.Context) concern {
 	}
 }
 
-// subjects concerns these subjects alone.
+// subjects returns the concern for exactly these subjects.
 func subjects(all ...string) concern {
 	return func(subject string) bool { return slices.Contains(all, subject) }
 }
 
-// inBucket concerns one key of a bucket, and the bucket as a whole.
+// inBucket returns the concern for one key of a bucket, and for the bucket as a whole.
 func inBucket(bucket, key string) concern {
 	return func(subject string) bool {
 		return subject == "$KV."+bucket+"."+key || subject == apiAccount || strings.HasPrefix(subject, "$JS.API.") && strings.HasSuffix(subject, ".KV_"+bucket)
 	}
 }
 
-// ofCursor concerns a cursor and its witness.
+// ofCursor returns the concern for a cursor and its witness.
 func ofCursor(name string) concern {
 	key := bucketKey(name)
 	cursor, witness := inBucket(Cursors, key), inBucket(Witnesses, key)
 	return func(subject string) bool { return cursor(subject) || witness(subject) }
 }
 
-// denials are what the server has denied, the newest last. Those that no call
-// under way can ask about any more are dropped.
+// denials is the list of the server's denials, the newest last. Denials that no call
+// under way can ask about are dropped.
 type denials struct {
 	mu       sync.Mutex
-	dropped  int // of all that came, so many are not in list any more
+	dropped  int // number of denials no longer in list
 	list     []*DeniedError
 	watchers map[*denialWatch]bool
 }
@@ -421,15 +420,15 @@ type denialWatch struct {
 	c      concern
 }
 
-// keptDenials bounds the memory for a client that is denied again and again. A
-// call looks right after each of its attempts.
+// keptDenials bounds the memory for a client that is denied again and again. A call
+// looks right after each of its attempts.
 const keptDenials = 256
 
-// saysDenied finds what was denied in the server's words.
+// saysDenied finds the denied subject in the server's error.
 var saysDenied = regexp.MustCompile(`(?i)(publish|subscription) to "([^"]+)"`)
 
-// add takes note of the server's word and ends the attempts that it concerns.
-// It returns the subject, or nothing if the word is not understood.
+// add records the server's error and ends the attempts that it concerns. It returns the
+// subject, or "" if it cannot parse the error.
 func (d *denials) add(word error, user string) (subject string) {
 	said := saysDenied.FindStringSubmatch(word.Error())
 	if said == nil {
@@ -450,14 +449,14 @@ func (d *denials) add(word error, user string) (subject string) {
 	return e.Subject
 }
 
-// mark is a point in time for of.
+// mark returns a point in time for of.
 func (d *denials) mark() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.dropped + len(d.list)
 }
 
-// of is a denial since a mark that concerns a call, as an error; or nil.
+// of returns a denial since a mark that concerns a call, or nil.
 func (d *denials) of(since int, c concern) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -469,8 +468,8 @@ func (d *denials) of(since int, c concern) error {
 	return nil
 }
 
-// watch calls cancel at a denial that concerns a call. The result takes that
-// back.
+// watch calls cancel at a denial that concerns a call. The returned function stops the
+// watch.
 func (d *denials) watch(cancel context.CancelFunc, c concern) (stop func()) {
 	w := &denialWatch{cancel, c}
 	d.mu.Lock()
@@ -486,8 +485,8 @@ func (d *denials) watch(cancel context.CancelFunc, c concern) (stop func()) {
 	}
 }
 
-// user names this client in errors. A URL with a name and no password holds a
-// token, which is nobody else's business.
+// user names this client in errors. A URL with a name and no password holds a token,
+// which is secret.
 func (o Options) user() string {
 	first, _, _ := strings.Cut(o.URL, ",")
 	if u, err := url.Parse(first); err == nil && u.User != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 )
 
-// A subscriber that goes on after the last event it has handled. It reads the
-// whole log and picks what it wants, so that nothing can be missing unnoticed.
+// A subscriber that resumes after the last event it has handled. It reads the whole log
+// and picks the events it needs, so a missing event cannot go unnoticed.
 func ExampleLog_Read() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -27,7 +27,7 @@ func ExampleLog_Read() {
 		fmt.Println(err)
 		return
 	}
-	const end = 3 // 0 to go on for ever
+	const end = 3 // 0 to continue forever
 	for event, err := range log.Read(ctx, cursor.Sequence()+1, end) {
 		if err != nil {
 			fmt.Println(err)
@@ -48,7 +48,7 @@ func ExampleLog_Read() {
 	// handled up to 3
 }
 
-// exampleLog is a log with two reports, on a server of its own.
+// exampleLog returns a log with two reports, on an embedded server.
 func exampleLog(ctx context.Context) (*jetlog.Log, func(), error) {
 	dir, err := os.MkdirTemp("", "example-*")
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A batch waits for those who were in flight, and for nobody else.
+// A batch waits only for the callers that were in flight.
 func TestGather(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -17,7 +17,7 @@ func TestGather(t *testing.T) {
 		later  int           // that come 100 µs after it
 		want   time.Duration
 	}{
-		{"nobody was before", 0, 0, 0, 1, 0, 0},
+		{"no appends before", 0, 0, 0, 1, 0, 0},
 		{"all are back", 3, time.Second, 0, 3, 0, 0},
 		{"all come back soon", 3, time.Second, 0, 1, 2, 100 * time.Microsecond},
 		{"one is gone", 3, time.Second, 0, 1, 1, gatherMost},
@@ -46,7 +46,7 @@ func TestGather(t *testing.T) {
 				if got := time.Since(begin); got != c.want {
 					t.Errorf("waited %v, want %v", got, c.want)
 				}
-				<-time.After(time.Millisecond) // for who comes later
+				<-time.After(time.Millisecond) // for late callers
 			})
 		})
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// TestGoldenLogsAreSealed: the logs that are recorded with the folds are the same in an
-// archive as in a stream: event by event, and by their rows as of any of them.
+// TestGoldenLogsAreSealed checks that the logs recorded with the folds are the same in
+// an archive as in a stream: event by event, and by their rows as of any event.
 func TestGoldenLogsAreSealed(t *testing.T) {
 	files, err := filepath.Glob("../../projections/testdata/golden-log-*.jsonl")
 	if err != nil || len(files) < 3 {
@@ -46,14 +46,16 @@ func TestGoldenLogsAreSealed(t *testing.T) {
 					if err := json.Unmarshal(r.Data, &v); err != nil {
 						t.Fatal(err)
 					}
-					// What it stands for is not recorded. This has its place.
+					// The message behind a void is not recorded. This one takes its
+					// place.
 					seq, err = l.publish(t.Context(), &nats.Msg{Subject: v.Subject, Data: []byte("junk")})
 					lanes[r.Scope] = seq
 				} else if r.Scope.Actor == events.Server {
 					seq, err = l.Decide(t.Context(), events.Decision{Event: r.Event}, lanes[r.Scope])
 					lanes[r.Scope] = seq
 				} else {
-					// One was recorded twice, long after the server had forgotten its ID.
+					// One event was recorded twice, long after the server had forgotten
+					// its ID.
 					m := message(r.Event)
 					m.Header.Del(events.HeaderMsgID)
 					seq, err = l.publish(t.Context(), m)
@@ -89,7 +91,8 @@ func TestGoldenLogsAreSealed(t *testing.T) {
 	}
 }
 
-// rowsAsOf are the digests of the rows as of some events of a log, the last among them.
+// rowsAsOf returns the digests of the rows as of some events of a log, including the
+// last.
 func rowsAsOf(t *testing.T, l *Log, last int) map[int]string {
 	t.Helper()
 	all := map[int]string{}

@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 )
 
-// granting is a log that clients reach with the token, and the owner's own
+// granting returns a log that clients reach with the token, and the owner's own
 // connection to it.
 func granting(t *testing.T, grant front.Grant) (owner *Log, client func() *Log) {
 	t.Helper()
@@ -43,16 +43,17 @@ func granting(t *testing.T, grant front.Grant) (owner *Log, client func() *Log) 
 	}
 }
 
-// denied holds an error to be a refusal for good that says why.
+// denied fails unless err is a permanent refusal that contains why.
 func denied(t *testing.T, what string, err error, why string) {
 	t.Helper()
 	if !errors.Is(err, ErrNotAllowed) || !strings.Contains(err.Error(), why) {
-		t.Errorf("%s: %v, want a denial that says %q", what, err, why)
+		t.Errorf("%s: %v, want a denial that contains %q", what, err, why)
 	}
 }
 
-// TestForgedDecisions: what a trainer decides is not for another client to decide
-// while the trainer has the lease of its run. What users ask of a run, any may.
+// TestForgedDecisions checks that while a trainer has the lease of its run, no other
+// client can make the trainer's decisions. Any client may make requests to a run on
+// behalf of users.
 func TestForgedDecisions(t *testing.T) {
 	t.Parallel()
 	_, client := granting(t, front.Grant{})
@@ -87,8 +88,8 @@ func TestForgedDecisions(t *testing.T) {
 	}
 }
 
-// TestDeletionsAreGranted: without the lease of the run a client deletes nothing,
-// unless the door lets it.
+// TestDeletionsAreGranted checks that without the lease of the run a client deletes
+// nothing, unless its door grants that.
 func TestDeletionsAreGranted(t *testing.T) {
 	t.Parallel()
 	for _, grant := range []bool{false, true} {
@@ -106,8 +107,8 @@ func TestDeletionsAreGranted(t *testing.T) {
 	}
 }
 
-// TestLeaseOfDeadClient: a lease whose client has ended may be taken before its
-// term, as on one machine, and then the run is the other's to decide.
+// TestLeaseOfDeadClient checks that the lease of a client that has ended may be taken
+// before its term, as on one machine. The new holder then decides on the run.
 func TestLeaseOfDeadClient(t *testing.T) {
 	t.Parallel()
 	_, client := granting(t, front.Grant{})
@@ -137,8 +138,8 @@ func TestLeaseOfDeadClient(t *testing.T) {
 	}
 }
 
-// TestRunsOfClients: clients append for the runs of their door, take no lease of
-// others, and read all.
+// TestRunsOfClients checks that clients append only for the runs of their door, take no
+// lease of other runs, and read all runs.
 func TestRunsOfClients(t *testing.T) {
 	t.Parallel()
 	owner, client := granting(t, front.Grant{Runs: []string{"team-a-*"}})
@@ -168,8 +169,8 @@ func TestRunsOfClients(t *testing.T) {
 	}
 }
 
-// TestBytesOfClients: the bytes that clients may append are counted by the owner,
-// for all clients together.
+// TestBytesOfClients checks that the owner counts the appended bytes of all clients
+// together.
 func TestBytesOfClients(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 12} { // singly, and as a batch

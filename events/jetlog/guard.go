@@ -15,17 +15,17 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 )
 
-// guard tells a front what streams, lanes and entries mean. It has a connection
-// of its own, with the rights of the owner.
+// guard explains streams, lanes and entries to a front. It has a separate connection
+// with the rights of the owner.
 type guard struct {
 	l       *Log
-	owner   front.Principal // of what the owner itself has written
-	pending sync.WaitGroup  // consumers that are being forgotten
+	owner   front.Principal // for entries that the owner itself has written
+	pending sync.WaitGroup  // consumers being forgotten
 }
 
 var _ front.Log = (*guard)(nil)
 
-// stand makes the front, once.
+// stand creates the front, once.
 func (s *Server) stand(ctx context.Context) (*front.Front, error) {
 	s.standing.Lock()
 	defer s.standing.Unlock()
@@ -68,8 +68,8 @@ func (s *Server) stand(ctx context.Context) (*front.Front, error) {
 	return f, nil
 }
 
-// close leaves the consumers of clients that have just ended to the server, which
-// ends too, or drops them by itself: the next owner is waited for.
+// close leaves the consumers of clients that have just ended to the server. The server
+// ends too, or drops them by itself; waiting here would delay the next owner.
 func (g *guard) close() {
 	g.l.Close()
 	g.pending.Wait()
@@ -101,17 +101,17 @@ func (g *guard) Forget(stream, consumer string) {
 }
 
 const (
-	longLease  = time.Hour // the longest term: who has the lease may be gone
-	longHolder = 4 << 10   // bytes of who has a lease
+	longLease  = time.Hour // the longest term: the holder may be dead
+	longHolder = 4 << 10   // bytes of the holder's description
 	longToken  = 128
 )
 
-// CursorLease is the name of the lease under which a cursor is moved.
+// CursorLease returns the name of the lease under which a cursor is moved.
 func CursorLease(cursor string) string { return "cursor." + cursor }
 
 const runLease = "run."
 
-// RunLease is the name of the lease of a run.
+// RunLease returns the name of the lease of a run.
 func RunLease(run string) string { return runLease + run }
 
 // Holding implements [front.Log].
@@ -171,14 +171,15 @@ func (g *guard) Check(ctx context.Context, w front.Write) (front.Stamp, error) {
 	return mine, nil
 }
 
-// entryNow is an entry as it stands; its sequence is 0 without one.
+// entryNow is the current state of an entry; its sequence is 0 without one.
 type entryNow struct {
 	m       stored
 	removed bool
 	whose   front.Stamp
 }
 
-// stamp is that of a write that changes nothing: the entry stays whose it was.
+// stamp returns the stamp for a write. A write that changes nothing keeps the entry's
+// owner.
 func (e entryNow) stamp(mine front.Stamp, same bool) front.Stamp {
 	if same {
 		return e.whose
@@ -203,8 +204,8 @@ func (g *guard) entry(ctx context.Context, bucket, key string) (e entryNow, err 
 	return e, nil
 }
 
-// lease judges a write to a lease. It reports whether the write renews what is
-// there, which does the holder no harm.
+// lease checks a write to a lease. It reports whether the write renews the current
+// lease, which does not harm the holder.
 func (g *guard) lease(w front.Write, now entryNow) (same bool, err error) {
 	if !w.Remove {
 		var v leaseValue
@@ -221,14 +222,14 @@ func (g *guard) lease(w front.Write, now entryNow) (same bool, err error) {
 	return false, g.free(w.Whose, now)
 }
 
-// free reports a lease that another session has, and whose term has not passed.
+// free refuses a lease that another session holds and whose term has not passed.
 func (g *guard) free(w front.Whose, now entryNow) error {
 	if now.m.Seq == 0 || now.removed || now.whose.Session == w.Session {
 		return nil
 	}
 	whose := now.whose.Principal
 	if now.whose.Session == "" && whose == "" {
-		whose = g.owner.Name // which wrote it without a front
+		whose = g.owner.Name // the owner wrote it without a front
 	}
 	if w.Principal.Personal && w.Principal.Name == whose {
 		return nil
@@ -238,7 +239,7 @@ func (g *guard) free(w front.Whose, now entryNow) error {
 	}
 	var v leaseValue
 	if err := json.Unmarshal(now.m.Data, &v); err != nil {
-		return nil // it is nobody's
+		return nil // no live holder
 	}
 	if left := v.term() - time.Since(now.m.Time); left > 0 {
 		return front.Refuse(front.CodeHeld, "another session has the lease for %v more, unless it renews it", left.Round(time.Millisecond))
@@ -246,7 +247,8 @@ func (g *guard) free(w front.Whose, now entryNow) error {
 	return nil
 }
 
-// witness judges a write to the witness of a cursor, which is written behind its cursor.
+// witness checks a write to the witness of a cursor. A witness is written after its
+// cursor.
 func (g *guard) witness(ctx context.Context, w front.Write, name string) error {
 	if !w.Remove {
 		at, err := g.entry(ctx, Cursors, w.Key)
@@ -260,8 +262,8 @@ func (g *guard) witness(ctx context.Context, w front.Write, name string) error {
 	return g.followed(ctx, w, name)
 }
 
-// cursor judges a write to a cursor: that of a live subscriber is moved by its
-// session alone. Its witness is removed before it.
+// cursor checks a write to a cursor. Only its session may move the cursor of a live
+// subscriber. Its witness must be removed before it.
 func (g *guard) cursor(ctx context.Context, w front.Write, name string) error {
 	if w.Remove {
 		known, err := g.entry(ctx, Witnesses, w.Key)
@@ -288,11 +290,11 @@ func (g *guard) cursor(ctx context.Context, w front.Write, name string) error {
 	return g.followed(ctx, w, name)
 }
 
-// followed reports a cursor that a subscriber of another session follows.
+// followed refuses a cursor that a subscriber of another session follows.
 func (g *guard) followed(ctx context.Context, w front.Write, name string) error {
 	held, err := g.entry(ctx, Leases, bucketKey(CursorLease(name)))
 	if hasCode(err, codeNoStream) {
-		return nil // nothing has ever been leased
+		return nil // no lease has ever been taken
 	}
 	if err != nil {
 		return fmt.Errorf("who follows cursor %q: %w", name, err)

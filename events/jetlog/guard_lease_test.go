@@ -8,8 +8,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 )
 
-// TestWhoMayTakeALease: while its term lasts and its client lives, a lease is its
-// session's, or that of another session of the same person.
+// TestWhoMayTakeALease checks that while its term lasts and its client lives, a lease
+// belongs to its session, or to another session of the same principal.
 func TestWhoMayTakeALease(t *testing.T) {
 	g := &guard{owner: front.OfUser(1000)}
 	value, err := json.Marshal(leaseValue{Token: "t", Holder: []byte("{}"), TermMS: 60_000})

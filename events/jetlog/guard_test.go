@@ -15,8 +15,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Of one process, one decision of a lane is under way at a time; those of other
-// lanes are not held up.
+// Within a process, one decision of a lane is under way at a time; decisions of other
+// lanes are not delayed.
 func TestOneDecisionOfALane(t *testing.T) {
 	_, s := newLog(t)
 	entered, leave := make(chan struct{}, 3), make(chan struct{})
@@ -24,7 +24,7 @@ func TestOneDecisionOfALane(t *testing.T) {
 		entered <- struct{}{}
 		select {
 		case <-leave:
-		case <-time.After(5 * time.Second): // let the test fail, and not hang
+		case <-time.After(5 * time.Second): // fail the test instead of hanging
 		}
 	}})
 	if _, _, err := l.Open(t.Context()); err != nil {
@@ -43,7 +43,7 @@ func TestOneDecisionOfALane(t *testing.T) {
 		select {
 		case <-entered:
 		case <-time.After(10 * time.Second):
-			t.Fatal("nobody decides")
+			t.Fatal("no decision is under way")
 		}
 	}
 	decide(t.Context(), begun(t, "step-1"), nil)
@@ -62,7 +62,7 @@ func TestOneDecisionOfALane(t *testing.T) {
 	wg.Wait()
 }
 
-// cutConn passes on so many facts and is then dead, like all that come after it.
+// cutConn passes on a number of facts and is then dead, like all later connections.
 type cutConn struct {
 	net.Conn
 	facts *int
@@ -114,8 +114,8 @@ func TestBatchIsAllOrNothing(t *testing.T) {
 	}
 }
 
-// A batch is retried after a later one was acknowledged: each event is in the
-// log once, at the sequence that its writer is told.
+// A batch is retried after a later one was acknowledged. Each event is in the log once,
+// at the sequence that its writer received.
 func TestRetriesOutOfOrder(t *testing.T) {
 	for name, n := range map[string]int{"single": 1, "batch": 12} {
 		t.Run(name, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestRetriesOutOfOrder(t *testing.T) {
 			}
 			gate <- struct{}{}
 			seqs := <-told
-			// Both once more, the later one first, as late copies would come.
+			// Both again, the later one first, as late copies would come.
 			for range 2 {
 				for _, again := range []struct {
 					facts []events.Fact
@@ -175,7 +175,7 @@ func TestRetriesOutOfOrder(t *testing.T) {
 			seqs = append(seqs, later...)
 			for i, e := range readAll(t, other, 2, uint64(2*n)+1) {
 				if e.ID != all[i].ID || seqs[i] != e.Sequence {
-					t.Errorf("event %d is %s, its writer was told %d", e.Sequence, e.ID, seqs[i])
+					t.Errorf("event %d is %s, acknowledged as %d", e.Sequence, e.ID, seqs[i])
 				}
 			}
 			if last, err := other.Last(t.Context()); err != nil || last != uint64(2*n)+1 {
@@ -185,9 +185,9 @@ func TestRetriesOutOfOrder(t *testing.T) {
 	}
 }
 
-// A decision is never in a batch, whatever is appended at the same time. One
-// that a stranger put into a batch beside another is refused by the server, or
-// found.
+// A decision is never in a batch, whatever is appended at the same time. If a foreign
+// client puts a decision into a batch with another, the server refuses it, or a check
+// finds it.
 func TestDecisionsAreNotBatched(t *testing.T) {
 	l, _ := newLog(t)
 	var wg sync.WaitGroup
@@ -218,7 +218,7 @@ func TestDecisionsAreNotBatched(t *testing.T) {
 	}
 	wg.Wait()
 
-	// Two of one batch that were made after the same event.
+	// Two decisions of one batch that were made after the same event.
 	for i, d := range []events.Decision{begun(t, "x"), begun(t, "y")} {
 		m := message(d.Event)
 		m.Header[jetstream.ExpectedLastSubjSeqHeader] = []string{fmt.Sprint(end)}
@@ -236,7 +236,7 @@ func TestDecisionsAreNotBatched(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, found := checkAll(t, l, CheckOptions{})
-			t.Logf("the server says %s", reply.Data)
+			t.Logf("the server replied %s", reply.Data)
 			if now == end && found != "" || now != end && !strings.Contains(found, "of its lane, and follows event") {
 				t.Errorf("the lane went from %d to %d, the check found %q", end, now, found)
 			}

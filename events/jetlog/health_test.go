@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestWatch: a server that takes nothing more is noticed, a healthy one is let
-// alone.
+// TestWatch checks that a server that no longer accepts writes is noticed, and that a
+// healthy one is left alone.
 func TestWatch(t *testing.T) {
 	_, s := newLog(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*healthEvery)
@@ -27,7 +27,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestDown: who gives up hears why nobody serves the log.
+// TestDown checks that an abandoned request reports why no process serves the log.
 func TestDown(t *testing.T) {
 	s := startServer(t, filepath.Join(t.TempDir(), "log"))
 	l := connectTo(t, Options{Dial: dial(s), Down: func() error { return syscall.ENOSPC }})

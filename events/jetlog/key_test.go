@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// encrypted is a server of somebody else, on a directory that it encrypts.
+// encrypted starts a foreign server on a directory that it encrypts.
 func encrypted(t *testing.T, dir, key string, port int) *server.Server {
 	t.Helper()
 	ns, err := server.NewServer(&server.Options{
@@ -32,7 +32,7 @@ func encrypted(t *testing.T, dir, key string, port int) *server.Server {
 	return ns
 }
 
-// sums are the digests of the stream's files.
+// sums returns the digests of the stream's files.
 func sums(t *testing.T, dir string) map[string][sha256.Size]byte {
 	t.Helper()
 	all := map[string][sha256.Size]byte{}
@@ -50,8 +50,8 @@ func sums(t *testing.T, dir string) map[string][sha256.Size]byte {
 	return all
 }
 
-// TestWrongKey opens a server's encrypted directory with another key. The
-// server then shows no stream, and would destroy the files if one were made.
+// TestWrongKey opens a server's encrypted directory with another key. The server then
+// shows no stream, and would destroy the files if a stream were created.
 func TestWrongKey(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -79,7 +79,7 @@ func TestWrongKey(t *testing.T) {
 	before := sums(t, dir)
 
 	restart("wrong")
-	// A client that has known the log, and one that comes now.
+	// A client that has known the log, and a client that connects now.
 	now := connectTo(t, o)
 	_, _, open := now.Open(t.Context())
 	_, info := was.Info(t.Context())

@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 )
 
-// LeaseHeldError says who holds a lease.
+// LeaseHeldError names the holder of a lease.
 type LeaseHeldError struct {
 	Name   string
 	Holder []byte
@@ -29,20 +29,20 @@ func (e *LeaseHeldError) Error() string {
 		e.Name, e.Holder, e.Until.Format(time.RFC3339))
 }
 
-// Expired reports whether the holder has not renewed the lease for a whole
-// term. It may be dead, or cut off from a log that has just come back.
+// Expired reports whether the holder has not renewed the lease for a whole term. The
+// holder may be dead, or cut off from a log that has just come back.
 func (e *LeaseHeldError) Expired() bool { return !time.Now().Before(e.Until) }
 
 // Is makes errors.Is(err, ErrLeaseHeld) true.
 func (e *LeaseHeldError) Is(target error) bool { return target == ErrLeaseHeld }
 
-// Lease is a name that its holder alone has, for a term at a time. Its methods
-// may be called concurrently.
+// Lease is a name that only its holder has, for a term at a time. Its methods may be
+// called concurrently.
 //
-// A lease that expired is still its holder's until somebody else takes it: a
-// holder that was paused, or whose server was away, renews it by the revision
-// of its last write. So a lease is advice on who goes on, not a fence; what it
-// protects must be fenced by the log itself, as decisions are by their lane.
+// A lease that expired still belongs to its holder until another takes it: a holder
+// that was paused, or whose server was away, renews it by the revision of its last
+// write. So a lease is advice on which process continues, not a fence. The log itself
+// must fence what the lease protects, as it fences decisions by their lane.
 type Lease struct {
 	l     *Log
 	name  string
@@ -52,29 +52,30 @@ type Lease struct {
 	kv       jetstream.KeyValue
 	revision uint64
 	until    time.Time
-	lost     bool // somebody else took it, or it is released
+	lost     bool // another holder took it, or it is released
 	released bool // Release was called; it may have to be called again
 }
 
-// Lease acquires the lease called name for term, which is at least a
-// millisecond. holder says who has it, for people and for [Log.TakeOver]. If
-// somebody else holds it, the error is a [*LeaseHeldError], also when it has
-// expired: the caller judges whether its holder may come back.
+// Lease acquires the lease called name for term, which is at least a millisecond.
+// holder describes the new holder, for people and for [Log.TakeOver]. If the lease is
+// held, Lease returns a [*LeaseHeldError], even if it has expired: the caller judges
+// whether its holder may come back.
 func (l *Log) Lease(ctx context.Context, name string, holder []byte, term time.Duration) (*Lease, error) {
 	return l.acquire(ctx, name, holder, term, 0)
 }
 
-// TakeOver acquires a lease that another has, when the caller knows that its
-// holder is dead or that it has expired. held is what [Log.Lease] returned; if the lease was renewed
-// or changed hands since, the error is a new [*LeaseHeldError].
+// TakeOver acquires a lease that another holder has, when the caller knows that the
+// holder is dead or that the lease has expired. held is the error that [Log.Lease]
+// returned. If the lease was renewed or changed hands since, TakeOver returns a new
+// [*LeaseHeldError].
 func (l *Log) TakeOver(ctx context.Context, held *LeaseHeldError, holder []byte, term time.Duration) (*Lease, error) {
 	return l.acquire(ctx, held.Name, holder, term, held.revision)
 }
 
-// acquire takes the lease if it is free, or at the revision dead.
+// acquire takes the lease if it is free, or if its revision is dead.
 func (l *Log) acquire(ctx context.Context, name string, holder []byte, term time.Duration, dead uint64) (*Lease, error) {
 	if name == "" || term < time.Millisecond {
-		return nil, fmt.Errorf("acquire lease %q for %s: it needs a name and a term", name, term)
+		return nil, fmt.Errorf("acquire lease %q for %s: a name and a term are required", name, term)
 	}
 	if l.opts.ReadOnly != nil {
 		return nil, fmt.Errorf("acquire lease %q: %w", name, l.opts.ReadOnly)
@@ -112,8 +113,8 @@ func (e *Lease) acquireOnce(ctx context.Context, dead uint64) error {
 		revision, err := kv.Create(ctx, e.key(), e.encode())
 		return e.written(begun, revision, err)
 	}
-	// Our own token is there after a lost acknowledgement. It is written again,
-	// because the term counts from a write whose time is known.
+	// Our own token is there after a lost acknowledgement. It is written again, because
+	// the term counts from a write whose time is known.
 	if now.value.Token != e.value.Token && now.revision != dead {
 		left, err := e.left(ctx, now)
 		if err != nil {
@@ -126,8 +127,8 @@ func (e *Lease) acquireOnce(ctx context.Context, dead uint64) error {
 	return e.written(begun, revision, err)
 }
 
-// written notes a successful write that was begun then. A key that moved is a
-// reason to look again.
+// written records a successful write that began at begun. If the key has moved, it
+// returns an error that makes the caller look again.
 func (e *Lease) written(begun time.Time, revision uint64, err error) error {
 	if moved(err) {
 		return fmt.Errorf("%w: %w", errAgain, err)
@@ -141,12 +142,12 @@ func (e *Lease) written(begun time.Time, revision uint64, err error) error {
 	return nil
 }
 
-// Renew makes the lease last for a whole term from now. It tries until ctx ends
-// (30 s without a deadline) and may be called at any time, also after the end
-// of the lease or of the server that had it: a lease that nobody else took is
-// taken again, and so is one whose entry is gone. [ErrLeaseLost] says that
-// somebody else took it, or that it was released: the holder must stop. After
-// any other error the holder goes on and calls Renew again.
+// Renew extends the lease by a whole term from now. It tries until ctx ends (30 s
+// without a deadline). It may be called at any time, even after the lease has expired
+// or its server has ended: it takes a lease again if no other holder took it or if its
+// entry is gone. It returns [ErrLeaseLost] if another holder took the lease, or if the
+// lease was released: the holder must stop. After any other error the holder continues
+// and calls Renew again.
 func (e *Lease) Renew(ctx context.Context) error {
 	e.mu.Lock()
 	lost := e.lost || e.released
@@ -177,8 +178,8 @@ func (e *Lease) Renew(ctx context.Context) error {
 	return nil
 }
 
-// renewOnce writes the lease again where it is found. It looks first: revisions
-// of a bucket that was made anew begin at 1 again.
+// renewOnce writes the lease again where it finds it. It looks first, because the
+// revisions of a recreated bucket start at 1 again.
 func (e *Lease) renewOnce(ctx context.Context) error {
 	revision, err := e.ownRevision(ctx)
 	if err != nil {
@@ -194,8 +195,9 @@ func (e *Lease) renewOnce(ctx context.Context) error {
 	return e.written(begun, revision, err)
 }
 
-// ownRevision is where the lease is. It tells a write whose acknowledgement was
-// lost from a lease that somebody else took, and is 0 when nobody has it.
+// ownRevision returns the revision of this lease, or 0 if it has no holder. It
+// distinguishes a write whose acknowledgement was lost from a lease that another holder
+// took.
 func (e *Lease) ownRevision(ctx context.Context) (uint64, error) {
 	now, err := e.read(ctx)
 	switch {
@@ -207,8 +209,8 @@ func (e *Lease) ownRevision(ctx context.Context) (uint64, error) {
 	return now.revision, nil
 }
 
-// Release ends the lease, so that another can have it at once. Releasing one
-// that is lost does nothing. After an error it may be called again.
+// Release ends the lease, so that another can acquire it at once. Releasing a lost
+// lease does nothing. After an error it may be called again.
 func (e *Lease) Release(ctx context.Context) error {
 	e.mu.Lock()
 	lost := e.lost
@@ -246,7 +248,7 @@ func (e *Lease) Release(ctx context.Context) error {
 	return nil
 }
 
-// open opens the bucket, and makes it when there is none.
+// open opens the bucket, or creates a missing one.
 func (e *Lease) open(ctx context.Context) error {
 	kv, err := e.l.leases(ctx)
 	if err != nil {
@@ -258,19 +260,19 @@ func (e *Lease) open(ctx context.Context) error {
 	return nil
 }
 
-// at is where the lease was written last.
+// at returns where the lease was written last.
 func (e *Lease) at() (jetstream.KeyValue, uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.kv, e.revision
 }
 
-// Holder is what the lease was acquired with.
+// Holder returns the holder that the lease was acquired with.
 func (e *Lease) Holder() []byte { return e.value.Holder }
 
-// Until is the time, by this process's monotonic clock, up to which nobody
-// else can have the lease, unless it takes it over. It is zero once the lease
-// is known to be lost or was released.
+// Until returns the time, by this process's monotonic clock, until which no other can
+// have the lease, except by TakeOver. It is zero once the lease was released or is
+// known to be lost.
 func (e *Lease) Until() time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -284,9 +286,9 @@ func (e *Lease) failed(what string, err error) error {
 	return fmt.Errorf("%s lease %q at %s: %w", what, e.name, e.l.opts.where(), err)
 }
 
-// LeaseHolder is who holds the lease called name, as [Log.Lease] would say it,
-// expired or not; nil if nobody does. It takes nothing: somebody may acquire the
-// lease, and its holder release it, right after.
+// LeaseHolder returns the holder of the lease called name as [Log.Lease] would report
+// it, expired or not; nil if there is none. It takes nothing: the lease may be acquired
+// or released right after.
 func (l *Log) LeaseHolder(ctx context.Context, name string) (held *LeaseHeldError, err error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -317,10 +319,10 @@ func (l *Log) LeaseHolder(ctx context.Context, name string) (held *LeaseHeldErro
 //
 //	{"token": "…", "holder": "base64", "term_ms": 10000}
 //
-// Each acquisition has its own token. A renewal writes the same value again.
-// A lease has expired when its last write is older than its term. Both times are
-// the server's, so that nobody's clock but its matters; on a cluster, those of
-// its members must agree to a fraction of the terms.
+// Each acquisition has its own token. A renewal writes the same value again. A lease
+// has expired when its last write is older than its term. Both times are the server's,
+// so no client's clock matters. On a cluster, the members' clocks must agree to a
+// fraction of the terms.
 const Leases = "CKPT_LEASES"
 
 const (
@@ -336,7 +338,7 @@ type leaseValue struct {
 
 func (v leaseValue) term() time.Duration { return time.Duration(v.TermMS) * time.Millisecond }
 
-// leaseEntry is a lease as it stands; revision 0: nobody has it.
+// leaseEntry is the current state of a lease; revision 0: there is no holder.
 type leaseEntry struct {
 	value    leaseValue
 	revision uint64
@@ -346,7 +348,7 @@ type leaseEntry struct {
 func (e *Lease) read(ctx context.Context) (leaseEntry, error) {
 	m, err := e.l.entry(ctx, Leases, e.key())
 	if errors.Is(err, errUnreadable) {
-		return leaseEntry{}, fmt.Errorf("%w: who has it is not known: stop all that use the store, the server of its log too, and delete the directory %s of the log", err, leaseStream)
+		return leaseEntry{}, fmt.Errorf("%w: its holder is unknown: stop all processes that use the store, and the server of its log, and delete the directory %s of the log", err, leaseStream)
 	}
 	if err != nil || m.Seq == 0 {
 		return leaseEntry{}, err
@@ -358,7 +360,7 @@ func (e *Lease) read(ctx context.Context) (leaseEntry, error) {
 	return entry, nil
 }
 
-// left is how much of its term the entry has, by the server's clock.
+// left returns the rest of the entry's term, by the server's clock.
 func (e *Lease) left(ctx context.Context, entry leaseEntry) (time.Duration, error) {
 	s, err := e.l.js.Stream(ctx, leaseStream)
 	if err != nil {
@@ -367,13 +369,13 @@ func (e *Lease) left(ctx context.Context, entry leaseEntry) (time.Duration, erro
 	return entry.value.term() - s.CachedInfo().TimeStamp.Sub(entry.at), nil
 }
 
-// moved reports that the key was not at the revision that a write expected, or
-// that a front keeps it for its holder.
+// moved reports whether the key was not at the revision that a write expected, or
+// whether a front keeps it for its holder.
 func moved(err error) bool {
 	return err != nil && (errors.Is(err, jetstream.ErrKeyExists) || hasCode(err, codeWrongLast, codeWrongLastPending, front.CodeHeld))
 }
 
-// key spells the name in the characters that a key may have.
+// key encodes the name in the characters that a key may have.
 func (e *Lease) key() string { return bucketKey(e.name) }
 
 func (e *Lease) encode() []byte {
@@ -384,12 +386,12 @@ func (e *Lease) encode() []byte {
 	return data
 }
 
-// concerned notes what calls of the lease ask the server for.
+// concerned notes the subjects that calls of the lease use.
 func (e *Lease) concerned(ctx context.Context) context.Context {
 	return concerning(ctx, inBucket(Leases, e.key()))
 }
 
-// leases is the bucket of leases.
+// leases returns the bucket of leases.
 func (l *Log) leases(ctx context.Context) (jetstream.KeyValue, error) {
 	return l.bucket(ctx, Leases, leasesAre)
 }

@@ -30,7 +30,7 @@ func TestLease(t *testing.T) {
 		t.Fatalf("a second holder: %v", err)
 	}
 	if left := time.Until(held.Until); left > long || left < long-time.Minute {
-		t.Errorf("it is said to end in %s", left)
+		t.Errorf("it is reported to end in %s", left)
 	}
 	if _, err := other.Lease(t.Context(), "another", []byte("b"), long); err != nil {
 		t.Fatalf("another name: %v", err)
@@ -45,7 +45,7 @@ func TestLease(t *testing.T) {
 		}
 	}
 
-	// Renewed since: whoever thinks the holder dead is wrong.
+	// It was renewed since: a caller that thinks the holder dead is wrong.
 	if _, err := other.TakeOver(t.Context(), held, []byte("b"), long); !errors.As(err, &held) {
 		t.Fatalf("take over after a renewal: %v", err)
 	}
@@ -57,7 +57,7 @@ func TestLease(t *testing.T) {
 		t.Fatalf("renew after it was taken over: %v", err)
 	}
 	if !lease.Until().IsZero() {
-		t.Error("the lost lease is said to last")
+		t.Error("the lost lease is reported to last")
 	}
 	if err := lease.Release(t.Context()); err != nil {
 		t.Fatal(err)
@@ -91,12 +91,12 @@ func TestLeaseExpires(t *testing.T) {
 	}
 	expires(t, other, "job")
 	if time.Now().Before(lease.Until()) {
-		t.Error("it is said to have expired before its holder's end")
+		t.Error("it is reported as expired before its holder's end")
 	}
 	if _, err = other.Lease(t.Context(), "job", []byte("b"), long); !errors.As(err, &held) || !held.Expired() {
 		t.Fatalf("after the end: %v", err)
 	}
-	// Its holder comes back: whoever takes what it found over comes too late.
+	// Its holder comes back: a takeover of the state found earlier comes too late.
 	if err := lease.Renew(t.Context()); err != nil {
 		t.Fatalf("renew after the end: %v", err)
 	}
@@ -133,8 +133,8 @@ func expires(t *testing.T, l *Log, name string) {
 	}
 }
 
-// A lease whose entry is gone, or whose bucket is, is taken again, and is not
-// when somebody else came first.
+// A lease whose entry or bucket is gone is taken again, unless another holder came
+// first.
 func TestLeaseGone(t *testing.T) {
 	l, s := newLog(t)
 	other := reopen(t, s)
@@ -169,7 +169,7 @@ func TestLeaseGone(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := lease.Renew(t.Context()); !errors.Is(err, ErrLeaseLost) {
-			t.Fatalf("%s: renew after somebody else came first: %v", c.name, err)
+			t.Fatalf("%s: renew after another holder came first: %v", c.name, err)
 		}
 		if err := errors.Join(lease.Release(t.Context()), taken.Release(t.Context())); err != nil {
 			t.Fatal(err)
@@ -177,8 +177,8 @@ func TestLeaseGone(t *testing.T) {
 	}
 }
 
-// A renewal that the log's server does not answer is no loss, however long that
-// takes; a release that it does not answer is made again.
+// A renewal that the log's server does not answer is no loss, however long that takes;
+// an unanswered release is repeated.
 func TestLeaseOutlivesItsServer(t *testing.T) {
 	p := startProcess(t)
 	l := connectTo(t, Options{URL: p.url, Timeout: 500 * time.Millisecond})
@@ -193,7 +193,7 @@ func TestLeaseOutlivesItsServer(t *testing.T) {
 		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		// Until all of its threads have stopped, one may yet answer.
+		// Until all of its threads have stopped, one of them may still answer.
 		var err error = syscall.EINTR
 		for errors.Is(err, syscall.EINTR) {
 			err = unix.Waitid(unix.P_PID, p.cmd.Process.Pid, nil, unix.WSTOPPED, nil)
@@ -241,7 +241,7 @@ func TestLeaseOutlivesItsServer(t *testing.T) {
 	}
 }
 
-// Many who want the same free lease: one gets it, each time.
+// Many callers want the same free lease: one gets it, each time.
 func TestLeaseContention(t *testing.T) {
 	l, s := newLog(t)
 	logs := []*Log{l, reopen(t, s), reopen(t, s)}
@@ -301,13 +301,13 @@ func TestLeaseLostAcknowledgement(t *testing.T) {
 	}
 }
 
-// Who asks learns who holds a lease, and takes nothing.
+// LeaseHolder returns the holder of a lease and takes nothing.
 func TestLeaseHolder(t *testing.T) {
 	l, s := newLog(t)
 	other := reopen(t, s)
 	const name = "run.1/job *>"
 	if held, err := other.LeaseHolder(t.Context(), name); held != nil || err != nil {
-		t.Fatalf("before anybody has it: %v, %v", held, err)
+		t.Fatalf("before it has a holder: %v, %v", held, err)
 	}
 	lease, err := l.Lease(t.Context(), name, []byte("a"), long)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// Accounts of the embedded server. The directory of the streams has the name
-// of their account, so it is part of the format of a store.
+// Accounts of the embedded server. The directory of the streams is named after their
+// account, so the name is part of a store's format.
 const (
 	Account       = "ckpt" // has the log; every client is a user of it
 	systemAccount = "SYS"
@@ -31,20 +31,20 @@ system_account: ` + systemAccount
 // minToken is the shortest token in bytes: 128 bits in hexadecimal.
 const minToken = 32
 
-// ErrExposed says that the server would let strangers in.
+// ErrExposed reports that the server would let unauthenticated clients in.
 var ErrExposed = problem.New(problem.Invalid, "not safe to listen")
 
-// Listen is where and how clients come in over TCP.
+// Listen configures how clients connect over TCP.
 type Listen struct {
 	Address string      // HOST:PORT; port 0 is any free one
-	Token   string      // which clients must show; "" only if TLS asks for their certificates
-	TLS     *tls.Config // nil: in clear. It may ask for client certificates.
-	Grant   front.Grant // what clients may do
+	Token   string      // that clients must present; "" only if TLS asks for their certificates
+	TLS     *tls.Config // nil: no encryption. It may ask for client certificates.
+	Grant   front.Grant // rights of the clients
 }
 
-// Validate refuses a listener that asks clients for neither a token nor a
-// certificate, and one whose token could be overheard. On loopback a token may
-// be sent in clear: only this machine sees it.
+// Validate refuses a listener that asks clients for neither a token nor a certificate,
+// and a listener whose token could be overheard. On loopback a token may be sent in
+// clear: only this machine sees it.
 func (o Listen) Validate() error {
 	_, _, err := o.hostPort()
 	if err != nil {
@@ -58,9 +58,9 @@ func (o Listen) Validate() error {
 	}
 	switch {
 	case o.TLS == nil && !o.Local():
-		return fmt.Errorf("listen on %s: %w: other machines reach it, and what they send, a token too, would cross the network in clear: give it a certificate and key, or a loopback address", o.Address, ErrExposed)
+		return fmt.Errorf("listen on %s: %w: other machines reach it, and their traffic, including a token, would cross the network in clear: give it a certificate and key, or a loopback address", o.Address, ErrExposed)
 	case o.Open():
-		return fmt.Errorf("listen on %s: %w: anybody who reaches it could write: give it a token, or the CA of client certificates", o.Address, ErrExposed)
+		return fmt.Errorf("listen on %s: %w: any client that reaches it could write: give it a token, or the CA of client certificates", o.Address, ErrExposed)
 	}
 	return nil
 }
@@ -72,8 +72,8 @@ func (o Listen) Local() bool {
 	return err == nil && (host == "localhost" || perr == nil && addr.IsLoopback())
 }
 
-// Open reports whether clients would need nothing to be let in. [Listen.Validate]
-// refuses such a listener.
+// Open reports whether clients need no credentials. [Listen.Validate] refuses such a
+// listener.
 func (o Listen) Open() bool {
 	return o.Token == "" && (o.TLS == nil || o.TLS.ClientAuth != tls.RequireAndVerifyClientCert)
 }
@@ -102,9 +102,9 @@ func (o Listen) listen() (net.Listener, error) {
 	return l, nil
 }
 
-// Listen lets clients in over TCP at the address of [ServerOptions].Listen, through
-// a front, and returns the address. It is called once, when the log was found to
-// be sound. The front asks the log over a connection of its own.
+// Listen lets clients in over TCP at the address of [ServerOptions].Listen, through a
+// front, and returns the address. Call it once, after the log was found to be sound.
+// The front uses a separate connection to the log.
 func (s *Server) Listen(ctx context.Context) (net.Addr, error) {
 	if s.o.Listen == nil {
 		return nil, errors.New("listen: the log's server was started without an address")
@@ -124,31 +124,31 @@ func (s *Server) Listen(ctx context.Context) (net.Addr, error) {
 	return addr, nil
 }
 
-// Relay lets clients in over TCP to a log on a NATS server, through a front: it has
-// that server's credentials, and its clients have none. Several relays may stand before
-// one log. None of them knows the sessions of the others, so the lease of a client
-// that has ended is free when its term has passed, and not before.
+// Relay lets clients in over TCP to a log on a NATS server, through a front. The relay
+// has the credentials of that server; its clients have none. Several relays may serve
+// one log. No relay knows the sessions of another, so the lease of a client that has
+// ended becomes free when its term has passed, not before.
 type Relay struct {
 	guard *guard
 	front *front.Front
 	done  sync.WaitGroup
 }
 
-// RelayOptions say where and how clients come in to a [Relay].
+// RelayOptions configure how clients connect to a [Relay].
 type RelayOptions struct {
 	Listen Listen
-	Bounds front.Limits // what clients cost; zero fields are the defaults of a front
+	Bounds front.Limits // costs of clients; zero fields are the defaults of a front
 }
 
-// Relay starts a relay to the log of l, which has a URL, and returns the address that
-// clients come in by. It ends with [Relay.Close], not with l. The log must be there.
+// Relay starts a relay to the log of l, which must have a URL, and returns the address
+// for clients. The relay ends with [Relay.Close], not with l. The log must exist.
 func (l *Log) Relay(ctx context.Context, o RelayOptions) (*Relay, net.Addr, error) {
 	listen := o.Listen
 	bad := func(err error) (*Relay, net.Addr, error) {
 		return nil, nil, fmt.Errorf("listen on %s for the log at %s: %w", listen.Address, l.opts.where(), err)
 	}
 	if l.opts.URL == "" {
-		return bad(errors.New("it is on no server: its owner lets clients in"))
+		return bad(errors.New("the log is not on a server: its owner lets clients in"))
 	}
 	if err := listen.Validate(); err != nil {
 		return nil, nil, err
@@ -190,17 +190,17 @@ func (l *Log) Relay(ctx context.Context, o RelayOptions) (*Relay, net.Addr, erro
 	return r, tcp.Addr(), nil
 }
 
-// Close ends the connections of all clients, and returns when they have ended.
+// Close closes the connections of all clients, and returns when they have ended.
 func (r *Relay) Close() {
 	r.front.Close()
 	r.done.Wait()
 	r.guard.close()
 }
 
-// doorman decides as which user a connection is let in. All come through the
-// process: those of clients by a front, or by a unix socket, whose mode has
-// decided. Only the owner's own connection, which shows a secret that never leaves
-// the process, may change the streams behind the log.
+// doorman assigns a user to each connection. All connections come through the process:
+// those of clients by a front, or by a unix socket, whose mode controls access. Only
+// the owner's own connection, which presents a secret that never leaves the process,
+// may change the streams behind the log.
 type doorman struct {
 	account *server.Account
 	owner   string // secret of the owner's own connection
@@ -225,16 +225,15 @@ func (d *doorman) Check(c server.ClientAuthentication) bool {
 	return true
 }
 
-// client is a user who may append and read, and nothing else.
+// client returns a user that may only append and read.
 func (d *doorman) client() *server.User {
 	return &server.User{Username: "client", Account: d.account, Permissions: &server.Permissions{
 		Publish: &server.SubjectPermission{Deny: destructive},
 	}}
 }
 
-// destructive are the requests that could change the log, the leases or the
-// cursors behind the back of their events, whatever streams there are. No client
-// of this package makes them.
+// destructive lists the requests that could change the log, the leases or the cursors
+// without an event, whatever streams exist. No client of this package makes them.
 var destructive = []string{
 	"$JS.API.STREAM.UPDATE.*",
 	"$JS.API.STREAM.DELETE.*",

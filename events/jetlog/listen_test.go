@@ -15,7 +15,7 @@ import (
 
 const token = "0123456789abcdef0123456789abcdef"
 
-// listening is a log on a server that listens, and its address.
+// listening returns a log on a server that listens, and its address.
 func listening(t *testing.T, o Listen) (*Log, string) {
 	t.Helper()
 	o.Address = "127.0.0.1:0"
@@ -57,7 +57,7 @@ func TestWhoIsLetIn(t *testing.T) {
 	for name, tc := range map[string]struct {
 		listen Listen
 		client Options // with the scheme of its URL
-		not    string  // in the error of who is not let in
+		not    string  // in the error of a client that is not let in
 	}{
 		"token of the moment":            {Listen{Token: token}, Options{URL: "nats", FindToken: func() string { return token }}, ""},
 		"wrong token of the moment":      {Listen{Token: token}, Options{URL: "nats", FindToken: func() string { return "" }}, "does not know this token"},
@@ -101,7 +101,7 @@ func TestWhoIsLetIn(t *testing.T) {
 			if seq, err := l.Decide(t.Context(), begun(t, "step-1"), 0); err != nil || seq != 22 {
 				t.Fatal(seq, err)
 			}
-			// One account: who came another way sees the same log.
+			// One account: a client on another path sees the same log.
 			if got := readAll(t, mine, 1, 22); len(got) != 22 {
 				t.Errorf("the owner reads %d events", len(got))
 			}
@@ -128,7 +128,7 @@ func TestClientCannotRewrite(t *testing.T) {
 	}
 }
 
-// attacks are the destructive requests about each stream of a store.
+// attacks returns the destructive requests about each stream of a store.
 func attacks() (subjects []string) {
 	for _, stream := range []string{Stream, leaseStream, cursorStream} {
 		for _, verb := range destructive {
@@ -138,8 +138,8 @@ func attacks() (subjects []string) {
 	return subjects
 }
 
-// TestOwnerMayChangeStreams: what no client may do, the owner's own connection
-// may; a connection within the process is a client all the same.
+// TestOwnerMayChangeStreams checks that the owner's own connection may do what no
+// client may; a connection within the process still counts as a client.
 func TestOwnerMayChangeStreams(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
@@ -164,8 +164,8 @@ func TestOwnerMayChangeStreams(t *testing.T) {
 	}
 }
 
-// A client that was let in comes back when the server does, also when it was
-// refused in between.
+// A client that was let in comes back when the server does, even if it was refused in
+// between.
 func TestTokenPutRight(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -236,19 +236,19 @@ func TestListenRefused(t *testing.T) {
 	mutual := &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequireAndVerifyClientCert}
 	for _, tc := range []struct {
 		o    Listen
-		want string // "" for one that is allowed
+		want string // "" for an allowed listener
 	}{
 		{Listen{Address: "localhost:4222", Token: token}, ""},
 		{Listen{Address: "[::1]:0", TLS: mutual}, ""},
-		{Listen{Address: "127.0.0.1:0"}, "anybody who reaches it could write"},
-		{Listen{Address: "localhost:4222", TLS: cert}, "anybody who reaches it could write"},
+		{Listen{Address: "127.0.0.1:0"}, "any client that reaches it could write"},
+		{Listen{Address: "localhost:4222", TLS: cert}, "any client that reaches it could write"},
 		{Listen{Address: "127.9.9.9:0", Token: token}, ""},
 		{Listen{Address: "0.0.0.0:0", Token: token, TLS: cert}, ""},
 		{Listen{Address: "10.0.0.1:0", TLS: mutual}, ""},
 		{Listen{Address: "10.0.0.1:0"}, "in clear"},
 		{Listen{Address: "0.0.0.0:0", Token: token}, "in clear"},
 		{Listen{Address: "node-1:0", Token: token}, "in clear"},
-		{Listen{Address: "[::]:0", TLS: cert}, "anybody who reaches it could write"},
+		{Listen{Address: "[::]:0", TLS: cert}, "any client that reaches it could write"},
 		{Listen{Address: "127.0.0.1:0", Token: "short"}, "openssl rand"},
 		{Listen{Address: "127.0.0.1"}, "HOST:PORT"},
 		{Listen{Address: ":4222", Token: token, TLS: cert}, "0.0.0.0"},
@@ -260,7 +260,7 @@ func TestListenRefused(t *testing.T) {
 			t.Errorf("%+v: %v", tc.o, err)
 		}
 		if err != nil && strings.Contains(err.Error(), token) {
-			t.Errorf("%v says the token", err)
+			t.Errorf("%v contains the token", err)
 		}
 		if err != nil {
 			dir := t.TempDir()
@@ -291,7 +291,7 @@ func TestServed(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := l.Served(ctx); err == nil || !strings.Contains(err.Error(), addr) {
-		t.Errorf("nobody has said where it is: %v", err)
+		t.Errorf("before any announcement: %v", err)
 	}
 	want := Served{Store: "store-1", Directory: "/somewhere", Host: "here"}
 	if err := mine.Announce(want); err != nil {

@@ -1,23 +1,23 @@
 // Package jetlog keeps the events of a store in one JetStream stream. It is
 // the only package that knows NATS.
 //
-//	log       all events, from sequence 1 without a hole: nothing in it ever
-//	          expires, is purged or deleted
+//	log       all events, from sequence 1 without a gap; no event ever expires
+//	          or is purged or deleted
 //	tail      the live stream over the subjects ckpt.>, on file: CKPT with all of
-//	          the log, or CKPT_<first> with what follows the archive
+//	          the log, or CKPT_<first> with the events after the archive
 //	archive   the log before its tail, in sealed files: see package archive
-//	fact      appended unconditionally ([Log.Append]); what is queued while an
-//	          append is in flight goes out together as one atomic batch
+//	fact      appended unconditionally ([Log.Append]); facts queued while an
+//	          append is in flight form one atomic batch
 //	decision  appended only if its lane has not moved ([Log.Decide])
 //	lane      ckpt.<run>.<trial>.s.>, the one filter of an aggregate
 //	lease     a key of the bucket CKPT_LEASES, held for a term ([Log.Lease])
-//	cursor    a key of the bucket CKPT_CURSORS: how far a subscriber has come
-//	witness   a key of the bucket CKPT_CURSOR_WITNESSES: that there is a cursor
+//	cursor    a key of the bucket CKPT_CURSORS: the position of a subscriber
+//	witness   a key of the bucket CKPT_CURSOR_WITNESSES: proof that a cursor exists
 //	server    an embedded NATS server in a directory ([StartServer]); its
 //	          clients are users of the account ckpt, and come in through the
 //	          process, a unix socket, or TCP with a token or certificate
 //
-// A server's directory is named by the account:
+// The paths in a server's directory contain the account:
 //
 //	DIR/jetstream/ckpt/streams/CKPT/                      the log, or its tail
 //	DIR/jetstream/ckpt/streams/KV_CKPT_LEASES/            the leases
@@ -27,18 +27,18 @@
 // A message is stored as package events encodes it: the subject, the headers
 // in the spelling of the wire, the body byte for byte. The append adds
 //
-//	Nats-Expected-Stream                           to what is sent singly
+//	Nats-Expected-Stream                           to single appends
 //	Nats-Expected-Last-Subject-Sequence[-Subject]  to a decision
-//	ckpt-follows                                   to one that follows the archive
+//	ckpt-follows                                   to a decision whose predecessor is archived
 //	Nats-Expected-Last-Sequence                    to store.created
 //	Nats-Batch-Id, -Sequence, -Commit              to the facts of a batch
 //
 // and readers ignore all of them.
 //
 // A lost acknowledgement is never a lost event and never a second one: every
-// append is retried under the ID of its event, and the server knows the IDs
-// of the last two minutes. A retry that comes later may store a fact twice;
-// folds ignore the second. A decision is looked for in its lane, however old.
+// append is retried under the ID of its event, and the server remembers the IDs
+// of the last two minutes. A later retry may store a fact twice; folds ignore the
+// second. A retried decision is searched for in its lane, however old it is.
 package jetlog
 
 import (
@@ -67,50 +67,50 @@ const (
 	DefaultAppend  = 30 * time.Second // for an append whose context has no deadline
 )
 
-// Options say where the log is. Exactly one of URL and Dial is set.
+// Options locate the log. Exactly one of URL and Dial must be set.
 type Options struct {
 	// URL of a NATS server or cluster, such as "nats://token@host:4222";
 	// several are separated by commas.
 	URL string
-	// Dial opens a connection to whoever serves the log now. It is called
-	// again for every reconnect, so that a new owner of the store is found.
-	// Its context ends after Timeout.
+	// Dial opens a connection to the process that currently serves the log. It is
+	// called again for every reconnect, so that a new owner of the store is found. Its
+	// context ends after Timeout.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Token that the server asks for; "" shows none. One in the URL goes before.
+	// Token that the server asks for; "" sends none. A token in the URL takes
+	// precedence.
 	Token string
-	// FindToken, when set, takes the place of Token. It is called for every
-	// connection, so that the token of a server that has started again is found.
-	// It must not block.
+	// FindToken, when set, replaces Token. It is called for every connection, so that
+	// the token of a restarted server is found. It must not block.
 	FindToken func() string
-	// TLS, when set, is how the server is checked; nothing is then sent in
-	// clear. Without it a tls:// URL, or a server that asks for it, uses the
-	// machine's certificates.
+	// TLS, when set, verifies the server; nothing is then sent unencrypted. Without it
+	// a tls:// URL, or a server that asks for TLS, uses the machine's certificates.
 	TLS *tls.Config
-	// Archive is the directory of the log's sealed part; "" if it cannot be reached.
-	// It need not exist while the live stream has all of the log.
+	// Archive is the directory of the log's sealed part; "" if it is out of reach. It
+	// need not exist while the live stream holds the whole log.
 	Archive string
-	// Replicas of what [Log.Create] makes. 0 means three on a cluster that has
-	// as many servers, and one otherwise.
+	// Replicas of the streams that [Log.Create] makes. 0 means three on a cluster with
+	// at least three servers, and one otherwise.
 	Replicas int
 	// Name of this client in the server's listings.
 	Name string
 	// Timeout of one request, and of one attempt to connect. 0 means
 	// [DefaultTimeout].
 	Timeout time.Duration
-	// Logger hears of disconnects, permission violations and other
-	// asynchronous errors. nil discards them.
+	// Logger receives disconnects, permission violations and other asynchronous errors.
+	// nil discards them.
 	Logger *slog.Logger
-	// Admit, when set, is asked before facts are appended. Its error refuses
-	// them, as when the disk is nearly full; decisions pass.
+	// Admit, when set, is called before facts are appended. Its error refuses them, for
+	// example when the disk is nearly full; decisions pass.
 	Admit func() error
-	// ReadOnly, when set, is the error of every append, decision, lease and move of
-	// a cursor.
+	// ReadOnly, when set, is the error of every append, decision, lease and move of a
+	// cursor.
 	ReadOnly error
-	// Deciding, when set, is called before each decision is appended, so that
-	// room can be made for it. It refuses nothing.
+	// Deciding, when set, is called before each decision is appended, so that the
+	// callee can make room for it. It cannot refuse.
 	Deciding func()
-	// Down, when set, is asked why nobody serves the log, or why it takes nothing,
-	// when a request is given up at its deadline. nil is no answer.
+	// Down, when set, returns why no process serves the log, or why the log takes
+	// nothing. It is called when a request is abandoned at its deadline. nil means
+	// unknown.
 	Down func() error
 	// OnDisconnect, when set, is called each time the connection is lost. It
 	// must not block. The log reconnects by itself.
@@ -119,7 +119,7 @@ type Options struct {
 
 func (o Options) withDefaults() (Options, error) {
 	if (o.URL == "") == (o.Dial == nil) {
-		return o, errors.New("connect to the log: exactly one of a URL and a dialer is needed")
+		return o, errors.New("connect to the log: exactly one of a URL and a dialer is required")
 	}
 	if o.Timeout <= 0 {
 		o.Timeout = DefaultTimeout
@@ -141,14 +141,14 @@ func (o Options) where() string {
 	return Redacted(o.URL)
 }
 
-// Log is a connection to the log of a store. Its methods may be called
-// concurrently. Requests that fail because the connection is down are retried
-// until the deadline of their context.
+// Log is a connection to the log of a store. Its methods may be called concurrently.
+// Requests that fail because the connection is down are retried until the deadline of
+// their context.
 type Log struct {
 	opts  Options
 	nc    *nats.Conn
 	js    jetstream.JetStream
-	stall time.Duration // without an event, after which a reader looks at the log again
+	stall time.Duration // time without an event after which a reader checks the log
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -156,25 +156,25 @@ type Log struct {
 	room   *semaphore.Weighted // of all facts whose callers wait
 	idle   chan struct{}       // closed when the committer has ended
 
-	lanes   sync.Map // lane → chan struct{} of capacity 1: who decides now
-	denials denials  // what the server did not let this client do
+	lanes   sync.Map // lane → chan struct{} of capacity 1, held by the current decider
+	denials denials  // operations that the server did not allow this client
 
 	mu       sync.Mutex
 	epoch    int                        // counts connections
-	checked  int                        // the epoch whose stream was seen to be ours
+	checked  int                        // the epoch in which the stream was last verified as ours
 	tail     tail                       // of the log that was opened; zero before
-	store    string                     // whose log was opened
-	old      *archive.Archive           // before the tail, once it was needed
-	noOld    error                      // why it could not be opened
+	store    string                     // identity of the store whose log was opened
+	old      *archive.Archive           // archive before the tail, once it was needed
+	noOld    error                      // why the archive could not be opened
 	noOldAt  time.Time                  // when that was
-	opening  chan struct{}              // closed when it was opened; nil while nobody opens it
-	watchers map[int]context.CancelFunc // readers, to be told of a new connection
+	opening  chan struct{}              // closed when it was opened; nil while no goroutine opens it
+	watchers map[int]context.CancelFunc // readers to notify of a new connection
 	watchID  int
 }
 
-// Connect opens a connection and keeps it: a lost one is made again, for ever,
-// until [Log.Close]. Nobody behind the URL is an error at once. Nothing is
-// read or created; see [Log.Open] and [Log.Create].
+// Connect opens a connection and keeps it: it reconnects forever, until [Log.Close]. If
+// no server answers at the URL, Connect returns an error at once. It reads and creates
+// nothing; see [Log.Open] and [Log.Create].
 func Connect(ctx context.Context, o Options) (*Log, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -196,21 +196,21 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 	opts := []nats.Option{
 		nats.Name(o.Name),
 		nats.Timeout(o.Timeout),
-		// A secret: it is whose the leases are, and where answers go. The
+		// A secret: it identifies the owner of leases and the inbox of answers. The
 		// library's own inboxes can be guessed from names that others see.
 		nats.CustomInboxPrefix(inbox + rand.Text()),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(50 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 200*time.Millisecond),
-		// Nothing is buffered while the connection is down: what is sent to the
-		// next server is sent again by whoever waits for its acknowledgement.
+		// Nothing is buffered while the connection is down: callers that wait for an
+		// acknowledgement send their messages again.
 		nats.ReconnectBufSize(-1),
 		nats.PingInterval(5 * time.Second),
 		nats.MaxPingsOutstanding(2),
 		nats.DisconnectErrHandler(l.onDisconnect),
 		nats.ReconnectHandler(l.onReconnect),
 		nats.ErrorHandler(l.onError),
-		// Who is refused keeps trying: the server's token may be put right.
+		// A refused client keeps trying: the server's token may be corrected.
 		nats.IgnoreAuthErrorAbort(),
 	}
 	opts = append(opts, nats.SetCustomDialer(dialer{l}))
@@ -234,7 +234,7 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 	return l, nil
 }
 
-// connect ends with ctx although the library's call knows no context. A
+// connect returns when ctx ends, although the library's call knows no context. A
 // connection that comes too late is closed.
 func connect(ctx context.Context, target string, opts []nats.Option) (*nats.Conn, error) {
 	type result struct {
@@ -259,8 +259,8 @@ func connect(ctx context.Context, target string, opts []nats.Option) (*nats.Conn
 	}
 }
 
-// Close ends the connection. Appends that still wait get [ErrClosed]; what
-// they sent may be stored. Close waits for the log's own goroutines.
+// Close closes the connection. Waiting appends get [ErrClosed]; their events may be
+// stored. Close waits for the log's own goroutines.
 func (l *Log) Close() {
 	l.cancel()
 	l.nc.Close()
@@ -272,9 +272,9 @@ func (l *Log) Close() {
 	}
 }
 
-// dialer makes every connection of the log. The library says that there is a
-// new one some time after it has begun to use it: what was known of the server
-// is forgotten before.
+// dialer makes every connection of the log. The library announces a new connection only
+// some time after it has begun to use it. So the dialer forgets the state of the server
+// before.
 type dialer struct{ l *Log }
 
 func (d dialer) Dial(network, address string) (net.Conn, error) {
@@ -292,7 +292,7 @@ func (l *Log) onDisconnect(_ *nats.Conn, err error) {
 	if l.ctx.Err() != nil {
 		return
 	}
-	// An owner that ends in order is replaced by whoever is told of it here.
+	// OnDisconnect finds a successor for an owner that ends in order.
 	level := slog.LevelWarn
 	if l.opts.OnDisconnect != nil {
 		level = slog.LevelInfo
@@ -306,7 +306,7 @@ func (l *Log) onReconnect(*nats.Conn) {
 	l.renew()
 }
 
-// renew begins an epoch: nothing is known of the server behind the connection.
+// renew begins an epoch: the server behind the connection is unknown.
 func (l *Log) renew() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -330,7 +330,7 @@ func (l *Log) onError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	l.opts.Logger.Error("error from the log's server", "server", l.opts.where(), "subject", subject, "error", err)
 }
 
-// watch calls cancel at the next reconnect. The result takes that back.
+// watch calls cancel at the next reconnect. The returned function stops the watch.
 func (l *Log) watch(cancel context.CancelFunc) (stop func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -344,9 +344,9 @@ func (l *Log) watch(cancel context.CancelFunc) (stop func()) {
 	}
 }
 
-// Redacted is a URL, or several separated by commas, for messages: what stands
-// before the host, which may be a password or a token, is replaced. One that
-// cannot be parsed is not shown.
+// Redacted returns one or more URLs, separated by commas, for messages. It replaces
+// everything before the host, which may be a password or a token. It does not show a
+// URL that cannot be parsed.
 func Redacted(urls string) string {
 	list := strings.Split(urls, ",")
 	for i, text := range list {
@@ -375,7 +375,7 @@ func parse(urls string) error {
 			text = "nats://" + text
 		}
 		if u, err := url.Parse(text); err != nil || u.Host == "" {
-			return fmt.Errorf("URL %d of %s is none: want nats://HOST:PORT, characters such as @ and : in a password written as %%40 and %%3A", i+1, Redacted(urls))
+			return fmt.Errorf("URL %d of %s is invalid: want nats://HOST:PORT, characters such as @ and : in a password written as %%40 and %%3A", i+1, Redacted(urls))
 		}
 	}
 	return nil

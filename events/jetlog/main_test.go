@@ -20,7 +20,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The test binary is also a NATS server of its own process, so that it can be
+// The test binary is also a NATS server in a separate process, so that it can be
 // killed: with serverDir set it serves until its standard input ends.
 const (
 	serverDir  = "JETLOG_TEST_SERVER_DIR"
@@ -95,7 +95,7 @@ func (p *process) start() {
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	if err != nil {
 		_ = cmd.Wait()
-		p.t.Fatalf("server process said nothing: %v", err)
+		p.t.Fatalf("server process printed nothing: %v", err)
 	}
 	p.cmd, p.stdin, p.url = cmd, stdin, strings.TrimSpace(line)
 	if _, p.port, err = net.SplitHostPort(strings.TrimPrefix(p.url, "nats://")); err != nil {
@@ -137,7 +137,7 @@ func connectTo(t *testing.T, o Options) *Log {
 	return l
 }
 
-// newLog is a created log on a server of its own, through its owner's connection.
+// newLog returns a created log on an embedded server, through its owner's connection.
 func newLog(t *testing.T) (*Log, *Server) {
 	t.Helper()
 	s := startServer(t, t.TempDir())
@@ -148,7 +148,7 @@ func newLog(t *testing.T) (*Log, *Server) {
 	return l, s
 }
 
-// reopen connects once more to the log of s.
+// reopen connects again to the log of s.
 func reopen(t *testing.T, s *Server) *Log {
 	t.Helper()
 	l := connectTo(t, Options{Dial: dial(s)})
@@ -202,7 +202,7 @@ func begun(t *testing.T, name string) events.Decision {
 	return decision(t, trial, events.CheckpointBegun{Attempt: 1, Checkpoint: name + ".a1", Name: name, WorldSize: 1, Participants: []int{0}})
 }
 
-// readAll reads a range that must be there.
+// readAll reads a range that must exist.
 func readAll(t *testing.T, l *Log, from, until uint64) []events.Recorded {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -217,7 +217,8 @@ func readAll(t *testing.T, l *Log, from, until uint64) []events.Recorded {
 	return all
 }
 
-// readError is what a read ends with, and how much it yielded before.
+// readError returns the error that a read ends with, and the number of events before
+// it.
 func readError(t *testing.T, l *Log, from, until uint64) (int, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -232,7 +233,7 @@ func readError(t *testing.T, l *Log, from, until uint64) (int, error) {
 	return n, nil
 }
 
-// lossy is a way to the server that can swallow an acknowledgement or an answer.
+// lossy is a connection to the server that can swallow an acknowledgement or an answer.
 type lossy struct {
 	s      *Server
 	mu     sync.Mutex

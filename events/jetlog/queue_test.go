@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// deaf is a log whose server is gone, with a job that occupies the committer.
+// deaf returns a log whose server is gone, with a job that occupies the committer.
 func deaf(t *testing.T) *Log {
 	t.Helper()
 	l, s := newLog(t)
@@ -49,7 +49,7 @@ func await(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// large is a fact of about so many KiB.
+// large returns a fact of about kib KiB.
 func large(t *testing.T, kib int) events.Fact {
 	t.Helper()
 	f := fact(t, 1)
@@ -57,7 +57,7 @@ func large(t *testing.T, kib int) events.Fact {
 	return f
 }
 
-// Appends that were given up are not kept for a server that may come back.
+// Abandoned appends are not kept for a server that may come back.
 func TestQueueForgetsWhoGaveUp(t *testing.T) {
 	l := deaf(t)
 	for range 400 {
@@ -67,16 +67,16 @@ func TestQueueForgetsWhoGaveUp(t *testing.T) {
 		}
 		cancel()
 		if n := l.queue.length(); n > 0 {
-			t.Fatalf("%d appends are queued, and nobody waits for them", n)
+			t.Fatalf("%d appends are queued, and no caller waits for them", n)
 		}
 	}
 }
 
-// What waits is bounded in bytes and in facts, and who found no room is told.
+// The queue is bounded in bytes and in facts, and a caller without room gets an error.
 func TestQueueIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		facts []events.Fact
-		most  int // appends of them that are queued beside the first
+		most  int // appends of them that are queued in addition to the first
 	}{
 		"bytes": {slices.Repeat([]events.Fact{large(t, 900)}, 5), 14},
 		"facts": {slices.Repeat([]events.Fact{fact(t, 1)}, 8000), 8},
@@ -93,7 +93,7 @@ func TestQueueIsBounded(t *testing.T) {
 				})
 			}
 			await(t, "a full queue", func() bool { return l.queue.length() >= c.most })
-			// Somebody who comes now waits for room, and not for longer than it wants.
+			// A new caller waits for room, but no longer than its context allows.
 			late, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			_, err := l.Append(late, c.facts...)
 			stop()
@@ -112,7 +112,7 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 }
 
-// Who waited for room goes on when there is some, and gives it back.
+// A caller that waited for room continues when there is some, and returns it.
 func TestQueueMakesRoom(t *testing.T) {
 	l, _ := newLog(t)
 	if !l.room.TryAcquire(queueBytes) {
@@ -136,7 +136,7 @@ func TestQueueMakesRoom(t *testing.T) {
 	if !l.room.TryAcquire(queueBytes) {
 		t.Error("not all room was given back")
 	}
-	// One that alone is larger than the budget has it to itself.
+	// A job that alone is larger than the budget takes all of it.
 	if got := (&job{bytes: 2 * queueBytes}).weight(); got != queueBytes {
 		t.Errorf("twice the budget weighs %d", got)
 	}

@@ -18,27 +18,27 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// rawBatch is how many messages one request of [Log.Raw] asks for. The server sends
-// them all at once, and closes a connection for which more than 64 MiB wait: a message
-// has 1 MiB at most.
+// rawBatch is the number of messages per request of [Log.Raw]. The server sends them
+// all at once, and closes a connection with more than 64 MiB waiting; a message has at
+// most 1 MiB.
 const rawBatch = 48
 
-// Raw yields the messages of the live stream from to until as the server stores
-// them. The client library parses headers and forgets how they were written, so this
-// speaks the protocol by itself, over a connection of its own:
+// Raw yields the messages of the live stream from sequence from to until as the server
+// stores them. The client library parses headers and forgets how they were written. Raw
+// therefore speaks the protocol itself, over a separate connection:
 //
 //	C: SUB inbox 1
 //	C: PUB $JS.API.CONSUMER.MSG.NEXT.CKPT.x inbox 25   {"batch":48, …}
 //	S: HMSG ckpt.a.main.s.group.started 1 $JS.ACK.CKPT.x.1.65537.1.<time>.<left> 388 512
 //
-// It is for processes that have the server or reach the owner's socket; it needs a
-// dialer and no token. It ends with an error at the first message that is missing, is
-// not retried, and does not outlive its connection: the caller begins again.
+// Raw is for processes that have the server or reach the owner's socket; it needs a
+// dialer and no token. It ends with an error at the first missing message, does not
+// retry, and does not outlive its connection: the caller starts again.
 func (l *Log) Raw(ctx context.Context, from, until uint64) iter.Seq2[archive.Message, error] {
 	return func(yield func(archive.Message, error) bool) {
 		err := l.raw(ctx, from, until, func(m archive.Message) bool { return yield(m, nil) })
 		if err != nil {
-			yield(archive.Message{}, fmt.Errorf("read the stream of the log at %s as it is stored: %w", l.opts.where(), err))
+			yield(archive.Message{}, fmt.Errorf("read the stream of the log at %s in stored form: %w", l.opts.where(), err))
 		}
 	}
 }
@@ -56,7 +56,7 @@ func (l *Log) raw(ctx context.Context, from, until uint64, yield func(archive.Me
 		return err
 	}
 	if sealed := l.sealed().Last; from <= sealed {
-		return fmt.Errorf("event %d is in the archive now, which ends at %d: %w", from, sealed, errAgain)
+		return fmt.Errorf("event %d has moved to the archive, which ends at %d: %w", from, sealed, errAgain)
 	}
 	conn, err := l.opts.Dial(once)
 	if err != nil {
@@ -100,7 +100,7 @@ func (l *Log) raw(ctx context.Context, from, until uint64, yield func(archive.Me
 	return nil
 }
 
-// wire is a connection that speaks the protocol of NATS.
+// wire is a connection that speaks the NATS protocol.
 type wire struct {
 	conn  net.Conn
 	in    *bufio.Reader
@@ -124,7 +124,7 @@ func (w *wire) line() (string, error) {
 				return "", err
 			}
 		case strings.HasPrefix(line, "-ERR"):
-			return "", fmt.Errorf("the server says %s", line)
+			return "", fmt.Errorf("the server replied %s", line)
 		case strings.HasPrefix(line, "INFO ") || line == "+OK":
 		default:
 			return line, nil
@@ -140,7 +140,7 @@ func (w *wire) send(text string) error {
 	return err
 }
 
-// greet introduces the client, and waits until the server has taken all of it.
+// greet introduces the client, and waits until the server has processed all of it.
 func (w *wire) greet() error {
 	if err := w.conn.SetReadDeadline(time.Now().Add(w.limit)); err != nil {
 		return err
@@ -155,13 +155,13 @@ func (w *wire) greet() error {
 	}
 	line, err := w.line()
 	if err == nil && line != "PONG" {
-		err = fmt.Errorf("the server says %q", line)
+		err = fmt.Errorf("the server replied %q", line)
 	}
 	return err
 }
 
-// consume makes a consumer, STREAM.NAME, of the events from a sequence on. It is this
-// connection's own: the owner's front lets no other use it.
+// consume creates a consumer, STREAM.NAME, of the events from a sequence on. Only this
+// connection can use it: the owner's front refuses others.
 func (w *wire) consume(consumer string, from uint64) error {
 	stream, name, _ := strings.Cut(consumer, ".")
 	body, err := json.Marshal(struct {
@@ -185,11 +185,11 @@ func (w *wire) consume(consumer string, from uint64) error {
 	}
 	f := strings.Fields(line)
 	if len(f) != 4 || f[0] != "MSG" {
-		return fmt.Errorf("the server says %q", line)
+		return fmt.Errorf("the server replied %q", line)
 	}
 	n, err := strconv.Atoi(f[3])
 	if err != nil || n < 0 || n > MaxMessage {
-		return fmt.Errorf("the server says %q", line)
+		return fmt.Errorf("the server replied %q", line)
 	}
 	text := make([]byte, n+2)
 	if _, err := io.ReadFull(w.in, text); err != nil {
@@ -228,12 +228,12 @@ func (w *wire) message() (m archive.Message, err error) {
 	case len(f) == 5 && f[0] == "MSG":
 		sizes = []string{"0", f[4]}
 	default:
-		return m, fmt.Errorf("the server says %q", line)
+		return m, fmt.Errorf("the server replied %q", line)
 	}
 	heads, err1 := strconv.Atoi(sizes[0])
 	total, err2 := strconv.Atoi(sizes[1])
 	if err := errors.Join(err1, err2); err != nil || heads > total || total > 4*MaxMessage {
-		return m, fmt.Errorf("the server says %q", line)
+		return m, fmt.Errorf("the server replied %q", line)
 	}
 	data := make([]byte, total+2)
 	if _, err := io.ReadFull(w.in, data); err != nil {
@@ -253,10 +253,10 @@ func (w *wire) message() (m archive.Message, err error) {
 	return m, nil
 }
 
-// ackSubject reads the sequence and the time of a message from the subject that an
-// acknowledgement would go to: $JS.ACK.<stream>.<consumer>.<deliveries>.<stream
-// sequence>.<consumer sequence>.<time>.<left>. Newer servers put a domain and an
-// account before the stream, and a token behind.
+// ackSubject parses the sequence and the time of a message from its acknowledgement
+// subject: $JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>.<consumer
+// sequence>.<time>.<left>. Newer servers put a domain and an account before the stream,
+// and append a token.
 func ackSubject(subject string) (sequence uint64, at time.Time, err error) {
 	f := strings.Split(subject, ".")
 	first := 5
@@ -264,7 +264,7 @@ func ackSubject(subject string) (sequence uint64, at time.Time, err error) {
 		first = 7
 	}
 	if len(f) < first+4 || f[0] != "$JS" || f[1] != "ACK" {
-		return 0, at, fmt.Errorf("the server sends something else than a message of a stream: %q", subject)
+		return 0, at, fmt.Errorf("the server sent something other than a message of a stream: %q", subject)
 	}
 	sequence, err1 := strconv.ParseUint(f[first], 10, 64)
 	nanos, err2 := strconv.ParseInt(f[first+2], 10, 64)

@@ -15,16 +15,16 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// Read yields the events of the log in order, from sequence from (at least 1)
-// to until inclusive; with until 0 it follows the log until ctx ends, and
-// yields the context's error then. Every event of the log is yielded, none
-// twice. Lost connections and restarted servers are survived.
+// Read yields the events of the log in order, from sequence from (at least 1) to until
+// inclusive. With until 0 it follows the log until ctx ends, and then yields the
+// context's error. It yields every event once, and survives lost connections and server
+// restarts.
 //
-// Any other error ends the sequence: [ErrGap] when an event that was in the
-// log is missing or unreadable, or the log ends before from-1; [ErrForeign]
-// when the log was made anew; [ErrEnd] when it ends before until and nothing
-// is appended for ten seconds. Sequences that were yielded before an error are good.
-// In the place of a message that is no event comes an [events.Void].
+// Any other error ends the sequence: [ErrGap] when an event of the log is missing or
+// unreadable, or the log ends before from-1; [ErrForeign] when the log was recreated;
+// [ErrEnd] when it ends before until and nothing is appended for ten seconds. Events
+// yielded before an error are valid. An [events.Void] replaces a message that is not an
+// event.
 func (l *Log) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error] {
 	return func(yield func(events.Recorded, error) bool) {
 		if from == 0 {
@@ -44,21 +44,21 @@ var (
 	errIdle = errors.New("no event for a while")
 )
 
-// reader is one call of Read. It goes through sessions, each with a consumer
-// of its own, because a consumer does not outlive its server's process.
+// reader is one call of Read. It runs sessions, each with a new consumer, because a
+// consumer does not outlive its server's process.
 type reader struct {
 	l     *Log
 	next  uint64 // sequence to be yielded next
 	until uint64
 	yield func(events.Recorded, error) bool
-	leap  uint64 // next at which the server went on with a later event
-	idle  int    // sessions in a row that ended because nothing came
+	leap  uint64 // value of next when the server continued with a later event
+	idle  int    // sessions in a row that ended without an event
 	stall time.Duration
 
 	header nats.Header // of the event that is being yielded
 }
 
-// run starts sessions until one ends for good.
+// run starts sessions until one ends permanently.
 func (r *reader) run(ctx context.Context) error {
 	var b backoff
 	consumes := concernOf(concerning(ctx, consuming))
@@ -94,7 +94,7 @@ func (r *reader) run(ctx context.Context) error {
 	return nil
 }
 
-// consuming concerns the requests of a session.
+// consuming reports whether a subject is one of a session's requests.
 func consuming(subject string) bool {
 	const api = "$JS.API.CONSUMER."
 	return strings.HasPrefix(subject, api+"CREATE."+Stream+".") || strings.HasPrefix(subject, api+"MSG.NEXT."+Stream+".")
@@ -128,7 +128,7 @@ func (r *reader) session(ctx context.Context) error {
 	return r.drain(inner, cancel, messages)
 }
 
-// judge looks at what the server says of the stream before a session.
+// judge checks the server's state of the stream before a session.
 func (r *reader) judge(ctx context.Context, info *jetstream.StreamInfo) error {
 	if err := whole(info); err != nil {
 		return err
@@ -140,8 +140,8 @@ func (r *reader) judge(ctx context.Context, info *jetstream.StreamInfo) error {
 	switch {
 	case r.idle == 0:
 	case s.LastSeq >= r.next:
-		// Not delivered: its block is damaged, or the machine is so busy that
-		// nothing arrives in time. A damaged one cannot be asked for.
+		// Not delivered: its block is damaged, or the machine is so busy that nothing
+		// arrives in time. The server cannot return a damaged event on request either.
 		_, err := r.l.get(ctx, msgGet{Seq: r.next})
 		switch {
 		case err == nil:
@@ -157,7 +157,7 @@ func (r *reader) judge(ctx context.Context, info *jetstream.StreamInfo) error {
 	return nil
 }
 
-// drain yields what the consumer delivers.
+// drain yields the events that the consumer delivers.
 func (r *reader) drain(ctx context.Context, cancel context.CancelCauseFunc, messages jetstream.MessagesContext) error {
 	watchdog := time.AfterFunc(r.stall, func() { cancel(errIdle) })
 	defer watchdog.Stop()
@@ -168,7 +168,7 @@ func (r *reader) drain(ctx context.Context, cancel context.CancelCauseFunc, mess
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			// Whatever it was, a new session finds out.
+			// Whatever the cause, a new session finds out.
 			return fmt.Errorf("%w: %w", nats.ErrDisconnected, err)
 		}
 		watchdog.Stop()
@@ -197,8 +197,8 @@ func (r *reader) drain(ctx context.Context, cancel context.CancelCauseFunc, mess
 	return nil
 }
 
-// Latest is the sequence of the last event whose subject matches one of the
-// filters, 0 when there is none. The log is not read for it.
+// Latest returns the sequence of the last event whose subject matches one of the
+// filters, 0 if there is none. It does not read the log.
 func (l *Log) Latest(ctx context.Context, filters ...string) (uint64, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -222,9 +222,9 @@ func (l *Log) Latest(ctx context.Context, filters ...string) (uint64, error) {
 	return last, nil
 }
 
-// recorded is the event that a message of the log is. A message that is none is an
-// [events.Void], by rules that need the message and its sequence alone: no message
-// may stop the readers of the log.
+// recorded decodes a message of the log. An invalid message becomes an [events.Void],
+// by rules that depend only on the message and its sequence: no message may stop the
+// readers of the log.
 func recorded(subject string, header nats.Header, data []byte, seq uint64, at time.Time) events.Recorded {
 	m := events.Message{Subject: subject, Header: header, Data: data}
 	e, err := events.Decode(m)
@@ -237,16 +237,16 @@ func recorded(subject string, header nats.Header, data []byte, seq uint64, at ti
 	return events.Recorded{Event: e, Sequence: seq, Stored: at}
 }
 
-// inPlace holds an event to what the log asks of it beside its envelope: no other ID
-// by which the server knows duplicates, a beginning that is the only one, the lane of
-// its kind, and of a decision a condition. What a newer version asks is not known.
+// inPlace checks the log's rules that go beyond the envelope: the event's ID is the one
+// that the server deduplicates by, only event 1 is a beginning, the lane fits the kind,
+// and a decision has a condition. The rules of a newer version are unknown.
 func inPlace(e events.Event, header nats.Header, seq uint64) error {
 	if id := header.Get(events.HeaderMsgID); id != "" && id != e.ID {
 		return fmt.Errorf("header %s is %q, want the event's ID %s", events.HeaderMsgID, id, e.ID)
 	}
 	switch {
 	case seq == 1:
-		return nil // nothing is before it
+		return nil // nothing precedes it
 	case e.Kind == events.StoreCreated{}.Kind():
 		return fmt.Errorf("%s is event 1 and no other", e.Kind)
 	case !e.Kind.Known() || e.Version != 1:
@@ -264,8 +264,8 @@ func inPlace(e events.Event, header nats.Header, seq uint64) error {
 	return nil
 }
 
-// msgGet asks a stream's leader for one message. Direct gets are answered by
-// any replica, which may not have seen the last append yet.
+// msgGet asks a stream's leader for one message. Any replica answers a direct get, and
+// may not have seen the last append yet.
 type msgGet struct {
 	Seq     uint64 `json:"seq,omitempty"`
 	LastFor string `json:"last_by_subj,omitempty"`
@@ -288,8 +288,8 @@ func (m stored) header() (nats.Header, error) {
 	return nats.DecodeHeadersMsg(m.Headers)
 }
 
-// readable is what can be read of the headers: nothing where they are none, as the
-// client library delivers such a message too.
+// readable parses the headers as far as possible. It returns none if they are
+// malformed, as the client library does when it delivers such a message.
 func (m stored) readable() nats.Header {
 	h, err := m.header()
 	if err != nil {
@@ -298,7 +298,7 @@ func (m stored) readable() nats.Header {
 	return h
 }
 
-// errNoMessage: the stream has no such message.
+// errNoMessage reports that the stream has no such message.
 var errNoMessage = errors.New("no such message")
 
 // getStored asks once.
@@ -341,8 +341,8 @@ func (l *Log) get(ctx context.Context, q msgGet) (events.Recorded, error) {
 	return recorded(m.Subject, m.readable(), m.Data, m.Seq, m.Time), nil
 }
 
-// At is the event at a sequence. It is [ErrEnd] when the log ends before it,
-// and [ErrGap] when it is missing.
+// At returns the event at a sequence. It returns [ErrEnd] if the log ends before it,
+// and [ErrGap] if the event is missing.
 func (l *Log) At(ctx context.Context, seq uint64) (events.Recorded, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()

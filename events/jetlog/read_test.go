@@ -47,7 +47,7 @@ func TestReadBounds(t *testing.T) {
 			t.Fatal(err)
 		}
 		if e.Sequence == 5 {
-			break // and nothing is left running
+			break // and no goroutine is left running
 		}
 	}
 }
@@ -89,8 +89,8 @@ func TestReadFollows(t *testing.T) {
 	}
 }
 
-// damage makes a log of ten events, stops its server, flips a bit in the body
-// of event seq, and starts another server on it.
+// damage creates a log of ten events, stops its server, flips a bit in the body of
+// event seq, and starts another server on it.
 func damage(t *testing.T, seq int, dropIndex bool) *Log {
 	t.Helper()
 	dir := t.TempDir()
@@ -134,7 +134,7 @@ func damage(t *testing.T, seq int, dropIndex bool) *Log {
 	return damaged
 }
 
-// The server jumps over a damaged event and calls itself healthy.
+// The server skips a damaged event and calls itself healthy.
 func TestReadGap(t *testing.T) {
 	for name, tc := range map[string]struct {
 		seq       int
@@ -161,8 +161,8 @@ func TestReadGap(t *testing.T) {
 	}
 }
 
-// Every acknowledged event survives kill -9 of the server, at its sequence,
-// and a reader that follows meanwhile sees each once.
+// Every acknowledged event survives kill -9 of the server, at its sequence, and a
+// concurrent reader sees each event once.
 func TestKillServer(t *testing.T) {
 	p := startProcess(t)
 	l := connectTo(t, Options{URL: p.url})
@@ -287,7 +287,7 @@ func TestConnectNobody(t *testing.T) {
 	begin := time.Now()
 	_, err := Connect(t.Context(), Options{URL: "nats://user:secret@127.0.0.1:1"})
 	if err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") || !strings.Contains(err.Error(), "nats-server -js") {
-		t.Errorf("error %v does not say where and what next", err)
+		t.Errorf("error %v lacks where and what next", err)
 	}
 	if strings.Contains(err.Error(), "secret") {
 		t.Errorf("error %v holds the password", err)
@@ -301,6 +301,6 @@ func TestConnectNobody(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Connect(ctx, Options{URL: "nats://127.0.0.1:1"}); err == nil {
-		t.Error("connected to nobody")
+		t.Error("connected without a server")
 	}
 }

@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// ended is an end of the lane that somebody was told.
+// ended is an end of the lane that a caller received.
 type ended struct {
 	end              uint64
 	called, returned time.Time
 }
 
-// realTime is what contradicts that every call took effect at one moment
-// between its beginning and its end. The sequences are the order of those
-// moments, and of a lane every decision names the one before, so that it is
-// enough to compare times: no event is behind one whose call began after its
-// own had returned, and no look at the lane misses a decision that had returned
-// before, or shows one that had not begun.
+// realTime returns contradictions to the claim that every call took effect at one
+// moment between its beginning and its end. The sequences are the order of those
+// moments, and every decision of a lane names its predecessor, so comparing times is
+// enough. No event may follow an event whose call began after its own call had
+// returned. No look at the lane may miss a decision that had returned before, or show
+// a decision that had not begun.
 //
 //	A  ├──── 7 ────┤                       A < B, so 7 < 9
 //	B                 ├──── 9 ────┤
@@ -58,7 +58,7 @@ func maxBy[T any, K cmp.Ordered](a, b T, key func(T) K) T {
 	return a
 }
 
-// The comparison finds what it is for.
+// The comparison finds contradictions.
 func TestRealTime(t *testing.T) {
 	at := func(ms int) time.Time { return time.UnixMilli(int64(ms)) }
 	event := func(seq uint64, from, to int) acked {

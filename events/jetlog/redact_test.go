@@ -26,7 +26,7 @@ func TestRedacted(t *testing.T) {
 	}
 }
 
-// Neither errors nor what is logged say a password or a token.
+// Neither errors nor log messages contain a password or a token.
 func TestSecretsAreNotSaid(t *testing.T) {
 	for _, urls := range []string{
 		"nats://secret@127.0.0.1:1",

@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/archive"
 )
 
-// clockSkew is by how much the clocks of a client and of the server may differ for
-// events to be known that were sent twice.
+// clockSkew is the largest difference between the clocks of a client and the server at
+// which a resent event is still recognised.
 const clockSkew = 10 * time.Second
 
 // fetch asks once for a message of the log, wherever it is.
@@ -57,8 +57,8 @@ func (l *Log) fetch(ctx context.Context, q msgGet) (stored, error) {
 	return l.fetchSealed(ctx, last)
 }
 
-// suspect marks what is known of the server as old, and err as settled by trying
-// again: the live stream may have been sealed, and another continues it.
+// suspect marks the known state of the server as stale, and err as settled by a retry:
+// the live stream may have been sealed, and another stream continues it.
 func (l *Log) suspect(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,7 +79,7 @@ func (l *Log) fetchSealed(ctx context.Context, sequence uint64) (stored, error) 
 	return stored{Subject: m.Subject, Seq: m.Sequence, Headers: m.Header, Data: m.Data, Time: m.Time}, nil
 }
 
-// sealed yields what the archive has from the next event on.
+// sealed yields the archive's events from the next event on.
 func (r *reader) sealed(ctx context.Context) error {
 	a, err := r.l.archived(ctx)
 	if err != nil {
@@ -102,10 +102,11 @@ func (r *reader) sealed(ctx context.Context) error {
 	return nil
 }
 
-// sealedMeanwhile finds the events of jobs that are in the archive: sent to an earlier
-// tail, whose acknowledgement was lost. The server of this tail does not know their
-// IDs, as far back as it would know those of its own messages. Only events that were
-// minted before this tail was made are looked for. It notes their sequences in had.
+// sealedMeanwhile finds the events of jobs that are in the archive because they were
+// sent to an earlier tail and their acknowledgement was lost. It looks back as far as a
+// server remembers IDs, because the server of this tail does not know theirs. It looks
+// only for events that were minted before this tail was created, and notes their
+// sequences in had.
 func (l *Log) sealedMeanwhile(ctx context.Context, jobs []*job) error {
 	l.mu.Lock()
 	end, made := l.tail.sealed.Last, l.tail.created
@@ -153,7 +154,7 @@ func (l *Log) sealedMeanwhile(ctx context.Context, jobs []*job) error {
 	return nil
 }
 
-// messageID is the ID by which the server knows duplicates of a message.
+// messageID returns the ID by which the server detects duplicates of a message.
 func messageID(m archive.Message) string {
 	_, rest, found := bytes.Cut(m.Header, []byte("\r\n"+events.HeaderMsgID+":"))
 	if !found {

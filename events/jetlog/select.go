@@ -13,40 +13,37 @@ import (
 )
 
 // ReadTrial yields the events of one trial, facts and decisions, in order, from
-// sequence from (at least 1) to until inclusive. With until 0 it follows the
-// log until ctx ends, and yields the context's error then. The server sends
-// the events of this trial alone, so that the cost does not grow with what other
-// runs append. Lost connections and restarted servers are survived.
+// sequence from (at least 1) to until inclusive. With until 0 it follows the log until
+// ctx ends, and then yields the context's error. The server sends only the events of
+// this trial, so the cost does not grow with the appends of other runs. Lost
+// connections and server restarts are survived.
 //
-// A selection is weaker than [Log.Read]: a server jumps over a damaged block
-// without a word, and sequences that are missing are expected here. Detected
-// are, as [ErrGap]:
+// A selection is weaker than [Log.Read]: a server silently skips a damaged block, and
+// missing sequences are expected here. Detected, as [ErrGap], are:
 //
 //   - a decision that is missing before another one: each has the sequence of
 //     the one before it in its lane
 //   - an event at the end that is not delivered: when nothing came for a while,
 //     the leader is asked for the last event of the selection
 //   - an event that was lost on the way: deliveries are numbered
-//   - what the server itself knows to be lost, and a log that is shorter than
-//     what was read of it
+//   - losses that the server itself reports, and a log that is shorter than
+//     the part already read
 //
-// Not detected is a fact that is missing in a damaged block and followed by
-// others. A reader must not conclude anything from the absence of a fact
-// other than to wait for it. Readers of the whole log, the views among them,
-// detect it.
+// Not detected is a fact that is missing in a damaged block and followed by other
+// events. From the absence of a fact, a reader must conclude nothing except to wait for
+// it. Readers of the whole log, including the views, detect it.
 func (l *Log) ReadTrial(ctx context.Context, agg events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error] {
 	return l.selected(ctx, &selection{l: l, what: "trial " + agg.Run + "/" + agg.Trial, filter: agg.Subjects(), is: agg.About}, from, until)
 }
 
-// ReadLane yields the decisions of one aggregate, as [Log.ReadTrial] does. None
-// can be missing between two that are yielded.
+// ReadLane yields the decisions of one aggregate, as [Log.ReadTrial] does. No decision
+// can be missing between two yielded ones.
 func (l *Log) ReadLane(ctx context.Context, agg events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error] {
 	return l.selected(ctx, &selection{l: l, what: "lane " + agg.Lane(), filter: agg.Lane(), is: agg.Owns}, from, until)
 }
 
-// ReadCheckpoints yields the decisions about checkpoints of all trials. Of what
-// [Log.ReadTrial] detects it detects all but decisions that are missing in the
-// middle.
+// ReadCheckpoints yields the decisions about checkpoints of all trials. It detects the
+// same losses as [Log.ReadTrial], except decisions missing in the middle.
 func (l *Log) ReadCheckpoints(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error] {
 	return l.selected(ctx, &selection{
 		l: l, what: "the checkpoints", filter: events.CheckpointDecisions, loose: true,
@@ -54,8 +51,8 @@ func (l *Log) ReadCheckpoints(ctx context.Context, from, until uint64) iter.Seq2
 	}, from, until)
 }
 
-// LastOf is the sequence of the last event of one trial, 0 when it has none. It
-// is the leader's answer: nothing acknowledged before the call is missing.
+// LastOf returns the sequence of the last event of one trial, 0 if it has none. The
+// leader answers, so nothing acknowledged before the call is missing.
 func (l *Log) LastOf(ctx context.Context, agg events.Aggregate) (uint64, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -86,14 +83,14 @@ type selection struct {
 	what   string
 	filter string
 	is     func(events.Event) bool
-	loose  bool // it has parts of lanes
+	loose  bool // it covers lanes only in part
 
-	next  uint64 // the least sequence that was not read
+	next  uint64 // the least sequence not yet read
 	until uint64
 	yield func(events.Recorded, error) bool
-	lane  uint64 // the last decision that was yielded, or what from was before
+	lane  uint64 // the last yielded decision, or the last one before from
 	idle  bool   // the last session ended because nothing came
-	again uint64 // next when a delivery was found to be lost
+	again uint64 // value of next when a delivery was found to be lost
 }
 
 func (l *Log) selected(ctx context.Context, s *selection, from, until uint64) iter.Seq2[events.Recorded, error] {
@@ -140,8 +137,8 @@ func (s *selection) run(ctx context.Context) error {
 	}
 }
 
-// session reads with one consumer. It reports that the reading is done; without
-// that, a nil error asks for another session.
+// session reads with one consumer. It reports whether the reading is done; otherwise a
+// nil error asks for another session.
 func (s *selection) session(ctx context.Context) (done bool, err error) {
 	l := s.l
 	inner, cancel := context.WithCancelCause(ctx)
@@ -167,7 +164,7 @@ func (s *selection) session(ctx context.Context) (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	end := last // of a bounded reading: it is over with the event there
+	end := last // of a bounded reading, which ends with the event there
 	switch {
 	case s.until != 0 && (last < s.next || s.next > s.until):
 		return true, nil
@@ -185,8 +182,8 @@ func (s *selection) session(ctx context.Context) (done bool, err error) {
 	return s.drain(inner, messages, end)
 }
 
-// sealed yields what the archive has of the selection, up to its end. Segments
-// without an event of it are passed over.
+// sealed yields the selection's events in the archive, up to its end. It skips segments
+// without such an event.
 func (s *selection) sealed(ctx context.Context, end uint64) (done bool, err error) {
 	if s.until != 0 {
 		end = min(end, s.until)
@@ -219,8 +216,8 @@ func (s *selection) sealed(ctx context.Context, end uint64) (done bool, err erro
 	return s.until != 0 && s.next > s.until, nil
 }
 
-// last is the sequence of the last event of the selection in the live stream, by
-// the leader; 0 when there is none.
+// last returns the sequence of the last event of the selection in the live stream, from
+// the leader; 0 if there is none.
 func (s *selection) last(ctx context.Context) (uint64, error) {
 	name := s.l.stream()
 	m, err := s.l.getStored(ctx, name, msgGet{LastFor: s.filter})
@@ -230,7 +227,7 @@ func (s *selection) last(ctx context.Context) (uint64, error) {
 	if !errors.Is(err, errNoMessage) {
 		return m.Seq, err
 	}
-	// That is what a server says too of one that it cannot read.
+	// The server gives the same answer for a message that it cannot read.
 	stream, err := s.l.js.Stream(ctx, name)
 	if err != nil {
 		return 0, err
@@ -239,7 +236,7 @@ func (s *selection) last(ctx context.Context) (uint64, error) {
 	if err != nil || len(info.State.Subjects) == 0 {
 		return 0, err
 	}
-	// Unless it came in between.
+	// It may have been appended in between.
 	m, err = s.l.getStored(ctx, name, msgGet{LastFor: s.filter})
 	if errors.Is(err, errNoMessage) {
 		err = fmt.Errorf("%w: the last event cannot be read: its block is damaged; %s", ErrGap, restore)
@@ -247,8 +244,8 @@ func (s *selection) last(ctx context.Context) (uint64, error) {
 	return m.Seq, err
 }
 
-// stuck looks at the event that was not delivered for a while, although the log
-// has later ones.
+// stuck checks for an event that was not delivered for a while, although the log has
+// later ones.
 func (s *selection) stuck(ctx context.Context, last uint64) error {
 	_, err := s.l.getStored(ctx, s.l.stream(), msgGet{Seq: s.next, NextFor: s.filter})
 	switch {
@@ -261,7 +258,7 @@ func (s *selection) stuck(ctx context.Context, last uint64) error {
 	return fmt.Errorf("%w: an event from %d to %d is not delivered: its block is damaged (%w); %s", ErrGap, s.next, last, err, restore)
 }
 
-// drain yields what the consumer delivers.
+// drain yields the events that the consumer delivers.
 func (s *selection) drain(ctx context.Context, messages jetstream.MessagesContext, end uint64) (done bool, err error) {
 	for n := uint64(1); ; n++ {
 		m, err := s.message(ctx, messages)
@@ -281,7 +278,7 @@ func (s *selection) drain(ctx context.Context, messages jetstream.MessagesContex
 		case meta.Sequence.Consumer != n:
 			// Messages may get lost on the way to us, but not twice.
 			if s.again == s.next {
-				return false, fmt.Errorf("%w: what is before event %d is not delivered; %s", ErrGap, seq, restore)
+				return false, fmt.Errorf("%w: an event before event %d is not delivered; %s", ErrGap, seq, restore)
 			}
 			s.again = s.next
 			return false, nil
@@ -295,7 +292,7 @@ func (s *selection) drain(ctx context.Context, messages jetstream.MessagesContex
 	}
 }
 
-// message waits for the next one. When none came for a while, the leader knows
+// message waits for the next message. If none came for a while, the leader knows
 // whether there is one.
 func (s *selection) message(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
 	for {
@@ -323,14 +320,14 @@ func (s *selection) message(ctx context.Context, messages jetstream.MessagesCont
 	}
 }
 
-// give yields one event, after it was held to follow the last decision. What is
-// read by sequence lacks none, and has no header here.
+// give yields one event after checking that it follows the last decision. A reading by
+// sequence misses none, and has no header here.
 func (s *selection) give(e events.Recorded, header nats.Header) error {
 	if e.Scope.Actor == events.Server && !s.loose {
 		if header != nil {
 			text := header.Get(jetstream.ExpectedLastSubjSeqHeader)
 			if follows := header.Get(headerFollows); follows != "" {
-				text = follows // it is in the archive
+				text = follows // its predecessor is in the archive
 			}
 			after, err := strconv.ParseUint(text, 10, 64)
 			if err == nil && after > s.lane {

@@ -17,8 +17,8 @@ import (
 
 var other = events.Aggregate{Run: "run.2", Trial: "t"}
 
-// mixed appends decisions and facts of two trials in turn, and returns the
-// bodies by sequence.
+// mixed appends decisions and facts of two trials in turn, and returns the bodies by
+// sequence.
 func mixed(t *testing.T, l *Log, turns int) (bodies [][]byte) {
 	t.Helper()
 	lanes := map[events.Aggregate]uint64{}
@@ -48,7 +48,8 @@ func mixed(t *testing.T, l *Log, turns int) (bodies [][]byte) {
 	return bodies
 }
 
-// selections are the ways to read a part of the log, and what is in them.
+// selections lists the ways to read a part of the log, with the events expected of
+// each.
 var selections = map[string]struct {
 	read func(*Log) func(context.Context, uint64, uint64) iter.Seq2[events.Recorded, error]
 	is   func(events.Event) bool
@@ -68,8 +69,8 @@ var selections = map[string]struct {
 	}, func(e events.Event) bool { return e.Kind.Family() == "checkpoint" }},
 }
 
-// TestSelection: a part of the log is what the whole log has of it, for every
-// range.
+// TestSelection checks for every range that a partial reading yields the same events as
+// the whole log.
 func TestSelection(t *testing.T) {
 	l, _ := newLog(t)
 	mixed(t, l, 4)
@@ -110,8 +111,8 @@ func TestSelection(t *testing.T) {
 	if end, err := l.LastOf(t.Context(), trial); err != nil || end != 15 {
 		t.Errorf("the last of the trial is %d, %v", end, err)
 	}
-	if end, err := l.LastOf(t.Context(), events.Aggregate{Run: "nobody", Trial: "t"}); err != nil || end != 0 {
-		t.Errorf("the last of nobody is %d, %v", end, err)
+	if end, err := l.LastOf(t.Context(), events.Aggregate{Run: "unknown", Trial: "t"}); err != nil || end != 0 {
+		t.Errorf("the last event of an unknown run is %d, %v", end, err)
 	}
 	for _, err := range l.ReadTrial(t.Context(), trial, 30, 0) {
 		if !errors.Is(err, ErrGap) {
@@ -120,8 +121,8 @@ func TestSelection(t *testing.T) {
 	}
 }
 
-// TestSelectionFollows: what is appended comes, and nothing of others, also when
-// nothing comes for long, and when the server is another.
+// TestSelectionFollows checks that appended events arrive and foreign ones do not, even
+// after a long silence and after a change of server.
 func TestSelectionFollows(t *testing.T) {
 	p := startProcess(t)
 	l := connectTo(t, Options{URL: p.url})
@@ -177,8 +178,8 @@ func TestSelectionFollows(t *testing.T) {
 	}
 }
 
-// TestSelectionGap: a decision that is missing is found by the next one, and what
-// is missing at the end because it never comes. A fact in between is not.
+// TestSelectionGap checks that the next decision reveals a missing one, and that an
+// undelivered event at the end is found. A missing fact in between is not found.
 func TestSelectionGap(t *testing.T) {
 	for name, c := range map[string]struct {
 		seq     int

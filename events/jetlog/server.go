@@ -20,46 +20,46 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 )
 
-// embeddedName is the name of an embedded server. Only such a one cuts its log.
+// embeddedName is the name of an embedded server. Only an embedded server cuts its log.
 const embeddedName = "ckptstore"
 
-// ServerOptions say where an embedded server keeps its streams.
+// ServerOptions configure an embedded server.
 type ServerOptions struct {
-	Dir    string       // made if absent; only this user may read it
+	Dir    string       // created if absent; only this user may read it
 	Name   string       // of the server; "" means [embeddedName]
-	Logger *slog.Logger // nil discards what the server says
+	Logger *slog.Logger // nil discards the server's messages
 	// Listen, when set, is where [Server.Listen] will let clients in.
 	Listen *Listen
-	// Archive is the directory of the log's sealed part. Fronts compare decisions
-	// with it.
+	// Archive is the directory of the log's sealed part. Fronts compare decisions with
+	// it.
 	Archive string
-	// Admit and Deciding are what a front asks before it passes on facts and
-	// decisions of clients: see the same of [Options].
+	// Admit and Deciding are called by a front before it passes on facts and decisions
+	// of clients: see the fields of [Options].
 	Admit    func() error
 	Deciding func()
-	// Bounds limit what clients of a front cost; zero fields are its defaults.
+	// Bounds limit the costs of a front's clients; zero fields are its defaults.
 	Bounds front.Limits
-	// Unsynced acknowledges events before the disk has them: for logs that are
-	// generated, and generated again after a crash.
+	// Unsynced acknowledges events before the disk has them: for logs that can be
+	// generated again after a crash.
 	Unsynced bool
 }
 
-// Server is an embedded NATS server with JetStream in a directory. Everything
-// that it acknowledges was synced to the disk, unless it is Unsynced. Clients come through
-// [Server.Dial] and [Server.Serve], and over TCP, each through a front, once [Server.Listen]
-// was called. All are users of one account, [Account], and none of them may delete,
-// purge or update a stream: see [Server.OwnerOptions].
+// Server is an embedded NATS server with JetStream in a directory. It syncs everything
+// to the disk before it acknowledges it, unless it is Unsynced. Clients come through
+// [Server.Dial] and [Server.Serve], and over TCP after [Server.Listen], each through a
+// front. All are users of one account, [Account], and none of them may delete, purge or
+// update a stream: see [Server.OwnerOptions].
 //
-// Two servers on one directory would both acknowledge the same sequences. So
-// the server holds a lock, flock(2), on it for as long as it lives; the store's
-// own lock is taken before and says who has it.
+// Two servers on one directory would both acknowledge the same sequences. So the server
+// holds a lock, flock(2), on the directory for its lifetime. The store's own lock is
+// taken first, and names its holder.
 type Server struct {
 	ns      *server.Server
 	doorman *doorman
 	o       ServerOptions
 	lock    *os.File // the directory
 
-	standing  sync.Mutex // held while the front is made
+	standing  sync.Mutex // held while the front is created
 	mu        sync.Mutex
 	front     *front.Front // nil until clients need one
 	guard     *guard       // of the front
@@ -70,14 +70,14 @@ type Server struct {
 	fatal     chan string
 }
 
-// StartServer starts a server and returns when it has recovered its streams
-// and is healthy, never before. Without a deadline in ctx it gives up after a
-// minute. A stream that could not be recovered is [ErrUnrecovered] at once. On an
-// error, also when ctx ends, nothing keeps running: a start that is recovering
-// is waited for, because it writes to the directory.
+// StartServer starts a server and returns when it has recovered its streams and is
+// healthy, never before. Without a deadline in ctx it gives up after a minute. It
+// returns [ErrUnrecovered] at once if a stream could not be recovered. After an error,
+// including the end of ctx, nothing keeps running: StartServer waits for a recovery in
+// progress, because that writes to the directory.
 func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if o.Dir == "" {
-		return nil, errors.New("start the log's server: it needs a directory")
+		return nil, errors.New("start the log's server: no directory")
 	}
 	if o.Name == "" {
 		o.Name = embeddedName
@@ -118,7 +118,7 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 		ns.Start()
 	}()
 	if err := s.healthy(ctx, started); err != nil {
-		// The caller gives the lock of the directory up when we return.
+		// The caller releases the lock of the directory when we return.
 		<-started
 		s.Shutdown()
 		return bad(err)
@@ -126,8 +126,7 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	return s, nil
 }
 
-// lockDir takes the lock of a directory, which the kernel gives back when the
-// process ends.
+// lockDir takes the lock of a directory. The kernel releases it when the process ends.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -153,16 +152,16 @@ func (o ServerOptions) newServer(d *doorman) (*server.Server, error) {
 	// Clients over TCP come through a front.
 	opts.DontListen, opts.NoSigs, opts.DisableJetStreamBanner = true, true, true
 	opts.CustomClientAuthentication = d
-	// Seconds to say who one is. A busy machine takes more than the default.
+	// Seconds to authenticate. A busy machine takes more than the default.
 	opts.AuthTimeout = 30
-	// A quota that no disk reaches: the store watches the disk itself, and
-	// the server's own guess would refuse decisions before it does.
+	// A quota that no disk reaches: the store watches the disk itself, and the server's
+	// own estimate would refuse decisions before it does.
 	opts.JetStreamMaxStore, opts.JetStreamMaxMemory = 1<<50, 256<<20
 	return server.NewServer(opts)
 }
 
-// healthy waits until the server says so, dies, or ctx ends. What was not
-// recovered when its start has ended never will be.
+// healthy waits until the server is healthy or dies, or ctx ends. A stream that was not
+// recovered when the start has ended never will be.
 func (s *Server) healthy(ctx context.Context, started <-chan struct{}) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -196,8 +195,9 @@ func (s *Server) healthy(ctx context.Context, started <-chan struct{}) error {
 	}
 }
 
-// OwnerOptions are those of the owner's own connection. It alone may change the
-// streams themselves; all other connections are clients that append and read.
+// OwnerOptions returns the options of the owner's own connection. Only that connection
+// may change the streams themselves; all other connections are clients that append and
+// read.
 func (s *Server) OwnerOptions() Options {
 	return Options{Dial: func(context.Context) (net.Conn, error) { return s.Dial() }, Token: s.doorman.owner}
 }
@@ -211,13 +211,13 @@ func (s *Server) Dial() (net.Conn, error) {
 	return conn, nil
 }
 
-// serveStand bounds the time until a front stands.
+// serveStand bounds the time to create a front.
 const serveStand = time.Minute
 
-// Serve lets the clients of a unix socket in, through a front. It returns nil when l
-// is closed, which [Server.Shutdown] does too. Who may connect is decided by the
-// listener alone, such as by the mode of the socket; who has connected is what the
-// kernel says. The log must be there.
+// Serve lets the clients of a unix socket in, through a front. It returns nil when l is
+// closed, which [Server.Shutdown] does too. The listener alone controls who may
+// connect, for example by the mode of the socket; the kernel identifies the peer. The
+// log must exist.
 func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
 	if s.stopped {
@@ -242,15 +242,15 @@ func (s *Server) Serve(l net.Listener) error {
 	case err != nil:
 		return fmt.Errorf("serve the log on %s: %w", l.Addr(), err)
 	}
-	// A process that comes in here can open the files of the store too.
+	// A process that connects here can open the files of the store too.
 	return f.Serve(l, front.Door{Who: ofPeer, Grant: front.Grant{Delete: true}})
 }
 
-// ofPeer is the user of the process at the other end of a unix socket.
+// ofPeer returns the user of the process at the other end of a unix socket.
 func ofPeer(conn net.Conn) (front.Principal, error) {
 	u, ok := conn.(*net.UnixConn)
 	if !ok {
-		return front.Principal{}, fmt.Errorf("who is at the other end of %s: it is no unix socket", conn.RemoteAddr())
+		return front.Principal{}, fmt.Errorf("identify the peer of %s: not a unix socket", conn.RemoteAddr())
 	}
 	raw, err := u.SyscallConn()
 	if err != nil {
@@ -265,9 +265,9 @@ func ofPeer(conn net.Conn) (front.Principal, error) {
 	return front.OfUser(cred.Uid), nil
 }
 
-// Disconnect ends the connections of everybody but those of [Server.Dial], and
-// lets nobody else in. What is appended from then on is acknowledged to none of
-// them, so the end of the log that is read next is behind all that was.
+// Disconnect closes all connections except those of [Server.Dial], and refuses new
+// ones. Later appends are acknowledged to none of the closed connections, so the next
+// end of the log that is read includes all acknowledged appends.
 func (s *Server) Disconnect() {
 	s.mu.Lock()
 	s.stopped = true
@@ -285,21 +285,21 @@ func (s *Server) Disconnect() {
 	s.serving.Wait()
 }
 
-// Shutdown ends all connections, stops the server and waits until its files
-// are closed. The directory may be opened again after it. It may be called
-// more than once.
+// Shutdown closes all connections, stops the server and waits until its files are
+// closed. The directory may be opened again afterwards. Shutdown may be called more
+// than once.
 func (s *Server) Shutdown() {
 	s.Disconnect()
 	s.stopOnce.Do(s.ns.Shutdown)
 	s.ns.WaitForShutdown()
-	// A process that is being started has the file too until it is executed. A second
-	// time it is closed already.
+	// A forked child holds the file too until it calls exec, so closing alone would not
+	// release the lock. On a second call the file is closed already.
 	_ = unix.Flock(int(s.lock.Fd()), unix.LOCK_UN)
 	_ = s.lock.Close()
 }
 
-// serverLog passes the server's messages on. Under it, a fatal error does not
-// exit the process, so it is handed to whoever waits for the start.
+// serverLog passes the server's messages on. A fatal error does not exit the process
+// here; it is passed to the waiting StartServer.
 type serverLog struct {
 	to    *slog.Logger
 	fatal chan string
@@ -321,19 +321,19 @@ func (l serverLog) Fatalf(format string, v ...any) {
 	}
 }
 
-// ErrBroken is an embedded server that cannot write its files.
+// ErrBroken reports that an embedded server cannot write its files.
 var ErrBroken = errors.New("the log's server cannot write")
 
-// healthEvery is how often [Server.Watch] looks.
+// healthEvery is the interval of the checks of [Server.Watch].
 const healthEvery = 200 * time.Millisecond
 
-// Watch returns when the server cannot write any more, with an error that is
-// [ErrBroken] and says why, or when ctx ends, with its cause.
+// Watch returns when the server can no longer write, with an error that is [ErrBroken]
+// and includes the cause, or when ctx ends, with its cause.
 //
-// After one write that failed, as on a full disk, the server takes nothing more
-// into that stream for as long as it lives, and does not answer: who appends
-// waits for the deadline. What it acknowledged is on the disk, and a server that
-// is started again goes on behind it.
+// After one failed write, for example on a full disk, the server accepts nothing more
+// into that stream for its lifetime, and does not answer: an append waits for its
+// deadline. Everything it acknowledged is on the disk, and a restarted server continues
+// after it.
 func (s *Server) Watch(ctx context.Context) error {
 	tick := time.NewTicker(healthEvery)
 	defer tick.Stop()
@@ -349,25 +349,25 @@ func (s *Server) Watch(ctx context.Context) error {
 	}
 }
 
-// broken says what cannot be written, or nothing.
+// broken returns a description of what cannot be written, or "".
 func (s *Server) broken() string {
 	if !s.ns.JetStreamEnabled() {
 		return "it has stopped its streams"
 	}
-	// Everything else that it says of its health may be over soon: on a busy
-	// machine it is now and then not ready within a millisecond.
+	// All other health errors may be transient: on a busy machine the server is
+	// occasionally not ready within a millisecond.
 	if h := s.ns.Healthz(nil); strings.Contains(h.Error, "write error") {
 		return strings.TrimSpace(h.Error)
 	}
 	return ""
 }
 
-// servedSubject is where the owner of a served store answers. It is no subject
-// of the log.
+// servedSubject is where the owner of a served store answers. It is not a subject of
+// the log.
 const servedSubject = "ckptstore.served"
 
-// Served is what the owner of a directory says to clients that cannot look
-// into owner.json.
+// Served is the owner's description of its directory, for clients that cannot read
+// owner.json.
 type Served struct {
 	Store     string `json:"store"`     // identity
 	Directory string `json:"directory"` // absolute, on Host
@@ -381,7 +381,7 @@ func (l *Log) Announce(s Served) error {
 		return fmt.Errorf("announce the store: %w", err)
 	}
 	_, err = l.nc.Subscribe(servedSubject, func(m *nats.Msg) {
-		// A client that hears nothing asks again.
+		// A client without an answer asks again.
 		_ = m.Respond(text)
 	})
 	if err == nil {
@@ -393,8 +393,8 @@ func (l *Log) Announce(s Served) error {
 	return nil
 }
 
-// Served asks the owner of the store for its directory. Nobody answers when
-// the log is on a server of its own.
+// Served asks the owner of the store for its directory. There is no answer if the log
+// is on a separate server.
 func (l *Log) Served(ctx context.Context) (Served, error) {
 	ctx, cancel := deadline(ctx, 10*time.Second)
 	defer cancel()

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// The options on which durability rests, as the running server has them.
+// The options that durability depends on, as the running server has them.
 func TestServerOptions(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "log")
 	s := startServer(t, dir)
@@ -28,7 +28,7 @@ func TestServerOptions(t *testing.T) {
 	}
 }
 
-// A server that was started answers for its streams at once.
+// A started server answers for its streams at once.
 func TestServerIsReady(t *testing.T) {
 	dir := t.TempDir()
 	s := startServer(t, dir)
@@ -79,8 +79,8 @@ func TestServerNotStarted(t *testing.T) {
 	}
 }
 
-// Clients on a unix socket share the server, and find the next owner of the
-// socket by themselves.
+// Clients on a unix socket share the server, and find the next owner of the socket by
+// themselves.
 func TestServe(t *testing.T) {
 	dir, sockets := t.TempDir(), t.TempDir()
 	path, first := filepath.Join(sockets, "owner.sock"), created(t, "store-1")

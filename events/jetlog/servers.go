@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// servers are those of a URL, for connections that speak the protocol themselves.
+// servers are the servers of a URL, for connections that speak the protocol themselves.
 type servers struct {
 	all  []*url.URL
 	o    Options
@@ -24,7 +24,7 @@ type servers struct {
 
 const defaultPort = "4222"
 
-// newServers reads the URL of o.
+// newServers parses the URL of o.
 func newServers(o Options) (*servers, error) {
 	s := &servers{o: o}
 	for text := range strings.SplitSeq(o.URL, ",") {
@@ -33,18 +33,18 @@ func newServers(o Options) (*servers, error) {
 		}
 		u, err := url.Parse(text)
 		if err != nil {
-			return nil, errors.New("the URL is none: " + Redacted(o.URL))
+			return nil, errors.New("the URL is invalid: " + Redacted(o.URL))
 		}
 		if u.Scheme != "nats" && u.Scheme != "tls" {
-			return nil, fmt.Errorf("%s://: clients are let in to servers of nats:// and tls:// alone", u.Scheme)
+			return nil, fmt.Errorf("%s://: only nats:// and tls:// are supported for clients", u.Scheme)
 		}
 		s.all = append(s.all, u)
 	}
 	return s, nil
 }
 
-// dial connects to the first server that answers, until its INFO: what is read first
-// is that line. It ends within the timeout of one attempt for each server.
+// dial connects to the first server that answers. It stops before the INFO line, which
+// the caller reads first. It takes at most the timeout of one attempt for each server.
 func (s *servers) dial() (net.Conn, error) {
 	var errs []error
 	begin := s.next.Add(1)
@@ -84,7 +84,7 @@ func (s *servers) greeted(u *url.URL) (_ net.Conn, err error) {
 		TLS bool `json:"tls_required"`
 	}
 	if err := json.Unmarshal(bytes.TrimPrefix(line, []byte("INFO ")), &info); err != nil {
-		return nil, fmt.Errorf("what the server says of itself: %w", err)
+		return nil, fmt.Errorf("decode the server's INFO: %w", err)
 	}
 	if info.TLS || s.o.TLS != nil || u.Scheme == "tls" {
 		c := &tls.Config{MinVersion: tls.VersionTLS12}
@@ -101,7 +101,7 @@ func (s *servers) greeted(u *url.URL) (_ net.Conn, err error) {
 	return &greetedConn{Conn: conn, first: line}, conn.SetDeadline(time.Time{})
 }
 
-// infoLine reads the first line of a server and nothing behind it, which may be TLS.
+// infoLine reads the first line of a server and nothing after it, which may be TLS.
 func infoLine(conn net.Conn) ([]byte, error) {
 	const most = 64 << 10
 	var line []byte
@@ -117,7 +117,7 @@ func infoLine(conn net.Conn) ([]byte, error) {
 			return line, nil
 		}
 	}
-	return nil, errors.New("what answers is no NATS server")
+	return nil, errors.New("the peer is not a NATS server")
 }
 
 // greetedConn is a connection whose first line was read already.
@@ -136,8 +136,8 @@ func (c *greetedConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// credentials are the members of CONNECT by which the server knows this process, as
-// the client library sends them.
+// credentials returns the members of CONNECT that identify this process to the server,
+// as the client library sends them.
 func (s *servers) credentials() map[string]string {
 	for _, u := range s.all {
 		if u.User == nil {

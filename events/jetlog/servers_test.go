@@ -18,7 +18,7 @@ type cluster struct {
 	t       *testing.T
 	servers []*server.Server
 	start   []func() *server.Server
-	owner   string // what the owner's connection to the first of them shows
+	owner   string // credentials of the owner's connection to the first of them
 }
 
 func startCluster(t *testing.T, n int) *cluster {
@@ -98,8 +98,8 @@ func (c *cluster) wait(what string, is func() bool) {
 	}
 }
 
-// restart starts a server again that was shut down, over its directory and on
-// its port for clients.
+// restart restarts a server that was shut down, over its directory and on its port for
+// clients.
 func (c *cluster) restart(i int) {
 	c.t.Helper()
 	c.servers[i].WaitForShutdown()
@@ -128,7 +128,7 @@ func (c *cluster) stopLeader() {
 	})
 }
 
-// forget deletes the log from within a server, which clients cannot.
+// forget deletes the log from within a server, which clients cannot do.
 func (c *cluster) forget() {
 	c.t.Helper()
 	if err := c.inside().DeleteStream(c.t.Context(), Stream); err != nil {
@@ -136,13 +136,13 @@ func (c *cluster) forget() {
 	}
 }
 
-// inside is a connection within a server, which may change streams.
+// inside returns a connection within a server, which may change streams.
 func (c *cluster) inside() jetstream.JetStream {
 	c.t.Helper()
 	return connectTo(c.t, Options{Token: c.owner, Dial: func(context.Context) (net.Conn, error) { return c.servers[0].InProcessConn() }}).js
 }
 
-// everyone lets clients in over TCP too, as a server of its own does.
+// everyone lets clients in over TCP too, as a standalone server does.
 type everyone struct{ *doorman }
 
 func (e everyone) Check(c server.ClientAuthentication) bool {

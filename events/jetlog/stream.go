@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Info is the state of the log when it was asked for.
+// Info is the state of the log when it was requested.
 type Info struct {
 	First    uint64    // sequence of the first event; 1, or 0 in an empty log
 	Sealed   uint64    // sequence of the last event in the archive; 0 without one
@@ -18,15 +18,14 @@ type Info struct {
 	Bytes    uint64    // on disk, before compression
 	Replicas int       // servers that keep a copy
 	Created  time.Time // of the stream, by the server's clock
-	Asked    time.Time // when this was the state, by the server's clock
+	Asked    time.Time // time of this state, by the server's clock
 }
 
-// Create makes the stream and appends created, which must be store.created,
-// as its first event; both are durable on return. Call it only on a store's
-// first boot, when nobody can have written yet: on a log that exists but does
-// not open, it would destroy what is left. A first boot that was cut is
-// finished, and a repeated call with the same store does nothing. The log of
-// another store is [ErrForeign].
+// Create creates the stream and appends created, which must be store.created, as its
+// first event; both are durable on return. Call it only on a store's first boot, before
+// any process can have written: on a log that exists but does not open, it would
+// destroy the remains. Create finishes a first boot that was cut, and does nothing when
+// repeated with the same store. For the log of another store it returns [ErrForeign].
 func (l *Log) Create(ctx context.Context, created events.Decision) error {
 	if created.Kind != (events.StoreCreated{}).Kind() {
 		return fmt.Errorf("create the log: the first event must be store.created, not %s", created.Kind)
@@ -97,10 +96,11 @@ func (l *Log) createStream(ctx context.Context) error {
 	}
 }
 
-// Open checks that the log is there, whole, and safely configured, and says
-// whose it is. It never creates anything. Errors: [ErrNoLog], [ErrUnsafe],
-// [ErrGap], or a first event that is not store.created at sequence 1. From
-// then on, a stream that was made anew is [ErrForeign] to every method.
+// Open checks that the log exists, is complete and safely configured, and returns its
+// store.created event and its state. It never creates anything. It returns [ErrNoLog],
+// [ErrUnsafe], [ErrGap], or an error about a first event that is not store.created at
+// sequence 1. From then on, every method returns [ErrForeign] for a stream that was
+// recreated.
 func (l *Log) Open(ctx context.Context) (events.StoreCreated, Info, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -125,7 +125,7 @@ func (l *Log) Open(ctx context.Context) (events.StoreCreated, Info, error) {
 			return err
 		}
 		if sealed.Last > 0 {
-			// The first event is in its archive.
+			// The first event is in the archive.
 			if err := l.adopt(info, of); err != nil {
 				return err
 			}
@@ -146,13 +146,13 @@ func (l *Log) Open(ctx context.Context) (events.StoreCreated, Info, error) {
 	return store, state, nil
 }
 
-// Last is the sequence of the last event in the log.
+// Last returns the sequence of the last event in the log.
 func (l *Log) Last(ctx context.Context) (uint64, error) {
 	info, err := l.Info(ctx)
 	return info.Last, err
 }
 
-// Info is the state of the log now. A log that is not whole is [ErrGap].
+// Info returns the current state of the log. It returns [ErrGap] for an incomplete log.
 func (l *Log) Info(ctx context.Context) (Info, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -182,7 +182,7 @@ func infoOf(s *jetstream.StreamInfo) Info {
 	}
 }
 
-// whole reports what the server itself knows to be missing.
+// whole returns an error if the server itself reports losses.
 func whole(info *jetstream.StreamInfo) error {
 	s := info.State
 	sealed, _, err := sealedOf(info.Config)
@@ -202,7 +202,7 @@ func whole(info *jetstream.StreamInfo) error {
 	return nil
 }
 
-// streamInfo asks once. [ErrNoLog] when there is no stream.
+// streamInfo asks once. It returns [ErrNoLog] if there is no stream.
 func (l *Log) streamInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
 	info, err := l.tailInfo(ctx)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -214,7 +214,7 @@ func (l *Log) streamInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
 	return info, nil
 }
 
-// ours is streamInfo for a log that was opened: the stream must be the same.
+// ours is streamInfo for an opened log: the stream must be the same.
 func (l *Log) ours(ctx context.Context) (*jetstream.StreamInfo, error) {
 	l.mu.Lock()
 	epoch, created, store := l.epoch, l.tail.created, l.store
@@ -227,7 +227,7 @@ func (l *Log) ours(ctx context.Context) (*jetstream.StreamInfo, error) {
 		if l.continues(info) {
 			return info, l.adopt(info, store)
 		}
-		return nil, fmt.Errorf("%w: the stream %s was made anew at %s; connect to the server that has this store",
+		return nil, fmt.Errorf("%w: the stream %s was recreated at %s; connect to the server that has this store",
 			ErrForeign, info.Config.Name, info.Created.Format(time.RFC3339))
 	}
 	l.mu.Lock()
@@ -236,8 +236,8 @@ func (l *Log) ours(ctx context.Context) (*jetstream.StreamInfo, error) {
 	return info, nil
 }
 
-// known makes sure, once a connection, that the server behind it has our
-// stream, so that a retry never writes into another store's log.
+// known checks, once per connection, that the server behind it has our stream, so that
+// a retry never writes into another store's log.
 func (l *Log) known(ctx context.Context) error {
 	l.mu.Lock()
 	known := l.checked == l.epoch || l.tail.created.IsZero()

@@ -120,7 +120,7 @@ func TestOpenUnsafe(t *testing.T) {
 	}
 }
 
-// An administrator who lifts the guards and deletes is noticed everywhere.
+// The loss is noticed everywhere if an administrator lifts the guards and deletes.
 func TestDeletionIsNoticed(t *testing.T) {
 	l, s := newLog(t)
 	if _, err := l.Append(t.Context(), factsOf(t, 5)...); err != nil {
@@ -132,20 +132,20 @@ func TestDeletionIsNoticed(t *testing.T) {
 	config := streamConfig(1)
 	config.DenyDelete = false
 	var stream jetstream.Stream
-	await(t, "the stream is made anew", func() (made bool) {
+	await(t, "the stream is recreated", func() (made bool) {
 		var err error
 		stream, err = l.js.CreateStream(t.Context(), config)
-		// The server may still be removing the files of the one before.
+		// The server may still be removing the files of the old stream.
 		if err != nil && !strings.Contains(err.Error(), "error creating store for stream") {
 			t.Fatal(err)
 		}
 		return err == nil
 	})
 	if _, err := l.Last(t.Context()); !errors.Is(err, ErrForeign) {
-		t.Errorf("state of a log that was made anew: %v", err)
+		t.Errorf("state of a recreated log: %v", err)
 	}
 	if _, err := readError(t, l, 1, 1); !errors.Is(err, ErrForeign) {
-		t.Errorf("reading a log that was made anew: %v", err)
+		t.Errorf("reading a recreated log: %v", err)
 	}
 
 	fresh := connectTo(t, Options{Dial: dial(s)})
@@ -198,7 +198,7 @@ func TestReconnectToAnotherStore(t *testing.T) {
 	}
 }
 
-// The same while the library has not yet said that there is a new connection.
+// The same, before the library has announced the new connection.
 func TestReconnectUnheard(t *testing.T) {
 	_, a := newLog(t)
 	other, b := newLog(t)
@@ -207,7 +207,7 @@ func TestReconnectUnheard(t *testing.T) {
 	lost, heard := make(chan struct{}, 1), make(chan struct{})
 	l := connectTo(t, Options{
 		Dial: func(context.Context) (net.Conn, error) { return now.Load().Dial() },
-		// What is said after this waits for it.
+		// The library's announcements after this wait for it.
 		OnDisconnect: func(error) {
 			lost <- struct{}{}
 			<-heard
@@ -276,7 +276,7 @@ func TestStoredHeaders(t *testing.T) {
 	}
 }
 
-// Whatever a subject of the log holds, a reader gets past what is no event.
+// Whatever a subject of the log holds, a reader skips a message that is not an event.
 func TestReadStranger(t *testing.T) {
 	for name, m := range map[string]*nats.Msg{
 		"subject": {Subject: "ckpt.greetings", Data: []byte("hello")},

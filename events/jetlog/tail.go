@@ -16,8 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/archive"
 )
 
-// The old part of a log may be in an archive, sealed. Then the live stream, its
-// tail, has a name of its own and says in its metadata where it begins:
+// The old part of a log may be sealed in an archive. The live stream, its tail, then
+// has a name of its own, and its metadata states where it begins:
 //
 //	archive  1 … 65536    stream CKPT_65537  65537 … 70211
 //
@@ -25,9 +25,9 @@ import (
 //	ckptstore-sealed  65536: the last event in the archive
 //	ckptstore-digest  the digest of the archive's last segment, which covers all
 //
-// Each tail has another name, so that an append that was made for one is refused
-// by the next: a decision in a lane that the tail has no message of carries the
-// expectation 0, and would otherwise be taken by any tail.
+// Each tail has another name, so that an append for one tail is refused by the next. A
+// decision in a lane without messages in the tail expects 0, and any tail would
+// otherwise accept it.
 const (
 	tailPrefix = Stream + "_"
 
@@ -36,15 +36,15 @@ const (
 	metaDigest = "ckptstore-digest"
 )
 
-// headerFollows is, of a decision whose predecessor is in the archive, the
-// sequence of that. The server's own condition is 0 then.
+// headerFollows is the sequence of a decision's predecessor, if that is in the archive.
+// The server's own condition is then 0.
 const headerFollows = "ckpt-follows"
 
-// ErrArchive says that an event is in the archive of the log, and the archive
+// ErrArchive reports that an event is in the archive of the log, and that the archive
 // cannot be read from here.
-var ErrArchive = errors.New("the archive of the log is not at hand")
+var ErrArchive = errors.New("the archive of the log is out of reach")
 
-// TailName is the name of the live stream of a log whose archive ends at sealed.
+// TailName returns the name of the live stream of a log whose archive ends at sealed.
 func TailName(sealed uint64) string {
 	if sealed == 0 {
 		return Stream
@@ -68,7 +68,8 @@ type tail struct {
 	sealed  archive.Link
 }
 
-// sealedOf is where the archive before a stream ends, and whose it is.
+// sealedOf returns where the archive before a stream ends, and the store that it
+// belongs to.
 func sealedOf(c jetstream.StreamConfig) (sealed archive.Link, store string, err error) {
 	text := c.Metadata[metaSealed]
 	if text == "" && c.Name == Stream {
@@ -80,27 +81,27 @@ func sealedOf(c jetstream.StreamConfig) (sealed archive.Link, store string, err 
 		sealed.Digest, err = archive.ParseDigest(c.Metadata[metaDigest])
 	}
 	if err == nil && (last == 0 || c.Name != TailName(last)) {
-		err = fmt.Errorf("it begins behind event %d", last)
+		err = fmt.Errorf("it begins after event %d", last)
 	}
 	if err != nil {
-		return archive.Link{}, "", fmt.Errorf("%w: where stream %s begins is not known: %w; restore its configuration", ErrUnsafe, c.Name, err)
+		return archive.Link{}, "", fmt.Errorf("%w: the beginning of stream %s is unknown: %w; restore its configuration", ErrUnsafe, c.Name, err)
 	}
 	return sealed, c.Metadata[metaStore], nil
 }
 
-// stream is the name of the live stream, as far as it is known.
+// stream returns the name of the live stream, as far as it is known.
 func (l *Log) stream() string {
 	return TailName(l.sealed().Last)
 }
 
-// sealed is where the archive ends, as far as it is known.
+// sealed returns where the archive ends, as far as it is known.
 func (l *Log) sealed() archive.Link {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.tail.sealed
 }
 
-// Sealed is where the archive of the log ends; the zero link when the live stream
+// Sealed returns where the archive of the log ends; the zero link if the live stream
 // has all of the log. It asks the server.
 func (l *Log) Sealed(ctx context.Context) (archive.Link, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
@@ -119,16 +120,16 @@ func (l *Log) Sealed(ctx context.Context) (archive.Link, error) {
 	return sealed, nil
 }
 
-// UseArchive says where the archive is, when that was not known at [Connect].
+// UseArchive sets the directory of the archive, if it was not known at [Connect].
 func (l *Log) UseArchive(dir string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.opts.Archive, l.noOld = dir, nil
 }
 
-// archived is the archive before the live stream. It is opened once, beside the lock
-// of the log, so that a file system that hangs holds only those who need the archive,
-// and those until ctx ends.
+// archived returns the archive before the live stream. It is opened once, outside the
+// lock of the log. A hanging file system therefore blocks only callers that need the
+// archive, and those until ctx ends.
 func (l *Log) archived(ctx context.Context) (*archive.Archive, error) {
 	for {
 		l.mu.Lock()
@@ -154,7 +155,7 @@ func (l *Log) archived(ctx context.Context) (*archive.Archive, error) {
 		case failed != nil:
 			return nil, failed
 		case wait == nil:
-			return nil, fmt.Errorf("%w: events 1 to %d are sealed in files beside the log: open the store by its directory, or mount that here under the same path", ErrArchive, sealed)
+			return nil, fmt.Errorf("%w: events 1 to %d are sealed in files next to the log: open the store by its directory, or mount that here under the same path", ErrArchive, sealed)
 		}
 		select {
 		case <-wait:
@@ -164,8 +165,8 @@ func (l *Log) archived(ctx context.Context) (*archive.Archive, error) {
 	}
 }
 
-// archiveAgain is how long after a failure the archive is opened again: a directory
-// on a network may show a new file late.
+// archiveAgain is the delay before the archive is opened again after a failure: a
+// network directory may show a new file late.
 const archiveAgain = time.Second
 
 // openArchive opens the archive that ends at sealed, and closes done.
@@ -187,7 +188,7 @@ func (l *Log) openArchive(done chan struct{}, dir, store string, sealed archive.
 	}
 }
 
-// damagedArchive makes what an archive calls by its own names an error of the log.
+// damagedArchive converts an archive's error to an error of the log.
 func damagedArchive(err error) error {
 	if errors.Is(err, archive.ErrDamaged) || errors.Is(err, archive.ErrForeign) {
 		return fmt.Errorf("%w: %w; %s", ErrGap, err, restore)
@@ -198,7 +199,7 @@ func damagedArchive(err error) error {
 	return err
 }
 
-// adopt takes the stream to be the log of store from now on.
+// adopt declares the stream to be the log of store from now on.
 func (l *Log) adopt(info *jetstream.StreamInfo, store string) error {
 	sealed, of, err := sealedOf(info.Config)
 	if err != nil {
@@ -210,23 +211,23 @@ func (l *Log) adopt(info *jetstream.StreamInfo, store string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.old != nil && l.old.End() != sealed {
-		l.dropArchive() // a reader that is in it goes on in the next one
+		l.dropArchive() // a reader inside it continues in the next one
 	}
 	l.noOld = nil
 	l.store, l.tail, l.checked = store, tail{created: info.Created, sealed: sealed}, l.epoch
 	return nil
 }
 
-// dropArchive closes the archive beside the caller, who holds the lock: one who is in
-// a file system that hangs holds the archive's own.
+// dropArchive closes the archive in another goroutine, because the caller holds the
+// lock: a reader in a hanging file system holds the archive's own lock.
 func (l *Log) dropArchive() {
 	old := l.old
 	l.old = nil
 	go func() { _ = old.Close() }() // nothing was written
 }
 
-// continues reports whether a stream that is not the one that was opened, as the
-// caller knew it, goes on where that one was sealed.
+// continues reports whether a different stream than the opened one, as the caller knew
+// it, continues where that one was sealed.
 func (l *Log) continues(info *jetstream.StreamInfo) bool {
 	sealed, store, err := sealedOf(info.Config)
 	l.mu.Lock()
@@ -234,10 +235,10 @@ func (l *Log) continues(info *jetstream.StreamInfo) bool {
 	return err == nil && store == l.store && (sealed.Last > l.tail.sealed.Last || info.Created.Equal(l.tail.created))
 }
 
-// CreateTail makes the live stream of store's log behind what is sealed, on a
-// server that has no stream of events. like is the configuration of the stream that
-// it continues, as [Log.TailConfig] returned it. It is durable on return, and
-// [Log.Open] opens it.
+// CreateTail creates the live stream of store's log after the sealed part, on a server
+// that has no stream of events. like is the configuration of its predecessor, as
+// [Log.TailConfig] returned it. The stream is durable on return, and [Log.Open] opens
+// it.
 func (l *Log) CreateTail(ctx context.Context, store string, sealed archive.Link, like TailConfig) error {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -256,8 +257,8 @@ func (l *Log) CreateTail(ctx context.Context, store string, sealed archive.Link,
 	return nil
 }
 
-// TailConfig is how the live stream is configured: an operator may have changed
-// what is safe to change, and the next one is made alike.
+// TailConfig is the configuration of the live stream. An operator may have changed safe
+// settings, and the next stream keeps them.
 type TailConfig struct{ config jetstream.StreamConfig }
 
 // TailConfig asks for the configuration of the live stream.
@@ -278,7 +279,7 @@ func (l *Log) TailConfig(ctx context.Context) (TailConfig, error) {
 	return c, nil
 }
 
-// tailInfo asks once for the live stream under the name that it has now.
+// tailInfo asks once for the live stream under its current name.
 func (l *Log) tailInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
 	name := l.stream()
 	s, err := l.js.Stream(ctx, name)
@@ -291,14 +292,14 @@ func (l *Log) tailInfo(ctx context.Context) (*jetstream.StreamInfo, error) {
 	return s.CachedInfo(), nil
 }
 
-// successor is the stream that continues one that is missing, because that was
-// sealed. Its error is [jetstream.ErrStreamNotFound] only if there is none.
+// successor returns the stream that continues a missing one, which was sealed. Its
+// error is [jetstream.ErrStreamNotFound] only if there is none.
 func (l *Log) successor(ctx context.Context, name string, missing error) (jetstream.Stream, error) {
 	switch l.nc.ConnectedServerName() {
 	case embeddedName:
 	case "": // the server that answered is gone: its owner may be cutting again
 		return nil, fmt.Errorf("stream %s is looked for again: %w", name, errAgain)
-	default: // a server of its own never cuts, and this client may not be allowed to ask
+	default: // a standalone server never cuts, and this client may not be allowed to ask
 		return nil, missing
 	}
 	found, err := l.js.StreamNameBySubject(ctx, events.Filter)
@@ -320,9 +321,9 @@ func (l *Log) successor(ctx context.Context, name string, missing error) (jetstr
 // readAhead is the number of events that a reader lets the server send ahead.
 const readAhead = 4096
 
-// deliver makes a consumer of a stream: of the events from a sequence on, and
-// with a filter of those under it alone. It does not outlive its server's
-// process. once bounds its making; end removes it.
+// deliver creates a consumer of a stream's events from a sequence on, with a filter
+// only of those under it. The consumer does not outlive its server's process. once
+// bounds its creation; end removes it.
 func (l *Log) deliver(ctx, once context.Context, stream, filter string, from uint64) (_ jetstream.MessagesContext, end func(), err error) {
 	name := rand.Text()
 	consumer, err := l.js.CreateConsumer(once, stream, jetstream.ConsumerConfig{

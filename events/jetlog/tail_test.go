@@ -15,8 +15,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Raw yields what the server stores, byte for byte: also headers that another client
-// library has written in another order, and without a space.
+// Raw yields the stored bytes unchanged, including headers that another client library
+// has written in another order, and without a space.
 func TestRawIsWhatIsStored(t *testing.T) {
 	l, s := newLog(t)
 	if _, err := l.Append(t.Context(), factsOf(t, 3000)...); err != nil {
@@ -82,7 +82,7 @@ func TestRawOfLargeMessages(t *testing.T) {
 		}
 		last = seqs[0]
 	}
-	pause := time.NewTimer(time.Second) // in which the server sends all that it was asked for
+	pause := time.NewTimer(time.Second) // in which the server sends everything requested
 	next := uint64(1)
 	for m, err := range l.Raw(t.Context(), 1, last) {
 		if err != nil {
@@ -97,7 +97,7 @@ func TestRawOfLargeMessages(t *testing.T) {
 	}
 }
 
-// cutLog seals all of a log and makes the server that continues it, in another
+// cutLog seals all of a log and starts the server that continues it, in another
 // directory.
 func cutLog(t *testing.T, l *Log, store string) (next *Server, sealedIn string, link archive.Link) {
 	t.Helper()
@@ -128,7 +128,7 @@ func cutLog(t *testing.T, l *Log, store string) (next *Server, sealedIn string, 
 	return next, dir, link
 }
 
-// What was made for one tail is refused by the next: a decision in a lane that has no
+// An append for one tail is refused by the next: a decision in a lane that has no
 // message in either has the same expectation in both.
 func TestAppendForAnotherTail(t *testing.T) {
 	l, _ := newLog(t)
@@ -153,7 +153,7 @@ func TestAppendForAnotherTail(t *testing.T) {
 	}
 }
 
-// A server that goes while it is asked under which name the log continues has not said
+// A server that goes away while it is asked for the log's next name has not answered
 // that there is none.
 func TestOpenWhileTheServerGoes(t *testing.T) {
 	l, _ := newLog(t)
@@ -169,8 +169,8 @@ func TestOpenWhileTheServerGoes(t *testing.T) {
 	}
 }
 
-// A server that went after it had said that it has no stream of a name has not said
-// that no other stream continues the log.
+// A server that went away after it answered that it has no stream of a name has not
+// answered that no other stream continues the log.
 func TestServerGoesAfterItsAnswer(t *testing.T) {
 	l, s := newLog(t)
 	s.Shutdown()
@@ -180,11 +180,11 @@ func TestServerGoesAfterItsAnswer(t *testing.T) {
 		}
 	}
 	if _, err := l.successor(t.Context(), Stream, jetstream.ErrStreamNotFound); !transient(err) || errors.Is(err, jetstream.ErrStreamNotFound) {
-		t.Errorf("%v: want an error that says to ask again", err)
+		t.Errorf("%v: want an error that asks for a retry", err)
 	}
 }
 
-// Events that were sealed since the caller asked where they are, are not gone.
+// Events that were sealed since the caller asked where they are, are not lost.
 func TestRawOfWhatIsSealed(t *testing.T) {
 	l, _ := newLog(t)
 	if _, err := l.Append(t.Context(), factsOf(t, 10)...); err != nil {
@@ -203,12 +203,11 @@ func TestRawOfWhatIsSealed(t *testing.T) {
 		got = err
 	}
 	if !errors.Is(got, errAgain) || errors.Is(got, ErrGap) {
-		t.Errorf("%v: want an error that says to look again", got)
+		t.Errorf("%v: want an error that asks to look again", got)
 	}
 }
 
-// A stream that says of itself what cannot be, or that lost where it begins, is
-// refused.
+// A stream whose metadata is impossible, or does not state where it begins, is refused.
 func TestTailsThatLie(t *testing.T) {
 	l, _ := newLog(t)
 	if _, err := l.Append(t.Context(), factsOf(t, 10)...); err != nil {

@@ -38,14 +38,14 @@ func remove(t *testing.T, path string) {
 	}
 }
 
-// A cursor whose value is gone is damage to whoever opens it, to the list and
-// to a check, and can be removed.
+// A cursor whose value is gone is reported as damage when it is opened, by the list and
+// by a check, and can be removed.
 func TestCursorDamaged(t *testing.T) {
 	for name, c := range map[string]struct {
 		harm func(t *testing.T, cursors, witnesses string)
 		lost []string // cursors
-		stay bool     // the unreadable value is in the way of a removal
-		says string   // the check; "" when nothing can be known
+		stay bool     // the unreadable value blocks a removal
+		says string   // found by the check; "" when nothing can be known
 	}{
 		"one flip": {func(t *testing.T, cursors, _ string) {
 			flip(t, cursors, `{"name":"alerts"`)
@@ -177,7 +177,7 @@ func TestCursorWitnessAfterCut(t *testing.T) {
 	}
 }
 
-// A lease whose value is gone is held by nobody knows whom.
+// A lease whose value is gone has an unknown holder.
 func TestLeaseDamaged(t *testing.T) {
 	dir := t.TempDir()
 	s := startServer(t, dir)
@@ -192,7 +192,7 @@ func TestLeaseDamaged(t *testing.T) {
 	s.Shutdown()
 	flip(t, filepath.Join(dir, "jetstream", Account, "streams", leaseStream), `"token"`)
 	l = reopen(t, startServer(t, dir))
-	if lease, err := l.Lease(t.Context(), "job", []byte("you"), time.Minute); err == nil || !strings.Contains(err.Error(), "who has it is not known") {
+	if lease, err := l.Lease(t.Context(), "job", []byte("you"), time.Minute); err == nil || !strings.Contains(err.Error(), "its holder is unknown") {
 		t.Errorf("%+v, %v", lease, err)
 	}
 	if _, found := checkAll(t, l, CheckOptions{}); !strings.Contains(found, `bucket CKPT_LEASES: the value of key "job" cannot be read`) {

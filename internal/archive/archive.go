@@ -6,12 +6,12 @@
 //	           segment │ segment │ … │ segment │ live stream
 //
 //	segment    consecutive messages of the log in one file, which never changes
-//	end        the last sequence that the archive answers for; the live stream
-//	           begins behind it and names it in its configuration
-//	ahead      a segment behind end: its messages are in the live stream too. It
+//	end        the last sequence of the archive; the live stream begins after it
+//	           and names it in its configuration
+//	ahead      a segment after end: its messages are in the live stream too. It
 //	           was sealed early, so that little is left to do when the stream is cut
 //	chain      each segment holds the digest of the one before it, so that the
-//	           digest of the last one stands for every byte of the archive
+//	           digest of the last one covers every byte of the archive
 //	lane       the decisions of one aggregate; see [events.Aggregate]
 //	heads      a file with the last decision of every lane up to end
 //
@@ -20,7 +20,7 @@
 //	DIR/
 //	  00000000000000000001-00000000000000032768.seg
 //	  00000000000000032769-00000000000000065536.seg
-//	  heads-65536        derived from the segments; written again if it is gone
+//	  heads-65536        derived from the segments; written again if missing
 //
 // A segment, all numbers little-endian:
 //
@@ -59,13 +59,14 @@ import (
 	"time"
 )
 
-// Errors to be told apart with errors.Is.
+// Errors to test with errors.Is.
 var (
-	// ErrDamaged: a segment is missing, or its bytes are not what was sealed.
+	// ErrDamaged reports that a segment is missing, or that its bytes are not as
+	// sealed.
 	ErrDamaged = errors.New("damaged archive")
-	// ErrForeign: a segment belongs to another store.
+	// ErrForeign reports that a segment belongs to another store.
 	ErrForeign = errors.New("archive of another store")
-	// ErrNone: the archive has no such message.
+	// ErrNone reports that the archive has no such message.
 	ErrNone = errors.New("no such message in the archive")
 )
 
@@ -78,10 +79,10 @@ type Message struct {
 	Data     []byte
 }
 
-// Digest is the BLAKE3-256 of a segment, which covers those before it.
+// Digest is the BLAKE3-256 of a segment, which covers all earlier segments.
 type Digest [32]byte
 
-// String is the digest in hexadecimal.
+// String returns the digest in hexadecimal.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
 // ParseDigest is the inverse of [Digest.String].

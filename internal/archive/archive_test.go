@@ -18,7 +18,7 @@ import (
 
 const store = "01a20465-d6d5-78b8-ab31-cb5c20f832d2"
 
-// messages yields n messages behind after. Every tenth is a decision in one of three
+// messages yields n messages that follow after. Every tenth is a decision in one of three
 // lanes.
 func messages(after uint64, n int) func(yield func(Message, error) bool) {
 	return func(yield func(Message, error) bool) {
@@ -51,7 +51,7 @@ func same(a, b Message) bool {
 		bytes.Equal(a.Header, b.Header) && (a.Header == nil) == (b.Header == nil) && bytes.Equal(a.Data, b.Data)
 }
 
-// sealed makes an archive of n messages.
+// sealed returns an archive of n messages.
 func sealed(t interface {
 	Fatal(...any)
 	Helper()
@@ -82,7 +82,7 @@ func opened(t *testing.T, dir string, end Link) *Archive {
 	return a
 }
 
-// Whatever the sizes of segments, every message comes back as it was, by sequence, by
+// Whatever the sizes of segments, every message comes back unchanged, by sequence, by
 // range and by lane.
 func TestArchiveIsWhatWasSealed(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
@@ -149,7 +149,7 @@ func TestArchiveIsWhatWasSealed(t *testing.T) {
 	})
 }
 
-// Every bit of a segment is held, and every cut of one.
+// Every flipped bit of a segment and every truncation is found.
 func TestEveryBit(t *testing.T) {
 	dir := t.TempDir()
 	end := sealed(t, dir, 60, Limits{Messages: 30, Bytes: 1 << 20})
@@ -185,7 +185,7 @@ func TestEveryBit(t *testing.T) {
 	check("a byte is appended", append(bytes.Clone(good), 0))
 }
 
-// The heads are derived: without the file, or with a damaged one, they are found again.
+// The heads are derived: a missing or damaged file is written again.
 func TestHeadsAreDerived(t *testing.T) {
 	dir := t.TempDir()
 	end := sealed(t, dir, 100, Limits{Messages: 7, Bytes: 1 << 20})
@@ -233,7 +233,7 @@ func TestAhead(t *testing.T) {
 	if m, err := opened(t, dir, end).At(21); !errors.Is(err, ErrNone) {
 		t.Fatalf("an archive that ends at 20 has %+v, %v", m, err)
 	}
-	// Of another history, and of one that was cut short.
+	// Segments of another history, and of a history that was cut short.
 	if _, err := Seal(dir, store, Link{Last: 20, Digest: first.Digest}, limits, messages(20, 10)); err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +269,7 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// A gap in what is to be sealed, and an error, leave no file.
+// A gap in the messages, and an error, leave no file.
 func TestSealRefuses(t *testing.T) {
 	dir := t.TempDir()
 	broken := errors.New("broken")
@@ -359,7 +359,7 @@ func TestFilters(t *testing.T) {
 	}
 }
 
-// FuzzSegment: no bytes make a reader panic, or take much memory.
+// FuzzSegment checks that no bytes make a reader panic, or take much memory.
 func FuzzSegment(f *testing.F) {
 	dir := f.TempDir()
 	sealed(f, dir, 20, Limits{Messages: 20, Bytes: 1 << 20})

@@ -14,11 +14,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
-// inside is the root from which an archive's directory and its files are reached: no
-// symbolic link is followed in the place of any of them.
+// inside returns the root from which an archive's directory and its files are reached.
+// It follows no symbolic link in place of any of them.
 func inside(dir string) beneath.Root { return beneath.At(filepath.Dir(dir)) }
 
-// list is the segments of a directory, in order. Other files are passed over.
+// list returns the segments of a directory, in order. It skips other files.
 func list(dir string) (all []Segment, err error) {
 	entries, err := inside(dir).ReadDir(dir)
 	if err != nil {
@@ -33,10 +33,10 @@ func list(dir string) (all []Segment, err error) {
 	return all, nil
 }
 
-// Ahead is the last segment in dir that follows end, directly or after others: what
-// was sealed early. Those that do not follow are set aside: see [SetAside]. That they
-// are of the same log, the caller finds out: a log that was put back from a copy may
-// have gone on otherwise.
+// Ahead returns the last segment in dir that follows end, directly or after others: the
+// messages sealed early. It sets aside segments that do not follow: see [SetAside]. The
+// caller must check that the segments belong to the same log: a log restored from a
+// copy may have continued differently.
 func Ahead(dir, store string, end Link) (Link, error) {
 	all, err := list(dir)
 	if err != nil {
@@ -65,7 +65,7 @@ func Ahead(dir, store string, end Link) (Link, error) {
 	return link, nil
 }
 
-// At is the last message of the segment that a link stands for.
+// At returns the last message of the segment that a link identifies.
 func At(dir, store string, link Link) (m Message, err error) {
 	all, err := list(dir)
 	if err != nil {
@@ -95,9 +95,9 @@ func At(dir, store string, link Link) (m Message, err error) {
 	return m, fmt.Errorf("%w: no segment ends at event %d", ErrDamaged, link.Last)
 }
 
-// SetAside renames the segments behind a sequence, to names that no archive looks
-// at. Nothing refers to them, but they may be the only copy of what they hold. It
-// returns how many there were.
+// SetAside renames the segments after a sequence to names that no archive reads.
+// Nothing refers to them, but they may be the only copy of their messages. It returns
+// the number of renamed segments.
 func SetAside(dir string, behind uint64) (n int, err error) {
 	all, err := list(dir)
 	if err != nil {
@@ -118,7 +118,7 @@ func setAside(path string) error {
 	root := inside(filepath.Dir(path))
 	for i := 1; ; i++ {
 		to := fmt.Sprintf("%s.aside-%d", path, i)
-		// A link fails where a rename would replace.
+		// Link fails where Rename would replace.
 		err := root.Link(path, root, to)
 		if errors.Is(err, os.ErrExist) {
 			continue
@@ -130,7 +130,7 @@ func setAside(path string) error {
 	}
 }
 
-// VerifyAhead reads the segments from had to end, all of them, as [Verify] does.
+// VerifyAhead reads all segments from had to end, as [Verify] does.
 func VerifyAhead(dir, store string, had, end Link) error {
 	all, err := list(dir)
 	if err != nil {
@@ -146,13 +146,14 @@ func VerifyAhead(dir, store string, had, end Link) error {
 		}
 	}
 	if link != end {
-		return fmt.Errorf("%w: the segments behind event %d end at event %d, want %d", ErrDamaged, had.Last, link.Last, end.Last)
+		return fmt.Errorf("%w: the segments after event %d end at event %d, want %d", ErrDamaged, had.Last, link.Last, end.Last)
 	}
 	return nil
 }
 
-// Extend makes what an archive that ends at end needs beside the segments up to
-// there, which are sealed, when it ended at had before. It is durable on return.
+// Extend prepares an archive that ended at had to end at end. The segments up to there
+// are sealed; Extend writes everything else that the archive needs. It is durable on
+// return.
 func Extend(dir, store string, had, end Link) error {
 	if err := writeHeads(dir, store, had.Last, end.Last); err != nil {
 		return fmt.Errorf("heads of the archive: %w", err)
@@ -160,8 +161,8 @@ func Extend(dir, store string, had, end Link) error {
 	return nil
 }
 
-// Tidy removes what an archive that ends at end does not need: heads of an earlier
-// end, and files whose writing was cut.
+// Tidy removes files that an archive that ends at end does not need: heads of an
+// earlier end, and partly written files.
 func Tidy(dir string, end Link) error {
 	root := inside(dir)
 	entries, err := root.ReadDir(dir)
@@ -171,7 +172,7 @@ func Tidy(dir string, end Link) error {
 	for _, e := range entries {
 		old := strings.HasPrefix(e.Name(), "heads-") && e.Name() != headsName(end.Last)
 		if strings.HasPrefix(e.Name(), durable.TempPrefix) {
-			// Another process may be writing it just now.
+			// Another process may still be writing it.
 			info, ierr := e.Info()
 			old = ierr == nil && time.Since(info.ModTime()) > time.Hour
 		}

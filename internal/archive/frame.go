@@ -13,10 +13,10 @@ import (
 
 const (
 	frameHead = 12
-	// frameBytes is the size at which a frame of messages is closed. A message that
-	// is looked up by its sequence costs the decompression of one frame.
+	// frameBytes is the size at which a frame of messages is closed. Looking up a
+	// message by its sequence costs the decompression of one frame.
 	frameBytes = 256 << 10
-	// maxFrame bounds what a damaged length makes a reader allocate. An index
+	// maxFrame bounds the allocation of a reader that meets a damaged length. An index
 	// grows with the messages of its segment, which [Limits] bound.
 	maxFrame = 64 << 20
 	// messageHead is the size of a message in a frame without its three parts.
@@ -25,8 +25,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// coder compresses and decompresses. One of each is enough: frames are small,
-// and both keep their tables.
+// coder compresses and decompresses. One of each is enough: frames are small, and both
+// keep their tables.
 var coder = sync.OnceValue(func() (c struct {
 	*zstd.Encoder
 	*zstd.Decoder
@@ -35,7 +35,7 @@ var coder = sync.OnceValue(func() (c struct {
 	var err error
 	// A window larger than a frame would only cost memory.
 	if c.Encoder, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(frameBytes), zstd.WithLowerEncoderMem(true)); err != nil {
-		panic(err) // of options that are constant
+		panic(err) // impossible: the options are constant
 	}
 	if c.Decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxFrame)); err != nil {
 		panic(err)
@@ -55,8 +55,8 @@ func appendFrame(b, raw []byte) []byte {
 	return b
 }
 
-// readFrame reads the frame at an offset, which ends at or before limit. It
-// returns what the frame holds and the offset behind it.
+// readFrame reads the frame at an offset. The frame must end at or before limit.
+// readFrame returns its content and the offset after it.
 func readFrame(f io.ReaderAt, at, limit int64) (raw []byte, next int64, err error) {
 	var head [frameHead]byte
 	if _, err := f.ReadAt(head[:], at); err != nil {
@@ -65,7 +65,7 @@ func readFrame(f io.ReaderAt, at, limit int64) (raw []byte, next int64, err erro
 	size, want := binary.LittleEndian.Uint32(head[:]), binary.LittleEndian.Uint32(head[4:])
 	next = at + frameHead + int64(size)
 	if size > maxFrame || want > maxFrame || next > limit {
-		return nil, 0, fmt.Errorf("%w: frame at byte %d says that it has %d bytes", ErrDamaged, at, size)
+		return nil, 0, fmt.Errorf("%w: frame at byte %d has an impossible length of %d bytes", ErrDamaged, at, size)
 	}
 	body := make([]byte, size)
 	if _, err := f.ReadAt(body, at+frameHead); err != nil {
@@ -81,7 +81,7 @@ func readFrame(f io.ReaderAt, at, limit int64) (raw []byte, next int64, err erro
 	return raw, next, nil
 }
 
-// appendMessage appends a message to a frame that is not compressed yet.
+// appendMessage appends a message to an uncompressed frame.
 func appendMessage(b []byte, m Message) []byte {
 	b = binary.LittleEndian.AppendUint64(b, uint64(m.Time.UnixNano())) //nolint:gosec // read back as it was
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(m.Subject)))    //nolint:gosec // see check
@@ -92,7 +92,7 @@ func appendMessage(b []byte, m Message) []byte {
 	return append(b, m.Data...)
 }
 
-// check refuses what a frame cannot hold.
+// check rejects a message that a frame cannot hold.
 func (m Message) check() error {
 	if len(m.Subject) > 1<<16-1 || len(m.Header)+len(m.Data) > maxFrame/2 {
 		return fmt.Errorf("seal message %d: it has %d bytes", m.Sequence, len(m.Subject)+len(m.Header)+len(m.Data))
@@ -100,7 +100,7 @@ func (m Message) check() error {
 	return nil
 }
 
-// cutMessage takes the first message off raw. Its parts share the memory of raw.
+// cutMessage removes the first message from raw. Its parts share the memory of raw.
 func cutMessage(raw []byte, sequence uint64) (m Message, rest []byte, err error) {
 	bad := func() (Message, []byte, error) {
 		return Message{}, nil, fmt.Errorf("%w: message %d is cut off", ErrDamaged, sequence)

@@ -31,8 +31,8 @@ const headsHead = len(headsMagic) + 8 + 4
 
 func headsName(end uint64) string { return fmt.Sprintf("heads-%d", end) }
 
-// writeHeads makes the file of heads of an archive that ends at end: those of the
-// file of an earlier end, and of the segments since.
+// writeHeads writes the heads of an archive that ends at end. It merges the heads of an
+// earlier end with the segments since.
 func writeHeads(dir, store string, had, end uint64) error {
 	all := map[string]uint64{}
 	if had > 0 {
@@ -41,7 +41,7 @@ func writeHeads(dir, store string, had, end uint64) error {
 			err = errors.Join(h.each(func(lane string, last uint64) { all[lane] = last }), h.close())
 		}
 		if err != nil {
-			// It is derived: the segments have all of it.
+			// The file is derived: the segments hold everything.
 			clear(all)
 			had = 0
 		}
@@ -95,7 +95,7 @@ func indexOf(s Segment, store string) (index, error) {
 type heads struct {
 	f       *os.File
 	n       int
-	records int64 // where they begin
+	records int64 // offset of the records
 	size    int64 // of the file without its checksum
 }
 
@@ -109,7 +109,7 @@ func openHeads(dir string, end uint64) (_ *heads, err error) {
 			err = errors.Join(fmt.Errorf("%w: %s: %w", ErrDamaged, f.Name(), err), f.Close())
 		}
 	}()
-	// It is read once, in pieces, so that a search may trust it.
+	// The whole file is read once, in pieces, so that a search may trust it.
 	sum := crc32.New(castagnoli)
 	info, err := f.Stat()
 	if err != nil {
@@ -128,7 +128,7 @@ func openHeads(dir string, end uint64) (_ *heads, err error) {
 		return nil, err
 	}
 	if !bytes.HasPrefix(head[:], []byte(headsMagic)) || binary.LittleEndian.Uint64(head[len(headsMagic):]) != end || binary.LittleEndian.Uint32(tail[:]) != sum.Sum32() {
-		return nil, errors.New("its bytes are not what was written")
+		return nil, errors.New("its magic, end or checksum does not match")
 	}
 	h.n = int(binary.LittleEndian.Uint32(head[len(headsMagic)+8:]))
 	h.records = int64(headsHead) + 4*int64(h.n)
@@ -137,7 +137,7 @@ func openHeads(dir string, end uint64) (_ *heads, err error) {
 
 func (h *heads) close() error { return h.f.Close() }
 
-// at is the i-th lane.
+// at returns the i-th lane.
 func (h *heads) at(i int) (name string, last uint64, err error) {
 	var b [8]byte
 	if _, err = h.f.ReadAt(b[:4], int64(headsHead)+4*int64(i)); err != nil {
@@ -155,7 +155,7 @@ func (h *heads) at(i int) (name string, last uint64, err error) {
 	return string(text[:n]), binary.LittleEndian.Uint64(text[n:]), nil
 }
 
-// find is the last sequence of a lane; 0 if there is none.
+// find returns the last sequence of a lane; 0 if there is none.
 func (h *heads) find(lane string) (last uint64, err error) {
 	i, found := sort.Find(h.n, func(i int) int {
 		name, _, rerr := h.at(i)

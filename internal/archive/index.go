@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// index says where the messages of a segment are:
+// index locates the messages of a segment:
 //
 //	frames     count, then of each: its first sequence less that of the segment,
 //	           and its offset in the file
@@ -15,7 +15,7 @@ import (
 //	           its last sequence less the segment's first
 //	lanes      count, then of each, in order: length and bytes of the lane's filter,
 //	           the number of its messages, and their sequences: the first less
-//	           the segment's first, the others less the one before
+//	           the segment's first, the others less their predecessor
 //
 // All numbers are uvarints.
 type index struct {
@@ -70,7 +70,7 @@ func (x index) encode() []byte {
 	return b
 }
 
-// decodeIndex reads what encode wrote.
+// decodeIndex decodes the output of encode.
 func decodeIndex(raw []byte, first uint64) (x index, err error) {
 	x.first = first
 	bad := false
@@ -114,7 +114,7 @@ func decodeIndex(raw []byte, first uint64) (x index, err error) {
 	return x, nil
 }
 
-// lane is the sequences of a lane, in order; nil if the segment has none.
+// lane returns the sequences of a lane, in order; nil if the segment has none.
 func (x index) lane(name string) []uint64 {
 	i, ok := slices.BinarySearchFunc(x.lanes, name, func(l lane, name string) int { return strings.Compare(l.name, name) })
 	if !ok {
@@ -123,7 +123,7 @@ func (x index) lane(name string) []uint64 {
 	return x.lanes[i].sequences
 }
 
-// frame is the position of the frame that holds a sequence.
+// frame returns the position of the frame that holds a sequence.
 func (x index) frame(sequence uint64) int {
 	i, ok := slices.BinarySearchFunc(x.frames, sequence, func(p place, seq uint64) int {
 		switch {
@@ -140,8 +140,8 @@ func (x index) frame(sequence uint64) int {
 	return i
 }
 
-// laneOf is the filter of the lane that a subject is in; "" if it is in none.
-// The subject of a decision is ckpt.<run>.<trial>.s.<family>.<kind>.
+// laneOf returns the filter of the lane that a subject is in; "" if it is in none. The
+// subject of a decision is ckpt.<run>.<trial>.s.<family>.<kind>.
 func laneOf(subject string) string {
 	rest := subject
 	for range 3 {
@@ -157,7 +157,7 @@ func laneOf(subject string) string {
 	return subject[:len(subject)-len(rest)] + "s.>"
 }
 
-// isLane reports whether a filter is that of one lane.
+// isLane reports whether a filter selects exactly one lane.
 func isLane(filter string) bool {
 	head, ok := strings.CutSuffix(filter, ".>")
 	return ok && strings.Count(head, ".") == 3 && !strings.Contains(head, "*") && strings.HasSuffix(head, ".s")

@@ -12,8 +12,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
-// planted replaces a file by something that another user plants there: a link by which
-// everything would work, or a pipe. It returns where the file is now.
+// planted replaces a file with something that another user could plant there: a
+// symbolic link to the original, or a pipe. It returns the new path of the file.
 func planted(t *testing.T, path string, pipe bool) (away string) {
 	t.Helper()
 	away = filepath.Join(t.TempDir(), filepath.Base(path))
@@ -29,8 +29,8 @@ func planted(t *testing.T, path string, pipe bool) (away string) {
 	return away
 }
 
-// TestPlantedSegment: a segment that is a symbolic link or a pipe is not read, by any
-// operation, and the error names it.
+// TestPlantedSegment checks that no operation reads a segment that is a symbolic link
+// or a pipe, and that the error names it.
 func TestPlantedSegment(t *testing.T) {
 	t.Parallel()
 	for _, pipe := range []bool{false, true} {
@@ -91,8 +91,8 @@ func TestPlantedSegment(t *testing.T) {
 	}
 }
 
-// TestPlantedHeads: heads behind a link are derived again, in place of the link, and
-// what it leads to stays as it is.
+// TestPlantedHeads checks that heads behind a link are derived again in place of the
+// link, and that its target stays unchanged.
 func TestPlantedHeads(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -111,8 +111,8 @@ func TestPlantedHeads(t *testing.T) {
 	}
 }
 
-// TestPlantedDirectory: an archive in whose place there is a link is neither read nor
-// written.
+// TestPlantedDirectory checks that an archive whose directory is a link is neither read
+// nor written.
 func TestPlantedDirectory(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "sealed")
@@ -142,7 +142,7 @@ func TestPlantedDirectory(t *testing.T) {
 	}
 }
 
-// BenchmarkOpen is what opening an archive costs, and each segment that is read.
+// BenchmarkOpen measures opening an archive, and each segment that is read.
 func BenchmarkOpen(b *testing.B) {
 	dir := b.TempDir()
 	end := sealed(b, dir, 20, DefaultLimits)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Archive is the messages 1 to End of a log. It never changes, and its methods
+// Archive is the part of a log from message 1 to End. It never changes, and its methods
 // may be called concurrently.
 type Archive struct {
 	dir      string
@@ -28,17 +28,17 @@ type Archive struct {
 	frame  frameOf
 }
 
-// frameOf is the frame that was read last by [Archive.At].
+// frameOf is the frame that [Archive.At] read last.
 type frameOf struct {
 	segment  uint64 // its first sequence
 	at       int
 	messages []Message
 }
 
-// Open opens the archive in dir of a store's log that ends at end. It looks at the
-// names of the segments, which must follow one another without a gap, and at the
-// digest of the last; [Archive.Verify] reads them. Errors: [ErrDamaged],
-// [ErrForeign]. Only the segments that are read stay open.
+// Open opens the archive in dir of a store's log that ends at end. It checks that the
+// names of the segments follow one another without a gap, and the digest of the last;
+// [Archive.Verify] reads them all. It returns [ErrDamaged] or [ErrForeign]. Only
+// segments that are being read stay open.
 func Open(dir, store string, end Link) (*Archive, error) {
 	bad := func(err error) (*Archive, error) {
 		return nil, fmt.Errorf("open the archive %s of the log: %w", dir, err)
@@ -56,14 +56,15 @@ func Open(dir, store string, end Link) (*Archive, error) {
 		if next > end.Last {
 			break
 		}
-		// Of two that begin alike one was sealed ahead, and cut by a shorter end.
+		// Of two segments with the same start, one was sealed ahead and cut by a
+		// shorter end.
 		if s.First == next && s.Last <= end.Last {
 			a.segments = append(a.segments, s)
 			next = s.Last + 1
 		}
 	}
 	if next != end.Last+1 {
-		return bad(fmt.Errorf("%w: the segment with event %d is missing: it is to hold all up to event %d", ErrDamaged, next, end.Last))
+		return bad(fmt.Errorf("%w: the segment with event %d is missing: it must hold all up to event %d", ErrDamaged, next, end.Last))
 	}
 	last, err := open(a.segments[len(a.segments)-1], store)
 	if err != nil {
@@ -74,7 +75,7 @@ func Open(dir, store string, end Link) (*Archive, error) {
 		return bad(errors.Join(fmt.Errorf("%w: %s is not the segment that the log follows", ErrDamaged, last.Path), last.close()))
 	}
 	if a.heads, err = openHeads(dir, end.Last); err != nil {
-		// It is derived, so it is written again.
+		// The heads are derived, so they are written again.
 		if err = writeHeads(dir, store, 0, end.Last); err == nil {
 			a.heads, err = openHeads(dir, end.Last)
 		}
@@ -85,7 +86,7 @@ func Open(dir, store string, end Link) (*Archive, error) {
 	return a, nil
 }
 
-// Close closes the files. Readers that are under way end with an error.
+// Close closes the files. Readers under way end with an error.
 func (a *Archive) Close() error {
 	a.mu.Lock()
 	recent := a.recent
@@ -98,13 +99,13 @@ func (a *Archive) Close() error {
 	return errors.Join(err, a.heads.close())
 }
 
-// Segments are the segments of the archive, in order.
+// Segments returns the segments of the archive, in order.
 func (a *Archive) Segments() []Segment { return slices.Clone(a.segments) }
 
-// End is the last message, and the digest that stands for all.
+// End returns the link of the last message, whose digest covers the whole archive.
 func (a *Archive) End() Link { return a.end }
 
-// use opens the segment that holds a sequence; release gives it back.
+// use opens the segment that holds a sequence; release returns it.
 func (a *Archive) use(sequence uint64) (*file, error) {
 	i := a.position(sequence)
 	a.mu.Lock()
@@ -120,7 +121,7 @@ func (a *Archive) use(sequence uint64) (*file, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.uses[f] = 2 // one of the caller, one as the recent one
+	a.uses[f] = 2 // one use by the caller, one as the recent segment
 	old := a.recent
 	a.recent = f
 	if old != nil {
@@ -129,7 +130,8 @@ func (a *Archive) use(sequence uint64) (*file, error) {
 	return f, err
 }
 
-// position is that of the segment with a sequence, which is in the archive.
+// position returns the index of the segment with a sequence, which must be in the
+// archive.
 func (a *Archive) position(sequence uint64) int {
 	i, ok := slices.BinarySearchFunc(a.segments, sequence, func(s Segment, seq uint64) int { return cmp.Compare(s.First, seq) })
 	if !ok {
@@ -152,9 +154,9 @@ func (a *Archive) releaseLocked(f *file) error {
 	return f.close()
 }
 
-// Read yields the messages from to until, both inclusive, in order. It ends with
-// an error at the first that cannot be read ([ErrDamaged]), and when ctx ends.
-// What it yields must not be changed, and stays as it is.
+// Read yields the messages from from to until, both inclusive, in order. It ends with
+// an error at the first unreadable message ([ErrDamaged]), and when ctx ends. The
+// messages stay valid and must not be modified.
 func (a *Archive) Read(ctx context.Context, from, until uint64) iter.Seq2[Message, error] {
 	return func(yield func(Message, error) bool) {
 		until = min(until, a.end.Last)
@@ -172,7 +174,7 @@ func (a *Archive) Read(ctx context.Context, from, until uint64) iter.Seq2[Messag
 	}
 }
 
-// readSegment yields what one segment has, and returns where to read on.
+// readSegment yields the messages of one segment, and returns where to continue.
 func (a *Archive) readSegment(ctx context.Context, from, until uint64, yield func(Message, error) bool) (next uint64, more bool, err error) {
 	f, err := a.use(from)
 	if err != nil {
@@ -207,7 +209,8 @@ func (a *Archive) readSegment(ctx context.Context, from, until uint64, yield fun
 	return from, true, nil
 }
 
-// At is the message with a sequence. [ErrNone] when the archive ends before it.
+// At returns the message with a sequence. It returns [ErrNone] if the archive ends
+// before it.
 func (a *Archive) At(sequence uint64) (m Message, err error) {
 	if sequence == 0 || sequence > a.end.Last {
 		return m, fmt.Errorf("event %d: %w", sequence, ErrNone)
@@ -238,8 +241,8 @@ func (a *Archive) At(sequence uint64) (m Message, err error) {
 	return had.messages[sequence-x.frames[i].first], nil
 }
 
-// Since is a sequence before which no message was stored at or after a time; it may be
-// too early by as much as a segment has. It is 1 when all may be later.
+// Since returns a sequence before which no message was stored at or after t. It may be
+// too early by up to one segment. It is 1 if all messages may be later.
 func (a *Archive) Since(t time.Time) (uint64, error) {
 	for _, s := range slices.Backward(a.segments) {
 		m, err := a.At(s.First)
@@ -253,7 +256,7 @@ func (a *Archive) Since(t time.Time) (uint64, error) {
 	return 1, nil
 }
 
-// Head is the sequence of the last decision of a lane; 0 when it has none.
+// Head returns the sequence of the last decision of a lane; 0 if there is none.
 func (a *Archive) Head(lane string) (uint64, error) {
 	last, err := a.heads.find(lane)
 	if err != nil {
@@ -262,7 +265,7 @@ func (a *Archive) Head(lane string) (uint64, error) {
 	return last, nil
 }
 
-// Next is the sequence of the first decision of a lane at or behind from; 0 when
+// Next returns the sequence of the first decision of a lane at or after from; 0 if
 // there is none.
 func (a *Archive) Next(lane string, from uint64) (uint64, error) {
 	head, err := a.Head(lane)
@@ -291,9 +294,9 @@ func (a *Archive) indexOf(s Segment) (x index, err error) {
 	return x, errors.Join(err, a.release(f))
 }
 
-// Latest is the sequence of the last message under a filter; 0 when there is none.
-// For a lane that is a look-up; for another filter it may look at the index of
-// every segment.
+// Latest returns the sequence of the last message under a filter; 0 if there is none.
+// For a lane this is a look-up; for another filter it may read the index of every
+// segment.
 func (a *Archive) Latest(filter string) (uint64, error) {
 	if isLane(filter) {
 		return a.Head(filter)
@@ -316,8 +319,9 @@ func (a *Archive) Latest(filter string) (uint64, error) {
 	return 0, nil
 }
 
-// Has reports whether the segment of a sequence has a message under a filter, and
-// the segment's last sequence: so a reader of few subjects passes over the rest.
+// Has reports whether the segment of a sequence has a message under a filter. It also
+// returns the segment's last sequence, so that a reader of few subjects can skip the
+// segment.
 func (a *Archive) Has(filter string, sequence uint64) (has bool, last uint64, err error) {
 	s := a.segments[a.position(sequence)]
 	x, err := a.indexOf(s)
@@ -327,10 +331,10 @@ func (a *Archive) Has(filter string, sequence uint64) (has bool, last uint64, er
 	return slices.ContainsFunc(x.subjects, func(named subject) bool { return matches(filter, named.name) }), s.Last, nil
 }
 
-// Verify reads every byte of the archive and holds each segment to follow the one
-// before it. pace, which may be nil, is told of the bytes of each segment that was
-// read; it may wait, and its error ends the reading. Otherwise the error is the first
-// that was found: [ErrDamaged] or [ErrForeign].
+// Verify reads every byte of the archive and checks that each segment follows the one
+// before it. pace, which may be nil, is called with the size in bytes of each segment
+// read; it may block, and its error ends the check. Verify otherwise returns the first
+// [ErrDamaged] or [ErrForeign].
 func (a *Archive) Verify(ctx context.Context, pace func(ctx context.Context, bytes int64) error) error {
 	var link Link
 	for _, s := range a.segments {

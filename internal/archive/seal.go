@@ -31,22 +31,23 @@ type Limits struct {
 	Bytes    int64 // of messages, before compression
 }
 
-// DefaultLimits bound what is in memory while a segment is sealed or its index
-// is read to a few MiB.
+// DefaultLimits keep the memory for sealing a segment, or for reading its index, to a
+// few MiB.
 var DefaultLimits = Limits{Messages: 1 << 15, Bytes: 32 << 20}
 
-// Link is the segment that another follows. The zero Link is before the first.
+// Link identifies the segment that another segment follows. The zero Link stands before
+// the first.
 type Link struct {
 	Last   uint64 // sequence
 	Digest Digest
 }
 
-// Seal writes the messages that follow after into one segment of dir and returns
-// it. The file is durable on return, under its name, and was read back. Messages
-// are taken until they end, or the limits are reached; then Seal leaves the rest.
-// The first must have the sequence after.Last+1, and each the one after.
+// Seal writes the messages that follow after into one segment of dir and returns its
+// link. On return the file is durable under its name and was read back. Seal takes
+// messages until they end or the limits are reached, and leaves the rest. The first
+// must have the sequence after.Last+1, and the others follow without a gap.
 //
-// Without a message there is no file, and the result is after.
+// Without a message Seal creates no file and returns after.
 func Seal(dir, store string, after Link, limits Limits, messages iter.Seq2[Message, error]) (Link, error) {
 	w := &writer{store: store, after: after}
 	link, err := w.seal(dir, limits, messages)
@@ -178,7 +179,7 @@ func (w *writer) flush() error {
 	return w.write(w.packed)
 }
 
-// finish writes what follows the messages.
+// finish writes the index and the trailer.
 func (w *writer) finish() (d Digest, err error) {
 	if err := w.flush(); err != nil {
 		return d, err

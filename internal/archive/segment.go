@@ -25,8 +25,8 @@ type file struct {
 	err   error // of reading the index
 }
 
-// open opens a segment and checks that its head, its end and its name fit. Its
-// messages are checked frame by frame when they are read, all of them by [Verify].
+// open opens a segment and checks its head, its end and its name. Messages are checked
+// frame by frame when they are read; [Verify] checks all of them.
 func open(s Segment, store string) (_ *file, err error) {
 	f, err := inside(filepath.Dir(s.Path)).Open(s.Path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -53,7 +53,7 @@ func (o *file) parse(store string) error {
 		return fmt.Errorf("%w: its head is cut off", ErrDamaged)
 	}
 	if got := string(rest[:n]); got != store {
-		return fmt.Errorf("%w: it is that of %s, want %s", ErrForeign, got, store)
+		return fmt.Errorf("%w: it belongs to %s, want %s", ErrForeign, got, store)
 	}
 	if first := binary.LittleEndian.Uint64(rest[n:]); first != o.First {
 		return fmt.Errorf("%w: it begins at event %d", ErrDamaged, first)
@@ -99,7 +99,7 @@ func (o *file) look() (index, error) {
 	return o.index, o.err
 }
 
-// frame is the messages of one frame.
+// frame returns the messages of one frame.
 func (o *file) frame(x index, i int) (messages []Message, err error) {
 	limit, next := o.ends, o.Last+1
 	if i+1 < len(x.frames) {
@@ -124,9 +124,9 @@ func (o *file) frame(x index, i int) (messages []Message, err error) {
 	return messages, nil
 }
 
-// Verify reads a segment, all of it, and returns the link to the next. Every byte
-// must be what was sealed, and the segment must follow after. Errors:
-// [ErrDamaged], [ErrForeign].
+// Verify reads a whole segment and returns the link to the next. Every byte must be as
+// sealed, and the segment must follow after. It returns [ErrDamaged] or [ErrForeign]
+// otherwise.
 func Verify(path, store string, after Link) (Link, error) {
 	s, ok := parseSegment("", filepath.Base(path))
 	if !ok {

@@ -10,7 +10,7 @@ import (
 	"testing/fstest"
 )
 
-// root is the directory of the module's go.mod.
+// root returns the directory of the module's go.mod.
 func root(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.Abs("../..")
@@ -78,8 +78,8 @@ func TestModuleIsNamedAsTheLawSays(t *testing.T) {
 	}
 }
 
-// The tree in testdata/broken breaks each law at least once; what is wrong
-// with it is in testdata/broken.txt.
+// The tree in testdata/broken breaks each law at least once; testdata/broken.txt lists
+// its findings.
 func TestBrokenTree(t *testing.T) {
 	want, err := os.ReadFile("testdata/broken.txt")
 	if err != nil {
@@ -121,8 +121,8 @@ func TestSizes(t *testing.T) {
 	want := []string{
 		".: 3 exported functions, methods and types outside internal, at most 2 are allowed: unexport what no user needs",
 		"room: 3 files, at most 2 are allowed: split the room",
-		"room/a.go: the law has a reason for a short file, and it is none",
-		"room/short.go: 1 lines, at least 6 are usual: make it part of the file of its topic, or say why not in the law",
+		"room/a.go: the law has a reason for a short file, and it is not short",
+		"room/short.go: 1 lines, at least 6 are usual: make it part of the file of its topic, or give a reason in the law",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("findings:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -154,7 +154,7 @@ func wantFinding(t *testing.T, tree fs.FS, want string) {
 	t.Errorf("no finding %q in:\n%s", want, strings.Join(got, "\n"))
 }
 
-// What cannot be judged must not look as if it had been found clean.
+// A tree that cannot be judged must not look clean.
 func TestRefusesWhatItCannotJudge(t *testing.T) {
 	for name, tree := range map[string]fs.FS{
 		"no package":    fstest.MapFS{"README.md": {}},

@@ -16,15 +16,15 @@ import (
 	"strings"
 )
 
-// Finding is one breach of the law. Line is 0 when a whole file or directory
-// is meant.
+// Finding is one breach of the law. Line is 0 for a finding about a whole file or
+// directory.
 type Finding struct {
 	Path string // slash-separated, relative to the root
 	Line int
 	Text string
 }
 
-// String is the finding in the form of a compiler's message.
+// String returns the finding in the form of a compiler's message.
 func (f Finding) String() string {
 	if f.Line == 0 {
 		return f.Path + ": " + f.Text
@@ -46,9 +46,9 @@ type checker struct {
 	findings []Finding
 }
 
-// Check holds every Go package of tree to the law and returns its breaches,
-// ordered by path, line and text. The error says that the tree could not be
-// judged: it could not be read or parsed, or it holds no package at all.
+// Check checks every Go package of tree against the law and returns its breaches,
+// ordered by path, line and text. It returns an error if the tree cannot be judged: it
+// could not be read or parsed, or it holds no package at all.
 func Check(tree fs.FS, law Law) ([]Finding, error) {
 	c := &checker{law: law, fset: token.NewFileSet()}
 	dirs, err := c.parse(tree)
@@ -120,7 +120,7 @@ func (c *checker) enter(tree fs.FS, name string) error {
 
 func hidden(base string) bool { return base[0] == '.' || base[0] == '_' }
 
-// ignored reports whether the file is kept out of every build.
+// ignored reports whether the file is excluded from every build.
 func ignored(file *ast.File) bool {
 	for _, group := range file.Comments {
 		if group.Pos() > file.Package {
@@ -169,7 +169,7 @@ func (c *checker) checkPackage(dir string, files []source) {
 	}
 }
 
-// room is the room that the directory belongs to, nil when there is none.
+// room returns the room that the directory belongs to, nil if there is none.
 func (l Law) room(dir string) *Room {
 	for ; dir != "."; dir = path.Dir(dir) {
 		if at := slices.IndexFunc(l.Rooms, func(r Room) bool { return r.Path == dir }); at >= 0 {
@@ -214,7 +214,7 @@ func (c *checker) checkImports(file source, room Room) {
 	})
 }
 
-// breach says why the room may not import target, "" when it may.
+// breach returns why the room may not import target, "" if it may.
 func (l Law) breach(room Room, target string) string {
 	if rest, ours := below(target, l.Module); ours {
 		to := l.room(path.Join(".", rest))
@@ -250,7 +250,7 @@ func (l Law) breach(room Room, target string) string {
 	return ""
 }
 
-// below returns what of the import path follows prefix, in whole elements.
+// below returns the part of the import path after prefix, in whole elements.
 func below(target, prefix string) (string, bool) {
 	rest, ok := strings.CutPrefix(target, prefix)
 	if !ok || rest != "" && rest[0] != '/' {
@@ -259,8 +259,8 @@ func below(target, prefix string) (string, bool) {
 	return strings.TrimPrefix(rest, "/"), true
 }
 
-// Unused lists the rights of the law that no file of tree makes use of, as
-// "room A may import B", in the order of the law.
+// Unused lists the rights of the law that no file of tree uses, as "room A may import
+// B", in the order of the law.
 func Unused(tree fs.FS, law Law) ([]string, error) {
 	c := &checker{law: law, fset: token.NewFileSet()}
 	dirs, err := c.parse(tree)

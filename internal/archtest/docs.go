@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// checkPackageComment asks for exactly one package comment, so that nobody
-// has to guess which of two is read, or which file to look into.
+// checkPackageComment requires exactly one package comment, so that readers know where
+// to look.
 func (c *checker) checkPackageComment(dir string, files []source) {
 	var in []string
 	for _, file := range files {
@@ -28,9 +28,9 @@ func (c *checker) checkPackageComment(dir string, files []source) {
 // customary are methods whose meaning is the same everywhere.
 var customary = []string{"Error", "Unwrap", "String", "Read", "Write", "ServeHTTP"}
 
-// promised are the methods that the package explains once, where an interface
-// names them: the types that have them need not say it again. The comment of
-// an interface is also that of its only method.
+// promised returns the methods that the package explains once, in an interface: the
+// types that have them need no comment for them. The comment of an interface also
+// covers its only method.
 func promised(files []source) map[string]bool {
 	names := map[string]bool{}
 	for _, name := range customary {
@@ -62,10 +62,9 @@ func promised(files []source) map[string]bool {
 	return names
 }
 
-// checkDocs asks for a doc comment on every exported name of the package
-// level and on every exported method of an exported type, unless it is
-// promised. One comment serves a group of constants or variables, and so does
-// one at the end of a line.
+// checkDocs requires a doc comment on every exported name of the package level and on
+// every exported method of an exported type, unless it is promised. One comment serves
+// a group of constants or variables, and so does one at the end of a line.
 func (c *checker) checkDocs(file source, promised map[string]bool) {
 	if ast.IsGenerated(file.File) {
 		return
@@ -90,8 +89,8 @@ func (c *checker) checkDocs(file source, promised map[string]bool) {
 	}
 }
 
-// receiver is "T." for a method of T and "" for a function, and whether
-// outsiders can see the function at all by its receiver.
+// receiver returns "T." for a method of T and "" for a function, and whether other
+// packages can see the function by its receiver.
 func receiver(decl *ast.FuncDecl) (string, bool) {
 	if decl.Recv == nil || len(decl.Recv.List) == 0 {
 		return "", true
@@ -115,11 +114,11 @@ func receiver(decl *ast.FuncDecl) (string, bool) {
 	}
 }
 
-// undocumented are the exported names of a declaration without a comment.
+// undocumented returns the exported names of a declaration without a comment.
 func undocumented(decl *ast.GenDecl, spec ast.Spec) []*ast.Ident {
 	switch spec := spec.(type) {
 	case *ast.TypeSpec:
-		// A comment on a group of types speaks of the group, not of each.
+		// A comment on a group of types describes the group, not each type.
 		group := decl.Lparen.IsValid() && len(decl.Specs) > 1
 		if !spec.Name.IsExported() || spec.Doc.Text() != "" || spec.Comment.Text() != "" || !group && decl.Doc.Text() != "" {
 			return nil
@@ -140,8 +139,8 @@ func undocumented(decl *ast.GenDecl, spec ast.Spec) []*ast.Ident {
 	return nil
 }
 
-// Table renders the rooms of the law as a Markdown table: path, duty, and which
-// rooms each may import. ARCHITECTURE.md holds it.
+// Table renders the rooms of the law as a Markdown table: path, duty, and the rooms
+// that each may import. ARCHITECTURE.md holds it.
 func (l Law) Table() string {
 	var b strings.Builder
 	b.WriteString("| room | holds | may import |\n|---|---|---|\n")

@@ -13,15 +13,15 @@ import (
 
 const faultsPage = "docs/explanation/faults.md"
 
-// heldBy is a package and the tests of it in the last column of a table:
-// `worker`: `TestA`, `TestB`.
+// heldBy matches a package and its tests in the last column of a table: `worker`:
+// `TestA`, `TestB`.
 var (
 	heldBy   = regexp.MustCompile("`([a-z/]+)`: ((?:`Test\\w+`(?:, )?)+)")
 	testName = regexp.MustCompile(`Test\w+`)
 )
 
-// The page about faults names a test in every line of its tables, and each of
-// them is a test of the package that it names.
+// The page about faults names a test in every line of its tables, and each test exists
+// in the package that it names.
 func TestFaultsPageNamesTestsThatExist(t *testing.T) {
 	tree := os.DirFS(root(t))
 	page, err := fs.ReadFile(tree, faultsPage)
@@ -63,7 +63,7 @@ func TestFaultsPageNamesTestsThatExist(t *testing.T) {
 	}
 }
 
-// testsOf are the tests in the files of a directory.
+// testsOf returns the tests in the files of a directory.
 func testsOf(t *testing.T, tree fs.FS, dir string) map[string]bool {
 	t.Helper()
 	names, err := fs.Glob(tree, dir+"/*_test.go")

@@ -1,6 +1,6 @@
-// Package archtest holds the architecture of this repository as a check: which
-// room may import which, which room owns which engine, and how every package
-// is documented. Its test fails with one [Finding] for each breach.
+// Package archtest checks the architecture of this repository: which room may import
+// which, which room owns which engine, and how every package is documented. Its test
+// fails with one [Finding] for each breach.
 //
 //	room     a directory with a law of its own; a directory below it without
 //	         one belongs to it (internal/demo/digits to internal/demo)
@@ -9,13 +9,13 @@
 //	engine   a foreign module that only the rooms named may import
 //	law      all of these together, as data
 //
-// Only direct imports of files that are not tests are judged: a test may
-// bring the engine that its room is kept from. Directories named testdata or
-// vendor, hidden ones and nested modules are not part of the tree, and files
-// under the constraint "ignore" are not part of a package.
+// Only direct imports of non-test files are judged: a test may import an engine that
+// its room must not. Directories named testdata or vendor, hidden directories and
+// nested modules are not part of the tree. Files under the constraint "ignore" are not
+// part of a package.
 package archtest
 
-// Law is what a tree of packages is held to.
+// Law is the set of rules for a tree of packages.
 type Law struct {
 	Module   string // import path of the tree's root
 	Rooms    []Room
@@ -27,7 +27,7 @@ type Law struct {
 	Public   int // exported functions, methods and types that other modules can import, at most; an alias counts once
 }
 
-// Short is a file that has fewer lines than others, and why.
+// Short is a file that has fewer lines than usual, and the reason.
 type Short struct{ Path, Reason string }
 
 // Room is one directory with its rights. It may always import itself.
@@ -37,7 +37,7 @@ type Room struct {
 	May    []string // paths of the rooms that it may import; [Any] for all
 	Core   bool     // see the package comment
 	NoDeps bool     // of foreign code, only the standard library
-	Closed bool     // no other room may import it, whatever their May says
+	Closed bool     // no other room may import it, whatever its May grants
 }
 
 // Any in a room's May stands for every room that is not closed.
@@ -49,7 +49,7 @@ type Engine struct {
 	Owners []string
 }
 
-// Repository is the law of this repository.
+// Repository returns the law of this repository.
 func Repository() Law {
 	return Law{
 		Module: "github.com/ckptstore/ckptstore",
@@ -59,7 +59,7 @@ func Repository() Law {
 			{Path: "internal/problem/system", Holds: "the kinds of the system's errors: full disks, deadlines, missing rights", NoDeps: true, May: []string{"internal/problem"}},
 			{Path: "internal/httpkit", Holds: "the request kit: decode within a limit, reply, refuse with problem details, check tokens", NoDeps: true, May: []string{"internal/problem", "internal/problem/system"}},
 			{Path: "internal/crc32c", Holds: "CRC-32C at the speed of memory"},
-			{Path: "internal/backstop", Holds: "ends a program that was told to end and is stuck", NoDeps: true},
+			{Path: "internal/backstop", Holds: "ends a program that is stuck after a request to end", NoDeps: true},
 			{Path: "internal/redact", Holds: "removes secrets from command lines, configurations and messages", Core: true, NoDeps: true},
 			{Path: "internal/terminal", Holds: "makes text of stores harmless for a terminal", Core: true, NoDeps: true},
 			{Path: "internal/private", Holds: "files that only this user can open", NoDeps: true, May: []string{"internal/problem"}},
@@ -70,11 +70,11 @@ func Repository() Law {
 			{Path: "tensor", Holds: "dtype, shape, box, shard", Core: true},
 			{Path: "events", Holds: "event kinds, envelope, subjects, codec", Core: true, May: []string{"internal/problem"}},
 			{Path: "projections", Holds: "folds and queries over ordered rows", Core: true, May: []string{"internal/problem", "events"}},
-			{Path: "internal/checkpoint", Holds: "what a checkpoint is, in memory and in bytes: reference, digest, layout, manifest, index, receipt, local plan", Core: true, May: []string{"internal/crc32c", "tensor"}},
+			{Path: "internal/checkpoint", Holds: "the parts of a checkpoint, in memory and in bytes: reference, digest, layout, manifest, index, receipt, local plan", Core: true, May: []string{"internal/crc32c", "tensor"}},
 			{Path: "planner", Holds: "save and load plans, plan cache, the coordinator; `planner/retention` decides what a collection deletes", Core: true, May: []string{"internal/problem", "tensor", "events", "projections", "internal/checkpoint"}},
 			{Path: "internal/insight", Holds: "verdicts on rows: job states, differences, metrics, reshard previews", Core: true, May: []string{"tensor", "projections", "internal/checkpoint", "planner"}},
 			{Path: "internal/archive", Holds: "sealed segments: the old part of a log, byte for byte, in files", May: []string{"internal/beneath", "internal/durable"}},
-			{Path: "internal/front", Holds: "what clients of an owner meet: authentication, and which frames of the NATS protocol are passed on", May: []string{"events"}},
+			{Path: "internal/front", Holds: "between an owner and its clients: authentication, and the filter of NATS protocol frames", May: []string{"events"}},
 			{Path: "events/jetlog", Holds: "the log: archive and live stream as one; alone imports NATS", May: []string{"internal/problem", "events", "internal/archive", "internal/front"}},
 			{Path: "projections/viewdb", Holds: "the views; alone imports Pebble's database", May: []string{"internal/problem", "events", "projections"}},
 			{Path: "internal/query", Holds: "queries of the views, in process and over the owner's socket", May: []string{"internal/problem", "internal/httpkit", "events", "projections", "planner"}},
@@ -111,7 +111,7 @@ func Repository() Law {
 			{Path: "internal/demo", Holds: "`trainer demo`: a small real model, its worker, and what the store does with them", May: []string{"tensor", "projections", "internal/checkpoint", "planner", "internal/query", "internal/data", "internal/store", "internal/collective", "client", "internal/session", "internal/launch", "internal/console"}},
 			{Path: "client/collective", Holds: "object collectives for a Go worker", NoDeps: true, May: []string{"internal/collective", "client"}},
 			{Path: "client/rpc", Holds: "the RPC registry and agents for a Go worker", NoDeps: true, May: []string{"internal/rpc", "client", "client/collective"}},
-			{Path: "internal/doctor", Holds: "`trainer doctor`: what of this machine would hurt a job", May: []string{"internal/bytesize", "internal/problem", "internal/terminal", "gpu", "internal/session/shm", "internal/launch", "internal/console"}},
+			{Path: "internal/doctor", Holds: "`trainer doctor`: problems of this machine that would hurt a job", May: []string{"internal/bytesize", "internal/problem", "internal/terminal", "gpu", "internal/session/shm", "internal/launch", "internal/console"}},
 			{Path: "internal/trainer", Holds: "the program trainer: parse, start, report", May: []string{"internal/problem", "internal/problem/system", "internal/backstop", "internal/redact", "internal/terminal", "events", "projections", "internal/checkpoint", "planner", "events/jetlog", "internal/data", "internal/store", "gpu", "internal/session/shm", "internal/session/staging", "internal/session", "internal/launch/backend", "internal/launch/logs", "internal/launch/process", "internal/launch", "internal/launches", "internal/services", "internal/console", "internal/demo", "internal/doctor"}},
 			{Path: "trainer", Holds: "a trainer of your own: `Main` with a backend, hooks and a storage", May: []string{"internal/checkpoint", "internal/data", "internal/launch/backend", "internal/trainer"}},
 			{Path: "internal/natstest", Holds: "a NATS server and client for tests"},
@@ -156,11 +156,11 @@ func Repository() Law {
 // everything below it.
 var impure = []string{"os", "net", "log", "syscall", "crypto/rand"}
 
-// clocked are the names by which a standard package reads the clock or waits.
+// clocked lists the names by which a standard package reads the clock or waits.
 var clocked = map[string][]string{
 	"time":    {"Now", "Since", "Until", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick", "Sleep"},
 	"context": {"WithTimeout", "WithTimeoutCause", "WithDeadline", "WithDeadlineCause"},
 }
 
-// drawers are package names that say nothing about what is inside.
+// drawers are package names that do not describe the content.
 var drawers = []string{"util", "utils", "common", "helper", "helpers", "pkg"}

@@ -30,9 +30,10 @@ func pages(t *testing.T, tree fs.FS) (names []string) {
 	return names
 }
 
-// TestLinksOfPagesResolve: each link of a page leads to a file, to a heading, or to a
-// declaration, and each path that a page names is that of a file. A link to code has
-// the form [`pkg.Name`](../pkg/file.go), or `Type.Method`: file.go declares that name.
+// TestLinksOfPagesResolve checks that each link of a page leads to a file, to a
+// heading, or to a declaration, and that each path that a page names is that of a file.
+// A link to code has the form [`pkg.Name`](../pkg/file.go), or `Type.Method`: file.go
+// declares that name.
 func TestLinksOfPagesResolve(t *testing.T) {
 	tree := os.DirFS(root(t))
 	l := newLinks(tree)
@@ -46,8 +47,8 @@ func TestLinksOfPagesResolve(t *testing.T) {
 	}
 }
 
-// TestQuestionsLeadToCode: the page for contributors answers twelve questions at
-// least, each with a declaration.
+// TestQuestionsLeadToCode checks that the page for contributors answers at least twelve
+// questions, each with a declaration.
 func TestQuestionsLeadToCode(t *testing.T) {
 	tree := os.DirFS(root(t))
 	text, err := fs.ReadFile(tree, "docs/contributing.md")
@@ -77,7 +78,7 @@ func TestQuestionsLeadToCode(t *testing.T) {
 	}
 }
 
-// TestBrokenLinksAreFound: the check finds each sort of broken link.
+// TestBrokenLinksAreFound checks that each sort of broken link is found.
 func TestBrokenLinksAreFound(t *testing.T) {
 	tree := fstest.MapFS{
 		"room/a.go": {Data: []byte("package room\n\ntype T struct{ Field int }\n\ntype I interface{ Ask() }\n\nfunc (t *T) Do() {}\n\nfunc (G[X]) Go() {}\n\ntype G[X any] struct{}\n\nconst C, D = 1, 2\n\nvar V int\n\nfunc F() { local := 1; _ = local }\n")},
@@ -146,14 +147,14 @@ type links struct {
 	tree              fs.FS
 	anchors           map[string][]string        // of a page
 	declares          map[string]map[string]bool // by file
-	headings, symbols int                        // links that were found right
+	headings, symbols int                        // number of valid links
 }
 
 func newLinks(tree fs.FS) *links {
 	return &links{tree: tree, anchors: map[string][]string{}, declares: map[string]map[string]bool{}}
 }
 
-// check returns what is wrong with the links of a page.
+// check returns the problems of a page's links.
 func (l *links) check(page string) (problems []string) {
 	add := func(what, format string, args ...any) {
 		problems = append(problems, page+": "+what+": "+fmt.Sprintf(format, args...))

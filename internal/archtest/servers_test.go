@@ -12,9 +12,9 @@ import (
 	"testing"
 )
 
-// TestServersEndHalfOpenConnections: every HTTP server limits how long the head
-// of a request may take, so that a connection that sends nothing does not hold a
-// descriptor for ever.
+// TestServersEndHalfOpenConnections checks that every HTTP server limits how long the
+// head of a request may take, so that a connection that sends nothing does not hold a
+// descriptor forever.
 func TestServersEndHalfOpenConnections(t *testing.T) {
 	tree := os.DirFS(root(t))
 	servers := 0

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// CheckSizes holds the tree to the law's counts: files of a room, lines of a
-// file, exported names.
+// CheckSizes checks the law's limits on a tree: files of a room, lines of a file,
+// exported names.
 func CheckSizes(tree fs.FS, law Law) ([]Finding, error) {
 	c := &checker{law: law, fset: token.NewFileSet()}
 	dirs, err := c.parse(tree)
@@ -23,8 +23,8 @@ func CheckSizes(tree fs.FS, law Law) ([]Finding, error) {
 	return c.ordered(), nil
 }
 
-// checkFiles finds rooms with too many files, files that could be part of
-// another, and reasons that are not of a short file.
+// checkFiles finds rooms with too many files, files that could be part of another, and
+// reasons in the law without a short file.
 func (c *checker) checkFiles(dirs map[string][]source) {
 	reasons := map[string]bool{}
 	for _, s := range c.law.Short {
@@ -37,7 +37,7 @@ func (c *checker) checkFiles(dirs map[string][]source) {
 		for _, file := range files {
 			short := file.lines < c.law.MinLines && !ast.IsGenerated(file.File)
 			if short && !reasons[file.path] {
-				c.add(file.path, token.NoPos, "%d lines, at least %d are usual: make it part of the file of its topic, or say why not in the law", file.lines, c.law.MinLines)
+				c.add(file.path, token.NoPos, "%d lines, at least %d are usual: make it part of the file of its topic, or give a reason in the law", file.lines, c.law.MinLines)
 			}
 			if short {
 				delete(reasons, file.path)
@@ -45,11 +45,11 @@ func (c *checker) checkFiles(dirs map[string][]source) {
 		}
 	}
 	for file := range reasons {
-		c.add(file, token.NoPos, "the law has a reason for a short file, and it is none")
+		c.add(file, token.NoPos, "the law has a reason for a short file, and it is not short")
 	}
 }
 
-// checkPublic counts what other modules can name.
+// checkPublic counts the names that other modules can use.
 func (c *checker) checkPublic(dirs map[string][]source) {
 	n := 0
 	for dir, files := range dirs {
@@ -65,8 +65,8 @@ func (c *checker) checkPublic(dirs map[string][]source) {
 	}
 }
 
-// exported counts the functions and types of a file that have exported names,
-// and such methods of such types.
+// exported counts the exported functions and types of a file, and exported methods of
+// such types.
 func exported(file *ast.File) (n int) {
 	for _, decl := range file.Decls {
 		switch decl := decl.(type) {

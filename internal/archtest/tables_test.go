@@ -11,8 +11,8 @@ import (
 // rule is the line between a table's head and its rows.
 var rule = regexp.MustCompile(`^\|(\s*:?-+:?\s*\|)+$`)
 
-// TestTablesOfPagesAreWhole: each table of a page has a head, so that no blank line tears rows
-// off, and no first cell stands in two of its rows.
+// TestTablesOfPagesAreWhole checks that each table of a page has a head, so that no
+// blank line cuts rows off, and that no first cell repeats in a table.
 func TestTablesOfPagesAreWhole(t *testing.T) {
 	tree := os.DirFS(root(t))
 	names := pages(t, tree)

@@ -15,9 +15,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/console"
 )
 
-// ageBench is `bench age --json`. Seconds are medians of Rounds rounds, if
-// not said otherwise; each is of a process of its own, from its start or from
-// the kill, to its end or its first answer.
+// ageBench is `bench age --json`. Seconds are medians of Rounds rounds unless noted.
+// Each round is a separate process, timed from its start or from the kill, to its end
+// or its first answer.
 type ageBench struct {
 	Bench       string `json:"bench"`
 	Checkpoints int    `json:"checkpoints"`
@@ -26,13 +26,13 @@ type ageBench struct {
 	Rounds      int    `json:"rounds"`
 
 	Generation float64 `json:"generation_seconds"`
-	Filled     float64 `json:"first_open_seconds"` // once: the views are made
+	Filled     float64 `json:"first_open_seconds"` // once, including the build of the views
 	LogBytes   int64   `json:"log_bytes"`
-	DataBytes  int64   `json:"data_bytes"` // with the blocks that files fill in part
+	DataBytes  int64   `json:"data_bytes"` // including partly filled blocks of files
 	ViewBytes  int64   `json:"views_bytes"`
 
 	Takeover  float64 `json:"takeover_seconds"`             // from SIGKILL of the owner to the answer of the next
-	OpenKill  float64 `json:"open_after_kill_seconds"`      // of an owner, where nobody took over
+	OpenKill  float64 `json:"open_after_kill_seconds"`      // of an owner, without a takeover
 	Open      float64 `json:"open_seconds"`                 // of an owner, after a clean end
 	Ls        float64 `json:"ls_seconds"`                   // of one run, without an owner
 	LsBeside  float64 `json:"ls_beside_owner_seconds"`      // of one run
@@ -41,7 +41,7 @@ type ageBench struct {
 	GC        float64 `json:"gc_seconds"`                   // dry run of all, without an owner
 	GCBeside  float64 `json:"gc_beside_owner_seconds"`      // dry run of all
 	GCMemory  int64   `json:"gc_rss_bytes"`                 // peak of the first
-	Owner     int64   `json:"owner_rss_bytes"`              // of an owner that has nothing to do
+	Owner     int64   `json:"owner_rss_bytes"`              // of an idle owner
 	OwnerPeak int64   `json:"owner_peak_rss_bytes"`         // since its start
 	OwnerGC   int64   `json:"owner_rss_after_gc_bytes"`     // of an owner, after the dry run of another process
 	Verify    float64 `json:"verify_log_seconds,omitempty"` // once
@@ -56,18 +56,18 @@ type ageOptions struct {
 	verify bool
 }
 
-const benchAgeHelp = `Generate a store with a history, and time what is done with it by processes of
-their own: the take-over of a killed owner's store, opening it after an owner
-that ended in order, listing a run, a dry run of gc over all runs, reading the
-whole log, and the memory of its owner.
+const benchAgeHelp = `Generate a store with a history, and time operations on it in separate
+processes: the takeover of a killed owner's store, opening it after an owner
+that ended in order, listing a run, a dry run of gc over all runs, and reading
+the whole log. The memory of its owner is measured too.
 
-The events, data directories, manifests, indexes and receipts are made by the
-functions that trainers use, for one rank that saves a small tensor; only syncs
-are left out. Views and everything else that opening a store keeps for later
-are made by the first opening, which is timed too.
+The functions that trainers use write the events, data directories, manifests,
+indexes and receipts, for one rank that saves a small tensor; only syncs are
+left out. The first opening builds the views and other cached files, and is
+timed too.
 
-The store is made in a new directory in --dir and removed. With --keep it
-stays, and a store of the same size that is there is used.`
+The store is in a new directory in --dir, which is removed afterwards. With
+--keep it stays, and an existing store of the same size is used again.`
 
 func (a *bench) ageVerb() *cobra.Command {
 	b := ageBench{Bench: "age"}
@@ -95,9 +95,9 @@ func (a *bench) ageVerb() *cobra.Command {
 	f.IntVar(&b.Checkpoints, "checkpoints", 10_000, "checkpoints of all runs")
 	f.IntVar(&o.events, "events", 500_000, "events in the log")
 	f.IntVar(&b.Runs, "runs", 100, "runs, each of one attempt")
-	f.IntVar(&b.Rounds, "rounds", benchRuns, "how often each is timed; reading the log, once")
-	f.StringVar(&o.dir, "dir", "", "directory in which the new one is made, so that its disk is measured (default: the system's for temporary files)")
-	f.BoolVar(&o.keep, "keep", false, "keep the store in --dir, and use one of the same size")
+	f.IntVar(&b.Rounds, "rounds", benchRuns, "number of rounds; the log is read once")
+	f.StringVar(&o.dir, "dir", "", "parent of the new directory, which determines the measured disk (default: the system's temporary directory)")
+	f.BoolVar(&o.keep, "keep", false, "keep the store in --dir, and use an existing one of the same size")
 	f.BoolVar(&o.verify, "verify-log", true, "also read the whole log")
 	return c
 }
@@ -107,7 +107,7 @@ func seconds(s float64) string { return fmt.Sprintf("%.3gs", s) }
 func (a *bench) age(ctx context.Context, b *ageBench, o ageOptions) error {
 	if o.dir == "" {
 		if o.keep {
-			return console.Usagef("--keep: say where the store stays with --dir")
+			return console.Usagef("--keep needs --dir, the directory in which the store stays")
 		}
 		o.dir = os.TempDir()
 	}
@@ -143,7 +143,7 @@ func (a *bench) ageIn(ctx context.Context, dir string, b *ageBench, o ageOptions
 	return nil
 }
 
-// diskUsage is what the files below a directory have of the disk, in bytes.
+// diskUsage returns the disk space of the files below a directory, in bytes.
 func diskUsage(dir string) (bytes int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil {

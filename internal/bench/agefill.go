@@ -23,9 +23,9 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// agedStore is a store with a history, as trainers would have left it: events,
-// data directories, receipts, manifests and indexes are made by the functions
-// that trainers use. Only syncs are left out, so that it takes minutes:
+// agedStore is a store with a history, as trainers would have left it. The functions
+// that trainers use write its events, data directories, receipts, manifests and
+// indexes. Only syncs are left out, so that it takes minutes:
 //
 //	DIR/age-<checkpoints>-<events>-<runs>/
 //	  store/       the store
@@ -41,11 +41,11 @@ type agedStore struct {
 
 const agedName = "aged.json"
 
-// agedRuns is how many runs are generated at a time: their appends share batches.
+// agedRuns is the number of runs generated in parallel: their appends share batches.
 const agedRuns = 24
 
-// How many events there are of a save by one rank, and of a run beside its
-// saves and reports.
+// The number of events of a save by one rank, and of a run without its saves and
+// reports.
 const eventsOfSave, eventsOfRun = 7, 8
 
 // makeAged generates a store, or finds one of the same size.
@@ -78,7 +78,7 @@ func makeAged(ctx context.Context, dir string, checkpoints, count, runs int, pro
 }
 
 func (a *agedStore) fill(ctx context.Context, id string, count int, progress func(done int)) error {
-	// A start that is cut short goes on writing to the directory.
+	// A cancelled start would continue to write to the directory.
 	server, err := jetlog.StartServer(context.WithoutCancel(ctx), jetlog.ServerOptions{Dir: filepath.Join(a.dir, "log"), Unsynced: true})
 	if err != nil {
 		return err
@@ -103,7 +103,7 @@ func (a *agedStore) fill(ctx context.Context, id string, count int, progress fun
 	for n := range a.Runs {
 		r := agedRun{
 			log: log, data: data, store: id, name: runName(n),
-			// The first runs take what does not divide evenly.
+			// The first runs take the remainder of the division.
 			saves: portion(a.Checkpoints, a.Runs, n), events: portion(count, a.Runs, n),
 			saved: func() { progress(int(done.Add(1))) },
 		}
@@ -118,7 +118,7 @@ func (a *agedStore) fill(ctx context.Context, id string, count int, progress fun
 
 func runName(n int) string { return fmt.Sprintf("run-%04d", n) }
 
-// portion is the n-th of so many equal parts of a whole.
+// portion returns the n-th of parts equal parts of whole.
 func portion(whole, parts, n int) int { return whole*(n+1)/parts - whole*n/parts }
 
 // agedRun is one run: a job with one attempt of one rank.
@@ -133,7 +133,7 @@ type agedRun struct {
 	iteration int
 }
 
-// content is what a checkpoint of the run holds: a tensor.
+// agedContent is the content of a checkpoint of the run: a tensor.
 type agedContent struct{ data []byte }
 
 func (c agedContent) Item(int) ([]byte, error) { return c.data, nil }

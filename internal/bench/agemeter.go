@@ -38,15 +38,15 @@ func newAgeMeter(aged agedStore, a *bench) (*ageMeter, error) {
 	}}, nil
 }
 
-// patience bounds each step of the benchmark. The first opening of a large
-// store makes its views, which takes minutes.
+// patience bounds each step of the benchmark. The first opening of a large store builds
+// its views, which takes minutes.
 const agePatience = 20 * time.Minute
 
-// settling is how long an owner has nothing to do before its memory is read.
+// settling is how long an owner must be idle before its memory is read.
 const settling = 3 * time.Second
 
 func (m *ageMeter) measure(ctx context.Context, b *ageBench, verify bool) error {
-	// The first opening makes what later ones use.
+	// The first opening builds files that later ones use.
 	begin := time.Now()
 	listed, _, err := m.command(ctx, "ls", m.run, "--json")
 	if err != nil {
@@ -88,7 +88,7 @@ func (m *ageMeter) measure(ctx context.Context, b *ageBench, verify bool) error 
 	if b.Takeover, err = m.rounds(ctx, b.Rounds, "take-over", func() (time.Duration, error) { return m.takeover(ctx) }); err != nil {
 		return err
 	}
-	if err := m.beside(ctx, b, gc); err != nil {
+	if err := m.owned(ctx, b, gc); err != nil {
 		return err
 	}
 	if verify {
@@ -103,7 +103,7 @@ func (m *ageMeter) measure(ctx context.Context, b *ageBench, verify bool) error 
 	return nil
 }
 
-// rounds is the median of what do takes, in seconds.
+// rounds returns the median duration of do, in seconds.
 func (m *ageMeter) rounds(ctx context.Context, n int, what string, do func() (time.Duration, error)) (float64, error) {
 	took := make([]time.Duration, n)
 	for i := range took {
@@ -119,8 +119,8 @@ func (m *ageMeter) rounds(ctx context.Context, n int, what string, do func() (ti
 	return quantile(sorted(took), 0.5) / 1e3, nil
 }
 
-// beside measures an owner that has nothing to do, and commands beside it.
-func (m *ageMeter) beside(ctx context.Context, b *ageBench, gc []string) (err error) {
+// owned measures an idle owner, and commands in parallel with it.
+func (m *ageMeter) owned(ctx context.Context, b *ageBench, gc []string) (err error) {
 	owner, err := m.serve(ctx)
 	if err != nil {
 		return err
@@ -142,8 +142,8 @@ func (m *ageMeter) beside(ctx context.Context, b *ageBench, gc []string) (err er
 		into *float64
 		args []string
 	}{
-		{"ls beside an owner", &b.LsBeside, []string{"ls", m.run, "--json"}},
-		{"gc beside an owner", &b.GCBeside, gc},
+		{"ls with an owner", &b.LsBeside, []string{"ls", m.run, "--json"}},
+		{"gc with an owner", &b.GCBeside, gc},
 	} {
 		if *of.into, err = m.rounds(ctx, b.Rounds, of.what, func() (time.Duration, error) {
 			began := time.Now()
@@ -157,7 +157,7 @@ func (m *ageMeter) beside(ctx context.Context, b *ageBench, gc []string) (err er
 	return err
 }
 
-// open is how long an owner takes to answer when the one before has ended by a
+// open returns how long an owner takes to answer after its predecessor ended by a
 // signal.
 func (m *ageMeter) open(ctx context.Context, end syscall.Signal) (took time.Duration, err error) {
 	before, err := m.serve(ctx)
@@ -177,8 +177,8 @@ func (m *ageMeter) open(ctx context.Context, end syscall.Signal) (took time.Dura
 	return time.Since(begin), err
 }
 
-// takeover is how long it takes from the kill of the owner until another
-// process, which had the store open beside it, answers as the owner.
+// takeover returns the time from the kill of the owner until another process, which
+// already had the store open, answers as the owner.
 func (m *ageMeter) takeover(ctx context.Context) (took time.Duration, err error) {
 	owner, err := m.serve(ctx)
 	if err != nil {
@@ -203,8 +203,8 @@ func (m *ageMeter) takeover(ctx context.Context) (took time.Duration, err error)
 	return time.Since(begin), err
 }
 
-// command runs one command to its end, and returns what it printed and the peak
-// of its memory in bytes.
+// command runs one command to its end. It returns the command's output and the peak of
+// its memory in bytes.
 func (m *ageMeter) command(ctx context.Context, args ...string) (out []byte, peak int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, agePatience)
 	defer cancel()
@@ -214,7 +214,7 @@ func (m *ageMeter) command(ctx context.Context, args ...string) (out []byte, pea
 	if err := c.Start(); err != nil {
 		return nil, 0, err
 	}
-	// The system's own figure for a process counts that of its parent too.
+	// The system's own figure for a process includes its parent's memory.
 	ended := make(chan struct{})
 	var watched sync.WaitGroup
 	watched.Go(func() {
@@ -259,7 +259,7 @@ func (m *ageMeter) serve(ctx context.Context) (*ageOwner, error) {
 	return o, nil
 }
 
-// end ends the process by a signal and waits for it.
+// end ends the process with a signal and waits for it.
 func (o *ageOwner) end(by syscall.Signal) error {
 	if err := o.c.Process.Signal(by); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -267,7 +267,7 @@ func (o *ageOwner) end(by syscall.Signal) error {
 	select {
 	case err := <-o.done:
 		var exit *exec.ExitError
-		if errors.As(err, &exit) { // it was told to
+		if errors.As(err, &exit) { // it was signalled
 			return nil
 		}
 		return err
@@ -276,7 +276,7 @@ func (o *ageOwner) end(by syscall.Signal) error {
 	}
 }
 
-// until polls a condition. The process must live.
+// until polls a condition. It fails if the process ends.
 func (o *ageOwner) until(ctx context.Context, what string, is func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, agePatience)
 	defer cancel()
@@ -294,17 +294,17 @@ func (o *ageOwner) until(ctx context.Context, what string, is func() bool) error
 }
 
 func (o *ageOwner) says(ctx context.Context, text string) error {
-	return o.until(ctx, "said "+text, func() bool { return strings.Contains(o.stderr.String(), text) })
+	return o.until(ctx, "printed "+text, func() bool { return strings.Contains(o.stderr.String(), text) })
 }
 
-// answers waits until the process owns the store and answers a question.
+// answers waits until the process owns the store and answers a query.
 func (o *ageOwner) answers(ctx context.Context) error {
 	return o.until(ctx, "answered as the owner", func() bool {
 		return o.asked("run?run="+o.m.run, o.c.Process.Pid)
 	})
 }
 
-// memory is what the process has in memory now, and the most that it had.
+// memory returns the current and the peak memory of the process.
 func (o *ageOwner) memory() (now, peak int64, err error) { return memoryOf(o.c.Process.Pid) }
 
 func memoryOf(pid int) (now, peak int64, err error) {
@@ -315,7 +315,7 @@ func memoryOf(pid int) (now, peak int64, err error) {
 	for name, into := range map[string]*int64{"VmRSS:": &now, "VmHWM:": &peak} {
 		_, after, found := strings.Cut(string(text), name)
 		if !found {
-			return 0, 0, fmt.Errorf("process %d: the system does not say %s", pid, name)
+			return 0, 0, fmt.Errorf("process %d: no %s in its status", pid, name)
 		}
 		fields := strings.Fields(after)
 		if *into, err = strconv.ParseInt(fields[0], 10, 64); err != nil {
@@ -326,7 +326,7 @@ func memoryOf(pid int) (now, peak int64, err error) {
 	return now, peak, nil
 }
 
-// transcript holds what processes print, to be read while they print.
+// transcript collects the output of processes, and can be read at any time.
 type transcript struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -344,7 +344,7 @@ func (t *transcript) String() string {
 	return t.text.String()
 }
 
-// newestOf is the ID of the first checkpoint of a listing.
+// newestOf returns the ID of the first checkpoint of a listing.
 func newestOf(text []byte) (string, error) {
 	var l struct {
 		Checkpoints []struct {
@@ -360,7 +360,7 @@ func newestOf(text []byte) (string, error) {
 	return l.Checkpoints[0].ID, nil
 }
 
-// blocksOf is what a file has of the disk, in bytes.
+// blocksOf returns the disk space of a file in bytes.
 func blocksOf(info fs.FileInfo) int64 {
 	if s, ok := info.Sys().(*syscall.Stat_t); ok {
 		return s.Blocks * 512

@@ -1,9 +1,9 @@
-// Package bench measures this machine: the benchmarks of `ckptstore bench`. What
-// they print as JSON is an interface, as that of any command.
+// Package bench measures this machine: the benchmarks of `ckptstore bench`. Their JSON
+// output is an interface, like that of any command.
 //
 //	plan               the coordinator's plan of a save
 //	log, lookup        appends to the log, and reading it
-//	replay             views made again from a log
+//	replay             views rebuilt from a log
 //	save, load         bytes through the trainer's sockets and from the disk
 //	age, jobs          stores with a long history, and with many jobs
 package bench
@@ -27,7 +27,7 @@ import (
 )
 
 // planBench is `bench plan --json`. Seconds are medians of benchRuns runs,
-// each stage's and the total's its own.
+// independently for each stage and for the total.
 type planBench struct {
 	Bench         string      `json:"bench"`
 	Layout        string      `json:"layout"`
@@ -37,8 +37,8 @@ type planBench struct {
 	Seconds       planSeconds `json:"seconds"`
 	MetadataBytes int         `json:"metadata_bytes"` // of the encoded layout
 	Imbalance     float64     `json:"imbalance"`      // bytes of the busiest rank over the mean
-	// ImbalanceBound is the imbalance that the largest chunk alone forces,
-	// where that is above 1.
+	// ImbalanceBound is the imbalance that the largest chunk alone forces, if that is
+	// above 1.
 	ImbalanceBound float64 `json:"imbalance_bound,omitempty"`
 	PeakRSSBytes   int64   `json:"peak_rss_bytes"`
 }
@@ -88,7 +88,7 @@ func (a *bench) planVerb() *cobra.Command {
 		Long: `Time what the coordinator does between the last local plan of a save and its
 global plan: decode all plans, find replicas, balance them, check that every
 tensor is covered once, encode the layout. The plans are those of a
-transformer, cut as --layout says. Each figure is the median of five runs.`,
+transformer, cut according to --layout. Each figure is the median of five runs.`,
 		RunE: func(*cobra.Command, []string) error {
 			if err := b.run(); err != nil {
 				return err
@@ -129,7 +129,7 @@ func (b *planBench) run() error {
 	}
 	var runs [benchRuns]planSeconds
 	for i := range runs {
-		runtime.GC() // what the run before has left behind is not this one's
+		runtime.GC() // release the garbage of the run before
 		if err := b.once(data, &runs[i]); err != nil {
 			return err
 		}

@@ -29,27 +29,27 @@ import (
 )
 
 const (
-	// benchSaves is how often a rank saves, and benchCold how many of the first
-	// saves do not count: they make the plan and the memory of the slots.
+	// benchSaves is how often a rank saves. The first benchCold saves do not count:
+	// they create the plan and the memory of the slots.
 	benchSaves = 7
 	benchCold  = 2
 
-	// rankCommand is the hidden command that a rank of the benchmark is.
+	// rankCommand is the hidden command that runs a rank of the benchmark.
 	rankCommand = "save-rank"
 )
 
-// saveTime is what a rank says of one save, on a line of its own.
+// saveTime is a rank's report of one save, on a separate line.
 type saveTime struct {
 	Step int           `json:"step"`
 	Save time.Duration `json:"save"` // wall time in Save
 	Copy time.Duration `json:"copy"` // of the same bytes, into memory that was touched
 }
 
-// blocked is how long Save keeps the slowest rank, and a copy the slowest.
+// blocked is the time in Save of the slowest rank, and the time of the slowest copy.
 type blocked struct{ save, copy time.Duration }
 
-// measureBlocking runs a job whose ranks save through the trainer's sockets, as
-// any training does, in a store of its own in dir.
+// measureBlocking runs a job whose ranks save through the trainer's sockets, as any
+// training does, in a separate store in dir.
 func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64) (_ blocked, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -78,7 +78,7 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 		Resume:  "none",
 		Command: []string{self, "bench", rankCommand, strconv.Itoa(b.Tensors), strconv.FormatInt(each, 10), strconv.FormatFloat(b.Unchanged, 'g', -1, 64)},
 		Stdout:  &said, Stderr: &complaints,
-		Collect: func(ctx context.Context) error { // so that the disk holds few of them
+		Collect: func(ctx context.Context) error { // keeps few checkpoints on the disk
 			_, err := st.Collect(ctx, store.CollectOptions{Runs: []string{benchRun}, Policy: policy, Apply: true})
 			return err
 		},
@@ -93,15 +93,15 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 	return slowest(said.String(), b.Ranks)
 }
 
-// slowest is the median over the saves that count, of the slowest rank in each.
+// slowest returns the median over the counted saves, of the slowest rank in each.
 func slowest(said string, ranks int) (blocked, error) {
 	var most [benchSaves]blocked
 	lines := 0
 	for line := range strings.Lines(said) {
 		var t saveTime
-		_, text, _ := strings.Cut(line, "{") // before it the trainer says which rank it is
+		_, text, _ := strings.Cut(line, "{") // the trainer's prefix names the rank
 		if err := json.Unmarshal([]byte("{"+text), &t); err != nil || t.Step < 0 || t.Step >= benchSaves {
-			return blocked{}, fmt.Errorf("a rank says what is no time of a save: %q: %w", line, err)
+			return blocked{}, fmt.Errorf("a rank's output is not the time of a save: %q: %w", line, err)
 		}
 		lines++
 		most[t.Step].save, most[t.Step].copy = max(most[t.Step].save, t.Save), max(most[t.Step].copy, t.Copy)
@@ -117,7 +117,7 @@ func slowest(said string, ranks int) (blocked, error) {
 	return blocked{time.Duration(middle(saves) * second), time.Duration(middle(copies) * second)}, nil
 }
 
-// saveRankVerb is a rank of `bench save`, started by the job that measures.
+// saveRankVerb returns the command of a rank of `bench save`, started by the measured job.
 func (a *bench) saveRankVerb() *cobra.Command {
 	return &cobra.Command{
 		Use: rankCommand + " TENSORS BYTES UNCHANGED", Hidden: true, Args: console.Args(cobra.ExactArgs(3)),
@@ -139,8 +139,8 @@ func (a *bench) saveRankVerb() *cobra.Command {
 	}
 }
 
-// saveRank saves again and again, each time after a copy of the same bytes into
-// memory that is warm, beside the other ranks.
+// saveRank saves again and again in parallel with the other ranks, each time after a
+// copy of the same bytes into warm memory.
 func (a *bench) saveRank(ctx context.Context, tensors int, each int64, share float64) error {
 	c, err := client.Connect(ctx)
 	if err != nil {
@@ -192,8 +192,8 @@ func (a *bench) saveRank(ctx context.Context, tensors int, each int64, share flo
 	return nil
 }
 
-// GuardCommand returns the hidden command that a job of this program starts this
-// program as: see [process.RunGuard].
+// GuardCommand returns the hidden command with which a job of this program starts its
+// guard: see [process.RunGuard].
 func GuardCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),

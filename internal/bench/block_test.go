@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestSlowest: of each save the slowest rank counts, of the saves those after
-// the first two, and of them the middle one.
+// TestSlowest checks that the slowest rank of each save counts, that the first two
+// saves do not, and that the result is the median.
 func TestSlowest(t *testing.T) {
 	var said strings.Builder
 	for step := range benchSaves {

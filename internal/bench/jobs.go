@@ -33,22 +33,22 @@ import (
 // jobsBench is `bench jobs --json`.
 type jobsBench struct {
 	Bench   string      `json:"bench"`
-	Seconds float64     `json:"seconds"` // for which each number of jobs is watched
+	Seconds float64     `json:"seconds"` // how long each number of jobs is watched
 	Points  []jobsPoint `json:"points"`
 }
 
-// jobsPoint is what so many jobs at a time cost. CPU is of the process that owns
-// the store, and of those that run the jobs, without their workers.
+// jobsPoint is the cost of a number of parallel jobs. CPU is that of the store's owner,
+// and of the processes that run the jobs, without their workers.
 type jobsPoint struct {
 	Jobs        int     `json:"jobs"`
-	Events      uint64  `json:"events"` // that were appended meanwhile
+	Events      uint64  `json:"events"` // events appended in that time
 	Owner       float64 `json:"owner_cpu_seconds"`
 	OwnerPerJob float64 `json:"owner_cpu_per_job"` // share of a CPU
 	Trainers    float64 `json:"trainers_cpu_seconds"`
 	PerJob      float64 `json:"trainer_cpu_per_job"` // share of a CPU
 }
 
-// Commands that the benchmark starts as: a job, and its worker.
+// Hidden commands that the benchmark starts: a job, and its worker.
 const jobCommand, jobRankCommand = "bench-job", "bench-job-rank"
 
 const (
@@ -61,10 +61,10 @@ func (a *bench) jobsVerb() *cobra.Command {
 	var jobs []int
 	c := &cobra.Command{
 		Use: "jobs", Short: "Time what jobs cost the owner of their store", Args: console.Args(cobra.NoArgs),
-		Long: `Run so many jobs at a time beside an owner of their store, and measure the CPU
-time of the owner and of the trainers for --seconds. Each job has one worker, which
-reports five times a second and saves a small tensor every two seconds. The store
-is made in a new directory, which is removed.`,
+		Long: `Run a number of jobs in parallel with an owner of their store, and measure the
+CPU time of the owner and of the trainers for --seconds. Each job has one
+worker, which reports five times a second and saves a small tensor every two
+seconds. The store is in a new directory, which is removed afterwards.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if len(jobs) == 0 || b.Seconds <= 0 {
 				return console.Usagef("--jobs %v --seconds %v: want at least one number, and a time", jobs, b.Seconds)
@@ -92,12 +92,12 @@ is made in a new directory, which is removed.`,
 	}
 	f := c.Flags()
 	f.IntSliceVar(&jobs, "jobs", []int{1, 30}, "numbers of jobs at a time")
-	f.Float64Var(&b.Seconds, "seconds", 15, "how long they are watched")
-	f.StringVar(&dir, "dir", ".", "directory in which the new one is made, so that its disk is measured")
+	f.Float64Var(&b.Seconds, "seconds", 15, "how long the jobs are watched")
+	f.StringVar(&dir, "dir", ".", "parent of the new directory, which determines the measured disk")
 	return c
 }
 
-// jobsAt runs n jobs and watches them once each has committed a save.
+// jobsAt runs n jobs and watches them after each has committed a save.
 func (a *bench) jobsAt(ctx context.Context, dir string, n int, watched float64) (p jobsPoint, err error) {
 	if _, err := store.Init(ctx, dir, ""); err != nil {
 		return p, err
@@ -117,7 +117,7 @@ func (a *bench) jobsAt(ctx context.Context, dir string, n int, watched float64) 
 	trainers := make([]*ageOwner, 0, n)
 	defer func() {
 		for _, t := range trainers {
-			_ = t.c.Process.Signal(syscall.SIGTERM) // at once; that it ended is asked below
+			_ = t.c.Process.Signal(syscall.SIGTERM) // signal all first; their ends are awaited below
 		}
 		for _, t := range trainers {
 			err = errors.Join(err, t.end(syscall.SIGTERM))
@@ -172,8 +172,8 @@ func (a *bench) jobsAt(ctx context.Context, dir string, n int, watched float64) 
 	return p, err
 }
 
-// asked reports whether the owner of the store answers a question without an error.
-// Its process must be pid, if that is not 0.
+// asked reports whether the owner of the store answers a query without an error. If pid
+// is not 0, the owner must be that process.
 func (o *ageOwner) asked(question string, pid int) bool {
 	var card struct {
 		PID int    `json:"pid"`
@@ -198,7 +198,7 @@ func (o *ageOwner) asked(question string, pid int) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// logEnd is the last event that the owner has noted.
+// logEnd returns the last event that the owner has recorded.
 func (o *ageOwner) logEnd() (uint64, error) {
 	var end struct {
 		Sequence uint64 `json:"sequence"`
@@ -210,19 +210,19 @@ func (o *ageOwner) logEnd() (uint64, error) {
 	return end.Sequence, err
 }
 
-// cpuOf is the CPU time of a process in seconds.
+// cpuOf returns the CPU time of a process in seconds.
 func cpuOf(pid int) (float64, error) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return 0, err
 	}
-	// Behind the name, which may have blanks, the 12th and 13th are in ticks.
+	// After the name, which may contain blanks, the 12th and 13th fields are in ticks.
 	_, after, _ := strings.Cut(string(text), ") ")
 	fields := strings.Fields(after)
 	if len(fields) < 13 {
-		return 0, fmt.Errorf("process %d: the system does not say what it took", pid)
+		return 0, fmt.Errorf("process %d: no CPU times in its stat", pid)
 	}
-	const ticks = 100 // a second, on every Linux
+	const ticks = 100 // per second, on every Linux
 	sum := 0.0
 	for _, f := range fields[11:13] {
 		n, err := strconv.ParseUint(f, 10, 64)
@@ -234,7 +234,7 @@ func cpuOf(pid int) (float64, error) {
 	return sum, nil
 }
 
-// jobVerb is one job of `bench jobs`, which runs until it is told to end.
+// jobVerb returns the command of one job of `bench jobs`, which runs until it is asked to end.
 func (a *bench) jobVerb() *cobra.Command {
 	return &cobra.Command{
 		Use: jobCommand + " RUN", Hidden: true, Args: console.Args(cobra.ExactArgs(1)),
@@ -257,7 +257,7 @@ func (a *bench) jobVerb() *cobra.Command {
 					Runtime:  s.Runtime, Shared: shared,
 				})
 				if c.Context().Err() != nil {
-					return nil // it was told to end
+					return nil // it was asked to end
 				}
 				return err
 			})
@@ -265,7 +265,7 @@ func (a *bench) jobVerb() *cobra.Command {
 	}
 }
 
-// jobRankVerb is its worker.
+// jobRankVerb returns the command of its worker.
 func (a *bench) jobRankVerb() *cobra.Command {
 	return &cobra.Command{
 		Use: jobRankCommand, Hidden: true, Args: console.Args(cobra.NoArgs),

@@ -21,8 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// loadBench is `bench load --json`. Seconds and rates are medians of benchRuns
-// loads.
+// loadBench is `bench load --json`. Seconds and rates are medians of benchRuns loads.
 type loadBench struct {
 	Bench     string  `json:"bench"`
 	Ranks     int     `json:"ranks"`    // that saved
@@ -33,7 +32,7 @@ type loadBench struct {
 	OverRead  float64 `json:"over_read"`  // bytes read over bytes wanted
 	Seconds   float64 `json:"seconds"`
 	Rate      float64 `json:"bytes_per_second"`
-	RawRate   float64 `json:"raw_bytes_per_second"` // of parallel reads into the same memory, nothing checked
+	RawRate   float64 `json:"raw_bytes_per_second"` // of parallel reads into the same memory, without checks
 	Ratio     float64 `json:"ratio"`
 }
 
@@ -41,19 +40,20 @@ func (a *bench) loadVerb() *cobra.Command {
 	b := loadBench{Bench: "load"}
 	dir, text := "", ""
 	c := &cobra.Command{
-		Use: "load", Short: "Time a load onto another number of ranks, beside raw reads", Args: console.Args(cobra.NoArgs),
+		Use: "load", Short: "Time a load onto another number of ranks, compared with raw reads", Args: console.Args(cobra.NoArgs),
 		Long: `Save --size bytes in --tensors tensors, each cut along its first dimension over
---ranks ranks, and load them as --to-ranks ranks, cut in the same way: all ranks
-of the node in one call, so that a block which two of them want is read once.
-Every block is compared with its checksum. The memory was touched before, and the
+--ranks ranks, and load them on --to-ranks ranks, cut the same way. All ranks of
+the node load in one call, so a block that two of them need is read once. Every
+block is compared with its checksum. The memory was touched before, and the
 files are in the page cache.
 
-Beside each load the same bytes are read raw, in parallel reads of 4 MiB into the
-same memory, of which nothing is checked: ratio is the rate of the load over that.
-All is done five times after a first load, and each figure is the median; every
-byte of each load is compared with what was saved. The plan and the index, read
-before, and what a worker's load has beside this, shared memory and the copy out
-of it, take no part. A new directory in --dir is used, and removed.`,
+After each load the same bytes are read raw, in parallel reads of 4 MiB into the
+same memory, without checks: ratio is the rate of the load over the rate of
+these reads. Both are repeated five times after a first load, and each figure is
+the median. Every byte of each load is compared with the saved one. The times
+exclude the plan and the index, which are read before, and a worker's shared
+memory and the copy out of it. The files are in a new directory in --dir, which
+is removed afterwards.`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if b.Bytes, err = console.ParseSize(text); err != nil {
 				return console.Usagef("--size: %w", err)
@@ -72,7 +72,7 @@ of it, take no part. A new directory in --dir is used, and removed.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&dir, "dir", ".", "where the data goes: a directory on the disk to measure")
+	f.StringVar(&dir, "dir", ".", "directory for the data, on the disk to measure")
 	f.IntVar(&b.Ranks, "ranks", 2, "ranks that save")
 	f.IntVar(&b.ToRanks, "to-ranks", 3, "ranks that load")
 	f.IntVar(&b.Tensors, "tensors", 64, "tensors of the model")
@@ -83,7 +83,7 @@ of it, take no part. A new directory in --dir is used, and removed.`,
 // benchColumns is the length of a row of each tensor, in bytes.
 const benchColumns = 1024
 
-// run fills in the figures.
+// run computes the figures.
 func (b *loadBench) run(ctx context.Context, dir string) error {
 	shape := tensor.Shape{b.Bytes / int64(b.Tensors) / benchColumns, benchColumns}
 	b.Bytes = int64(b.Tensors) * shape.Volume()
@@ -132,7 +132,7 @@ func (b *loadBench) run(ctx context.Context, dir string) error {
 	return nil
 }
 
-// rowsOf is the box of a rank's rows, as FSDP cuts them.
+// rowsOf returns the box of a rank's rows, as FSDP cuts them.
 func rowsOf(rank, ranks int, shape tensor.Shape) tensor.Box {
 	each := (shape[0] + int64(ranks) - 1) / int64(ranks)
 	from := min(int64(rank)*each, shape[0])
@@ -144,7 +144,7 @@ func rowShard(i int, shape tensor.Shape, box tensor.Box) tensor.Shard {
 }
 
 // rowBytes fills buf with a tensor's bytes from a row on, so that any part can be
-// made again to compare with.
+// computed again for comparison.
 func rowBytes(buf []byte, i int, first int64) {
 	for at := 0; at < len(buf); at += benchColumns {
 		row := uint64(first) + uint64(at/benchColumns)
@@ -158,7 +158,7 @@ func rowBytes(buf []byte, i int, first int64) {
 	}
 }
 
-// rowSource gives a writer one rank's rows of each tensor.
+// rowSource provides one rank's rows of each tensor to a writer.
 type rowSource struct {
 	items []checkpoint.Item
 	buf   []byte
@@ -210,7 +210,7 @@ func saveRows(ctx context.Context, root *data.Root, ranks, tensors int, shape te
 	return m, err
 }
 
-// rowWants is what all ranks of the node want together.
+// rowWants returns the wants of all ranks of the node together.
 func rowWants(ranks, tensors int, shape tensor.Shape) (wants []checkpoint.Want) {
 	for rank := range ranks {
 		for i := range tensors {
@@ -261,7 +261,7 @@ func (l *benchLoader) prepare(ctx context.Context, m checkpoint.Manifest) (err e
 	return nil
 }
 
-// check compares all that was loaded with what was saved.
+// check compares everything loaded with what was saved.
 func (l *benchLoader) check(shape tensor.Shape) error {
 	tensors := map[string]int{}
 	var want []byte
@@ -275,7 +275,7 @@ func (l *benchLoader) check(shape tensor.Shape) error {
 		want = want[:w.Shard.Bytes()]
 		rowBytes(want, tensors[w.Shard.FQN], w.Shard.Box.Offsets[0])
 		if !bytes.Equal(want, l.parts[n]) {
-			return fmt.Errorf("%q %v of shape %v was loaded with other bytes than were saved", w.Shard.FQN, w.Shard.Box, shape)
+			return fmt.Errorf("%q %v of shape %v was loaded with different bytes than were saved", w.Shard.FQN, w.Shard.Box, shape)
 		}
 	}
 	return nil

@@ -18,13 +18,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// logBench is `bench log --json`. Latencies are of single appends, from the
-// call to the acknowledgement that the event is durable.
+// logBench is `bench log --json`. Latencies are those of single appends, from the call
+// to the acknowledgement that the event is durable.
 type logBench struct {
 	Bench           string  `json:"bench"`
 	Events          int     `json:"events"`
 	Writers         int     `json:"writers"`
-	Outstanding     int     `json:"outstanding"` // appends of one writer at a time
+	Outstanding     int     `json:"outstanding"` // appends in flight of one writer
 	Sync            string  `json:"sync"`
 	Through         string  `json:"through"` // direct, front or both
 	EventsPerSecond float64 `json:"events_per_second"`
@@ -32,7 +32,7 @@ type logBench struct {
 	P99             float64 `json:"p99_ms"`
 	FsyncP50        float64 `json:"fsync_p50_ms"` // of 4 KiB in the same directory, before and after
 
-	// With --through both, what is above is of direct appends.
+	// With --through both, the figures above are of direct appends.
 	FrontEventsPerSecond float64 `json:"front_events_per_second,omitempty"`
 	FrontP50             float64 `json:"front_p50_ms,omitempty"`
 	FrontP99             float64 `json:"front_p99_ms,omitempty"`
@@ -51,13 +51,13 @@ func (a *bench) logVerb() *cobra.Command {
 	c := &cobra.Command{
 		Use: "log", Short: "Time durable appends to the log by many writers", Args: console.Args(cobra.NoArgs),
 		Long: `Time appends to an embedded log that syncs before it acknowledges. Each writer
-keeps --outstanding appends of one event in flight. In the end the log is asked
-whether it has them all. The log is made in a new directory, which is removed.
+keeps --outstanding appends of one event in flight. At the end the log must have
+them all. The log is in a new directory, which is removed afterwards.
 
-The writers share one connection: within the process, as an owner has it, or with
---through front over TCP on loopback and with a token, as clients of
-'ckptstore serve --listen' have it, where each event is checked. --through both
-appends --events in each way, in rounds that take turns, and compares the two.`,
+The writers share one connection: within the process, as an owner has it, or
+with --through front over TCP on loopback and with a token, as clients of
+'ckptstore serve --listen' do, where each event is checked. --through both
+appends --events each way, in alternating rounds, and compares the two.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.Events < 1 || b.Writers < 1 || b.Outstanding < 1 {
 				return console.Usagef("--events %d --writers %d --outstanding %d: want at least 1 of each", b.Events, b.Writers, b.Outstanding)
@@ -87,18 +87,18 @@ appends --events in each way, in rounds that take turns, and compares the two.`,
 	f.IntVar(&b.Writers, "writers", 64, "concurrent writers")
 	f.IntVar(&b.Outstanding, "outstanding", 4, "appends that a writer keeps in flight")
 	f.StringVar(&b.Through, "through", throughDirect, "direct, front or both")
-	f.StringVar(&dir, "dir", ".", "directory in which the new one is made, so that its disk is measured")
+	f.StringVar(&dir, "dir", ".", "parent of the new directory, which determines the measured disk")
 	return c
 }
 
 func ms(v float64) string { return fmt.Sprintf("%.3gms", v) }
 
-// logRounds is how often each way has its turn with --through both.
+// logRounds is the number of rounds of each way with --through both.
 const logRounds = 5
 
 func (b *logBench) run(ctx context.Context, dir string) error {
 	return withBenchLog(ctx, dir, b.Through != throughDirect, func(direct, front *jetlog.Log) error {
-		const syncs = 50 // on each side of the run: a disk's mood changes
+		const syncs = 50 // on each side of the run: the speed of a disk varies
 		fsync, err := fsyncs(dir, syncs)
 		if err != nil {
 			return err
@@ -132,7 +132,7 @@ func (b *logBench) run(ctx context.Context, dir string) error {
 	})
 }
 
-// one is the outcome of a single round.
+// one returns the outcome of a single round.
 func one(took []time.Duration, rate float64, err error) (perSecond, p50, p99 float64, _ error) {
 	if err != nil {
 		return 0, 0, 0, err
@@ -141,7 +141,7 @@ func one(took []time.Duration, rate float64, err error) (perSecond, p50, p99 flo
 	return rate, quantile(took, 0.5), quantile(took, 0.99), nil
 }
 
-// compare gives both ways their turns, the order turned round each time.
+// compare alternates the two ways, and reverses their order each time.
 func (b *logBench) compare(ctx context.Context, direct, front *jetlog.Log) error {
 	var took [2][]time.Duration
 	var rates [2][]float64
@@ -174,7 +174,8 @@ func (b *logBench) compare(ctx context.Context, direct, front *jetlog.Log) error
 	return nil
 }
 
-// round appends so many events and returns how long each took, and the rate of all.
+// round appends events events. It returns the duration of each append, and the rate of
+// all.
 func (b *logBench) round(ctx context.Context, log *jetlog.Log, events int) ([]time.Duration, float64, error) {
 	took := make([]time.Duration, events)
 	var next atomic.Int64
@@ -202,8 +203,8 @@ func (b *logBench) round(ctx context.Context, log *jetlog.Log, events int) ([]ti
 	return took, float64(events) / time.Since(begin).Seconds(), err
 }
 
-// withBenchLog makes a log, and connects to it in the process and, if that is
-// wanted, through a front.
+// withBenchLog creates a log, and connects to it in the process and, if listen is set,
+// through a front.
 func withBenchLog(ctx context.Context, dir string, listen bool, do func(direct, front *jetlog.Log) error) (err error) {
 	o := jetlog.ServerOptions{Dir: filepath.Join(dir, "log")}
 	token := store.NewID()

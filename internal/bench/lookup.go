@@ -37,7 +37,7 @@ type lookupBench struct {
 	Best        float64 `json:"best_ms"` // median of benchRuns references RUN@best:loss:min
 }
 
-// lookupRanks save the checkpoints that are looked up.
+// lookupRanks is the number of ranks that save the checkpoints.
 const lookupRanks = 8
 
 func (a *bench) lookupVerb() *cobra.Command {
@@ -48,7 +48,8 @@ func (a *bench) lookupVerb() *cobra.Command {
 tensors, saved by 8 ranks, and time 2000 lookups and the listing of all. A
 lookup goes from a reference to the place of one tensor's chunks: the reference
 is resolved in the views, and the manifest that they name is read from its file
-and decoded. Views and manifests are made in a new directory, which is removed.`,
+and decoded. Views and manifests are in a new directory, which is removed
+afterwards.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.Checkpoints < 1 || b.Tensors < 1 {
 				return console.Usagef("--checkpoints %d --tensors %d: want at least 1 of each", b.Checkpoints, b.Tensors)
@@ -66,7 +67,7 @@ and decoded. Views and manifests are made in a new directory, which is removed.`
 	f := c.Flags()
 	f.IntVar(&b.Checkpoints, "checkpoints", 10_000, "checkpoints in the views")
 	f.IntVar(&b.Tensors, "tensors", 500, "tensors of each")
-	f.StringVar(&dir, "dir", ".", "directory in which the new one is made, so that its disk is measured")
+	f.StringVar(&dir, "dir", ".", "parent of the new directory, which determines the measured disk")
 	return c
 }
 
@@ -121,7 +122,7 @@ func (b *lookupBench) run(ctx context.Context, dir string) (err error) {
 	return err
 }
 
-// lookup goes from a reference to where a tensor is stored.
+// lookup resolves a reference to the place of a tensor.
 func lookup(ctx context.Context, views query.Source, data *data.Root, ref, fqn string) error {
 	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref})
 	if err != nil {
@@ -154,7 +155,7 @@ func median(do func() error) (float64, error) {
 	return quantile(sorted(took), 0.5), nil
 }
 
-// fill writes the manifests and says in the log that they are committed.
+// fill writes the manifests and records their commits in the log.
 func (b *lookupBench) fill(l *savedLog, dir string) error {
 	locals := make([]checkpoint.Local, lookupRanks)
 	for rank := range locals {
@@ -196,8 +197,8 @@ func (b *lookupBench) fill(l *savedLog, dir string) error {
 	return nil
 }
 
-// savedLog is a log in memory: tens of thousands of decisions would take
-// minutes on a disk, and what is timed does not read them.
+// savedLog is a log in memory: tens of thousands of decisions would take minutes on a
+// disk, and the timed code does not read them.
 type savedLog struct {
 	store  string
 	events []events.Recorded
@@ -220,7 +221,7 @@ func (l *savedLog) decide(agg events.Aggregate, body events.Body) error {
 // Last implements [viewdb.Source].
 func (l savedLog) Last(context.Context) (uint64, error) { return uint64(len(l.events)), nil }
 
-// Read implements [viewdb.Source]. It does not follow: nothing is appended.
+// Read implements [viewdb.Source]. It does not follow: no event is appended.
 func (l savedLog) Read(_ context.Context, from, _ uint64) iter.Seq2[events.Recorded, error] {
 	return func(yield func(events.Recorded, error) bool) {
 		for _, r := range l.events[from-1:] {

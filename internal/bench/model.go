@@ -7,8 +7,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// weight is one tensor of a transformer layer. Tensor parallelism cuts split,
-// or nothing where that is -1; the fully sharded mesh cuts dimension 0.
+// weight is one tensor of a transformer layer. Tensor parallelism cuts dimension split,
+// or nothing if split is -1; the fully sharded mesh cuts dimension 0.
 type weight struct {
 	name  string
 	shape tensor.Shape
@@ -33,7 +33,7 @@ func tensorName(i int) string {
 	return fmt.Sprintf("model.layers.%d.%s", i/len(layer), layer[i%len(layer)].name)
 }
 
-// modelPlan is what one of the ranks saves of a model.
+// modelPlan returns the plan of one rank for a model.
 func modelPlan(rank, ranks, tensors int, cut func(w weight, rank, ranks int) tensor.Box) checkpoint.Local {
 	l := checkpoint.Local{Rank: rank, Items: make([]checkpoint.Item, tensors)}
 	for i := range l.Items {
@@ -44,7 +44,7 @@ func modelPlan(rank, ranks, tensors int, cut func(w weight, rank, ranks int) ten
 	return l
 }
 
-// meshes are the layouts: which part of a tensor a rank has.
+// meshes are the layouts. Each returns a rank's part of a tensor.
 var meshes = map[string]func(w weight, rank, ranks int) tensor.Box{
 	"replicated": func(w weight, _, _ int) tensor.Box { return w.shape.Full() },
 	"shard0": func(w weight, rank, ranks int) tensor.Box {
@@ -55,8 +55,8 @@ var meshes = map[string]func(w weight, rank, ranks int) tensor.Box{
 		group := ranks / groups(ranks)
 		return part(w.shape.Full(), 0, rank%group, group)
 	},
-	// Neighbours are a group of tensor parallelism; across groups, dimension
-	// 0 of what each has is fully sharded.
+	// Neighbours form a group of tensor parallelism. Across groups, dimension 0 of each
+	// part is fully sharded.
 	"fsdp-tp": func(w weight, rank, ranks int) tensor.Box {
 		group, b := groups(ranks), w.shape.Full()
 		if w.split >= 0 {
@@ -66,7 +66,7 @@ var meshes = map[string]func(w weight, rank, ranks int) tensor.Box{
 	},
 }
 
-// groups is the size of the smaller mesh of two: 8 where that divides.
+// groups returns the size of the smaller of two meshes: 8 if that divides ranks.
 func groups(ranks int) int {
 	for n := 8; ; n /= 2 {
 		if ranks%n == 0 {
@@ -75,8 +75,8 @@ func groups(ranks int) int {
 	}
 }
 
-// part is the i-th of n parts of a box, cut in one dimension as PyTorch does:
-// all are equal but the last, and behind that they are empty.
+// part returns the i-th of n parts of a box, cut in one dimension as PyTorch does: all
+// are equal except the last, and parts after it are empty.
 func part(b tensor.Box, d, i, n int) tensor.Box {
 	size := (b.Sizes[d] + int64(n) - 1) / int64(n)
 	low := min(int64(i)*size, b.Sizes[d])

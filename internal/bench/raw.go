@@ -21,8 +21,7 @@ const (
 	sharedDir = "/dev/shm"
 )
 
-// sharedMemory is a mapping that is shared as a slot is, of a file without a
-// name.
+// sharedMemory returns a shared mapping of an unnamed file, like a slot.
 func sharedMemory(size int64) ([]byte, error) {
 	f, err := os.CreateTemp(sharedDir, "ckptstore-bench-*")
 	if err != nil {
@@ -30,7 +29,7 @@ func sharedMemory(size int64) ([]byte, error) {
 	}
 	err = os.Remove(f.Name())
 	if err == nil {
-		// Reserved, so that too little of it is an error here and not a fault later.
+		// Reserved, so that a lack of memory is an error here and not a fault later.
 		err = unix.Fallocate(int(f.Fd()), 0, 0, size)
 	}
 	var data []byte
@@ -43,15 +42,15 @@ func sharedMemory(size int64) ([]byte, error) {
 	return data, nil
 }
 
-// close gives the shared memory back.
+// close releases the shared memory.
 func (s *benchSaver) close() {
 	for _, r := range s.ranks {
-		_ = unix.Munmap(r.slot) // nothing of it is needed any more
+		_ = unix.Munmap(r.slot) // none of it is needed any more
 	}
 }
 
-// raw writes each rank's slot to a file of its own, all at the same time, and
-// syncs it: what the disk gives without digests, headers and names.
+// raw writes each rank's slot to a separate file, all in parallel, and syncs it: the
+// speed of the disk without digests, headers and names.
 func (s *benchSaver) raw(ctx context.Context) (took time.Duration, direct bool, err error) {
 	var cached atomic.Bool
 	began := time.Now()
@@ -76,8 +75,8 @@ func (s *benchSaver) raw(ctx context.Context) (took time.Duration, direct bool, 
 	return took, !cached.Load(), err
 }
 
-// rawFile writes data past the page cache, if the filesystem has that, but for
-// its end, which no such write can have.
+// rawFile writes data past the page cache, if the filesystem supports that, except for
+// its unaligned end.
 func rawFile(ctx context.Context, name string, data []byte) (direct bool, err error) {
 	const flags = os.O_WRONLY | os.O_CREATE | os.O_TRUNC
 	f, err := os.OpenFile(name, flags|syscall.O_DIRECT, 0o600)
@@ -117,8 +116,8 @@ func rawFile(ctx context.Context, name string, data []byte) (direct bool, err er
 	return direct, errors.Join(err, f.Sync(), f.Close())
 }
 
-// raw reads as many bytes as are loaded from the same files into the same
-// memory, and looks at none of them.
+// raw reads as many bytes as are loaded from the same files into the same memory,
+// without checks.
 func (l *benchLoader) raw(ctx context.Context, files []string) (time.Duration, error) {
 	const piece = 4 << 20
 	began := time.Now()
@@ -136,7 +135,7 @@ func (l *benchLoader) raw(ctx context.Context, files []string) (time.Duration, e
 		if err != nil {
 			return 0, errors.Join(err, g.Wait(), closeAll(open))
 		}
-		// The header makes the files a little longer than what is loaded.
+		// The header makes the files a little longer than the loaded bytes.
 		for at := int64(0); at < info.Size() && len(rest) > 0; at += piece {
 			n := min(int64(len(rest)), piece, info.Size()-at)
 			into := rest[:n]

@@ -22,8 +22,8 @@ type replayBench struct {
 	Bench  string  `json:"bench"`
 	Events uint64  `json:"events"` // in the log that was read
 	Read   float64 `json:"read_events_per_second"`
-	// Rebuild is reading the log from the disk and folding it into a new view
-	// on the disk, to its last sync.
+	// Rebuild is the rate of reading the log from the disk and folding it into a new
+	// view on the disk, including its last sync.
 	Rebuild float64 `json:"rebuild_events_per_second"`
 }
 
@@ -33,8 +33,8 @@ func (a *bench) replayVerb() *cobra.Command {
 		Use: "replay", Short: "Time the rebuild of the views from the log", Args: console.Args(cobra.NoArgs),
 		Long: `Fill a log with --events events, of which one in a thousand begins a checkpoint
 and one commits it, and time how fast views are rebuilt from it on the disk.
-Reading the log alone is timed before. Log and views are made in a new
-directory, which is removed.`,
+Reading the log alone is timed first. Log and views are in a new directory,
+which is removed afterwards.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if count < 1 {
 				return console.Usagef("--events %d: want at least 1", count)
@@ -51,7 +51,7 @@ directory, which is removed.`,
 	}
 	f := c.Flags()
 	f.IntVar(&count, "events", 500_000, "events in the log")
-	f.StringVar(&dir, "dir", ".", "directory in which the new one is made, so that its disk is measured")
+	f.StringVar(&dir, "dir", ".", "parent of the new directory, which determines the measured disk")
 	return c
 }
 
@@ -85,8 +85,7 @@ func (b *replayBench) run(ctx context.Context, dir string, count int) error {
 	})
 }
 
-// fillLog appends about so many events: reports, and with every thousandth a
-// checkpoint.
+// fillLog appends about count events: reports, and with every thousandth a checkpoint.
 func fillLog(ctx context.Context, log *jetlog.Log, count int) error {
 	const every = 1000
 	agg := events.Aggregate{Run: benchRun, Trial: "main"}

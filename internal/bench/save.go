@@ -22,8 +22,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// saveBench is `bench save --json`. Seconds and bytes written are medians of
-// benchRuns saves.
+// saveBench is `bench save --json`. Seconds and bytes written are medians of benchRuns
+// saves.
 type saveBench struct {
 	Bench        string  `json:"bench"`
 	Ranks        int     `json:"ranks"`
@@ -35,7 +35,7 @@ type saveBench struct {
 	Rate         float64 `json:"bytes_per_second"`
 	RawRate      float64 `json:"raw_bytes_per_second"`
 	Ratio        float64 `json:"ratio"`
-	Direct       bool    `json:"raw_direct"` // whether the raw writes went past the page cache
+	Direct       bool    `json:"raw_direct"` // whether the raw writes bypassed the page cache
 	Blocking     float64 `json:"blocking_seconds_per_gb"`
 	Copy         float64 `json:"copy_seconds_per_gb"`
 }
@@ -44,24 +44,25 @@ func (a *bench) saveVerb() *cobra.Command {
 	b := saveBench{Bench: "save"}
 	dir, text := "", ""
 	c := &cobra.Command{
-		Use: "save", Short: "Time a save, from staged to committed, beside raw writes", Args: console.Args(cobra.NoArgs),
+		Use: "save", Short: "Time a save, from staged to committed, compared with raw writes", Args: console.Args(cobra.NoArgs),
 		Long: `Save --size bytes of --ranks ranks with --tensors tensors each, and time it from
-staged to committed: each rank is digested and written, all at once, and the
-checkpoint gets its manifest and receipt. The log, which is not the disk of the
-data, takes no part. Of the tensors, --unchanged stay as in the first save.
+staged to committed: all ranks are digested and written in parallel, and the
+checkpoint gets its manifest and receipt. The log, which may be on another disk,
+is not used. The share --unchanged of the tensors stays as in the first save.
 
-After each save the same bytes are written raw, from the slots and past the page
-cache where the filesystem has that, two writes of 4 MiB at a time for each rank,
-and synced: ratio is the rate of the save over that, where bytes that are reused
-count as saved. All is done five times after a first save, in turns, and each
-figure is the median. What was saved last is read and compared.
+After each save the same bytes are written raw and synced, from the slots and
+past the page cache if the filesystem supports that, two writes of 4 MiB at a
+time for each rank. Ratio is the rate of the save over the rate of these writes,
+where reused bytes count as saved. Both are repeated five times after a first
+save, in alternating order, and each figure is the median. The last save is read
+and compared.
 
-Blocking is the wall time in Save of the slowest rank: as many processes as there
-are ranks save their tensors seven times through the sockets of a trainer, into
-its slots in shared memory, each after a copy of the same bytes into warm memory
-of its own and after the checkpoint before was committed. It is the median of the
-saves 3 to 7, and copy that of the copies. A new directory in --dir is used, and
-removed.`,
+Blocking is the wall time in Save of the slowest rank. One process for each rank
+saves its tensors seven times through the sockets of a trainer, into its slots
+in shared memory. Each save comes after a copy of the same bytes into warm
+memory, and after the previous checkpoint was committed. Blocking is the median
+of the saves 3 to 7, and copy the median of their copies. The files are in a new
+directory in --dir, which is removed afterwards.`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if b.Bytes, err = console.ParseSize(text); err != nil {
 				return console.Usagef("--size: %w", err)
@@ -80,15 +81,15 @@ removed.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&dir, "dir", ".", "where the data goes: a directory on the disk to measure")
+	f.StringVar(&dir, "dir", ".", "directory for the data, on the disk to measure")
 	f.IntVar(&b.Ranks, "ranks", 2, "ranks that save")
 	f.IntVar(&b.Tensors, "tensors", 64, "tensors of each rank")
 	f.StringVar(&text, "size", "2GB", "bytes of all ranks together")
-	f.Float64Var(&b.Unchanged, "unchanged", 0, "share of the tensors that stay as in the first save")
+	f.Float64Var(&b.Unchanged, "unchanged", 0, "share of the tensors that do not change after the first save")
 	return c
 }
 
-// run fills in the figures.
+// run computes the figures.
 func (b *saveBench) run(ctx context.Context, dir string) error {
 	each := b.Bytes / int64(b.Ranks) / int64(b.Tensors)
 	b.Bytes = each * int64(b.Ranks) * int64(b.Tensors)
@@ -123,7 +124,7 @@ func (b *saveBench) run(ctx context.Context, dir string) error {
 		save := func() (err error) { took, fresh, err = s.save(ctx, n); return err }
 		write := func() (err error) { alone, b.Direct, err = s.raw(ctx); return err }
 		turn := []func() error{save, write}
-		if n%2 == 0 { // what one leaves to be done on the disk, the other must not always pay for
+		if n%2 == 0 { // alternate the order, so that neither always pays for the other's pending disk work
 			turn[0], turn[1] = write, save
 		}
 		for _, do := range turn {
@@ -132,7 +133,7 @@ func (b *saveBench) run(ctx context.Context, dir string) error {
 			}
 		}
 		if n == 0 {
-			continue // memory and disk are touched, and there is something to reuse
+			continue // the first run touches memory and disk, and provides data to reuse
 		}
 		seconds, written = append(seconds, took.Seconds()), append(written, float64(fresh))
 		raw = append(raw, alone.Seconds())
@@ -147,13 +148,13 @@ func (b *saveBench) run(ctx context.Context, dir string) error {
 	return nil
 }
 
-// middle is the median.
+// middle returns the median.
 func middle(of []float64) float64 {
 	slices.Sort(of)
 	return of[len(of)/2]
 }
 
-// benchSaver saves what its ranks hold, again and again.
+// benchSaver saves its ranks' memory repeatedly.
 type benchSaver struct {
 	root  *data.Root
 	dir   string
@@ -189,7 +190,7 @@ func (s *benchSaver) addRank(rank, tensors int, each int64) error {
 	return nil
 }
 
-// change gives a share of each rank's tensors other bytes.
+// change gives new bytes to a share of each rank's tensors.
 func (s *benchSaver) change(n int, share float64) {
 	for _, r := range s.ranks {
 		for i := range int(share*float64(len(r.items)) + 0.5) {
@@ -205,8 +206,7 @@ func (s *benchSaver) stage() {
 	}
 }
 
-// save writes and commits what is staged, and removes the checkpoint before
-// the last.
+// save writes and commits the staged bytes, and removes the checkpoint before the last.
 func (s *benchSaver) save(ctx context.Context, n int) (took time.Duration, written int64, err error) {
 	m := checkpoint.Manifest{
 		Store: "bench", Run: "bench", Trial: "main", Checkpoint: fmt.Sprintf("step-%d.a1", n), Name: fmt.Sprintf("step-%d", n),
@@ -254,13 +254,13 @@ func (s *benchSaver) save(ctx context.Context, n int) (took time.Duration, writt
 	return took, written, err
 }
 
-// verify reads what was saved last and compares it: what was fast and wrong is
-// no figure.
+// verify reads the last save and compares it: a fast save of wrong bytes does not
+// count.
 func (s *benchSaver) verify(ctx context.Context) error {
 	last := s.base[0]
 	report, err := s.root.Verify(ctx, last.Ref, last.Manifest, nil)
 	if err == nil && len(report.Findings) > 0 {
-		err = fmt.Errorf("what was saved is damaged: %v", report.Findings[0])
+		err = fmt.Errorf("the saved checkpoint is damaged: %v", report.Findings[0])
 	}
 	if err != nil {
 		return err
@@ -281,7 +281,7 @@ func (s *benchSaver) verify(ctx context.Context) error {
 				return err
 			}
 			if want, _ := r.Item(i); !bytes.Equal(got, want) {
-				return fmt.Errorf("%q of rank %d was saved with other bytes than were staged", r.items[i].Shard.FQN, rank)
+				return fmt.Errorf("%q of rank %d was saved with different bytes than were staged", r.items[i].Shard.FQN, rank)
 			}
 		}
 	}

@@ -15,26 +15,26 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// scratch is a directory for one benchmark, beside the data that it stands
-// for: what is measured is that disk.
+// scratch runs do with a directory for one benchmark, next to the data that it stands
+// for, so that the measured disk is the same.
 func scratch(beside string, do func(dir string) error) (err error) {
 	dir, err := os.MkdirTemp(beside, ".ckptstore-bench-*")
 	if err != nil {
-		return fmt.Errorf("make a directory for the benchmark: %w: name one that can be written with --dir", err)
+		return fmt.Errorf("make a directory for the benchmark: %w: name a writable one with --dir", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	return do(dir)
 }
 
-// benchLog runs an embedded log in dir that syncs before it acknowledges, as
-// the owner of a store does.
+// benchLog runs an embedded log in dir that syncs before it acknowledges, as the owner
+// of a store does.
 func benchLog(ctx context.Context, dir string, do func(*jetlog.Log, string) error) error {
 	return benchLogWith(ctx, jetlog.ServerOptions{Dir: filepath.Join(dir, "log")}, func(_ *jetlog.Server, log *jetlog.Log, id string) error { return do(log, id) })
 }
 
-// benchLogWith is benchLog for what needs the server too.
+// benchLogWith is benchLog for callers that need the server too.
 func benchLogWith(ctx context.Context, o jetlog.ServerOptions, do func(*jetlog.Server, *jetlog.Log, string) error) error {
-	// A start that is cut short goes on writing to the directory.
+	// A cancelled start would continue to write to the directory.
 	server, err := jetlog.StartServer(context.WithoutCancel(ctx), o)
 	if err != nil {
 		return err
@@ -58,7 +58,7 @@ func benchLogWith(ctx context.Context, o jetlog.ServerOptions, do func(*jetlog.S
 
 const benchRun = "bench"
 
-// benchReport is what a rank says after an iteration: most of any log.
+// benchReport returns a rank's report after an iteration: most of any log.
 func benchReport(rank, iteration int) (events.Fact, error) {
 	return events.NewFact(store.Stamp("bench"), events.Scope{Run: benchRun, Trial: "main", Actor: events.Rank(rank)}, &events.Metrics{
 		Attempt: 1, Iteration: iteration, Step: int64(iteration), Seconds: 0.25,
@@ -66,8 +66,8 @@ func benchReport(rank, iteration int) (events.Fact, error) {
 	})
 }
 
-// quantile is the value below which the given share of sorted durations is,
-// in milliseconds.
+// quantile returns the value below which the given share of sorted durations lies, in
+// milliseconds.
 func quantile(sorted []time.Duration, share float64) float64 {
 	at := min(int(share*float64(len(sorted))), len(sorted)-1)
 	return sorted[at].Seconds() * 1e3

@@ -22,7 +22,7 @@ func (d *demo) metrics(ctx context.Context, run string) ([]projections.Report, e
 	return query.Ask(ctx, d.store.Views(), query.Reports, query.Params{Run: run, Trial: projections.DefaultTrial})
 }
 
-// accuracy is what the run reported last.
+// accuracy returns the last accuracy that the run reported.
 func (d *demo) accuracy(ctx context.Context, run string) (float64, error) {
 	reports, err := d.metrics(ctx, run)
 	if err != nil {
@@ -36,8 +36,8 @@ func (d *demo) accuracy(ctx context.Context, run string) (float64, error) {
 	return 0, fmt.Errorf("run %q has reported no accuracy", run)
 }
 
-// states is the digest of the full tensors at each saved step, as the ranks
-// had them in memory.
+// states returns the digest of the full tensors at each saved step, as the ranks had
+// them in memory.
 func (d *demo) states(ctx context.Context, run string) (map[int64]string, error) {
 	reports, err := d.metrics(ctx, run)
 	states := map[int64]string{}
@@ -73,8 +73,8 @@ func (d *demo) sameEnd(ctx context.Context, o workerOptions) (bool, error) {
 	return len(want) == int(o.steps/o.saveEvery) && maps.Equal(want, got) && len(a) > 0 && maps.Equal(a, b), nil
 }
 
-// restoredEqual compares what the ranks of the last job had in memory after
-// the load with what was in memory at the save that they loaded.
+// restoredEqual compares the memory of the last job's ranks after the load with the
+// memory at the save that they loaded.
 func (d *demo) restoredEqual(ctx context.Context, world int) (bool, error) {
 	trial, err := query.Ask(ctx, d.store.Views(), query.Trial, query.Params{Run: killed, Trial: projections.DefaultTrial})
 	if err != nil {
@@ -108,8 +108,8 @@ func (d *demo) restoredEqual(ctx context.Context, world int) (bool, error) {
 	return false, fmt.Errorf("no rank of attempt %d has reported what it restored", trial.Attempt)
 }
 
-// contents is the digest of every tensor and value of a checkpoint, read from
-// its files as one rank would.
+// contents returns the digest of every tensor and value of a checkpoint, read from its
+// files as one rank would.
 func (d *demo) contents(ctx context.Context, ref string) (map[string]checkpoint.Digest, error) {
 	c, err := query.Ask(ctx, d.store.Views(), query.Resolve, query.Params{Ref: ref})
 	if err != nil {
@@ -156,8 +156,8 @@ var _ data.Destination = buffers(nil)
 // Want implements data.Destination.
 func (b buffers) Want(i int) []byte { return b[i] }
 
-// rebuild deletes the views and compares their digest with that of the views
-// which the log gives.
+// rebuild deletes the views and compares their digest with that of views rebuilt from
+// the log.
 func (d *demo) rebuild(ctx context.Context) (bool, error) {
 	before, err := query.Ask(ctx, d.store.Views(), query.Digest, query.Params{})
 	if err != nil {
@@ -177,9 +177,8 @@ func (d *demo) rebuild(ctx context.Context) (bool, error) {
 	return err == nil && before == after, err
 }
 
-// flip flips one bit of the newest checkpoint's data, verifies, and flips it
-// back. It reports whether exactly that damage was found, and nothing else
-// before.
+// flip flips one bit of the newest checkpoint's data, verifies, and flips it back. It
+// reports whether verify found exactly that damage, and nothing before.
 func (d *demo) flip(ctx context.Context) (found bool, err error) {
 	c, err := query.Ask(ctx, d.store.Views(), query.Resolve, query.Params{Ref: killed + "@latest"})
 	if err != nil {

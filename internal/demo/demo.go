@@ -55,8 +55,8 @@ func (r result) ok() bool {
 // JobRunner runs a job in a store that is open.
 type JobRunner func(ctx context.Context, st *store.Store, cfg launch.Config) error
 
-// Command returns the verb. run runs its jobs, whose command lines start this
-// program as demoWorkerCommand.
+// Command returns the verb. run runs its jobs, whose command lines start this program
+// as demoWorkerCommand.
 func Command(std console.Streams, run JobRunner) *cobra.Command {
 	var dir string
 	var asJSON bool
@@ -72,17 +72,17 @@ func Command(std console.Streams, run JobRunner) *cobra.Command {
 				err = json.NewEncoder(std.Out).Encode(r)
 			}
 			if !r.ok() {
-				err = errors.Join(err, errors.New("the demo has not shown what it should: see above"))
+				err = errors.Join(err, errors.New("the demo failed: see above"))
 			}
 			return err
 		},
 	}
-	c.Flags().StringVar(&dir, "dir", "ckptstore-demo", "where to make the demo's store")
+	c.Flags().StringVar(&dir, "dir", "ckptstore-demo", "directory of the demo's store")
 	c.Flags().BoolVar(&asJSON, "json", false, "print the result as one JSON object on the last line")
 	return c
 }
 
-// demo is one showing.
+// demo is one run of the demo.
 type demo struct {
 	std    console.Streams
 	runJob JobRunner
@@ -172,7 +172,7 @@ func (d *demo) run(ctx context.Context) (r result, err error) {
 // demoMark is a file that only a demo's directory has.
 const demoMark = "this-is-a-demo"
 
-// prepare makes the store, in place of an earlier demo's.
+// prepare creates the store, in place of an earlier demo's.
 func (d *demo) prepare(ctx context.Context) error {
 	d.log = slog.New(slog.DiscardHandler)
 	mark := filepath.Join(d.dir, demoMark)
@@ -188,8 +188,8 @@ func (d *demo) prepare(ctx context.Context) error {
 	if d.mark, err = os.OpenFile(mark, os.O_CREATE|os.O_RDWR, 0o600); err != nil {
 		return fmt.Errorf("mark the demo's directory: %w", err)
 	}
-	// Held until the demo ends: the store's lock is not, while it is replaced
-	// and while the views are rebuilt.
+	// Held until the demo ends: the store's lock is released while the store is
+	// replaced and while the views are rebuilt.
 	err = unix.Flock(int(d.mark.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return fmt.Errorf("%w: another demo runs in %s: wait for it, or choose another directory with --dir", store.ErrLocked, d.dir)

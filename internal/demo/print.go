@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/console"
 )
 
-// progress is the demo's line on a terminal, or a line a phase elsewhere.
+// progress is the demo's line on a terminal, or one line per phase elsewhere.
 type progress struct {
 	to       io.Writer
 	terminal bool
@@ -60,7 +60,7 @@ func (p *progress) phase(format string, args ...any) {
 	}
 }
 
-// note prints a line of its own.
+// note prints a separate line.
 func (p *progress) note(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,7 +86,7 @@ func (p *progress) stop() {
 	})
 }
 
-// conclude prints the table of checkpoints, what was found, and where to look.
+// conclude prints the table of checkpoints, the results, and where to look.
 func (d *demo) conclude(ctx context.Context, r result) error {
 	w := tabwriter.NewWriter(d.std.Out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "RUN\tCHECKPOINT\tSTATE\tRANKS\tBYTES\tCONTINUES, OR WHY NOT")
@@ -124,7 +124,7 @@ Look around:
 	return err
 }
 
-// lastLines keeps the end of what the workers print, for when they fail.
+// lastLines keeps the last output of the workers, for when they fail.
 type lastLines struct {
 	mu   sync.Mutex
 	text []byte

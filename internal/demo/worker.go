@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/demo/digits"
 )
 
-// Metrics that the demo's workers report beside the loss.
+// Metrics that the demo's workers report in addition to the loss.
 const (
 	metricState    = "state_sha256"    // of all full tensors, before a save
 	metricRestored = "restored_sha256" // of all full tensors, after a load
@@ -22,7 +22,7 @@ const (
 	metricAccuracy = "accuracy"        // on the test split, at the last step
 )
 
-// workerOptions say how long the demo's model trains.
+// workerOptions define how long the demo's model trains.
 type workerOptions struct {
 	steps     int64
 	saveEvery int64
@@ -39,15 +39,15 @@ func (o workerOptions) args() []string {
 	}
 }
 
-// WorkerCommand returns one rank of the demo: an example of a worker in Go. It
-// calls leaveSignals first: the program must not answer them.
+// WorkerCommand returns one rank of the demo: an example of a worker in Go. It calls
+// leaveSignals first: the program must not answer them.
 func WorkerCommand(leaveSignals func()) *cobra.Command {
 	var o workerOptions
 	c := &cobra.Command{
 		Use: "demo-worker", Hidden: true, Args: cobra.NoArgs,
 		Short: "Train the demo's model; started by `trainer run` or `trainer demo`",
 		RunE: func(c *cobra.Command, _ []string) error {
-			leaveSignals() // the client holds those back that the trainer answers
+			leaveSignals() // the client holds back the signals that the trainer answers
 			return trainDigits(c.Context(), o)
 		},
 	}
@@ -55,7 +55,7 @@ func WorkerCommand(leaveSignals func()) *cobra.Command {
 	c.Flags().Int64Var(&o.saveEvery, "save-every", 40, "steps between checkpoints")
 	c.Flags().Uint64Var(&o.seed, "seed", 1, "of the weights and of the ranks' random states")
 	c.Flags().IntVar(&o.killRank, "kill-rank", -1, "rank that kills itself in its first attempt")
-	c.Flags().Int64Var(&o.killStep, "kill-step", 0, "step in whose save it does")
+	c.Flags().Int64Var(&o.killStep, "kill-step", 0, "step in whose save that rank kills itself")
 	c.Flags().DurationVar(&o.timeout, "collective-timeout", collective.DefaultTimeout, "longest duration of one collective")
 	return c
 }
@@ -66,8 +66,8 @@ type rank struct {
 	c      *client.Client
 	model  *digits.Model
 	group  digits.Exchange
-	report map[string]any // what the next report says beside the loss
-	stop   string         // what the trainer asked for at the last report; the same on all ranks
+	report map[string]any // what the next report contains in addition to the loss
+	stop   string         // the trainer's request at the last report; the same on all ranks
 }
 
 func trainDigits(ctx context.Context, o workerOptions) error {
@@ -98,8 +98,7 @@ func trainDigits(ctx context.Context, o workerOptions) error {
 	return nil
 }
 
-// step trains, reports and, when it is time, saves. It returns the newest
-// save.
+// step trains, reports and, when due, saves. It returns the newest save.
 func (r *rank) step(ctx context.Context, last *client.Save) (*client.Save, error) {
 	loss, err := r.model.Step(ctx, r.group)
 	if err != nil {
@@ -127,7 +126,7 @@ func (r *rank) step(ctx context.Context, last *client.Save) (*client.Save, error
 	}
 	s, err := r.save(ctx, step)
 	if errors.Is(err, client.ErrSkipped) {
-		return last, nil // as `trainer run --when-busy=skip` asks for
+		return last, nil // as `trainer run --when-busy=skip` requests
 	}
 	return s, err
 }
@@ -152,12 +151,12 @@ func (r *rank) save(ctx context.Context, step int64) (*client.Save, error) {
 	if err := s.Wait(ctx, client.Begun); err != nil {
 		return nil, err
 	}
-	// This rank will never seal: no other way of ending is as sudden.
+	// This rank will never seal: no other end is as sudden.
 	return nil, errors.Join(syscall.Kill(syscall.Getpid(), syscall.SIGKILL), errors.New("alive after SIGKILL"))
 }
 
-// restore loads the checkpoint to resume from, whatever layout it has. Ranks
-// that did not exist when it was saved start with their own new random state.
+// restore loads the checkpoint to resume from, whatever its layout. Ranks that did not
+// exist when it was saved start with a new random state.
 func (r *rank) restore(ctx context.Context) error {
 	s := r.state()
 	saved, err := collective.BroadcastObject(ctx, collective.New(r.c.Collectives(), collective.Options{}), 0, r.c.Resume)

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Client speaks the protocol of the server itself: it holds itself to no rule of the
-// log. A failure ends its test.
+// Client speaks the server's protocol directly and follows no rule of the log. A
+// failure ends its test.
 type Client struct {
 	t     testing.TB
 	conn  net.Conn
@@ -52,7 +52,7 @@ func (c *Client) Publish(subject string, header map[string][]string, data []byte
 	return c.Send(subject, head, data)
 }
 
-// Send publishes with a header as it stands; "" is none.
+// Send publishes with a raw header; "" is none.
 func (c *Client) Send(subject, head string, data []byte) uint64 {
 	c.t.Helper()
 	if head == "" {

@@ -1,5 +1,5 @@
-// Package natstest has what tests need of a NATS server that is no part of the store:
-// the server, and a client that holds itself to no rule.
+// Package natstest provides a NATS server that is not part of a store, and a client
+// that follows no rules, for tests.
 package natstest
 
 import (

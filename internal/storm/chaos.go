@@ -15,7 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/storm/check"
 )
 
-// kill ends processes as nothing can be more sudden.
+// kill kills processes with SIGKILL.
 func (s *storm) kill(ctx context.Context, random *rand.Rand) {
 	for pause(ctx, between(random, 100*time.Millisecond, 2500*time.Millisecond)) {
 		kind := oneOf(random, map[string]int{trainers: 6, workers: 6, owners: 5, guards: 3, agents: 2, servers: 1})
@@ -25,7 +25,7 @@ func (s *storm) kill(ctx context.Context, random *rand.Rand) {
 	}
 }
 
-// stop suspends processes, and lets them go on.
+// stop suspends processes and continues them later.
 func (s *storm) stop(ctx context.Context, random *rand.Rand) {
 	var stopped sync.WaitGroup
 	defer stopped.Wait()
@@ -44,8 +44,8 @@ func (s *storm) stop(ctx context.Context, random *rand.Rand) {
 	}
 }
 
-// ask tells jobs to save and end: the trainer alone, or every process of the job, as
-// some schedulers do.
+// ask asks jobs to save and end. It signals the trainer alone, or every process of the
+// job, as some schedulers do.
 func (s *storm) ask(ctx context.Context, random *rand.Rand) {
 	for pause(ctx, between(random, 1500*time.Millisecond, 6*time.Second)) {
 		signal := syscall.SIGTERM
@@ -84,23 +84,23 @@ func (s *storm) wasAsked(run string, since time.Time) bool {
 	return false
 }
 
-// disturb runs commands beside the jobs.
+// disturb runs commands in parallel with the jobs.
 func (s *storm) disturb(ctx context.Context, random *rand.Rand) {
 	for n := 0; pause(ctx, between(random, 200*time.Millisecond, 3*time.Second)); n++ {
 		switch what := oneOf(random, map[string]int{"gc": 5, "verify": 3, "ls": 5, "views": 1, "backup": 2}); what {
 		case "gc":
 			policy := fmt.Sprintf("last=%d,every=%dsteps", 4+random.IntN(40), 20+random.IntN(100))
-			s.beside(ctx, what, "gc", "--policy", policy, "--apply", "--json")
+			s.alongside(ctx, what, "gc", "--policy", policy, "--apply", "--json")
 		case "verify":
 			how := []string{"verify", "--quick", "--json"}
 			if random.IntN(2) == 0 {
 				how = []string{"verify", "--json"}
 			}
-			s.beside(ctx, what, how...)
+			s.alongside(ctx, what, how...)
 		case "ls":
-			s.beside(ctx, what, "ls", "--all", "--json")
+			s.alongside(ctx, what, "ls", "--all", "--json")
 		case "views":
-			s.beside(ctx, what, "views", "verify", "--json")
+			s.alongside(ctx, what, "views", "verify", "--json")
 		case "backup":
 			s.backUp(ctx, n)
 		}
@@ -122,9 +122,10 @@ func (s *storm) serve(ctx context.Context, random *rand.Rand) {
 	}
 }
 
-// beside runs one command, and reports whether it succeeded.
-func (s *storm) beside(ctx context.Context, what string, args ...string) bool {
-	// Its limit is for one that hangs: an owner may be stopped, and the disk slow.
+// alongside runs one command in parallel with the jobs, and reports whether it succeeded.
+func (s *storm) alongside(ctx context.Context, what string, args ...string) bool {
+	// The limit is for a command that hangs: an owner may be stopped, and the disk
+	// slow.
 	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
 	defer cancel()
 	cmd := s.ckptstore(within, args...)
@@ -142,21 +143,22 @@ func (s *storm) beside(ctx context.Context, what string, args ...string) bool {
 	return err == nil
 }
 
-// refusals are exit codes by which a command may say that an owner was killed or
-// stopped under it: it did nothing, and can be run again.
+// refusals are the exit codes of a command whose owner was killed or stopped: the
+// command did nothing, and can be run again.
 var refusals = map[int]bool{1: true, 11: true}
 
-// judgeCommand finds commands that ended by what cannot be: damage, no store.
+// judgeCommand finds commands that ended in an impossible way: with damage or without a
+// store.
 func (s *storm) judgeCommand(what string, state *os.ProcessState, asked bool, out []byte, err error) {
 	if err == nil || state == nil {
 		return
 	}
 	status, _ := state.Sys().(syscall.WaitStatus)
 	switch code := status.ExitStatus(); {
-	case code == 0, asked && code == 130: // the error is that of the context which ended it
+	case code == 0, asked && code == 130: // the error of the context that ended it
 	case status.Signaled() && (status.Signal() == syscall.SIGKILL || status.Signal() == syscall.SIGTERM):
 		if !asked && !s.wasSent(state.Pid(), s.began, syscall.SIGKILL, syscall.SIGTERM) {
-			s.find("ckptstore %s, process %d, ended with %s, which nobody sent", what, state.Pid(), status.Signal())
+			s.find("ckptstore %s, process %d, ended with %s, which the storm did not send", what, state.Pid(), status.Signal())
 		}
 	case refusals[code]:
 		s.count(s.figures.Refused, fmt.Sprint(what, ": ", code))
@@ -166,13 +168,13 @@ func (s *storm) judgeCommand(what string, state *os.ProcessState, asked bool, ou
 	}
 }
 
-// backup is a copy of the store, and what had been acknowledged before it was begun.
+// backup is a copy of the store, with the acknowledgements from before it began.
 type backup struct {
 	dir   string
 	sizes map[string]int64
 }
 
-// backUp makes a copy of the living store.
+// backUp makes a copy of the live store.
 func (s *storm) backUp(ctx context.Context, n int) {
 	if !s.canBackUp() {
 		return
@@ -183,25 +185,25 @@ func (s *storm) backUp(ctx context.Context, n int) {
 		return
 	}
 	dir := filepath.Join(s.dir, fmt.Sprint("backup-", n))
-	if !s.beside(ctx, "backup", "backup", dir) {
+	if !s.alongside(ctx, "backup", "backup", dir) {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// The newest alone is kept: a copy may take as much room as the store.
+	// Only the newest backup is kept: a copy may take as much room as the store.
 	for _, old := range s.backups {
 		_ = os.RemoveAll(old.dir)
 	}
 	s.backups = append(s.backups, backup{dir, sizes})
 }
 
-// canBackUp reports whether the program has the verb at all.
+// canBackUp reports whether the program has the backup command.
 func (s *storm) canBackUp() bool {
 	s.verbs.Do(func() {
 		help, err := s.ckptstore(context.Background(), "--help").Output()
 		s.canBackup = err == nil && bytes.Contains(help, []byte("\n  backup "))
 		if !s.canBackup {
-			fmt.Fprintln(os.Stderr, "storm: no backup is made: ckptstore has no such verb")
+			fmt.Fprintln(os.Stderr, "storm: no backups: ckptstore has no command backup")
 		}
 	})
 	return s.canBackup

@@ -15,7 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/storm/check"
 )
 
-// TestMain is a worker where a trainer of a test has started it as one.
+// TestMain runs a worker if a trainer of a test has started it as one.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "worker" {
 		if err := runWorker(context.Background(), os.Args[2:]); err != nil {
@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// calmStore is a store in which one run of two ranks has saved in peace, and of which
-// some checkpoints were deleted since.
+// calmStore returns a store in which one run of two ranks has saved undisturbed, and
+// some of whose checkpoints were deleted since.
 func calmStore(t *testing.T) (o check.Options) {
 	t.Helper()
 	dir := t.TempDir()
@@ -86,8 +86,8 @@ func move(t *testing.T, from, to string) {
 	}
 }
 
-// TestCheckerReports damages a store, or what its ranks were told, in all ways that a
-// storm looks for, and wants each to be found.
+// TestCheckerReports damages a store, or its journals, in every way that a storm looks
+// for, and expects each damage to be found.
 func TestCheckerReports(t *testing.T) {
 	t.Parallel()
 	whole := calmStore(t)
@@ -194,7 +194,7 @@ func TestCheckerReports(t *testing.T) {
 			name: "what no rank has saved",
 			damage: func(t *testing.T, o check.Options, _ func(int) string) {
 				edit(t, filepath.Join(o.Journals, check.JournalName("two", 1)), func(data []byte) []byte {
-					return bytes.ReplaceAll(data, []byte(check.Saving), []byte("said"))
+					return bytes.ReplaceAll(data, []byte(check.Saving), []byte("other"))
 				})
 			},
 			want: []string{"two@step-24.a2 is listed, and rank 1 never saved step 24 in attempt 2"},

@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// trainedRun is a run whose trainers die and are started again.
+// trainedRun is a run whose trainers die and are restarted.
 type trainedRun struct {
 	name   string
 	world  int
 	python bool
 }
 
-// liveOn starts a run's trainer again and again, until ctx ends; then it is asked to
-// end.
+// liveOn starts a run's trainer again and again until ctx ends; then it asks the
+// trainer to end.
 func (s *storm) liveOn(ctx context.Context, r *trainedRun, random *rand.Rand) {
 	for ctx.Err() == nil {
 		more := 0 // most lives end by force
@@ -33,7 +33,7 @@ func (s *storm) liveOn(ctx context.Context, r *trainedRun, random *rand.Rand) {
 	}
 }
 
-// trainer is the command of a run's trainer.
+// trainer returns the command of a run's trainer.
 func (s *storm) trainer(r *trainedRun, more int) *exec.Cmd {
 	args := []string{
 		"run", "--store", s.store, "--name=" + r.name, fmt.Sprint("--nproc=", r.world), "--max-restarts=-1", "--max-infra-restarts=-1",
@@ -55,7 +55,7 @@ func (s *storm) self() string {
 	return self
 }
 
-// output is the file of what a run's programs print.
+// output returns the file for the output of a run's programs.
 func (s *storm) output(name string) *os.File {
 	f, err := os.OpenFile(filepath.Join(s.dir, "logs", name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *storm) output(name string) *os.File {
 	return f
 }
 
-// live is one life of a trainer. When ctx ends it is asked to end.
+// live is one life of a trainer. When ctx ends it asks the trainer to end.
 func (s *storm) live(ctx context.Context, r *trainedRun, more int) {
 	cmd := s.trainer(r, more)
 	out := s.output(r.name)
@@ -90,7 +90,7 @@ func (s *storm) live(ctx context.Context, r *trainedRun, more int) {
 		select {
 		case err = <-ended:
 		case <-time.After(endLimit):
-			s.find("the trainer of %s, process %d, lives %s after it was asked to end", r.name, cmd.Process.Pid, endLimit)
+			s.find("the trainer of %s, process %d, is still alive %s after it was asked to end", r.name, cmd.Process.Pid, endLimit)
 			_ = cmd.Process.Kill()
 			err = <-ended
 		}
@@ -98,7 +98,7 @@ func (s *storm) live(ctx context.Context, r *trainedRun, more int) {
 	s.ended(r, cmd, more, began, err)
 }
 
-// ended judges how a trainer ended by what was done to it.
+// ended compares how a trainer ended with the storm's actions on it.
 func (s *storm) ended(r *trainedRun, cmd *exec.Cmd, more int, began time.Time, err error) {
 	pid := cmd.Process.Pid
 	status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
@@ -112,7 +112,7 @@ func (s *storm) ended(r *trainedRun, cmd *exec.Cmd, more int, began time.Time, e
 	explained := false
 	switch {
 	case status.Signaled():
-		// Of SIGTERM and SIGUSR1 a trainer dies while it is only being started.
+		// A trainer dies of SIGTERM and SIGUSR1 only while it is starting.
 		explained = s.wasSent(pid, began, status.Signal())
 	case status.ExitStatus() == 0:
 		explained = more > 0
@@ -123,11 +123,11 @@ func (s *storm) ended(r *trainedRun, cmd *exec.Cmd, more int, began time.Time, e
 		s.mu.Lock()
 		s.figures.Unexplained++
 		s.mu.Unlock()
-		s.find("the trainer of %s, process %d, ended with %s (%v), and nothing that was done to it explains that: see logs/%s.log", r.name, pid, name, err, r.name)
+		s.find("the trainer of %s, process %d, ended with %s (%v), which no action of the storm explains: see logs/%s.log", r.name, pid, name, err, r.name)
 	}
 }
 
-// joinOn has groups of processes join an agent, one after the other.
+// joinOn lets groups of processes join an agent, one after the other.
 func (s *storm) joinOn(ctx context.Context, run string, world int, random *rand.Rand) {
 	out := s.output(run)
 	defer func() { _ = out.Close() }()
@@ -141,8 +141,8 @@ func (s *storm) joinOn(ctx context.Context, run string, world int, random *rand.
 	}
 }
 
-// session is one group that joins. Its ranks are told nothing by an agent that is
-// killed: who loses it ends, and so do the others then.
+// session is one group that joins. A killed agent tells its ranks nothing: a rank that
+// loses the agent ends, and then the others end too.
 func (s *storm) session(ctx context.Context, run string, world, n, more int, out *os.File) (well bool) {
 	s.mu.Lock()
 	s.figures.Sessions++
@@ -171,11 +171,11 @@ func (s *storm) session(ctx context.Context, run string, world, n, more int, out
 	return !failed.Load()
 }
 
-// calm lets every run live once more, with nothing done to it: it resumes, saves and
-// ends well, and what the storm has left in shared memory goes.
+// calm runs every run one last time, undisturbed. Each resumes, saves and ends
+// successfully, and the storm's leftovers in shared memory disappear.
 func (s *storm) calm(ctx context.Context) {
 	s.proceed()
-	s.log("calm: every run lives once more")
+	s.log("calm: every run runs again")
 	var wg sync.WaitGroup
 	ctx, cancel := context.WithTimeout(ctx, calmLimit)
 	defer cancel()
@@ -186,13 +186,13 @@ func (s *storm) calm(ctx context.Context) {
 		out := s.output("joined")
 		defer func() { _ = out.Close() }()
 		for n := 1; ctx.Err() == nil && !s.session(ctx, "joined", 2, -n, 9, out); n++ {
-			// The agent may still finish what the group before it had staged.
+			// The agent may still finish the staged data of the group before.
 			pause(ctx, time.Second)
 		}
 	})
 	wg.Wait()
 	if ctx.Err() != nil {
-		s.find("the runs have not ended well within %s after the storm", calmLimit)
+		s.find("the runs did not end successfully within %s after the storm", calmLimit)
 	}
 	stopCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer stop()
@@ -207,7 +207,7 @@ func (s *storm) calm(ctx context.Context) {
 		}
 		if time.Now().After(deadline) {
 			s.figures.Left = len(left)
-			s.find("%d processes are left %s after the last job has ended: %v", len(left), goneLimit, left)
+			s.find("%d processes remain %s after the last job has ended: %v", len(left), goneLimit, left)
 			return
 		}
 		pause(context.WithoutCancel(ctx), 50*time.Millisecond)

@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 )
 
-// joining makes a process that no trainer started a rank of an agent's group, by
-// docs/reference/protocol.md.
+// joining makes a process that no trainer started a rank of an agent's group, as
+// docs/reference/protocol.md describes.
 type joining struct {
 	agent string // the program ckptstore; empty for a worker of a trainer
 	store string

@@ -13,7 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/storm/check"
 )
 
-// judge checks what the storm has left: the store by its own word, and without it.
+// judge checks the store after the storm, with the store's own commands and without
+// them.
 func (s *storm) judge(ctx context.Context) error {
 	s.log("judge")
 	stop, err := s.own(ctx, s.store)
@@ -47,7 +48,7 @@ func (s *storm) judgeOwned(ctx context.Context) error {
 		s.find("views verify: %v", err)
 	}
 	if s.figures.ViewsEqual = views.Equal; !views.Equal {
-		s.find("the views are not what the log says")
+		s.find("the views do not match the log")
 	}
 	var err error
 	s.figures.Check, err = check.Run(ctx, check.Options{
@@ -67,8 +68,8 @@ func (s *storm) judgeOwned(ctx context.Context) error {
 	return nil
 }
 
-// judgeBackup opens the newest backup, as it lies and as the store that is made of it,
-// and wants all in both that was acknowledged before it was begun.
+// judgeBackup opens the newest backup in place, and the store restored from it. Both
+// must hold everything that was acknowledged before the backup began.
 func (s *storm) judgeBackup(ctx context.Context) error {
 	if len(s.backups) == 0 {
 		return nil
@@ -99,13 +100,13 @@ func (s *storm) judgeBackup(ctx context.Context) error {
 		return fmt.Errorf("check the restored store: %w", err)
 	}
 	if lying.Listed != restored.Listed || lying.Acknowledged != restored.Acknowledged || lying.Listed == 0 {
-		s.find("the backup has %d checkpoints and the restored store %d, of %d and %d that were acknowledged", lying.Listed, restored.Listed, lying.Acknowledged, restored.Acknowledged)
+		s.find("the backup has %d checkpoints and the restored store %d, of %d and %d acknowledged ones", lying.Listed, restored.Listed, lying.Acknowledged, restored.Acknowledged)
 	}
 	return nil
 }
 
-// own has a process own a store, so that the commands of a check need not open it
-// each.
+// own starts a process that owns a store, so that the commands of a check need not open
+// it each time.
 func (s *storm) own(ctx context.Context, store string) (stop func() error, err error) {
 	cmd := exec.Command(filepath.Join(s.bin, "ckptstore"), "serve", "--store", store, "--wait", waitForOwner)
 	cmd.Env, cmd.Dir = s.env, s.dir
@@ -151,18 +152,18 @@ func (s *storm) own(ctx context.Context, store string) (stop func() error, err e
 	}, nil
 }
 
-// answer runs a command of the store and decodes what it prints.
+// answer runs a command of the store and decodes its output.
 func (s *storm) answer(ctx context.Context, into any, args ...string) error {
 	within, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	out, err := s.ckptstore(within, args...).Output()
 	if json.Unmarshal(out, into) != nil && err == nil {
-		err = fmt.Errorf("%.300q is no JSON", out)
+		err = fmt.Errorf("%.300q is not JSON", out)
 	}
 	return err
 }
 
-// leftovers looks for what the storm's processes should have taken with them.
+// leftovers looks for resources that the storm's processes should have released.
 func (s *storm) leftovers() {
 	left := s.staging()
 	s.figures.StagingLeft = len(left)

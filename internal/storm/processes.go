@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Kinds of processes that a storm hits.
+// Kinds of processes that a storm signals.
 const (
 	trainers = "trainer"
 	workers  = "worker"
@@ -33,7 +33,7 @@ type process struct {
 	run  string // of a worker or its trainer; may be empty
 }
 
-// processes lists all processes of this storm but itself, by their mark.
+// processes lists all processes of this storm except itself, by their mark.
 func (s *storm) processes() (found []process) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -80,7 +80,8 @@ func kindOf(args []string) string {
 	return name + " " + verb
 }
 
-// runOf is the run of a worker by its environment, or of a trainer by its flag.
+// runOf returns the run of a worker from its environment, or of a trainer from its
+// flag.
 func runOf(args []string, env []byte) string {
 	for _, a := range args {
 		if name, ok := strings.CutPrefix(a, "--name="); ok {
@@ -95,7 +96,7 @@ func runOf(args []string, env []byte) string {
 	return ""
 }
 
-// ownerNow is the process that owns the store, if it is one of these.
+// ownerNow returns the process that owns the store, if it is one of these.
 func (s *storm) ownerNow(among []process) (process, bool) {
 	var owner struct{ PID int }
 	text, err := os.ReadFile(filepath.Join(s.store, "owner.json"))
@@ -137,12 +138,12 @@ type hit struct {
 	at     time.Time
 }
 
-// send sends a signal to a process and keeps that it did, which explains how the
-// process ends.
+// send sends a signal to a process and records it, because it explains how the process
+// ends.
 func (s *storm) send(p process, kind string, signal syscall.Signal) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// It is kept first: the process may end before this returns.
+	// Recorded first: the process may end before send returns.
 	s.hits = append(s.hits, hit{p.pid, p.run, p.kind, signal, time.Now()})
 	if err := syscall.Kill(p.pid, signal); err != nil {
 		s.hits = s.hits[:len(s.hits)-1]

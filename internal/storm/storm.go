@@ -27,12 +27,12 @@ const pythonWorker = "worker.py"
 //go:embed worker.py
 var pythonText []byte
 
-// Times of a storm beside its duration.
+// Times of a storm in addition to its duration.
 const (
-	longestStop = 12 * time.Second // of a process that is stopped
-	endLimit    = 3 * time.Minute  // for all jobs to end when they are asked to
-	goneLimit   = 30 * time.Second // for their processes to be gone then
-	calmLimit   = 4 * time.Minute  // for a last life of each run, in which nothing happens
+	longestStop = 12 * time.Second // of a stopped process
+	endLimit    = 3 * time.Minute  // for all jobs to end when asked
+	goneLimit   = 30 * time.Second // for their processes to be gone after that
+	calmLimit   = 4 * time.Minute  // for a last, undisturbed life of each run
 )
 
 // storm is one storm over one store.
@@ -51,13 +51,13 @@ type storm struct {
 	findings []string
 	figures  figures
 	backups  []backup
-	cuts     map[string]bool // names of the live stream that were seen
+	cuts     map[string]bool // names of the live stream that were observed
 
 	verbs     sync.Once
 	canBackup bool
 }
 
-// figures are what a storm prints.
+// figures are the output of a storm.
 type figures struct {
 	Seed     uint64  `json:"seed"`
 	Seconds  float64 `json:"seconds"` // of the storm itself
@@ -68,12 +68,12 @@ type figures struct {
 	Kills    map[string]int `json:"kills"`    // SIGKILL, by the kind of the process
 	Stops    map[string]int `json:"stops"`    // SIGSTOP, then SIGCONT
 	Asked    map[string]int `json:"asked"`    // SIGTERM and SIGUSR1
-	Commands map[string]int `json:"commands"` // beside all that
-	// Refused are commands that did not succeed, by their exit code, and were neither
-	// killed nor found damage.
+	Commands map[string]int `json:"commands"` // in parallel with the jobs
+	// Refused counts commands that failed, by their exit code, without being killed and
+	// without finding damage.
 	Refused map[string]int `json:"refused"`
 	Exits   map[string]int `json:"exits"` // of trainers
-	// Unexplained are exits of trainers that nothing which was done to them explains.
+	// Unexplained counts exits of trainers that none of the storm's actions explain.
 	Unexplained int `json:"unexplained_exits"`
 
 	Cuts        int          `json:"log_cuts"`
@@ -83,7 +83,7 @@ type figures struct {
 	StagingLeft int          `json:"staging_left"`
 	Left        int          `json:"processes_left"`
 	Check       check.Result `json:"check"`
-	// Backup is what the newest backup holds, and Restored the store that is made of it.
+	// Backup describes the newest backup, and Restored the store restored from it.
 	Backup   *check.Result `json:"backup_check,omitempty"`
 	Restored *check.Result `json:"restored_check,omitempty"`
 	Findings []string      `json:"findings"`
@@ -122,14 +122,14 @@ func newStorm(o options) (*storm, error) {
 	return s, err
 }
 
-// run is the whole of a storm: the programs, the storm, the calm after it, the checks.
+// run runs a whole storm: the programs, the storm, the calm after it, the checks.
 func (s *storm) run(ctx context.Context) (err error) {
 	fmt.Fprintf(os.Stderr, "storm: seed %d, %s in %s\n", s.seed, s.duration, s.dir)
 	defer func() {
 		s.killAll()
 		err = errors.Join(err, s.diary.Close())
 		if err != nil || s.keep {
-			fmt.Fprintf(os.Stderr, "storm: %s is left; repeat with --seed %d\n", s.dir, s.seed)
+			fmt.Fprintf(os.Stderr, "storm: %s is kept; repeat with --seed %d\n", s.dir, s.seed)
 			return
 		}
 		err = os.RemoveAll(s.dir)
@@ -154,8 +154,8 @@ func (s *storm) run(ctx context.Context) (err error) {
 	return s.print()
 }
 
-// build makes the programs, unless some are given, and the environment of all
-// processes.
+// build builds the programs, unless a directory of programs is given, and the
+// environment of all processes.
 func (s *storm) build(ctx context.Context) error {
 	if s.bin == "" {
 		s.bin = filepath.Join(s.dir, "bin")
@@ -169,7 +169,7 @@ func (s *storm) build(ctx context.Context) error {
 	if s.bin, err = filepath.Abs(s.bin); err != nil {
 		return err
 	}
-	// Sockets need a short path, and what is left in it goes with it.
+	// Sockets need a short path. The directory is removed with its contents.
 	runtimeDir, err := os.MkdirTemp("/tmp", "ck")
 	if err != nil {
 		return err
@@ -183,7 +183,7 @@ func (s *storm) build(ctx context.Context) error {
 	return nil
 }
 
-// runtimeDir is the directory of sockets of this storm's processes.
+// runtimeDir returns the directory of sockets of this storm's processes.
 func (s *storm) runtimeDir() string {
 	for _, e := range s.env {
 		if dir, ok := strings.CutPrefix(e, "XDG_RUNTIME_DIR="); ok && strings.HasPrefix(dir, "/tmp/ck") {
@@ -193,8 +193,8 @@ func (s *storm) runtimeDir() string {
 	return ""
 }
 
-// ckptstore is a command of the store. Whoever ends it, ends it alone; it does not
-// outlive the storm.
+// ckptstore returns a command of the store. A signal to it reaches no other process; it
+// does not outlive the storm.
 func (s *storm) ckptstore(ctx context.Context, args ...string) *exec.Cmd {
 	return s.command(ctx, filepath.Join(s.bin, "ckptstore"), append(args, "--store", s.store, "--wait", waitForOwner)...)
 }
@@ -207,7 +207,8 @@ func (s *storm) command(ctx context.Context, name string, args ...string) *exec.
 	return cmd
 }
 
-// blow is the storm: jobs that are begun again and again, and what happens to them.
+// blow runs the storm: jobs that are started again and again, and the actors that
+// disturb them.
 func (s *storm) blow(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, s.duration)
 	defer cancel()
@@ -225,13 +226,13 @@ func (s *storm) blow(ctx context.Context) {
 	}
 	actors.Go(func() { s.watchCuts(ctx) })
 	actors.Wait()
-	s.log("the storm is over: all jobs are asked to end")
+	s.log("storm over: asking all jobs to end")
 	s.proceed()
 	jobs.Wait()
 }
 
-// random is the source of one actor: what one does does not depend on how fast the
-// others are.
+// random returns the source of one actor: its actions do not depend on the speed of the
+// others.
 func (s *storm) random(who uint64) *rand.Rand { return rand.New(rand.NewPCG(s.seed, who)) } //nolint:gosec // for tests
 
 func (s *storm) find(format string, args ...any) {
@@ -248,14 +249,14 @@ func (s *storm) count(of map[string]int, what string) {
 	of[what]++
 }
 
-// proceed continues whatever is stopped.
+// proceed continues all stopped processes.
 func (s *storm) proceed() {
 	for _, p := range s.processes() {
 		_ = syscall.Kill(p.pid, syscall.SIGCONT)
 	}
 }
 
-// killAll ends every process of this storm, for one that is cut short.
+// killAll kills every process of this storm, for a storm that is cut short.
 func (s *storm) killAll() {
 	for range 50 {
 		all := s.processes()
@@ -275,7 +276,7 @@ func (s *storm) killAll() {
 	}
 }
 
-// staging lists what this store has in shared memory.
+// staging lists this store's files in shared memory.
 func (s *storm) staging() []string {
 	var id struct{ Store string }
 	text, err := os.ReadFile(filepath.Join(s.store, "store.json"))
@@ -286,7 +287,7 @@ func (s *storm) staging() []string {
 	return found
 }
 
-// print writes the figures, and is an error if anything was found.
+// print writes the figures, and returns an error if anything was found.
 func (s *storm) print() error {
 	s.figures.All = time.Since(s.began).Seconds()
 	s.figures.Findings = append(s.figures.Findings, s.findings...)
@@ -309,7 +310,7 @@ func (s *storm) print() error {
 	return nil
 }
 
-// watchCuts counts the names that the live stream has.
+// watchCuts counts the names of the live stream.
 func (s *storm) watchCuts(ctx context.Context) {
 	for pause(ctx, 50*time.Millisecond) {
 		streams, _ := filepath.Glob(filepath.Join(s.store, "log", "jetstream", "*", "streams", "CKPT*"))
@@ -333,7 +334,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// between is a random time.
+// between returns a random time.
 func between(random *rand.Rand, least, most time.Duration) time.Duration {
 	return least + time.Duration(random.Int64N(int64(most-least)))
 }

@@ -19,18 +19,19 @@ import (
 )
 
 // waitLimit bounds every wait of a worker for its trainer. A paused owner and a slow
-// machine together take no more.
+// machine together do not take longer.
 const waitLimit = 5 * time.Minute
 
-// worker is one rank of a run: it trains nothing, and saves what package content says.
+// worker is one rank of a run. It trains nothing, and saves the state that package
+// content defines.
 type worker struct {
 	c       *client.Client
 	journal *journal
 	every   int64
 	step    int64
-	last    int64 // 0: goes on until it is told to stop
+	last    int64 // 0: continues until asked to stop
 	waiting *client.Save
-	saved   int64 // the step that waiting is of
+	saved   int64 // the step of the save in waiting
 }
 
 func runWorker(ctx context.Context, args []string) error {
@@ -43,7 +44,7 @@ func runWorker(ctx context.Context, args []string) error {
 	)
 	flags.StringVar(&acks, "acks", "", "directory of the files of acknowledgements")
 	flags.Int64Var(&w.every, "every", 4, "steps between saves")
-	flags.Int64Var(&more, "more", 0, "steps after which it ends by itself; 0 for never")
+	flags.Int64Var(&more, "more", 0, "steps after which the worker ends; 0 for never")
 	joins.flags(flags)
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -70,10 +71,10 @@ func runWorker(ctx context.Context, args []string) error {
 	return w.train(ctx)
 }
 
-// resume loads what the trainer says and compares every bit of it.
+// resume loads the checkpoint that the trainer names and compares every bit of it.
 func (w *worker) resume(ctx context.Context) error {
 	if w.c.Resume == "" {
-		return w.journal.say(check.Line{Kind: check.Fresh})
+		return w.journal.record(check.Line{Kind: check.Fresh})
 	}
 	got := w.state(0)
 	for i := range got.Tensors {
@@ -98,7 +99,7 @@ func (w *worker) resume(ctx context.Context) error {
 			line.Wrong = append(line.Wrong, v.FQN)
 		}
 	}
-	if err := w.journal.say(line); err != nil {
+	if err := w.journal.record(line); err != nil {
 		return err
 	}
 	if len(line.Wrong) > 0 {
@@ -107,7 +108,7 @@ func (w *worker) resume(ctx context.Context) error {
 	return nil
 }
 
-// train goes on until its last step, or until the trainer asks it to stop.
+// train runs until its last step, or until the trainer asks it to stop.
 func (w *worker) train(ctx context.Context) error {
 	for stop := ""; stop == "" && (w.last == 0 || w.step < w.last); {
 		w.step++
@@ -127,23 +128,23 @@ func (w *worker) train(ctx context.Context) error {
 	return w.committed(ctx)
 }
 
-// save begins a save when the one before is committed.
+// save begins a save when the previous one is committed.
 func (w *worker) save(ctx context.Context) (err error) {
 	if err := w.committed(ctx); err != nil {
 		return err
 	}
-	if err := w.journal.say(check.Line{Kind: check.Saving, Step: w.step}); err != nil {
+	if err := w.journal.record(check.Line{Kind: check.Saving, Step: w.step}); err != nil {
 		return err
 	}
 	w.saved = w.step
 	w.waiting, err = w.c.Save(ctx, w.step, w.state(w.step), client.SaveOptions{})
 	if gone := new(client.AbortedError); errors.As(err, &gone) {
-		return w.journal.say(check.Line{Kind: check.Aborted, Checkpoint: gone.Checkpoint, Step: w.saved, Reason: gone.Reason})
+		return w.journal.record(check.Line{Kind: check.Aborted, Checkpoint: gone.Checkpoint, Step: w.saved, Reason: gone.Reason})
 	}
 	return err
 }
 
-// committed waits for the save that is on its way, and writes what became of it.
+// committed waits for the save under way, and records its outcome.
 func (w *worker) committed(ctx context.Context) error {
 	if w.waiting == nil {
 		return nil
@@ -161,7 +162,7 @@ func (w *worker) committed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return w.journal.say(line)
+	return w.journal.record(line)
 }
 
 func (w *worker) state(step int64) (s client.State) {
@@ -169,7 +170,7 @@ func (w *worker) state(step int64) (s client.State) {
 	for _, t := range of.Tensors {
 		dtype, err := tensor.ParseDType(t.DType)
 		if err != nil {
-			panic(err) // package content names none that is not known
+			panic(err) // impossible: package content uses only known names
 		}
 		s.Tensors = append(s.Tensors, client.Tensor{
 			Shard: tensor.Shard{FQN: t.FQN, DType: dtype, Global: t.Global, Box: tensor.Box{Offsets: t.Offsets, Sizes: t.Sizes}},
@@ -182,7 +183,7 @@ func (w *worker) state(step int64) (s client.State) {
 	return s
 }
 
-// journal is one rank's file of what it was told. It outlives the rank's processes.
+// journal is one rank's file of acknowledgements. It outlives the rank's processes.
 type journal struct {
 	file *os.File
 	who  check.Line
@@ -197,9 +198,9 @@ func openJournal(dir string, c *client.Client) (*journal, error) {
 	return &journal{file, check.Line{Run: c.Run, Rank: c.Rank, World: c.WorldSize, Attempt: c.Attempt}}, nil
 }
 
-// say returns when the line is durable. It begins on a line of its own, since the
-// process before may have been killed within one.
-func (j *journal) say(line check.Line) error {
+// record returns when the line is durable. It starts with a line feed, because the
+// previous process may have been killed within a line.
+func (j *journal) record(line check.Line) error {
 	line.Run, line.Rank, line.World, line.Attempt = j.who.Run, j.who.Rank, j.who.World, j.who.Attempt
 	text, err := json.Marshal(line)
 	if err != nil {
@@ -211,7 +212,7 @@ func (j *journal) say(line check.Line) error {
 	return j.file.Sync()
 }
 
-// framed is text between two ends, in one piece for one write.
+// framed returns text between two ends, in one piece for one write.
 func framed(end byte, text []byte) []byte {
 	return append(append([]byte{end}, text...), end)
 }

@@ -2,8 +2,8 @@
 
 usage: python worker.py ACKS EVERY MORE
 
-Saves what internal/storm/content says, in a second implementation of its own, and
-writes to a file of its own what it saves, what was acknowledged and what it resumed.
+Saves the state that internal/storm/content defines, in an independent implementation,
+and writes a journal of its saves, acknowledgements and resumes.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ def main():
     who = session.context
     log = os.open(os.path.join(acks, f"{who.run}.{who.rank}.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def say(kind, **more):
+    def record(kind, **more):
         line = {"kind": kind, "run": who.run, "rank": who.rank, "world": who.world_size, "attempt": who.attempt, **more}
         os.write(log, b"\n" + json.dumps(line).encode() + b"\n")
         os.fsync(log)
@@ -62,11 +62,11 @@ def main():
             step = loaded.step
             want = state(who.run, who.rank, who.world_size, step)
             wrong = [item["fqn"] for i, (item, data) in enumerate(want) if bytes(loaded.bytes(i)) != data]
-        say("resume", checkpoint=who.resume, step=step, wrong=wrong)
+        record("resume", checkpoint=who.resume, step=step, wrong=wrong)
         if wrong:
             sys.exit(f"{who.resume} was resumed with wrong bytes: {wrong}")
     else:
-        say("fresh")
+        record("fresh")
 
     last = step + more if more > 0 else None
     waiting = None
@@ -76,9 +76,9 @@ def main():
             try:
                 session.wait(waiting[0], "committed", timeout=300)
             except ckptstore.SaveAborted as aborted:
-                say("aborted", checkpoint=waiting[0], step=waiting[1], reason=str(aborted))
+                record("aborted", checkpoint=waiting[0], step=waiting[1], reason=str(aborted))
             else:
-                say("ack", checkpoint=waiting[0], step=waiting[1])
+                record("ack", checkpoint=waiting[0], step=waiting[1])
 
     stop = None
     while stop is None and step != last:
@@ -89,7 +89,7 @@ def main():
         if stop == "preempt" or step % every == 0 or step == last:
             committed()
             waiting = None
-            say("saving", step=step)
+            record("saving", step=step)
             mine = state(who.run, who.rank, who.world_size, step)
             slot = session.begin_save(step, [item for item, _ in mine])
             for (_, data), offset in zip(mine, slot.offsets):

@@ -15,7 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// training is a log of so many checkpoints, with ten reports between two.
+// training returns a log of so many checkpoints, with ten reports between two.
 func training(checkpoints int) []events.Recorded {
 	log := []events.Recorded{event(1, lane, events.GroupStarted{Attempt: 1, WorldSize: 1})}
 	add := func(scope events.Scope, body events.Body) {
@@ -69,8 +69,8 @@ func BenchmarkRebuild(b *testing.B) {
 	b.ReportMetric(float64(len(log)*b.N)/b.Elapsed().Seconds(), "events/s")
 }
 
-// silent is a log of so many checkpoints of a run that never reports, as one
-// that calls the save of a framework alone.
+// silent returns a log of so many checkpoints of a run that never reports, for example
+// because it only calls a framework's save.
 func silent(checkpoints int) []events.Recorded {
 	log := []events.Recorded{event(1, lane, events.GroupStarted{Attempt: 1, WorldSize: 1})}
 	rank := events.Scope{Run: lane.Run, Trial: lane.Trial, Actor: events.Rank(0)}
@@ -92,7 +92,7 @@ func silent(checkpoints int) []events.Recorded {
 	return log
 }
 
-// cpu is the processor time that this process has used.
+// cpu returns the processor time that this process has used.
 func cpu(b *testing.B) time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

@@ -12,15 +12,15 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Best, which reads rows of values, finds what asking every visible
-// checkpoint's report finds, whenever and in whatever order reports come.
+// Best, which reads rows of values, returns the same as a search of every visible
+// checkpoint's report, whenever and in whatever order reports come.
 func TestBestIsWhatTheReportsSay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := drawHistory(t, 0)
 		p := place{history: h, scope: events.Scope{Run: "demo", Trial: projections.DefaultTrial, Actor: events.Server}, attempt: 1}
 		p.decide(events.GroupStarted{Attempt: 1, WorldSize: 1})
 		var saves []string
-		next := 1 // iteration: most come in their order
+		next := 1 // iteration: most come in order
 		for i := range rapid.IntRange(0, 40).Draw(t, "events") {
 			step := int64(h.pick("step", 4))
 			switch what := h.pick("what", 10); {
@@ -68,7 +68,7 @@ func TestBestIsWhatTheReportsSay(t *testing.T) {
 	})
 }
 
-// checkValues finds no row of a value but those of committed checkpoints.
+// checkValues fails if a row of values belongs to a checkpoint that is not committed.
 func checkValues(t *rapid.T, r projections.Reader, run string) {
 	rows, err := projections.Checkpoints(r, run, true)
 	if err != nil {

@@ -17,17 +17,17 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// crashing is a file system that keeps images of itself, as a crash just
-// before its k-th write could leave it.
+// crashing is a file system that keeps images of itself, as a crash just before its
+// k-th write could leave it.
 type crashing struct {
 	vfs.FS
 	mem     *vfs.MemFS
 	durable atomic.Uint64 // cursor that must survive
 
 	mu     sync.Mutex
-	at     int // which write
+	at     int // index of the write
 	seen   int
-	images map[int]*vfs.MemFS // by how many percent of what was not synced is left
+	images map[int]*vfs.MemFS // by the percentage of unsynced data that survives
 	floor  uint64
 }
 
@@ -49,16 +49,16 @@ func (c *crashing) operation(op errorfs.Op) error {
 	return nil
 }
 
-// crash is a crash now.
+// crash simulates a crash now.
 func (c *crashing) crash() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.take()
 }
 
-// take keeps the images.
+// take records the images.
 func (c *crashing) take() {
-	// What was promised before an image is taken must be in it.
+	// Everything promised before an image is taken must be in it.
 	c.floor = c.durable.Load()
 	c.images = map[int]*vfs.MemFS{}
 	for _, keep := range []int{0, 40, 100} {
@@ -74,8 +74,8 @@ func (c *crashing) crashed() (images map[int]*vfs.MemFS, floor uint64) {
 	return c.images, c.floor
 }
 
-// life folds the log event by event, closing and opening in between. Each
-// event is a batch of its own that is not synced.
+// life folds the log event by event, closing and opening in between. Each event is a
+// separate batch that is not synced.
 func life(t *testing.T, fs *crashing, log []events.Recorded) {
 	src := newLog()
 	for half := range 2 {
@@ -109,8 +109,8 @@ func await(t *testing.T, db *viewdb.DB, seq uint64) {
 	}
 }
 
-// After a crash before any write, the rows are those of the cursor, nothing
-// that was closed is lost, and folding on gives the rows of a replay.
+// After a crash before any write, the rows are those of the cursor, nothing from before
+// a close is lost, and further folding gives the rows of a replay.
 func TestCrashBeforeEachWrite(t *testing.T) {
 	log := rapid.Custom(func(t *rapid.T) []events.Recorded {
 		h := drawHistory(t, 0)
@@ -123,9 +123,9 @@ func TestCrashBeforeEachWrite(t *testing.T) {
 	for n := range len(log) + 1 {
 		want = append(want, replayed(t, log, uint64(n)))
 	}
-	// Syncs are writes. How many there are differs by a few from life to life,
-	// so the end is several lives in a row that no crash has hit; in each of
-	// those the crash comes after the last acknowledgement.
+	// Syncs are writes. Their number varies by a few from life to life, so the end is
+	// several lives in a row that no crash has hit; in each of those the crash comes
+	// after the last acknowledgement.
 	k := 1
 	for ended := 0; ended < 5; k++ {
 		fs := newCrashing(k)

@@ -14,22 +14,22 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// ErrFailed is a view whose database could not go on, as when its directory
-// was deleted under it, or its file system is full, returns errors or does not
-// answer. What it held is in the log.
+// ErrFailed reports a view whose database cannot continue, for example because its
+// directory was deleted, or because its file system is full, returns errors or does not
+// answer. The log still has everything that the view held.
 var ErrFailed = problem.New(problem.Unavailable, "views failed")
 
-// failure is the end of a database that cannot go on. Four places report it:
+// failure ends a database that cannot continue. Four places report it:
 //
 //   - the [fence], when an operation of the file system fails in a way that a
 //     retry does not cure, or does not return;
-//   - Pebble's background work. Pebble would try a flush again for ever, and
+//   - Pebble's background work. Pebble would retry a flush forever, and
 //     its Open and Close wait for that flush without a deadline;
 //   - Pebble's logger. Pebble counts on Fatalf not returning: it may hold its
 //     locks there;
 //   - [DB.Close], when a running call does not end.
 //
-// The goroutine that reports stays where it is, nobody touches the database
+// The goroutine that reports blocks forever, no other goroutine touches the database
 // again, and its callers return without waiting for it.
 type failure struct {
 	once sync.Once
@@ -46,13 +46,13 @@ func (f *failure) set(message string) {
 	})
 }
 
-// after fails the database unless the result is called within limit.
+// after fails the database unless the returned function is called within limit.
 func (f *failure) after(limit time.Duration, what string) (stop func() bool) {
 	return time.AfterFunc(limit, func() { f.set(fmt.Sprintf("%s did not return within %v", what, limit)) }).Stop
 }
 
-// lasting is err, or does not return: after an error of an open database's
-// write-ahead log there is nothing to go on with.
+// lasting returns err, or blocks forever: after an error of its write-ahead log an open
+// database cannot continue.
 func (f *failure) lasting(err error) error {
 	if err != nil && f.opened.Load() {
 		f.set(err.Error())
@@ -70,12 +70,12 @@ func (f *failure) get() error {
 	}
 }
 
-// leaveTime is how long one who is inside a failed database has to come out,
-// so that what it shares with its caller is not written any more.
+// leaveTime is how long a goroutine inside a failed database has to leave, so that the
+// memory it shares with its caller is no longer written.
 const leaveTime = time.Second
 
-// guard runs do, which uses the database, and returns without it when the
-// database fails.
+// guard runs do, which uses the database. If the database fails, guard returns without
+// waiting for do.
 func (f *failure) guard(do func() error) error {
 	if err := f.get(); err != nil {
 		return err
@@ -101,7 +101,7 @@ func (f *failure) guard(do func() error) error {
 	select {
 	case o = <-ended:
 		if why := f.get(); why != nil && o.err != nil && o.finished {
-			return why // which is what o.err came from
+			return why // the origin of o.err
 		}
 	case <-f.done:
 		timer := time.NewTimer(leaveTime)
@@ -115,7 +115,7 @@ func (f *failure) guard(do func() error) error {
 	if o.finished {
 		return o.err
 	}
-	// Pebble panics with an error where it cannot rotate its log.
+	// Pebble panics with an error if it cannot rotate its log.
 	if err, ok := o.panicked.(error); ok && !errors.As(err, new(runtime.Error)) {
 		f.set(err.Error())
 		return f.err
@@ -127,10 +127,9 @@ func (f *failure) guard(do func() error) error {
 	return nil
 }
 
-// events gets Pebble's failures in the background. Each is the end: Pebble
-// would repeat the work at once and for ever, at the cost of a processor and of
-// a new file each time. Pebble may hold its locks here, so nobody gets any
-// further in this database.
+// events receives Pebble's background failures. Each is final: Pebble would repeat the
+// work at once and forever, at the cost of a processor and of a new file each time.
+// Pebble may hold its locks here, so all further calls of this database block.
 func (f *failure) events() *pebble.EventListener {
 	return &pebble.EventListener{BackgroundError: func(err error) {
 		f.set(err.Error())
@@ -138,7 +137,7 @@ func (f *failure) events() *pebble.EventListener {
 	}}
 }
 
-// quiet passes on what Pebble says, most of it for debugging.
+// quiet passes on Pebble's messages, most of them for debugging.
 type quiet struct {
 	log  *slog.Logger
 	fail *failure
@@ -151,7 +150,7 @@ func (q quiet) Infof(format string, args ...any) { q.log.Debug(fmt.Sprintf(forma
 
 // Errorf implements [pebble.Logger].
 func (q quiet) Errorf(format string, args ...any) {
-	if q.fail.get() == nil { // after that, all it says is known
+	if q.fail.get() == nil { // after a failure its messages add nothing
 		q.log.Error(fmt.Sprintf(format, args...))
 	}
 }

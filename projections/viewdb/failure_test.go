@@ -20,12 +20,12 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// failingEnv is set in the process of a test whose database fails: it keeps its
-// goroutines, which no other test must find.
+// failingEnv is set in the process of a test whose database fails: the database keeps
+// its goroutines, which must not leak into other tests.
 const failingEnv = "CKPTSTORE_TEST_FAILING_VIEWS"
 
-// apart runs the calling test in a process of its own. It reports false in the
-// process that only waits for it.
+// apart runs the calling test in a separate process. It returns false in the process
+// that only waits for it.
 func apart(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(failingEnv) != "" {
@@ -39,8 +39,8 @@ func apart(t *testing.T) bool {
 	return false
 }
 
-// TestDeletedInUse deletes a view's directory under it and folds on: the
-// process lives, and whoever waits or asks gets an error.
+// TestDeletedInUse deletes the directory of an open view and continues folding: the
+// process survives, and waiters and readers get an error.
 func TestDeletedInUse(t *testing.T) {
 	if !apart(t) {
 		return
@@ -79,7 +79,7 @@ func TestDeletedInUse(t *testing.T) {
 	if err := db.Close(); err != nil {
 		t.Errorf("closed again: %v", err)
 	}
-	// Its directory is free for the next, here and now.
+	// Its directory can be opened again at once, in this process.
 	again, err := viewdb.Open(dir, viewdb.Options{Store: storeID})
 	if err != nil {
 		t.Fatal(err)
@@ -89,11 +89,11 @@ func TestDeletedInUse(t *testing.T) {
 	}
 }
 
-// faulty is a file system that fails, or stops to answer, when it is told to.
+// faulty is a file system that fails or stops answering on command.
 type faulty struct {
 	vfs.FS
 	fail  atomic.Pointer[func(errorfs.Op) error]
-	calls atomic.Int64 // that were made while it fails
+	calls atomic.Int64 // made while it fails
 }
 
 func newFaulty(inner vfs.FS) *faulty {
@@ -111,7 +111,7 @@ func newFaulty(inner vfs.FS) *faulty {
 
 func (f *faulty) breaks(how func(errorfs.Op) error) { f.fail.Store(&how) }
 
-// writes fails what changes the disk.
+// writes fails operations that change the disk.
 func writes(err error) func(errorfs.Op) error {
 	return func(op errorfs.Op) error {
 		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpRemove {
@@ -121,7 +121,7 @@ func writes(err error) func(errorfs.Op) error {
 	}
 }
 
-// tables fails the tables alone: an open database finds it in the background.
+// tables fails only the tables: an open database finds it in the background.
 func tables(err error) func(errorfs.Op) error {
 	return func(op errorfs.Op) error {
 		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && strings.HasSuffix(op.Path, ".sst") {
@@ -131,7 +131,7 @@ func tables(err error) func(errorfs.Op) error {
 	}
 }
 
-// within fails the test if do does not return soon enough for somebody who waits.
+// within fails the test if do does not return promptly.
 func within(t *testing.T, what string, do func() error) error {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -152,8 +152,8 @@ func wantFailed(t *testing.T, what string, err, cause error) {
 	}
 }
 
-// big are events that make a write-ahead log whose rows have to be moved to a
-// table when the view is next opened.
+// big appends events that fill the write-ahead log, so that its rows move to a table
+// when the view is next opened.
 func big(src *fakeLog, n int) uint64 {
 	at, _ := src.Last(context.Background())
 	for range n {
@@ -163,9 +163,9 @@ func big(src *fakeLog, n int) uint64 {
 	return at
 }
 
-// Pebble retries a flush in the background for ever, and its opening waits for
-// that. Here it fails, the database makes no further call, and another can be
-// opened in its place when the file system is well.
+// Pebble retries a flush in the background forever, and its opening waits for that.
+// Here it fails, the database makes no further call, and another can be opened in its
+// place when the file system has recovered.
 func TestFileSystemFailsWhileOpening(t *testing.T) {
 	if !apart(t) {
 		return
@@ -182,7 +182,7 @@ func TestFileSystemFailsWhileOpening(t *testing.T) {
 			if err := db.CatchUp(t.Context(), src); err != nil {
 				t.Fatal(err)
 			}
-			fs := newFaulty(mem.CrashClone(vfs.CrashCloneCfg{})) // its rows are in the write-ahead log alone
+			fs := newFaulty(mem.CrashClone(vfs.CrashCloneCfg{})) // its rows are only in the write-ahead log
 			shut(t, db)
 			fs.breaks(how(cause))
 			err = within(t, name+" open", func() error {
@@ -206,7 +206,7 @@ func TestFileSystemFailsWhileOpening(t *testing.T) {
 	}
 }
 
-// A file system that fails under an open view ends all that is done with it.
+// A file system that fails under an open view ends all operations on the view.
 func TestFileSystemFailsInUse(t *testing.T) {
 	if !apart(t) {
 		return
@@ -242,8 +242,8 @@ func TestFileSystemFailsInUse(t *testing.T) {
 	}
 }
 
-// A file system that does not answer ends what is done with the view within its
-// patience, and the opening ends with the caller's context.
+// A file system that does not answer ends operations on the view within its patience,
+// and ends the opening with the caller's context.
 func TestFileSystemDoesNotAnswer(t *testing.T) {
 	if !apart(t) {
 		return

@@ -14,15 +14,15 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// fence is the file system of a database, and ends the database when the file
-// system does. An error that a retry does not cure, such as a full disk, and an
-// operation that does not return within its patience fail the database.
+// fence is the file system of a database. It fails the database when an operation does
+// not return within its patience, or returns an error that a retry does not cure, such
+// as a full disk.
 //
-// After that the fence takes the file system away from it. A database that has
-// failed cannot be closed, and what it still does in the background would spoil
-// the directory for the next that opens it: it removes files that it takes for
-// its own. After raise nothing that it does reaches the disk, its files and its
-// lock are closed, and another may open the directory in this process.
+// After that, the fence cuts the database off from the file system. A failed database
+// cannot be closed, and its background work would damage the directory for the next one
+// that opens it: it removes files that it considers its own. After raise, none of its
+// operations reach the disk. Its files and its lock are closed, and another database
+// may open the directory in this process.
 type fence struct {
 	vfs.FS
 	gate *gate
@@ -30,8 +30,8 @@ type fence struct {
 
 var _ vfs.FS = fence{}
 
-// gate is shared by a fence and its files. Whatever uses the disk holds it, so
-// that raise can tell when nobody is in it any more.
+// gate is shared by a fence and its files. Every disk operation holds it, so that raise
+// can tell when all operations have left.
 type gate struct {
 	fail     *failure
 	patience time.Duration // for one operation
@@ -46,16 +46,16 @@ func newFence(fs vfs.FS, fail *failure, patience time.Duration) fence {
 	return fence{fs, &gate{fail: fail, patience: patience, open: map[io.Closer]struct{}{}}}
 }
 
-// incurable are the errors of a file system that it returns again when the
-// operation is repeated: it is full, broken, read-only or gone.
+// incurable are the errors that a file system returns again when the operation is
+// repeated: it is full, broken, read-only or gone.
 var incurable = []error{
 	syscall.ENOSPC, syscall.EDQUOT, syscall.EIO, syscall.EROFS, syscall.ENXIO, syscall.ENODEV,
 	syscall.ESTALE, syscall.EUCLEAN, syscall.ETIMEDOUT, syscall.ENOTCONN, syscall.EREMOTEIO,
 }
 
-// raise closes the gate for good. Further calls do nothing. The files are
-// closed when no operation is left in them. An operation that never returns
-// keeps them open, and the lock of the directory, but not the caller of raise.
+// raise closes the gate for good. Further calls do nothing. The files are closed when
+// no operation is left inside. An operation that never returns keeps the files and the
+// directory's lock open, but does not block the caller of raise.
 func (g *gate) raise(why error) {
 	if !g.why.CompareAndSwap(nil, &why) {
 		return
@@ -66,8 +66,8 @@ func (g *gate) raise(why error) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		for c := range g.open {
-			// The database has failed: there is nobody to tell, and its next
-			// owner reads what is there as after a kill.
+			// The database has failed: no caller can use this error, and the next owner
+			// reads the files as after a kill.
 			_ = c.Close()
 		}
 		clear(g.open)
@@ -96,14 +96,15 @@ func (g *gate) pass(do func() error) error {
 	return err
 }
 
-// keep remembers what must be closed with the gate. It is called inside it.
+// keep registers a file that must be closed with the gate. It must be called inside the
+// gate.
 func (g *gate) keep(c io.Closer) {
 	g.hold.Lock()
 	defer g.hold.Unlock()
 	g.open[c] = struct{}{}
 }
 
-// close is the owner's own close, which comes too late when the gate is closed.
+// close is the owner's own close. It does nothing if the gate is closed already.
 func (g *gate) close(c io.Closer) error {
 	return g.pass(func() error {
 		g.hold.Lock()
@@ -193,8 +194,8 @@ func (f fence) GetDiskUsage(name string) (usage vfs.DiskUsage, err error) {
 	return usage, err
 }
 
-// Lock implements [vfs.FS]. A directory that is locked fails the database: an
-// earlier one of this process may hold it whose file system did not answer.
+// Lock implements [vfs.FS]. A locked directory fails the database: an earlier database
+// of this process, whose file system did not answer, may hold the lock.
 func (f fence) Lock(name string) (lock io.Closer, err error) {
 	err = f.gate.pass(func() error {
 		inner, err := f.FS.Lock(name)

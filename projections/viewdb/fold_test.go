@@ -13,8 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// However a log is cut into batches, and wherever the database is closed and
-// opened again, its rows are those of a replay in memory.
+// However a log is cut into batches, and wherever the database is closed and reopened,
+// its rows are those of a replay in memory.
 func TestIncrementalEqualsReplay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := drawHistory(t, 60)
@@ -47,8 +47,8 @@ func TestIncrementalEqualsReplay(t *testing.T) {
 	})
 }
 
-// The visible checkpoints of a trial are exactly what its head descends from,
-// less what was deleted or withdrawn; queries agree with the rows.
+// The visible checkpoints of a trial are exactly the ancestors of its head, except
+// deleted and withdrawn ones; queries agree with the rows.
 func TestTheLineIsWhatIsVisible(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := drawHistory(t, 120)

@@ -16,34 +16,34 @@ import (
 
 // Source is the log.
 type Source interface {
-	// Read is the log from sequence from up to and with until; with until 0
-	// it goes on with events as they are appended. It ends when ctx ends and
-	// after an error. It must yield every sequence, each once, in order.
+	// Read yields the log from sequence from to until inclusive; with until 0 it
+	// continues with events as they are appended. It ends when ctx ends and after an
+	// error. It must yield every sequence once, in order.
 	Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error]
-	// Last is the last sequence of the log, 0 if it is empty.
+	// Last returns the last sequence of the log, 0 if it is empty.
 	Last(ctx context.Context) (uint64, error)
 }
 
-// A batch ends at whichever of these limits it reaches first.
+// A batch ends at the first of these limits.
 const (
 	batchEvents = 5000
 	batchBytes  = 1 << 20
 	batchAge    = 20 * time.Millisecond
 )
 
-// syncEvery is how often the view is made durable while it is updated.
+// syncEvery is the interval at which the view is made durable during updates.
 const syncEvery = time.Second
 
-// Follow folds the log from the cursor to its end and then what is appended,
-// until ctx ends, whose error it then returns, or the view is closed. Any
-// other error is one that the view cannot pass. Events are visible as soon as
-// no other one is waiting, at most 20 ms later, and durable a second later.
+// Follow folds the log from the cursor to its end, and then new events, until ctx ends
+// or the view is closed. It returns the context's error when ctx ends; any other error
+// means that the view cannot get past an event. Events become visible as soon as no
+// other event is waiting, at most 20 ms later, and durable a second later.
 func (db *DB) Follow(ctx context.Context, src Source) error {
 	return db.update(ctx, src, true)
 }
 
-// CatchUp folds the log from the cursor to the end that it has now. What it
-// folded is durable on return, also with an error.
+// CatchUp folds the log from the cursor to its current end. The folded events are
+// durable on return, even after an error.
 func (db *DB) CatchUp(ctx context.Context, src Source) error {
 	return db.update(ctx, src, false)
 }
@@ -102,7 +102,7 @@ func (db *DB) run(ctx context.Context, src Source, follow bool) error {
 	queue := u.fetch(src.Read(ctx, at+1, until), ctx.Done())
 	err = u.fold(ctx, queue, until)
 	cancel()
-	for range queue { // the reader must be gone before we are
+	for range queue { // the reader must be gone before we return
 	}
 	return errors.Join(err, u.drop(), db.sync())
 }
@@ -125,8 +125,8 @@ type arrival struct {
 	err   error
 }
 
-// fetch reads ahead in the background. The channel is closed when the log
-// ends or after done is closed.
+// fetch reads ahead in the background. The channel is closed when the log ends or after
+// done is closed.
 func (u *updater) fetch(log iter.Seq2[events.Recorded, error], done <-chan struct{}) <-chan arrival {
 	queue := make(chan arrival, 1024)
 	go func() {
@@ -160,7 +160,7 @@ func (u *updater) fold(ctx context.Context, queue <-chan arrival, until uint64) 
 			if u.count == 1 {
 				age.Reset(batchAge)
 			}
-			// A batch is kept open only while the log is still far ahead.
+			// A batch stays open only while the log is still far ahead.
 			full := u.count >= batchEvents || u.count > 0 && u.rows.bytes >= batchBytes
 			if full || len(queue) == 0 && u.at >= u.end {
 				if err := u.commit(); err != nil {
@@ -190,7 +190,7 @@ func (u *updater) take(ctx context.Context, a arrival, ok bool, until uint64) er
 		return errors.Join(err, u.commit())
 	}
 	if !ok {
-		return fmt.Errorf("the log ended at %d and was not expected to", u.at)
+		return fmt.Errorf("the log ended unexpectedly at %d", u.at)
 	}
 	if a.err != nil {
 		return errors.Join(fmt.Errorf("read the log after event %d: %w", u.at, a.err), u.commit())
@@ -209,7 +209,7 @@ func (u *updater) take(ctx context.Context, a arrival, ok bool, until uint64) er
 	return nil
 }
 
-// check is what an event must be to follow the one at sequence at.
+// check verifies that an event can follow the one at sequence at.
 func check(r events.Recorded, at uint64, store string) error {
 	if r.Sequence != at+1 {
 		return fmt.Errorf("%w: event %d follows event %d; `ckptstore verify --log` lists what is missing, `ckptstore recover` makes a log of the receipts", ErrGap, r.Sequence, at)
@@ -254,7 +254,7 @@ func (u *updater) write() error {
 	return errors.Join(err, b.Close())
 }
 
-// drop forgets the batch.
+// drop discards the batch.
 func (u *updater) drop() error {
 	if u.rows == nil {
 		return nil
@@ -272,8 +272,8 @@ func (u *updater) sync() error {
 	return u.db.sync()
 }
 
-// Replay is the rows as of sequence until, 0 for the end of the log. It needs
-// no database. A sequence beyond the end is an error.
+// Replay returns the rows as of sequence until, 0 for the end of the log. It needs no
+// database. A sequence beyond the end is an error.
 func Replay(ctx context.Context, src Source, until uint64) (*projections.Memory, error) {
 	last, err := src.Last(ctx)
 	if err != nil {

@@ -23,7 +23,7 @@ const storeID = "store-1"
 type fakeLog struct {
 	mu     sync.Mutex
 	log    []events.Recorded
-	last   uint64 // what it says its end is
+	last   uint64 // its reported end
 	more   chan struct{}
 	broken error // yielded at the end instead of waiting
 }
@@ -85,11 +85,11 @@ func (f *fakeLog) Read(ctx context.Context, from, until uint64) iter.Seq2[events
 	}
 }
 
-// prefix is the log as of its first n events.
+// prefix returns the log as of its first n events.
 func prefix(log []events.Recorded, n int) *fakeLog { return newLog(log[:n]...) }
 
-// history writes a log that trainers could have written, folding it as it
-// goes to know what could come next.
+// history writes a log that trainers could have written. It folds the log on the way to
+// know which events are possible next.
 type history struct {
 	t    *rapid.T
 	log  []events.Recorded
@@ -131,7 +131,7 @@ func drawHistory(t *rapid.T, most int) *history {
 	return h
 }
 
-// place is a trial that something happens in.
+// place is a trial in which events happen.
 type place struct {
 	*history
 	scope   events.Scope // of decisions
@@ -172,7 +172,7 @@ func (p place) observe(body events.Body) {
 	p.say(events.Scope{Run: p.scope.Run, Trial: p.scope.Trial, Actor: events.Node(0)}, body)
 }
 
-// save is the ID of a checkpoint of the trial in one of the states, or "".
+// save returns the ID of a checkpoint of the trial in one of the states, or "".
 func (p place) save(states ...projections.State) string {
 	ids := []string{""}
 	for _, c := range p.saves {
@@ -228,7 +228,7 @@ func (p place) begin() {
 func (p place) write() {
 	id := p.save(projections.Open, projections.Staged, projections.Committed, projections.Aborted)
 	attempt := max(p.attempt-p.pick("late", 4)/3, 0)
-	if p.pick("not begun", 8) == 0 { // by an attempt that is fenced, or not yet
+	if p.pick("not begun", 8) == 0 { // by a fenced attempt, or not yet begun
 		id = fmt.Sprintf("step-%d.a%d", p.pick("at", 6), attempt)
 	}
 	bodies := []events.Body{
@@ -239,7 +239,7 @@ func (p place) write() {
 	p.observe(bodies[p.pick("body", len(bodies))])
 }
 
-// burst is what all ranks say at about the same time.
+// burst appends facts of all ranks at about the same time.
 func (p place) burst() {
 	id := p.save(projections.Open, projections.Open, projections.Staged)
 	step := int64(p.pick("at", 6))
@@ -326,7 +326,7 @@ func (p place) trial() {
 	p.decide(bodies[p.pick("body", len(bodies))])
 }
 
-// again says an old fact once more, which must change nothing.
+// again repeats an old fact, which must change nothing.
 func (p place) again() {
 	r := p.log[p.pick("old", len(p.log))]
 	if r.Kind.Decides() {
@@ -336,7 +336,7 @@ func (p place) again() {
 	r.Sequence = uint64(len(p.log) + 1)
 	p.record(r)
 	if digest(p.t, p.rows) != want {
-		p.t.Fatalf("%s %s said again changed the rows", r.Kind, r.Data)
+		p.t.Fatalf("%s %s repeated changed the rows", r.Kind, r.Data)
 	}
 }
 
@@ -360,7 +360,7 @@ func digest(t fatal, r projections.Reader) [32]byte {
 	return sum
 }
 
-// replayed is the digest of the log's first n events, folded in memory.
+// replayed returns the digest of the log's first n events, folded in memory.
 func replayed(t fatal, log []events.Recorded, n uint64) [32]byte {
 	t.Helper()
 	m := projections.NewMemory()

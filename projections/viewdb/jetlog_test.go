@@ -18,9 +18,8 @@ import (
 
 var _ viewdb.Source = (*jetlog.Log)(nil)
 
-// A view follows a real log: what is appended is visible, the end of a
-// trial's lane is where the next decision is accepted, and a view that was
-// rebuilt is the same.
+// A view follows a real log: appended events become visible, the next decision is
+// accepted at the end of a trial's lane, and a rebuilt view is the same.
 func TestFollowRealLog(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

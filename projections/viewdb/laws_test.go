@@ -16,8 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// The state as of any sequence, folded in memory, is what the views were when
-// the log had just that event last: the same rows, and the same answers.
+// The state as of any sequence, folded in memory, equals the views when the log ended
+// at that event: the same rows, and the same answers.
 func TestAsOfEqualsTheViewsOfThen(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := drawHistory(t, 50)
@@ -46,7 +46,7 @@ func TestAsOfEqualsTheViewsOfThen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// And going on from there changes nothing about the end.
+		// Continuing from there changes nothing about the end.
 		if err := db.CatchUp(context.Background(), newLog(h.log...)); err != nil {
 			t.Fatal(err)
 		}
@@ -56,7 +56,7 @@ func TestAsOfEqualsTheViewsOfThen(t *testing.T) {
 	})
 }
 
-// answers is what the queries say of everything there is.
+// answers returns the answers of the queries for all objects.
 func answers(t fatal, r projections.Reader) string {
 	var b strings.Builder
 	show := func(v any, err error) {
@@ -91,8 +91,8 @@ func answers(t fatal, r projections.Reader) string {
 	return b.String()
 }
 
-// Facts of independent ranks may reach the log in any order: but for their
-// sequences, the rows are the same.
+// Facts of independent ranks may reach the log in any order: the rows are the same
+// except for their sequences.
 func TestOrderOfIndependentFacts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := drawHistory(t, 80)
@@ -127,7 +127,8 @@ func TestOrderOfIndependentFacts(t *testing.T) {
 	})
 }
 
-// naturalKey is of a fact by which it is folded; "" of what is not swapped.
+// naturalKey returns the key by which a fact is folded; "" for events that are not
+// swapped.
 func naturalKey(r events.Recorded) string {
 	if r.Scope.Actor == events.Server {
 		return ""
@@ -150,7 +151,7 @@ func naturalKey(r events.Recorded) string {
 	return ""
 }
 
-// unnumbered is the rows without the sequences of those facts.
+// unnumbered returns the rows without the sequences of those facts.
 func unnumbered(t fatal, r projections.Reader) map[string]string {
 	rows := map[string]string{}
 	err := r.Scan(nil, nil, func(k, value []byte) error {

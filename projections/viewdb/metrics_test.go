@@ -13,8 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Whatever was resumed, every report is in the line or hidden, exactly once;
-// and a table of few rows has the same extremes as one of all reports.
+// After any sequence of resumes, every report is in the line or hidden, exactly once;
+// and a table of few rows has the same extremes as a table of all reports.
 func TestMetricsKeepEveryReport(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := drawHistory(t, 60)
@@ -40,7 +40,7 @@ func TestMetricsKeepEveryReport(t *testing.T) {
 				}
 			}
 		}
-		// Facts alone make no trial, so that nobody can ask for those.
+		// Facts alone create no trial, so no query can ask for those reports.
 		orphans := 0
 		for _, r := range h.log {
 			if _, err := projections.GetTrial(h.rows, r.Scope.Run, r.Scope.Trial); err != nil && r.Kind == "report.metrics" {
@@ -109,7 +109,7 @@ func checkTable(t *rapid.T, r projections.Reader, trial projections.Trial) {
 	}
 }
 
-// counting counts the rows that a question reads.
+// counting counts the rows that a query reads.
 type counting struct {
 	projections.Reader
 	rows int
@@ -124,7 +124,7 @@ func (c *counting) Scan(lo, hi []byte, visit func(key, value []byte) error) erro
 	return c.Reader.Scan(lo, hi, func(k, v []byte) error { c.rows++; return visit(k, v) })
 }
 
-// What a question costs follows from the range that is asked for.
+// The cost of a query follows from the requested range.
 func TestMetricsReadTheirRangeAlone(t *testing.T) {
 	const iterations = 5_000
 	main := events.Scope{Run: "demo", Trial: "main", Actor: events.Server}

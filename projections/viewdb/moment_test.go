@@ -12,8 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// At no moment does a reader see rows that are not those of the cursor: both
-// are one batch.
+// A reader never sees rows that differ from those of the cursor: both are one batch.
 func TestRowsAreOfTheCursorAtEachMoment(t *testing.T) {
 	log := rapid.Custom(func(t *rapid.T) []events.Recorded {
 		h := drawHistory(t, 0)

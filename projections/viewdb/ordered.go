@@ -7,18 +7,17 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// ordered is a file system on which Pebble's markers can be trusted after a
-// crash. A marker is a file whose name says which manifest is the present
-// one. Pebble makes the manifest, makes the new marker, removes the old one,
-// and syncs the directory once, after all of it. Until then a file system may
-// keep any of the three: a marker without its manifest does not open, and no
-// marker at all is taken for an empty database. Syncing before each of the
-// last two keeps them in order.
+// ordered is a file system on which Pebble's markers are reliable after a crash. A
+// marker is a file whose name identifies the current manifest. Pebble creates the
+// manifest, creates the new marker, removes the old one, and only then syncs the
+// directory once. Until then a file system may keep any of the three: a marker without
+// its manifest does not open, and no marker at all looks like an empty database.
+// Syncing before each of the last two steps keeps them in order.
 //
-// It also keeps Pebble from panicking where it cannot be caught: when it cannot
-// make its next write-ahead log, as on a full disk, it panics with a lock that
-// it has given back, and the process dies of that. There the database has
-// failed, and its goroutine stays where it is, as [failure] has it.
+// It also prevents panics of Pebble that cannot be recovered. If Pebble cannot create
+// its next write-ahead log, for example on a full disk, it panics with a lock that it
+// has already released, which kills the process. Instead, the database fails, and its
+// goroutine blocks: see [failure].
 type ordered struct {
 	vfs.FS
 	fail *failure
@@ -41,8 +40,8 @@ func (o ordered) ReuseForWrite(from, to string, category vfs.DiskWriteCategory) 
 	return o.log(to, f, err)
 }
 
-// log is a file that may be a write-ahead log. An open database does not return
-// from here without the next one.
+// log wraps a file that may be a write-ahead log. In an open database it does not
+// return without the next one.
 func (o ordered) log(name string, f vfs.File, err error) (vfs.File, error) {
 	switch {
 	case !strings.HasSuffix(name, ".log"):
@@ -54,13 +53,12 @@ func (o ordered) log(name string, f vfs.File, err error) (vfs.File, error) {
 	return f, err
 }
 
-// modest is a write-ahead log that takes no room before it is needed. Pebble
-// asks for more than a memtable's, 35 MB: on a disk that is nearly full that
-// is the room of the log's decisions, if only for the moment until it is
-// refused.
+// modest is a write-ahead log that allocates no room in advance. Pebble asks for more
+// than a memtable's, 35 MB: on a nearly full disk that takes the room of the log's
+// decisions, if only until it is refused.
 //
-// What cannot be written to it would come up when Pebble closes it for the
-// next one: there it panics as described.
+// A write error would surface when Pebble closes the file for the next log, and panic
+// there as described.
 type modest struct {
 	vfs.File
 	fail *failure
@@ -78,7 +76,7 @@ func (m modest) Sync() error { return m.fail.lasting(m.File.Sync()) }
 // SyncData implements [vfs.File].
 func (m modest) SyncData() error { return m.fail.lasting(m.File.SyncData()) }
 
-// Preallocate implements [vfs.File] and does nothing, which it may.
+// Preallocate implements [vfs.File]. It may do nothing, and does nothing.
 func (modest) Preallocate(int64, int64) error { return nil }
 
 // Remove implements [vfs.FS].
@@ -92,7 +90,7 @@ func (o ordered) Remove(name string) error {
 // Unwrap implements [vfs.FS].
 func (o ordered) Unwrap() vfs.FS { return o.FS }
 
-// before makes what happened in the directory of a marker durable.
+// before makes earlier changes in the directory of a marker durable.
 func (o ordered) before(name string) error {
 	if !strings.HasPrefix(o.PathBase(name), "marker.") {
 		return nil

@@ -9,18 +9,18 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// overlay is the table that a batch of events is folded into: the rows that the
-// batch changed, in memory, in front of those of the database. One save changes the
-// rows of its checkpoint, its attempt and its trial five times, and the next save
-// changes the last two again. The database gets each once a batch. With an indexed
-// batch of Pebble it got every version, and sorting, flushing and compacting those
-// made a fold slower as the log grew.
+// overlay is the table that a batch of events is folded into: the rows that the batch
+// changed, in memory, in front of those of the database. One save changes the rows of
+// its checkpoint, its attempt and its trial five times, and the next save changes the
+// last two again. The database receives each row once per batch. With an indexed batch
+// of Pebble it received every version, and sorting, flushing and compacting them slowed
+// the fold down as the log grew.
 //
 // Nothing else may write to the database while an overlay is in use.
 type overlay struct {
 	db    *pebble.DB
 	rows  *projections.Memory // values end with one of the marks below
-	bytes int                 // of all that was set, a bound of what rows holds
+	bytes int                 // of all values set, an upper bound of what rows holds
 	idle  *pebble.Iterator    // for the next scan; nil before the first and during one
 }
 
@@ -46,7 +46,7 @@ func (o *overlay) Get(key []byte) ([]byte, error) {
 	return value(marked), nil
 }
 
-// value is what a marked value holds, nil for a removed row.
+// value returns the content of a marked value, nil for a removed row.
 func value(marked []byte) []byte {
 	end := len(marked) - 1
 	if marked[end] == removed {
@@ -63,7 +63,7 @@ func (o *overlay) Scan(lo, hi []byte, visit func(key, value []byte) error) (err 
 	}
 	defer func() { err = errors.Join(err, o.release(it)) }()
 	it.First()
-	// below visits the rows of the database before key, all of them for nil.
+	// below visits the rows of the database before key, or all of them if key is nil.
 	below := func(key []byte) error {
 		for ; it.Valid() && (key == nil || bytes.Compare(it.Key(), key) < 0); it.Next() {
 			value, err := it.ValueAndErr()
@@ -94,7 +94,7 @@ func (o *overlay) Scan(lo, hi []byte, visit func(key, value []byte) error) (err 
 	return below(nil)
 }
 
-// iterator is the idle one, or another if a visit scans.
+// iterator returns the idle iterator, or a new one if a visit scans.
 func (o *overlay) iterator(lo, hi []byte) (*pebble.Iterator, error) {
 	b := bounds(lo, hi)
 	it := o.idle
@@ -106,8 +106,8 @@ func (o *overlay) iterator(lo, hi []byte) (*pebble.Iterator, error) {
 	return it, nil
 }
 
-// release keeps an iterator for the next scan: the database does not change before
-// the overlay is written.
+// release keeps an iterator for the next scan: the database does not change before the
+// overlay is written.
 func (o *overlay) release(it *pebble.Iterator) error {
 	if o.idle != nil || it.Error() != nil {
 		return it.Close()
@@ -138,7 +138,7 @@ func (o *overlay) write(b *pebble.Batch) error {
 	})
 }
 
-// close gives the database its iterator back.
+// close releases the database's iterator.
 func (o *overlay) close() error {
 	if o.idle == nil {
 		return nil

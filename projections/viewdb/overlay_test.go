@@ -13,7 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// An overlay and the database behind it are one table, wherever a batch ends.
+// An overlay and the database behind it act as one table, wherever a batch ends.
 func TestOverlayIsOneTable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		db, err := pebble.Open("views", &pebble.Options{FS: vfs.NewMem()})

@@ -1,5 +1,5 @@
-// Package viewdb keeps the rows of package projections in a Pebble database,
-// up to date with a log, and rebuilds them when they are of no use.
+// Package viewdb keeps the rows of package projections in a Pebble database, up to date
+// with a log, and rebuilds them when they are unusable.
 //
 //	view     the rows as of one sequence of the log: they may lag, never lead
 //	cursor   the last sequence that the rows contain
@@ -10,14 +10,14 @@
 //	                of the folds, the identity of the log's store
 //	kind …          rows, as package projections lays them out
 //
-// Rows and their cursor are always in one batch, so whatever a crash leaves
-// is a view as of some sequence, and folding goes on from its cursor. The
-// database is synced each second, not with each batch: the log is the redo
-// log of what was lost. A gap in the log, a log that ends before the cursor,
-// an event that cannot be folded and another store's log stop the view with
-// an error. Nothing is skipped.
+// Rows and their cursor are always in one batch. After any crash the database is
+// therefore a view as of some sequence, and folding continues from its cursor. The
+// database is synced each second, not with each batch: lost rows are folded again from
+// the log. A view stops with an error at a gap in the log, at an event that cannot be
+// folded, if the log ends before the cursor, and if the log belongs to another store.
+// It skips nothing.
 //
-// A view holds nothing that the log does not: its directory may be deleted.
+// The log contains everything that a view holds: its directory may be deleted.
 package viewdb
 
 import (
@@ -39,35 +39,35 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Sentinels for [errors.Is]. All but ErrClosed mean that the view and the log
-// do not belong together any more, which a person has to look at.
+// Sentinels for [errors.Is]. All but ErrClosed and ErrBusy mean that the view and the
+// log no longer match, and that a person must look into it.
 var (
-	// ErrForeign is a view or a log of another store.
+	// ErrForeign reports a view or a log of another store.
 	ErrForeign = problem.New(problem.Damage, "another store's")
-	// ErrRolledBack is a log that ends before the view's cursor.
+	// ErrRolledBack reports a log that ends before the view's cursor.
 	ErrRolledBack = problem.New(problem.Damage, "the log was rolled back")
-	// ErrGap is a log in which a sequence is missing.
+	// ErrGap reports a log in which a sequence is missing.
 	ErrGap = problem.New(problem.Damage, "the log has a gap")
-	// ErrClosed is a view that was closed.
+	// ErrClosed reports a view that was closed.
 	ErrClosed = problem.New(problem.Unavailable, "the view is closed")
-	// ErrBusy is a second [DB.Follow] or [DB.CatchUp] beside a running one.
+	// ErrBusy reports a second [DB.Follow] or [DB.CatchUp] during a running one.
 	ErrBusy = errors.New("the view is already being updated")
 )
 
-// Options say how a view is opened.
+// Options configure a view.
 type Options struct {
 	// FS is the file system of the view; nil means the machine's.
 	FS vfs.FS
 	// Store is the identity of the store that the log belongs to. Required.
 	Store string
-	// Logger gets the database's complaints; nil means nobody does.
+	// Logger receives the database's errors; nil discards them.
 	Logger *slog.Logger
-	// Patience is how long one operation of the file system may take before
-	// the view has failed; default 15 s.
+	// Patience is how long one operation of the file system may take before the view
+	// fails; default 15 s.
 	Patience time.Duration
 }
 
-// EnsureDefaults fills in what may be left out.
+// EnsureDefaults sets the defaults of optional fields.
 func (o *Options) EnsureDefaults() {
 	if o.FS == nil {
 		o.FS = vfs.Default
@@ -80,7 +80,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate reports options that cannot work.
+// Validate rejects unusable options.
 func (o *Options) Validate() error {
 	if o.Store == "" {
 		return errors.New("the identity of the store is missing")
@@ -88,7 +88,7 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// cursor is the value of the one row that is not a projection's.
+// cursor is the value of the only row that does not belong to the projections.
 type cursor struct {
 	Sequence uint64 `json:"sequence"`
 	Reducer  int    `json:"reducer"`
@@ -117,22 +117,22 @@ type DB struct {
 
 	mu       sync.Mutex
 	sequence uint64
-	halted   error         // why the last Follow or CatchUp stopped, unless it was told to
+	halted   error         // why the last Follow or CatchUp stopped, unless its caller stopped it
 	changed  chan struct{} // closed and replaced when sequence or halted change
 	closed   bool
 }
 
-// givenUp is why a view has failed whose opening the caller ended.
-const givenUp = "opening them was given up"
+// givenUp is the failure of a view whose caller cancelled the opening.
+const givenUp = "opening them was cancelled"
 
 // Open is [OpenContext] without a context.
 func Open(dir string, o Options) (*DB, error) { return OpenContext(context.Background(), dir, o) }
 
-// OpenContext opens the view in dir, or makes one. A view of another version of
-// the folds is emptied, to be folded again. One of another store is an error. A
-// file system that is full, broken or silent is [ErrFailed]. Only one process can
-// have the view open. The end of ctx ends the opening within seconds, and nothing
-// after it.
+// OpenContext opens the view in dir, or creates one. It empties a view of another
+// version of the folds, to be folded again. It returns [ErrForeign] for another store's
+// view, and [ErrFailed] if the file system is full, broken or does not answer. Only one
+// process can have the view open. The end of ctx ends the opening within seconds, and
+// has no effect after it.
 func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {
@@ -194,8 +194,8 @@ func pebbleOptions(o Options, fail *failure) *pebble.Options {
 		FormatMajorVersion: pebble.FormatNewest,
 		// An owner holds these in memory: the cache, and up to two memtables.
 		MemTableSize: 8 << 20,
-		// Every report is looked up before it is stored. With the default of
-		// 8 MB, a rebuild read the same blocks from the file again and again.
+		// Every report is looked up before it is stored. With the default of 8 MB, a
+		// rebuild read the same blocks from the file repeatedly.
 		CacheSize:     32 << 20,
 		Logger:        quiet{o.Logger, fail},
 		EventListener: fail.events(),
@@ -206,7 +206,7 @@ func pebbleOptions(o Options, fail *failure) *pebble.Options {
 	return po
 }
 
-// start reads the cursor and empties a view that the folds cannot continue.
+// start reads the cursor, and empties a view that the folds cannot continue.
 func (db *DB) start() error {
 	c, found, err := readCursor(db.pebble)
 	if err != nil {
@@ -224,9 +224,9 @@ func (db *DB) start() error {
 			db.sequence = c.Sequence
 			return nil
 		}
-		db.log.Info("the views are made anew from the log: this program knows events that the one before it did not")
+		db.log.Info("views rebuilt from the log: this version knows more events")
 	case found:
-		db.log.Warn("the views are of another version of this program and are made anew from the log", "theirs", c.Reducer, "ours", projections.Version)
+		db.log.Warn("views rebuilt from the log: their folds are of another version", "theirs", c.Reducer, "ours", projections.Version)
 	}
 	b := db.pebble.NewBatch()
 	err = b.DeleteRange(firstRow, []byte{0xff}, nil)
@@ -265,7 +265,7 @@ func (db *DB) writeCursor(b *pebble.Batch, sequence uint64) error {
 	return b.Set(cursorKey, value, nil)
 }
 
-// Cursor is the last sequence that the rows contain, 0 for none.
+// Cursor returns the last sequence that the rows contain, 0 for none.
 func (db *DB) Cursor() uint64 {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -297,7 +297,7 @@ func (db *DB) Wait(ctx context.Context, seq uint64) error {
 	}
 }
 
-// advance tells those who wait.
+// advance notifies the waiters of a change.
 func (db *DB) advance(change func()) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -306,9 +306,8 @@ func (db *DB) advance(change func()) {
 	db.changed = make(chan struct{})
 }
 
-// View calls read with the rows as of one sequence. The reader is valid
-// during the call, during which the view cannot be closed; read must not call
-// View again.
+// View calls read with the rows as of one sequence. The reader is valid during the
+// call, and the view cannot be closed during it; read must not call View again.
 func (db *DB) View(read func(projections.Reader) error) error {
 	return db.ViewAt(func(r projections.Reader, _ uint64) error { return read(r) })
 }
@@ -331,8 +330,8 @@ func (db *DB) ViewAt(read func(r projections.Reader, cursor uint64) error) error
 	})
 }
 
-// Digest is the digest of the rows, without the cursor, and the sequence that
-// it stands for. It reads every row.
+// Digest returns the digest of the rows, without the cursor, and the sequence of the
+// rows. It reads every row.
 func (db *DB) Digest() (sum [32]byte, cursor uint64, err error) {
 	err = db.ViewAt(func(r projections.Reader, at uint64) error {
 		cursor = at
@@ -352,17 +351,16 @@ func (db *DB) acquire() (release func(), err error) {
 	return db.use.RUnlock, nil
 }
 
-// closeTime is how long a view may take to close. It syncs files, and on a busy
-// disk each may take seconds; one that does not return at all ends by
-// [Options.Patience].
+// closeTime is how long a view may take to close. It syncs files, and on a busy disk
+// each sync may take seconds; [Options.Patience] ends a sync that does not return at
+// all.
 const closeTime = 30 * time.Second
 
-// Close ends a running update, waits for those who read, and closes the
-// database. All that was folded is durable on return without an error, since
-// every update ends with a sync. A failed database keeps its goroutines, with
-// an error that is [ErrFailed], but not its directory, which may be opened
-// again: it is as after a kill. So does one that does not close within 30 s.
-// Further calls do nothing.
+// Close ends a running update, waits for readers, and closes the database. After a
+// return without an error all folded events are durable, because every update ends with
+// a sync. For a failed database, or if closing takes more than 30 s, Close returns
+// [ErrFailed]: the goroutines stay, but the directory may be opened again, as after a
+// kill. Further calls do nothing.
 func (db *DB) Close() error {
 	db.end()
 	defer db.fail.after(closeTime, "closing them")()
@@ -388,7 +386,7 @@ type reader struct{ from pebble.Reader }
 
 var _ projections.Reader = reader{}
 
-// get is the caller's copy of a value, nil if there is none.
+// get returns the caller's copy of a value, nil if there is none.
 func get(r pebble.Reader, key []byte) ([]byte, error) {
 	value, closer, err := r.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
@@ -423,7 +421,7 @@ func (r reader) Scan(lo, hi []byte, visit func(key, value []byte) error) (err er
 	return it.Error()
 }
 
-// bounds keeps a scan out of the keys that are not the projections'.
+// bounds restricts a scan to the keys of the projections.
 func bounds(lo, hi []byte) *pebble.IterOptions {
 	if bytes.Compare(lo, firstRow) < 0 {
 		lo = firstRow

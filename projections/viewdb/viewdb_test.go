@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 var lane = events.Scope{Run: "demo", Trial: "main", Actor: events.Server}
 
-// story is a short log: two checkpoints of a run.
+// story returns a short log: two checkpoints of a run.
 func story() []events.Recorded {
 	bodies := []events.Body{
 		events.GroupStarted{Attempt: 1, Job: "J1", WorldSize: 1, Ranks: []events.RankPlacement{{}}},
@@ -77,7 +77,7 @@ func TestFollow(t *testing.T) {
 	if got := latest(t, db); got != "step-1.a1" {
 		t.Fatalf("latest is %q", got)
 	}
-	// A view stands still while it is read.
+	// A view does not change while it is read.
 	err := db.ViewAt(func(r projections.Reader, cursor uint64) error {
 		src.append(log[4:]...)
 		await(t, db, 6)
@@ -98,7 +98,7 @@ func TestFollow(t *testing.T) {
 	if err := stop(); !errors.Is(err, context.Canceled) {
 		t.Fatalf("Follow returned %v", err)
 	}
-	// Being told to stop is no reason to tell those who wait to give up.
+	// A cancelled update is no reason for waiters to give up.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	if err := db.Wait(ctx, 7); !errors.Is(err, context.DeadlineExceeded) {
@@ -129,12 +129,12 @@ func TestCloseEndsFollow(t *testing.T) {
 	}
 }
 
-// What a view cannot pass stops it where it is, and whoever waits is told.
+// A view stops before an event that it cannot fold, and waiters get an error.
 func TestHalts(t *testing.T) {
 	log := story()
 	foreign := event(1, events.Scope{Actor: events.Server}, events.StoreCreated{Store: "store-2"})
 	short := newLog(log[:3]...)
-	short.last = 6 // as of a log that was damaged: it says more than it has
+	short.last = 6 // as of a damaged log: it reports more than it has
 	short.broken = errors.New("block 3 is damaged")
 	repeated := newLog(log[0], log[1], log[2], log[3], log[3], log[4])
 	for _, test := range []struct {
@@ -142,7 +142,7 @@ func TestHalts(t *testing.T) {
 		src  *fakeLog
 		is   error
 		says string
-		at   uint64 // before, also the highest cursor allowed after
+		at   uint64 // before; also the highest cursor allowed after
 	}{
 		{"gap", newLog(log[0], log[1], log[2], log[4], log[5]), viewdb.ErrGap, "event 5 follows event 3", 3},
 		{"gap at the cursor", newLog(log[0], log[2], log[3]), viewdb.ErrGap, "event 3 follows event 1", 1},
@@ -192,7 +192,7 @@ func TestRolledBackLog(t *testing.T) {
 			t.Fatalf("error is %v", err)
 		}
 	}
-	// The same log again is fine, and a wait that was told to give up can wait.
+	// The same log again works, and so does a wait after a cancelled one.
 	if err := db.CatchUp(t.Context(), newLog(log...)); err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +206,7 @@ func TestForeignView(t *testing.T) {
 	if db != nil || !errors.Is(err, viewdb.ErrForeign) || !strings.Contains(err.Error(), "of store-1, not of store-2") {
 		t.Fatalf("Open returned %v", err)
 	}
-	// Nothing was done to it.
+	// The view is unchanged.
 	shut(t, open(t, fs, "views"))
 	if _, err := viewdb.Open("views", viewdb.Options{FS: fs}); err == nil {
 		t.Fatal("a view was opened without a store")
@@ -223,7 +223,7 @@ func TestOneProcessAtATime(t *testing.T) {
 	shut(t, open(t, nil, dir))
 }
 
-// A view of other folds, or none, becomes the same again.
+// A view of other folds, or a missing one, is rebuilt to the same state.
 func TestRebuild(t *testing.T) {
 	log := story()
 	want := replayed(t, log, 6)
@@ -279,8 +279,8 @@ func TestRebuild(t *testing.T) {
 	}
 }
 
-// Views in a format of a newer database are refused, with what to do, and stay
-// as they are; those in an older one are taken over.
+// Views in a format of a newer database are refused with the next step, and stay as
+// they are; views in an older format are taken over.
 func TestFormats(t *testing.T) {
 	dir := t.TempDir()
 	p, err := pebble.Open(dir, &pebble.Options{FormatMajorVersion: pebble.FormatMinSupported, Logger: noLog{}})
@@ -351,8 +351,7 @@ func TestReplayAsOf(t *testing.T) {
 	}
 }
 
-// An opening that is given up leaves nothing behind: the directory can be opened
-// again at once.
+// A cancelled opening leaves nothing behind: the directory can be opened again at once.
 func TestOpeningGivenUp(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -373,8 +372,8 @@ func TestOpeningGivenUp(t *testing.T) {
 	}
 }
 
-// TestKnowsMore: rows that an earlier version folded without an event that this one
-// knows are folded again. What neither knows stays.
+// TestKnowsMore checks that rows which an earlier version folded without an event known
+// to this version are folded again. An event unknown to both is kept.
 func TestKnowsMore(t *testing.T) {
 	fs := vfs.NewMem()
 	log := story()

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Every message begins with its kind and the sender's step, so that ranks that
-// are out of step are told so and never average different things.
+// Every message begins with its kind and the sender's step. Ranks that are out of step
+// therefore get an error and never average different things.
 //
 //	kind 1 byte | step 8 bytes, little-endian | payload
 const (
@@ -30,8 +30,8 @@ func (m *Model) header(kind byte, size int) []byte {
 	return binary.LittleEndian.AppendUint64(own, uint64(m.step[0]))
 }
 
-// allGather exchanges messages and gives every rank's payload. size is the
-// length of a rank's payload.
+// allGather exchanges messages and returns every rank's payload. size is the length of
+// a rank's payload.
 func (m *Model) allGather(ctx context.Context, x Exchange, kind byte, own []byte, size func(rank int) int) ([][]byte, error) {
 	parts, err := x.AllGather(ctx, own)
 	if err != nil {
@@ -56,8 +56,8 @@ func (m *Model) allGather(ctx context.Context, x Exchange, kind byte, own []byte
 	return payloads, nil
 }
 
-// gather assembles the whole parameters. Of replicated ones each rank uses its
-// own.
+// gather assembles the whole parameters. Each rank uses its own copy of replicated
+// ones.
 func (m *Model) gather(ctx context.Context, x Exchange) (*weights, error) {
 	size := func(rank int) int {
 		sum := 0
@@ -93,10 +93,10 @@ func (m *Model) gather(ctx context.Context, x Exchange) (*weights, error) {
 	return full, nil
 }
 
-// Digest is the SHA-256, in hexadecimal, of all whole tensors, each with name,
-// dtype and shape, in the order of their names. It does not depend on the
-// world size and is the same on every rank. Replicas that differ are an error
-// that names the ranks.
+// Digest returns the SHA-256, in hexadecimal, of all whole tensors, each with name,
+// dtype and shape, in the order of their names. It does not depend on the world size
+// and is the same on every rank. Replicas that differ are an error that names the
+// ranks.
 func (m *Model) Digest(ctx context.Context, x Exchange) (string, error) {
 	entries := m.entries()
 	size := func(rank int) int {

@@ -31,8 +31,8 @@ type image struct {
 
 type images struct{ train, test []image }
 
-// embedded is the data that the binary carries. It panics when that is
-// damaged, which only a damaged binary can be.
+// embedded returns the data in the binary. It panics if the data is damaged, which
+// means that the binary is damaged.
 var embedded = sync.OnceValue(func() *images {
 	data, err := parse(bytes.NewReader(compressed))
 	if err != nil {

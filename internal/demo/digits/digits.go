@@ -47,13 +47,13 @@ const (
 	epsilon      = 1e-8
 )
 
-// Exchange is how ranks talk to each other.
+// Exchange lets ranks talk to each other.
 //
-// AllGather gives every rank's bytes in rank order, on every rank; lengths may
-// differ. All ranks call it the same number of times in the same order, each
-// from one goroutine at a time. It returns an error when ctx ends, and an
-// error is final: nobody calls again. It does not keep own after it returned,
-// and the caller does not write to the result.
+// AllGather returns every rank's bytes in rank order, on every rank; lengths may
+// differ. All ranks call it the same number of times in the same order, each from one
+// goroutine at a time. It returns an error when ctx ends. An error is final: no rank
+// calls it again. It does not keep own after it returns, and the caller does not write
+// to the result.
 type Exchange interface {
 	AllGather(ctx context.Context, own []byte) ([][]byte, error)
 }
@@ -78,10 +78,10 @@ type Model struct {
 	data        *images
 }
 
-// New makes rank's part of a model that is sharded over world ranks. The full
-// initial weights depend on seed alone, the random generator on seed and rank.
-// It panics when rank is not in 0..world-1, and on a big-endian machine, whose
-// memory is not what a chunk stores.
+// New returns rank's part of a model that is sharded over world ranks. The full initial
+// weights depend on seed alone, the random generator on seed and rank. New panics if
+// rank is not in 0..world-1, and on a big-endian machine, whose memory differs from the
+// format of a chunk.
 func New(rank, world int, seed uint64) *Model {
 	if rank < 0 || rank >= world {
 		panic(fmt.Sprintf("digits: rank %d is not in 0..%d", rank, world-1))
@@ -102,11 +102,11 @@ func New(rank, world int, seed uint64) *Model {
 	return m
 }
 
-// Iteration is the number of steps taken: the value of optim.step, so it also
+// Iteration returns the number of steps taken: the value of optim.step, so it also
 // follows a load into that tensor.
 func (m *Model) Iteration() int64 { return m.step[0] }
 
-// RNG is the state of the rank's random generator.
+// RNG returns the state of the rank's random generator.
 func (m *Model) RNG() []byte {
 	state, err := m.source.MarshalBinary()
 	if err != nil {
@@ -115,8 +115,8 @@ func (m *Model) RNG() []byte {
 	return state
 }
 
-// SetRNG continues from a state that [Model.RNG] gave. On an error the
-// generator is as it was.
+// SetRNG continues from a state that [Model.RNG] returned. After an error the generator
+// is unchanged.
 func (m *Model) SetRNG(state []byte) error {
 	var next rand.PCG
 	if err := next.UnmarshalBinary(state); err != nil {
@@ -126,11 +126,10 @@ func (m *Model) SetRNG(state []byte) error {
 	return nil
 }
 
-// Step trains on one mini-batch: it gathers the parameters, computes this
-// rank's part of the gradient, gathers the gradients and updates the own
-// shards. The loss is the mean over all ranks' samples, before the update, the
-// same on every rank. On an error the parameters are unchanged; the random
-// generator may have moved on.
+// Step trains on one mini-batch: it gathers the parameters, computes this rank's part
+// of the gradient, gathers the gradients and updates its own shards. The loss is the
+// mean over all ranks' samples, before the update, and the same on every rank. After an
+// error the parameters are unchanged; the random generator may have advanced.
 func (m *Model) Step(ctx context.Context, x Exchange) (loss float64, err error) {
 	full, err := m.gather(ctx, x)
 	if err != nil {
@@ -166,7 +165,7 @@ func (m *Model) Step(ctx context.Context, x Exchange) (loss float64, err error) 
 	return loss / batch, nil
 }
 
-// Accuracy is the part of the test split that the model classifies right,
+// Accuracy returns the part of the test split that the model classifies correctly,
 // 0..1, the same on every rank.
 func (m *Model) Accuracy(ctx context.Context, x Exchange) (float64, error) {
 	full, err := m.gather(ctx, x)
@@ -188,9 +187,8 @@ type Tensor struct {
 	Data []byte // the model's live memory, little-endian: writing to it changes the model
 }
 
-// Tensors are the rank's shards, parameters first, then the optimizer's state,
-// in the same order on every rank. A rank without rows of a tensor has an
-// empty box of it.
+// Tensors returns the rank's shards, parameters first, then the optimizer's state, in
+// the same order on every rank. A rank without rows of a tensor has an empty box of it.
 func (m *Model) Tensors() []Tensor {
 	var all []Tensor
 	for _, e := range m.entries() {
@@ -199,7 +197,7 @@ func (m *Model) Tensors() []Tensor {
 	return all
 }
 
-// share is how many of n things rank gets when low ranks take the rest.
+// share returns how many of n things rank gets when low ranks take the remainder.
 func share(n, rank, world int) int {
 	part := n / world
 	if rank < n%world {

@@ -85,7 +85,7 @@ func (g *group) try(t *testing.T, do func(ctx context.Context, m *Model, x Excha
 	return ranks.Wait()
 }
 
-// train takes steps and gives the losses; all ranks must see the same ones.
+// train takes steps and returns the losses; all ranks must see the same ones.
 func (g *group) train(t *testing.T, steps int) []float64 {
 	t.Helper()
 	losses := make([][]float64, len(g.models))
@@ -135,8 +135,7 @@ func (g *group) accuracy(t *testing.T) float64 {
 	return got[0]
 }
 
-// load copies all tensors of from into g, whatever the world sizes, by boxes
-// alone.
+// load copies all tensors of from into g by boxes, whatever the world sizes.
 func (g *group) load(t *testing.T, from *group) {
 	t.Helper()
 	for _, m := range g.models {

@@ -7,7 +7,7 @@ type weights struct{ flat []float32 }
 
 func newWeights() *weights { return &weights{flat: make([]float32, weightCount)} }
 
-// of is the part of w that belongs to s.
+// of returns the part of w that belongs to s.
 func (w *weights) of(s spec) []float32 { return w.flat[s.offset : s.offset+s.size()] }
 
 // forward computes the hidden layer and the logits.
@@ -30,7 +30,7 @@ func (w *weights) forward(pixels *[inputs]float32, h *[hidden]float32, logits *[
 	}
 }
 
-// backward adds the gradient of one sample's loss to grad and gives the loss.
+// backward adds the gradient of one sample's loss to grad and returns the loss.
 func (w *weights) backward(pixels *[inputs]float32, label int, grad *weights) float64 {
 	var h [hidden]float32
 	var delta [classes]float32
@@ -60,7 +60,7 @@ func (w *weights) backward(pixels *[inputs]float32, label int, grad *weights) fl
 	return loss
 }
 
-// softmax turns logits into probabilities and gives the loss of label.
+// softmax turns logits into probabilities and returns the loss of label.
 func softmax(logits *[classes]float32, label int) float64 {
 	top := logits[0]
 	for _, v := range logits {
@@ -79,7 +79,7 @@ func softmax(logits *[classes]float32, label int) float64 {
 	return math.Log(sum) - own
 }
 
-// classify is the most likely label, the lowest one on ties.
+// classify returns the most likely label, the lowest one on ties.
 func (w *weights) classify(pixels *[inputs]float32) int {
 	var h [hidden]float32
 	var logits [classes]float32

@@ -35,10 +35,10 @@ var (
 
 const weightCount = hidden*inputs + hidden + classes*hidden + classes
 
-// size is the number of elements of the whole parameter.
+// size returns the number of elements of the whole parameter.
 func (s spec) size() int { return s.rows * s.columns }
 
-// bounds are the rows that rank has.
+// bounds returns the rows that rank has.
 func (s spec) bounds(rank, world int) (lo, hi int) {
 	if s.replicated {
 		return 0, s.rows
@@ -55,8 +55,8 @@ type param struct {
 	value, average, square []float32
 }
 
-// newParam draws the whole parameter, so that every world size starts equal,
-// and keeps the own rows. Weights are uniform in ±sqrt(6/(in+out)), biases 0.
+// newParam draws the whole parameter, so that every world size starts equal, and keeps
+// its own rows. Weights are uniform in ±sqrt(6/(in+out)), biases 0.
 func newParam(s spec, rank, world int, random *rand.Rand) *param {
 	p := &param{spec: s}
 	p.lo, p.hi = s.bounds(rank, world)
@@ -88,19 +88,19 @@ func (p *param) update(grad []float32, step int64) {
 	}
 }
 
-// bytes is the size of rank's rows with elements of size bytes.
+// bytes returns the size of rank's rows with elements of size bytes.
 func (s spec) bytes(rank, world, size int) int {
 	lo, hi := s.bounds(rank, world)
 	return (hi - lo) * s.columns * size
 }
 
-// entry is a tensor of the rank, with how it is sharded.
+// entry is a tensor of the rank, with its sharding.
 type entry struct {
 	spec
 	Tensor
 }
 
-// entries are the rank's tensors in their fixed order.
+// entries returns the rank's tensors in their fixed order.
 func (m *Model) entries() []entry {
 	var all []entry
 	for _, p := range m.params {
@@ -121,7 +121,7 @@ func (m *Model) entries() []entry {
 	})
 }
 
-// entry is values, which are p's rows of something, under prefix and p's name.
+// entry returns the entry of values, which are p's rows, under prefix and p's name.
 func (p *param) entry(prefix string, values []float32) entry {
 	box := p.shape.Full()
 	box.Offsets[0], box.Sizes[0] = int64(p.lo), int64(p.hi-p.lo)
@@ -134,7 +134,7 @@ func (p *param) entry(prefix string, values []float32) entry {
 	}
 }
 
-// view is the memory of values as bytes. New has checked the byte order.
+// view returns the memory of values as bytes. New has checked the byte order.
 func view[T float32 | int64](values []T) []byte {
 	var element T
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(values))), len(values)*int(unsafe.Sizeof(element)))

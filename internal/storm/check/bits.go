@@ -22,8 +22,8 @@ type chunk struct {
 	data  []byte
 }
 
-// readSafetensors parses a file by the format's page: a little-endian length, a JSON
-// header, and the bytes that it points into.
+// readSafetensors parses a file by the specification of the format: a little-endian
+// length, a JSON header, and the bytes that it points into.
 func readSafetensors(path string) (map[string]chunk, int64, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -63,9 +63,9 @@ func readSafetensors(path string) (map[string]chunk, int64, error) {
 	return chunks, int64(len(data)), nil
 }
 
-// compareFiles reads every safetensors file of a checkpoint's directory and says what
-// is not as its ranks saved it. What a rank wrote must be in its own file; what it had
-// saved before may be in a linked one.
+// compareFiles reads every safetensors file of a checkpoint's directory and lists
+// differences from what its ranks saved. Tensors that a rank wrote must be in its own
+// file; tensors that it had saved before may be in a linked file.
 func compareFiles(dir string, l checkpoint) (n int64, wrong []string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -117,7 +117,7 @@ func compareFiles(dir string, l checkpoint) (n int64, wrong []string) {
 	return n, wrong
 }
 
-// shardKey is the name of a shard in a file; of a whole tensor it is its own.
+// shardKey returns the name of a shard in a file. A whole tensor keeps its own name.
 func shardKey(t content.Tensor) string {
 	if slices.Equal(t.Global, t.Sizes) {
 		return t.FQN
@@ -145,7 +145,7 @@ func compareShard(rank int, own map[string]chunk, linked []map[string]chunk, t c
 	return []string{fmt.Sprintf("rank %d: %s is neither in its file nor, with these bytes, in one of %d linked files", rank, name, len(linked))}
 }
 
-// anywhere wants a replica in one of the files.
+// anywhere requires a replica in one of the files.
 func anywhere(own map[int]map[string]chunk, linked []map[string]chunk, t content.Tensor) (wrong []string) {
 	found := false
 	for rank, chunks := range own {
@@ -192,7 +192,7 @@ func sharedValue(own map[int]map[string]chunk, v content.Value) (wrong []string)
 	return wrong
 }
 
-// differs says how a chunk is not a shard.
+// differs describes how a chunk differs from a shard.
 func differs(got chunk, want content.Tensor) string {
 	switch {
 	case got.dtype != want.Safetensors:
@@ -217,8 +217,8 @@ func difference(got, want []byte) string {
 	return "equal"
 }
 
-// export has the store write the checkpoint for others, and compares that: whole
-// tensors, and each rank's own value.
+// export makes the store export the checkpoint, and compares the result: whole tensors,
+// and each rank's own value.
 func (c *checker) export(ctx context.Context, l checkpoint, to string) (n int64, wrong []string, err error) {
 	if err := os.RemoveAll(to); err != nil {
 		return 0, nil, err

@@ -1,9 +1,9 @@
-// Package check judges a store after a kill storm, with the store's own word about
-// nothing but what it lists. It imports no package of the store: it reads the
-// safetensors files itself, computes by package content what they must hold, and has
-// the journals that the workers wrote of what they were told.
+// Package check judges a store after a kill storm. It trusts the store only for its
+// listings, and imports no package of the store. It reads the safetensors files itself,
+// computes their expected content with package content, and reads the journals that the
+// workers wrote of their acknowledgements.
 //
-//	journal     one rank's file: what it saved, was acknowledged and has resumed
+//	journal     one rank's file: its saves, acknowledgements and resumes
 //	listing     ckptstore ls --all --json, and ls --offline --json
 //	decisions   ckptstore events --type checkpoint.* --json
 //	bits        every file of every listed checkpoint, and every export of it
@@ -18,28 +18,28 @@ import (
 	"sync"
 )
 
-// Options say what is checked.
+// Options configure a check.
 type Options struct {
 	Bin      string // directory of the program ckptstore
 	Store    string
 	Journals string           // directory
-	Sizes    map[string]int64 // of each journal, where only what was written before counts; nil for all
+	Sizes    map[string]int64 // of each journal: only lines before it count; nil counts all
 	Env      []string
-	Scratch  string // directory for exports; "" compares the files alone
-	// Settled says that every job has ended well: then no save is open.
+	Scratch  string // directory for exports; "" compares only the files
+	// Settled states that every job has ended successfully: then no save is open.
 	Settled bool
-	// Beside is how many checkpoints are compared beside each other; default 2.
+	// Number of checkpoints compared in parallel; default 2.
 	Beside int
 }
 
-// Result says what was compared, and what is wrong.
+// Result counts the comparisons and lists the findings.
 type Result struct {
-	Acknowledged  int   `json:"acknowledged"` // checkpoints that at least one rank was told are committed
+	Acknowledged  int   `json:"acknowledged"` // checkpoints whose commit at least one rank received
 	Acks          int   `json:"acks"`         // by all ranks
 	Listed        int   `json:"listed"`       // checkpoints, each compared bit by bit
 	Deleted       int   `json:"deleted"`      // acknowledged, and deleted by a decision since
 	Lost          int   `json:"lost"`         // acknowledged, and neither listed nor deleted
-	Torn          int   `json:"torn"`         // listed, and not what was saved
+	Torn          int   `json:"torn"`         // listed, and different from what was saved
 	Resumes       int   `json:"resumes"`      // each compared bit by bit by the rank itself
 	AbortedSaves  int   `json:"aborted_saves"`
 	BytesRead     int64 `json:"bytes_read"`     // of safetensors files
@@ -67,7 +67,7 @@ func (c *checker) find(format string, args ...any) {
 	c.Findings = append(c.Findings, fmt.Sprintf(format, args...))
 }
 
-// Run checks a store. The error says that it could not be judged.
+// Run checks a store. Its error means that the store could not be judged.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if o.Beside == 0 {
 		o.Beside = 2
@@ -93,7 +93,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	return c.Result, nil
 }
 
-// checkJournals finds ranks that resumed what they had not saved, or went back.
+// checkJournals finds ranks that resumed something they had not saved, or went back.
 func (c *checker) checkJournals() {
 	for name, lines := range c.journals.byRank {
 		newest := int64(-1)
@@ -120,7 +120,8 @@ func (c *checker) checkJournals() {
 	}
 }
 
-// checkAcknowledged finds what a rank was told and the store does not have.
+// checkAcknowledged finds checkpoints that a rank saw committed and the store does not
+// have.
 func (c *checker) checkAcknowledged() {
 	for id, ack := range c.journals.acked {
 		c.Acknowledged++
@@ -142,7 +143,7 @@ func (c *checker) checkAcknowledged() {
 	}
 }
 
-// checkListed finds what is listed and was never saved.
+// checkListed finds checkpoints that are listed and were never saved.
 func (c *checker) checkListed() {
 	for id, l := range c.listed {
 		h := c.history[id]
@@ -184,7 +185,7 @@ func (c *checker) compare(ctx context.Context) error {
 	return nil
 }
 
-// one compares one checkpoint: its files, and what the store makes of them.
+// one compares one checkpoint: its files, and its export.
 func (c *checker) one(ctx context.Context, l checkpoint, scratch string) error {
 	n, wrong := compareFiles(filepath.Join(c.Store, "data", l.Run, l.Trial, l.ID), l)
 	var exported int64

@@ -13,11 +13,11 @@ const (
 	Fresh   = "fresh"   // an attempt begins from nothing
 	Resume  = "resume"  // an attempt begins from a checkpoint, which was compared
 	Saving  = "saving"  // the rank is about to save
-	Ack     = "ack"     // it was told that the checkpoint is committed
-	Aborted = "aborted" // it was told that the checkpoint will never be
+	Ack     = "ack"     // the rank received the commit of the checkpoint
+	Aborted = "aborted" // the rank received the abort of the checkpoint
 )
 
-// Line is one line of a journal. It was durable before the rank went on.
+// Line is one line of a journal. It is durable before the rank continues.
 type Line struct {
 	Kind       string   `json:"kind"`
 	Run        string   `json:"run"`
@@ -27,10 +27,10 @@ type Line struct {
 	Checkpoint string   `json:"checkpoint,omitempty"`
 	Step       int64    `json:"step,omitempty"`
 	Reason     string   `json:"reason,omitempty"`
-	Wrong      []string `json:"wrong,omitempty"` // of a resume: what had other bytes
+	Wrong      []string `json:"wrong,omitempty"` // of a resume: tensors with other bytes
 }
 
-// JournalName is the name of one rank's file.
+// JournalName returns the name of one rank's file.
 func JournalName(run string, rank int) string { return fmt.Sprintf("%s.%d.jsonl", run, rank) }
 
 // saved names one rank's part of a save.
@@ -55,8 +55,8 @@ type journals struct {
 // key names a checkpoint in a store.
 func key(run, id string) string { return run + "@" + id }
 
-// readJournals reads the journals of a directory. Of what was written behind a
-// journal's size only the saves count: a copy of a living store may have them.
+// readJournals reads the journals of a directory. Of the lines after a journal's size
+// only the saves count: a copy of a live store may have them.
 func readJournals(dir string, sizes map[string]int64) (*journals, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 	if err != nil {
@@ -73,12 +73,12 @@ func readJournals(dir string, sizes map[string]int64) (*journals, error) {
 		if sizes != nil {
 			counts = sizes[name]
 		}
-		whole, at := bytes.LastIndexByte(data, '\n')+1, int64(0) // a rank was killed within what follows
+		whole, at := bytes.LastIndexByte(data, '\n')+1, int64(0) // a rank was killed within the rest
 		for text := range bytes.Lines(data[:whole]) {
 			var l Line
 			at += int64(len(text))
 			if len(bytes.TrimSpace(text)) == 0 || json.Unmarshal(text, &l) != nil {
-				continue // the beginning of a line whose writer was killed; the next is whole
+				continue // a partial line whose writer was killed; the next is complete
 			}
 			if at <= counts || l.Kind == Saving {
 				j.add(name, l)
@@ -103,7 +103,8 @@ func (j *journals) add(name string, l Line) {
 	}
 }
 
-// Sizes are the sizes of the journals now: what was acknowledged by now.
+// Sizes returns the current sizes of the journals, which mark what is acknowledged by
+// now.
 func Sizes(dir string) (map[string]int64, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 // commandLimit bounds each command of the store.
 const commandLimit = 5 * time.Minute
 
-// checkpoint is one that the store lists.
+// checkpoint is a checkpoint in the store's listing.
 type checkpoint struct {
 	Run     string `json:"run"`
 	Trial   string `json:"trial"`
@@ -29,13 +29,13 @@ type checkpoint struct {
 
 func (l checkpoint) ref() string { return key(l.Run, l.ID) }
 
-// history is what the log decided of a checkpoint: sequences, 0 for never.
+// history is the log's decisions on a checkpoint: sequences, 0 for never.
 type history struct {
 	run                       string
 	begun, committed, deleted uint64
 }
 
-// command runs ckptstore on the store, and gives what it wrote.
+// command runs ckptstore on the store, and returns its output.
 func (c *checker) command(ctx context.Context, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandLimit)
 	defer cancel()
@@ -50,8 +50,8 @@ func (c *checker) command(ctx context.Context, args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// list asks for the listing by the log and for the one by the receipts, and finds
-// where they are not the same.
+// list gets the listing from the log and the listing from the receipts, and reports
+// differences.
 func (c *checker) list(ctx context.Context) error {
 	c.listed = map[string]checkpoint{}
 	all, err := c.ls(ctx, "--all")
@@ -100,7 +100,7 @@ func (c *checker) ls(ctx context.Context, how string) ([]checkpoint, error) {
 	return list.Checkpoints, nil
 }
 
-// decisions reads what the log says of every checkpoint.
+// decisions reads the log's decisions on every checkpoint.
 func (c *checker) decisions(ctx context.Context) error {
 	out, err := c.command(ctx, "events", "--type", "checkpoint.*", "--json")
 	if err != nil {
@@ -120,7 +120,8 @@ func (c *checker) decisions(ctx context.Context) error {
 	return lines.Err()
 }
 
-// replay finds what no log may say, and keeps what it says of each checkpoint.
+// replay finds sequences of events that no log may contain, and keeps the history of
+// each checkpoint.
 func (c *checker) replay(all []event) {
 	c.history = map[string]*history{}
 	c.Events = len(all)

@@ -1,4 +1,4 @@
-// Package content says what the workers of a kill storm save: bytes that are a
+// Package content defines what the workers of a kill storm save: bytes that are a
 // pure function of the run, the rank and the step, so that a checker can compute
 // every bit of a checkpoint without the store.
 //
@@ -18,7 +18,7 @@ import (
 	"fmt"
 )
 
-// SlowEvery is the number of steps for which the tensor slow stays as it is.
+// SlowEvery is the number of steps for which the tensor slow stays the same.
 const SlowEvery = 16
 
 // Tensor is one rank's shard of a tensor. The checker and the worker share it,
@@ -40,7 +40,7 @@ type Value struct {
 	Data    []byte
 }
 
-// State is all that one rank saves at a step.
+// State is everything that one rank saves at a step.
 type State struct {
 	Tensors []Tensor
 	Values  []Value
@@ -54,7 +54,7 @@ const (
 	rngBytes       = 48
 )
 
-// Of returns what a rank of a run saves at a step.
+// Of returns the state that a rank of a run saves at a step.
 func Of(run string, rank, world int, step int64) State {
 	r, w := int64(rank), int64(world)
 	return State{
@@ -87,11 +87,11 @@ func Of(run string, rank, world int, step int64) State {
 	}
 }
 
-// stream is n bytes of their own for each name, run, rank and step.
+// stream returns n bytes that depend on name, run, rank and step.
 func stream(n int, name, run string, rank int, step int64) []byte {
 	h := sha3.NewSHAKE128()
-	_, _ = fmt.Fprintf(h, "%s|%s|%d|%d", name, run, rank, step) // a hash takes everything
+	_, _ = fmt.Fprintf(h, "%s|%s|%d|%d", name, run, rank, step) // a hash accepts everything
 	data := make([]byte, n)
-	_, _ = h.Read(data) // and gives as much as is asked for
+	_, _ = h.Read(data) // and returns as much as requested
 	return data
 }
