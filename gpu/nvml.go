@@ -14,7 +14,7 @@ import (
 
 // List returns the devices of this machine by index. The list is empty if the
 // driver is installed but finds no device. Devices that do not answer, such as
-// one that fell off the bus, are left out and named in the error, which comes
+// a device that fell off the bus, are left out and named in the error, which comes
 // with the other devices. It returns [ErrNoDriver] if there is no driver.
 //
 // The driver may hang in a call that cannot be cancelled. List then returns when

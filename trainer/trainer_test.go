@@ -12,7 +12,8 @@ import (
 
 type storage struct{ trainer.Storage }
 
-// An option that cannot be applied ends the program with 64 and says what to do.
+// An option that cannot be applied ends the program with 64, and the error
+// includes the next step.
 func TestRefusedOptions(t *testing.T) {
 	backend := trainer.DefaultBackend{}
 	hook := func(context.Context, *trainer.Group) error { return nil }
