@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
-// options are those of a command line and an environment, with what is left of
-// the line.
+// options parses a command line and an environment, and returns the rest of the
+// line.
 func options(t *testing.T, env map[string]string, args ...string) (o *runOptions, command []string, err error) {
 	t.Helper()
 	o = &runOptions{}
@@ -39,8 +39,8 @@ func options(t *testing.T, env map[string]string, args ...string) (o *runOptions
 	})
 }
 
-// A flag counts more than PET_NAME, which counts more than the default, with
-// both spellings.
+// A flag takes precedence over PET_NAME, and PET_NAME over the default, in both
+// spellings.
 func TestPETDefaults(t *testing.T) {
 	every := map[string]string{
 		"PET_NPROC_PER_NODE": "4", "PET_NNODES": "2:3", "PET_NODE_RANK": "1", "PET_MAX_RESTARTS": "9",
@@ -140,10 +140,10 @@ func TestTorchrunEnvironment(t *testing.T) {
 		"--rdzv-endpoint [::1]:7":                           "{default  ::1 7} []",
 		"--rdzv-backend c10d":                               "{default  127.0.0.1 0} []",
 		"--rdzv-backend c10d --local-addr l":                "{default  l 0} []",
-		"--rdzv-backend c10d --rdzv-endpoint h":             "{default  127.0.0.1 0} [--rdzv-endpoint has no effect: a job on one node meets nobody]",
+		"--rdzv-backend c10d --rdzv-endpoint h":             "{default  127.0.0.1 0} [--rdzv-endpoint has no effect: a job on one node needs no rendezvous]",
 		"--standalone --rdzv-id y":                          "{default  127.0.0.1 0} [--rdzv-id has no effect with --standalone]",
-		"--local-addr l":                                    "{default  127.0.0.1 0} [--local-addr has no effect: a job on one node meets nobody]",
-		"--rdzv-conf timeout=3,is_host=1":                   "{default  127.0.0.1 0} [--rdzv-conf has no effect: a job on one node meets nobody]",
+		"--local-addr l":                                    "{default  127.0.0.1 0} [--local-addr has no effect: a job on one node needs no rendezvous]",
+		"--rdzv-conf timeout=3,is_host=1":                   "{default  127.0.0.1 0} [--rdzv-conf has no effect: a job on one node needs no rendezvous]",
 		"--start-method forkserver":                         "{default  127.0.0.1 0} []",
 		"--signals-to-handle sigint,SIGTERM,SIGQUIT,SIGHUP": "{default  127.0.0.1 0} []",
 
@@ -226,7 +226,7 @@ func TestNodes(t *testing.T) {
 		}
 	}
 	n := nodes{2, 2, 1, "n001", "SLURM_NNODES=2"}
-	if err := n.single(); !strings.Contains(err.Error(), "SLURM_NNODES=2: this version runs jobs on one node, and this would be node 1 of 2, with n001 as their master; start one trainer a node") {
+	if err := n.single(); !strings.Contains(err.Error(), "SLURM_NNODES=2: this version runs jobs on one node, but this would be node 1 of 2, with n001 as their master; start one trainer a node") {
 		t.Error(err)
 	}
 }
@@ -362,7 +362,7 @@ func TestShareDevicesFlag(t *testing.T) {
 	}
 }
 
-// Every flag of torchrun's environment is one that this trainer has, or refuses.
+// The trainer has, or rejects, every flag of torchrun's environment.
 func TestPETNames(t *testing.T) {
 	f := pflag.NewFlagSet("run", pflag.ContinueOnError)
 	new(torchrunOptions).flags(f)
