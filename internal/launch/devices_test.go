@@ -166,7 +166,7 @@ func TestDeviceFailsDuringAttempt(t *testing.T) {
 	if got := one[events.GPURecovered](t, runOf(t)); got.Device != oneGPU {
 		t.Errorf("gpu.recovered %+v", got)
 	}
-	wantText(t, j.log, "a program has made an error on a device", "a device has told something", "a device that the job does not use has failed")
+	wantText(t, j.log, "GPU error by a program", "GPU event", "unused device failed")
 	if d.watched != 2 || d.looks != 2 || len(d.asked) != 1 || len(d.asked[0]) < 2 {
 		t.Errorf("%d watches, %d looks, asked who holds memory for %v", d.watched, d.looks, d.asked)
 	}
@@ -217,7 +217,7 @@ func TestAnotherDeviceIsLost(t *testing.T) {
 	d.send(t, gpu.Event{UUID: oneGPU, Kind: gpu.Gone})
 	j.out.await(t, 2, "ready")
 	d.send(t, gpu.Event{UUID: oneGPU, Kind: gpu.Gone})
-	awaitText(t, j.log, "another device is lost; this one is well")
+	awaitText(t, j.log, "another device is lost; this one is healthy")
 	d.mu.Lock()
 	d.one.Lost = "find: ERROR_GPU_IS_LOST"
 	d.mu.Unlock()
@@ -298,7 +298,7 @@ func TestDeviceMemoryIsHeld(t *testing.T) {
 	j.cfg.MaxRestarts, j.cfg.DeviceTimeout = 1, shortly
 	err := j.run()
 	pid := j.out.lines("pid ")
-	if !errors.Is(err, launch.ErrDevices) || len(pid) != 1 || !strings.Contains(err.Error(), "process "+pid[0]+" of an earlier attempt is gone and still holds memory of GPU-1") {
+	if !errors.Is(err, launch.ErrDevices) || len(pid) != 1 || !strings.Contains(err.Error(), "process "+pid[0]+" of an earlier attempt is gone but still holds memory of GPU-1") {
 		t.Errorf("error %v, pid %v", err, pid)
 	}
 	if trial := trialOf(t); trial.Status != projections.Paused {

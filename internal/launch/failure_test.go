@@ -27,7 +27,7 @@ func TestPipeForErrorFile(t *testing.T) {
 	if failed := j.fails(); failed.Cause != "rank 0 exited with code 3" {
 		t.Errorf("%+v", failed)
 	}
-	wantText(t, j.log, "what a worker says of its failure is not known", "is no regular file")
+	wantText(t, j.log, "error file not readable", "is not a regular file")
 }
 
 var tellsAtLength = workerRole("tells at length", func(_ context.Context, c *client.Client) error {

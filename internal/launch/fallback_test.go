@@ -39,7 +39,7 @@ var damages = map[string]struct {
 	do   func(t *testing.T, dir string)
 	says string
 }{
-	"directory":           {func(t *testing.T, dir string) { okay(t, os.RemoveAll(dir)) }, "none of its files is there"},
+	"directory":           {func(t *testing.T, dir string) { okay(t, os.RemoveAll(dir)) }, "none of its files exists"},
 	"manifest":            {func(t *testing.T, dir string) { okay(t, os.Remove(matching(t, dir, "manifest-*"))) }, "manifest-"},
 	"bit of the manifest": {func(t *testing.T, dir string) { flipBit(t, matching(t, dir, "manifest-*")) }, "manifest-"},
 	"index":               {func(t *testing.T, dir string) { okay(t, os.Remove(filepath.Join(dir, "r00001.idx"))) }, "r00001.idx: missing"},
@@ -168,7 +168,7 @@ func TestResumeFindsNothingWhole(t *testing.T) {
 	if !errors.Is(err, launch.ErrNotWhole) {
 		t.Fatalf("the job: %v", err)
 	}
-	for _, part := range []string{"step-3.a1: none of its files is there", "3 looked at", "--resume none", "ckptstore verify"} {
+	for _, part := range []string{"step-3.a1: none of its files exists", "3 checked", "--resume none", "ckptstore verify"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is not in %v", part, err)
 		}
@@ -216,7 +216,7 @@ func TestRestartFallsBack(t *testing.T) {
 			j.cfg.Resume, j.cfg.MaxRestarts = resume, 3
 			err := j.run()
 			if resume == "require" {
-				if !errors.Is(err, launch.ErrNotWhole) || !strings.Contains(err.Error(), "step-5.a2: none of its files is there") || !errors.As(err, new(*launch.FailedError)) {
+				if !errors.Is(err, launch.ErrNotWhole) || !strings.Contains(err.Error(), "step-5.a2: none of its files exists") || !errors.As(err, new(*launch.FailedError)) {
 					t.Errorf("the job: %v", err)
 				}
 				if got := j.out.lines("resumes "); len(got) > 0 {
@@ -230,7 +230,7 @@ func TestRestartFallsBack(t *testing.T) {
 			if got := j.out.lines("resumes "); !slices.Equal(got, []string{"step-4.a2"}) {
 				t.Errorf("resumes %q", got)
 			}
-			wantText(t, j.log, "checkpoint passed over", "step-5.a2", "none of its files is there")
+			wantText(t, j.log, "checkpoint passed over", "step-5.a2", "none of its files exists")
 		})
 	}
 }
