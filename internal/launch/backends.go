@@ -150,7 +150,7 @@ func (e *backendHooks) died(x process.Exit) {
 	}
 }
 
-// trains is called when all workers have said hello. It returns true if training
+// trains is called when all workers have sent hello. It returns true if training
 // has started. It returns false if a worker died meanwhile; the worker's end is
 // then about to be reported.
 func (e *backendHooks) trains() (bool, error) {

@@ -31,7 +31,7 @@ func TestPreemptedDeafWorkers(t *testing.T) {
 		t.Errorf("%v", e)
 	}
 	wantText(t, j.out, "[rank0] told\n", "[rank1] told\n")
-	wantText(t, j.log, "neither report nor ask whether to stop")
+	wantText(t, j.log, "neither report nor poll for stop requests")
 	if got := stopOf(t); got.Failure != "preemption" || got.Reason != "preempt (the test): all workers ended" {
 		t.Errorf("group.stopped: %+v", got)
 	}
@@ -118,8 +118,8 @@ var reportsOnly = workerRole("reports only", func(ctx context.Context, c *client
 func TestPreemptedStubbornWorkers(t *testing.T) {
 	t.Parallel()
 	for says, goesOn := range map[string]bool{
-		"step-40.a1 is committed; start the run again":                                 false,
-		"the workers reported step 41; started again, the run goes on from step-40.a1": true,
+		"step-40.a1 is committed; start the run again":                                   false,
+		"the workers reported step 41; started again, the run continues from step-40.a1": true,
 	} {
 		t.Run(fmt.Sprint("goes on ", goesOn), func(t *testing.T) {
 			t.Parallel()
@@ -134,7 +134,7 @@ func TestPreemptedStubbornWorkers(t *testing.T) {
 			if e := j.preempted(j.wait()); e.Saved == goesOn || !strings.Contains(e.Error(), says) {
 				t.Errorf("%v", e)
 			}
-			wantText(t, j.log, "were told to end and have not", "ignore SIGTERM and are killed")
+			wantText(t, j.log, "did not end when asked", "ignore SIGTERM and are killed")
 			wantNobody(t, j.cfg.Job)
 		})
 	}
@@ -189,7 +189,7 @@ func TestCompletedBeforePreemption(t *testing.T) {
 	j := newJob(t, 1, "/bin/true")
 	j.store.Log = lateRequest{home.Log, j.preemptible()}
 	j.must()
-	wantText(t, j.log, "the job is asked to end")
+	wantText(t, j.log, "job asked to end")
 	if trial := trialOf(t); trial.Status != projections.Completed {
 		t.Errorf("trial %+v", trial)
 	}
@@ -227,7 +227,7 @@ func (l lateCommit) Decide(ctx context.Context, d events.Decision, after uint64)
 	if d.Kind == (events.CheckpointCommitted{}).Kind() {
 		awaitText(l.j.t, l.j.out, "reported")
 		l.requests <- launch.StopRequest{Preempt: true, Reason: "the test"}
-		awaitText(l.j.t, l.j.log, "the job is asked to end")
+		awaitText(l.j.t, l.j.log, "job asked to end")
 	}
 	return l.Log.Decide(ctx, d, after)
 }

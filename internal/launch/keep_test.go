@@ -84,5 +84,5 @@ func TestKeepBeside(t *testing.T) {
 		t.Error(err)
 	}
 	wantEnded(t, []string{"step-0.a1", "step-1.a1", "step-2.a1", "step-3.a1", "step-4.a1"}, nil)
-	wantText(t, j.log, "old checkpoints could not all be deleted", "the disk is slow today")
+	wantText(t, j.log, "some old checkpoints not deleted", "the disk is slow today")
 }

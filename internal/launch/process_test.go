@@ -102,7 +102,7 @@ func TestIgnoredTerm(t *testing.T) {
 	if failed := j.fails(); failed.Rank != 0 || !strings.HasPrefix(failed.Cause, "rank 0 exited with code 1") {
 		t.Errorf("%+v", failed)
 	}
-	wantText(t, j.log, "some workers ignore SIGTERM and are killed")
+	wantText(t, j.log, "workers ignore SIGTERM and are killed")
 	for _, e := range said[events.WorkerExited](t, runOf(t)) {
 		if e.Rank == 1 && e.Signal != "SIGKILL" {
 			t.Errorf("rank 1: %+v", e)

@@ -33,7 +33,7 @@ func TestStoppedTrainer(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			silent, _ := w.awaitSilence(ctx, limit, began)
-			if len(silent) != 1 || strings.Contains(warned.String(), "did not run for some time") != late {
+			if len(silent) != 1 || strings.Contains(warned.String(), "trainer was suspended") != late {
 				t.Errorf("silent %v, warned %q", silent, warned)
 			}
 			if took := time.Since(began); late && took < 2*limit || took > 3*limit {

@@ -293,7 +293,7 @@ func Test12Reports(t *testing.T) {
 		if got.Step != 1 || got.Metrics["loss"] != 7.0 || len(got.Others) != 1 || got.Others[0].Metrics["loss"] != 8.0 {
 			t.Errorf("%+v", got)
 		}
-		wantText(t, j.log, "the last reports are discarded", "ranks [0] reported while ranks [1] have ended")
+		wantText(t, j.log, "last reports discarded", "ranks [0] reported while ranks [1] have ended")
 		if trial := trialOf(t); trial.Status != projections.Paused || trial.Iterations != 1 {
 			t.Errorf("trial %+v", trial)
 		}

@@ -122,7 +122,7 @@ func TestStoppedBetweenReports(t *testing.T) {
 		w.exits <- process.Exit{}
 		w.reported <- &session.UnevenError{Reported: []int{0}, Ended: []int{1}}
 		cause, err := w.wait(ctx, t.Context())
-		if err != nil || cause.Cause != "stop" || !strings.Contains(warned.String(), "the last reports are discarded") {
+		if err != nil || cause.Cause != "stop" || !strings.Contains(warned.String(), "last reports discarded") {
 			t.Fatalf("cause %v, error %v, warned %q", cause, err, warned)
 		}
 	}
