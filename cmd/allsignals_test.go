@@ -138,7 +138,7 @@ func TestEveryProcessIsSignalled(t *testing.T) {
 			if !strings.Contains(j.err.String(), fmt.Sprintf("step-%d.a1 is committed", step)) {
 				t.Errorf("trained to step %d\n%s", step, j.err.String())
 			}
-			if strings.Contains(j.err.String(), "the guard of the job has died") {
+			if strings.Contains(j.err.String(), "guard died") {
 				t.Errorf("the signals have ended the guard:\n%s", j.err.String())
 			}
 			if c.childrenGet != 0 && j.count(fmt.Sprintf("children ended by %[1]d %[1]d %[1]d\n", c.childrenGet)) != 2 || j.count("default\n") != j.count("] child ") {

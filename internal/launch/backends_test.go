@@ -92,7 +92,7 @@ func TestDevices(t *testing.T) {
 func TestBadBackend(t *testing.T) {
 	t.Parallel()
 	for says, change := range map[string]func(*launch.Config){
-		`--backend: no backend "mpi" is registered: choose one of none, process_group, tensorpipe, torch`: func(c *launch.Config) { c.Backend = "mpi" },
+		`--backend: no backend "mpi" is registered; choose one of none, process_group, tensorpipe, torch`: func(c *launch.Config) { c.Backend = "mpi" },
 		"--gpus-per-worker: assign 1 GPUs to each of 1 workers: 0 are visible here":                       func(c *launch.Config) { c.GPUsPerWorker = 1 },
 		"do not share devices here: give --share-devices=false": func(c *launch.Config) {
 			c.Nodes, c.Backend, c.GPUsPerWorker = session.OneNode(2), backend.Torch, 1

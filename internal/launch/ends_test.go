@@ -26,7 +26,7 @@ func TestBlockedOutput(t *testing.T) {
 	defer close(out)
 	j.cfg.Stdout = out
 	j.must()
-	wantText(t, j.log, "nobody reads what the trainer writes to")
+	wantText(t, j.log, "output has no reader")
 }
 
 // A program that fails at once is not started in a busy loop, and the wait

@@ -64,7 +64,7 @@ func TestKilledTrainerOfBareWorkers(t *testing.T) {
 				if err := unix.Kill(guardOf(t, job), unix.SIGKILL); err != nil {
 					t.Fatal(err)
 				}
-				awaitText(t, out, "a new guard watches the job")
+				awaitText(t, out, "guard restarted")
 			}
 			if err := cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
@@ -113,8 +113,8 @@ func TestDeadGuard(t *testing.T) {
 	if err := unix.Kill(guardOf(t, j.cfg.Job), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	awaitText(t, j.log, "a new guard watches the job")
-	wantText(t, j.log, "the guard of the job has died")
+	awaitText(t, j.log, "guard restarted")
+	wantText(t, j.log, "guard died")
 	guardOf(t, j.cfg.Job)
 	if err := os.WriteFile(release, nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -97,7 +97,9 @@ func (j *job) takeOrders(ctx context.Context, from uint64) (stop func()) {
 
 // takeRequests obeys signals and the deadline until the caller calls stop, even
 // while the log does not answer.
-func (j *job) takeRequests(ctx context.Context) (stop func()) { return inBackground(ctx, j.followRequests) }
+func (j *job) takeRequests(ctx context.Context) (stop func()) {
+	return inBackground(ctx, j.followRequests)
+}
 
 // inBackground runs do concurrently until the caller calls stop, which waits for its
 // end.

@@ -308,7 +308,7 @@ func TestWorkersAndGPUs(t *testing.T) {
 		{"--gpus-per-worker -2", four, nil, "unset", "error: --gpus-per-worker -2: give a number of 0 or more, or auto"},
 		{"--nproc 0", four, nil, "unset", "error: --nproc 0: give a number of 1 or more, gpu, cpu or auto"},
 		{"--nproc xpu", four, nil, "unset", "error: --nproc xpu: give"},
-		{"--backend mpi", nil, nil, "unset", `error: --backend: no backend "mpi" is registered: choose one of none, process_group, tensorpipe, torch`},
+		{"--backend mpi", nil, nil, "unset", `error: --backend: no backend "mpi" is registered; choose one of none, process_group, tensorpipe, torch`},
 	} {
 		o, _, err := options(t, nil, strings.Fields(c.line)...)
 		if err != nil {

@@ -18,7 +18,7 @@ func TestBuiltin(t *testing.T) {
 	}
 	_, err := r.Lookup("mpi")
 	var unknown *UnknownError
-	if !errors.As(err, &unknown) || !strings.Contains(err.Error(), `no backend "mpi" is registered: choose one of none, process_group, tensorpipe, torch`) {
+	if !errors.As(err, &unknown) || !strings.Contains(err.Error(), `no backend "mpi" is registered; choose one of none, process_group, tensorpipe, torch`) {
 		t.Errorf("error %v", err)
 	}
 	for _, c := range []struct {
@@ -69,7 +69,7 @@ func TestRegister(t *testing.T) {
 	if err := r.Register(mine{"mine"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Register(mine{"mine"}); err == nil || !strings.Contains(err.Error(), `"mine": it is already registered: choose another name`) {
+	if err := r.Register(mine{"mine"}); err == nil || !strings.Contains(err.Error(), `"mine": it is already registered; choose another name`) {
 		t.Errorf("error %v", err)
 	}
 	if err := r.Register(mine{}); err == nil || !strings.Contains(err.Error(), "it has no name") {
