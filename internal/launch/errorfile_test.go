@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whatever a worker leaves in place of its error file is dealt with at once.
+// Whatever a worker leaves instead of its error file is handled at once.
 func TestErrorFileOfAnyKind(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

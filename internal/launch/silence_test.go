@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// A trainer that was stopped does not take that for silence of its ranks.
+// A trainer that was stopped does not count that as silence of its ranks.
 func TestStoppedTrainer(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
