@@ -221,7 +221,7 @@ func TestTrainerEndsHoldingWorkers(t *testing.T) {
 	}{
 		{"one rank fails", []string{"fails"}, []string{"--max-restarts=0"}, nil, 0, 1, "rank 1 exited with code 9"},
 		{"a rank fails, the other is in C", []string{"fails", "stuck"}, []string{"--max-restarts=0"}, nil, 0, 1, "rank 1 exited with code 9"},
-		{"never reports", []string{"silent"}, []string{"--preempt-grace=1h"}, []syscall.Signal{syscall.SIGUSR1}, 0, 143, "they get SIGTERM"},
+		{"never reports", []string{"silent"}, []string{"--preempt-grace=1h"}, []syscall.Signal{syscall.SIGUSR1}, 0, 143, "sending SIGTERM"},
 		{"never speaks", []string{"plain"}, []string{"--preempt-grace=1h"}, []syscall.Signal{syscall.SIGTERM}, 0, 143, "no checkpoint was committed"},
 		{"does not stop", []string{"deaf"}, []string{"--preempt-grace=1s"}, []syscall.Signal{syscall.SIGUSR1}, 0, 143, "did not end when asked"},
 		{"is interrupted", []string{"deaf"}, []string{"--preempt-grace=1h"}, nil, syscall.SIGINT, 130, "told to stop by SIGINT"},

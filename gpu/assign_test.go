@@ -48,8 +48,8 @@ func TestVisibleRefuses(t *testing.T) {
 		"0,":       `"" is no device ID`,
 		"01":       "write it as 1",
 		"0,GPU-h0": `"GPU-h0" is GPU-h0, which is already in the list`,
-		"7":        `"7" is a device in MIG mode, which no process uses itself: name one of its instances (MIG-a1, MIG-a2, MIG-b)`,
-		"MIG-a":    `"MIG-a" is the beginning of MIG-a1 and of MIG-a2`,
+		"7":        `"7" is a device in MIG mode, which processes cannot use directly; name one of its instances (MIG-a1, MIG-a2, MIG-b)`,
+		"MIG-a":    `"MIG-a" is a prefix of both MIG-a1 and MIG-a2`,
 		"all":      `"all" is no device`,
 	} {
 		got, err := Visible(eight(), value)

@@ -134,7 +134,7 @@ func TestHealth(t *testing.T) {
 		t, i,
 		Problem{device(0).UUID, Unhealthy, "3 memory errors that ECC could not correct", "nvidia-smi -r -i " + device(0).UUID},
 		Problem{device(1).UUID, Unhealthy, "only by the next reset", "nvidia-smi -r -i " + device(1).UUID},
-		Problem{device(2).UUID, Unhealthy, "no spare one is left", "replace the device"},
+		Problem{device(2).UUID, Unhealthy, "no spare row is left", "replace the device"},
 		Problem{device(3).UUID, Warning, "90 °C, from 88 °C on it slows down", "air flow"},
 		Problem{device(4).UUID, Warning, "other processes: pid 77 with 5120 MiB, pid 78", "other devices"},
 		Problem{device(5).UUID, Unhealthy, "does not answer: read power: ERROR_GPU_IS_LOST", "dmesg"},

@@ -87,7 +87,7 @@ func TestExamineThisMachine(t *testing.T) {
 	want(t, r, "shm.map", OK, "mapped", "")
 	for id, saw := range map[string]string{
 		"store.write": at, "store.lock": "between processes", "store.dirsync": "synced",
-		"store.rename": "in one step", "store.mode": "mode and owner", "net.loopback": "127.0.0.1", "net.unix": "socket",
+		"store.rename": "atomically", "store.mode": "mode and owner", "net.loopback": "127.0.0.1", "net.unix": "socket",
 	} {
 		want(t, r, id, OK, saw, "")
 	}
@@ -160,7 +160,7 @@ func TestGPUs(t *testing.T) {
 			t.Errorf("a utilization that was not measured is in %+v", r.Checks[1])
 		}
 		r = examineGPUs(t, func(i *gpu.Inventory) { i.Devices[4].MIG = true })
-		want(t, r, "gpu.mig", Warning, "no instance on GPU-4", "nvidia-smi mig")
+		want(t, r, "gpu.mig", Warning, "GPU-4 has no instance", "nvidia-smi mig")
 	})
 	t.Run("busy", func(t *testing.T) {
 		r := examineGPUs(t, func(i *gpu.Inventory) { i.Devices[6].Processes = []gpu.Process{{PID: 77, Bytes: ptr(uint64(1 << 30))}} })
@@ -224,7 +224,7 @@ func TestProbeThatHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, r, "store.lock", Problem, "no answer after 1s", "state D")
-	want(t, r, "store.rename", OK, "in one step", "")
+	want(t, r, "store.rename", OK, "atomically", "")
 	wantNothingIn(t, r.Examined)
 }
 
@@ -245,7 +245,7 @@ func TestInterrupted(t *testing.T) {
 	if !errors.Is(err, why) {
 		t.Errorf("error %v", err)
 	}
-	want(t, r, "net.unix", NotChecked, "was ended", "")
+	want(t, r, "net.unix", NotChecked, "was interrupted", "")
 	wantNothingIn(t, r.Examined)
 	wantNothingIn(t, o.Shared)
 }

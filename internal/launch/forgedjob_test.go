@@ -92,7 +92,7 @@ func TestForgedJob(t *testing.T) {
 		forge(t, runOf(t), victim.cfg.Job)
 	}
 	attacker := newJob(t, 1, "/bin/true").must()
-	wantText(t, attacker.log, "its trainer lives")
+	wantText(t, attacker.log, "its trainer is alive")
 	release()
 	for what, victim := range victims {
 		if err := victim.wait(); err != nil {
@@ -123,12 +123,12 @@ func TestOnlyOrphansAreKilled(t *testing.T) {
 	}
 	all := map[string]process{}
 	for what, changed := range map[string]string{
-		"proven":          "PROVEN=yes",
-		"another run":     client.EnvRun + "=another",
-		"another trial":   client.EnvTrial + "=another",
-		"another store":   client.EnvStoreID + "=another",
-		"no socket":       client.EnvSocket + "=",
-		"a trainer lives": client.EnvSocket + "=" + alive,
+		"proven":             "PROVEN=yes",
+		"another run":        client.EnvRun + "=another",
+		"another trial":      client.EnvTrial + "=another",
+		"another store":      client.EnvStoreID + "=another",
+		"no socket":          client.EnvSocket + "=",
+		"a trainer is alive": client.EnvSocket + "=" + alive,
 	} {
 		// The test's context kills what is left at its end.
 		cmd := exec.CommandContext(t.Context(), "sleep", "1000")

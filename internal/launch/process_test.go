@@ -177,7 +177,7 @@ func TestCancel(t *testing.T) {
 	if err := j.wait(); !errors.Is(err, errStop) {
 		t.Errorf("error %v", err)
 	}
-	wantText(t, j.log, `msg="stopping the workers" cause="the test stops the job"`)
+	wantText(t, j.log, `msg="stopping workers" cause="the test stops the job"`)
 	wantNobody(t, j.cfg.Job)
 	if trial := trialOf(t); trial.Status != projections.Paused || trial.Message != errStop.Error() {
 		t.Errorf("trial %+v", trial)

@@ -75,7 +75,7 @@ func TestProve(t *testing.T) {
 	}
 	changed := event
 	changed.Data = []byte(strings.Replace(string(event.Data), "train.py", "train.pz", 1))
-	unproven(t, "one byte of the body", Of("store", "", changed, dir), "its body differs")
+	unproven(t, "one byte of the body", Of("store", "", changed, dir), "with another body")
 	unproven(t, "the same event elsewhere", Of("store", "", started(t, "bert", 8, "python3", "train.py"), dir), "event 7, and this is event 8")
 	renamed := event
 	renamed.ID = "event-8"
