@@ -133,12 +133,12 @@ func TestEveryProcessIsSignalled(t *testing.T) {
 				j.appears("saving0")
 				j.signalAll(c.workersFirst, c.saving...)
 			}
-			j.ends(75, "is committed; start the run again to go on from there")
+			j.ends(75, "is committed; start the run again to continue from there")
 			step := j.trained(2)
 			if !strings.Contains(j.err.String(), fmt.Sprintf("step-%d.a1 is committed", step)) {
 				t.Errorf("trained to step %d\n%s", step, j.err.String())
 			}
-			if strings.Contains(j.err.String(), "the guard of the job has died") {
+			if strings.Contains(j.err.String(), "guard died") {
 				t.Errorf("the signals have ended the guard:\n%s", j.err.String())
 			}
 			if c.childrenGet != 0 && j.count(fmt.Sprintf("children ended by %[1]d %[1]d %[1]d\n", c.childrenGet)) != 2 || j.count("default\n") != j.count("] child ") {
@@ -200,7 +200,7 @@ func (j *trainer) reports(attempt int) {
 func TestOneWorkerIsSignalled(t *testing.T) {
 	t.Parallel()
 	j := startTrainer(t, t.TempDir(), nil, training(t, "alone"), "--nproc=2", "--grace=1h", "--preempt-grace=1h")
-	j.ends(75, "preempted (rank 1 was told to stop by SIGTERM): step-")
+	j.ends(75, "preempted (rank 1 received SIGTERM): step-")
 	if step := j.trained(2); step < 20 {
 		t.Errorf("stopped at step %d, before the signal", step)
 	}
@@ -221,9 +221,9 @@ func TestTrainerEndsHoldingWorkers(t *testing.T) {
 	}{
 		{"one rank fails", []string{"fails"}, []string{"--max-restarts=0"}, nil, 0, 1, "rank 1 exited with code 9"},
 		{"a rank fails, the other is in C", []string{"fails", "stuck"}, []string{"--max-restarts=0"}, nil, 0, 1, "rank 1 exited with code 9"},
-		{"never reports", []string{"silent"}, []string{"--preempt-grace=1h"}, []syscall.Signal{syscall.SIGUSR1}, 0, 143, "they get SIGTERM"},
+		{"never reports", []string{"silent"}, []string{"--preempt-grace=1h"}, []syscall.Signal{syscall.SIGUSR1}, 0, 143, "sending SIGTERM"},
 		{"never speaks", []string{"plain"}, []string{"--preempt-grace=1h"}, []syscall.Signal{syscall.SIGTERM}, 0, 143, "no checkpoint was committed"},
-		{"does not stop", []string{"deaf"}, []string{"--preempt-grace=1s"}, []syscall.Signal{syscall.SIGUSR1}, 0, 143, "were told to end and have not"},
+		{"does not stop", []string{"deaf"}, []string{"--preempt-grace=1s"}, []syscall.Signal{syscall.SIGUSR1}, 0, 143, "did not end when asked"},
 		{"is interrupted", []string{"deaf"}, []string{"--preempt-grace=1h"}, nil, syscall.SIGINT, 130, "told to stop by SIGINT"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

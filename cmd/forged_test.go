@@ -115,7 +115,7 @@ func TestLaunchInAnothersDirectory(t *testing.T) {
 	me.exits(0, "ckptstore", "continue", "bert", "--store=ckpts")
 	me.exits(0, "rm", "-r", work)
 	other.exits(0, "sh", "-c", "umask 022; mkdir "+work+"; echo 'id -u >"+u.place+"/tmp/ran' >"+work+"/train")
-	if said := me.exits(12, "ckptstore", "continue", "bert", "--store=ckpts"); !strings.Contains(said, "its directory belonged to user 20001, and belongs to user 20002 now") {
+	if said := me.exits(12, "ckptstore", "continue", "bert", "--store=ckpts"); !strings.Contains(said, "its directory belonged to user 20001 and now belongs to user 20002") {
 		t.Error(said)
 	}
 	if _, err := os.Stat(u.place + "/tmp/ran"); !os.IsNotExist(err) {

@@ -182,7 +182,7 @@ func TestPreemptedBySignal(t *testing.T) {
 			j.appears("ready0")
 			j.appears("ready1")
 			j.send(sig)
-			j.ends(75, "trainer: preempted (told to stop by "+name+"): step-", "is committed; start the run again to go on from there")
+			j.ends(75, "trainer: preempted (told to stop by "+name+"): step-", "is committed; start the run again to continue from there")
 			var at [2]string
 			for rank := range at {
 				_, rest, _ := strings.Cut(j.out.String(), fmt.Sprintf("[rank%d] preempt at ", rank))
@@ -233,7 +233,7 @@ while True: time.sleep(0.01)
 			j := startTrainer(t, t.TempDir(), []string{"DOCS=" + pagePath(t)}, deaf, "--preempt-grace=1h")
 			j.appears("ready")
 			j.send(syscall.SIGUSR1)
-			j.says("the job is asked to end")
+			j.says("job asked to end")
 			j.send(syscall.SIGUSR1) // schedulers repeat it
 			if sig == syscall.SIGTERM {
 				j.send(sig)

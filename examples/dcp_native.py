@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint into a store, by its own writer and reader.
+"""torch.distributed.checkpoint into a store, with the store's writer and reader.
 
     trainer run --nproc 2 -- python examples/dcp_native.py
     torchrun --nproc-per-node 2 examples/dcp_native.py
@@ -17,11 +17,11 @@ def main() -> None:
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     weight = distribute_tensor(torch.ones(1024, 64), mesh, [Shard(0)])
-    writer = ckptstore.dcp.StorageWriter("ckpts/step-1")  # kept: its memory for staging is, too
+    writer = ckptstore.dcp.StorageWriter("ckpts/step-1")  # keep it: this keeps its staging memory
     dcp.save({"weight": weight, "step": 1}, storage_writer=writer)
 
     pending = dcp.async_save({"weight": weight, "step": 2}, checkpoint_id="ckpts/step-2", storage_writer=writer)
-    weight.to_local().zero_()  # training goes on
+    weight.to_local().zero_()  # training continues
     pending.result()
 
     state = {"weight": weight, "step": 0}

@@ -2,9 +2,8 @@
 
     trainer run --name digits --nproc 2 -- python3 examples/dcp_url.py
 
-The run is the trainer's; without a trainer, give the program a store by
-CKPTSTORE_STORE, and it is the run "digits" there. Started again, it goes on from the
-newest step.
+The trainer names the run. Without a trainer, set CKPTSTORE_STORE to a store; the run is
+then "digits" there. Started again, the program continues from the newest step.
 """
 
 import os

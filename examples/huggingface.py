@@ -1,4 +1,4 @@
-"""A small GPT-2, trained by Hugging Face's Trainer, which goes on where it was.
+"""A small GPT-2, trained by Hugging Face's Trainer, which resumes where it stopped.
 
     trainer run --name gpt2 --store ckpts -- python3 examples/huggingface.py --steps 40
 

@@ -1,9 +1,9 @@
-"""A small network, trained by Lightning, which goes on where it was.
+"""A small network, trained by Lightning, which resumes where it stopped.
 
     trainer run --name net --store ckpts -- python3 examples/lightning_fit.py --steps 200
 
 Kill it and start it again: it resumes from its last checkpoint. ModelCheckpoint works
-as ever; its files name checkpoints of the store. Needs lightning 2.0 or later.
+as usual; its files name checkpoints of the store. Needs lightning 2.0 or later.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Look into a checkpoint: what it holds, one tensor, a corner of it.
+"""Inspect a checkpoint: its contents, one tensor, a corner of it.
 
     python3 examples/open_checkpoint.py gpt@latest --store ckpts
     python3 examples/open_checkpoint.py gpt@step-60 --store ckpts --tensor model.head.weight
 
-It needs no trainer and no GPU, and PyTorch or numpy only to hold what is read.
+It needs no trainer and no GPU, and PyTorch or numpy only to hold the data.
 """
 
 import argparse
@@ -16,7 +16,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("ref", help="RUN, RUN@NAME, an ID, or the path of a DCP directory or safetensors file")
     arguments.add_argument("--store", help="directory or URL (default: $CKPTSTORE_STORE)")
-    arguments.add_argument("--tensor", help="the one to read a corner of (default: the largest)")
+    arguments.add_argument("--tensor", help="the tensor to read a corner of (default: the largest)")
     given = arguments.parse_args()
 
     with ckptstore.open(given.ref, store=given.store) as checkpoint:
@@ -28,7 +28,7 @@ def main() -> None:
         if not checkpoint.tensors:
             return
         name = given.tensor or max(checkpoint.tensors, key=lambda each: math.prod(checkpoint.tensors[each].shape))
-        # Of all dimensions the first two: 64 KiB are read for it, however large it is.
+        # The first two elements of each dimension: this reads 64 KiB, however large the tensor is.
         corner = checkpoint.tensors[name][tuple(slice(0, 2) for _ in checkpoint.tensors[name].shape)]
         print(f"the corner of {name}:\n{corner}")
 

@@ -1,8 +1,8 @@
-"""ckptstore.save and ckptstore.load: a training that continues where it was, on any number of ranks.
+"""ckptstore.save and ckptstore.load: a training that resumes where it stopped, on any number of ranks.
 
     trainer run --name demo --nproc 2 -- python3 examples/save_load.py --wrap fsdp2
     trainer run --name demo --nproc 1 -- python3 examples/save_load.py --wrap none --steps 40
-    python3 examples/save_load.py --wrap none      # alone: an agent keeps the store
+    python3 examples/save_load.py --wrap none      # without a trainer: an agent serves the store
 
 The changed lines are the two that begin with ckptstore.
 """
@@ -33,10 +33,10 @@ def main():
         fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    # What is none of model's or optimizer's: a value that all ranks share, and what each has for itself.
+    # State outside the model and optimizer: a value shared by all ranks, and each rank's own.
     state = {"step": 0, "rng": ckptstore.rng_state()}
     found = ckptstore.load(state, ref="resume", model=model, optimizer=optimizer)
-    print(f"rank {os.environ.get('RANK', 0)}: " + (f"goes on after step {state['step']}, from {found.checkpoint}" if found else "begins"))
+    print(f"rank {os.environ.get('RANK', 0)}: " + (f"continues after step {state['step']}, from {found.checkpoint}" if found else "begins"))
 
     handle = None
     for step in range(state["step"] + 1, options.steps + 1):
@@ -48,7 +48,7 @@ def main():
         if step % 10 == 0:
             state["step"] = step
             handle = ckptstore.save(state, step=step, model=model, optimizer=optimizer)  # returns once it is copied
-            print(f"step {step} loss {loss.item():.4f}, {handle.checkpoint} is on its way")
+            print(f"step {step} loss {loss.item():.4f}, {handle.checkpoint} is being written")
     if handle is not None:
         print(f"{handle.checkpoint} is {handle.wait('committed')}")
     if options.wrap != "none":

@@ -1,4 +1,4 @@
-"""A small GPT, trained by FSDP2 on the bytes of a text, which goes on where it was.
+"""A small GPT, trained by FSDP2 on the bytes of a text, which resumes where it stopped.
 
     trainer run --name gpt --nproc 2 -- python3 examples/transformer.py --steps 60 --save-every 10
 
@@ -7,11 +7,11 @@ checkpoint. --way chooses how it saves and loads:
 
     save     ckptstore.save and ckptstore.load, the default
     dcp      dcp.save with ckptstore.dcp.StorageWriter, dcp.load with its reader
-    url      dcp.save with checkpoint_id="ckptstore://RUN/step-N" alone
+    url      dcp.save with checkpoint_id="ckptstore://RUN/step-N" only
     files    PyTorch's own FileSystemWriter and FileSystemReader, below --files
 
 Rank 0 prints each step's loss and gradient norm and reports both to the trainer, so
-that `ckptstore metrics gpt` has them. All of a step follows from its number, the
+that `ckptstore metrics gpt` has them. A step depends only on its number, the
 ranks' number and the state before it: the losses of two runs are the same bits.
 """
 
@@ -113,7 +113,7 @@ def main():
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--text", type=pathlib.Path, default=TEXT)
     parser.add_argument("--files", type=pathlib.Path, default=pathlib.Path("gpt-files"))
-    parser.add_argument("--resume", help="of way files: the directory to go on from")
+    parser.add_argument("--resume", help="for --way files: the directory to resume from")
     parser.add_argument("--width", type=int, default=48)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rows", type=int, default=8, help="sequences a step, of all ranks together")

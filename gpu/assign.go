@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Visible is which of devices a process may use that has value as its
-// CUDA_VISIBLE_DEVICES, in the order of value: indices, UUIDs or instances, or
-// the beginning of a UUID that no other begins with. Indices count by PCI bus,
-// as [Device.Index] does. An empty value, "-1" and "NoDevFiles" are none, and
-// "-1" after others ends the list, as in CUDA. Each instance that is named comes
-// as its device with that instance alone.
+// Visible returns the devices that a process with this value of
+// CUDA_VISIBLE_DEVICES may use, in the order of the value. The value holds
+// indices, UUIDs, MIG instances, or unique prefixes of UUIDs. Indices count by
+// PCI bus, as [Device.Index] does. An empty value, "-1" and "NoDevFiles" select
+// no device, and "-1" after others ends the list, as in CUDA. Each named instance
+// is returned as its device with that instance alone.
 //
-// What CUDA would drop without a word is an error: an ID that is not there or
-// stands twice, and a device in MIG mode that is named itself.
+// Visible returns an error for what CUDA would silently drop: an unknown or
+// repeated ID, and a device in MIG mode that is named itself.
 func Visible(devices []Device, value string) ([]Device, error) {
 	var out []Device
 	var taken []string
@@ -29,7 +29,7 @@ func Visible(devices []Device, value string) ([]Device, error) {
 		}
 		d, unit, err := find(devices, id)
 		if err == nil && slices.Contains(taken, unit) {
-			err = fmt.Errorf("%q is %s, which is there already: name each device once", id, unit)
+			err = fmt.Errorf("%q is %s, which is already in the list; name each device once", id, unit)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("CUDA_VISIBLE_DEVICES %q: %w", value, err)
@@ -39,7 +39,7 @@ func Visible(devices []Device, value string) ([]Device, error) {
 	return out, nil
 }
 
-// find is the device that an ID names, and the UUID of what a process gets.
+// find returns the device that an ID names, and the UUID of its assignable unit.
 func find(devices []Device, id string) (Device, string, error) {
 	if err := checkID(id); err != nil {
 		return Device{}, "", err
@@ -63,11 +63,11 @@ func find(devices []Device, id string) (Device, string, error) {
 	}
 	switch {
 	case len(matches) == 0:
-		return Device{}, "", fmt.Errorf("%q is no device of this machine, which has %s: see nvidia-smi -L", id, names(devices))
+		return Device{}, "", fmt.Errorf("%q is no device of this machine, which has %s; see nvidia-smi -L", id, names(devices))
 	case len(matches) > 1:
-		return Device{}, "", fmt.Errorf("%q is the beginning of %s and of %s: write more of it", id, matches[0].unit, matches[1].unit)
+		return Device{}, "", fmt.Errorf("%q is a prefix of both %s and %s; write more digits", id, matches[0].unit, matches[1].unit)
 	case matches[0].device.MIG && strings.HasPrefix(matches[0].unit, "GPU-"):
-		return Device{}, "", fmt.Errorf("%q is a device in MIG mode, which no process uses itself: name one of its instances (%s)", id, names([]Device{matches[0].device}))
+		return Device{}, "", fmt.Errorf("%q is a device in MIG mode, which processes cannot use directly; name one of its instances (%s)", id, names([]Device{matches[0].device}))
 	}
 	return matches[0].device, matches[0].unit, nil
 }
@@ -80,8 +80,8 @@ func names(devices []Device) string {
 	return strings.Join(all, ", ")
 }
 
-// units are what workers can be given: devices, and of those in MIG mode their
-// instances.
+// units lists what workers can be assigned: devices, and for a device in MIG mode
+// its instances.
 func units(devices []Device) (ids []string) {
 	for _, d := range devices {
 		if !d.MIG {
@@ -94,15 +94,15 @@ func units(devices []Device) (ids []string) {
 	return ids
 }
 
-// Units is how many workers can have a device to themselves.
+// Units returns the number of workers that can have a device to themselves.
 func Units(devices []Device) int { return len(units(devices)) }
 
-// Assign gives each of so many workers perWorker devices for itself, by UUID,
-// in the order of devices; those that are left over nobody gets. An instance of
-// a device in MIG mode counts as a device. With perWorker 0 nobody gets any.
+// Assign gives each worker perWorker devices of its own, by UUID, in the order of
+// devices. Left-over devices are not assigned. An instance of a device in MIG
+// mode counts as a device. With perWorker 0, no worker gets a device.
 //
-// Refused is more than there is, and more than one instance for a worker, since
-// a CUDA process sees one at most.
+// Assign returns an error if there are too few devices, or if a worker would get
+// more than one instance, since a CUDA process sees at most one.
 func Assign(devices []Device, workers, perWorker int) ([][]string, error) {
 	if workers < 1 || perWorker < 0 {
 		return nil, fmt.Errorf("assign %d GPUs to each of %d workers: give 1 worker or more, and 0 GPUs or more", perWorker, workers)

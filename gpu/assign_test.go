@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// eight are eight devices, the last of them in MIG mode with three instances.
+// eight returns eight devices, the last of them in MIG mode with three instances.
 func eight() []Device {
 	var out []Device
 	for i := range 8 {
@@ -47,9 +47,9 @@ func TestVisibleRefuses(t *testing.T) {
 		"GPU-z":    `"GPU-z" is no device`,
 		"0,":       `"" is no device ID`,
 		"01":       "write it as 1",
-		"0,GPU-h0": `"GPU-h0" is GPU-h0, which is there already`,
-		"7":        `"7" is a device in MIG mode, which no process uses itself: name one of its instances (MIG-a1, MIG-a2, MIG-b)`,
-		"MIG-a":    `"MIG-a" is the beginning of MIG-a1 and of MIG-a2`,
+		"0,GPU-h0": `"GPU-h0" is GPU-h0, which is already in the list`,
+		"7":        `"7" is a device in MIG mode, which processes cannot use directly; name one of its instances (MIG-a1, MIG-a2, MIG-b)`,
+		"MIG-a":    `"MIG-a" is a prefix of both MIG-a1 and MIG-a2`,
 		"all":      `"all" is no device`,
 	} {
 		got, err := Visible(eight(), value)
@@ -93,7 +93,7 @@ func TestAssign(t *testing.T) {
 	}
 }
 
-// Nobody shares a device with anybody, and all get as many as was asked for.
+// No two workers share a device, and each worker gets as many as requested.
 func TestAssignIsExclusive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		devices := eight()[:rapid.IntRange(0, 7).Draw(t, "devices")]

@@ -6,34 +6,34 @@ import (
 	"time"
 )
 
-// EventKind is whom an [Event] speaks against.
+// EventKind classifies an [Event] by what caused it.
 type EventKind string
 
 // Kinds of events.
 const (
 	Hardware    EventKind = "hardware"    // the device: it is unhealthy
 	Application EventKind = "application" // the program that used the device
-	Other       EventKind = "other"       // an XID that says neither by itself
-	Gone        EventKind = "gone"        // some device is lost: none can be trusted
-	Unwatched   EventKind = "unwatched"   // the device tells of no events
+	Other       EventKind = "other"       // the XID alone does not tell the cause
+	Gone        EventKind = "gone"        // a device was lost: no device of this machine can be trusted
+	Unwatched   EventKind = "unwatched"   // the device does not report events
 )
 
-// Event is something that a device or its driver has told.
+// Event is an error that a device or its driver reported.
 type Event struct {
-	UUID string    `json:"uuid"` // of the device; its index where that is not known
+	UUID string    `json:"uuid"` // of the device; its index if unknown
 	XID  uint64    `json:"xid,omitempty"`
 	Kind EventKind `json:"kind"`
-	Why  string    `json:"why,omitempty"` // of an unwatched device
+	Why  string    `json:"why,omitempty"` // set for an unwatched device
 }
 
-// What XIDs stand for is in NVIDIA's list of them; these are the ones that say
-// by themselves whether the hardware failed or the program did.
+// NVIDIA documents the meaning of XIDs. These are the XIDs that by themselves
+// blame either the hardware or the program.
 var (
 	hardwareXIDs    = []uint64{48, 74, 79, 94, 95}
 	applicationXIDs = []uint64{13, 31, 43, 45, 68, 109}
 )
 
-// xidMeanings are the short texts of hardware XIDs.
+// xidMeanings are short descriptions of hardware XIDs.
 var xidMeanings = map[uint64]string{
 	48: "memory error that ECC could not correct",
 	74: "NVLink error",
@@ -52,13 +52,13 @@ func kindOf(xid uint64) EventKind {
 	return Other
 }
 
-// String is the event for people, without the device.
+// String formats the event without the device.
 func (e Event) String() string {
 	switch e.Kind {
 	case Gone:
 		return "a device of this machine is lost"
 	case Unwatched:
-		return "the device tells of no errors while it runs: " + e.Why
+		return "the device does not report errors while it runs: " + e.Why
 	}
 	if text, ok := xidMeanings[e.XID]; ok {
 		return fmt.Sprintf("XID %d: %s", e.XID, text)
@@ -66,12 +66,12 @@ func (e Event) String() string {
 	return fmt.Sprintf("XID %d", e.XID)
 }
 
-// Sick reports whether the device must not be used any more.
+// Sick reports whether the device must no longer be used.
 func (e Event) Sick() bool { return e.Kind == Hardware || e.Kind == Gone }
 
 const (
-	// waitMillis is how long one wait for events takes at most.
+	// waitMillis is the longest that one wait for events takes.
 	waitMillis = 5000
-	// silence is how long a wait may take before the driver is given up.
+	// silence is how long a wait may take before Watch abandons the driver.
 	silence = 60 * time.Second
 )

@@ -6,28 +6,29 @@ import (
 	"strings"
 )
 
-// Severity is how much a problem matters.
+// Severity is how serious a problem is.
 type Severity string
 
 // Severities.
 const (
-	Unhealthy Severity = "unhealthy" // nothing may be started on the device
-	Warning   Severity = "warning"   // it works, and not as it should
+	Unhealthy Severity = "unhealthy" // do not start anything on the device
+	Warning   Severity = "warning"   // usable, with a defect
 )
 
-// Problem is something wrong with a device, and what to do about it.
+// Problem is a defect of a device, with the next step.
 type Problem struct {
-	Device   string   `json:"device"` // UUID, or the index where that is not known
+	Device   string   `json:"device"` // UUID, or the index if unknown
 	Severity Severity `json:"severity"`
 	What     string   `json:"what"`
 	Next     string   `json:"next"`
 }
 
-// hotCelsius is too hot where a device does not say when it slows down.
+// hotCelsius is the limit for a device that does not report its slowdown
+// temperature.
 const hotCelsius = 90
 
-// Health is what is wrong with the devices, by index. Processes of own are
-// not foreign.
+// Health lists the problems of all devices, by index. Processes in own do not
+// count as foreign.
 func (i Inventory) Health(own ...int) []Problem {
 	var all []Problem
 	for _, s := range i.Devices {
@@ -36,23 +37,23 @@ func (i Inventory) Health(own ...int) []Problem {
 	return all
 }
 
-// Health is what is wrong with a device, the unhealthy first. Processes of own
-// are not foreign.
+// Health lists the problems of a device, unhealthy ones first. Processes in own
+// do not count as foreign.
 func (s Status) Health(own ...int) (all []Problem) {
 	add := func(severity Severity, next, what string, args ...any) {
 		all = append(all, Problem{s.id(), severity, fmt.Sprintf(what, args...), next})
 	}
 	if s.Lost != "" {
-		add(Unhealthy, "look for Xid in the kernel's log (dmesg), reset it with nvidia-smi -r or restart the machine, and replace it when it is lost again",
+		add(Unhealthy, "look for Xid in the kernel's log (dmesg), reset it with nvidia-smi -r or restart the machine, and replace it if it is lost again",
 			"it does not answer: %s", s.Lost)
 		return all
 	}
 	if s.ECC != nil && *s.ECC > 0 {
-		add(Unhealthy, s.reset()+"; replace the device when errors come back",
+		add(Unhealthy, s.reset()+"; replace the device if errors come back",
 			"%d memory errors that ECC could not correct since the driver was loaded", *s.ECC)
 	}
 	if s.Rows != nil && s.Rows.Failed {
-		add(Unhealthy, "replace the device", "a faulty row of its memory could not be replaced: no spare one is left")
+		add(Unhealthy, "replace the device", "a faulty row of its memory could not be replaced: no spare row is left")
 	}
 	if s.Rows != nil && s.Rows.Pending {
 		add(Unhealthy, s.reset(), "a faulty row of its memory is replaced only by the next reset")
@@ -62,12 +63,12 @@ func (s Status) Health(own ...int) (all []Problem) {
 }
 
 func (s Status) warn(add func(next, what string, args ...any), own []int) {
-	limit, of := uint32(hotCelsius), "it does not say where it slows down"
+	limit, of := uint32(hotCelsius), "its slowdown temperature is unknown"
 	if s.SlowAtCelsius != nil {
 		limit, of = *s.SlowAtCelsius, "it slows down"
 	}
 	if s.Celsius != nil && *s.Celsius >= limit {
-		add("look at fans, air flow and what else runs in the rack", "%d °C, from %d °C on %s", *s.Celsius, limit, of)
+		add("check fans, air flow and what else runs in the rack", "%d °C, from %d °C on %s", *s.Celsius, limit, of)
 	}
 	var foreign []string
 	for _, p := range s.Processes {
@@ -84,7 +85,7 @@ func (s Status) warn(add func(next, what string, args ...any), own []int) {
 		add("end them, or give the job other devices", "used by other processes: %s", strings.Join(foreign, ", "))
 	}
 	if len(s.Unread) > 0 {
-		add("see whether nvidia-smi -q reads it; it may need other permissions or a newer driver", "not read: %s", strings.Join(s.Unread, ", "))
+		add("check whether nvidia-smi -q reads it; it may need other permissions or a newer driver", "not read: %s", strings.Join(s.Unread, ", "))
 	}
 }
 

@@ -10,10 +10,10 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Inspect looks at the devices of this machine: which there are, how they fare
-// and how they are linked. Devices that do not answer are in it, as lost.
-// [ErrNoDriver] when there is no driver. Like [List] it returns when ctx ends,
-// even if the driver hangs, and may be called concurrently.
+// Inspect takes inventory of this machine: its devices, their condition, and the
+// links between them. Devices that do not answer are included, as lost. It
+// returns [ErrNoDriver] if there is no driver. Like [List], it returns when ctx
+// ends, even if the driver hangs, and is safe for concurrent use.
 func Inspect(ctx context.Context) (Inventory, error) { return inspect(ctx, system) }
 
 func inspect(ctx context.Context, lib nvml.Interface) (Inventory, error) {
@@ -26,8 +26,7 @@ func inspect(ctx context.Context, lib nvml.Interface) (Inventory, error) {
 	})
 }
 
-// look fills in the devices and returns their handles, nil for one that is
-// lost.
+// look fills in the devices and returns their handles, nil for a lost device.
 func (i *Inventory) look(lib nvml.Interface) ([]nvml.Device, error) {
 	has := symbols(lib)
 	driver, ret := lib.SystemGetDriverVersion()
@@ -57,7 +56,7 @@ func (i *Inventory) look(lib nvml.Interface) ([]nvml.Device, error) {
 	return handles, nil
 }
 
-// examine reads all that one device tells of itself.
+// examine reads all that one device reports about itself.
 func examine(lib nvml.Interface, index int, has func(string) bool) (Status, nvml.Device) {
 	device, err := describe(lib, index, has("nvmlDeviceGetMigMode"))
 	handle, ret := lib.DeviceGetHandleByIndex(index)
@@ -113,18 +112,18 @@ func (s *Status) measure(handle nvml.Device, has func(string) bool) {
 	}
 }
 
-// computing is the oldest of the functions that list processes; the binding
-// takes the newest that there is.
+// computing is the oldest of the functions that list processes. The binding uses
+// the newest one available.
 const computing = "nvmlDeviceGetComputeRunningProcesses"
 
-// reader takes note of what a device does not tell.
+// reader records the values that a device failed to return.
 type reader struct {
 	of  *Status
 	has func(symbol string) bool
 }
 
-// reading is what a call has read, nil when the device or the driver does not
-// support it, or the device does not answer any more.
+// reading returns the result of an NVML call. It returns nil if the device or the
+// driver does not support the call, or the device no longer answers.
 func reading[T any](r reader, what, symbol string, read func() (T, nvml.Return)) *T {
 	if r.of.Lost != "" || !r.has(symbol) {
 		return nil
@@ -142,9 +141,9 @@ func reading[T any](r reader, what, symbol string, read func() (T, nvml.Return))
 	return nil
 }
 
-// activeLinks counts the NVLinks of a device that are up. A device without any
-// does not support the question, one with fewer than the most that there can
-// be refuses the numbers above.
+// activeLinks counts the NVLinks of a device that are up. A device without
+// NVLinks does not support the query. A device with fewer links than the maximum
+// rejects the higher numbers.
 func activeLinks(handle nvml.Device) (active int, _ nvml.Return) {
 	for link := range nvml.NVLINK_MAX_LINKS {
 		state, ret := handle.GetNvLinkState(link)
@@ -162,8 +161,8 @@ func activeLinks(handle nvml.Device) (active int, _ nvml.Return) {
 	return active, nvml.SUCCESS
 }
 
-// processesOf lists who computes on a device, each process once: in MIG mode
-// it may be on several instances.
+// processesOf lists the compute processes on a device. A process on several MIG
+// instances is listed once.
 func processesOf(handle nvml.Device) ([]Process, nvml.Return) {
 	infos, ret := handle.GetComputeRunningProcesses()
 	all := []Process{}
@@ -186,13 +185,13 @@ func processesOf(handle nvml.Device) ([]Process, nvml.Return) {
 	return all, ret
 }
 
-// levels are NVML's numbers.
+// levels maps NVML's numbers.
 var levels = map[nvml.GpuTopologyLevel]Level{
 	nvml.TOPOLOGY_INTERNAL: SameBoard, nvml.TOPOLOGY_SINGLE: OneSwitch, nvml.TOPOLOGY_MULTIPLE: Switches,
 	nvml.TOPOLOGY_HOSTBRIDGE: HostBridge, nvml.TOPOLOGY_NODE: NUMANode, nvml.TOPOLOGY_SYSTEM: AcrossNodes,
 }
 
-// link fills in how near the devices are to each other.
+// link fills in the distance between devices.
 func (i *Inventory) link(lib nvml.Interface, handles []nvml.Device) {
 	if !symbols(lib)("nvmlDeviceGetTopologyCommonAncestor") {
 		return
@@ -220,28 +219,28 @@ func (i *Inventory) link(lib nvml.Interface, handles []nvml.Device) {
 	}
 }
 
-// HoldersOf finds which of the processes hold memory of which devices. PIDs
-// are those that the driver sees. It fails when a device does not tell who
-// uses it: then nobody knows. It returns when ctx ends, even if the driver
-// hangs, and may be called concurrently.
+// HoldersOf returns which of the processes hold memory of which devices. PIDs are
+// those that the driver sees. It fails if a device does not list its processes,
+// because then the answer is unknown. It returns when ctx ends, even if the
+// driver hangs, and is safe for concurrent use.
 func HoldersOf(ctx context.Context, pids ...int) ([]Holder, error) {
 	return holdersOf(ctx, system, pids)
 }
 
 func holdersOf(ctx context.Context, lib nvml.Interface, pids []int) ([]Holder, error) {
-	return ask(ctx, lib, "find who holds GPU memory", func(lib nvml.Interface) ([]Holder, error) {
+	return ask(ctx, lib, "find holders of GPU memory", func(lib nvml.Interface) ([]Holder, error) {
 		count, ret := lib.DeviceGetCount()
 		if ret != nvml.SUCCESS {
 			return nil, fmt.Errorf("count devices: %v", name(ret))
 		}
 		if count > 0 && !symbols(lib)(computing) {
-			return nil, fmt.Errorf("this driver has no %s: update it", computing)
+			return nil, fmt.Errorf("this driver has no %s; update it", computing)
 		}
 		var all []Holder
 		for index := range count {
 			held, err := holdersAt(lib, index)
 			if err != nil {
-				return nil, fmt.Errorf("device %d: %w: see whether nvidia-smi lists its processes", index, err)
+				return nil, fmt.Errorf("device %d: %w; check whether nvidia-smi lists its processes", index, err)
 			}
 			for _, h := range held {
 				if slices.Contains(pids, h.PID) {

@@ -15,8 +15,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
 )
 
-// measured is a machine of which every device answers every question and is
-// well: two halves of four devices each.
+// measured returns a machine whose devices answer every query and are healthy:
+// two halves of four devices each.
 func measured(t *testing.T) (*dgxa100.Server, func(index int) *dgxa100.Device) {
 	t.Helper()
 	server, device := machine(t)
@@ -134,7 +134,7 @@ func TestHealth(t *testing.T) {
 		t, i,
 		Problem{device(0).UUID, Unhealthy, "3 memory errors that ECC could not correct", "nvidia-smi -r -i " + device(0).UUID},
 		Problem{device(1).UUID, Unhealthy, "only by the next reset", "nvidia-smi -r -i " + device(1).UUID},
-		Problem{device(2).UUID, Unhealthy, "no spare one is left", "replace the device"},
+		Problem{device(2).UUID, Unhealthy, "no spare row is left", "replace the device"},
 		Problem{device(3).UUID, Warning, "90 °C, from 88 °C on it slows down", "air flow"},
 		Problem{device(4).UUID, Warning, "other processes: pid 77 with 5120 MiB, pid 78", "other devices"},
 		Problem{device(5).UUID, Unhealthy, "does not answer: read power: ERROR_GPU_IS_LOST", "dmesg"},
@@ -149,7 +149,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// A device that does not even say its UUID is still in the inventory.
+// A device that does not even return its UUID is still in the inventory.
 func TestInspectLostDevice(t *testing.T) {
 	server, _ := measured(t)
 	find := server.DeviceGetHandleByIndexFunc
@@ -196,12 +196,11 @@ func TestInspectOnlyWhatIsSupported(t *testing.T) {
 	}
 }
 
-// A driver that is older than every newer function: a call would end the
-// process.
+// This driver lacks every newer function: calling one would end the process.
 func TestInspectWithAnOldDriver(t *testing.T) {
 	server, _ := machine(t)
 	server.LookupSymbolFunc = func(symbol string) error { return errors.New("no symbol " + symbol) }
-	i := look(t, server) // every function that is not of the mock panics
+	i := look(t, server) // panics on a function outside the mock
 	if len(i.Devices) != 8 || i.CUDA != "" || i.Devices[0].UsedBytes != nil {
 		t.Errorf("inventory %+v", i)
 	}
@@ -248,7 +247,8 @@ func TestInspectWithoutDriver(t *testing.T) {
 	}
 }
 
-// Whatever this machine has, a look at it tells it without ending the process.
+// Inspect works on this machine, with or without devices, and does not end the
+// process.
 func TestInspectHere(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
@@ -297,10 +297,10 @@ func TestInspectHangingDriver(t *testing.T) {
 	}
 	close(answer)
 	device(3).GetPowerUsageFunc = func() (uint32, nvml.Return) { return 0, nvml.SUCCESS }
-	look(t, server) // comes after the end of the first
+	look(t, server) // runs after the first has ended
 }
 
-// A library stays as long as anyone has a session of it.
+// The library stays loaded while any session is open.
 func TestSharedSessions(t *testing.T) {
 	inits, ends := 0, 0
 	lib := &shared{Interface: &mock.Interface{

@@ -12,14 +12,14 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// List is the devices of this machine by index, empty when the driver is there
-// but no device. Devices that do not answer, such as one that fell off the
-// bus, are left out and named in the error, which comes with the devices that
-// do. [ErrNoDriver] when there is no driver.
+// List returns the devices of this machine by index. The list is empty if the
+// driver is installed but finds no device. Devices that do not answer, such as
+// a device that fell off the bus, are left out and named in the error, which comes
+// with the other devices. It returns [ErrNoDriver] if there is no driver.
 //
-// The driver may hang in a call that nothing can end. List then returns when
-// ctx ends, and later calls wait behind that one until their ctx ends. Safe
-// for concurrent use.
+// The driver may hang in a call that cannot be cancelled. List then returns when
+// ctx ends, and later calls wait for that call until their own ctx ends. List is
+// safe for concurrent use.
 func List(ctx context.Context) ([]Device, error) { return list(ctx, system) }
 
 func list(ctx context.Context, lib nvml.Interface) ([]Device, error) {
@@ -36,7 +36,7 @@ func query(lib nvml.Interface) (devices []Device, err error) {
 	for index := range count {
 		device, problem := describe(lib, index, partitions)
 		if problem != nil {
-			err = errors.Join(err, fmt.Errorf("device %d: %w: see the kernel's log for Xid, then reset or replace it", index, problem))
+			err = errors.Join(err, fmt.Errorf("device %d: %w; see the kernel's log for Xid, then reset or replace it", index, problem))
 			continue
 		}
 		devices = append(devices, device)
@@ -73,8 +73,8 @@ func describe(lib nvml.Interface, index int, partitions bool) (Device, error) {
 	return d, nil
 }
 
-// instances are the MIG instances of a device, by UUID. Not every place for
-// one is taken.
+// instances lists the MIG instances of a device, by UUID. Some places may be
+// empty.
 func instances(device nvml.Device) ([]Instance, error) {
 	places, ret := device.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
@@ -99,7 +99,7 @@ func instances(device nvml.Device) ([]Instance, error) {
 	return all, nil
 }
 
-// identify reads what devices and instances both have.
+// identify reads the properties that devices and instances share.
 func identify(handle nvml.Device) (uuid, title string, memory uint64, err error) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {

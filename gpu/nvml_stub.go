@@ -7,20 +7,20 @@ import (
 	"fmt"
 )
 
-// List returns [ErrNotBuilt]: this build cannot ask NVML.
+// List returns [ErrNotBuilt]: this build cannot call NVML.
 func List(ctx context.Context) ([]Device, error) { return nil, notBuilt(ctx, "list GPUs") }
 
-// Inspect returns [ErrNotBuilt]: this build cannot ask NVML.
+// Inspect returns [ErrNotBuilt]: this build cannot call NVML.
 func Inspect(ctx context.Context) (Inventory, error) {
 	return Inventory{}, notBuilt(ctx, "inspect GPUs")
 }
 
-// HoldersOf returns [ErrNotBuilt]: this build cannot ask NVML.
+// HoldersOf returns [ErrNotBuilt]: this build cannot call NVML.
 func HoldersOf(ctx context.Context, _ ...int) ([]Holder, error) {
-	return nil, notBuilt(ctx, "find who holds GPU memory")
+	return nil, notBuilt(ctx, "find holders of GPU memory")
 }
 
-// Watch returns [ErrNotBuilt]: this build cannot ask NVML.
+// Watch returns [ErrNotBuilt]: this build cannot call NVML.
 func Watch(ctx context.Context, _ func(Event)) error { return notBuilt(ctx, "watch GPUs") }
 
 func notBuilt(ctx context.Context, what string) error {

@@ -15,8 +15,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
 )
 
-// machine is eight mocked A100 and the state of the NVML session, which fails
-// the test where the real library would kill the process.
+// machine is eight mocked A100 and the state of the NVML session. It fails the
+// test where the real library would kill the process.
 func machine(t *testing.T) (*dgxa100.Server, func(index int) *dgxa100.Device) {
 	t.Helper()
 	server := dgxa100.New()
@@ -86,8 +86,8 @@ func TestListWithoutDriver(t *testing.T) {
 	}
 }
 
-// The real binding, with a library that is not there, twice: a call after the
-// refused Init would end the process.
+// The real binding, with a missing library, called twice: a call after the
+// rejected Init would end the process.
 func TestListWithoutLibrary(t *testing.T) {
 	for range 2 {
 		_, err := list(t.Context(), nvml.New(nvml.WithLibraryPath(t.TempDir()+"/libnvidia-ml.so.1")))
@@ -97,7 +97,8 @@ func TestListWithoutLibrary(t *testing.T) {
 	}
 }
 
-// Whatever this machine has, List tells it without ending the process.
+// List works on this machine, with or without devices, and does not end the
+// process.
 func TestListHere(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

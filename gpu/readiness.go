@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Result is what a check of readiness has come to.
+// Result is the outcome of a readiness check.
 type Result string
 
 // Results.
@@ -18,16 +18,15 @@ const (
 	NotRun Result = "not run"
 )
 
-// Check is one question about whether this machine's devices can be trained on,
-// and its answer.
+// Check is one readiness check of this machine's devices, with its result.
 type Check struct {
 	Name    string             `json:"check"`
 	Result  Result             `json:"result"`
-	Says    string             `json:"says"` // what was seen; why it was not run
+	Says    string             `json:"says"` // what was observed, or why the check was not run
 	Figures map[string]float64 `json:"figures,omitempty"`
 }
 
-// Names of the checks that NVML answers.
+// Names of the checks that use NVML.
 const (
 	CheckInventory  = "inventory"
 	CheckHealth     = "health"
@@ -35,9 +34,9 @@ const (
 )
 
 // Readiness checks the devices of this machine by NVML: that they answer, that
-// they are healthy, and that each of those that a process with visible as its
-// CUDA_VISIBLE_DEVICES may use (nil: all) can be given to a worker of its own.
-// The IDs are what those workers get, in order.
+// they are healthy, and that each visible device can be assigned to a worker of
+// its own. visible is the value of CUDA_VISIBLE_DEVICES; nil selects all devices.
+// It returns the IDs that those workers get, in order.
 func Readiness(ctx context.Context, visible *string) (checks []Check, ids []string) {
 	i, err := Inspect(ctx)
 	return readiness(i, err, visible)
@@ -49,7 +48,7 @@ func readiness(i Inventory, err error, visible *string) (checks []Check, ids []s
 	case errors.Is(err, ErrNoDriver):
 		none = "no NVIDIA driver found"
 	case errors.Is(err, ErrNotBuilt):
-		none = "this binary was built without cgo or not for Linux, so it cannot ask NVML: build it with CGO_ENABLED=1"
+		none = "this binary was built without cgo or not for Linux, so it cannot ask NVML; build it with CGO_ENABLED=1"
 	case err == nil && len(i.Devices) == 0:
 		none = fmt.Sprintf("driver %s, and no device", i.Driver)
 	case err != nil:
@@ -63,7 +62,7 @@ func readiness(i Inventory, err error, visible *string) (checks []Check, ids []s
 	return []Check{inventory(i), health(i), assigned}, ids
 }
 
-// inventory passes when every device answers, and says all that it should.
+// inventory passes if every device answers and returns all required values.
 func inventory(i Inventory) Check {
 	var lost, unread, names []string
 	for _, s := range i.Devices {
@@ -84,7 +83,7 @@ func inventory(i Inventory) Check {
 	return Check{CheckInventory, Passed, says, map[string]float64{"devices": float64(len(i.Devices))}}
 }
 
-// health fails when a job would not be started on one of the devices.
+// health fails if a job would refuse to start on one of the devices.
 func health(i Inventory) Check {
 	result, says := Passed, []string{}
 	for _, p := range i.Health() {
@@ -99,7 +98,7 @@ func health(i Inventory) Check {
 	return Check{CheckHealth, result, strings.Join(says, "; "), nil}
 }
 
-// assignment gives each visible device to a worker of its own, as a job does.
+// assignment assigns each visible device to a worker of its own, as a job does.
 func assignment(i Inventory, visible *string) (Check, []string) {
 	var devices []Device
 	for _, s := range i.Devices {
@@ -115,7 +114,7 @@ func assignment(i Inventory, visible *string) (Check, []string) {
 	}
 	workers := Units(devices)
 	if workers == 0 {
-		return Check{CheckAssignment, Failed, "no device can be given to a worker: see CUDA_VISIBLE_DEVICES, and whether devices in MIG mode have instances", nil}, nil
+		return Check{CheckAssignment, Failed, "no device can be assigned to a worker; check CUDA_VISIBLE_DEVICES, and whether devices in MIG mode have instances", nil}, nil
 	}
 	given, err := Assign(devices, workers, 1)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// TestReadiness asks a machine of eight devices, as NVML's own mock plays it.
+// TestReadiness checks a machine of eight devices, with NVML's own mock.
 func TestReadiness(t *testing.T) {
 	server, device := measured(t)
 	checks, ids := readiness(look(t, server), nil, nil)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// wantChecks compares the results of checks, and parts of what they say.
+// wantChecks compares the results of checks, and parts of their texts.
 func wantChecks(t *testing.T, got []Check, want ...[2]string) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -15,13 +15,13 @@ func wantChecks(t *testing.T, got []Check, want ...[2]string) {
 	}
 	for n, name := range []string{CheckInventory, CheckHealth, CheckAssignment} {
 		if got[n].Name != name || string(got[n].Result) != want[n][0] || !strings.Contains(got[n].Says, want[n][1]) || got[n].Says == "" {
-			t.Errorf("check %+v, want %s to be %s and say %q", got[n], name, want[n][0], want[n][1])
+			t.Errorf("check %+v, want %s with result %s and text %q", got[n], name, want[n][0], want[n][1])
 		}
 	}
 }
 
-// TestReadinessWithoutDevices: what cannot be checked is not run, with its
-// reason; a driver that fails is no machine without devices.
+// TestReadinessWithoutDevices: checks that cannot run are not run, with a reason.
+// A failing driver differs from a machine without devices.
 func TestReadinessWithoutDevices(t *testing.T) {
 	for name, c := range map[string]struct {
 		inventory Inventory

@@ -11,13 +11,13 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// system is this machine's NVML. Loading it changes state of the whole process
-// that the binding does not guard, so there is one for all.
+// system is this machine's NVML. Loading it changes process-wide state that the
+// binding does not guard, so all callers share one.
 var system = &shared{Interface: nvml.New()}
 
-// shared is a library in which several sessions are one: the first Init starts
-// it and the last Shutdown ends it, so that the end of a query does not take
-// the library away from a watch.
+// shared merges several sessions of a library into one: the first Init starts it
+// and the last Shutdown ends it. So the end of a query does not unload the
+// library under a running watch.
 type shared struct {
 	nvml.Interface
 
@@ -38,7 +38,7 @@ func (s *shared) Init() nvml.Return {
 	return nvml.SUCCESS
 }
 
-// Shutdown ends a session that began with success.
+// Shutdown ends a session that Init began successfully.
 func (s *shared) Shutdown() nvml.Return {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,18 +48,18 @@ func (s *shared) Shutdown() nvml.Return {
 	return s.Interface.Shutdown()
 }
 
-// asking holds the one query that may run: when the driver hangs, one thread
-// hangs with it and not one for each caller.
+// asking limits queries to one at a time: when the driver hangs, one thread hangs
+// with it, not one for each caller.
 var asking = make(chan struct{}, 1)
 
-// ask runs a query in a session of its own. It returns when ctx ends, whatever
-// the driver does.
+// ask runs a query in a session of its own. It returns when ctx ends, even if the
+// driver hangs.
 func ask[T any](ctx context.Context, lib nvml.Interface, what string, query func(nvml.Interface) (T, error)) (T, error) {
 	var none T
 	select {
 	case asking <- struct{}{}:
 	case <-ctx.Done():
-		return none, fmt.Errorf("%s: an earlier query still waits for the driver: see whether nvidia-smi answers: %w", what, ctx.Err())
+		return none, fmt.Errorf("%s: an earlier query still waits for the driver: check whether nvidia-smi answers: %w", what, ctx.Err())
 	}
 	type answer struct {
 		value T
@@ -82,19 +82,19 @@ func ask[T any](ctx context.Context, lib nvml.Interface, what string, query func
 		}
 		return a.value, nil
 	case <-ctx.Done():
-		return none, fmt.Errorf("%s: the driver does not answer: see whether nvidia-smi does, and the kernel's log for Xid: %w", what, ctx.Err())
+		return none, fmt.Errorf("%s: the driver does not answer: check nvidia-smi, and the kernel's log for Xid: %w", what, ctx.Err())
 	}
 }
 
-// inSession calls do in a session. Any call outside of a session that began
-// with success, Shutdown included, kills the process.
+// inSession calls do in a session. Any call outside of a successfully begun
+// session, Shutdown included, kills the process.
 func inSession(lib nvml.Interface, do func() error) (err error) {
 	switch ret := lib.Init(); ret {
 	case nvml.SUCCESS:
 	case nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED:
 		return fmt.Errorf("%w (NVML: %v)", ErrNoDriver, name(ret))
 	default:
-		return fmt.Errorf("start NVML: %v: after a driver update, reboot or reload the kernel modules", name(ret))
+		return fmt.Errorf("start NVML: %v; after a driver update, reboot or reload the kernel modules", name(ret))
 	}
 	defer func() {
 		if ret := lib.Shutdown(); ret != nvml.SUCCESS {
@@ -104,13 +104,13 @@ func inSession(lib nvml.Interface, do func() error) (err error) {
 	return do()
 }
 
-// symbols tells which of a library's functions are there: a driver that is
-// older than this program lacks some, and a call of one kills the process.
+// symbols returns a test for the functions of a library. A driver older than this
+// program lacks some, and calling a missing one kills the process.
 func symbols(lib nvml.Interface) func(symbol string) bool {
 	known := lib.Extensions()
 	return func(symbol string) bool { return known.LookupSymbol(symbol) == nil }
 }
 
-// name is the text of ret, made while NVML is loaded: the binding asks NVML
-// for it.
+// name is the text of ret. Call it while NVML is loaded: the binding asks NVML
+// for the text.
 func name(ret nvml.Return) string { return ret.Error() }

@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// Worker is where a worker runs and which devices it was given.
+// Worker is a worker's node and the devices assigned to it.
 type Worker struct {
 	Node    string   // name of its machine
 	Devices []string // IDs, in any order
 }
 
-// ShareVisible is, for each worker, the value of CUDA_VISIBLE_DEVICES with
-// which it sees the devices of all workers of its node: their IDs, each once,
-// in the order of [SortIDs]. A worker that was given no device shares none and
-// gets "".
+// ShareVisible returns, for each worker, the CUDA_VISIBLE_DEVICES with which it
+// sees the devices of all workers of its node: their IDs, each once, in the order
+// of [SortIDs]. A worker without devices shares none and gets "".
 //
-// Refused are nodes that would share more than one device when one of them is
-// a MIG instance, since a CUDA process sees one at most; nodes that mix indices
-// and UUIDs, which may name one device twice; and IDs that are no IDs.
+// It returns an error for a node that would share more than one device if one of
+// them is a MIG instance, since a CUDA process sees at most one. It also rejects
+// nodes that mix indices and UUIDs, which may name one device twice, and
+// malformed IDs.
 func ShareVisible(workers []Worker) ([]string, error) {
 	union := map[string][]string{}
 	for i, w := range workers {
@@ -49,7 +49,7 @@ func ShareVisible(workers []Worker) ([]string, error) {
 	return visible, nil
 }
 
-// SortIDs sorts in place: indices by number, before UUIDs by their text.
+// SortIDs sorts in place: indices by number, then UUIDs by text.
 func SortIDs(ids []string) {
 	slices.SortFunc(ids, func(a, b string) int {
 		m, aIsIndex := parseIndex(a)
@@ -68,7 +68,7 @@ func SortIDs(ids []string) {
 
 func checkID(id string) error {
 	if id == "" || strings.ContainsAny(id, ", \t\n") {
-		return fmt.Errorf("%q is no device ID: use an index such as 0, or a UUID from nvidia-smi -L", id)
+		return fmt.Errorf("%q is no device ID; use an index such as 0, or a UUID from nvidia-smi -L", id)
 	}
 	if n, ok := parseIndex(id); ok && strconv.FormatUint(n, 10) != id {
 		return fmt.Errorf("device index %q: write it as %d", id, n)
@@ -84,12 +84,12 @@ func checkUnion(ids []string) error {
 		}
 	}
 	if indices != 0 && indices != len(ids) {
-		return fmt.Errorf("%s mix indices and UUIDs, so one device may be there twice: use one form", strings.Join(ids, ","))
+		return fmt.Errorf("%s mix indices and UUIDs, so one device may be listed twice; use one form", strings.Join(ids, ","))
 	}
 	if len(ids) > 1 {
 		for _, id := range ids {
 			if strings.HasPrefix(id, "MIG-") {
-				return fmt.Errorf("%s is a MIG instance and a process sees one at most, but %d devices would be shared: do not share devices here", id, len(ids))
+				return fmt.Errorf("%s is a MIG instance and a process sees one at most, but %d devices would be shared; do not share devices here", id, len(ids))
 			}
 		}
 	}

@@ -73,7 +73,7 @@ func TestSortIDs(t *testing.T) {
 	}
 }
 
-// Whatever workers are given, all of a node see the same devices, all of them,
+// For any assignment, all workers of a node see the same devices, all of them,
 // each once, and ordinals count them from 0.
 func TestShareVisibleIsTheUnion(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -111,7 +111,7 @@ func TestShareVisibleIsTheUnion(t *testing.T) {
 				}
 			}
 			if len(given) != len(ordinals) {
-				t.Fatalf("%q has a device that nobody was given", visible[i])
+				t.Fatalf("%q has a device that no worker was assigned", visible[i])
 			}
 		}
 	})

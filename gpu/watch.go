@@ -11,17 +11,18 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Watch tells of what the devices of this machine report while they run, until
-// ctx ends, which is no error. told is called one event at a time, by Watch
-// itself: never after it has returned. Devices that report nothing, or do not
-// answer, are told of first, as unwatched.
+// Watch reports the events of this machine's devices until ctx ends, which is not
+// an error. It calls told for one event at a time, in its own goroutine and never
+// after it has returned. It first reports as unwatched the devices that do not
+// answer or do not support events.
 //
-// When a device is lost, all devices are told as gone, and Watch returns an
-// error: what there still is, only another look can say. So it does when the
-// driver has not answered for a minute. [ErrNoDriver] when there is no driver.
+// When a device is lost, Watch reports every device as gone and returns an error:
+// only another Inspect can tell which devices remain. It also returns an error if
+// the driver has not answered for a minute, and [ErrNoDriver] if there is no
+// driver.
 //
-// The driver ends a wait within five seconds; until then its session stays
-// open behind a Watch that has returned.
+// The driver ends a wait within five seconds. Until then its session stays open
+// after Watch has returned.
 func Watch(ctx context.Context, told func(Event)) error { return watch(ctx, system, told) }
 
 func watch(ctx context.Context, lib nvml.Interface, told func(Event)) error {
@@ -48,15 +49,15 @@ func watch(ctx context.Context, lib nvml.Interface, told func(Event)) error {
 			}
 			return fmt.Errorf("watch GPUs: %w", err)
 		case <-late.C:
-			return fmt.Errorf("watch GPUs: the driver has not answered for %v: see whether nvidia-smi does, and the kernel's log for Xid", silence)
+			return fmt.Errorf("watch GPUs: the driver has not answered for %v; check nvidia-smi, and the kernel's log for Xid", silence)
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-// watcher waits for events in a session. It hands over what each wait has
-// brought, nothing included, as a sign of life.
+// watcher waits for events in a session. It sends the result of each wait, even
+// an empty one, as a sign of life.
 type watcher struct {
 	lib   nvml.Interface
 	beats chan []Event
@@ -64,17 +65,17 @@ type watcher struct {
 	names map[nvml.Device]string
 }
 
-// errUnheard ends a watch that nobody listens to any more.
-var errUnheard = errors.New("nobody listens")
+// errUnheard ends a watch that has no listener any more.
+var errUnheard = errors.New("no listener")
 
 func (w *watcher) run() (err error) {
 	set, ret := w.lib.EventSetCreate()
 	if ret != nvml.SUCCESS {
-		return fmt.Errorf("make a set of events: %v", name(ret))
+		return fmt.Errorf("create event set: %v", name(ret))
 	}
 	defer func() {
 		if ret := set.Free(); ret != nvml.SUCCESS {
-			err = errors.Join(err, fmt.Errorf("free the set of events: %v", name(ret)))
+			err = errors.Join(err, fmt.Errorf("free event set: %v", name(ret)))
 		}
 	}()
 	mute, err := w.register(set)
@@ -85,7 +86,7 @@ func (w *watcher) run() (err error) {
 		return errUnheard
 	}
 	if len(w.names) == 0 {
-		return errors.New("no device of this machine reports errors while it runs: only a look at them finds some")
+		return errors.New("no device of this machine reports errors while it runs; inspect them instead")
 	}
 	for {
 		data, ret := set.Wait(waitMillis)
@@ -99,7 +100,7 @@ func (w *watcher) run() (err error) {
 				events = append(events, Event{UUID: uuid, Kind: Gone})
 			}
 			w.tell(events)
-			return errors.New("a device is lost: see the kernel's log for Xid")
+			return errors.New("a device is lost; see the kernel's log for Xid")
 		default:
 			return fmt.Errorf("wait for events: %v", name(ret))
 		}
@@ -109,7 +110,7 @@ func (w *watcher) run() (err error) {
 	}
 }
 
-// tell is false when nobody listens any more.
+// tell is false when no listener is left.
 func (w *watcher) tell(events []Event) bool {
 	select {
 	case w.beats <- events:
@@ -119,8 +120,8 @@ func (w *watcher) tell(events []Event) bool {
 	}
 }
 
-// register asks each device for its events, and returns those that have none:
-// one that does not answer must not keep the others from being heard.
+// register subscribes to the events of each device, and returns those without
+// events: a device that does not answer must not silence the others.
 func (w *watcher) register(set nvml.EventSet) (mute []Event, err error) {
 	count, ret := w.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
@@ -136,7 +137,7 @@ func (w *watcher) register(set nvml.EventSet) (mute []Event, err error) {
 	return mute, nil
 }
 
-// registerAt asks one device, and says why it is not heard if it is not.
+// registerAt subscribes to one device. If that fails, it returns why.
 func (w *watcher) registerAt(index int, set nvml.EventSet) (uuid, why string) {
 	uuid = fmt.Sprint(index)
 	handle, ret := w.lib.DeviceGetHandleByIndex(index)
@@ -161,10 +162,11 @@ func (w *watcher) registerAt(index int, set nvml.EventSet) (uuid, why string) {
 	return uuid, ""
 }
 
-// read is what one event says. One that cannot be said of a device is of all.
+// read converts an event. An event without a known device counts for every
+// device.
 func (w *watcher) read(data nvml.EventData) []Event {
 	if data.EventType != nvml.EventTypeXidCriticalError {
-		return nil // none was asked for
+		return nil // not subscribed
 	}
 	uuid, ok := w.names[data.Device]
 	if !ok {

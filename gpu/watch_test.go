@@ -22,8 +22,8 @@ type wait struct {
 	ret  nvml.Return
 }
 
-// watched is a machine whose devices report XIDs; what the waits for events
-// bring is sent by the test.
+// watched returns a machine whose devices report XIDs. The test sends the result
+// of each wait for events.
 func watched(t *testing.T) (*dgxa100.Server, func(index int) *dgxa100.Device, chan wait) {
 	t.Helper()
 	server, device := machine(t)
@@ -90,7 +90,7 @@ func TestWatch(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		waits <- xid(server.Devices[1], 79) // nobody is told
+		waits <- xid(server.Devices[1], 79) // not reported
 		want := []Event{
 			{UUID: "6", Kind: Unwatched, Why: "find: ERROR_GPU_IS_LOST"},
 			{UUID: device(7).UUID, Kind: Unwatched, Why: "read its events: ERROR_NOT_SUPPORTED"},
@@ -131,7 +131,7 @@ func TestWatchLostDevice(t *testing.T) {
 	})
 }
 
-// An event whose device cannot be told is one of every device.
+// An event without a known device counts for every device.
 func TestWatchUnknownDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server, _, waits := watched(t)
@@ -163,11 +163,11 @@ func TestWatchWithoutEvents(t *testing.T) {
 		}
 	})
 	if err == nil || !strings.Contains(err.Error(), "no device of this machine reports") || told != 8 {
-		t.Errorf("%d devices were told, error %v", told, err)
+		t.Errorf("%d devices reported, error %v", told, err)
 	}
 }
 
-// A driver that hangs in a wait is given up, and so it is when ctx ends first.
+// Watch abandons a driver that hangs in a wait, also if ctx ends first.
 func TestWatchHangingDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server, _, waits := watched(t)
@@ -185,7 +185,7 @@ func TestEventTexts(t *testing.T) {
 		{XID: 79, Kind: Hardware}:   "XID 79: it has fallen off the bus",
 		{XID: 63, Kind: Other}:      "XID 63",
 		{Kind: Gone}:                "a device of this machine is lost",
-		{Kind: Unwatched, Why: "w"}: "the device tells of no errors while it runs: w",
+		{Kind: Unwatched, Why: "w"}: "the device does not report errors while it runs: w",
 	} {
 		if got := e.String(); got != want {
 			t.Errorf("%+v: %q, want %q", e, got, want)

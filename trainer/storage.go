@@ -8,18 +8,21 @@ import (
 // Storage decides how the bytes of a job's checkpoints are written and read:
 //
 //	Writer(at Location) Writer
-//	Reader(at Location) Reader   at.Reader for checkpoints that it has not written
+//	Reader(at Location) Reader   at.Reader for checkpoints that this storage has not written
 //
-// The trainer asks for a Writer for each step of a save and for a Reader for all steps of
-// a load, on several goroutines at once, and after a crash in another process: what a
-// step of a save leaves for the next is in Location.Dir, not in memory. Manifests and receipts stay the store's, and so do listing and deletion. The programs trainer and ckptstore know
-// no storage of yours: what reads tensors (cat, export, verify) names files that it does
+// The trainer asks for a Writer for each step of a save and for a Reader for all
+// steps of a load, on several goroutines at once, and after a crash in another
+// process. So a step of a save must leave its state for the next in Location.Dir,
+// not in memory. The store keeps manifests and receipts, lists checkpoints and
+// deletes them. The programs trainer and ckptstore do not know your storage:
+// commands that read tensors (cat, export, verify) report the files that they do
 // not find.
 type Storage = data.Storage
 
-// Location is where one checkpoint lies: its Ref; Dir, the directory that SetUp makes and
-// that a deletion removes; and Writer and Reader, the store's own. Commit(ctx, Manifest,
-// Commit) (Receipt, error) is the last step of a storage with files of its own.
+// Location is the place of one checkpoint: its Ref; Dir, the directory that SetUp
+// creates and that a deletion removes; and Writer and Reader, the store's own.
+// Commit(ctx, Manifest, Commit) (Receipt, error) is the last step of a storage
+// with files of its own.
 type Location = data.Location
 
 // Writer writes a checkpoint in five steps:
@@ -30,35 +33,37 @@ type Location = data.Location
 //	WriteData(ctx, rank, []Item, Source) (Written, error) for each rank
 //	Finish(ctx, Manifest, Commit) (Receipt, error)        one time
 //
-// The plans must come back as they were given; an error refuses the save. Only Finish makes
-// the checkpoint exist. Each step may be repeated after an error or a crash, by another
-// process too. When WriteData returns, the rank's bytes are durable.
+// Return the plans unchanged; an error fails the save. Only Finish makes the
+// checkpoint exist. Each step may be retried after an error or a crash, also by
+// another process. When WriteData returns, the rank's bytes are durable.
 type Writer = data.Writer
 
 // Reader reads a checkpoint in five steps:
 //
 //	ReadMetadata(ctx) (Manifest, error)
-//	SetUp(ctx, Manifest, isCoordinator bool) error        finds out whether the files are there
+//	SetUp(ctx, Manifest, isCoordinator bool) error        checks that the files exist
 //	PrepareLocalPlan(ctx, []Read) ([]Read, error)         for each rank
 //	PrepareGlobalPlan(ctx, [][]Read) ([][]Read, error)    one time
 //	ReadData(ctx, []Want, []Read, Destination) (bytesRead int64, err error)
 //
-// No step writes. ReadData gives no byte that was not compared with a checksum, and
-// converts to the wanted dtype.
+// No step writes. ReadData compares every byte with a checksum before it returns
+// it, and converts to the wanted dtype.
 type Reader = data.Reader
 
-// Source gives out the bytes to write: Item(i) is those of items[i], until the next call.
+// Source returns the bytes to write: Item(i) returns those of items[i], valid
+// until the next call.
 type Source = data.Source
 
-// Destination takes the bytes that are read: Want(i) is the buffer of wants[i], nil to
-// verify only.
+// Destination receives the bytes that are read: Want(i) is the buffer of
+// wants[i], nil to only verify.
 type Destination = data.Destination
 
-// Written is what WriteData has written for a rank: Files, the Digest of the Index that
-// vouches for them, BytesWritten and BytesReused.
+// Written is the result of WriteData for a rank: Files, the Digest of the Index
+// that vouches for them, BytesWritten and BytesReused.
 type Written = data.Written
 
-// File is the Name, in the checkpoint's directory, and Size of a file.
+// File is a file of a checkpoint: its Name in the checkpoint's directory, and its
+// Size.
 type File = checkpoint.File
 
 // Commit appends the decision that commits a checkpoint.
@@ -82,19 +87,20 @@ type Item = checkpoint.Item
 // Layout is what all ranks save: which rank writes which box of each tensor.
 type Layout = checkpoint.Layout
 
-// Manifest says what is in a checkpoint; Ranks has the Index digest of each rank.
+// Manifest lists the contents of a checkpoint; Ranks has the Index digest of each
+// rank.
 type Manifest = checkpoint.Manifest
 
-// CorruptError says that stored bytes are not those that were written: in which File, and
-// the Problem; Block is -1 if it is not known. Return a pointer to one.
+// CorruptError reports stored bytes that differ from the written bytes: in which
+// File, and the Problem. Block is -1 if it is unknown. Return a pointer.
 type CorruptError = data.CorruptError
 
-// Receipt says that a checkpoint is committed, to readers without the log.
+// Receipt records for readers without the log that a checkpoint is committed.
 type Receipt = checkpoint.Receipt
 
-// Want is what a rank asks for: a value, or a box of a tensor in a dtype.
+// Want is a rank's request: a value, or a box of a tensor in a dtype.
 type Want = checkpoint.Want
 
-// Read is one stored chunk's part in a want: the elements of Region go from the Chunk of
-// a Rank to the box of the want.
+// Read is the part of one stored chunk in a want: the elements of Region go from
+// the Chunk of a Rank to the box of the want.
 type Read = checkpoint.Read

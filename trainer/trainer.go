@@ -1,7 +1,7 @@
-// Package trainer is a trainer of your own: the program trainer with your backend, with
-// hooks around the life of each worker group, and with your storage. Its command line,
-// its log and its exit codes stay those of the command trainer, which is this package
-// without an option.
+// Package trainer builds your own trainer: the program trainer with your backend,
+// with hooks around the life of each worker group, and with your storage. Its
+// command line, its log and its exit codes are those of the command trainer,
+// which is this package without an option.
 //
 //	func main() {
 //		os.Exit(trainer.Main(context.Background(),
@@ -10,9 +10,9 @@
 //		))
 //	}
 //
-// The job names the backend, as in `mytrainer run --backend mesh -- ./worker`. What a
-// worker needs, with RPC backends of your own among it, is in package client and the
-// packages below it.
+// The job names the backend, as in `mytrainer run --backend mesh -- ./worker`.
+// Workers use package client and the packages below it, also for RPC backends of
+// your own.
 package trainer
 
 import (
@@ -40,7 +40,8 @@ func WithBackend(name string, b Backend) Option {
 }
 
 // WithInitHook calls hook for each worker group before devices are shared and the
-// backend's OnStart is called. Its error is a failure of the group. There is one such hook.
+// backend's OnStart is called. Its error fails the group. Only one such hook is
+// allowed.
 func WithInitHook(hook func(context.Context, *Group) error) Option {
 	return func(p *trainer.Parts) error {
 		if p.InitHook != nil {
@@ -51,7 +52,8 @@ func WithInitHook(hook func(context.Context, *Group) error) Option {
 	}
 }
 
-// WithStorage has the checkpoints of jobs written and read by s. There is one storage.
+// WithStorage makes s write and read the checkpoints of jobs. Only one storage is
+// allowed.
 func WithStorage(s Storage) Option {
 	return func(p *trainer.Parts) error {
 		if p.Storage != nil {
@@ -62,10 +64,10 @@ func WithStorage(s Storage) Option {
 	}
 }
 
-// Main runs the trainer on the arguments and streams of this process and returns the
-// exit code. An option that cannot be applied ends it with 64. The trainer also starts
-// this program by itself, to guard its workers: call Main for every command line that is
-// not your own.
+// Main runs the trainer on the arguments and streams of this process and returns
+// the exit code. It returns 64 if an option cannot be applied. The trainer also
+// starts this program itself, to guard its workers: call Main for every command
+// line that is not your own.
 func Main(ctx context.Context, options ...Option) int {
 	parts := trainer.Parts{Backends: backend.Builtin()}
 	for _, option := range options {
@@ -86,25 +88,26 @@ func Main(ctx context.Context, options ...Option) int {
 //	DecodeData(map[string]any) (…, error)  the same, on the trainer
 //	ShareVisibleDevices() bool             workers of a node see all its devices
 //
-// An error of the first two is a failure of the group, which is started again while
-// --max-restarts allows it. Embed [DefaultBackend] and write the methods that you need.
+// An error of the first two fails the group, which restarts while --max-restarts
+// allows it. Embed [DefaultBackend] and write the methods that you need.
 type Backend = backend.Backend
 
 // DefaultBackend does nothing in each hook.
 type DefaultBackend = backend.Default
 
-// FailureObserver is a backend that is told when a group fails, in the place of
-// OnShutdown: OnFailure(ctx, *Group, cause error). Its error is logged.
+// FailureObserver is a backend whose OnFailure(ctx, *Group, cause error) is
+// called instead of OnShutdown when a group fails. Its error is logged.
 type FailureObserver = backend.FailureObserver
 
-// HelloHolder is a backend whose OnTrainingStart ends before any worker's connection is
-// answered, if HoldsHello() is true. Then every worker of the group has to connect.
+// HelloHolder is a backend whose OnTrainingStart ends before the trainer answers
+// any worker's connection, if HoldsHello() is true. Every worker of the group
+// must then connect.
 type HelloHolder = backend.Gate
 
 // Group is the workers of one attempt: Run, Trial, Job, Attempt, MasterAddr, MasterPort,
 // and Workers by rank.
 type Group = backend.Group
 
-// Worker is one of a group: Rank, LocalRank, LocalSize, NodeRank, Nodes, Node, Devices,
-// Visible, and Env, which OnStart may add to.
+// Worker is a worker of a group: Rank, LocalRank, LocalSize, NodeRank, Nodes,
+// Node, Devices, Visible, and Env, to which OnStart may add.
 type Worker = backend.Worker

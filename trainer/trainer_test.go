@@ -12,14 +12,15 @@ import (
 
 type storage struct{ trainer.Storage }
 
-// An option that cannot be applied ends the program with 64 and says what to do.
+// An option that cannot be applied ends the program with 64, and the error
+// includes the next step.
 func TestRefusedOptions(t *testing.T) {
 	backend := trainer.DefaultBackend{}
 	hook := func(context.Context, *trainer.Group) error { return nil }
 	for says, options := range map[string][]trainer.Option{
 		`trainer: register backend "mesh": it is nil: give WithBackend a value`:                                           {trainer.WithBackend("mesh", nil)},
-		`trainer: register backend "mesh": it is already registered: choose another name`:                                 {trainer.WithBackend("mesh", backend), trainer.WithBackend("mesh", backend)},
-		`trainer: register backend "torch": it is already registered: choose another name`:                                {trainer.WithBackend("torch", backend)},
+		`trainer: register backend "mesh": it is already registered; choose another name`:                                 {trainer.WithBackend("mesh", backend), trainer.WithBackend("mesh", backend)},
+		`trainer: register backend "torch": it is already registered; choose another name`:                                {trainer.WithBackend("torch", backend)},
 		`trainer: set the init hook: there is one already: give one WithInitHook, whose function calls both`:              {trainer.WithInitHook(hook), trainer.WithInitHook(hook)},
 		`trainer: set the storage trainer_test.storage: there is one already, trainer_test.storage: give one WithStorage`: {trainer.WithStorage(storage{}), trainer.WithStorage(storage{})},
 	} {

@@ -19,10 +19,10 @@ import (
 // httpCall is the name of an RPC backend whose agents call each other by HTTP.
 const httpCall = "HTTP"
 
-// maxBody is how many bytes a call, and its answer, may have.
+// maxBody is the maximum size of a call, and of its answer, in bytes.
 const maxBody = 16 << 20
 
-// register makes a registry with the built-in backends and this one.
+// register returns a registry with the built-in backends and this backend.
 func register() (*rpc.Registry, error) {
 	r := rpc.NewRegistry()
 	_, err := r.Register(httpCall, rpc.Handlers{Construct: httpOptionsOf, Owns: ownsHTTP, Init: openHTTP})
@@ -41,9 +41,9 @@ func httpOptionsOf(s rpc.Settings) (_ rpc.Options, unknown []string, err error) 
 		case name != "timeout":
 			unknown = append(unknown, name)
 		case !ok:
-			return nil, nil, fmt.Errorf("timeout is a %T: give seconds", v)
+			return nil, nil, fmt.Errorf("timeout is a %T; give seconds", v)
 		case timeout <= 0:
-			return nil, nil, fmt.Errorf("timeout is %v: give seconds, more than 0", v)
+			return nil, nil, fmt.Errorf("timeout is %v; give seconds, more than 0", v)
 		default:
 			o.timeout = timeout
 		}
@@ -70,7 +70,7 @@ type httpAgent struct {
 	funcs map[string]rpc.Func
 }
 
-// address is where a peer listens. Ranks gather each other's.
+// address is where a peer listens. The ranks gather the addresses of all.
 type address struct {
 	Peer rpc.Peer
 	At   string
@@ -135,7 +135,7 @@ func (a *httpAgent) serve(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	_, _ = w.Write(body) // a caller that has gone has its own error
+	_, _ = w.Write(body) // a caller that has gone gets its own error
 }
 
 // Call runs a function of a peer.
@@ -161,7 +161,7 @@ func (a *httpAgent) Call(ctx context.Context, to, function string, body []byte) 
 	defer reply.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(reply.Body, maxBody+1))
 	if err == nil && len(answer) > maxBody {
-		err = fmt.Errorf("the answer has more than %d bytes: return less in a call", maxBody)
+		err = fmt.Errorf("the answer has more than %d bytes; return less in a call", maxBody)
 	}
 	if err != nil {
 		return fail(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/client/rpc"
 )
 
-// A timeout that no call could keep to is refused.
+// A timeout that no call could meet is rejected.
 func TestTimeout(t *testing.T) {
 	for _, seconds := range []float64{0, -1, 1e-12, math.NaN()} {
 		if _, _, err := httpOptionsOf(rpc.Settings{"timeout": seconds}); err == nil || !strings.Contains(err.Error(), "give seconds, more than 0") {
@@ -27,7 +27,7 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// caller makes an agent that calls itself.
+// caller returns an agent that calls itself.
 func caller(t *testing.T) *httpAgent {
 	t.Helper()
 	a := &httpAgent{token: "secret", limit: time.Minute, funcs: map[string]rpc.Func{}}
@@ -38,7 +38,7 @@ func caller(t *testing.T) *httpAgent {
 	return a
 }
 
-// A function is called whatever characters its name has.
+// A function can be called whatever characters its name has.
 func TestFunctionName(t *testing.T) {
 	a := caller(t)
 	const name = "sum&function=other #1 100%+é"

@@ -1,4 +1,4 @@
-// Command mytrainer is a trainer with parts of its own, in a module of its own:
+// Command mytrainer is a trainer with its own parts, in a module of its own:
 //
 //	mesh.go      a backend: hooks around the life of a worker group
 //	httpcall.go  an RPC backend, registered under a name

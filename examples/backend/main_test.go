@@ -15,7 +15,7 @@ import (
 // asProgram makes the test binary run main: it is the trainer, its guard and its workers.
 const asProgram = "MYTRAINER_RUN"
 
-// runtimeDir is where the programs make their sockets, which need a short path.
+// runtimeDir is where the programs create their sockets, which need a short path.
 var runtimeDir string
 
 func TestMain(m *testing.M) {
@@ -85,7 +85,7 @@ func inOrder(t *testing.T, out string, want ...string) {
 	}
 }
 
-// sum is that of the elements of a rank after a step.
+// sum returns the sum of a rank's elements after a step.
 func sum(rank, world, step int) (sum int) {
 	for i := elements * rank / world; i < elements*(rank+1)/world; i++ {
 		sum += i * step
@@ -93,7 +93,7 @@ func sum(rank, world, step int) (sum int) {
 	return sum
 }
 
-// A worker fails, and the group goes on from the last checkpoint.
+// A worker fails, and the group continues from the last checkpoint.
 func TestParts(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("CKPTSTORE_STORE", filepath.Join(t.TempDir(), "of a developer"))
@@ -151,13 +151,13 @@ func TestParts(t *testing.T) {
 			"mesh: storage: read.ReadData step-2.a1",
 		)
 		for rank := range 2 {
-			inOrder(t, out, fmt.Sprintf("[rank%d] loaded step-2.a1: 512 elements as they were", rank))
+			inOrder(t, out, fmt.Sprintf("[rank%d] loaded step-2.a1: 512 elements unchanged", rank))
 		}
 	})
 }
 
-// A checkpoint whose file is gone is passed over, and another number of ranks loads the
-// one before. A damaged file is an error that names it.
+// A checkpoint whose file is missing is passed over, and another number of ranks
+// loads the previous one. The error for a damaged file names the file.
 func TestDamage(t *testing.T) {
 	dir := t.TempDir()
 	if _, code := goesOn(t, dir, "--nproc", "2", "--set", "steps=3"); code != 0 {
@@ -173,7 +173,7 @@ func TestDamage(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
-	inOrder(t, out, "[rank1] loaded step-2.a1: 341 elements as they were")
+	inOrder(t, out, "[rank1] loaded step-2.a1: 341 elements unchanged")
 
 	damaged := file("step-4.a2", 2)
 	data, err := os.ReadFile(damaged)

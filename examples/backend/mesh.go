@@ -9,8 +9,8 @@ import (
 	"github.com/ckptstore/ckptstore/trainer"
 )
 
-// mesh is a backend whose workers call each other in a ring. It tells each worker, by its
-// environment, through which RPC backend and whom it calls.
+// mesh is a backend whose workers call each other in a ring. Through the
+// environment it gives each worker its RPC backend and the rank to call.
 type mesh struct{ trainer.DefaultBackend }
 
 // Environment of a worker.
@@ -19,7 +19,7 @@ const (
 	envNext = "MESH_NEXT" // rank that the worker calls
 )
 
-// metricPrefix is in front of the names of metrics on their way to the trainer.
+// metricPrefix precedes the names of metrics on their way to the trainer.
 const metricPrefix = "mesh."
 
 var (
@@ -29,7 +29,7 @@ var (
 
 // OnStart sets the environment of each worker, before its process starts.
 func (mesh) OnStart(_ context.Context, g *trainer.Group) error {
-	say("attempt %d starts with %d workers", g.Attempt, len(g.Workers))
+	logf("attempt %d starts with %d workers", g.Attempt, len(g.Workers))
 	for _, w := range g.Workers {
 		w.Env[envRPC] = httpCall
 		w.Env[envNext] = fmt.Sprint((w.Rank + 1) % len(g.Workers))
@@ -39,19 +39,19 @@ func (mesh) OnStart(_ context.Context, g *trainer.Group) error {
 
 // OnTrainingStart runs when all workers have connected.
 func (mesh) OnTrainingStart(_ context.Context, g *trainer.Group) error {
-	say("attempt %d trains", g.Attempt)
+	logf("attempt %d trains", g.Attempt)
 	return nil
 }
 
 // OnFailure runs when no process of a failed group is left.
 func (mesh) OnFailure(_ context.Context, g *trainer.Group, cause error) error {
-	say("attempt %d failed: %v", g.Attempt, cause)
+	logf("attempt %d failed: %v", g.Attempt, cause)
 	return nil
 }
 
 // OnShutdown runs at a graceful end.
 func (mesh) OnShutdown(_ context.Context, g *trainer.Group) error {
-	say("attempt %d ends", g.Attempt)
+	logf("attempt %d ends", g.Attempt)
 	return nil
 }
 
@@ -64,7 +64,7 @@ func (mesh) EncodeData(metrics map[string]any) (map[string]any, error) {
 	return out, nil
 }
 
-// DecodeData runs on the trainer: the inverse of EncodeData.
+// DecodeData runs on the trainer: it inverts EncodeData.
 func (mesh) DecodeData(metrics map[string]any) (map[string]any, error) {
 	out := make(map[string]any, len(metrics))
 	for name, v := range metrics {
@@ -77,7 +77,7 @@ func (mesh) DecodeData(metrics map[string]any) (map[string]any, error) {
 	return out, nil
 }
 
-// say writes a line to standard error.
-func say(format string, args ...any) {
+// logf writes a line to standard error.
+func logf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "mesh: "+format+"\n", args...)
 }

@@ -15,12 +15,12 @@ import (
 	"github.com/ckptstore/ckptstore/trainer"
 )
 
-// packed is a storage that keeps the bytes of each rank in one compressed file in the
-// checkpoint's directory. The manifest names each file by its digest, which a reader
-// compares before it gives out a byte.
+// packed is a storage that keeps the bytes of each rank in one compressed file in
+// the checkpoint's directory. The manifest has the digest of each file, which a
+// reader checks before it returns any byte.
 type packed struct{}
 
-// chunk is one item of a rank as its file has it.
+// chunk is one item of a rank, as stored in its file.
 type chunk struct {
 	FQN   string
 	Box   tensor.Box // of a tensor
@@ -30,7 +30,8 @@ type chunk struct {
 
 var _ trainer.Storage = packed{}
 
-// Writer returns the writer of one checkpoint. It plans as the store's own does.
+// Writer returns the writer of one checkpoint. It plans as the store's own writer
+// does.
 func (packed) Writer(at trainer.Location) trainer.Writer { return packedWriter{at.Writer, at} }
 
 // Reader returns the reader of one checkpoint: the store's own if it has no packed file.
@@ -47,26 +48,26 @@ func fileOf(dir string, rank any) string {
 }
 
 // step writes a line to standard error for each step of the protocol.
-func (packed) step(name string, ref trainer.Ref) { say("storage: %s %s", name, ref.Checkpoint) }
+func (packed) step(name string, ref trainer.Ref) { logf("storage: %s %s", name, ref.Checkpoint) }
 
 type packedWriter struct {
 	trainer.Writer
 	at trainer.Location
 }
 
-// PrepareLocalPlan returns the plan of a rank as it is.
+// PrepareLocalPlan returns the plan of a rank unchanged.
 func (w packedWriter) PrepareLocalPlan(ctx context.Context, local trainer.Local) (trainer.Local, error) {
 	packed{}.step("write.PrepareLocalPlan", w.at.Ref)
 	return w.Writer.PrepareLocalPlan(ctx, local)
 }
 
-// PrepareGlobalPlan returns the plan of all ranks as it is.
+// PrepareGlobalPlan returns the plan of all ranks unchanged.
 func (w packedWriter) PrepareGlobalPlan(ctx context.Context, layout trainer.Layout) (trainer.Layout, error) {
 	packed{}.step("write.PrepareGlobalPlan", w.at.Ref)
 	return w.Writer.PrepareGlobalPlan(ctx, layout)
 }
 
-// SetUp makes the directory.
+// SetUp creates the directory.
 func (w packedWriter) SetUp(ctx context.Context, isCoordinator bool) error {
 	packed{}.step("write.SetUp", w.at.Ref)
 	return w.Writer.SetUp(ctx, isCoordinator)
@@ -101,7 +102,7 @@ func (w packedWriter) WriteData(ctx context.Context, rank int, items []trainer.I
 	return out, nil
 }
 
-// Finish checks that every rank's file is in place, and commits.
+// Finish checks that every rank's file exists, and commits.
 func (w packedWriter) Finish(ctx context.Context, m trainer.Manifest, commit trainer.Commit) (trainer.Receipt, error) {
 	packed{}.step("write.Finish", w.at.Ref)
 	for _, rank := range m.Ranks {
@@ -127,7 +128,7 @@ func (r *packedReader) ReadMetadata(ctx context.Context) (trainer.Manifest, erro
 	return r.Reader.ReadMetadata(ctx)
 }
 
-// SetUp checks that every rank's file is there.
+// SetUp checks that every rank's file exists.
 func (r *packedReader) SetUp(ctx context.Context, m trainer.Manifest, isCoordinator bool) error {
 	packed{}.step("read.SetUp", r.at.Ref)
 	r.manifest = m
@@ -139,13 +140,13 @@ func (r *packedReader) SetUp(ctx context.Context, m trainer.Manifest, isCoordina
 	return r.Reader.SetUp(ctx, m, isCoordinator)
 }
 
-// PrepareLocalPlan returns the reads of a rank as they are.
+// PrepareLocalPlan returns the reads of a rank unchanged.
 func (r *packedReader) PrepareLocalPlan(ctx context.Context, reads []trainer.Read) ([]trainer.Read, error) {
 	packed{}.step("read.PrepareLocalPlan", r.at.Ref)
 	return r.Reader.PrepareLocalPlan(ctx, reads)
 }
 
-// PrepareGlobalPlan returns the reads of all ranks as they are.
+// PrepareGlobalPlan returns the reads of all ranks unchanged.
 func (r *packedReader) PrepareGlobalPlan(ctx context.Context, reads [][]trainer.Read) ([][]trainer.Read, error) {
 	packed{}.step("read.PrepareGlobalPlan", r.at.Ref)
 	return r.Reader.PrepareGlobalPlan(ctx, reads)
@@ -182,8 +183,8 @@ func (r *packedReader) ReadData(ctx context.Context, wants []trainer.Want, reads
 	return bytesRead, ctx.Err()
 }
 
-// rank returns the chunks of a rank, read when they are first needed, and how many bytes
-// were read now.
+// rank returns the chunks of a rank, and how many bytes it read. It reads the
+// file on first use.
 func (r *packedReader) rank(rank int) (map[string]chunk, int64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -209,7 +210,7 @@ func (r *packedReader) rank(rank int) (map[string]chunk, int64, error) {
 	return nil, 0, fmt.Errorf("checkpoint %s has nothing of rank %d", r.at.Ref.Checkpoint, rank)
 }
 
-// keyOf is the key of a chunk among those of its rank. A value has no box.
+// keyOf returns the key of a chunk within its rank. A value has no box.
 func keyOf(fqn string, box tensor.Box) string { return fqn + " " + box.Key() }
 
 // readChunks reads the file of a rank and compares it with its digest.
@@ -233,7 +234,8 @@ func readChunks(dir string, rank int, want trainer.Digest) ([]chunk, error) {
 	return chunks, nil
 }
 
-// writeDurably writes a file under another name, and syncs it and its name.
+// writeDurably writes a file under a temporary name, syncs it, renames it and
+// syncs its directory.
 func writeDurably(file string, data []byte) error {
 	f, err := os.Create(file + ".partial")
 	if err != nil {

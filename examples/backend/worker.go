@@ -19,8 +19,9 @@ import (
 // element i is i*n.
 const elements = 1 << 10
 
-// train is the training function of each worker. Of the trial's configuration it takes
-// "steps" (6), and "fail_at", a step in which rank 1 fails in the first attempt.
+// train is the training function of each worker. The trial's configuration may
+// set "steps" (6), and "fail_at", a step in which rank 1 fails in the first
+// attempt.
 func train(ctx context.Context, config function.Config, ckpt function.Checkpoint) (err error) {
 	c := ckpt.Client()
 	if c == nil {
@@ -47,7 +48,7 @@ func train(ctx context.Context, config function.Config, ckpt function.Checkpoint
 			return err
 		}
 		if want := sums[ring.next]; ring.answer != want {
-			return fmt.Errorf("rank %d answers that its sum is %d, and says %d to all", ring.next, ring.answer, want)
+			return fmt.Errorf("rank %d answered a call with the sum %d, but gathered %d", ring.next, ring.answer, want)
 		}
 		if c.Attempt == 1 && c.Rank == 1 && m.step == number(config, "fail_at", 0) {
 			return errors.New("a failure on purpose")
@@ -70,13 +71,13 @@ func number(config function.Config, name string, otherwise int64) int64 {
 	return otherwise
 }
 
-// ring is how a worker calls the next rank.
+// ring calls the next rank.
 type ring struct {
 	agent  rpc.Agent
 	group  *collective.Group
 	next   int
-	answer int64      // the newest
-	sums   chan int64 // answers to the rank before, one for each step
+	answer int64      // the latest
+	sums   chan int64 // answers to the previous rank, one for each step
 }
 
 // openRing opens the agent of the RPC backend that the environment names.
@@ -87,7 +88,7 @@ func openRing(ctx context.Context, c *client.Client) (*ring, error) {
 	}
 	r := &ring{group: collective.Of(c, collective.Options{}), sums: make(chan int64, 1)}
 	if r.next, err = strconv.Atoi(os.Getenv(envNext)); err != nil {
-		return nil, fmt.Errorf("%s: %w: run this with --backend mesh", envNext, err)
+		return nil, fmt.Errorf("%s: %w; run this with --backend mesh", envNext, err)
 	}
 	if r.agent, err = rpc.Open(ctx, c, registry, os.Getenv(envRPC), nil); err != nil {
 		return nil, err
@@ -109,7 +110,7 @@ func openRing(ctx context.Context, c *client.Client) (*ring, error) {
 // ask asks the next rank for its sum of this step.
 func (r *ring) ask(ctx context.Context, m *model) error {
 	r.sums <- m.sum()
-	// The function is there when its rank has come to the collective.
+	// A rank has registered its function before it enters the collective.
 	if _, err := r.group.AllGatherBytes(ctx, nil); err != nil {
 		return err
 	}
@@ -151,7 +152,7 @@ func (m *model) each(f func(i int64)) {
 	}
 }
 
-// train is one step.
+// train makes one step.
 func (m *model) train() {
 	m.step++
 	m.each(func(i int64) {
@@ -197,7 +198,7 @@ func (m *model) load(ctx context.Context, ckpt function.Checkpoint) error {
 		}
 	})
 	if err == nil {
-		fmt.Printf("loaded %s: %d elements as they were\n", loaded.Checkpoint, m.shard.Box.Sizes[0])
+		fmt.Printf("loaded %s: %d elements unchanged\n", loaded.Checkpoint, m.shard.Box.Sizes[0])
 	}
 	return err
 }

@@ -1,12 +1,13 @@
-// Command ready checks that this machine's GPUs can be trained on: the devices by
-// NVML, and by a Python script what the Python client does with one of them.
+// Command ready checks that this machine's GPUs are ready for training. It checks
+// the devices by NVML, and runs a Python script that uses one of them as the
+// Python client does.
 //
 //	inventory, health, assignment         NVML, and what CUDA shows a worker
 //	pinned slots, side stream, overlap,   python/gpu/ready.py, with PyTorch
 //	first touch, blocking time
 //
-// Every check is passed, failed, or not run with the reason. It needs no network
-// and no store.
+// Every check passes, fails, or is not run, with the reason. The command needs
+// neither a network nor a store.
 package main
 
 import (
@@ -27,12 +28,12 @@ import (
 
 // Exit codes.
 const (
-	exitOK     = 0 // also where nothing could be run
+	exitOK     = 0 // also if no check could run
 	exitFailed = 1
 	exitUsage  = 2
 )
 
-// report is what --json prints.
+// report is the output of --json.
 type report struct {
 	Checks []gpu.Check `json:"checks"`
 	Passed int         `json:"passed"`
@@ -47,12 +48,12 @@ func main() {
 	os.Exit(code)
 }
 
-// run is the whole program. look asks NVML.
+// run is the whole program. look queries NVML.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer, look func(context.Context, *string) ([]gpu.Check, []string)) int {
 	flags := flag.NewFlagSet("ready", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	asJSON := flags.Bool("json", false, "print the report as JSON")
-	limit := flags.Duration("timeout", 9*time.Minute, "when to give up what has not ended")
+	limit := flags.Duration("timeout", 9*time.Minute, "time limit for all checks")
 	p := &python{}
 	flags.StringVar(&p.program, "python", "python3", "Python that has PyTorch")
 	flags.StringVar(&p.script, "script", "python/gpu/ready.py", "the Python part")
@@ -115,9 +116,9 @@ func check(ctx context.Context, p *python, look func(context.Context, *string) (
 	return r
 }
 
-// contradict fails the inventory where NVML shows no device and PyTorch has used
-// one: without this, a machine whose driver is half broken would be none with
-// GPUs.
+// contradict fails the inventory if NVML shows no device but PyTorch has used
+// one. Otherwise a machine with a half-broken driver would pass as a machine
+// without GPUs.
 func contradict(checks []gpu.Check) {
 	used := ""
 	for _, c := range checks[3:] {
@@ -126,11 +127,11 @@ func contradict(checks []gpu.Check) {
 		}
 	}
 	if first := &checks[0]; first.Result == gpu.NotRun && used != "" {
-		first.Result, first.Says = gpu.Failed, fmt.Sprintf("PyTorch has a device (%s was run), and NVML shows none: %s", used, first.Says)
+		first.Result, first.Says = gpu.Failed, fmt.Sprintf("PyTorch has a device (%s was run), but NVML shows none: %s", used, first.Says)
 	}
 }
 
-// print writes a line for each check, and a sum.
+// print writes a line for each check, and the totals.
 func (r report) print(w io.Writer) error {
 	for _, c := range r.Checks {
 		if _, err := fmt.Fprintf(w, "%-8s  %-14s  %s\n", c.Result, c.Name, strings.Join(strings.Fields(c.Says), " ")); err != nil {

@@ -15,7 +15,7 @@ import (
 
 const uuid = "0192f0c1-2a3b-7c4d-8e5f-60718293a4b5"
 
-// none is a machine without a driver, whatever machine this is.
+// none simulates a machine without a driver.
 func none(context.Context, *string) ([]gpu.Check, []string) {
 	return []gpu.Check{
 		{Name: gpu.CheckInventory, Result: gpu.NotRun, Says: "no NVIDIA driver found"},
@@ -24,7 +24,7 @@ func none(context.Context, *string) ([]gpu.Check, []string) {
 	}, nil
 }
 
-// one is a machine with a healthy device.
+// one simulates a machine with a healthy device.
 func one(context.Context, *string) ([]gpu.Check, []string) {
 	return []gpu.Check{
 		{Name: gpu.CheckInventory, Result: gpu.Passed, Says: "a device"},
@@ -33,7 +33,7 @@ func one(context.Context, *string) ([]gpu.Check, []string) {
 	}, []string{"GPU-" + uuid}
 }
 
-// script is a Python part that a test has in place of the real one.
+// script writes a Python part that replaces the real one.
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ready.py")
@@ -43,7 +43,8 @@ func script(t *testing.T, text string) string {
 	return path
 }
 
-// reports is a script that tells of each check what results says, "passed" by default.
+// reports writes a script that reports the result of each check, "passed" by
+// default.
 func reports(t *testing.T, seen, results string) string {
 	return script(t, fmt.Sprintf(`
 if sys.argv[1:] == ["--uuids"]:
@@ -76,8 +77,8 @@ func ready(t *testing.T, look func(context.Context, *string) ([]gpu.Check, []str
 	return code, got
 }
 
-// TestWithoutGPU runs the real script: without a device, every line is not run
-// with a reason, and that is no failure.
+// TestWithoutGPU runs the real script: without a device, every check is not run,
+// with a reason, and the program succeeds.
 func TestWithoutGPU(t *testing.T) {
 	// A machine with devices hides them from CUDA.
 	t.Setenv("CUDA_VISIBLE_DEVICES", "")
@@ -98,8 +99,8 @@ func TestWithoutGPU(t *testing.T) {
 	}
 }
 
-// TestResults: what each part finds is in the report, and one failure is the
-// program's.
+// TestResults: the report contains the result of each part, and one failure fails
+// the program.
 func TestResults(t *testing.T) {
 	sees := fmt.Sprintf(`{"uuids": [%q]}`, uuid)
 	for name, c := range map[string]struct {
@@ -117,7 +118,7 @@ func TestResults(t *testing.T) {
 		"more than one":       {one, fmt.Sprintf(`{"uuids": [%q, "ffff"]}`, uuid), `{}`, 1, "assignment", gpu.Failed, "ffff"},
 		"one fails":           {one, sees, `{"overlap": "failed"}`, 1, "overlap", gpu.Failed, "saw overlap"},
 		"one is not run":      {one, sees, `{"first touch": "not run"}`, 0, "first touch", gpu.NotRun, "saw first touch"},
-		"one is not told of":  {one, sees, `{"overlap": "silent"}`, 1, "overlap", gpu.Failed, "without a word of it"},
+		"one is not told of":  {one, sees, `{"overlap": "silent"}`, 1, "overlap", gpu.Failed, "without reporting it"},
 		"nonsense":            {one, sees, `{"overlap": "fine"}`, 1, "overlap", gpu.Failed, `"fine"`},
 		"the script dies":     {one, sees, `{"side stream": "dies"}`, 1, "blocking time", gpu.Failed, "exit status 1: killed"},
 		"NVML shows nothing":  {none, sees, `{}`, 1, "inventory", gpu.Failed, "PyTorch has a device"},
@@ -138,7 +139,7 @@ func TestResults(t *testing.T) {
 }
 
 // TestScriptCannotRun: without Python, or without the script, its checks are not
-// run; one that hangs is killed, and has failed.
+// run. A script that hangs is killed, and its checks fail.
 func TestScriptCannotRun(t *testing.T) {
 	for name, args := range map[string][]string{
 		"no Python": {"--python", "no-such-python", "--script", script(t, "")},
@@ -152,7 +153,7 @@ func TestScriptCannotRun(t *testing.T) {
 	}
 	code, got := ready(t, none, "--timeout", "1s", "--script", script(t, "import time; time.sleep(600)"))
 	if code != 1 || got.Failed < 5 || !strings.Contains(got.Checks[7].Says, "not finished within 1s") {
-		t.Errorf("one that hangs: exit code %d, %+v", code, got)
+		t.Errorf("hanging script: exit code %d, %+v", code, got)
 	}
 }
 

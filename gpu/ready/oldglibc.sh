@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds ./gpu/ready against an older C library, so that it runs on machines with one.
+# Builds ./gpu/ready against an older C library, so that it runs on older machines.
 #
 #	gpu/ready/oldglibc.sh OUTPUT
 #
-#	SUITE    the Debian release whose C library it is (bullseye: glibc 2.31)
-#	MIRROR   where that comes from (http://deb.debian.org/debian)
+#	SUITE    the Debian release that provides the C library (bullseye: glibc 2.31)
+#	MIRROR   where to download it (http://deb.debian.org/debian)
 #
-# Needs Debian's apt-get and dpkg, gcc, objdump and Go. Nothing is installed. Prints the
-# newest version of glibc that the binary asks for.
+# Needs Debian's apt-get and dpkg, gcc, objdump and Go. Installs nothing. Prints the
+# newest version of glibc that the binary requires.
 set -euo pipefail
 output=$(realpath -m "${1:?usage: gpu/ready/oldglibc.sh OUTPUT}")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

@@ -23,19 +23,19 @@ type python struct {
 	program, script string
 }
 
-// start runs the script and returns what it printed. why says that it cannot be
+// start runs the script and returns its output. why is the reason if it cannot
 // run at all.
 func (p *python) start(ctx context.Context, env []string, args ...string) (out []byte, why string, err error) {
 	if _, err := os.Stat(p.script); err != nil {
-		return nil, fmt.Sprintf("the script is not there: %v: name it with --script", err), nil
+		return nil, fmt.Sprintf("the script is not there: %v; name it with --script", err), nil
 	}
 	program, err := exec.LookPath(p.program)
 	if err != nil {
-		return nil, fmt.Sprintf("no Python: %v: name one with --python", err), nil
+		return nil, fmt.Sprintf("no Python: %v; name one with --python", err), nil
 	}
 	cmd := exec.CommandContext(ctx, program, append([]string{p.script}, args...)...)
 	cmd.Env = append(os.Environ(), env...)
-	// A driver that hangs keeps its process: its children must not keep us.
+	// If the driver hangs, so does its process: its children must not block us.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
@@ -51,7 +51,7 @@ func (p *python) start(ctx context.Context, env []string, args ...string) (out [
 	return out, "", err
 }
 
-// tail is the end of a text, in one line.
+// tail returns the end of a text, on one line.
 func tail(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	const most = 500
@@ -61,8 +61,8 @@ func tail(text string) string {
 	return text
 }
 
-// checks makes those of the script. One that it does not tell of has failed: the
-// process died in it, or hung.
+// checks runs the script's checks. A check that it does not report has failed:
+// the process died or hung in it.
 func (p *python) checks(ctx context.Context) []gpu.Check {
 	out, why, err := p.start(ctx, nil)
 	told := map[string]gpu.Check{}
@@ -79,11 +79,11 @@ func (p *python) checks(ctx context.Context) []gpu.Check {
 		case why != "":
 			c = gpu.Check{Name: name, Result: gpu.NotRun, Says: why}
 		case !ok && err == nil:
-			c = gpu.Check{Name: name, Result: gpu.Failed, Says: p.script + " ended without a word of it: " + tail(string(out))}
+			c = gpu.Check{Name: name, Result: gpu.Failed, Says: p.script + " ended without reporting it: " + tail(string(out))}
 		case !ok:
 			c = gpu.Check{Name: name, Result: gpu.Failed, Says: err.Error()}
 		case c.Result != gpu.Passed && c.Result != gpu.Failed && c.Result != gpu.NotRun, c.Says == "":
-			c = gpu.Check{Name: name, Result: gpu.Failed, Says: fmt.Sprintf("%s says %q and %q of it", p.script, c.Result, c.Says)}
+			c = gpu.Check{Name: name, Result: gpu.Failed, Says: fmt.Sprintf("%s reports %q and %q", p.script, c.Result, c.Says)}
 		}
 		all = append(all, c)
 	}
@@ -94,8 +94,8 @@ func (p *python) checks(ctx context.Context) []gpu.Check {
 	return all
 }
 
-// confirm asks CUDA what a worker sees that is given each of the devices, and
-// puts it into the check of the assignment.
+// confirm asks CUDA what a worker sees when assigned each of the devices, and
+// adds it to the assignment check.
 func (p *python) confirm(ctx context.Context, checks []gpu.Check, ids []string) {
 	for i := range checks {
 		if c := &checks[i]; c.Name == gpu.CheckAssignment && c.Result == gpu.Passed {

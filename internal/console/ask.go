@@ -11,20 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoTerminal means that there is no person to ask.
+// ErrNoTerminal means that the command cannot ask the user: it has no terminal.
 var ErrNoTerminal = errors.New("there is no terminal to ask on")
 
 // askTimeout is how long a question waits for its answer.
 const askTimeout = 5 * time.Minute
 
-// Ask asks for a yes on the terminal. Standard input and standard error must both
-// be it: otherwise the answer may be to a question that was not seen.
+// Ask asks a yes/no question on the terminal. Both standard input and standard
+// error must be the terminal: otherwise the answer may be to a question that the
+// user did not see.
 func (c *Console) Ask(ctx context.Context, question string) (yes bool, err error) {
 	screen, ok := c.Screen.(*os.File)
 	if !ok || !OnTerminal(screen) || !OnTerminal(os.Stdin) {
 		return false, ErrNoTerminal
 	}
-	// What was typed before the question is no answer to it.
+	// Input typed before the question does not answer it.
 	if err := unix.IoctlSetInt(int(os.Stdin.Fd()), unix.TCFLSH, unix.TCIFLUSH); err != nil {
 		return false, fmt.Errorf("ask on the terminal: %w", err)
 	}
@@ -34,7 +35,7 @@ func (c *Console) Ask(ctx context.Context, question string) (yes bool, err error
 	answers := make(chan string, 1)
 	go func() { // without an answer it ends with the process
 		line := make([]byte, 64)
-		n, _ := os.Stdin.Read(line) // at most one line; of an error, none
+		n, _ := os.Stdin.Read(line) // at most one line; n is 0 on an error
 		answers <- strings.TrimSpace(string(line[:n]))
 	}()
 	select {

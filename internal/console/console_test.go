@@ -49,8 +49,8 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestUsageErrors checks that each mistake in a command line is a UsageError, and that
-// its cause can be tested for.
+// TestUsageErrors checks that each mistake in a command line is a UsageError, and
+// that errors.Is finds its cause.
 func TestUsageErrors(t *testing.T) {
 	for _, args := range [][]string{{"none"}, {"--none"}, {"verb", "too many"}, {"verb", "--name="}} {
 		root := &cobra.Command{

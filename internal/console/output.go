@@ -1,9 +1,9 @@
-// Package console is what the programs share of their command lines: streams,
-// formats of output, usage errors, texts of sizes and times, progress, and
-// questions on a terminal.
+// Package console is shared by the programs' command lines: streams, output
+// formats, usage errors, texts of sizes and times, progress, and questions on a
+// terminal.
 //
-//	table, wide   for people: control characters of stores are made harmless
-//	json, jsonl   for programs: exact; one object, or one a line
+//	table, wide   for people: control characters from stores are escaped
+//	json, jsonl   for programs: exact; one object, or one object a line
 //
 // A mistake in the command line is a [UsageError]; each program gives it an exit
 // code of its own.
@@ -28,12 +28,12 @@ type Streams struct {
 	Out, Err io.Writer
 }
 
-// Console is where a command writes, and in which format. Commands share one, so
-// that all honour the same flags.
+// Console holds a command's streams and output format. All commands share one, so
+// that they honour the same flags.
 type Console struct {
-	Name     string    // of the program, before its warnings
-	Out, Err io.Writer // for people: what stores say is made harmless, see package terminal
-	Raw      io.Writer // stdout itself, for bytes and for what is drawn here
+	Name     string    // of the program, printed before its warnings
+	Out, Err io.Writer // for people: text from stores is escaped, see package terminal
+	Raw      io.Writer // stdout itself, for bytes and for drawing
 	Screen   io.Writer // stderr itself, for the progress bar
 	Format   string    // table, wide, json or jsonl
 	JSON     bool
@@ -46,7 +46,7 @@ func (c *Console) FormatFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.JSON, "json", false, "the same as --output json")
 }
 
-// CheckFormat checks the format that was asked for, and prepares for it.
+// CheckFormat checks the requested format, and prepares the streams for it.
 func (c *Console) CheckFormat() error {
 	if c.JSON {
 		c.Format = "json"

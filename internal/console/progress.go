@@ -9,8 +9,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 )
 
-// Bar is a line with bytes, rate and time left, drawn on a terminal when
-// something takes more than two seconds.
+// Bar is a progress line with bytes, rate and time left. It appears on a terminal
+// when an operation takes more than two seconds.
 type Bar struct {
 	to    io.Writer // nil: not drawn
 	what  string
@@ -22,7 +22,7 @@ type Bar struct {
 	ended bool
 }
 
-// Progress begins a bar for total bytes; 0 stands for a number not known yet.
+// Progress begins a bar for total bytes; 0 means that the total is unknown.
 func (c *Console) Progress(what string, total int64) *Bar {
 	b := &Bar{what: what, total: total, began: time.Now()}
 	if OnTerminal(c.Screen) && !c.Quiet {
@@ -31,7 +31,7 @@ func (c *Console) Progress(what string, total int64) *Bar {
 	return b
 }
 
-// Set draws the bar with so many bytes done.
+// Set updates the number of bytes done, and draws the bar.
 func (b *Bar) Set(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -42,7 +42,7 @@ func (b *Bar) Set(bytes int64) {
 	}
 	b.drawn = now
 	rate := float64(bytes) / spent.Seconds()
-	if b.total == 0 { // it is not known
+	if b.total == 0 { // unknown
 		fmt.Fprintf(b.to, "\r\x1b[K%s  %s  %s/s", b.what, bytesize.Text(bytes), bytesize.Text(int64(rate)))
 		return
 	}
@@ -50,7 +50,7 @@ func (b *Bar) Set(bytes int64) {
 	fmt.Fprintf(b.to, "\r\x1b[K%s  %s of %s  %s/s  %v left", b.what, bytesize.Text(bytes), bytesize.Text(b.total), bytesize.Text(int64(rate)), max(0, left))
 }
 
-// SetOf is Set for a total that becomes known on the way.
+// SetOf is Set with a total that becomes known while the operation runs.
 func (b *Bar) SetOf(bytes, total int64) {
 	b.mu.Lock()
 	b.total = total

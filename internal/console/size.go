@@ -11,12 +11,12 @@ import (
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 )
 
-// sizeText is digits, perhaps with a fraction, and a unit: K, M, G or T,
-// decimal before nothing or B and binary before iB.
+// sizeText matches digits, perhaps with a fraction, and a unit: K, M, G or T,
+// which is binary with iB and otherwise decimal.
 var sizeText = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)(?:([KMGT])(I?))?B?$`)
 
-// ParseSize reads a number of bytes, from 1 to 1<<62-1. Upper and lower case of
-// the unit are the same.
+// ParseSize parses a number of bytes, from 1 to 1<<62-1. The unit's case does not
+// matter.
 func ParseSize(text string) (int64, error) {
 	bad := fmt.Errorf("%q is not a size such as 500MB, 2GiB or 1000000", text)
 	parts := sizeText.FindStringSubmatch(strings.ToUpper(text))
@@ -41,7 +41,7 @@ func ParseSize(text string) (int64, error) {
 	return whole.Int64(), nil
 }
 
-// MaybeSize returns the text of a size, empty if the size is not known.
+// MaybeSize formats a size; it returns "" for an unknown one.
 func MaybeSize(n *int64) string {
 	if n == nil {
 		return ""
@@ -49,7 +49,7 @@ func MaybeSize(n *int64) string {
 	return bytesize.Text(*n)
 }
 
-// When returns a time for people, in their own zone.
+// When formats a time for people, in the local zone.
 func When(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -65,8 +65,8 @@ func Roughly(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-// Number returns a metric's value in full: as many digits as tell it from its
-// neighbours.
+// Number formats a metric's value exactly: with the fewest digits that identify
+// it.
 func Number(v any) string {
 	if f, ok := v.(float64); ok {
 		return strconv.FormatFloat(f, 'g', -1, 64)

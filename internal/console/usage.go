@@ -29,8 +29,8 @@ func Usagef(format string, values ...any) error {
 	return UsageError{Err: fmt.Errorf(format, values...)}
 }
 
-// Program completes the root command of a program: an unknown command or a
-// wrong option is a UsageError, and the program prints errors itself.
+// Program completes the root command of a program. It turns an unknown command or
+// a wrong option into a UsageError, and leaves printing errors to the program.
 func Program(root *cobra.Command, args []string, stdout, stderr io.Writer) {
 	root.SilenceUsage, root.SilenceErrors = true, true
 	// Without this, an unknown command would not be a usage error.
@@ -50,7 +50,7 @@ func Program(root *cobra.Command, args []string, stdout, stderr io.Writer) {
 	})
 }
 
-// Args turns a failed check of the arguments into a UsageError.
+// Args converts the error of an argument check to a UsageError.
 func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, given []string) error {
 		if err := check(c, given); err != nil {
@@ -60,8 +60,8 @@ func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// NoneEmpty refuses options that were given without a value, such as by a
-// variable that a script has not set: they would be as if they were left out.
+// NoneEmpty rejects options with an empty value, such as from an unset variable
+// of a script. Otherwise they would act as if they were left out.
 func NoneEmpty(c *cobra.Command) error {
 	var errs []error
 	c.Flags().Visit(func(f *pflag.Flag) {

@@ -17,14 +17,14 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
 
-const help = `Examine this machine before jobs are run on it: GPUs, limits, shared memory, the
-filesystem of the store, sockets. Each check says what it saw and what to do.
+const help = `Examine this machine before you run jobs on it: GPUs, limits, shared memory, the
+filesystem of the store, sockets. Each check reports what it found and the next step.
 
   trainer doctor
   trainer doctor --store /mnt/checkpoints/store --json
 
-Nothing is changed: probes use files of their own, in a directory beside the
-store that is removed again, also when the examination is interrupted.
+Nothing is changed: probes use their own files, in a directory next to the store
+that is removed afterwards, also when the examination is interrupted.
 
 Exit codes: 0 no problems, with or without warnings; 6 problems found; 64 bad
 configuration; 128+n signal n.`
@@ -32,15 +32,15 @@ configuration; 128+n signal n.`
 // patience is how long a check may take.
 const patience = 30 * time.Second
 
-// lockCommand is what a process starts itself as to try a lock from another
-// one; it exits with the code lockHeld when it is held.
+// lockCommand is the hidden command with which the doctor starts itself to try a
+// lock from another process. It exits with the code lockHeld if the lock is held.
 const (
 	lockCommand = "try-lock"
 	lockHeld    = 5
 )
 
-// Command is the command line of the doctor, for the root of the trainer's.
-// The inventory is asked for the GPUs; store is the default location.
+// Command returns the doctor's command line, for the root of the trainer's.
+// inventory looks up the GPUs; store is the default location.
 func Command(out io.Writer, store string, inventory func(context.Context) (gpu.Inventory, error)) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
@@ -49,13 +49,13 @@ func Command(out io.Writer, store string, inventory func(context.Context) (gpu.I
 		Long:  help,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("%w: doctor takes no arguments, there is %q: give a store by --store", launch.ErrConfig, args[0])
+				return fmt.Errorf("%w: doctor takes no arguments, got %q; give a store by --store", launch.ErrConfig, args[0])
 			}
 			return nil
 		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			if store == "" {
-				return fmt.Errorf("%w: --store is empty: give a directory or a URL", launch.ErrConfig)
+				return fmt.Errorf("%w: --store is empty; give a directory or a URL", launch.ErrConfig)
 			}
 			shared, _ := shm.Dir()
 			report, err := Examine(c.Context(), Options{

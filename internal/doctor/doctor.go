@@ -1,15 +1,15 @@
-// Package doctor examines a machine before jobs are run on it: its GPUs, its
-// limits, its shared memory, the filesystem of a store, and its sockets.
+// Package doctor examines a machine before jobs run on it: its GPUs, its limits,
+// its shared memory, the filesystem of a store, and its sockets.
 //
 //	check    one question, known by its ID, such as store.lock
-//	status   ok; a warning, with which jobs run; a problem, with which they
-//	         fail sooner or later; or not checked, with the reason
-//	probe    a check that tries something out: with files of its own in a
-//	         directory of its own, which is removed
+//	status   ok; a warning: jobs run; a problem: jobs fail sooner or later; or
+//	         not checked, with the reason
+//	probe    a check that tries an operation: with its own files in its own
+//	         directory, which is removed
 //	report   all checks, in one order
 //
-// A probe that does not answer, as one of a network filesystem whose server is
-// gone, is given up after a while and is a problem.
+// A probe may hang, for example on a network filesystem whose server is gone. The
+// doctor abandons it after a while and reports a problem.
 package doctor
 
 import (
@@ -22,7 +22,7 @@ import (
 	problems "github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// Status is what a check has come to.
+// Status is the result of a check.
 type Status string
 
 // Statuses.
@@ -38,31 +38,31 @@ type Check struct {
 	ID     string `json:"id"`
 	Status Status `json:"status"`
 	Saw    string `json:"saw"`
-	Do     string `json:"do"` // the next step; empty when there is none
+	Do     string `json:"do"` // the next step; may be empty
 }
 
-// Report is what an examination has found.
+// Report is the result of an examination.
 type Report struct {
-	Store    string  `json:"store"`    // as it was asked for
-	Examined string  `json:"examined"` // the directory whose filesystem was probed; empty when none was
+	Store    string  `json:"store"`    // as requested
+	Examined string  `json:"examined"` // the directory whose filesystem was probed; may be empty
 	Checks   []Check `json:"checks"`
 	Warnings int     `json:"warnings"`
 	Problems int     `json:"problems"`
 }
 
-// ErrFound says that an examination has found problems.
+// ErrFound is returned if an examination found problems.
 var ErrFound = problems.New(problems.Findings, "problems found")
 
-// Options say what to examine, and with what.
+// Options configure an examination.
 type Options struct {
 	Store     string                                       // a directory, which need not exist, or a URL
 	Shared    string                                       // the directory for staging
-	Inventory func(context.Context) (gpu.Inventory, error) // looks at the GPUs
-	TryLock   func(ctx context.Context, file string) error // in another process: nil when it took the lock, ErrHeld when it is held
+	Inventory func(context.Context) (gpu.Inventory, error) // looks up the GPUs
+	TryLock   func(ctx context.Context, file string) error // in another process: nil if it took the lock, ErrHeld if the lock is held
 	Patience  time.Duration                                // for each check
 }
 
-// answer is what a check finds.
+// answer is the finding of a check.
 type answer struct {
 	status Status
 	saw    string
@@ -91,8 +91,8 @@ type examination struct {
 	report Report
 }
 
-// Examine makes all checks. The error says that they could not be finished,
-// because ctx has ended or because a probe's directory could not be removed.
+// Examine makes all checks. It returns an error if it could not finish them
+// because ctx ended, or if it could not remove a probe's directory.
 func Examine(ctx context.Context, o Options) (Report, error) {
 	e := &examination{Options: o, report: Report{Store: o.Store}}
 	e.gpus(ctx)
@@ -116,28 +116,29 @@ func (e *examination) add(id string, a answer) {
 	e.report.Checks = append(e.report.Checks, Check{id, a.status, a.saw, a.do})
 }
 
-// check makes one check, unless ctx has ended, and gives it up after a while.
-// One that is under way when ctx ends is waited for: what it makes must be
-// there to be removed.
+// check makes one check, unless ctx has ended, and abandons it after a while. If
+// ctx ends during the check, check waits for it: its files must exist before they
+// can be removed.
 func (e *examination) check(ctx context.Context, id string, look func(ctx context.Context) answer) {
 	if ctx.Err() != nil {
-		e.add(id, notChecked("", "the examination was ended"))
+		e.add(id, notChecked("", "the examination was interrupted"))
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, e.Patience)
 	defer cancel()
-	// A little later than its own deadline: then it says itself what was late.
+	// Wait a little longer than the check's own deadline: then the check itself
+	// reports what was late.
 	late := time.NewTimer(e.Patience + e.Patience/10)
 	defer late.Stop()
 	answers := make(chan answer, 1)
 	go func() { answers <- look(limited) }()
 	select {
 	case a := <-answers:
-		if ctx.Err() != nil { // which may be all that is wrong
-			a = notChecked("", "the examination was ended")
+		if ctx.Err() != nil { // perhaps the only reason for the finding
+			a = notChecked("", "the examination was interrupted")
 		}
 		e.add(id, a)
 	case <-late.C:
-		e.add(id, problem("look for a server or a disk that hangs: dmesg, and processes in state D", "no answer after %v", e.Patience))
+		e.add(id, problem("look for a hanging server or disk: dmesg, and processes in state D", "no answer after %v", e.Patience))
 	}
 }

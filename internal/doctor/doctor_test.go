@@ -35,7 +35,7 @@ func noDriver(context.Context) (gpu.Inventory, error) {
 	return gpu.Inventory{}, fmt.Errorf("inspect GPUs: %w", gpu.ErrNoDriver)
 }
 
-// here are options for this machine and a store that does not exist.
+// here returns options for this machine and a store that does not exist.
 func here(t *testing.T) Options {
 	t.Helper()
 	return Options{
@@ -53,8 +53,8 @@ func examine(t *testing.T, o Options) Report {
 	return r
 }
 
-// want looks for a check with a status, a part of what it saw and of what to
-// do.
+// want looks for a check with a status, a part of its finding and a part of the
+// next step.
 func want(t *testing.T, r Report, id string, status Status, saw, do string) {
 	t.Helper()
 	at := slices.IndexFunc(r.Checks, func(c Check) bool { return c.ID == id })
@@ -67,7 +67,7 @@ func want(t *testing.T, r Report, id string, status Status, saw, do string) {
 	}
 }
 
-// wantNothingIn checks that no probe has left anything.
+// wantNothingIn checks that no probe has left files behind.
 func wantNothingIn(t *testing.T, dir string) {
 	t.Helper()
 	left, err := os.ReadDir(dir)
@@ -87,7 +87,7 @@ func TestExamineThisMachine(t *testing.T) {
 	want(t, r, "shm.map", OK, "mapped", "")
 	for id, saw := range map[string]string{
 		"store.write": at, "store.lock": "between processes", "store.dirsync": "synced",
-		"store.rename": "in one step", "store.mode": "mode and owner", "net.loopback": "127.0.0.1", "net.unix": "socket",
+		"store.rename": "atomically", "store.mode": "mode and owner", "net.loopback": "127.0.0.1", "net.unix": "socket",
 	} {
 		want(t, r, id, OK, saw, "")
 	}
@@ -97,7 +97,7 @@ func TestExamineThisMachine(t *testing.T) {
 
 func ptr[T any](v T) *T { return &v }
 
-// a100s are eight devices that are well, in two halves.
+// a100s are eight healthy devices, in two halves.
 func a100s() gpu.Inventory {
 	i := gpu.Inventory{Driver: "550.54.15", CUDA: "12.4"}
 	for n := range 8 {
@@ -160,7 +160,7 @@ func TestGPUs(t *testing.T) {
 			t.Errorf("a utilization that was not measured is in %+v", r.Checks[1])
 		}
 		r = examineGPUs(t, func(i *gpu.Inventory) { i.Devices[4].MIG = true })
-		want(t, r, "gpu.mig", Warning, "no instance on GPU-4", "nvidia-smi mig")
+		want(t, r, "gpu.mig", Warning, "GPU-4 has no instance", "nvidia-smi mig")
 	})
 	t.Run("busy", func(t *testing.T) {
 		r := examineGPUs(t, func(i *gpu.Inventory) { i.Devices[6].Processes = []gpu.Process{{PID: 77, Bytes: ptr(uint64(1 << 30))}} })
@@ -207,12 +207,12 @@ func TestDriverErrors(t *testing.T) {
 func TestLockThatDoesNotHold(t *testing.T) {
 	o := here(t)
 	o.TryLock = func(context.Context, string) error { return nil }
-	want(t, examine(t, o), "store.lock", Problem, "given once more to another process", "flock")
+	want(t, examine(t, o), "store.lock", Problem, "also granted to another process", "flock")
 	o.TryLock = func(context.Context, string) error { return ErrHeld }
-	want(t, examine(t, o), "store.lock", Problem, "a lock that nobody holds is refused", "flock")
+	want(t, examine(t, o), "store.lock", Problem, "a free lock is refused", "flock")
 }
 
-// A probe that hangs is given up, and the others go on.
+// A probe that hangs is abandoned, and the other checks run.
 func TestProbeThatHangs(t *testing.T) {
 	o := here(t)
 	o.Patience = time.Second
@@ -224,11 +224,11 @@ func TestProbeThatHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, r, "store.lock", Problem, "no answer after 1s", "state D")
-	want(t, r, "store.rename", OK, "in one step", "")
+	want(t, r, "store.rename", OK, "atomically", "")
 	wantNothingIn(t, r.Examined)
 }
 
-// An examination that is interrupted leaves nothing.
+// An interrupted examination leaves nothing behind.
 func TestInterrupted(t *testing.T) {
 	o := here(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -245,7 +245,7 @@ func TestInterrupted(t *testing.T) {
 	if !errors.Is(err, why) {
 		t.Errorf("error %v", err)
 	}
-	want(t, r, "net.unix", NotChecked, "was ended", "")
+	want(t, r, "net.unix", NotChecked, "was interrupted", "")
 	wantNothingIn(t, r.Examined)
 	wantNothingIn(t, o.Shared)
 }
@@ -259,7 +259,7 @@ func TestStorePlaces(t *testing.T) {
 		t.Errorf("examined %s", r.Examined)
 	}
 
-	o.Store = "/proc/no/store" // nobody makes anything there
+	o.Store = "/proc/no/store" // no process can create files there
 	want(t, examine(t, o), "store.write", Problem, "", "choose a directory")
 
 	file := filepath.Join(t.TempDir(), "file")
@@ -267,7 +267,7 @@ func TestStorePlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.Store = filepath.Join(file, "store")
-	want(t, examine(t, o), "store.write", Problem, "is no directory", "looked at")
+	want(t, examine(t, o), "store.write", Problem, "is not a directory", "looked at")
 
 	// A filesystem of its own is probed in itself.
 	memory, err := os.MkdirTemp("/dev/shm", "doctor") //nolint:usetesting // t.TempDir is on a disk
@@ -289,7 +289,7 @@ func TestSocketPaths(t *testing.T) {
 	if a := unixSocket(t.Context(), "", long); a.status != Problem || !strings.Contains(a.saw, "at most 67") || !strings.Contains(a.do, "XDG_RUNTIME_DIR") {
 		t.Errorf("%+v", a)
 	}
-	// One that is too long is not used, as if it were not set.
+	// A runtime directory that is too long is ignored, as if it were not set.
 	if err := os.Mkdir(long, 0o700); err != nil {
 		t.Fatal(err)
 	}

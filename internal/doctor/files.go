@@ -15,22 +15,22 @@ import (
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 )
 
-// probeName begins the names of what probes make.
+// probeName is the prefix of everything that probes create.
 const probeName = ".ckptstore-doctor-"
 
-// store examines the filesystem of the store, in a directory that is removed
-// whatever happens.
+// store examines the filesystem of the store, in a directory that it always
+// removes.
 func (e *examination) store(ctx context.Context) (err error) {
 	if strings.Contains(e.Store, "://") {
-		e.add("store", notChecked("run this with --store DIR where the checkpoints' directory is mounted", "%s is a URL: its files are elsewhere", e.Store))
+		e.add("store", notChecked("run this with --store DIR where the checkpoints' directory is mounted", "%s is a URL: its files are on another machine", e.Store))
 		return nil
 	}
 	made := make(chan probes, 1)
 	e.check(ctx, "store.write", func(ctx context.Context) answer {
 		p, a := prepare(e.Store)
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) { // nobody may be waiting for it
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) { // check may have stopped waiting
 			_ = os.RemoveAll(p.dir)
-			return problem("look for a server or a disk that hangs: dmesg, and processes in state D", "a directory was made only after %v", e.Patience)
+			return problem("look for a hanging server or disk: dmesg, and processes in state D", "creating a directory took longer than %v", e.Patience)
 		}
 		made <- p
 		return a
@@ -38,7 +38,7 @@ func (e *examination) store(ctx context.Context) (err error) {
 	var p probes
 	select {
 	case p = <-made:
-	default: // it was given up
+	default: // abandoned
 	}
 	if p.dir == "" {
 		return nil
@@ -75,17 +75,17 @@ func (e *examination) remove(dir string) error {
 	select {
 	case err := <-removed:
 		if err != nil {
-			return fmt.Errorf("remove what the probes have made: %w: remove %s yourself", err, dir)
+			return fmt.Errorf("remove the probes' files: %w; remove %s yourself", err, dir)
 		}
 		return nil
 	case <-late.C:
-		return fmt.Errorf("remove what the probes have made: no answer after %v: remove %s when the filesystem answers", e.Patience, dir)
+		return fmt.Errorf("remove the probes' files: no answer after %v; remove %s when the filesystem answers", e.Patience, dir)
 	}
 }
 
-// prepare makes a directory for probes on the filesystem of a store: beside
-// it, or in the nearest directory above that there is; in it where it is a
-// filesystem of its own.
+// prepare creates a directory for probes on the filesystem of a store: next to
+// the store, or in the nearest existing parent. If the store is a filesystem of
+// its own, the directory is inside it.
 func prepare(store string) (probes, answer) {
 	store, err := filepath.Abs(store)
 	if err != nil {
@@ -93,7 +93,7 @@ func prepare(store string) (probes, answer) {
 	}
 	at, err := nearest(filepath.Dir(store))
 	if err != nil {
-		return probes{}, problem("see that the path can be looked at", "%v", err)
+		return probes{}, problem("check that the path can be looked at", "%v", err)
 	}
 	if own, err := device64(store); err == nil {
 		if beside, err := device64(at); err == nil && own != beside {
@@ -102,12 +102,12 @@ func prepare(store string) (probes, answer) {
 	}
 	dir, err := os.MkdirTemp(at, probeName)
 	if err != nil {
-		return probes{}, problem("choose a directory in which this user may write, or change its owner", "make a directory: %v", err)
+		return probes{}, problem("choose a directory in which this user may write, or change its owner", "create a directory: %v", err)
 	}
 	return probes{dir: dir}, ok("a directory can be made in %s", at)
 }
 
-// nearest is a directory, or the first above it that there is.
+// nearest returns dir, or its nearest existing parent.
 func nearest(dir string) (string, error) {
 	for {
 		info, err := os.Stat(dir)
@@ -115,7 +115,7 @@ func nearest(dir string) (string, error) {
 		case err == nil && info.IsDir():
 			return dir, nil
 		case err == nil:
-			return "", fmt.Errorf("%s is no directory", dir)
+			return "", fmt.Errorf("%s is not a directory", dir)
 		case !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir):
 			return "", err
 		}
@@ -123,17 +123,17 @@ func nearest(dir string) (string, error) {
 	}
 }
 
-// device64 is the number of the filesystem that a directory is on.
+// device64 returns the number of the filesystem that a directory is on.
 func device64(dir string) (uint64, error) {
 	var st unix.Stat_t
 	err := unix.Stat(dir, &st)
 	return uint64(st.Dev), err //nolint:unconvert // it is narrower on some architectures
 }
 
-// filesystem is what there is to know of a kind of filesystem.
+// filesystem describes a kind of filesystem.
 type filesystem struct {
 	name    string
-	warn    string // why it is not for a store; empty when it is
+	warn    string // why it is unsuitable for a store; empty if it is suitable
 	instead string
 }
 
@@ -148,9 +148,9 @@ var filesystems = map[int64]filesystem{
 	unix.BTRFS_SUPER_MAGIC:     {name: "btrfs"},
 	0x2fc12fc1:                 {name: "zfs"},
 	unix.F2FS_SUPER_MAGIC:      {name: "f2fs"},
-	unix.TMPFS_MAGIC:           {"tmpfs", "it is memory: a restart of the machine takes all checkpoints", "choose a directory on a disk"},
-	unix.RAMFS_MAGIC:           {"ramfs", "it is memory: a restart of the machine takes all checkpoints", "choose a directory on a disk"},
-	unix.OVERLAYFS_SUPER_MAGIC: {"overlay", "it is a container's own layer: all checkpoints go with the container", "mount a volume and choose a directory there"},
+	unix.TMPFS_MAGIC:           {"tmpfs", "it is memory: a restart of the machine deletes all checkpoints", "choose a directory on a disk"},
+	unix.RAMFS_MAGIC:           {"ramfs", "it is memory: a restart of the machine deletes all checkpoints", "choose a directory on a disk"},
+	unix.OVERLAYFS_SUPER_MAGIC: {"overlay", "it is a container's own layer: all checkpoints are deleted with the container", "mount a volume and choose a directory there"},
 	unix.NFS_SUPER_MAGIC:       {"nfs", onNetwork, localLog},
 	unix.SMB2_SUPER_MAGIC:      {"smb", onNetwork, "choose another: it has neither the names nor the modes of a local one"},
 	unix.CIFS_SUPER_MAGIC:      {"cifs", onNetwork, "choose another: it has neither the names nor the modes of a local one"},
@@ -158,27 +158,26 @@ var filesystems = map[int64]filesystem{
 	0x0bd00bd0:                 {"lustre", onNetwork, "mount it with option flock, not localflock"},
 	0x47504653:                 {"gpfs", onNetwork, localLog},
 	0x19830326:                 {"beegfs", onNetwork, localLog},
-	unix.V9FS_MAGIC:            {"9p", "it is another machine's: locks and fsync are only as good as that makes them", "choose a local disk"},
-	unix.FUSE_SUPER_MAGIC:      {"fuse", "a program serves it: locks and fsync are only as good as that makes them", "see below which of them work"},
+	unix.V9FS_MAGIC:            {"9p", "it is another machine's: locks and fsync are only as good as that machine's", "choose a local disk"},
+	unix.FUSE_SUPER_MAGIC:      {"fuse", "a program serves it: locks and fsync are only as good as that program's", "see below which of them work"},
 }
 
 func (p probes) kind(context.Context) answer {
 	var st unix.Statfs_t
 	if err := unix.Statfs(p.dir, &st); err != nil {
-		return problem("see that the filesystem is mounted", "%v", err)
+		return problem("check that the filesystem is mounted", "%v", err)
 	}
 	kind, known := filesystems[int64(st.Type)] //nolint:unconvert // it is narrower on some architectures
 	switch {
 	case !known:
-		return warning("see below what works", "a filesystem of a type that is not known here (%#x)", st.Type)
+		return warning("see below what works", "unknown filesystem type (%#x)", st.Type)
 	case kind.warn != "":
 		return warning(kind.instead, "%s: %s", kind.name, kind.warn)
 	}
 	return ok("%s", kind.name)
 }
 
-// Of a disk that is nearly full, a store keeps a tenth for its log, within
-// these bounds.
+// On a nearly full disk, a store keeps a tenth for its log, within these bounds.
 const (
 	leastRoom = 16 << 20
 	mostRoom  = 4 << 30
@@ -187,12 +186,12 @@ const (
 func (p probes) room(context.Context) answer {
 	var st unix.Statfs_t
 	if err := unix.Statfs(p.dir, &st); err != nil {
-		return problem("see that the filesystem is mounted", "%v", err)
+		return problem("check that the filesystem is mounted", "%v", err)
 	}
 	free, total := st.Bavail*uint64(st.Bsize), st.Blocks*uint64(st.Bsize)
 	saw := fmt.Sprintf("%s free of %s", bytesize.Text(free), bytesize.Text(total))
 	if need := min(max(leastRoom, total/10), mostRoom); total > 0 && free < need {
-		return problem("free space, or choose another disk", "%s: with less than %s no save is taken", saw, bytesize.Text(need))
+		return problem("free space, or choose another disk", "%s: saves need at least %s", saw, bytesize.Text(need))
 	}
 	return ok("%s", saw)
 }
@@ -200,13 +199,13 @@ func (p probes) room(context.Context) answer {
 func (p probes) inodes(context.Context) answer {
 	var st unix.Statfs_t
 	if err := unix.Statfs(p.dir, &st); err != nil {
-		return problem("see that the filesystem is mounted", "%v", err)
+		return problem("check that the filesystem is mounted", "%v", err)
 	}
 	switch {
 	case st.Files == 0:
-		return ok("made as they are needed")
+		return ok("allocated on demand")
 	case st.Ffree < 1000:
-		return problem("remove files, or choose another disk", "%d free of %d: there is no room for more files", st.Ffree, st.Files)
+		return problem("remove files, or choose another disk", "%d free of %d: no room for more files", st.Ffree, st.Files)
 	case st.Ffree < st.Files/20:
 		return warning("remove files", "%d free of %d", st.Ffree, st.Files)
 	}

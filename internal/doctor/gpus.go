@@ -21,7 +21,7 @@ func (e *examination) gpus(ctx context.Context) {
 	var inventory gpu.Inventory
 	select {
 	case inventory = <-looked:
-	default: // it was given up
+	default: // abandoned
 	}
 	if len(inventory.Devices) == 0 {
 		return
@@ -37,15 +37,15 @@ func driver(i gpu.Inventory, err error) (gpu.Inventory, answer) {
 	none := gpu.Inventory{}
 	switch {
 	case errors.Is(err, gpu.ErrNoDriver):
-		return none, notChecked("nothing on a machine without GPUs; with GPUs, see that nvidia-smi works here, and in a container that the NVIDIA runtime is on", "no NVIDIA driver found")
+		return none, notChecked("nothing on a machine without GPUs; with GPUs, check that nvidia-smi works here, and in a container that the NVIDIA runtime is on", "no NVIDIA driver found")
 	case errors.Is(err, gpu.ErrNotBuilt):
-		return none, notChecked("ask a trainer that was built on Linux with CGO_ENABLED=1", "this binary was built without cgo or not for Linux, so it cannot ask NVML")
+		return none, notChecked("run a trainer built on Linux with CGO_ENABLED=1", "this binary was built without cgo or not for Linux, so it cannot ask NVML")
 	case err != nil:
-		return none, problem("see whether nvidia-smi works, and the kernel's log (dmesg) for Xid", "%v", err)
+		return none, problem("check whether nvidia-smi works, and the kernel's log (dmesg) for Xid", "%v", err)
 	case len(i.Devices) == 0:
 		return i, warning("see nvidia-smi -L; in a container, give it devices", "driver %s, and no device", i.Driver)
 	case len(i.Unread) > 0:
-		return i, warning("see whether nvidia-smi reads it", "driver %s, CUDA up to %s, %d devices; not read: %s", i.Driver, i.CUDA, len(i.Devices), strings.Join(i.Unread, ", "))
+		return i, warning("check whether nvidia-smi reads it", "driver %s, CUDA up to %s, %d devices; not read: %s", i.Driver, i.CUDA, len(i.Devices), strings.Join(i.Unread, ", "))
 	}
 	return i, ok("driver %s, CUDA up to %s, %d devices", i.Driver, i.CUDA, len(i.Devices))
 }
@@ -68,7 +68,7 @@ func device(s gpu.Status) answer {
 	return a
 }
 
-// measures is what a device has told, and nothing else.
+// measures formats the values that a device reported.
 func measures(s gpu.Status) string {
 	parts := []string{strings.TrimSpace(s.Name + " " + s.UUID)}
 	say := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
@@ -93,13 +93,13 @@ func measures(s gpu.Status) string {
 	return strings.Join(parts, ", ")
 }
 
-// links is how many pairs of devices there are at each distance.
+// links counts the pairs of devices at each distance.
 func links(i gpu.Inventory) answer {
 	switch {
 	case len(i.Devices) == 1:
 		return ok("one device")
 	case len(i.Links) == 0:
-		return notChecked("", "the driver does not tell how the devices are linked")
+		return notChecked("", "the driver does not report how the devices are linked")
 	}
 	var order []gpu.Level
 	pairs := map[gpu.Level]int{}
@@ -127,10 +127,10 @@ func partitions(i gpu.Inventory) answer {
 		}
 	}
 	if len(empty) > 0 {
-		return warning("make instances with nvidia-smi mig, or turn MIG mode off", "MIG mode is on and there is no instance on %s: nothing can run there", strings.Join(empty, ", "))
+		return warning("make instances with nvidia-smi mig, or turn MIG mode off", "MIG mode is on, but %s has no instance: nothing can run there", strings.Join(empty, ", "))
 	}
 	if devices == 0 {
 		return ok("off")
 	}
-	return ok("on %d devices, %d instances: a process sees one of them, and they cannot be shared", devices, parts)
+	return ok("on %d devices, %d instances: a process sees one of them, and workers cannot share them", devices, parts)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 )
 
-// What jobs of ordinary size need; with less they may run all the same.
+// What jobs of ordinary size need. Smaller jobs run with less.
 const (
 	enoughFiles     = 4096
 	enoughProcesses = 2048
@@ -50,7 +50,7 @@ func limit(resource int, enough uint64, what, do string) answer {
 	return ok("%s: %d", what, r.Cur)
 }
 
-// locked is the limit of locked memory, which RDMA needs and CUDA does not.
+// locked checks the limit of locked memory, which RDMA needs and CUDA does not.
 func locked(rdma string) answer {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {
@@ -60,12 +60,12 @@ func locked(rdma string) answer {
 		return ok("locked memory: no limit")
 	}
 	if cards, err := os.ReadDir(rdma); err == nil && len(cards) > 0 {
-		return warning("raise it: ulimit -l unlimited, LimitMEMLOCK=infinity of the service, or docker run --ulimit memlock=-1", "locked memory: %s, and there are RDMA cards, for which NCCL locks more", bytesize.Text(r.Cur))
+		return warning("raise it: ulimit -l unlimited, LimitMEMLOCK=infinity of the service, or docker run --ulimit memlock=-1", "locked memory: %s, but NCCL locks more for RDMA cards", bytesize.Text(r.Cur))
 	}
 	return ok("locked memory: %s, without RDMA cards", bytesize.Text(r.Cur))
 }
 
-// groupMemory is what the control groups of this process leave of the memory.
+// groupMemory checks how much memory the control groups of this process allow.
 func groupMemory(groups, root string) answer {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
@@ -95,8 +95,9 @@ func groupPIDs(groups, root string) answer {
 	return ok("processes and threads of the control group: %d", bound)
 }
 
-// groupLimit is the lowest limit of the control groups of this process and of
-// those above them, in version 2 or 1; the largest number when there is none.
+// groupLimit returns the lowest limit of the control groups of this process and
+// of their parents, in version 2 or 1. It returns the largest number if there is
+// none.
 func groupLimit(groups, root, controller, file, fileOfV1 string) (uint64, error) {
 	lowest := uint64(math.MaxUint64)
 	lines, err := os.ReadFile(groups)
@@ -120,7 +121,8 @@ func groupLimit(groups, root, controller, file, fileOfV1 string) (uint64, error)
 		}
 		for path := part[2]; ; path = filepath.Dir(path) {
 			text, err := os.ReadFile(filepath.Join(dir, path, name))
-			// A group without the file, or with "max" in it, has no limit of its own.
+			// A group without the file, or with "max" in it, has no limit of its
+			// own.
 			if n, perr := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil && perr == nil {
 				lowest = min(lowest, n)
 			}
@@ -132,11 +134,11 @@ func groupLimit(groups, root, controller, file, fileOfV1 string) (uint64, error)
 	return lowest, nil
 }
 
-// stacks is whether the Python stacks of a worker that hangs can be read.
+// stacks checks whether the Python stacks of a hanging worker can be read.
 func stacks(scopeFile string, uid int) answer {
 	tool, err := exec.LookPath("py-spy")
 	if err != nil {
-		return warning("pip install py-spy, where workers are Python", "no py-spy: of a worker that hangs, the Python stack is not known")
+		return warning("pip install py-spy, where workers are Python", "no py-spy: the Python stack of a hanging worker cannot be read")
 	}
 	text, err := os.ReadFile(scopeFile)
 	scope := strings.TrimSpace(string(text))
@@ -144,7 +146,7 @@ func stacks(scopeFile string, uid int) answer {
 	case errors.Is(err, fs.ErrNotExist):
 		return ok("%s, and ptrace is not restricted", tool)
 	case err != nil:
-		return notChecked("", "%s, but whether it may trace is not known: %v", tool, err)
+		return notChecked("", "%s, but it is unknown whether it may trace: %v", tool, err)
 	case scope != "0" && uid != 0, scope == "3":
 		return warning("sysctl kernel.yama.ptrace_scope=0, or the capability SYS_PTRACE", "%s, but kernel.yama.ptrace_scope is %s: it may not look at the workers", tool, scope)
 	}

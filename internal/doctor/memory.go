@@ -27,18 +27,18 @@ func sharedRoom(dir string) answer {
 	saw := fmt.Sprintf("%s: %s free of %s", dir, bytesize.Text(free), bytesize.Text(total))
 	switch {
 	case st.Type != unix.TMPFS_MAGIC && st.Type != unix.RAMFS_MAGIC:
-		return warning("mount a tmpfs at /dev/shm", "%s, which is no memory: saves are staged on a disk", saw)
+		return warning("mount a tmpfs at /dev/shm", "%s, which is not memory: saves are staged on a disk", saw)
 	case free < enoughShared:
-		return warning(moreShared, "%s: saves of more than a part of that cannot be staged", saw)
+		return warning(moreShared, "%s: larger saves cannot be staged", saw)
 	}
 	return ok("%s", saw)
 }
 
-// sharedMap makes, maps and touches a file as staging slots are.
+// sharedMap creates, maps and touches a file as staging slots do.
 func sharedMap(dir string) answer {
 	f, err := os.CreateTemp(dir, probeName)
 	if err != nil {
-		return problem("see who may write there", "make a file: %v", err)
+		return problem("check who may write there", "create a file: %v", err)
 	}
 	const bytes = 1 << 20
 	err = errors.Join(os.Remove(f.Name()), f.Truncate(bytes))
@@ -48,11 +48,11 @@ func sharedMap(dir string) answer {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return problem(moreShared, "map a file of %s: %v", dir, err)
 	}
-	return ok("a file of %s is mapped, written and read", dir)
+	return ok("a file of %s can be mapped, written and read", dir)
 }
 
 func mapped(f *os.File, bytes int) error {
-	// Room first: a page that has none would end this process.
+	// Allocate first: touching a page without space would end this process.
 	if err := unix.Fallocate(int(f.Fd()), 0, 0, int64(bytes)); err != nil {
 		return fmt.Errorf("reserve: %w", err)
 	}
@@ -64,7 +64,7 @@ func mapped(f *os.File, bytes int) error {
 	var last [1]byte
 	_, err = f.ReadAt(last[:], int64(bytes)-1)
 	if err == nil && last[0] != 7 {
-		err = errors.New("what was written to the mapping is not in the file")
+		err = errors.New("data written to the mapping is not in the file")
 	}
 	return errors.Join(err, unix.Munmap(m))
 }

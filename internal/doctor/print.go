@@ -10,7 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/terminal"
 )
 
-// marks are what a table shows for a status, with and without colour.
+// marks are the table's marks for a status, with and without colour.
 var marks = map[Status]struct{ plain, symbol, colour string }{
 	OK:         {"OK", "✓", "\x1b[32m"},
 	Warning:    {"WARN", "!", "\x1b[33m"},
@@ -18,14 +18,15 @@ var marks = map[Status]struct{ plain, symbol, colour string }{
 	NotChecked: {"-", "-", "\x1b[02m"},
 }
 
-// Table writes the report for people: in plain ASCII marks, or with symbols in
-// colour. What to do follows the check that asks for it.
+// Table writes the report for people: with plain ASCII marks, or with symbols in
+// colour. The next step follows its check.
 func (r Report) Table(w io.Writer, colour bool) error {
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, c := range r.Checks {
 		mark := marks[c.Status].plain
 		if colour {
-			// Of equal width in every line, which is all that the writer counts.
+			// All marks have the same width in bytes: the writer counts only
+			// those.
 			mark = marks[c.Status].colour + marks[c.Status].symbol + "\x1b[0m"
 		}
 		if _, err := fmt.Fprintf(table, "%s\t%s\t%s\n", mark, c.ID, oneLine(c.Saw)); err != nil {
@@ -44,7 +45,7 @@ func (r Report) Table(w io.Writer, colour bool) error {
 	return err
 }
 
-// blank takes as many bytes as the mark of a status in colour, and shows none.
+// blank returns an invisible text with as many bytes as a coloured mark.
 func blank(colour bool, s Status) string {
 	if !colour {
 		return ""
@@ -69,10 +70,10 @@ func (r Report) JSON(w io.Writer) error {
 	return enc.Encode(r)
 }
 
-// Err is nil when jobs can be run on this machine.
+// Err is nil if jobs can run on this machine.
 func (r Report) Err() error {
 	if r.Problems == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: %d of %d checks: see what to do beside each", ErrFound, r.Problems, len(r.Checks))
+	return fmt.Errorf("%w: %d of %d checks; the report lists the next step of each", ErrFound, r.Problems, len(r.Checks))
 }

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// longestRuntime is how long the path of a store's runtime directory may be,
-// so that those of the sockets in it are none too long for the system.
+// longestRuntime is the longest path of a store's runtime directory: with it, the
+// socket paths below it fit the system's limit.
 const longestRuntime = 67
 
 func (e *examination) sockets(ctx context.Context) {
@@ -23,20 +23,20 @@ func loopback(ctx context.Context) answer {
 	var listen net.ListenConfig
 	l, err := listen.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
-		return problem("bring up the interface lo, and see what keeps this user from it", "listen on 127.0.0.1: %v", err)
+		return problem("bring up the interface lo, and check what keeps this user from it", "listen on 127.0.0.1: %v", err)
 	}
 	defer func() { _ = l.Close() }()
 	var dial net.Dialer
 	c, err := dial.DialContext(ctx, "tcp", l.Addr().String())
 	if err != nil {
-		return problem("see the firewall of this machine", "connect to 127.0.0.1: %v", err)
+		return problem("check the firewall of this machine", "connect to 127.0.0.1: %v", err)
 	}
 	_ = c.Close()
-	return ok("a port of 127.0.0.1 can be listened on and reached")
+	return ok("listening on 127.0.0.1 and connecting works")
 }
 
-// unixSocket tries a socket where those of a store will be, and counts the
-// bytes that their paths will have.
+// unixSocket tries a socket where a store's sockets will be, and checks the
+// length of their paths.
 func unixSocket(ctx context.Context, runtime, temporary string) answer {
 	const do = "set XDG_RUNTIME_DIR to a short directory of this user's own, such as /run/user/$UID"
 	name := "ckptstore-" + strings.Repeat("x", 12)
@@ -53,7 +53,7 @@ func unixSocket(ctx context.Context, runtime, temporary string) answer {
 	}
 	dir, err := os.MkdirTemp(at, probeName)
 	if err != nil {
-		return problem(do, "make a directory for sockets: %v", err)
+		return problem(do, "create a directory for sockets: %v", err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	var listen net.ListenConfig

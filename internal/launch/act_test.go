@@ -16,10 +16,11 @@ import (
 // asCommand makes the test binary a worker: "as NAME ARG...".
 const asCommand = "as"
 
-// roles are what the test binary can be, by name. A test declares its own.
+// roles are the programs that the test binary can be, by name. Each test declares
+// its own.
 var roles = map[string]func(ctx context.Context, args []string) error{}
 
-// role declares one and returns the command that starts it.
+// role declares a program and returns the command that starts it.
 func role(name string, play func(ctx context.Context, args []string) error) []string {
 	roles[name] = play
 	return []string{"/proc/self/exe", asCommand, name}
@@ -47,13 +48,13 @@ func act(name string, args []string) error {
 	return play(ctx, args)
 }
 
-// say prints a line for the test.
-func say(format string, args ...any) { fmt.Printf(format+"\n", args...) }
+// emit prints a line for the test.
+func emit(format string, args ...any) { fmt.Printf(format+"\n", args...) }
 
 // untilTerm blocks until the trainer ends the worker.
 func untilTerm(ctx context.Context) error { return terms()(ctx) }
 
-// terms catches SIGTERM from now on; the result waits for it.
+// terms catches SIGTERM from now on; calling the result waits for it.
 func terms() func(context.Context) error {
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, syscall.SIGTERM)
@@ -77,8 +78,8 @@ func meet(ctx context.Context, c *client.Client) error {
 // divide it.
 const rows, columns = 6, 5
 
-// state is what one of world ranks has at a step: a sharded tensor, a
-// replicated one, a value of all and one of its own.
+// state is the state of one of world ranks at a step: a sharded tensor, a
+// replicated tensor, a value shared by all and a value of its own.
 func state(step int64, rank, world int) client.State {
 	share := int64(rows / world)
 	box := tensor.Box{Offsets: []int64{int64(rank) * share, 0}, Sizes: []int64{share, columns}}
@@ -98,7 +99,7 @@ func state(step int64, rank, world int) client.State {
 	}
 }
 
-// overwrite makes state what no checkpoint may hold.
+// overwrite makes state differ from every checkpoint.
 func overwrite(s client.State) {
 	for _, t := range s.Tensors {
 		for i := range t.Data {
@@ -112,7 +113,7 @@ func overwrite(s client.State) {
 	}
 }
 
-// same compares what was loaded with what was saved.
+// same compares loaded state with saved state.
 func same(got, want client.State) error {
 	var errs []error
 	for i, t := range want.Tensors {
@@ -156,6 +157,6 @@ func refused(err error, status int) error {
 	if !errors.As(err, &e) || e.Status != status {
 		return fmt.Errorf("error %w, want status %d", err, status)
 	}
-	say("refused %s", e.Message)
+	emit("refused %s", e.Message)
 	return nil
 }

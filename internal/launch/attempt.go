@@ -10,10 +10,10 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// attempt runs the worker group once. It returns nil when all workers ended
-// well, a cause when the group failed and may be started again, and an error
-// when the job cannot go on. On return no process of the job is left and no
-// save is open, unless the error says so, and the log has the attempt's end.
+// attempt runs the worker group once. It returns nil if all workers ended well, a
+// cause if the group failed and may restart, and an error if the job cannot
+// continue. When it returns, the log has the attempt's end. No process of the job
+// is left and no save is open, unless the error reports it.
 func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*FailedError, error) {
 	if err := j.devices.admit(ctx, n); err != nil {
 		return nil, err
@@ -37,11 +37,11 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 	return cause, nil
 }
 
-// live is an attempt from its group.started, which has the sequence from, to
-// the end of its last process and save.
+// live runs an attempt from its group.started, at sequence from, to the end of
+// its last process and save.
 func (j *job) live(ctx context.Context, n, restart int, resume string, from uint64) (cause *FailedError, err error) {
-	// What must still be said and finished is not cut short by ctx: it ends
-	// the processes, and each later step has its own deadline.
+	// ctx must not cut off the last appends and saves: it ends only the
+	// processes, and each later step has its own deadline.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	w := &watch{job: j, stop: &stopState{orders: j.orders}}
@@ -83,10 +83,10 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	return cause, errors.Join(err, saves)
 }
 
-// excuse makes an infrastructure failure of an error by which the log refused
-// what an attempt had to say, so that the next one may go on from the last
-// checkpoint. All saves of the attempt have ended then. Other errors, and one of
-// a job that has to end, come back.
+// excuse converts an error by which the log refused an attempt's events to an
+// infrastructure failure, so that the next attempt can continue from the last
+// checkpoint. All saves of the attempt have then ended. It returns other errors
+// unchanged, and all errors of a job that must end.
 func (j *job) excuse(ctx context.Context, n int, cause *FailedError, err error, from uint64) (*FailedError, error) {
 	if !errors.As(err, new(*session.RefusedError)) || ctx.Err() != nil {
 		return cause, err
@@ -96,12 +96,12 @@ func (j *job) excuse(ctx context.Context, n int, cause *FailedError, err error, 
 			return cause, err
 		}
 	}
-	j.log.Error("attempt failed because of the log", "attempt", n, "error", err)
+	j.log.Error("attempt failed: log refused an event", "attempt", n, "error", err)
 	if ended := j.TakeOver(context.WithoutCancel(ctx), n, from); ended != nil {
 		return cause, errors.Join(err, ended)
 	}
 	if cause == nil || cause.Rank < 0 {
-		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: session.Beginning("the log refuses what the trainer has to say: "+err.Error(), session.MaxMessage)}
+		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: session.Beginning("the log refuses the trainer's events: "+err.Error(), session.MaxMessage)}
 	}
 	return cause, nil
 }
@@ -118,16 +118,15 @@ func (j *job) broken(ctx context.Context, n int, cause *FailedError, err error) 
 		words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
 		defer cancel()
 		stopped := &events.GroupStopped{Attempt: n, Reason: session.Beginning(err.Error(), session.MaxMessage)}
-		if serr := j.Append(words, stopped); !errors.Is(err, syscall.ENOSPC) { // which refuses this too
+		if serr := j.Append(words, stopped); !errors.Is(err, syscall.ENOSPC) { // a full disk refuses this too
 			err = errors.Join(err, serr)
 		}
 	}
 	return j.undecided(ctx, n, cause, err)
 }
 
-// undecided says how the trial stands after attempt n, when err ends the job
-// before it could be restarted or completed: paused when that was not the
-// training's fault.
+// undecided records how the trial stands after attempt n, when err ends the job
+// before it could restart or complete: paused if the training did not cause err.
 func (j *job) undecided(ctx context.Context, n int, cause *FailedError, err error) error {
 	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
 	defer cancel()
@@ -142,7 +141,7 @@ func (j *job) undecided(ctx context.Context, n int, cause *FailedError, err erro
 	return errors.Join(err, derr)
 }
 
-// paused says that the trial stands after an attempt, to be continued.
+// paused records that the trial can be continued after an attempt.
 func (j *job) paused(ctx context.Context, n int, reason string) error {
 	return j.Decide(ctx, &events.TrialPaused{Attempt: n, Reason: reason})
 }
@@ -157,5 +156,5 @@ func (j *job) groupStarted(n int, resume string) *events.GroupStarted {
 	return g
 }
 
-// errLeft says that processes of the attempt are alive at its end.
+// errLeft is returned if processes of the attempt are alive at its end.
 var errLeft = errors.New("processes of the job are left")

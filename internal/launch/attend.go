@@ -11,28 +11,28 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// SessionBackend is recorded instead of a backend in attempts of [Attend].
+// SessionBackend is the backend recorded for attempts of [Attend].
 const SessionBackend = "session"
 
-// AttendConfig says which processes a job attends: each rank of the group is a
-// member.
+// AttendConfig configures [Attend]: each rank of the group is a member, an
+// existing process.
 type AttendConfig struct {
 	session.Config
 	Command []string // of the members, for the log
-	Resume  string   // as that of a [Config]
+	Resume  string   // as in [Config]
 	// PIDs are the processes of the members, by rank, for messages.
 	PIDs []int
-	// Serve is told, once, where each rank is served. It must not block.
+	// Serve is called once with the sockets of the ranks. It must not block.
 	Serve func(Serving)
-	// Leave is told, once, of each rank that has said that it takes no part any
-	// more, before the rank is answered. It must not block.
+	// Leave is called once for each rank that leaves the session, before the
+	// rank's request is answered. It must not block.
 	Leave func(rank int)
-	// Ends tells of each member, once, that it takes no part any more. The
-	// session is over with the last of them.
+	// Ends delivers the end of each member once. The session is over with the
+	// last end.
 	Ends <-chan MemberEnd
 }
 
-// Serving is a session that has begun.
+// Serving describes a session that has begun.
 type Serving struct {
 	Attempt int
 	Resume  string   // full ID of the checkpoint to resume from, or empty
@@ -40,22 +40,22 @@ type Serving struct {
 	Tokens  []string // by rank
 }
 
-// MemberEnd says that a member takes no part any more.
+// MemberEnd is a member's end.
 type MemberEnd struct {
 	Rank int
-	Left bool // it has said so; otherwise its process has ended without a word
+	Left bool // it left the session; otherwise its process ended without leaving
 }
 
-// members are the processes of [Attend].
+// members holds the processes of [Attend].
 type members struct{ cfg AttendConfig }
 
-// Attend runs a job with one attempt, for processes that it has not started:
-// it serves them as [Run] serves its workers, and does nothing to them.
-// The caller holds the run's lease, and watches the processes. Attend returns when
-// all members have ended, or with ctx; what is staged by then is finished. The
-// trial is paused then, to be continued, unless all ranks reported that they are
-// done. The error says what the members have lost, or that one of them ended
-// without a word.
+// Attend runs a job with one attempt, for processes that it has not started. It
+// serves them as [Run] serves its workers, but never signals them. The caller
+// holds the run's lease, and watches the processes.
+//
+// Attend returns when all members have ended, or ctx has. It then finishes staged
+// saves and pauses the trial, unless all ranks reported that they are done. Its
+// error reports what the members lost, or that a member ended without leaving.
 func Attend(ctx context.Context, cfg AttendConfig, store session.Store) (err error) {
 	full := Config{Config: cfg.Config, Command: cfg.Command, Resume: cfg.Resume, Backend: SessionBackend}.withDefaults()
 	if n := len(full.Local()); n < 1 || len(cfg.PIDs) != n {
@@ -77,7 +77,7 @@ func (j *job) attend(ctx context.Context) error {
 		return err
 	}
 	n := trial.Attempt + 1
-	j.log.Info("session starts", "run", j.cfg.Run, "attempt", n, "world_size", j.cfg.World(), "processes", j.members.cfg.PIDs, "resume", cmp.Or(resume, "nothing: a fresh start"))
+	j.log.Info("session started", "run", j.cfg.Run, "attempt", n, "world_size", j.cfg.World(), "processes", j.members.cfg.PIDs, "resume", cmp.Or(resume, "nothing: a fresh start"))
 	cause, err := j.attempt(ctx, n, 0, resume)
 	if err != nil {
 		return err
@@ -102,9 +102,9 @@ func (j *job) attend(ctx context.Context) error {
 	return errors.Join(err, unknown, j.paused(after, n, session.Beginning(why, session.MaxMessage)))
 }
 
-// serveMembers is [watch.run] for processes that are not ours: it waits until all of
-// them have ended, and does nothing to any. When it returns, those that live are
-// refused all but the news of what they have saved, until closeServers.
+// serveMembers is [watch.run] for processes that the trainer did not start: it
+// waits until all have ended, and signals none. After it returns, live members
+// can only ask about their saves, until closeServers.
 func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err error) {
 	w.reported = make(chan error, 1)
 	defer func() {
@@ -113,7 +113,7 @@ func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err
 			why = cause.Cause
 		}
 		w.group.Refuse(why)
-		for _, rank := range w.cfg.Local() { // what those that live have sealed
+		for _, rank := range w.cfg.Local() { // sealed by live members
 			w.group.Flush(work, rank)
 		}
 	}()
@@ -134,12 +134,12 @@ func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err
 	return w.follow(ctx, work)
 }
 
-// follow takes the members' ends until there are none left.
+// follow receives the members' ends until none is left.
 func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error) {
 	say := func(body events.Body) {
 		serr := w.Append(work, body)
 		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
-			return // said once, not by each rank
+			return // reported once, not by each rank
 		}
 		err = errors.Join(err, serr)
 	}
@@ -153,7 +153,7 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 		select {
 		case e := <-w.job.members.cfg.Ends:
 			alive--
-			for len(w.hello) > 0 { // what it said came before its end
+			for len(w.hello) > 0 { // its messages came before its end
 				greet(<-w.hello)
 			}
 			why := fmt.Sprintf("rank %d (process %d) has left", e.Rank, w.job.members.cfg.PIDs[e.Rank])
@@ -172,11 +172,11 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 		case rerr := <-w.reported:
 			w.reported = nil
 			if rerr != nil {
-				w.log.Warn("no report of this session is taken any more", "error", rerr)
+				w.log.Warn("reports are no longer accepted in this session", "error", rerr)
 			}
 		case serr := <-w.saving:
 			w.savingEnded, w.saving = true, nil
-			return &FailedError{Rank: -1, Cause: "no saves can be taken any more"}, errors.Join(err, serr)
+			return &FailedError{Rank: -1, Cause: "saves are no longer possible"}, errors.Join(err, serr)
 		case <-ctx.Done():
 			return &FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}, err
 		}

@@ -14,32 +14,31 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 )
 
-// BackendConfig says more of the communication backend, and which devices the
-// workers are given.
+// BackendConfig configures the communication backend and the workers' devices.
 type BackendConfig struct {
 	Backends *backend.Registry // default: the built-in ones
 	// InitHook runs for each group before devices are shared and OnStart is called.
 	InitHook    func(context.Context, *backend.Group) error
 	HookTimeout time.Duration // of each hook; default 1 min
 
-	// Devices are the GPUs that the job may use, and GPUsPerWorker is how many of
-	// them each worker is given for itself. With 0 no worker is given any, and
-	// their environment says of GPUs what the trainer's does.
+	// Devices are the GPUs that the job may use; each worker gets GPUsPerWorker
+	// of them for itself. With 0, no worker is assigned a device, and the workers
+	// inherit the trainer's GPU environment.
 	Devices       []gpu.Device
 	GPUsPerWorker int
-	// ShareDevices says whether workers see each other's devices; nil leaves it
-	// to the backend.
+	// ShareDevices is whether workers see each other's devices; nil leaves the
+	// choice to the backend.
 	ShareDevices *bool
 }
 
-// hooks are the backend of a job and what its workers are given.
+// hooks holds a job's backend and the devices assigned to its workers.
 type hooks struct {
 	exec  *backend.Executor
 	node  string     // name of this machine
 	given [][]string // devices by local rank
 }
 
-// newHooks looks up the backend and assigns the devices, which cfg then lists.
+// newHooks looks up the backend and assigns the devices, which it adds to cfg.
 func newHooks(cfg *Config) (*hooks, error) {
 	registry := cfg.Backends
 	if registry == nil {
@@ -74,13 +73,13 @@ func newHooks(cfg *Config) (*hooks, error) {
 	}
 	if share {
 		if _, err := gpu.ShareVisible(h.workers(h.given)); err != nil {
-			return nil, fmt.Errorf("%w: %w: give --share-devices=false, and then each worker's device is its number 0", ErrConfig, err)
+			return nil, fmt.Errorf("%w: %w; give --share-devices=false, and each worker's device becomes number 0", ErrConfig, err)
 		}
 	}
 	return h, nil
 }
 
-// workers are those of this node with what they are given.
+// workers lists this node's workers with their assigned devices.
 func (h *hooks) workers(given [][]string) (workers []gpu.Worker) {
 	for _, ids := range given {
 		workers = append(workers, gpu.Worker{Node: h.node, Devices: ids})
@@ -88,7 +87,7 @@ func (h *hooks) workers(given [][]string) (workers []gpu.Worker) {
 	return workers
 }
 
-// place completes what the log is told of a rank.
+// place completes the placement of a rank for the log.
 func (h *hooks) place(p events.RankPlacement) events.RankPlacement {
 	if h != nil {
 		p.Devices = h.given[p.LocalRank]
@@ -96,23 +95,23 @@ func (h *hooks) place(p events.RankPlacement) events.RankPlacement {
 	return p
 }
 
-// backendHooks is a backend's part in one attempt; nil when there is none.
+// backendHooks is a backend's part in one attempt; nil if there is no backend.
 type backendHooks struct {
 	exec    *backend.Executor
 	members *backend.Group
-	ctx     context.Context // of the hooks of the start: ends when a worker dies
+	ctx     context.Context // of the start hooks: ends when a worker dies
 	end     context.CancelCauseFunc
 	begun   chan struct{} // closed when training has started; nil: hellos are not held
 }
 
-// hookError is a failure of the group before its processes were started.
+// hookError is a failure of the group before its processes start.
 type hookError struct{ error }
 
 // Unwrap returns the hook's error.
 func (e hookError) Unwrap() error { return e.error }
 
-// enlist makes the workers known to the backend: what it sets in their
-// environment has to be there before their processes are.
+// enlist registers the workers with the backend, before their processes start:
+// the backend may set their environment.
 func (w *watch) enlist(ctx context.Context) error {
 	if w.hooks == nil {
 		return nil
@@ -136,7 +135,7 @@ func (w *watch) enlist(ctx context.Context) error {
 	return nil
 }
 
-// env is what the backend has set in a rank's environment.
+// env returns the variables that the backend has set for a rank.
 func (e *backendHooks) env(rank int) map[string]string {
 	if e == nil {
 		return nil
@@ -144,16 +143,16 @@ func (e *backendHooks) env(rank int) map[string]string {
 	return e.members.Workers[rank].Env
 }
 
-// died ends the hooks of the start when a worker has failed.
+// died ends the start hooks when a worker has failed.
 func (e *backendHooks) died(x process.Exit) {
 	if e != nil && x.Failed() {
 		e.end(errors.New(x.String()))
 	}
 }
 
-// trains says that all workers have said hello. It reports whether training
-// has started: it has not when a worker died meanwhile, of which the news is
-// on its way.
+// trains is called when all workers have sent hello. It returns true if training
+// has started. It returns false if a worker died meanwhile; the worker's end is
+// then about to be reported.
 func (e *backendHooks) trains() (bool, error) {
 	if e == nil {
 		return true, nil
@@ -175,7 +174,8 @@ func (e *backendHooks) failed() {
 	}
 }
 
-// observe tells a backend that wants to know it why its group has failed.
+// observe passes the cause of a group's failure to a backend that observes
+// failures.
 func (e *backendHooks) observe(work context.Context, cause *FailedError, limit time.Duration) {
 	if e == nil || cause == nil {
 		return
@@ -195,7 +195,7 @@ func (e *backendHooks) shutDown(work context.Context, limit time.Duration) {
 	e.exec.Shutdown(ctx)
 }
 
-// over ends whatever is left.
+// over ends the backend's remaining part.
 func (e *backendHooks) over() {
 	if e != nil {
 		e.exec.End()
@@ -203,7 +203,8 @@ func (e *backendHooks) over() {
 	}
 }
 
-// Begun implements [session.Hooks]: it holds hellos back if the backend wants that.
+// Begun implements [session.Hooks]: it holds hellos back if the backend requires
+// that.
 func (w *watch) Begun() <-chan struct{} {
 	if w.backendHooks == nil {
 		return nil

@@ -16,8 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// Workers see the devices that they are given, or those of all, and the log
-// has what each was given. What nobody has assigned is left as it is.
+// Workers see their own devices, or those of all, and the log records each
+// assignment. Unassigned devices leave the environment unchanged.
 func TestDevices(t *testing.T) {
 	t.Setenv("CUDA_VISIBLE_DEVICES", "outer")
 	yes, no := true, false
@@ -87,12 +87,12 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// A job whose backend or devices are not there begins no attempt,
-// nor does one whose workers would have to share instances.
+// A job whose backend or devices do not exist begins no attempt, nor does a job
+// whose workers would have to share instances.
 func TestBadBackend(t *testing.T) {
 	t.Parallel()
 	for says, change := range map[string]func(*launch.Config){
-		`--backend: no backend "mpi" is registered: choose one of none, process_group, tensorpipe, torch`: func(c *launch.Config) { c.Backend = "mpi" },
+		`--backend: no backend "mpi" is registered; choose one of none, process_group, tensorpipe, torch`: func(c *launch.Config) { c.Backend = "mpi" },
 		"--gpus-per-worker: assign 1 GPUs to each of 1 workers: 0 are visible here":                       func(c *launch.Config) { c.GPUsPerWorker = 1 },
 		"do not share devices here: give --share-devices=false": func(c *launch.Config) {
 			c.Nodes, c.Backend, c.GPUsPerWorker = session.OneNode(2), backend.Torch, 1
@@ -105,12 +105,12 @@ func TestBadBackend(t *testing.T) {
 			t.Errorf("error %v, want %q", err, says)
 		}
 	}
-	if started := said[events.GroupStarted](t, runOf(t)); len(started) > 0 {
+	if started := bodiesOf[events.GroupStarted](t, runOf(t)); len(started) > 0 {
 		t.Errorf("%d attempts were begun", len(started))
 	}
 }
 
-// A hook that panics fails its group, and the job goes on with the next one.
+// A hook that panics fails its group, and the job continues with the next group.
 func TestHookPanicFailsTheGroup(t *testing.T) {
 	t.Parallel()
 	for says, hook := range map[string]string{"init hook": "init", "OnStart": "start", "OnTrainingStart": "training"} {
@@ -129,14 +129,14 @@ func TestHookPanicFailsTheGroup(t *testing.T) {
 			h.holds = true
 			j.must()
 			wantText(t, j.log, "restarting the group", says+" panicked: no mesh today", "backends_test.go")
-			if n := len(said[events.GroupStarted](t, runOf(t))); n != 2 {
+			if n := len(bodiesOf[events.GroupStarted](t, runOf(t))); n != 2 {
 				t.Errorf("%d attempts, want 2", n)
 			}
 		})
 	}
 }
 
-// What torchrun's flags say is in the workers' environment.
+// The workers' environment follows torchrun's flags.
 func TestTorchConfig(t *testing.T) {
 	t.Setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -164,8 +164,8 @@ func TestTorchConfig(t *testing.T) {
 	}
 }
 
-// The devices that workers are given are those whose health is asked for, in
-// parts where they are parts.
+// The health of the workers' devices is checked, instance by instance where they
+// are instances.
 func TestAssignedDevicesAreWatched(t *testing.T) {
 	t.Parallel()
 	d := newDevices()

@@ -52,15 +52,14 @@ var freezes = workerRole("saves what does not change", func(ctx context.Context,
 	return nil
 })
 
-// What does not change is written by the first save alone, of an attempt and
-// of the one that is resumed from it; each checkpoint is whole without the
-// others.
+// Unchanged data is written only by the first save, of an attempt and of the
+// attempt that resumes from it. Each checkpoint is complete without the others.
 func TestUnchangedIsWrittenOnce(t *testing.T) {
 	t.Parallel()
 	newJob(t, 1, freezes...).must()
 	newJob(t, 1, freezes...).must()
 	wantEnded(t, []string{"step-1.a1", "step-2.a1", "step-3.a2", "step-4.a2"}, nil)
-	for i, w := range said[events.WriteCompleted](t, runOf(t)) {
+	for i, w := range bodiesOf[events.WriteCompleted](t, runOf(t)) {
 		want := int64(frozenBytes)
 		if i == 0 {
 			want = 0

@@ -10,12 +10,12 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// failure is the bad end of one rank's process.
+// failure is the failed end of one rank's process.
 type failure struct {
 	process.Exit
 	told   told
-	at     int64 // when the process had ended, in unix seconds
-	victim bool  // it ended without a word after another's failure had ended the group
+	at     int64 // when the process ended, in unix seconds
+	victim bool  // it ended without an error report after another failure had ended the group
 }
 
 func (f failure) String() string {
@@ -25,17 +25,16 @@ func (f failure) String() string {
 	return f.Exit.String() + ": " + f.told.message
 }
 
-// handoffEnd is the end of a hand-off for which no exit of a worker is to blame.
-// Workers whose reports are not taken end too, and the news of that may come
-// first.
+// handoffEnd tracks why a hand-off ended if no worker's exit is to blame. Workers
+// whose reports are rejected end too, and the trainer may see their exits first.
 type handoffEnd struct {
 	failed *FailedError
 	ended  []int        // ranks whose end is the reason, if they ended well
-	well   map[int]bool // ranks that ended so before any failed
-	worse  bool         // one has failed
+	well   map[int]bool // ranks that ended well before any failed
+	worse  bool         // a rank has failed
 }
 
-// exited takes note of an exit, in their order.
+// exited records exits, in order.
 func (h *handoffEnd) exited(e process.Exit) {
 	if h.worse = h.worse || e.Failed(); h.worse {
 		return
@@ -46,7 +45,7 @@ func (h *handoffEnd) exited(e process.Exit) {
 	h.well[e.Rank] = true
 }
 
-// from converts the error of a hand-off to the failure that it is.
+// from converts a hand-off error to a FailedError.
 func (h *handoffEnd) from(err error) *FailedError {
 	why := &FailedError{Rank: -1, Cause: err.Error()}
 	if errors.As(err, new(*session.RefusedError)) {
@@ -59,7 +58,8 @@ func (h *handoffEnd) from(err error) *FailedError {
 	return why
 }
 
-// or is the cause of an attempt's end, when another may have been seen first.
+// or returns the cause of an attempt's end, given a cause that may have been seen
+// first.
 func (h *handoffEnd) or(cause *FailedError) *FailedError {
 	if h.failed == nil || slices.ContainsFunc(h.ended, func(rank int) bool { return !h.well[rank] }) {
 		return cause
@@ -67,8 +67,8 @@ func (h *handoffEnd) or(cause *FailedError) *FailedError {
 	return h.failed
 }
 
-// rootCause is the failure that came first by what the workers tell, in whole
-// seconds, or else by the order of their ends; victims come last.
+// rootCause returns the earliest failure, by the workers' timestamps in whole
+// seconds, else by the order of their ends. Victims come last.
 func rootCause(failures []failure) failure {
 	when := func(f failure) int64 {
 		if f.told.at > 0 {
@@ -88,9 +88,9 @@ func rootCause(failures []failure) failure {
 	return order[0]
 }
 
-// caused puts the cause of ctx's end in front of an error that follows from
-// it, such as that of a log that does not answer while the job is ending. A
-// used up budget is a cause of its own.
+// caused puts the cause of ctx's end in front of an error that follows from it,
+// such as a log that does not answer while the job ends. An exhausted budget is a
+// cause of its own.
 func caused(ctx context.Context, err error) error {
 	cause := context.Cause(ctx)
 	if err == nil || cause == nil || errors.Is(err, cause) || errors.As(err, new(*FailedError)) {

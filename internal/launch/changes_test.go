@@ -19,20 +19,20 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// changes are what may become of a state between two saves. All keep the FQNs
-// and the number of bytes that they can, so that an old plan seems to fit.
+// changes are ways in which a state may change between two saves. All keep as
+// many FQNs and bytes as possible, so that an old plan seems to fit.
 var changes = []func(s *client.State, rank int){
 	func(*client.State, int) {},
 	reshaped,
 	func(s *client.State, _ int) { s.Tensors[1].DType = tensor.Int8 },
-	func(s *client.State, rank int) { // the ranks change places
+	func(s *client.State, rank int) { // the ranks swap places
 		s.Tensors[0].Box.Offsets[0] = int64(1-rank) * rows / 2
 	},
-	func(s *client.State, _ int) { // a key more
+	func(s *client.State, _ int) { // one key more
 		s.Tensors = append(s.Tensors, s.Tensors[1])
 		s.Tensors[2].FQN = "bias.ema"
 	},
-	func(s *client.State, rank int) { // a key less, on one rank
+	func(s *client.State, rank int) { // one key less, on one rank
 		if rank == 1 {
 			s.Tensors = s.Tensors[:1]
 		}
@@ -40,7 +40,7 @@ var changes = []func(s *client.State, rank int){
 	func(s *client.State, _ int) { slices.Reverse(s.Tensors) },
 	func(s *client.State, _ int) { s.Values[1].PerRank = false },
 	func(s *client.State, _ int) { s.Tensors[1].FQN = "scale" },
-	// And to and fro, by plans that are known from then on.
+	// Back and forth, by plans that are known from then on.
 	func(*client.State, int) {}, reshaped, func(*client.State, int) {}, reshaped, func(*client.State, int) {},
 }
 
@@ -62,7 +62,7 @@ var changesState = workerRole("changes its state", func(ctx context.Context, c *
 			return fmt.Errorf("step %d: %w", step, err)
 		}
 	}
-	// One rank goes by a plan that is known; the other's does not fit to it.
+	// One rank uses a known plan; the other's does not fit it.
 	mine := state(99, c.Rank, 2)
 	if c.Rank == 1 {
 		mine.Tensors[0].Box.Offsets[0]--
@@ -87,9 +87,8 @@ var changesState = workerRole("changes its state", func(ctx context.Context, c *
 	return nil
 })
 
-// A state whose structure has changed since the last save is never written by
-// the plan of that: it is planned anew, or, when the ranks do not agree, not
-// saved.
+// A state whose structure has changed since the last save is never written by the
+// old plan: it is planned again, or, if the ranks do not agree, not saved.
 func TestStructureChanges(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, changesState...).loses("step-99.a1")
@@ -113,7 +112,7 @@ var stepsOn = workerRole("steps on while it is saved", func(ctx context.Context,
 			}
 		}
 	}
-	say("at step 22")
+	emit("at step 22")
 	for i, s := range saves {
 		if err := s.Wait(ctx, client.Committed); err != nil {
 			return err
@@ -125,8 +124,8 @@ var stepsOn = workerRole("steps on while it is saved", func(ctx context.Context,
 	return nil
 })
 
-// The step of a checkpoint is that of its call, however far the training is
-// when its files are written: in the log, in the files, and for who loads it.
+// The step of a checkpoint is that of the save call, however far the training is
+// when its files are written: in the log, in the files, and in loads.
 func TestStepIsThatOfTheCall(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, stepsOn...)
@@ -160,7 +159,7 @@ var scribbles = role("scribbles into its sealed slots", func(ctx context.Context
 		var s client.State
 		for i := range int64(3) {
 			data := bytes.Repeat([]byte{7}, 2<<20)
-			if step%2 == 0 { // otherwise they are equal, and it is written once
+			if step%2 == 0 { // otherwise they are equal, and written once
 				data[0] = byte(i)
 			}
 			shape := tensor.Shape{int64(len(data))}
@@ -187,7 +186,7 @@ var scribbles = role("scribbles into its sealed slots", func(ctx context.Context
 	return nil
 })
 
-// scribble changes what is in the slots of a directory until stop.
+// scribble modifies the slots of a directory until stop.
 func scribble(dir string, stop <-chan struct{}) error {
 	paths, err := filepath.Glob(filepath.Join(dir, "*", "*", "r00000.save.*"))
 	if err != nil || len(paths) == 0 {
@@ -226,9 +225,9 @@ func scribble(dir string, stop <-chan struct{}) error {
 	}
 }
 
-// A worker that writes into memory which it has sealed cannot make a checkpoint
-// that differs from its own checksums: they are of the bytes that were written.
-// Tensors that were equal, and to be written once, must be so to the end.
+// A worker that writes into sealed memory cannot make a checkpoint differ from
+// its own checksums: they are of the written bytes. Tensors that were equal, and
+// written only once, must stay equal to the end.
 func TestScribbledSlots(t *testing.T) {
 	t.Parallel()
 	shared := ownMemory(t)

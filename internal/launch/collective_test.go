@@ -19,8 +19,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// wide is a state of tensors of many blocks: one whose rows the ranks share,
-// unless all have all of them, and one that every rank has.
+// wide is a state of tensors of many blocks: a tensor whose rows the ranks share,
+// or that all have whole if replicated, and a tensor that every rank has.
 func wide(step int64, rank, world int, replicated bool) client.State {
 	const columns = 150_000
 	share := int64(rows / world)
@@ -35,10 +35,10 @@ func wide(step int64, rank, world int, replicated bool) client.State {
 	}
 	bias := client.Tensor{Shard: tensor.Shard{FQN: "bias", DType: tensor.Uint8, Global: tensor.Shape{200_000}, Box: tensor.Shape{200_000}.Full()}}
 	bias.Data = slices.Repeat([]byte{byte(step), 5}, 100_000)
-	return client.State{Tensors: []client.Tensor{weight, bias}, Values: []client.Value{{FQN: "config", Data: []byte("all the same")}}}
+	return client.State{Tensors: []client.Tensor{weight, bias}, Values: []client.Value{{FQN: "config", Data: []byte("same for all")}}}
 }
 
-// sameWide compares wide states, and says little where they differ.
+// sameWide compares wide states, with a short error.
 func sameWide(got, want client.State) error {
 	for i, t := range want.Tensors {
 		for k := range t.Data {
@@ -72,8 +72,8 @@ var savesWide = role("saves or loads a wide state", func(ctx context.Context, ar
 	return sameWide(got, want)
 })
 
-// A byte that several ranks want is read once, and hardly more is read than
-// what they want.
+// A byte that several ranks want is read once, and hardly more is read than they
+// want.
 func TestLoadReadsOnce(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -93,7 +93,7 @@ func TestLoadReadsOnce(t *testing.T) {
 			if c.replicated {
 				each = wideBytes
 			}
-			plans := said[events.LoadPlan](t, runOf(t))
+			plans := bodiesOf[events.LoadPlan](t, runOf(t))
 			for _, p := range plans {
 				if p.Bytes != each {
 					t.Errorf("plan.load of rank %d has %d bytes, want %d", p.Rank, p.Bytes, each)
@@ -123,8 +123,8 @@ var asksForNothing = workerRole("one rank asks for what is not there", func(ctx 
 	return load(ctx, c, "step-1", 1)
 })
 
-// A rank that asks for what is not there keeps all from being served, before
-// anything is read; it is told what, and the others who it was.
+// If one rank requests missing data, no rank is served and nothing is read. Its
+// error names the data, the others' errors name the rank.
 func TestLoadOfOneFails(t *testing.T) {
 	t.Parallel()
 	newJob(t, 3, asksForNothing...).must()
@@ -135,7 +135,7 @@ func TestLoadOfOneFails(t *testing.T) {
 	select {
 	case <-g.reached:
 		// The second load may have begun.
-		if len(said[events.RestoreBegun](t, runOf(t))) < 2 {
+		if len(bodiesOf[events.RestoreBegun](t, runOf(t))) < 2 {
 			t.Error("a load is read that cannot be served")
 		}
 	default:
@@ -147,7 +147,7 @@ func TestLoadOfOneFails(t *testing.T) {
 	for rank := range 3 {
 		got := j.out.lines(fmt.Sprintf("[rank%d] refused ", rank))
 		if len(got) != 1 || !strings.Contains(got[0], `rank 1: load step-1.a1: missing key "absent"`) || strings.HasPrefix(got[0], "load 1 is a collective") == (rank == 1) {
-			t.Errorf("rank %d was told %q", rank, got)
+			t.Errorf("rank %d got %q", rank, got)
 		}
 	}
 	if got := one[events.RestoreFailed](t, runOf(t)); got.Load != 1 || strings.Count(got.Error, "absent") != 2 {
@@ -171,12 +171,12 @@ var leavesLoad = role("one rank leaves the load", func(ctx context.Context, args
 		if err := load(short, c, "step-1", 1); !errors.Is(err, context.DeadlineExceeded) {
 			return fmt.Errorf("the load that was left: %w", err)
 		}
-		say("left")
+		emit("left")
 	} else {
 		if err := load(ctx, c, "step-1", 1); err != nil {
 			return err
 		}
-		say("loaded")
+		emit("loaded")
 		pipe, err := os.Open(args[0])
 		if err != nil || pipe.Close() != nil {
 			return err
@@ -188,8 +188,8 @@ var leavesLoad = role("one rank leaves the load", func(ctx context.Context, args
 	return load(ctx, c, "step-1", 1)
 })
 
-// A rank that goes away in the middle of a load leaves the others theirs, and
-// its memory is freed when nobody writes to it any more.
+// If a rank leaves in the middle of a load, the others keep theirs, and its
+// memory is freed once no process writes to it any more.
 func TestRankLeavesLoad(t *testing.T) {
 	t.Parallel()
 	pipe := filepath.Join(t.TempDir(), "pipe")
@@ -222,12 +222,12 @@ var diesInLoad = workerRole("one rank dies in the load", func(ctx context.Contex
 	if c.Attempt > 2 {
 		return load(ctx, c, "", 1)
 	}
-	say("pid %d", os.Getpid())
+	emit("pid %d", os.Getpid())
 	return load(ctx, c, "step-1", 1)
 })
 
-// An attempt that ends while a load is read waits for the reader before it
-// frees the memory that is read into.
+// An attempt that ends during a load waits for the reader before it frees the
+// destination memory.
 func TestRankDiesInLoad(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, diesInLoad...).must()
@@ -249,7 +249,7 @@ func TestRankDiesInLoad(t *testing.T) {
 		t.Errorf("the job ends in the middle of a read: %v", err)
 	case <-time.After(3 * shortly): // all that could go wrong has
 	}
-	if len(said[events.GroupStopped](t, runOf(t))) > 1 {
+	if len(bodiesOf[events.GroupStopped](t, runOf(t))) > 1 {
 		t.Error("the attempt has ended in the middle of a read")
 	}
 	close(g.open)

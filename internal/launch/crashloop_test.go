@@ -23,8 +23,8 @@ func weight(w float32) client.State {
 	}}}
 }
 
-// learnsNaN saves a good step and a bad one. What resumes from the bad one
-// fails each time; a program that checks nothing would train on for ever.
+// learnsNaN saves a good step and a bad one. Resuming from the bad one fails each
+// time; a program without checks would train on forever.
 var learnsNaN = workerRole("learns NaN", func(ctx context.Context, c *client.Client) error {
 	if c.Resume == "" {
 		for i, w := range []float32{0.5, float32(math.NaN())} {
@@ -45,12 +45,12 @@ var learnsNaN = workerRole("learns NaN", func(ctx context.Context, c *client.Cli
 	if w := math.Float32frombits(binary.LittleEndian.Uint32(got.Tensors[0].Data)); w != w {
 		return errors.New("the loss is NaN")
 	}
-	say("resumed %s", c.Resume)
+	emit("resumed %s", c.Resume)
 	return nil
 })
 
-// Attempts that fail alike after they resumed from the same checkpoint are said
-// to, with what else could be done. The budget ends them, and the waits grow.
+// If attempts fail alike after resuming from the same checkpoint, the job reports
+// it, with what else to do. The budget ends them, and the waits grow.
 func TestCrashLoop(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, learnsNaN...)

@@ -16,8 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Workers that neither report nor ask learn of a preemption by SIGTERM, at once.
-// Without a checkpoint it is not one that can be resumed.
+// Workers that neither report nor ask get SIGTERM at once for a preemption.
+// Without a checkpoint the job cannot be resumed.
 func TestPreemptedDeafWorkers(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, shell(`trap 'echo told; exit 0' TERM; echo started; while :; do sleep 0.01; done`)...)
@@ -31,7 +31,7 @@ func TestPreemptedDeafWorkers(t *testing.T) {
 		t.Errorf("%v", e)
 	}
 	wantText(t, j.out, "[rank0] told\n", "[rank1] told\n")
-	wantText(t, j.log, "neither report nor ask whether to stop")
+	wantText(t, j.log, "neither report nor poll for stop requests")
 	if got := stopOf(t); got.Failure != "preemption" || got.Reason != "preempt (the test): all workers ended" {
 		t.Errorf("group.stopped: %+v", got)
 	}
@@ -40,7 +40,7 @@ func TestPreemptedDeafWorkers(t *testing.T) {
 // savesBeforeResuming reports and saves one step; resumed, it does not get to report.
 var savesBeforeResuming = workerRole("saves before it is resumed", func(ctx context.Context, c *client.Client) error {
 	if c.Resume != "" {
-		say("resumed")
+		emit("resumed")
 		<-ctx.Done()
 		return ctx.Err()
 	}
@@ -50,8 +50,8 @@ var savesBeforeResuming = workerRole("saves before it is resumed", func(ctx cont
 	return save(ctx, c, 1)
 })
 
-// Workers that are preempted while they start have done nothing that could be
-// lost: a scheduler is to start the job again.
+// Workers that are preempted while they start have no progress to lose: a
+// scheduler must start the job again.
 func TestPreemptedAtTheStart(t *testing.T) {
 	t.Parallel()
 	if err := newJob(t, 2, savesBeforeResuming...).run(); err != nil {
@@ -68,17 +68,17 @@ func TestPreemptedAtTheStart(t *testing.T) {
 	}
 }
 
-// savesOnTerm knows nothing of preemptions but their signal.
+// savesOnTerm knows nothing of preemptions except their signal.
 var savesOnTerm = workerRole("saves on SIGTERM", func(ctx context.Context, c *client.Client) error {
 	term := terms()
-	say("started")
+	emit("started")
 	if err := term(ctx); err != nil {
 		return err
 	}
 	return save(ctx, c, 7)
 })
 
-// A save after SIGTERM is as good as any.
+// A save after SIGTERM is as good as any other.
 func TestPreemptedBySignalAlone(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, savesOnTerm...)
@@ -92,7 +92,7 @@ func TestPreemptedBySignalAlone(t *testing.T) {
 	}
 }
 
-// reportsOnly never looks at what it is asked.
+// reportsOnly never checks for requests.
 var reportsOnly = workerRole("reports only", func(ctx context.Context, c *client.Client) error {
 	first := int64(40)
 	if err := save(ctx, c, first); err != nil {
@@ -108,20 +108,20 @@ var reportsOnly = workerRole("reports only", func(ctx context.Context, c *client
 		}
 	}
 	signal.Ignore(syscall.SIGTERM)
-	say("reported")
+	emit("reported")
 	<-ctx.Done()
 	return ctx.Err()
 })
 
-// Workers that report and do not end when they are told to are killed in the
-// end. What they did is kept when a checkpoint has the step that they reported.
+// Workers that report but do not end when asked are killed eventually. Their
+// progress is kept if a checkpoint has the step that they reported.
 func TestPreemptedStubbornWorkers(t *testing.T) {
 	t.Parallel()
 	for says, goesOn := range map[string]bool{
-		"step-40.a1 is committed; start the run again":                                 false,
-		"the workers reported step 41; started again, the run goes on from step-40.a1": true,
+		"step-40.a1 is committed; start the run again":                                   false,
+		"the workers reported step 41; started again, the run continues from step-40.a1": true,
 	} {
-		t.Run(fmt.Sprint("goes on ", goesOn), func(t *testing.T) {
+		t.Run(fmt.Sprint("continues ", goesOn), func(t *testing.T) {
 			t.Parallel()
 			j := newJob(t, 2, reportsOnly...)
 			j.cfg.TrialConfig = map[string]any{"goes_on": goesOn}
@@ -134,22 +134,22 @@ func TestPreemptedStubbornWorkers(t *testing.T) {
 			if e := j.preempted(j.wait()); e.Saved == goesOn || !strings.Contains(e.Error(), says) {
 				t.Errorf("%v", e)
 			}
-			wantText(t, j.log, "were told to end and have not", "ignore SIGTERM and are killed")
+			wantText(t, j.log, "did not end when asked", "ignore SIGTERM and are killed")
 			wantNobody(t, j.cfg.Job)
 		})
 	}
 }
 
-// reportsOnce reports, and ends well when it is told to by the test.
+// reportsOnce reports, and ends well when the test asks it to.
 var reportsOnce = workerRole("reports once", func(ctx context.Context, c *client.Client) error {
 	if err := c.Report(ctx, 1, map[string]any{"loss": 1.0}); err != nil {
 		return err
 	}
-	say("done")
+	emit("done")
 	return pause(ctx, shortly)
 })
 
-// Workers that end well and were not told of a preemption have completed.
+// Workers that end well before they learn of a preemption have completed.
 func TestCompletedDespitePreemption(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, reportsOnce...)
@@ -167,7 +167,7 @@ func TestCompletedDespitePreemption(t *testing.T) {
 }
 
 // lateRequest asks for a preemption when a worker has ended, before the trainer
-// has said so.
+// has recorded it.
 type lateRequest struct {
 	session.Log
 	requests chan<- launch.StopRequest
@@ -177,26 +177,26 @@ type lateRequest struct {
 func (l lateRequest) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	if facts[0].Kind == (events.WorkerExited{}).Kind() {
 		l.requests <- launch.StopRequest{Preempt: true, Reason: "the test"}
-		<-time.After(shortly) // for the trainer to make something of it
+		<-time.After(shortly) // let the trainer react
 	}
 	return l.Log.Append(ctx, facts...)
 }
 
-// Workers that had ended before anybody asked for it have completed, also when
-// the log takes a while to hear of it.
+// Workers that had ended before the preemption was requested have completed, even
+// if the log learns of it later.
 func TestCompletedBeforePreemption(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, "/bin/true")
 	j.store.Log = lateRequest{home.Log, j.preemptible()}
 	j.must()
-	wantText(t, j.log, "the job is asked to end")
+	wantText(t, j.log, "job asked to end")
 	if trial := trialOf(t); trial.Status != projections.Completed {
 		t.Errorf("trial %+v", trial)
 	}
 }
 
 // savesThenReports reports steps after it has begun a save, and does not end when
-// it is told to.
+// asked.
 var savesThenReports = workerRole("saves, then reports", func(ctx context.Context, c *client.Client) error {
 	s, err := c.Save(ctx, 40, state(40, c.Rank, c.WorldSize), client.SaveOptions{})
 	if err != nil {
@@ -207,7 +207,7 @@ var savesThenReports = workerRole("saves, then reports", func(ctx context.Contex
 			return err
 		}
 	}
-	say("reported")
+	emit("reported")
 	if err := s.Wait(ctx, client.Committed); err != nil {
 		return err
 	}
@@ -227,13 +227,13 @@ func (l lateCommit) Decide(ctx context.Context, d events.Decision, after uint64)
 	if d.Kind == (events.CheckpointCommitted{}).Kind() {
 		awaitText(l.j.t, l.j.out, "reported")
 		l.requests <- launch.StopRequest{Preempt: true, Reason: "the test"}
-		awaitText(l.j.t, l.j.log, "the job is asked to end")
+		awaitText(l.j.t, l.j.log, "job asked to end")
 	}
 	return l.Log.Decide(ctx, d, after)
 }
 
-// A save that was begun before a preemption and is committed after it has none of
-// the steps that were reported in between.
+// A save that began before a preemption and is committed after it has none of the
+// steps that were reported in between.
 func TestPreemptedWhileCommitting(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, savesThenReports...)
@@ -257,7 +257,7 @@ func TestPreemptedBetweenAttempts(t *testing.T) {
 	if e := j.preempted(j.wait()); e.Saved {
 		t.Errorf("%+v", e)
 	}
-	if n := len(said[events.GroupStarted](t, runOf(t))); n != 6 {
+	if n := len(bodiesOf[events.GroupStarted](t, runOf(t))); n != 6 {
 		t.Errorf("%d attempts, want 6", n)
 	}
 }

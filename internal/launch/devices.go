@@ -17,44 +17,43 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// Devices are asked how the GPUs of this node fare. Each method returns soon
-// after its context ends, whatever the driver does.
+// Devices queries the condition of this node's GPUs. Each method returns soon
+// after its context ends, even if the driver hangs.
 type Devices interface {
-	// Inspect looks at all devices of the node.
+	// Inspect takes inventory of all devices of the node.
 	Inspect(ctx context.Context) (gpu.Inventory, error)
-	// Watch tells of errors until ctx ends, which is no error of its own. It
-	// does not tell after it has returned.
+	// Watch reports errors until ctx ends, which is not an error. It does not
+	// call told after it has returned.
 	Watch(ctx context.Context, told func(gpu.Event)) error
-	// HoldersOf finds which of the processes hold memory of a device.
+	// HoldersOf returns which of the processes hold memory of a device.
 	HoldersOf(ctx context.Context, pids ...int) ([]gpu.Holder, error)
 }
 
 var _ Devices = gpu.System{}
 
-// ErrDevices says that no attempt may be started on the job's devices.
+// ErrDevices is returned if no attempt can start on the job's devices.
 var ErrDevices = problem.New(problem.Failed, "the devices of the job are not fit for use")
 
-// deviceGate keeps the job from devices that are not healthy: before each
-// attempt it looks at them, during one it listens to them. A job that names no
-// device is not its business.
+// deviceGate keeps the job off unhealthy devices: it inspects them before each
+// attempt and watches them during it. It ignores jobs that name no device.
 type deviceGate struct {
 	*job
 	left []process.Entry // processes of earlier attempts
 
 	mu      sync.Mutex
-	sick    map[string]bool // devices, by UUID, that the log knows as unhealthy
-	cleared map[string]bool // devices that were told as gone and are healthy
+	sick    map[string]bool // devices, by UUID, that the log records as unhealthy
+	cleared map[string]bool // devices that were reported gone and are healthy
 	failed  string          // how a device has failed in this attempt
-	news    chan struct{}   // closed with the first of them
+	news    chan struct{}   // closed at the first failure
 }
 
-// deviceMemoryPoll is the time between two looks at who holds memory.
+// deviceMemoryPoll is the interval of checks for who holds memory.
 const deviceMemoryPoll = 200 * time.Millisecond
 
 func (g *deviceGate) shut() bool { return g != nil && g.cfg.Driver != nil && len(g.cfg.DeviceIDs) > 0 }
 
-// admit returns nil when attempt n may start. What keeps it from that is no
-// fault of the training: a trial that has begun stands, to be continued.
+// admit returns nil if attempt n may start. Otherwise the training is not at
+// fault: a trial that has begun is paused, to be continued.
 func (g *deviceGate) admit(ctx context.Context, n int) error {
 	if !g.shut() {
 		return nil
@@ -76,7 +75,7 @@ func (g *deviceGate) ready(ctx context.Context) error {
 	defer cancel()
 	inventory, err := g.cfg.Driver.Inspect(look)
 	if errors.Is(err, gpu.ErrNotBuilt) {
-		g.log.Warn("the health of the devices is not known", "error", err)
+		g.log.Warn("device health unknown", "error", err)
 		return nil
 	}
 	if err != nil {
@@ -98,20 +97,20 @@ func (g *deviceGate) ready(ctx context.Context) error {
 	return nil
 }
 
-// judge tells why a device of the job may not be used, "" if it may, and the
-// log what has changed.
+// judge returns why a device of the job may not be used, "" if it may. It records
+// changes in the log.
 func (g *deviceGate) judge(ctx context.Context, inventory gpu.Inventory, id string) (reason string, err error) {
 	status, ok := inventory.Find(id)
 	var what, whole []string
 	if !ok {
-		what = []string{"this machine has no such device: see nvidia-smi -L"}
+		what = []string{"this machine has no such device; see nvidia-smi -L"}
 		whole = what
 	}
 	for _, p := range status.Health() {
 		if p.Severity == gpu.Unhealthy {
 			what, whole = append(what, p.What), append(whole, p.What+": "+p.Next)
 		} else {
-			g.log.Warn("a device of the job is not as it should be", "device", id, "problem", p.What, "next", p.Next)
+			g.log.Warn("device has a problem", "device", id, "problem", p.What, "next", p.Next)
 		}
 	}
 	uuid := cmp.Or(status.UUID, id)
@@ -148,20 +147,20 @@ func (g *deviceGate) recovered(ctx context.Context, uuid string) error {
 	}
 	g.cleared[uuid] = true
 	g.mu.Unlock()
-	g.log.Info("a device that had failed is healthy", "device", uuid)
+	g.log.Info("failed device is healthy again", "device", uuid)
 	return g.Append(ctx, &events.GPURecovered{Device: uuid})
 }
 
-// leave takes note of the processes of an attempt that has ended.
+// leave records the processes of an attempt that has ended.
 func (g *deviceGate) leave(processes *process.Hunt) {
 	if g.shut() {
 		g.left = append(g.left, processes.Known()...)
 	}
 }
 
-// released waits until no process of an earlier attempt holds memory of a
-// device: the driver frees it some time after the process is gone, and the
-// next attempt would not find room.
+// released waits until no process of an earlier attempt holds device memory. The
+// driver frees memory some time after the process is gone, and the next attempt
+// would not find room.
 func (g *deviceGate) released(ctx context.Context) error {
 	if len(g.left) == 0 {
 		return nil
@@ -180,7 +179,7 @@ func (g *deviceGate) released(ctx context.Context) error {
 			}
 			return fmt.Errorf("%w: %w", ErrDevices, last)
 		case err != nil:
-			g.log.Warn("whether the last attempt still holds GPU memory is not known", "error", err)
+			g.log.Warn("cannot check whether the last attempt still holds GPU memory", "error", err)
 			g.left = nil
 			return nil
 		case len(held) == 0:
@@ -188,7 +187,7 @@ func (g *deviceGate) released(ctx context.Context) error {
 			return nil
 		}
 		h := held[0]
-		last = fmt.Errorf("process %d of an earlier attempt is gone and still holds memory of %s after %v: the driver hangs; see nvidia-smi and the kernel's log, then reset the device", h.PID, h.Device, g.cfg.DeviceTimeout)
+		last = fmt.Errorf("process %d of an earlier attempt is gone but still holds memory of %s after %v: the driver hangs; see nvidia-smi and the kernel's log, then reset the device", h.PID, h.Device, g.cfg.DeviceTimeout)
 		select {
 		case <-time.After(deviceMemoryPoll):
 		case <-wait.Done():
@@ -199,8 +198,8 @@ func (g *deviceGate) released(ctx context.Context) error {
 	}
 }
 
-// pids are those of earlier attempts. One that is another process by now is
-// nobody of ours.
+// pids returns the processes of earlier attempts. It skips PIDs that have been
+// reused by other processes.
 func (g *deviceGate) pids() (pids []int) {
 	g.left = slices.DeleteFunc(g.left, process.Entry.Replaced)
 	for _, p := range g.left {

@@ -19,13 +19,13 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// fakeDevices is a node with two GPUs, the second in MIG mode, that fare as the
-// test says.
+// fakeDevices is a node with two GPUs, the second in MIG mode, whose condition
+// the test sets.
 type fakeDevices struct {
 	mu      sync.Mutex
 	one     gpu.Status
 	hangs   bool
-	holds   []gpu.Holder // of the process that is asked for, as often
+	holds   []gpu.Holder // of the queried process, as many times
 	asked   [][]int      // for whose memory
 	looks   int
 	watched int
@@ -93,15 +93,15 @@ func (d *fakeDevices) send(t *testing.T, e gpu.Event) {
 	select {
 	case d.tell <- e:
 	case <-time.After(patience):
-		t.Fatal("nobody watches the devices")
+		t.Fatal("the devices are not watched")
 	}
 }
 
-// wantUnhealthy compares what the log says of devices with pairs of UUID and a
+// wantUnhealthy compares the log's events about devices with pairs of UUID and a
 // part of the reason.
 func wantUnhealthy(t *testing.T, want ...string) {
 	t.Helper()
-	got := said[events.GPUUnhealthy](t, runOf(t))
+	got := bodiesOf[events.GPUUnhealthy](t, runOf(t))
 	if len(got) != len(want)/2 {
 		t.Fatalf("%d events gpu.unhealthy, want %d", len(got), len(want)/2)
 	}
@@ -112,7 +112,7 @@ func wantUnhealthy(t *testing.T, want ...string) {
 	}
 }
 
-// Nothing is started on a device that is not healthy.
+// Nothing starts on an unhealthy device.
 func TestUnhealthyDeviceBeforeStart(t *testing.T) {
 	t.Parallel()
 	d := newDevices()
@@ -129,7 +129,7 @@ func TestUnhealthyDeviceBeforeStart(t *testing.T) {
 		}
 	}
 	wantUnhealthy(t, oneGPU, "3 memory errors", "GPU-x", "no such device")
-	if n := len(said[events.GroupStarted](t, runOf(t))); n != 0 || strings.Contains(j.out.String(), "started") {
+	if n := len(bodiesOf[events.GroupStarted](t, runOf(t))); n != 0 || strings.Contains(j.out.String(), "started") {
 		t.Errorf("%d attempts were started: %s", n, j.out)
 	}
 }
@@ -138,12 +138,12 @@ var waitsOnce = workerRole("waits in its first life", func(ctx context.Context, 
 	if c.Attempt > 1 {
 		return nil
 	}
-	say("ready")
+	emit("ready")
 	return errors.Join(untilTerm(ctx), errors.New("ended"))
 })
 
-// A hardware error of a device of the job ends the attempt, and is nobody
-// else's fault. Errors of programs and of other devices do not.
+// A hardware error of a device of the job ends the attempt, and is the device's
+// fault alone. Errors of programs and of other devices do not end it.
 func TestDeviceFailsDuringAttempt(t *testing.T) {
 	t.Parallel()
 	d := newDevices()
@@ -158,7 +158,7 @@ func TestDeviceFailsDuringAttempt(t *testing.T) {
 	if err := j.wait(); err != nil {
 		t.Fatal(err)
 	}
-	stopped := said[events.GroupStopped](t, runOf(t))
+	stopped := bodiesOf[events.GroupStopped](t, runOf(t))
 	if len(stopped) != 2 || !strings.Contains(stopped[0].Reason, "device GPU-1 failed: XID 79: it has fallen off the bus") {
 		t.Errorf("group.stopped %+v", stopped)
 	}
@@ -166,14 +166,14 @@ func TestDeviceFailsDuringAttempt(t *testing.T) {
 	if got := one[events.GPURecovered](t, runOf(t)); got.Device != oneGPU {
 		t.Errorf("gpu.recovered %+v", got)
 	}
-	wantText(t, j.log, "a program has made an error on a device", "a device has told something", "a device that the job does not use has failed")
+	wantText(t, j.log, "GPU error by a program", "GPU event", "unused device failed")
 	if d.watched != 2 || d.looks != 2 || len(d.asked) != 1 || len(d.asked[0]) < 2 {
 		t.Errorf("%d watches, %d looks, asked who holds memory for %v", d.watched, d.looks, d.asked)
 	}
 }
 
-// A device that stays unhealthy keeps the next attempt from its start. The
-// trial stands, to be continued on other devices.
+// A device that stays unhealthy prevents the next attempt. The trial can be
+// continued on other devices.
 func TestDeviceStaysUnhealthy(t *testing.T) {
 	t.Parallel()
 	d := newDevices()
@@ -192,21 +192,21 @@ func TestDeviceStaysUnhealthy(t *testing.T) {
 	if trial := trialOf(t); trial.Status != projections.Paused {
 		t.Errorf("trial %+v", trial)
 	}
-	if n := len(said[events.GroupStarted](t, runOf(t))); n != 1 {
+	if n := len(bodiesOf[events.GroupStarted](t, runOf(t))); n != 1 {
 		t.Errorf("%d attempts", n)
 	}
 }
 
 var waitsTwice = workerRole("waits in two lives", func(ctx context.Context, c *client.Client) error {
-	say("ready")
+	emit("ready")
 	if c.Attempt > 1 {
 		return untilTerm(ctx)
 	}
 	return errors.Join(untilTerm(ctx), errors.New("ended"))
 })
 
-// The loss of another device is told of all for as long as it lasts. It ends
-// one attempt; the next one goes on as long as its own device answers.
+// While another device is lost, the driver reports all as lost. This ends one
+// attempt; the next continues as long as its own device answers.
 func TestAnotherDeviceIsLost(t *testing.T) {
 	t.Parallel()
 	d := newDevices()
@@ -217,7 +217,7 @@ func TestAnotherDeviceIsLost(t *testing.T) {
 	d.send(t, gpu.Event{UUID: oneGPU, Kind: gpu.Gone})
 	j.out.await(t, 2, "ready")
 	d.send(t, gpu.Event{UUID: oneGPU, Kind: gpu.Gone})
-	awaitText(t, j.log, "another device is lost; this one is well")
+	awaitText(t, j.log, "another device is lost; this one is healthy")
 	d.mu.Lock()
 	d.one.Lost = "find: ERROR_GPU_IS_LOST"
 	d.mu.Unlock()
@@ -229,7 +229,7 @@ func TestAnotherDeviceIsLost(t *testing.T) {
 	wantUnhealthy(t, oneGPU, "is lost", oneGPU, "is lost")
 }
 
-// A job on a MIG instance ends with the device that the instance is of.
+// A job on a MIG instance ends with the device of the instance.
 func TestDeviceOfInstanceFails(t *testing.T) {
 	t.Parallel()
 	d := newDevices()
@@ -244,8 +244,8 @@ func TestDeviceOfInstanceFails(t *testing.T) {
 	}
 }
 
-// When a worker's end comes before the news of the device that made it end,
-// the device is the cause all the same.
+// If a worker's end is seen before the failure of the device that caused it, the
+// device is the cause nevertheless.
 func TestDeviceExplainsFailure(t *testing.T) {
 	t.Parallel()
 	d := newDevices()
@@ -257,7 +257,7 @@ func TestDeviceExplainsFailure(t *testing.T) {
 	j.start()
 	j.out.await(t, 1, "[rank0] ending")
 	d.send(t, gpu.Event{UUID: oneGPU, XID: 94, Kind: gpu.Hardware})
-	d.send(t, gpu.Event{UUID: oneGPU, XID: 13, Kind: gpu.Application}) // the one before it was heard
+	d.send(t, gpu.Event{UUID: oneGPU, XID: 13, Kind: gpu.Application}) // the previous event was handled
 	if err := os.WriteFile(told, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +272,7 @@ var diesOnce = workerRole("dies in its first life", func(_ context.Context, c *c
 	if c.Attempt > 1 {
 		return nil
 	}
-	say("pid %d", os.Getpid())
+	emit("pid %d", os.Getpid())
 	return errors.New("dead")
 })
 
@@ -289,7 +289,8 @@ func TestDeviceMemoryIsFreed(t *testing.T) {
 	}
 }
 
-// Memory that stays held ends the job with an error that names who and where.
+// Memory that stays held ends the job with an error that names the process and
+// the device.
 func TestDeviceMemoryIsHeld(t *testing.T) {
 	t.Parallel()
 	d := newDevices()
@@ -298,7 +299,7 @@ func TestDeviceMemoryIsHeld(t *testing.T) {
 	j.cfg.MaxRestarts, j.cfg.DeviceTimeout = 1, shortly
 	err := j.run()
 	pid := j.out.lines("pid ")
-	if !errors.Is(err, launch.ErrDevices) || len(pid) != 1 || !strings.Contains(err.Error(), "process "+pid[0]+" of an earlier attempt is gone and still holds memory of GPU-1") {
+	if !errors.Is(err, launch.ErrDevices) || len(pid) != 1 || !strings.Contains(err.Error(), "process "+pid[0]+" of an earlier attempt is gone but still holds memory of GPU-1") {
 		t.Errorf("error %v, pid %v", err, pid)
 	}
 	if trial := trialOf(t); trial.Status != projections.Paused {
@@ -306,7 +307,7 @@ func TestDeviceMemoryIsHeld(t *testing.T) {
 	}
 }
 
-// A driver that does not answer keeps nobody waiting.
+// A driver that does not answer delays no job.
 func TestDevicesHang(t *testing.T) {
 	t.Parallel()
 	d := newDevices()
@@ -318,7 +319,7 @@ func TestDevicesHang(t *testing.T) {
 	}
 }
 
-// A job that uses no device asks nobody.
+// A job without devices does not query the driver.
 func TestNoDevices(t *testing.T) {
 	t.Parallel()
 	d := newDevices()

@@ -10,8 +10,8 @@ import (
 	"github.com/ckptstore/ckptstore/gpu"
 )
 
-// listen begins to watch the devices for one attempt. The channel is closed
-// when one of the job's devices fails; stop ends the watch.
+// listen watches the devices for one attempt. The channel is closed when one of
+// the job's devices fails; stop ends the watch.
 func (g *deviceGate) listen(work context.Context) (failed <-chan struct{}, stop func()) {
 	if !g.shut() {
 		return nil, func() {}
@@ -24,7 +24,7 @@ func (g *deviceGate) listen(work context.Context) (failed <-chan struct{}, stop 
 	go func() {
 		defer close(ended)
 		if err := g.cfg.Driver.Watch(ctx, func(e gpu.Event) { g.hear(ctx, e) }); err != nil {
-			g.log.Warn("the devices of the job are not watched any more: what happens to them is seen before the next attempt", "error", err)
+			g.log.Warn("device watch ended; the next check is before the next attempt", "error", err)
 		}
 	}()
 	return g.news, func() {
@@ -34,29 +34,29 @@ func (g *deviceGate) listen(work context.Context) (failed <-chan struct{}, stop 
 		select {
 		case <-ended:
 		case <-late.C:
-			g.log.Warn("the watch over the devices does not end", "after", g.cfg.DeviceTimeout)
+			g.log.Warn("device watch does not stop", "after", g.cfg.DeviceTimeout)
 		}
 	}
 }
 
-// hear takes note of what a device tells during an attempt.
+// hear handles a device's event during an attempt.
 func (g *deviceGate) hear(ctx context.Context, e gpu.Event) {
 	switch {
 	case e.Kind == gpu.Application:
-		g.log.Info("a program has made an error on a device", "device", e.UUID, "error", e)
+		g.log.Info("GPU error by a program", "device", e.UUID, "error", e)
 		return
 	case !e.Sick():
-		g.log.Warn("a device has told something", "device", e.UUID, "what", e)
+		g.log.Warn("GPU event", "device", e.UUID, "what", e)
 		return
 	case !g.uses(ctx, e.UUID):
-		g.log.Warn("a device that the job does not use has failed", "device", e.UUID, "error", e)
+		g.log.Warn("unused device failed", "device", e.UUID, "error", e)
 		return
 	case e.Kind == gpu.Gone && g.answers(ctx, e.UUID):
-		g.log.Warn("another device is lost; this one is well", "device", e.UUID)
+		g.log.Warn("another device is lost; this one is healthy", "device", e.UUID)
 		return
 	}
 	if err := g.unhealthy(ctx, e.UUID, e.String()); err != nil {
-		g.log.Warn("the log does not hear of a device that has failed", "device", e.UUID, "what", e, "error", err)
+		g.log.Warn("failed device not recorded in the log", "device", e.UUID, "what", e, "error", err)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -78,7 +78,7 @@ func (g *deviceGate) uses(ctx context.Context, uuid string) bool {
 	defer cancel()
 	inventory, err := g.cfg.Driver.Inspect(look)
 	if err != nil {
-		g.log.Warn("which device an instance belongs to is not known: any failure is one of the job's", "error", err)
+		g.log.Warn("MIG instances not resolved to devices; every device failure counts for the job", "error", err)
 		return true
 	}
 	return slices.ContainsFunc(g.cfg.DeviceIDs, func(id string) bool {
@@ -87,10 +87,10 @@ func (g *deviceGate) uses(ctx context.Context, uuid string) bool {
 	})
 }
 
-// answers reports whether a device that is told as gone is another's loss: the
-// driver goes on telling all of them as gone for as long as one is. The first
-// time that is believed; after a look has found the device healthy, another
-// look decides.
+// answers reports whether a device reported as gone is well, and another device
+// is lost. While one device is lost, the driver reports all of them as gone. The
+// first report is believed; once an inspection has found the device healthy,
+// another inspection decides.
 func (g *deviceGate) answers(ctx context.Context, uuid string) bool {
 	g.mu.Lock()
 	cleared := g.cleared[uuid]
@@ -102,15 +102,15 @@ func (g *deviceGate) answers(ctx context.Context, uuid string) bool {
 	defer cancel()
 	inventory, err := g.cfg.Driver.Inspect(look)
 	if err != nil {
-		g.log.Warn("whether a device is lost is not known: it is taken for lost", "device", uuid, "error", err)
+		g.log.Warn("cannot check whether a device is lost; assuming that it is", "device", uuid, "error", err)
 		return false
 	}
 	status, ok := inventory.Find(uuid)
 	return ok && !slices.ContainsFunc(status.Health(), func(p gpu.Problem) bool { return p.Severity == gpu.Unhealthy })
 }
 
-// blame is the cause of an attempt's end: a device of the job that has failed
-// explains what a worker says, and makes it nobody's fault.
+// blame returns the cause of an attempt's end. A failed device of the job
+// explains the workers' errors, and makes the failure one of infrastructure.
 func (g *deviceGate) blame(cause *FailedError) *FailedError {
 	if !g.shut() {
 		return cause

@@ -9,14 +9,15 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 )
 
-// nearlyFull is how much of the disk is in use when a job warns of it, in percent.
+// nearlyFull is the disk usage, in percent, at which a job warns.
 const nearlyFull = 80
 
-// diskUse says what the saves of a job do to the disk of its store: once, at the first
-// commit, how many more it has room for, and once that it is nearly full.
+// diskUse logs how the saves of a job use the disk of its store: at the first
+// commit, how many more checkpoints fit, and later once that the disk is nearly
+// full.
 type diskUse struct {
 	usage   func(context.Context) (data.Usage, error)
-	bounded bool // by a policy, so that the first is not worth saying
+	bounded bool // by a policy: then the first log is omitted
 	log     *slog.Logger
 
 	mu           sync.Mutex
@@ -24,8 +25,9 @@ type diskUse struct {
 	told, warned bool
 }
 
-// committed takes the size of a checkpoint, in bytes. It returns at once, whatever the
-// disk does. A nil diskUse says nothing: the clients of an agent say it themselves.
+// committed takes the size of a checkpoint, in bytes. It returns at once, even if
+// the disk hangs. A nil diskUse logs nothing: the clients of an agent log it
+// themselves.
 func (d *diskUse) committed(bytes int64) {
 	if d == nil {
 		return
@@ -43,7 +45,7 @@ func (d *diskUse) committed(bytes int64) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.asking = false
-		if err == nil { // nobody knows otherwise, and a save that has no room says so
+		if err == nil { // errors are ignored: a save without room fails with its own error
 			d.say(bytes, u)
 		}
 	}()
@@ -51,18 +53,18 @@ func (d *diskUse) committed(bytes int64) {
 
 func (d *diskUse) say(bytes int64, u data.Usage) {
 	if !d.told && !d.bounded && bytes > 0 {
-		d.log.Info("checkpoints are kept until they are removed", "bytes", bytes, "more_that_fit", u.Free/uint64(bytes), //nolint:gosec // a size
+		d.log.Info("checkpoints are kept until removed", "bytes", bytes, "more_that_fit", u.Free/uint64(bytes), //nolint:gosec // a size
 			"next", "bound them with --keep, such as --keep last=3, or with `ckptstore gc`")
 	}
 	d.told = true
 	if full := percentFull(u); full >= nearlyFull && !d.warned {
 		d.warned = true
 		d.log.Warn(fmt.Sprintf("the disk of the store is %d %% full", full), "free", u.Free,
-			"next", "bound what is kept with --keep, such as --keep last=3, or with `ckptstore gc`; a full disk keeps saves waiting")
+			"next", "bound what is kept with --keep, such as --keep last=3, or with `ckptstore gc`; saves wait while the disk is full")
 	}
 }
 
-// percentFull is 0 where the size of the disk is not known.
+// percentFull is 0 if the size of the disk is unknown.
 func percentFull(u data.Usage) uint64 {
 	if u.Size == 0 || u.Free > u.Size {
 		return 0

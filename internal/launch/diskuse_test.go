@@ -12,8 +12,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 )
 
-// TestDiskUse: the first commit says what fits, and a disk that is nearly full is
-// warned of once.
+// TestDiskUse: the first commit logs how many checkpoints fit, and a nearly full
+// disk is warned of once.
 func TestDiskUse(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -44,7 +44,7 @@ func TestDiskUse(t *testing.T) {
 			}
 			infos, warns := strings.Count(out.String(), "level=INFO"), strings.Count(out.String(), "level=WARN")
 			if infos != c.infos || warns != c.warns || infos > 0 && !strings.Contains(out.String(), "more_that_fit=45") {
-				t.Errorf("%s: it says\n%s", name, out.String())
+				t.Errorf("%s: logged\n%s", name, out.String())
 			}
 		})
 	}

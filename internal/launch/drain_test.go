@@ -18,8 +18,8 @@ var savesAndEnds = workerRole("saves and ends", func(ctx context.Context, c *cli
 	return err
 })
 
-// slowLog is a log whose followers learn nothing of a run's saves before its
-// last worker has ended, and a while more or the attempt's end.
+// slowLog is a log whose followers learn of a run's saves only after its last
+// worker has ended, and then only after a while or at the attempt's end.
 type slowLog struct {
 	session.Log
 	workers int
@@ -62,8 +62,8 @@ func (l *slowLog) ReadTrial(ctx context.Context, of events.Aggregate, from, unti
 	}
 }
 
-// What all ranks had sealed when they ended is committed before the job ends,
-// however late the coordinator learns of it.
+// Saves that all ranks had sealed when they ended are committed before the job
+// ends, however late the coordinator learns of them.
 func TestSaveBeforeTheEnd(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, savesAndEnds...)
@@ -75,8 +75,8 @@ func TestSaveBeforeTheEnd(t *testing.T) {
 	}
 }
 
-// A save that cannot be written before the drain's deadline is aborted, and
-// the job says that it is lost.
+// A save that cannot be written before the drain's deadline is aborted, and the
+// job reports that it is lost.
 func TestDrainTimeout(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, savesAndEnds...)
@@ -92,7 +92,7 @@ func TestDrainTimeout(t *testing.T) {
 
 var diesInSave = workerRole("dies in a save", func(ctx context.Context, c *client.Client) error {
 	if c.Attempt > 1 {
-		say("resumes %s", c.Resume)
+		emit("resumes %s", c.Resume)
 		return load(ctx, c, "", 1)
 	}
 	// The first save is sealed by all; the second by rank 0 alone.
@@ -118,8 +118,8 @@ var diesInSave = workerRole("dies in a save", func(ctx context.Context, c *clien
 	return errors.Join(s.Seal(ctx), untilTerm(ctx))
 })
 
-// When a rank dies, what all had sealed is committed, the rest is aborted by
-// that rank's name, and the next attempt resumes from the former.
+// When a rank dies, saves that all ranks had sealed are committed, the rest is
+// aborted with that rank's name, and the next attempt resumes from the former.
 func TestDeathInSave(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, diesInSave...)

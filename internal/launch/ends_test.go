@@ -9,7 +9,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// blocked is output that nobody reads.
+// blocked is output without a reader.
 type blocked chan struct{}
 
 // Write implements io.Writer.
@@ -18,7 +18,7 @@ func (b blocked) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Output that nobody reads does not keep the job from ending.
+// Output without a reader does not prevent the end of the job.
 func TestBlockedOutput(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, shell("echo hello")...)
@@ -26,11 +26,11 @@ func TestBlockedOutput(t *testing.T) {
 	defer close(out)
 	j.cfg.Stdout = out
 	j.must()
-	wantText(t, j.log, "nobody reads what the trainer writes to")
+	wantText(t, j.log, "output has no reader")
 }
 
-// A program that fails at once is not started in a busy loop, and the wait
-// ends with the job.
+// A program that fails at once is not restarted in a busy loop, and the wait ends
+// with the job.
 func TestBackoff(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, "/bin/false")
@@ -41,7 +41,7 @@ func TestBackoff(t *testing.T) {
 	if err := j.wait(); err == nil || !strings.Contains(err.Error(), errStop.Error()) {
 		t.Errorf("error %v", err)
 	}
-	if n := len(said[events.GroupStarted](t, runOf(t))); n != 3 {
+	if n := len(bodiesOf[events.GroupStarted](t, runOf(t))); n != 3 {
 		t.Errorf("%d attempts, want 3", n)
 	}
 	if trial := trialOf(t); trial.Status != projections.Paused {
@@ -49,8 +49,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// A write that does not end when it is given up ends the job all the same,
-// with an error that says why.
+// A write that does not end when it is abandoned ends the job anyway, with an
+// error that gives the reason.
 func TestStuckDisk(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, savesAndEnds...)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// torchEnv is what torchrun gives to a worker, so that a script
+// torchEnv returns the environment that torchrun gives a worker, so that a script
 // written for torchrun runs unchanged.
 func torchEnv(cfg Config, attempt, restart, rank, port int, errorFile string) map[string]string {
 	world, local := strconv.Itoa(cfg.World()), strconv.Itoa(len(cfg.Local()))
@@ -48,7 +48,7 @@ func torchEnv(cfg Config, attempt, restart, rank, port int, errorFile string) ma
 	return env
 }
 
-// mergeEnv is base with the variables of set put in place.
+// mergeEnv returns base with the variables of set added or replaced.
 func mergeEnv(base []string, set map[string]string) []string {
 	var out []string
 	for _, kv := range base {
@@ -63,7 +63,7 @@ func mergeEnv(base []string, set map[string]string) []string {
 	return out
 }
 
-// inherited is this process's environment without what is withheld.
+// inherited is this process's environment without the withheld variables.
 func inherited(withheld []string) []string {
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
@@ -71,14 +71,14 @@ func inherited(withheld []string) []string {
 	})
 }
 
-// heldPort is a TCP port that nobody else is handed while it is held: it is
-// bound with SO_REUSEADDR and never listens, so rank 0 can bind it beside us.
+// heldPort is a TCP port reserved for rank 0. It is bound with SO_REUSEADDR and
+// never listens, so rank 0 can bind it too.
 type heldPort struct {
 	fd   int
 	port int
 }
 
-// holdPort holds a port, a free one when port is 0.
+// holdPort holds a port, a free one if port is 0.
 func holdPort(port int) (*heldPort, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -108,12 +108,13 @@ func notHeld(port int, err error) error {
 
 func (h *heldPort) release() { _ = unix.Close(h.fd) }
 
-// TorchConfig is what torchrun's flags say of the workers' environment.
+// TorchConfig holds the settings of torchrun's flags for the workers'
+// environment.
 type TorchConfig struct {
 	Role       string // ROLE_NAME; default "default"
 	RunID      string // TORCHELASTIC_RUN_ID; default: the run's name
 	MasterAddr string // default 127.0.0.1
-	MasterPort int    // default: a free one, another for each attempt
+	MasterPort int    // default: a free port, another for each attempt
 }
 
 func (c TorchConfig) masterAddr() string { return cmp.Or(c.MasterAddr, "127.0.0.1") }
@@ -122,12 +123,12 @@ func (c TorchConfig) masterAddr() string { return cmp.Or(c.MasterAddr, "127.0.0.
 func (c TorchConfig) masterPort() (*heldPort, error) {
 	h, err := holdPort(c.MasterPort)
 	if errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EACCES) {
-		return nil, fmt.Errorf("%w: %w: choose another --master-port, or leave it out for a free one", ErrConfig, err)
+		return nil, fmt.Errorf("%w: %w; choose another --master-port, or leave it out for a free one", ErrConfig, err)
 	}
 	return h, err
 }
 
-// ncclErrorHandling is the user's choice, or torchrun's.
+// ncclErrorHandling returns the user's choice, or torchrun's.
 func ncclErrorHandling() string {
 	if v, set := os.LookupEnv("TORCH_NCCL_ASYNC_ERROR_HANDLING"); set {
 		return v

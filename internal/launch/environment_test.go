@@ -22,15 +22,15 @@ var printsEnvironment = role("prints its environment", func(context.Context, []s
 	if err != nil {
 		return err
 	}
-	say("stdin %s", in)
+	emit("stdin %s", in)
 	for _, kv := range os.Environ() {
-		say("env %q", kv)
+		emit("env %q", kv)
 	}
 	return nil
 })
 
-// given are the variables that a rank has got from the trainer, and its
-// standard input.
+// given are the variables that a rank got from the trainer, and its standard
+// input.
 func given(t *testing.T, j *job, prefix string) (env map[string]string, stdin string) {
 	t.Helper()
 	env = map[string]string{}
@@ -47,7 +47,7 @@ func given(t *testing.T, j *job, prefix string) (env map[string]string, stdin st
 	return env, strings.Join(j.out.lines(prefix+"stdin "), "")
 }
 
-// A worker gets every variable that torchrun gives, and the trainer's own.
+// A worker gets every variable that torchrun sets, and the trainer's own.
 func TestEnvironment(t *testing.T) {
 	j := newJob(t, 2, printsEnvironment...)
 	j.cfg.MaxRestarts = 3
@@ -149,11 +149,11 @@ var meetsAtMaster = workerRole("meets at the master port", func(ctx context.Cont
 	if err != nil {
 		return err
 	}
-	say("met at %s", at)
+	emit("met at %s", at)
 	return errors.Join(conn.Close(), l.Close())
 })
 
-// Rank 0 can bind MASTER_PORT while the trainer holds it, and the others
+// Rank 0 can bind MASTER_PORT while the trainer holds it, and the other ranks
 // reach it there.
 func TestMasterPort(t *testing.T) {
 	t.Parallel()

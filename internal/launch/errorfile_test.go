@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whatever a worker leaves in place of its error file is dealt with at once.
+// Whatever a worker leaves instead of its error file is handled at once.
 func TestErrorFileOfAnyKind(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -19,8 +19,8 @@ func TestErrorFileOfAnyKind(t *testing.T) {
 		says string
 		size int
 	}{
-		"pipe":      {func(p string) error { return unix.Mkfifo(p, 0o600) }, "no regular file", 0},
-		"directory": {func(p string) error { return os.Mkdir(p, 0o700) }, "no regular file", 0},
+		"pipe":      {func(p string) error { return unix.Mkfifo(p, 0o600) }, "not a regular file", 0},
+		"directory": {func(p string) error { return os.Mkdir(p, 0o700) }, "not a regular file", 0},
 		"link":      {func(p string) error { return os.Symlink("/dev/zero", p) }, "is a link", 0},
 		"large": {func(p string) error {
 			return os.WriteFile(p, bytes.Repeat([]byte("x"), maxErrorFile+1), 0o600)

@@ -7,7 +7,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// Bounded is a store of which each staging directory has room for so many bytes.
+// Bounded returns a store whose staging directories each have room for a number
+// of bytes.
 func Bounded(s session.Store, bytes int64) session.Store {
 	s.Room = func(file *os.File) (int64, error) {
 		files, err := os.ReadDir(filepath.Dir(file.Name()))

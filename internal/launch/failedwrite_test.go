@@ -23,7 +23,7 @@ import (
 
 var failsToWrite = workerRole("has a save that cannot be written", func(ctx context.Context, c *client.Client) error {
 	if c.Attempt > 1 {
-		say("resumes %s", c.Resume)
+		emit("resumes %s", c.Resume)
 		return errors.Join(load(ctx, c, "", 1), save(ctx, c, 2))
 	}
 	if err := save(ctx, c, 1); err != nil {
@@ -33,19 +33,19 @@ var failsToWrite = workerRole("has a save that cannot be written", func(ctx cont
 	if err != nil {
 		return err
 	}
-	say("trains on")
+	emit("trains on")
 	why := s.Wait(ctx, client.Committed)
 	if gone := (*client.AbortedError)(nil); errors.As(why, &gone) {
-		say("for want of room: %v", gone.NoRoom)
+		emit("for want of room: %v", gone.NoRoom)
 	}
-	say("told %v", why)
+	emit("told %v", why)
 	return cmp.Or(loadLatest(ctx, c), meet(ctx, c), why)
 })
 
 // A write that fails in the background, on one rank and long after Save has
-// returned, reaches whoever waits, the log, the trainer's output and the end
-// of the attempt. Its save is never the latest, not even while it is staged:
-// a collection meanwhile keeps the last good one, which the next attempt
+// returned, is reported to the waiting callers, the log, the trainer's output and
+// the end of the attempt. Its save is never the latest, not even while it is
+// staged: a collection meanwhile keeps the last good one, which the next attempt
 // resumes from.
 func TestFailedWrite(t *testing.T) {
 	t.Parallel()
@@ -60,7 +60,7 @@ func TestFailedWrite(t *testing.T) {
 	awaitWritten(t, 0, "step-2.a1")
 	out, err := home.Collect(t.Context(), store.CollectOptions{Runs: []string{j.cfg.Run}, Policy: retention.Policy{Last: 1}, Apply: true})
 	if err != nil || len(out.Checkpoints) != 1 || out.Checkpoints[0].Action != store.Keep {
-		t.Errorf("beside the save: %+v, %v", out, err)
+		t.Errorf("in parallel with the save: %+v, %v", out, err)
 	}
 	close(g.open)
 	if err := j.wait(); err != nil {
@@ -98,12 +98,12 @@ var losesFile = workerRole("loses a file", func(ctx context.Context, c *client.C
 	if err != nil {
 		return err
 	}
-	say("told %v", s.Wait(ctx, client.Committed))
+	emit("told %v", s.Wait(ctx, client.Committed))
 	return errors.Join(save(ctx, c, 2), load(ctx, c, "step-2", 2))
 })
 
-// A file that was written and goes away before the last rank has written is
-// missed before the commit: the save is aborted by the name of the file.
+// A file that is written but disappears before the last rank has written is
+// noticed before the commit: the save is aborted with the name of the file.
 func TestFileVanishesBeforeCommit(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 3, losesFile...)
@@ -122,27 +122,27 @@ func TestFileVanishesBeforeCommit(t *testing.T) {
 	wantEnded(t, []string{"step-2.a1"}, []string{"step-1.a1"})
 	for rank := range 3 {
 		if got := j.out.lines(fmt.Sprintf("[rank%d] told ", rank)); len(got) != 1 || !strings.Contains(got[0], "was aborted: commit: ") || !strings.Contains(got[0], "r00001.safetensors") {
-			t.Errorf("rank %d was told %q", rank, got)
+			t.Errorf("rank %d got %q", rank, got)
 		}
 	}
 }
 
 var savesOver = workerRole("saves over leftovers", func(ctx context.Context, c *client.Client) error {
 	s, why := c.Save(ctx, 1, state(1, c.Rank, c.WorldSize), client.SaveOptions{})
-	if why == nil { // else another rank was refused before this one had sealed
+	if why == nil { // otherwise another rank was refused before this rank had sealed
 		why = s.Wait(ctx, client.Committed)
 	}
-	say("told %v", why)
+	emit("told %v", why)
 	if why == nil {
 		return load(ctx, c, "step-1", 1)
 	}
 	return errors.Join(save(ctx, c, 1), load(ctx, c, "step-1", 1))
 })
 
-// A directory that is there already, where a save goes, is no obstacle if it
-// holds what a cut save has left: nothing of that gets into the checkpoint. If
-// it is a checkpoint's, or may be, it stays as it is: no rank writes, all are
-// told, and the next save under that name goes elsewhere.
+// An existing directory in the place of a save does no harm if it holds the
+// remains of an interrupted save: none of them gets into the checkpoint. If it
+// holds a checkpoint, or may hold one, it stays unchanged: no rank writes, all
+// get an error, and the next save of that name goes elsewhere.
 func TestSaveOverLeftovers(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("left over ", 20_000)
@@ -172,7 +172,7 @@ func TestSaveOverLeftovers(t *testing.T) {
 			j := newJob(t, 2, savesOver...).must()
 			for rank := range 2 {
 				if got := j.out.lines(fmt.Sprintf("[rank%d] told ", rank)); len(got) != 1 || !strings.Contains(got[0], c.told) {
-					t.Errorf("rank %d was told %q", rank, got)
+					t.Errorf("rank %d got %q", rank, got)
 				}
 			}
 			if got, _ := ended(t, runOf(t)); !slices.Equal(got, c.ends) {

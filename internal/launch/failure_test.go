@@ -19,7 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// A worker that leaves a pipe in place of its error file has failed like any
+// A worker that leaves a pipe instead of its error file counts as failed like any
 // other.
 func TestPipeForErrorFile(t *testing.T) {
 	t.Parallel()
@@ -27,7 +27,7 @@ func TestPipeForErrorFile(t *testing.T) {
 	if failed := j.fails(); failed.Cause != "rank 0 exited with code 3" {
 		t.Errorf("%+v", failed)
 	}
-	wantText(t, j.log, "what a worker says of its failure is not known", "is no regular file")
+	wantText(t, j.log, "error file not readable", "is not a regular file")
 }
 
 var tellsAtLength = workerRole("tells at length", func(_ context.Context, c *client.Client) error {
@@ -39,14 +39,14 @@ var tellsAtLength = workerRole("tells at length", func(_ context.Context, c *cli
 	return errors.Join(os.WriteFile(os.Getenv("TORCHELASTIC_ERROR_FILE"), []byte(file), 0o600), errors.New("as told"))
 })
 
-// A failure of which there is much to say is restarted like any other. The
-// log has the beginning of its message and the end of its traceback.
+// A failure with a long report restarts like any other. The log has the beginning
+// of its message and the end of its traceback.
 func TestLongTraceback(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, tellsAtLength...)
 	j.cfg.MaxRestarts = 1
 	j.must()
-	got := said[events.WorkerExited](t, runOf(t))
+	got := bodiesOf[events.WorkerExited](t, runOf(t))
 	if len(got) != 2 {
 		t.Fatalf("%d exits", len(got))
 	}
@@ -57,7 +57,7 @@ func TestLongTraceback(t *testing.T) {
 	}
 }
 
-// lateLog takes a while for the news of a worker's end.
+// lateLog delays the events of a worker's end.
 type lateLog struct {
 	session.Log
 	late time.Duration
@@ -74,8 +74,8 @@ func (l lateLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, er
 	return l.Log.Append(ctx, facts...)
 }
 
-// A worker that has ended is not said to ignore SIGTERM, however long the log
-// takes to hear of its end.
+// A worker that has ended is not reported as ignoring SIGTERM, however long the
+// log takes to record its end.
 func TestEndedIsNotKilled(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, shell("exit 3")...)
@@ -86,7 +86,7 @@ func TestEndedIsNotKilled(t *testing.T) {
 	}
 }
 
-// An attempt whose processes cannot be started ends in the log.
+// The log records the end of an attempt whose processes cannot start.
 func TestNotStarted(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "program")
@@ -108,8 +108,8 @@ func TestNotStarted(t *testing.T) {
 	}
 }
 
-// A rank whose save is refused does not make the others wait: whoever comes
-// first, they learn at once which rank it was and why.
+// If a rank's save is refused, the others do not wait: in any order, they learn
+// at once which rank it was and why.
 func TestRefusedSave(t *testing.T) {
 	t.Parallel()
 	const good, bad = `{"step":5,"items":[{"fqn":"w","value":true,"bytes":3}]}`, `{"step":5,"items":[{"fqn":"w","value":true,"bytes":4611686018427387904}]}`
@@ -134,8 +134,8 @@ func TestRefusedSave(t *testing.T) {
 	}
 }
 
-// Metrics that would not fit the log are refused, and those that do from every
-// rank at once are taken.
+// Metrics that would not fit the log are rejected, and metrics that fit are
+// accepted from every rank at once.
 func TestLargeReport(t *testing.T) {
 	t.Parallel()
 	const world = 20

@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// FailureKind says whose fault the end of an attempt is, and so which budget
-// pays for the next one.
+// FailureKind is what caused the end of an attempt, which decides the budget for
+// the next attempt.
 type FailureKind string
 
 // Kinds of failures. The zero value is a [WorkerFailure].
 const (
 	WorkerFailure         FailureKind = "worker"         // an exit code, a signal, a hang, a death at the start
-	InfrastructureFailure FailureKind = "infrastructure" // a device or the log: the program did nothing wrong
-	PreemptionFailure     FailureKind = "preemption"     // asked for from outside; free of charge
+	InfrastructureFailure FailureKind = "infrastructure" // a device or the log: not the program's fault
+	PreemptionFailure     FailureKind = "preemption"     // requested from outside; free of charge
 )
 
-// or is the kind, where the zero value stands for the worker's.
+// or returns the kind, with WorkerFailure for the zero value.
 func (k FailureKind) or() FailureKind {
 	if k == "" {
 		return WorkerFailure
@@ -24,14 +24,14 @@ func (k FailureKind) or() FailureKind {
 	return k
 }
 
-// budgets count the restarts of a job, by what made them necessary.
+// budgets count the restarts of a job, by the kind of failure that caused them.
 type budgets struct {
-	workers, infrastructure int // restarts that are allowed; -1: any number
+	workers, infrastructure int // allowed restarts; -1: any number
 
 	usedByWorkers, usedByInfrastructure int
 }
 
-// charge takes one restart for a failure, and reports false when none is left.
+// charge takes one restart for a failure, and returns false if none is left.
 func (b *budgets) charge(kind FailureKind) bool {
 	allowed, used := b.workers, &b.usedByWorkers
 	switch kind.or() {
@@ -47,7 +47,7 @@ func (b *budgets) charge(kind FailureKind) bool {
 	return true
 }
 
-// used is how many restarts a kind of failure has cost.
+// used returns how many restarts a kind of failure has cost.
 func (b *budgets) used(kind FailureKind) int {
 	switch kind.or() {
 	case PreemptionFailure:
@@ -58,14 +58,14 @@ func (b *budgets) used(kind FailureKind) int {
 	return b.usedByWorkers
 }
 
-// FailedError says that one of the trial's failure budgets is used up.
+// FailedError is returned when one of the trial's failure budgets is exhausted.
 type FailedError struct {
 	Attempt  int
-	Restarts int         // used of the budget
+	Restarts int         // used from the budget
 	Kind     FailureKind // of the failure; the zero value is a worker's
 	Cause    string      // root cause: rank, and exit code or signal
-	Advice   string      // what else is known of it, and the next step; or empty
-	Rank     int         // of the root cause; -1 when it was not one rank
+	Advice   string      // further findings and the next step; may be empty
+	Rank     int         // of the root cause; -1 if not a single rank
 	Tail     []string    // last lines of that rank's output
 }
 
@@ -81,20 +81,20 @@ func (e *FailedError) Error() string {
 	return text
 }
 
-// Waits between attempts that end at once: a program that cannot run would
-// otherwise fill the log with attempts.
+// Waits between attempts that end at once: otherwise a program that cannot run
+// would fill the log with attempts.
 const (
 	firstBackoff = 100 * time.Millisecond
 	maxBackoff   = 10 * time.Second
 )
 
-// backoff is how long to wait before the next attempt.
+// backoff computes how long to wait before the next attempt.
 type backoff struct {
 	enough time.Duration // an attempt that lived so long is no such failure
 	next   time.Duration // zero: the first
 }
 
-// after is the wait after an attempt that lived a while, and committed a
+// after returns the wait after an attempt that lived for a while, and committed a
 // checkpoint or not.
 func (b *backoff) after(lived time.Duration, committed bool) time.Duration {
 	if committed || lived >= b.enough {
@@ -107,9 +107,9 @@ func (b *backoff) after(lived time.Duration, committed bool) time.Duration {
 	return wait
 }
 
-// crashLoop notices attempts that fail alike, one after the other, after they
-// resumed from the same checkpoint, without a commit in between. Another one
-// will most likely do the same.
+// crashLoop detects consecutive attempts that fail alike after resuming from the
+// same checkpoint, without a commit in between. The next attempt will most likely
+// fail alike too.
 type crashLoop struct {
 	resume string
 	cause  string
@@ -117,13 +117,13 @@ type crashLoop struct {
 	first  int // attempt; 0: none has failed
 }
 
-// failed takes note of the end of an attempt that resumed from a checkpoint;
-// stands means that none was committed since. It returns what is to be said of
-// it, or "".
+// failed records the end of an attempt that resumed from a checkpoint; stands
+// means that no checkpoint was committed since. It returns a message for the
+// user, or "".
 func (c *crashLoop) failed(attempt int, resume string, stands bool, cause *FailedError, run string) string {
 	alike := c.first > 0 && c.resume == resume && c.cause == cause.Cause && c.rank == cause.Rank
 	if !stands {
-		*c = crashLoop{} // it has got somewhere
+		*c = crashLoop{} // it made progress
 		return ""
 	}
 	if !alike {

@@ -12,7 +12,7 @@ func TestBudgets(t *testing.T) {
 		name                    string
 		workers, infrastructure int
 		failures                []FailureKind
-		refused                 int // of the failures, counted from 1; 0: none
+		refused                 int // number of the failure that is refused, from 1; 0: none
 		restarts                int // TORCHELASTIC_RESTART_COUNT of the last attempt
 	}{
 		{"none is allowed", 0, 0, []FailureKind{w}, 1, 0},
@@ -34,7 +34,7 @@ func TestBudgets(t *testing.T) {
 				}
 			}
 			if refused != c.refused || b.used(WorkerFailure) != c.restarts || b.used(PreemptionFailure) != 0 {
-				t.Errorf("failure %d is refused, and the workers are told of %d restarts; want %d and %d", refused, b.used(WorkerFailure), c.refused, c.restarts)
+				t.Errorf("failure %d is refused, and the workers see %d restarts; want %d and %d", refused, b.used(WorkerFailure), c.refused, c.restarts)
 			}
 		})
 	}

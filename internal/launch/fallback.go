@@ -19,27 +19,26 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// ErrNotWhole says that a checkpoint to resume from has lost files, or that they
-// are damaged.
+// ErrNotWhole is returned if files of a checkpoint to resume from are missing or
+// damaged.
 var ErrNotWhole = problem.New(problem.Damage, "the checkpoint is not whole")
 
-// maxPassedOver is how many checkpoints that were passed over are in one event.
+// maxPassedOver bounds how many passed-over checkpoints one event lists.
 const maxPassedOver = 100
 
 // candidate is a checkpoint that an attempt may resume from.
 type candidate struct {
-	id     string                 // as [Config].Resume and the events name it
+	id     string                 // as in [Config].Resume and the events
 	row    projections.Checkpoint // zero for a path
-	defect string                 // what is wrong with its files; "": nothing that a look shows
+	defect string                 // what is wrong with its files; "": no defect was found
 }
 
-// own reports whether the candidate is of the run's own line, not what the line
-// started from.
+// own reports whether the candidate is of the run's own line, not the checkpoint
+// that the line started from.
 func (c candidate) own(run string) bool { return c.row.Run == run }
 
-// candidate looks at a checkpoint: that its manifest, indexes and data files are
-// there, fit each other and have the sizes that they should have. No data file is
-// read.
+// candidate checks a checkpoint: that its manifest, indexes and data files exist,
+// fit each other and have the right sizes. It reads no data file.
 func (j *job) candidate(ctx context.Context, id string) (c candidate, err error) {
 	c.id = id
 	if restore.IsPath(id) {
@@ -59,15 +58,15 @@ func (j *job) candidate(ctx context.Context, id string) (c candidate, err error)
 	return c, err
 }
 
-// defect says what is wrong with the files of a checkpoint, "" if nothing is.
+// defect returns what is wrong with the files of a checkpoint, "" if nothing is.
 func (j *job) defect(ctx context.Context, c projections.Checkpoint) (string, error) {
 	digest, err := checkpoint.ParseDigest(c.Manifest)
 	if err != nil {
 		return "", err
 	}
 	report, err := j.examine(ctx, checkpoint.RefOf(c.Run, c.Trial, c.ID), digest, j.held(c))
-	// The log vouches for the manifest. A receipt that a crash has left out is
-	// written when the store is next opened.
+	// The log vouches for the manifest. If a crash left out a receipt, the owner
+	// writes it when it next opens the store.
 	found := slices.DeleteFunc(report.Findings, func(f data.Finding) bool { return f.File == checkpoint.ReceiptFile })
 	switch n := len(found); {
 	case err != nil:
@@ -75,7 +74,7 @@ func (j *job) defect(ctx context.Context, c projections.Checkpoint) (string, err
 	case n == 0:
 		return "", nil
 	case report.Files == 0:
-		return "none of its files is there", nil
+		return "none of its files exists", nil
 	case n == 1:
 		return found[0].String(), nil
 	default:
@@ -83,7 +82,7 @@ func (j *job) defect(ctx context.Context, c projections.Checkpoint) (string, err
 	}
 }
 
-// held names the data files whose bytes the slots of this node hold.
+// held names the data files whose bytes are in the slots of this node.
 func (j *job) held(c projections.Checkpoint) (files []string) {
 	if c.Run != j.cfg.Run || c.Trial != j.cfg.Trial {
 		return nil
@@ -94,14 +93,14 @@ func (j *job) held(c projections.Checkpoint) (files []string) {
 	return files
 }
 
-// examineLimit is how long a look at a checkpoint's files may take. It reads no
-// tensor.
+// examineLimit is how long checking a checkpoint's files may take. The check
+// reads no tensor.
 const examineLimit = 2 * time.Minute
 
-// examine looks at the files of a checkpoint. A disk that does not answer keeps
-// its goroutine, and nobody else.
+// examine checks the files of a checkpoint. A disk that does not answer blocks
+// only examine's goroutine.
 func (j *job) examine(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, held []string) (data.Report, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, examineLimit, fmt.Errorf("%w within %v: look at the disk of the store", session.ErrStuck, examineLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, examineLimit, fmt.Errorf("%w within %v: check the disk of the store", session.ErrStuck, examineLimit))
 	defer cancel()
 	type answer struct {
 		report data.Report
@@ -120,8 +119,9 @@ func (j *job) examine(ctx context.Context, ref checkpoint.Ref, manifest checkpoi
 	}
 }
 
-// look says what is wrong with the files of a checkpoint, but for those that are held in
-// memory. A storage of the job's own says first whether it can read the checkpoint.
+// look returns the findings about the files of a checkpoint, except for files
+// that are held in memory. If the job has its own storage, it must first be able
+// to read the checkpoint.
 func (j *job) look(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, held []string) (data.Report, error) {
 	m, asked, err := j.askStorage(ctx, j.store.Data.Reader(ref).WithManifest(manifest))
 	switch {
@@ -129,23 +129,23 @@ func (j *job) look(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.
 	case errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*data.CorruptError)):
 		return data.Report{Files: 1, Findings: []data.Finding{{Kind: data.Unreadable, File: "the job's own storage", Block: -1, Offset: -1, Problem: err.Error()}}}, nil
 	default:
-		return data.Report{}, fmt.Errorf("checkpoint %s cannot be read now by the job's own storage: %w: start the job again when the storage can read it", ref, err)
+		return data.Report{}, fmt.Errorf("checkpoint %s cannot be read now by the job's own storage: %w; start the job again when the storage can read it", ref, err)
 	}
 	report, err := j.store.Data.VerifyWith(ctx, ref, manifest, data.VerifyOptions{Sizes: true})
 	switch {
 	case err != nil:
 		return data.Report{}, err
 	case !asked:
-		// A restore takes from this node's slots what they still hold.
+		// A restore reads from this node's slots what they still hold.
 		report.Findings = slices.DeleteFunc(report.Findings, func(f data.Finding) bool { return slices.Contains(held, f.File) })
 	case !indexed(m, report):
-		return data.Report{}, nil // the files are the storage's own, and it has looked at them
+		return data.Report{}, nil // the files are the storage's own, and it has checked them
 	}
 	return report, nil
 }
 
-// askStorage has the job's own storage, if its reader is not the store's own, take the steps
-// before the plans of a restore. A panic of it is an error.
+// askStorage makes the job's own storage take the steps before the plans of a
+// restore, if its reader is not the store's own. It returns a panic as an error.
 func (j *job) askStorage(ctx context.Context, own *data.FileReader) (m checkpoint.Manifest, asked bool, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -162,7 +162,7 @@ func (j *job) askStorage(ctx context.Context, own *data.FileReader) (m checkpoin
 	return m, true, reader.SetUp(ctx, m, true)
 }
 
-// indexed reports whether a rank of a checkpoint has an index file of the store's own.
+// indexed reports whether a rank of a checkpoint has an index file of the store.
 func indexed(m checkpoint.Manifest, report data.Report) bool {
 	return slices.ContainsFunc(m.Ranks, func(rank checkpoint.RankIndex) bool {
 		return !slices.ContainsFunc(report.Findings, func(f data.Finding) bool {
@@ -171,16 +171,16 @@ func indexed(m checkpoint.Manifest, report data.Report) bool {
 	})
 }
 
-// wholeFrom returns the newest whole checkpoint at head or behind it in the
-// line, and remembers those that it passed over. It never ends at nothing: where
-// no checkpoint is whole, the error is [ErrNotWhole].
+// wholeFrom returns the newest whole checkpoint at head or before it in the line,
+// and records those that it passed over. If no checkpoint is whole it returns
+// [ErrNotWhole]; it never falls back to a fresh start.
 func (j *job) wholeFrom(ctx context.Context, head string) (string, error) {
 	j.passed, j.morePassed = nil, 0
 	var first candidate
 	for id := head; id != ""; {
 		c, err := j.candidate(ctx, id)
 		if err != nil {
-			return "", fmt.Errorf("look for a checkpoint to resume from: %s: %w", id, err)
+			return "", fmt.Errorf("find a checkpoint to resume from: %s: %w", id, err)
 		}
 		if c.defect == "" {
 			if n := len(j.passed) + j.morePassed; n > 0 {
@@ -193,26 +193,26 @@ func (j *job) wholeFrom(ctx context.Context, head string) (string, error) {
 		}
 		if len(j.passed) < maxPassedOver {
 			j.passed = append(j.passed, events.PassedOver{Checkpoint: id, Reason: session.Beginning(c.defect, session.MaxMessage)})
-			j.log.Warn("checkpoint passed over: it is not whole", "checkpoint", id, "reason", c.defect)
+			j.log.Warn("checkpoint passed over: not whole", "checkpoint", id, "reason", c.defect)
 		} else {
 			j.morePassed++
 		}
 		if !c.own(j.cfg.Run) {
-			break // what the line started from was a choice, and has no stand-in
+			break // the user chose what the line started from: there is no substitute
 		}
 		if id, err = j.before(ctx, c.row); err != nil {
-			return "", fmt.Errorf("look for a checkpoint to resume from: behind %s: %w", c.id, err)
+			return "", fmt.Errorf("find a checkpoint to resume from: before %s: %w", c.id, err)
 		}
 	}
 	if head == "" {
 		return "", nil
 	}
-	return "", fmt.Errorf("%w: resume run %q: %s: %s; no checkpoint of the line is whole (%d looked at): see `ckptstore verify %s`, restore the files from a backup, or start afresh with --resume none",
+	return "", fmt.Errorf("%w: resume run %q: %s: %s; no checkpoint of the line is whole (%d checked); see `ckptstore verify %s`, restore the files from a backup, or start afresh with --resume none",
 		ErrNotWhole, j.cfg.Run, first.id, first.defect, len(j.passed)+j.morePassed, j.cfg.Run)
 }
 
-// before is the visible checkpoint of the line before c, or what the line
-// started from, or "".
+// before returns the visible checkpoint of the line before c, or the checkpoint
+// that the line started from, or "".
 func (j *job) before(ctx context.Context, c projections.Checkpoint) (string, error) {
 	for c.ParentSeq > 0 {
 		parent, err := j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, c.Parent))
@@ -223,14 +223,14 @@ func (j *job) before(ctx context.Context, c projections.Checkpoint) (string, err
 			return parent.ID, nil
 		}
 		if parent.BegunSeq >= c.BegunSeq {
-			return "", fmt.Errorf("the line of %s does not lead back in time", c.ID)
+			return "", fmt.Errorf("the parent of %s is not older than it", c.ID)
 		}
 		c = parent
 	}
 	return c.Parent, nil
 }
 
-// wholeOnly refuses a checkpoint that is not whole: the user asked for this one.
+// wholeOnly rejects a checkpoint that is not whole: the user asked for this one.
 func (j *job) wholeOnly(ctx context.Context, asked, id string) error {
 	j.passed, j.morePassed = nil, 0
 	c, err := j.candidate(ctx, id)

@@ -14,10 +14,10 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
-// loadsResume loads what its attempt resumes from, and says what that was.
+// loadsResume loads the checkpoint to resume from, and prints its name.
 var loadsResume = workerRole("loads what it resumes from", func(ctx context.Context, c *client.Client) error {
 	if c.Resume == "" {
-		say("starts afresh")
+		emit("starts afresh")
 		return nil
 	}
 	got := state(0, c.Rank, c.WorldSize)
@@ -25,7 +25,7 @@ var loadsResume = workerRole("loads what it resumes from", func(ctx context.Cont
 	if err != nil {
 		return err
 	}
-	say("resumes %s with %v", loaded.Checkpoint, got.Tensors[1].Data[0])
+	emit("resumes %s with %v", loaded.Checkpoint, got.Tensors[1].Data[0])
 	return nil
 })
 
@@ -39,7 +39,7 @@ var damages = map[string]struct {
 	do   func(t *testing.T, dir string)
 	says string
 }{
-	"directory":           {func(t *testing.T, dir string) { okay(t, os.RemoveAll(dir)) }, "none of its files is there"},
+	"directory":           {func(t *testing.T, dir string) { okay(t, os.RemoveAll(dir)) }, "none of its files exists"},
 	"manifest":            {func(t *testing.T, dir string) { okay(t, os.Remove(matching(t, dir, "manifest-*"))) }, "manifest-"},
 	"bit of the manifest": {func(t *testing.T, dir string) { flipBit(t, matching(t, dir, "manifest-*")) }, "manifest-"},
 	"index":               {func(t *testing.T, dir string) { okay(t, os.Remove(filepath.Join(dir, "r00001.idx"))) }, "r00001.idx: missing"},
@@ -79,8 +79,8 @@ func flipBit(t *testing.T, path string) {
 }
 
 // TestResumeFallsBack: a job whose newest checkpoint has lost files resumes from
-// the newest whole one of its line, and says which it passed over and why;
-// --resume require and a reference to that checkpoint refuse.
+// the newest whole one of its line, and reports the passed-over checkpoints with
+// the reasons; --resume require and a reference to that checkpoint refuse.
 func TestResumeFallsBack(t *testing.T) {
 	t.Parallel()
 	for name, damage := range damages {
@@ -113,16 +113,17 @@ func TestResumeFallsBack(t *testing.T) {
 				}
 			}
 			wantText(t, j.log, "checkpoint passed over", "checkpoint=step-3.a1", damage.says, "resuming from an older checkpoint", "checkpoint=step-2.a1")
-			all := said[events.GroupStarted](t, runOf(t))
+			all := bodiesOf[events.GroupStarted](t, runOf(t))
 			last := all[len(all)-1]
 			if last.Resume != "step-2.a1" || len(last.PassedOver) != 1 || last.PassedOver[0].Checkpoint != "step-3.a1" || !strings.Contains(last.PassedOver[0].Reason, damage.says) || last.MorePassedOver != 0 {
-				t.Errorf("group.started says %+v", last)
+				t.Errorf("group.started is %+v", last)
 			}
 			if first := all[0]; len(first.PassedOver) > 0 {
 				t.Errorf("the first attempt passed over %+v", first.PassedOver)
 			}
 
-			// The line goes on from there: nothing is to be passed over any more.
+			// The line continues from there: nothing needs to be passed over any
+			// more.
 			j = newJob(t, 2, loadsResume...).must()
 			if strings.Contains(j.log.String(), "passed over") {
 				t.Errorf("passed over again:\n%s", j.log)
@@ -131,8 +132,8 @@ func TestResumeFallsBack(t *testing.T) {
 	}
 }
 
-// TestResumeWithoutReceipt: a receipt that is missing or torn, as after a crash
-// behind the commit, costs no checkpoint: the log vouches for its manifest.
+// TestResumeWithoutReceipt: a missing or torn receipt, as after a crash after the
+// commit, costs no checkpoint: the log vouches for its manifest.
 func TestResumeWithoutReceipt(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(path string) error{
@@ -155,8 +156,8 @@ func TestResumeWithoutReceipt(t *testing.T) {
 	}
 }
 
-// TestResumeFindsNothingWhole: where no checkpoint of the line is whole, nothing
-// is started, from nothing neither.
+// TestResumeFindsNothingWhole: if no checkpoint of the line is whole, nothing
+// starts, not even from scratch.
 func TestResumeFindsNothingWhole(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, savesThree...).must()
@@ -168,12 +169,12 @@ func TestResumeFindsNothingWhole(t *testing.T) {
 	if !errors.Is(err, launch.ErrNotWhole) {
 		t.Fatalf("the job: %v", err)
 	}
-	for _, part := range []string{"step-3.a1: none of its files is there", "3 looked at", "--resume none", "ckptstore verify"} {
+	for _, part := range []string{"step-3.a1: none of its files exists", "3 checked", "--resume none", "ckptstore verify"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is not in %v", part, err)
 		}
 	}
-	if n := len(said[events.GroupStarted](t, runOf(t))); n != 1 {
+	if n := len(bodiesOf[events.GroupStarted](t, runOf(t))); n != 1 {
 		t.Errorf("%d attempts were started", n)
 	}
 	j = newJob(t, 2, loadsResume...)
@@ -184,8 +185,8 @@ func TestResumeFindsNothingWhole(t *testing.T) {
 	}
 }
 
-// losesNewest saves steps 4 and 5, removes the directory that it is given, and
-// dies; a later attempt says what it resumes from.
+// losesNewest saves steps 4 and 5, removes the given directory, and dies; a later
+// attempt prints what it resumes from.
 var losesNewest = role("saves two steps and loses the second", func(ctx context.Context, args []string) error {
 	c, err := client.Connect(ctx)
 	if err != nil {
@@ -193,7 +194,7 @@ var losesNewest = role("saves two steps and loses the second", func(ctx context.
 	}
 	defer c.Close()
 	if c.Attempt > 2 {
-		say("resumes %s", c.Resume)
+		emit("resumes %s", c.Resume)
 		return nil
 	}
 	for _, step := range []int64{4, 5} {
@@ -204,7 +205,7 @@ var losesNewest = role("saves two steps and loses the second", func(ctx context.
 	return errors.Join(os.RemoveAll(args[0]), errors.New("dies"))
 })
 
-// TestRestartFallsBack: the next attempt of a job falls back too; under --resume
+// TestRestartFallsBack: the next attempt of a job falls back too; with --resume
 // require the job ends instead.
 func TestRestartFallsBack(t *testing.T) {
 	t.Parallel()
@@ -216,7 +217,7 @@ func TestRestartFallsBack(t *testing.T) {
 			j.cfg.Resume, j.cfg.MaxRestarts = resume, 3
 			err := j.run()
 			if resume == "require" {
-				if !errors.Is(err, launch.ErrNotWhole) || !strings.Contains(err.Error(), "step-5.a2: none of its files is there") || !errors.As(err, new(*launch.FailedError)) {
+				if !errors.Is(err, launch.ErrNotWhole) || !strings.Contains(err.Error(), "step-5.a2: none of its files exists") || !errors.As(err, new(*launch.FailedError)) {
 					t.Errorf("the job: %v", err)
 				}
 				if got := j.out.lines("resumes "); len(got) > 0 {
@@ -230,7 +231,7 @@ func TestRestartFallsBack(t *testing.T) {
 			if got := j.out.lines("resumes "); !slices.Equal(got, []string{"step-4.a2"}) {
 				t.Errorf("resumes %q", got)
 			}
-			wantText(t, j.log, "checkpoint passed over", "step-5.a2", "none of its files is there")
+			wantText(t, j.log, "checkpoint passed over", "step-5.a2", "none of its files exists")
 		})
 	}
 }

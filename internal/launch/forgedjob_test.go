@@ -17,8 +17,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// leftBy is the environment of a worker of a job whose trainer is dead. The identity of the
-// store is missing.
+// leftBy is the environment of a worker of a job whose trainer is dead, without
+// the identity of the store.
 func leftBy(j *job) []string {
 	return []string{
 		client.EnvJob + "=" + j.cfg.Job, client.EnvRun + "=" + j.cfg.Run, client.EnvTrial + "=" + j.cfg.Trial,
@@ -26,7 +26,7 @@ func leftBy(j *job) []string {
 	}
 }
 
-// forge appends an attempt of a run that says that a job had begun it.
+// forge appends an attempt of a run that claims to belong to a job.
 func forge(t *testing.T, run, job string) {
 	t.Helper()
 	agg := events.Aggregate{Run: run, Trial: projections.DefaultTrial}
@@ -48,8 +48,8 @@ func forge(t *testing.T, run, job string) {
 	}
 }
 
-// waitsForFile is the command of a worker that says that it is up, and ends well when a
-// file is there.
+// waitsForFile is the command of a worker that reports that it is up, and ends
+// well when a file exists.
 func waitsForFile(t *testing.T) (command []string, release func()) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "release")
@@ -60,7 +60,7 @@ func waitsForFile(t *testing.T) (command []string, release func()) {
 	}
 }
 
-// anotherStore is a store with a directory of its own in the place of shared memory.
+// anotherStore is a store with its own directory instead of shared memory.
 func anotherStore(t *testing.T) session.Store {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "store")
@@ -92,7 +92,7 @@ func TestForgedJob(t *testing.T) {
 		forge(t, runOf(t), victim.cfg.Job)
 	}
 	attacker := newJob(t, 1, "/bin/true").must()
-	wantText(t, attacker.log, "its trainer lives")
+	wantText(t, attacker.log, "its trainer is alive")
 	release()
 	for what, victim := range victims {
 		if err := victim.wait(); err != nil {
@@ -123,12 +123,12 @@ func TestOnlyOrphansAreKilled(t *testing.T) {
 	}
 	all := map[string]process{}
 	for what, changed := range map[string]string{
-		"proven":          "PROVEN=yes",
-		"another run":     client.EnvRun + "=another",
-		"another trial":   client.EnvTrial + "=another",
-		"another store":   client.EnvStoreID + "=another",
-		"no socket":       client.EnvSocket + "=",
-		"a trainer lives": client.EnvSocket + "=" + alive,
+		"proven":             "PROVEN=yes",
+		"another run":        client.EnvRun + "=another",
+		"another trial":      client.EnvTrial + "=another",
+		"another store":      client.EnvStoreID + "=another",
+		"no socket":          client.EnvSocket + "=",
+		"a trainer is alive": client.EnvSocket + "=" + alive,
 	} {
 		// The test's context kills what is left at its end.
 		cmd := exec.CommandContext(t.Context(), "sleep", "1000")
@@ -146,7 +146,7 @@ func TestOnlyOrphansAreKilled(t *testing.T) {
 		all[what] = p
 		go func() {
 			defer close(p.done)
-			_ = cmd.Wait() // its state says how it ended
+			_ = cmd.Wait() // its state is how it ended
 		}()
 	}
 	newJob(t, 1, "/bin/true").must()

@@ -16,8 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// fullLog is the log of a disk that is nearly full: it refuses facts of some
-// kinds, and takes decisions.
+// fullLog is the log of a nearly full disk: it refuses facts of some kinds, and
+// takes decisions.
 type fullLog struct {
 	session.Log
 	refuses []events.Body
@@ -37,8 +37,8 @@ func (l fullLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, er
 	return l.Log.Append(ctx, facts...)
 }
 
-// A worker's end that the log has no room for waits for room: the job ends no
-// otherwise than on an empty disk.
+// A worker's end that the log has no room for waits for room: the job ends as on
+// an empty disk.
 func TestFullAtWorkersEnd(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -67,8 +67,8 @@ func TestFullAtWorkersEnd(t *testing.T) {
 	}
 }
 
-// A job that is told to end while there is no room does not wait for it much
-// longer. The trial's end is in the log, which takes decisions.
+// A job that is asked to end while there is no room does not wait for room much
+// longer. The log, which takes decisions, has the trial's end.
 func TestFullAtTheEnd(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, shell("exit 0")...)
@@ -89,17 +89,17 @@ func TestFullAtTheEnd(t *testing.T) {
 	}
 }
 
-var goesOn = workerRole("goes on ahead of its metrics", func(ctx context.Context, c *client.Client) error {
+var goesOn = workerRole("continues ahead of its metrics", func(ctx context.Context, c *client.Client) error {
 	for step := range int64(5) {
 		if err := c.Report(ctx, step, map[string]any{"loss": 1.0}); err != nil {
 			return err
 		}
 	}
-	say("five steps are done")
+	emit("five steps are done")
 	return nil
 })
 
-// roomyLog is a fullLog that has room when the workers have got so far.
+// roomyLog is a fullLog that has room once the workers have got far enough.
 type roomyLog struct {
 	fullLog
 	far func() bool
@@ -113,8 +113,8 @@ func (l roomyLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, e
 	return l.fullLog.Append(ctx, facts...)
 }
 
-// Metrics that the log has no room for wait for it, and the training goes on.
-// Those for which there is none at its end are lost, which is said.
+// Metrics wait while the log has no room for them, and the training continues.
+// Metrics without room at its end are lost, and this is logged.
 func TestFullForMetrics(t *testing.T) {
 	t.Parallel()
 	full := fullLog{home.Log, []events.Body{events.Metrics{}}}
@@ -134,7 +134,7 @@ func TestFullForMetrics(t *testing.T) {
 				t.Errorf("trial %+v", trial)
 			}
 			if said := strings.Contains(j.log.String(), "metrics refused by the log after their ranks went on"); said == c.room {
-				t.Errorf("that metrics are lost was said: %v", said)
+				t.Errorf("loss of metrics logged: %v", said)
 			}
 		})
 	}
@@ -149,8 +149,8 @@ var savesThrice = workerRole("saves three times", func(ctx context.Context, c *c
 	return nil
 })
 
-// A fact of a save that the log has no room for waits for it, whichever it is,
-// and the save is committed: neither is its deadline over nor its worker told.
+// Any fact of a save that the log has no room for waits, and the save is
+// committed: its deadline does not pass, and its worker gets no error.
 func TestFullForSaves(t *testing.T) {
 	t.Parallel()
 	for _, refused := range []events.Body{events.LocalPlan{}, events.GlobalPlan{}, events.WriteSealed{}, events.WriteCompleted{}} {
@@ -171,11 +171,11 @@ var sealsWithoutRoom = workerRole("seals a save that has no room", func(ctx cont
 	if err := save(ctx, c, 0); err != nil {
 		return err
 	}
-	say("room is short")
+	emit("room is short")
 	if err := meet(ctx, c); err != nil {
 		return err
 	}
-	for step := int64(1); step < 3; step++ { // into memory that is mapped, and that is not
+	for step := int64(1); step < 3; step++ { // into mapped memory, and into unmapped
 		s, err := c.Begin(ctx, step, state(step, c.Rank, c.WorldSize), client.SaveOptions{})
 		if err != nil {
 			return err
@@ -197,15 +197,15 @@ var sealsWithoutRoom = workerRole("seals a save that has no room", func(ctx cont
 			return err
 		}
 	}
-	say("room is needed")
+	emit("room is needed")
 	if err := meet(ctx, c); err != nil {
 		return err
 	}
 	return save(ctx, c, 3)
 })
 
-// A save that does not fit is aborted, and told to those who wait for it: no call
-// that copies and seals fails by it, neither before the abort nor after it.
+// A save that does not fit is aborted, and its waiters get the error: no call
+// that copies and seals fails, neither before the abort nor after it.
 func TestSaveThatDoesNotFit(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, sealsWithoutRoom...)

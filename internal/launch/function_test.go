@@ -34,13 +34,13 @@ var trains = functionRole("trains", func(ctx context.Context, config function.Co
 	return nil
 })
 
-// Each report of a function is an iteration, once; its end is none.
+// Each report of a function is one iteration; its end is none.
 func TestFunction(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, trains...)
 	j.cfg.TrialConfig = map[string]any{"lr": 0.5}
 	j.must()
-	got := said[events.Metrics](t, runOf(t))
+	got := bodiesOf[events.Metrics](t, runOf(t))
 	if len(got) != 3 {
 		t.Fatalf("%d iterations", len(got))
 	}
@@ -59,7 +59,7 @@ func TestFunction(t *testing.T) {
 	}
 }
 
-var saysDone = functionRole("says done", func(ctx context.Context, _ function.Config) error {
+var saysDone = functionRole("reports done", func(ctx context.Context, _ function.Config) error {
 	if err := function.Report(ctx, function.Result{"loss": 1.0, "done": true}); err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ var saysDone = functionRole("says done", func(ctx context.Context, _ function.Co
 	return nil
 })
 
-// "done" is said with the last iteration.
+// "done" is sent with the last iteration.
 func TestFunctionDone(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, saysDone...).must()
@@ -86,7 +86,7 @@ var onceThenPanics = functionRole("panics", func(ctx context.Context, _ function
 	return fmt.Errorf("layer %d", layers[3])
 })
 
-// A panic comes to the log with its stack, after what was reported.
+// A panic is recorded in the log with its stack, after the reports.
 func TestFunctionPanics(t *testing.T) {
 	t.Parallel()
 	failed := newJob(t, 1, onceThenPanics...).fails()
@@ -102,7 +102,8 @@ func TestFunctionPanics(t *testing.T) {
 
 var wrongSignature = functionRole("has a wrong signature", func(context.Context, int) {})
 
-// A function that cannot be run says so, and so does one without a trainer.
+// A function that cannot run reports it, and so does a function without a
+// trainer.
 func TestFunctionCannotRun(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, wrongSignature...)
@@ -119,20 +120,20 @@ var reportsUntilStopped = functionRole("reports until it is stopped", func(ctx c
 	for n := 0; err == nil; n++ {
 		err = r.Report(ctx, function.Result{"n": n})
 		if n == 2 {
-			say("reports")
+			emit("reports")
 		}
 	}
-	say("cleans up: %v", err)
+	emit("cleans up: %v", err)
 	return err
 })
 
 // A SIGTERM of the trainer stops the function at its next report, with time to
-// clean up, and the exit code says that it has not completed.
+// clean up, and the exit code shows that it has not completed.
 func TestFunctionTerminated(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, reportsUntilStopped...).start()
 	j.out.await(t, 1, "reports")
-	j.cancel(errors.New("the user says so"))
+	j.cancel(errors.New("the user's choice"))
 	if err := j.wait(); err == nil {
 		t.Error("the job went well")
 	}
@@ -155,11 +156,11 @@ var continues = functionRole("saves and continues", func(ctx context.Context, _ 
 	if _, err := cp.Load(ctx, &state, client.LoadOptions{}); err != nil {
 		return 0, err
 	}
-	say("resumed from %s with %s", cp.Resume, state.Values[0].Data)
+	emit("resumed from %s with %s", cp.Resume, state.Values[0].Data)
 	return 0, nil
 })
 
-// A function saves, and its next attempt continues from there. What it returns
+// A function saves, and its next attempt continues from there. Its return value
 // is reported, also 0.
 func TestFunctionResumes(t *testing.T) {
 	t.Parallel()
@@ -172,7 +173,7 @@ func TestFunctionResumes(t *testing.T) {
 	}
 }
 
-// The socket holds every language to the same.
+// The socket requires the same of clients in every language.
 func TestLastReportOnTheSocket(t *testing.T) {
 	t.Parallel()
 	_, ranks := doors(t, 2)
@@ -199,12 +200,12 @@ var savesWhenPreempted = functionRole("saves when it is preempted", func(ctx con
 	for step := int64(1); ; step++ {
 		err := r.Report(ctx, function.Result{"step": step})
 		if step == 2 {
-			say("at work")
+			emit("at work")
 		}
 		if err == nil {
 			continue
 		}
-		say("%s at %d", r.Stopping(), step)
+		emit("%s at %d", r.Stopping(), step)
 		s, serr := cp.Save(ctx, step, client.State{Values: []client.Value{{FQN: "step", Data: fmt.Append(nil, step)}}}, client.SaveOptions{})
 		if serr != nil {
 			return serr
@@ -213,8 +214,8 @@ var savesWhenPreempted = functionRole("saves when it is preempted", func(ctx con
 	}
 })
 
-// A preemption reaches all ranks of a function at one step, in which they save;
-// to return the stop signal is then a clean end.
+// All ranks of a function stop for a preemption at one step, in which they save;
+// returning the stop signal is then a clean end.
 func TestFunctionPreempted(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, savesWhenPreempted...)
@@ -228,7 +229,7 @@ func TestFunctionPreempted(t *testing.T) {
 	if want := fmt.Sprintf("step-%d.a1", agreed(t, j, client.Preempt, 2)); !e.Saved || e.Checkpoint != want {
 		t.Errorf("%+v, want that %s is saved", e, want)
 	}
-	for _, exited := range said[events.WorkerExited](t, runOf(t)) {
+	for _, exited := range bodiesOf[events.WorkerExited](t, runOf(t)) {
 		if exited.Code != 0 {
 			t.Errorf("exit %+v", exited)
 		}
@@ -238,17 +239,17 @@ func TestFunctionPreempted(t *testing.T) {
 var endlessly = functionRole("endlessly", func(ctx context.Context, _ function.Config, r *function.Reporter) error {
 	for n := 0; ; n++ {
 		if err := r.Report(ctx, function.Result{"loss": 1.0}); err != nil {
-			say("%s after %v", r.Stopping(), err)
+			emit("%s after %v", r.Stopping(), err)
 			return err
 		}
 		if n == 3 {
-			say("pid %d", os.Getpid())
+			emit("pid %d", os.Getpid())
 		}
 	}
 })
 
-// A scheduler's SIGTERM to a function's process is not its end: the trainer has
-// all functions end at one step. The trainer's own SIGTERM ends it.
+// A scheduler's SIGTERM to a function's process does not end it: the trainer
+// stops all functions at one step. The trainer's own SIGTERM ends it.
 func TestFunctionIsSignalled(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, endlessly...)

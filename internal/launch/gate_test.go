@@ -14,9 +14,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 )
 
-// gate is a filesystem in which the first making of one file or directory
-// stops until it is let through. The test says which by a part of its name, or
-// of its path if that has a separator.
+// gate is a filesystem in which the first creation of one file or directory
+// blocks until the test releases it. The test names it by a part of its name, or
+// of its path if that part has a separator.
 type gate struct {
 	vfs.FS
 	part    string
@@ -123,5 +123,5 @@ func await(ctx context.Context, t *testing.T, c <-chan struct{}) {
 	}
 }
 
-// The dead time of a test that shows that something does not happen.
+// The wait of a test that shows that something does not happen.
 const shortly = 250 * time.Millisecond

@@ -17,9 +17,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// bareTrainer is a trainer in a process of its own: STORE MEMORY RUN. Its
-// worker and what that starts have an empty environment; one is in its own
-// session, too.
+// bareTrainer is a trainer in a process of its own: STORE MEMORY RUN. Its worker
+// and the worker's children have an empty environment; one is also in its own
+// session.
 var bareTrainer = role("bare trainer", func(ctx context.Context, args []string) error {
 	st, err := store.Open(ctx, store.Options{Location: args[0]})
 	if err != nil {
@@ -29,12 +29,12 @@ var bareTrainer = role("bare trainer", func(ctx context.Context, args []string) 
 	command := append(shell(`exec env -i /bin/sh -c "$0" "$1"`),
 		`sh -c "$0" & setsid sh -c "$0" & echo pid $$; wait`, `echo pid $$; exec sleep 1000`)
 	cfg := config(args[2], 1, command, os.Stdout, os.Stdout)
-	say("job %s", cfg.Job)
+	emit("job %s", cfg.Job)
 	return launch.Run(ctx, cfg, storeOf(st, args[1]))
 })
 
-// The guard kills the ranks and what descends from them, also those that have
-// no marker, and also a guard that was started in the place of a dead one.
+// The guard kills the ranks and their descendants, also those without a marker.
+// So does a guard that replaced a dead one.
 func TestKilledTrainerOfBareWorkers(t *testing.T) {
 	t.Parallel()
 	for name, replaced := range map[string]bool{"first guard": false, "second guard": true} {
@@ -64,7 +64,7 @@ func TestKilledTrainerOfBareWorkers(t *testing.T) {
 				if err := unix.Kill(guardOf(t, job), unix.SIGKILL); err != nil {
 					t.Fatal(err)
 				}
-				awaitText(t, out, "a new guard watches the job")
+				awaitText(t, out, "guard restarted")
 			}
 			if err := cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
@@ -113,8 +113,8 @@ func TestDeadGuard(t *testing.T) {
 	if err := unix.Kill(guardOf(t, j.cfg.Job), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	awaitText(t, j.log, "a new guard watches the job")
-	wantText(t, j.log, "the guard of the job has died")
+	awaitText(t, j.log, "guard restarted")
+	wantText(t, j.log, "guard died")
 	guardOf(t, j.cfg.Job)
 	if err := os.WriteFile(release, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -124,9 +124,9 @@ func TestDeadGuard(t *testing.T) {
 	}
 }
 
-// Before a job's first attempt begins, what is left of earlier jobs is
-// killed, in case their guard was killed with their trainer. What the log calls an
-// earlier job, and is a live one of another store, is left alone.
+// Before a job's first attempt begins, it kills the remains of earlier jobs, in
+// case their guard was killed with their trainer. A live job of another store
+// that the log calls an earlier job is left alone.
 func TestEarlierJob(t *testing.T) {
 	t.Parallel()
 	first := newJob(t, 1, "/bin/true").must()

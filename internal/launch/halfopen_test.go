@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// TestHalfOpenConnectionsEnd: a connection to a rank's socket that sends no
-// request, or only the beginning of one, is closed by the trainer, and the rank
-// is served all the same.
+// TestHalfOpenConnectionsEnd: the trainer closes a connection to a rank's socket
+// that sends no request, or only the beginning of one, and serves the rank
+// nevertheless.
 func TestHalfOpenConnectionsEnd(t *testing.T) {
 	t.Parallel()
 	_, ds := doors(t, 1)
@@ -31,7 +31,7 @@ func TestHalfOpenConnectionsEnd(t *testing.T) {
 		conns = append(conns, c)
 	}
 	if status, reply := d.post("hello", `{"protocols":[1]}`); status != 200 {
-		t.Errorf("hello beside them: %d %s", status, reply)
+		t.Errorf("hello in parallel: %d %s", status, reply)
 	}
 	for i, c := range conns {
 		// Far longer than the trainer's limit.

@@ -23,12 +23,13 @@ const (
 	accountsAtOnce = 4                // ranks
 	causeLines     = 12               // of the first silent rank's, in the cause of the failure
 	causeBytes     = 2 << 10
-	looksPerLimit  = 10 // how often is looked for silent ranks
+	looksPerLimit  = 10 // checks for silent ranks per hang timeout
 	longestLook    = time.Second
 )
 
-// watchHangs looks for ranks that are silent for the hang timeout, from now until
-// stop. It then tells where all ranks hang and sends why on hung, once.
+// watchHangs checks for ranks that are silent for the hang timeout, from now
+// until stop. It then records the stacks of all ranks and sends the cause on
+// hung, once.
 func (w *watch) watchHangs(work context.Context) (stop func()) {
 	limit := w.cfg.HangTimeout
 	if limit <= 0 {
@@ -45,7 +46,7 @@ func (w *watch) watchHangs(work context.Context) (stop func()) {
 			return
 		}
 		why := hangCause(silent, waiting)
-		w.log.Warn("a rank hangs: the group is ended", "cause", why, "hang_timeout", limit)
+		w.log.Warn("rank hangs; ending the group", "cause", why, "hang_timeout", limit)
 		if text := w.account(ctx, silent); text != "" {
 			why += "\n" + text
 		}
@@ -57,15 +58,15 @@ func (w *watch) watchHangs(work context.Context) (stop func()) {
 	}
 }
 
-// endsHangs says that the group is being ended: from now on nobody hangs.
+// endsHangs stops the detection of hangs, because the group is being ended.
 func (w *watch) endsHangs() {
 	if w.unwatch != nil {
 		w.unwatch()
 	}
 }
 
-// awaitSilence waits until some ranks are silent. It gives none when ctx ends.
-// looked is when it was last known that this process runs.
+// awaitSilence waits until some ranks are silent. It returns none when ctx ends.
+// looked is the last time at which this process was known to run.
 func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked time.Time) ([]session.Silence, []int) {
 	every := min(limit/looksPerLimit+1, longestLook)
 	ticker := time.NewTicker(every)
@@ -79,7 +80,7 @@ func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked ti
 		}
 		now := time.Now()
 		if late := now.Sub(looked) - every; late > limit/2 {
-			w.log.Warn("the trainer did not run for some time, which does not count as silence of the ranks", "late", late)
+			w.log.Warn("trainer was suspended; the pause does not count as silence of the ranks", "late", late)
 			w.pulses.Shift(late)
 		}
 		looked = now
@@ -89,7 +90,7 @@ func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked ti
 	}
 }
 
-// hangCause names the silent ranks and those that wait for them.
+// hangCause names the silent ranks and the ranks that wait for them.
 func hangCause(silent []session.Silence, waiting []int) string {
 	var parts []string
 	for _, s := range silent {
@@ -113,8 +114,8 @@ func hangCause(silent []session.Silence, waiting []int) string {
 	return cause + "; " + who + " for " + whom
 }
 
-// account writes where each rank hangs to the job's output, the silent ones
-// first, and gives the beginning of the first.
+// account writes the stacks of each rank to the job's output, the silent ranks
+// first. It returns the beginning of the first rank's stacks.
 func (w *watch) account(ctx context.Context, silent []session.Silence) string {
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
@@ -149,7 +150,7 @@ func (w *watch) account(ctx context.Context, silent []session.Silence) string {
 		for line := range strings.Lines(texts[i]) {
 			b.WriteString(prefix + strings.TrimSuffix(line, "\n") + "\n")
 		}
-		// A terminal that is gone must not keep the group from being ended.
+		// A closed terminal must not prevent the end of the group.
 		_, _ = w.cfg.Stderr.Write([]byte(b.String()))
 	}
 	return firstLines(texts[0])
@@ -168,7 +169,7 @@ func firstLines(text string) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// stacksOf is where a rank hangs, or why that cannot be said.
+// stacksOf returns the stacks of a rank, or why they are unavailable.
 func (w *watch) stacksOf(ctx context.Context, rank int) string {
 	p := w.proc(rank)
 	if p.Ended() {
@@ -185,14 +186,14 @@ func (w *watch) stacksOf(ctx context.Context, rank int) string {
 	return "by " + how + ":\n" + text
 }
 
-// mostStacks bounds what a worker may answer, in bytes. The Go client's answer
-// has 4 MiB at most.
+// mostStacks bounds the size of a worker's answer, in bytes. The Go client's
+// answer has 4 MiB at most.
 const mostStacks = 8 << 20
 
-// rpcSocket ends the name of the socket where a worker may serve calls.
+// rpcSocket is the suffix of the socket on which a worker may serve calls.
 const rpcSocket = "rpc"
 
-// askStacks calls the worker itself.
+// askStacks requests the stacks from the worker itself.
 func (w *watch) askStacks(ctx context.Context, rank int) (text string, err error) {
 	trainer, err := rpc.NewPipe(rpc.PipeConfig{
 		Self: rpc.Peer{Name: client.TrainerAgent, Rank: rpc.AnyRank}, Token: w.tokens[rank],

@@ -16,8 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
-// long is how long a test of hangs waits: a hang has to be seen, accounted for
-// and ended first.
+// long is how long a test of hangs waits: a hang has to be detected, recorded and
+// ended first.
 const long = 2 * time.Minute
 
 // hangs runs a job until it ends, with a hang timeout.
@@ -63,8 +63,8 @@ var locks = workerRole("locks", func(ctx context.Context, c *client.Client) erro
 	return c.Report(ctx, 2, nil)
 })
 
-// A rank that hangs is named, with those that wait for it; the stacks of all say
-// where, and the group is started again out of the budget.
+// A hanging rank is named, with the ranks that wait for it. The stacks of all
+// show where, and the group restarts out of the budget.
 func TestHangIsRestarted(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, locks...)
@@ -72,7 +72,7 @@ func TestHangIsRestarted(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantText(t, j.out, "[rank1] stacks of rank 1, which is silent:\n[rank1] by rpc:\n", "launch_test.stuckInALock", "[rank0] stacks of rank 0, which is not silent:\n[rank0] by rpc:\n", "client.(*Client).Report")
-	stopped := said[events.GroupStopped](t, runOf(t))
+	stopped := bodiesOf[events.GroupStopped](t, runOf(t))
 	if len(stopped) != 2 {
 		t.Fatalf("group.stopped: %+v", stopped)
 	}
@@ -88,12 +88,12 @@ var stops = workerRole("stops", func(ctx context.Context, c *client.Client) erro
 	if err := syscall.Kill(syscall.Getpid(), syscall.SIGSTOP); err != nil {
 		return err
 	}
-	<-ctx.Done() // the other threads may go on for a moment
+	<-ctx.Done() // the other threads may run for a moment longer
 	return ctx.Err()
 })
 
-// A rank that is stopped cannot speak: the kernel says what it does, and SIGKILL
-// ends it.
+// A stopped rank cannot answer: the kernel reports its state, and SIGKILL ends
+// it.
 func TestHangOfStoppedRank(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, stops...)
@@ -109,7 +109,7 @@ func TestHangOfStoppedRank(t *testing.T) {
 	wantNobody(t, j.cfg.Job)
 }
 
-// pythonHangs is a worker in Python that says hello and then sleeps.
+// pythonHangs is a worker in Python that sends hello and then sleeps.
 func pythonHangs(t *testing.T, before string) []string {
 	t.Helper()
 	python, err := exec.LookPath("python3")
@@ -155,7 +155,7 @@ func TestHangOfPythonWithoutHandler(t *testing.T) {
 	}
 }
 
-// A program that never spoke to the trainer does not hang, however long it is
+// A program that never contacted the trainer does not hang, however long it is
 // silent.
 func TestNoHangWithoutTrainer(t *testing.T) {
 	t.Parallel()
@@ -181,8 +181,8 @@ var beats = workerRole("beats", func(ctx context.Context, c *client.Client) erro
 	return meet(ctx, c)
 })
 
-// Neither a rank that waits for others in the trainer hangs, nor one whose
-// heart beats.
+// A rank that waits for others in the trainer does not hang, nor does a rank with
+// heartbeats.
 func TestNoHangWhileWaiting(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, beats...)

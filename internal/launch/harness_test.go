@@ -27,7 +27,7 @@ import (
 // patience is how long a test waits for an event that must come.
 const patience = 60 * time.Second
 
-// views are the questions of a job, put to a store.
+// views are a job's queries, on a store.
 type views struct{ source query.Source }
 
 var _ session.Views = views{}
@@ -57,7 +57,7 @@ func (v views) Trials(ctx context.Context, run string) ([]projections.Trial, err
 	return query.Ask(ctx, v.source, query.Trials, query.Params{Run: run})
 }
 
-// storeOf is what a job gets of a store.
+// storeOf returns a job's part of a store.
 func storeOf(st *store.Store, shared string) session.Store {
 	return session.Store{
 		ID: st.ID, Log: st.Log, Views: views{st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
@@ -175,8 +175,8 @@ func (j *job) loses(checkpoint string) *job {
 	return j
 }
 
-// lost holds a job's error to say that its last save is lost, and its trial to
-// be one that can be continued.
+// lost expects a job's error to report that its last save is lost, and its trial
+// to be one to continue.
 func (j *job) lost(err error, checkpoint string) {
 	j.t.Helper()
 	var lost *launch.LostSaveError

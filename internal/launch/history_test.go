@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// said are all bodies of type T in the log of a run, in order.
-func said[T any](t *testing.T, run string) []*T {
+// bodiesOf returns all bodies of type T in the log of a run, in order.
+func bodiesOf[T any](t *testing.T, run string) []*T {
 	t.Helper()
 	var out []*T
 	for _, r := range logOf(t, run) {
@@ -30,7 +30,7 @@ func said[T any](t *testing.T, run string) []*T {
 // one is the only body of its type.
 func one[T any](t *testing.T, run string) *T {
 	t.Helper()
-	all := said[T](t, run)
+	all := bodiesOf[T](t, run)
 	if len(all) != 1 {
 		t.Fatalf("%d events %T of run %q, want 1", len(all), *new(T), run)
 	}
@@ -60,10 +60,10 @@ func logOf(t *testing.T, run string) []events.Recorded {
 // ended are the checkpoints of a run that were committed and aborted.
 func ended(t *testing.T, run string) (committed, aborted []string) {
 	t.Helper()
-	for _, b := range said[events.CheckpointCommitted](t, run) {
+	for _, b := range bodiesOf[events.CheckpointCommitted](t, run) {
 		committed = append(committed, b.Checkpoint)
 	}
-	for _, b := range said[events.CheckpointAborted](t, run) {
+	for _, b := range bodiesOf[events.CheckpointAborted](t, run) {
 		aborted = append(aborted, b.Checkpoint)
 	}
 	return committed, aborted
@@ -77,7 +77,7 @@ func wantEnded(t *testing.T, committed, aborted []string) {
 	}
 }
 
-// wantCommitted is for saves that overlap, which are committed in any order.
+// wantCommitted is for overlapping saves, which are committed in any order.
 func wantCommitted(t *testing.T, want ...string) {
 	t.Helper()
 	committed, aborted := ended(t, runOf(t))

@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/backend"
 )
 
-// hooks is a backend that notes its calls and makes others of its own.
+// hooks is a backend that records its calls and makes others of its own.
 type hooks struct {
 	backend.Default
 	t     *testing.T
@@ -111,7 +111,7 @@ func (h *hooks) sockets() []string {
 	return found
 }
 
-// hears waits for a text of the workers, and no longer than is usual.
+// hears waits for a text of the workers, but no longer than usual.
 func (h *hooks) hears(text string) bool {
 	limit := time.After(shortly)
 	for {

@@ -27,18 +27,18 @@ var hangsUp = workerRole("hangs up", func(ctx context.Context, c *client.Client)
 	case <-time.After(shortly):
 	case <-ctx.Done():
 	}
-	// Having read the beginning of a next request, the server looks no further, and does
-	// not see the end, before it has answered the first.
+	// After the beginning of a next request, the server reads no further. It does
+	// not see the end before it has answered the first request.
 	_, werr := conn.Write([]byte("P"))
 	if err := errors.Join(err, werr, conn.Close()); err != nil {
 		return err
 	}
-	say("hung up")
+	emit("hung up")
 	return save(ctx, c, 2)
 })
 
-// A slot that has become free does not go to a save that nobody waits for any
-// more, also when the trainer has not been told so.
+// A free slot does not go to a save without a waiter, even if the trainer has not
+// learned of that.
 func TestHungUpSave(t *testing.T) {
 	t.Parallel()
 	duringWrite(t, hangsUp, "hung up")

@@ -61,14 +61,14 @@ func TestImportIsAnOrdinaryJob(t *testing.T) {
 			t.Errorf("%d bytes were copied in place", got.Written)
 		}
 	}
-	if jobs := said[events.JobEnded](t, run); len(jobs) != 2 || jobs[0].ExitCode != 0 || jobs[1].ExitCode != 0 {
+	if jobs := bodiesOf[events.JobEnded](t, run); len(jobs) != 2 || jobs[0].ExitCode != 0 || jobs[1].ExitCode != 0 {
 		t.Errorf("jobs ended %+v", jobs)
 	}
-	groups := said[events.GroupStarted](t, run)
+	groups := bodiesOf[events.GroupStarted](t, run)
 	if len(groups) != 2 || groups[0].WorldSize != 4 || groups[0].Backend != session.ImportBackend || groups[1].Resume != "step-5.a1" {
 		t.Errorf("groups %+v", groups)
 	}
-	if n := len(said[events.WriteCompleted](t, run)); n != 8 {
+	if n := len(bodiesOf[events.WriteCompleted](t, run)); n != 8 {
 		t.Errorf("%d writes, want 8", n)
 	}
 	q := store.Queries{From: home.Views()}
@@ -93,7 +93,7 @@ func TestImportIsAnOrdinaryJob(t *testing.T) {
 }
 
 // TestImportOfHoles leaves chunks out of a checkpoint, of one rank and of four:
-// it can be looked at, and does not become one of a run.
+// it can be inspected, but not imported.
 func TestImportOfHoles(t *testing.T) {
 	for name, keep := range map[string]func(c dcp.Chunk, nth int) bool{
 		"one rank":   func(c dcp.Chunk, _ int) bool { return c.Where.File == "__0_0.distcp" },
@@ -164,7 +164,7 @@ func TestImportOfHoles(t *testing.T) {
 	}
 }
 
-// TestImportThatFails aborts its save, says so, and leaves nothing.
+// TestImportThatFails aborts its save, reports it, and leaves nothing.
 func TestImportThatFails(t *testing.T) {
 	for name, spoil := range map[string]func(*session.ImportConfig, context.CancelCauseFunc){
 		"interrupted": func(c *session.ImportConfig, cancel context.CancelCauseFunc) {

@@ -30,23 +30,23 @@ type job struct {
 	output    *logs.Dir
 	devices   *deviceGate
 	newest    session.LastSave // of the last attempt
-	told      bool             // its workers were told to end
-	reached   int64            // the step that they reported last; -1: none
+	told      bool             // its workers were asked to end
+	reached   int64            // the last step that they reported; -1: none
 	orders    *orders
-	reason    string // of the job's end, when it is not an error
-	// Checkpoints that the next attempt does not resume from: their files are
-	// not whole.
+	reason    string // of the job's end, if it is not an error
+	// Checkpoints that the next attempt does not resume from, because their files
+	// are not whole.
 	passed     []events.PassedOver
 	morePassed int
 	hooks      *hooks
-	working    atomic.Pointer[func() bool] // whether workers of an attempt live; nil: no attempt has begun
+	working    atomic.Pointer[func() bool] // whether workers of an attempt are alive; nil: no attempt has begun
 
-	members  *members // of a session; nil: the workers are started here
-	finished bool     // all ranks of the last attempt have said that they are done
+	members  *members // of a session; nil: the job starts the workers itself
+	finished bool     // all ranks of the last attempt reported that they are done
 }
 
-// prepare returns a job whose processes are not started yet. Its session is cfg's
-// when the job is made.
+// prepare returns a job whose processes are not started yet. It sets cfg's
+// session.
 func prepare(ctx context.Context, cfg Config, store session.Store) *job {
 	cfg.Reap = process.ReapEarlier
 	j := &job{cfg: cfg, log: cfg.Logger, processes: process.NewHunt(cfg.Job), orders: newOrders()}
@@ -55,9 +55,9 @@ func prepare(ctx context.Context, cfg Config, store session.Store) *job {
 	return j
 }
 
-// Run runs a job until its workers are done, its failure budget is used up,
-// or ctx ends. The caller holds the run's lease. On return no process of the
-// job is left, whatever happened.
+// Run runs a job until its workers are done, its failure budget is used up, or
+// ctx ends. The caller holds the run's lease. When Run returns, no process of the
+// job is left, even after a failure.
 func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	cfg = cfg.withDefaults()
 	if n := len(cfg.Local()); n < 1 {
@@ -66,7 +66,8 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	if len(cfg.Command) == 0 {
 		return fmt.Errorf("%w: no command to run; give one after --", ErrConfig)
 	}
-	// Asked before an attempt begins: one that cannot run is none.
+	// Check before an attempt begins: a command that cannot run must not count as
+	// an attempt.
 	if _, err := exec.LookPath(cfg.Command[0]); err != nil {
 		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
 	}
@@ -116,7 +117,7 @@ func (j *job) run(ctx context.Context) (err error) {
 	}
 	err = j.unheard(caused(ctx, live(ctx)))
 	deaf()
-	// The job's end is told even when ctx has ended.
+	// Record the job's end even if ctx has ended.
 	end := context.WithoutCancel(ctx)
 	ended := &events.JobEnded{Job: j.cfg.Job, ExitCode: j.cfg.ExitCode(err), Reason: j.reason}
 	if err != nil {
@@ -125,13 +126,13 @@ func (j *job) run(ctx context.Context) (err error) {
 	left := &events.NodeLeft{Job: j.cfg.Job, Node: j.cfg.Node, Reason: "the job ended"}
 	unsaid := j.AppendOfRun(end, left, ended)
 	if full := syscall.ENOSPC; errors.Is(err, full) && errors.Is(unsaid, full) {
-		return err // and for the same reason the log does not hear of it
+		return err // the log refuses this for the same reason
 	}
 	return errors.Join(err, unsaid)
 }
 
-// started appends job.started and reports where it is in the log. It does not
-// wait for room: a job does not start on a disk that has none.
+// started appends job.started and returns its place in the log. It does not wait
+// for room: a job does not start on a full disk.
 func (j *job) started(ctx context.Context, host string) error {
 	recorded, err := j.AppendOfRunNow(ctx,
 		&events.JobStarted{
@@ -147,8 +148,8 @@ func (j *job) started(ctx context.Context, host string) error {
 	return err
 }
 
-// takeOver opens the trial, finishes what can be finished of the saves that
-// earlier jobs have left, ends their processes, and says what to resume from.
+// takeOver opens the trial, finishes the unfinished saves of earlier jobs where
+// possible, and ends their processes. It returns the checkpoint to resume from.
 func (j *job) takeOver(ctx context.Context) (trial projections.Trial, resume string, err error) {
 	if trial, err = j.OpenTrial(ctx, j.orders.saw); err != nil {
 		return trial, "", err
@@ -160,7 +161,7 @@ func (j *job) takeOver(ctx context.Context) (trial projections.Trial, resume str
 	return trial, resume, j.ReapEarlier(ctx)
 }
 
-// attempts runs the worker group until it is done or may not be restarted.
+// attempts runs the worker group until it is done or may not restart.
 func (j *job) attempts(ctx context.Context) error {
 	trial, resume, err := j.takeOver(ctx)
 	if err != nil {
@@ -173,7 +174,7 @@ func (j *job) attempts(ctx context.Context) error {
 			return err
 		}
 		began := time.Now()
-		j.log.Info("attempt starts", "attempt", trial.Attempt+1, "world_size", j.cfg.World(), "resume", cmp.Or(resume, "nothing: a fresh start"))
+		j.log.Info("attempt started", "attempt", trial.Attempt+1, "world_size", j.cfg.World(), "resume", cmp.Or(resume, "nothing: a fresh start"))
 		cause, err := j.attempt(ctx, trial.Attempt+1, budget.used(WorkerFailure), resume)
 		if err != nil {
 			return err
@@ -193,7 +194,7 @@ func (j *job) attempts(ctx context.Context) error {
 		}
 		if cause.Advice != "" {
 			j.log.Warn(cause.Advice, "cause", cause.Cause)
-			lived = 0 // however long it takes to fail, the next wait is longer
+			lived = 0 // even if it takes long to fail, the next wait is longer
 		}
 		if !budget.charge(cause.Kind) {
 			cause.Attempt, cause.Restarts = n, budget.used(cause.Kind)

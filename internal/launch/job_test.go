@@ -44,7 +44,7 @@ func TestBackoffWaits(t *testing.T) {
 	}
 }
 
-// lost is a log and views that have gone with the job.
+// lost is a log and views that are gone with the job.
 type lost struct {
 	session.Log
 	session.Views
@@ -82,8 +82,8 @@ func (l *lost) ReadLane(ctx context.Context, of events.Aggregate, from, until ui
 	return l.ReadTrial(ctx, of, from, until)
 }
 
-// The error of a job that was told to end begins with why, also when nobody
-// answers it any more.
+// The error of a job that was asked to end begins with the reason, even if the
+// log no longer answers.
 func TestCauseWithoutLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -127,7 +127,7 @@ func TestCaused(t *testing.T) {
 	}
 }
 
-// A log that refuses what an attempt has to say is no fault of the workers.
+// A log that refuses an attempt's events is no fault of the workers.
 func TestRefusedLogIsInfrastructure(t *testing.T) {
 	t.Parallel()
 	if got := new(handoffEnd).from(&session.RefusedError{Err: errors.New("damaged")}); got.Kind != InfrastructureFailure || got.Cause != "damaged" {

@@ -9,18 +9,18 @@ import (
 // keepTimeout bounds one collection, over all its decisions and files.
 const keepTimeout = 10 * time.Minute
 
-// keeper collects after commits, beside the training: a commit is noted and
-// never waits. Commits during a collection are seen to by one more.
+// keeper collects after commits, in parallel with the training: committed never
+// waits. Commits during a collection start one more.
 type keeper struct {
 	collect func(context.Context) error
 	log     *slog.Logger
 	cancel  context.CancelFunc
 	due     chan struct{} // capacity one
-	last    chan struct{} // closed when no commit comes any more
+	last    chan struct{} // closed after the last commit
 	done    chan struct{}
 }
 
-// newKeeper returns nil when nothing is to be collected.
+// newKeeper returns nil if nothing needs collection.
 func newKeeper(collect func(context.Context) error, log *slog.Logger) *keeper {
 	if collect == nil {
 		return nil
@@ -48,7 +48,7 @@ func (k *keeper) committed() {
 	}
 	select {
 	case k.due <- struct{}{}:
-	default: // it is noted already
+	default: // already noted
 	}
 }
 
@@ -69,18 +69,19 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// once collects. A failure costs disk space: the next commit tries again, and
-// what was cut is finished when the store is next opened.
+// once runs one collection. A failure costs disk space: the next commit tries
+// again, and the owner finishes interrupted deletions when it next opens the
+// store.
 func (k *keeper) once(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
 	if err := k.collect(ctx); err != nil {
-		k.log.Warn("old checkpoints could not all be deleted; the next commit tries again", "error", err)
+		k.log.Warn("some old checkpoints not deleted; the next commit tries again", "error", err)
 	}
 }
 
-// stop lets the collection of the last commit end within a time. When ctx has
-// ended it is cut.
+// stop waits a limited time for the collection of the last commit. It cuts the
+// collection short if ctx has ended.
 func (k *keeper) stop(ctx context.Context, within time.Duration) {
 	if k == nil {
 		return

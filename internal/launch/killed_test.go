@@ -25,9 +25,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// trainer is a trainer in a process of its own: STORE MEMORY RUN GATE.
-// The gate is where it stops for good: a part of a file's name, or "log:" and
-// the kind of a fact that its log does not take.
+// trainer is a trainer in a process of its own: STORE MEMORY RUN GATE. It stops
+// for good at the gate: a part of a file's name, or "log:" and the kind of a fact
+// that its log does not take.
 var trainer = role("trainer", func(ctx context.Context, args []string) error {
 	st, err := store.Open(ctx, store.Options{Location: args[0]})
 	if err != nil {
@@ -45,7 +45,7 @@ var trainer = role("trainer", func(ctx context.Context, args []string) error {
 		s.Data.OfStore(st.ID)
 		go func() {
 			<-g.reached
-			say("now")
+			emit("now")
 		}()
 	}
 	return launch.Run(ctx, config(args[2], 2, savesWithFamily, os.Stdout, os.Stderr), s)
@@ -61,7 +61,7 @@ type deafLog struct {
 func (l deafLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
 	for _, f := range facts {
 		if string(f.Kind) == l.kind {
-			say("now")
+			emit("now")
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}
@@ -73,7 +73,7 @@ func (l deafLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, er
 // lets it.
 var savesWithFamily = workerRole("saves with a family", func(ctx context.Context, c *client.Client) error {
 	if c.Attempt > 1 {
-		say("resumes %s", c.Resume)
+		emit("resumes %s", c.Resume)
 		return nil
 	}
 	child := exec.CommandContext(ctx, "/bin/sh", "-c", "trap '' TERM HUP; sleep 1000 & exec sleep 1000")
@@ -81,8 +81,8 @@ var savesWithFamily = workerRole("saves with a family", func(ctx context.Context
 	if err := child.Start(); err != nil {
 		return err
 	}
-	say("pid %d", os.Getpid())
-	say("pid %d", child.Process.Pid)
+	emit("pid %d", os.Getpid())
+	emit("pid %d", child.Process.Pid)
 	s, err := c.Begin(ctx, 2, state(2, c.Rank, 2), client.SaveOptions{})
 	if err != nil {
 		return err
@@ -94,30 +94,29 @@ var savesWithFamily = workerRole("saves with a family", func(ctx context.Context
 		return err
 	}
 	if strings.Contains(c.Run, "mid-copy") && c.Rank == 1 {
-		say("now")
+		emit("now")
 		<-ctx.Done()
 	}
 	if err := s.Seal(ctx); err != nil {
 		return err
 	}
-	say("sealed")
+	emit("sealed")
 	<-ctx.Done()
 	return ctx.Err()
 })
 
-// A trainer that is killed in the middle of a save, wherever that is, leaves
-// no process behind; the next job of the run commits the save if all ranks had
-// sealed their slots, aborts it otherwise, frees the memory, and goes on from
-// there.
+// A trainer that is killed at any point of a save leaves no process behind. The
+// next job of the run commits the save if all ranks had sealed their slots,
+// aborts it otherwise, frees the memory, and continues from there.
 func TestKilledTrainer(t *testing.T) {
 	t.Parallel()
 	for _, moment := range []struct {
 		name, gate string
 		commits    bool
-		damage     int // bytes of a slot's header from here on are not what they were
+		damage     int // bytes of a slot's header from here on are damaged
 	}{
 		{"mid-copy", "", false, 0},
-		{"between sealed and said so", "log:write.sealed", true, 0},
+		{"between sealed and recorded", "log:write.sealed", true, 0},
 		{"between staged and written", "r00001.safetensors", true, 0},
 		{"staged and not written, a slot unsealed", "r00001.safetensors", false, 8},
 		{"staged and not written, a damaged header", "r00001.safetensors", false, 24},
@@ -135,7 +134,7 @@ func TestKilledTrainer(t *testing.T) {
 				t.Error("a killed trainer left no slot: the test shows nothing")
 			}
 			if moment.damage > 0 {
-				// Of rank 1, which is not written: of rank 0 nobody may need it.
+				// Of rank 1, which is not written: rank 0's may not be needed.
 				damaged := slices.DeleteFunc(slots(t, j), func(path string) bool { return !strings.HasPrefix(filepath.Base(path), "r00001.save.") })
 				if len(damaged) == 0 {
 					t.Fatal("rank 1 has no slot")
@@ -172,8 +171,8 @@ func damage(t *testing.T, path string, at int64) {
 	}
 }
 
-// killTrainer runs the trainer up to its moment, kills it, and waits until
-// every process that told of itself is gone.
+// killTrainer runs the trainer up to its gate, kills it, and waits until every
+// process that it recorded is gone.
 func killTrainer(t *testing.T, gate string) (pids []int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)

@@ -10,14 +10,14 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// loadLatest loads what latest stands for and says what that was.
+// loadLatest loads the checkpoint that latest resolves to and prints its name.
 func loadLatest(ctx context.Context, c *client.Client) error {
 	got := state(0, c.Rank, c.WorldSize)
 	loaded, err := c.Load(ctx, &got, client.LoadOptions{Ref: "latest"})
 	if err != nil {
 		return err
 	}
-	say("loaded %s with %v", loaded.Checkpoint, got.Tensors[1].Data[0])
+	emit("loaded %s with %v", loaded.Checkpoint, got.Tensors[1].Data[0])
 	return nil
 }
 
@@ -80,7 +80,7 @@ var savesThree = workerRole("saves steps 1 to 3", func(ctx context.Context, c *c
 })
 
 var loadsLatestTwice = workerRole("loads latest before and after a save", func(ctx context.Context, c *client.Client) error {
-	say("resumes %s", c.Resume)
+	emit("resumes %s", c.Resume)
 	if err := loadLatest(ctx, c); err != nil {
 		return err
 	}
@@ -90,9 +90,9 @@ var loadsLatestTwice = workerRole("loads latest before and after a save", func(c
 	return loadLatest(ctx, c)
 })
 
-// Who resumes from an older checkpoint goes on from there: latest is the newest
-// of that line, not the one with the greatest step, nor the one saved last
-// before. The others keep their IDs.
+// After resuming from an older checkpoint, the line continues from there: latest
+// is the newest of that line, not the checkpoint with the greatest step, nor the
+// one saved last before. The others keep their IDs.
 func TestLatestAfterRollback(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, savesThree...).must()
@@ -103,7 +103,7 @@ func TestLatestAfterRollback(t *testing.T) {
 		if got := back.out.lines(fmt.Sprintf("[rank%d] ", rank)); !slices.Equal(got, []string{
 			"resumes step-1.a1", "loaded step-1.a1 with 1", "loaded step-2.a2 with 2",
 		}) {
-			t.Errorf("rank %d says %q", rank, got)
+			t.Errorf("rank %d printed %q", rank, got)
 		}
 	}
 	wantText(t, newJob(t, 1, resumesFrom...).must().out, "resumes step-2.a2\n")

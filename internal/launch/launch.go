@@ -1,6 +1,6 @@
-// Package launch runs the processes of one job on one node: it starts them,
-// watches them, ends them, and starts the group again from the last committed
-// checkpoint when a worker dies. Package session serves their ranks.
+// Package launch runs the processes of one job on one node. It starts, watches
+// and ends them, and restarts the group from the last committed checkpoint when a
+// worker dies. Package session serves their ranks.
 //
 //	Run          attempts of a job, until it is done or out of budget
 //	Attend       one attempt of processes that started by themselves
@@ -10,7 +10,7 @@
 //	stopState    whether the workers poll for such requests
 //	heldSignals  signals that workers hold back until the trainer ends them
 //	deviceGate   the health of the job's GPUs, before and during an attempt
-//	budgets      how many failures are tolerated, by whose fault they are
+//	budgets      how many failures of each kind are tolerated
 //	candidate    a checkpoint to resume from, which must be whole
 //
 // Package process has the processes themselves and the guard that kills them if
@@ -25,55 +25,56 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// ErrConfig says that a job cannot run as it was asked for.
+// ErrConfig is returned if a job cannot run as configured.
 var ErrConfig = session.ErrConfig
 
-// Config says what to run: the group of ranks, which [session.Config] describes,
-// and how its processes are started, watched and ended. Durations are deadlines;
-// zero takes the default.
+// Config describes a job: the group of ranks, as in [session.Config], and how its
+// processes are started, watched and ended. Durations are deadlines; zero selects
+// the default.
 type Config struct {
 	session.Config
 	Command     []string
-	MaxRestarts int    // failures that are tolerated; -1: any number
+	MaxRestarts int    // tolerated failures; -1: any number
 	Resume      string // auto, none, require, a reference or the path of another program's checkpoint
 	Backend     string // name of the communication backend; default none
 	BackendConfig
 	Torch TorchConfig
-	// Withheld names variables of the environment that workers do not inherit,
-	// such as the trainer's credentials: a worker is given a socket of its own.
+	// Withheld names environment variables that workers do not inherit, such as
+	// the trainer's credentials: each worker has a socket of its own instead.
 	Withheld []string
-	Quiet    bool // workers are told that no advice is wanted, by [client.EnvQuiet]
+	Quiet    bool // [client.EnvQuiet] tells the workers to give no advice
 
-	// Collect deletes the checkpoints that are not to be kept, after commits
-	// and beside the training; nil deletes none. It returns soon after its
-	// context ends, and what it has not done a later call does.
+	// Collect deletes the checkpoints that need not be kept, after commits and in
+	// parallel with the training; nil deletes none. It returns soon after its
+	// context ends. A later call does the rest.
 	Collect func(context.Context) error
 
-	// Driver is asked about DeviceIDs, the GPUs and MIG instances that the job
-	// uses on this node, and to which [Run] adds those that it gives to workers:
-	// before each attempt, and while one runs. Without either, nobody is asked.
-	// DeviceTimeout is how long a look at them may take, and how
-	// long memory may be held that a process which is gone had of them; default
-	// 60 s.
+	// Driver is queried about DeviceIDs before each attempt and during it.
+	// DeviceIDs are the GPUs and MIG instances that the job uses on this node;
+	// [Run] adds those that it assigns to workers. If either is empty, devices
+	// are not checked. DeviceTimeout bounds an inspection, and how long a process
+	// that is gone may hold device memory; default 60 s.
 	Driver        Devices
 	DeviceIDs     []string
 	DeviceTimeout time.Duration
-	// HangTimeout is how long a rank that made a request before may make none,
-	// while none is being answered, until its group is ended as hung; 0: for ever.
+	// HangTimeout is how long a rank that has made a request may make no other,
+	// while no request of it is pending, before its group is ended as hung; 0:
+	// forever.
 	HangTimeout time.Duration
 
 	Grace     time.Duration // SIGTERM to SIGKILL; default 10 s
-	ShortLife time.Duration // an attempt that failed sooner waits before the next; default 5 s
+	ShortLife time.Duration // an attempt that fails sooner waits before the next; default 5 s
 
-	// MaxInfraRestarts is as MaxRestarts, of failures that are not the workers'.
+	// MaxInfraRestarts is like MaxRestarts, for failures that the workers did not
+	// cause.
 	MaxInfraRestarts int
 	// Requests ask the job to end, as a signal to its trainer does. Deadline is
-	// when its machine is taken away: it is preempted PreemptGrace and Grace
-	// before. The zero time means never.
+	// when the job loses its machine: it is preempted PreemptGrace and Grace
+	// before. Zero means never.
 	Requests     <-chan StopRequest
 	Deadline     time.Time
-	PreemptGrace time.Duration // for workers that were told of a preemption, until SIGTERM; default 2 min
-	Launch       Launch        // said in the log, so that the job can be launched again
+	PreemptGrace time.Duration // from a preemption until the workers get SIGTERM; default 2 min
+	Launch       Launch        // recorded in the log, so that the job can be launched again
 	Output       Output        // where the workers' output is kept
 
 	Stdout, Stderr io.Writer       // of the workers, line by line
@@ -103,7 +104,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// exitCode is what a trainer exits with that has no codes of its own.
+// exitCode is the exit code of a trainer without codes of its own.
 func exitCode(err error) int {
 	if err != nil {
 		return 1

@@ -13,7 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// itemsOf asks for all of a state.
+// itemsOf requests all of a state.
 func itemsOf(s client.State) (items []client.Item) {
 	for _, t := range s.Tensors {
 		items = append(items, client.Item{FQN: t.FQN, DType: t.DType, Shape: t.Global, Offsets: t.Box.Offsets, Sizes: t.Box.Sizes})
@@ -24,7 +24,7 @@ func itemsOf(s client.State) (items []client.Item) {
 	return items
 }
 
-// loadRaw loads on all ranks at once, and gives each reply.
+// loadRaw loads on all ranks at once, and returns each reply.
 func loadRaw(t *testing.T, ranks []*door, requests []client.LoadRequest) []string {
 	t.Helper()
 	replies := make([]chan string, len(ranks))
@@ -50,7 +50,7 @@ func loadRaw(t *testing.T, ranks []*door, requests []client.LoadRequest) []strin
 	return out
 }
 
-// readLoad is what lies where a reply says.
+// readLoad reads the bytes at the place given in a reply.
 func readLoad(t *testing.T, r client.LoadReply) (out []string) {
 	t.Helper()
 	for i, size := range r.Sizes {
@@ -74,10 +74,10 @@ func dataOf(s client.State) (out []string) {
 	return out
 }
 
-// What a rank wants as it lies in a slot that is left, its own or another's, it
-// gets there, and nothing is made for it. The slot stays what and where it is
-// until every rank has given it back; a worker of an earlier version of the
-// protocol gets a file of its own meanwhile, as does what is converted.
+// If the data that a rank wants lies as it is in a remaining slot, its own or
+// another's, the rank reads it there, and no memory is allocated. The slot stays
+// until every rank has released it. Meanwhile a worker of an earlier version of
+// the protocol gets a file of its own, as does converted data.
 func TestSlotsAreLent(t *testing.T) {
 	t.Parallel()
 	killTrainer(t, checkpoint.ReceiptFile)
@@ -87,8 +87,8 @@ func TestSlotsAreLent(t *testing.T) {
 			t.Fatal(status, reply)
 		}
 	}
-	// Rank 0 wants the shard of rank 1 too, in two parts: one that is contiguous
-	// in a slot, and one that is of both ranks. The replica was written by rank 1.
+	// Rank 0 wants the shard of rank 1 too, in two parts: a part that is
+	// contiguous in a slot, and a part from both ranks. Rank 1 wrote the replica.
 	full, own := state(2, 0, 2), state(2, 1, 2)
 	items := itemsOf(full)
 	part := itemsOf(own)[0]
@@ -120,7 +120,7 @@ func TestSlotsAreLent(t *testing.T) {
 		t.Errorf("its items are in %q, want %q", uses, want)
 	}
 	if !strings.Contains(old.Arena, "r00001.load.") || strings.Contains(replies[1], "arenas") {
-		t.Errorf("rank 1 was told %s", replies[1])
+		t.Errorf("rank 1 got %s", replies[1])
 	}
 
 	// A save of rank 0 takes other memory as long as rank 0 reads.
@@ -136,7 +136,7 @@ func TestSlotsAreLent(t *testing.T) {
 		t.Errorf("a save takes %s, which is read", s.Arena)
 	}
 	if read := readLoad(t, got); !slices.Equal(read, want) {
-		t.Errorf("beside a save, rank 0 reads %q, want %q", read, want)
+		t.Errorf("during a save, rank 0 reads %q, want %q", read, want)
 	}
 	if status, reply := ranks[1].post("loaded", `{"load":1}`); status != 400 || !strings.Contains(reply, "rank 1 has no load 1") {
 		t.Errorf("what was not lent is taken back: %d %s", status, reply)

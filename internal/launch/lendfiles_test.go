@@ -11,9 +11,10 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 )
 
-// What a rank wants as it lies in a file of the checkpoint, it gets there, and
-// memory is made for all else alone; a worker of an earlier version of the protocol
-// gets a file of its own. Damage is found where it lies.
+// If the data that a rank wants lies as it is in a file of the checkpoint, the
+// rank reads it there, and memory is allocated only for the rest; a worker of an
+// earlier version of the protocol gets a file of its own. Damage is found in
+// place.
 func TestFilesAreLent(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, savesAndEnds...).must()
@@ -47,7 +48,7 @@ func TestFilesAreLent(t *testing.T) {
 		}
 	}
 	if !strings.HasPrefix(old.Arena, j.store.Shared) {
-		t.Errorf("rank 1 was told %s", replies[1])
+		t.Errorf("rank 1 got %s", replies[1])
 	}
 	file, err := os.OpenFile(got.Arenas[got.In[0]].Path, os.O_WRONLY, 0)
 	if err != nil {

@@ -43,7 +43,7 @@ var savesLarge = workerRole("saves many tensors", func(ctx context.Context, c *c
 		if err := saveAll(ctx, c, step, large(step), client.SaveOptions{}); err != nil {
 			return err
 		}
-		say("saved %d", step)
+		emit("saved %d", step)
 	}
 	got := large(lastOfMany)
 	overwrite(got)
@@ -72,9 +72,9 @@ var largeTrainer = role("trainer of many tensors", func(ctx context.Context, arg
 	return launch.Run(ctx, config(args[2], 1, limited(fewFiles, savesLarge...), os.Stdout, os.Stderr), storeOf(st, args[1]))
 })
 
-// growth is how much memory, in KiB, a trainer may have more of after the last
-// saves than after the first: what the collector has not come to. Under the race
-// detector pools drop what they are given, and memory has a shadow.
+// growth is how much more memory, in KiB, a trainer may have after the last saves
+// than after the first: garbage not collected yet. With the race detector, pools
+// drop what they are given, and memory has a shadow.
 var growth = 32 << 10 * raceFactor
 
 // usedBy is what a process has of this machine.

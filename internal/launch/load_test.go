@@ -89,7 +89,7 @@ func TestRankEndsBeforeLoad(t *testing.T) {
 	j := newJob(t, 2, endsWithoutLoad...).must()
 	if got := j.out.lines("[rank0] refused "); len(got) != 3 ||
 		slices.ContainsFunc(got, func(s string) bool { return !strings.Contains(s, "rank 1 exited with code 0") }) {
-		t.Errorf("rank 0 was told %q", got)
+		t.Errorf("rank 0 got %q", got)
 	}
 }
 

@@ -24,7 +24,7 @@ var loadsInParts = workerRole("loads with some of the ranks", func(ctx context.C
 		}
 		return same(got, want)
 	}
-	// Each of them would wait for ever for a rank that takes no part.
+	// Each of them would wait forever for a rank that does not take part.
 	if c.Rank == 1 {
 		if err := load(1); err != nil {
 			return err
@@ -38,13 +38,13 @@ var loadsInParts = workerRole("loads with some of the ranks", func(ctx context.C
 	return refused(load((c.Rank+1)%c.WorldSize), 400)
 })
 
-// Ranks that load without the others get what is theirs, and so do all together after that.
+// Ranks that load alone get their part, and all ranks together do so after that.
 func TestLoadInParts(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 3, loadsInParts...).must()
 	wantText(t, j.out, "[rank1] refused rank 1 takes part without being one of the participants [2]")
 	plans := map[int][]int{}
-	for _, p := range said[events.LoadPlan](t, runOf(t)) {
+	for _, p := range bodiesOf[events.LoadPlan](t, runOf(t)) {
 		plans[p.Load] = append(plans[p.Load], p.Rank)
 	}
 	// Rank 1 may be done, and wait for all, before the others begin.
@@ -57,7 +57,7 @@ func TestLoadInParts(t *testing.T) {
 	}
 }
 
-var cannotLoad = workerRole("cannot load, and says so", func(ctx context.Context, c *client.Client) error {
+var cannotLoad = workerRole("reports that it cannot load", func(ctx context.Context, c *client.Client) error {
 	want := state(1, c.Rank, c.WorldSize)
 	if err := saveAll(ctx, c, 1, want, client.SaveOptions{}); err != nil {
 		return err
@@ -73,21 +73,22 @@ var cannotLoad = workerRole("cannot load, and says so", func(ctx context.Context
 			return err
 		}
 	}
-	// All goes on.
+	// Everything continues.
 	if _, err := c.Load(ctx, &got, client.LoadOptions{Ref: "step-1"}); err != nil {
 		return err
 	}
 	return errors.Join(same(got, want), meet(ctx, c))
 })
 
-// A rank that cannot load is named to the others, whether they come before it or after.
+// A rank that cannot load is named to the others, whether they join before it or
+// after.
 func TestRankCannotLoad(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 3, cannotLoad...).must()
 	for _, rank := range []int{0, 2} {
 		got := j.out.lines(fmt.Sprintf("[rank%d] refused ", rank))
 		if len(got) != 1 || !strings.Contains(got[0], `rank 1 cannot take part in it: "bias" is sparse`) {
-			t.Errorf("rank %d was told %q", rank, got)
+			t.Errorf("rank %d got %q", rank, got)
 		}
 	}
 }

@@ -11,27 +11,26 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// LostSaveError says that all workers ended well, and that the last save that
-// they were let copy was aborted, or lost before the log had begun it: what they
-// did since the newest checkpoint is lost. Who wants to know it while there is
-// time waits for the save. A save that was refused to the worker itself is none.
+// LostSaveError is returned if all workers ended well but their last accepted
+// save was aborted, or lost before it was in the log. The work since the newest
+// checkpoint is lost. A worker can wait for its save to learn this in time. A
+// save that was refused to the worker itself does not count.
 type LostSaveError struct {
-	Checkpoint string // that was aborted or lost
+	Checkpoint string // the checkpoint that was aborted or lost
 	Reason     string
-	Newest     string // committed checkpoint of the line; empty: there is none
+	Newest     string // committed checkpoint of the line; empty: none exists
 }
 
-// Error says what is lost and the next step.
+// Error returns what is lost and the next step.
 func (e *LostSaveError) Error() string {
 	from := "there is no other checkpoint, so it would start afresh"
 	if e.Newest != "" {
 		from = "it would resume from " + e.Newest
 	}
-	return fmt.Sprintf("the workers ended well, but their last save, %s, was aborted: %s; run the job again when that is mended: %s", e.Checkpoint, e.Reason, from)
+	return fmt.Sprintf("the workers ended well, but their last save, %s, was aborted: %s; fix that and run the job again: %s", e.Checkpoint, e.Reason, from)
 }
 
-// completed brings the trial to its end after an attempt in which all workers
-// ended well.
+// completed completes the trial after an attempt in which all workers ended well.
 func (j *job) completed(ctx context.Context, attempt int) error {
 	if why, err := j.lost(ctx); err != nil {
 		return err
@@ -46,8 +45,8 @@ func (j *job) completed(ctx context.Context, attempt int) error {
 	return j.Decide(ctx, &events.TrialCompleted{Attempt: attempt})
 }
 
-// lost is why the last save of the last attempt does not exist; empty if it
-// does, or if there was none.
+// lost returns why the last save of the last attempt does not exist. It returns
+// "" if the save exists, or if there was none.
 func (j *job) lost(ctx context.Context) (why string, err error) {
 	id := j.newest.Checkpoint
 	if id == "" || j.newest.Unbegun != "" {
@@ -55,7 +54,7 @@ func (j *job) lost(ctx context.Context) (why string, err error) {
 	}
 	c, err := j.store.Views.Resolve(ctx, j.cfg.Run+"/"+j.cfg.Trial+"@"+id)
 	switch {
-	case errors.Is(err, projections.ErrNotFound) || err == nil && c.ID != id: // what is found has an ID that begins like it
+	case errors.Is(err, projections.ErrNotFound) || err == nil && c.ID != id: // Resolve may find an ID with this prefix
 		return "the log has not begun it", nil
 	case err != nil:
 		return "", err

@@ -13,8 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// refusesLater is refusesSecond that has its answer late: when the worker has
-// been told that its bytes are staged.
+// refusesLater is refusesSecond with a late answer: after the worker has learned
+// that its bytes are staged.
 type refusesLater struct {
 	refusesSecond
 	told <-chan struct{}
@@ -39,15 +39,16 @@ var lastIsNotWaitedFor = workerRole("does not wait for its last save", func(ctx 
 	if _, err := c.Save(ctx, 2, state(2, c.Rank, c.WorldSize), client.SaveOptions{}); err != nil {
 		return err
 	}
-	say("told")
+	emit("told")
 	return nil
 })
 
-// noKind is that of no event.
+// noKind is the kind of no event.
 const noKind events.Kind = ""
 
-// A job whose last save is lost says so, whichever fact of it the log does not
-// take, and also when it was lost before it began, or its files have no room.
+// A job whose last save is lost reports it, whichever fact of the save the log
+// does not take. It also does so if the save was lost before it began, or if its
+// files have no room.
 func TestLastSaveIsLost(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []events.Kind{events.LocalPlan{}.Kind(), events.WriteSealed{}.Kind(), noKind} {
@@ -70,7 +71,7 @@ func TestLastSaveIsLost(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 			committed, aborted := ended(t, runOf(t))
-			if begun := len(said[events.CheckpointBegun](t, runOf(t))) == 2; !slices.Equal(committed, []string{"step-1.a1"}) || begun != (len(aborted) == 1) {
+			if begun := len(bodiesOf[events.CheckpointBegun](t, runOf(t))) == 2; !slices.Equal(committed, []string{"step-1.a1"}) || begun != (len(aborted) == 1) {
 				t.Errorf("committed %q, aborted %q", committed, aborted)
 			}
 			if kind == (events.LocalPlan{}).Kind() && len(aborted) > 0 {
@@ -94,8 +95,8 @@ var lastIsRefused = workerRole("is refused its last save", func(ctx context.Cont
 	return nil
 })
 
-// A save that was refused to the worker itself is none: a worker that ends well
-// all the same is content with the one before.
+// A save that was refused to the worker itself does not count: a worker that ends
+// well nevertheless is content with the previous one.
 func TestRefusedSaveIsNotLost(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, lastIsRefused...)

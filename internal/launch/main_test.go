@@ -44,11 +44,11 @@ var memory string
 
 func runTests(m *testing.M) int {
 	// These tests wait for processes and time limits more than they compute. A
-	// number on the command line goes before.
+	// number on the command line takes precedence.
 	if err := flag.Set("test.parallel", "6"); err != nil {
 		return status(err)
 	}
-	// Tests say themselves what torchrun's variables are.
+	// Tests set torchrun's variables themselves.
 	if err := os.Unsetenv("OMP_NUM_THREADS"); err != nil {
 		return status(err)
 	}

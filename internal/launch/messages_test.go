@@ -16,13 +16,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/rpc"
 )
 
-// openAgent opens an agent of a backend over what the trainer has for it. Every
-// rank does.
+// openAgent opens an agent of a backend over the trainer's messages for it. Every
+// rank calls it.
 func openAgent(ctx context.Context, c *client.Client, backend string) (rpc.Agent, error) {
 	return workers.Open(ctx, c, workers.NewRegistry(), backend, nil)
 }
 
-// answer is what a rank makes of a body.
+// answer is a rank's reply to a body.
 func answer(rank int, body []byte) []byte { return append(bytes.Clone(body), byte(rank)) }
 
 // callAll calls every rank with small and large bodies.
@@ -34,7 +34,7 @@ func callAll(ctx context.Context, c *client.Client, backend string) error {
 	if err := a.Handle("answer", func(_ context.Context, body []byte) ([]byte, error) { return answer(c.Rank, body), nil }); err != nil {
 		return err
 	}
-	if err := meet(ctx, c); err != nil { // all have the function
+	if err := meet(ctx, c); err != nil { // all have registered the function
 		return err
 	}
 	for _, size := range []int{0, 100, 5 << 20} {
@@ -52,7 +52,7 @@ func callAll(ctx context.Context, c *client.Client, backend string) error {
 	if err := a.Shutdown(ctx); err != nil {
 		return err
 	}
-	say("called all by %s", backend)
+	emit("called all by %s", backend)
 	return nil
 }
 
@@ -69,8 +69,8 @@ var calls = workerRole("calls the other ranks", func(ctx context.Context, c *cli
 	return nil
 })
 
-// Agents of both kinds call each other between processes, over what the trainer
-// has for them.
+// Agents of both kinds call each other between processes, over the trainer's
+// messages.
 func TestAgentsOfProcesses(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 3, calls...).start()
@@ -99,7 +99,7 @@ func endsIn(j *job, limit time.Duration) error {
 }
 
 var diesInCall = workerRole("dies in a call", func(ctx context.Context, c *client.Client) error {
-	signal.Ignore(syscall.SIGTERM) // which the trainer sends to those that are left
+	signal.Ignore(syscall.SIGTERM) // which the trainer sends to the remaining ranks
 	a, err := openAgent(ctx, c, rpc.ProcessGroup)
 	if err != nil {
 		return err
@@ -122,11 +122,11 @@ var diesInCall = workerRole("dies in a call", func(ctx context.Context, c *clien
 	}
 	if c.Rank == 0 {
 		_, err := a.Call(ctx, client.AgentName(1), "die", nil)
-		say("call: gone %t, %v", errors.Is(err, rpc.ErrGone), err)
+		emit("call: gone %t, %v", errors.Is(err, rpc.ErrGone), err)
 	}
-	// Who did not call it learns it too, whether by the news or by sending.
+	// A rank that did not call it learns of it too, by the report or by sending.
 	_, err = a.Call(ctx, client.AgentName(1), "die", nil)
-	say("call after: gone %t, %v", errors.Is(err, rpc.ErrGone), err)
+	emit("call after: gone %t, %v", errors.Is(err, rpc.ErrGone), err)
 	return a.Close()
 })
 
@@ -170,8 +170,8 @@ func TestHangWithAgent(t *testing.T) {
 	}
 }
 
-// A message whose reply was lost comes again; no other does, and what is too
-// large, or from whom it cannot be, is refused.
+// A message whose reply was lost is repeated; no other is. A message that is too
+// large, or from an impossible sender, is rejected.
 func TestMessageRequests(t *testing.T) {
 	t.Parallel()
 	_, ranks := doors(t, 2)

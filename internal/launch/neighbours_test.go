@@ -22,14 +22,14 @@ const (
 	attacker = 20002
 )
 
-// initializer makes a store: STORE.
+// initializer creates a store: STORE.
 var initializer = role("initializer of a store", func(ctx context.Context, args []string) error {
 	_, err := store.Init(ctx, args[0], "")
 	return err
 })
 
 var loadsStaged = workerRole("loads what was staged", func(ctx context.Context, c *client.Client) error {
-	say("resumes %s", c.Resume)
+	emit("resumes %s", c.Resume)
 	return load(ctx, c, "", 2)
 })
 
@@ -44,14 +44,14 @@ var finishingTrainer = role("trainer that finishes", func(ctx context.Context, a
 })
 
 // Another user takes the name of a user's shared memory. The trainer stages under
-// another name, where nobody else can read; and what it had staged when it was
-// killed is committed by the next one, which finds that name.
+// another name, which no other user can read. What it had staged when it was
+// killed is committed by the next trainer, which finds that name.
 func TestNeighbourTakesSharedMemory(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Fatal("this test runs processes of other users: run it as root")
 	}
-	for what, take := range map[string]string{"nobody": ":", "a directory": `mkdir -m 0777 "$1"`, "a link": `ln -s /tmp "$1"`} {
+	for what, take := range map[string]string{"no user": ":", "a directory": `mkdir -m 0777 "$1"`, "a link": `ln -s /tmp "$1"`} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			open, shared := folderOf(t, "/tmp", 0o755), folderOf(t, "/dev/shm", 0o777|os.ModeSticky)

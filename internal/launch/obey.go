@@ -15,11 +15,11 @@ import (
 )
 
 // stopState tracks whether the workers of an attempt poll for stop requests, and
-// whether one of them was told to end.
+// whether one of them was asked to end.
 type stopState struct {
 	orders *orders
 	open   atomic.Bool // one of them has reported, or asked whether to stop
-	told   atomic.Bool // one of them was told to end, by an answer or by SIGTERM
+	told   atomic.Bool // one of them was asked to end, by an answer or by SIGTERM
 }
 
 var _ session.Orders = (*stopState)(nil)
@@ -37,9 +37,9 @@ func (h *stopState) Tell() string {
 	return o.asks()
 }
 
-// obey ends the workers when the job is asked to end, until the result is
-// called. Workers that listen are told by the answers to their reports and
-// questions, and have a while to save and end. Others learn it by SIGTERM.
+// obey ends the workers when the job is asked to end, until the caller calls
+// done. Workers that poll learn of the request from the answers to their reports
+// and questions, and have a while to save and end. Others get SIGTERM.
 func (w *watch) obey(term func()) (done func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -56,8 +56,8 @@ func (w *watch) obey(term func()) (done func()) {
 	}
 }
 
-// awaitOrder blocks until the workers are to get SIGTERM, because of an order
-// that they do not hear or do not obey in time.
+// awaitOrder blocks until the workers must get SIGTERM, because they do not poll
+// for the order or do not obey it in time.
 func (w *watch) awaitOrder(ctx context.Context) bool {
 	timer := time.NewTimer(0)
 	timer.Stop()
@@ -66,10 +66,10 @@ func (w *watch) awaitOrder(ctx context.Context) bool {
 		o, came := w.orders.given()
 		if o != nil {
 			if w.living() == 0 {
-				return false // they have ended, and it is the news that comes late
+				return false // they have ended; only the news is late
 			}
 			if !w.stop.open.Load() {
-				w.log.Warn("the workers neither report nor ask whether to stop: they get SIGTERM", "reason", o.Reason, "grace", w.cfg.Grace)
+				w.log.Warn("workers neither report nor poll for stop requests; sending SIGTERM", "reason", o.Reason, "grace", w.cfg.Grace)
 				return true
 			}
 			timer.Reset(w.patience(o))
@@ -77,7 +77,7 @@ func (w *watch) awaitOrder(ctx context.Context) bool {
 		select {
 		case <-came:
 		case <-timer.C:
-			w.log.Warn("the workers were told to end and have not: they get SIGTERM", "how", o.asks(), "after", w.patience(o), "grace", w.cfg.Grace)
+			w.log.Warn("workers did not end when asked; sending SIGTERM", "how", o.asks(), "after", w.patience(o), "grace", w.cfg.Grace)
 			return true
 		case <-ctx.Done():
 			return false
@@ -85,7 +85,7 @@ func (w *watch) awaitOrder(ctx context.Context) bool {
 	}
 }
 
-// patience is how long workers that were told to end may take for it.
+// patience is how long workers may take to end after they were asked to.
 func (w *watch) patience(o *stopOrder) time.Duration {
 	if o.Preempt {
 		return w.cfg.PreemptGrace
@@ -93,31 +93,31 @@ func (w *watch) patience(o *stopOrder) time.Duration {
 	return w.cfg.Grace
 }
 
-// PreemptedError says that a job has ended because it was preempted: its trial
-// is paused, and the next job of the run goes on.
+// PreemptedError is returned if a job ended because it was preempted: its trial
+// is paused, and the next job of the run continues.
 type PreemptedError struct {
-	Reason     string // who asked for it
-	Checkpoint string // the line's newest; empty: there is none
-	// Saved says that what the workers did is not lost: a checkpoint of the line
-	// was begun by this attempt since the request and committed, or none of its
-	// reports is of a later step than the line's newest checkpoint. An attempt that has none
-	// yet, in a trial that has some, did nothing.
+	Reason     string // who requested it
+	Checkpoint string // the line's newest; empty: none exists
+	// Saved reports that the workers' progress is not lost: this attempt began a
+	// checkpoint of the line since the request and it was committed, or no report
+	// of the attempt is of a later step than the line's newest checkpoint. An
+	// attempt without reports, in a trial that has some, made no progress.
 	Saved bool
-	Why   string // it is not saved
+	Why   string // why it is not saved
 }
 
-// Error says what is kept and the next step.
+// Error returns what is kept and the next step.
 func (e *PreemptedError) Error() string {
 	switch {
 	case e.Saved:
-		return fmt.Sprintf("preempted (%s): %s is committed; start the run again to go on from there", e.Reason, e.Checkpoint)
+		return fmt.Sprintf("preempted (%s): %s is committed; start the run again to continue from there", e.Reason, e.Checkpoint)
 	case e.Checkpoint == "":
 		return fmt.Sprintf("preempted (%s), and %s; started again, the run begins afresh", e.Reason, e.Why)
 	}
-	return fmt.Sprintf("preempted (%s), and %s; started again, the run goes on from %s", e.Reason, e.Why, e.Checkpoint)
+	return fmt.Sprintf("preempted (%s), and %s; started again, the run continues from %s", e.Reason, e.Why, e.Checkpoint)
 }
 
-// groupStopped is the end of an attempt, with the budget that pays for it.
+// groupStopped describes the end of an attempt, with the budget that pays for it.
 func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) *events.GroupStopped {
 	stopped := &events.GroupStopped{Attempt: n, Reason: "all workers ended"}
 	if cause != nil {
@@ -136,9 +136,9 @@ func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) *even
 	return stopped
 }
 
-// obeyed ends the job after attempt n if it was asked to end; it reports false
-// when the job goes on. Workers that all ended well before they were told of it
-// have completed their training.
+// obeyed ends the job after attempt n if it was asked to end; it returns false if
+// the job continues. If all workers ended well before they learned of the
+// request, the training is complete.
 func (j *job) obeyed(ctx context.Context, n int, cause *FailedError) (bool, error) {
 	o, _ := j.orders.given()
 	if o == nil || cause == nil && !j.told {
@@ -172,13 +172,13 @@ func (j *job) obeyed(ctx context.Context, n int, cause *FailedError) (bool, erro
 	if unsaved != "" {
 		return true, errors.Join(&LostSaveError{Checkpoint: j.newest.Checkpoint, Reason: unsaved, Newest: trial.Head}, err)
 	}
-	j.log.Info("the job is stopped as asked; start the run again to go on", "reason", o.Reason, "from", cmp.Or(trial.Head, "the beginning: nothing is committed"))
+	j.log.Info("job stopped as requested; start the run again to continue", "reason", o.Reason, "from", cmp.Or(trial.Head, "the beginning: nothing is committed"))
 	return true, err
 }
 
-// unsaved is why what attempt n did is not in the line's newest checkpoint;
-// empty when it is. Workers of a trial that has reports, and none of this attempt,
-// were still starting or loading: they have done nothing.
+// unsaved returns why the progress of attempt n is not in the line's newest
+// checkpoint, "" if it is. If the trial has reports, but none of this attempt,
+// the workers were still starting or loading and made no progress.
 func (j *job) unsaved(ctx context.Context, n int, o *stopOrder, trial projections.Trial) (string, error) {
 	const none = "no checkpoint was committed"
 	head := trial.Head
@@ -203,8 +203,8 @@ func (j *job) unsaved(ctx context.Context, n int, o *stopOrder, trial projection
 	return "", nil
 }
 
-// between ends a job that is asked to end while none of its attempts is alive.
-// Nothing is lost by that but what has failed already. ran is whether it had any.
+// between ends a job that is asked to end while no attempt is alive. This loses
+// no progress beyond failed attempts. ran is whether the job had any attempt.
 func (j *job) between(ctx context.Context, trial projections.Trial, ran bool) (bool, error) {
 	o, _ := j.orders.given()
 	if o == nil {
@@ -230,22 +230,22 @@ func (j *job) between(ctx context.Context, trial projections.Trial, ran bool) (b
 	return true, errors.Join(e, err)
 }
 
-// errAsked says that a job was asked to end and no worker of it lives.
+// errAsked is the cause when a job was asked to end and no worker of it is alive.
 var errAsked = errors.New("the job was asked to end")
 
-// works notes how to see whether workers of an attempt live, until the result
-// is called.
+// works records how to check whether workers of an attempt are alive, until the
+// caller calls over.
 func (j *job) works(alive func() bool) (over func()) {
 	j.working.Store(&alive)
 	return func() { j.working.Store(nil) }
 }
 
-// idleEvery is how often a job that is asked to end looks whether its workers
+// idleEvery is how often a job that is asked to end checks whether its workers
 // have ended.
 const idleEvery = 100 * time.Millisecond
 
-// tellWhenIdle ends the patience with the log of a job that is asked to end, as
-// soon as no worker lives, until the result is called.
+// tellWhenIdle stops waiting for the log as soon as a job is asked to end and no
+// worker is alive, until the caller calls stop.
 func (j *job) tellWhenIdle(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -277,8 +277,8 @@ func (j *job) tellWhenIdle(ctx context.Context) (stop func()) {
 	}
 }
 
-// unheard is the error of a job that was preempted and whose log did not take
-// what it had to say any more: what was saved is not known, or not enough.
+// unheard returns the error of a preempted job whose log no longer takes its
+// events: it is unknown what was saved, or too little was.
 func (j *job) unheard(err error) error {
 	if !j.preempting() || errors.As(err, new(*PreemptedError)) {
 		return err
@@ -286,7 +286,7 @@ func (j *job) unheard(err error) error {
 	why := ""
 	switch {
 	case errors.Is(err, session.ErrUnserved):
-		why = "the log does not answer, so it is not known what is saved"
+		why = "the log does not answer, so it is unknown what is saved"
 	case errors.Is(err, syscall.ENOSPC):
 		why = "the disk of the log is full, so what came after its last commit is lost; free space there"
 	default:
@@ -296,7 +296,7 @@ func (j *job) unheard(err error) error {
 	return errors.Join(&PreemptedError{Reason: o.Reason, Checkpoint: "its newest checkpoint", Why: why}, err)
 }
 
-// preempting reports whether the job was asked to end by a preemption.
+// preempting reports whether a preemption asked the job to end.
 func (j *job) preempting() bool {
 	o, _ := j.orders.given()
 	return o != nil && o.Preempt

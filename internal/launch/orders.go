@@ -12,15 +12,15 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// StopRequest asks a job to end. It comes from a signal, from the end of the
-// time that the job was given, or as trial.stop_requested from the log.
+// StopRequest asks a job to end. It comes from a signal, from the job's deadline,
+// or from the log as trial.stop_requested.
 type StopRequest struct {
 	Preempt bool   // the workers save first, on a step that all ranks agree on
-	Reason  string // who asks, or why
-	Signal  string // the name of the signal that it came by, which workers may have got too; or empty
+	Reason  string // who requested it, or why
+	Signal  string // name of the signal, which workers may have received too; may be empty
 }
 
-// asks is what workers are told.
+// asks describes the request to the workers.
 func (r StopRequest) asks() string {
 	if r.Preempt {
 		return client.Preempt
@@ -31,10 +31,10 @@ func (r StopRequest) asks() string {
 // stopOrder is the request that a job obeys.
 type stopOrder struct {
 	StopRequest
-	after uint64 // what is begun behind this sequence was begun since
+	after uint64 // events after this sequence are later than the request
 }
 
-// orders are the requests to a job. The first one counts, and a stop more than
+// orders holds the requests to a job. The first one counts, and a stop overrides
 // a preemption.
 type orders struct {
 	seen atomic.Uint64 // sequence of the last decision of the trial that was read or made
@@ -46,7 +46,7 @@ type orders struct {
 
 func newOrders() *orders { return &orders{came: make(chan struct{})} }
 
-// saw takes note of a decision of the trial. No orders need none.
+// saw records a decision of the trial. It does nothing if o is nil.
 func (o *orders) saw(seq uint64) {
 	if o == nil {
 		return
@@ -56,7 +56,7 @@ func (o *orders) saw(seq uint64) {
 	}
 }
 
-// give takes a request, and reports whether it changes anything.
+// give adds a request, and reports whether it changes the order.
 func (o *orders) give(r StopRequest) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -73,8 +73,8 @@ func (o *orders) give(r StopRequest) bool {
 	return true
 }
 
-// given is what the job obeys, nil when nobody has asked for anything, and a
-// channel that is closed when that changes. Nobody asks anything of no orders.
+// given returns the order that the job obeys, nil if there is none, and a channel
+// that is closed when that changes. A nil o has no order.
 func (o *orders) given() (*stopOrder, <-chan struct{}) {
 	if o == nil {
 		return nil, nil
@@ -85,22 +85,25 @@ func (o *orders) given() (*stopOrder, <-chan struct{}) {
 }
 
 // takeOrders follows the job's log from a sequence, its requests and its
-// deadline, until the result is called.
+// deadline, until the caller calls stop.
 func (j *job) takeOrders(ctx context.Context, from uint64) (stop func()) {
 	j.orders.saw(from - 1)
-	return beside(ctx, func(ctx context.Context) {
+	return inBackground(ctx, func(ctx context.Context) {
 		if err := j.followLane(ctx, from); err != nil && ctx.Err() == nil {
-			j.log.Warn("requests to stop this job are not read from the log any more; send its trainer a signal instead", "error", err)
+			j.log.Warn("stop requests in the log are no longer read; send the trainer a signal instead", "error", err)
 		}
 	})
 }
 
-// takeRequests obeys signals and the deadline until the result is called, also
+// takeRequests obeys signals and the deadline until the caller calls stop, even
 // while the log does not answer.
-func (j *job) takeRequests(ctx context.Context) (stop func()) { return beside(ctx, j.followRequests) }
+func (j *job) takeRequests(ctx context.Context) (stop func()) {
+	return inBackground(ctx, j.followRequests)
+}
 
-// beside runs do until the result is called, which waits for its end.
-func beside(ctx context.Context, do func(context.Context)) (stop func()) {
+// inBackground runs do concurrently until the caller calls stop, which waits for its
+// end.
+func inBackground(ctx context.Context, do func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var ended sync.WaitGroup
 	ended.Go(func() { do(ctx) })
@@ -110,8 +113,8 @@ func beside(ctx context.Context, do func(context.Context)) (stop func()) {
 	}
 }
 
-// followLane obeys what is asked of this job in the lane of its trial. What was
-// asked of the trial before the job began was meant for another.
+// followLane obeys requests to this job in its trial's lane. Requests from before
+// the job began were for another job.
 func (j *job) followLane(ctx context.Context, from uint64) error {
 	lane := events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial}
 	for r, err := range j.store.Log.ReadLane(ctx, lane, from, 0) {
@@ -128,13 +131,13 @@ func (j *job) followLane(ctx context.Context, from uint64) error {
 		}
 		b, ok := body.(*events.TrialStopRequested)
 		if !ok {
-			continue // it asks for nothing
+			continue // not a request
 		}
 		if b.Job != "" && b.Job != j.cfg.Job {
-			j.log.Info("a request to stop another job of the run is not obeyed", "job", b.Job, "reason", b.Reason)
+			j.log.Info("ignoring a stop request for another job of the run", "job", b.Job, "reason", b.Reason)
 			continue
 		}
-		j.ask(StopRequest{Preempt: b.Preempt, Reason: cmp.Or(b.Reason, "asked for in the log, without a reason")})
+		j.ask(StopRequest{Preempt: b.Preempt, Reason: cmp.Or(b.Reason, "requested in the log, without a reason")})
 	}
 	return nil
 }
@@ -162,6 +165,6 @@ func (j *job) followRequests(ctx context.Context) {
 
 func (j *job) ask(r StopRequest) {
 	if j.orders.give(r) {
-		j.log.Warn("the job is asked to end", "how", r.asks(), "reason", r.Reason)
+		j.log.Warn("job asked to end", "how", r.asks(), "reason", r.Reason)
 	}
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 )
 
-// Launch is how the trainer was launched, with which the job is launched again.
+// Launch records how the trainer was launched, so that the job can be launched
+// again.
 type Launch struct {
 	Flags []string // of the trainer, without the command
 	Dir   string   // working directory
@@ -18,28 +19,28 @@ type Launch struct {
 	Recorded func(context.Context, events.Recorded)
 }
 
-// Output says what becomes of what the workers print. The zero value prints it
-// and keeps nothing.
+// Output configures where the workers' output goes. The zero value prints it and
+// keeps nothing.
 type Output struct {
-	Dir     string // of the files; empty: there are none, and Routes must ask for none
-	Top     string // a directory above, below which no symbolic link is followed
-	Said    string // the same as the log is told: below the store's directory, or absolute
+	Dir     string // of the files; empty: none, and Routes must not route to files
+	Top     string // a parent directory, below which no symbolic link is followed
+	Said    string // Dir as recorded in the log: relative to the store's directory, or absolute
 	MaxSize int64  // of a file, in bytes; 0: [logs.DefaultMaxSize]
 	Routes  logs.Routes
 }
 
-// openOutput is where the job's output is kept.
+// openOutput returns the directory that keeps the job's output.
 func (j *job) openOutput() *logs.Dir {
 	return logs.NewDir(j.cfg.Output.Dir, logs.Options{
 		Top:     j.cfg.Output.Top,
 		MaxSize: j.cfg.Output.MaxSize, Now: j.cfg.Now,
 		Failed: func(err error) {
-			j.log.Warn("the output of workers is not kept in files any more, and goes to the terminal: make room on that disk, or choose another with --log-dir", "error", err)
+			j.log.Warn("worker output no longer kept in files, only on the terminal; free space on that disk, or choose another with --log-dir", "error", err)
 		},
 	})
 }
 
-// outputs are the writers of a rank's lines. The files among them are closed
+// outputs returns the writers of a rank's lines. The files among them are closed
 // at the end of the attempt.
 func (w *watch) outputs(rank int) (stdout, stderr io.Writer) {
 	prefix := ""
@@ -52,7 +53,7 @@ func (w *watch) outputs(rank int) (stdout, stderr io.Writer) {
 		if file && w.cfg.Output.Dir != "" {
 			f := w.output.File(w.group.Number, rank, s)
 			w.files = append(w.files, f)
-			to = append(to, f) // first, as a terminal may block
+			to = append(to, f) // first, since a terminal may block
 		}
 		switch shows := process.Prefixed(terminal, prefix); {
 		case shown:
@@ -65,7 +66,8 @@ func (w *watch) outputs(rank int) (stdout, stderr io.Writer) {
 	return one(logs.Out, w.cfg.Stdout), one(logs.Err, w.cfg.Stderr)
 }
 
-// unkept shows what was to be in a file alone, once there are no files.
+// unkept shows output on the terminal that was routed only to a file, once files
+// cannot be written.
 type unkept struct {
 	dir *logs.Dir
 	to  io.Writer
@@ -79,11 +81,11 @@ func (u unkept) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// closeFiles ends the files of the attempt's output.
+// closeFiles closes the files of the attempt's output.
 func (w *watch) closeFiles() {
 	for _, f := range w.files {
 		if err := f.Close(); err != nil {
-			w.log.Warn("the end of a rank's output may be missing in its file", "error", err)
+			w.log.Warn("end of a rank's output may be missing in its file", "error", err)
 		}
 	}
 }

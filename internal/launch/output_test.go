@@ -9,8 +9,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 )
 
-// What was to be in files alone is shown when there can be none: it would be
-// nowhere.
+// Output routed only to files is shown when no file can be written: otherwise it
+// would be lost.
 func TestOutputThatCannotBeKept(t *testing.T) {
 	t.Parallel()
 	files, err := logs.ParsePerRank("3")

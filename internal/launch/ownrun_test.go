@@ -9,8 +9,8 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// TestOthersBlob: a job does not look at what other runs say meanwhile, and of
-// which something is gone.
+// TestOthersBlob: a job does not read other runs' events, even if part of them is
+// gone.
 func TestOthersBlob(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, savesAndEnds...)

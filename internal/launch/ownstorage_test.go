@@ -16,8 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
-// passesOn is a storage that passes its steps on to the store's own. setUp, if not nil, is
-// called before Reader.SetUp.
+// passesOn is a storage that passes its steps on to the store's own. setUp, if
+// not nil, is called before Reader.SetUp.
 type passesOn struct {
 	setUp func(ref checkpoint.Ref) error
 }
@@ -44,7 +44,7 @@ func (r *passedOn) SetUp(ctx context.Context, m checkpoint.Manifest, isCoordinat
 	return r.Reader.SetUp(ctx, m, isCoordinator)
 }
 
-// ofStep3 is what a storage says of the checkpoint of step 3.
+// ofStep3 is a storage with its own result for the checkpoint of step 3.
 func ofStep3(says func() error) passesOn {
 	return passesOn{func(ref checkpoint.Ref) error {
 		if ref.Checkpoint == "step-3.a1" {
@@ -54,8 +54,8 @@ func ofStep3(says func() error) passesOn {
 	}}
 }
 
-// TestOwnStorageFallsBack: a checkpoint whose files a storage does not find, or finds
-// damaged, is passed over. Files of the store's own are looked at besides.
+// TestOwnStorageFallsBack: a checkpoint whose files a storage does not find, or
+// finds damaged, is passed over. Files of the store's own are checked too.
 func TestOwnStorageFallsBack(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -90,8 +90,8 @@ func TestOwnStorageFallsBack(t *testing.T) {
 	}
 }
 
-// TestOwnStorageCannotReadNow: what says nothing of a checkpoint's files ends the job, which
-// does not go back in time.
+// TestOwnStorageCannotReadNow: an error about anything but a checkpoint's files
+// ends the job, which does not go back in time.
 func TestOwnStorageCannotReadNow(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, savesThree...).must()
@@ -119,8 +119,8 @@ func TestOwnStorageCannotReadNow(t *testing.T) {
 	}
 }
 
-// TestOwnStorageHasNoSlots: a restore through a storage takes nothing from this node's
-// slots, so that what they hold stands in for no file.
+// TestOwnStorageHasNoSlots: a restore through a storage reads nothing from this
+// node's slots, so their contents replace no file.
 func TestOwnStorageHasNoSlots(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -46,17 +46,17 @@ var savesAgain = workerRole("saves the same plan again", func(ctx context.Contex
 	return nil
 })
 
-// A plan that does not change is said once. One that changes on a rank is
-// said again by that rank, and shared out anew.
+// An unchanged plan is sent once. If it changes on a rank, that rank sends it
+// again, and the work is shared out again.
 func TestUnchangedPlan(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, savesAgain...).must()
 	wantEnded(t, []string{"step-0.a1", "step-1.a1", "step-2.a1", "step-3.a1"}, nil)
 	prints := map[int][]string{}
-	for _, p := range said[events.LocalPlan](t, runOf(t)) {
+	for _, p := range bodiesOf[events.LocalPlan](t, runOf(t)) {
 		prints[p.Rank] = append(prints[p.Rank], p.Fingerprint)
 		if full, want := p.Plan.Size > 0, p.Step == 0 || p.Step == 3 && p.Rank == 1; full != want {
-			t.Errorf("rank %d at step %d says its plan in full: %t, want %t", p.Rank, p.Step, full, want)
+			t.Errorf("rank %d at step %d sends its plan in full: %t, want %t", p.Rank, p.Step, full, want)
 		}
 	}
 	for rank, got := range prints {
@@ -64,7 +64,7 @@ func TestUnchangedPlan(t *testing.T) {
 			t.Errorf("fingerprints of rank %d: %q", rank, got)
 		}
 	}
-	layouts := said[events.GlobalPlan](t, runOf(t))
+	layouts := bodiesOf[events.GlobalPlan](t, runOf(t))
 	if len(layouts) != 4 || !slices.Equal(layouts[0].Layout.Inline, layouts[2].Layout.Inline) || slices.Equal(layouts[0].Layout.Inline, layouts[3].Layout.Inline) {
 		t.Errorf("layouts: %v", layouts)
 	}
@@ -72,7 +72,7 @@ func TestUnchangedPlan(t *testing.T) {
 
 var savesUnknown = workerRole("saves what was never planned", func(ctx context.Context, c *client.Client) error {
 	mine := state(1, c.Rank, c.WorldSize)
-	if c.Rank == 1 { // the plan of the other rank is said, and its save aborted
+	if c.Rank == 1 { // the plan of the other rank is recorded, and its save aborted
 		if err := meet(ctx, c); err != nil {
 			return err
 		}
@@ -93,20 +93,20 @@ var savesUnknown = workerRole("saves what was never planned", func(ctx context.C
 	return saveAll(ctx, c, 2, state(2, c.Rank, c.WorldSize), client.SaveOptions{})
 })
 
-// A plan whose only save was aborted is not known to the coordinator: it asks,
-// and the rank's trainer says it in full.
+// The coordinator does not know a plan whose only save was aborted: it asks, and
+// the rank's trainer sends it in full.
 func TestUnknownPlan(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, savesUnknown...).must()
 	wantEnded(t, []string{"step-2.a1"}, []string{"step-1.a1"})
 	var got []bool
-	for _, p := range said[events.LocalPlan](t, runOf(t)) {
+	for _, p := range bodiesOf[events.LocalPlan](t, runOf(t)) {
 		if p.Step == 2 && p.Rank == 0 {
 			got = append(got, p.Plan.Size > 0)
 		}
 	}
 	if !slices.Equal(got, []bool{false, true}) {
-		t.Errorf("rank 0 said its second plan in full: %v, want first not, then, asked, yes", got)
+		t.Errorf("rank 0 sent its second plan in full: %v, want first not, then, asked, yes", got)
 	}
 }
 
@@ -114,13 +114,13 @@ var differs = workerRole("has replicas that differ", func(ctx context.Context, c
 	mine := state(5, c.Rank, c.WorldSize)
 	mine.Tensors[1].Data[6] += byte(c.Rank)
 	if err := saveAll(ctx, c, 5, mine, client.SaveOptions{}); err != nil {
-		say("%v", err)
+		emit("%v", err)
 		return nil
 	}
 	return load(ctx, c, "step-5", 5) // rank 0's bytes
 })
 
-// Copies that differ are told of. The lowest rank's are saved, or none.
+// Differing copies are reported. The lowest rank's are saved, or none.
 func TestReplicasDiffer(t *testing.T) {
 	t.Parallel()
 	lenient := newJob(t, 2, differs...).must()
@@ -191,15 +191,15 @@ var converts = workerRole("loads as other types", func(ctx context.Context, c *c
 	return nil
 })
 
-// Elements are converted on the way, and keys that were not saved left out,
-// as the load wants it.
+// Elements are converted, and keys that were not saved left out, as the load
+// requests.
 func TestLoadConvertsAndLeavesOut(t *testing.T) {
 	t.Parallel()
 	newJob(t, 1, converts...).must()
 }
 
 var loadsPath = workerRole("loads a PyTorch checkpoint", func(ctx context.Context, c *client.Client) error {
-	say("resumes %s", c.Resume)
+	emit("resumes %s", c.Resume)
 	shape := tensor.Shape{8, 4}
 	half := tensor.Box{Offsets: []int64{int64(c.Rank) * 4, 0}, Sizes: []int64{4, 4}}
 	got := client.State{Tensors: []client.Tensor{{
@@ -209,7 +209,7 @@ var loadsPath = workerRole("loads a PyTorch checkpoint", func(ctx context.Contex
 	if err != nil {
 		return err
 	}
-	say("%s at %d, %d others", filepath.Base(loaded.Checkpoint), loaded.Step, len(loaded.Unread))
+	emit("%s at %d, %d others", filepath.Base(loaded.Checkpoint), loaded.Step, len(loaded.Unread))
 	return saveAll(ctx, c, 1, got, client.SaveOptions{})
 })
 

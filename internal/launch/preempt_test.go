@@ -16,7 +16,7 @@ import (
 )
 
 // trainsUntilAsked reports each step, the ranks at different speeds, and saves
-// and ends when it is asked to.
+// and ends when asked.
 var trainsUntilAsked = workerRole("trains until asked", func(ctx context.Context, c *client.Client) error {
 	step := int64(0)
 	if c.Resume != "" {
@@ -26,7 +26,7 @@ var trainsUntilAsked = workerRole("trains until asked", func(ctx context.Context
 		if err := load(ctx, c, "", step); err != nil {
 			return err
 		}
-		say("resumed at %d", step)
+		emit("resumed at %d", step)
 	}
 	for {
 		step++
@@ -37,14 +37,14 @@ var trainsUntilAsked = workerRole("trains until asked", func(ctx context.Context
 			return err
 		}
 		if stop := c.StopRequested(); stop != "" {
-			say("%s at %d", stop, step)
+			emit("%s at %d", stop, step)
 			if stop == client.Stop {
 				return nil
 			}
 			return save(ctx, c, step)
 		}
 		if step%50 == 1 {
-			say("at %d", step)
+			emit("at %d", step)
 		}
 	}
 })
@@ -65,7 +65,7 @@ func (j *job) preemptible() chan<- launch.StopRequest {
 	return requests
 }
 
-// preempted holds an error to be a preemption, and the trial to be paused.
+// preempted expects an error to be a preemption, and the trial to be paused.
 func (j *job) preempted(err error) *launch.PreemptedError {
 	j.t.Helper()
 	var e *launch.PreemptedError
@@ -81,7 +81,7 @@ func (j *job) preempted(err error) *launch.PreemptedError {
 // stopOf is the end of the newest attempt of the test's run.
 func stopOf(t *testing.T) *events.GroupStopped {
 	t.Helper()
-	all := said[events.GroupStopped](t, runOf(t))
+	all := bodiesOf[events.GroupStopped](t, runOf(t))
 	if len(all) == 0 {
 		t.Fatal("no attempt has ended")
 	}
@@ -167,8 +167,8 @@ func requestAs(t *testing.T, j *job, body *events.TrialStopRequested, data []byt
 	}
 }
 
-// What is asked in the log of this job is obeyed, and what is asked of another, was
-// asked before or is no event is not.
+// A job obeys requests to it in its log. It ignores requests to another job,
+// earlier requests and messages that are not events.
 func TestRequestsInTheLog(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, trainsUntilAsked...).start()
@@ -206,7 +206,7 @@ func TestRequestsInTheLog(t *testing.T) {
 	}
 }
 
-// What a job that was stopped leaves in the log.
+// The events of a stopped job in the log.
 func TestStopIsSaid(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, trainsUntilAsked...)
@@ -225,7 +225,7 @@ func TestStopIsSaid(t *testing.T) {
 	if err := next.wait(); err != nil {
 		t.Error(err)
 	}
-	ends := said[events.JobEnded](t, runOf(t))
+	ends := bodiesOf[events.JobEnded](t, runOf(t))
 	if len(ends) != 2 || ends[0].ExitCode == 0 || ends[1].ExitCode != 0 || ends[1].Reason != "stopped as asked: enough" {
 		t.Errorf("job.ended: %+v", ends)
 	}
@@ -234,12 +234,12 @@ func TestStopIsSaid(t *testing.T) {
 	}
 }
 
-// A job is preempted before the time that it was given ends.
+// A job is preempted before its deadline.
 func TestDeadline(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, trainsUntilAsked...)
 	j.cfg.PreemptGrace = patience
-	j.cfg.Deadline = time.Now().Add(j.cfg.PreemptGrace + j.cfg.Grace + 6*time.Second) // for the workers to come up
+	j.cfg.Deadline = time.Now().Add(j.cfg.PreemptGrace + j.cfg.Grace + 6*time.Second) // for the workers to start
 	e := j.preempted(j.run())
 	if step := agreed(t, j, client.Preempt, 2); !e.Saved || e.Checkpoint != fmt.Sprintf("step-%d.a1", step) || !strings.Contains(e.Reason, "the time of the job ends at") {
 		t.Errorf("%+v at step %d", e, step)
@@ -255,11 +255,11 @@ var asksWhetherToStop = workerRole("asks whether to stop", func(ctx context.Cont
 			return err
 		}
 		if stop != "" {
-			say("%s at %d", stop, step)
+			emit("%s at %d", stop, step)
 			return save(ctx, c, step)
 		}
 		if step == 5 {
-			say("at %d", step)
+			emit("at %d", step)
 		}
 	}
 })

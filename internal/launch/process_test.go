@@ -24,7 +24,7 @@ func shell(script string) []string { return []string{"/bin/sh", "-c", script} }
 
 var killsItself = workerRole("kills itself", func(ctx context.Context, c *client.Client) error {
 	if c.Attempt == 2 {
-		say("restart %s resumes %s", os.Getenv("TORCHELASTIC_RESTART_COUNT"), c.Resume)
+		emit("restart %s resumes %s", os.Getenv("TORCHELASTIC_RESTART_COUNT"), c.Resume)
 		return load(ctx, c, "", 2)
 	}
 	for step := range int64(3) {
@@ -47,11 +47,11 @@ func TestRestart(t *testing.T) {
 	j.must()
 	wantText(t, j.out, "[rank0] restart 1 resumes step-2.a1", "[rank1] restart 1 resumes step-2.a1")
 	wantText(t, j.log, `level=WARN msg="restarting the group" cause="rank 1 was killed by SIGKILL" from=step-2.a1`)
-	stopped := said[events.GroupStopped](t, runOf(t))
+	stopped := bodiesOf[events.GroupStopped](t, runOf(t))
 	if len(stopped) != 2 || stopped[0].Reason != "rank 1 was killed by SIGKILL" || stopped[1].Reason != "all workers ended" {
 		t.Errorf("group.stopped: %+v", stopped)
 	}
-	exits := said[events.WorkerExited](t, runOf(t))
+	exits := bodiesOf[events.WorkerExited](t, runOf(t))
 	if at := slices.IndexFunc(exits, func(e *events.WorkerExited) bool { return e.Signal == "SIGKILL" }); at < 0 || exits[at].Rank != 1 || exits[at].Code != 137 {
 		t.Errorf("group.worker_exited: %+v", exits)
 	}
@@ -77,7 +77,7 @@ func TestBudget(t *testing.T) {
 	if got := one[events.JobEnded](t, runOf(t)); got.ExitCode == 0 || got.Reason == "" {
 		t.Errorf("job.ended: %+v", got)
 	}
-	// A job of the same name has a budget of its own and goes on counting
+	// A job of the same name has a budget of its own and continues to count
 	// attempts.
 	again := newJob(t, 1, shell(`echo $CKPTSTORE_ATTEMPT $TORCHELASTIC_RESTART_COUNT`)...).must()
 	wantText(t, again.out, "4 0\n")
@@ -102,8 +102,8 @@ func TestIgnoredTerm(t *testing.T) {
 	if failed := j.fails(); failed.Rank != 0 || !strings.HasPrefix(failed.Cause, "rank 0 exited with code 1") {
 		t.Errorf("%+v", failed)
 	}
-	wantText(t, j.log, "some workers ignore SIGTERM and are killed")
-	for _, e := range said[events.WorkerExited](t, runOf(t)) {
+	wantText(t, j.log, "workers ignore SIGTERM and are killed")
+	for _, e := range bodiesOf[events.WorkerExited](t, runOf(t)) {
 		if e.Rank == 1 && e.Signal != "SIGKILL" {
 			t.Errorf("rank 1: %+v", e)
 		}
@@ -120,17 +120,17 @@ var hasFamily = role("has a family", func(ctx context.Context, args []string) er
 		if err := child.Start(); err != nil {
 			return err
 		}
-		say("family %d", child.Process.Pid)
+		emit("family %d", child.Process.Pid)
 	}
-	say("ready %d", os.Getpid())
+	emit("ready %d", os.Getpid())
 	if len(args) > 0 {
 		<-ctx.Done() // SIGTERM ends it
 	}
 	return nil
 })
 
-// Nothing that a worker has started outlives its attempt, in whatever group
-// or session it is, also when the worker itself ended well.
+// No descendant of a worker outlives its attempt, in whatever group or session it
+// is, even if the worker itself ended well.
 func TestGrandchildren(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, hasFamily...).start()
@@ -177,7 +177,7 @@ func TestCancel(t *testing.T) {
 	if err := j.wait(); !errors.Is(err, errStop) {
 		t.Errorf("error %v", err)
 	}
-	wantText(t, j.log, `msg="stopping the workers" cause="the test stops the job"`)
+	wantText(t, j.log, `msg="stopping workers" cause="the test stops the job"`)
 	wantNobody(t, j.cfg.Job)
 	if trial := trialOf(t); trial.Status != projections.Paused || trial.Message != errStop.Error() {
 		t.Errorf("trial %+v", trial)
@@ -191,7 +191,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// A job that cannot run as asked for begins no attempt.
+// A job that cannot run as configured begins no attempt.
 func TestBadConfig(t *testing.T) {
 	t.Parallel()
 	for says, change := range map[string]func(*launch.Config){
@@ -210,13 +210,13 @@ func TestBadConfig(t *testing.T) {
 			t.Errorf("error %v, want %q", err, says)
 		}
 	}
-	if started := said[events.GroupStarted](t, runOf(t)); len(started) > 0 {
+	if started := bodiesOf[events.GroupStarted](t, runOf(t)); len(started) > 0 {
 		t.Errorf("%d attempts were begun", len(started))
 	}
 }
 
-// Output is passed on line by line with the rank in front; what is longer
-// than a line can be comes in pieces, each of them whole.
+// Output is passed on line by line with the rank in front. Overlong lines come in
+// pieces, each of them complete.
 func TestOutput(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, shell(`head -c 200000 /dev/zero | tr '\0' x; echo; echo err >&2; printf 'no end'`)...).must()
@@ -271,8 +271,8 @@ func tells(name, format string, stamps ...int64) []string {
 
 var tellsAll, tellsPlainly = tells("tells all", fullError, 1_700_000_100, 1_700_000_099), tells("tells plainly", plainError)
 
-// The cause is in the worker's own words; of several failures it is the one
-// that happened first by their own time, not the one that was seen first.
+// The cause is in the worker's own words. Of several failures it is the earliest
+// by their own time, not the first that was seen.
 func TestErrorFile(t *testing.T) {
 	t.Parallel()
 	for _, want := range []struct {
@@ -288,7 +288,7 @@ func TestErrorFile(t *testing.T) {
 			if failed.Cause != want.cause || fmt.Sprint("rank ", failed.Rank) != want.cause[:6] {
 				t.Errorf("%+v, want %q", failed, want.cause)
 			}
-			for _, e := range said[events.WorkerExited](t, runOf(t)) {
+			for _, e := range bodiesOf[events.WorkerExited](t, runOf(t)) {
 				if e.Message != fmt.Sprint("bug of rank ", e.Rank) || e.Traceback != want.traceback {
 					t.Errorf("%+v", e)
 				}

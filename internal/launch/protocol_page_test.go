@@ -9,8 +9,8 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// A client in another language, which knows the protocol from its page alone,
-// saves, loads and reports; in all versions.
+// A client in another language, written only from the protocol's page, saves,
+// loads and reports; in all versions.
 func TestClientFromThePage(t *testing.T) {
 	t.Parallel()
 	python, err := exec.LookPath("python3")
@@ -26,7 +26,7 @@ func TestClientFromThePage(t *testing.T) {
 				wantText(t, j.out, fmt.Sprintf("[rank%d] protocol %d: 3 checkpoints are what was saved", rank, version))
 			}
 			// Of the log: its loads move the line, to which not all reports belong then.
-			if reports := said[events.Metrics](t, runOf(t)); len(reports) != 3 {
+			if reports := bodiesOf[events.Metrics](t, runOf(t)); len(reports) != 3 {
 				t.Errorf("%d iterations: %+v", len(reports), reports)
 			}
 		})

@@ -16,9 +16,9 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// sits lends its socket and token to the test.
+// sits passes its socket and token to the test.
 var sits = role("sits", func(ctx context.Context, _ []string) error {
-	say("socket %s %s %d", os.Getenv(client.EnvSocket), os.Getenv(client.EnvToken), os.Getpid())
+	emit("socket %s %s %d", os.Getenv(client.EnvSocket), os.Getenv(client.EnvToken), os.Getpid())
 	return untilTerm(ctx)
 })
 
@@ -37,7 +37,7 @@ func doors(t *testing.T, nproc int) (*job, []*door) {
 	return doorsOf(t, nproc, func(*job) {})
 }
 
-// doorsOf is doors of a job that is set up otherwise.
+// doorsOf is doors for a job with another configuration.
 func doorsOf(t *testing.T, nproc int, set func(*job)) (*job, []*door) {
 	t.Helper()
 	j := newJob(t, nproc, sits...)
@@ -134,11 +134,11 @@ var badRequests = []struct {
 
 	{"gather without number", "gather", ``, nil, 400, client.HeaderSeq},
 	{"broadcast without root", "broadcast", ``, []string{client.HeaderSeq, "1"}, 400, client.HeaderRoot},
-	{"broadcast from nobody", "broadcast", ``, []string{client.HeaderSeq, "1", client.HeaderRoot, "2"}, 400, "a rank below 2"},
+	{"broadcast from no rank", "broadcast", ``, []string{client.HeaderSeq, "1", client.HeaderRoot, "2"}, 400, "a rank below 2"},
 	{"broadcast of another size", "broadcast", `abc`, []string{client.HeaderSeq, "1", client.HeaderRoot, "0", client.HeaderSize, "4"}, 400, client.HeaderSize},
 }
 
-// A request that is wrong changes nothing and is told why.
+// A wrong request changes nothing and gets the reason.
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
 	j, ranks := doors(t, 2)
@@ -161,7 +161,7 @@ func TestBadRequests(t *testing.T) {
 		t.Errorf("mode of the socket: %v, %v", info.Mode(), err)
 	}
 	if after := len(logOf(t, runOf(t))); after != before {
-		t.Errorf("%d events were said", after-before)
+		t.Errorf("%d events were appended", after-before)
 	}
 	if files := slots(t, j); len(files) > 0 {
 		t.Errorf("staging slots were made: %q", files)
@@ -195,13 +195,13 @@ func TestSealOnce(t *testing.T) {
 		t.Fatal(status, reply)
 	}
 	if status, reply := ranks[0].post("seal", `{"checkpoint":"step-1.a1"}`); status != 409 {
-		t.Fatalf("a slot that was given up was sealed again: %d %s", status, reply)
+		t.Fatalf("an abandoned slot was sealed again: %d %s", status, reply)
 	}
 }
 
-// A worker that says its copy is complete, and has not marked the slot as the
-// second version of the protocol wants it, is not believed: what reads the slot
-// after the trainer's death goes by the mark.
+// A worker that reports its copy as complete, but has not marked the slot as the
+// second version of the protocol requires, is rejected: after the trainer's
+// death, readers of the slot rely on the mark.
 func TestSealWithoutMark(t *testing.T) {
 	t.Parallel()
 	_, ranks := doors(t, 1)
@@ -215,7 +215,7 @@ func TestSealWithoutMark(t *testing.T) {
 	if status != 400 || !strings.Contains(reply, "is not sealed: bytes 8 to 16") {
 		t.Errorf("%d %s", status, reply)
 	}
-	if sealed := said[events.WriteSealed](t, runOf(t)); len(sealed) > 0 {
+	if sealed := bodiesOf[events.WriteSealed](t, runOf(t)); len(sealed) > 0 {
 		t.Errorf("the log has %+v", sealed[0])
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // onceLog refuses one fact of a kind for good, and does not answer the decision
-// after it for a few times.
+// after it a few times.
 type onceLog struct {
 	session.Log
 	kind    events.Kind
@@ -25,7 +25,7 @@ type onceLog struct {
 
 var (
 	errRefused = errors.New("the server refuses it")
-	errSilent  = errors.New("nobody answers")
+	errSilent  = errors.New("no answer")
 )
 
 // Append implements session.Log.
@@ -59,9 +59,9 @@ var savesTwoSteps = workerRole("saves twice, whatever becomes of it", func(ctx c
 	return nil
 })
 
-// A log that refuses what an attempt has to say is no fault of the workers, and
-// no reason to end the job: the next attempt goes on from the last checkpoint,
-// out of the infrastructure's budget. No save of the one before stays open.
+// A log that refuses an attempt's events is no fault of the workers, and no
+// reason to end the job: the next attempt continues from the last checkpoint, out
+// of the infrastructure's budget. No save of the previous attempt stays open.
 func TestLogRefusesAttempt(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []events.Kind{(events.GlobalPlan{}).Kind(), (events.WriteCompleted{}).Kind(), (events.TrainingStarted{}).Kind()} {
@@ -76,7 +76,7 @@ func TestLogRefusesAttempt(t *testing.T) {
 			if !log.refused.Load() || log.silent.Load() >= 0 {
 				t.Fatal("the log has refused nothing, or was always served")
 			}
-			stopped := said[events.GroupStopped](t, runOf(t))
+			stopped := bodiesOf[events.GroupStopped](t, runOf(t))
 			if len(stopped) != 2 || stopped[0].Failure != "infrastructure" || !strings.Contains(stopped[0].Reason, errRefused.Error()) || stopped[1].Failure != "" {
 				t.Errorf("group.stopped: %+v", stopped)
 			}
@@ -84,7 +84,7 @@ func TestLogRefusesAttempt(t *testing.T) {
 				t.Errorf("trial %+v", trial)
 			}
 			committed, aborted := ended(t, runOf(t))
-			begun := said[events.CheckpointBegun](t, runOf(t))
+			begun := bodiesOf[events.CheckpointBegun](t, runOf(t))
 			if len(committed) < 2 || len(committed)+len(aborted) != len(begun) {
 				t.Errorf("%d saves begun, committed %q, aborted %q", len(begun), committed, aborted)
 			}

@@ -30,12 +30,12 @@ var reports = workerRole("reports", func(ctx context.Context, c *client.Client) 
 	return nil
 })
 
-// Metrics come through as they were, rank 0's as the trial's; those of other
-// ranks are listed only where they differ.
+// Metrics arrive unchanged, rank 0's as the trial's; those of other ranks are
+// listed only if they differ.
 func TestReports(t *testing.T) {
 	t.Parallel()
 	newJob(t, 3, reports...).must()
-	got := said[events.Metrics](t, runOf(t))
+	got := bodiesOf[events.Metrics](t, runOf(t))
 	if len(got) != 3 {
 		t.Fatalf("%d iterations", len(got))
 	}
@@ -78,7 +78,7 @@ func TestUnequalReports(t *testing.T) {
 	one[events.Metrics](t, runOf(t))
 }
 
-var reportsOnceMore = workerRole("reports once more", func(ctx context.Context, c *client.Client) error {
+var reportsOnceMore = workerRole("reports again", func(ctx context.Context, c *client.Client) error {
 	if c.Rank > 0 {
 		return nil
 	}
@@ -100,17 +100,17 @@ func TestUnequalReportsAreTheCause(t *testing.T) {
 	}
 }
 
-var helloOnly = workerRole("says hello", func(context.Context, *client.Client) error { return nil })
+var helloOnly = workerRole("sends hello", func(context.Context, *client.Client) error { return nil })
 
-// Workers that never report end well, and the log says so; a program that knows
-// nothing of the trainer is not even told.
+// Workers that never report end well, and the log has a warning; a program that
+// knows nothing of the trainer causes no warning.
 func TestNoReport(t *testing.T) {
 	t.Parallel()
 	const warning = "ran until completion without reporting"
 	j := newJob(t, 2, helloOnly...).must()
 	wantText(t, j.log, "level=INFO", warning)
 	one[events.TrainingStarted](t, runOf(t))
-	if got := len(said[events.Metrics](t, runOf(t))); got != 0 {
+	if got := len(bodiesOf[events.Metrics](t, runOf(t))); got != 0 {
 		t.Errorf("%d reports", got)
 	}
 	plain := newJob(t, 1, "/bin/true").must()
@@ -158,9 +158,10 @@ func TestReportBeforeFailure(t *testing.T) {
 		order = append(order, string(r.Kind))
 	}
 	const want = "job.started job.node_joined trial.created group.started group.training_started report.metrics group.worker_exited group.stopped trial.errored job.node_left job.ended"
-	// Who says that training has begun is not who reports: either may come first.
+	// The rank that starts training is not the rank that reports: either may come
+	// first.
 	got := strings.Replace(strings.Join(order, " "), "report.metrics group.training_started", "group.training_started report.metrics", 1)
 	if got != want {
-		t.Errorf("the log says %s, want %s", got, want)
+		t.Errorf("the log has %s, want %s", got, want)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// timesLoads saves so many BYTES on all ranks in 64 tensors, or loads them some
-// times, and says how long each load took.
+// timesLoads saves BYTES on all ranks in 64 tensors, or loads them several times,
+// and prints how long each load took.
 var timesLoads = role("times its loads", func(ctx context.Context, args []string) error {
 	bytesOf, err := strconv.ParseInt(args[0], 10, 64)
 	if err != nil {
@@ -63,7 +63,7 @@ var timesLoads = role("times its loads", func(ctx context.Context, args []string
 		if _, err := c.Load(ctx, &s, client.LoadOptions{Ref: "latest"}); err != nil {
 			return err
 		}
-		say("loaded in %d", time.Since(began))
+		emit("loaded in %d", time.Since(began))
 	}
 	for i, t := range s.Tensors {
 		if !bytes.HasPrefix(t.Data, []byte{byte(i), byte(c.Rank), 3, 5, 7}) {

@@ -8,7 +8,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// firstResume resolves what the user wants to resume from. Later attempts
+// firstResume resolves the user's choice of what to resume from. Later attempts
 // resume from the last committed checkpoint of the line: see [job.nextResume].
 func (j *job) firstResume(ctx context.Context, trial projections.Trial) (string, error) {
 	head := startOf(trial)
@@ -41,7 +41,7 @@ func (j *job) firstResume(ctx context.Context, trial projections.Trial) (string,
 	return id, j.wholeOnly(ctx, j.cfg.Resume, id)
 }
 
-// nextResume is what an attempt after the first resumes from.
+// nextResume returns what a later attempt resumes from.
 func (j *job) nextResume(ctx context.Context, trial projections.Trial) (string, error) {
 	if j.cfg.Resume == "require" && trial.Head != "" {
 		return trial.Head, j.wholeOnly(ctx, "require", trial.Head)
@@ -49,9 +49,8 @@ func (j *job) nextResume(ctx context.Context, trial projections.Trial) (string, 
 	return j.wholeFrom(ctx, trial.Head)
 }
 
-// startOf is what a trial continues from when nothing else is asked for: the
-// newest checkpoint of its line or, before it has a line, the checkpoint that
-// it was forked from.
+// startOf returns what a trial continues from by default: the newest checkpoint
+// of its line or, if its line is empty, the checkpoint that it was forked from.
 func startOf(trial projections.Trial) string {
 	if trial.Head != "" || trial.Parent == nil || trial.Attempt > 0 {
 		return trial.Head

@@ -82,7 +82,7 @@ func writtenOf(t *testing.T, run, trial, id string) (written, reused int64) {
 	return written, reused
 }
 
-// wantWritten says what part of a save was written, and verifies it.
+// wantWritten checks which part of a save was written, and verifies it.
 func wantWritten(t *testing.T, run, trial, id string, most float64) {
 	t.Helper()
 	written, reused := writtenOf(t, run, trial, id)
@@ -97,8 +97,8 @@ func wantWritten(t *testing.T, run, trial, id string, most float64) {
 	}
 }
 
-// A save that is shared out to other ranks than the one before reuses its files
-// all the same: half of each is used by all of them together.
+// A save that is shared out to other ranks than the previous save reuses its
+// files nevertheless: half of each is used by all of them together.
 func TestReuseOnOtherRanks(t *testing.T) {
 	t.Parallel()
 	for _, ranks := range [][2]int{{2, 3}, {3, 2}, {1, 4}, {2, 2}} {
@@ -111,8 +111,8 @@ func TestReuseOnOtherRanks(t *testing.T) {
 	}
 }
 
-// The first save of a trial reuses what it was forked from, of whatever run, and
-// what other trials of its run have frozen.
+// The first save of a trial reuses the checkpoint that it was forked from, of any
+// run, and data that other trials of its run have frozen.
 func TestReuseOfOtherTrials(t *testing.T) {
 	t.Parallel()
 	t.Run("forked", func(t *testing.T) {
@@ -148,8 +148,8 @@ func TestReuseOfOtherTrials(t *testing.T) {
 	})
 }
 
-// A copy of what was imported before is not written again, and nor is what a
-// training goes on to save unchanged.
+// A copy of an earlier import is not written again, nor is what a training
+// continues to save unchanged.
 func TestReuseOfImports(t *testing.T) {
 	t.Parallel()
 	run := runOf(t)
@@ -184,7 +184,7 @@ func TestReuseOfImports(t *testing.T) {
 			t.Errorf("import %d: %d bytes written, %d reused", n, written, reused)
 		}
 	}
-	// One that has moved on, and then what was imported before from that path.
+	// A changed copy, and then the earlier import from that path.
 	j := layersJob(t, projections.DefaultTrial, 1, 0, 9)
 	j.cfg.Run, j.cfg.Resume = other, "none"
 	j.must()
@@ -197,8 +197,8 @@ func TestReuseOfImports(t *testing.T) {
 	wantWritten(t, other, projections.DefaultTrial, "step-10.a5", 0.101)
 }
 
-// askedViews answers as the views of another process do: of an error it says no more
-// than its text and what kind it is.
+// askedViews answers as the views of another process do: of an error it returns
+// only the text and the kind.
 type askedViews struct{ session.Views }
 
 func (v askedViews) Resolve(ctx context.Context, ref string) (projections.Checkpoint, error) {
@@ -209,13 +209,13 @@ func (v askedViews) Resolve(ctx context.Context, ref string) (projections.Checkp
 	return c, err
 }
 
-// The first save of a run has nothing to reuse, which is nothing to warn of.
+// The first save of a run has nothing to reuse, which causes no warning.
 func TestFirstSaveWarnsOfNothing(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 3, saves...)
 	j.store.Views = askedViews{j.store.Views}
 	j.must()
 	if strings.Contains(j.log.String(), "is reused") {
-		t.Errorf("the trainer says:\n%s", j.log)
+		t.Errorf("the trainer logged:\n%s", j.log)
 	}
 }

@@ -22,8 +22,8 @@ var saves = workerRole("saves and trains on", func(ctx context.Context, c *clien
 		return err
 	}
 	overwrite(mine)
-	// A barrier at the same time as the write: they share a connection, but
-	// not an order.
+	// A barrier at the same time as the write: they share a connection, but not
+	// an order.
 	if err := meet(ctx, c); err != nil {
 		return err
 	}
@@ -36,7 +36,7 @@ var saves = workerRole("saves and trains on", func(ctx context.Context, c *clien
 })
 
 var restores = workerRole("restores", func(ctx context.Context, c *client.Client) error {
-	say("resumes %s", c.Resume)
+	emit("resumes %s", c.Resume)
 	if err := load(ctx, c, "", 3); err != nil {
 		return err
 	}
@@ -49,25 +49,25 @@ var restores = workerRole("restores", func(ctx context.Context, c *client.Client
 	if err != nil {
 		return err
 	}
-	say("unread %q", loaded.Unread)
+	emit("unread %q", loaded.Unread)
 	partly.Values = []client.Value{{FQN: "absent"}}
 	_, err = c.Load(ctx, &partly, client.LoadOptions{Ref: loaded.Checkpoint})
 	return refused(err, 400)
 })
 
-// What three ranks have saved, two ranks and then six load, each with its own
+// Two ranks and then six load what three ranks have saved, each with its own
 // boxes; tensors that change after Save do not change the checkpoint.
 func TestSaveAndLoad(t *testing.T) {
 	t.Parallel()
 	newJob(t, 3, saves...).must()
 	wantEnded(t, []string{"step-3.a1"}, nil)
 	if got := one[events.RestoreCompleted](t, runOf(t)); got.Checkpoint != "step-3.a1" || got.Bytes == 0 || len(got.Unread) > 0 {
-		t.Errorf("restore.completed says %+v", got)
+		t.Errorf("restore.completed is %+v", got)
 	}
 	two := newJob(t, 2, restores...).must()
 	wantText(t, two.out, "[rank0] resumes step-3.a1", "[rank1] resumes step-3.a1",
 		`unread ["bias" "config" "rng"]`, `missing key "absent"`)
-	failed := said[events.RestoreFailed](t, runOf(t))
+	failed := bodiesOf[events.RestoreFailed](t, runOf(t))
 	if len(failed) != 1 || failed[0].Load != 4 {
 		t.Errorf("restore.failed: %+v", failed)
 	}
@@ -113,7 +113,7 @@ var savesNames = workerRole("saves names", func(ctx context.Context, c *client.C
 		if err != nil {
 			return err
 		}
-		say("saved %s", s.Checkpoint)
+		emit("saved %s", s.Checkpoint)
 		if err := s.Wait(ctx, client.Committed); err != nil {
 			return err
 		}
@@ -155,7 +155,7 @@ var savesLate = workerRole("saves late", func(ctx context.Context, c *client.Cli
 		if err := s.Wait(ctx, client.Committed); !errors.As(err, &aborted) {
 			return fmt.Errorf("a save without rank 1: %w", err)
 		}
-		say("reason %s", aborted.Reason)
+		emit("reason %s", aborted.Reason)
 	}
 	if err := meet(ctx, c); err != nil {
 		return err
@@ -172,8 +172,8 @@ var savesLate = workerRole("saves late", func(ctx context.Context, c *client.Cli
 	return save(ctx, c, 3)
 })
 
-// A rank that never calls save ends the save by its deadline, by name. When
-// it comes late it is told so. The slots of both are free for the next save.
+// A rank that never calls save ends the save at its deadline, and is named. If it
+// calls late it gets an error. The slots of both are free for the next save.
 func TestRankNeverSaves(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, savesLate...)
@@ -197,7 +197,7 @@ var savesTwice = workerRole("saves during a write", func(ctx context.Context, c 
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("a save while the slot is in use: %w", err)
 	}
-	say("busy")
+	emit("busy")
 	if err := save(ctx, c, 2); err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ var savesTwice = workerRole("saves during a write", func(ctx context.Context, c 
 })
 
 // duringWrite runs a rank with one slot, whose first save is being written until
-// the worker has said a line. Then all saves must do.
+// the worker has printed a line. Then all saves must succeed.
 func duringWrite(t *testing.T, command []string, line string) {
 	t.Helper()
 	j := newJob(t, 1, command...)
@@ -221,8 +221,8 @@ func duringWrite(t *testing.T, command []string, line string) {
 	wantEnded(t, []string{"step-1.a1", "step-2.a1"}, nil)
 }
 
-// A save while the last one is being written waits for the slot; the bytes
-// that are being written stay what they were.
+// A save during the write of the last one waits for the slot; the bytes being
+// written do not change.
 func TestSaveDuringWrite(t *testing.T) {
 	t.Parallel()
 	duringWrite(t, savesTwice, "busy")
@@ -243,12 +243,12 @@ var neverSeals = workerRole("never seals", func(ctx context.Context, c *client.C
 	if _, err := c.Save(soon, 2, state(2, 0, 2), client.SaveOptions{}); !errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("a save while the slot is read: %w", err)
 	}
-	say("aborted: %v", why)
+	emit("aborted: %v", why)
 	return errors.New("enough")
 })
 
-// Files that are written after their save was aborted are removed too. Until
-// then nobody else gets the memory that they are written from.
+// Files that are written after their save was aborted are removed too. Until then
+// their memory is not reused.
 func TestAbortDuringWrite(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, neverSeals...)

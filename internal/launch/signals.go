@@ -14,27 +14,27 @@ import (
 )
 
 // releaseLimit is how long workers may take to confirm that they no longer hold
-// signals back, before they get SIGTERM all the same. A worker confirms in
+// signals back. After that they get SIGTERM anyway. A worker confirms in
 // milliseconds, unless it is stopped or its interpreter is stuck.
 const releaseLimit = time.Second
 
 // heldSignals tracks the processes of an attempt that hold SIGTERM and SIGUSR1
-// back, as the client libraries do. Schedulers signal every process of a step:
-// only the trainer may take that as an order, or the workers die before they can
-// save. When the trainer itself ends the workers, it first makes them release the
-// signals, so that its SIGTERM acts at once.
+// back, as the client libraries do. Schedulers signal every process of a step.
+// Only the trainer may obey, or the workers would die before they can save. When
+// the trainer itself ends the workers, it first makes them release the signals,
+// so that its SIGTERM acts at once.
 type heldSignals struct {
 	mu        sync.Mutex
 	holding   map[int]int      // processes that have not confirmed their release, by rank
 	names     map[int][]string // the signals that a rank has held, also after its end
 	released  chan struct{}    // closed by release
-	confirmed chan struct{}    // closed when released is, and nobody holds
+	confirmed chan struct{}    // closed when released is, and no process holds a signal
 
-	// stacks says that the trainer itself sends SIGUSR1, for the stacks of workers
-	// that hang: it is no order to stop then.
+	// stacks is set when the trainer itself sends SIGUSR1, to get the stacks of
+	// hanging workers: then the signal is not a stop request.
 	stacks atomic.Bool
 
-	ask func(StopRequest) // nil: nobody can ask this attempt to end
+	ask func(StopRequest) // nil: this attempt cannot be asked to end
 }
 
 var _ session.Signals = (*heldSignals)(nil)
@@ -43,7 +43,7 @@ func newHeldSignals(ask func(StopRequest)) *heldSignals {
 	return &heldSignals{ask: ask, holding: map[int]int{}, names: map[int][]string{}, released: make(chan struct{}), confirmed: make(chan struct{})}
 }
 
-// over reports whether the workers are being ended by signals.
+// over reports whether signals are ending the workers.
 func (h *heldSignals) over() bool {
 	select {
 	case <-h.released:
@@ -75,7 +75,7 @@ func (h *heldSignals) Hold(ctx context.Context, rank int, names []string) error 
 // Confirm implements [session.Signals].
 func (h *heldSignals) Confirm(rank int) { h.drop(rank, 1) }
 
-// gone says that the process of a rank has ended.
+// gone records that the process of a rank has ended.
 func (h *heldSignals) gone(rank int) { h.drop(rank, math.MaxInt) }
 
 func (h *heldSignals) drop(rank, most int) {
@@ -93,8 +93,8 @@ func (h *heldSignals) drop(rank, most int) {
 }
 
 // release makes all processes release their signals, and waits until they have
-// confirmed that, up to a limit. It returns how many ranks have not, and must
-// be called once.
+// confirmed it, up to a limit. It returns the number of ranks that have not. Call
+// it only once.
 func (h *heldSignals) release(limit time.Duration) (late int) {
 	h.mu.Lock()
 	close(h.released)
@@ -114,12 +114,12 @@ func (h *heldSignals) release(limit time.Duration) (late int) {
 	return len(h.holding)
 }
 
-// releaseSignals lets SIGTERM act on the workers. It returns what is left of the
-// grace that they have after it.
+// releaseSignals lets SIGTERM act on the workers. It returns the remaining grace
+// after it.
 func (w *watch) releaseSignals() (grace time.Duration) {
 	began := time.Now()
 	if late := w.signals.release(min(releaseLimit, w.cfg.Grace/2)); late > 0 {
-		w.log.Warn("some workers do not answer and may hold SIGTERM back", "ranks", late, "waited", time.Since(began).Round(time.Millisecond))
+		w.log.Warn("workers do not answer and may hold SIGTERM back", "ranks", late, "waited", time.Since(began).Round(time.Millisecond))
 	}
 	return max(0, w.cfg.Grace-time.Since(began))
 }
@@ -131,16 +131,16 @@ func (h *heldSignals) Replaced(rank int, names []string) {
 	h.names[rank] = slices.DeleteFunc(slices.Clone(h.names[rank]), func(name string) bool { return slices.Contains(names, name) })
 }
 
-// holds reports whether a rank holds a signal back, or did until its end.
+// holds reports whether a rank holds a signal back, or held it until its end.
 func (h *heldSignals) holds(rank int, name string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Contains(h.names[rank], name)
 }
 
-// signaled takes note of a rank that ended well after a preemption. Schedulers
-// signal the workers too, with SIGTERM after SIGUSR1, and at a walltime of their
-// own: one that does not hold both back may have ended because of them, and not
+// signaled handles a rank that ended well after a preemption. Schedulers signal
+// the workers too, with SIGTERM after SIGUSR1, and at their own walltime. A
+// worker that does not hold both signals back may have ended because of them, not
 // because its training is complete.
 func (w *watch) signaled(rank int) {
 	o, _ := w.orders.given()
@@ -149,9 +149,10 @@ func (w *watch) signaled(rank int) {
 	}
 }
 
-// Signaled implements [session.Signals]. It takes a signal that a worker held back
-// as a request to stop, so that a scheduler or a person may signal any process of
-// the job. The trainer mostly got the same signal, and its own request came first.
+// Signaled implements [session.Signals]. It treats a signal that a worker held
+// back as a request to stop, so that a scheduler or a person may signal any
+// process of the job. The trainer usually got the same signal, and its own
+// request came first.
 func (h *heldSignals) Signaled(rank int, name string) client.SignaledReply {
 	switch {
 	case h.over() || h.ask == nil: // only launched processes are preempted
@@ -159,6 +160,6 @@ func (h *heldSignals) Signaled(rank int, name string) client.SignaledReply {
 	case h.stacks.Load() && name == "SIGUSR1":
 		return client.SignaledReply{Stacks: true}
 	}
-	h.ask(StopRequest{Preempt: true, Signal: name, Reason: fmt.Sprintf("rank %d was told to stop by %s", rank, name)})
+	h.ask(StopRequest{Preempt: true, Signal: name, Reason: fmt.Sprintf("rank %d received %s", rank, name)})
 	return client.SignaledReply{}
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // hold holds the signals of a rank until it is released, and confirms that after
-// a while; the result ends the process. A negative while is for ever.
+// a while; the result ends the process. A negative while means forever.
 func hold(t *testing.T, h *heldSignals, rank int, confirms time.Duration) (dies func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -22,15 +22,15 @@ func hold(t *testing.T, h *heldSignals, rank int, confirms time.Duration) (dies 
 	return cancel
 }
 
-// The trainer waits for those that hold signals back, but for no others and not
-// for ever.
+// The trainer waits for the ranks that hold signals back, but for no others and
+// not forever.
 func TestRelease(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(t *testing.T, h *heldSignals)
 		late    int
 		took    time.Duration
 	}{
-		"nobody holds":   {func(*testing.T, *heldSignals) {}, 0, 0},
+		"no holder":      {func(*testing.T, *heldSignals) {}, 0, 0},
 		"both confirm":   {func(t *testing.T, h *heldSignals) { hold(t, h, 0, 10*time.Millisecond); hold(t, h, 1, 0) }, 0, 10 * time.Millisecond},
 		"two of a rank":  {func(t *testing.T, h *heldSignals) { hold(t, h, 0, 10*time.Millisecond); hold(t, h, 0, 0) }, 0, 10 * time.Millisecond},
 		"one is stopped": {func(t *testing.T, h *heldSignals) { hold(t, h, 0, -1); hold(t, h, 1, 0) }, 1, time.Second},
@@ -49,7 +49,7 @@ func TestRelease(t *testing.T) {
 				if late, took := h.release(time.Second), time.Since(began); late != c.late || took != c.took {
 					t.Errorf("%d are late after %v, want %d after %v", late, took, c.late, c.took)
 				}
-				// Who comes late is released at once, and may confirm it.
+				// A late rank is released at once, and may confirm it.
 				if err := h.Hold(t.Context(), 2, nil); err != nil {
 					t.Error(err)
 				}

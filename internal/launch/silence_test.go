@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// A trainer that was stopped does not take that for silence of its ranks.
+// A trainer that was stopped does not count that as silence of its ranks.
 func TestStoppedTrainer(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -33,7 +33,7 @@ func TestStoppedTrainer(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			silent, _ := w.awaitSilence(ctx, limit, began)
-			if len(silent) != 1 || strings.Contains(warned.String(), "did not run for some time") != late {
+			if len(silent) != 1 || strings.Contains(warned.String(), "trainer was suspended") != late {
 				t.Errorf("silent %v, warned %q", silent, warned)
 			}
 			if took := time.Since(began); late && took < 2*limit || took > 3*limit {

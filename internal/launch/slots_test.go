@@ -35,8 +35,8 @@ var fillsSlots = role("fills its slots", func(ctx context.Context, args []string
 	if err := meet(ctx, c); err != nil {
 		return err
 	}
-	if c.Rank == 0 { // the test lets it go on
-		say("full")
+	if c.Rank == 0 { // the test lets it continue
+		emit("full")
 		pipe, err := os.Open(args[0])
 		if err != nil {
 			return err
@@ -50,13 +50,13 @@ var fillsSlots = role("fills its slots", func(ctx context.Context, args []string
 	}
 	for step := int64(2); step < 4; step++ {
 		_, err := c.Save(ctx, step, state(step, c.Rank, 2), client.SaveOptions{})
-		say("save %d: skipped %t, busy %t", step, errors.Is(err, client.ErrSkipped), errors.Is(err, client.ErrBusy))
-		if err := meet(ctx, c); err != nil { // the other has been told too
+		emit("save %d: skipped %t, busy %t", step, errors.Is(err, client.ErrSkipped), errors.Is(err, client.ErrBusy))
+		if err := meet(ctx, c); err != nil { // the other rank has its answer too
 			return err
 		}
 	}
 	if c.Rank == 0 {
-		say("told")
+		emit("told")
 	}
 	for _, s := range saves { // then their slots are free
 		if err := s.Wait(ctx, client.Committed); err != nil {
@@ -66,8 +66,8 @@ var fillsSlots = role("fills its slots", func(ctx context.Context, args []string
 	return errors.Join(save(ctx, c, 9), load(ctx, c, "step-0", 0), load(ctx, c, "step-1", 1), load(ctx, c, "step-9", 9))
 })
 
-// A save that finds no slot is skipped or fails on all ranks, leaves no
-// checkpoint, is in the log, and does not touch what is staged.
+// A save that finds no slot is skipped or fails on all ranks. It leaves no
+// checkpoint, is in the log, and does not affect staged saves.
 func TestWhenBusy(t *testing.T) {
 	t.Parallel()
 	for _, busy := range []staging.WhenBusy{staging.BusySkip, staging.BusyFail} {
@@ -108,7 +108,7 @@ func TestWhenBusy(t *testing.T) {
 				t.Errorf("committed %q, aborted %q", committed, aborted)
 			}
 			told := map[string]int{}
-			for _, f := range said[events.WriteFailed](t, runOf(t)) {
+			for _, f := range bodiesOf[events.WriteFailed](t, runOf(t)) {
 				if strings.Contains(f.Error, "all staging slots are in use") && strings.HasPrefix(f.Error, "skipped: ") == skip {
 					told[f.Checkpoint]++
 				}
@@ -151,7 +151,7 @@ var twoAtOnce = workerRole("has two saves on their way", func(ctx context.Contex
 		}
 		saves = append(saves, s)
 	}
-	say("saved")
+	emit("saved")
 	for step, s := range saves {
 		if err := s.Wait(ctx, client.Committed); err != nil {
 			return err
@@ -163,7 +163,7 @@ var twoAtOnce = workerRole("has two saves on their way", func(ctx context.Contex
 	return nil
 })
 
-// While one save is being written the next is copied, beside it.
+// While one save is being written, the next is copied in parallel.
 func TestSaveBesideWrite(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, twoAtOnce...)
@@ -180,15 +180,15 @@ func TestSaveBesideWrite(t *testing.T) {
 
 var saysSize = workerRole("saves what it can", func(ctx context.Context, c *client.Client) error {
 	err := save(ctx, c, 1)
-	say("no space %t", errors.Is(err, client.ErrNoSpace))
+	emit("no space %t", errors.Is(err, client.ErrNoSpace))
 	if err != nil {
-		say("%v", err)
+		emit("%v", err)
 	}
 	return nil
 })
 
-// Less memory means one slot, which is said once; less than that, of what the
-// user has set, is an error that names the flag.
+// Less memory means one slot, which is logged once. If it is less than the user's
+// setting allows, the error names the flag.
 func TestStagingMemory(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -206,7 +206,7 @@ func TestStagingMemory(t *testing.T) {
 			wantText(t, j.out, "[rank0] ", "[rank1] ", c.says)
 			fewer := strings.Count(j.log.String(), "there is memory for fewer staging slots than were asked for")
 			if want := map[bool]int{true: 1}[c.memory.Bytes > 4096]; fewer != want {
-				t.Errorf("said %d times, want %d:\n%s", fewer, want, j.log)
+				t.Errorf("logged %d times, want %d:\n%s", fewer, want, j.log)
 			}
 		})
 	}

@@ -42,7 +42,7 @@ type sampleOf struct {
 	bytes                      int64
 }
 
-// grown says what a sample has more of than an earlier one than it may, where
+// grown lists what a sample has too much of, compared with an earlier one, where
 // the trainer may have so many KiB.
 func (s sampleOf) grown(from sampleOf, trainerKiB int64) error {
 	var errs []error
@@ -128,7 +128,7 @@ func soak(tb testing.TB, moments []int, tensors, bytes int) (samples []sampleOf,
 	return samples, err
 }
 
-// look takes a sample; the worker's part is what it has said itself.
+// look takes a sample; the worker's part is as printed by the worker.
 func look(tb testing.TB, run string, save int, worker string) (sampleOf, error) {
 	tb.Helper()
 	for range 2 { // pools keep what they have for one collection, and the profile is as old as two

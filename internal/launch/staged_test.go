@@ -20,7 +20,7 @@ import (
 
 var savesAndStages = workerRole("saves once and stages once", func(ctx context.Context, c *client.Client) error {
 	if c.Attempt > 1 {
-		say("resumes %s", c.Resume)
+		emit("resumes %s", c.Resume)
 		if c.Resume == "" {
 			return nil
 		}
@@ -38,7 +38,7 @@ var savesAndStages = workerRole("saves once and stages once", func(ctx context.C
 	if err := s.Wait(ctx, client.Staged); err != nil {
 		return err
 	}
-	say("staged")
+	emit("staged")
 	<-ctx.Done()
 	return ctx.Err()
 })
@@ -59,10 +59,10 @@ var stagingTrainer = role("trainer that only stages", func(ctx context.Context, 
 	return launch.Run(ctx, config(args[2], 2, savesAndStages, os.Stdout, os.Stderr), s)
 })
 
-// What only memory held is no checkpoint: when the trainer was killed and the
-// memory is gone, the run goes on from the last committed one; from nothing,
-// if there is none, only where the user did not require one. The memory that
-// the dead trainer has left is freed by who asks for it, and not before.
+// Data that only memory held is no checkpoint. If the trainer was killed and the
+// memory is gone, the run continues from the last committed checkpoint; or from
+// scratch if there is none and the user did not require one. The memory that the
+// dead trainer has left is freed on request, not before.
 func TestStagedAndLost(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -105,8 +105,8 @@ func TestStagedAndLost(t *testing.T) {
 	}
 }
 
-// killStaging runs the trainer until both ranks have staged step 2, and kills
-// it. While it lives nobody frees its memory.
+// killStaging runs the trainer until both ranks have staged step 2, and kills it.
+// While it is alive, its memory is not freed.
 func killStaging(t *testing.T, shared string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)

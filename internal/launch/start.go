@@ -48,7 +48,8 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 			return fmt.Errorf("%w: %w", ErrConfig, err)
 		}
 		w.procs = append(w.procs, p)
-		// Nobody has waited for it yet, so its line is there even if it ended.
+		// The process has not been reaped yet, so its /proc entry exists even if
+		// it has ended.
 		root, err := p.Root()
 		if err != nil {
 			return err
@@ -66,10 +67,10 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 	return nil
 }
 
-// unblocked makes this thread one that blocks no signal, until the result is
-// called: a process that is started by it inherits its mask. Who started the
-// trainer may have blocked some, and a worker that blocks SIGTERM neither saves
-// nor ends by it.
+// unblocked makes this thread block no signal, until the caller calls restore: a
+// process started by this thread inherits its signal mask. The parent of the
+// trainer may have blocked some signals, and a worker that blocks SIGTERM neither
+// saves nor ends on it.
 func unblocked() (restore func() error, err error) {
 	runtime.LockOSThread()
 	var was unix.Sigset_t

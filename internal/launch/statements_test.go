@@ -19,13 +19,13 @@ import (
 )
 
 var hasFunction = role("has a user function", func(ctx context.Context, _ []string) error {
-	say("sees %s by %s", os.Getenv("CUDA_VISIBLE_DEVICES"), os.Getenv("BY_THE_BACKEND"))
+	emit("sees %s by %s", os.Getenv("CUDA_VISIBLE_DEVICES"), os.Getenv("BY_THE_BACKEND"))
 	c, err := client.Connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	say("function of rank %d", c.Rank)
+	emit("function of rank %d", c.Rank)
 	return nil
 })
 
@@ -96,7 +96,7 @@ var rankZeroConnects = role("connects on rank 0 alone", func(ctx context.Context
 	return err
 })
 
-// A program that says no hello is no reason to hold up the others for ever.
+// A program that sends no hello does not delay the others forever.
 func Test01HeldHelloEnds(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, rankZeroConnects...)
@@ -110,7 +110,7 @@ func Test01HeldHelloEnds(t *testing.T) {
 
 var sitsConnected = workerRole("sits connected", func(ctx context.Context, c *client.Client) error {
 	term := terms()
-	say("sits")
+	emit("sits")
 	return term(ctx)
 })
 
@@ -142,10 +142,10 @@ func Test03ShutdownIsGraceful(t *testing.T) {
 		t.Parallel()
 		j := newJob(t, 2, helloOnly...)
 		h := hooked(t, j, map[string]func(context.Context, *backend.Group) error{
-			"shutdown": func(context.Context, *backend.Group) error { return errors.New("nobody is there") },
+			"shutdown": func(context.Context, *backend.Group) error { return errors.New("no peer") },
 		})
 		j.must()
-		wantText(t, j.log, "nobody is there")
+		wantText(t, j.log, "no peer")
 		h.wantCalls("init", "start", "training", "shutdown")
 	})
 	t.Run("a worker has died", func(t *testing.T) {
@@ -170,7 +170,7 @@ func Test04DeathDuringStartup(t *testing.T) {
 		j.must()
 		wantText(t, j.out, "[rank1] attempt 1\n", "[rank0] attempt 2\n", "[rank1] attempt 2\n")
 		wantText(t, j.log, `cause="rank 1 exited with code 3"`)
-		if n := len(said[events.TrainingStarted](t, runOf(t))); n != 0 {
+		if n := len(bodiesOf[events.TrainingStarted](t, runOf(t))); n != 0 {
 			t.Errorf("training has started %d times without a hello", n)
 		}
 	})
@@ -197,7 +197,7 @@ func Test04DeathDuringStartup(t *testing.T) {
 		j.must()
 		h.wantCalls("init", "start", "init", "start", "init", "start", "shutdown")
 		wantText(t, j.log, `cause="backend hooks: OnStart: no network"`)
-		if n := len(said[events.WorkerExited](t, runOf(t))); n != 1 {
+		if n := len(bodiesOf[events.WorkerExited](t, runOf(t))); n != 1 {
 			t.Errorf("%d workers have ended, want 1: a group that the backend refuses has none", n)
 		}
 	})
@@ -233,7 +233,7 @@ func Test05Budget(t *testing.T) {
 			j.cfg.MaxRestarts = restarts
 			j.cfg.ShortLife = time.Nanosecond
 			j.must() // as many failures as there are restarts
-			if n := len(said[events.GroupStarted](t, runOf(t))); n != lives {
+			if n := len(bodiesOf[events.GroupStarted](t, runOf(t))); n != lives {
 				t.Errorf("%d attempts, want %d", n, lives)
 			}
 		})
@@ -272,7 +272,7 @@ var reportsHalf = workerRole("reports in part", func(ctx context.Context, c *cli
 		return err
 	}
 	if c.Rank == 0 {
-		say("reports again")
+		emit("reports again")
 		return c.Report(ctx, 2, map[string]any{"loss": 3.0})
 	}
 	return term(ctx)
@@ -293,7 +293,7 @@ func Test12Reports(t *testing.T) {
 		if got.Step != 1 || got.Metrics["loss"] != 7.0 || len(got.Others) != 1 || got.Others[0].Metrics["loss"] != 8.0 {
 			t.Errorf("%+v", got)
 		}
-		wantText(t, j.log, "the last reports are discarded", "ranks [0] reported while ranks [1] have ended")
+		wantText(t, j.log, "last reports discarded", "ranks [0] reported while ranks [1] have ended")
 		if trial := trialOf(t); trial.Status != projections.Paused || trial.Iterations != 1 {
 			t.Errorf("trial %+v", trial)
 		}

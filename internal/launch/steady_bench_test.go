@@ -34,10 +34,10 @@ func model(tensors, bytes int) client.State {
 	return s
 }
 
-// blocks times the saves of a state and warm copies of it in turn: TENSORS
-// BYTES SAVES. With a directory behind them, it says what memory is left when all
-// garbage is collected, and rests after a save while the directory has a file that
-// is named after the number of saves.
+// blocks times the saves of a state and warm copies of it in turn: TENSORS BYTES
+// SAVES. With a directory as a further argument, it prints the memory left after
+// a garbage collection, and rests after a save while the directory has a file
+// named after the number of saves.
 var blocks = role("blocks", func(ctx context.Context, args []string) error {
 	var n [3]int
 	for i, arg := range args[:len(n)] {
@@ -71,7 +71,7 @@ var blocks = role("blocks", func(ctx context.Context, args []string) error {
 		if err != nil {
 			return err
 		}
-		say("save %d %d %d", step, time.Since(began), copied)
+		emit("save %d %d %d", step, time.Since(began), copied)
 		return s.Wait(ctx, client.Committed)
 	}
 	for step := range n[2] {
@@ -81,7 +81,7 @@ var blocks = role("blocks", func(ctx context.Context, args []string) error {
 		if len(args) > len(n) {
 			debug.FreeOSMemory()
 		}
-		say("used %s", used(c.Run))
+		emit("used %s", used(c.Run))
 		if len(args) > len(n) {
 			if err := restWhile(filepath.Join(args[len(n)], fmt.Sprint(step+1))); err != nil {
 				return err
@@ -139,8 +139,8 @@ func inMemory(tb testing.TB, run string) (files int, bytes int64) {
 	return files, bytes
 }
 
-// BenchmarkBlocking reports how long a save blocks its rank, beside a copy of
-// the same bytes into warm memory: medians of the saves 3 to 7.
+// BenchmarkBlocking reports how long a save blocks its rank, compared with a copy
+// of the same bytes into warm memory: medians of the saves 3 to 7.
 func BenchmarkBlocking(b *testing.B) {
 	const bytes = 256 << 20
 	for _, tensors := range []int{64, 3500} {

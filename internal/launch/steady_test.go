@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// deafUntil is a log that takes no facts of some kinds, from the n-th on,
-// before it may.
+// deafUntil is a log that takes no facts of some kinds, from the n-th on, until
+// allowed.
 type deafUntil struct {
 	session.Log
 	kinds []events.Kind
@@ -48,12 +48,12 @@ var trainsOn = workerRole("trains on", func(ctx context.Context, c *client.Clien
 			return err
 		}
 	}
-	say("trained on")
+	emit("trained on")
 	return nil
 })
 
-// A later save by the same plan waits for nothing that is said in the log, nor
-// for another rank; what was sealed is committed all the same.
+// A later save by the same plan waits neither for the log nor for another rank;
+// sealed saves are committed nevertheless.
 func TestSteadySaveWaitsForNothing(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, trainsOn...)
@@ -92,8 +92,8 @@ func (l lateSeals) Append(ctx context.Context, facts ...events.Fact) ([]uint64, 
 	return l.Log.Append(ctx, facts...)
 }
 
-// A worker that was told that its bytes are sealed may end at once: the log
-// hears of its end after its seal.
+// A worker that knows that its bytes are sealed may end at once: the log records
+// its end after its seal.
 func TestSealBeforeTheEnd(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, savesAndEnds...)
@@ -120,8 +120,8 @@ func (l refusesSecond) Append(ctx context.Context, facts ...events.Fact) ([]uint
 	return l.Log.Append(ctx, facts...)
 }
 
-// A fact of a steady save that the log has no room for waits for it, in its
-// place: later ones of the rank come after it.
+// A fact of a steady save that the log has no room for waits, in its place: later
+// facts of the rank come after it.
 func TestFullForSteadySaves(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []events.Kind{events.LocalPlan{}.Kind(), events.WriteSealed{}.Kind()} {
@@ -167,7 +167,7 @@ var sealsLate = workerRole("seals late", func(ctx context.Context, c *client.Cli
 	if err := s.Wait(ctx, client.Committed); err != nil {
 		return err
 	}
-	say("done")
+	emit("done")
 	return nil
 })
 

@@ -15,7 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// wilful is a storage that does as the store's own, but where a test says otherwise.
+// wilful is a storage that acts as the store's own, except where a test overrides
+// it.
 type wilful struct {
 	local  func(checkpoint.Local) checkpoint.Local
 	global func(checkpoint.Layout) checkpoint.Layout
@@ -76,13 +77,13 @@ func (w wilfulWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit 
 	return checkpoint.Receipt{}, w.finish(ctx, w.at, m, commit)
 }
 
-var saysSave = workerRole("says what becomes of a save", func(ctx context.Context, c *client.Client) error {
-	say("save: %v", save(ctx, c, 1))
+var saysSave = workerRole("prints the result of a save", func(ctx context.Context, c *client.Client) error {
+	emit("save: %v", save(ctx, c, 1))
 	return nil
 })
 
-// A rank's plan that the storage gives back otherwise is refused: the worker copies
-// its items in the order in which it has sent them.
+// A rank's plan that the storage changes is rejected: the worker copies its items
+// in the order in which it has sent them.
 func TestStorageChangesLocalPlan(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*checkpoint.Local){
@@ -112,7 +113,7 @@ func TestStorageChangesLocalPlan(t *testing.T) {
 	}
 }
 
-// A plan of all ranks that the storage gives back otherwise aborts the save.
+// A plan of all ranks that the storage changes aborts the save.
 func TestStorageChangesGlobalPlan(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*checkpoint.Layout){
@@ -136,7 +137,7 @@ func TestStorageChangesGlobalPlan(t *testing.T) {
 	}
 }
 
-// A storage that gives no digest of what it wrote has the save aborted.
+// A save whose storage returns no digest of what it wrote is aborted.
 func TestStorageGivesNoDigest(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, saysSave...)
@@ -146,8 +147,8 @@ func TestStorageGivesNoDigest(t *testing.T) {
 	wantEnded(t, nil, []string{"step-1.a1"})
 }
 
-// A storage commits the manifest that it was given, in place, or nothing: the save is
-// aborted then, and nobody waits for it.
+// A storage commits the given manifest, in place, or nothing: then the save is
+// aborted, and no caller waits for it.
 func TestStorageFinish(t *testing.T) {
 	t.Parallel()
 	for name, of := range map[string]struct {
@@ -288,7 +289,8 @@ func TestTakeOverWithStorage(t *testing.T) {
 	}
 }
 
-// A panic of a step of the storage loses the save or the load, and not the trainer.
+// A panic in a step of the storage loses the save or the load, but not the
+// trainer.
 func TestStoragePanics(t *testing.T) {
 	t.Parallel()
 	for name, storage := range map[string]wilful{
@@ -304,7 +306,7 @@ func TestStoragePanics(t *testing.T) {
 			j := newJob(t, 1, saysSave...)
 			j.store.Storage = storage
 			err := j.run()
-			if lost := name != "PrepareLocalPlan"; lost != (err != nil) { // which the rank has been told before there was a save
+			if lost := name != "PrepareLocalPlan"; lost != (err != nil) { // the rank learns of it before there is a save
 				t.Errorf("the job ended with %v", err)
 			}
 			wantText(t, j.out, name+" of the storage panicked")

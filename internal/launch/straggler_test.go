@@ -25,7 +25,7 @@ var sealsTooLate = workerRole("seals too late", func(ctx context.Context, c *cli
 	if err != nil {
 		return err
 	}
-	// There is nothing to copy into any more.
+	// There is no slot to copy into any more.
 	if err := first.Seal(ctx); !errors.As(err, &gone) {
 		return fmt.Errorf("the late seal: %w", err)
 	}
@@ -73,7 +73,7 @@ var namesItself = workerRole("names itself alone", func(ctx context.Context, c *
 	return alone("stage1") // the slot is free again
 })
 
-// A rank is never told that a checkpoint was committed in which it has no part.
+// No rank learns that a checkpoint without its part was committed.
 func TestSameNameOtherParticipants(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, namesItself...).must()

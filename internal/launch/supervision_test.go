@@ -38,12 +38,12 @@ func (l *refusingLog) Append(ctx context.Context, facts ...events.Fact) ([]uint6
 }
 
 var countsRestarts = workerRole("counts restarts", func(ctx context.Context, c *client.Client) error {
-	say("attempt %d restart %s", c.Attempt, os.Getenv("TORCHELASTIC_RESTART_COUNT"))
+	emit("attempt %d restart %s", c.Attempt, os.Getenv("TORCHELASTIC_RESTART_COUNT"))
 	return c.Report(ctx, 1, map[string]any{"loss": 1.0})
 })
 
-// What the log does is not charged to the workers: it has a budget of its own,
-// which ends as well.
+// Failures of the log are not charged to the workers: they have a budget of their
+// own, which ends as well.
 func TestInfrastructureBudget(t *testing.T) {
 	t.Parallel()
 	for restarts, ends := range map[int]bool{2: false, 1: true} {
@@ -61,20 +61,20 @@ func TestInfrastructureBudget(t *testing.T) {
 			} else {
 				wantText(t, j.must().out, "attempt 1 restart 0\n", "attempt 2 restart 0\n", "attempt 3 restart 0\n")
 			}
-			if got := said[events.GroupStopped](t, runOf(t))[0]; got.Failure != "infrastructure" {
+			if got := bodiesOf[events.GroupStopped](t, runOf(t))[0]; got.Failure != "infrastructure" {
 				t.Errorf("group.stopped: %+v", got)
 			}
 		})
 	}
 }
 
-// The end of an attempt says which budget pays for it.
+// The event of an attempt's end has the budget that pays for it.
 func TestFailureIsCharged(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, shell(`exit $((2 - CKPTSTORE_ATTEMPT))`)...)
 	j.cfg.MaxRestarts = 1
 	j.must()
-	got := said[events.GroupStopped](t, runOf(t))
+	got := bodiesOf[events.GroupStopped](t, runOf(t))
 	if len(got) != 2 || got[0].Failure != "worker" || got[1].Failure != "" {
 		t.Errorf("group.stopped: %+v", got)
 	}
@@ -110,7 +110,7 @@ func inState(ctx context.Context, pid int, state string) error {
 	}
 }
 
-// A worker that is stopped takes no SIGTERM; SIGKILL ends it all the same.
+// A stopped worker takes no SIGTERM; SIGKILL ends it anyway.
 func TestStoppedWorker(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, stopsItself...)
@@ -118,7 +118,7 @@ func TestStoppedWorker(t *testing.T) {
 	if failed := j.fails(); failed.Rank != 0 {
 		t.Errorf("%+v", failed)
 	}
-	for _, e := range said[events.WorkerExited](t, runOf(t)) {
+	for _, e := range bodiesOf[events.WorkerExited](t, runOf(t)) {
 		if e.Rank == 1 && e.Signal != "SIGKILL" {
 			t.Errorf("rank 1: %+v", e)
 		}
@@ -126,7 +126,8 @@ func TestStoppedWorker(t *testing.T) {
 	wantNobody(t, j.cfg.Job)
 }
 
-// leavesZombies has a child that it never waits for, and one that lives on.
+// leavesZombies has a child that it never waits for, and a child that stays
+// alive.
 var leavesZombies = role("leaves zombies", func(ctx context.Context, _ []string) error {
 	child := exec.Command("/bin/true")
 	if err := child.Start(); err != nil {
@@ -141,12 +142,12 @@ var leavesZombies = role("leaves zombies", func(ctx context.Context, _ []string)
 	if err := other.Start(); err != nil {
 		return err
 	}
-	say("pid %d", os.Getpid())
+	emit("pid %d", os.Getpid())
 	return nil
 })
 
-// Children that are never waited for keep no attempt from ending, and no worker
-// stays a zombie of the trainer.
+// Children that are never waited for do not keep an attempt from ending, and no
+// worker stays a zombie of the trainer.
 func TestZombies(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, leavesZombies...).must()
@@ -197,12 +198,11 @@ var meetsAndSaves = workerRole("meets and saves", func(ctx context.Context, c *c
 			done = done && d
 		}
 	}
-	say("met %d times", meetings)
+	emit("met %d times", meetings)
 	return nil
 })
 
-// Collectives of a group and its saves, both at once, do not wait for each
-// other.
+// Collectives of a group and its saves, both at once, do not wait for each other.
 func TestCollectivesBesideSaves(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 3, meetsAndSaves...).must()
@@ -292,7 +292,7 @@ var holdsMasterPort = workerRole("holds the master port", func(ctx context.Conte
 		return err
 	}
 	term := terms()
-	say("listens at %s", l.Addr())
+	emit("listens at %s", l.Addr())
 	return errors.Join(term(ctx), l.Close())
 })
 
@@ -332,7 +332,7 @@ var trainsOneStep = workerRole("trains one step", func(ctx context.Context, c *c
 			return err
 		}
 	}
-	say("trains step %d", step+1)
+	emit("trains step %d", step+1)
 	return errors.Join(c.Report(ctx, step+1, map[string]any{"loss": 1.0}), save(ctx, c, step+1))
 })
 

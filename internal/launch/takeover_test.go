@@ -19,7 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// ghost writes the log of a trainer that has died, event by event.
+// ghost writes the log of a dead trainer, event by event.
 type ghost struct {
 	t       *testing.T
 	last    uint64
@@ -67,8 +67,8 @@ type bytesOf [][]byte
 // Item implements data.Source.
 func (b bytesOf) Item(i int) ([]byte, error) { return b[i], nil }
 
-// saves goes through a save of one value a rank, up to and with the events of
-// the written ranks. It returns the ID.
+// saves performs a save of one value a rank, up to and with the events of the
+// written ranks. It returns the ID.
 func (g *ghost) saves(step int64, staged bool, written ...int) string {
 	g.t.Helper()
 	return g.savesBy(func(w *data.FileWriter, rank int, layout checkpoint.Layout) (data.Written, error) {
@@ -125,8 +125,8 @@ func (g *ghost) savesBy(write func(*data.FileWriter, int, checkpoint.Layout) (da
 
 var resumesFrom = shell(`echo resumes "$CKPTSTORE_RESUME"`)
 
-// A job brings the saves of a dead trainer to an end before its own first
-// attempt: committed if all files are written, otherwise aborted.
+// A job finishes the saves of a dead trainer before its own first attempt: it
+// commits a save if all files are written, and aborts it otherwise.
 func TestTakeOver(t *testing.T) {
 	t.Parallel()
 	for _, dead := range []struct {
@@ -191,15 +191,15 @@ func TestTakeOverOfAttempts(t *testing.T) {
 
 var savesOnce = workerRole("saves once", func(ctx context.Context, c *client.Client) error {
 	if c.Attempt > 1 {
-		say("resumes %s", c.Resume)
+		emit("resumes %s", c.Resume)
 		return load(ctx, c, "", 1)
 	}
-	say("save: %v", save(ctx, c, 1))
+	emit("save: %v", save(ctx, c, 1))
 	return untilTerm(ctx)
 })
 
-// A coordinator that was paused after its last write, and goes on when its
-// successor has committed and started, decides nothing any more.
+// A coordinator that is paused after its last write, and continues after its
+// successor has committed and started, makes no more decisions.
 func TestPausedCoordinator(t *testing.T) {
 	t.Parallel()
 	old := newJob(t, 1, savesOnce...)

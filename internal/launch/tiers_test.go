@@ -30,7 +30,7 @@ var restoresWide = workerRole("restores a wide state when a rank was killed", fu
 	if err := saveAll(ctx, c, 1, want, client.SaveOptions{}); err != nil {
 		return err
 	}
-	say("pid %d", os.Getpid())
+	emit("pid %d", os.Getpid())
 	return untilTerm(ctx)
 })
 
@@ -51,7 +51,7 @@ func flip(t *testing.T, path string, at int64) {
 	}
 }
 
-// slotsOf are the staging files of a rank that hold something.
+// slotsOf are the non-empty staging files of a rank.
 func slotsOf(t *testing.T, j *job, rank int) []string {
 	t.Helper()
 	return slices.DeleteFunc(slots(t, j), func(path string) bool {
@@ -60,8 +60,8 @@ func slotsOf(t *testing.T, j *job, rank int) []string {
 	})
 }
 
-// The attempt after a rank was killed restores from shared memory what is
-// there and is what was committed, and the rest from the files.
+// The attempt after a rank was killed restores committed data that is left in
+// shared memory from there, and the rest from the files.
 func TestRestoreTiers(t *testing.T) {
 	t.Parallel()
 	const share = rows / 2 * 150_000
@@ -121,10 +121,10 @@ var loadsAfterTrainer = workerRole("loads what a dead trainer had saved", func(c
 	return load(ctx, c, "", 2)
 })
 
-// The next trainer of a killed one restores from its slots: those of a
-// checkpoint that was committed, and those of one that it finished itself, of
-// which no digest is known yet. A slot that is damaged, or has the digests of
-// another use, is none.
+// After a trainer was killed, the next restores from its slots: those of a
+// committed checkpoint, and those of a checkpoint that it finished itself, whose
+// digests are not known yet. Damaged slots, and slots with the digests of another
+// use, are ignored.
 func TestRestoreAfterTrainer(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -175,7 +175,7 @@ func TestNewestStaysInMemory(t *testing.T) {
 	t.Parallel()
 	newJob(t, 1, loadsAllSaves...).must()
 	var tiers []string
-	for _, r := range said[events.RestoreCompleted](t, runOf(t)) {
+	for _, r := range bodiesOf[events.RestoreCompleted](t, runOf(t)) {
 		tiers = append(tiers, r.Tier)
 	}
 	if want := []string{"files", "files", "files", "slots", "slots"}; !slices.Equal(tiers, want) {
@@ -195,7 +195,7 @@ var loadsAndSaves = workerRole("loads, saves and waits", func(ctx context.Contex
 	if err := errors.Join(same(got, want), save(ctx, c, 3)); err != nil {
 		return err
 	}
-	say("saved")
+	emit("saved")
 	return untilTerm(ctx)
 })
 

@@ -15,8 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
-// A restore from the slots that hold the checkpoint as it is wanted needs no
-// memory beside them.
+// A restore from slots that hold the wanted layout needs no other memory.
 func TestRestoreInTightMemory(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, restoresWide...)
@@ -47,7 +46,7 @@ var restoresWhole = workerRole("restores a whole tensor on one rank when another
 		if err := saveAll(ctx, c, 1, wide(1, c.Rank, c.WorldSize, false), client.SaveOptions{}); err != nil {
 			return err
 		}
-		say("pid %d", os.Getpid())
+		emit("pid %d", os.Getpid())
 		return untilTerm(ctx)
 	}
 	got, want := wide(0, c.Rank, c.WorldSize, c.Rank == 0), wide(1, c.Rank, c.WorldSize, c.Rank == 0)
@@ -57,8 +56,8 @@ var restoresWhole = workerRole("restores a whole tensor on one rank when another
 	return sameWide(got, want)
 })
 
-// Slots of which only a part can be lent give way like others when the rest
-// does not fit beside them.
+// Slots of which only a part can be shared are released like others if the rest
+// does not fit in addition to them.
 func TestLentSlotsGiveWay(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, restoresWhole...)
@@ -79,20 +78,20 @@ func TestLentSlotsGiveWay(t *testing.T) {
 	readsFiles(t, j)
 }
 
-// readsFiles holds the one restore of a job to have read the files for want of
-// memory, and to have said so.
+// readsFiles expects the one restore of a job to have read the files for lack of
+// memory, and to have logged it.
 func readsFiles(t *testing.T, j *job) {
 	t.Helper()
 	if got := one[events.RestoreCompleted](t, runOf(t)); got.Tier != "files" || got.Slots != 0 {
 		t.Errorf("restore.completed: %+v", got)
 	}
-	if failed := said[events.RestoreFailed](t, runOf(t)); len(failed) > 0 {
+	if failed := bodiesOf[events.RestoreFailed](t, runOf(t)); len(failed) > 0 {
 		t.Errorf("restore.failed: %+v", *failed[0])
 	}
 	wantText(t, j.log, "shared memory has no room for a load beside the staging slots", "no space left on device")
 }
 
-var loadsBesideSlot = workerRole("loads beside its own slot", func(ctx context.Context, c *client.Client) error {
+var loadsBesideSlot = workerRole("loads next to its own slot", func(ctx context.Context, c *client.Client) error {
 	want := wide(1, c.Rank, c.WorldSize, false)
 	if err := saveAll(ctx, c, 1, want, client.SaveOptions{}); err != nil {
 		return err
@@ -104,9 +103,9 @@ var loadsBesideSlot = workerRole("loads beside its own slot", func(ctx context.C
 	return errors.Join(sameWide(got, want), saveAll(ctx, c, 2, wide(2, c.Rank, c.WorldSize, false), client.SaveOptions{}))
 })
 
-// A load by workers that have saved themselves does not fit beside their slots:
-// it takes the memory of these, and reads the files. The next save finds memory
-// again.
+// A load by workers that have saved themselves does not fit in addition to their
+// slots: it takes the memory of these, and reads the files. The next save finds
+// memory again.
 func TestLoadInTightMemory(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, loadsBesideSlot...)
@@ -117,8 +116,8 @@ func TestLoadInTightMemory(t *testing.T) {
 	wantEnded(t, []string{"step-1.a1", "step-2.a1"}, nil)
 }
 
-// A load for which there is too little memory even so is an error that says
-// what to do.
+// If even this leaves too little memory for a load, the error includes the next
+// step.
 func TestLoadWithoutMemory(t *testing.T) {
 	t.Parallel()
 	save := newJob(t, 2, savesWide[0], savesWide[1], savesWide[2], "false").must()

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// transcript collects output and tells when something was written.
+// transcript collects output and notifies of writes.
 type transcript struct {
 	mu   sync.Mutex
 	text bytes.Buffer

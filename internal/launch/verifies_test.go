@@ -16,7 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// checked compares what a reply says of its blocks with the bytes that lie there.
+// checked compares the checksums of a reply's blocks with the bytes in place.
 func checked(r client.LoadReply) error {
 	sums := r.Checks.CRC32C
 	for n, item := range r.Checks.Items {
@@ -29,7 +29,7 @@ func checked(r client.LoadReply) error {
 			want := binary.LittleEndian.Uint32(sums)
 			sums = sums[4:]
 			if got := crc32.Checksum(block, crc32.MakeTable(crc32.Castagnoli)); got != want {
-				return fmt.Errorf("item %d has a block of %08x, and %08x is said", item, got, want)
+				return fmt.Errorf("item %d has a block of %08x, and the reply has %08x", item, got, want)
 			}
 		}
 	}
@@ -39,9 +39,9 @@ func checked(r client.LoadReply) error {
 	return nil
 }
 
-// Ranks that verify what they copy are told by what, and nothing is read for them. The
-// load is complete when all have, and has failed for all when one has found damage, has
-// said so of what is in order, or has gone.
+// Ranks that verify what they copy get the checksums, and nothing is read for
+// them. The load is complete when all have verified. It fails for all when a rank
+// has found damage, reports damage in intact data, or has gone.
 func TestRanksVerify(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, append(slices.Clone(savesWide), "false")...).must()
@@ -60,7 +60,7 @@ func TestRanksVerify(t *testing.T) {
 				t.Fatal(err)
 			}
 			if r.Checks == nil || !slices.Equal(r.Checks.Items, []int{0, 1}) {
-				t.Fatalf("its large tensors are to be verified: %s", text)
+				t.Fatalf("the rank must verify its large tensors: %s", text)
 			}
 			replies = append(replies, r)
 		}
@@ -85,7 +85,7 @@ func TestRanksVerify(t *testing.T) {
 		}
 	}
 	go func() { said1 <- loaded(1, r[1], fine) }()
-	if done := said[events.RestoreCompleted](t, runOf(t)); len(done) > 0 || len(said1) > 0 {
+	if done := bodiesOf[events.RestoreCompleted](t, runOf(t)); len(done) > 0 || len(said1) > 0 {
 		t.Error("a load is complete before all ranks have verified it")
 	}
 	for _, got := range []string{loaded(0, r[0], fine), <-said1} {
@@ -99,15 +99,15 @@ func TestRanksVerify(t *testing.T) {
 
 	fails := func(r []client.LoadReply, of1 client.LoadedRequest, status, says string) {
 		t.Helper()
-		before := len(said[events.RestoreFailed](t, runOf(t)))
+		before := len(bodiesOf[events.RestoreFailed](t, runOf(t)))
 		go func() { said1 <- loaded(1, r[1], of1) }()
 		for _, got := range []string{loaded(0, r[0], fine), <-said1} {
 			if !strings.HasPrefix(got, status) || !strings.Contains(got, says) {
 				t.Errorf("damage is answered by %q, want %s with %q", got, status, says)
 			}
 		}
-		if failed := said[events.RestoreFailed](t, runOf(t)); len(failed) != before+1 || !strings.Contains(failed[before].Error, says) {
-			t.Errorf("the log says %v", failed)
+		if failed := bodiesOf[events.RestoreFailed](t, runOf(t)); len(failed) != before+1 || !strings.Contains(failed[before].Error, says) {
+			t.Errorf("the log has %v", failed)
 		}
 	}
 	fails(load(), client.LoadedRequest{Damaged: "my memory is bad"}, "409 ", "my memory is bad), and the checkpoint is: load it again")
@@ -128,7 +128,7 @@ func TestRanksVerify(t *testing.T) {
 		t.Error("a byte that was changed is not seen")
 	}
 	fails(r, client.LoadedRequest{Damaged: "a block is another"}, "500 ", "checksum of the block")
-	// Who has nothing to verify waits too, and learns of it.
+	// A rank with nothing to verify waits too, and learns the result.
 	small := wants[0].Items
 	wants[0].Items = small[2:3]
 	texts := loadRaw(t, ranks, wants)
@@ -142,7 +142,7 @@ func TestRanksVerify(t *testing.T) {
 		t.Errorf("who verifies: %q", texts)
 	}
 	fails(r, client.LoadedRequest{Damaged: "a block is another"}, "500 ", "checksum of the block")
-	// One that cannot verify has all read for all.
+	// A rank that cannot verify has all read for all.
 	wants[0].Verifies = false
 	bodies := make([][]byte, len(ranks))
 	for rank := range ranks {
@@ -160,7 +160,7 @@ func TestRanksVerify(t *testing.T) {
 	wants[0] = client.LoadRequest{Ref: "step-1", Verifies: true, Items: small}
 
 	r = load()
-	before := said[events.RestoreFailed](t, runOf(t))
+	before := bodiesOf[events.RestoreFailed](t, runOf(t))
 	go func() { said1 <- loaded(0, r[0], fine) }()
 	if err := syscall.Kill(ranks[1].pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -172,16 +172,16 @@ func TestRanksVerify(t *testing.T) {
 	if err := j.wait(); err == nil {
 		t.Error("a job whose rank was killed has ended well")
 	}
-	if done := said[events.RestoreCompleted](t, runOf(t)); len(done) != 1 {
+	if done := bodiesOf[events.RestoreCompleted](t, runOf(t)); len(done) != 1 {
 		t.Errorf("%d loads are complete, want 1", len(done))
 	}
-	if failed := said[events.RestoreFailed](t, runOf(t)); len(failed) != len(before)+1 {
-		t.Errorf("the log says of %d loads that they have failed, want %d", len(failed), len(before)+1)
+	if failed := bodiesOf[events.RestoreFailed](t, runOf(t)); len(failed) != len(before)+1 {
+		t.Errorf("the log has %d failed loads, want %d", len(failed), len(before)+1)
 	}
 }
 
-// A rank that verifies and says nothing fails the load for all after the limit, also for
-// itself when it comes later.
+// A rank that verifies and reports nothing fails the load for all after the
+// limit, also for itself when it reports later.
 func TestRankVerifiesTooLate(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, append(slices.Clone(savesWide), "false")...).must()
@@ -199,8 +199,8 @@ func TestRankVerifiesTooLate(t *testing.T) {
 			t.Errorf("rank %d is answered by %d %s", rank, status, reply)
 		}
 	}
-	if failed := one[events.RestoreFailed](t, runOf(t)); failed.Load != 1 || len(said[events.RestoreCompleted](t, runOf(t))) > 0 {
-		t.Errorf("the log says %+v", failed)
+	if failed := one[events.RestoreFailed](t, runOf(t)); failed.Load != 1 || len(bodiesOf[events.RestoreCompleted](t, runOf(t))) > 0 {
+		t.Errorf("the log has %+v", failed)
 	}
 	j.cancel(nil)
 	if err := j.wait(); err == nil {

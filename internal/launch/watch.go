@@ -16,7 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// watch is the life of the processes of one attempt.
+// watch runs the processes of one attempt.
 type watch struct {
 	*job
 	group       *session.Group
@@ -31,16 +31,17 @@ type watch struct {
 	tokens      map[int]string     // of the ranks' sockets
 	port        *heldPort
 	exits       chan process.Exit
-	reported    chan error // the handoff's end
+	reported    chan error // the hand-off's end
 	iterations  int        // valid once reported
 	*backendHooks
 
 	hung    chan string // why the group hangs; see hang.go
-	unwatch func()      // nil: nobody looks for hangs
+	unwatch func()      // nil: hangs are not detected
 }
 
-// run starts the processes and waits until all of them, and everything that
-// they started, are gone. ctx ends them; work is for what must be said of it.
+// run starts the processes and waits until all of them, and all their
+// descendants, are gone. ctx ends them; work is the context for recording events
+// about it.
 func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError, err error) {
 	w.exits = make(chan process.Exit, len(w.cfg.Local()))
 	w.reported = make(chan error, 1)
@@ -84,11 +85,11 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	return cause, err
 }
 
-// wait follows the processes until all have ended. The first of them that
-// fails ends the others: SIGTERM, and SIGKILL after the grace.
+// wait follows the processes until all have ended. The first failure ends the
+// others: SIGTERM, and SIGKILL after the grace.
 func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) {
-	// The signals do not wait for the loop below: it may be saying something
-	// to a log that does not answer, as after the loss of the run's lease.
+	// The signals must not wait for the loop below: it may be appending to a log
+	// that does not answer, such as after the loss of the run's lease.
 	var giveUp <-chan time.Time
 	killed := make(chan struct{})
 	grace := time.AfterFunc(math.MaxInt64, func() {
@@ -96,7 +97,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		if n == 0 {
 			return
 		}
-		w.log.Warn("some workers ignore SIGTERM and are killed", "workers", n, "grace", w.cfg.Grace)
+		w.log.Warn("workers ignore SIGTERM and are killed", "workers", n, "grace", w.cfg.Grace)
 		w.signal(syscall.SIGKILL)
 		close(killed)
 	})
@@ -108,7 +109,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		grace.Reset(left)
 	})
 	defer context.AfterFunc(ctx, func() {
-		w.log.Warn("stopping the workers", "cause", context.Cause(ctx))
+		w.log.Warn("stopping workers", "cause", context.Cause(ctx))
 		term()
 	})()
 	defer w.obey(term)()
@@ -126,7 +127,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	say := func(body events.Body) {
 		serr := w.Append(work, body)
 		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
-			return // said once, not by each rank
+			return // reported once, not by each rank
 		}
 		err = errors.Join(err, serr)
 	}
@@ -153,7 +154,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			if alive--; alive == 0 {
 				w.group.EndReports()
 			}
-			for len(w.hello) > 0 { // what it said came before its end
+			for len(w.hello) > 0 { // its messages came before its end
 				greet(<-w.hello)
 			}
 			told := w.errorFile(e.Rank)
@@ -176,11 +177,11 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		case rerr := <-reported:
 			reported = nil
 			if rerr != nil {
-				if ctx.Err() != nil { // the ranks were stopped before they could all report
+				if ctx.Err() != nil { // the ranks were stopped before all could report
 					stopped()
 				}
 				if cause != nil {
-					w.log.Warn("the last reports are discarded: not all ranks have made theirs", "error", rerr)
+					w.log.Warn("last reports discarded: not all ranks have reported", "error", rerr)
 				}
 				end(unsaid.from(rerr))
 			}
@@ -188,7 +189,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			w.savingEnded = true
 			w.saving = nil
 			err = errors.Join(err, serr)
-			end(&FailedError{Rank: -1, Cause: "the trainer cannot take saves any more"})
+			end(&FailedError{Rank: -1, Cause: "the trainer can no longer accept saves"})
 		case <-deviceFailed:
 			deviceFailed = nil
 			end(w.devices.blame(nil))
@@ -202,10 +203,10 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			giveUp = time.After(process.ReapTimeout)
 		case <-giveUp:
 			if w.living() == 0 {
-				giveUp = nil // they died in time, it is the news that came late
+				giveUp = nil // they died in time; only the news is late
 				continue
 			}
-			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL: look for processes in state D, a driver or a disk hangs", errLeft, w.group.Number, process.ReapTimeout))
+			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL; look for processes in state D, a driver or a disk hangs", errLeft, w.group.Number, process.ReapTimeout))
 		}
 	}
 	if cause = unsaid.or(cause); cause != nil && cause.Rank >= 0 {
@@ -216,18 +217,18 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		cause = w.devices.blame(cause)
 	}
 	if cause == nil && len(greeted) > 0 && w.iterations == 0 {
-		w.log.Info("the workers ran until completion without reporting; call report once an iteration to see metrics")
+		w.log.Info("workers ran until completion without reporting; call report once an iteration to see metrics")
 	}
 	return cause, err
 }
 
-// proc returns the process of a rank that lives on this node.
+// proc returns the process of a rank on this node.
 func (w *watch) proc(rank int) *process.Process {
 	return w.procs[slices.Index(w.cfg.Local(), rank)]
 }
 
-// living counts the processes that have not ended. It is ahead of the news of
-// their ends, which wait until the log has taken the one before.
+// living counts the processes that have not ended. It is ahead of the reports of
+// their ends, which wait until the log has taken the previous one.
 func (w *watch) living() (n int) {
 	for _, p := range w.procs {
 		if !p.Ended() {
@@ -237,12 +238,12 @@ func (w *watch) living() (n int) {
 	return n
 }
 
-// signal sends sig to the process groups of all ranks. Before it, note is
-// taken of what descends from them: with its parent gone, it would be known
-// by its marker alone.
+// signal sends sig to the process groups of all ranks. First it records their
+// descendants: once its parent is gone, a descendant can be found only by its
+// marker.
 func (w *watch) signal(sig syscall.Signal) {
 	if _, err := w.processes.Look(); err != nil {
-		w.log.Warn("children of the workers are known by their environment alone", "error", err)
+		w.log.Warn("children of workers can only be found by their environment", "error", err)
 	}
 	for _, p := range w.procs {
 		p.Signal(sig)

@@ -23,10 +23,10 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// A worker that not even SIGKILL ends does not hold the trainer for ever.
+// A worker that survives even SIGKILL does not hold up the trainer forever.
 func TestUnkillableWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, _, _ := watched(t) // there is nobody to send a signal to
+		w, _, _ := watched(t) // no process to send a signal to
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(errors.New("stop"))
 		began := time.Now()
@@ -40,7 +40,7 @@ func TestUnkillableWorker(t *testing.T) {
 	})
 }
 
-// recorder is the log and the views of a trial. It only remembers what was said.
+// recorder is the log and the views of a trial. It only records the events.
 type recorder struct {
 	session.Log
 	session.Views
@@ -70,29 +70,29 @@ func (r *recorder) OpenCheckpoints(context.Context, string, string) ([]projectio
 	return nil, nil
 }
 
-// said is what a logger wrote, also one that still writes.
-type said struct {
+// logBuffer collects a logger's output, even during writes.
+type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
 // Write implements io.Writer.
-func (s *said) Write(p []byte) (int, error) {
+func (s *logBuffer) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.Write(p)
 }
 
-func (s *said) String() string {
+func (s *logBuffer) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.String()
 }
 
 // watched is a watch over one process that cannot be signalled, in attempt 1.
-func watched(t *testing.T) (w *watch, heard *recorder, warned *said) {
+func watched(t *testing.T) (w *watch, heard *recorder, warned *logBuffer) {
 	t.Helper()
-	heard, warned = &recorder{}, &said{}
+	heard, warned = &recorder{}, &logBuffer{}
 	cfg := Config{
 		Config: session.Config{
 			Run: "run", Trial: "main", Job: "none", Nodes: session.OneNode(1),
@@ -112,8 +112,8 @@ func watched(t *testing.T) (w *watch, heard *recorder, warned *said) {
 	return w, heard, warned
 }
 
-// A job that is stopped while some ranks have reported once more than others ends
-// because it was stopped, in whatever order the trainer hears of both.
+// A job that is stopped while some ranks have one report more than others ends
+// because it was stopped, in whatever order the trainer learns of both.
 func TestStoppedBetweenReports(t *testing.T) {
 	for range 50 {
 		w, _, warned := watched(t)
@@ -122,14 +122,14 @@ func TestStoppedBetweenReports(t *testing.T) {
 		w.exits <- process.Exit{}
 		w.reported <- &session.UnevenError{Reported: []int{0}, Ended: []int{1}}
 		cause, err := w.wait(ctx, t.Context())
-		if err != nil || cause.Cause != "stop" || !strings.Contains(warned.String(), "the last reports are discarded") {
+		if err != nil || cause.Cause != "stop" || !strings.Contains(warned.String(), "last reports discarded") {
 			t.Fatalf("cause %v, error %v, warned %q", cause, err, warned)
 		}
 	}
 }
 
-// A rank that said hello just before its end is counted, in whatever order
-// the trainer hears of both.
+// A rank that sent hello just before its end is counted, in whatever order the
+// trainer learns of both.
 func TestHelloBeforeEnd(t *testing.T) {
 	for range 50 {
 		w, heard, warned := watched(t)
@@ -143,7 +143,7 @@ func TestHelloBeforeEnd(t *testing.T) {
 		}
 		want := []events.Kind{events.TrainingStarted{}.Kind(), events.WorkerExited{}.Kind()}
 		if !slices.Equal(heard.kinds, want) || !strings.Contains(warned.String(), "without reporting") {
-			t.Fatalf("said %v, warned %q", heard.kinds, warned)
+			t.Fatalf("events %v, warned %q", heard.kinds, warned)
 		}
 	}
 }

@@ -10,11 +10,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/private"
 )
 
-// path is the directory of the records, and those above it that may have to be
-// made, the highest first.
+// path returns the directory of the records, and the parent directories that may
+// have to be created, the highest first.
 func path() (dir string, above []string, err error) {
 	base := os.Getenv("XDG_STATE_HOME")
-	if !filepath.IsAbs(base) { // by its specification, a relative one counts as not set
+	if !filepath.IsAbs(base) { // the specification ignores a relative path
 		home := os.Getenv("HOME")
 		if !filepath.IsAbs(home) {
 			return "", nil, errors.New("neither $XDG_STATE_HOME nor $HOME is an absolute path")
@@ -26,9 +26,9 @@ func path() (dir string, above []string, err error) {
 	return filepath.Join(product, "launches"), append(above, base, product), nil
 }
 
-// makeDir makes the directory of the records and opens it. What is missing is
-// made only in a directory of this user: not in the home of the user who called
-// sudo, and not in /.
+// makeDir creates the directory of the records and opens it. It creates missing
+// directories only in a directory of this user: not in the home of the user who
+// called sudo, and not in /.
 func makeDir() (*os.Root, error) {
 	dir, above, err := path()
 	if err != nil {
@@ -36,14 +36,14 @@ func makeDir() (*os.Root, error) {
 	}
 	for _, name := range append(above, dir) {
 		if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
-			continue // openDir says what is wrong with it
+			continue // openDir reports what is wrong with it
 		}
 		parent, err := os.Stat(filepath.Dir(name))
 		if err != nil {
 			return nil, err
 		}
 		if int(owner(parent)) != os.Getuid() {
-			return nil, fmt.Errorf("%s is not there, and the directory above it is user %d's", name, owner(parent))
+			return nil, fmt.Errorf("%s does not exist, and its parent directory belongs to user %d", name, owner(parent))
 		}
 		if err := os.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
@@ -53,7 +53,8 @@ func makeDir() (*os.Root, error) {
 }
 
 // openDir opens the directory of the records, which must be private to this user.
-// What is opened is what was looked at, whatever happens to the path.
+// It opens exactly the directory that it checked, even if the path changes
+// meanwhile.
 func openDir() (*os.Root, error) {
 	path, _, err := path()
 	if err != nil {

@@ -1,17 +1,17 @@
-// Package launches records, in this user's state directory, which job.started
+// Package launches records in this user's state directory which job.started
 // events this user's own trainers appended.
 //
-// `ckptstore continue` executes the command of such an event, and everybody who
-// can append to a log can forge one. A header, an address or a server's word
+// `ckptstore continue` executes the command of such an event, and any client that
+// can append to a log can forge one. A header, an address or a server's answer
 // proves nothing against that. A record does: only a process of this user can
-// have written it, and it binds everything of the event that continue executes.
+// have written it, and it covers everything of the event that continue executes.
 //
 //	$XDG_STATE_HOME/ckptstore/   or ~/.local/state/ckptstore; 0700
 //	  launches/                  0700
 //	    KEY.json                 0600: the last launch of one run; KEY is the SHA-256
 //	                             of the store's identity, its copy and the run
 //
-// Without a record, as for a trainer on a machine with another home, nothing is
+// Without a record, for example if the trainer had another home, nothing is
 // proven and continue asks.
 package launches
 
@@ -28,11 +28,12 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// ErrUnproven says that this user's trainers have not recorded a launch.
+// ErrUnproven is returned if this user's trainers have not recorded a launch.
 var ErrUnproven = errors.New("nothing proves that this user started it")
 
-// Launch is one job.started in one store, and what `ckptstore continue` executes
-// of it. Two are equal only if the same command would run in the same directory.
+// Launch describes one job.started in one store, with everything that `ckptstore
+// continue` executes of it. Two launches are equal only if the same command would
+// run in the same directory.
 type Launch struct {
 	Store    string `json:"store"`          // identity
 	Copy     string `json:"copy,omitempty"` // name of a backup or a restored store
@@ -40,8 +41,8 @@ type Launch struct {
 	Event    string `json:"event"` // ID
 	Sequence uint64 `json:"sequence"`
 	Body     string `json:"body"` // SHA-256 of the event's body, as the log has it: command, flags, directory
-	// DirOwner is the user who owned the working directory. Another user may have
-	// made a directory of that name since, with other programs in it.
+	// DirOwner is the user who owned the working directory. Another user may
+	// since have created a directory of that name, with other programs in it.
 	DirOwner uint32 `json:"dir_owner"`
 }
 
@@ -54,13 +55,14 @@ func Of(store, copied string, started events.Recorded, dir fs.FileInfo) Launch {
 	}
 }
 
-// key names the file of a launch. The parts cannot run into each other.
+// key returns the name of a launch's file. Quoting keeps the parts apart.
 func (l Launch) key() string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", l.Store, l.Copy, l.Run))
 	return hex.EncodeToString(sum[:]) + ".json"
 }
 
-// differs names the first thing in which the recorded launch is another one.
+// differs returns the first difference from the recorded launch, "" if there is
+// none.
 func (l Launch) differs(recorded Launch) string {
 	switch {
 	case l == recorded:
@@ -68,9 +70,9 @@ func (l Launch) differs(recorded Launch) string {
 	case l.Sequence != recorded.Sequence || l.Event != recorded.Event:
 		return fmt.Sprintf("the last launch of run %q by this user is event %d, and this is event %d", l.Run, recorded.Sequence, l.Sequence)
 	case l.Body != recorded.Body:
-		return fmt.Sprintf("event %d is not the one that this user's trainer appended: its body differs", l.Sequence)
+		return fmt.Sprintf("this user's trainer appended event %d with another body", l.Sequence)
 	case l.DirOwner != recorded.DirOwner:
-		return fmt.Sprintf("its directory belonged to user %d, and belongs to user %d now", recorded.DirOwner, l.DirOwner)
+		return fmt.Sprintf("its directory belonged to user %d and now belongs to user %d", recorded.DirOwner, l.DirOwner)
 	}
 	return "the record is of another store or run"
 }
@@ -80,8 +82,8 @@ func owner(info fs.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Uid }
 // answerTime bounds how long a home directory on a network may take.
 const answerTime = 5 * time.Second
 
-// within calls do, and gives it up when ctx or its time ends: no context reaches
-// a filesystem that does not answer.
+// within calls do, and abandons it when ctx or its time ends: a context cannot
+// interrupt a call to a filesystem that does not answer.
 func within[T any](ctx context.Context, do func() (T, error)) (T, error) {
 	type answer struct {
 		value T

@@ -15,10 +15,10 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// other is the ID of a user that is not this one.
+// other is the ID of another user.
 const other = 20002
 
-// started is a job.started of a run.
+// started returns a job.started of a run.
 func started(t *testing.T, run string, seq uint64, command ...string) events.Recorded {
 	t.Helper()
 	f, err := events.NewFact(events.Stamp{ID: fmt.Sprint("event-", seq), Source: "test", Time: time.Unix(1, 0)},
@@ -29,7 +29,7 @@ func started(t *testing.T, run string, seq uint64, command ...string) events.Rec
 	return events.Recorded{Event: f.Event, Sequence: seq}
 }
 
-// directory is a directory to start a job in.
+// directory returns a directory to start a job in.
 func directory(t *testing.T) fs.FileInfo {
 	t.Helper()
 	info, err := os.Stat(t.TempDir())
@@ -39,7 +39,7 @@ func directory(t *testing.T) fs.FileInfo {
 	return info
 }
 
-// home sets the state directory to a new one.
+// home sets the state directory to a new directory.
 func home(t *testing.T) string {
 	t.Helper()
 	base := filepath.Join(t.TempDir(), "state")
@@ -54,7 +54,7 @@ func record(t *testing.T, l Launch) {
 	}
 }
 
-// unproven wants a launch not to be proven, for a reason.
+// unproven expects a launch not to be proven, for a reason.
 func unproven(t *testing.T, what string, l Launch, says string) {
 	t.Helper()
 	if err := l.Prove(t.Context()); !errors.Is(err, ErrUnproven) || !strings.Contains(err.Error(), says) {
@@ -62,7 +62,7 @@ func unproven(t *testing.T, what string, l Launch, says string) {
 	}
 }
 
-// TestProve: a launch is proven by its own record alone.
+// TestProve: only its own record proves a launch.
 func TestProve(t *testing.T) {
 	home(t)
 	dir := directory(t)
@@ -75,7 +75,7 @@ func TestProve(t *testing.T) {
 	}
 	changed := event
 	changed.Data = []byte(strings.Replace(string(event.Data), "train.py", "train.pz", 1))
-	unproven(t, "one byte of the body", Of("store", "", changed, dir), "its body differs")
+	unproven(t, "one byte of the body", Of("store", "", changed, dir), "with another body")
 	unproven(t, "the same event elsewhere", Of("store", "", started(t, "bert", 8, "python3", "train.py"), dir), "event 7, and this is event 8")
 	renamed := event
 	renamed.ID = "event-8"
@@ -87,7 +87,7 @@ func TestProve(t *testing.T) {
 	moved.DirOwner = other
 	unproven(t, "a directory of another user", moved, "belongs to user 20002 now")
 
-	// The next launch of the run takes its place.
+	// The next launch of the run replaces it.
 	next := Of("store", "", started(t, "bert", 9, "python3", "train.py"), dir)
 	record(t, next)
 	if err := next.Prove(t.Context()); err != nil {
@@ -124,8 +124,8 @@ func TestNotThisUsers(t *testing.T) {
 	}
 }
 
-// TestModes: whatever the umask, and in a directory that gives its group away,
-// what is made is this user's alone.
+// TestModes: with any umask, and in a group-writable directory, the created files
+// are private to this user.
 func TestModes(t *testing.T) {
 	for _, umask := range []int{0, 0o002, 0o022, 0o077} {
 		base := home(t)
@@ -190,7 +190,8 @@ func TestHome(t *testing.T) {
 	}
 }
 
-// TestPrune: the oldest records go, and the number of all is bounded.
+// TestPrune: the oldest records are removed, and the number of records is
+// bounded.
 func TestPrune(t *testing.T) {
 	base := home(t)
 	dir := directory(t)

@@ -16,15 +16,15 @@ import (
 	"github.com/ckptstore/ckptstore/internal/private"
 )
 
-// kept is how many launches are kept; those of the runs that were launched
-// longest ago go first.
+// kept is the number of launches to keep. The runs launched longest ago are
+// removed first.
 const kept = 1000
 
 // maxRecord bounds the size of a record in bytes.
 const maxRecord = 16 << 10
 
-// Record keeps a launch, in place of the one before of its run. The error says
-// what to do so that later launches are kept.
+// Record stores a launch, replacing the previous launch of its run. The error
+// includes what to do so that later launches are recorded.
 func (l Launch) Record(ctx context.Context) error {
 	_, err := within(ctx, func() (struct{}, error) { return struct{}{}, l.record() })
 	if err != nil {
@@ -49,10 +49,10 @@ func (l Launch) record() error {
 	return prune(dir)
 }
 
-// replace gives a file new content: it is the old one or the new one.
+// replace replaces a file's content atomically.
 func replace(dir *os.Root, name string, text []byte) error {
 	temporary := fmt.Sprintf(".%s.%d", name, os.Getpid())
-	err := dir.Remove(temporary) // of a process that was killed
+	err := dir.Remove(temporary) // left by a killed process
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -73,7 +73,7 @@ func replace(dir *os.Root, name string, text []byte) error {
 	return nil
 }
 
-// prune removes the oldest records beyond those that are kept.
+// prune removes the oldest records in excess of kept.
 func prune(dir *os.Root) error {
 	entries, err := fs.ReadDir(dir.FS(), ".")
 	if err != nil || len(entries) <= kept {
@@ -102,7 +102,7 @@ func prune(dir *os.Root) error {
 }
 
 // Prove returns nil if this user's trainer recorded exactly this launch, as the
-// last one of its run. Otherwise the error is [ErrUnproven], with the reason.
+// last launch of its run. Otherwise it returns [ErrUnproven] with the reason.
 func (l Launch) Prove(ctx context.Context) error {
 	recorded, err := within(ctx, l.recorded)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -117,8 +117,8 @@ func (l Launch) Prove(ctx context.Context) error {
 	return nil
 }
 
-// recorded reads the record of the run. It returns an error for one that another user
-// may have written.
+// recorded reads the record of the run. It returns an error for a record that
+// another user may have written.
 func (l Launch) recorded() (r Launch, err error) {
 	dir, err := openDir()
 	if err != nil {

@@ -7,39 +7,39 @@ import (
 	"unicode"
 )
 
-// rank is how sure it is that a name has a secret value.
+// rank is how certain it is that the value of a name is secret.
 type rank int
 
 const (
 	never   rank = iota
-	ifHex        // 40 hexadecimal digits are: the key in --use_wandb KEY
-	perhaps      // a key or a token of something: of data, unless its value looks generated
+	ifHex        // secret if 40 hexadecimal digits: the key in --use_wandb KEY
+	perhaps      // the key or token of something: data, unless its value looks generated
 	mostly
 	always
 )
 
-// Last words of secret names. Those of mostly have values that are none:
-// short numbers, and the special tokens of language models. A key or a token is so
-// alone or behind a word of ofAccess. Behind another word its value decides, as in the
-// rules of gitleaks and detect-secrets: they ask for a name of access, or for a value
-// that looks generated.
+// Last words of secret names. Those of mostly often have values that are not
+// secret: short numbers, and the special tokens of language models. A key or a
+// token is of this kind if it stands alone or follows a word of ofAccess. After
+// any other word its value decides, as in the rules of gitleaks and
+// detect-secrets: they require a name of access, or a value that looks generated.
 var (
 	alwaysSecret = set(`password passwords passwd passphrase passphrases secret secrets credential credentials creds
 		apikey apikeys accesskey secretkey privatekey authtoken accesstoken authorization jwt`)
 	mostlySecret = set(`key token auth bearer cookie`)
 	// endsSecret are ends of one-word names such as PGPASSWORD.
 	endsSecret = []string{"password", "passwd", "passphrase", "apikey", "accesskey", "secretkey", "privatekey", "authtoken", "accesstoken", "sshpass"}
-	// pluralSecret are so only behind a word of ofAccess: max_tokens and
+	// pluralSecret are secret only after a word of ofAccess: max_tokens and
 	// num_keys are numbers.
 	pluralSecret = set(`keys tokens cookies`)
 	ofAccess     = set(`access account admin api app auth aws azure bearer bot client comet consumer db deploy encryption face gh github
 		gitlab hf hub huggingface identity jwt license login master neptune oauth openai personal priv private refresh root sas secret
 		security service session shared signing slack ssh storage subscription vault wandb webhook`)
-	// behindAWord are secret unless they stand alone: PWD is a directory.
+	// behindAWord are secret only after another word: PWD alone is a directory.
 	behindAWord = set(`pwd pass`)
 )
 
-// notBefore are words that make a key or a token something of data.
+// notBefore are words before key or token that make it data.
 var notBefore = map[string]map[string]bool{
 	"key": set(`action answer attention attn batch best cache caption checkpoint ckpt class column composite config conversation
 		data dataset dict event feature field foreign group id image index input instruction join json label log lookup loss map
@@ -60,8 +60,8 @@ func set(words string) map[string]bool {
 	return out
 }
 
-// rank judges a name by its last word. In a name with dots, such as
-// credentials.user, a part that is always secret makes all of it so.
+// rank judges a name by its last word. In a dotted name, such as
+// credentials.user, one part that is always secret makes the whole name secret.
 func (n Names) rank(name string) rank {
 	parts := strings.FieldsFunc(name, func(r rune) bool { return r == '.' || r == '/' })
 	best := never
@@ -106,8 +106,8 @@ func rankOf(w []string) rank {
 	return never
 }
 
-// encoding reports whether the last word of a name says how its value is
-// written, or which of several it is.
+// encoding reports whether the last word of a name describes only the encoding of
+// its value, or numbers it.
 func encoding(word string) bool {
 	switch word {
 	case "json", "hex", "b64", "base64":
@@ -116,8 +116,8 @@ func encoding(word string) bool {
 	return strings.Trim(word, "0123456789") == ""
 }
 
-// words are the words of a name in lower case: those of api-key, api_key,
-// API_KEY, apiKey and APIKey are api and key.
+// words splits a name into lower-case words: api-key, api_key, API_KEY, apiKey
+// and APIKey all give api and key.
 func words(name string) []string {
 	var out []string
 	runes := []rune(name)
@@ -142,27 +142,27 @@ func words(name string) []string {
 	return out
 }
 
-// hides reports whether the value of a name is to be redacted.
+// hides reports whether to redact the value of a name.
 func (n Names) hides(name, value string) bool { return n.rank(name).hides(value) }
 
-// notSecret are values that say whether or where there is a secret: words, and
+// notSecret are values that state whether or where a secret exists: words, and
 // references to the environment.
 var notSecret = regexp.MustCompile(`(?i)^(|true|false|yes|no|on|off|none|null|auto|\$[A-Z_][A-Z0-9_]*|\$\{[^}]+\}|\$\(.*)$`)
 
-// ofData are values that keys and tokens of data have: numbers that are no
+// ofData are values of keys and tokens that are data: numbers that are not
 // secret, and special tokens such as <|endoftext|> and [PAD].
 var ofData = regexp.MustCompile(`^([-+0-9.eE]{1,7}|[0-9]+\.[0-9]+|<[^<>]*>|\[[A-Za-z_]+\])$`)
 
-// hex40 is the form of a key of Weights & Biases, and of a commit.
+// hex40 is the form of a Weights & Biases key, and of a commit.
 var hex40 = regexp.MustCompile(`^[0-9a-fA-F]{40}$`)
 
-// plain is a value that a person has chosen, such as chosen or input_ids: words, perhaps
-// with numbers behind them, that name something. A word has at most 13 letters; what
-// programs generate is longer.
+// plain is a value that a person has chosen, such as chosen or input_ids: words
+// that name something, perhaps followed by digits. A word has at most 13 letters;
+// generated values are longer.
 var plain = regexp.MustCompile(`^(?:[A-Z]?[a-z]{1,13}|[A-Z]{1,13})[0-9]{0,2}(?:[_. -](?:[A-Z]?[a-z]{1,13}|[A-Z]{1,13}|)[0-9]{0,2})*$`)
 
-// generated reports whether a value looks as if a program had generated it. A token or
-// key that was has at least short characters.
+// generated reports whether a value looks generated by a program. A generated
+// token or key has at least short characters.
 func generated(value string) bool {
 	const short = 8
 	text := strings.Trim(value, "<>[]{}|#: ")
@@ -170,7 +170,7 @@ func generated(value string) bool {
 	return len(text) >= short && !isNumber && !ofData.MatchString(value) && !plain.MatchString(text)
 }
 
-// hides reports whether a value is to be redacted.
+// hides reports whether to redact a value.
 func (r rank) hides(value string) bool {
 	switch {
 	case r == never, notSecret.MatchString(value):
@@ -188,18 +188,18 @@ func (r rank) hides(value string) bool {
 }
 
 var (
-	// userinfo is what stands between the scheme and the host of a URL.
+	// userinfo is the part between the scheme and the host of a URL.
 	userinfo = regexp.MustCompile(`\b([A-Za-z][A-Za-z0-9+.-]*)://([^/?#\s"'<>]+)@`)
-	// userOnly are schemes whose URLs name a user or a container there.
+	// userOnly are schemes whose URLs name a user or a container in that part.
 	userOnly = set(`ssh sftp git git+ssh rsync hdfs abfs abfss wasb wasbs`)
 
-	// header is what authorizes a request over HTTP.
+	// header is an HTTP header that authorizes a request.
 	header = regexp.MustCompile(`(?i)\b((?:proxy-)?authorization["']?\s*[:=]\s*["']?(?:(?:bearer|basic|digest|token|apikey|negotiate)\s+)?)[^\s"',;]+`)
 	bearer = regexp.MustCompile(`(?i)\b(bearer\s+)([A-Za-z0-9._~+/=-]{8,})`)
 
 	// tokens are well-known forms of secrets.
 	tokens = regexp.MustCompile(strings.Join([]string{
-		`\bsk-(?:(?:proj|ant|svcacct|admin|or|lf|live|test)-[A-Za-z0-9_-]{16,}|[A-Za-z0-9_]{20,})`, // OpenAI, Anthropic and those like them
+		`\bsk-(?:(?:proj|ant|svcacct|admin|or|lf|live|test)-[A-Za-z0-9_-]{16,}|[A-Za-z0-9_]{20,})`, // OpenAI, Anthropic and similar
 		`\b[sr]k_(?:live|test)_[A-Za-z0-9]{16,}`,                                                   // Stripe
 		`\bgh[pousr]_[A-Za-z0-9]{20,}`,
 		`\bgithub_pat_[A-Za-z0-9_]{20,}`,
@@ -218,9 +218,9 @@ var (
 	}, "|"))
 )
 
-// Text returns a text, such as an error, without what looks like a secret by
-// itself: user information in URLs, headers that authorize, and well-known forms
-// of tokens. What only its name makes a secret stays.
+// Text removes from a text, such as an error, everything that looks like a secret
+// by itself: user information in URLs, headers that authorize, and well-known
+// forms of tokens. A value that is secret only by its name stays.
 func Text(text string) string {
 	text = userinfo.ReplaceAllStringFunc(text, func(found string) string {
 		m := userinfo.FindStringSubmatch(found)

@@ -5,21 +5,22 @@ import (
 	"strings"
 )
 
-// In the text of an argument, such as the script of sh -c or an object in JSON,
-// a secret is what follows its name.
+// In the text of an argument, such as the script of sh -c or a JSON object, a
+// secret follows its name.
 var (
 	name = regexp.MustCompile(`-{0,2}[A-Za-z_][A-Za-z0-9_.-]*`)
-	// assigned is = or : and a value, which may be quoted. Behind a name in
-	// quotes or brackets stands their end, and before the value perhaps a scheme.
+	// assigned is = or : and a value, which may be quoted. The name before it may
+	// end in a quote or bracket, and a scheme may precede the value.
 	assigned = regexp.MustCompile(`^["']?\]?\s*[=:]\s*(?i:(?:bearer|basic|digest|token)\s+)?("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"',;&|)}\]=][^\s"',;&|)}\]]*)`)
 	// given is the value of an option.
 	given = regexp.MustCompile(`^\s+("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"'-][^\s"';&|)]*)`)
 )
 
-// text redacts what follows secret names in a text, and what [Text] knows.
+// text redacts the values after secret names in a text, and the secrets that
+// [Text] knows.
 func (n Names) text(text string) string {
 	var out strings.Builder
-	done := 0 // of text, what is in out
+	done := 0 // how much of text is in out
 	for _, at := range name.FindAllStringIndex(text, -1) {
 		if at[0] < done {
 			continue // within a value
@@ -55,9 +56,9 @@ func (n Names) text(text string) string {
 	return Text(out.String())
 }
 
-// certain reports whether a lone key, token or auth in a text has a secret: as
-// a variable of the environment, in the query of a URL, or with a value in
-// quotes. Otherwise it is rather an argument in a program.
+// certain reports whether a lone key, token or auth in a text has a secret: as an
+// environment variable, in the query of a URL, or with a quoted value. Otherwise
+// it is more likely an argument in a program.
 func certain(before, word, quote string) bool {
 	switch {
 	case word == strings.ToUpper(word), strings.HasSuffix(before, "?"), strings.HasSuffix(before, "&"):

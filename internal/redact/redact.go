@@ -1,6 +1,6 @@
-// Package redact takes secrets out of command lines, configurations and
-// messages before they are recorded. A log keeps what is appended to it for
-// ever, and everyone who may read the store reads it.
+// Package redact removes secrets from command lines, configurations and messages
+// before they are recorded. A log keeps its events forever, and every user with
+// access to the store can read them.
 //
 //	--api-key VALUE, --api-key=VALUE, API_KEY=VALUE   by name
 //	--set=wandb.api_key=VALUE, {"wandb": {"api_key": …}}
@@ -8,12 +8,12 @@
 //	https://user:VALUE@host, Authorization: Bearer VALUE   by shape
 //	sk-…, ghp_…, hf_…, AKIA…, eyJ….….…, private keys in PEM
 //
-// A name is secret by its last word: api_key and hfToken are, --max-tokens,
-// --key-padding, token_file and monkey are not. The key or token of something else, as
-// in --chosen_key chosen, is only if its value looks generated. References to the environment
-// such as $API_KEY stay: they are no secrets, and a job that uses them can be
-// launched again. What stands in the place of a value is [Mark]. The functions
-// are pure and idempotent, and change no argument of theirs.
+// The last word of a name decides: api_key and hfToken are secret; --max-tokens,
+// --key-padding, token_file and monkey are not. The key or token of something
+// else, as in --chosen_key chosen, is secret only if its value looks generated.
+// References to the environment such as $API_KEY stay: they are not secrets, and
+// a job that uses them can be launched again. [Mark] replaces a secret value. The
+// functions are pure and idempotent, and do not modify their arguments.
 package redact
 
 import (
@@ -24,17 +24,17 @@ import (
 	"strings"
 )
 
-// Mark stands in the place of what was redacted.
+// Mark replaces a redacted value.
 const Mark = "[redacted]"
 
 // Names decides which names have secret values. The zero value knows the usual
-// ones.
+// names.
 type Names struct {
 	more [][]string // words of other names
 }
 
-// More returns Names that knows other names too: of options, variables or keys
-// of a configuration. A name is matched by its words, as the end of a longer
+// More returns Names that also knows the given names of options, variables or
+// configuration keys. A name is matched by its words, as the end of a longer
 // name, in any spelling: "pin" matches --pin, card_pin and CARD_PIN.
 func More(names ...string) (Names, error) {
 	var n Names
@@ -48,13 +48,13 @@ func More(names ...string) (Names, error) {
 	return n, nil
 }
 
-// assignment is an argument that gives a name a value.
+// assignment is an argument of the form NAME=VALUE.
 var assignment = regexp.MustCompile(`(?s)^([-+~]{0,2}[A-Za-z_][A-Za-z0-9_.-]*)=(.*)$`)
 
-// option is an argument that takes its value from the next one.
+// option is an argument whose value is the next argument.
 var option = regexp.MustCompile(`^--?[A-Za-z_][A-Za-z0-9_.-]*$`)
 
-// Args returns the arguments of a command without secrets.
+// Args returns the arguments of a command with secrets redacted.
 func (n Names) Args(args []string) []string {
 	out := slices.Clone(args)
 	for i := range out {
@@ -67,13 +67,13 @@ func (n Names) Args(args []string) []string {
 	return out
 }
 
-// isOption reports whether an argument is rather an option than the value of
-// the one before.
+// isOption reports whether an argument is more likely an option than the value of
+// the preceding argument.
 func isOption(arg string) bool {
 	return strings.HasPrefix(arg, "--") || strings.HasPrefix(arg, "-") && len(arg) <= 3
 }
 
-// arg redacts one argument. The value of a name may be an assignment itself, as
+// arg redacts one argument. The value of a name may itself be an assignment, as
 // in --set=api_key=VALUE.
 func (n Names) arg(arg string) string {
 	m := assignment.FindStringSubmatch(arg)
@@ -86,7 +86,7 @@ func (n Names) arg(arg string) string {
 	return m[1] + "=" + n.arg(m[2])
 }
 
-// Marked names the arguments that were redacted: an option whose value was, or
+// Marked returns the redacted arguments: an option whose value was redacted, or
 // the whole argument.
 func Marked(args []string) []string {
 	var out []string
@@ -103,9 +103,9 @@ func Marked(args []string) []string {
 	return out
 }
 
-// Config returns a configuration without secrets. Below a name such as
-// credentials nothing is left; below one such as auth, strings and lists go and
-// objects are looked into.
+// Config returns a configuration with secrets redacted. Below a name such as
+// credentials it redacts everything. Below a name such as auth it redacts strings
+// and lists, and descends into objects.
 func (n Names) Config(config map[string]any) map[string]any {
 	if config == nil {
 		return nil

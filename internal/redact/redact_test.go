@@ -58,7 +58,7 @@ func TestArgs(t *testing.T) {
 	}
 }
 
-// What has a name like that of a secret, and is none.
+// Names that look secret but are not.
 func TestArgsStay(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
@@ -201,7 +201,7 @@ func TestMarked(t *testing.T) {
 	}
 }
 
-// No secret gets through behind a name that is secret, in any spelling.
+// Every value of a secret name is redacted, in any spelling of the name.
 func TestNoValueOfASecretName(t *testing.T) {
 	t.Parallel()
 	last := rapid.SampledFrom([]string{"key", "token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "auth"})

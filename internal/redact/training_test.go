@@ -8,8 +8,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/redact"
 )
 
-// flagsOfTraining are options of training programs, as their documentation and their
-// examples give them. None is a secret.
+// flagsOfTraining are options of training programs, from their documentation and
+// examples. None is a secret.
 var flagsOfTraining = map[string]string{
 	"Transformers": `--tokenizer_name gpt2
 		--use_fast_tokenizer True
@@ -115,7 +115,7 @@ var flagsOfTraining = map[string]string{
 		AWS_PROFILE=research`,
 }
 
-// TestFlagsOfTraining keeps what training programs are given.
+// TestFlagsOfTraining checks that the options of training programs stay.
 func TestFlagsOfTraining(t *testing.T) {
 	t.Parallel()
 	for program, flags := range flagsOfTraining {
@@ -131,8 +131,8 @@ func TestFlagsOfTraining(t *testing.T) {
 	}
 }
 
-// TestSecretsOfTraining redacts the secrets that training programs are given. Each line
-// ends with the secret.
+// TestSecretsOfTraining redacts the secrets in command lines of training
+// programs. Each line ends with the secret.
 func TestSecretsOfTraining(t *testing.T) {
 	t.Parallel()
 	const (

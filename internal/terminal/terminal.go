@@ -1,25 +1,25 @@
-// Package terminal makes text harmless before a terminal shows it. Names,
-// messages and metrics come from stores, and a store may have been written by
-// another person: an escape sequence in them could rewrite the screen, set the
-// clipboard or answer on behalf of the user, and a bidirectional control could
-// show one command and have another copied.
+// Package terminal escapes text before a terminal shows it. Names, messages and
+// metrics come from stores, and another person may have written a store. An
+// escape sequence in them could rewrite the screen, set the clipboard or answer
+// on behalf of the user. A bidirectional control could show one command and have
+// another copied.
 //
-//	written as an escape                            because a terminal …
+//	escaped                                         because a terminal …
 //	U+0000–U+001F without \n and \t, U+007F         obeys it
 //	U+0080–U+009F, as characters and as lone bytes  may obey it: U+009B is ESC [
-//	other bytes that are no UTF-8                   shows what it likes
+//	bytes that are not UTF-8                        shows them in its own way
 //	U+2028, U+2029                                  may begin a line
 //	format characters (category Cf)                 reorders or hides text
 //
 // Of the format characters, U+200C and U+200D stay: Persian, Indic scripts and
-// emoji need them, and they neither move nor hide anything. So do the signs that
-// Unicode counts among them although they are visible, such as U+06DD.
+// emoji need them, and they neither move nor hide anything. Visible signs that
+// Unicode counts as format characters stay too, such as U+06DD.
 //
-// Text is made harmless where it is written, not where it is read: the log, the
-// views and all JSON keep what was recorded. [Writer] is the place for that. It
-// lets no escape sequence through, not even those of our own colours: a writer
-// that lets some through cannot tell ours from those of a hostile name. What the
-// programs draw themselves, such as a progress bar, goes past it.
+// Text is escaped where it is written, not where it is read: the log, the views
+// and all JSON keep the recorded text. [Writer] escapes it. It lets no escape
+// sequence through, not even our own colours: it could not tell ours from those
+// in a hostile name. The programs write their own drawings, such as a progress
+// bar, past it.
 package terminal
 
 import (
@@ -45,7 +45,7 @@ func Line(text string) string {
 	return string(appendClean(nil, []byte(text), forbiddenInLine))
 }
 
-// IsLine reports whether [Line] changes nothing.
+// IsLine reports whether [Line] would change nothing.
 func IsLine(text string) bool { return !dirty([]byte(text), forbiddenInLine) }
 
 // forbidden reports whether a character must not reach a terminal.
@@ -55,7 +55,7 @@ func forbidden(r rune) bool {
 		return false
 	case r < 0x20, r >= 0x7f && r < 0xa0:
 		return true
-	case r < 0xad: // of ASCII and Latin-1 the rest is harmless up to the soft hyphen
+	case r < 0xad: // the rest of ASCII and Latin-1 is harmless up to the soft hyphen
 		return false
 	case r == 0x2028, r == 0x2029:
 		return true
@@ -67,7 +67,7 @@ func forbidden(r rune) bool {
 
 func forbiddenInLine(r rune) bool { return r == '\n' || r == '\t' || forbidden(r) }
 
-// dirty reports whether text has a character that is not to be shown.
+// dirty reports whether text has a forbidden character.
 func dirty(text []byte, not func(rune) bool) bool {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])
@@ -79,7 +79,7 @@ func dirty(text []byte, not func(rune) bool) bool {
 	return false
 }
 
-// appendClean appends text with escapes for what is not to be shown.
+// appendClean appends text with forbidden characters escaped.
 func appendClean(to, text []byte, not func(rune) bool) []byte {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])
@@ -96,7 +96,7 @@ func appendClean(to, text []byte, not func(rune) bool) []byte {
 	return to
 }
 
-// appendEscape appends a character as Go writes it in a string.
+// appendEscape appends a character as an escape of Go's syntax.
 func appendEscape(to []byte, r rune) []byte {
 	switch {
 	case r == '\n':

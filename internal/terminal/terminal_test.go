@@ -71,9 +71,9 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// obeyed is a character of text that a terminal would obey, or that would hide
-// or reorder others. It knows the characters by their numbers, not by the
-// tables of the package.
+// obeyed reports whether a terminal would obey a character, or whether it would
+// hide or reorder others. It lists the characters by number, independent of the
+// package's tables.
 func obeyed(text string) (rune, bool) {
 	for i, r := range text {
 		switch {
@@ -92,7 +92,7 @@ func obeyed(text string) (rune, bool) {
 	return 0, false
 }
 
-// hostile draws text that holds many characters of interest, and lone bytes.
+// hostile draws text with many characters of interest, and lone bytes.
 func hostile() *rapid.Generator[string] {
 	special := rapid.SampledFrom([]string{
 		"\x1b", "\x1b[31m", "\x1b[0m", "\x1b]0;x\x07", "\r", "\n", "\t", "\u009b", "\x9b", "\xe2\x80", "\xae", "\xf3\xa0\x81", "\x81",

@@ -8,19 +8,19 @@ import (
 	"unicode/utf8"
 )
 
-// Writer writes [Text] of what is written to it. A character may be split
-// between two calls: its first bytes are kept until the rest comes, or until
-// [Writer.Flush]. It may be used by several goroutines at once.
+// Writer writes [Text] of its input. If a character is split between two calls,
+// its first bytes are kept until the rest comes, or until [Writer.Flush]. It is
+// safe for concurrent use.
 type Writer struct {
 	to io.Writer
 
 	mu   sync.Mutex
-	rest []byte // the beginning of a character
+	rest []byte // the beginning of a split character
 }
 
 var _ io.Writer = (*Writer)(nil)
 
-// NewWriter returns a Writer to a terminal, or to what stands in its place.
+// NewWriter returns a Writer to a terminal, or to a stream used as one.
 func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
 
 // Write implements io.Writer. It returns len(p) or an error of the underlying
@@ -42,7 +42,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush writes the beginning of a character whose rest never came, as escapes.
+// Flush writes the beginning of an incomplete character, as escapes.
 func (w *Writer) Flush() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -51,7 +51,7 @@ func (w *Writer) Flush() error {
 	return w.write(rest)
 }
 
-// write writes text to the end. The caller holds the lock.
+// write writes all of text. The caller holds the lock.
 func (w *Writer) write(text []byte) error {
 	if len(text) == 0 {
 		return nil
@@ -63,7 +63,7 @@ func (w *Writer) write(text []byte) error {
 	return err
 }
 
-// complete is the length of text without a character that has only begun.
+// complete returns the length of text without an incomplete last character.
 func complete(text []byte) int {
 	for i := len(text) - 1; i >= max(0, len(text)-utf8.UTFMax+1); i-- {
 		if utf8.RuneStart(text[i]) {
@@ -77,16 +77,16 @@ func complete(text []byte) int {
 }
 
 // style is the escape sequence that sets colours and weights (SGR). It moves
-// nothing and a terminal answers nothing to it.
+// nothing, and a terminal does not answer it.
 var style = regexp.MustCompile(`^\x1b\[[0-9;:]{0,64}m`)
 
-// plainly ends all styles.
+// plainly resets all styles.
 const plainly = "\x1b[0m"
 
-// AppendOutput appends a line that a program printed, without its end, as
-// [Text] but with the program's colours and with the carriage returns by which
-// it redraws the line. Styles that the line leaves on end with it, so that the
-// next line, of another program, does not have them.
+// AppendOutput appends a line of a program's output, without its end, escaped as
+// by [Text]. It keeps the program's colours, and the carriage returns by which
+// the program redraws the line. It resets styles at the end of the line, so that
+// they do not affect the next line, of another program.
 func AppendOutput(to, line []byte) []byte {
 	styled := false
 	for i := 0; i < len(line); {

@@ -11,7 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/terminal"
 )
 
-// However text is cut into calls, the same is written.
+// The output does not depend on how the input is split into calls.
 func TestWriterIsText(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

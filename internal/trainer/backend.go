@@ -23,19 +23,19 @@ type backendOptions struct {
 	backend       string
 	gpusPerWorker string
 	shareDevices  bool
-	sharing       *bool // what --share-devices says, if it was given
+	sharing       *bool // the value of --share-devices; nil if not given
 }
 
-// deviceTimeout bounds a question to the GPU driver, which may hang.
+// deviceTimeout bounds a query of the GPU driver, which may hang.
 const deviceTimeout = 30 * time.Second
 
 func (o *backendOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.backend, "backend", backend.Torch, "how the workers communicate: "+strings.Join(o.registry().Names(), ", "))
 	f.StringVar(&o.gpusPerWorker, "gpus-per-worker", "auto", "GPUs for each worker alone: a number, or auto (GPUs divided by workers); 0 leaves their CUDA_VISIBLE_DEVICES as it is")
-	f.BoolVar(&o.shareDevices, "share-devices", false, "let each worker see the GPUs of all, as scripts of torchrun expect; $"+backend.EnvShareDevices+" counts more (default: as the backend says; torch does)")
+	f.BoolVar(&o.shareDevices, "share-devices", false, "let each worker see the GPUs of all, as scripts of torchrun expect; $"+backend.EnvShareDevices+" takes precedence (default: the backend's choice; torch shares)")
 }
 
-// registry is that of the backends which --backend may name.
+// registry returns the backends that --backend may name.
 func (o *backendOptions) registry() *backend.Registry {
 	if o.known == nil {
 		return backend.Builtin()
@@ -43,7 +43,7 @@ func (o *backendOptions) registry() *backend.Registry {
 	return o.known
 }
 
-// noteSharing takes note of the flags that were given.
+// noteSharing records --share-devices if it was given.
 func (o *backendOptions) noteSharing(f *pflag.FlagSet) {
 	if f.Changed("share-devices") {
 		share := o.shareDevices
@@ -51,7 +51,7 @@ func (o *backendOptions) noteSharing(f *pflag.FlagSet) {
 	}
 }
 
-// machine is what a job may use.
+// machine is the hardware that a job may use.
 type machine struct {
 	cores   int
 	list    func(context.Context) ([]gpu.Device, error)
@@ -65,8 +65,8 @@ func thisMachine() machine {
 	}
 }
 
-// resolve is how many workers --nproc asks for, and what they are given. Notes
-// are about GPUs that are there and not given.
+// resolve returns the number of workers that --nproc selects, and the devices
+// assigned to them. Notes report GPUs that are present but not assigned.
 func (o *backendOptions) resolve(ctx context.Context, m machine, nproc string) (workers int, cfg launch.BackendConfig, notes []string, err error) {
 	fail := func(err error) (int, launch.BackendConfig, []string, error) {
 		return 0, launch.BackendConfig{}, nil, fmt.Errorf("%w: %w", launch.ErrConfig, err)
@@ -92,7 +92,7 @@ func (o *backendOptions) resolve(ctx context.Context, m machine, nproc string) (
 			return fail(fmt.Errorf("--nproc %s: give a number of 1 or more, gpu, cpu or auto", nproc))
 		}
 		if each == 0 {
-			return workers, cfg, nil, nil // nobody asks for GPUs
+			return workers, cfg, nil, nil // no GPUs requested
 		}
 	}
 	devices, problem := m.devices(ctx)
@@ -100,7 +100,7 @@ func (o *backendOptions) resolve(ctx context.Context, m machine, nproc string) (
 	must := nproc == "gpu" || each > 0
 	switch {
 	case units == 0 && must && problem == nil:
-		return fail(fmt.Errorf("%s: no GPU is there, or CUDA_VISIBLE_DEVICES hides them; use --nproc N and --gpus-per-worker 0", o.asks(nproc, each)))
+		return fail(fmt.Errorf("%s: no GPU found, or CUDA_VISIBLE_DEVICES hides them; use --nproc N and --gpus-per-worker 0", o.asks(nproc, each)))
 	case must && problem != nil && (units == 0 || each > 0):
 		return fail(fmt.Errorf("%s: %w; use --nproc N and --gpus-per-worker 0", o.asks(nproc, each), problem))
 	case problem != nil && !errors.Is(problem, gpu.ErrNoDriver) && !errors.Is(problem, gpu.ErrNotBuilt):
@@ -111,7 +111,7 @@ func (o *backendOptions) resolve(ctx context.Context, m machine, nproc string) (
 	case workers > 0:
 	case units > 0:
 		if workers = units / per; workers == 0 {
-			return fail(fmt.Errorf("--gpus-per-worker %d: %d GPUs are visible here: give fewer", each, units))
+			return fail(fmt.Errorf("--gpus-per-worker %d: %d GPUs are visible here; give fewer", each, units))
 		}
 	default:
 		workers = m.cores
@@ -148,8 +148,8 @@ func anyInstance(devices []gpu.Device) bool {
 	return false
 }
 
-// devices are those that answer and that an outer CUDA_VISIBLE_DEVICES lets
-// through.
+// devices returns the devices that answer and that an outer CUDA_VISIBLE_DEVICES
+// allows.
 func (m machine) devices(ctx context.Context) ([]gpu.Device, error) {
 	ctx, cancel := context.WithTimeout(ctx, deviceTimeout)
 	defer cancel()

@@ -20,7 +20,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// config is what the flags and the command ask for, or why that cannot be.
+// config converts the flags and the command to a configuration, or returns why it
+// cannot.
 func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger) (launch.Config, error) {
 	bad := func(format string, args ...any) (launch.Config, error) {
 		return launch.Config{}, fmt.Errorf("%w: %s", launch.ErrConfig, fmt.Sprintf(format, args...))
@@ -77,7 +78,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 		o.name = run
 	}
 	if err := store.ValidRun(o.name); err != nil {
-		return bad("--name %q: %s: choose another", o.name, err)
+		return bad("--name %q: %s; choose another", o.name, err)
 	}
 	if o.keep != "" {
 		if _, err := retention.Parse(o.keep); err != nil {
@@ -103,7 +104,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	return cfg, err
 }
 
-// duration is what a flag says.
+// duration is the value of a flag.
 type duration struct {
 	flag  string
 	value time.Duration
@@ -145,7 +146,8 @@ func parseSet(pairs []string) (map[string]any, error) {
 	return config, nil
 }
 
-// checkReference refuses what no store could resolve, before one is opened.
+// checkReference rejects references that no store could resolve, before a store
+// is opened.
 func checkReference(ref string) error {
 	bad := func(why string) error { return fmt.Errorf("%w %q: %s", projections.ErrReference, ref, why) }
 	if ref == "" {

@@ -27,7 +27,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// TestExitCodes: schedulers tell errors apart by the exit code.
+// TestExitCodes: schedulers distinguish errors by the exit code.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
 	link := &beneath.TypeError{Type: fs.ModeSymlink}

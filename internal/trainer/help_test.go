@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/console"
 )
 
-// What the help speaks of is there: a flag that nobody registers is otherwise
-// missed only by whoever wants it.
+// Every flag in the help is registered. Otherwise only its first user would
+// notice.
 func TestFlagsOfTheHelp(t *testing.T) {
 	c := runCommand(console.Streams{}, nil, Parts{})
 	named := regexp.MustCompile(`--([a-z][a-z-]+)`).FindAllStringSubmatch(c.Long, -1)
@@ -46,7 +46,7 @@ func TestAttributesOfTheLog(t *testing.T) {
 	}
 }
 
-// An error may quote what a store or a worker says.
+// An error may quote text from a store or a worker.
 func TestErrorsOnATerminal(t *testing.T) {
 	var out, errs bytes.Buffer
 	if code := run(t.Context(), Parts{}, []string{"run", "--no\x1b[2J\u202eflag"}, nil, &out, &errs); code != 64 {

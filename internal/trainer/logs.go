@@ -16,7 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// logsOptions say where the workers' output goes.
+// logsOptions configure where the workers' output goes.
 type logsOptions struct {
 	logDir     string
 	logMaxSize string
@@ -24,26 +24,25 @@ type logsOptions struct {
 	tee        string
 	shown      string
 
-	launchFlags []string // all flags of the trainer, as they were given
+	launchFlags []string // all flags of the trainer, as given
 }
 
 func (o *logsOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.logDir, "log-dir", "", "keep the workers' output below this directory (default: STORE/logs)")
-	f.StringVar(&o.logMaxSize, "log-max-size", "64MiB", "size at which a file of output is begun anew; the one before is kept as .1")
+	f.StringVar(&o.logMaxSize, "log-max-size", "64MiB", "size at which an output file is rotated; the previous file is kept as .1")
 	f.StringVarP(&o.redirects, "redirects", "r", "0", "outputs that go to files instead of the terminal: 0 none, 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:N pairs such as 0:3,1:2")
 	f.StringVarP(&o.tee, "tee", "t", "3", "outputs that go to both, in the form of --redirects (with --redirects: 0)")
-	f.StringVar(&o.shown, "local-ranks-filter", "", "show the output of these local ranks alone on the terminal, such as 0,1")
+	f.StringVar(&o.shown, "local-ranks-filter", "", "on the terminal, show only the output of these local ranks, such as 0,1")
 }
 
-// noteFlags notes the flags as they were given, in their normal form, without
-// the store.
+// noteFlags records the given flags, in normal form, without --store.
 func (o *logsOptions) noteFlags(f *pflag.FlagSet) {
 	if o.redirects != "0" && !f.Changed("tee") {
 		o.tee = "0"
 	}
 	f.Visit(func(flag *pflag.Flag) {
 		if flag.Name == "store" {
-			return // known to whoever reads the log, and its URL may have a password
+			return // readers of the log know the store, and its URL may have a password
 		}
 		values := []string{flag.Value.String()}
 		if list, ok := flag.Value.(pflag.SliceValue); ok {
@@ -55,7 +54,7 @@ func (o *logsOptions) noteFlags(f *pflag.FlagSet) {
 	})
 }
 
-// routes reads what the flags say.
+// routes parses the flags.
 func (o *logsOptions) routes() (r logs.Routes, size int64, err error) {
 	bad := func(flag string, err error) (logs.Routes, int64, error) {
 		return logs.Routes{}, 0, fmt.Errorf("%w: --%s %w", launch.ErrConfig, flag, err)
@@ -81,8 +80,8 @@ func (o *logsOptions) routes() (r logs.Routes, size int64, err error) {
 	return r, size, nil
 }
 
-// leastLog is the least size of a file of output: of less, not even a line has
-// room.
+// leastLog is the minimum size of an output file: a smaller file has no room even
+// for one line.
 const leastLog = 64 << 10
 
 // parseSize reads a number of bytes such as 64MiB.
@@ -108,7 +107,7 @@ func (o *logsOptions) launch(cfg *launch.Config) (err error) {
 	nproc := len(cfg.Local())
 	for _, rank := range cfg.Output.Routes.Shown {
 		if rank >= nproc {
-			return fmt.Errorf("%w: --local-ranks-filter %s: there is no local rank %d among %d: give ranks from 0 to %d", launch.ErrConfig, o.shown, rank, nproc, nproc-1)
+			return fmt.Errorf("%w: --local-ranks-filter %s: there is no local rank %d among %d; give ranks from 0 to %d", launch.ErrConfig, o.shown, rank, nproc, nproc-1)
 		}
 	}
 	cfg.Launch.Flags = slices.Clone(o.launchFlags)
@@ -118,7 +117,7 @@ func (o *logsOptions) launch(cfg *launch.Config) (err error) {
 	return nil
 }
 
-// place says where the files of a job are, once its store is open.
+// place sets where the files of a job are, once its store is open.
 func (o *logsOptions) place(st *store.Store, cfg *launch.Config) error {
 	below := logs.Below(checkpoint.RefOf(cfg.Run, "", "").Run, cfg.Job)
 	if o.logDir == "" {

@@ -8,17 +8,17 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
-// nodes are where a job is meant to run.
+// nodes describes the nodes of a job.
 type nodes struct {
 	min, max int
 	rank     int    // of this node
-	master   string // host, empty when nobody says which it is
-	said     string // by what there are so many
+	master   string // host, empty if unknown
+	said     string // the flag or variable that gave the number
 }
 
-// placed is what flags and the environment of Slurm and Kubernetes say of
-// the nodes. A flag counts more than the environment. Where the job has one
-// node, it is number 0, whichever of several such jobs this is.
+// placed returns the nodes that flags and the environment of Slurm and Kubernetes
+// specify. A flag takes precedence over the environment. If the job has one node,
+// its number is 0, even if several such jobs run.
 func (o *torchrunOptions) placed(getenv func(string) string) (n nodes, err error) {
 	said, count := "--nnodes "+o.nnodes, o.nnodes
 	if !o.asked("nnodes") {
@@ -81,7 +81,7 @@ func (o *torchrunOptions) placed(getenv func(string) string) (n nodes, err error
 	return n, nil
 }
 
-// single refuses what this version cannot run.
+// single rejects jobs that this version cannot run.
 func (n nodes) single() error {
 	if n.max == 1 {
 		return nil
@@ -90,15 +90,14 @@ func (n nodes) single() error {
 	if n.master != "" {
 		master = ", with " + n.master + " as their master"
 	}
-	return fmt.Errorf("%w: %s: this version runs jobs on one node, and this would be node %d of %d%s; start one trainer a node with its own --name, or use --nnodes 1",
+	return fmt.Errorf("%w: %s: this version runs jobs on one node, but this would be node %d of %d%s; start one trainer a node with its own --name, or use --nnodes 1",
 		launch.ErrConfig, n.said, n.rank, n.max, master)
 }
 
-// maxHosts bounds what a node list may expand to.
+// maxHosts bounds how many hosts a node list may expand to.
 const maxHosts = 1 << 16
 
-// slurmHosts are the hosts of a node list of Slurm, such as n[001-003,7],x, in
-// its order.
+// slurmHosts expands a node list of Slurm, such as n[001-003,7],x, in its order.
 func slurmHosts(list string) (hosts []string, err error) {
 	bad := func(why string) ([]string, error) {
 		return nil, fmt.Errorf("node list %q: %s: want names such as n[001-003,7],x", list, why)
@@ -146,7 +145,7 @@ func slurmHosts(list string) (hosts []string, err error) {
 	return hosts, nil
 }
 
-// splitOutside splits at the commas that no bracket holds.
+// splitOutside splits at commas outside brackets.
 func splitOutside(list string) (parts []string) {
 	depth, start := 0, 0
 	for i, r := range list {
@@ -163,8 +162,8 @@ func splitOutside(list string) (parts []string) {
 	return append(parts, list[start:])
 }
 
-// slurmNumbers are those of 001-003,7, with as many digits as the first of a
-// range has.
+// slurmNumbers expands 001-003,7. Numbers of a range have as many digits as its
+// first.
 func slurmNumbers(ranges string) (numbers []string, err error) {
 	for _, r := range strings.Split(ranges, ",") {
 		first, last, ranged := strings.Cut(r, "-")
@@ -174,7 +173,7 @@ func slurmNumbers(ranges string) (numbers []string, err error) {
 		low, lerr := strconv.ParseUint(first, 10, 32)
 		high, herr := strconv.ParseUint(last, 10, 32)
 		if lerr != nil || herr != nil || high < low {
-			return nil, fmt.Errorf("%q is no range", r)
+			return nil, fmt.Errorf("%q is not a range", r)
 		}
 		if high-low >= maxHosts {
 			return nil, fmt.Errorf("more than %d hosts", maxHosts)

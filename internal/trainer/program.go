@@ -1,9 +1,9 @@
-// Package trainer is the program trainer: it parses a command line, starts what it
-// asks for and reports how that ended.
+// Package trainer is the program trainer: it parses a command line, runs what it
+// requests, and reports the result.
 //
 //	program.go      the program and its exit codes
 //	run.go          trainer run: a job in a store
-//	config.go       what the flags of a job ask for
+//	config.go       a job's flags, as a configuration
 //	backend.go      workers and GPUs
 //	torchrun.go     torchrun's flags, supervision.go those of hangs and ends
 //	logs.go         where the workers' output goes
@@ -39,18 +39,18 @@ import (
 	"github.com/ckptstore/ckptstore/internal/terminal"
 )
 
-// Exit codes. A signal n that ends the job gives 128+n. Those of errors are in the
-// table of package problem.
+// Exit codes. A signal n that ends the job gives 128+n. Package problem has the
+// table of the codes of errors.
 const (
 	exitOK        = 0
-	exitPreempted = 75 // and what was done is in a checkpoint
+	exitPreempted = 75 // with the finished work in a checkpoint
 	exitUnsaved   = 128 + int(syscall.SIGTERM)
 )
 
 // release is the version that the build of a wheel sets.
 var release = "(unreleased)"
 
-// Parts are what a program adds to the trainer. The zero value adds nothing.
+// Parts are a program's additions to the trainer. The zero value adds nothing.
 type Parts struct {
 	Backends *backend.Registry // nil: the built-in ones
 	// InitHook runs for each group before devices are shared and OnStart is called.
@@ -80,12 +80,12 @@ func run(ctx context.Context, p Parts, args []string, stdin io.Reader, stdout, s
 	root.AddCommand(runCommand(std, signals, p), demo.Command(std, runDemoJob), guardCommand(std, signals), demo.WorkerCommand(signals.leave))
 	root.AddCommand(doctor.Command(stdout, envOr("CKPTSTORE_STORE", "ckpts"), gpu.Inspect))
 	err := root.ExecuteContext(ctx)
-	// What was waited for says only that the context ended, not why.
+	// The error may report only that the context ended, not why.
 	if sig := (signaled{}); errors.Is(err, context.Canceled) && errors.As(context.Cause(ctx), &sig) && !errors.As(err, new(signaled)) {
 		err = fmt.Errorf("%w: %w", sig, err)
 	}
 	if err != nil {
-		fmt.Fprintln(stderr, "trainer:", terminal.Text(err.Error())) // which may quote a store or a worker
+		fmt.Fprintln(stderr, "trainer:", terminal.Text(err.Error())) // the error may quote a store or a worker
 		var failed *launch.FailedError
 		if errors.As(err, &failed) && len(failed.Tail) > 0 {
 			tail := terminal.AppendOutput(nil, []byte(strings.Join(failed.Tail, "  ")))
@@ -95,23 +95,23 @@ func run(ctx context.Context, p Parts, args []string, stdin io.Reader, stdout, s
 	return exitCode(err)
 }
 
-// ignorePipes makes output that nobody reads any more an error of its write
-// instead of the training's end. The signal is caught and dropped, not
-// ignored: what is ignored stays so in the programs that are started, which
-// have to end at a pipe that is closed.
+// ignorePipes turns a write to a closed output pipe into an error instead of the
+// end of the training. It catches and drops the signal instead of ignoring it:
+// child processes inherit an ignored signal, and they must end at a closed pipe.
 func ignorePipes() func() {
 	dropped := make(chan os.Signal, 1)
 	signal.Notify(dropped, syscall.SIGPIPE)
 	return func() { signal.Stop(dropped) }
 }
 
-// decisive are the kinds that decide wherever they stand in an error, in this order.
-// A scheduler may start a job again whose disk was full or whose run another job had;
-// a link that another user placed is told from the damage that it looks like.
+// decisive lists, in this order, the kinds that decide the exit code wherever
+// they occur in an error. A scheduler may start a job again after a full disk or
+// a conflict over the run. A link placed by another user must not be reported as
+// the damage that it resembles.
 var decisive = []problem.Kind{problem.Failed, problem.NoSpace, problem.Conflict, problem.Findings, problem.Denied}
 
-// exitCode returns the exit code of an error: how the job ended, or that of the
-// error's kind.
+// exitCode returns the exit code of an error: how the job ended, or the code of
+// the error's kind.
 func exitCode(err error) int {
 	var sig signaled
 	var preempted *launch.PreemptedError
@@ -149,7 +149,8 @@ func newLogger(w io.Writer, quiet bool) *slog.Logger {
 	}}))
 }
 
-// guardCommand is what the trainer starts itself as: see process.RunGuard.
+// guardCommand is the command with which the trainer starts its guard: see
+// process.RunGuard.
 func guardCommand(std console.Streams, signals *stopSignals) *cobra.Command {
 	return &cobra.Command{
 		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),

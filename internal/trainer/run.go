@@ -31,62 +31,63 @@ import (
 )
 
 const runHelp = `Run COMMAND as a group of workers, with the environment that torchrun gives
-them. When a worker dies the group is started again from the last committed
-checkpoint of the run. A run is continued by its name: the next job of that
-name resumes where the last one ended.
+them. When a worker dies, the group restarts from the last committed checkpoint
+of the run. To continue a run, use its name: the next job of that name resumes
+where the last one ended.
 
-A checkpoint whose files are not whole (its manifest, indexes and the sizes of its
-files are looked at) is passed over, aloud, for the newest whole one
-of the run. With --resume require, or a checkpoint named by --resume, the job
-refuses instead.
+If files of a checkpoint are missing or damaged (the trainer checks its manifest,
+indexes and file sizes), the job prints a warning and resumes from the newest
+complete checkpoint of the run instead. With --resume require, or a checkpoint
+named by --resume, the job refuses to start.
 
   trainer run -- python3 train.py
   trainer run --name bert --nproc 4 --max-restarts 10 -- python3 train.py
   trainer run --name bert --resume bert@step-2000 train.py --lr 1e-4
 
-Of a failure the log keeps what the worker wrote to $TORCHELASTIC_ERROR_FILE,
-up to 16 KiB of its message and the last 64 KiB of its traceback. On a disk that
-is nearly full, metrics wait for room and saves are aborted, and the training goes
-on; a worker that ends then ends the job.
+After a failure, the log keeps what the worker wrote to $TORCHELASTIC_ERROR_FILE,
+up to 16 KiB of its message and the last 64 KiB of its traceback. On a nearly
+full disk, metrics wait for room, saves are aborted, and the training continues;
+if a worker ends then, the job ends too.
 
 A save returns when the worker's bytes are copied into a slot in shared memory.
-A rank has --staging-slots of them, or one, said aloud, where --staging-memory
-has no room for more. When all are in use, a save waits for one; with --when-busy
-skip the training goes on without that checkpoint, with fail the save is an
-error, on all ranks alike.
+A rank has --staging-slots slots, or one, with a warning, if --staging-memory
+has no room for more. When all are in use, a save waits for a slot. With
+--when-busy skip, the training continues without that checkpoint; with fail, the
+save is an error, on all ranks alike.
 
-With --hang-timeout, a rank that spoke to the trainer and is then silent for so
-long, without waiting for an answer, hangs: the stacks of all ranks go to the
-output, the group is killed and restarted, and --max-restarts counts it. A request
-of any kind is a sign of life, and so is a heartbeat. A program that never speaks
-to the trainer, such as a plain script for torchrun, is not watched. A Python
-worker without py-spy shows its stacks after
+With --hang-timeout, a rank hangs if it has made requests to the trainer and then
+makes none for this long, while it waits for no answer. The trainer then prints
+the stacks of all ranks, kills the group and restarts it; --max-restarts counts
+it. Any request is a sign of life, and so is a heartbeat. A program that never
+contacts the trainer, such as a plain script for torchrun, is not watched.
+Without py-spy, a Python worker prints its stacks after
 faulthandler.register(signal.SIGUSR1).
 
-With --keep, old checkpoints of the run are deleted after each commit, beside the
-training. What is pinned, tagged, forked from or being restored stays, and so
-does the newest.
+With --keep, old checkpoints of the run are deleted after each commit, in
+parallel with the training. Checkpoints that are pinned, tagged, forked from or
+being restored stay, and so does the newest.
 
 ` + torchrunHelp + `
 
-What workers print goes to the terminal as it is, with the rank in front if there are
-several, and to files below STORE/logs, which ckptstore logs reads. --redirects,
---tee and --local-ranks-filter are torchrun's. A file of --log-max-size is begun
-anew and the one before kept; on a full disk the job goes on without files.
-ckptstore jobs lists the jobs of a run, ckptstore continue launches the last one
-again.
+The workers' output goes to the terminal unchanged, with the rank in front if there
+are several, and to files below STORE/logs, which ckptstore logs reads.
+--redirects, --tee and --local-ranks-filter work as in torchrun. A file is rotated
+at --log-max-size, and the previous one kept; on a full disk the job continues
+without files. ckptstore jobs lists the jobs of a run, ckptstore continue launches
+the last one again.
 
-The log keeps the command and the --set values for ever, without secrets: values
+The log keeps the command and the --set values forever, without secrets: values
 of names that end with a word such as key, token, secret, password or
 credentials, passwords in URLs, and well-known forms of tokens are [redacted]
-there. That is always on, and --redact adds names; the workers get all values.
-ckptstore continue refuses a command with redacted values; one that reads its
-secrets from the environment can be continued.
+there. Redaction is always on, and --redact adds names; the workers get all values.
+ckptstore continue refuses a command with redacted values. A command that reads
+its secrets from the environment can be continued.
 
-Told to end, the trainer exits after --preempt-grace (of a preemption), --grace,
---drain-timeout and 30 s at the latest, even if a disk or the log does not answer.
+When asked to end, the trainer exits after --preempt-grace (of a preemption),
+--grace, --drain-timeout and 30 s at the latest, even if a disk or the log does not
+answer.
 
-The store is made if its directory does not exist. Durations are more than 0.
+The store is created if its directory does not exist. Durations must be positive.
 
 ` + supervisionHelp
 
@@ -127,10 +128,10 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 		Long:  runHelp,
 		RunE: func(c *cobra.Command, args []string) error {
 			if c.Flags().Changed("name") && o.name == "" {
-				return fmt.Errorf("%w: --name is empty: give the run a name, or leave the flag out", launch.ErrConfig)
+				return fmt.Errorf("%w: --name is empty; give the run a name, or leave the flag out", launch.ErrConfig)
 			}
 			if c.Flags().Changed("keep") && o.keep == "" {
-				return fmt.Errorf("%w: --keep is empty: give a policy such as last=2, or leave the flag out", launch.ErrConfig)
+				return fmt.Errorf("%w: --keep is empty; give a policy such as last=2, or leave the flag out", launch.ErrConfig)
 			}
 			o.noteSharing(c.Flags())
 			if err := o.defaults(c.Flags(), os.LookupEnv); err != nil {
@@ -150,12 +151,12 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see ckptstore gc --help)")
 	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "abort a save in which copies of a tensor differ between ranks")
 	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
-	f.StringVar(&o.stagingMemory, "staging-memory", "", "most shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
+	f.StringVar(&o.stagingMemory, "staging-memory", "", "maximum shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
 	f.StringVar(&o.whenBusy, "when-busy", string(staging.BusyWait), "what a save does when all slots are in use: wait, skip or fail")
 	f.StringArrayVar(&o.set, "set", nil, "trial configuration, KEY=VALUE with a JSON or plain value; repeatable")
 	f.StringSliceVar(&o.redact, "redact", nil, "more NAMES of options, variables or --set keys whose values stay out of the log, with commas between; repeatable")
-	f.DurationVar(&o.saveTimeout, "save-timeout", 10*time.Minute, "longest time from the begin of a save to its commit")
-	f.DurationVar(&o.drain, "drain-timeout", 2*time.Minute, "longest time to finish staged saves when workers have ended")
+	f.DurationVar(&o.saveTimeout, "save-timeout", 10*time.Minute, "longest time from the start of a save to its commit")
+	f.DurationVar(&o.drain, "drain-timeout", 2*time.Minute, "longest time to finish staged saves after the workers have ended")
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL")
 	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "longest time that ranks wait for each other")
 	f.DurationVar(&o.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
@@ -220,8 +221,8 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 	return runOn(ctx, st, cfg, o.parts.Storage)
 }
 
-// recordLaunch lets `ckptstore continue` know by which event this user's trainer
-// was launched.
+// recordLaunch records for `ckptstore continue` by which event this user's
+// trainer was launched.
 func recordLaunch(ctx context.Context, st *store.Store, started events.Recorded) error {
 	dir, err := os.Stat(".")
 	if err != nil {
@@ -230,8 +231,8 @@ func recordLaunch(ctx context.Context, st *store.Store, started events.Recorded)
 	return launches.Of(st.ID, st.Copy, started, dir).Record(ctx)
 }
 
-// runOn runs a job of a run that no other job runs. Its checkpoints are written and read
-// by the storage; nil: the store's own.
+// runOn runs a job of a run that no other job runs. storage writes and reads its
+// checkpoints; nil means the store's own.
 func runOn(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage) (err error) {
 	ctx, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
 	if running := (*store.RunningError)(nil); errors.As(err, &running) {
@@ -241,10 +242,10 @@ func runOn(ctx context.Context, st *store.Store, cfg launch.Config, storage data
 		return err
 	}
 	defer func() {
-		// What became of the job is in the log. A lease that is not given back
-		// ends by itself.
+		// The log has the result of the job. A lease that is not released
+		// expires.
 		if rerr := release(); rerr != nil {
-			cfg.Logger.Warn("the lease of the run was not given back; it ends by itself", "run", cfg.Run, "error", rerr)
+			cfg.Logger.Warn("lease not released; it will expire", "run", cfg.Run, "error", rerr)
 		}
 	}()
 	about := services.New(st, cfg.Logger)
@@ -270,7 +271,7 @@ func (l *lines) Write(p []byte) (int, error) {
 	return l.to.Write(p)
 }
 
-// staging checks what is said of the staging slots.
+// staging validates the flags of the staging slots.
 func (o runOptions) staging() (memory staging.Memory, err error) {
 	if o.stagingSlots < 1 || o.stagingSlots > 16 {
 		return memory, fmt.Errorf("%w: --staging-slots %d: give a number from 1 to 16", launch.ErrConfig, o.stagingSlots)
@@ -289,16 +290,16 @@ func (o runOptions) staging() (memory staging.Memory, err error) {
 	return memory, nil
 }
 
-// sharedMemory is where staging slots live.
+// sharedMemory returns the directory for staging slots.
 func sharedMemory(log *slog.Logger) string {
 	dir, memory := shm.Dir()
 	if !memory {
-		log.Warn("no /dev/shm on this machine: staging goes to files on disk, which is slower", "dir", dir)
+		log.Warn("no /dev/shm on this machine; staging on disk, which is slower", "dir", dir)
 	}
 	return dir
 }
 
-// keep is the collection that a job does after each commit.
+// keep returns the collection that a job runs after each commit.
 func keep(st *store.Store, run, policy string, log *slog.Logger) (func(context.Context) error, error) {
 	p, err := retention.Parse(policy)
 	if err != nil {
@@ -309,7 +310,7 @@ func keep(st *store.Store, run, policy string, log *slog.Logger) (func(context.C
 		for _, c := range out.Checkpoints {
 			switch {
 			case c.Left != "":
-				log.Warn("the files of a deleted checkpoint stay for now", "checkpoint", c.ID, "because", c.Left)
+				log.Warn("deleted checkpoint keeps its files for now", "checkpoint", c.ID, "because", c.Left)
 			case c.Action == store.Delete:
 				log.Info("checkpoint deleted", "checkpoint", c.ID, "policy", policy, "freed", c.Freed)
 			}

@@ -16,20 +16,20 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
-// stopSignals turn signals into the end of the program's context. While a job
+// stopSignals turns signals into the end of the program's context. While a job
 // can be preempted, the first SIGTERM or SIGUSR1 preempts it instead.
 type stopSignals struct {
 	caught chan os.Signal
 
 	mu      sync.Mutex
-	preempt chan<- launch.StopRequest // nil: what runs can only be stopped
+	preempt chan<- launch.StopRequest // nil: the program can only be stopped
 	sent    bool                      // a preemption
 	termed  bool                      // by a SIGTERM
 	ends    endTimes
 }
 
-// untilSignal ends the context with the first signal that asks for it as its
-// cause; a second one kills, as if nobody had asked.
+// untilSignal ends the context at the first signal that requests it, with the
+// signal as its cause. A second signal has its default effect and kills.
 func untilSignal(ctx context.Context) (context.Context, *stopSignals, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s := &stopSignals{caught: make(chan os.Signal, 4)}
@@ -64,7 +64,7 @@ func untilSignal(ctx context.Context) (context.Context, *stopSignals, func()) {
 	}
 }
 
-// preempts reports whether sig is a preemption of what runs. Schedulers repeat
+// preempts reports whether sig preempts the running job. Schedulers repeat
 // SIGUSR1, and send SIGTERM after it, while the workers may still save: only a
 // second SIGTERM stops them.
 func (s *stopSignals) preempts(sig syscall.Signal) bool {
@@ -80,14 +80,14 @@ func (s *stopSignals) preempts(sig syscall.Signal) bool {
 	}
 	s.sent = true
 	s.ends.arm(sig, s.ends.preempt)
-	s.preempt <- launch.StopRequest{Preempt: true, Reason: signaled{sig}.Error(), Signal: unix.SignalName(sig)} // there is room for the only one
+	s.preempt <- launch.StopRequest{Preempt: true, Reason: signaled{sig}.Error(), Signal: unix.SignalName(sig)} // the channel has room for the only request
 	return true
 }
 
-// leave stops catching signals: they do what they do to any program.
+// leave stops catching signals: they have their default effect again.
 func (s *stopSignals) leave() { signal.Stop(s.caught) }
 
-// preemptible makes signals preempt a job, which takes the requests.
+// preemptible makes signals preempt a job, which receives the requests.
 func (s *stopSignals) preemptible() <-chan launch.StopRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,19 +96,19 @@ func (s *stopSignals) preemptible() <-chan launch.StopRequest {
 	return requests
 }
 
-// signaled is the cause of a context that a signal has ended.
+// signaled is the cause of a context that a signal ended.
 type signaled struct{ sig syscall.Signal }
 
 func (s signaled) Error() string { return "told to stop by " + unix.SignalName(s.sig) }
 
-// windUp is what a job may take to say that it ended and to close the store,
-// after its workers have ended and its staged saves were finished.
+// windUp is how long a job may take to record its end and to close the store,
+// after its workers have ended and its staged saves are finished.
 const windUp = 30 * time.Second
 
-// endTimes are how long the program may take to end once it is told to. After
-// that it exits: a disk or a log that does not answer must not keep a node. The
-// guard of a job kills the workers, and the next job finds out what was staged.
-// What runs no job has all the time it takes: a guard ends with its trainer.
+// endTimes bound how long the program may take to end after a signal. After that
+// it exits: a disk or a log that does not answer must not occupy a node. The
+// guard of a job kills the workers, and the next job recovers what was staged. A
+// program without a job has no limit: a guard ends with its trainer.
 type endTimes struct {
 	stderr  io.Writer
 	preempt time.Duration // from the first SIGTERM or SIGUSR1 to a job
@@ -120,7 +120,7 @@ func (e *endTimes) defaults() {
 	e.stderr, e.disarm = os.Stderr, func() bool { return false }
 }
 
-// ofJob takes the times that a job may need.
+// ofJob sets the times that a job may need.
 func (s *stopSignals) ofJob(cfg launch.Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +128,7 @@ func (s *stopSignals) ofJob(cfg launch.Config) {
 	s.ends.preempt = s.ends.stop + cfg.PreemptGrace
 }
 
-// arm begins the time to end. s.mu is held.
+// arm starts the countdown. The caller holds s.mu.
 func (e *endTimes) arm(sig unix.Signal, limit time.Duration) {
 	if limit == 0 {
 		return

@@ -15,29 +15,29 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
-const supervisionHelp = `SIGTERM and SIGUSR1 preempt the job, and so does ckptstore preempt: the workers
-are told in the answers to their reports, at the same step on all ranks, save and
-end within --preempt-grace. Schedulers may signal every process of the job:
-workers that are connected hold SIGTERM and SIGUSR1 back and pass them on, and a
-script's own handlers stay. Workers that neither report nor ask get SIGTERM at
-once. SIGINT, SIGHUP and SIGQUIT, or a second SIGTERM, stop them: SIGTERM, and
-SIGKILL after --grace. After ckptstore stop, workers that listen have --grace to
-end by themselves before. The trial is paused; the next job of the run continues it.
+const supervisionHelp = `SIGTERM, SIGUSR1 and ckptstore preempt preempt the job: the workers learn of it in
+the answers to their reports, at the same step on all ranks, then save and end
+within --preempt-grace. Schedulers may signal every process of the job: connected
+workers hold SIGTERM and SIGUSR1 back and pass them on, and a script's own handlers
+stay. Workers that neither report nor ask get SIGTERM at once. SIGINT, SIGHUP,
+SIGQUIT or a second SIGTERM stop them: SIGTERM, and SIGKILL after --grace. After
+ckptstore stop, workers that listen first have --grace to end by themselves. The
+trial is paused; the next job of the run continues it.
 
 While the log does not answer, because its owner is paused, its disk slow or full or
-its cluster without a leader, no job ends: the training goes on, up to 10,000 reports
-ahead of the log, then it waits; what is staged is committed when the log answers
-again. A job that is asked to end meanwhile waits for the log for 30 s more after its
-workers have ended.
+its cluster without a leader, no job ends: the training continues, up to 10,000
+reports ahead of the log, then it waits. Staged saves are committed when the log
+answers again. A job that is asked to end meanwhile waits for the log for 30 s more
+after its workers have ended.
 
-Exit codes: 0 done, or stopped by ckptstore stop, 1 no restart is left, the last
-save was lost, a disk is full, or a device is not healthy, 5 another job runs the
-run, or has taken it over, 10 no store, 11 the store is locked, 12 the server of the
-log does not allow it or another user can write to the store or to shared
-memory, 64 bad configuration, 70 internal, 75 preempted with what was done in a
-checkpoint, 143 preempted without, 128+n signal n.`
+Exit codes: 0 done, or stopped by ckptstore stop; 1 no restart is left, the last
+save was lost, a disk is full, or a device is not healthy; 5 another job runs the
+run, or has taken it over; 10 no store; 11 the store is locked; 12 the server of the
+log denies access, or another user can write to the store or to shared memory;
+64 bad configuration; 70 internal; 75 preempted, with the work saved in a
+checkpoint; 143 preempted without; 128+n signal n.`
 
-// supervisionOptions say how failures are counted and how a job is ended.
+// supervisionOptions configure how failures are counted and how a job is ended.
 type supervisionOptions struct {
 	maxInfraRestarts int
 	preemptGrace     time.Duration
@@ -45,12 +45,12 @@ type supervisionOptions struct {
 }
 
 func (o *supervisionOptions) flags(f *pflag.FlagSet) {
-	f.IntVar(&o.maxInfraRestarts, "max-infra-restarts", 10, "failures of devices and of the log that are tolerated, beside --max-restarts; -1 for any number")
-	f.DurationVar(&o.preemptGrace, "preempt-grace", 2*time.Minute, "time that workers have to save and end when they are told of a preemption, before SIGTERM")
+	f.IntVar(&o.maxInfraRestarts, "max-infra-restarts", 10, "tolerated failures of devices and of the log, counted apart from --max-restarts; -1 for any number")
+	f.DurationVar(&o.preemptGrace, "preempt-grace", 2*time.Minute, "time for workers to save and end after a preemption, before SIGTERM")
 	f.StringVar(&o.walltime, "walltime", "", "how long the job may take: it is preempted --preempt-grace and --grace before its end; auto reads $"+slurmEnd+", or asks squeue")
 }
 
-// apply puts what the flags say into the configuration of a job.
+// apply sets the options in the configuration of a job.
 func (o *supervisionOptions) apply(ctx context.Context, cfg *launch.Config, now time.Time) error {
 	if o.maxInfraRestarts < -1 {
 		return fmt.Errorf("%w: --max-infra-restarts %d: give 0 or more, or -1 for any number", launch.ErrConfig, o.maxInfraRestarts)
@@ -67,22 +67,22 @@ func (o *supervisionOptions) apply(ctx context.Context, cfg *launch.Config, now 
 		return fmt.Errorf("%w: %w", launch.ErrConfig, err)
 	}
 	if end.IsZero() {
-		return nil // and Slurm ends the job by a signal, if at all
+		return nil // Slurm ends the job by a signal, if at all
 	}
 	if needed := cfg.PreemptGrace + cfg.Grace; end.Sub(now) <= needed {
-		return fmt.Errorf("%w: --walltime %s: the job ends in %v, and --preempt-grace and --grace need %v of it: give it more time, or them less", launch.ErrConfig, o.walltime, end.Sub(now).Round(time.Second), needed)
+		return fmt.Errorf("%w: --walltime %s: the job ends in %v, and --preempt-grace and --grace need %v of it; increase the time or reduce these", launch.ErrConfig, o.walltime, end.Sub(now).Round(time.Second), needed)
 	}
 	cfg.Deadline = end
 	return nil
 }
 
-// hangOptions say when a rank that is silent counts as hung.
+// hangOptions configure when a silent rank counts as hung.
 type hangOptions struct {
 	hangTimeout time.Duration
 }
 
 func (o *hangOptions) flags(f *pflag.FlagSet) {
-	f.DurationVar(&o.hangTimeout, "hang-timeout", 0, "restart the group when a rank that spoke to the trainer makes no request for this long, after its stacks were taken; 0 for never")
+	f.DurationVar(&o.hangTimeout, "hang-timeout", 0, "after this long without a request from a rank that made some before, print all stacks and restart the group; 0 for never")
 }
 
 func (o hangOptions) check() error {
@@ -98,13 +98,13 @@ const (
 	slurmJob = "SLURM_JOB_ID"
 )
 
-// squeueLimit bounds the question to Slurm's controller. A controller that fails
-// over is away for longer: then the trainer says so instead of training without
-// an end that it was told to observe.
+// squeueLimit bounds the query to Slurm's controller. A failover of the
+// controller takes longer. Then the trainer fails instead of training without the
+// deadline that it was given.
 const squeueLimit = 30 * time.Second
 
-// deadline is the end of the time that --walltime gives; zero: there is none,
-// because Slurm gives the job all the time that it takes.
+// deadline returns the end of the time that --walltime gives. It is zero if Slurm
+// does not limit the job's time.
 func deadline(ctx context.Context, walltime string, now time.Time) (time.Time, error) {
 	if walltime != "auto" {
 		d, err := time.ParseDuration(walltime)
@@ -116,13 +116,13 @@ func deadline(ctx context.Context, walltime string, now time.Time) (time.Time, e
 	if end := os.Getenv(slurmEnd); end != "" {
 		seconds, err := strconv.ParseInt(end, 10, 64)
 		if err != nil {
-			return time.Time{}, fmt.Errorf("--walltime auto: $%s is %q, want seconds since 1970: give a duration such as 4h", slurmEnd, end)
+			return time.Time{}, fmt.Errorf("--walltime auto: $%s is %q, want seconds since 1970; give a duration such as 4h", slurmEnd, end)
 		}
 		return time.Unix(seconds, 0), nil
 	}
 	job := os.Getenv(slurmJob)
 	if job == "" {
-		return time.Time{}, fmt.Errorf("--walltime auto: neither $%s nor $%s is set: give a duration such as 4h, or start this as a job of Slurm", slurmEnd, slurmJob)
+		return time.Time{}, fmt.Errorf("--walltime auto: neither $%s nor $%s is set; give a duration such as 4h, or start this as a job of Slurm", slurmEnd, slurmJob)
 	}
 	said, err := squeue(ctx, job)
 	if err == nil {
@@ -131,11 +131,11 @@ func deadline(ctx context.Context, walltime string, now time.Time) (time.Time, e
 			return end, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("--walltime auto: $%s is not set, and squeue does not say when job %s ends: %w: give a duration such as 4h", slurmEnd, job, err)
+	return time.Time{}, fmt.Errorf("--walltime auto: $%s is not set, and squeue does not report when job %s ends: %w; give a duration such as 4h", slurmEnd, job, err)
 }
 
-// squeue asks Slurm for a job's end and time limit. Of an array's last job it
-// lists the others too.
+// squeue asks Slurm for a job's end and time limit. For the last job of an array
+// it lists the other jobs too.
 func squeue(ctx context.Context, job string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, squeueLimit)
 	defer cancel()
@@ -153,7 +153,7 @@ func squeue(ctx context.Context, job string) (string, error) {
 }
 
 // jobEnd finds a job's line in the output of squeue. The end is zero for a job
-// without a time limit, for which Slurm assumes one in a year.
+// without a time limit, for which Slurm assumes an end in a year.
 func jobEnd(said, job string) (time.Time, error) {
 	for line := range strings.Lines(said) {
 		f := strings.Fields(line)

@@ -14,7 +14,7 @@ func TestWalltime(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	for _, c := range []struct {
 		walltime, slurm string
-		left            time.Duration // 0: refused
+		left            time.Duration // 0: rejected
 		says            string
 	}{
 		{"4h", "", 4 * time.Hour, ""},
@@ -34,7 +34,7 @@ func TestWalltime(t *testing.T) {
 			err := o.apply(t.Context(), &cfg, now)
 			if c.left == 0 {
 				if !errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), c.says) {
-					t.Errorf("error %v, want one that says %q", err, c.says)
+					t.Errorf("error %v, want %q in it", err, c.says)
 				}
 				return
 			}
@@ -45,13 +45,13 @@ func TestWalltime(t *testing.T) {
 	}
 }
 
-// Slurm 22.05 says the end of a job to squeue only.
+// Slurm 22.05 reports the end of a job only to squeue.
 func TestJobEnd(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	for _, c := range []struct {
 		said string
 		end  time.Time
-		says string // of the error; empty: there is none
+		says string // of the error; empty: none
 	}{
 		{"7 1800000000 1:00:00\n", at, ""},
 		{"9 1700000000 10:00\n8 N/A 10:00\n7 1800000000 10:00\n", at, ""}, // of an array
@@ -75,13 +75,13 @@ func TestJobEnd(t *testing.T) {
 	}
 }
 
-// A machine of a Slurm job without Slurm's commands, and a controller that
-// refuses, are told apart from a job without an end.
+// A Slurm job on a machine without Slurm's commands, and a controller that
+// refuses, are distinguished from a job without an end.
 func TestSqueueFails(t *testing.T) {
 	t.Setenv(slurmEnd, "")
 	t.Setenv(slurmJob, "7")
 	t.Setenv("PATH", t.TempDir())
-	if _, err := deadline(t.Context(), "auto", time.Now()); err == nil || !strings.Contains(err.Error(), "squeue does not say when job 7 ends") || !strings.Contains(err.Error(), "executable file not found") || !strings.Contains(err.Error(), "give a duration such as 4h") {
+	if _, err := deadline(t.Context(), "auto", time.Now()); err == nil || !strings.Contains(err.Error(), "squeue does not report when job 7 ends") || !strings.Contains(err.Error(), "executable file not found") || !strings.Contains(err.Error(), "give a duration such as 4h") {
 		t.Errorf("error %v", err)
 	}
 }

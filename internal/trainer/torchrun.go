@@ -13,7 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
-// torchrunOptions are torchrun's flags, with its meaning of them.
+// torchrunOptions are torchrun's flags, with torchrun's meaning.
 type torchrunOptions struct {
 	nproc, nnodes                                string
 	nodeRank                                     int
@@ -25,17 +25,17 @@ type torchrunOptions struct {
 	monitorInterval                              float64
 	shutdownTimeout                              int
 	module, noPython, runPath                    bool
-	asked                                        func(flag string) bool // on the command line or by PET_NAME
-	literal                                      bool                   // the command stands after --
+	asked                                        func(flag string) bool // whether it was given on the command line or by PET_NAME
+	literal                                      bool                   // the command follows --
 }
 
 const defaultSignals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 // torchrunHelp is the part of the help that concerns torchrun's users.
-const torchrunHelp = `A command line of torchrun works as it is: trainer run in place of torchrun, with
+const torchrunHelp = `A torchrun command line works unchanged: write trainer run in place of torchrun, with
 -, _ and PET_NAME as there. A command that ends in .py is run by $PYTHON_EXEC,
-else python3. Other than there, --max-restarts is 3 by default, exits are noticed
-at once whatever --monitor-interval says, and a job is on one node.`
+else python3. Unlike torchrun, --max-restarts defaults to 3, exits are noticed at
+once whatever --monitor-interval is, and a job runs on one node.`
 
 func (o *torchrunOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.nproc, "nproc", "1", "workers: a number, gpu (one a device), cpu (one a core), or auto (devices, or else cores)")
@@ -48,16 +48,16 @@ func (o *torchrunOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.role, "role", "default", "ROLE_NAME of the workers")
 	f.StringVar(&o.masterAddr, "master-addr", "127.0.0.1", "MASTER_ADDR of the workers")
 	f.IntVar(&o.masterPort, "master-port", 0, "MASTER_PORT of the workers (default: a free port, another for each attempt)")
-	f.BoolVar(&o.standalone, "standalone", false, "a job on one node, which is the default: the --rdzv flags are not looked at")
-	f.StringVar(&o.rdzvBackend, "rdzv-backend", "static", "static or c10d; a job on one node meets nobody")
+	f.BoolVar(&o.standalone, "standalone", false, "a job on one node, which is the default: the --rdzv flags are ignored")
+	f.StringVar(&o.rdzvBackend, "rdzv-backend", "static", "static or c10d; a job on one node needs no rendezvous")
 	f.StringVar(&o.rdzvEndpoint, "rdzv-endpoint", "", "HOST:PORT; with the static backend, MASTER_ADDR and MASTER_PORT")
 	f.StringVar(&o.rdzvID, "rdzv-id", "", "TORCHELASTIC_RUN_ID of the workers (default: the run's name)")
-	f.StringVar(&o.rdzvConf, "rdzv-conf", "", "KEY=VALUE,...: timeouts of a meeting that a job on one node does not have")
+	f.StringVar(&o.rdzvConf, "rdzv-conf", "", "KEY=VALUE,...: timeouts of a rendezvous, which a job on one node does not need")
 	f.StringVar(&o.localAddr, "local-addr", "", "address of this node; with the c10d backend, MASTER_ADDR")
 	f.Float64Var(&o.monitorInterval, "monitor-interval", 0.1, "accepted: exits of workers are noticed at once")
 	f.StringVar(&o.startMethod, "start-method", "spawn", "spawn, fork or forkserver: accepted, a command is always executed")
 	f.StringVar(&o.eventLogHandler, "event-log-handler", "null", "null: events are in the store's log")
-	f.StringVar(&o.toHandle, "signals-to-handle", defaultSignals, "signals that end the job: these alone")
+	f.StringVar(&o.toHandle, "signals-to-handle", defaultSignals, "signals that end the job; only these are accepted")
 	f.IntVar(&o.shutdownTimeout, "shutdown-timeout", 0, "torchrun's name of --grace, in seconds")
 	for _, name := range []string{"nproc-per-node", "monitor-interval", "start-method", "event-log-handler", "signals-to-handle", "shutdown-timeout"} {
 		if err := f.MarkHidden(name); err != nil {
@@ -75,14 +75,14 @@ var petFlags = []string{
 	"duplicate-stdout-filters", "duplicate-stderr-filters", "virtual-local-rank",
 }
 
-// sameFlag are flags of ours that mean the same as one of torchrun.
+// sameFlag maps flags of torchrun to our flags of the same meaning.
 var sameFlag = map[string]string{"nproc-per-node": "nproc", "shutdown-timeout": "grace"}
 
 func petName(flag string) string {
 	return "PET_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// defaults sets the flags that were not given as the environment says.
+// defaults sets the flags that were not given from the environment.
 func (o *torchrunOptions) defaults(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	o.asked = func(flag string) bool { return f.Changed(flag) || sameFlag[flag] != "" && f.Changed(sameFlag[flag]) }
 	o.literal = f.ArgsLenAtDash() == 0
@@ -118,13 +118,15 @@ func (o *torchrunOptions) defaults(f *pflag.FlagSet, lookup func(string) (string
 	return nil
 }
 
-// torch is what the flags say of the workers' environment. Notes are about
-// flags that have no effect on one node.
+// torch returns the settings for the workers' environment. Notes report flags
+// that have no effect on one node.
 func (o *torchrunOptions) torch() (cfg launch.TorchConfig, notes []string, err error) {
 	bad := func(format string, args ...any) (launch.TorchConfig, []string, error) {
 		return cfg, nil, fmt.Errorf("%w: %s", launch.ErrConfig, fmt.Sprintf(format, args...))
 	}
-	note := func(flag string) { notes = append(notes, "--"+flag+" has no effect: a job on one node meets nobody") }
+	note := func(flag string) {
+		notes = append(notes, "--"+flag+" has no effect: a job on one node needs no rendezvous")
+	}
 	switch {
 	case o.masterPort < 0 || o.masterPort > 65535:
 		return bad("--master-port %d: give a port from 1 to 65535, or leave it out for a free one", o.masterPort)
@@ -200,8 +202,8 @@ func endpoint(text string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// checkConf refuses a rendezvous configuration under which torchrun would wait
-// for others.
+// checkConf rejects a rendezvous configuration under which torchrun would wait
+// for other nodes.
 func (o *torchrunOptions) checkConf() error {
 	if o.rdzvConf == "" {
 		return nil
@@ -220,7 +222,7 @@ func (o *torchrunOptions) checkConf() error {
 	return nil
 }
 
-// command is what workers execute, and a name for the run.
+// command returns the workers' command line, and a name for the run.
 func (o *torchrunOptions) command(args []string) (command []string, run string, err error) {
 	python := []string{or(os.Getenv("PYTHON_EXEC"), "python3"), "-u"}
 	if o.literal && (o.module || o.runPath) && executed(args, o.module) {
@@ -230,7 +232,7 @@ func (o *torchrunOptions) command(args []string) (command []string, run string, 
 	case o.runPath:
 		command = append(python, args...)
 	case o.module && o.noPython:
-		return nil, "", fmt.Errorf("%w: --module and --no-python exclude each other: leave one out", launch.ErrConfig)
+		return nil, "", fmt.Errorf("%w: --module and --no-python exclude each other; leave one out", launch.ErrConfig)
 	case o.module:
 		return append(append(python, "-m"), args...), args[0], nil
 	case !o.noPython && strings.HasSuffix(args[0], ".py"):
@@ -241,9 +243,9 @@ func (o *torchrunOptions) command(args []string) (command []string, run string, 
 	return command, defaultRun(command), nil
 }
 
-// executed reports whether a command is one that this trainer has made of a
-// module or script already: a job that is launched again by the command in its
-// log has that one, and the same flags.
+// executed reports whether this trainer has already derived a command from a
+// module or script. A job launched again from its log has the derived command,
+// and the same flags.
 func executed(args []string, module bool) bool {
 	if module {
 		return len(args) > 3 && args[1] == "-u" && args[2] == "-m"

@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
-// options are those of a command line and an environment, with what is left of
-// the line.
+// options parses a command line and an environment, and returns the rest of the
+// line.
 func options(t *testing.T, env map[string]string, args ...string) (o *runOptions, command []string, err error) {
 	t.Helper()
 	o = &runOptions{}
@@ -39,8 +39,8 @@ func options(t *testing.T, env map[string]string, args ...string) (o *runOptions
 	})
 }
 
-// A flag counts more than PET_NAME, which counts more than the default, with
-// both spellings.
+// A flag takes precedence over PET_NAME, and PET_NAME over the default, in both
+// spellings.
 func TestPETDefaults(t *testing.T) {
 	every := map[string]string{
 		"PET_NPROC_PER_NODE": "4", "PET_NNODES": "2:3", "PET_NODE_RANK": "1", "PET_MAX_RESTARTS": "9",
@@ -140,10 +140,10 @@ func TestTorchrunEnvironment(t *testing.T) {
 		"--rdzv-endpoint [::1]:7":                           "{default  ::1 7} []",
 		"--rdzv-backend c10d":                               "{default  127.0.0.1 0} []",
 		"--rdzv-backend c10d --local-addr l":                "{default  l 0} []",
-		"--rdzv-backend c10d --rdzv-endpoint h":             "{default  127.0.0.1 0} [--rdzv-endpoint has no effect: a job on one node meets nobody]",
+		"--rdzv-backend c10d --rdzv-endpoint h":             "{default  127.0.0.1 0} [--rdzv-endpoint has no effect: a job on one node needs no rendezvous]",
 		"--standalone --rdzv-id y":                          "{default  127.0.0.1 0} [--rdzv-id has no effect with --standalone]",
-		"--local-addr l":                                    "{default  127.0.0.1 0} [--local-addr has no effect: a job on one node meets nobody]",
-		"--rdzv-conf timeout=3,is_host=1":                   "{default  127.0.0.1 0} [--rdzv-conf has no effect: a job on one node meets nobody]",
+		"--local-addr l":                                    "{default  127.0.0.1 0} [--local-addr has no effect: a job on one node needs no rendezvous]",
+		"--rdzv-conf timeout=3,is_host=1":                   "{default  127.0.0.1 0} [--rdzv-conf has no effect: a job on one node needs no rendezvous]",
 		"--start-method forkserver":                         "{default  127.0.0.1 0} []",
 		"--signals-to-handle sigint,SIGTERM,SIGQUIT,SIGHUP": "{default  127.0.0.1 0} []",
 
@@ -226,7 +226,7 @@ func TestNodes(t *testing.T) {
 		}
 	}
 	n := nodes{2, 2, 1, "n001", "SLURM_NNODES=2"}
-	if err := n.single(); !strings.Contains(err.Error(), "SLURM_NNODES=2: this version runs jobs on one node, and this would be node 1 of 2, with n001 as their master; start one trainer a node") {
+	if err := n.single(); !strings.Contains(err.Error(), "SLURM_NNODES=2: this version runs jobs on one node, but this would be node 1 of 2, with n001 as their master; start one trainer a node") {
 		t.Error(err)
 	}
 }
@@ -251,9 +251,9 @@ func TestSlurmHosts(t *testing.T) {
 		"a,":                    "an empty name",
 		"n[1-2":                 "a [ without its ]",
 		"n]":                    "a ] without its [",
-		"n[3-1]":                `"3-1" is no range`,
-		"n[]":                   `"" is no range`,
-		"n[a]":                  `"a" is no range`,
+		"n[3-1]":                `"3-1" is not a range`,
+		"n[]":                   `"" is not a range`,
+		"n[a]":                  `"a" is not a range`,
 		"n[1-99999]":            "more than 65536 hosts",
 		"a[1-300]b[1-300]":      "more than 65536 hosts",
 		"n[1-4294967295]":       "more than 65536 hosts",
@@ -298,7 +298,7 @@ func TestWorkersAndGPUs(t *testing.T) {
 		{"--nproc 2", four, nil, "9", "2 0 [not all GPUs can be used: CUDA_VISIBLE_DEVICES"},
 
 		{"--nproc gpu", nil, gpu.ErrNoDriver, "unset", "error: --nproc gpu: no NVIDIA driver"},
-		{"--nproc gpu", nil, nil, "unset", "error: --nproc gpu: no GPU is there"},
+		{"--nproc gpu", nil, nil, "unset", "error: --nproc gpu: no GPU found"},
 		{"--nproc gpu", four, nil, "-1", "error: CUDA_VISIBLE_DEVICES hides them"},
 		{"--nproc gpu", four, nil, "9", `error: "9" is no device of this machine`},
 		{"--nproc gpu --gpus-per-worker 5", four, nil, "unset", "error: --gpus-per-worker 5: 4 GPUs are visible here"},
@@ -308,7 +308,7 @@ func TestWorkersAndGPUs(t *testing.T) {
 		{"--gpus-per-worker -2", four, nil, "unset", "error: --gpus-per-worker -2: give a number of 0 or more, or auto"},
 		{"--nproc 0", four, nil, "unset", "error: --nproc 0: give a number of 1 or more, gpu, cpu or auto"},
 		{"--nproc xpu", four, nil, "unset", "error: --nproc xpu: give"},
-		{"--backend mpi", nil, nil, "unset", `error: --backend: no backend "mpi" is registered: choose one of none, process_group, tensorpipe, torch`},
+		{"--backend mpi", nil, nil, "unset", `error: --backend: no backend "mpi" is registered; choose one of none, process_group, tensorpipe, torch`},
 	} {
 		o, _, err := options(t, nil, strings.Fields(c.line)...)
 		if err != nil {
@@ -362,7 +362,7 @@ func TestShareDevicesFlag(t *testing.T) {
 	}
 }
 
-// Every flag of torchrun's environment is one that this trainer has, or refuses.
+// The trainer has, or rejects, every flag of torchrun's environment.
 func TestPETNames(t *testing.T) {
 	f := pflag.NewFlagSet("run", pflag.ContinueOnError)
 	new(torchrunOptions).flags(f)

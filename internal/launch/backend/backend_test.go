@@ -18,7 +18,7 @@ func TestBuiltin(t *testing.T) {
 	}
 	_, err := r.Lookup("mpi")
 	var unknown *UnknownError
-	if !errors.As(err, &unknown) || !strings.Contains(err.Error(), `no backend "mpi" is registered: choose one of none, process_group, tensorpipe, torch`) {
+	if !errors.As(err, &unknown) || !strings.Contains(err.Error(), `no backend "mpi" is registered; choose one of none, process_group, tensorpipe, torch`) {
 		t.Errorf("error %v", err)
 	}
 	for _, c := range []struct {
@@ -69,7 +69,7 @@ func TestRegister(t *testing.T) {
 	if err := r.Register(mine{"mine"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Register(mine{"mine"}); err == nil || !strings.Contains(err.Error(), `"mine": it is already registered: choose another name`) {
+	if err := r.Register(mine{"mine"}); err == nil || !strings.Contains(err.Error(), `"mine": it is already registered; choose another name`) {
 		t.Errorf("error %v", err)
 	}
 	if err := r.Register(mine{}); err == nil || !strings.Contains(err.Error(), "it has no name") {
@@ -98,8 +98,7 @@ func (s sleeps) OnStart(context.Context, *Group) error { <-s.wake; return nil }
 // OnShutdown implements Backend.
 func (s sleeps) OnShutdown(context.Context, *Group) error { <-s.wake; return nil }
 
-// A hook that does not end is left behind, at the deadline or when its group
-// ends.
+// A hook that does not end is abandoned, at the deadline or when its group ends.
 func TestHookThatDoesNotEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wake := make(chan struct{})
@@ -172,7 +171,7 @@ func (o *observes) OnShutdown(context.Context, *Group) error {
 	return nil
 }
 
-// A group that was aborted has failed, one that ends otherwise has not.
+// An aborted group has failed, a group that ends otherwise has not.
 func TestFailureObserver(t *testing.T) {
 	o := &observes{}
 	e := NewExecutor("test", o, Options{})
@@ -218,7 +217,7 @@ func (panics) DecodeData(data map[string]any) (map[string]any, error) { panic("i
 func (panics) ShareVisibleDevices() bool                              { panic("in ShareVisibleDevices") }
 func (panics) HoldsHello() bool                                       { panic("in HoldsHello") }
 
-// startsWell panics in each hook but that of the start.
+// startsWell panics in each hook except at the start.
 type startsWell struct{ panics }
 
 func (startsWell) OnStart(context.Context, *Group) error { return nil }

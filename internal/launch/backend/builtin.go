@@ -10,21 +10,21 @@ const (
 	Torch        = "torch"         // torch.distributed
 	TensorPipe   = "tensorpipe"    // torch.distributed.rpc
 	ProcessGroup = "process_group" // torch.distributed.rpc over a process group
-	None         = "none"          // what the workers do among themselves is theirs
+	None         = "none"          // the workers communicate in their own way
 )
 
-// Environment that built-in backends give to a worker. The rest of what
-// init_process_group and init_rpc ask for, such as RANK and MASTER_ADDR, every
-// worker gets.
+// Environment that built-in backends set for a worker. Every worker gets the
+// other variables that init_process_group and init_rpc need, such as RANK and
+// MASTER_ADDR.
 const (
-	// EnvBackend says how the workers of the group talk: nccl when each has a
+	// EnvBackend is how the workers of the group communicate: nccl if each has a
 	// device, else gloo; or the name of the RPC backend.
 	EnvBackend = "CKPTSTORE_BACKEND"
 	// EnvRPCName is the worker's name for init_rpc: worker0, worker1, …
 	EnvRPCName = "CKPTSTORE_RPC_NAME"
 )
 
-// Builtin is a new registry of the built-in backends.
+// Builtin returns a new registry of the built-in backends.
 func Builtin() *Registry {
 	return &Registry{configs: map[string]Config{
 		Torch:        named{Torch, torch{}},
@@ -44,7 +44,7 @@ func (torch) OnStart(_ context.Context, g *Group) error {
 	name := "nccl"
 	for _, w := range g.Workers {
 		if len(w.Devices) == 0 {
-			name = "gloo" // a group of both kinds has no NCCL
+			name = "gloo" // a mixed group cannot use NCCL
 		}
 	}
 	for _, w := range g.Workers {
@@ -75,5 +75,5 @@ func (r rpc) OnStart(_ context.Context, g *Group) error {
 }
 
 // ShareVisibleDevices implements Backend: device maps name devices of other
-// workers, so all of a node count alike.
+// workers, so all workers of a node must count devices alike.
 func (rpc) ShareVisibleDevices() bool { return true }

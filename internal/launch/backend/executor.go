@@ -11,27 +11,28 @@ import (
 )
 
 var (
-	// ErrLive says that a group was started while another one lives.
+	// ErrLive is returned if a group is started while another is live.
 	ErrLive = errors.New("a session is live already")
-	// ErrNoSession says that there is no group: none was started, or it has ended.
+	// ErrNoSession is returned if no group is live: none was started, or it has
+	// ended.
 	ErrNoSession = errors.New("no session is live")
 )
 
-// Options are how an executor runs a backend.
+// Options configure how an executor runs a backend.
 type Options struct {
-	// Init runs first of all for each group.
+	// Init runs before all other hooks of each group.
 	Init func(ctx context.Context, g *Group) error
-	// Share says whether workers see each other's devices; nil leaves it to the
-	// backend.
+	// Share is whether workers see each other's devices; nil leaves the choice to
+	// the backend.
 	Share *bool
-	// Ordered says that the workers' environment has CUDA_DEVICE_ORDER.
+	// Ordered sets CUDA_DEVICE_ORDER in the workers' environment.
 	Ordered bool
 	Timeout time.Duration // of each hook; default 1 min
 	Log     *slog.Logger  // default: nothing is logged
 }
 
-// Executor runs the hooks of a backend for one group after the other. At most
-// one is live, from Start to End. Safe for concurrent use.
+// Executor runs the hooks of a backend for one group after another. At most one
+// group is live, from Start to End. It is safe for concurrent use.
 type Executor struct {
 	name    string
 	backend Backend
@@ -44,13 +45,13 @@ type Executor struct {
 // session is a live group.
 type session struct {
 	group    *Group
-	started  bool // all hooks of the start have ended well
+	started  bool // all hooks of the start succeeded
 	training bool // OnTrainingStart has begun
 	closed   bool // OnShutdown has begun, or must not run
-	failed   bool // it must not run
+	failed   bool // OnShutdown must not run
 }
 
-// NewExecutor is an executor of a backend with a name for its errors.
+// NewExecutor returns an executor of a backend. Errors contain the name.
 func NewExecutor(name string, b Backend, o Options) *Executor {
 	if o.Timeout == 0 {
 		o.Timeout = time.Minute
@@ -61,7 +62,7 @@ func NewExecutor(name string, b Backend, o Options) *Executor {
 	return &Executor{name: name, backend: b, opts: o}
 }
 
-// Start makes a group live: it runs the init hook, sets what devices workers
+// Start makes a group live: it runs the init hook, sets the devices that workers
 // see, and calls OnStart. After an error no group is live.
 func (e *Executor) Start(ctx context.Context, g *Group) error {
 	s := &session{group: g}
@@ -121,7 +122,8 @@ func (e *Executor) HoldsHello() (holds bool, err error) {
 	return holds, nil
 }
 
-// TrainingStart says that all workers of the live group have said hello, once.
+// TrainingStart runs OnTrainingStart, once, after all workers of the live group
+// have sent hello.
 func (e *Executor) TrainingStart(ctx context.Context) error {
 	e.mu.Lock()
 	s := e.live
@@ -137,7 +139,7 @@ func (e *Executor) TrainingStart(ctx context.Context) error {
 	return e.call(ctx, "OnTrainingStart", s.group, e.backend.OnTrainingStart)
 }
 
-// Fetch decodes the data of a report of a worker of the live group.
+// Fetch decodes a report of a worker of the live group.
 func (e *Executor) Fetch(data map[string]any) (out map[string]any, err error) {
 	e.mu.Lock()
 	started := e.live != nil && e.live.started
@@ -152,20 +154,20 @@ func (e *Executor) Fetch(data map[string]any) (out map[string]any, err error) {
 }
 
 // Shutdown begins the graceful end of the live group, unless it has begun or was
-// refused: OnShutdown runs, and its error is logged. The group's workers may go
-// on for a while, and their last reports are fetched.
+// aborted: it runs OnShutdown, and logs its error. The group's workers may
+// continue for a while, and their last reports are fetched.
 func (e *Executor) Shutdown(ctx context.Context) {
 	s := e.close()
 	if s == nil {
 		return
 	}
 	if err := e.call(ctx, "OnShutdown", s.group, e.backend.OnShutdown); err != nil {
-		e.opts.Log.Warn("the backend did not shut down in order, as when a worker has died", "error", err)
+		e.opts.Log.Warn("backend did not shut down in order, as when a worker has died", "error", err)
 	}
 }
 
-// Abort says that the end of the live group is not graceful: no hook but OnFailure runs
-// any more.
+// Abort marks the end of the live group as not graceful: of the hooks only
+// OnFailure still runs.
 func (e *Executor) Abort() {
 	if s := e.close(); s != nil {
 		e.mu.Lock()
@@ -174,7 +176,8 @@ func (e *Executor) Abort() {
 	}
 }
 
-// Failed tells a [FailureObserver] why the live group was aborted. Its error is logged.
+// Failed passes the cause of the live group's abort to a [FailureObserver]. It logs
+// the hook's error.
 func (e *Executor) Failed(ctx context.Context, cause error) {
 	observer, ok := e.backend.(FailureObserver)
 	e.mu.Lock()
@@ -190,14 +193,14 @@ func (e *Executor) Failed(ctx context.Context, cause error) {
 	}
 }
 
-// End says that no worker of the group is left.
+// End ends the live group; no worker of it is left.
 func (e *Executor) End() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.live = nil
 }
 
-// close is the live session, the first time.
+// close returns the live session, on the first call only.
 func (e *Executor) close() *session {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -230,8 +233,8 @@ func (e *Executor) call(ctx context.Context, name string, g *Group, hook func(co
 	return nil
 }
 
-// guarded runs a hook. Its panic is an error with the stack: the trainer goes on, and
-// ends the workers.
+// guarded runs a hook. It returns a panic as an error with the stack: the trainer
+// continues, and ends the workers.
 func guarded(name string, hook func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -17,18 +17,18 @@ type Group struct {
 	Workers         []*Worker // by rank
 }
 
-// Worker is one of a group.
+// Worker is a worker of a group.
 type Worker struct {
 	Position
 	Node    string   // name of its machine
-	Devices []string // that it was given, by ID
-	Visible string   // its CUDA_VISIBLE_DEVICES; empty when it was given none
-	// Env is put into the environment of its process. What is put there after
-	// OnStart comes too late.
+	Devices []string // assigned to it, by ID
+	Visible string   // its CUDA_VISIBLE_DEVICES; empty if it has no device
+	// Env is added to the environment of its process. Changes after OnStart have
+	// no effect.
 	Env map[string]string
 }
 
-// Position is where a worker stands among the others.
+// Position is a worker's place in the group.
 type Position struct {
 	Rank      int // in the group
 	LocalRank int // on its node
@@ -37,10 +37,10 @@ type Position struct {
 	Nodes     int
 }
 
-// Positions is the position of each worker, in the order in which they are
-// given: ranks count by node, in the order in which nodes are first seen, and on
-// a node by the lowest device in the order of gpu.SortIDs. Workers without
-// devices come after those with, as they were given.
+// Positions returns the position of each worker, in the given order. Ranks count
+// by node, in the order in which nodes first occur, and on a node by the lowest
+// device in the order of gpu.SortIDs. Workers without devices come after the
+// others, in the given order.
 func Positions(workers []gpu.Worker) []Position {
 	nodes := map[string]int{}
 	sizes := map[string]int{}
@@ -87,7 +87,7 @@ func byDevice(a, b string) int {
 	return 1
 }
 
-// Arrange makes workers in the order of their ranks.
+// Arrange creates workers in the order of their ranks.
 func Arrange(workers []gpu.Worker) []*Worker {
 	out := make([]*Worker, len(workers))
 	for i, p := range Positions(workers) {
@@ -96,9 +96,9 @@ func Arrange(workers []gpu.Worker) []*Worker {
 	return out
 }
 
-// show sets what each worker sees: its own devices, or with share those of all
-// workers of its node. The environment of a worker without devices is left as
-// it is. With order, CUDA counts devices by PCI bus, as NVML does.
+// show sets what each worker sees: its own devices, or with share the devices of
+// all workers of its node. It leaves the environment of a worker without devices
+// unchanged. With order, CUDA counts devices by PCI bus, as NVML does.
 func (g *Group) show(share, order bool) error {
 	workers := make([]gpu.Worker, len(g.Workers))
 	for i, w := range g.Workers {

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// Config names a backend and makes it.
+// Config names a backend and creates it.
 type Config interface {
 	Name() string
-	// Backend makes one for a job.
+	// Backend creates a backend for a job.
 	Backend() Backend
 }
 
-// Named is the config of a backend that all jobs share.
+// Named returns the config of a backend that all jobs share.
 func Named(name string, b Backend) Config { return named{name, b} }
 
 type named struct {
@@ -28,13 +28,13 @@ func (n named) Name() string { return n.name }
 // Backend implements Config.
 func (n named) Backend() Backend { return n.backend }
 
-// Registry is the backends that a trainer knows. It is filled before it is
-// asked: registering is not safe beside other calls.
+// Registry holds the backends that a trainer knows. Register all before other
+// calls: Register is not safe for concurrent use.
 type Registry struct {
 	configs map[string]Config
 }
 
-// UnknownError says that no backend has a name.
+// UnknownError is returned if no backend has the name.
 type UnknownError struct {
 	Name       string
 	Registered []string
@@ -42,7 +42,7 @@ type UnknownError struct {
 
 // Error implements error.
 func (e *UnknownError) Error() string {
-	return fmt.Sprintf("no backend %q is registered: choose one of %s", e.Name, strings.Join(e.Registered, ", "))
+	return fmt.Sprintf("no backend %q is registered; choose one of %s", e.Name, strings.Join(e.Registered, ", "))
 }
 
 // Register adds a backend under its name, which must be free.
@@ -52,7 +52,7 @@ func (r *Registry) Register(c Config) error {
 		return fmt.Errorf("register a backend of type %T: it has no name", c)
 	}
 	if _, taken := r.configs[name]; taken {
-		return fmt.Errorf("register backend %q: it is already registered: choose another name", name)
+		return fmt.Errorf("register backend %q: it is already registered; choose another name", name)
 	}
 	if r.configs == nil {
 		r.configs = map[string]Config{}
@@ -61,7 +61,7 @@ func (r *Registry) Register(c Config) error {
 	return nil
 }
 
-// Lookup is the backend of a name, or an [UnknownError].
+// Lookup returns the backend of a name, or an [UnknownError].
 func (r *Registry) Lookup(name string) (Config, error) {
 	c, ok := r.configs[name]
 	if !ok {
@@ -70,5 +70,5 @@ func (r *Registry) Lookup(name string) (Config, error) {
 	return c, nil
 }
 
-// Names are those of all backends, sorted.
+// Names returns the names of all backends, sorted.
 func (r *Registry) Names() []string { return slices.Sorted(maps.Keys(r.configs)) }

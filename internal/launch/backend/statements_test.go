@@ -122,7 +122,7 @@ func Test06UnionOfANode(t *testing.T) {
 	if err := none.show(true, true); err != nil || len(none.Workers[0].Env) > 0 {
 		t.Errorf("%v, %v", none.Workers[0].Env, err)
 	}
-	// Who has said how CUDA counts is left with it.
+	// An existing CUDA_DEVICE_ORDER is kept.
 	said := groupOf("0", "1")
 	if err := said.show(true, false); err != nil || said.Workers[0].Env["CUDA_DEVICE_ORDER"] != "" {
 		t.Errorf("%v, %v", said.Workers[0].Env, err)
@@ -186,8 +186,9 @@ func Test08Ranks(t *testing.T) {
 	}
 }
 
-// Whatever the workers are: ranks are a permutation, a node's are contiguous,
-// nodes come as first seen, local ranks count them, and devices ascend.
+// For any workers: ranks are a permutation, a node's ranks are contiguous, nodes
+// come in the order of first occurrence, local ranks count them, and devices
+// ascend.
 func Test08RanksOfAnything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		workers := rapid.SliceOf(rapid.Custom(func(t *rapid.T) gpu.Worker {

@@ -16,14 +16,15 @@
 //
 //	2026-11-21T23:24:11.123456Z text
 //
-// with the time at which the trainer had it, in UTC. A line of more than 64 KiB
-// is kept in pieces; one that is written anew, as by a progress bar, has all of
-// its states, with "\r" between them. A file that has reached its greatest size is renamed to
-// .1, over the one that was there, and begun anew: a rank's output never has
-// more than two files, and the first line of the second says what is dropped.
+// with the time at which the trainer received it, in UTC. A line of more than 64
+// KiB is kept in pieces. A redrawn line, such as a progress bar, keeps all of its
+// states, with "\r" between them. A file that reaches the maximum size is renamed
+// to .1, replacing the previous .1, and a new file begins. So a rank's output
+// never has more than two files, and the first line of the second reports what
+// was dropped.
 //
-// Output is worth less than training: when a file cannot be written, as on a
-// full disk, the job goes on without files, and says so once.
+// Output is worth less than training: when a file cannot be written, as on a full
+// disk, the job continues without files, and logs this once.
 package logs
 
 import (
@@ -35,26 +36,26 @@ import (
 // Stream is one of the outputs of a process.
 type Stream string
 
-// The outputs, by the endings of their files.
+// The outputs, by the suffixes of their files.
 const (
 	Out Stream = "out"
 	Err Stream = "err"
 )
 
-// DefaultMaxSize is the size in bytes at which a file is begun anew.
+// DefaultMaxSize is the size in bytes at which a file is rotated.
 const DefaultMaxSize = 64 << 20
 
-// Below is the directory of a job's output below that of its store. run is the
-// name of the run's directory, as below the store's data.
+// Below returns the directory of a job's output, relative to its store. run is
+// the name of the run's directory, as below the store's data.
 func Below(run, job string) string { return path.Join("logs", run, job) }
 
-// before is the ending of the file that came before.
+// before is the suffix of the previous file.
 const before = ".1"
 
-// layout is that of a line's time, always 27 bytes.
+// layout is the format of a line's time, always 27 bytes.
 const layout = "2006-01-02T15:04:05.000000Z"
 
-// key says whose output a file has.
+// key identifies the output in a file.
 type key struct {
 	attempt, rank int
 	stream        Stream
@@ -62,7 +63,8 @@ type key struct {
 
 func (k key) name() string { return fmt.Sprintf("a%d-r%d.%s", k.attempt, k.rank, k.stream) }
 
-// parseName is the key of a file. Its form is exact, or the file is not ours.
+// parseName parses the name of a file. The form must match exactly, or the file
+// is not ours.
 func parseName(name string) (k key, ok bool) {
 	var stream string
 	if n, err := fmt.Sscanf(name, "a%d-r%d.%s", &k.attempt, &k.rank, &stream); n != 3 || err != nil {
@@ -72,8 +74,8 @@ func parseName(name string) (k key, ok bool) {
 	return k, k.name() == name && (k.stream == Out || k.stream == Err)
 }
 
-// parseLine takes the time off a line. ok is false for what is no line of ours,
-// such as one that a crash has cut.
+// parseLine splits the time from a line. It returns false for a line that is not
+// ours, such as one cut by a crash.
 func parseLine(line []byte) (at time.Time, text []byte, ok bool) {
 	if len(line) <= len(layout) || line[len(layout)] != ' ' {
 		return at, line, false

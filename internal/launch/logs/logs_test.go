@@ -23,7 +23,7 @@ import (
 // patience is how long a test waits for what must come.
 const patience = 60 * time.Second
 
-// ticking is a clock that goes on by a millisecond each time it is read.
+// ticking is a clock that advances by a millisecond each time it is read.
 func ticking() func() time.Time {
 	var n atomic.Int64
 	return func() time.Time { return time.UnixMilli(1_800_000_000_000 + n.Add(1)) }
@@ -38,7 +38,7 @@ func say(t *testing.T, f *File, lines ...string) {
 	}
 }
 
-// all is what Read gives.
+// all returns the lines of Read.
 func all(t *testing.T, dir string, s Select) (texts []string) {
 	t.Helper()
 	err := Read(t.Context(), dir, s, nil, func(l Line) error {
@@ -53,8 +53,8 @@ func all(t *testing.T, dir string, s Select) (texts []string) {
 
 var everything = Select{Rank: -1, Tail: -1}
 
-// What ranks print is read in the order of time, and selected by attempt,
-// rank, output, count and time.
+// Output of ranks is read in the order of time, and selected by attempt, rank,
+// output, count and time.
 func TestReadInOrder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "not", "made")
 	if got := all(t, dir, everything); got != nil {
@@ -93,13 +93,13 @@ func TestReadInOrder(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	say(t, r0, "after the end\n") // a copier that was left to itself
+	say(t, r0, "after the end\n") // an abandoned copier
 	if got := all(t, dir, everything); !slices.Equal(got, want) {
 		t.Errorf("after the end: %q", got)
 	}
 }
 
-// A file has at most its greatest size, and says what was dropped.
+// A file has at most its maximum size, and records what was dropped.
 func TestRotation(t *testing.T) {
 	dir := t.TempDir()
 	d := NewDir(dir, Options{MaxSize: 400, Now: ticking()})
@@ -130,7 +130,7 @@ func TestRotation(t *testing.T) {
 		}
 	}
 	if said == 0 || said > 2 {
-		t.Errorf("it is said %d times that lines are dropped: %q", said, got)
+		t.Errorf("dropped lines are reported %d times: %q", said, got)
 	}
 	for _, n := range []int{1, 3, len(got)} { // also across both files
 		if tail := all(t, dir, Select{Rank: -1, Tail: n}); !slices.Equal(tail, got[len(got)-n:]) {
@@ -139,7 +139,7 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// A disk that is full neither fails nor blocks whoever writes: it is said once.
+// A full disk neither fails nor blocks the writer: it is logged once.
 func TestFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	var failed []error
@@ -215,8 +215,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// A line that is written anew, as by a progress bar, is one line with all of its
-// states: also when its end never comes, and in pieces when they are many.
+// A redrawn line, such as a progress bar, is one line with all of its states:
+// also if its end never comes, and in pieces if they are many.
 func TestStatesOfALine(t *testing.T) {
 	dir := t.TempDir()
 	f := NewDir(dir, Options{Now: ticking()}).File(1, 0, Out)
@@ -240,7 +240,7 @@ func TestStatesOfALine(t *testing.T) {
 	}
 }
 
-// A line for which there is only part of the room is not there at all.
+// A line with room for only part of it is not there at all.
 func TestTornLine(t *testing.T) {
 	signal.Ignore(syscall.SIGXFSZ)
 	defer signal.Reset(syscall.SIGXFSZ)
@@ -269,8 +269,8 @@ func TestTornLine(t *testing.T) {
 	}
 }
 
-// Who reads along gets every line once and in the order of each output, over
-// rotations that it keeps up with, and ends with the job.
+// A reader that follows gets every line once and in the order of each output,
+// over rotations that it keeps up with, and ends with the job.
 func TestFollow(t *testing.T) {
 	dir := t.TempDir()
 	const ranks, lines = 3, 400
@@ -322,8 +322,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// What a crash has cut is shown at the end of the job, with the time of the
-// line before it.
+// A line cut by a crash is shown at the end of the job, with the time of the line
+// before it.
 func TestCutLine(t *testing.T) {
 	dir := t.TempDir()
 	f := NewDir(dir, Options{Now: ticking()}).File(1, 0, Err)
@@ -398,7 +398,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// What is no file of ours is not read.
+// Files that are not ours are not read.
 func TestNames(t *testing.T) {
 	for _, name := range []string{"a1-r0.out.1", "a01-r0.out", "a1-r0.log", "a1-r0.outx", "a-r0.out", "x"} {
 		if k, ok := parseName(name); ok {

@@ -13,14 +13,14 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
-// Select says what of a job's output is read.
+// Select selects which of a job's output to read.
 type Select struct {
-	Top     string    // a directory above, below which no symbolic link is followed; empty: the directory itself
+	Top     string    // a parent directory, below which no symbolic link is followed; empty: the directory itself
 	Attempt int       // 0: all
 	Rank    int       // -1: all
 	Streams []Stream  // nil: both
-	Tail    int       // the last lines of all that is selected; -1: all
-	Since   time.Time // lines of then and later; zero: all
+	Tail    int       // the last lines of the selection; -1: all
+	Since   time.Time // lines from then on; zero: all
 }
 
 // Line is a line of output.
@@ -29,7 +29,7 @@ type Line struct {
 	Rank    int
 	Stream  Stream
 	Time    time.Time
-	Text    []byte // without its end; it holds until the next line
+	Text    []byte // without its end; valid until the next line
 }
 
 func (s Select) wants(k key) bool {
@@ -37,7 +37,7 @@ func (s Select) wants(k key) bool {
 		(s.Streams == nil || slices.Contains(s.Streams, k.stream))
 }
 
-// found are the keys of the files in a directory that are wanted, in order.
+// found returns the keys of the selected files in a directory, in order.
 func found(root beneath.Root, dir string, s Select) ([]key, error) {
 	entries, err := root.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -58,15 +58,15 @@ func found(root beneath.Root, dir string, s Select) ([]key, error) {
 	return keys, nil
 }
 
-// pollEvery is how often a job that runs is looked at.
+// pollEvery is how often the files of a running job are polled.
 const pollEvery = 100 * time.Millisecond
 
-// askEvery is how often it is asked whether a silent job has ended.
+// askEvery is how often Read asks whether a silent job has ended.
 const askEvery = time.Second
 
-// Read visits what is selected in the order of time. With ended, which reports
-// whether the job has ended, it goes on with what is written later, up to the
-// end of the job or of ctx.
+// Read visits the selected lines in the order of time. With ended, which reports
+// whether the job has ended, it continues with later lines, until the end of the
+// job or of ctx.
 func Read(ctx context.Context, dir string, s Select, ended func(context.Context) (bool, error), visit func(Line) error) error {
 	r := reader{dir: dir, root: beneath.At(cmp.Or(s.Top, dir)), sel: s, files: map[key]*tailed{}}
 	defer r.close()
@@ -89,7 +89,7 @@ func Read(ctx context.Context, dir string, s Select, ended func(context.Context)
 			if err != nil {
 				return err
 			}
-			if over { // what it wrote before its end is there now
+			if over { // all that it wrote before its end is there now
 				return r.drain(visit)
 			}
 			asked = time.Now()
@@ -119,7 +119,7 @@ func (r *reader) close() {
 	}
 }
 
-// look opens the files that are there now.
+// look opens the files that exist now.
 func (r *reader) look() ([]*tailed, error) {
 	keys, err := found(r.root, r.dir, r.sel)
 	if err != nil {
@@ -135,7 +135,7 @@ func (r *reader) look() ([]*tailed, error) {
 	return all, nil
 }
 
-// past visits what is there now, merged by time.
+// past visits the existing lines, merged by time.
 func (r *reader) past(ctx context.Context, visit func(Line) error) error {
 	files, err := r.look()
 	if err != nil {
@@ -172,8 +172,8 @@ func (r *reader) past(ctx context.Context, visit func(Line) error) error {
 	return r.merge(ctx, files, visit)
 }
 
-// merge visits the next lines of the files in the order of their times, up to
-// the end of all.
+// merge visits the next lines of the files in the order of their times, up to the
+// end of all files.
 func (r *reader) merge(ctx context.Context, files []*tailed, visit func(Line) error) error {
 	var heads []*tailed
 	for _, t := range files {
@@ -210,7 +210,7 @@ func (r *reader) merge(ctx context.Context, files []*tailed, visit func(Line) er
 	return nil
 }
 
-// round visits what was written since the last one, and counts it.
+// round visits the lines written since the last round, and counts them.
 func (r *reader) round(visit func(Line) error) (n int, err error) {
 	files, err := r.look()
 	if err != nil {
@@ -223,7 +223,7 @@ func (r *reader) round(visit func(Line) error) (n int, err error) {
 	return n, err
 }
 
-// drain visits all that is left of a job that has ended.
+// drain visits the remaining lines of a job that has ended.
 func (r *reader) drain(visit func(Line) error) error {
 	for {
 		n, err := r.round(visit)

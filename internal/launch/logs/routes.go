@@ -21,7 +21,7 @@ func (s Std) has(stream Stream) bool {
 // PerRank is a [Std] for each local rank.
 type PerRank struct {
 	all   Std
-	ranks map[int]Std // instead of all, if it is not nil
+	ranks map[int]Std // overrides all, if not nil
 }
 
 func (p PerRank) of(rank int) Std {
@@ -31,8 +31,8 @@ func (p PerRank) of(rank int) Std {
 	return p.all
 }
 
-// ParsePerRank reads 0, 1, 2 or 3 for all ranks, or RANK:N pairs such as
-// "0:3,1:2"; ranks that are not named have 0.
+// ParsePerRank parses 0, 1, 2 or 3 for all ranks, or RANK:N pairs such as
+// "0:3,1:2"; other ranks have 0.
 func ParsePerRank(text string) (p PerRank, err error) {
 	bad := func() (PerRank, error) {
 		return PerRank{}, fmt.Errorf("%q: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or LOCAL_RANK:N pairs such as 0:3,1:2", text)
@@ -63,9 +63,9 @@ func ParsePerRank(text string) (p PerRank, err error) {
 	return p, nil
 }
 
-// Routes says where the workers' output goes, by local rank. What is
-// redirected goes to a file instead of the terminal, what is teed to both, and
-// the rest to the terminal.
+// Routes configures where the workers' output goes, by local rank. Redirected
+// output goes to a file instead of the terminal, teed output to both, and the
+// rest to the terminal.
 type Routes struct {
 	Redirects, Tee PerRank
 	Shown          []int // the ranks that the terminal shows; nil: all

@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
-// tailed is one output that is read while it may be written and rotated.
+// tailed reads one output that may be written and rotated meanwhile.
 type tailed struct {
 	key  key
 	path string
@@ -20,22 +20,22 @@ type tailed struct {
 	line Line
 
 	begun bool
-	f     *os.File // the one that is read
+	f     *os.File // the file being read
 	in    *bufio.Reader
-	part  []byte // of a line whose end is not there yet
+	part  []byte // of a line whose end is not written yet
 }
 
-// longest is the most that a line may have: a piece of output and its time.
+// longest is the maximum size of a line: a piece of output and its time.
 const longest = longestText + 64
 
 func (t *tailed) close() {
 	if t.f != nil {
-		_ = t.f.Close() // it was only read
+		_ = t.f.Close() // opened only for reading
 		t.f = nil
 	}
 }
 
-// openIf opens a file, nil if there is none.
+// openIf opens a file; it returns nil if there is none.
 func (t *tailed) openIf(path string) (*os.File, error) {
 	f, err := t.root.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -55,7 +55,8 @@ func (t *tailed) read(f *os.File) {
 // begin opens the oldest file.
 func (t *tailed) begin() error {
 	t.begun = true
-	// The present one first: if it is rotated now, it is the one before.
+	// Open the current file first: if it is rotated now, it becomes the previous
+	// one.
 	now, err := t.openIf(t.path)
 	if err != nil {
 		return err
@@ -89,8 +90,8 @@ func same(a, b *os.File) bool {
 	return err == nil && err2 == nil && os.SameFile(x, y)
 }
 
-// next makes the next line of the output t.line. It reports false at what is
-// its end for now.
+// next makes the next line of the output t.line. It returns false at the current
+// end.
 func (t *tailed) next() (bool, error) {
 	if !t.begun {
 		if err := t.begin(); err != nil {
@@ -98,7 +99,8 @@ func (t *tailed) next() (bool, error) {
 		}
 	}
 	for t.f != nil {
-		// Asked before the end is seen: then what is read is all of it.
+		// Check before the end is seen: then everything in the file has been
+		// read.
 		rotated, err := t.rotated()
 		if err != nil {
 			return false, err
@@ -117,11 +119,11 @@ func (t *tailed) next() (bool, error) {
 			return false, nil
 		}
 		newer, err := t.openIf(t.path)
-		if err != nil || newer == nil { // it is rotated again just now
+		if err != nil || newer == nil { // it is being rotated again
 			return false, err
 		}
 		t.read(newer)
-		if len(t.part) > 0 { // a crash has cut it
+		if len(t.part) > 0 { // a crash cut it off
 			t.take()
 			return true, nil
 		}
@@ -129,8 +131,8 @@ func (t *tailed) next() (bool, error) {
 	return false, nil
 }
 
-// rotated reports whether another file has taken the place of the one that is
-// read. It is not asked while something is left in the buffer.
+// rotated reports whether another file has replaced the file being read. It is
+// not called while the buffer holds unread data.
 func (t *tailed) rotated() (bool, error) {
 	if t.in.Buffered() > 0 {
 		return false, nil
@@ -149,7 +151,7 @@ func (t *tailed) rotated() (bool, error) {
 	return !os.SameFile(info, now), nil
 }
 
-// rest makes the line what is left without an end, if anything is.
+// rest makes t.line the last part without an end, if there is one.
 func (t *tailed) rest() bool {
 	if len(t.part) == 0 {
 		return false
@@ -158,8 +160,8 @@ func (t *tailed) rest() bool {
 	return true
 }
 
-// take makes the collected bytes the line. One without a time has that of the
-// line before it.
+// take makes the collected bytes t.line. A line without a time gets the time of
+// the previous line.
 func (t *tailed) take() {
 	whole := bytes.TrimSuffix(t.part, []byte{'\n'})
 	at, text, ok := parseLine(whole)
@@ -170,7 +172,7 @@ func (t *tailed) take() {
 	t.part = t.part[:0]
 }
 
-// skipTo goes to where n lines are left of the whole output.
+// skipTo seeks to the place where n lines are left of the whole output.
 func (t *tailed) skipTo(n int) error {
 	now, err := t.openIf(t.path)
 	if err != nil || now == nil {
@@ -186,7 +188,7 @@ func (t *tailed) skipTo(n int) error {
 			return errors.Join(err, now.Close())
 		}
 		if old != nil && !same(old, now) {
-			_ = now.Close() // it was only read
+			_ = now.Close() // opened only for reading
 			now = old
 			if at, _, err = lastLines(now, n-have); err != nil {
 				return errors.Join(err, now.Close())
@@ -203,7 +205,8 @@ func (t *tailed) skipTo(n int) error {
 	return nil
 }
 
-// lastLines is where the last n lines of a file begin, and how many there are.
+// lastLines returns where the last n lines of a file begin, and how many there
+// are.
 func lastLines(f *os.File, n int) (at int64, have int, err error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -211,7 +214,7 @@ func lastLines(f *os.File, n int) (at int64, have int, err error) {
 	}
 	buf := make([]byte, longest)
 	end := info.Size()
-	// The end of the last line is no line of its own.
+	// The end of the last line does not begin another line.
 	for at = end; at > 0; {
 		size := min(at, int64(len(buf)))
 		if _, err := f.ReadAt(buf[:size], at-size); err != nil {

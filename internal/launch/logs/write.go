@@ -12,16 +12,16 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 )
 
-// Options say how files are written.
+// Options configure how files are written.
 type Options struct {
-	Top     string           // a directory above, below which no symbolic link is followed; empty: the directory itself
-	MaxSize int64            // bytes at which a file is begun anew; 0: [DefaultMaxSize]
+	Top     string           // a parent directory, below which no symbolic link is followed; empty: the directory itself
+	MaxSize int64            // bytes at which a file is rotated; 0: [DefaultMaxSize]
 	Now     func() time.Time // nil: time.Now
-	Failed  func(error)      // told once, when no file can be written any more; nil: nobody is
+	Failed  func(error)      // called once, when files can no longer be written; may be nil
 }
 
-// Dir is a directory of files that a job writes. It is made with the first
-// line. Its methods may be called concurrently.
+// Dir is the directory of the files that a job writes. It is created with the
+// first line. Its methods are safe for concurrent use.
 type Dir struct {
 	path string
 	top  string
@@ -32,7 +32,7 @@ type Dir struct {
 	failed bool
 }
 
-// NewDir is the directory of a job's output.
+// NewDir returns the directory of a job's output.
 func NewDir(path string, o Options) *Dir {
 	if o.MaxSize == 0 {
 		o.MaxSize = DefaultMaxSize
@@ -47,7 +47,7 @@ func NewDir(path string, o Options) *Dir {
 	return &Dir{path: path, top: top, root: beneath.At(top), o: o}
 }
 
-// make makes the directory.
+// make creates the directory.
 func (d *Dir) make() error {
 	if err := os.MkdirAll(d.top, 0o755); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (d *Dir) make() error {
 	return d.root.MkdirAll(d.path, 0o755)
 }
 
-// fail ends the writing of all files.
+// fail stops the writing of all files.
 func (d *Dir) fail(err error) {
 	d.mu.Lock()
 	first := !d.failed
@@ -66,22 +66,22 @@ func (d *Dir) fail(err error) {
 	}
 }
 
-// Failed reports whether no file is written any more.
+// Failed reports whether files are no longer written.
 func (d *Dir) Failed() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.failed
 }
 
-// File is one output of a rank. It is made with its first line.
+// File returns one output of a rank. The file is created with its first line.
 func (d *Dir) File(attempt, rank int, s Stream) *File {
 	k := key{attempt, rank, s}
 	return &File{dir: d, path: filepath.Join(d.path, k.name())}
 }
 
-// File is an [io.WriteCloser] that never fails: what cannot be written is told
-// to [Options.Failed]. Each write is one line, with or without its end, or a
-// state of one that is written anew, which ends with "\r": a line has them all.
+// File is an [io.WriteCloser] that never fails: write errors go to
+// [Options.Failed]. Each write is one line, with or without its end, or a state
+// of a redrawn line, which ends with "\r". A redrawn line keeps all its states.
 type File struct {
 	dir  *Dir
 	path string
@@ -90,7 +90,7 @@ type File struct {
 	f      *os.File
 	size   int64
 	line   []byte
-	states []byte // of a line whose end is not there yet
+	states []byte // of a line whose end has not come yet
 	closed bool
 }
 
@@ -111,10 +111,10 @@ func (f *File) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// longestText is the most bytes that a line has, beside its time.
+// longestText is the maximum size of a line in bytes, without its time.
 const longestText = 64 << 10
 
-// keep writes the line that there is, if any.
+// keep writes the pending line, if any.
 func (f *File) keep() {
 	text := f.states
 	f.states = text[:0]
@@ -124,7 +124,7 @@ func (f *File) keep() {
 	f.set(text)
 	if err := f.put(); err != nil {
 		f.dir.fail(err)
-		_ = f.shut() // it could not be written either
+		_ = f.shut() // closing fails for the same reason
 	}
 }
 
@@ -137,7 +137,7 @@ func (f *File) set(text []byte) {
 	}
 }
 
-// put writes the line, in another file if this one is full.
+// put writes the line, in a new file if this one is full.
 func (f *File) put() error {
 	if f.f == nil {
 		if err := f.open(); err != nil {
@@ -173,7 +173,7 @@ func (f *File) open() error {
 	return nil
 }
 
-// rotate begins a new file. Its first line says so.
+// rotate begins a new file, whose first line reports the rotation.
 func (f *File) rotate() error {
 	line := append([]byte(nil), f.line...)
 	_, err := f.dir.root.Lstat(f.path + before)
@@ -200,7 +200,7 @@ func (f *File) shut() error {
 	return err
 }
 
-// Close implements [io.Closer]. What is written later is dropped.
+// Close implements [io.Closer]. Later writes are dropped.
 func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -24,15 +24,15 @@ import (
 // guard: its main must call [RunGuard] for it.
 const GuardCommand = "guard"
 
-// guardPatience bounds the wait for a guard that reads or ends too slowly. No
-// guard is worth holding up the job.
+// guardPatience bounds the wait for a guard that reads or ends too slowly. A slow
+// guard must not delay the job.
 const guardPatience = 5 * time.Second
 
-// Guard is the process that outlives a killed trainer for the moment it takes
-// to kill the job's processes. It has its own session, so that a signal to
-// the trainer's group does not reach it, and holds the read end of a pipe
-// that the kernel closes when the trainer is gone. Over the pipe it is told
-// of each rank: see [RunGuard]. When it dies another takes its place.
+// Guard is the process that outlives a killed trainer just long enough to kill
+// the job's processes. It has its own session, so that a signal to the trainer's
+// group does not reach it. It holds the read end of a pipe that the kernel closes
+// when the trainer is gone; over the pipe it learns of each rank: see [RunGuard].
+// If it dies, another replaces it.
 type Guard struct {
 	job  string
 	log  *slog.Logger
@@ -55,7 +55,7 @@ func StartGuard(job string, log *slog.Logger) (*Guard, error) {
 	return g, nil
 }
 
-// start starts a guard and tells it of the live ranks.
+// start starts a guard and sends it the live ranks.
 func (g *Guard) start() error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -63,9 +63,9 @@ func (g *Guard) start() error {
 	}
 	defer func() { _ = r.Close() }()
 	cmd := exec.Command("/proc/self/exe", GuardCommand, g.job)
-	cmd.Args[0] = os.Args[0] // what a person sees in the list of processes
-	// A trainer that is a worker of another job must not lose its guard to
-	// whoever ends that job first.
+	cmd.Args[0] = os.Args[0] // shown in the list of processes
+	// A trainer may itself be a worker of another job. The end of that job must
+	// not kill this trainer's guard first.
 	cmd.Env = append(os.Environ(), client.EnvJob+"=")
 	cmd.Stdin = r
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -80,7 +80,7 @@ func (g *Guard) start() error {
 		g.tell(rankLine(p))
 	}
 	select {
-	case <-g.quit: // stop has closed the pipe of the one before
+	case <-g.quit: // stop has closed the pipe of the previous guard
 		return w.Close()
 	default:
 		return nil
@@ -90,8 +90,8 @@ func (g *Guard) start() error {
 // endings are the signals by which schedulers and terminals end programs.
 var endings = []os.Signal{syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
 
-// startDeaf starts a process that blocks the signals above from its first
-// instruction on, so that none can end it before it ignores them.
+// startDeaf starts a process that blocks these signals from its first
+// instruction, so that none can end it before it ignores them.
 func startDeaf(cmd *exec.Cmd) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -111,7 +111,7 @@ func startDeaf(cmd *exec.Cmd) (err error) {
 	return cmd.Start()
 }
 
-// keep waits for the guard's end, and starts another unless it was asked for.
+// keep waits for the guard's end, and starts another unless Stop was called.
 func (g *Guard) keep() {
 	defer close(g.done)
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
@@ -121,20 +121,20 @@ func (g *Guard) keep() {
 			return
 		default:
 		}
-		g.log.Warn("the guard of the job has died, another is started", "state", g.cmd.ProcessState, "error", err)
+		g.log.Warn("guard died; starting another", "state", g.cmd.ProcessState, "error", err)
 		g.mu.Lock()
 		_ = g.pipe.Close()
 		g.mu.Unlock()
 		for err := g.start(); err != nil; err = g.start() {
-			g.log.Warn("no guard: processes of the job may outlive a killed trainer", "error", err)
+			g.log.Warn("no guard; processes of the job may outlive a killed trainer", "error", err)
 			select {
 			case <-time.After(wait):
 			case <-g.quit:
 				return
 			}
 		}
-		g.log.Info("a new guard watches the job")
-		select { // a guard that always dies is not started in a busy loop
+		g.log.Info("guard restarted")
+		select { // do not start a guard that always dies in a busy loop
 		case <-time.After(wait):
 		case <-g.quit:
 		}
@@ -143,17 +143,17 @@ func (g *Guard) keep() {
 
 func rankLine(p Entry) string { return fmt.Sprintf("+%d %d %d\n", p.pid, p.start, p.session) }
 
-// tell writes a line to the guard; g.mu is held. If it cannot be written the
-// guard is dead or stopped: keep knows of the former, and of the latter there
-// still is the marker.
+// tell writes a line to the guard. The caller holds g.mu. If the write fails, the
+// guard is dead or stopped: keep notices a dead guard, and a stopped one still
+// has the marker.
 func (g *Guard) tell(line string) {
 	_ = g.pipe.SetWriteDeadline(time.Now().Add(guardPatience))
 	if _, err := io.WriteString(g.pipe, line); err != nil {
-		g.log.Warn("the guard does not listen", "error", err)
+		g.log.Warn("guard does not read", "error", err)
 	}
 }
 
-// Watch tells the guard of a rank that was started.
+// Watch tells the guard that a rank was started.
 func (g *Guard) Watch(p Entry) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -161,7 +161,7 @@ func (g *Guard) Watch(p Entry) {
 	g.tell(rankLine(p))
 }
 
-// Release tells the guard that nothing is left of any rank.
+// Release tells the guard that no process of any rank is left.
 func (g *Guard) Release() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -181,25 +181,25 @@ func (g *Guard) Stop() {
 	select {
 	case <-g.done:
 	case <-time.After(guardPatience):
-		g.log.Warn("the guard of the job does not end and is killed", "pid", last.Pid)
-		_ = last.Kill() // it may have ended now
+		g.log.Warn("guard does not end; killing it", "pid", last.Pid)
+		_ = last.Kill() // it may have ended meanwhile
 		<-g.done
 	}
 }
 
-// RunGuard waits until standard input ends, which is when the trainer of the job
-// ended or was killed, and kills what is left of the job. On standard input
-// the trainer tells of its ranks:
+// RunGuard waits until standard input ends, because the trainer of the job ended
+// or was killed, and kills the remaining processes of the job. On standard input
+// the trainer lists its ranks:
 //
 //	+PID START SESSION   a rank was started, the leader of its group; START,
-//	                     from /proc/PID/stat, tells it from a later process
-//	                     with the same PID
-//	-PID                 nothing is left of that rank, nor of its group
+//	                     from /proc/PID/stat, distinguishes it from a later
+//	                     process with the same PID
+//	-PID                 no process of that rank or its group is left
 //
-// A rank of which the trainer had no time to tell is found by its marker.
+// A rank that the trainer had no time to list is found by its marker.
 //
-// Signals that end programs are ignored: schedulers send them to every process
-// of a job, and the guard is to outlive its trainer.
+// The guard ignores signals that end programs: schedulers send them to every
+// process of a job, and the guard must outlive its trainer.
 func RunGuard(ctx context.Context, stdin io.Reader, job string) error {
 	signal.Ignore(endings...)
 	ranks := map[int]Entry{}

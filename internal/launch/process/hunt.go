@@ -16,20 +16,20 @@ import (
 type Entry struct {
 	pid, parent, group, session int
 
-	start uint64 // in clock ticks after boot: with pid, it names one process for ever
-	gone  bool   // it has ended and only waits for its parent
+	start uint64 // in clock ticks after boot: with pid, it identifies one process forever
+	gone  bool   // it has ended and is not reaped yet
 }
 
-// PID is its number, which another process may have by now.
+// PID returns its number, which another process may have by now.
 func (p Entry) PID() int { return p.pid }
 
-// Replaced reports whether its number is another process's by now.
+// Replaced reports whether its number belongs to another process by now.
 func (p Entry) Replaced() bool {
 	now, err := readEntry(p.pid)
 	return err == nil && now.start != p.start
 }
 
-// readEntry reads one line of the table. It fails when there is no such process.
+// readEntry reads one entry of the table. It fails if there is no such process.
 func readEntry(pid int) (Entry, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -50,12 +50,12 @@ func readEntry(pid int) (Entry, error) {
 	if p.start, err = strconv.ParseUint(string(f[start]), 10, 64); err != nil {
 		return Entry{}, fmt.Errorf("/proc/%d/stat: %w", pid, err)
 	}
-	// A main thread can end before the others do: then the process lives.
+	// A main thread can end before the other threads: then the process is alive.
 	p.gone = bytes.ContainsAny(f[state], "ZX") && len(f[threads]) == 1 && f[threads][0] <= '1'
 	return p, nil
 }
 
-// processes is the system's table of processes.
+// processes reads the system's table of processes.
 func processes() (map[int]Entry, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -64,7 +64,7 @@ func processes() (map[int]Entry, error) {
 	all := map[int]Entry{}
 	for _, e := range entries {
 		if pid, err := strconv.Atoi(e.Name()); err == nil {
-			if p, err := readEntry(pid); err == nil { // else it has just ended
+			if p, err := readEntry(pid); err == nil { // otherwise it has just ended
 				all[pid] = p
 			}
 		}
@@ -72,33 +72,33 @@ func processes() (map[int]Entry, error) {
 	return all, nil
 }
 
-// Hunt finds the processes of jobs. A process belongs to one when
+// Hunt finds the processes of jobs. A process belongs to a job if
 //
 //   - its environment carries a job's marker,
-//   - it is a rank, or was found by an earlier look,
-//   - it is in a process group or session that one of these leads or led, or
+//   - it is a rank, or was found by an earlier Look,
+//   - it is in a process group or session that such a process leads or led, or
 //   - its parent belongs to the job.
 //
-// So a process that overwrites or clears its environment is found, and one
-// that leaves its group or session is found. Not found is a process that did
-// all of this between two looks: cleared its environment, left for a group
-// and session that no known process has led, and lost its parent. Nor is
-// another user's, which could not be killed either.
+// So Hunt finds a process that overwrites or clears its environment, and a
+// process that leaves its group or session. It misses a process that does all of
+// this between two calls of Look: clears its environment, leaves for a group and
+// session that no known process has led, and loses its parent. It also misses
+// another user's processes, which the trainer could not kill.
 type Hunt struct {
 	markers [][]byte
-	of      [][]byte // variables that a process with a marker has too
-	// spares holds a process with all of these back, by what else its environment says;
-	// nil: none.
+	of      [][]byte // variables that a process with a marker must have too
+	// spares decides by its environment whether to spare a process that matches
+	// all of these; nil: spare none.
 	spares func(pid int, env [][]byte) bool
 
 	mu       sync.Mutex
-	known    map[int]Entry // by PID, as it was when first seen
-	groups   map[int]Entry // those that led a group, by its number
-	sessions map[int]Entry // those that led a session, by its number
-	spared   map[int]Entry // another user's
+	known    map[int]Entry // by PID, as first seen
+	groups   map[int]Entry // group leaders, by the group's number
+	sessions map[int]Entry // session leaders, by the session's number
+	spared   map[int]Entry // of another user
 }
 
-// NewHunt is a hunt for the processes of jobs.
+// NewHunt returns a hunt for the processes of jobs.
 func NewHunt(jobs ...string) *Hunt {
 	h := &Hunt{}
 	for _, job := range jobs {
@@ -108,9 +108,9 @@ func NewHunt(jobs ...string) *Hunt {
 	return h
 }
 
-// Of narrows the hunt to processes whose environment has these variables too, as
-// NAME=VALUE. An identity that comes from a log may be that of a job of another
-// store: then none of its processes is found.
+// Of narrows the hunt to processes whose environment also has these variables, as
+// NAME=VALUE. An identity from a log may be that of a job of another store: then
+// none of that job's processes is found.
 func (h *Hunt) Of(variables ...string) *Hunt {
 	for _, v := range variables {
 		h.of = append(h.of, []byte(v))
@@ -118,14 +118,14 @@ func (h *Hunt) Of(variables ...string) *Hunt {
 	return h
 }
 
-// Forget forgets all processes, because none of them is left.
+// Forget drops all known processes. Call it when none of them is left.
 func (h *Hunt) Forget() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.known, h.groups, h.sessions, h.spared = map[int]Entry{}, map[int]Entry{}, map[int]Entry{}, map[int]Entry{}
 }
 
-// Known are the processes that are or were the jobs', since the last Forget.
+// Known returns the processes that are or were the jobs', since the last Forget.
 func (h *Hunt) Known() []Entry {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -149,7 +149,7 @@ func (h *Hunt) addLocked(p Entry) {
 	}
 }
 
-// spare leaves a process alone from now on.
+// spare excludes a process from now on.
 func (h *Hunt) spare(p Entry) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -162,7 +162,7 @@ func (h *Hunt) Look() ([]Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Who looks, and what it runs under, may have inherited a marker.
+	// The caller and its parents may have inherited a marker.
 	for pid := os.Getpid(); pid > 0; {
 		p, ok := all[pid]
 		delete(all, pid)
@@ -191,10 +191,10 @@ func (h *Hunt) Look() ([]Entry, error) {
 	return found, nil
 }
 
-// belongs reports whether p is known, or in a group or session of one known.
-// The number of a group is nobody else's while anyone is in it, and may be
-// reused later: by another leader, or in another session. What is left to
-// chance is a reuse in the same session by a leader that has ended.
+// belongs reports whether p is known, or in the group or session of a known
+// process. The number of a group is not reused while the group has a process.
+// Later it may be reused, by another leader or in another session. Only a reuse
+// in the same session by a leader that has ended is mistaken.
 func (h *Hunt) belongs(p Entry, all map[int]Entry) bool {
 	if k, ok := h.known[p.pid]; ok && k.start == p.start {
 		return true
@@ -211,8 +211,8 @@ func (h *Hunt) belongs(p Entry, all map[int]Entry) bool {
 	return ok
 }
 
-// carries reports whether the environment of pid has a marker. A process that
-// is gone, a zombie, or another user's does not.
+// carries reports whether the environment of pid has a marker. It returns false
+// for a process that is gone, a zombie, or another user's.
 func (h *Hunt) carries(pid int) bool {
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// What a hunt knows of a process outlives it, and is not taken for another
-// that has its number later.
+// A hunt's knowledge of a process outlives it, and is not applied to another
+// process that has its number later.
 func TestKnown(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "exec sleep 1000")
 	if err := cmd.Start(); err != nil {

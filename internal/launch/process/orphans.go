@@ -17,9 +17,10 @@ import (
 // trainerWait bounds how long a trainer may take to accept a connection.
 const trainerWait = time.Second
 
-// Orphans narrows the hunt to processes whose trainer is dead: the environment names the
-// trainer's socket, [client.EnvSocket], and none listens there. A process with the marker
-// of a job that is spared for that is logged, once.
+// Orphans narrows the hunt to processes whose trainer is dead: the environment
+// names the trainer's socket, [client.EnvSocket], and no process listens there. A
+// process with the marker of a job that is spared because its trainer is not dead
+// is logged, once.
 func (h *Hunt) Orphans(ctx context.Context, log *slog.Logger) *Hunt {
 	said := map[int]bool{}
 	h.spares = func(pid int, env [][]byte) bool {
@@ -33,8 +34,8 @@ func (h *Hunt) Orphans(ctx context.Context, log *slog.Logger) *Hunt {
 	return h
 }
 
-// hasTrainer says why the trainer of a process with this environment is not known to be
-// dead; "" if it is.
+// hasTrainer returns why the trainer of a process with this environment is not
+// known to be dead; "" if it is dead.
 func hasTrainer(ctx context.Context, env [][]byte) string {
 	socket := ""
 	for _, v := range env {
@@ -43,24 +44,24 @@ func hasTrainer(ctx context.Context, env [][]byte) string {
 		}
 	}
 	if socket == "" {
-		return "its environment names no socket of a trainer"
+		return "its environment names no trainer socket"
 	}
 	ctx, cancel := context.WithTimeout(ctx, trainerWait)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err == nil {
 		_ = conn.Close()
-		return "its trainer lives"
+		return "its trainer is alive"
 	}
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
 		return ""
 	}
-	return "its trainer may live: " + err.Error()
+	return "its trainer may be alive: " + err.Error()
 }
 
-// ReapEarlier kills the processes of earlier jobs that outlived their trainers: those
-// that are marked with one of the jobs and have all variables of env, NAME=value,
-// in their environment. It returns when none is left.
+// ReapEarlier kills the processes of earlier jobs that outlived their trainers:
+// processes with the marker of one of the jobs and all variables of env,
+// NAME=value, in their environment. It returns when none is left.
 func ReapEarlier(ctx context.Context, log *slog.Logger, jobs []string, env ...string) error {
 	return NewHunt(jobs...).Of(env...).Orphans(ctx, log).Kill(ctx)
 }

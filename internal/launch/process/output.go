@@ -18,7 +18,7 @@ func (p *Process) forward(r io.Reader, to io.Writer) {
 		piece, err := next(in)
 		if len(piece) > 0 {
 			p.tail.add(string(piece))
-			// A terminal that is gone must not stop the training.
+			// A closed terminal must not stop the training.
 			_, _ = to.Write(piece)
 		}
 		if err != nil {
@@ -27,8 +27,8 @@ func (p *Process) forward(r io.Reader, to io.Writer) {
 	}
 }
 
-// next is the next piece of output, valid until the one after it. A state of a
-// line does not wait for the line's end: somebody looks at it.
+// next returns the next piece of output, valid until the following call. A state
+// of a redrawn line does not wait for the line's end: a user may be watching it.
 func next(in *bufio.Reader) ([]byte, error) {
 	for more := 1; ; more = in.Buffered() + 1 {
 		_, err := in.Peek(more)
@@ -40,7 +40,7 @@ func next(in *bufio.Reader) ([]byte, error) {
 		if n > 0 {
 			piece, err = piece[:n], nil
 		}
-		_, _ = in.Discard(len(piece)) // it is all there
+		_, _ = in.Discard(len(piece)) // all of it is buffered
 		if errors.Is(err, bufio.ErrBufferFull) {
 			err = nil
 		}
@@ -48,8 +48,8 @@ func next(in *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// ends is where the first piece of text ends; 0 if that is not in it. What
-// ends with "\r\n" is a line.
+// ends returns where the first piece of text ends; 0 if its end is not in text.
+// Text that ends with "\r\n" is a line.
 func ends(text []byte) int {
 	end := bytes.IndexByte(text, '\n') + 1
 	line := text
@@ -62,9 +62,8 @@ func ends(text []byte) int {
 	return end
 }
 
-// Prefixed is a writer that puts a prefix before each piece that it is given,
-// and ends each with a line's end, or with "\r" if the line is to be written
-// anew, in one write.
+// Prefixed returns a writer that puts a prefix before each piece, and ends each
+// with a newline, or with "\r" if the line will be redrawn, in one write.
 func Prefixed(to io.Writer, prefix string) io.Writer { return &prefixed{to, prefix} }
 
 type prefixed struct {
@@ -76,7 +75,7 @@ type prefixed struct {
 func (w *prefixed) Write(piece []byte) (int, error) {
 	text := append([]byte(w.prefix), piece...)
 	switch {
-	case string(piece) == "\r": // what begins a line that is written anew
+	case string(piece) == "\r": // begins a line that is redrawn
 		text = piece
 	case len(piece) == 0 || !bytes.ContainsAny(piece[len(piece)-1:], "\r\n"):
 		text = append(text, '\n')
@@ -88,7 +87,7 @@ func (w *prefixed) Write(piece []byte) (int, error) {
 }
 
 // tail keeps the last lines of a process's output, for the report of why it
-// failed. Of a line that is written anew it keeps the last state.
+// failed. It keeps the last state of a redrawn line.
 type tail struct {
 	mu    sync.Mutex
 	lines []string

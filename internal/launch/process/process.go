@@ -1,15 +1,15 @@
-// Package process has the processes of one attempt: it starts them, passes on
-// their output, and finds and kills whatever they leave behind.
+// Package process manages the processes of one attempt: it starts them, forwards
+// their output, and finds and kills everything that they leave behind.
 //
 //	Process   one rank's process, the leader of its own process group
-//	Exit      how it ended
+//	Exit      how a process ended
 //	Entry     a line of the system's table of processes
 //	Hunt      finds the processes of jobs, by their marker and their descent; those whose
 //	          trainer is dead are orphans
 //	Guard     a process that kills the job's processes when the trainer dies
 //
 // A process belongs to a job if its environment carries the job's marker,
-// [client.EnvJob], or if it descends from one that does: see [Hunt].
+// [client.EnvJob], or if it descends from such a process: see [Hunt].
 package process
 
 import (
@@ -37,14 +37,14 @@ type Process struct {
 	tail  tail
 }
 
-// Exit says how a process ended.
+// Exit is how a process ended.
 type Exit struct {
 	Rank   int
 	Code   int
 	Signal string // name, such as SIGKILL, or empty
 }
 
-// Failed reports a code other than 0, or a signal.
+// Failed reports whether the code is not 0, or a signal ended the process.
 func (e Exit) Failed() bool { return e.Code != 0 || e.Signal != "" }
 
 func (e Exit) String() string {
@@ -54,12 +54,13 @@ func (e Exit) String() string {
 	return fmt.Sprintf("rank %d exited with code %d", e.Rank, e.Code)
 }
 
-// Of is the process of a command that runs already, whose output is not ours.
+// Of returns the process of a command that already runs and whose output is not
+// ours.
 func Of(rank int, cmd *exec.Cmd) *Process { return &Process{rank: rank, cmd: cmd} }
 
-// Start starts one rank. Its output goes piece by piece to stdout and stderr:
-// each write is a line, a part of one that is longer than 64 KiB, or a state of
-// one that is written anew, as by a progress bar, which ends with "\r".
+// Start starts one rank. Its output goes piece by piece to stdout and stderr.
+// Each write is a line, a part of a line longer than 64 KiB, or a state of a
+// redrawn line, such as a progress bar, which ends with "\r".
 func Start(rank int, command, env []string, stdout, stderr io.Writer) (*Process, error) {
 	p := Of(rank, exec.Command(command[0], command[1:]...))
 	p.cmd.Env = env
@@ -70,8 +71,8 @@ func Start(rank int, command, env []string, stdout, stderr io.Writer) (*Process,
 			_ = f.Close()
 		}
 	}()
-	// Pipes of our own instead of the exec package's: a grandchild that holds
-	// one open must not delay the news that the worker itself has ended.
+	// Use our own pipes instead of the exec package's: a grandchild that holds
+	// one open must not delay the report that the worker itself has ended.
 	for _, out := range []struct {
 		fd *io.Writer
 		to io.Writer
@@ -106,30 +107,30 @@ func notStarted(rank int, err error) error {
 	return fmt.Errorf("start rank %d: %w%s", rank, err, hint)
 }
 
-// Root is the process's line in the system's table, as the leader of its own
-// group. It is there until [Process.Wait] has been called, even if the process
+// Root returns the process's entry in the system's table, as the leader of its
+// own group. The entry exists until [Process.Wait] returns, even if the process
 // has ended.
 func (p *Process) Root() (Entry, error) {
 	root, err := readEntry(p.cmd.Process.Pid)
 	if err != nil {
-		return root, fmt.Errorf("look at rank %d: %w", p.rank, err)
+		return root, fmt.Errorf("inspect rank %d: %w", p.rank, err)
 	}
-	root.group = root.pid // the kernel has made it so before the program ran
+	root.group = root.pid // set by the kernel before the program ran
 	return root, nil
 }
 
 // Ended reports whether the process itself has ended.
 func (p *Process) Ended() bool { return p.ended.Load() }
 
-// PID is the process's number, also after its end.
+// PID returns the process's number, also after its end.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Tail is the last lines of its output.
+// Tail returns the last lines of its output.
 func (p *Process) Tail() []string { return p.tail.get() }
 
-// Wait blocks until the process itself has ended; its output may go on.
+// Wait blocks until the process itself has ended; its output may continue.
 func (p *Process) Wait() Exit {
-	_ = p.cmd.Wait() // the state says more than the error
+	_ = p.cmd.Wait() // the state is more precise than the error
 	p.ended.Store(true)
 	e := Exit{Rank: p.rank, Code: p.cmd.ProcessState.ExitCode()}
 	if ws, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
@@ -139,27 +140,27 @@ func (p *Process) Wait() Exit {
 	return e
 }
 
-// Signal sends sig to the whole process group, unless its leader has ended:
-// then its number may be somebody else's, and what is left of the group is
-// found by the hunt.
+// Signal sends sig to the whole process group, unless its leader has ended: then
+// another group may have its number, and the hunt finds what is left of the
+// group.
 func (p *Process) Signal(sig syscall.Signal) {
 	if p.ended.Load() {
 		return
 	}
-	// ESRCH: nobody is left in the group, which is what a signal is for.
+	// ESRCH means that the group is empty, which is the purpose of the signal.
 	_ = syscall.Kill(-p.cmd.Process.Pid, sig)
 }
 
-// outputGrace is how long output that was written before a process ended may
-// take to arrive. A process that left the job holds a pipe open for ever.
+// outputGrace is how long output from before a process's end may take to arrive.
+// A process that left the job may hold a pipe open forever.
 const outputGrace = 2 * time.Second
 
 // outputSlack lets copiers that the grace ends come to an end.
 const outputSlack = 500 * time.Millisecond
 
-// CloseOutput ends the forwarding of output, after what was written so far.
-// The deadline ends a copier that reads. One that writes to a pipe that
-// nobody empties cannot be ended: it is left to itself.
+// CloseOutput ends the forwarding of output, after what has been written so far.
+// The deadline ends a copier that reads. A copier that writes to a pipe without a
+// reader cannot be ended: it is abandoned.
 func CloseOutput(log *slog.Logger, procs ...*Process) {
 	for _, p := range procs {
 		for _, r := range p.pipes {
@@ -178,7 +179,7 @@ func CloseOutput(log *slog.Logger, procs ...*Process) {
 	select {
 	case <-copied:
 	case <-timer.C:
-		log.Warn("the last output of the workers is lost: nobody reads what the trainer writes to", "after", outputGrace)
+		log.Warn("last output of the workers lost: the trainer's output has no reader", "after", outputGrace)
 	}
 	for _, p := range procs {
 		for _, r := range p.pipes {

@@ -32,8 +32,8 @@ func (p *pieces) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// A process's output comes line by line to each of two writers, and its end is
-// what the system says.
+// A process's output comes line by line to each of two writers, and its end is as
+// the system reports it.
 func TestStart(t *testing.T) {
 	var out, err pieces
 	p, serr := process.Start(3, []string{"/bin/sh", "-c", `echo a; printf b; echo e >&2; kill -USR1 $$`}, os.Environ(), &out, process.Prefixed(&err, "[rank3] "))
@@ -60,8 +60,8 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestHuntOfOneStore: a log that names a live job of another store, or of another run,
-// has none of its processes killed.
+// TestHuntOfOneStore: if a log names a live job of another store, or of another
+// run, none of its processes is killed.
 func TestHuntOfOneStore(t *testing.T) {
 	job := store.NewID()
 	start := func(id string) *exec.Cmd {
@@ -89,8 +89,8 @@ func TestHuntOfOneStore(t *testing.T) {
 	}
 }
 
-// A hunt finds what carries the marker of its job, and what descends from it
-// without, and nothing of another job.
+// A hunt finds processes with the marker of its job, and their descendants
+// without it, and nothing of another job.
 func TestHunt(t *testing.T) {
 	job, other := store.NewID(), store.NewID()
 	start := func(job string) *exec.Cmd {

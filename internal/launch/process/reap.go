@@ -12,8 +12,8 @@ import (
 // ReapTimeout bounds how long [Hunt.Kill] keeps killing.
 const ReapTimeout = 30 * time.Second
 
-// Kill kills what the hunt finds, and waits for each to be gone. It goes on until
-// a look finds none. Zombies count as gone.
+// Kill kills the processes that the hunt finds, and waits until each is gone. It
+// continues until Look finds none. Zombies count as gone.
 func (h *Hunt) Kill(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ReapTimeout)
 	defer cancel()
@@ -23,9 +23,9 @@ func (h *Hunt) Kill(ctx context.Context) error {
 		if err != nil || len(found) == 0 {
 			return err
 		}
-		// A process that dies leaves its children to another parent, by which
-		// they are not found. So all are stopped before any is killed: what
-		// is stopped has no more children.
+		// A process that dies leaves its children to another parent, so the hunt
+		// could miss them. So stop all processes before killing any: a stopped
+		// process starts no more children.
 		fresh := false
 		for _, p := range found {
 			if stopped[p.pid] == p.start {
@@ -64,9 +64,9 @@ func (h *Hunt) killAll(ctx context.Context, found []Entry) (err error) {
 	return nil
 }
 
-// send sends a signal to one process by its pidfd, so that a reused PID is
-// never hit, and then does something with the pidfd. A process that is gone
-// is passed over, another user's is spared.
+// send sends a signal to one process by its pidfd, so that it never hits a reused
+// PID, and then calls then with the pidfd. It skips a process that is gone, and
+// spares another user's.
 func (h *Hunt) send(p Entry, sig unix.Signal, then func(pidfd int) error) error {
 	fail := func(err error) error { return fmt.Errorf("kill process %d of the job: %w", p.pid, err) }
 	fd, err := unix.PidfdOpen(p.pid, 0)

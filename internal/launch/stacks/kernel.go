@@ -13,15 +13,16 @@ import (
 	"syscall"
 )
 
-// Bounds of what is read of a process.
+// Bounds of what is read from a process.
 const (
 	maxThreads  = 256
 	maxChildren = 16
 	maxFile     = 64 << 10
 )
 
-// Kernel is what the kernel knows of a process and, when it only waits for
-// others, of its children: state, wait channel and kernel stack of each thread.
+// Kernel returns the kernel's view of a process: state, wait channel and kernel
+// stack of each thread. If the process only waits for its children, it includes
+// them.
 func Kernel(pid int) (string, error) {
 	var b strings.Builder
 	if err := describe(&b, pid); err != nil {
@@ -80,10 +81,10 @@ func thread(b *strings.Builder, dir, id string) {
 	}
 }
 
-// children are the processes that a process has started and that live.
+// children lists the live children of a process.
 func children(pid int) []int {
 	var all []int
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)) // a pattern that is well-formed
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)) // the pattern is well-formed
 	for _, task := range tasks {
 		list, err := read(task)
 		if err != nil {
@@ -99,7 +100,7 @@ func children(pid int) []int {
 	return all
 }
 
-// field is a line of a status file, without its name.
+// field returns a line of a status file, without its name.
 func field(status, name string) string {
 	for line := range strings.Lines(status) {
 		if value, ok := strings.CutPrefix(line, name+":"); ok {
@@ -109,7 +110,7 @@ func field(status, name string) string {
 	return "unknown"
 }
 
-// read reads a file of /proc, whose size is not known before.
+// read reads a file of /proc, whose size is not known in advance.
 func read(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -1,15 +1,15 @@
-// Package stacks finds out where a process hangs.
+// Package stacks finds where a process hangs.
 //
-//	target   a process, and a way to ask it for its stacks if it serves one
+//	target   a process, and perhaps a function to request its stacks
 //	by RPC   the process's own account: what package client of a Go worker serves
 //	py-spy   an account of a Python process from outside, where py-spy is installed
 //	signal   SIGUSR1, for a process that handles it, as after Python's
 //	         faulthandler.register(signal.SIGUSR1): it prints to its own output
 //	kernel   state, wait channel and kernel stack of each thread, from /proc
 //
-// They are tried in this order. A signal alone is no account, so what the kernel
-// says comes with it. A process that has no handler for SIGUSR1 would be killed by
-// it and never gets it, and no other signal is ever sent.
+// They are tried in this order. A signal alone yields no text, so the kernel's
+// account comes with it. SIGUSR1 would kill a process without a handler for it,
+// so such a process never gets it. No other signal is ever sent.
 package stacks
 
 import (
@@ -25,7 +25,7 @@ import (
 	"time"
 )
 
-// How an account was taken.
+// How an account was obtained.
 const (
 	ByRPC    = "rpc"
 	ByPySpy  = "py-spy"
@@ -41,16 +41,16 @@ const (
 )
 
 // Target is a process. It must not have been waited for, so that its number is
-// nobody else's.
+// not reused.
 type Target struct {
 	PID int
-	// Ask asks the process itself; nil when it serves nothing.
+	// Ask requests the stacks from the process itself; nil if it serves none.
 	Ask func(context.Context) (text string, err error)
 }
 
-// Collect finds out where the process hangs. How is one of the ways above; the
-// text says of each that came before it why it did not work. It is cut at
-// [MaxText]. An error says that not even the kernel knows the process.
+// Collect finds where the process hangs. how is one of the ways above; the text
+// explains why each earlier way failed. It is cut at [MaxText]. An error means
+// that not even the kernel knows the process.
 func Collect(ctx context.Context, t Target) (text, how string, err error) {
 	var said strings.Builder
 	try := func(way string, ask func(context.Context) (string, error)) bool {
@@ -58,7 +58,7 @@ func Collect(ctx context.Context, t Target) (text, how string, err error) {
 		defer cancel()
 		got, err := ask(limited)
 		if err == nil && strings.TrimSpace(got) == "" {
-			err = errors.New("it said nothing")
+			err = errors.New("it returned nothing")
 		}
 		if err != nil {
 			fmt.Fprintf(&said, "not by %s: %v\n", way, err)
@@ -123,14 +123,15 @@ func pySpy(ctx context.Context, path string, pid int) (string, error) {
 
 var errNoHandler = errors.New("it has no handler for SIGUSR1, which would kill it")
 
-// askBySignal sends SIGUSR1 to a process that handles it. The process is held
-// by a descriptor, so that one which took its number meanwhile gets none.
+// askBySignal sends SIGUSR1 to a process that handles it. It holds the process by
+// a descriptor, so that a later process with the same number does not get the
+// signal.
 func askBySignal(pid int) error {
 	p, err := os.FindProcess(pid)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = p.Release() }() // it holds no more than a descriptor
+	defer func() { _ = p.Release() }() // it holds only a descriptor
 	handles, err := Handles(pid, syscall.SIGUSR1)
 	if err != nil {
 		return err

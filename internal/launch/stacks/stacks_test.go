@@ -134,7 +134,7 @@ func TestNoSignalWithoutHandler(t *testing.T) {
 	}
 }
 
-// A stopped process cannot speak, but the kernel says that it is stopped.
+// A stopped process cannot answer, but the kernel reports that it is stopped.
 func TestStoppedProcess(t *testing.T) {
 	p, _ := started(t, "/bin/sh", "-c", "echo ready; exec sleep 600")
 	withoutPySpy(t)
@@ -155,7 +155,7 @@ func TestStoppedProcess(t *testing.T) {
 	}
 }
 
-// What the process says of itself comes first; what it cannot say is told.
+// The process's own account comes first; the reasons of failed ways are included.
 func TestOwnAccountComesFirst(t *testing.T) {
 	p, _ := started(t, "/bin/sh", "-c", "echo ready; sleep 600 & wait")
 	withoutPySpy(t)
@@ -163,10 +163,10 @@ func TestOwnAccountComesFirst(t *testing.T) {
 	if text != "here" || how != stacks.ByRPC {
 		t.Errorf("%s: %s", how, text)
 	}
-	silent := stacks.Target{PID: p.Process.Pid, Ask: func(context.Context) (string, error) { return "", errors.New("nobody listens") }}
+	silent := stacks.Target{PID: p.Process.Pid, Ask: func(context.Context) (string, error) { return "", errors.New("no listener") }}
 	for limit := time.Now().Add(patience); ; { // until its child sleeps
 		text, how = collect(t, silent)
-		if how != stacks.ByKernel || !strings.Contains(text, "not by rpc: nobody listens") {
+		if how != stacks.ByKernel || !strings.Contains(text, "not by rpc: no listener") {
 			t.Fatalf("%s: %s", how, text)
 		}
 		if strings.Contains(text, "(sleep): state S") {
@@ -182,7 +182,7 @@ func TestOwnAccountComesFirst(t *testing.T) {
 	}
 }
 
-// py-spy is asked with the process's number, and its failure is told.
+// py-spy is called with the process's number, and its failure is reported.
 func TestPySpy(t *testing.T) {
 	p, _ := started(t, "/bin/sh", "-c", "echo ready; exec sleep 600")
 	dir := t.TempDir()

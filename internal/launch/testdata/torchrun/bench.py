@@ -1,13 +1,13 @@
 """How long a training stands still when a rank is killed: torchrun and PyTorch's
-dcp.load beside `trainer run` and its shared memory.
+dcp.load compared with `trainer run` and its shared memory.
 
     python3 bench.py TRAINER [--rounds 5] [--bytes 1073741824] [--folder DIR]
 
-Two ranks of --bytes each save once; when that is durable they train on, and rank
-1 gets a SIGKILL. The group is started again and restores what was saved, which
-is in the page cache for the one and in shared memory for the other. Both systems
-take turns. It prints the medians of the parts, from the kill to the end of the
-first step of the slowest rank:
+Two ranks of --bytes each save once. When the save is durable they train on, and rank
+1 gets a SIGKILL. The group restarts and restores the checkpoint, which is in the page
+cache for torchrun and in shared memory for the trainer. Both systems take turns. The
+script prints the medians of the parts, from the kill to the end of the first step of
+the slowest rank:
 
     detect       to the start of the new processes
     import       to the end of the imports

@@ -1,17 +1,17 @@
-"""Compares `trainer run` with torchrun: the same script is run under both, and
-what differs has to be in the table of docs/howto/torchrun.md, with a reason.
+"""Compares `trainer run` with torchrun: runs the same script under both. Every
+difference must be in the table of docs/howto/torchrun.md, with a reason.
 
     python3 compare.py TRAINER [--table docs/howto/torchrun.md]
 
-Compared are the environment that the ranks see; the exit codes of the launchers
-when all goes well, when a rank fails in one way or another, and when the launcher
-is told to end; what @record writes, and which rank is named as the cause; what a
-restarted group sees; and that a process group of gloo can be made. A difference
-that the table does not have is an error, and so is a row that is not found.
+It compares the environment of the ranks; the exit codes of the launchers on success,
+when a rank fails in several ways, and when the launcher is asked to end; what @record
+writes, and which rank is named as the cause; what a restarted group sees; and
+that a gloo process group can be made. A difference that is not in the table is an error,
+and so is a row without a difference.
 
-It needs the Python that runs it to have torch, two cores, and half a minute to
-two. Exit code 0: they differ as the table says. 1: they do not; the output says
-where. Nothing is left behind.
+It needs a Python with torch, two cores, and half a minute to two minutes. Exit code 0:
+they differ as in the table. 1: they do not; the output lists where. It leaves nothing
+behind.
 """
 
 import argparse
@@ -32,7 +32,7 @@ NPROC = 2
 LIMIT = 120  # seconds that one launch may take
 UNSET = "not set"
 
-# How many restarts each case has, beside those of the launch itself.
+# How many restarts each case has, in addition to those of the launch itself.
 CASES = {
     "success": 0,
     "exception": 0,
