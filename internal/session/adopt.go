@@ -46,7 +46,7 @@ func (j *Job) adopt(ctx context.Context, attempt, world int, from uint64) (*adop
 		if !open.matches(a, world) {
 			continue
 		}
-		if err := j.sayLeft(ctx, a, open); err != nil {
+		if err := j.recordLeft(ctx, a, open); err != nil {
 			a.close()
 			return nil, err
 		}
@@ -128,8 +128,8 @@ func (o *openSave) matches(a *adopted, world int) bool {
 	return true
 }
 
-// sayLeft appends the plans and seals that did not reach the log.
-func (j *Job) sayLeft(ctx context.Context, a *adopted, o *openSave) error {
+// recordLeft appends the plans and seals that did not reach the log.
+func (j *Job) recordLeft(ctx context.Context, a *adopted, o *openSave) error {
 	for _, rank := range o.begun.Participants {
 		s, ok := a.slots[rankSave{o.begun.Checkpoint, rank}]
 		if !ok {
@@ -155,7 +155,7 @@ func (j *Job) sayLeft(ctx context.Context, a *adopted, o *openSave) error {
 		if len(facts) == 0 {
 			continue
 		}
-		if err := j.writer.sayAs(ctx, j.cfg.Trial, events.Rank(rank), facts...); err != nil {
+		if err := j.writer.recordAs(ctx, j.cfg.Trial, events.Rank(rank), facts...); err != nil {
 			return fmt.Errorf("record the seal of rank %d for %s: %w", rank, s.Checkpoint, err)
 		}
 	}

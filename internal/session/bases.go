@@ -148,8 +148,8 @@ func (s *saver) base(ctx context.Context, ref string) (b data.Base, found bool, 
 
 // reusing returns a writer that writes only the new chunks of a checkpoint.
 func (s *saver) reusing(ctx context.Context, checkpoint string) *data.FileWriter {
-	say := func(err error) {
+	warn := func(err error) {
 		s.log.Info("no chunks reused; all are written", "save", checkpoint, "reason", err)
 	}
-	return s.store.Data.Writer(s.ref(checkpoint)).Reusing(say, s.basesOf(ctx, checkpoint)...)
+	return s.store.Data.Writer(s.ref(checkpoint)).Reusing(warn, s.basesOf(ctx, checkpoint)...)
 }

@@ -48,13 +48,13 @@ func (s *eventWriter) stamp() events.Stamp {
 	return events.Stamp{ID: s.newID(), Source: s.source, Time: s.now()}
 }
 
-// say appends facts as this node about the trial, durably. It waits for room on
+// record durably appends facts about the trial, as this node. It waits for room on
 // the disk.
-func (s *eventWriter) say(ctx context.Context, bodies ...events.Body) error {
-	return s.sayAs(ctx, s.trial, s.node, bodies...)
+func (s *eventWriter) record(ctx context.Context, bodies ...events.Body) error {
+	return s.recordAs(ctx, s.trial, s.node, bodies...)
 }
 
-func (s *eventWriter) sayAs(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
+func (s *eventWriter) recordAs(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
 	facts, err := s.facts(trial, actor, bodies)
 	if err != nil {
 		return err
@@ -62,8 +62,8 @@ func (s *eventWriter) sayAs(ctx context.Context, trial string, actor events.Acto
 	return s.append(ctx, facts...)
 }
 
-// sayNow is sayAs without waiting for room.
-func (s *eventWriter) sayNow(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
+// recordNow is recordAs without waiting for room.
+func (s *eventWriter) recordNow(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
 	facts, err := s.facts(trial, actor, bodies)
 	if err == nil {
 		_, err = s.log.Append(ctx, facts...)
@@ -73,7 +73,7 @@ func (s *eventWriter) sayNow(ctx context.Context, trial string, actor events.Act
 
 // measured appends metrics. It does not wait for room; reports do that.
 func (s *eventWriter) measured(ctx context.Context, bodies ...events.Body) error {
-	return s.sayNow(ctx, s.trial, s.node, bodies...)
+	return s.recordNow(ctx, s.trial, s.node, bodies...)
 }
 
 // append appends facts and waits for room.

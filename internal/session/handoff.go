@@ -72,9 +72,9 @@ func (e *UnevenError) Error() string {
 	return fmt.Sprintf("ranks %v reported while ranks %v have ended: every rank must report the same number of times", e.Reported, e.Ended)
 }
 
-func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, say func(context.Context, ...events.Body) error) *handoff {
+func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, record func(context.Context, ...events.Body) error) *handoff {
 	h := &handoff{
-		attempt: attempt, limit: limit, now: now, reports: newReports(say, slog.New(slog.DiscardHandler)),
+		attempt: attempt, limit: limit, now: now, reports: newReports(record, slog.New(slog.DiscardHandler)),
 		in: make(chan delivery, world), gone: make(chan int, world),
 		left: map[int]bool{}, over: make(chan struct{}), stop: func() string { return "" },
 		words: make([]lastWord, world), finished: make(chan int, world),

@@ -114,12 +114,12 @@ func (j *Job) Decide(ctx context.Context, body events.Body) error {
 
 // Append appends this node's facts about the trial, durably.
 func (j *Job) Append(ctx context.Context, bodies ...events.Body) error {
-	return j.writer.say(ctx, bodies...)
+	return j.writer.record(ctx, bodies...)
 }
 
 // AppendOfRun appends this node's facts about the run, durably.
 func (j *Job) AppendOfRun(ctx context.Context, bodies ...events.Body) error {
-	return j.writer.sayAs(ctx, events.None, j.writer.node, bodies...)
+	return j.writer.recordAs(ctx, events.None, j.writer.node, bodies...)
 }
 
 // AppendOfRunNow is AppendOfRun without waiting for room. It returns the recorded

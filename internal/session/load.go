@@ -34,7 +34,7 @@ func (l loads) Begun(ctx context.Context, b *events.RestoreBegun) error {
 // Failed implements [restore.Log].
 func (l loads) Failed(ctx context.Context, b *events.RestoreFailed) error {
 	b.Error = Beginning(b.Error, MaxMessage)
-	return l.decisions.say(ctx, b)
+	return l.decisions.record(ctx, b)
 }
 
 // Completed implements [restore.Log]: the facts of all ranks are one batch.

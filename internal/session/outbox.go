@@ -13,8 +13,8 @@ import (
 type outbox struct {
 	// ctx ends with the attempt; facts not appended by then are lost.
 	ctx context.Context
-	// say durably appends bodies as one rank.
-	say func(ctx context.Context, bodies ...events.Body) error
+	// record durably appends bodies as one rank.
+	record func(ctx context.Context, bodies ...events.Body) error
 	// lost is called when a fact of a save could not be appended.
 	lost func(checkpoint string, err error)
 
@@ -35,8 +35,8 @@ func (o *outbox) post(checkpoint string, body events.Body) {
 	o.put(letter{checkpoint: checkpoint, body: body})
 }
 
-// sayNow appends a fact, after all that were posted before it.
-func (o *outbox) sayNow(ctx context.Context, checkpoint string, body events.Body) error {
+// recordNow appends a fact, after all that were posted before it.
+func (o *outbox) recordNow(ctx context.Context, checkpoint string, body events.Body) error {
 	l := letter{checkpoint, body, make(chan error, 1)}
 	o.put(l)
 	select {
@@ -80,7 +80,7 @@ func (o *outbox) run() {
 		for i, l := range letters {
 			bodies[i] = l.body
 		}
-		err := o.say(o.ctx, bodies...)
+		err := o.record(o.ctx, bodies...)
 		told := false
 		for _, l := range letters {
 			switch {

@@ -24,8 +24,8 @@ const (
 
 // reports appends iterations to the log, one at a time and in order.
 type reports struct {
-	say func(context.Context, ...events.Body) error
-	log *slog.Logger
+	record func(context.Context, ...events.Body) error
+	log    *slog.Logger
 
 	mu    sync.Mutex
 	queue []*iteration // iterations not yet in the log; the first is being appended
@@ -47,10 +47,10 @@ type iteration struct {
 	ahead   bool       // its ranks have continued
 }
 
-func newReports(say func(context.Context, ...events.Body) error, log *slog.Logger) *reports {
+func newReports(record func(context.Context, ...events.Body) error, log *slog.Logger) *reports {
 	idle := make(chan struct{})
 	close(idle)
-	r := &reports{say: say, log: log, idle: idle, broke: make(chan error, 1), over: make(chan struct{})}
+	r := &reports{record: record, log: log, idle: idle, broke: make(chan error, 1), over: make(chan struct{})}
 	r.end = sync.OnceFunc(func() { close(r.over) })
 	return r
 }
@@ -135,7 +135,7 @@ func (r *reports) run(ctx context.Context) {
 // training; the iteration is dropped when the training ends.
 func (r *reports) append(ctx context.Context, it *iteration) error {
 	for {
-		err := r.say(ctx, it.metrics)
+		err := r.record(ctx, it.metrics)
 		if !errors.Is(err, syscall.ENOSPC) {
 			r.short = false
 			return err
@@ -149,7 +149,7 @@ func (r *reports) append(ctx context.Context, it *iteration) error {
 		case <-timer.C:
 			continue
 		case <-r.over:
-			err = r.say(ctx, it.metrics)
+			err = r.record(ctx, it.metrics)
 		case <-ctx.Done():
 		}
 		timer.Stop()

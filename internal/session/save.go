@@ -95,7 +95,7 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	}
 	s.saver.keep(say.full)
 	if say.said == say.full {
-		err = s.outbox.sayNow(ctx, id, say.said)
+		err = s.outbox.recordNow(ctx, id, say.said)
 	} else {
 		s.outbox.post(id, say.said)
 	}

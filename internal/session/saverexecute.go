@@ -54,9 +54,9 @@ func (s *saver) publish(ctx context.Context, body events.Body) error {
 			return s.unsaid(ctx, g.Attempt, g.Checkpoint, err)
 		}
 		g.Layout = b
-		return s.unsaid(ctx, g.Attempt, g.Checkpoint, s.decisions.say(ctx, g))
+		return s.unsaid(ctx, g.Attempt, g.Checkpoint, s.decisions.record(ctx, g))
 	}
-	return s.decisions.say(ctx, body)
+	return s.decisions.record(ctx, body)
 }
 
 // unsaid aborts a save if err refused one of its facts because the disk is nearly
@@ -93,16 +93,16 @@ func (s *saver) answer(ctx context.Context, c planner.Ask) error {
 	if p == nil {
 		return nil // the save has ended meanwhile, or belongs to another trainer and runs into its deadline
 	}
-	return s.sayPlan(ctx, p)
+	return s.recordPlan(ctx, p)
 }
 
-// sayPlan appends a rank's plan to the log.
-func (s *saver) sayPlan(ctx context.Context, p *events.LocalPlan) error {
+// recordPlan appends a rank's plan to the log.
+func (s *saver) recordPlan(ctx context.Context, p *events.LocalPlan) error {
 	said, err := s.claim(ctx, p)
 	if err != nil {
 		return err
 	}
-	return s.decisions.sayAs(ctx, s.decisions.trial, events.Rank(p.Rank), said)
+	return s.decisions.recordAs(ctx, s.decisions.trial, events.Rank(p.Rank), said)
 }
 
 // claim returns a rank's plan, with a claim check if the plan is too large for
@@ -117,8 +117,8 @@ func (s *saver) claim(ctx context.Context, p *events.LocalPlan) (*events.LocalPl
 	return &said, err
 }
 
-// sayAsRank appends facts of this rank, in order and durably.
-func (s *rankServer) sayAsRank(ctx context.Context, bodies ...events.Body) error {
+// recordAsRank appends facts of this rank, in order and durably.
+func (s *rankServer) recordAsRank(ctx context.Context, bodies ...events.Body) error {
 	for i, b := range bodies {
 		if p, ok := b.(*events.LocalPlan); ok {
 			said, err := s.saver.claim(ctx, p)
@@ -128,7 +128,7 @@ func (s *rankServer) sayAsRank(ctx context.Context, bodies ...events.Body) error
 			bodies[i] = said
 		}
 	}
-	return s.decisions.sayAs(ctx, s.decisions.trial, events.Rank(s.rank), bodies...)
+	return s.decisions.recordAs(ctx, s.decisions.trial, events.Rank(s.rank), bodies...)
 }
 
 // lost ends a rank's part in a save after the log refused one of its facts.
@@ -164,7 +164,7 @@ func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank
 	ctx, cancel := s.store.answering(context.WithoutCancel(ctx), LastWordsTimeout)
 	defer cancel()
 	text := Beginning(cause.Error(), MaxMessage)
-	err := s.decisions.sayNow(ctx, s.decisions.trial, events.Rank(rank), &events.WriteFailed{
+	err := s.decisions.recordNow(ctx, s.decisions.trial, events.Rank(rank), &events.WriteFailed{
 		Attempt: attempt, Checkpoint: checkpoint, Rank: rank, Error: text,
 	})
 	if errors.Is(err, syscall.ENOSPC) {
@@ -222,7 +222,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 		if errors.Is(err, syscall.ENOSPC) {
 			s.full(c.Checkpoint)
 		}
-		return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.sayNow(ctx, s.decisions.trial, s.decisions.node, failed))
+		return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.recordNow(ctx, s.decisions.trial, s.decisions.node, failed))
 	}
 	done := &events.WriteCompleted{
 		Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank,
@@ -231,7 +231,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	for _, f := range w.Files {
 		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
 	}
-	return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.say(ctx, done))
+	return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.record(ctx, done))
 }
 
 func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, error) {

@@ -78,7 +78,7 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	}
 	s := &rankServer{Group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
 	s.protocol.Store(unsaid)
-	s.outbox = &outbox{ctx: g.work, say: s.sayAsRank, lost: s.lost}
+	s.outbox = &outbox{ctx: g.work, record: s.recordAsRank, lost: s.lost}
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/hello", handle(s, s.onHello))
 	mux.Handle("POST /v1/report", s.raw(func(r *http.Request, body []byte) ([]byte, error) {

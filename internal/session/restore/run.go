@@ -188,12 +188,12 @@ func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) err
 			return err
 		}
 	}
-	return r.say(ctx, all, slots, files+checked)
+	return r.record(ctx, all, slots, files+checked)
 }
 
-// say appends the reads of every rank and the completion of the load: at once, or
+// record appends the reads of every rank and the completion of the load: at once, or
 // after the ranks that verify their copies have confirmed them.
-func (r *restore) say(ctx context.Context, reads []checkpoint.Read, slots, files int64) error {
+func (r *restore) record(ctx context.Context, reads []checkpoint.Read, slots, files int64) error {
 	cfg := r.l.cfg
 	plans := make([]*events.LoadPlan, len(r.part))
 	for i, rank := range r.part {
