@@ -340,8 +340,9 @@ func TestStopNowEndsWaiting(t *testing.T) {
 	}
 }
 
-// A save in whose middle a member is killed is aborted and names it; the others
-// cannot meet any more, and live. The next group waits for their end, and resumes.
+// A save during which a member is killed is aborted and names it. The other
+// members live but have no collectives any more. The next group waits for their
+// end, and resumes.
 func TestMemberKilledInASave(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)

@@ -53,7 +53,7 @@ func enlist(ctx context.Context, rank, pid int) (*member, error) {
 }
 
 func gone(rank, pid int) error {
-	return problem.Errorf(problem.Conflict, "rank %d: process %d is gone: the process that joins must be the one that trains, and live", rank, pid)
+	return problem.Errorf(problem.Conflict, "rank %d: process %d is gone: the process that joins must be the training process, and alive", rank, pid)
 }
 
 // same returns the number under which this process sees the joining process. That

@@ -41,7 +41,7 @@ type StartOptions struct {
 	Limit   time.Duration // until the agent answers
 }
 
-// Start returns the agent of a store. If none answers, it starts one that
+// Start returns the agent of a store. If none answers, it starts an agent that
 // continues in the background. Of several concurrent callers, one starts it.
 // Start waits for an agent that is stopping. started reports whether this call
 // started the agent, with the arguments of the options.
