@@ -63,8 +63,8 @@ type Options struct {
 }
 
 // Log is a front's interface to the log. Its methods are called concurrently,
-// with contexts that have a deadline. An error other than a [*Refusal] is
-// answered as one that a retry resolves.
+// with contexts that have a deadline. Clients retry after any error except a
+// [*Refusal].
 type Log interface {
 	// Tail reports whether a stream is a live stream of a log.
 	Tail(stream string) bool
