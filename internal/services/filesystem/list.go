@@ -176,8 +176,8 @@ type removeRequest struct {
 }
 
 type removeReply struct {
-	// Kept are the checkpoints that were removed from the line, and whose files stay
-	// for now.
+	// Kept are the checkpoints that were removed from the line, but whose files
+	// stay for now.
 	Kept []keptReply `json:"kept,omitempty"`
 }
 
