@@ -28,7 +28,7 @@ const (
 	Problem = "application/problem+json"
 )
 
-// Details is the body of every refusal: problem details with one more member.
+// Details is the body of every refusal: problem details with two more members.
 type Details struct {
 	Type   string       `json:"type"`   // a URI of the kind
 	Title  string       `json:"title"`  // the kind in words

@@ -52,7 +52,7 @@ func (s *saver) joined(b *events.LocalPlan) {
 	s.part[who] = true
 	if late = late && !again; late {
 		if now.State == client.Committed {
-			now.Reason = fmt.Sprintf("rank %d was late: other ranks had committed it: ranks that save one name must all name the same participants", b.Rank)
+			now.Reason = fmt.Sprintf("rank %d was late: other ranks had committed it; ranks that save one name must all name the same participants", b.Rank)
 		}
 		s.refused[who] = now.Reason
 	}

@@ -14,13 +14,13 @@
 //	lastWords   the log as a job sees it: calls wait for an answer, or for room
 //	Import      a job with one attempt and one save, of another program's checkpoint
 //
-// A session starts, watches and ends no process: its caller does that, answers
-// what a session asks through [Orders], [Signals] and [Hooks], and calls
-// [Group.Gone] when a rank takes no part any more. Package staging has the shared
-// memory that ranks save and load by, package restore their loads.
+// A session neither starts, watches nor ends processes. Its caller does that,
+// provides what a session needs through [Orders], [Signals] and [Hooks], and calls
+// [Group.Gone] when a rank leaves. Package staging holds the shared memory by which
+// ranks save and load, package restore their loads.
 //
-// What a session knows comes from the log. What it decides is appended there
-// before it takes effect.
+// A session's knowledge comes from the log. Its decisions are appended there before
+// they take effect.
 //
 // One process serves the ranks of one node, [Config.Local]. The handoff, the
 // messages and the loads still meet in the memory of this process: a group on
