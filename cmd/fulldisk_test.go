@@ -61,7 +61,7 @@ func outliveFullDisk(t *testing.T, disk string) {
 	o.start("preempted")
 	o.commits(2)
 	free := fill(t, filepath.Join(disk, "zeros"))
-	o.says("the log has no room; the job goes on and waits for it")
+	o.says("log has no room; retrying")
 	pause := time.NewTimer(shortPause)
 	<-pause.C
 	o.preemptFull()

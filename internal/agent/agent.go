@@ -3,16 +3,15 @@
 //
 //	Agent      one process for a store and user on a machine, shared by the user's
 //	           other processes, on a socket in the store's private directory
-//	card       agent.json there: where the agent is and the token that it asks for
-//	group      processes that join under one key, until all ranks have
-//	session    what a group becomes: a job with one attempt, see [launch.Attend]
+//	card       agent.json there: the agent's address and token
+//	group      processes that join under one key, until all ranks have joined
+//	session    the job of a complete group, with one attempt: see [launch.Attend]
 //	member     one process of a group, watched from its join to its end
 //
-// An agent starts no process and ends none. A member that goes away, with a word
-// or without, is an end that the session takes note of; when all have, what they
-// had staged is finished and the job ends in the log. The agent stops when it was
-// idle for a while, and when it is asked to: then it takes no new sessions, and
-// ends with the last of those that it has.
+// An agent starts no process and ends none. The session records each member that
+// leaves or disappears. When all have, their staged saves are finished and the
+// job ends in the log. The agent stops after an idle period, or on request: then
+// it takes no new sessions, and ends with the last of its sessions.
 //
 // [Start] finds the agent of a store or starts one.
 package agent
@@ -34,27 +33,25 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// Config says how an agent serves. Durations are deadlines; zero takes the
-// default.
+// Config configures an agent. Durations are deadlines; zero means the default.
 type Config struct {
 	// Services answers requests below [session.ServicePath] on the agent's own
-	// socket and on those of its sessions' ranks; nil refuses them. Busy says what
-	// of them keeps the agent from stopping, empty for nothing; it may be nil.
+	// socket and on those of its sessions' ranks; nil refuses them. Busy returns
+	// the service that keeps the agent from stopping, or ""; it may be nil.
 	Services http.Handler
 	Busy     func() string
 
 	// Idle is how long an agent without sessions and requests waits before it
-	// stops; 0: for ever.
+	// stops; 0: forever.
 	Idle time.Duration
 	// Join is how long a group may take to be complete, from its first member on;
-	// default 2 min. Handover is how long a new group of a run waits for the end of
-	// an old one of which some members are gone; default 20 s.
+	// default 2 min. Handover is how long a new group of a run waits for the end
+	// of an old group that has lost members; default 20 s.
 	Join, Handover time.Duration
-	// Session is what every session takes of its configuration: the timeouts and
-	// the staging.
+	// Session is the common configuration of the sessions: timeouts and staging.
 	Session session.Config
 
-	Shared  string // directory in memory for staging; default that of the machine
+	Shared  string // directory in memory for staging; default: the machine's
 	Version string // of this program, for messages
 	Logger  *slog.Logger
 }
@@ -63,7 +60,7 @@ type Config struct {
 type Agent struct {
 	cfg   Config
 	at    store.Whereabouts
-	store *store.Store // nil: it cannot be written, and there are no sessions
+	store *store.Store // nil: not writable, so there are no sessions
 	log   *slog.Logger
 	card  Card
 
@@ -71,29 +68,29 @@ type Agent struct {
 	end  context.CancelCauseFunc
 
 	mu       sync.Mutex
-	stopping string            // why no session is taken any more; empty: they are
-	now      bool              // only the sessions are waited for
+	stopping string            // why no more sessions are taken; empty: they are
+	now      bool              // wait for the sessions only
 	groups   map[string]*group // by key, until their sessions are over
-	requests int               // that are being answered
-	used     time.Time         // when the last one was answered
+	requests int               // being answered
+	used     time.Time         // time of the last answer
 	changed  chan struct{}     // of capacity one
 }
 
-// ErrStopped says that a session was ended because the agent was told to stop.
-var ErrStopped = problem.New(problem.Unavailable, "the agent was told to stop")
+// ErrStopped reports that a session ended because the agent was asked to stop.
+var ErrStopped = problem.New(problem.Unavailable, "the agent was asked to stop")
 
-// ErrServed says that another agent serves the store.
+// ErrServed reports that another agent serves the store.
 var ErrServed = problem.New(problem.Conflict, "another agent serves this store")
 
-// New makes an agent for an open store, which stays the caller's.
+// New returns an agent for an open store, which the caller keeps.
 func New(cfg Config, st *store.Store) *Agent {
 	a := NewReader(cfg, store.Whereabouts{ID: st.ID, Location: st.Location, Name: st.Location, Runtime: st.Runtime})
 	a.store = st
 	return a
 }
 
-// NewReader makes an agent for a store that this user may not write: it has the
-// services of the configuration, and refuses who would join.
+// NewReader returns an agent for a store that this user cannot write: it provides
+// the configured services, and refuses joins.
 func NewReader(cfg Config, at store.Whereabouts) *Agent {
 	def := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {
@@ -117,10 +114,9 @@ func NewReader(cfg Config, at store.Whereabouts) *Agent {
 	return a
 }
 
-// Hold makes this process the only one that may be an agent of the store, from
-// before it opens the store until after it has closed it. It returns [ErrServed]
-// when another one is, also one that is about to end, if it has not ended within
-// the patience.
+// Hold makes this process the store's only agent, from before it opens the store
+// until after it has closed it. It returns [ErrServed] if another agent, even an
+// ending one, has not ended within patience.
 func Hold(ctx context.Context, at store.Whereabouts, patience time.Duration) (release func() error, err error) {
 	lock, err := lockFile(ctx, filepath.Join(at.Runtime, lockName), patience)
 	if errors.Is(err, errHeld) {
@@ -135,9 +131,9 @@ func Hold(ctx context.Context, at store.Whereabouts, patience time.Duration) (re
 	return lock.Close, nil
 }
 
-// Serve serves until the agent is idle or is asked to stop, or ctx ends: then
-// its sessions are ended, and what they have staged is finished. The caller holds
-// the store by [Hold].
+// Serve serves until the agent is idle or asked to stop, or ctx ends: then it
+// ends the sessions and finishes their staged saves. The caller holds the store
+// by [Hold].
 func (a *Agent) Serve(ctx context.Context) error {
 	server, err := a.listen()
 	if err != nil {
@@ -149,7 +145,7 @@ func (a *Agent) Serve(ctx context.Context) error {
 	return errors.Join(forget(a.at.Runtime), server.close(), a.unanswered())
 }
 
-// closeLimit is how long requests may take to end when their connections were
+// closeLimit is how long requests may take to end after their connections were
 // closed.
 const closeLimit = 30 * time.Second
 
@@ -172,17 +168,17 @@ func (a *Agent) unanswered() error {
 	}
 }
 
-// Stop makes the agent take no new sessions, and end with those that it has.
-// With now, they are ended: what is staged is finished.
+// Stop makes the agent take no new sessions, and end with those it has. With now,
+// it ends the sessions and finishes their staged saves.
 func (a *Agent) Stop(why string, now bool) {
 	a.mu.Lock()
 	if a.stopping == "" {
 		a.stopping = why
-		a.log.Info("the agent takes no more sessions", "why", why, "sessions", len(a.groups))
+		a.log.Info("agent takes no more sessions", "why", why, "sessions", len(a.groups))
 	}
 	if now && !a.now {
 		a.now = true
-		a.log.Info("the sessions are ended; what they have staged is finished", "why", why)
+		a.log.Info("sessions ended; finishing staged saves", "why", why)
 		for _, g := range a.groups {
 			if g.state == joining {
 				a.fail(g, a.refusal())
@@ -200,11 +196,11 @@ func (a *Agent) Stop(why string, now bool) {
 func (a *Agent) move() {
 	select {
 	case a.changed <- struct{}{}:
-	default: // it is woken already
+	default: // keep is already notified
 	}
 }
 
-// keep returns when the agent is to end.
+// keep returns when the agent must end.
 func (a *Agent) keep() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -221,10 +217,10 @@ func (a *Agent) keep() {
 	}
 }
 
-// busyPoll is how often the agent asks whether its services let it stop.
+// busyPoll is how often the agent asks whether its services allow it to stop.
 const busyPoll = 200 * time.Millisecond
 
-// over reports whether nothing keeps the agent any more, or when to look again.
+// over reports whether nothing keeps the agent running, or when to check again.
 func (a *Agent) over(now time.Time) (bool, time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -248,11 +244,11 @@ func (a *Agent) over(now time.Time) (bool, time.Duration) {
 		return false, left
 	}
 	a.stopping = fmt.Sprintf("it was idle for %v", a.cfg.Idle)
-	a.log.Info("the agent stops", "why", a.stopping)
+	a.log.Info("agent stops", "why", a.stopping)
 	return true, 0
 }
 
-// begin notes a request; what it gives is called when it is answered.
+// begin counts a request; the caller calls answered with the reply.
 func (a *Agent) begin() (answered func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -24,8 +24,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// member is a process that joins, loads what is there, saves, and ends: with a
-// word, or without.
+// member is a process that joins, loads the checkpoint if there is one, saves,
+// and leaves or just ends.
 func member(args []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -99,13 +99,13 @@ func run(t *testing.T, c agent.Card, how string) (checkpoint, job, resume string
 	members.Wait()
 	words := strings.Split(strings.TrimSuffix(said[0], "\n"), " ")
 	if said[0] != said[1] || len(words) != 3 {
-		t.Fatalf("the ranks say %q", said)
+		t.Fatalf("the ranks' output: %q", said)
 	}
 	return words[0], words[1], words[2]
 }
 
-// Processes that nobody started save and load as the ranks of a job. What they
-// staged is committed after they are gone, and the job ends; under the same key,
+// Processes without a trainer save and load as the ranks of a job. Their staged
+// saves are committed after they are gone, and the job ends. Under the same key
 // they are another attempt, which resumes.
 func TestProcessesJoin(t *testing.T) {
 	t.Parallel()
@@ -143,7 +143,7 @@ func TestProcessesJoin(t *testing.T) {
 	}
 	for _, w := range workers {
 		if w.State != projections.Exited || !w.Unseen || w.Code != -1 {
-			t.Errorf("worker %+v: nobody saw how it ended", w)
+			t.Errorf("worker %+v: unobserved end", w)
 		}
 	}
 }
@@ -188,7 +188,7 @@ func TestWrongRequests(t *testing.T) {
 	}
 }
 
-// start is a process that starts an agent, and says which.
+// start is a process that starts an agent and prints its PID.
 func start() error {
 	at, err := store.Locate(context.Background(), store.Options{Location: os.Getenv(agent.EnvStore)})
 	if err != nil {
@@ -233,7 +233,7 @@ func TestStopsIdle(t *testing.T) {
 	c := p.start("--idle=200ms")
 	ranks := join(t, c, "k", "r", 1)
 	joined := time.Now()
-	await(t, func() bool { return time.Since(joined) > 400*time.Millisecond }) // in which it must not stop
+	await(t, func() bool { return time.Since(joined) > 400*time.Millisecond }) // the agent must not stop in this time
 	commit(t, ranks, 1)
 	ranks[0].leave()
 	p.gone(c)
@@ -260,7 +260,7 @@ func TestStopWaitsForSessions(t *testing.T) {
 	o := p.options()
 	o.Limit = 300 * time.Millisecond
 	if _, _, err := agent.Start(t.Context(), p.at, o); err == nil || !strings.Contains(err.Error(), "stopping") {
-		t.Errorf("start beside an agent that is stopping: %v", err)
+		t.Errorf("start while an agent is stopping: %v", err)
 	}
 	id := commit(t, ranks, 1)
 	ranks[0].leave()
@@ -270,8 +270,8 @@ func TestStopWaitsForSessions(t *testing.T) {
 	}
 }
 
-// What all ranks have sealed is finished when the agent is told to stop now, and
-// the ranks still hear of it.
+// Saves that all ranks have sealed are finished when the agent is asked to stop
+// now, and the ranks still get the result.
 func TestStopNowFinishesWhatIsStaged(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -287,7 +287,7 @@ func TestStopNowFinishesWhatIsStaged(t *testing.T) {
 	if err := syscall.Kill(c.PID, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	await(t, func() bool { // all is finished, and the session's sockets are closed
+	await(t, func() bool { // all saves are finished, and the session's sockets are closed
 		conn, err := net.Dial("unix", ranks[0].Socket)
 		if err == nil {
 			_ = conn.Close()
@@ -295,17 +295,17 @@ func TestStopNowFinishesWhatIsStaged(t *testing.T) {
 		return err != nil
 	})
 	if got, err := asks(); err != nil || got.State != client.Committed {
-		t.Errorf("the rank that is slow to ask was told %+v, %v", got, err)
+		t.Errorf("the slow rank's result: %+v, %v", got, err)
 	}
 	p.gone(c)
 	if got, err := waited(); err != nil || got.State != client.Committed {
-		t.Errorf("the rank was told %+v, %v", got, err)
+		t.Errorf("the rank's result: %+v, %v", got, err)
 	}
 	s := p.open()
 	if trial := p.trial(s, "r"); trial.Head != saves[0].Checkpoint || trial.Status != projections.Paused {
 		t.Errorf("trial %+v, want %s and paused", trial, saves[0].Checkpoint)
 	}
-	if e := p.ended(s, ranks[0].Job); !strings.Contains(e.Reason, "told to stop") {
+	if e := p.ended(s, ranks[0].Job); !strings.Contains(e.Reason, "asked to stop") {
 		t.Errorf("job ended: %+v", e)
 	}
 	if ranks[0].proc.ProcessState != nil || syscall.Kill(ranks[0].proc.Process.Pid, 0) != nil {
@@ -313,7 +313,7 @@ func TestStopNowFinishesWhatIsStaged(t *testing.T) {
 	}
 }
 
-// A rank that waits for another is told that it waits for nothing.
+// A rank that waits for another gets an error.
 func TestStopNowEndsWaiting(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -340,8 +340,9 @@ func TestStopNowEndsWaiting(t *testing.T) {
 	}
 }
 
-// A save in whose middle a member is killed is aborted and names it; the others
-// cannot meet any more, and live. The next group waits for their end, and resumes.
+// A save during which a member is killed is aborted and names it. The other
+// members live but have no collectives any more. The next group waits for their
+// end, and resumes.
 func TestMemberKilledInASave(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -361,7 +362,7 @@ func TestMemberKilledInASave(t *testing.T) {
 	}
 	next := make(chan []*rank, 1)
 	go func() {
-		defer close(next) // also when it cannot join
+		defer close(next) // even if it cannot join
 		next <- join(t, c, "k1", "r", 2)
 	}()
 	await(t, func() bool { // both wait
@@ -406,7 +407,7 @@ func TestRunInUse(t *testing.T) {
 	if err != nil || again != ranks[0].JoinReply {
 		t.Errorf("who has lost the reply gets %+v %v, want %+v", again, err, ranks[0].JoinReply)
 	}
-	// A trainer has it, as far as the log knows.
+	// According to the log, a trainer has it.
 	_, release, err := p.open().HoldRun(t.Context(), "held", store.NewID())
 	if err != nil {
 		t.Fatal(err)
@@ -416,8 +417,8 @@ func TestRunInUse(t *testing.T) {
 	wants(t, err, http.StatusConflict, "is being run by job", "choose another run name")
 }
 
-// Nobody tells an agent that is killed how far the ranks are: the next one finds
-// what all of them had sealed, and commits it.
+// After an agent is killed, the next one finds the saves that all ranks had
+// sealed, and commits them.
 func TestAgentKilled(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -438,7 +439,7 @@ func TestAgentKilled(t *testing.T) {
 	}
 	again := join(t, p.start(), "k", "r", 2)
 	if again[0].Resume != saves[0].Checkpoint || again[0].Attempt != 2 {
-		t.Errorf("after the kill: %+v, want to go on from %s", again[0].JoinReply, saves[0].Checkpoint)
+		t.Errorf("after the kill: %+v, want to continue from %s", again[0].JoinReply, saves[0].Checkpoint)
 	}
 	loaded := together(again, func(r *rank) client.LoadReply {
 		return must[client.LoadReply](r, "load", client.LoadRequest{Strict: true, Items: []client.Item{{FQN: "v", Value: true, PerRank: true}}})
@@ -456,8 +457,8 @@ func TestAgentKilled(t *testing.T) {
 	}
 }
 
-// A save for which there is no memory is refused, says what is full, and harms no
-// other.
+// A save without memory is refused with the directory that is full, and harms no
+// other save.
 func TestNoMemory(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -468,7 +469,7 @@ func TestNoMemory(t *testing.T) {
 	commit(t, ranks, 2)
 }
 
-// A trial is completed when all ranks say so.
+// A trial is completed when all ranks report so.
 func TestDone(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -477,7 +478,7 @@ func TestDone(t *testing.T) {
 		return must[client.ReportReply](r, "report", client.Report{Step: 1, Metrics: map[string]any{"loss": 1.0}, Done: true})
 	})
 	ranks[0].leave()
-	ranks[0].leave() // once more is no harm
+	ranks[0].leave() // leaving again is harmless
 	_, err := post[client.SaveReply](t.Context(), ranks[0].Socket, ranks[0].Token, "save", client.SaveRequest{Step: 3})
 	wants(t, err, http.StatusGone, "has left")
 	ranks[1].leave()

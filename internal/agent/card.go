@@ -17,12 +17,12 @@ const (
 	socketName = "agent.sock"
 	cardName   = "agent.json"  // readable by this user alone: it has the token
 	lockName   = "agent.lock"  // held by the agent
-	startName  = "agent.start" // held by who starts one
+	startName  = "agent.start" // held by the process that starts an agent
 	logName    = "agent.log"   // of an agent that was started by [Start]
 )
 
-// Card says where an agent is. It is agent.json, and what `ckptstore agent start
-// --json` prints.
+// Card holds the address of an agent. It is the content of agent.json and the
+// output of `ckptstore agent start --json`.
 type Card struct {
 	Socket    string `json:"socket"`
 	Token     string `json:"token"` // of the header Authorization, for requests to the socket
@@ -32,12 +32,12 @@ type Card struct {
 	Version   string `json:"version"`   // of its program
 }
 
-// errHeld says that a lock is somebody else's.
+// errHeld reports that another process holds a lock.
 var errHeld = errors.New("it is locked")
 
-// lockFile takes the lock of a file, which is made, with its directory. It waits
-// for it. The owner of another store may remove both while nobody holds them, so
-// a lock counts only if its file still has its path.
+// lockFile waits for the lock of a file, which it creates with its directory. The
+// owner of another store may remove both while no process holds them, so a lock
+// counts only if its file still has its path.
 func lockFile(ctx context.Context, path string, patience time.Duration) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errHeld)
 	defer cancel()
@@ -63,7 +63,7 @@ func openLock(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 }
 
-// awaitLock returns nil when the file that it has locked has lost its path.
+// awaitLock returns nil if the file that it has locked has lost its path.
 func awaitLock(ctx context.Context, f *os.File) (*os.File, error) {
 	path := f.Name()
 	for {
@@ -89,7 +89,7 @@ func awaitLock(ctx context.Context, f *os.File) (*os.File, error) {
 	}
 }
 
-// pollEvery is the time between two looks at what other processes do.
+// pollEvery is the pause between polls of other processes.
 const pollEvery = 20 * time.Millisecond
 
 // readCard reads agent.json.
@@ -104,7 +104,7 @@ func readCard(runtime string) (c Card, err error) {
 	return c, nil
 }
 
-// publish writes agent.json, whole or not at all.
+// publish writes agent.json atomically.
 func publish(runtime string, c Card) error {
 	data, err := json.Marshal(c)
 	if err != nil {
@@ -112,15 +112,15 @@ func publish(runtime string, c Card) error {
 	}
 	path := filepath.Join(runtime, cardName)
 	if err := os.WriteFile(path+".new", append(data, '\n'), 0o600); err != nil {
-		return fmt.Errorf("say where the agent is: %w", err)
+		return fmt.Errorf("publish the agent's address: %w", err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
-		return fmt.Errorf("say where the agent is: %w", err)
+		return fmt.Errorf("publish the agent's address: %w", err)
 	}
 	return nil
 }
 
-// forget removes agent.json: nobody finds the agent any more.
+// forget removes agent.json, so that no process finds the agent.
 func forget(runtime string) error {
 	if err := os.Remove(filepath.Join(runtime, cardName)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err

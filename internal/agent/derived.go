@@ -13,13 +13,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// maxNamesakes bounds the runs that one derived name stands for.
+// maxNamesakes bounds the number of runs of one derived name.
 const maxNamesakes = 1000
 
-// joinDerived is join for a run that has its name from the script alone. While another
-// process has that run, this one is the first of NAME-2, NAME-3 and so on that no run is
-// called yet, and so it begins afresh. When there are such runs and it would resume, it
-// is refused: which of them the process is to go on with, its user must say.
+// joinDerived is join for a run whose name comes from the script alone. While
+// another process has that run, the caller joins the first of NAME-2, NAME-3 and
+// so on that no run has yet, and so begins a new run. If there are such runs and
+// it would resume, joinDerived refuses: the user must choose the run to continue.
 func (a *Agent) joinDerived(ctx context.Context, r JoinRequest) (JoinReply, error) {
 	name := r.Run
 	known, err := a.store.RunNames(ctx)
@@ -53,12 +53,12 @@ func (a *Agent) joinDerived(ctx context.Context, r JoinRequest) (JoinReply, erro
 	return JoinReply{}, problem.Errorf(problem.Conflict, "run %q and %d others of that name are in use or were used: choose a name, by CKPTSTORE_RUN or ckptstore.init(run=…)", name, maxNamesakes-2)
 }
 
-// lingers is how long the processes of a run may take to be gone: who starts a program
-// again at once after it was killed finds its run free.
+// lingers is how long the processes of a run may take to disappear: a program
+// that is killed and started again at once finds its run free.
 const lingers = 500 * time.Millisecond
 
-// taken reports whether a live job has a run, here or elsewhere. One of this agent's
-// that is about to end is waited for by join.
+// taken reports whether a live job has a run, in this agent or elsewhere. join
+// waits for an ending job of this agent.
 func (a *Agent) taken(ctx context.Context, run string) (bool, error) {
 	for end := time.Now().Add(lingers); ; {
 		a.mu.Lock()
@@ -84,7 +84,8 @@ func isTaken(err error) bool {
 	return errors.As(err, new(occupiedError)) || errors.As(err, new(*store.RunningError))
 }
 
-// ambiguous refuses to resume a run by a derived name where there are others of it.
+// ambiguous refuses to resume a run by a derived name if other runs have that
+// name.
 func (a *Agent) ambiguous(ctx context.Context, r JoinRequest) error {
 	if r.Resume != "auto" && r.Resume != "require" {
 		return nil
@@ -97,6 +98,6 @@ func (a *Agent) ambiguous(ctx context.Context, r JoinRequest) error {
 	for _, n := range all {
 		texts = append(texts, fmt.Sprintf("%s (step %d)", n.Run, n.Step))
 	}
-	return problem.Errorf(problem.Conflict, "run %q has its name from the script alone, and there are checkpoints of several: %s: say which of them to go on with, by CKPTSTORE_RUN=%s or ckptstore.init(run=…), or begin afresh with resume=\"none\"",
+	return problem.Errorf(problem.Conflict, "run %q has its name from the script alone, and there are checkpoints of several: %s: choose one to continue, by CKPTSTORE_RUN=%s or ckptstore.init(run=…), or begin afresh with resume=\"none\"",
 		r.Run, strings.Join(texts, ", "), all[0].Run)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/agent"
 )
 
-// script joins a process whose run has its name from its script alone.
+// script joins a process whose run is named by its script alone.
 func script(t *testing.T, c agent.Card, key, resume string) (*rank, error) {
 	t.Helper()
 	r := &rank{t: t, proc: sleeper(t)}
@@ -21,8 +21,8 @@ func script(t *testing.T, c agent.Card, key, resume string) (*rank, error) {
 	return r, err
 }
 
-// TestDerivedName: of two processes of one script each has a run of its own; when both
-// runs have checkpoints, the next process is told to say which it means.
+// TestDerivedName checks that each of two processes of one script has its own
+// run. When both runs have checkpoints, the next process is asked to choose one.
 func TestDerivedName(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -42,9 +42,9 @@ func TestDerivedName(t *testing.T) {
 	}
 	commit(t, []*rank{first}, 1)
 	first.leave()
-	again := named("d", "train") // at once: the one before is about to end
+	again := named("d", "train") // at once: the previous process is about to end
 	if again.Resume == "" {
-		t.Error("it does not go on with what is there")
+		t.Error("it does not continue the existing run")
 	}
 	commit(t, []*rank{second}, 2)
 	third.leave()
@@ -54,15 +54,15 @@ func TestDerivedName(t *testing.T) {
 	if fresh, err := script(t, c, "f", "none"); err != nil || fresh.Run != "train" || fresh.Resume != "" {
 		t.Errorf("afresh: run %q from %q, %v", fresh.Run, fresh.Resume, err)
 	}
-	named("g", "train-4") // which is new, for train-3 was another's
+	named("g", "train-4") // new, since train-3 was another process's
 	in := request("h", "train", 0, 2, sleeper(t).Process.Pid)
 	in.Derived = true
 	_, err = post[agent.JoinReply](t.Context(), c.Socket, c.Token, "join", in)
 	wants(t, err, http.StatusBadRequest, "has a name that was given")
 }
 
-// TestDerivedAfterKill: who starts a program again at once after it was killed goes on
-// with its run.
+// TestDerivedAfterKill checks that a program that is killed and started again at
+// once continues with its run.
 func TestDerivedAfterKill(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)

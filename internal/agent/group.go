@@ -13,31 +13,31 @@ import (
 
 // State of a group.
 const (
-	joining = "joining" // not all ranks are there
-	running = "running" // it is complete
-	ending  = "ending"  // all members are gone, and what they had staged is finished
+	joining = "joining" // not all ranks have joined
+	running = "running" // all ranks have joined
+	ending  = "ending"  // all members are gone; their staged saves are being finished
 )
 
-// group is the processes of one key. All of it is under the lock of the agent,
-// but what is written before ready is closed.
+// group is the processes of one key. The lock of the agent guards all of it,
+// except the fields written before ready is closed.
 type group struct {
 	JoinRequest // of the first member
 	state       string
 	members     map[int]*member
-	late        *time.Timer // ends a group that is not complete
+	late        *time.Timer // ends an incomplete group
 	ready       chan struct{}
 	over        chan struct{} // closed when the session has ended
 
-	parted map[int]bool // ranks that take no part any more
+	parted map[int]bool // ranks that have left
 	ends   chan launch.MemberEnd
-	holds  bool // the run is this group's, of those of this agent
+	holds  bool // of the groups of this agent, this one has the run
 
 	job     string
 	serving launch.Serving
 	err     error // why there is no session
 }
 
-// agrees refuses a member that belongs to another group.
+// agrees refuses a member that does not fit the group.
 func (g *group) agrees(r JoinRequest) error {
 	differ := func(what string, mine, other any) error {
 		return problem.Errorf(problem.Conflict, "rank %d joins with %s %v, and others of its key with %v: give all ranks of a group the same, and each group a key of its own", r.Rank, what, mine, other)
@@ -57,15 +57,15 @@ func (g *group) agrees(r JoinRequest) error {
 	return nil
 }
 
-// occupiedError says that a run is another session's.
+// occupiedError reports that another session has the run.
 type occupiedError struct{ error }
 
-// occupied is the refusal of another session of the group's run.
+// occupied returns the refusal of another session of the group's run.
 func (g *group) occupied() error {
 	return problem.Wrap(problem.Conflict, occupiedError{fmt.Errorf("run %q is in use: job %s of this agent has the processes %v: wait for them or end them, or choose another run name, by CKPTSTORE_RUN or ckptstore.init(run=…)", g.Run, g.job, g.pids())})
 }
 
-// pids are the members that take part, by rank.
+// pids returns the processes of the members that have not left, by rank.
 func (g *group) pids() []int {
 	pids := []int{}
 	for rank := range g.WorldSize {
@@ -86,18 +86,18 @@ func (g *group) status() SessionStatus {
 	return s
 }
 
-// withdraw takes out a member whose request has ended before the group was
+// withdraw removes a member whose request has ended before the group was
 // complete.
 func (a *Agent) withdraw(g *group, m *member) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if g.state != joining || g.members[m.rank] != m {
-		return // its end is told by its process
+		return // the end of its process is noticed otherwise
 	}
 	delete(g.members, m.rank)
 	m.forget()
 	if len(g.members) == 0 {
-		a.fail(g, fmt.Errorf("nobody joins run %q any more", g.Run))
+		a.fail(g, fmt.Errorf("no process joins run %q any more", g.Run))
 	}
 }
 
@@ -117,7 +117,7 @@ func (a *Agent) tooLate(g *group) {
 	a.fail(g, problem.Errorf(problem.Late, "ranks %v of %d have not joined run %q within %v; those that have are the processes %v: every rank of a group must join, with the same key", absent, g.WorldSize, g.Run, a.cfg.Join, g.pids()))
 }
 
-// lost takes note of the end of a member's process.
+// lost handles the end of a member's process.
 func (a *Agent) lost(g *group, m *member) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -130,7 +130,7 @@ func (a *Agent) lost(g *group, m *member) {
 	}
 }
 
-// part takes out a rank, once. The caller holds the lock.
+// part removes a rank, once. The caller holds the lock.
 func (g *group) part(e launch.MemberEnd) {
 	if g.parted[e.Rank] {
 		return
@@ -142,7 +142,7 @@ func (g *group) part(e launch.MemberEnd) {
 	g.ends <- e // there is room for each rank
 }
 
-// fail ends a group of which nothing becomes. The caller holds the lock.
+// fail ends a group without a session. The caller holds the lock.
 func (a *Agent) fail(g *group, err error) {
 	if a.groups[g.Key] == g {
 		delete(a.groups, g.Key)
@@ -162,7 +162,7 @@ func (a *Agent) fail(g *group, err error) {
 	a.move()
 }
 
-// began reports whether the group's members were told what becomes of it.
+// began reports whether the group's members have their outcome.
 func (g *group) began() bool {
 	select {
 	case <-g.ready:

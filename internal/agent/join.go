@@ -13,9 +13,9 @@ import (
 // JoinRequest makes a process one rank of a group.
 type JoinRequest struct {
 	Protocols []int          `json:"protocols"`
-	Key       string         `json:"key"` // the same on all ranks of the group, and of no other
+	Key       string         `json:"key"` // the same on all ranks of the group, and on no others
 	Run       string         `json:"run"`
-	Derived   bool           `json:"derived,omitempty"` // nobody gave the run this name: see Agent.joinDerived
+	Derived   bool           `json:"derived,omitempty"` // the run's name is not the user's: see Agent.joinDerived
 	Trial     string         `json:"trial,omitempty"`   // default main
 	Rank      int            `json:"rank"`
 	WorldSize int            `json:"world_size"`
@@ -24,7 +24,7 @@ type JoinRequest struct {
 	Config    map[string]any `json:"config,omitempty"` // of the trial, when it is new
 }
 
-// JoinReply says where a rank is served from now on.
+// JoinReply tells a rank the socket that serves it from now on.
 type JoinReply struct {
 	Run     string `json:"run"`
 	Socket  string `json:"socket"`
@@ -40,7 +40,7 @@ const maxWorld = 4096
 // maxKey bounds the length of a key, in bytes.
 const maxKey = 1024
 
-// check refuses what no group can be, and sets defaults.
+// check refuses impossible groups, and sets defaults.
 func (r *JoinRequest) check() error {
 	if r.Trial == "" {
 		r.Trial = projections.DefaultTrial
@@ -58,7 +58,7 @@ func (r *JoinRequest) check() error {
 	case r.Derived && r.WorldSize > 1:
 		return problem.Errorf(problem.Invalid, "the name of run %q is derived, and %d ranks join it: a group's run has a name that was given", r.Run, r.WorldSize)
 	case r.PID < 0:
-		return problem.Errorf(problem.Invalid, "process %d is none", r.PID)
+		return problem.Errorf(problem.Invalid, "process %d does not exist", r.PID)
 	}
 	if err := store.ValidRun(r.Run); err != nil {
 		return problem.Errorf(problem.Invalid, "run %q: %w: choose another name", r.Run, err)
@@ -86,7 +86,7 @@ func (a *Agent) onJoin(ctx context.Context, r JoinRequest) (JoinReply, error) {
 	return a.join(ctx, r)
 }
 
-// join makes a process a member of a group, and waits until that is served.
+// join makes a process a member of a group, and waits until the group is served.
 func (a *Agent) join(ctx context.Context, r JoinRequest) (JoinReply, error) {
 	m, err := enlist(ctx, r.Rank, r.PID)
 	if err != nil {
@@ -109,8 +109,8 @@ func (a *Agent) join(ctx context.Context, r JoinRequest) (JoinReply, error) {
 	return JoinReply{Run: g.Run, Socket: g.serving.Sockets[r.Rank], Token: g.serving.Tokens[r.Rank], Job: g.job, Attempt: g.serving.Attempt, Resume: g.serving.Resume}, nil
 }
 
-// enter makes a process a member of its group. A group of the same key whose
-// members go away is waited for.
+// enter makes a process a member of its group. It waits for a group of the same
+// key whose members are leaving.
 func (a *Agent) enter(ctx context.Context, r JoinRequest, m *member) (*group, error) {
 	limit := time.NewTimer(a.cfg.Handover)
 	defer limit.Stop()
@@ -129,8 +129,8 @@ func (a *Agent) enter(ctx context.Context, r JoinRequest, m *member) (*group, er
 	}
 }
 
-// tryEnter gives the group that the process is in now, or the one whose end it
-// must wait for, with the error if that does not come.
+// tryEnter returns the group that the process has entered, or the group whose end
+// it must wait for, with the error to return if that end does not come.
 func (a *Agent) tryEnter(r JoinRequest, m *member) (g, old *group, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -141,7 +141,7 @@ func (a *Agent) tryEnter(r JoinRequest, m *member) (g, old *group, err error) {
 		was := g.members[r.Rank]
 		switch {
 		case g.state != joining && was.pid == m.pid && !g.parted[r.Rank]:
-			m.forget() // it has lost the reply
+			m.forget() // the reply to it was lost
 			return g, nil, nil
 		case g.state != joining:
 			err := problem.Errorf(problem.Conflict, "rank %d has joined job %s of run %q already, as process %d: each process has its own rank, and a restarted group its own key", r.Rank, g.job, g.Run, was.pid)
@@ -185,12 +185,12 @@ func (a *Agent) tryEnter(r JoinRequest, m *member) (g, old *group, err error) {
 	return g, nil, nil
 }
 
-// refusal says that no session is taken any more. The caller holds the lock.
+// refusal reports that no more sessions are taken. The caller holds the lock.
 func (a *Agent) refusal() error {
 	return problem.Errorf(problem.Unavailable, "the agent (process %d) is stopping (%s) and takes no new sessions: when it has ended, `ckptstore agent start` starts another", a.card.PID, a.stopping)
 }
 
-// inUse refuses a run of which all members of a session live. The caller holds
+// inUse refuses a run whose session has all its members alive. The caller holds
 // the lock.
 func (a *Agent) inUse(run string) error {
 	for _, g := range a.groups {

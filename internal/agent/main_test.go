@@ -30,7 +30,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// patience is how long a test waits for what must come.
+// patience bounds the wait for expected events.
 const patience = 60 * time.Second
 
 // The test binary is also the agent that it starts, and members of its groups.
@@ -174,7 +174,7 @@ func (p *place) gone(c agent.Card) {
 	}
 }
 
-// open opens the store beside its agent.
+// open opens the store while its agent runs.
 func (p *place) open() *store.Store {
 	p.t.Helper()
 	s, err := store.Open(p.t.Context(), store.Options{Location: p.at.Location, Patience: patience})
@@ -209,7 +209,7 @@ func (p *place) ended(s *store.Store, job string) *events.JobEnded {
 	return nil
 }
 
-// started is what the log has of the start of a job.
+// started returns the log's record of the start of a job.
 func (p *place) started(s *store.Store, job string) projections.Job {
 	p.t.Helper()
 	rows, err := query.Ask(p.t.Context(), s.Views(), query.Launches, query.Params{Run: "real"})
@@ -288,7 +288,7 @@ func wants(t *testing.T, err error, status int, words ...string) {
 	}
 }
 
-// sleeper is a process for which the test speaks.
+// sleeper is a process on whose behalf the test makes requests.
 func sleeper(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")

@@ -21,11 +21,11 @@ type member struct {
 	rank   int
 	pid    int
 	gone   chan struct{} // closed when the process has ended
-	forgot chan struct{} // closed when nobody wants to know any more
+	forgot chan struct{} // closed when the watch ends
 	forget func()        // ends the watch
 }
 
-// enlist watches the process that the caller of a request says it is.
+// enlist watches the process that the caller of a request names.
 func enlist(ctx context.Context, rank, pid int) (*member, error) {
 	caller, uid, err := peer.Who(ctx)
 	if err != nil {
@@ -53,12 +53,12 @@ func enlist(ctx context.Context, rank, pid int) (*member, error) {
 }
 
 func gone(rank, pid int) error {
-	return problem.Errorf(problem.Conflict, "rank %d: process %d is gone: the process that joins must be the one that trains, and live", rank, pid)
+	return problem.Errorf(problem.Conflict, "rank %d: process %d is gone: the process that joins must be the training process, and alive", rank, pid)
 }
 
-// same is the number under which this process sees the one that joins: the
-// caller itself, which may have another number of its own in a container, or, when
-// it speaks for another one, that one, if it is of the same user.
+// same returns the number under which this process sees the joining process. That
+// is the caller, which may have another number inside a container, or another
+// process of the same user that the caller joins for.
 func same(caller, uid, rank, pid int) (int, error) {
 	if pid == 0 || pid == caller || pid == numberInside(caller) {
 		return caller, nil
@@ -76,8 +76,8 @@ func same(caller, uid, rank, pid int) (int, error) {
 	return pid, nil
 }
 
-// numberInside is the number that a process has in its own space of numbers; 0
-// when the system does not say.
+// numberInside returns the number of a process in its own PID namespace, or 0 if
+// the system does not reveal it.
 func numberInside(pid int) int {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -109,7 +109,8 @@ func (m *member) lives() bool {
 	}
 }
 
-// command is the command line of the process, for the log; nil when it is gone.
+// command returns the command line of the process, for the log, or nil if it is
+// gone.
 func (m *member) command() []string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", m.pid))
 	if err != nil || len(text) == 0 {

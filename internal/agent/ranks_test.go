@@ -18,7 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// rank is one rank of a session, for which the test speaks.
+// rank is one rank of a session, whose requests the test makes.
 type rank struct {
 	t    *testing.T
 	n    int
@@ -26,12 +26,12 @@ type rank struct {
 	agent.JoinReply
 }
 
-// request is a request to join.
+// request returns a request to join.
 func request(key, run string, n, world, pid int) agent.JoinRequest {
 	return agent.JoinRequest{Protocols: session.Protocols(), Key: key, Run: run, Rank: n, WorldSize: world, PID: pid}
 }
 
-// join makes processes that sleep the ranks of a group.
+// join makes sleeping processes the ranks of a group.
 func join(t *testing.T, c agent.Card, key, run string, world int) []*rank {
 	t.Helper()
 	ranks := make([]*rank, world)
@@ -56,7 +56,7 @@ func join(t *testing.T, c agent.Card, key, run string, world int) []*rank {
 	return ranks
 }
 
-// must makes a request of the rank that is answered well.
+// must makes a request of the rank that must succeed.
 func must[Out any](r *rank, name string, in any) Out {
 	r.t.Helper()
 	out, err := post[Out](r.t.Context(), r.Socket, r.Token, name, in)
@@ -90,13 +90,13 @@ func (r *rank) write(s client.SaveReply, data []byte, at int64) {
 	}
 }
 
-// mark says in the slot that it is complete.
+// mark marks the slot as complete.
 func (r *rank) mark(s client.SaveReply) {
 	r.t.Helper()
 	r.write(s, binary.LittleEndian.AppendUint64(nil, s.Generation), 8)
 }
 
-// seal says so to the agent too.
+// seal reports to the agent that the slot is complete.
 func (r *rank) seal(s client.SaveReply) {
 	r.t.Helper()
 	r.mark(s)
@@ -108,14 +108,15 @@ func (r *rank) wait(id, state string) client.WaitReply {
 	return must[client.WaitReply](r, "wait", client.WaitRequest{Checkpoint: id, State: state})
 }
 
-// written is a context for one request, and what is closed when that is sent.
+// written returns a context for one request, and a channel that is closed when
+// the request is sent.
 func written(ctx context.Context) (context.Context, <-chan struct{}) {
 	sent := make(chan struct{})
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(sent) }}), sent
 }
 
-// waits is wait in two halves: when it returns, the request is on its way; what it
-// returns waits for the reply.
+// waits is wait in two halves: when it returns, the request is on its way; the
+// returned function waits for the reply.
 func (r *rank) waits(id, state string) func() (client.WaitReply, error) {
 	r.t.Helper()
 	ctx, sent := written(r.t.Context())
@@ -138,8 +139,8 @@ func (r *rank) waits(id, state string) func() (client.WaitReply, error) {
 	}
 }
 
-// asks is wait of which only the beginning is sent; what it returns sends the rest,
-// and waits for the reply.
+// asks sends only the beginning of a wait request; the returned function sends
+// the rest, and waits for the reply.
 func (r *rank) asks(id, state string) func() (client.WaitReply, error) {
 	r.t.Helper()
 	conn, err := net.Dial("unix", r.Socket)
@@ -174,7 +175,7 @@ func (r *rank) leave() {
 	must[struct{}](r, "leave", struct{}{})
 }
 
-// together does the same for all ranks at once.
+// together calls do for all ranks at once.
 func together[Out any](ranks []*rank, do func(*rank) Out) []Out {
 	out := make([]Out, len(ranks))
 	done := make(chan struct{}, len(ranks))

@@ -27,8 +27,8 @@ type server struct {
 	done chan error
 }
 
-// listen opens the agent's socket. The caller holds the agent's lock, so a socket
-// that is there is a dead one's.
+// listen opens the agent's socket. The caller holds the agent's lock, so an
+// existing socket belongs to a dead agent.
 func (a *Agent) listen() (*server, error) {
 	path := filepath.Join(a.at.Runtime, socketName)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -53,12 +53,12 @@ func (a *Agent) listen() (*server, error) {
 	return s, nil
 }
 
-// replyLimit is how long the last replies may take, as that to who has asked the
-// agent to stop.
+// replyLimit is how long the last replies may take, such as that to the stop
+// request.
 const replyLimit = 2 * time.Second
 
-// close ends the server; its socket is removed. Requests that go on for longer
-// than a reply takes are cut off.
+// close ends the server and removes its socket. It cuts off requests that last
+// longer than a reply takes.
 func (s *server) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), replyLimit)
 	defer cancel()
@@ -97,7 +97,7 @@ func (a *Agent) handler() http.Handler {
 	})
 }
 
-// speaks refuses a client with which the agent has no version in common.
+// speaks refuses a client that shares no protocol version with the agent.
 func (a *Agent) speaks(protocols []int) error {
 	if slices.ContainsFunc(protocols, func(v int) bool { return slices.Contains(a.card.Protocols, v) }) {
 		return nil
@@ -106,24 +106,24 @@ func (a *Agent) speaks(protocols []int) error {
 		protocols, a.card.PID, a.cfg.Version, a.card.Protocols, a.at.Location)
 }
 
-// StatusRequest asks how an agent fares.
+// StatusRequest asks for the status of an agent.
 type StatusRequest struct {
-	Use bool `json:"use,omitempty"` // the agent is about to be used: it does not stop idle right now
+	Use bool `json:"use,omitempty"` // the agent is about to be used, so it must not stop as idle now
 }
 
-// Status is how an agent fares.
+// Status is the state of an agent.
 type Status struct {
 	PID       int             `json:"pid"`
 	Version   string          `json:"version"`
 	Protocols []int           `json:"protocols"`
 	Store     string          `json:"store"`
 	Location  string          `json:"location"`
-	Stopping  string          `json:"stopping,omitempty"` // why no session is taken any more
-	Busy      string          `json:"busy,omitempty"`     // what but sessions keeps it from stopping
+	Stopping  string          `json:"stopping,omitempty"` // why no more sessions are taken
+	Busy      string          `json:"busy,omitempty"`     // what other than sessions keeps it from stopping
 	Sessions  []SessionStatus `json:"sessions"`
 }
 
-// SessionStatus is one group of processes at an agent.
+// SessionStatus is the state of one group of processes at an agent.
 type SessionStatus struct {
 	Run       string `json:"run"`
 	Trial     string `json:"trial"`
@@ -131,7 +131,7 @@ type SessionStatus struct {
 	Attempt   int    `json:"attempt,omitempty"`
 	State     string `json:"state"` // joining, running or ending
 	WorldSize int    `json:"world_size"`
-	PIDs      []int  `json:"pids"` // of the members that take part
+	PIDs      []int  `json:"pids"` // of the members that have not left
 }
 
 func (a *Agent) onStatus(_ context.Context, r StatusRequest) (Status, error) {

@@ -13,13 +13,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// run is the life of a group that is complete.
+// run runs a complete group to its end.
 func (a *Agent) run(g *group) {
 	err := a.serve(g)
 	if err != nil {
-		a.log.Warn("a session has ended with an error", "run", g.Run, "job", g.job, "error", err)
+		a.log.Warn("session failed", "run", g.Run, "job", g.job, "error", err)
 	} else {
-		a.log.Info("a session has ended", "run", g.Run, "job", g.job)
+		a.log.Info("session ended", "run", g.Run, "job", g.job)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -29,8 +29,8 @@ func (a *Agent) run(g *group) {
 	a.fail(g, refused(err))
 }
 
-// refused returns the error of a session to its ranks: where another process has
-// the run, it names the way out.
+// refused returns the error of a session to its ranks. If another process has the
+// run, it adds the next step.
 func refused(err error) error {
 	if !problem.Given(err) && errors.As(err, new(*store.RunningError)) {
 		return fmt.Errorf("%w, or choose another run name", err)
@@ -38,7 +38,7 @@ func refused(err error) error {
 	return err
 }
 
-// serve runs the session of a group, when that of its run before it has ended.
+// serve runs the session of a group, after the run's previous session has ended.
 func (a *Agent) serve(g *group) (err error) {
 	if err := a.succeed(g); err != nil {
 		return err
@@ -75,7 +75,8 @@ func (a *Agent) serve(g *group) (err error) {
 	})
 }
 
-// succeed waits for the end of a session of the same run whose members go away.
+// succeed waits for the end of a session of the same run whose members are
+// leaving.
 func (a *Agent) succeed(g *group) error {
 	began := time.Now()
 	for {
@@ -96,9 +97,9 @@ func (a *Agent) succeed(g *group) error {
 	}
 }
 
-// before is a session of the run of g that has not ended, and how long it is
-// waited for: not at all while all its members live, and as long as it may take
-// to finish what is staged when none does. When there is none, the run is g's.
+// before returns an unfinished session of the run of g, and how long to wait for
+// it: not at all while all its members live, and as long as finishing its saves
+// may take when none does. If there is none, g gets the run.
 func (a *Agent) before(g *group) (*group, time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -24,28 +24,27 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// ErrNoAgent says that no agent serves a store.
+// ErrNoAgent reports that no agent serves a store.
 var ErrNoAgent = problem.New(problem.NotFound, "no agent serves this store")
 
-// ErrVersions says that an agent and a client have no version of the protocol in
-// common.
+// ErrVersions reports that an agent and a client share no protocol version.
 var ErrVersions = errors.New("the agent is of another version")
 
-// EnvStore tells an agent which store it is to serve.
+// EnvStore names the store that an agent serves.
 const EnvStore = "CKPTSTORE_STORE"
 
-// StartOptions say how an agent is started.
+// StartOptions configure the start of an agent.
 type StartOptions struct {
 	Program string        // path of ckptstore
-	Args    []string      // after `agent`; the store is told by $CKPTSTORE_STORE
+	Args    []string      // after `agent`; the store is passed in $CKPTSTORE_STORE
 	Version string        // of the caller's program, for messages
 	Limit   time.Duration // until the agent answers
 }
 
-// Start gives the agent of a store, and starts one that goes on in the
-// background when none answers. Of several processes that call it at once, one
-// starts it. An agent that is stopping is waited for. started says whether this
-// call started it, with the arguments of the options.
+// Start returns the agent of a store. If none answers, it starts an agent that
+// continues in the background. Of several concurrent callers, one starts it.
+// Start waits for an agent that is stopping. started reports whether this call
+// started the agent, with the arguments of the options.
 func Start(ctx context.Context, at store.Whereabouts, o StartOptions) (_ Card, started bool, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Limit)
 	defer cancel()
@@ -78,10 +77,10 @@ func Start(ctx context.Context, at store.Whereabouts, o StartOptions) (_ Card, s
 	return c, err == nil, err
 }
 
-// errStopping is about an agent that takes no new sessions.
+// errStopping reports that an agent takes no new sessions.
 var errStopping = errors.New("the agent is stopping")
 
-// usable is the agent that answers, if it takes sessions of this program.
+// usable returns the agent that answers, if it takes sessions of this program.
 func usable(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, error) {
 	c, err := readCard(at.Runtime)
 	if err != nil {
@@ -96,14 +95,14 @@ func usable(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, er
 	}
 	own := session.Protocols()
 	if !slices.ContainsFunc(own, func(v int) bool { return slices.Contains(s.Protocols, v) }) {
-		return c, fmt.Errorf("%w: that of %s (process %d, version %s) speaks protocol versions %v, this program (version %s) speaks %v: upgrade the older of the two; when that is the agent, run `ckptstore agent stop --store %s`, and it is started anew",
+		return c, fmt.Errorf("%w: that of %s (process %d, version %s) speaks protocol versions %v, this program (version %s) speaks %v: upgrade the older of the two; when that is the agent, run `ckptstore agent stop --store %s`, and it is started again",
 			ErrVersions, at.Name, s.PID, s.Version, s.Protocols, o.Version, own, at.Name)
 	}
 	return c, nil
 }
 
-// launch starts an agent and waits until it answers. The caller holds the lock of
-// starting.
+// startAgent starts an agent and waits until it answers. The caller holds the
+// start lock.
 func startAgent(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, error) {
 	path := filepath.Join(at.Runtime, logName)
 	log, err := openLog(path)
@@ -117,12 +116,13 @@ func startAgent(ctx context.Context, at store.Whereabouts, o StartOptions) (Card
 	}
 	cmd := exec.Command(o.Program, append([]string{"agent"}, o.Args...)...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, "/"
-	// What a trainer has told this process is not about the agent, which lives on.
+	// A trainer's variables in this environment do not concern the agent, which
+	// outlives this process.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
 		return slices.Contains([]string{client.EnvJob, client.EnvSocket, client.EnvToken, client.EnvRPC, EnvStore}, name)
 	})
-	cmd.Env = append(cmd.Env, EnvStore+"="+at.Location) // a URL may have a password, and arguments are seen by others
+	cmd.Env = append(cmd.Env, EnvStore+"="+at.Location) // not an argument: a URL may have a password, and other users see arguments
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return Card{}, fmt.Errorf("start an agent of %s: %w", at.Name, err)
@@ -139,7 +139,7 @@ func startAgent(ctx context.Context, at store.Whereabouts, o StartOptions) (Card
 		case err := <-ended:
 			return Card{}, fmt.Errorf("start an agent of %s: it has ended at once: %w: its log, %s, ends with:\n%s", at.Name, cmpErr(err), path, tail(path, from))
 		case <-ctx.Done():
-			_ = cmd.Process.Kill() // it is of no use, and holds the store
+			_ = cmd.Process.Kill() // it is useless, and holds the store
 			return Card{}, fmt.Errorf("start an agent of %s: it does not answer within %v: its log, %s, ends with:\n%s", at.Name, o.Limit, path, tail(path, from))
 		case <-time.After(pollEvery):
 		}
@@ -153,11 +153,11 @@ func cmpErr(err error) error {
 	return err
 }
 
-// maxLog is the size from which on an agent's log is begun anew, in bytes.
+// maxLog is the size in bytes from which an agent's log is rotated.
 const maxLog = 1 << 20
 
-// openLog opens the log of agents that run in the background. A large one
-// is kept beside as agent.log.1.
+// openLog opens the log of background agents. A large log is first renamed to
+// agent.log.1.
 func openLog(path string) (*os.File, error) {
 	if info, err := os.Stat(path); err == nil && info.Size() > maxLog {
 		if err := os.Rename(path, path+".1"); err != nil {
@@ -171,10 +171,10 @@ func openLog(path string) (*os.File, error) {
 	return f, nil
 }
 
-// maxTail bounds what an error quotes of a log, in bytes.
+// maxTail bounds the part of a log that an error quotes, in bytes.
 const maxTail = 4 << 10
 
-// tail is the end of what was written to a file from an offset on.
+// tail returns the end of a file's content after an offset.
 func tail(path string, from int64) string {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -184,7 +184,7 @@ func tail(path string, from int64) string {
 	return string(bytes.TrimSpace(text[max(0, len(text)-maxTail):]))
 }
 
-// Find gives the agent of a store; [ErrNoAgent] when none answers.
+// Find returns the agent of a store, or [ErrNoAgent] if none answers.
 func Find(ctx context.Context, at store.Whereabouts) (Card, Status, error) {
 	c, err := readCard(at.Runtime)
 	if errors.Is(err, os.ErrNotExist) {
@@ -200,17 +200,18 @@ func Find(ctx context.Context, at store.Whereabouts) (Card, Status, error) {
 	return c, s, err
 }
 
-// Ask asks an agent how it fares. With use, it does not stop idle right now.
+// Ask returns the status of an agent. With use, the agent does not stop as idle
+// right now.
 func Ask(ctx context.Context, c Card, use bool) (s Status, err error) {
 	return s, call(ctx, c, "status", StatusRequest{Use: use}, &s)
 }
 
-// Stop asks an agent to stop, and gives what it has then; see [Agent.Stop].
+// Stop asks an agent to stop, and returns its status then; see [Agent.Stop].
 func Stop(ctx context.Context, c Card, r StopRequest) (s Status, err error) {
 	return s, call(ctx, c, "stop", r, &s)
 }
 
-// Gone waits until an agent has ended, and has let go of the store.
+// Gone waits until an agent has ended and released the store.
 func Gone(ctx context.Context, c Card) error {
 	for {
 		if _, err := Ask(ctx, c, false); errors.Is(err, errSilent) {
@@ -228,8 +229,8 @@ func Gone(ctx context.Context, c Card) error {
 	}
 }
 
-// errSilent says that nobody listens on an agent's socket.
-var errSilent = errors.New("nobody listens")
+// errSilent reports that no process listens on an agent's socket.
+var errSilent = errors.New("no process listens")
 
 // call makes one request.
 func call(ctx context.Context, c Card, name string, in, out any) error {

@@ -1,6 +1,6 @@
-// Package backstop ends a program that was told to end and does not: a disk
-// that does not answer can hold any part of it, in places that no deadline of
-// the program reaches.
+// Package backstop ends a program that does not end when asked: a disk that does
+// not answer can block any part of it, in places that no deadline of the program
+// reaches.
 package backstop
 
 import (
@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// After exits the process with code when limit has passed, unless stop is
-// called first. Before, it writes what was waited for to w, which may block no
+// After exits the process with code when limit has passed, unless stop is called
+// first. Before it exits, it writes to w what it waited for; w must not block for
 // longer than a second.
 func After(limit time.Duration, w io.Writer, program string, why string, code int) (stop func() bool) {
 	return time.AfterFunc(limit, func() {
@@ -29,7 +29,7 @@ func After(limit time.Duration, w io.Writer, program string, why string, code in
 	}).Stop
 }
 
-// AfterDone is [After], from the end of ctx on.
+// AfterDone is [After], counted from the end of ctx.
 func AfterDone(ctx context.Context, limit time.Duration, w io.Writer, program string, code int) (stop func()) {
 	ended := make(chan struct{})
 	go func() {

@@ -14,7 +14,7 @@ import (
 
 const stuckEnv = "CKPTSTORE_TEST_STUCK"
 
-// A program that is stuck exits with its code and says why, and one that ends
+// A stuck program exits with its code and prints the reason; a program that ends
 // in time is left alone.
 func TestBackstop(t *testing.T) {
 	switch os.Getenv(stuckEnv) {
@@ -38,7 +38,7 @@ func TestBackstop(t *testing.T) {
 			t.Errorf("stuck %s: exit code %d, want %d: %v\n%s", how, got, want, err, out)
 		}
 		if want != 0 && !strings.Contains(string(out), "told to end (by the test), and did not end within 50ms") {
-			t.Errorf("stuck %s, it says %s", how, out)
+			t.Errorf("stuck %s: output %s", how, out)
 		}
 	}
 }

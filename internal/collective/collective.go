@@ -15,13 +15,13 @@ const (
 	unencodable = math.MaxUint64
 )
 
-// AllGatherObject gives the objects of all ranks in rank order, on every rank.
+// AllGatherObject returns the objects of all ranks in rank order, on every rank.
 // In a group of one rank that is v itself, not encoded. A []byte is sent as it
 // is; nil arrives as an empty slice.
 //
-// An object that cannot be encoded, or is larger than [Options.MaxBytes], is
-// an error on every rank that names the rank it came from; the group stays
-// usable. Nothing is allocated for sizes over that limit.
+// An object that cannot be encoded, or is larger than [Options.MaxBytes], is an
+// error on every rank, which names the object's rank. The group stays usable.
+// Nothing is allocated for sizes over that limit.
 func AllGatherObject[T any](ctx context.Context, g *Group, v T) ([]T, error) {
 	if g.Size() == 1 {
 		if err := ctx.Err(); err != nil {
@@ -43,8 +43,8 @@ func AllGatherObject[T any](ctx context.Context, g *Group, v T) ([]T, error) {
 	return objects, nil
 }
 
-// BroadcastObject gives root's object on every rank; v of the others does not
-// matter. In a group of one rank that is v itself, not encoded. Errors are as
+// BroadcastObject returns root's object on every rank; the v of other ranks is
+// ignored. In a group of one rank that is v itself, not encoded. Errors are as
 // with [AllGatherObject].
 func BroadcastObject[T any](ctx context.Context, g *Group, root int, v T) (T, error) {
 	var none T
@@ -76,9 +76,9 @@ func BroadcastObject[T any](ctx context.Context, g *Group, root int, v T) (T, er
 	return object, nil
 }
 
-// AllGatherBytes gives the bytes of all ranks in rank order, on every rank;
-// lengths may differ. The result belongs to the caller and own is not kept.
-// Errors are as with [AllGatherObject].
+// AllGatherBytes returns the bytes of all ranks in rank order, on every rank;
+// lengths may differ. The caller owns the result, and own is not retained. Errors
+// are as with [AllGatherObject].
 func (g *Group) AllGatherBytes(ctx context.Context, own []byte) ([][]byte, error) {
 	if g.Size() == 1 {
 		if err := ctx.Err(); err != nil {
@@ -93,8 +93,8 @@ func (g *Group) AllGatherBytes(ctx context.Context, own []byte) ([][]byte, error
 	return parts, nil
 }
 
-// allGather is the protocol behind both gathers. encodeErr is why this rank
-// has nothing to send.
+// allGather is the protocol of both gathers. encodeErr is the reason why this
+// rank has nothing to send.
 func (g *Group) allGather(ctx context.Context, own []byte, encodeErr error) ([][]byte, error) {
 	ctx, end, err := g.begin(ctx)
 	if err != nil {
@@ -138,7 +138,7 @@ func (g *Group) allGather(ctx context.Context, own []byte, encodeErr error) ([][
 	return parts, nil
 }
 
-// broadcast is the protocol behind [BroadcastObject].
+// broadcast is the protocol of [BroadcastObject].
 func (g *Group) broadcast(ctx context.Context, root int, own []byte, encodeErr error) ([]byte, error) {
 	ctx, end, err := g.begin(ctx)
 	if err != nil {
@@ -179,7 +179,7 @@ func (g *Group) broadcast(ctx context.Context, root int, own []byte, encodeErr e
 	return data, nil
 }
 
-// check reports an answer of the transport that is not length bytes a rank.
+// check returns an error unless parts has length bytes for each rank.
 func (g *Group) check(parts [][]byte, length int) error {
 	if len(parts) != g.Size() {
 		return fmt.Errorf("the transport gave the bytes of %d ranks, want %d", len(parts), g.Size())
@@ -192,10 +192,10 @@ func (g *Group) check(parts [][]byte, length int) error {
 	return nil
 }
 
-// size checks the size that rank announced.
+// size validates the size that rank announced.
 func (g *Group) size(rank int, announced uint64) (int, error) {
 	if announced == unencodable {
-		return 0, fmt.Errorf("rank %d could not encode its object: its own error says why", rank)
+		return 0, fmt.Errorf("rank %d could not encode its object: see its own error", rank)
 	}
 	if announced > uint64(g.options.MaxBytes) {
 		return 0, fmt.Errorf("object of rank %d has %d bytes, at most %d are allowed: send less, or raise the limit on all ranks", rank, announced, g.options.MaxBytes)
@@ -211,7 +211,7 @@ func announce(own []byte, encodeErr error) []byte {
 	return binary.LittleEndian.AppendUint64(nil, size)
 }
 
-// pad is data with zeros up to size; data itself when it is that long.
+// pad returns data with zeros up to size, or data itself if it is that long.
 func pad(data []byte, size int) []byte {
 	if len(data) == size {
 		return data
@@ -221,7 +221,7 @@ func pad(data []byte, size int) []byte {
 	return padded
 }
 
-// encode is v as bytes. The type parameter decides about the fast path, not
+// encode returns v as bytes. The type parameter decides about the fast path, not
 // the value, so that all ranks decide alike.
 func encode[T any](g *Group, v T) ([]byte, error) {
 	if raw, ok := any(&v).(*[]byte); ok {

@@ -3,11 +3,10 @@
 //
 //	group       the ranks 0..world-1 that call the same collectives in the
 //	            same order
-//	transport   what a rank has of its group: gathers and broadcasts of bytes
-//	            that are equally long on every rank
+//	transport   a rank's connection to its group: gathers and broadcasts of
+//	            bytes that are equally long on every rank
 //	collective  one call that every rank makes and that ends on all of them
-//	hub         where the ranks' calls meet, in the process that supervises
-//	            them
+//	hub         joins the ranks' calls, in the process that supervises them
 //
 // Objects differ in length, so a collective on objects is two on bytes:
 //
@@ -16,9 +15,9 @@
 //	            gathered; then each is cut to its rank's size
 //	broadcast   size of the root's object (8 bytes), broadcast; then the object
 //
-// When the largest size is 0 there is nothing to move and no second collective.
-// A rank that cannot encode its object announces size 2^64-1, so that all
-// ranks end with an error that names it, instead of waiting for it.
+// When the largest size is 0 there is nothing to move and no second collective. A
+// rank that cannot encode its object announces size 2^64-1, so that all ranks end
+// with an error that names it, instead of waiting for it.
 package collective
 
 import (
@@ -30,27 +29,26 @@ import (
 	"time"
 )
 
-// Transport moves bytes among the ranks of one group, for one of them. Every
-// rank calls the same collectives in the same order, from one goroutine at a
-// time. A call ends with an error when ctx ends; a transport retries on its
-// own what can be retried, so an error is final and the group is of no more
-// use. What a call returns belongs to the caller; arguments are not kept after
-// it.
+// Transport moves bytes among the ranks of one group, for one of them. Every rank
+// calls the same collectives in the same order, from one goroutine at a time. A
+// call ends with an error when ctx ends. A transport retries whatever can be
+// retried, so an error is final and the group is unusable afterwards. The caller
+// owns the results; arguments are not retained.
 type Transport interface {
-	// Rank is the own rank, 0..Size()-1. It never changes.
+	// Rank returns the own rank, 0..Size()-1. It never changes.
 	Rank() int
-	// Size is the number of ranks, at least 1. It never changes.
+	// Size returns the number of ranks, at least 1. It never changes.
 	Size() int
-	// AllGather gives the bytes of every rank in rank order. own is equally
+	// AllGather returns the bytes of every rank in rank order. own is equally
 	// long on every rank.
 	AllGather(ctx context.Context, own []byte) ([][]byte, error)
-	// Broadcast gives root's data on every rank. data is equally long on every
-	// rank; on the others it is a zeroed buffer that the transport may fill
+	// Broadcast returns root's data on every rank. data is equally long on every
+	// rank. On the other ranks it is a zeroed buffer that the transport may fill
 	// and return, and whose content it need not send.
 	Broadcast(ctx context.Context, root int, data []byte) ([]byte, error)
 }
 
-// Codec turns objects into bytes. Objects may encode to no bytes at all. It is
+// Codec converts objects to bytes. Objects may encode to no bytes at all. It is
 // the same on every rank.
 type Codec interface {
 	Marshal(v any) ([]byte, error)
@@ -63,15 +61,15 @@ const (
 	DefaultTimeout  = 10 * time.Minute
 )
 
-// Options are the settings of a group; the same on every rank. Zero values
-// stand for the defaults.
+// Options are the settings of a group, equal on every rank. Zero values mean the
+// defaults.
 type Options struct {
 	MaxBytes int64         // largest encoded object of a rank; 1 GiB by default
 	Timeout  time.Duration // longest duration of one collective; 10 minutes by default
 	Codec    Codec         // JSON by default; []byte is never encoded
 }
 
-// Validate reports negative limits.
+// Validate rejects negative limits.
 func (o Options) Validate() error {
 	if o.MaxBytes < 0 {
 		return fmt.Errorf("largest object of %d bytes: use a positive number, or 0 for %d", o.MaxBytes, int64(DefaultMaxBytes))
@@ -83,12 +81,12 @@ func (o Options) Validate() error {
 }
 
 // ErrBusy is returned by a collective that began while another one of the same
-// group was under way on this rank.
+// group was running on this rank.
 var ErrBusy = errors.New("another collective is under way on this rank: call collectives of a group from one goroutine")
 
-// Group is a rank's view of its group. Its collectives are for one goroutine
-// at a time; [ErrBusy] tells when they are not. After an error of the transport
-// the ranks may be out of step, so all later collectives return that error.
+// Group is a rank's view of its group. Its collectives are for one goroutine at a
+// time; violations get [ErrBusy]. After an error of the transport the ranks may
+// be out of step, so all later collectives return that error.
 type Group struct {
 	t       Transport
 	options Options
@@ -96,10 +94,10 @@ type Group struct {
 	broken  error // guarded by busy
 }
 
-// New makes the group behind t. Without a transport (nil) nothing is
-// initialised: the group has the one rank 0, and collectives give back what
-// they got. Options that are not valid fall back to the defaults; callers that
-// take them from users call [Options.Validate] first.
+// New returns the group behind t. Without a transport (nil) nothing is
+// initialised: the group has only rank 0, and collectives return their arguments.
+// Invalid options fall back to the defaults; callers that take them from users
+// call [Options.Validate] first.
 func New(t Transport, o Options) *Group {
 	if o.MaxBytes <= 0 {
 		o.MaxBytes = DefaultMaxBytes
@@ -116,7 +114,7 @@ func New(t Transport, o Options) *Group {
 // Initialized reports whether there is a transport.
 func (g *Group) Initialized() bool { return g.t != nil }
 
-// Rank is the own rank; 0 without a transport.
+// Rank returns the own rank; 0 without a transport.
 func (g *Group) Rank() int {
 	if g.t == nil {
 		return 0
@@ -124,7 +122,7 @@ func (g *Group) Rank() int {
 	return g.t.Rank()
 }
 
-// Size is the number of ranks; 1 without a transport.
+// Size returns the number of ranks; 1 without a transport.
 func (g *Group) Size() int {
 	if g.t == nil {
 		return 1

@@ -10,26 +10,26 @@ import (
 	"sync"
 )
 
-// OpAllGather is the op of a gather: every rank's bytes are equally long.
+// OpAllGather is the op of a gather: all ranks' bytes are equally long.
 const OpAllGather = "all_gather"
 
 const broadcastPrefix = "broadcast "
 
-// OpBroadcast is the op of a broadcast of size bytes from root. Only the
+// OpBroadcast returns the op of a broadcast of size bytes from root. Only the
 // root's bytes matter; the other ranks pass nil.
 func OpBroadcast(root, size int) string {
 	return fmt.Sprintf("%sroot=%d size=%d", broadcastPrefix, root, size)
 }
 
-// ErrClosed is why calls end after [Hub.Close] without a reason.
+// ErrClosed ends calls after [Hub.Close] without a reason.
 var ErrClosed = errors.New("the group was closed")
 
-// MissingError is a collective that some ranks did not join in time.
+// MissingError reports a collective that some ranks did not join in time.
 type MissingError struct {
-	Rank  int // who waited
+	Rank  int // the rank that waited
 	Seq   uint64
 	Op    string
-	Ranks []int // who is missing, ascending
+	Ranks []int // missing ranks, ascending
 	Err   error // why the wait ended: the cause of the context's end
 }
 
@@ -39,17 +39,17 @@ func (e *MissingError) Error() string {
 		e.Seq, e.Op, e.Rank, nameRanks(e.Ranks), nameRanks(e.Ranks), e.Err)
 }
 
-// Unwrap is the cause of the context's end.
+// Unwrap returns the cause of the context's end.
 func (e *MissingError) Unwrap() error { return e.Err }
 
-// Hub is where the calls of a group's ranks meet. It holds the collective that
-// is open and the last one that ended, with their bytes.
+// Hub joins the calls of a group's ranks. It holds the open collective and the
+// last ended one, with their bytes.
 type Hub struct {
 	world int
 
 	mu     sync.Mutex
 	open   *round // nil between collectives
-	last   *round // the one that ended last; nil before
+	last   *round // the round that ended last; nil before
 	closed error
 	quit   chan struct{} // closed by Close
 }
@@ -65,7 +65,7 @@ type round struct {
 	done  chan struct{}
 }
 
-// NewHub makes the meeting point of world ranks. It panics when world < 1.
+// NewHub returns a hub for world ranks. It panics if world < 1.
 func NewHub(world int) *Hub {
 	if world < 1 {
 		panic(fmt.Sprintf("collective: hub for %d ranks", world))
@@ -73,19 +73,19 @@ func NewHub(world int) *Hub {
 	return &Hub{world: world, quit: make(chan struct{})}
 }
 
-// Exchange joins rank to collective seq and waits until every rank has joined.
-// It gives every rank's bytes in rank order; the slices are shared among the
-// callers and must not be written to. own is copied.
+// Exchange joins rank to collective seq and waits until every rank has joined. It
+// returns every rank's bytes in rank order; the slices are shared among the
+// callers and must not be modified. own is copied.
 //
-// Each rank counts its collectives: seq grows from call to call, equally on
-// all ranks. Ranks that join one collective with different ops, or gather
-// different lengths, or join different collectives at once, all get an error
-// that names them, and that collective is over.
+// Each rank counts its collectives: seq grows from call to call, equally on all
+// ranks. If ranks join one collective with different ops, gather different
+// lengths, or join different collectives at once, all ranks get an error that
+// names them, and that collective is over.
 //
-// A call that ends with ctx gives a [MissingError]; the rank stays joined. A
-// rank may repeat its last call, with the same seq, op and bytes, as often as
-// it likes, also while the first call still waits, and gets the same answer:
-// so a connection that broke loses nothing. Safe for concurrent use.
+// A call that ends with ctx returns a [MissingError]; the rank stays joined. A
+// rank may repeat its last call, with the same seq, op and bytes, as often as it
+// likes, even while the first call still waits, and gets the same answer: so a
+// broken connection loses nothing. Exchange is safe for concurrent use.
 func (h *Hub) Exchange(ctx context.Context, rank int, seq uint64, op string, own []byte) ([][]byte, error) {
 	if rank < 0 || rank >= h.world {
 		return nil, fmt.Errorf("collective %d (%s): rank %d is not in 0..%d", seq, op, rank, h.world-1)
@@ -102,8 +102,8 @@ func (h *Hub) Exchange(ctx context.Context, rank int, seq uint64, op string, own
 	return h.answer(ctx, r, rank)
 }
 
-// Close ends all calls, waiting and later ones, with err, or [ErrClosed] when
-// that is nil. Only the first call has an effect.
+// Close ends all calls, waiting and later ones, with err, or [ErrClosed] if err
+// is nil. Only the first call has an effect.
 func (h *Hub) Close(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -117,7 +117,7 @@ func (h *Hub) Close(err error) {
 	close(h.quit)
 }
 
-// join adds rank to its round, and ends that when it is complete or wrong.
+// join adds rank to its round, and ends the round when it is complete or wrong.
 func (h *Hub) join(rank int, seq uint64, op string, own []byte) (*round, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -166,8 +166,8 @@ func (h *Hub) end(err error) {
 	close(r.done)
 }
 
-// answer is what rank gets when its wait for r is over. An answer that is
-// there wins over a closed hub, and both over a context that has ended.
+// answer returns rank's result when its wait for r is over. An existing answer
+// takes precedence over a closed hub, and both over a context that has ended.
 func (h *Hub) answer(ctx context.Context, r *round, rank int) ([][]byte, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -180,7 +180,7 @@ func (h *Hub) answer(ctx context.Context, r *round, rank int) ([][]byte, error) 
 	return nil, &MissingError{Rank: rank, Seq: r.seq, Op: r.ops[rank], Ranks: r.joined(false), Err: context.Cause(ctx)}
 }
 
-// repeat checks that a repeated call is the one that rank made before.
+// repeat checks that a repeated call equals the rank's earlier call.
 func (r *round) repeat(rank int, op string, own []byte) error {
 	if r.ops[rank] != op || r.err == nil && !bytes.Equal(r.parts[rank], own) {
 		return fmt.Errorf("collective %d (%s): rank %d repeats it with another op or other bytes than before (%s)", r.seq, op, rank, r.ops[rank])
@@ -188,7 +188,7 @@ func (r *round) repeat(rank int, op string, own []byte) error {
 	return nil
 }
 
-// disagreement is the error of a complete round whose ranks do not fit.
+// disagreement returns the error of a complete round whose ranks do not fit.
 func (r *round) disagreement() error {
 	same := func(describe func(rank int) string) error {
 		var kinds []string
@@ -217,7 +217,7 @@ func (r *round) disagreement() error {
 	return same(func(rank int) string { return fmt.Sprintf("%s of %d bytes", r.ops[rank], len(r.parts[rank])) })
 }
 
-// joined are the ranks that are here, or those that are not.
+// joined returns the ranks that have joined, or those that have not.
 func (r *round) joined(here bool) []int {
 	var ranks []int
 	for rank, is := range r.here {
@@ -228,7 +228,7 @@ func (r *round) joined(here bool) []int {
 	return ranks
 }
 
-// nameRanks is "rank 3" or "ranks 0-2, 5"; ranks are ascending.
+// nameRanks returns "rank 3" or "ranks 0-2, 5"; ranks are ascending.
 func nameRanks(ranks []int) string {
 	if len(ranks) == 1 {
 		return "rank " + strconv.Itoa(ranks[0])

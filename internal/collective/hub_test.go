@@ -139,7 +139,7 @@ func TestHubRanksThatDoNotFitAreNamed(t *testing.T) {
 				for _, one := range calls {
 					one.fails(t, c.want...)
 				}
-				// Whoever repeats the collective that ended so gets that error.
+				// A rank that repeats the failed collective gets the same error.
 				start(t.Context(), h, 0, 1, c.joins[0].op, c.joins[0].own).fails(t, c.want...)
 			})
 		})
@@ -181,8 +181,8 @@ func TestHubRepeatsItsLastAnswer(t *testing.T) {
 		again.wants(t, "a|b")
 		twice.wants(t, "a|b")
 
-		// The answer was lost on the way: repeat while rank 1 is already in
-		// the next collective, also with a context that has ended.
+		// The answer was lost: repeat while rank 1 is already in the next
+		// collective, also with a context that has ended.
 		next := start(t.Context(), h, 1, 2, "op", "B")
 		synctest.Wait()
 		start(broken, h, 0, 1, "op", "a").wants(t, "a|b")
@@ -225,14 +225,14 @@ func TestHubRefusesBadRanks(t *testing.T) {
 	}
 	defer func() {
 		if recover() == nil {
-			t.Error("a hub for nobody was made")
+			t.Error("NewHub accepted a world of 0")
 		}
 	}()
 	NewHub(0)
 }
 
 // Ranks run many collectives at their own pace and repeat some calls; every
-// answer is the one of its collective.
+// answer belongs to its collective.
 func TestHubManyCollectives(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		world := rapid.IntRange(1, 5).Draw(t, "world")

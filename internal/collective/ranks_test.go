@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// member is a rank's transport over a hub in the same process. It records what
-// it was given.
+// member is a rank's transport over a hub in the same process. It records its
+// calls.
 type member struct {
 	hub        *Hub
 	rank, size int
@@ -47,7 +47,7 @@ func (m *member) Broadcast(ctx context.Context, root int, data []byte) ([]byte, 
 	return bytes.Clone(shared[root]), nil
 }
 
-// ranks are the groups of a world whose transports meet in one hub.
+// ranks are the groups of a world whose transports share one hub.
 type ranks struct {
 	groups  []*Group
 	members []*member
@@ -64,7 +64,7 @@ func newRanks(world int, o Options) *ranks {
 	return r
 }
 
-// each calls do on all ranks at once and gives their errors.
+// each calls do on all ranks at once and returns their errors.
 func (r *ranks) each(ctx context.Context, do func(ctx context.Context, rank int, g *Group) error) []error {
 	errs := make([]error, len(r.groups))
 	var all errgroup.Group

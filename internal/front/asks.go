@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// Requests that the server has not answered: of one session, and of all. The server
-// answers one after the other, and some take long: a client that has many of them
-// under way would keep the reads and the leases of all others waiting.
+// Bounds on unanswered requests: of one session, and of all. The server answers
+// one after the other, and some take long: a client with many open requests would
+// delay the reads and the leases of all others.
 const (
 	asksOfOne = 8
 	asksOfAll = 32
 )
 
-// next begins the subjects of requests that are answered when there are events: they
-// cost the server nothing until then.
+// next is the subject prefix of requests that are answered when there are events:
+// they cost the server nothing until then.
 const next = api + "CONSUMER.MSG.NEXT."
 
-// bounded reports whether a publication is a request that takes room until it is
+// bounded reports whether a publication is a request that counts until it is
 // answered.
 func bounded(subject string) bool {
 	return strings.HasPrefix(subject, api) && !strings.HasPrefix(subject, next)
@@ -31,7 +31,7 @@ type waiting struct {
 	at    time.Time
 }
 
-// ask waits until there is room for a request, and takes it until the server answers.
+// ask waits for room for a request, and takes it until the server answers.
 func (s *session) ask(reply string) error {
 	if !s.mayAsk(context.Background(), false) {
 		ctx, cancel, err := s.looking()
@@ -71,8 +71,8 @@ func (s *session) mayAsk(ctx context.Context, wait bool) bool {
 	return true
 }
 
-// answered gives the room of a request back, if a message is its answer. The caller
-// has the lock of the subscriptions.
+// answered returns the room of a request, if subject is that of its answer. The
+// caller holds the lock of the subscriptions.
 func (s *session) answered(subject []byte) {
 	for i, a := range s.asked {
 		if a.reply == string(subject) {
@@ -91,7 +91,7 @@ func (s *session) awaits(reply string) bool {
 	return slices.ContainsFunc(s.asked, func(w waiting) bool { return w.reply == reply })
 }
 
-// lapse gives the room of requests from before a time back: they were answered
+// lapse returns the room of requests from before a time: they were answered
 // elsewhere, or never will be.
 func (s *session) lapse(before time.Time) {
 	s.subsMu.Lock()

@@ -9,33 +9,34 @@ import (
 const batchTime = 10 * time.Second
 
 // streams is how many batches are passed on message by message at a time. The
-// server has room for 50 open ones.
+// server has room for 50 open batches.
 const streams = 8
 
-// longBatch is the most bytes that the ID of a batch may have.
+// longBatch is the maximum length of a batch's ID in bytes.
 const longBatch = 64
 
-// batch are facts that are appended together. Nothing of it counts before its
-// last message, which is passed on when all are found good. A few batches at a time
-// are passed on as they come. All others are held back until they are whole: a client
-// that does not go on with its batch would keep the server's room from others.
+// batch holds facts that are appended together. They take effect only with its
+// last message, which is passed on when all are valid. A few batches at a time
+// are passed on as they come. All others are held back until they are complete: a
+// client that does not continue its batch would keep the server's room from
+// others.
 type batch struct {
 	id     string
 	count  int
-	frames []byte // as they are passed on
+	frames []byte // encoded for the server
 	bytes  int    // of all its messages
-	held   int64  // bytes that are reserved for them
+	held   int64  // reserved bytes
 	until  time.Time
-	why    *Refusal // the first reason why it is refused
-	stream bool     // it is passed on as it comes
-	taken  bool     // its ID is that of another
+	why    *Refusal // first reason to refuse the batch
+	stream bool     // passed on as it comes
+	taken  bool     // its ID belongs to another open batch
 }
 
-// batched takes one message of a batch. why is a reason to refuse it.
+// batched handles one message of a batch. why is a reason to refuse it.
 func (s *session) batched(f frame, h header, why *Refusal) error {
 	id := h.get(headerBatch)
 	if s.batch == nil || s.batch.id != id {
-		s.dropBatch() // what is left of an attempt that was cut
+		s.dropBatch() // the rest of an interrupted batch
 		s.batch = s.newBatch(id)
 		if id == s.lapsed {
 			s.batch.why = tooLate(id)
@@ -76,7 +77,7 @@ func (s *session) batched(f frame, h header, why *Refusal) error {
 		s.dropBatch()
 		return s.refuse(f, why)
 	}
-	// No other may have its ID before the server has its end.
+	// No other batch may have its ID before the server has its end.
 	err := s.to.send(b.frames)
 	if err == nil && b.stream {
 		b.stream = false
@@ -86,15 +87,15 @@ func (s *session) batched(f frame, h header, why *Refusal) error {
 	return err
 }
 
-// tooLate refuses a batch that took too long, also because this process was stopped in
-// the midst of it. It is appended again.
+// tooLate refuses a batch that took too long, for example because this process
+// was stopped in between. The client appends it again.
 func tooLate(id string) *Refusal {
 	return &Refusal{Code: CodeBusy, Status: 503, Text: "batch " + id + " took longer than " + batchTime.String()}
 }
 
-// newBatch takes an ID that no other open batch has: the server would take the
-// messages of all of them, the good and those that are not judged yet, for one
-// batch, and the last message of the good one would count for all.
+// newBatch takes an ID that no other open batch has: the server would merge their
+// messages, the valid and the unchecked ones, into one batch, and the last
+// message of the valid batch would commit all of them.
 func (s *session) newBatch(id string) *batch {
 	b := &batch{id: id, until: time.Now().Add(batchTime)}
 	s.f.mu.Lock()
@@ -114,7 +115,7 @@ func (s *session) newBatch(id string) *batch {
 	return b
 }
 
-// fits holds a message to be the next of its batch.
+// fits checks that a message is the next of its batch.
 func (b *batch) fits(f frame, h header) *Refusal {
 	text, commit := h.get(headerBatchNumber), h.get(headerBatchCommit)
 	number, err := strconv.Atoi(text)
@@ -131,7 +132,7 @@ func (b *batch) fits(f frame, h header) *Refusal {
 	return conditionless(h)
 }
 
-// hold keeps a message until it is passed on, and gives it to a judge.
+// hold keeps a message until it is passed on.
 func (s *session) hold(b *batch, f frame, h header) *Refusal {
 	before := len(b.frames)
 	b.frames = appendPub(b.frames, f.subject, f.reply, h, f.payload)
@@ -147,7 +148,7 @@ func (s *session) hold(b *batch, f frame, h header) *Refusal {
 	return nil
 }
 
-// fact judges one message of a batch.
+// fact validates one message of a batch.
 func (s *session) fact(f frame, h header) *Refusal {
 	e, why := s.judge.event(f.subject, h, f.payload)
 	if why == nil && e.Kind.Decides() {
@@ -156,10 +157,10 @@ func (s *session) fact(f frame, h header) *Refusal {
 	return why
 }
 
-// reserve takes bytes of the budget of all clients, if they are there.
+// reserve takes bytes from the budget of all clients, if available.
 func (s *session) reserve(bytes int64) bool { return s.budget.TryAcquire(bytes) }
 
-// dropBatch forgets the batch that is open, if there is one.
+// dropBatch forgets the open batch, if any.
 func (s *session) dropBatch() {
 	b := s.batch
 	if b == nil {
@@ -169,7 +170,7 @@ func (s *session) dropBatch() {
 	switch {
 	case b.taken:
 	case b.stream:
-		// What is left of it is open at the server for as long.
+		// The server keeps its rest open for that long.
 		time.AfterFunc(2*batchTime, func() {
 			<-s.f.streams
 			s.f.freeBatch(b.id)
@@ -180,7 +181,7 @@ func (s *session) dropBatch() {
 	s.budget.Release(b.held)
 }
 
-// freeBatch lets an ID be that of another batch.
+// freeBatch makes an ID available to other batches.
 func (f *Front) freeBatch(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// TestBatchThatTookTooLong: what is left of a batch whose time has passed is refused as
-// what is settled by trying again: this process may have been stopped in between.
+// TestBatchThatTookTooLong checks that the rest of a batch whose time has passed
+// is refused with a retryable error: this process may have been stopped in
+// between.
 func TestBatchThatTookTooLong(t *testing.T) {
 	f := &Front{batches: map[string]bool{}, streams: make(chan struct{}, streams)}
 	s := &session{f: f, budget: semaphore.NewWeighted(1 << 20), lapsed: "old"}

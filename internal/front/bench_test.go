@@ -27,7 +27,7 @@ func benchFrame(tb testing.TB) []byte {
 	return appendPub(nil, m.Subject, "", h, m.Data)
 }
 
-// BenchmarkEvent is what the front adds to an event of a batch.
+// BenchmarkEvent measures what the front adds to an event of a batch.
 func BenchmarkEvent(b *testing.B) {
 	limits, err := Limits{}.withDefaults()
 	if err != nil {

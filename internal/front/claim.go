@@ -10,28 +10,28 @@ import (
 
 // An inbox is a subject below _INBOX.<id>. The id is a secret of the client that
 // chose it: the first session to subscribe below it claims it, for as long as it
-// has a subscription there. Nobody else gets what is sent there, and answers to
-// it come from the server and the front alone. A client that connects again
-// claims its id again; then its old connection, which may be half open, is asked
-// for a sign of life.
+// has a subscription there. No other session receives messages sent there, and
+// only the server and the front send answers there. A client that reconnects
+// claims its id again. Its old connection, which may be half open, then gets a
+// challenge.
 const inbox = "_INBOX."
 
-// shortInbox is the least number of characters of an id.
+// shortInbox is the minimum length of an id in characters.
 const shortInbox = 16
 
-// challenge is how long an old connection has to show that it is alive.
+// challenge is how long an old connection has to prove that it is alive.
 const challenge = 2 * time.Second
 
 // subscription is a SUB of the client.
 type subscription struct {
 	subject string
-	inbox   string // the name of its inbox
-	most    int    // messages until it ends, 0 without end
+	inbox   string // name of its inbox
+	most    int    // messages until it ends; 0: no limit
 	had     int
 }
 
-// inboxOf is the id of an inbox; not ok for any other subject. The tokens after
-// the id may have wildcards only if patterns are allowed.
+// inboxOf returns the id of an inbox; ok is false for any other subject. The
+// tokens after the id may have wildcards only if patterns is set.
 func inboxOf(subject string, patterns bool) (id string, ok bool) {
 	rest, ok := strings.CutPrefix(subject, inbox)
 	if !ok {
@@ -65,7 +65,7 @@ func pattern(subject string) bool {
 	return true
 }
 
-// matches reports whether a subject is under a pattern.
+// matches reports whether a subject matches a pattern.
 func matches(pattern, subject string) bool {
 	for {
 		want, patterns, more := strings.Cut(pattern, ".")
@@ -82,11 +82,11 @@ func matches(pattern, subject string) bool {
 	}
 }
 
-// subscribe takes a SUB of a private inbox, and denies all others.
+// subscribe accepts a SUB of a private inbox, and denies all others.
 func (s *session) subscribe(f frame) error {
 	id, ok := inboxOf(f.subject, true)
 	if !ok || f.queue != "" {
-		return s.say("Permissions Violation for Subscription to %q", f.subject)
+		return s.sendError("Permissions Violation for Subscription to %q", f.subject)
 	}
 	s.subsMu.Lock()
 	_, again := s.subs[f.sid]
@@ -96,7 +96,7 @@ func (s *session) subscribe(f frame) error {
 	case again:
 		return errParse
 	case n >= s.f.limits.Subscriptions:
-		return s.say("maximum subscriptions exceeded")
+		return s.sendError("maximum subscriptions exceeded")
 	}
 	if err := s.to.flush(); err != nil { // the claim may wait
 		return err
@@ -106,7 +106,7 @@ func (s *session) subscribe(f frame) error {
 	case err != nil:
 		return err
 	case !mine:
-		return s.say("Permissions Violation for Subscription to %q", f.subject)
+		return s.sendError("Permissions Violation for Subscription to %q", f.subject)
 	}
 	s.subsMu.Lock()
 	s.subs[f.sid] = &subscription{subject: f.subject, inbox: name}
@@ -131,7 +131,7 @@ func (s *session) unsubscribe(f frame) error {
 	return s.to.add([]byte(text + "\r\n"))
 }
 
-// drop forgets a subscription, and the claim with the last one. The caller holds
+// drop removes a subscription, and the claim with the last one. The caller holds
 // subsMu.
 func (s *session) drop(sid string, sub *subscription) {
 	delete(s.subs, sid)
@@ -147,12 +147,11 @@ func (s *session) drop(sid string, sub *subscription) {
 	}
 }
 
-// errNotYet ends a session whose inbox is that of another one that is about to end: its
-// client connects again, and finds the inbox free.
+// errNotYet ends a session whose inbox belongs to an ending session: its client
+// reconnects, and then finds the inbox free.
 const errNotYet = protocolError("Stale Connection")
 
-// claim makes an inbox the session's own, unless it is that of another session that
-// is alive.
+// claim claims an inbox for the session, unless another live session has it.
 func (s *session) claim(name string) (mine bool, err error) {
 	for {
 		s.f.mu.Lock()
@@ -174,8 +173,8 @@ func (s *session) claim(name string) (mine bool, err error) {
 	}
 }
 
-// outlives waits for the end of a session that was closed. Of two that wait for
-// each other, none gets what it wants.
+// outlives waits for the end of a session that was closed. Two sessions that wait
+// for each other both fail.
 func (s *session) outlives(other *session) bool {
 	timer := time.NewTimer(challenge)
 	defer timer.Stop()
@@ -188,13 +187,13 @@ func (s *session) outlives(other *session) bool {
 	return false
 }
 
-// lives asks the client of a session for a sign of life: what it has sent before, and
-// lies unread when this process was stopped, is none.
+// lives challenges the client of a session. Data that the client sent before, and
+// that lay unread while this process was stopped, does not count.
 func (s *session) lives() bool {
 	asked := s.pinged.Add(1)
-	// To a client that takes nothing this would wait for its own deadline.
+	// With a client that does not read, this would block until its own deadline.
 	s.f.all.Go(func() {
-		_ = s.out.send([]byte("PING\r\n")) // which is seen by the lack of an answer
+		_ = s.out.send([]byte("PING\r\n")) // the missing answer shows a failure
 	})
 	timer := time.NewTimer(challenge)
 	defer timer.Stop()
@@ -223,8 +222,8 @@ func (s *session) owns(reply string) bool {
 	return s.f.claims[inboxName(id)] == s
 }
 
-// sessionName is what a session is called where others read it: it survives a new
-// connection of the client, and tells nothing of the client's inbox.
+// sessionName returns the public name of a session: it survives a reconnection of
+// the client, and reveals nothing of the client's inbox.
 func sessionName(reply string) string {
 	id, _ := inboxOf(reply, false)
 	return inboxName(id)

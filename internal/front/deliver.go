@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// serverFrame is the largest message that the server may send: one of the log, or
+// serverFrame is the maximum size of a server's message: an event of the log, or
 // the JSON of a stream with many subjects.
 const serverFrame = 64 << 20
 
-// deliver passes the server's frames to the client, until either ends. Only
-// whole frames are passed on, so that the front's own go between them.
+// deliver passes the server's frames to the client, until either ends. It passes
+// on whole frames, so that the front's own frames fit between them.
 func (s *session) deliver() error {
 	for {
 		line, err := s.from.in.ReadSlice('\n')
@@ -33,7 +33,7 @@ func (s *session) deliverFrame(line []byte) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if bytes.HasPrefix(line, []byte("INFO ")) {
-		return nil // it speaks of the server's own addresses
+		return nil // it lists the server's own addresses
 	}
 	if bytes.Equal(line, []byte("PING\r\n")) {
 		s.pinged.Add(1)
@@ -62,7 +62,7 @@ func (s *session) deliverFrame(line []byte) error {
 	return nil
 }
 
-// delivered counts a message for its subscription, if that ends after so many.
+// delivered counts a message of a subscription with a limit.
 func (s *session) delivered(line []byte) {
 	f := bytes.SplitN(line, []byte(" "), 4)
 	if len(f) < 4 {
@@ -80,7 +80,7 @@ func (s *session) delivered(line []byte) {
 	}
 }
 
-// answer sends a message of the front's own to the client, on the subject on
+// answer sends a message of the front itself to the client, on the subject on
 // which the client waits.
 func (s *session) answer(reply string, payload []byte) error {
 	sid := ""
@@ -99,8 +99,8 @@ func (s *session) answer(reply string, payload []byte) error {
 	return s.out.send(append(text, "\r\n"...))
 }
 
-// output is one direction of a session. What is sent is never torn: the lock is
-// held from the beginning of a frame to its end.
+// output is one direction of a session. Frames are never torn: the lock is held
+// from the beginning of a frame to its end.
 type output struct {
 	mu sync.Mutex
 	w  *bufio.Writer
@@ -110,7 +110,7 @@ func newOutput(conn net.Conn, limit time.Duration) *output {
 	return &output{w: bufio.NewWriterSize(&patient{conn, limit}, 32<<10)}
 }
 
-// patient is a connection each of whose writes has a deadline.
+// patient is a connection with a deadline for each write.
 type patient struct {
 	conn  net.Conn
 	limit time.Duration

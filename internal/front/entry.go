@@ -6,19 +6,18 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// Write is a write to an entry of a bucket, on the condition that the entry is at
-// a sequence.
+// Write is a write to an entry of a bucket, conditional on the entry's sequence.
 type Write struct {
 	Bucket string
 	Key    string
-	Remove bool   // Data is empty then
-	After  uint64 // of the entry as the client has seen it; 0 for none
+	Remove bool   // with empty Data
+	After  uint64 // sequence of the entry as the client has seen it; 0: none
 	Data   []byte
 	Whose
 	Grant Grant
 }
 
-// Stamp is whose an entry is.
+// Stamp identifies the owner of an entry.
 type Stamp struct {
 	Session   string
 	Principal string
@@ -31,7 +30,7 @@ const (
 
 var entryHeaders = map[string]bool{headerAfter: true, headerOperation: true}
 
-// longEntry is the most bytes of an entry.
+// longEntry is the maximum size of an entry in bytes.
 const longEntry = 16 << 10
 
 // entry passes on a write to a bucket: $KV.<bucket>.<key>.
@@ -65,7 +64,7 @@ func (s *session) entry(f frame, h header) error {
 	if err != nil {
 		return s.refuse(f, refusal(err))
 	}
-	if after == 0 && operation == "" { // an entry more
+	if after == 0 && operation == "" { // a new entry
 		why := s.admit()
 		if why == nil {
 			why = s.door.quota.take(h.size() + len(f.payload))

@@ -4,10 +4,9 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// Headers beside those of the envelope.
+// Headers in addition to those of the envelope.
 const (
-	// HeaderSession is the session that wrote an entry, as it is called where
-	// others read it.
+	// HeaderSession is the public name of the session that wrote an entry.
 	HeaderSession = "ckpt-session"
 
 	headerFollows     = "ckpt-follows"
@@ -19,7 +18,7 @@ const (
 	headerBatchCommit = "Nats-Batch-Commit"
 )
 
-// eventHeaders are those that an event may have.
+// eventHeaders are the headers that an event may have.
 var eventHeaders = map[string]bool{
 	events.HeaderID: true, events.HeaderType: true, events.HeaderSource: true, events.HeaderTime: true,
 	events.HeaderSpec: true, events.HeaderContentType: true, events.HeaderMsgID: true, events.HeaderActor: true,
@@ -27,14 +26,14 @@ var eventHeaders = map[string]bool{
 	headerBatch: true, headerBatchNumber: true, headerBatchCommit: true,
 }
 
-// jetStreamAdds is what the server adds to a message that it stores, in bytes.
+// jetStreamAdds is the size that the server adds to a stored message, in bytes.
 const jetStreamAdds = 256
 
-// longID is the most bytes that the ID of an event may have.
+// longID is the maximum length of an event's ID in bytes.
 const longID = 128
 
-// event passes on a publication to a subject of the log, if it is an event, with
-// the owner's word of who sent it.
+// event passes on a publication to a subject of the log, if it is an event. It
+// adds the sender's principal.
 func (s *session) event(f frame, h header) error {
 	var why *Refusal
 	if other, ok := h.only(eventHeaders); ok {
@@ -79,7 +78,7 @@ func (s *session) event(f frame, h header) error {
 	return s.pass(f.subject, f.reply, h, f.payload)
 }
 
-// judge holds events to what does not depend on the log.
+// judge validates events as far as that does not depend on the log.
 type judge struct {
 	largest int
 	grant   Grant
@@ -114,7 +113,7 @@ func (j judge) event(subject string, h header, payload []byte) (events.Event, *R
 	return e, nil
 }
 
-// conditionless holds a fact to have no condition.
+// conditionless checks that a fact has no condition.
 func conditionless(h header) *Refusal {
 	for _, name := range []string{headerAfter, headerAfterLane, headerFollows} {
 		if h.get(name) != "" {
@@ -124,11 +123,11 @@ func conditionless(h header) *Refusal {
 	return nil
 }
 
-// smallDecision is the most bytes of a decision that a disk without room for facts
-// takes: by such, trainings end.
+// smallDecision is the maximum size in bytes of a decision that is accepted on a
+// disk without room for facts: such decisions end trainings.
 const smallDecision = 64 << 10
 
-// admit holds the disk to have room for facts.
+// admit checks that the disk has room for facts.
 func (s *session) admit() *Refusal {
 	if s.f.o.Admit != nil {
 		if err := s.f.o.Admit(); err != nil {
@@ -138,8 +137,8 @@ func (s *session) admit() *Refusal {
 	return nil
 }
 
-// decision holds a decision to the condition of its own lane. What it says of the
-// archive is compared: the server does not know that part of the lane.
+// decision checks a decision's condition on its own lane. It compares the part
+// about the archive itself: the server does not know that part of the lane.
 func (s *session) decision(e events.Event, h header, reply string) *Refusal {
 	lane := events.Aggregate{Run: e.Scope.Run, Trial: e.Scope.Trial}.Lane()
 	after, err := events.ParseSequence(h.get(headerAfter))
@@ -153,7 +152,7 @@ func (s *session) decision(e events.Event, h header, reply string) *Refusal {
 	if text := h.get(headerFollows); text != "" {
 		follows, err = events.ParseSequence(text)
 		if err != nil || after != 0 {
-			return refuse(CodeLane, "header %s is %q beside the condition %d: it is for the first decision behind the archive", headerFollows, text, after)
+			return refuse(CodeLane, "header %s is %q with the condition %d: it is for the first decision behind the archive", headerFollows, text, after)
 		}
 	}
 	if after == 0 {

@@ -1,26 +1,26 @@
-// Package front stands between clients that are not trusted and the server of a
-// log. It speaks the client protocol of NATS to the clients, and holds for each
-// of them one connection to the server, which never sees what was not allowed.
+// Package front protects the server of a log from untrusted clients. It speaks
+// the client protocol of NATS to the clients, and holds one connection to the
+// server for each of them. The server never sees what is not allowed.
 //
 //	client ── TCP, TLS, token ──▶ front ── pipe ──▶ server of the log
-//	         PUB HPUB SUB UNSUB          the same, checked and written anew
+//	         PUB HPUB SUB UNSUB          the same, checked and encoded again
 //	         ◀── INFO of the front       ◀── MSG HMSG PING PONG -ERR, frame by frame
 //
-//	door       who comes in, and under which name: a token, a certificate, a peer
+//	door       who may connect, and under which name: a token, a certificate, a peer
 //	session    one client: its connection, and the one to the server
 //	frame      one operation of the protocol, read within limits
-//	event      a publication to ckpt.>: decoded, held to its lane, and stamped
-//	           with the principal in the header ckpt-actor
-//	batch      events that are appended together: held back until they are whole
-//	request    a publication to $JS.API.>: one that reads the log, its body parsed
-//	           and encoded again
-//	asks       how many of those are under way
+//	event      a publication to ckpt.>: decoded, checked against its lane, and
+//	           stamped with the principal in the header ckpt-actor
+//	batch      events that are appended together: held back until they are complete
+//	request    a publication to $JS.API.>: a read of the log, its body parsed and
+//	           encoded again
+//	asks       the number of open requests
 //	entry      a publication to $KV.>: a lease or a cursor, on its condition
 //	claim      the first token of an inbox, which one live session has
-//	refusal    why not, with a code: answered on the reply subject at once
+//	refusal    a reason with a code, answered on the reply subject at once
 //
 // Everything else is denied, in the server's own words. The package knows the
-// protocol and the rules. What streams and entries mean is asked of [Log].
+// protocol and the rules. It asks [Log] about the meaning of streams and entries.
 package front
 
 import (
@@ -37,92 +37,93 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Options say what a front stands before. Dial and Log are required.
+// Options configure a front. Dial and Log are required.
 type Options struct {
 	// Dial opens a connection to the server, with the rights of a client.
 	Dial func() (net.Conn, error)
 	// Credentials, when set, are members of CONNECT that the server asks for.
 	Credentials func() map[string]string
-	// Several says that other fronts stand before the same log: a session that is not
-	// known here may live there.
+	// Several reports that other fronts serve the same log: a session that is
+	// unknown here may live there.
 	Several bool
 	Log     Log
-	// Buckets are the names of those whose entries clients may read and write.
+	// Buckets are the buckets whose entries clients may read and write.
 	Buckets []string
 	// Asks are other subjects that clients may send requests to.
 	Asks []string
-	// Admit, when set, is asked before facts are passed on. Its error refuses
-	// them, as when the disk is nearly full; decisions pass.
+	// Admit, when set, is called before facts are passed on. Its error refuses
+	// them, for example when the disk is nearly full; decisions pass.
 	Admit func() error
 	// Deciding, when set, is called before each decision is passed on.
 	Deciding func()
 	// Limits bound what clients cost; zero fields are the defaults.
 	Limits Limits
-	// Logger hears of clients that are refused. nil discards that.
+	// Logger logs refused clients; nil discards that.
 	Logger *slog.Logger
 }
 
-// Log is what a front asks about the log. Its methods are called concurrently,
-// with contexts that have a deadline. An error that is no [*Refusal] is answered
-// as one that is settled by trying again.
+// Log is a front's interface to the log. Its methods are called concurrently,
+// with contexts that have a deadline. Clients retry after any error except a
+// [*Refusal].
 type Log interface {
-	// Tail reports whether a stream's name is that of a live stream of a log.
+	// Tail reports whether a stream is a live stream of a log.
 	Tail(stream string) bool
-	// Head is the last decision of a lane that the live stream does not have,
-	// because it is in the archive; 0 without one.
+	// Head returns the last decision of a lane if it is in the archive, and not
+	// in the live stream; otherwise 0.
 	Head(ctx context.Context, lane string) (uint64, error)
-	// Check judges a write to a bucket. It returns how the entry is stamped.
+	// Check validates a write to a bucket. It returns the entry's stamp.
 	Check(ctx context.Context, w Write) (Stamp, error)
-	// Holding is whether who asks has the lease of a run, or another has.
+	// Holding reports whether who or another session has the lease of a run.
 	Holding(ctx context.Context, run string, who Whose) (Holding, error)
 	// Forget removes a consumer whose client is gone. It does not wait.
 	Forget(stream, consumer string)
 }
 
-// Door says who may come in through a listener.
+// Door defines who may connect through a listener.
 type Door struct {
-	Token string      // which clients must show; "" asks for none
-	TLS   *tls.Config // nil: in clear
-	// Who, when set, tells who has connected. An error turns the client away.
+	Token string      // required of clients; "" requires none
+	TLS   *tls.Config // nil: plaintext
+	// Who, when set, identifies the connected client. An error rejects it.
 	Who func(net.Conn) (Principal, error)
-	// Grant is what those who come in may do.
+	// Grant is what the admitted clients may do.
 	Grant Grant
 
 	quota *quota
 }
 
-// Front lets clients in until it is closed. Its methods may be called concurrently.
+// Front serves clients until it is closed. Its methods may be called
+// concurrently.
 type Front struct {
 	o       Options
 	limits  Limits
-	budget  *semaphore.Weighted // of bytes that wait for their batch or frame
+	budget  *semaphore.Weighted // bytes that wait for their batch or frame
 	local   *semaphore.Weighted // the same, of clients on unix sockets
 	streams chan struct{}       // one for each batch that is passed on as it comes
-	asks    *semaphore.Weighted // of requests that the server has not answered
-	info    map[string]any      // what the server says of itself
+	asks    *semaphore.Weighted // requests that the server has not answered
+	info    map[string]any      // the server's INFO
 	life    context.Context
 	cancel  context.CancelFunc
 	began   time.Time
-	all     sync.WaitGroup // sessions and what they have begun
+	all     sync.WaitGroup // sessions and their goroutines
 
 	mu        sync.Mutex
 	listeners map[net.Listener]bool
 	sessions  map[*session]bool
 	hosts     map[string]int      // sessions by address
-	waiting   []*session          // that have not said who they are, the oldest first
-	claims    map[string]*session // by their names, see [HeaderSession]
+	waiting   []*session          // unauthenticated, the oldest first
+	claims    map[string]*session // by name, see [HeaderSession]
 	consumers map[string]*session // by name
 	batches   map[string]bool     // by ID, while they are open
 }
 
-// New asks the server once what it says of itself.
+// New returns a front, after it has read the server's INFO once.
 func New(o Options) (*Front, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	limits, err := o.Limits.withDefaults()
 	if err != nil {
-		return nil, fmt.Errorf("stand before the log: %w", err)
+		return nil, fmt.Errorf("front of the log: %w", err)
 	}
 	f := &Front{
 		o: o, limits: limits, budget: semaphore.NewWeighted(limits.Bytes), local: semaphore.NewWeighted(limits.Bytes),
@@ -132,7 +133,7 @@ func New(o Options) (*Front, error) {
 	}
 	conn, err := o.Dial()
 	if err != nil {
-		return nil, fmt.Errorf("stand before the log: %w", err)
+		return nil, fmt.Errorf("front of the log: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
 	text, err := serverInfo(newReader(conn, limits), conn, limits)
@@ -140,17 +141,18 @@ func New(o Options) (*Front, error) {
 		err = json.Unmarshal(text, &f.info)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("stand before the log: what its server says of itself: %w", err)
+		return nil, fmt.Errorf("front of the log: decode the server's INFO: %w", err)
 	}
 	f.began = time.Now()
 	f.life, f.cancel = context.WithCancel(context.Background())
 	return f, nil
 }
 
-// acceptAgain is the pause after an accept that failed, as for lack of descriptors.
+// acceptAgain is the pause after a failed accept, for example for lack of
+// descriptors.
 const acceptAgain = 100 * time.Millisecond
 
-// Serve lets clients of l in. It returns nil when l or the front is closed.
+// Serve serves clients of l. It returns nil when l or the front is closed.
 func (f *Front) Serve(l net.Listener, door Door) error {
 	if err := door.Grant.Validate(); err != nil {
 		return errors.Join(err, l.Close())
@@ -198,8 +200,8 @@ func (f *Front) pause(d time.Duration) bool {
 	}
 }
 
-// Close ends all sessions and listeners, and returns when they have ended. What
-// was passed on and not acknowledged may be in the log.
+// Close ends all sessions and listeners, and returns when they have ended.
+// Publications that were passed on and not acknowledged may be in the log.
 func (f *Front) Close() {
 	f.cancel()
 	f.mu.Lock()

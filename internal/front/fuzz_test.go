@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// FuzzFrames: whatever a client sends, the reader returns frames within the
-// limits, and what is written for the server is read back as the same.
+// FuzzFrames checks that the reader returns frames within the limits for any
+// input, and that frames encoded for the server are read back unchanged.
 func FuzzFrames(f *testing.F) {
 	for _, text := range []string{
 		"CONNECT {\"auth_token\":\"x\"}\r\nPING\r\nPONG\r\n",

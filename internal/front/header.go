@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// header are the headers of a message in their order, each name once. They are
-// written anew for the server, so that its reading of them and the front's agree.
+// header holds the headers of a message in order, each name once. They are
+// encoded again for the server, so that the server and the front read them alike.
 type header []field
 
 type field struct{ name, value string }
@@ -18,9 +18,9 @@ const (
 	headerMost    = 32 // of one message
 )
 
-// parseHeader reads a block of headers into the memory of an earlier one. It takes
-// only what a client writes: no status, no folded line, no name twice, no control
-// character.
+// parseHeader parses a block of headers into the memory of an earlier header. It
+// accepts only what a client writes: no status, no folded line, no repeated name,
+// no control character.
 func parseHeader(block []byte, into header) (header, error) {
 	rest, ok := strings.CutPrefix(string(block), headerVersion)
 	if !ok {
@@ -83,10 +83,10 @@ func headerValue(value string) bool {
 	return ascii || utf8.ValidString(value)
 }
 
-// beginning is as much of what a client sent as an error shows.
+// beginning returns the part of a client's input that an error quotes.
 func beginning(text []byte) []byte { return text[:min(len(text), 64)] }
 
-// get is the value of a header, "" without it.
+// get returns the value of a header, or "" without it.
 func (h header) get(name string) string {
 	for _, f := range h {
 		if f.name == name {
@@ -106,7 +106,7 @@ func (h header) only(allowed map[string]bool) (other string, ok bool) {
 	return "", true
 }
 
-// set puts a header in the place of that of its name, or behind all others.
+// set replaces the header of that name, or appends it.
 func (h header) set(name, value string) header {
 	for i := range h {
 		if h[i].name == name {

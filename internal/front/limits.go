@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Limits bound what clients cost the owner of a log. Those that a client can
-// reach without ill will are far above what a client of this module needs.
+// Limits bound what clients cost the owner of a log. Limits that a client can
+// reach without ill will are far above the needs of a client of this module.
 type Limits struct {
 	Connections   int // of all clients
 	PerAddress    int // of one address
-	Waiting       int // that have not said who they are: the oldest one makes room
+	Waiting       int // unauthenticated clients: the oldest makes room
 	Subscriptions int // of one connection
 	Consumers     int // of one connection
 
@@ -23,22 +23,22 @@ type Limits struct {
 	Header  int   // bytes of all headers of a message
 	Payload int   // bytes of a message with its headers
 	Batch   int   // bytes of all messages of a batch
-	Bytes   int64 // of all clients, that wait for their batch or frame
+	Bytes   int64 // of all clients, waiting for their batch or frame
 
-	Greeting time.Duration // to say who one is
+	Greeting time.Duration // until a client is authenticated
 	Frame    time.Duration // for the rest of a frame that has begun
 	Write    time.Duration // for a client or the server to take what is sent
-	Idle     time.Duration // of silence until a client is asked, and then until it is given up
-	Check    time.Duration // for one question to the log
-	// Comeback is how long after its start a front takes every session to live: the
-	// clients of the owner before are connecting again.
+	Idle     time.Duration // of silence until a client is pinged, and again until it is closed
+	Check    time.Duration // for one query to the log
+	// Comeback is how long after its start a front assumes that every session
+	// lives: the clients of the previous owner are reconnecting.
 	Comeback time.Duration
 }
 
-// batchMessages is how many messages a batch has at most, by the server's rule.
+// batchMessages is the server's maximum number of messages in a batch.
 const batchMessages = 1000
 
-// largeFrame is the size from which a frame is charged to [Limits].Bytes.
+// largeFrame is the size from which a frame counts against [Limits].Bytes.
 const largeFrame = 64 << 10
 
 func (l Limits) withDefaults() (Limits, error) {
@@ -77,7 +77,7 @@ func (l Limits) withDefaults() (Limits, error) {
 	return l, nil
 }
 
-// receive begins a session, or turns the client away.
+// receive begins a session, or rejects the client.
 func (f *Front) receive(conn net.Conn, door Door) {
 	s := &session{f: f, door: door, client: conn, host: host(conn), budget: f.local, asks: semaphore.NewWeighted(asksOfOne), done: make(chan struct{})}
 	s.life, s.cancel = context.WithCancel(f.life)
@@ -104,7 +104,7 @@ func (f *Front) receive(conn net.Conn, door Door) {
 		if len(f.waiting) >= f.limits.Waiting {
 			oldest := f.waiting[0]
 			f.waiting = f.waiting[1:]
-			f.o.Logger.Warn("client ended before it said who it is, to make room", "address", oldest.host)
+			f.o.Logger.Warn("unauthenticated client closed to make room", "address", oldest.host)
 			oldest.close()
 		}
 		f.waiting = append(f.waiting, s)
@@ -115,8 +115,8 @@ func (f *Front) receive(conn net.Conn, door Door) {
 }
 
 // full reports whether there is no room for another client of an address. Clients
-// over TCP do not take the room of those on this machine's unix sockets, which are
-// those of the address "".
+// over TCP do not take the room of clients on this machine's unix sockets, which
+// have the address "".
 func (f *Front) full(host string) bool {
 	local := f.hosts[""]
 	if host == "" {
@@ -125,7 +125,7 @@ func (f *Front) full(host string) bool {
 	return len(f.sessions)-local >= f.limits.Connections || f.hosts[host] >= f.limits.PerAddress
 }
 
-// host is the address of a client without its port; "" on a unix socket.
+// host returns the address of a client without its port; "" on a unix socket.
 func host(conn net.Conn) string {
 	tcp, ok := conn.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -134,7 +134,7 @@ func host(conn net.Conn) string {
 	return tcp.IP.String()
 }
 
-// known takes a session off the list of those that have not said who they are.
+// known removes a session from the list of unauthenticated ones.
 func (f *Front) known(s *session) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,7 +146,7 @@ func (f *Front) known(s *session) {
 	}
 }
 
-// leave takes back all that a session has.
+// leave releases everything that a session has.
 func (f *Front) leave(s *session) {
 	f.known(s)
 	f.mu.Lock()

@@ -17,31 +17,32 @@ import (
 	"time"
 )
 
-// Principal is who a client is, in the owner's words:
+// Principal is the identity of a client, as the owner names it:
 //
 //	token        it has shown the token, which several may have
 //	cert:alice   it has shown a certificate of this name
 //	uid:1000     it is a process of this user
 type Principal struct {
 	Name string
-	// Personal says that all who have the name are one person, so that what one
-	// session of it holds, another may take.
+	// Personal reports that all clients with the name are one person, so that one
+	// session may take what another one holds.
 	Personal bool
 }
 
 var byToken = Principal{Name: "token"}
 
-// OfUser is the principal of a process of this machine.
+// OfUser returns the principal of a process of this machine.
 func OfUser(uid uint32) Principal {
 	return Principal{Name: fmt.Sprintf("uid:%d", uid), Personal: true}
 }
 
-// principalName is the longest name of a certificate that is used as it is.
+// principalName is the maximum length of a certificate's name that is used
+// unchanged.
 const principalName = 64
 
-// ofCertificate is the principal of a verified certificate: its common name, or
-// without one its first alternative name. One that a header cannot hold in a
-// short form is called by its digest.
+// ofCertificate returns the principal of a verified certificate: its common name,
+// or else its first alternative name. A name that does not fit in a short header
+// is replaced by its digest.
 func ofCertificate(c *x509.Certificate) Principal {
 	names := []string{c.Subject.CommonName}
 	names = append(names, c.DNSNames...)
@@ -64,8 +65,7 @@ func ofCertificate(c *x509.Certificate) Principal {
 	return Principal{Name: "cert:" + name, Personal: true}
 }
 
-// ofTLS is the principal of the certificate that a client has shown, if it was
-// verified.
+// ofTLS returns the principal of the client's certificate, if it was verified.
 func ofTLS(state tls.ConnectionState) (Principal, bool) {
 	if len(state.VerifiedChains) == 0 {
 		return Principal{}, false
@@ -73,8 +73,8 @@ func ofTLS(state tls.ConnectionState) (Principal, bool) {
 	return ofCertificate(state.VerifiedChains[0][0]), true
 }
 
-// connect is what a client says of itself. Other members are ignored: what a
-// client claims to be named is not who it is.
+// connect is the part of a client's CONNECT that counts. Other members are
+// ignored: a claimed name is no identity.
 type connect struct {
 	Token        string `json:"auth_token"`
 	User         string `json:"user"`
@@ -84,11 +84,11 @@ type connect struct {
 	NoResponders bool   `json:"no_responders"`
 }
 
-// errAuthorization is the server's own word for it.
+// errAuthorization is the server's own text.
 const errAuthorization = protocolError("Authorization Violation")
 
-// greet lets a client in: INFO, TLS, CONNECT. When it returns, the server is
-// connected, and the client is known.
+// greet admits a client: INFO, TLS, CONNECT. When it returns, the server is
+// connected, and the client is authenticated.
 func (s *session) greet() error {
 	if err := s.client.SetDeadline(time.Now().Add(s.f.limits.Greeting)); err != nil {
 		return err
@@ -132,7 +132,7 @@ func (s *session) greet() error {
 	case s.principal.Name == "" && s.door.Token != "":
 		s.principal = byToken
 	case s.principal.Name == "":
-		return errAuthorization // nothing says who it is
+		return errAuthorization // the client has no identity
 	}
 	if c.Verbose || c.Pedantic || !c.Headers {
 		return protocolError("clients of this server are neither verbose nor pedantic, and know headers")
@@ -141,7 +141,7 @@ func (s *session) greet() error {
 	return s.connectServer(c.NoResponders)
 }
 
-// admits compares digests, which have one length: the time tells nothing of the
+// admits compares digests, which have one length: the time reveals nothing of the
 // token's.
 func (d Door) admits(shown string) bool {
 	if d.Token == "" {
@@ -151,7 +151,7 @@ func (d Door) admits(shown string) bool {
 	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
 }
 
-// sayInfo sends what the server said of itself, as it is true of the front.
+// sayInfo sends the server's INFO, adapted to the front.
 func (s *session) sayInfo() error {
 	info := maps.Clone(s.f.info)
 	for _, not := range []string{"connect_urls", "ws_connect_urls", "nonce", "client_ip", "client_id", "ip", "host", "port", "tls_available", "tls_verify"} {
@@ -203,7 +203,7 @@ func (s *session) connectServer(noResponders bool) error {
 	return s.to.send([]byte("CONNECT " + string(hello) + "\r\n"))
 }
 
-// serverInfo reads the line by which a server begins.
+// serverInfo reads the first line of a server.
 func serverInfo(r *reader, conn net.Conn, limits Limits) ([]byte, error) {
 	if err := conn.SetReadDeadline(time.Now().Add(limits.Greeting)); err != nil {
 		return nil, err

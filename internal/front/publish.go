@@ -21,7 +21,7 @@ func (s *session) publish(f frame) error {
 	if f.reply != "" && !s.owns(f.reply) {
 		return s.deny(f.reply, "")
 	}
-	// What is answered on the subject of a request would pass for the request's answer.
+	// An answer on the subject of a request would pass for the request's answer.
 	if f.reply != "" && !bounded(f.subject) && s.awaits(f.reply) {
 		return s.deny(f.subject, f.reply)
 	}
@@ -35,7 +35,7 @@ func (s *session) publish(f frame) error {
 		if h, err = parseHeader(f.header, s.header); err != nil {
 			return s.refuse(f, refuse(CodeEvent, "%v", err))
 		}
-		s.header = h // its memory is that of the next frame's
+		s.header = h // its memory is reused for the next frame
 	}
 	switch {
 	case strings.HasPrefix(f.subject, eventSubjects):
@@ -52,7 +52,7 @@ func (s *session) publish(f frame) error {
 	return s.deny(f.subject, f.reply)
 }
 
-// pass writes a publication for the server.
+// pass encodes a publication for the server.
 func (s *session) pass(subject, reply string, h header, payload []byte) error {
 	s.scratch = appendPub(s.scratch[:0], subject, reply, h, payload)
 	err := s.to.add(s.scratch)
@@ -62,8 +62,9 @@ func (s *session) pass(subject, reply string, h header, payload []byte) error {
 	return err
 }
 
-// passNow is pass for what was judged by the log as it stands: a client that sends a
-// part of a frame behind it cannot keep it back until others have written.
+// passNow is pass for publications that were checked against the current log: a
+// client that sends part of a frame after it cannot delay it until others have
+// written.
 func (s *session) passNow(subject, reply string, h header, payload []byte) error {
 	if err := s.pass(subject, reply, h, payload); err != nil {
 		return err
@@ -71,41 +72,41 @@ func (s *session) passNow(subject, reply string, h header, payload []byte) error
 	return s.to.flush()
 }
 
-// say sends an error of the protocol that does not end the connection.
-func (s *session) say(format string, args ...any) error {
+// sendError sends an error of the protocol that does not end the connection.
+func (s *session) sendError(format string, args ...any) error {
 	return s.out.send([]byte("-ERR '" + fmt.Sprintf(format, args...) + "'\r\n"))
 }
 
-// deny says that clients may not publish to a subject, in the server's words, and
-// to the request itself if it waits for an answer.
+// deny denies a publication to a subject, in the server's words, and answers the
+// request if it waits for an answer.
 func (s *session) deny(subject, reply string) error {
 	s.f.o.Logger.Info("client denied", "address", s.host, "principal", s.principal.Name, "subject", subject)
-	if err := s.say("Permissions Violation for Publish to %q", subject); err != nil || reply == "" {
+	if err := s.sendError("Permissions Violation for Publish to %q", subject); err != nil || reply == "" {
 		return err
 	}
 	return s.answer(reply, refuse(CodeDenied, "the owner of the store does not let clients publish to %s", subject).answer())
 }
 
-// refuse answers a publication with the reason why it was not passed on.
+// refuse answers a publication with the reason for its refusal.
 func (s *session) refuse(f frame, why *Refusal) error {
 	s.f.o.Logger.Info("client refused", "address", s.host, "principal", s.principal.Name, "subject", f.subject, "code", why.Code, "why", why.Text)
 	if f.reply == "" {
-		return s.say("Permissions Violation for Publish to %q", f.subject)
+		return s.sendError("Permissions Violation for Publish to %q", f.subject)
 	}
 	return s.answer(f.reply, why.answer())
 }
 
-// refusal is an error of the log as one.
+// refusal converts an error of the log to a Refusal.
 func refusal(err error) *Refusal {
 	var r *Refusal
 	if errors.As(err, &r) {
 		return r
 	}
-	return busy(fmt.Errorf("the owner of the store could not look: %w", err))
+	return busy(fmt.Errorf("the owner of the store could not check: %w", err))
 }
 
-// looking bounds a question to the log. What was read of the client goes to the
-// server first: the question may wait.
+// looking bounds a query to the log. It first flushes the client's frames to the
+// server, as the query may wait.
 func (s *session) looking() (context.Context, context.CancelFunc, error) {
 	err := s.to.flush()
 	ctx, cancel := context.WithTimeout(s.life, s.f.limits.Check)

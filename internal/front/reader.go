@@ -22,15 +22,15 @@ const (
 	opPong
 )
 
-// frame is one operation. Its bytes are valid until the next is read.
+// frame is one operation. Its bytes are valid until the next read.
 type frame struct {
 	op      op
 	subject string
 	reply   string
 	queue   string
 	sid     string
-	most    int    // messages until an UNSUB, 0 for now
-	header  []byte // block of headers; nil without one
+	most    int    // messages until an UNSUB; 0: now
+	header  []byte // block of headers; nil: none
 	payload []byte // body of a message, or the JSON of a CONNECT
 }
 
@@ -62,7 +62,7 @@ type reader struct {
 	in     *bufio.Reader
 	limits Limits
 	body   []byte // reused for small payloads
-	// charge, when set, is asked before a large payload is read.
+	// charge, when set, is called before a large payload is read.
 	charge func(bytes int) error
 }
 
@@ -135,8 +135,8 @@ func (r *reader) next() (frame, error) {
 	return frame{}, errOperation
 }
 
-// connect reads the CONNECT by which a client begins. Nothing larger than a line is
-// read of one that has not said who it is.
+// connect reads the CONNECT by which a client begins. From an unauthenticated
+// client it reads no more than a line.
 func (r *reader) connect() (c connect, err error) {
 	line, err := r.line()
 	if err != nil {
@@ -149,7 +149,7 @@ func (r *reader) connect() (c connect, err error) {
 	return c, nil
 }
 
-// publication reads what follows the line of a PUB or HPUB.
+// publication reads the rest of a PUB or HPUB after its line.
 func (r *reader) publication(args []string, headers bool) (frame, error) {
 	sizes := 1
 	if headers {
@@ -217,7 +217,7 @@ func (r *reader) take(n int) ([]byte, error) {
 	return data, err
 }
 
-// names holds subjects and identifiers to be of visible ASCII, and not too long.
+// names checks that subjects and identifiers are visible ASCII, and not too long.
 func (r *reader) names(all ...string) error {
 	for _, name := range all {
 		if len(name) > r.limits.Subject {
@@ -249,7 +249,7 @@ func size(text string) (int, error) {
 	return n, nil
 }
 
-// appendPub writes a publication as the server reads it.
+// appendPub encodes a publication for the server.
 func appendPub(to []byte, subject, reply string, h header, payload []byte) []byte {
 	if h != nil {
 		to = append(to, 'H')

@@ -12,27 +12,27 @@ import (
 
 // Codes of refusals, in a range that the server does not use.
 const (
-	CodeUnknownKind = 60001 // no kind of event that the owner knows
-	CodeNewer       = 60002 // a newer version of a kind than the owner knows
-	CodeEvent       = 60003 // no event: its envelope, its headers or its body
+	CodeUnknownKind = 60001 // kind of event unknown to the owner
+	CodeNewer       = 60002 // version of a kind newer than the owner's
+	CodeEvent       = 60003 // invalid event: its envelope, its headers or its body
 	CodeTooLarge    = 60004
-	CodeLane        = 60005 // the actor or the condition does not fit a fact or a decision
+	CodeLane        = 60005 // actor or condition does not fit a fact or a decision
 	CodeNoRoom      = 60006 // the disk is nearly full: facts are refused
-	CodeDenied      = 60007 // clients may not do that
-	CodeBatch       = 60008 // no batch of facts
-	CodeEntry       = 60009 // no lease, cursor or witness
+	CodeDenied      = 60007 // not allowed to clients
+	CodeBatch       = 60008 // invalid batch of facts
+	CodeEntry       = 60009 // invalid lease, cursor or witness
 	CodeHeld        = 60010 // another session has the lease
-	CodeBusy        = 60011 // settled by trying again
+	CodeBusy        = 60011 // retry
 
 	codeWrongLast  = 10071 // the server's own: the entry has moved
 	codeNoConsumer = 10014 // the server's own
 )
 
-// Refusal says why a publication was not passed on. It is answered on the reply
-// subject as the server answers: with the JSON of an error.
+// Refusal is the reason why a publication was not passed on. It is sent on the
+// reply subject in the server's format: the JSON of an error.
 type Refusal struct {
 	Code   int // one of the codes above
-	Status int // as in HTTP; 503 is settled by trying again
+	Status int // as in HTTP; 503: retry
 	Text   string
 }
 
@@ -43,18 +43,18 @@ func refuse(code int, format string, args ...any) *Refusal {
 	return &Refusal{Code: code, Status: 400, Text: fmt.Sprintf(format, args...)}
 }
 
-// Refuse is a refusal for good.
+// Refuse returns a permanent refusal.
 func Refuse(code int, format string, args ...any) *Refusal { return refuse(code, format, args...) }
 
-// WrongLast is the server's own refusal of a write to an entry that is at another
-// sequence.
+// WrongLast returns the server's own refusal of a write to an entry that is at
+// another sequence.
 func WrongLast(at uint64) *Refusal { return refuse(codeWrongLast, "wrong last sequence: %d", at) }
 
 func busy(err error) *Refusal {
 	return &Refusal{Code: CodeBusy, Status: 503, Text: err.Error()}
 }
 
-// answer is the refusal on the wire.
+// answer encodes the refusal.
 func (r *Refusal) answer() []byte {
 	type apiError struct {
 		Code    int    `json:"code"`
@@ -72,16 +72,18 @@ func (r *Refusal) answer() []byte {
 	return text
 }
 
-// Grant is what the clients of a [Door] may do beyond reading. The zero value lets
-// them append for every run, without deleting what a run that is not theirs has.
+// Grant is what the clients of a [Door] may do in addition to reading. The zero
+// value allows them to append for every run, but not to delete from runs that are
+// not theirs.
 type Grant struct {
-	// Runs are patterns of [path.Match]: clients append for the runs that match one
-	// of them, and take the leases of no others. nil is every run.
+	// Runs are patterns of [path.Match]: clients may append for matching runs,
+	// and take the leases of those only. nil is every run.
 	Runs []string
-	// Delete lets clients append checkpoint.deleted for runs whose lease they do
-	// not hold, as `ckptstore gc` and `ckptstore rm` do.
+	// Delete allows clients to append checkpoint.deleted for runs whose lease
+	// they do not hold, as `ckptstore gc` and `ckptstore rm` do.
 	Delete bool
-	// Bytes is how much all clients of the door may append, with headers; 0 is no bound.
+	// Bytes bounds what all clients of the door may append, with headers; 0: no
+	// bound.
 	Bytes int64
 }
 
@@ -98,7 +100,7 @@ func (g Grant) Validate() error {
 	return nil
 }
 
-// Run reports whether clients append for a run.
+// Run reports whether clients may append for a run.
 func (g Grant) Run(run string) bool {
 	for _, p := range g.Runs {
 		if ok, err := path.Match(p, run); ok && err == nil {
@@ -114,41 +116,41 @@ type quota struct {
 	used atomic.Int64
 }
 
-// take counts bytes, or says that they are too many.
+// take counts bytes, or refuses them as too many.
 func (q *quota) take(bytes int) *Refusal {
 	if q.most == 0 || q.used.Add(int64(bytes)) <= q.most {
 		return nil
 	}
 	q.used.Add(-int64(bytes))
-	return &Refusal{Code: CodeNoRoom, Status: 507, Text: fmt.Sprintf("clients have appended the %d bytes that the owner of the store lets them: serve the store with more", q.most)}
+	return &Refusal{Code: CodeNoRoom, Status: 507, Text: fmt.Sprintf("clients have appended the %d bytes that the owner of the store allows: serve the store with more", q.most)}
 }
 
-// Holding says who has the lease of a run.
+// Holding is the state of a run's lease.
 type Holding int
 
-// Who has it.
+// States of a lease.
 const (
-	Free   Holding = iota // no session, or one whose term has passed
-	Mine                  // the session that asks, or another of the same person
-	Theirs                // a session that lives
+	Free   Holding = iota // no session, or a session whose term has passed
+	Mine                  // the asking session, or another one of the same person
+	Theirs                // another live session
 )
 
-// Whose says who asks for something.
+// Whose identifies the caller of a query.
 type Whose struct {
 	Session   string // see [HeaderSession]
 	Principal Principal
-	// Lives reports whether a session has a connection. It may have had one a
+	// Lives reports whether a session has a connection, or may have had one a
 	// moment ago.
 	Lives func(session string) bool
 }
 
-// otherRun refuses what is for a run that clients of the door leave alone.
+// otherRun refuses a publication for a run outside of the door's grant.
 func (g Grant) otherRun(run string) *Refusal {
 	return refuse(CodeDenied, "the owner of the store does not let clients append for run %q, only for %s", run, strings.Join(g.Runs, ", "))
 }
 
-// deciding holds a decision about what a trainer does to be that of the session
-// which has the lease of the run, while one has it.
+// deciding checks that a trainer's decision comes from the session with the lease
+// of the run, if a session has the lease.
 func (s *session) deciding(e events.Event, reply string) *Refusal {
 	deletes := e.Kind == events.CheckpointDeleted{}.Kind()
 	if asked[e.Kind] || deletes && s.door.Grant.Delete {
@@ -171,12 +173,12 @@ func (s *session) deciding(e events.Event, reply string) *Refusal {
 	return nil
 }
 
-// whose is who publishes with a reply subject.
+// whose returns the identity of the publisher with a reply subject.
 func (s *session) whose(reply string) Whose {
 	return Whose{Session: sessionName(reply), Principal: s.principal, Lives: s.f.lives}
 }
 
-// asked are the decisions that a user makes about a run of others.
+// asked are the decisions that a user makes about other users' runs.
 var asked = map[events.Kind]bool{
 	events.TrialCreated{}.Kind():       true,
 	events.TrialStopRequested{}.Kind(): true,

@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// The requests that clients make of the server, and no others. A body is parsed
-// into one of the types below, which have no other members, and encoded again.
+// The only requests that clients make of the server. A body is parsed into one of
+// the types below, which have no other members, and encoded again.
 
 type infoRequest struct {
 	Filter string `json:"subjects_filter,omitempty"`
@@ -36,8 +36,8 @@ type createRequest struct {
 	Action string         `json:"action"`
 }
 
-// consumerConfig is of a consumer that a client pulls from, and that the server
-// forgets soon after.
+// consumerConfig configures a pull consumer, which the server forgets soon after
+// its use.
 type consumerConfig struct {
 	Name      string        `json:"name"`
 	Policy    string        `json:"deliver_policy"`
@@ -65,14 +65,14 @@ const (
 	longConsumer  = 64
 )
 
-// consumer is one that a session has made.
+// consumer is a consumer that a session has made.
 type consumer struct {
 	stream string
-	until  time.Time // by when the server has forgotten it, if it is not used
+	until  time.Time // when the server has forgotten it, if unused
 	keeps  time.Duration
 }
 
-// parse reads the body of a request; none at all is an empty one.
+// parse parses the body of a request; no body is an empty request.
 func parse[T any](body []byte) (request T, err error) {
 	if len(body) == 0 {
 		return request, nil
@@ -112,13 +112,13 @@ func (s *session) request(f frame, h header) error {
 	return s.pass(f.subject, f.reply, nil, body)
 }
 
-// encoded is the body of a request as it is passed on.
+// encoded returns the body of a request as it is passed on.
 func encoded(request any, ok bool) ([]byte, bool) {
 	body, err := json.Marshal(request)
 	return body, ok && err == nil
 }
 
-// streamRequest judges a request about a stream.
+// streamRequest checks a request about a stream.
 func (s *session) streamRequest(verb string, payload []byte) ([]byte, bool) {
 	switch {
 	case verb == "STREAM.NAMES":
@@ -145,14 +145,15 @@ func (s *session) streamRequest(verb string, payload []byte) ([]byte, bool) {
 	return nil, false
 }
 
-// readable reports whether clients read a stream: one of the log, or a bucket.
+// readable reports whether clients may read a stream: one of the log, or a
+// bucket.
 func (s *session) readable(stream string) bool {
 	bucket, is := strings.CutPrefix(stream, "KV_")
 	return s.f.o.Log.Tail(stream) || is && contains(s.f.o.Buckets, bucket)
 }
 
-// consumerRequest judges a request about a consumer: one that the session has
-// made, or makes.
+// consumerRequest checks a request about a consumer that the session has made, or
+// makes.
 func (s *session) consumerRequest(verb string, payload []byte) (body []byte, ok bool, why *Refusal) {
 	if rest, is := strings.CutPrefix(verb, "CREATE."); is {
 		return s.create(rest, payload)
@@ -187,7 +188,7 @@ func (s *session) consumerRequest(verb string, payload []byte) (body []byte, ok 
 	return nil, false, nil
 }
 
-// create judges the making of a consumer: CREATE.<stream>.<name>[.<filter>].
+// create checks the creation of a consumer: CREATE.<stream>.<name>[.<filter>].
 func (s *session) create(rest string, payload []byte) ([]byte, bool, *Refusal) {
 	stream, rest, _ := strings.Cut(rest, ".")
 	name, filter, _ := strings.Cut(rest, ".")
@@ -223,7 +224,7 @@ func (s *session) create(rest string, payload []byte) ([]byte, bool, *Refusal) {
 	return body, ok, nil
 }
 
-// forgetConsumer takes a consumer off the session's.
+// forgetConsumer removes a consumer from the session.
 func (s *session) forgetConsumer(name string) {
 	delete(s.consumers, name)
 	s.f.mu.Lock()

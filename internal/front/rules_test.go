@@ -81,7 +81,7 @@ func TestMatches(t *testing.T) {
 	}
 }
 
-// A name of a certificate cannot pass for another kind of principal, or hold what
+// A certificate's name cannot pass for another kind of principal, or contain what
 // a header cannot.
 func TestOfCertificate(t *testing.T) {
 	for _, tc := range []struct {

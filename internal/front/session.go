@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// session is one client. Its inbound half runs in one goroutine, which alone
-// uses the fields without a lock; the outbound half runs in another.
+// session is one client. Its inbound half runs in one goroutine, which is the
+// only one to use the fields without a lock; the outbound half runs in another.
 type session struct {
 	f         *Front
 	door      Door
@@ -31,14 +31,14 @@ type session struct {
 
 	judge     judge
 	batch     *batch
-	lapsed    string               // ID of the last batch that was given up because it took too long
-	consumers map[string]*consumer // that this session has made, by name
-	charged   int64                // bytes of the frame in hand, of the budget of all
+	lapsed    string               // ID of the last batch that was dropped because it took too long
+	consumers map[string]*consumer // made by this session, by name
+	charged   int64                // bytes of the current frame, of the budget of all
 	scratch   []byte
-	header    header // of the frame in hand
+	header    header // of the current frame
 
-	pinged atomic.Uint64 // PINGs that were sent to the client
-	ponged atomic.Uint64 // PONGs that have come
+	pinged atomic.Uint64 // PINGs sent to the client
+	ponged atomic.Uint64 // PONGs received
 	life   context.Context
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the session has ended
@@ -55,7 +55,7 @@ type session struct {
 	asked  []waiting                // the oldest first
 }
 
-// run is the whole life of a session.
+// run runs a session from its begin to its end.
 func (s *session) run() {
 	defer close(s.done)
 	defer s.f.leave(s)
@@ -67,7 +67,7 @@ func (s *session) run() {
 		var outbound sync.WaitGroup
 		outbound.Go(func() {
 			defer s.close()
-			_ = s.deliver() // whatever ended it, the client sees the end of its connection
+			_ = s.deliver() // in any case, the client sees the end of its connection
 		})
 		err = s.receive()
 		s.sayWhy(err)
@@ -84,13 +84,13 @@ func (s *session) run() {
 	}
 }
 
-// unexpected reports whether the end of a session is worth a word.
+// unexpected reports whether the end of a session should be logged.
 func unexpected(err error) bool {
 	return err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.ErrClosedPipe)
 }
 
-// linger is how long a client has to read why its connection ends: what it has
-// sent and nobody has read would otherwise take the reason away.
+// linger is how long a client has to read the reason of its end: unread data from
+// the client would otherwise discard the reason.
 const linger = time.Second
 
 // sayWhy tells the client the reason of its end, if it is one of the protocol.
@@ -121,7 +121,7 @@ func (s *session) sayWhy(err error) {
 	}
 }
 
-// drain reads what the client has sent, until it has seen the end.
+// drain reads the client's data until the client has seen the end.
 func (s *session) drain(err error) {
 	if !unexpected(err) {
 		return
@@ -175,9 +175,8 @@ func (s *session) receive() error {
 	}
 }
 
-// await returns when the client has begun a frame. A client that is silent is
-// asked; one that stays silent is an error, and so is a batch that is not
-// finished.
+// await returns when the client has begun a frame. It pings a silent client. A
+// client that stays silent is an error. It drops a batch whose time has passed.
 func (s *session) await() error {
 	asked := false
 	for s.in.in.Buffered() == 0 {
@@ -209,7 +208,7 @@ func (s *session) await() error {
 	return s.client.SetReadDeadline(time.Now().Add(s.f.limits.Frame))
 }
 
-// act does what one frame asks for. Its error ends the session.
+// act executes one frame. An error ends the session.
 func (s *session) act(f frame) error {
 	switch f.op {
 	case opPub:

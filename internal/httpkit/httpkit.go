@@ -1,4 +1,4 @@
-// Package httpkit is what every server of requests in JSON is made of: it reads a
+// Package httpkit holds the parts of every server of JSON requests: it reads a
 // body within a limit, decodes it, answers, refuses with problem details (RFC
 // 9457), and checks tokens.
 //
@@ -28,21 +28,21 @@ const (
 	Problem = "application/problem+json"
 )
 
-// Details is the body of every refusal: problem details with two members more.
+// Details is the body of every refusal: problem details with two more members.
 type Details struct {
 	Type   string       `json:"type"`   // a URI of the kind
 	Title  string       `json:"title"`  // the kind in words
 	Status int          `json:"status"` // of the reply
 	Detail string       `json:"detail"` // what failed, on what, and what to do
 	Kind   problem.Kind `json:"kind"`
-	// Message is Detail under the name that the worker protocol has for it.
+	// Message is Detail, under its name in the worker protocol.
 	Message string `json:"error"`
 }
 
-// typeOf begins the types of problems.
+// typeOf is the prefix of the problem types.
 const typeOf = "tag:ckptstore,2026:problem/"
 
-// DetailsOf returns the body that an error is refused with.
+// DetailsOf returns the body of an error's refusal.
 func DetailsOf(err error) Details {
 	kind, text := system.KindOf(err), err.Error()
 	return Details{Type: typeOf + string(kind), Title: kind.Title(), Status: kind.Status(), Detail: text, Kind: kind, Message: text}
@@ -54,11 +54,11 @@ func Refuse(w http.ResponseWriter, err error) {
 	body, _ := json.Marshal(d) // strings and a number always encode
 	w.Header().Set("Content-Type", Problem)
 	w.WriteHeader(d.Status)
-	_, _ = w.Write(body) // a client that is gone needs no answer
+	_, _ = w.Write(body) // a disconnected client needs no answer
 }
 
-// Read returns the body of a request. One of more than limit bytes, or one that
-// ends too early, is the caller's fault.
+// Read returns the body of a request. A body of more than limit bytes or a
+// truncated one is the caller's fault.
 func Read(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
 	if large := (*http.MaxBytesError)(nil); errors.As(err, &large) {
@@ -87,7 +87,7 @@ func Request[In any](w http.ResponseWriter, r *http.Request, limit int64) (in In
 	return Decode[In](body)
 }
 
-// Reply answers a request in JSON. The error says that the caller did not get the
+// Reply answers a request in JSON. An error means that the caller did not get the
 // answer.
 func Reply(w http.ResponseWriter, out any) error {
 	body, err := json.Marshal(out)
@@ -101,8 +101,8 @@ func Reply(w http.ResponseWriter, out any) error {
 	return err
 }
 
-// Handle returns a handler with JSON on both sides. The body of a request has at
-// most limit bytes.
+// Handle returns a handler with JSON on both sides. It limits request bodies to
+// limit bytes.
 func Handle[In, Out any](limit int64, do func(context.Context, In) (Out, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		in, err := Request[In](w, r, limit)
@@ -114,12 +114,12 @@ func Handle[In, Out any](limit int64, do func(context.Context, In) (Out, error))
 			Refuse(w, err)
 			return
 		}
-		_ = Reply(w, out) // a client that is gone needs no answer
+		_ = Reply(w, out) // a disconnected client needs no answer
 	})
 }
 
 // Authorized reports whether a request bears the token. It takes the same time
-// for every wrong token of one length. No request bears an empty one.
+// for all wrong tokens of one length. An empty token is never accepted.
 func Authorized(r *http.Request, token string) bool {
 	return token != "" && subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+token)) == 1
 }

@@ -67,8 +67,8 @@ type asked struct {
 	Name string `json:"name"`
 }
 
-// TestHandle: a handler takes one JSON object within its limit, and says of
-// anything else what to send.
+// TestHandle checks that a handler takes one JSON object within its limit, and
+// otherwise reports what to send.
 func TestHandle(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewServer(Handle(64, func(_ context.Context, in asked) (map[string]any, error) {

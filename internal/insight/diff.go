@@ -1,7 +1,7 @@
-// Package insight draws conclusions from rows: whether a job runs or is lost, how two
-// trials or checkpoints differ, where a metric ended and was best, what a group of
-// other size would lack. The functions are pure: commands, APIs and alerts read rows,
-// call them, and show what they return.
+// Package insight draws conclusions from rows: whether a job runs or is lost, how
+// two trials or checkpoints differ, where a metric ended and was best, which
+// values a group of another size would lack. The functions are pure: commands,
+// APIs and alerts read rows, call them, and show their results.
 package insight
 
 import (
@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Diff is the comparison of two trials or of two checkpoints, as `diff --json` prints
-// it. The caller fills in Store and CommonAncestor.
+// Diff is the comparison of two trials or of two checkpoints. It is the output of
+// `diff --json`. The caller fills in Store and CommonAncestor.
 type Diff struct {
 	Store          string                         `json:"store"`
 	Of             string                         `json:"of"` // "trials" or "checkpoints"
@@ -29,7 +29,7 @@ type Diff struct {
 	Same           *SameParts                     `json:"same,omitempty"`    // of checkpoints
 }
 
-// DiffSide describes one of the two.
+// DiffSide describes one side of a Diff.
 type DiffSide struct {
 	Run        string `json:"run"`
 	Trial      string `json:"trial"`
@@ -45,7 +45,7 @@ type DiffSide struct {
 	Parent     string `json:"parent,omitempty"`      // the checkpoint that it continues
 }
 
-// Difference is one thing that is not the same.
+// Difference is one difference between the sides.
 type Difference struct {
 	Kind    string   `json:"kind"` // config, metric, tensor or value
 	Name    string   `json:"name"`
@@ -60,24 +60,24 @@ const (
 	Added          = "added"   // B alone has it
 	Removed        = "removed" // A alone has it
 	Changed        = "changed" // another value
-	StepsDiffer    = "steps"   // equal where both were reported, which is not everywhere
+	StepsDiffer    = "steps"   // equal where both were reported, but not reported everywhere
 	DTypeDiffers   = "dtype"
 	ShapeDiffers   = "shape"
 	SizeDiffers    = "size"
 	ContentDiffers = "content" // other bytes
-	ChunksDiffer   = "chunks"  // cut differently, so that no digests can be compared
-	UnknownContent = "unknown" // in place, and never read: its digest is not known
+	ChunksDiffer   = "chunks"  // cut differently, so that digests cannot be compared
+	UnknownContent = "unknown" // in place, and never read: its digest is unknown
 )
 
 // TrialRows are the rows of a trial that a comparison reads.
 type TrialRows struct {
 	Trial   projections.Trial
-	Head    projections.Checkpoint // of its line; the zero one if it has none
+	Head    projections.Checkpoint // of its line; zero if there is none
 	Reports []projections.Report
 }
 
-// CompareTrials compares two trials: their configurations, and their metrics or those
-// named. It returns a NotFoundError for a name that neither has reported.
+// CompareTrials compares two trials: their configurations, and all metrics or the
+// named ones. It returns a NotFoundError for a name that neither has reported.
 func CompareTrials(x, y TrialRows, metrics []string) (Diff, error) {
 	d := Diff{Of: "trials", A: x.side(), B: y.side(), Differences: []Difference{}, Metrics: []projections.MetricComparison{}}
 	d.config(x.Trial.Config, y.Trial.Config)
@@ -154,9 +154,9 @@ func (d *Diff) config(x, y map[string]any) {
 	}
 }
 
-// flatten puts the leaves of nested objects under their keys, with dots
-// between. A key that has a dot of its own, or is empty, is quoted. Lists and
-// empty objects are leaves.
+// flatten puts the leaves of nested objects under their keys, joined by dots. A
+// key that contains a dot, or is empty, is quoted. Lists and empty objects are
+// leaves.
 func flatten(into map[string]any, prefix string, from map[string]any) {
 	for key, value := range from {
 		if key == "" || strings.ContainsAny(key, `."`) {
@@ -170,8 +170,8 @@ func flatten(into map[string]any, prefix string, from map[string]any) {
 	}
 }
 
-// ChooseTrial returns the trial that the name of a run alone stands for: its default
-// trial, or the only one. Without either the user has to name one.
+// ChooseTrial returns the trial that a run's name alone stands for: its default
+// trial, or its only one. If there is neither, the user has to name one.
 func ChooseTrial(trials []projections.Trial) (t projections.Trial, ok bool) {
 	for _, t := range trials {
 		if t.Name == projections.DefaultTrial || len(trials) == 1 {

@@ -11,16 +11,16 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// SameParts counts what two checkpoints have in common.
+// SameParts counts the parts that two checkpoints have in common.
 type SameParts struct {
 	Tensors int   `json:"tensors"`
 	Values  int   `json:"values"`
 	Bytes   int64 `json:"bytes"`
 }
 
-// Part is a tensor or a value of a checkpoint. Digest is that of its bytes,
-// or, of a tensor in several chunks, of their digests in the order of their
-// boxes; it is left out if one is not known.
+// Part is a tensor or a value of a checkpoint. Digest is the digest of its bytes
+// or, for a tensor in several chunks, of the chunks' digests in the order of
+// their boxes. It is omitted if one is unknown.
 type Part struct {
 	DType  tensor.DType `json:"dtype,omitzero"`
 	Shape  tensor.Shape `json:"shape,omitempty"`
@@ -38,11 +38,11 @@ type partKey struct {
 	name string
 }
 
-// Content is what a checkpoint's index has of a tensor or a value.
+// Content is a tensor or a value in a checkpoint's index.
 type Content struct {
-	Rank   int // whose index has it
+	Rank   int // of the index
 	Item   checkpoint.Item
-	Digest checkpoint.Digest // zero if nobody has read the bytes yet
+	Digest checkpoint.Digest // zero if the bytes have not been read yet
 }
 
 // CompareCheckpoints compares two checkpoints by what their indexes list.
@@ -131,7 +131,7 @@ func (p *Part) digest() string {
 	return checkpoint.Sum(all).String()
 }
 
-// changes says how a part became another; either may be nil.
+// changes lists how a part changed; either side may be nil.
 func (p *Part) changes(to *Part) (changes []string) {
 	switch {
 	case p == nil:
@@ -149,7 +149,7 @@ func (p *Part) changes(to *Part) (changes []string) {
 		changes = append(changes, SizeDiffers)
 	}
 	switch {
-	case len(changes) > 0: // then the bytes are others too
+	case len(changes) > 0: // then the bytes differ too
 	case !slices.Equal(p.boxes, to.boxes):
 		changes = append(changes, ChunksDiffer)
 	case p.Digest == "" || to.Digest == "":

@@ -7,8 +7,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// States of a job, as far as anybody can know. A lost one never said that it
-// ended, and nobody holds its run: it was killed, or its machine is gone.
+// States of a job, as far as the rows show. A lost job did not end and holds no
+// lease: it was killed, or its machine is gone.
 const (
 	Running  = "running"
 	Stopping = "stopping"
@@ -16,7 +16,7 @@ const (
 	Lost     = "lost"
 )
 
-// Job is one job, as `jobs --json` prints it.
+// Job is one job. It is the output of `jobs --json`.
 type Job struct {
 	Job       string    `json:"job"`
 	Run       string    `json:"run"`
@@ -27,14 +27,14 @@ type Job struct {
 	Reason    string    `json:"reason,omitempty"`
 	StartedAt time.Time `json:"started_at,omitzero"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`
-	Seconds   *float64  `json:"seconds,omitempty"` // of a lost one nobody knows
+	Seconds   *float64  `json:"seconds,omitempty"` // unknown for a lost job
 	NProc     int       `json:"nproc"`
 	NNodes    int       `json:"nnodes"`
 	Attempts  int       `json:"attempts"`
 	Restarts  int       `json:"restarts"`
-	Asked     string    `json:"resume"`           // what was asked for
+	Asked     string    `json:"resume"`           // the requested checkpoint
 	From      string    `json:"from,omitempty"`   // checkpoint that its first attempt continued
-	Head      string    `json:"head,omitempty"`   // checkpoint that it committed last
+	Head      string    `json:"head,omitempty"`   // last checkpoint that it committed
 	Parent    string    `json:"parent,omitempty"` // checkpoint that the run was forked from
 	Command   []string  `json:"command"`
 	Flags     []string  `json:"flags,omitempty"` // of the trainer
@@ -43,14 +43,14 @@ type Job struct {
 	Unhealthy []string  `json:"unhealthy_devices,omitempty"` // GPUs that failed in it and did not recover, with the reason
 }
 
-// Over reports whether the job trains no more: it ended, or it is lost.
+// Over reports whether the job no longer trains: it ended, or it is lost.
 func (j Job) Over() bool { return j.State == Ended || j.State == Lost }
 
-// RunJobs holds the rows of a run from which the state of its jobs follows, and which
-// of them lives: only a lease says that.
+// RunJobs holds the rows of a run from which the states of its jobs follow, and
+// the live job, which only the lease shows.
 type RunJobs struct {
 	Run      string
-	Jobs     []projections.Job // the newest first
+	Jobs     []projections.Job // newest first
 	trials   []projections.Trial
 	attempts []projections.Attempt
 	devices  []projections.Device
@@ -58,7 +58,7 @@ type RunJobs struct {
 	Parent   string
 }
 
-// Take replaces the rows by those of a later reading.
+// Take replaces the rows by those of a later read.
 func (r *RunJobs) Take(row projections.Launches) {
 	r.Run, r.Jobs, r.trials, r.attempts, r.devices = row.Run, row.Jobs, row.Trials, row.Attempts, row.Devices
 	for _, t := range r.trials {
@@ -105,7 +105,7 @@ func (r RunJobs) List(now time.Time) (list []Job) {
 	return list
 }
 
-// trained fills in what the attempts of a job did.
+// trained fills in the results of a job's attempts.
 func (r RunJobs) trained(out *Job) {
 	groups := map[string]int{}
 	last := uint64(0)
@@ -125,7 +125,7 @@ func (r RunJobs) trained(out *Job) {
 		out.Restarts += n - 1
 	}
 	for _, d := range r.devices {
-		// What failed before this job began was said of another.
+		// A failure before this job began belongs to another job.
 		if !d.Healthy && !d.UnhealthyAt.Before(out.StartedAt) && (out.EndedAt.IsZero() || !d.UnhealthyAt.After(out.EndedAt)) {
 			out.Unhealthy = append(out.Unhealthy, d.Device+": "+d.Reason)
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// TestStatesOfJobs checks that a job that has not ended runs only while it holds the
-// run, and that an ended one ended, whoever holds the run.
+// TestStatesOfJobs checks that a job that has not ended runs only while it holds
+// the run, and that an ended job stays ended if another job holds the run.
 func TestStatesOfJobs(t *testing.T) {
 	begun := time.Unix(1000, 0)
 	for name, c := range map[string]struct {
@@ -44,7 +44,7 @@ func TestStatesOfJobs(t *testing.T) {
 			t.Errorf("%s: %v s, want %v", name, *got.Seconds, want)
 		}
 	}
-	// A job without an ID is not the one of a run that no job holds.
+	// A job without an ID is not the live job of a run that no job holds.
 	r := RunJobs{Jobs: []projections.Job{{}}}
 	if got := r.List(begun)[0].State; got != Lost {
 		t.Errorf("a job without an ID is %s", got)

@@ -6,13 +6,14 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Exact asks for the reports of a row: of one metric, or of all if the name is empty.
+// Exact returns the reports of a row: of one metric, or of all if the name is
+// empty.
 type Exact func(row projections.MetricsRow, name string) (projections.MetricsTable, error)
 
-// Highlights finds the last, the least and the greatest value of a metric in the line.
-// A row that sums up several reports knows neither the step of its least value nor, if
-// it lacks the metric in the end, that of its last: exact asks for the reports of such
-// a row.
+// Highlights finds the last, the least and the greatest value of a metric in the
+// line. A row that sums up several reports lacks the step of its least value, and
+// the step of its last value if its last report lacks the metric. Highlights
+// reads the reports of such a row by exact.
 func Highlights(table projections.MetricsTable, name string, exact Exact) (h projections.MetricEnds, err error) {
 	var last, least, most *projections.MetricsRow
 	low, high := math.Inf(1), math.Inf(-1)
@@ -65,7 +66,7 @@ func Highlights(table projections.MetricsTable, name string, exact Exact) (h pro
 }
 
 // Span returns the first and the last row of a table in its line. The first is a
-// single report: exact asks for it where the row sums up several.
+// single report: if the row sums up several, Span reads it by exact.
 func Span(table projections.MetricsTable, exact Exact) (first, last projections.MetricsRow, err error) {
 	first, last = table.Rows[0], table.Rows[0]
 	for _, row := range table.Rows {
@@ -73,7 +74,7 @@ func Span(table projections.MetricsTable, exact Exact) (first, last projections.
 			last = row
 		}
 	}
-	if first.Reports > 1 { // its step is that of its last one
+	if first.Reports > 1 { // its step is that of its last report
 		first.UntilIteration = first.Iteration
 		one, err := exact(first, "")
 		if err != nil {
@@ -84,9 +85,9 @@ func Span(table projections.MetricsTable, exact Exact) (first, last projections.
 	return first, last, nil
 }
 
-// Point is what is drawn of one place on the x axis: a stroke from the least
-// to the greatest value there, and a line from the last value to the next
-// point's. A place without numbers is a gap.
+// Point is one place on the x axis: a stroke from the least to the greatest value
+// there, and a line from the last value to the next point's. A place without
+// numbers is a gap.
 type Point struct {
 	X                float64
 	Least, Most, End float64
@@ -99,8 +100,8 @@ type Series struct {
 	Dim    bool // drawn behind the others
 }
 
-// Drawing is what can be drawn of a metric, and how many places have numbers
-// that cannot.
+// Drawing is the drawable part of a metric, with the counts of the values that
+// cannot be drawn.
 type Drawing struct {
 	Lines       []Series
 	NotFinite   int // NaN or infinite
@@ -108,8 +109,8 @@ type Drawing struct {
 	NotNumbers  int // no numbers
 }
 
-// Lines returns the line of a metric and, behind it, what a resume has hidden. On a
-// logarithmic axis only numbers above zero can be drawn.
+// Lines returns the line of a metric and, behind it, the reports that a resume
+// has hidden. On a logarithmic axis only numbers above zero can be drawn.
 func Lines(table projections.MetricsTable, name string, log bool) Drawing {
 	var d Drawing
 	line, hidden := Series{}, map[int]*Series{}

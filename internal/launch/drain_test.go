@@ -84,7 +84,7 @@ func TestDrainTimeout(t *testing.T) {
 	g := j.gated("r00000.safetensors")
 	j.start()
 	g.await(t)
-	awaitText(t, j.log, "are given up")
+	awaitText(t, j.log, "staged saves abandoned")
 	close(g.open)
 	j.lost(j.wait(), "step-1.a1")
 	wantEnded(t, nil, []string{"step-1.a1"})

@@ -54,12 +54,12 @@ func TestFullAtWorkersEnd(t *testing.T) {
 			j := newJob(t, 2, shell(c.script)...)
 			j.cfg.MaxRestarts = 1
 			j.store.Log = roomyLog{fullLog{home.Log, []events.Body{events.WorkerExited{}, events.GroupStopped{}}}, func() bool {
-				return strings.Contains(j.log.String(), "the log has no room; the job goes on and waits for it")
+				return strings.Contains(j.log.String(), "log has no room; retrying")
 			}}
 			if err := j.run(); errors.Is(err, syscall.ENOSPC) || (err == nil) != (c.status == projections.Completed) {
 				t.Errorf("error %v", err)
 			}
-			wantText(t, j.log, "the log has room again")
+			wantText(t, j.log, "log has room again")
 			if trial := trialOf(t); trial.Status != c.status || trial.Attempt != c.attempts {
 				t.Errorf("trial %+v", trial)
 			}
@@ -75,7 +75,7 @@ func TestFullAtTheEnd(t *testing.T) {
 	j.store.Log = fullLog{home.Log, []events.Body{events.WorkerExited{}, events.GroupStopped{}}}
 	j.start()
 	deadline := time.Now().Add(patience)
-	for tick := time.Tick(10 * time.Millisecond); !strings.Contains(j.log.String(), "the log has no room; the job goes on and waits for it"); <-tick {
+	for tick := time.Tick(10 * time.Millisecond); !strings.Contains(j.log.String(), "log has no room; retrying"); <-tick {
 		if time.Now().After(deadline) {
 			t.Fatal("nothing waits for room")
 		}
@@ -129,11 +129,11 @@ func TestFullForMetrics(t *testing.T) {
 				return c.room && strings.Count(j.out.String(), "five steps are done") > 0
 			}}
 			j.must()
-			wantText(t, j.log, "no room for metrics; they wait for it")
+			wantText(t, j.log, "no room for metrics; retrying")
 			if trial := trialOf(t); trial.Status != projections.Completed || trial.Iterations != c.iterations {
 				t.Errorf("trial %+v", trial)
 			}
-			if said := strings.Contains(j.log.String(), "metrics refused by the log after their ranks went on"); said == c.room {
+			if said := strings.Contains(j.log.String(), "metrics refused by the log after their ranks continued"); said == c.room {
 				t.Errorf("loss of metrics logged: %v", said)
 			}
 		})
@@ -158,10 +158,10 @@ func TestFullForSaves(t *testing.T) {
 			t.Parallel()
 			j := newJob(t, 2, savesThrice...)
 			j.store.Log = roomyLog{fullLog{home.Log, []events.Body{refused}}, func() bool {
-				return strings.Contains(j.log.String(), "the log has no room; the job goes on and waits for it")
+				return strings.Contains(j.log.String(), "log has no room; retrying")
 			}}
 			j.must()
-			wantText(t, j.log, "the log has room again")
+			wantText(t, j.log, "log has room again")
 			wantEnded(t, []string{"step-1.a1", "step-2.a1", "step-3.a1"}, nil)
 		})
 	}

@@ -186,7 +186,7 @@ func TestLastReportOnTheSocket(t *testing.T) {
 		t.Fatal(status, reply)
 	}
 	for _, late := range []string{`{"step":8,"metrics":{}}`, `{"step":8,"metrics":{"__duplicate__":true}}`} {
-		if status, reply := ranks[0].post("report", late); status != 409 || !strings.Contains(reply, "already done: rank 0 said with step 7") {
+		if status, reply := ranks[0].post("report", late); status != 409 || !strings.Contains(reply, "already done: rank 0 finished with step 7") {
 			t.Errorf("%s: %d %s", late, status, reply)
 		}
 	}

@@ -224,9 +224,9 @@ func TestMessageRequests(t *testing.T) {
 	status, reply = send(1, "", client.HeaderGone, "1")
 	ok(status, reply, "")
 	status, reply = send(0, "x", client.HeaderTo, "1")
-	refused(status, reply, 409, "rank 1 receives no messages any more")
+	refused(status, reply, 409, "rank 1 no longer receives messages")
 	status, reply = send(1, "x", client.HeaderTo, "0")
-	refused(status, reply, 410, "rank 1 of attempt 1 sends and receives no messages any more")
+	refused(status, reply, 410, "rank 1 of attempt 1 can no longer send or receive messages")
 	status, reply = recv(1, "3")
 	refused(status, reply, 410, "rank 1 of attempt 1")
 }

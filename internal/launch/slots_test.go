@@ -204,7 +204,7 @@ func TestStagingMemory(t *testing.T) {
 			j.cfg.StagingMemory = c.memory
 			j.must()
 			wantText(t, j.out, "[rank0] ", "[rank1] ", c.says)
-			fewer := strings.Count(j.log.String(), "there is memory for fewer staging slots than were asked for")
+			fewer := strings.Count(j.log.String(), "memory for fewer staging slots than configured")
 			if want := map[bool]int{true: 1}[c.memory.Bytes > 4096]; fewer != want {
 				t.Errorf("logged %d times, want %d:\n%s", fewer, want, j.log)
 			}

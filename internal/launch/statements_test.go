@@ -103,7 +103,7 @@ func Test01HeldHelloEnds(t *testing.T) {
 	j.cfg.Collective = shortly
 	hooked(t, j, nil).holds = true
 	failed := j.fails()
-	if failed.Rank != 0 || !strings.Contains(strings.Join(failed.Tail, ""), "before all 2 ranks have said hello") {
+	if failed.Rank != 0 || !strings.Contains(strings.Join(failed.Tail, ""), "before all 2 ranks have connected") {
 		t.Errorf("%+v", failed)
 	}
 }

@@ -130,10 +130,10 @@ func TestFullForSteadySaves(t *testing.T) {
 			j := newJob(t, 2, savesThrice...)
 			j.cfg.StagingSlots = 1
 			j.store.Log = refusesSecond{j.store.Log, kind, errFull, func() bool {
-				return strings.Contains(j.log.String(), "the log has no room; the job goes on and waits for it")
+				return strings.Contains(j.log.String(), "log has no room; retrying")
 			}}
 			j.must()
-			wantText(t, j.log, "the log has room again")
+			wantText(t, j.log, "log has room again")
 			wantEnded(t, []string{"step-1.a1", "step-2.a1", "step-3.a1"}, nil)
 		})
 	}

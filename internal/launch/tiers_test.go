@@ -110,7 +110,7 @@ func TestRestoreTiers(t *testing.T) {
 			if got.Tier != c.tier || c.slots >= 0 && got.Slots != c.slots || c.slots < 0 && (got.Slots == 0 || got.Slots == got.Bytes) {
 				t.Errorf("restore.completed: %+v, want tier %q with %d bytes of slots", got, c.tier, c.slots)
 			}
-			if warned := strings.Contains(j.log.String(), "shared memory does not hold what was committed"); warned != c.warns {
+			if warned := strings.Contains(j.log.String(), "shared memory differs from the committed checkpoint"); warned != c.warns {
 				t.Errorf("warned %t", warned)
 			}
 		})

@@ -88,7 +88,7 @@ func readsFiles(t *testing.T, j *job) {
 	if failed := bodiesOf[events.RestoreFailed](t, runOf(t)); len(failed) > 0 {
 		t.Errorf("restore.failed: %+v", *failed[0])
 	}
-	wantText(t, j.log, "shared memory has no room for a load beside the staging slots", "no space left on device")
+	wantText(t, j.log, "shared memory has no room for a load and the staging slots", "no space left on device")
 }
 
 var loadsBesideSlot = workerRole("loads next to its own slot", func(ctx context.Context, c *client.Client) error {

@@ -110,7 +110,7 @@ func TestRanksVerify(t *testing.T) {
 			t.Errorf("the log has %v", failed)
 		}
 	}
-	fails(load(), client.LoadedRequest{Damaged: "my memory is bad"}, "409 ", "my memory is bad), and the checkpoint is: load it again")
+	fails(load(), client.LoadedRequest{Damaged: "my memory is bad"}, "409 ", "my memory is bad), the checkpoint is not: load it again")
 	fails(load(), client.LoadedRequest{Failed: "the disk is gone"}, "409 ", "rank 1 has not loaded its part: the disk is gone")
 
 	r = load()
@@ -195,7 +195,7 @@ func TestRankVerifiesTooLate(t *testing.T) {
 	}
 	loadRaw(t, ranks, wants)
 	for rank, d := range ranks { // one after the other
-		if status, reply := d.post("loaded", `{"load":1}`); status != 504 || !strings.Contains(reply, "ranks [1] have not said that theirs is in order") {
+		if status, reply := d.post("loaded", `{"load":1}`); status != 504 || !strings.Contains(reply, "ranks [1] have not confirmed their part") {
 			t.Errorf("rank %d is answered by %d %s", rank, status, reply)
 		}
 	}

@@ -17,17 +17,18 @@ import (
 	"fmt"
 )
 
-// Kind says what sort of failure an error is. The empty kind is [Internal].
+// Kind is the sort of failure that an error reports. The empty kind is
+// [Internal].
 type Kind string
 
 // The kinds.
 const (
-	Internal     Kind = "internal"      // this program's fault, or not known
+	Internal     Kind = "internal"      // this program's fault, or unknown
 	Invalid      Kind = "invalid"       // a request, an option or a configuration is wrong
 	BadReference Kind = "bad_reference" // a reference is not well formed
 	Ambiguous    Kind = "ambiguous"     // a reference stands for several checkpoints
 	NotFound     Kind = "not_found"     // what a request names does not exist
-	MissingFile  Kind = "missing_file"  // a file does not exist that no request names
+	MissingFile  Kind = "missing_file"  // a file that no request names does not exist
 	Conflict     Kind = "conflict"      // another process or an earlier decision is in the way
 	NotCommitted Kind = "not_committed" // the checkpoint is open, aborted or deleted
 	Findings     Kind = "findings"      // a check has found something and reported it
@@ -39,7 +40,7 @@ const (
 	Denied       Kind = "denied"        // a server, an owner or a trust check refuses this user
 	NoAccess     Kind = "no_access"     // the operating system refuses a file to this process
 	Unauthorized Kind = "unauthorized"  // the bearer token is missing or wrong
-	Gone         Kind = "gone"          // the caller takes no part any more
+	Gone         Kind = "gone"          // the caller has left
 	UnknownPlan  Kind = "unknown_plan"  // the server does not have the plan of a save
 	Unavailable  Kind = "unavailable"   // not now: the server is stopping or has no room for the request
 	Late         Kind = "late"          // a deadline passed
@@ -47,7 +48,7 @@ const (
 	Failed       Kind = "failed"        // the job failed, and this program did not
 )
 
-// row is what a kind means outside this process.
+// row is the meaning of a kind outside this process.
 type row struct {
 	kind      Kind
 	status    int // of HTTP
@@ -58,10 +59,10 @@ type row struct {
 
 // table is the one table from kinds to statuses and exit codes.
 //
-// The two programs differ where they must: to a scheduler, a job that was
-// configured wrongly (64) is not one that failed (1). The trainer wraps references
-// of the user in launch.ErrConfig (64); one that it looks up itself must exist, so
-// its absence is internal (70).
+// The two programs differ where they must: for a scheduler, a wrongly configured
+// job (64) differs from a failed one (1). The trainer wraps references of the
+// user in launch.ErrConfig (64). A reference that it looks up itself must exist,
+// so its absence is internal (70).
 var table = []row{
 	{Internal, 500, 1, 70, "internal error"},
 	{Invalid, 400, 2, 64, "invalid request"},
@@ -96,7 +97,8 @@ var rows = func() map[Kind]row {
 	return m
 }()
 
-// row returns the row of k; a kind of a newer program has that of [Internal].
+// row returns the row of k; an unknown kind of a newer program has the row of
+// [Internal].
 func (k Kind) row() row {
 	if r, ok := rows[k]; ok {
 		return r
@@ -120,7 +122,7 @@ func (k Kind) Title() string { return k.row().title }
 // because some error types have a field of that name.
 type kinded interface{ ProblemKind() Kind }
 
-// sentinel is what [New] returns.
+// sentinel is the type of the errors of [New].
 type sentinel struct {
 	kind Kind
 	text string
@@ -132,8 +134,8 @@ func (s *sentinel) ProblemKind() Kind { return s.kind }
 // New returns a sentinel with a kind, in place of errors.New.
 func New(kind Kind, text string) error { return &sentinel{kind, text} }
 
-// Error is an error that its caller gave a kind. It exists so that a handler can
-// tell it from one that has the kind of its cause.
+// Error is an error whose kind was given by its caller. It exists so that a
+// handler can distinguish it from an error with the kind of its cause.
 type Error struct {
 	kind Kind
 	err  error
@@ -148,7 +150,7 @@ func (e *Error) Unwrap() error { return e.err }
 // ProblemKind returns the kind that the caller gave.
 func (e *Error) ProblemKind() Kind { return e.kind }
 
-// Wrap gives err a kind, which decides over the kinds that err has itself. It
+// Wrap gives err a kind, which takes precedence over the kinds of err itself. It
 // returns nil for nil.
 func Wrap(kind Kind, err error) error {
 	if err == nil {
@@ -162,9 +164,9 @@ func Errorf(kind Kind, format string, args ...any) error {
 	return &Error{kind, fmt.Errorf(format, args...)}
 }
 
-// Kinds returns the kinds that err and the errors in it declare, the outermost
-// first: who wraps an error knows best what it means to the caller. Of joined
-// errors, the first comes first.
+// Kinds returns the kinds that err and the errors in it declare, outermost first:
+// the wrapping code knows best what the error means to its caller. Joined errors
+// come in order.
 func Kinds(err error) []Kind { return appendKinds(nil, err) }
 
 func appendKinds(to []Kind, err error) []Kind {

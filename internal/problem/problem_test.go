@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestTable: each kind has one row, with a status of a failure that HTTP knows,
-// exit codes that say that something failed, and a title of its own.
+// TestTable checks that each kind has one row, with an HTTP status of a failure,
+// exit codes of a failure, and its own title.
 func TestTable(t *testing.T) {
 	t.Parallel()
 	kinds, titles := map[Kind]bool{}, map[string]bool{}
@@ -42,7 +42,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestPage: the page of the protocol lists the status of each kind.
+// TestPage checks that the page of the protocol lists the status of each kind.
 func TestPage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "protocol.md"))
@@ -66,7 +66,7 @@ func (t typed) Error() string     { return "typed" }
 func (t typed) ProblemKind() Kind { return t.kind }
 func (t typed) Unwrap() error     { return t.cause }
 
-// TestKinds: the outermost kind comes first, whatever lies between.
+// TestKinds checks that the outermost kind comes first at any depth.
 func TestKinds(t *testing.T) {
 	t.Parallel()
 	sentinel := New(NoStore, "no store")

@@ -15,7 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Client asks the server of a store's owner.
+// Client queries the server of a store's owner.
 type Client struct {
 	http *http.Client
 	last func(context.Context) (uint64, error)
@@ -23,23 +23,23 @@ type Client struct {
 
 var _ Source = (*Client)(nil)
 
-// NewClient makes a client. dial connects to whoever owns the store now; last
-// is the sequence of the log's end.
+// NewClient returns a client. dial connects to the current owner of the store;
+// last returns the sequence of the log's end.
 func NewClient(dial func(context.Context) (net.Conn, error), last func(context.Context) (uint64, error)) *Client {
 	return &Client{
 		http: &http.Client{Transport: &http.Transport{
 			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
-			DisableKeepAlives: true, // the next question may go to another owner
+			DisableKeepAlives: true, // the next query may go to another owner
 		}},
 		last: last,
 	}
 }
 
-// ErrUnreachable says that nobody answered, or not to the end. The question
-// may be asked again.
+// ErrUnreachable reports that the owner did not answer, or not completely. The
+// query may be retried.
 var ErrUnreachable = errors.New("the owner of the store cannot be asked")
 
-// sentinels are the errors that callers test for, by the kind that they travel as.
+// sentinels are the errors that callers test for, by their kind on the wire.
 var sentinels = map[problem.Kind]error{
 	problem.NotFound:     projections.ErrNotFound,
 	problem.Ambiguous:    projections.ErrAmbiguous,
@@ -48,7 +48,7 @@ var sentinels = map[problem.Kind]error{
 	problem.Late:         context.DeadlineExceeded,
 }
 
-// answerError is a server's error with the kind and the identity that it had there.
+// answerError is a server's error with its kind and identity there.
 type answerError struct {
 	message string
 	kind    problem.Kind

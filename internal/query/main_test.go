@@ -78,7 +78,7 @@ func listen(t *testing.T, h http.Handler) func(context.Context) (net.Conn, error
 		if err := server.Close(); err != nil {
 			t.Error(err)
 		}
-		_ = served.Wait() // that it was closed
+		_ = served.Wait() // the error of a closed server
 	})
 	return func(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer
@@ -94,8 +94,8 @@ func (s *store) stamp() events.Stamp {
 	return events.Stamp{ID: fmt.Sprintf("e%d", s.minted), Source: "test", Time: time.Unix(1e9+int64(s.minted), 0)}
 }
 
-// say appends a fact or a decision about a trial.
-func (s *store) say(run, trial string, bodies ...events.Body) {
+// record appends a fact or a decision about a trial.
+func (s *store) record(run, trial string, bodies ...events.Body) {
 	s.t.Helper()
 	for _, b := range bodies {
 		if !b.Kind().Decides() {
@@ -138,26 +138,26 @@ func saved(id, name string, attempt int, step int64) []events.Body {
 	}
 }
 
-// story is a run with two attempts, of which the second resumed from the
-// middle of the first, and one with two trials.
+// story appends a run with two attempts, of which the second resumed from the
+// middle of the first, and a run with two trials.
 func (s *store) story() {
 	const odd = `räder & "runs"?ref=x#%41+`
 	for i, run := range []string{"run", odd} {
 		job := fmt.Sprintf("job-%d", i)
-		s.say(run, projections.DefaultTrial,
+		s.record(run, projections.DefaultTrial,
 			events.JobStarted{Job: job, Host: "here", PID: 1, Command: []string{"python", "<train>.py"}, NProc: 2, NNodes: 1, Resume: "auto"},
 			events.TrialCreated{Config: map[string]any{"lr": 0.1, "name": "<a&b>"}},
 			events.GroupStarted{Attempt: 1, Job: job, WorldSize: 2, Backend: "gloo", Ranks: []events.RankPlacement{{Rank: 0}, {Rank: 1, LocalRank: 1, Devices: []string{"GPU-1"}}}},
 			events.TrainingStarted{Attempt: 1})
 		for step := range int64(4) {
-			s.say(run, projections.DefaultTrial, events.Metrics{
+			s.record(run, projections.DefaultTrial, events.Metrics{
 				Attempt: 1, Iteration: int(step) + 1, Step: step, Seconds: 0.25,
 				Metrics: map[string]any{"loss": 1 / float64(step+1), "big": 12345678901, "nan": "NaN", "ok": true},
 			})
 		}
-		s.say(run, projections.DefaultTrial, saved("step-1.a1", "step-1", 1, 1)...)
-		s.say(run, projections.DefaultTrial, saved("step-3.a1", "step-3", 1, 3)...)
-		s.say(run, projections.DefaultTrial,
+		s.record(run, projections.DefaultTrial, saved("step-1.a1", "step-1", 1, 1)...)
+		s.record(run, projections.DefaultTrial, saved("step-3.a1", "step-3", 1, 3)...)
+		s.record(run, projections.DefaultTrial,
 			events.WorkerExited{Attempt: 1, Rank: 1, Signal: "SIGKILL", Traceback: "line 1\nline 2"},
 			events.GPUUnhealthy{Device: "GPU-1", Reason: "Xid 79"},
 			events.GroupStopped{Attempt: 1, Reason: "a worker was killed"},
@@ -165,7 +165,7 @@ func (s *store) story() {
 			events.Metrics{Attempt: 2, Iteration: 1, Step: 2, Metrics: map[string]any{"loss": 0.1}},
 			events.CheckpointBegun{Attempt: 2, Checkpoint: "step-2.a2", Name: "step-2", Step: 2, WorldSize: 1, Participants: []int{0}})
 	}
-	s.say("sweep", "a", saved("step-1.a1", "step-1", 1, 1)...)
-	s.say("sweep", "b", saved("step-1.a1", "step-1", 1, 1)...)
+	s.record("sweep", "a", saved("step-1.a1", "step-1", 1, 1)...)
+	s.record("sweep", "b", saved("step-1.a1", "step-1", 1, 1)...)
 	s.catchUp()
 }

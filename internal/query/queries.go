@@ -1,17 +1,17 @@
-// Package query answers questions about a store over HTTP, for processes that do
+// Package query answers queries about a store over HTTP, for processes that do
 // not own it.
 //
-//	query    one question: its name, and how rows answer it
-//	params   what a question is about
+//	query    one query: its name, and how rows answer it
+//	params   the parameters of a query
 //	Server   GET /v1/<query>?run=…&trial=…&ref=…&attempt=…&all=…&at_least=…
 //	         for metrics also metric=… (repeated), from=…, until=…, points=…;
 //	         for retention also metric=…
-//	Client   asks a server
+//	Client   queries a server
 //
-// An answer is the JSON of the query's type. It holds at least what was in the
-// log at sequence at_least. An error is {"error", "kind"} with status 400
-// (bad_reference, ambiguous), 404 (not_found), 409 (newer: an event of the run is of a
-// newer version), 503 (views behind or halted).
+// An answer is the JSON of the query's type. It covers at least the log up to
+// sequence at_least. An error is {"error", "kind"} with status 400
+// (bad_reference, ambiguous), 404 (not_found), 409 (newer: an event of the run is
+// of a newer version), 503 (views behind or halted).
 package query
 
 import (
@@ -23,26 +23,27 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Params says what a question is about; a query uses what it needs.
+// Params are the parameters of a query, which ignores those that it does not
+// need.
 type Params struct {
 	Run     string
 	Trial   string
 	Ref     string // a reference to a checkpoint
 	Attempt int
-	All     bool     // also what is hidden
+	All     bool     // include hidden rows
 	Metrics []string // names; none: all
 	From    int      // first iteration along the line; 0: the first
 	Until   int      // last iteration; 0: the last
-	Points  int      // most rows; 0: as many as there are
+	Points  int      // maximum number of rows; 0: no limit
 }
 
-// Query is one question and the type of its answer.
+// Query is one query and the type of its answer.
 type Query[T any] struct {
 	Name   string
 	answer func(projections.Reader, Params) (T, error)
 }
 
-// The questions.
+// The queries.
 var (
 	Runs = Query[[]projections.Run]{"runs", func(r projections.Reader, _ Params) ([]projections.Run, error) { return projections.Runs(r) }}
 	Jobs = Query[[]projections.Job]{"jobs", func(r projections.Reader, p Params) ([]projections.Job, error) { return projections.Jobs(r, p.Run) }}
@@ -99,8 +100,8 @@ var (
 		retention.Hold(trials, others)
 		return trials, err
 	}}
-	// OwnRetention is Retention without what other runs need, for a collection of
-	// many runs, which asks for that once, by Needs.
+	// OwnRetention is Retention without the needs of other runs, for a collection
+	// of many runs, which gets them once, by Needs.
 	OwnRetention = Query[[]retention.Trial]{"retention_own", func(r projections.Reader, p Params) ([]retention.Trial, error) {
 		return retention.Read(r, p.Run, p.Metrics)
 	}}
@@ -111,7 +112,7 @@ var (
 	}}
 )
 
-// answered is the answer, if all events of what is asked about are known.
+// answered returns the answer, if all events of its subject are known.
 func (q Query[T]) answered(r projections.Reader, p Params) (out T, err error) {
 	if p.Run != "" {
 		if err := projections.Understood(r, p.Run); err != nil {
@@ -136,21 +137,20 @@ func erase[T any](q Query[T]) func(projections.Reader, Params) (any, error) {
 
 // Source answers queries by name, as JSON.
 type Source interface {
-	// Answer holds at least what was in the log when the call began.
+	// Answer covers at least the log at the time of the call.
 	Answer(ctx context.Context, query string, p Params) (json.RawMessage, error)
 }
 
-// Rows is a source that may have the rows in this process. A question then
-// reads them itself: to encode the answer and decode it again took longer than
-// to find it.
+// Rows is a source that may have the rows in this process. A query then reads
+// them itself: encoding and decoding the answer took longer than finding it.
 type Rows interface {
-	// Read calls read with rows that hold at least what was in the log when
-	// the call began. It reports false when this process does not have them, or
-	// lost them meanwhile: then what read has found does not count.
+	// Read calls read with rows that cover at least the log at the time of the
+	// call. It reports false if this process does not have them, or lost them
+	// meanwhile: then the result of read is invalid.
 	Read(ctx context.Context, read func(projections.Reader) error) (here bool, err error)
 }
 
-// Ask puts a question to a source.
+// Ask sends a query to a source.
 func Ask[T any](ctx context.Context, from Source, q Query[T], p Params) (T, error) {
 	var out T
 	if rows, ok := from.(Rows); ok && q.answer != nil {

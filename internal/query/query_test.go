@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// TestQueries puts every question to both sources, about everything.
+// TestQueries sends every query to both sources, about every run.
 func TestQueries(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -24,7 +24,7 @@ func TestQueries(t *testing.T) {
 		t.Fatalf("runs %+v, %v", runs, err)
 	}
 	var params []Params
-	for _, run := range []string{"run", runs[2].Name, "sweep", "nobody", ""} {
+	for _, run := range []string{"run", runs[2].Name, "sweep", "missing", ""} {
 		for _, trial := range []string{projections.DefaultTrial, "a", ""} {
 			for _, all := range []bool{false, true} {
 				p := Params{Run: run, Trial: trial, All: all, Attempt: 1, Ref: run}
@@ -50,7 +50,7 @@ func TestQueries(t *testing.T) {
 			if !bytes.Equal(here, there) || !same(hereErr, thereErr) {
 				t.Errorf("%s of %+v:\nhere  %s, %v\nthere %s, %v", name, p, here, hereErr, there, thereErr)
 			}
-			// In this story nothing is needed by another run.
+			// No run of this story needs another run's checkpoints.
 			if hereErr == nil && (len(here) > 4 || name == Needs.Name && string(here) == "[]") {
 				answered++
 			}
@@ -63,7 +63,7 @@ func TestQueries(t *testing.T) {
 
 var identities = []error{projections.ErrNotFound, projections.ErrAmbiguous, projections.ErrReference, ErrUnreachable}
 
-// same reports whether two errors say the same and are the same.
+// same reports whether two errors have the same text and identity.
 func same(a, b error) bool {
 	if a == nil || b == nil {
 		return a == nil && b == nil
@@ -93,7 +93,7 @@ func agree[T any](t *testing.T, s *store, q Query[T], p Params) T {
 	return there
 }
 
-// TestAnswers looks at the types that come back.
+// TestAnswers checks the types of the answers.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -183,7 +183,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestHalted: views that cannot go on say why.
+// TestHalted checks that halted views report the reason.
 func TestHalted(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -207,7 +207,8 @@ func TestHalted(t *testing.T) {
 	}
 }
 
-// TestClient meets servers that are none, or die over the answer.
+// TestClient connects to broken servers, and to servers that die while they
+// answer.
 func TestClient(t *testing.T) {
 	t.Parallel()
 	end := func(context.Context) (uint64, error) { return 1, nil }
@@ -220,7 +221,7 @@ func TestClient(t *testing.T) {
 		is   error
 		says string
 	}{
-		{"nobody", func(context.Context) (net.Conn, error) { return nil, refused }, end, ErrUnreachable, "refused"},
+		{"missing", func(context.Context) (net.Conn, error) { return nil, refused }, end, ErrUnreachable, "refused"},
 		{"no end of the log", nil, func(context.Context) (uint64, error) { return 0, refused }, refused, "refused"},
 		{"cut off", handler(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "100")

@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Views is what a server needs of the projections.
+// Views is the part of the projections that a server uses.
 type Views interface {
 	// Wait blocks until the views have folded the event at seq.
 	Wait(ctx context.Context, seq uint64) error
@@ -22,7 +22,7 @@ type Views interface {
 	ViewAt(read func(r projections.Reader, cursor uint64) error) error
 }
 
-// waitLimit bounds how long a question waits for the views to catch up.
+// waitLimit bounds how long a query waits for the views to catch up.
 const waitLimit = 30 * time.Second
 
 // Local answers from views in this process.
@@ -73,7 +73,7 @@ func answer(ctx context.Context, v Views, query string, p Params, atLeast uint64
 	return out, err
 }
 
-// view reads what views hold once they have reached a sequence.
+// view reads the views once they have reached a sequence.
 func view(ctx context.Context, v Views, atLeast uint64, read func(r projections.Reader, cursor uint64) error) error {
 	ctx, cancel := context.WithTimeout(ctx, waitLimit)
 	defer cancel()
@@ -97,7 +97,7 @@ func Handler(v Views) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", httpkit.JSON)
-		_, _ = w.Write(out) // a client that is gone needs no answer
+		_, _ = w.Write(out) // a disconnected client needs no answer
 	})
 	return mux
 }

@@ -8,16 +8,16 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// ViewsState is what the views stand for.
+// ViewsState identifies the state of the views.
 type ViewsState struct {
 	Sequence uint64 `json:"sequence"` // of the last event that they contain
 	Reducer  int    `json:"reducer"`  // version of the folds
 	Digest   string `json:"digest"`   // over all rows, hexadecimal
 }
 
-// State asks what the views stand for. Unlike every other question it does not
-// wait for the views to reach the log's end: it is asked to see whether they
-// do. Every row is read to answer it.
+// State queries the state of the views. Unlike every other query it does not wait
+// for the views to reach the log's end: it exists to check whether they do. It
+// reads every row.
 var State = Query[ViewsState]{Name: "views"}
 
 func answerState(v Views) (json.RawMessage, error) {
@@ -33,8 +33,8 @@ func answerState(v Views) (json.RawMessage, error) {
 	return json.Marshal(out)
 }
 
-// Past answers from rows that were folded up to a sequence, as everybody's
-// views were then. The rows must not change any more.
+// Past answers from rows that were folded up to a sequence, as all views were
+// then. The rows must not change any more.
 type Past struct {
 	Rows     projections.Reader
 	Sequence uint64
@@ -46,7 +46,7 @@ var (
 	_ Rows   = Past{}
 )
 
-// Wait implements [Views]: the past waits for nothing.
+// Wait implements [Views]: the past does not wait.
 func (p Past) Wait(context.Context, uint64) error { return nil }
 
 // ViewAt implements [Views].
@@ -54,8 +54,8 @@ func (p Past) ViewAt(read func(r projections.Reader, cursor uint64) error) error
 	return read(p.Rows, p.Sequence)
 }
 
-// Answer implements [Source]: it holds what was in the log at the sequence,
-// and nothing later.
+// Answer implements [Source]: it covers the log up to the sequence, and nothing
+// later.
 func (p Past) Answer(ctx context.Context, query string, params Params) (json.RawMessage, error) {
 	return answer(ctx, p, query, params, 0)
 }

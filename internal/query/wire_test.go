@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// get is the raw answer to a path.
+// get returns the raw answer to a path.
 func get(t *testing.T, s *store, method, path string) (status int, header http.Header, body string) {
 	t.Helper()
 	client := s.client().http
@@ -52,7 +52,7 @@ func TestWire(t *testing.T) {
 		{"/v1/checkpoints?run=run&all=false&at_least=1&unknown=x", 200, "", []string{"step-1.a1"}},
 		{"/v1/workers?run=run&trial=main&attempt=2", 200, "", []string{`"rank":0`}},
 		{"/v1/riddles", 404, "not_found", []string{"query", "riddles"}},
-		{"/v1/run?run=nobody", 404, "not_found", []string{"nobody"}},
+		{"/v1/run?run=missing", 404, "not_found", []string{"missing"}},
 		{"/v1/resolve", 400, "bad_reference", []string{"empty"}},
 		{"/v1/resolve?ref=sweep", 400, "ambiguous", []string{"sweep/a", "sweep/b"}},
 		{"/v1/workers?attempt=x", 400, "bad_reference", []string{"attempt", `"x"`}},
@@ -62,7 +62,7 @@ func TestWire(t *testing.T) {
 		{"/v1/metrics?run=run&trial=main&metric=loss&metric=nan&points=1", 200, "", []string{`"nans":`, `"min":`}},
 		{"/v1/metrics?run=run&trial=main&from=x&points=y", 400, "bad_reference", []string{"from", "points"}},
 		{"/v1/metrics?run=run&trial=main&from=9&until=3", 400, "bad_reference", []string{"from iteration 9 until 3"}},
-		{"/v1/metrics?run=run&trial=nobody", 404, "not_found", []string{"nobody"}},
+		{"/v1/metrics?run=run&trial=missing", 404, "not_found", []string{"missing"}},
 		{"/v1/runs?at_least=x&all=y", 400, "bad_reference", []string{"at_least", "all"}},
 	} {
 		status, header, body := get(t, s, http.MethodGet, c.path)
@@ -85,7 +85,7 @@ func TestWire(t *testing.T) {
 		}
 		for _, part := range c.says {
 			if !strings.Contains(body, part) {
-				t.Errorf("%s: %s does not say %q", c.path, body, part)
+				t.Errorf("%s: %s lacks %q", c.path, body, part)
 			}
 		}
 	}
@@ -105,13 +105,13 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// TestAtLeast: an answer holds what was in the log when the question was put.
+// TestAtLeast checks that an answer covers the log at the time of the query.
 func TestAtLeast(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	s.story()
-	s.say("late", projections.DefaultTrial, events.TrialCreated{})
-	// The views do not know of it, so both wait.
+	s.record("late", projections.DefaultTrial, events.TrialCreated{})
+	// The views lack the event, so both queries wait.
 	asking := make(chan struct{}, 2)
 	last := func(ctx context.Context) (uint64, error) {
 		defer func() { asking <- struct{}{} }()
@@ -140,7 +140,7 @@ func TestAtLeast(t *testing.T) {
 	}
 
 	// A wait ends with the context, on both sides of the wire.
-	s.say("later", projections.DefaultTrial, events.TrialCreated{})
+	s.record("later", projections.DefaultTrial, events.TrialCreated{})
 	for side, source := range map[string]Source{"here": s.local(), "there": s.client()} {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		_, err := source.Answer(ctx, Runs.Name, Params{})

@@ -23,7 +23,7 @@ import (
 
 func echo(_ context.Context, body []byte) ([]byte, error) { return body, nil }
 
-// Bodies of any size come back as they went, many at once, in both directions.
+// Bodies of any size come back unchanged, many at once, in both directions.
 func TestRoundTrip(t *testing.T) {
 	each(t, func(t *testing.T, backend string) {
 		agents := open(t, backend, 3, nil)
@@ -67,7 +67,7 @@ func TestTypedCall(t *testing.T) {
 	wantError(t, err, "sum on worker1 (rank 1): decode the argument")
 }
 
-// An error names the function and who returned it.
+// An error names the function and the peer that returned it.
 func TestRemoteErrors(t *testing.T) {
 	each(t, func(t *testing.T, backend string) {
 		agents := open(t, backend, 2, nil)
@@ -81,7 +81,7 @@ func TestRemoteErrors(t *testing.T) {
 				t.Errorf("%T %v", err, err)
 			}
 		}
-		for _, a := range agents { // a call to oneself is like one to others
+		for _, a := range agents { // a call to oneself works like any other
 			remote(a, "fails", "fails on worker1 (rank 1): no luck")
 			remote(a, "panics", "panics on worker1 (rank 1): it panicked: no sense", "agent_test.go")
 			remote(a, "unknown", `no function "unknown" is registered here`)
@@ -96,7 +96,7 @@ func TestRemoteErrors(t *testing.T) {
 	})
 }
 
-// The deadline of the caller is there in the callee, and so is its end.
+// The caller's deadline and its end reach the callee.
 func TestDeadlineTravels(t *testing.T) {
 	each(t, func(t *testing.T, backend string) {
 		agents := open(t, backend, 2, nil)
@@ -133,7 +133,7 @@ func TestDeadlineTravels(t *testing.T) {
 	})
 }
 
-// Without a deadline of its own, a call has that of the options.
+// A call without a deadline gets the options' timeout.
 func TestDefaultTimeout(t *testing.T) {
 	agents := open(t, TensorPipe, 2, func(_ int, s *Setup) {
 		o := DefaultTensorPipe()
@@ -196,7 +196,7 @@ func TestSmallCallsPassLargeOnes(t *testing.T) {
 			stuck <- err
 		}()
 	}
-	// The peer has seen the beginning of one of them and reads no more of it.
+	// The peer has seen the beginning of one of them and reads no further.
 	if _, err := io.ReadFull(farLarge, make([]byte, 100)); err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func TestSmallCallsPassLargeOnes(t *testing.T) {
 	}
 }
 
-// pipes are two agents on unix sockets that know each other.
+// pipes returns two agents on unix sockets that know each other.
 func pipes(t *testing.T) (here, there *Pipe) {
 	t.Helper()
 	make := func(name string) *Pipe {
@@ -245,7 +245,7 @@ func pipes(t *testing.T) (here, there *Pipe) {
 	return here, there
 }
 
-// Whoever does not know the token is refused, on both sides.
+// A process without the token is refused, on both sides.
 func TestToken(t *testing.T) {
 	_, there := pipes(t)
 	handle(t, there, "echo", echo)
@@ -261,7 +261,7 @@ func TestToken(t *testing.T) {
 	if !errors.Is(err, errToken) {
 		t.Errorf("error %v", err)
 	}
-	// One that does not look at the listener's proof is refused all the same.
+	// A caller that ignores the listener's proof is refused anyway.
 	c, err := net.Dial("unix", there.Endpoint().Address)
 	if err != nil {
 		t.Fatal(err)
@@ -275,7 +275,7 @@ func TestToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.Proof = l.Proof // the other side's own words are no proof
+	g.Proof = l.Proof // the other side's own message is no proof
 	if err := sendGreeting(c, g); err != nil {
 		t.Fatal(err)
 	}
@@ -289,8 +289,8 @@ func TestToken(t *testing.T) {
 	}
 }
 
-// A frame that says it is huge is refused before there is memory for it, from
-// strangers and from peers.
+// A frame that announces a huge size is refused before memory is allocated for
+// it, from strangers and from peers.
 func TestFramesAreBounded(t *testing.T) {
 	huge := binary.LittleEndian.AppendUint32(nil, 1<<32-1)
 	for _, limit := range []int{10, 1 << 20} {
@@ -353,12 +353,11 @@ func bePeer(socket string) error {
 		return err
 	}
 	fmt.Println("ready")
-	_, err = io.Copy(io.Discard, os.Stdin) // until the test is gone
+	_, err = io.Copy(io.Discard, os.Stdin) // until the test has ended
 	return errors.Join(err, p.Close())
 }
 
-// Calls to a process that is killed fail at once and name it; their deadline
-// is far.
+// Calls to a killed process fail at once and name it; their deadline is far.
 func TestPeerIsKilled(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	victim := exec.Command("/proc/self/exe", asPeer, socket)
@@ -412,8 +411,7 @@ func TestPeerIsKilled(t *testing.T) {
 	}
 }
 
-// A peer that closes ends the calls to it, and its callers' end the functions
-// that they called.
+// A peer that closes ends the calls to it, and its own calls' functions.
 func TestPeerCloses(t *testing.T) {
 	each(t, func(t *testing.T, backend string) {
 		agents := open(t, backend, 3, nil)
@@ -453,7 +451,8 @@ func TestPeerCloses(t *testing.T) {
 	})
 }
 
-// Shutdown waits for all calls among the ranks, also those that functions make.
+// Shutdown waits for all calls among the ranks, including those that functions
+// make.
 func TestShutdown(t *testing.T) {
 	each(t, func(t *testing.T, backend string) {
 		const ranks, hops = 3, 9
@@ -501,8 +500,8 @@ func TestShutdown(t *testing.T) {
 	})
 }
 
-// A call that was made after a rank had come to shut down, by a function that
-// has returned already, is not cut either.
+// A call made after a rank had begun to shut down, by a function that has
+// returned already, is not cut either.
 func TestShutdownMeetsTwice(t *testing.T) {
 	each(t, func(t *testing.T, backend string) {
 		// Opening takes two meetings, and so does each round of a shutdown.
@@ -551,7 +550,7 @@ func TestShutdownMeetsTwice(t *testing.T) {
 		go shut(agents[0])
 		left := 3
 		select {
-		case <-again: // rank 0 has nothing under way: it comes again first
+		case <-again: // rank 0 has no running call: it comes again first
 		case err := <-down:
 			t.Errorf("a rank has shut down while a call was under way: %v", err)
 			left--

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// channels are the connections between a caller and a listener. The first
-// carries what is small, the others what is large. They end together.
+// channels are the connections between a caller and a listener. The first carries
+// small bodies, the others large ones. They end together.
 type channels struct {
 	link  *link
 	conns []net.Conn
@@ -20,8 +20,8 @@ type channels struct {
 	done  chan struct{} // closed when they have ended
 }
 
-// connect makes the link of conns and moves frames over them until one fails
-// or the agent closes.
+// connect creates the link of conns and moves frames over them until one fails or
+// the agent closes.
 func (e *engine) connect(peer Peer, conns []net.Conn) *channels {
 	c := &channels{conns: conns, done: make(chan struct{})}
 	c.link = e.newLink(peer, c.send)
@@ -49,7 +49,7 @@ func (e *engine) connect(peer Peer, conns []net.Conn) *channels {
 	return c
 }
 
-// end closes the connections and fails what waits for them.
+// end closes the connections and fails the calls that wait for them.
 func (c *channels) end(err error) {
 	c.once.Do(func() {
 		if !errors.Is(err, ErrClosed) {
@@ -63,7 +63,7 @@ func (c *channels) end(err error) {
 	})
 }
 
-// gone tells the end of the other process from other troubles.
+// gone marks the end of the other process among the errors of a connection.
 func gone(err error) error {
 	if closed(err) {
 		return fmt.Errorf("%w: it closed the connection (%w)", ErrGone, err)
@@ -104,7 +104,7 @@ func (c *channels) write(conn net.Conn, out <-chan []byte) error {
 	}
 }
 
-// send hands a frame to the writer of its channel.
+// send passes a frame to the writer of its channel.
 func (c *channels) send(ctx context.Context, f frame) error {
 	at := 0
 	if f.bulk && len(c.out) > 1 {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// The end of an agent is that of its calls of itself as well: their functions'
-// contexts end, and Close waits for them.
+// The end of an agent ends its calls to itself as well: their functions' contexts
+// end, and Close waits for them.
 func TestCloseEndsOwnCalls(t *testing.T) {
 	each(t, func(t *testing.T, backend string) {
 		a := open(t, backend, 1, nil)[0]

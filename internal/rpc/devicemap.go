@@ -6,32 +6,32 @@ import (
 	"slices"
 )
 
-// DevicePair says that tensors of a device of this agent go to a device of a
-// peer.
+// DevicePair maps a device of this agent to a device of a peer, for tensors.
 type DevicePair struct {
 	Local  int `json:"local"`
 	Remote int `json:"remote"`
 }
 
-// DeviceMap is one-to-one: no device stands twice on either side.
+// DeviceMap is one-to-one: no device appears twice on either side.
 type DeviceMap []DevicePair
 
-// devices is what an agent tells all others of its own.
+// devices is the announcement of an agent's own devices.
 type devices struct {
 	Name  string               `json:"name"`
 	Count int                  `json:"count"`
 	Maps  map[string]DeviceMap `json:"maps,omitempty"`
-	// Meeting tells this opening of the agents from others; rank 0's counts.
+	// Meeting distinguishes this opening of the agents from others; rank 0's
+	// counts.
 	Meeting string `json:"meeting,omitempty"`
 }
 
-// checkDevices holds the device maps of all agents to each other. Every rank
-// gets the same answer, so either all start or none does.
+// checkDevices checks the device maps of all agents against each other. Every
+// rank gets the same result, so either all start or none does.
 func checkDevices(all []devices) error {
 	count := map[string]int{}
 	for _, d := range all {
 		if _, twice := count[d.Name]; twice {
-			return fmt.Errorf("two agents are named %q: every agent needs a name of its own", d.Name)
+			return fmt.Errorf("two agents are named %q: every agent needs its own name", d.Name)
 		}
 		count[d.Name] = d.Count
 	}

@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// engine is what the agents of all backends have in common: functions, threads
-// and the account of calls.
+// engine is the common part of the agents of all backends: functions, threads and
+// the count of calls.
 type engine struct {
 	self    Peer
 	timeout time.Duration // of a call without a deadline; 0: none
-	limit   int           // bytes of a body
+	limit   int           // maximum size of a body in bytes
 	threads chan struct{}
 	life    context.Context // ends when the agent closes
 	die     context.CancelCauseFunc
 
 	mu        sync.Mutex
 	functions map[string]Func
-	started   uint64        // calls that were ever made by this agent
-	calling   int           // of which no answer came yet
-	queued    int           // calls of peers that are not answered
+	started   uint64        // calls that this agent has ever made
+	calling   int           // calls without an answer yet
+	queued    int           // unanswered calls of peers
 	quiet     chan struct{} // not nil: closed when calling and queued are 0
 	closed    bool
 	work      sync.WaitGroup // goroutines; added to under mu while not closed
@@ -50,7 +50,7 @@ func (e *engine) Handle(name string, f Func) error {
 	return nil
 }
 
-// spawn runs f beside the agent, which waits for it when it closes.
+// spawn runs f in a goroutine that Close waits for.
 func (e *engine) spawn(f func()) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -61,7 +61,7 @@ func (e *engine) spawn(f func()) bool {
 	return true
 }
 
-// accept runs f for a call of a peer, unless too many are under way.
+// accept runs f for a call of a peer, unless too many are running.
 func (e *engine) accept(f func()) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -76,7 +76,7 @@ func (e *engine) accept(f func()) bool {
 	return true
 }
 
-// settle takes one call off an account.
+// settle decrements a count of calls.
 func (e *engine) settle(account *int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -87,7 +87,7 @@ func (e *engine) settle(account *int) {
 	}
 }
 
-// make makes a call over the link that reach finds.
+// make makes a call over the link that reach returns.
 func (e *engine) make(ctx context.Context, to Peer, function string, body []byte, reach func(context.Context) (*link, error)) ([]byte, error) {
 	if function == "" || len(function) > maxName {
 		return nil, &PeerError{to, fmt.Sprintf("%.100q", function), fmt.Errorf("a function's name has 1 to %d bytes", maxName)}
@@ -123,8 +123,8 @@ func (e *engine) make(ctx context.Context, to Peer, function string, body []byte
 	return l.call(ctx, function, body)
 }
 
-// own is a call of this agent by itself. As on the wire, the function has a body
-// and a context of its own, which ends with the agent.
+// own calls a function of this agent itself. As on the wire, the function has its
+// own body and context, which ends with the agent.
 func (e *engine) own(ctx context.Context, function string, body []byte) ([]byte, error) {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -136,7 +136,7 @@ func (e *engine) own(ctx context.Context, function string, body []byte) ([]byte,
 	return reply, nil
 }
 
-// idle waits until no call is under way, and gives how many this agent ever
+// idle waits until no call is running, and returns how many this agent has ever
 // made.
 func (e *engine) idle(ctx context.Context) (started uint64, err error) {
 	for {
@@ -158,8 +158,8 @@ func (e *engine) idle(ctx context.Context) (started uint64, err error) {
 	}
 }
 
-// close ends the agent's life; it reports false when that was done before. The
-// backend closes its wire and then waits for work.
+// close ends the agent's life; it returns false if it was closed before. The
+// backend then closes its wire and waits for work.
 func (e *engine) close() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -23,10 +23,10 @@ type frame struct {
 	left     time.Duration // of a call: until its deadline; 0: none
 	function string        // of a call
 	body     []byte
-	bulk     bool // not sent: whether it belongs on a channel for large bodies
+	bulk     bool // not sent: use a channel for large bodies
 }
 
-// encode appends the frame with its length to nothing; the body is copied.
+// encode returns the encoded frame with its length; the body is copied.
 func (f frame) encode() []byte {
 	size := frameHeader + len(f.body)
 	if f.kind == kindCall {
@@ -48,8 +48,7 @@ func (f frame) encode() []byte {
 	return append(out, f.body...)
 }
 
-// decodeFrame is the inverse of encode, without the length. The body aliases
-// data.
+// decodeFrame decodes a frame without its length. The body aliases data.
 func decodeFrame(data []byte) (frame, error) {
 	if len(data) < frameHeader {
 		return frame{}, fmt.Errorf("a frame of %d bytes is shorter than its header", len(data))
@@ -85,7 +84,7 @@ func readFrame(r io.Reader, limit int) (frame, error) {
 	return decodeFrame(data)
 }
 
-// readSized reads a length of 4 bytes and as many bytes, limit at most.
+// readSized reads a length of 4 bytes and that many bytes, limit at most.
 func readSized(r io.Reader, limit int) ([]byte, error) {
 	var size [4]byte
 	if _, err := io.ReadFull(r, size[:]); err != nil {

@@ -14,14 +14,14 @@ import (
 
 // greeting opens a connection, in three messages: the caller's, the answer with
 // the listener's proof, and the caller's proof. Each proof is an HMAC of the
-// token over both nonces and what the prover said, so neither side learns the
-// token from an impostor, nor can one message be used twice.
+// token over both nonces and the prover's message. So neither side reveals the
+// token to an impostor, and no message can be replayed.
 type greeting struct {
 	Version int    `json:"version"`
 	Peer    Peer   `json:"peer"`
-	Session string `json:"session,omitempty"` // of the caller: its connections have one in common
-	Channel int    `json:"channel"`           // which of them this is
-	Of      int    `json:"of"`                // how many there are
+	Session string `json:"session,omitempty"` // of the caller, common to its connections
+	Channel int    `json:"channel"`           // index of this connection
+	Of      int    `json:"of"`                // number of connections
 	Nonce   []byte `json:"nonce"`
 	Proof   []byte `json:"proof,omitempty"`
 	Error   string `json:"error,omitempty"`
@@ -64,7 +64,7 @@ func readGreeting(c net.Conn) (g greeting, err error) {
 		return g, err
 	}
 	if err := json.Unmarshal(text, &g); err != nil {
-		return g, fmt.Errorf("it is no greeting: %w", err)
+		return g, fmt.Errorf("invalid greeting: %w", err)
 	}
 	if g.Error != "" {
 		return g, errors.New(g.Error)
@@ -84,7 +84,7 @@ func nonce() []byte {
 	return b
 }
 
-// greet is the caller's side: it says g and returns what the listener said.
+// greet is the caller's side: it sends g and returns the listener's greeting.
 func greet(c net.Conn, token string, g greeting) (greeting, error) {
 	_ = c.SetDeadline(time.Now().Add(handshakeTimeout))
 	g.Version, g.Nonce = version, nonce()
@@ -102,7 +102,7 @@ func greet(c net.Conn, token string, g greeting) (greeting, error) {
 	if err := sendGreeting(c, g); err != nil {
 		return greeting{}, err
 	}
-	// The listener's word that it took the proof.
+	// The listener confirms the proof.
 	if _, err := readGreeting(c); err != nil {
 		return greeting{}, err
 	}
@@ -113,7 +113,7 @@ func greet(c net.Conn, token string, g greeting) (greeting, error) {
 func welcome(c net.Conn, token string, self Peer) (greeting, error) {
 	_ = c.SetDeadline(time.Now().Add(handshakeTimeout))
 	refuse := func(err error) (greeting, error) {
-		_ = sendGreeting(c, greeting{Error: err.Error()}) // it may have gone
+		_ = sendGreeting(c, greeting{Error: err.Error()}) // it may be gone
 		return greeting{}, err
 	}
 	first, err := readGreeting(c)
@@ -121,7 +121,7 @@ func welcome(c net.Conn, token string, self Peer) (greeting, error) {
 		return greeting{}, err
 	}
 	if first.Of < 1 || first.Of > maxChannels || first.Channel < 0 || first.Channel >= first.Of || first.Session == "" {
-		return refuse(fmt.Errorf("channel %d of %d is none", first.Channel, first.Of))
+		return refuse(fmt.Errorf("channel %d of %d does not exist", first.Channel, first.Of))
 	}
 	mine := greeting{Version: version, Peer: self, Nonce: nonce()}
 	mine.Proof = mine.prove(token, "listener", first.Nonce)

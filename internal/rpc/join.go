@@ -10,10 +10,10 @@ import (
 	"github.com/ckptstore/ckptstore/internal/collective"
 )
 
-// join waits until no call is under way among the ranks of the group. Each
-// round, a rank waits for its own quiet and then tells how many calls it ever
-// made. When the sum is that of the round before, no rank has made one between
-// the two, and at the end of the first none was under way.
+// join waits until no call is running among the ranks of the group. In each
+// round, a rank waits until its own calls have ended and then announces how many
+// calls it has ever made. If the sum equals that of the previous round, no rank
+// has made a call between the two, and at the end of the first none was running.
 func (e *engine) join(ctx context.Context, group *collective.Group) error {
 	before := uint64(0)
 	for round := 0; ; round++ {
@@ -39,10 +39,10 @@ func (e *engine) join(ctx context.Context, group *collective.Group) error {
 	}
 }
 
-// acceptPause is how long an agent that could not take a connection waits.
+// acceptPause is how long an agent pauses after a failed accept.
 const acceptPause = 50 * time.Millisecond
 
-// pause waits a moment; it reports false when the agent closes.
+// pause waits a moment; it returns false if the agent closes.
 func (p *Pipe) pause() bool {
 	timer := time.NewTimer(acceptPause)
 	defer timer.Stop()
@@ -56,15 +56,15 @@ func (p *Pipe) pause() bool {
 
 func byName(a, b Peer) int { return strings.Compare(a.Name, b.Name) }
 
-// partial is a session of a caller whose connections are not all here.
+// partial is a session of a caller that lacks connections.
 type partial struct {
 	conns []net.Conn // by channel
 	here  int
 	limit *time.Timer
 }
 
-// gather puts a connection with the others of its session, and gives all when
-// it was the last. A session that is not complete in time is dropped.
+// gather adds a connection to its session, and returns all connections when it
+// was the last. A session that is not complete in time is dropped.
 func (p *Pipe) gather(g greeting, c net.Conn) []net.Conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,7 +94,7 @@ func (p *Pipe) gather(g greeting, c net.Conn) []net.Conn {
 	return s.conns
 }
 
-// drop gives up a session. The caller holds the lock.
+// drop drops a session. The caller holds the lock.
 func (p *Pipe) drop(session string) {
 	s := p.open[session]
 	s.limit.Stop()

@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// link is one peer as it is reached over one wire, for calls in both
-// directions. Each side counts its own calls.
+// link reaches one peer over one wire, for calls in both directions. Each side
+// counts its own calls.
 type link struct {
 	*engine
 	peer Peer
-	// send hands a frame to the wire, which may still have it afterwards.
+	// send passes a frame to the wire, which may retain it afterwards.
 	send func(ctx context.Context, f frame) error
 
 	mu      sync.Mutex
@@ -26,8 +26,8 @@ type link struct {
 	gone    chan struct{} // closed when dead is set
 }
 
-// newLink makes the link to a peer; the caller runs take for what comes from
-// it and end when nothing comes any more.
+// newLink returns the link to a peer. The caller passes the peer's frames to
+// take, and calls end after the last one.
 func (e *engine) newLink(peer Peer, send func(context.Context, frame) error) *link {
 	return &link{
 		engine: e, peer: peer, send: send, gone: make(chan struct{}),
@@ -35,7 +35,7 @@ func (e *engine) newLink(peer Peer, send func(context.Context, frame) error) *li
 	}
 }
 
-// call makes one call and waits for its answer. ctx has a deadline or none is
+// call makes one call and waits for its answer. ctx has a deadline unless none is
 // wanted.
 func (l *link) call(ctx context.Context, function string, body []byte) ([]byte, error) {
 	fail := func(err error) ([]byte, error) { return nil, &PeerError{l.peer, function, err} }
@@ -71,18 +71,19 @@ func (l *link) call(ctx context.Context, function string, body []byte) ([]byte, 
 		return l.result(function, got)
 	case <-l.gone:
 		select {
-		case got := <-answer: // it came in the same moment
+		case got := <-answer: // it arrived at the same moment
 			return l.result(function, got)
 		default:
 			return fail(l.dead)
 		}
 	case <-ctx.Done():
-		// The peer knows the deadline, but not that the caller gave up before;
-		// the news goes the way of the call, so that it cannot overtake it.
+		// The peer knows the deadline, but not that the caller has given up
+		// before. The cancel frame follows the call on its channel, so that it
+		// cannot overtake the call.
 		l.spawn(func() {
 			news, stop := context.WithTimeout(l.life, cancelPatience)
 			defer stop()
-			_ = l.send(news, frame{kind: kindCancel, id: f.id, bulk: f.bulk}) // the link's end says it too
+			_ = l.send(news, frame{kind: kindCancel, id: f.id, bulk: f.bulk}) // the link's end cancels it too
 		})
 		return fail(context.Cause(ctx))
 	}
@@ -119,12 +120,12 @@ func (l *link) take(f frame) {
 	defer l.mu.Unlock()
 	switch f.kind {
 	case kindReply, kindError:
-		if answer, ok := l.pending[f.id]; ok { // else the caller has given up
+		if answer, ok := l.pending[f.id]; ok { // otherwise the caller has given up
 			delete(l.pending, f.id)
 			answer <- f
 		}
 	case kindCancel:
-		if cancel, ok := l.serving[f.id]; ok { // else the answer is on its way
+		if cancel, ok := l.serving[f.id]; ok { // otherwise the answer is on its way
 			cancel(context.Canceled)
 		}
 	case kindCall:
@@ -139,7 +140,7 @@ func (l *link) take(f frame) {
 			l.mu.Lock()
 			delete(l.serving, f.id)
 			l.mu.Unlock()
-			_ = l.send(l.life, reply) // the link's end is the caller's news
+			_ = l.send(l.life, reply) // the caller notices the link's end
 		})
 		if !taken {
 			delete(l.serving, f.id)
@@ -151,7 +152,7 @@ func (l *link) take(f frame) {
 
 var errBusy = fmt.Errorf("%d calls are waiting here already: make fewer at once", maxQueued)
 
-// serve runs the function that was called.
+// serve runs the called function.
 func (l *link) serve(ctx context.Context, f frame) frame {
 	if f.left > 0 {
 		limited, cancel := context.WithTimeout(ctx, f.left)
@@ -201,8 +202,8 @@ func (e *engine) run(ctx context.Context, name string, body []byte) (_ []byte, e
 	return f(ctx, body)
 }
 
-// end says that the peer is not reached over this link any more. Only the
-// first call has an effect.
+// end records that the peer is no longer reachable over this link. Only the first
+// call has an effect.
 func (l *link) end(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/collective"
 )
 
-// patience is how long a test waits for an event that must come.
+// patience bounds the wait for expected events.
 const patience = 60 * time.Second
 
 // The test binary is also a peer that can be killed.
@@ -35,7 +35,7 @@ type collectives struct {
 	rank int
 	size int
 	seq  uint64
-	met  func(rank int, seq uint64) // called before a rank meets the others
+	met  func(rank int, seq uint64) // called before a rank joins the others
 }
 
 func (c *collectives) Rank() int { return c.rank }
@@ -63,8 +63,8 @@ func (c *collectives) Broadcast(ctx context.Context, root int, data []byte) ([]b
 	return bytes.Clone(all[root]), nil
 }
 
-// world opens an agent for each rank with the setup that change makes of the
-// usual one, and closes those that opened at the end of the test.
+// world opens an agent for each rank, with setups that change may modify, and
+// closes the opened agents at the end of the test.
 func world(t *testing.T, backend string, ranks int, change func(rank int, s *Setup)) ([]Agent, []error) {
 	t.Helper()
 	return worldThatMeets(t, backend, ranks, change, nil)
@@ -113,7 +113,7 @@ func worldThatMeets(t *testing.T, backend string, ranks int, change func(rank in
 	return agents, errs
 }
 
-// open is world for setups that fit.
+// open is world for setups that must succeed.
 func open(t *testing.T, backend string, ranks int, change func(rank int, s *Setup)) []Agent {
 	t.Helper()
 	agents, errs := world(t, backend, ranks, change)
@@ -132,7 +132,7 @@ func handle(t *testing.T, a Agent, name string, f Func) {
 	}
 }
 
-// wantError holds an error to contain all parts.
+// wantError checks that an error contains all parts.
 func wantError(t *testing.T, err error, parts ...string) {
 	t.Helper()
 	if err == nil {
@@ -152,7 +152,7 @@ func each(t *testing.T, f func(t *testing.T, backend string)) {
 	}
 }
 
-// within is a channel's next value, or a failure.
+// within returns a channel's next value, or fails.
 func within[T any](t *testing.T, c <-chan T, what string) T {
 	t.Helper()
 	select {

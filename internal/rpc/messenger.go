@@ -7,45 +7,45 @@ import (
 	"sync"
 )
 
-// Message is what a rank gets of another, whose rank is From, 0 to size-1. Gone
-// says that nothing more comes from it.
+// Message is a message from another rank, From, 0 to size-1. Gone reports that it
+// is the rank's last.
 type Message struct {
 	From int
 	Data []byte
 	Gone bool
 }
 
-// Messenger moves messages between the ranks of a group, for one of them. What
-// one rank sends to another arrives once and in order. Send may be called
-// concurrently and waits while the other rank has much to read; it does not
-// keep data. Recv is for one goroutine.
+// Messenger moves messages between the ranks of a group, for one of them. Each
+// message arrives once, and messages of one rank to another in order. Send may be
+// called concurrently and waits while the other rank has much to read; it does
+// not retain data. Recv is for one goroutine.
 type Messenger interface {
 	Rank() int
 	Size() int
 	Send(ctx context.Context, to int, data []byte) error
-	// Recv gives the next message of any rank. After Close it is an error.
+	// Recv returns the next message of any rank. After Close it returns an error.
 	Recv(ctx context.Context) (Message, error)
-	// Close tells the other ranks that this one is gone.
+	// Close reports to the other ranks that this one is gone.
 	Close() error
 }
 
-// Switch is where the messengers of ranks in one process meet.
+// Switch connects the messengers of ranks in one process.
 type Switch struct {
 	boxes []*box
 }
 
-// box is what was sent to one rank.
+// box holds the messages to one rank.
 type box struct {
-	in   chan Message // of data; bounded
-	gone chan Message // room for one of each rank
+	in   chan Message // with data; bounded
+	gone chan Message // has room for one of each rank
 	over chan struct{}
 	once sync.Once
 }
 
-// inbox is how many messages a rank may have to read before others wait.
+// inbox is how many messages a rank may have to read before senders wait.
 const inbox = 64
 
-// NewSwitch makes the meeting point of world ranks. It panics when world < 1.
+// NewSwitch returns a switch for world ranks. It panics if world < 1.
 func NewSwitch(world int) *Switch {
 	if world < 1 {
 		panic(fmt.Sprintf("rpc: switch for %d ranks", world))
@@ -57,7 +57,7 @@ func NewSwitch(world int) *Switch {
 	return s
 }
 
-// Messenger is that of a rank, 0 to world-1.
+// Messenger returns the messenger of a rank, 0 to world-1.
 func (s *Switch) Messenger(rank int) Messenger { return switched{s, rank} }
 
 type switched struct {
@@ -94,7 +94,7 @@ func (m switched) Send(ctx context.Context, to int, data []byte) error {
 
 func (m switched) Recv(ctx context.Context) (Message, error) {
 	b := m.s.boxes[m.rank]
-	select { // what was sent comes before the news that its sender is gone
+	select { // messages come before the end of their sender
 	case got := <-b.in:
 		return got, nil
 	default:

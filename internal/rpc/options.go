@@ -9,14 +9,14 @@ import (
 )
 
 // Options are the settings of an agent: [ProcessGroupOptions],
-// [TensorPipeOptions], or the type of a backend that was registered.
+// [TensorPipeOptions], or the type of a registered backend.
 type Options any
 
 // Settings are options by name, as users give them. Durations are numbers of
 // seconds or [time.Duration].
 type Settings map[string]any
 
-// Names of settings that the built-in backends know.
+// Names of the built-in backends' settings.
 const (
 	SettingTimeout         = "rpc_timeout"
 	SettingInitMethod      = "init_method"
@@ -31,37 +31,37 @@ const (
 
 // Common are the settings of every agent.
 type Common struct {
-	// Timeout is that of calls whose context has no deadline: 0 for none,
+	// Timeout applies to calls whose context has no deadline: 0 for none,
 	// [UnsetTimeout] for the default.
 	Timeout    time.Duration
-	InitMethod string // recorded for the reader; peers meet by the setup's store
+	InitMethod string // for the record only; peers meet by the setup's store
 	MaxBytes   int    // largest argument or result; 0: [DefaultMaxBytes]
 }
 
-// ProcessGroupOptions are those of an agent of PROCESS_GROUP.
+// ProcessGroupOptions are the options of an agent of PROCESS_GROUP.
 type ProcessGroupOptions struct {
 	Common
-	SendRecvThreads int // messages that may be in the messenger at once, and functions that run at once
+	SendRecvThreads int // bounds the messages in the messenger, and the functions that run, at once
 }
 
-// TensorPipeOptions are those of an agent of TENSORPIPE.
+// TensorPipeOptions are the options of an agent of TENSORPIPE.
 type TensorPipeOptions struct {
 	Common
 	WorkerThreads int // functions that run at once
-	Channels      int // connections to each peer, at least 2 for large bodies to have their own
-	// Network and Listen are where it listens: "tcp" on a loopback address, by
-	// default 127.0.0.1:0, or "unix" with the path of a socket.
+	Channels      int // connections to each peer; at least 2, so that large bodies have their own
+	// Network and Listen are the address to listen on: "tcp" on a loopback
+	// address, by default 127.0.0.1:0, or "unix" with the path of a socket.
 	Network, Listen string
 	Devices         int // of this agent, for the device maps of its peers
 	DeviceMaps      map[string]DeviceMap
 }
 
-// DefaultProcessGroup is a new set of the defaults.
+// DefaultProcessGroup returns new default options.
 func DefaultProcessGroup() *ProcessGroupOptions {
 	return &ProcessGroupOptions{Common: common(), SendRecvThreads: DefaultSendRecvThreads}
 }
 
-// DefaultTensorPipe is a new set of the defaults.
+// DefaultTensorPipe returns new default options.
 func DefaultTensorPipe() *TensorPipeOptions {
 	return &TensorPipeOptions{
 		Common: common(), WorkerThreads: DefaultWorkerThreads, Channels: DefaultChannels,
@@ -73,7 +73,7 @@ func common() Common {
 	return Common{Timeout: DefaultTimeout, InitMethod: DefaultInitMethod, MaxBytes: DefaultMaxBytes}
 }
 
-// checked are the settings with unset ones as their defaults.
+// checked returns the settings with defaults in place of unset ones.
 func (c Common) checked() (Common, error) {
 	if c.Timeout == UnsetTimeout {
 		c.Timeout = DefaultTimeout
@@ -137,8 +137,8 @@ func atLeastOne(setting string, n int) error {
 	return nil
 }
 
-// processGroupOptions makes options from settings; unknown are the names that
-// it knows nothing of.
+// processGroupOptions returns options from settings, and the names of the unknown
+// settings.
 func processGroupOptions(s Settings) (_ Options, unknown []string, err error) {
 	o := DefaultProcessGroup()
 	r := o.Common.reader(s)
@@ -198,7 +198,7 @@ func seconds(v float64) time.Duration {
 
 func (r *reader) number(name string, to *int) { r.take(name, "a whole number", to) }
 
-// take moves a setting to where to points; it reports whether there was one.
+// take moves a setting to the target of to; it reports whether there was one.
 func (r *reader) take(name, want string, to any) bool {
 	v, ok := r.left[name]
 	if !ok {

@@ -8,15 +8,15 @@ import (
 	"github.com/ckptstore/ckptstore/internal/collective"
 )
 
-// groupAgent is an agent of PROCESS_GROUP. All it sends and gets goes through
-// one messenger, so a large message holds up those behind it.
+// groupAgent is an agent of PROCESS_GROUP. It sends and receives through one
+// messenger, so a large message delays those behind it.
 type groupAgent struct {
 	*engine
 	group *collective.Group
 	by    Messenger
 	ranks map[string]int
-	links []*link          // by rank; nil of this one
-	out   []chan addressed // of each thread that sends; a rank's messages have one, to stay in order
+	links []*link          // by rank; nil for this one
+	out   []chan addressed // one per sending thread; all messages to a rank use the same one, to stay in order
 }
 
 var _ Agent = (*groupAgent)(nil)
@@ -41,7 +41,7 @@ func initProcessGroup(ctx context.Context, s Setup) (Agent, error) {
 	}
 	all, err := collective.AllGatherObject(ctx, s.Group, devices{Name: s.Name})
 	if err != nil {
-		return nil, fmt.Errorf("tell the other ranks of the name: %w", err)
+		return nil, fmt.Errorf("announce the name to the other ranks: %w", err)
 	}
 	if err := checkDevices(all); err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func initProcessGroup(ctx context.Context, s Setup) (Agent, error) {
 	return a, nil
 }
 
-// sender hands frames for a rank to the threads that send.
+// sender returns a function that queues frames for a rank.
 func (a *groupAgent) sender(to int) func(context.Context, frame) error {
 	return func(ctx context.Context, f frame) error {
 		select {
@@ -109,7 +109,7 @@ func (a *groupAgent) receive() {
 			err = fmt.Errorf("a body of %d bytes is larger than the limit of %d", len(f.body), a.limit)
 		}
 		if err != nil {
-			l.end(fmt.Errorf("it sent what is no message: %w", err))
+			l.end(fmt.Errorf("invalid message from it: %w", err))
 			continue
 		}
 		l.take(f)

@@ -12,20 +12,20 @@ import (
 	"github.com/ckptstore/ckptstore/internal/collective"
 )
 
-// Handlers are what a backend does.
+// Handlers implement a backend.
 type Handlers struct {
-	// Construct makes options from settings and names those that it does not
-	// know. Of nil it makes the defaults.
+	// Construct returns options from settings, and the names of the unknown
+	// settings. For nil it returns the defaults.
 	Construct func(Settings) (_ Options, unknown []string, err error)
-	// Owns reports whether options are of this backend's type.
+	// Owns reports whether options have this backend's type.
 	Owns func(Options) bool
-	// Init opens the agent. The setup's options are owned, its rank and world
-	// size are those of its group.
+	// Init opens the agent. The setup's options have the backend's type, and its
+	// rank and world size are those of its group.
 	Init func(context.Context, Setup) (Agent, error)
 }
 
 // Backend is a handle of a registered backend. Handles of one entry are equal,
-// and stay valid whatever is registered later. The zero value is none.
+// and stay valid after later registrations. The zero value is no backend.
 type Backend struct{ entry *entry }
 
 type entry struct {
@@ -33,7 +33,7 @@ type entry struct {
 	Handlers
 }
 
-// Name is that of the registration; empty of none.
+// Name returns the registered name; "" for no backend.
 func (b Backend) Name() string {
 	if b.entry == nil {
 		return ""
@@ -47,10 +47,10 @@ type Registry struct {
 	entries map[string]*entry
 }
 
-// NewRegistry is a registry without any backend.
+// NewRegistry returns an empty registry.
 func NewRegistry() *Registry { return &Registry{entries: map[string]*entry{}} }
 
-// Builtin is a new registry with PROCESS_GROUP and TENSORPIPE.
+// Builtin returns a new registry with PROCESS_GROUP and TENSORPIPE.
 func Builtin() *Registry {
 	r := NewRegistry()
 	r.entries[ProcessGroup] = &entry{ProcessGroup, Handlers{processGroupOptions, owns[*ProcessGroupOptions], initProcessGroup}}
@@ -63,7 +63,7 @@ func owns[T any](o Options) bool {
 	return ok
 }
 
-// Register adds a backend under a name that is not taken.
+// Register adds a backend under a free name.
 func (r *Registry) Register(name string, h Handlers) (Backend, error) {
 	if name == "" || h.Construct == nil || h.Owns == nil || h.Init == nil {
 		return Backend{}, fmt.Errorf("register RPC backend %q: a backend has a name and all three handlers", name)
@@ -85,7 +85,7 @@ func (r *Registry) Registered(name string) bool {
 	return r.entries[name] != nil
 }
 
-// Lookup gives the backend of a name.
+// Lookup returns the backend of a name.
 func (r *Registry) Lookup(name string) (Backend, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -95,8 +95,8 @@ func (r *Registry) Lookup(name string) (Backend, error) {
 	return Backend{}, fmt.Errorf("no RPC backend %q is registered: there are %q", name, slices.Sorted(maps.Keys(r.entries)))
 }
 
-// Construct makes options of a backend from settings. Those that it does not
-// know are named in a warning to log and left out.
+// Construct returns options of a backend from settings. It logs a warning for
+// each unknown setting, and ignores it.
 func (r *Registry) Construct(b Backend, s Settings, log *slog.Logger) (Options, error) {
 	if b.entry == nil {
 		return nil, errors.New("construct RPC options: of no backend")
@@ -106,30 +106,31 @@ func (r *Registry) Construct(b Backend, s Settings, log *slog.Logger) (Options, 
 		return nil, fmt.Errorf("construct options of RPC backend %s: %w", b.Name(), err)
 	}
 	for _, name := range unknown {
-		log.Warn("an RPC option is unknown and has no effect", "backend", b.Name(), "option", name)
+		log.Warn("unknown RPC option ignored", "backend", b.Name(), "option", name)
 	}
 	return o, nil
 }
 
-// Setup is what an agent is opened with.
+// Setup holds the parameters for opening an agent.
 type Setup struct {
-	Backend Backend // none: that of the options, or else TENSORPIPE
+	Backend Backend // none: the options' backend, or else TENSORPIPE
 	Options Options // nil: the backend's defaults
 	Name    string
 	Rank    int // -1: the group's
 	World   int // -1: the group's
-	// Store is how the agents meet: a [Store] for TENSORPIPE, the [Messenger]
-	// of this rank for PROCESS_GROUP.
+	// Store connects the agents: a [Store] for TENSORPIPE, the [Messenger] of
+	// this rank for PROCESS_GROUP.
 	Store any
-	// Group is this rank's group. All its ranks call Init, and nothing else of
-	// the group meanwhile; Shutdown meets over it again. Nil: a world of one.
+	// Group is this rank's group. All its ranks call Init, without other calls of
+	// the group meanwhile; Shutdown uses the group again. Nil: a world of one.
 	Group *collective.Group
-	Token string // of TENSORPIPE: what all ranks share
+	Token string // of TENSORPIPE: shared by all ranks
 }
 
-// Init opens an agent. Every rank of the group does so; each gets an error if
-// the setups of the ranks do not fit. A rank whose own setup is wrong has its
-// error at once, and the others wait for it until ctx or the group's timeout ends.
+// Init opens an agent. Every rank of the group calls it. Each gets an error if
+// the setups of the ranks do not fit. A rank whose own setup is wrong gets its
+// error at once, and the others wait for it until ctx or the group's timeout
+// ends.
 func (r *Registry) Init(ctx context.Context, s Setup) (Agent, error) {
 	fail := func(err error) (Agent, error) { return nil, fmt.Errorf("init RPC agent %q: %w", s.Name, err) }
 	if s.Backend.entry == nil {
@@ -167,7 +168,7 @@ func (r *Registry) Init(ctx context.Context, s Setup) (Agent, error) {
 	return a, nil
 }
 
-// infer is the backend of options.
+// infer returns the backend of options.
 func (r *Registry) infer(o Options) (Backend, error) {
 	if o == nil {
 		return r.Lookup(TensorPipe)

@@ -202,7 +202,7 @@ func Test30DeviceMaps(t *testing.T) {
 				}
 				s.Options = o
 			})
-			for _, err := range errs { // every rank has the same answer
+			for _, err := range errs { // every rank gets the same answer
 				if c.want != "" {
 					wantError(t, err, c.want)
 				} else if err != nil {

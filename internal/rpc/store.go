@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/collective"
 )
 
-// Store is where the agents of a group leave their addresses for each other.
-// Its methods may be called concurrently.
+// Store holds the addresses of the agents of a group for each other. Its methods
+// may be called concurrently.
 type Store interface {
 	// Set makes the value visible to every rank.
 	Set(ctx context.Context, key string, value []byte) error
@@ -20,7 +20,7 @@ type Store interface {
 	Get(ctx context.Context, key string) ([]byte, error)
 }
 
-// MemoryStore is a store of the ranks of one process.
+// MemoryStore is a store for the ranks of one process.
 type MemoryStore struct {
 	mu   sync.Mutex
 	keys map[string]*value
@@ -30,11 +30,11 @@ var _ Store = (*MemoryStore)(nil)
 
 type value struct {
 	data []byte
-	set  chan struct{} // closed once data is there
+	set  chan struct{} // closed when data is set
 	is   bool
 }
 
-// NewMemoryStore is an empty store.
+// NewMemoryStore returns an empty store.
 func NewMemoryStore() *MemoryStore { return &MemoryStore{keys: map[string]*value{}} }
 
 func (m *MemoryStore) at(key string) *value {
@@ -74,7 +74,7 @@ func (m *MemoryStore) Get(ctx context.Context, key string) ([]byte, error) {
 	}
 }
 
-// initTensorPipe is the handler of TENSORPIPE.
+// initTensorPipe is the Init handler of TENSORPIPE.
 func initTensorPipe(ctx context.Context, s Setup) (_ Agent, err error) {
 	store, ok := s.Store.(Store)
 	if !ok {
@@ -86,7 +86,7 @@ func initTensorPipe(ctx context.Context, s Setup) (_ Agent, err error) {
 	}
 	all, err := collective.AllGatherObject(ctx, s.Group, devices{s.Name, o.Devices, o.DeviceMaps, rand.Text()})
 	if err != nil {
-		return nil, fmt.Errorf("tell the other ranks of the devices: %w", err)
+		return nil, fmt.Errorf("announce the devices to the other ranks: %w", err)
 	}
 	if err := checkDevices(all); err != nil {
 		return nil, err
@@ -96,7 +96,8 @@ func initTensorPipe(ctx context.Context, s Setup) (_ Agent, err error) {
 		Self: Peer{s.Name, s.Rank}, Network: o.Network, Address: o.Listen,
 		Token: s.Token, Options: &o, Group: s.Group,
 	})
-	// A rank that cannot listen says so to those that wait for its address.
+	// A rank that cannot listen reports it to the ranks that wait for its
+	// address.
 	address := struct {
 		Endpoint
 		Error string `json:"error,omitempty"`
@@ -115,11 +116,11 @@ func initTensorPipe(ctx context.Context, s Setup) (_ Agent, err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = p.Close() // the error before it is the one to tell
+			_ = p.Close() // the earlier error is returned
 		}
 	}()
 	if jerr != nil {
-		return nil, fmt.Errorf("leave the address in the store: %w", jerr)
+		return nil, fmt.Errorf("put the address into the store: %w", jerr)
 	}
 	for rank := range s.World {
 		if rank == s.Rank {
@@ -144,6 +145,6 @@ func initTensorPipe(ctx context.Context, s Setup) (_ Agent, err error) {
 	return p, nil
 }
 
-// addressKey is another one each time that the agents are opened: the store may
-// have the addresses of before.
+// addressKey returns a key that differs each time the agents are opened: the
+// store may hold the addresses of an earlier time.
 func addressKey(meeting string, rank int) string { return fmt.Sprintf("rpc/%s/%d", meeting, rank) }

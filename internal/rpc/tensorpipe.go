@@ -14,21 +14,21 @@ import (
 	"github.com/ckptstore/ckptstore/internal/collective"
 )
 
-// Endpoint is where an agent listens: network "unix" with the path of a
-// socket, or "tcp" with host and port.
+// Endpoint is an address to listen on: network "unix" with the path of a socket,
+// or "tcp" with host and port.
 type Endpoint struct {
 	Peer    Peer   `json:"peer"`
 	Network string `json:"network"`
 	Address string `json:"address"`
 }
 
-// PipeConfig says who an agent of TENSORPIPE is.
+// PipeConfig identifies an agent of TENSORPIPE.
 type PipeConfig struct {
 	Self Peer
-	// Network and Address are where it listens, as in [Endpoint]; without a
-	// network it only calls. Port 0 is any that is free.
+	// Network and Address are the address to listen on, as in [Endpoint]; without
+	// a network the agent only calls. Port 0 is any free port.
 	Network, Address string
-	Token            string // what all peers share; not empty
+	Token            string // shared by all peers; not empty
 	Options          *TensorPipeOptions
 	Group            *collective.Group // for Shutdown; nil: this agent alone
 }
@@ -39,7 +39,7 @@ type Pipe struct {
 	token    string
 	channels int
 	group    *collective.Group
-	listener net.Listener // nil: only calls
+	listener net.Listener // nil: the agent only calls
 
 	mu     sync.Mutex
 	peers  map[string]Endpoint
@@ -49,20 +49,20 @@ type Pipe struct {
 
 var _ Agent = (*Pipe)(nil)
 
-// route is the way to one peer. Its lock is held while it is being connected,
-// so that one goroutine does.
+// route is the way to one peer. Its lock is held during connecting, so that only
+// one goroutine connects.
 type route struct {
 	lock chan struct{}
 	to   *channels // nil, or perhaps ended
 }
 
-// NewPipe opens an agent that knows no peers but itself; [Pipe.Add] names them.
+// NewPipe opens an agent that knows no peers except itself; [Pipe.Add] adds them.
 func NewPipe(c PipeConfig) (*Pipe, error) {
 	if c.Self.Name == "" || len(c.Self.Name) > maxName {
 		return nil, fmt.Errorf("open an rpc agent named %.100q: a name has 1 to %d bytes", c.Self.Name, maxName)
 	}
 	if c.Token == "" {
-		return nil, fmt.Errorf("open rpc agent %s: there is no token, and without one anybody could call it", c.Self)
+		return nil, fmt.Errorf("open rpc agent %s: there is no token, and without one any process could call it", c.Self)
 	}
 	if c.Options == nil {
 		c.Options = DefaultTensorPipe()
@@ -112,7 +112,8 @@ func listen(network, address string) (net.Listener, error) {
 	return l, nil
 }
 
-// Endpoint is where this agent listens; its network is empty if nowhere.
+// Endpoint returns the address of this agent; its network is empty if the agent
+// only calls.
 func (p *Pipe) Endpoint() Endpoint {
 	if p.listener == nil {
 		return Endpoint{Peer: p.self}
@@ -121,8 +122,7 @@ func (p *Pipe) Endpoint() Endpoint {
 	return Endpoint{Peer: p.self, Network: at.Network(), Address: at.String()}
 }
 
-// Add names a peer. A name that is taken by another rank or address is an
-// error.
+// Add adds a peer. It returns an error if another rank or address has the name.
 func (p *Pipe) Add(e Endpoint) error {
 	if e.Peer.Name == p.self.Name {
 		return fmt.Errorf("add peer %s: this agent has that name", e.Peer)
@@ -150,7 +150,7 @@ func (p *Pipe) Call(ctx context.Context, to, function string, body []byte) ([]by
 	return p.make(ctx, at.Peer, function, body, func(ctx context.Context) (*link, error) { return p.reach(ctx, at) })
 }
 
-// reach gives the link to a peer, and connects it first if there is none.
+// reach returns the link to a peer, and connects it first if necessary.
 func (p *Pipe) reach(ctx context.Context, at Endpoint) (*link, error) {
 	p.mu.Lock()
 	r, ok := p.routes[at.Peer.Name]
@@ -208,7 +208,7 @@ func (p *Pipe) dial(ctx context.Context, at Endpoint) (conns []net.Conn, err err
 		if !cut() {
 			return conns, context.Cause(ctx)
 		}
-		if closed(err) { // it ended between the two
+		if closed(err) { // it ended in between
 			err = gone(err)
 		}
 		if err != nil {
@@ -221,7 +221,7 @@ func (p *Pipe) dial(ctx context.Context, at Endpoint) (conns []net.Conn, err err
 	return conns, nil
 }
 
-// serveAll takes connections until the agent closes.
+// serveAll accepts connections until the agent closes.
 func (p *Pipe) serveAll() {
 	for {
 		c, err := p.listener.Accept()
@@ -229,7 +229,7 @@ func (p *Pipe) serveAll() {
 			return
 		}
 		if err != nil {
-			// Too many open files, or a caller that went at once: others may
+			// Too many open files, or a caller that left at once. Others may
 			// come, and the pause keeps this loop from spinning.
 			if !p.pause() {
 				return
@@ -242,12 +242,12 @@ func (p *Pipe) serveAll() {
 	}
 }
 
-// receive greets a connection and puts it with the others of its session.
+// receive greets a connection and adds it to its session.
 func (p *Pipe) receive(c net.Conn) {
 	cut := context.AfterFunc(p.life, func() { _ = c.Close() })
 	g, err := welcome(c, p.token, p.self)
 	if !cut() || err != nil {
-		_ = c.Close() // whoever is not welcome has been told
+		_ = c.Close() // a refused caller has the reason
 		return
 	}
 	if conns := p.gather(g, c); conns != nil {
@@ -255,9 +255,9 @@ func (p *Pipe) receive(c net.Conn) {
 	}
 }
 
-// Shutdown implements Agent. The number of calls that were ever made is
-// gathered until it is the same twice, each time when no rank has one under
-// way: then there is none between the ranks either.
+// Shutdown implements Agent. The number of calls ever made is gathered until it
+// is the same twice, each time when no rank has a running call: then there is
+// none between the ranks either.
 func (p *Pipe) Shutdown(ctx context.Context) error {
 	return errors.Join(p.engine.join(ctx, p.group), p.Close())
 }
@@ -270,7 +270,7 @@ func (p *Pipe) Close() error {
 	var err error
 	if p.listener != nil {
 		if err = p.listener.Close(); errors.Is(err, fs.ErrNotExist) {
-			err = nil // somebody has removed the socket, which is what we want
+			err = nil // another process has removed the socket, as intended
 		}
 	}
 	p.mu.Lock()
@@ -282,7 +282,7 @@ func (p *Pipe) Close() error {
 	return err
 }
 
-// Peers are those that this agent knows, itself among them, by name.
+// Peers returns the known agents, including this one, by name.
 func (p *Pipe) Peers() []Peer {
 	p.mu.Lock()
 	defer p.mu.Unlock()

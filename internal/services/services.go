@@ -1,10 +1,9 @@
 // Package services answers the requests about a store itself, below /v1/store/,
-// for whoever serves sockets to the processes that ask: a trainer for its ranks,
-// and an agent.
+// for servers with sockets: a trainer, for its ranks, and an agent.
 //
 //	Services   an http.Handler for all of them
 //
-// The caller checks tokens, and tells who is at the other end by peer.Context.
+// The caller checks tokens, and identifies the client by peer.Context.
 package services
 
 import (
@@ -20,11 +19,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// Services are the requests about one store.
+// Services serves the requests about one store.
 type Services struct {
 	*http.ServeMux
 	reading    *reading.Server
-	filesystem *filesystem.Handler // nil where only receipts are read
+	filesystem *filesystem.Handler // nil if only receipts are read
 }
 
 var _ http.Handler = (*Services)(nil)
@@ -38,7 +37,8 @@ func New(st *store.Store, log *slog.Logger) *Services {
 	return s
 }
 
-// Reading serves what the receipts of a store name, to who may not write there.
+// Reading serves the checkpoints in a store's receipts, to users who may not
+// write there.
 func Reading(r *store.Receipts, log *slog.Logger) *Services {
 	s := &Services{ServeMux: http.NewServeMux(), reading: reading.Of(r, reading.Options{Logger: log})}
 	s.reading.Handle(s.ServeMux)
@@ -49,13 +49,13 @@ func Reading(r *store.Receipts, log *slog.Logger) *Services {
 	return s
 }
 
-// unknown answers what is no request of this version.
+// unknown answers requests that this version does not have.
 func unknown(w http.ResponseWriter, r *http.Request) {
 	httpkit.Refuse(w, problem.Errorf(problem.NotFound, "there is no request %s %s: this program is too old for it, or the path is wrong", r.Method, r.URL.Path))
 }
 
-// Busy is what of the requests is not over, though it was answered; empty for
-// nothing.
+// Busy describes the work that continues after requests were answered; "" if
+// there is none.
 func (s *Services) Busy() string {
 	if s.filesystem == nil {
 		return s.reading.Busy()
@@ -63,7 +63,7 @@ func (s *Services) Busy() string {
 	return cmp.Or(s.reading.Busy(), s.filesystem.Busy())
 }
 
-// Close gives back what the requests hold. None of them may be under way.
+// Close releases everything that the requests hold. No request may be running.
 func (s *Services) Close() error {
 	if s.filesystem == nil {
 		return s.reading.Close()

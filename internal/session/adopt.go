@@ -12,10 +12,10 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// adopted is what a trainer finishes of a dead one: saves that have begun, and
-// of which every participant had sealed its slot. Slots and log are matched by
-// the checkpoint, the rank and the fingerprint of the rank's plan, which the
-// slot holds in full.
+// adopted holds the open saves of a dead trainer that this trainer finishes:
+// every participant had sealed its slot. Slots are matched with the log by
+// checkpoint, rank and the fingerprint of the rank's plan; the slot holds the
+// plan in full.
 type adopted struct {
 	saves []string // IDs
 	slots map[rankSave]*staging.Left
@@ -23,8 +23,9 @@ type adopted struct {
 	log   *slog.Logger
 }
 
-// adopt looks for what can be finished of an attempt whose trainer is dead. It
-// says in the log what the dead one was told and had not said yet.
+// adopt finds the saves of an attempt with a dead trainer that can be finished.
+// It appends the plans and seals that the dead trainer had accepted but not yet
+// appended.
 func (j *Job) adopt(ctx context.Context, attempt, world int, from uint64) (*adopted, error) {
 	a := &adopted{slots: map[rankSave]*staging.Left{}, log: j.log}
 	if j.arenas == nil {
@@ -45,17 +46,17 @@ func (j *Job) adopt(ctx context.Context, attempt, world int, from uint64) (*adop
 		if !open.matches(a, world) {
 			continue
 		}
-		if err := j.sayLeft(ctx, a, open); err != nil {
+		if err := j.recordLeft(ctx, a, open); err != nil {
 			a.close()
 			return nil, err
 		}
 		a.saves = append(a.saves, open.begun.Checkpoint)
-		j.log.Warn("a save that a dead trainer had staged is finished", "checkpoint", open.begun.Checkpoint)
+		j.log.Warn("adopted staged save of a dead trainer", "checkpoint", open.begun.Checkpoint)
 	}
 	return a, nil
 }
 
-// openSave is what the log has of a save that has not ended.
+// openSave is the log's record of a save that has not ended.
 type openSave struct {
 	begun   *events.CheckpointBegun
 	planned map[int]string // fingerprints of the ranks
@@ -63,7 +64,7 @@ type openSave struct {
 	written map[int]bool
 }
 
-// leftOpen reads the open saves of an attempt that have begun, in their order.
+// leftOpen reads the open saves of an attempt that have begun, in order.
 func (j *Job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*openSave, err error) {
 	end, err := j.store.Log.Last(ctx)
 	if err != nil {
@@ -104,8 +105,9 @@ func (j *Job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*o
 	return open, nil
 }
 
-// matches reports whether the bytes of all participants are there: written, or
-// in a slot with the plan that the log names, or would name.
+// matches reports whether the bytes of all participants are available: in files,
+// or in a slot that agrees with the plan and the seal in the log, if the log has
+// them.
 func (o *openSave) matches(a *adopted, world int) bool {
 	for _, rank := range o.begun.Participants {
 		if _, sealed := o.sealed[rank]; sealed && o.written[rank] {
@@ -119,15 +121,15 @@ func (o *openSave) matches(a *adopted, world int) bool {
 		said, planned := o.planned[rank]
 		bytes, sealed := o.sealed[rank]
 		if own != s.Fingerprint || planned && said != own.String() || sealed && bytes != s.Bytes() {
-			a.log.Warn("a staging slot of a dead trainer is not of the save that the log has, and is freed", "checkpoint", o.begun.Checkpoint, "rank", rank)
+			a.log.Warn("staging slot of a dead trainer does not match the log; freed", "checkpoint", o.begun.Checkpoint, "rank", rank)
 			return false
 		}
 	}
 	return true
 }
 
-// sayLeft says plans and seals that did not get into the log.
-func (j *Job) sayLeft(ctx context.Context, a *adopted, o *openSave) error {
+// recordLeft appends the plans and seals that did not reach the log.
+func (j *Job) recordLeft(ctx context.Context, a *adopted, o *openSave) error {
 	for _, rank := range o.begun.Participants {
 		s, ok := a.slots[rankSave{o.begun.Checkpoint, rank}]
 		if !ok {
@@ -153,14 +155,14 @@ func (j *Job) sayLeft(ctx context.Context, a *adopted, o *openSave) error {
 		if len(facts) == 0 {
 			continue
 		}
-		if err := j.writer.sayAs(ctx, j.cfg.Trial, events.Rank(rank), facts...); err != nil {
-			return fmt.Errorf("say what rank %d had sealed for %s: %w", rank, s.Checkpoint, err)
+		if err := j.writer.recordAs(ctx, j.cfg.Trial, events.Rank(rank), facts...); err != nil {
+			return fmt.Errorf("record the seal of rank %d for %s: %w", rank, s.Checkpoint, err)
 		}
 	}
 	return nil
 }
 
-// serve lets a saver write from the slots, and answer for their plans.
+// serve lets a saver write from the slots and look up their plans.
 func (a *adopted) serve(s *saver) {
 	for _, p := range a.plans {
 		s.keep(p)

@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// A slot is of the save that the log has only if plan, size and participants
-// are the same; a save is whole only if every rank has one, or is written.
+// A slot belongs to the save in the log only if plan, size and participants are
+// equal. A save is complete only if every rank has a slot or is written.
 func TestSlotsMatchTheLog(t *testing.T) {
 	const world, id = 4, "step-9.a2"
 	participants := []int{1, 3}

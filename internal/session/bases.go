@@ -16,22 +16,22 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// basesTimeout bounds the question for what may be reused. A save that gets no
-// answer writes everything.
+// basesTimeout bounds the lookup of reusable checkpoints. A save whose lookup
+// times out writes everything.
 const basesTimeout = 10 * time.Second
 
-// bases are the checkpoints whose chunks a save need not write again. All ranks
-// of a save ask for the same, so the last answer is kept.
+// bases are the checkpoints whose chunks a save can reuse. All ranks of a save
+// ask the same question, so the last answer is cached.
 type bases struct {
 	mu   sync.Mutex
-	of   string // checkpoint that is saved
+	of   string // checkpoint being saved
 	list []data.Base
 }
 
-// basesOf are the newest checkpoint of the trial's line and the one that the
-// attempt was resumed from, if that is another. The first save of a trial looks
-// further: see firstBases. They are at most as many as storage keeps indexes of:
-// with more, every rank would read all of them again.
+// basesOf returns the newest checkpoint of the trial's line and, if different,
+// the checkpoint that the attempt resumed from. The first save of a trial looks
+// further: see firstBases. The result is no longer than the number of indexes
+// that storage caches; with more, every rank would read all of them again.
 func (s *saver) basesOf(ctx context.Context, checkpoint string) []data.Base {
 	s.reuse.mu.Lock()
 	defer s.reuse.mu.Unlock()
@@ -47,7 +47,7 @@ func (s *saver) basesOf(ctx context.Context, checkpoint string) []data.Base {
 		}
 		b, found, err := s.base(ctx, ref)
 		if err != nil {
-			s.log.Warn("nothing of a checkpoint is reused, all of it is written", "save", checkpoint, "of", ref, "error", err)
+			s.log.Warn("checkpoint not reused; all chunks are written", "save", checkpoint, "of", ref, "error", err)
 		}
 		if found && !slices.Contains(list, b) {
 			list = append(list, b)
@@ -67,7 +67,7 @@ func (s *saver) basesOf(ctx context.Context, checkpoint string) []data.Base {
 		refs, err = s.importedBefore(ctx, own)
 	}
 	if err != nil {
-		s.log.Warn("nothing of other trials is reused", "save", checkpoint, "error", err)
+		s.log.Warn("chunks of other trials not reused", "save", checkpoint, "error", err)
 	}
 	for _, ref := range refs {
 		add(ref)
@@ -76,10 +76,10 @@ func (s *saver) basesOf(ctx context.Context, checkpoint string) []data.Base {
 	return list
 }
 
-// firstBases are what the first save of a trial may have in common with others:
-// the checkpoint that it was forked from, whatever run that is of, and the
-// newest ones of the other trials of its run, which may share weights that are
-// frozen. Once the trial has a checkpoint of its own, that has them too.
+// firstBases returns the checkpoints with which the first save of a trial may
+// share chunks: the checkpoint it was forked from, in any run, and the newest
+// checkpoints of the run's other trials, which may share frozen weights. Once the
+// trial has a checkpoint of its own, that checkpoint covers them.
 func (s *saver) firstBases(ctx context.Context) (refs []string, err error) {
 	trials, err := s.store.Views.Trials(ctx, s.decisions.run)
 	if err != nil {
@@ -99,12 +99,12 @@ func (s *saver) firstBases(ctx context.Context) (refs []string, err error) {
 	return refs[:min(len(refs), data.MostBases)], nil
 }
 
-// importedFrom is what an attempt that imports says at its end, between the ID
-// and the path.
+// importedFrom separates the checkpoint's ID from the path in the final message
+// of an importing attempt.
 const importedFrom = " was imported from "
 
-// importedBefore is the newest checkpoint of the trial that was imported from
-// the same path.
+// importedBefore returns the trial's newest checkpoint that was imported from the
+// same path.
 func (s *saver) importedBefore(ctx context.Context, own string) ([]string, error) {
 	attempts, err := s.store.Views.Attempts(ctx, s.decisions.run, s.decisions.trial)
 	if err != nil {
@@ -118,7 +118,7 @@ func (s *saver) importedBefore(ctx context.Context, own string) ([]string, error
 	return nil, nil
 }
 
-// share has the ranks of a save judged together when they reuse.
+// share makes the ranks of a save decide together what they reuse.
 func (s *saver) share(b *events.CheckpointBegun) {
 	if !s.together || b.Attempt != s.decisions.attempt {
 		return
@@ -136,7 +136,7 @@ func (s *saver) usesOf(checkpoint string) *data.Uses {
 
 func (s *saver) base(ctx context.Context, ref string) (b data.Base, found bool, err error) {
 	c, err := s.store.Views.Resolve(ctx, ref)
-	if errors.Is(err, projections.ErrNotFound) { // also one that another process has answered
+	if errors.Is(err, projections.ErrNotFound) { // another process's answer counts too
 		return b, false, nil
 	}
 	if err != nil || c.State != projections.Committed {
@@ -146,10 +146,10 @@ func (s *saver) base(ctx context.Context, ref string) (b data.Base, found bool, 
 	return data.Base{Ref: checkpoint.RefOf(c.Run, c.Trial, c.ID), Manifest: digest}, err == nil, err
 }
 
-// reusing is a writer of a checkpoint that writes only what is new.
+// reusing returns a writer that writes only the new chunks of a checkpoint.
 func (s *saver) reusing(ctx context.Context, checkpoint string) *data.FileWriter {
-	say := func(err error) {
-		s.log.Info("what could be reused is written again", "save", checkpoint, "reason", err)
+	warn := func(err error) {
+		s.log.Info("no chunks reused; all are written", "save", checkpoint, "reason", err)
 	}
-	return s.store.Data.Writer(s.ref(checkpoint)).Reusing(say, s.basesOf(ctx, checkpoint)...)
+	return s.store.Data.Writer(s.ref(checkpoint)).Reusing(warn, s.basesOf(ctx, checkpoint)...)
 }

@@ -12,14 +12,14 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
 
-// ErrConfig says that a job cannot run as it was asked for.
+// ErrConfig reports that a job's configuration is invalid.
 var ErrConfig = problem.New(problem.Invalid, "bad configuration")
 
-// Nodes lists the ranks that live on each node, by the node's number. Together
-// they are the ranks from 0 on, each of them once.
+// Nodes lists the ranks on each node, indexed by node number. Together the nodes
+// hold the ranks from 0 on, each exactly once.
 type Nodes [][]int
 
-// OneNode returns the placement of a group that lives on one node.
+// OneNode returns the placement of a group on a single node.
 func OneNode(ranks int) Nodes {
 	all := make([]int, ranks)
 	for rank := range all {
@@ -36,8 +36,8 @@ func (n Nodes) World() (ranks int) {
 	return ranks
 }
 
-// Of returns the node of a rank and its number on that node; -1 for a rank that
-// lives on none.
+// Of returns the node of a rank and its index on that node, or -1 for a rank that
+// is on no node.
 func (n Nodes) Of(rank int) (node, local int) {
 	for node, of := range n {
 		if local := slices.Index(of, rank); local >= 0 {
@@ -47,29 +47,29 @@ func (n Nodes) Of(rank int) (node, local int) {
 	return -1, -1
 }
 
-// Config says which group of ranks a session serves, and within which limits.
-// Durations are deadlines; zero takes the default.
+// Config describes the group of ranks that a session serves, and its limits.
+// Durations are deadlines; zero means the default.
 type Config struct {
 	Run         string
 	Trial       string
 	Job         string         // a UUID
 	TrialConfig map[string]any // recorded when the job creates the trial; workers get it with their first reply
 
-	// Nodes says where the ranks of the group live, and Node which of the nodes
-	// this process serves.
+	// Nodes places the ranks of the group; Node is the node that this process
+	// serves.
 	Nodes Nodes
 	Node  int
 
-	// StrictReplicas aborts a save in which ranks offer copies of a tensor or
-	// value that differ, instead of saving the lowest rank's with a warning.
+	// StrictReplicas aborts a save if ranks offer differing copies of a tensor or
+	// value. Otherwise the lowest rank's copy is saved with a warning.
 	StrictReplicas bool
-	// Services answers what workers ask of the store itself, by requests below
-	// ServicePath that have the right token; nil refuses them.
+	// Services answers the workers' requests to the store: those below
+	// ServicePath with the right token. Nil refuses them.
 	Services http.Handler
 
-	// StagingSlots is how many saves of a rank may be in shared memory at once,
-	// within StagingMemory; default 2. WhenBusy says what a save does when they
-	// all are in use; default [staging.BusyWait].
+	// StagingSlots bounds how many saves of a rank may be in shared memory at
+	// once, within StagingMemory; default 2. WhenBusy is what a save does when
+	// all slots are in use; default [staging.BusyWait].
 	StagingSlots  int
 	StagingMemory staging.Memory
 	WhenBusy      staging.WhenBusy
@@ -78,18 +78,18 @@ type Config struct {
 	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
 	Collective   time.Duration // until all ranks have joined a collective or a report; default 10 min
 
-	// Reap kills the orphaned processes of earlier jobs: those that are marked with
-	// one of the jobs and have all of the variables, NAME=value, in their environment.
-	// It is called before an attempt is started. Without it, no attempt is started
-	// in a trial that earlier jobs had.
+	// Reap kills the orphaned processes of earlier jobs: processes that are
+	// marked with one of the jobs and have all of the variables, NAME=value, in
+	// their environment. It runs before an attempt starts. Without it, no attempt
+	// starts in a trial that had earlier jobs.
 	Reap func(ctx context.Context, log *slog.Logger, jobs []string, env ...string) error
-	// Committed is called after each commit, before a rank that waits for it gets
-	// its reply, and Costs with the bytes of each checkpoint that this job saved.
-	// They must not block, and may be nil.
+	// Committed is called after each commit, before a rank that waits for the
+	// commit gets its reply. Costs is called with the size in bytes of each
+	// checkpoint that this job saved. Neither may block; both may be nil.
 	Committed func()
 	Costs     func(bytes int64)
 
-	Redact redact.Names // names of secrets in what is recorded of the job, whose values stay out of the log
+	Redact redact.Names // names of secrets, whose values are redacted from the job's records
 	Logger *slog.Logger
 	Now    func() time.Time // default time.Now
 	NewID  func() string    // mints UUIDv7s

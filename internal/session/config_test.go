@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// The ranks of a group are those of all its nodes; a session serves those of its own.
+// The ranks of a group are those of all its nodes; a session serves the ranks of
+// its own node.
 func TestRanksOfNodes(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Nodes: Nodes{{0, 1}, {2, 3, 4}}, Node: 1}

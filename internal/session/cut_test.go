@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// What is cut says so, fits its bound and is valid text.
+// Cut text is marked, fits its bound and is valid.
 func TestCuts(t *testing.T) {
 	t.Parallel()
 	for _, unit := range []string{"x", "ü", "€", "\xff"} {

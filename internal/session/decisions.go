@@ -12,21 +12,21 @@ import (
 	"github.com/ckptstore/ckptstore/internal/redact"
 )
 
-// decideTimeout is the time in which a log that answers has taken a decision.
+// decideTimeout is how long a responsive log takes for a decision.
 const decideTimeout = 60 * time.Second
 
-// ErrFenced says that a newer attempt of the trial has taken over: this one
-// must not decide anything any more.
+// ErrFenced reports that a newer attempt of the trial has taken over; this
+// attempt must not decide anything further.
 var ErrFenced = problem.New(problem.Conflict, "fenced by a newer attempt")
 
-// errEnded says that the checkpoint was committed or aborted by somebody else.
+// errEnded reports that another process has committed or aborted the checkpoint.
 var errEnded = errors.New("the checkpoint has already ended")
 
-// eventWriter mints events and appends facts. It exists apart from decisionLog because
-// facts are appended without a condition, by any goroutine.
+// eventWriter mints events and appends facts. It is separate from decisionLog
+// because any goroutine may append facts, unconditionally.
 type eventWriter struct {
 	log    Log
-	words  *lastWords // what is said waits for room by; nil: it does not
+	words  *lastWords // waits for room in the log; nil: appends do not wait
 	run    string
 	trial  string
 	source string
@@ -36,7 +36,7 @@ type eventWriter struct {
 	names  redact.Names // of secrets, which stay out of the log
 }
 
-// newEventWriter speaks for a job on its node.
+// newEventWriter returns a writer that appends as the job on its node.
 func newEventWriter(cfg Config, log Log) *eventWriter {
 	return &eventWriter{
 		log: log, run: cfg.Run, trial: cfg.Trial, source: "trainer/" + cfg.Job,
@@ -48,13 +48,13 @@ func (s *eventWriter) stamp() events.Stamp {
 	return events.Stamp{ID: s.newID(), Source: s.source, Time: s.now()}
 }
 
-// say appends facts of the node about the trial; they are durable on return. For
-// room on the disk it waits.
-func (s *eventWriter) say(ctx context.Context, bodies ...events.Body) error {
-	return s.sayAs(ctx, s.trial, s.node, bodies...)
+// record durably appends facts about the trial, as this node. It waits for room on
+// the disk.
+func (s *eventWriter) record(ctx context.Context, bodies ...events.Body) error {
+	return s.recordAs(ctx, s.trial, s.node, bodies...)
 }
 
-func (s *eventWriter) sayAs(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
+func (s *eventWriter) recordAs(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
 	facts, err := s.facts(trial, actor, bodies)
 	if err != nil {
 		return err
@@ -62,8 +62,8 @@ func (s *eventWriter) sayAs(ctx context.Context, trial string, actor events.Acto
 	return s.append(ctx, facts...)
 }
 
-// sayNow is sayAs for who does not wait for room.
-func (s *eventWriter) sayNow(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
+// recordNow is recordAs without waiting for room.
+func (s *eventWriter) recordNow(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
 	facts, err := s.facts(trial, actor, bodies)
 	if err == nil {
 		_, err = s.log.Append(ctx, facts...)
@@ -71,12 +71,12 @@ func (s *eventWriter) sayNow(ctx context.Context, trial string, actor events.Act
 	return err
 }
 
-// measured says metrics, which do not wait for room here: see reports.
+// measured appends metrics. It does not wait for room; reports do that.
 func (s *eventWriter) measured(ctx context.Context, bodies ...events.Body) error {
-	return s.sayNow(ctx, s.trial, s.node, bodies...)
+	return s.recordNow(ctx, s.trial, s.node, bodies...)
 }
 
-// append waits for room.
+// append appends facts and waits for room.
 func (s *eventWriter) append(ctx context.Context, facts ...events.Fact) error {
 	return s.words.forRoom(ctx, func() error {
 		_, err := s.log.Append(ctx, facts...)
@@ -96,30 +96,29 @@ func (s *eventWriter) facts(trial string, actor events.Actor, bodies []events.Bo
 	return facts, nil
 }
 
-// fact mints a fact, for who appends facts of several actors at once.
+// fact mints a fact, for callers that append facts of several actors at once.
 func (s *eventWriter) fact(trial string, actor events.Actor, body events.Body) (events.Fact, error) {
 	return events.NewFact(s.stamp(), events.Scope{Run: s.run, Trial: trial, Actor: actor}, recorded(s.names, body))
 }
 
-// decisionLog appends the decisions of one trial, one at a time, each conditional on
-// the last that this process has seen.
+// decisionLog appends the decisions of one trial one at a time, each conditional
+// on the last decision that this process has seen.
 type decisionLog struct {
 	*eventWriter
 	agg      events.Aggregate
 	conflict func(error) bool
 	attempt  int              // decisions are made for this attempt; 0 before the first
-	noted    func(seq uint64) // gets each decision's sequence; nil: nobody
+	noted    func(seq uint64) // receives each decision's sequence; may be nil
 
 	mu    sync.Mutex
 	last  uint64          // sequence of the last decision seen
-	ended map[string]bool // checkpoints that were seen to end, by this process too
+	ended map[string]bool // checkpoints that ended, in this process or another
 }
 
-// decide appends a decision and returns it with its sequence. When another
-// decision came first it is looked at: a newer attempt gives [ErrFenced], the
-// end of the same checkpoint errEnded, anything else is taken note of and the
-// decision is tried again. A log that does not answer is waited for: see
-// lastWords.
+// decide appends a decision and returns it with its sequence. If another decision
+// came first, decide reads it: a newer attempt is [ErrFenced], the end of the
+// same checkpoint is errEnded, and after any other decision it retries. It waits
+// for a log that does not answer: see lastWords.
 func (l *decisionLog) decide(ctx context.Context, body events.Body) (events.Recorded, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,7 +146,8 @@ func (l *decisionLog) decide(ctx context.Context, body events.Body) (events.Reco
 			unseen = 0
 			continue
 		}
-		// The lane does not end where it ended in what this process has read.
+		// The lane's end differs from the last decision that this process has
+		// read.
 		if unseen++; unseen > maxUnseen {
 			return events.Recorded{}, fmt.Errorf("decide %s: the decision that came first cannot be read: %w: read the whole log with `ckptstore verify --log`", body.Kind(), err)
 		}
@@ -159,13 +159,13 @@ func (l *decisionLog) decide(ctx context.Context, body events.Body) (events.Reco
 	}
 }
 
-// A decision that came first is looked for so often, with such a pause.
+// Limit and pause of the retries that look for a decision that came first.
 const (
 	maxUnseen   = 10
 	unseenPause = 50 * time.Millisecond
 )
 
-// saw takes note of a decision in the lane.
+// saw records a decision of the lane.
 func (l *decisionLog) saw(seq uint64, body events.Body) {
 	l.last = seq
 	if l.noted != nil {
@@ -179,7 +179,7 @@ func (l *decisionLog) saw(seq uint64, body events.Body) {
 	}
 }
 
-// reread catches up with the decisions of others.
+// reread reads the decisions of other processes.
 func (l *decisionLog) reread(ctx context.Context) error {
 	end, err := l.log.Last(ctx)
 	if err != nil {
@@ -193,7 +193,7 @@ func (l *decisionLog) reread(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// Nobody else may have this attempt's number either.
+		// No other job may use this attempt's number.
 		if g, ok := body.(*events.GroupStarted); ok && g.Attempt >= l.attempt && r.Source != l.source {
 			return fmt.Errorf("attempt %d: %w (attempt %d of job %s)", l.attempt, ErrFenced, g.Attempt, g.Job)
 		}
@@ -202,7 +202,7 @@ func (l *decisionLog) reread(ctx context.Context) error {
 	return nil
 }
 
-// ends is the ID of the checkpoint that a decision ends, or empty.
+// ends returns the ID of the checkpoint that a decision ends, or "".
 func ends(b events.Body) string {
 	switch b := b.(type) {
 	case *events.CheckpointCommitted:
@@ -213,7 +213,7 @@ func ends(b events.Body) string {
 	return ""
 }
 
-// about is the ID of the checkpoint that a coordinator's decision is about.
+// about returns the ID of the checkpoint that a coordinator's decision concerns.
 func about(b events.Body) string {
 	switch b := b.(type) {
 	case *events.CheckpointBegun:

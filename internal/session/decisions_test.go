@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// lanes makes lanes of one trial in a log, as different trainers have them.
+// lanes returns lanes of one trial in a log, as different trainers have them.
 func lanes(t *testing.T) func(source string, attempt int) *decisionLog {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "store")
@@ -53,8 +53,8 @@ func starts(l *decisionLog, attempt int) events.Body {
 	return &events.GroupStarted{Attempt: attempt, Job: l.source, WorldSize: 1}
 }
 
-// A newer attempt fences an older one, whatever that one wants to decide, and
-// of two trainers that start the same attempt only one does.
+// A newer attempt fences an older one, whatever the older one decides. Of two
+// trainers that start the same attempt only one succeeds.
 func TestFencing(t *testing.T) {
 	open := lanes(t)
 	a, b := open("trainer/a", 0), open("trainer/b", 0)
@@ -75,7 +75,7 @@ func TestFencing(t *testing.T) {
 	decides(t, b, begins(2, "x.a2"), nil)
 }
 
-// A lane that does not end where this process believes it to is an error in the end.
+// A lane whose end this process never reaches is an error in the end.
 func TestDecideBehindTheLane(t *testing.T) {
 	open := lanes(t)
 	a := open("trainer/a", 0)
@@ -87,8 +87,8 @@ func TestDecideBehindTheLane(t *testing.T) {
 	decides(t, a, starts(a, 1), jetlog.ErrConflict)
 }
 
-// A decision of somebody else in between is taken note of; one that ends the
-// same checkpoint ends this one too.
+// Another process's decision in between is read. If it ends the same checkpoint,
+// it ends this decision too.
 func TestDecideAfterOthers(t *testing.T) {
 	open := lanes(t)
 	a := open("trainer/a", 0)
@@ -105,7 +105,7 @@ func TestDecideAfterOthers(t *testing.T) {
 	decides(t, user, &events.CheckpointAborted{Attempt: 1, Checkpoint: "y.a1"}, errEnded)
 }
 
-// A decision has a deadline of its own, and an end when its context ends.
+// A decision has its own deadline, and ends with its context.
 func TestDecideWithoutLog(t *testing.T) {
 	l := lanes(t)("trainer/a", 0)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -14,27 +14,27 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// handoff takes the reports of all ranks, one iteration at a time. Each rank
-// has a mailbox of capacity one and is held until the iteration is in the
-// log; so nothing that a rank did before its report returned can be lost, and
-// no rank runs ahead of the others. While the log does not answer, all ranks
-// together run ahead of it: see reports.
+// handoff collects the reports of all ranks, one iteration at a time. Each rank
+// has a mailbox of capacity one and blocks until the iteration is in the log, so
+// nothing that a rank did before its report returned is lost, and no rank runs
+// ahead of the others. While the log does not answer, all ranks together may run
+// ahead of it: see reports.
 type handoff struct {
 	attempt  int
 	limit    time.Duration // until all ranks have reported
 	now      func() time.Time
-	store    Store // whose silence the limit leaves out
+	store    Store // the limit excludes the time in which it does not answer
 	reports  *reports
-	boxes    []chan struct{} // a rank's holds a token while its report is not answered
-	in       chan delivery   // at most one of each rank: sending never blocks
+	boxes    []chan struct{} // a rank's box holds a token while its report is unanswered
+	in       chan delivery   // at most one per rank: sending never blocks
 	gone     chan int        // a rank whose process has ended, once: sending never blocks
-	left     map[int]bool    // ranks that were in gone or have finished; owned by the goroutine of run
-	words    []lastWord      // of each rank, under its box
+	left     map[int]bool    // ranks received from gone, or finished; owned by run's goroutine
+	words    []lastWord      // by rank, guarded by its box
 	finished chan int        // a rank that has returned without a last report, once: sending never blocks
-	over     chan struct{}   // closed when no report will be taken any more
+	over     chan struct{}   // closed when reports are no longer taken
 	why      error           // set before over is closed
 
-	stop func() string // what all ranks of an iteration are asked: to stop, to save and stop, or nothing
+	stop func() string // request to all ranks of an iteration: stop, save and stop, or none
 	step atomic.Int64  // of the newest iteration; -1 before the first
 
 	began time.Time
@@ -43,28 +43,28 @@ type handoff struct {
 type delivery struct {
 	client.Report
 	rank int
-	at   time.Time // when the rank reported: waiting for others is not its time
-	took *float64  // seconds, if the rank has measured them itself
+	at   time.Time // time of the report, so that waiting for other ranks is not counted
+	took *float64  // seconds, if the rank measured them itself
 	done chan reportAnswer
 }
 
-// reportAnswer is what a rank gets for its report.
+// reportAnswer is the reply to a rank's report.
 type reportAnswer struct {
 	stop string
 	err  error
 }
 
-// RefusedError says that the log does not take what this process has to say: no
-// fault of the ranks.
+// RefusedError reports that the log refused an event of this process. The ranks
+// are not at fault.
 type RefusedError struct{ Err error }
 
-// Unwrap returns why the log refused it.
+// Unwrap returns the log's reason.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Error returns the text of why.
+// Error returns the text of the log's reason.
 func (e *RefusedError) Error() string { return e.Err.Error() }
 
-// UnevenError says that some ranks have reported once more than others.
+// UnevenError reports that some ranks reported one more time than others.
 type UnevenError struct{ Reported, Ended []int }
 
 // Error names the ranks.
@@ -72,9 +72,9 @@ func (e *UnevenError) Error() string {
 	return fmt.Sprintf("ranks %v reported while ranks %v have ended: every rank must report the same number of times", e.Reported, e.Ended)
 }
 
-func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, say func(context.Context, ...events.Body) error) *handoff {
+func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, record func(context.Context, ...events.Body) error) *handoff {
 	h := &handoff{
-		attempt: attempt, limit: limit, now: now, reports: newReports(say, slog.New(slog.DiscardHandler)),
+		attempt: attempt, limit: limit, now: now, reports: newReports(record, slog.New(slog.DiscardHandler)),
 		in: make(chan delivery, world), gone: make(chan int, world),
 		left: map[int]bool{}, over: make(chan struct{}), stop: func() string { return "" },
 		words: make([]lastWord, world), finished: make(chan int, world),
@@ -87,12 +87,12 @@ func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, s
 	return h
 }
 
-// ended says, once, that a rank's process is gone. A report that it had
-// handed over still counts.
+// ended records that a rank's process is gone. It is called once per rank. A
+// report that the rank had handed over still counts.
 func (h *handoff) ended(rank int) { h.gone <- rank }
 
-// report hands over rank's report and blocks until the iteration is in the
-// log. stop is what the trainer asks of all ranks that reported it.
+// report hands over rank's report and blocks until the iteration is in the log.
+// stop is the trainer's request to all ranks of that iteration.
 func (h *handoff) report(ctx context.Context, rank int, r client.Report) (stop string, err error) {
 	took, err := ownTime(r.Metrics)
 	if err != nil {
@@ -107,7 +107,7 @@ func (h *handoff) report(ctx context.Context, rank int, r client.Report) (stop s
 	case a := <-d.done:
 		return a.stop, a.err
 	case <-h.over:
-		// The answer may have come in the same moment.
+		// The answer may have arrived at the same moment.
 		select {
 		case a := <-d.done:
 			return a.stop, a.err
@@ -119,22 +119,22 @@ func (h *handoff) report(ctx context.Context, rank int, r client.Report) (stop s
 	}
 }
 
-// answer ends a rank's report and lets its next one in.
+// answer ends a rank's report and admits its next one.
 func (h *handoff) answer(d delivery, stop string, err error) {
 	d.done <- reportAnswer{stop, err}
 	<-h.boxes[d.rank]
 }
 
-// run collects iterations until every rank has ended, and returns how many the
-// log has, or will have when the reports have settled. One that is refused for lack of space is an error of its reports
-// alone. Ranks that disagree on whether there is one more are an error
-// that names them.
+// run collects iterations until every rank has ended. It returns the number of
+// iterations that the log has, or will have when the reports have settled. An
+// iteration refused for lack of space fails only its own reports. If ranks
+// disagree on whether there is another iteration, the error names them.
 func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 	defer func() {
 		h.why = cmpErr(err, errors.New("the attempt is over: no report is taken any more"))
 		close(h.over)
 	}()
-	last := h.began // a report may be here before this goroutine
+	last := h.began // a report may have arrived before this goroutine started
 	for {
 		got, err := h.collect(ctx)
 		if err != nil || got == nil {
@@ -146,13 +146,13 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		stop := ""
 		if err == nil {
 			h.step.Store(got[0].Step)
-			stop = h.stop() // once, so that the ranks agree on the iteration
+			stop = h.stop() // called once, so that the ranks agree on the iteration
 		}
 		for _, d := range got {
 			h.answer(d, stop, err)
 		}
 		if errors.Is(err, syscall.ENOSPC) {
-			continue // the workers know; what they train is worth more than its metrics
+			continue // the workers have the error; their training is worth more than its metrics
 		}
 		if err != nil {
 			return iterations, &RefusedError{Err: err}
@@ -161,7 +161,8 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 	}
 }
 
-// collect waits for one report of each rank; nil when all ranks have ended.
+// collect waits for one report of each rank. It returns nil when all ranks have
+// ended.
 func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 	got := map[int]delivery{}
 	var limit <-chan struct{}
@@ -204,7 +205,7 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 			h.left[rank] = true
 		case rank := <-h.gone:
 			h.left[rank] = true
-			for len(h.in) > 0 { // a last report may be in front of the news: it counts
+			for len(h.in) > 0 { // a last report may be queued before its rank's end: it counts
 				take(<-h.in)
 			}
 		case err := <-h.reports.broke:
@@ -218,8 +219,8 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 	}
 }
 
-// count says which ranks have reported, which have ended without, and which
-// may still do either.
+// count returns the ranks that have reported, those that ended without a report,
+// and those that may still do either.
 func (h *handoff) count(got map[int]delivery) (reported, ended, silent []int) {
 	for rank := range h.boxes {
 		switch _, ok := got[rank]; {
@@ -234,7 +235,7 @@ func (h *handoff) count(got map[int]delivery) (reported, ended, silent []int) {
 	return reported, ended, silent
 }
 
-// merge makes the iteration's event: rank 0's metrics are the trial's, other
+// merge builds the iteration's event: rank 0's metrics are the trial's, and other
 // ranks are listed where they differ.
 func (h *handoff) merge(iteration int, got []delivery, took time.Duration) *events.Metrics {
 	m := &events.Metrics{

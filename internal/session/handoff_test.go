@@ -18,7 +18,7 @@ import (
 type desk struct {
 	*handoff
 	said []*events.Metrics
-	err  error // of saying
+	err  error // of appends
 	end  chan error
 	n    int
 }
@@ -39,8 +39,8 @@ func openDesk(ctx context.Context, world int) *desk {
 	return d
 }
 
-// reports starts rank's report after a while, and returns where its answer
-// goes.
+// reports starts rank's report after a while, and returns the channel of its
+// answer.
 func (d *desk) reports(t *testing.T, rank int, after time.Duration, step int64, metrics map[string]any) <-chan error {
 	out := make(chan error, 1)
 	go func() {
@@ -72,8 +72,8 @@ func answered(t *testing.T, answers ...<-chan error) {
 	}
 }
 
-// Every rank is held until all have reported; waiting is not a rank's own
-// time; metrics that differ from rank 0's are listed.
+// Every rank is held until all have reported. Waiting is not counted as a rank's
+// own time. Metrics that differ from rank 0's are listed.
 func TestHandoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openDesk(t.Context(), 3)
@@ -101,7 +101,7 @@ func TestHandoff(t *testing.T) {
 		}
 		if !reflect.DeepEqual(d.said, want) {
 			got, _ := json.Marshal(d.said)
-			t.Errorf("said %s", got)
+			t.Errorf("events: %s", got)
 		}
 		if _, err := d.report(t.Context(), 1, client.Report{}); err == nil || !strings.Contains(err.Error(), "the attempt is over") {
 			t.Errorf("a report after the end: %v", err)
@@ -109,14 +109,14 @@ func TestHandoff(t *testing.T) {
 	})
 }
 
-// All ranks of an iteration are asked the same, whenever the request comes.
+// All ranks of an iteration get the same request, whenever it comes.
 func TestHandoffAsksAllAlike(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openDesk(t.Context(), 3)
 		asked := 0
 		d.stop = func() string {
 			if asked++; asked > 1 {
-				return client.Preempt // as if it were asked for in this moment
+				return client.Preempt // as if requested at this moment
 			}
 			return ""
 		}
@@ -146,7 +146,7 @@ func TestHandoffAsksAllAlike(t *testing.T) {
 	})
 }
 
-// The time of an iteration is rank 0's own: from the moment it was let go.
+// The time of an iteration is rank 0's own, from the moment it was released.
 func TestHandoffTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openDesk(t.Context(), 2)
@@ -166,7 +166,7 @@ func TestHandoffTime(t *testing.T) {
 	})
 }
 
-// Whichever rank is silent, the others are let go by the deadline, which
+// When a rank stays silent, the others are released at the deadline, whose error
 // names it. The clock starts with the first report, not with the iteration.
 func TestHandoffDeadline(t *testing.T) {
 	for silent, says := range []string{"ranks [0] have not reported within 1m0s, while ranks [1 2] have", "ranks [1] have", "ranks [2] have"} {
@@ -216,8 +216,7 @@ func TestHandoffOfUnequalRanks(t *testing.T) {
 	}
 }
 
-// A report that was handed over counts, even if the news of the rank's end is
-// looked at first.
+// A report that was handed over counts, even if the rank's end is received first.
 func TestHandoffLateReport(t *testing.T) {
 	for range 50 {
 		synctest.Test(t, func(t *testing.T) {
@@ -239,14 +238,14 @@ func TestHandoffLateReport(t *testing.T) {
 	}
 }
 
-// A report that is not in the log was not taken.
+// A report that is not in the log fails.
 func TestHandoffWithoutLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openDesk(t.Context(), 1)
 		d.err = errors.New("no log")
 		answer := d.reports(t, 0, 0, 1, nil)
 		if err := <-answer; !errors.Is(err, d.err) {
-			t.Errorf("the rank was told %v", err)
+			t.Errorf("the rank's error: %v", err)
 		}
 		if err := <-d.end; !errors.Is(err, d.err) {
 			t.Errorf("the end is %v", err)
@@ -262,7 +261,7 @@ func TestHandoffCancelled(t *testing.T) {
 		waiting(t, "rank 0 has not reported", answer)
 		cancel()
 		if err := <-answer; !errors.Is(err, context.Canceled) {
-			t.Errorf("the rank was told %v", err)
+			t.Errorf("the rank's error: %v", err)
 		}
 		if err := <-d.end; !errors.Is(err, context.Canceled) {
 			t.Errorf("the end is %v", err)

@@ -17,26 +17,26 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// ImportBackend is what an attempt that imports says instead of the backend of
-// its workers.
+// ImportBackend is the backend name recorded for an importing attempt, which has
+// no workers.
 const ImportBackend = "import"
 
-// ImportConfig says what to import, and as what.
+// ImportConfig describes an import: its source and the resulting checkpoint.
 type ImportConfig struct {
 	Run   string
 	Trial string
 	Job   string // a UUID
 	Step  int64
 	From  *data.Foreign
-	// Sealed is imported instead of From: files that lie in the store already.
-	// Name is then that of the checkpoint.
+	// Sealed is imported instead of From: files that are already in the store.
+	// Name is then the checkpoint's.
 	Sealed  *data.Sealed
 	Name    string
 	InPlace bool     // adopt the files instead of copying them
-	Command []string // for the log
-	// Reap is that of a session's configuration.
+	Command []string // recorded in the log
+	// Reap is [Config.Reap].
 	Reap func(ctx context.Context, log *slog.Logger, jobs []string, env ...string) error
-	Read func(bytes int64) // told the size of each item that was copied; may be nil
+	Read func(bytes int64) // called with the size of each copied item; may be nil
 
 	Logger   *slog.Logger
 	Now      func() time.Time // default time.Now
@@ -44,20 +44,20 @@ type ImportConfig struct {
 	ExitCode func(error) int  // for job.ended; default 0 or 1
 }
 
-// Imported is a checkpoint that was imported.
+// Imported describes an imported checkpoint.
 type Imported struct {
 	Checkpoint string // ID
 	Attempt    int
-	Ranks      int   // that hold something
+	Ranks      int   // ranks that hold data
 	Bytes      int64 // of tensors and values
-	Written    int64 // of them, bytes that were copied: not adopted, nor there before
+	Written    int64 // of Bytes, those that were copied: neither adopted nor already present
 }
 
-// Import makes a checkpoint of another program one of a run: an ordinary job
-// with one attempt and one save, whose ranks are those of the other program.
-// The line of the run goes on with it; so parts of tensors that no file holds
-// are a [data.CorruptError]. The caller holds the run's lease. When
-// ctx ends, the save is aborted and what was copied is removed.
+// Import imports a checkpoint of another program into a run. It runs as an
+// ordinary job with one attempt and one save, whose ranks are those of the other
+// program. The run's line continues with the checkpoint, so parts of tensors that
+// no file holds are a [data.CorruptError]. The caller holds the run's lease. If
+// ctx ends, the save is aborted and the copied data is removed.
 func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error) {
 	if cfg.Sealed != nil {
 		cfg.From = cfg.Sealed.Foreign()
@@ -72,7 +72,8 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 	if cfg.Step < 0 {
 		return Imported{}, fmt.Errorf("import %s: %w: step %d is negative", cfg.From.Path(), ErrConfig, cfg.Step)
 	}
-	// Nobody could resume from it, and a lone rank's plan may have holes.
+	// A checkpoint with holes cannot be resumed from, and a lone rank's plan may
+	// have holes.
 	if holes := planner.Holes(m.Layout); len(holes) > 0 {
 		problem := holes[0].Error()
 		if len(holes) > 1 {
@@ -84,7 +85,7 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 	j := newJob(ctx, Config{
 		Run: cfg.Run, Trial: cfg.Trial, Job: cfg.Job, Nodes: OneNode(m.WorldSize),
 		Logger: cfg.Logger, Now: cfg.Now, NewID: cfg.NewID, Reap: cfg.Reap,
-		// A disk that is slower than this does not work.
+		// A disk slower than this is considered broken.
 		SaveTimeout: 10*time.Minute + time.Duration(bytes>>20)*time.Second/4,
 	}, store)
 	host, err := os.Hostname()
@@ -99,7 +100,7 @@ func Import(ctx context.Context, cfg ImportConfig, store Store) (Imported, error
 	}
 	im := &importer{Job: j, cfg: cfg}
 	err = im.run(ctx)
-	end := context.WithoutCancel(ctx) // as at the end of other jobs
+	end := context.WithoutCancel(ctx) // as at the end of any job
 	ended := &events.JobEnded{Job: cfg.Job}
 	if err != nil {
 		ended.ExitCode, ended.Reason = 1, err.Error()
@@ -120,7 +121,7 @@ type importer struct {
 	cfg     ImportConfig
 	attempt int
 	id      string // of the checkpoint
-	head    string // of the line before
+	head    string // newest checkpoint of the line before the import
 	written atomic.Int64
 }
 
@@ -146,7 +147,7 @@ func (im *importer) run(ctx context.Context) error {
 	if err != nil {
 		reason = err.Error()
 	}
-	// Each has a deadline of its own.
+	// Each of these has its own deadline.
 	after := context.WithoutCancel(ctx)
 	if stopped := im.Append(after, &events.GroupStopped{Attempt: im.attempt, Reason: reason}); stopped != nil {
 		return errors.Join(err, stopped)
@@ -173,8 +174,8 @@ func (im *importer) save(ctx context.Context, from uint64) error {
 	err := im.offer(ctx)
 	var reply client.WaitReply
 	if err == nil {
-		// Not ctx: a copy that is cut off fails its write, and the abort of
-		// the save says so in the log.
+		// Not ctx: an interrupted copy fails its write, and the abort of the save
+		// records that in the log.
 		reply, err = s.wait(work, im.id, im.cfg.From.Manifest().Ranks[0].Rank, client.Committed)
 	}
 	if err == nil && reply.State == client.Aborted {
@@ -199,7 +200,7 @@ func (im *importer) save(ctx context.Context, from uint64) error {
 	}
 }
 
-// offer says what every rank saves, and that its bytes are there.
+// offer appends every rank's plan and seal.
 func (im *importer) offer(ctx context.Context) error {
 	items := im.cfg.From.Items
 	if !im.cfg.InPlace && im.cfg.Sealed == nil {
@@ -220,11 +221,11 @@ func (im *importer) ref() checkpoint.Ref {
 	return checkpoint.RefOf(im.Job.cfg.Run, im.Job.cfg.Trial, im.id)
 }
 
-// put copies or adopts what the global plan wants of one rank.
+// put copies or adopts one rank's part of the global plan.
 func (im *importer) put(ctx context.Context, s *saver, c planner.Write) (data.Written, error) {
 	w := im.store.Data.Writer(s.ref(c.Checkpoint))
 	if !im.cfg.InPlace && len(s.basesOf(ctx, c.Checkpoint)) > 0 {
-		w = s.reusing(ctx, c.Checkpoint) // which reads more than once
+		w = s.reusing(ctx, c.Checkpoint) // reads the source more than once
 	}
 	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
 		return data.Written{}, err
@@ -238,7 +239,7 @@ func (im *importer) put(ctx context.Context, s *saver, c planner.Write) (data.Wr
 	return got, err
 }
 
-// toldSource tells of each item once, however often it is read.
+// toldSource reports each item once, however often it is read.
 type toldSource struct {
 	data.Source
 	read func(bytes int64) // may be nil

@@ -18,8 +18,8 @@ import (
 
 // Job is one job's hold on its trial, on one node. It appends the facts and
 // decisions of the job, owns the shared memory of its ranks, and ends the saves
-// that earlier attempts left open. It exists apart from [Group] because it lives
-// longer: each attempt of the job has a group of its own.
+// that earlier attempts left open. It is separate from [Group] because it lives
+// longer: each attempt of the job has its own group.
 type Job struct {
 	cfg       Config
 	store     Store
@@ -30,9 +30,9 @@ type Job struct {
 	runtime   string // directory of this job's sockets
 }
 
-// NewJob returns the hold of a job on its trial. The caller holds the run's
-// lease. All that the job says and asks waits for a log that does not answer or
-// has no room; after ctx has ended, it waits for a bounded time.
+// NewJob returns a job's hold on its trial. The caller holds the run's lease. All
+// appends and queries of the job wait for a log that does not answer or has no
+// room; once ctx has ended, they wait for a bounded time.
 func NewJob(ctx context.Context, cfg Config, store Store) *Job {
 	j := newJob(ctx, cfg, store)
 	j.store = j.store.untilRoom()
@@ -49,10 +49,10 @@ func newJob(ctx context.Context, cfg Config, store Store) *Job {
 	return j
 }
 
-// Store returns the store of the job, whose calls wait as [NewJob] says.
+// Store returns the job's store, whose calls wait as described at [NewJob].
 func (j *Job) Store() Store { return j.store }
 
-// Open makes the directory of the job's sockets and takes its shared memory.
+// Open creates the job's socket directory and takes its shared memory.
 func (j *Job) Open() (err error) {
 	j.runtime = filepath.Join(j.store.Runtime, "job-"+j.cfg.Job[len(j.cfg.Job)-8:])
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
@@ -64,10 +64,9 @@ func (j *Job) Open() (err error) {
 	return nil
 }
 
-// Close gives back what Open has taken, when the job has ended with err, and
-// returns err with its own errors. A writer that hangs may wake up and read what
-// it has to write: its memory is left to the end of the process, and to the next
-// trainer.
+// Close releases what Open took, after the job has ended with err. It returns err
+// joined with its own errors. A hung writer may wake up and read its source, so
+// its memory is kept until the process ends, for the next trainer.
 func (j *Job) Close(err error) error {
 	if !errors.Is(err, ErrStuck) {
 		err = errors.Join(err, j.arenas.Close())
@@ -75,9 +74,9 @@ func (j *Job) Close(err error) error {
 	return errors.Join(err, os.RemoveAll(j.runtime))
 }
 
-// OpenTrial finds or creates the trial, and brings to an end what an earlier
-// trainer has left open. noted gets the sequence of each decision of the trial
-// that the job makes or finds made by others; it may be nil.
+// OpenTrial finds or creates the trial and ends the saves that an earlier trainer
+// left open. noted receives the sequence of each decision of the trial, by this
+// job or others; it may be nil.
 func (j *Job) OpenTrial(ctx context.Context, noted func(seq uint64)) (projections.Trial, error) {
 	trial, err := j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial)
 	created := err == nil
@@ -97,9 +96,9 @@ func (j *Job) OpenTrial(ctx context.Context, noted func(seq uint64)) (projection
 	return j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial)
 }
 
-// StartAttempt opens an attempt by its group.started, and returns the sequence
-// of that. What the job decides from now on is refused once a newer attempt has
-// been started: see [ErrFenced].
+// StartAttempt opens an attempt by appending its group.started, and returns that
+// event's sequence. Once a newer attempt has started, the log refuses the job's
+// decisions: see [ErrFenced].
 func (j *Job) StartAttempt(ctx context.Context, started *events.GroupStarted) (uint64, error) {
 	j.decisions.attempt = started.Attempt
 	r, err := j.decisions.decide(ctx, started)
@@ -107,25 +106,24 @@ func (j *Job) StartAttempt(ctx context.Context, started *events.GroupStarted) (u
 }
 
 // Decide appends a decision about the trial. It returns ErrFenced if a newer
-// attempt has been started. It must not be called before OpenTrial.
+// attempt has started. Call it only after OpenTrial.
 func (j *Job) Decide(ctx context.Context, body events.Body) error {
 	_, err := j.decisions.decide(ctx, body)
 	return err
 }
 
-// Append appends facts of this node about the trial. They are durable on return.
+// Append appends this node's facts about the trial, durably.
 func (j *Job) Append(ctx context.Context, bodies ...events.Body) error {
-	return j.writer.say(ctx, bodies...)
+	return j.writer.record(ctx, bodies...)
 }
 
-// AppendOfRun appends facts of this node about the run. They are durable on
-// return.
+// AppendOfRun appends this node's facts about the run, durably.
 func (j *Job) AppendOfRun(ctx context.Context, bodies ...events.Body) error {
-	return j.writer.sayAs(ctx, events.None, j.writer.node, bodies...)
+	return j.writer.recordAs(ctx, events.None, j.writer.node, bodies...)
 }
 
-// AppendOfRunNow is AppendOfRun without waiting for room. It returns the facts
-// as they were recorded.
+// AppendOfRunNow is AppendOfRun without waiting for room. It returns the recorded
+// facts.
 func (j *Job) AppendOfRunNow(ctx context.Context, bodies ...events.Body) ([]events.Recorded, error) {
 	facts, err := j.writer.facts(events.None, j.writer.node, bodies)
 	if err != nil {
@@ -142,20 +140,20 @@ func (j *Job) AppendOfRunNow(ctx context.Context, bodies ...events.Body) ([]even
 	return out, nil
 }
 
-// Hurry ends the job's patience with its log, because of why: calls that are not
-// answered now share one deadline.
+// Hurry ends the job's patience with its log, because of why: from now on
+// unanswered calls share one deadline.
 func (j *Job) Hurry(why error) {
 	if j.store.words != nil {
 		j.store.words.tell(why)
 	}
 }
 
-// KeepStaged keeps what the slots that a dead trainer left hold of a checkpoint,
-// and frees the others.
+// KeepStaged keeps a checkpoint's data in the slots that a dead trainer left, and
+// frees the other slots.
 func (j *Job) KeepStaged(checkpoint string) error { return j.arenas.KeepLeft(checkpoint, j.log) }
 
-// Staged returns the ranks whose bytes of a checkpoint the slots of this node
-// hold.
+// Staged returns the ranks whose part of a checkpoint is in the slots of this
+// node.
 func (j *Job) Staged(checkpoint string) (ranks []int) {
 	copies, release := j.arenas.Hold(checkpoint)
 	defer release()
@@ -165,11 +163,11 @@ func (j *Job) Staged(checkpoint string) (ranks []int) {
 	return ranks
 }
 
-// earlierAttempts is how many attempts back processes are looked for.
+// earlierAttempts is the number of past attempts whose processes are looked for.
 const earlierAttempts = 10
 
-// ReapEarlier kills what earlier jobs of the trial have left: their guard may
-// have been killed with their trainer, or be still at work.
+// ReapEarlier kills the processes that earlier jobs of the trial left behind:
+// their guard may have been killed with their trainer, or may still be at work.
 func (j *Job) ReapEarlier(ctx context.Context) error {
 	attempts, err := j.store.Views.Attempts(ctx, j.cfg.Run, j.cfg.Trial)
 	if err != nil && !errors.Is(err, projections.ErrNotFound) {
@@ -186,13 +184,13 @@ func (j *Job) ReapEarlier(ctx context.Context) error {
 		return nil
 	}
 	if j.cfg.Reap == nil {
-		return fmt.Errorf("%w: end what earlier jobs of the run have left: no Reap is configured", ErrConfig)
+		return fmt.Errorf("%w: kill processes of earlier jobs of the run: no Reap is configured", ErrConfig)
 	}
-	// The log names them, and a client that can append to it can name a live job: of another
-	// store or run, or of the store that this one is a copy of.
+	// The jobs come from the log, and a client with append access can name a live
+	// job of another store or run, or of the store that this one is a copy of.
 	own := []string{client.EnvStoreID + "=" + j.store.ID, client.EnvRun + "=" + j.cfg.Run, client.EnvTrial + "=" + j.cfg.Trial}
 	if err := j.cfg.Reap(ctx, j.log, jobs, own...); err != nil {
-		return fmt.Errorf("end what earlier jobs of the run have left: %w", err)
+		return fmt.Errorf("kill processes of earlier jobs of the run: %w", err)
 	}
 	return nil
 }

@@ -8,22 +8,22 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// Metrics that a report gives a meaning, as those of Ray's function API.
+// Metrics with a meaning of their own, as in Ray's function API.
 const (
-	metricDuplicate    = "__duplicate__"    // true: the rank has returned without saying that it is done; no iteration
-	metricTimeThisIter = "time_this_iter_s" // seconds of the rank's own work, instead of the trainer's measure
+	metricDuplicate    = "__duplicate__"    // true: the rank has returned without a last report; not an iteration
+	metricTimeThisIter = "time_this_iter_s" // seconds of the rank's own work, in place of the trainer's measurement
 )
 
-// alreadyDone refuses what comes after a rank's last report.
+// alreadyDone refuses requests after a rank's last report.
 func alreadyDone(rank int, at int64) error {
-	return problem.Errorf(problem.Conflict, "already done: rank %d said with step %d that it has finished, and no report of it is taken any more", rank, at)
+	return problem.Errorf(problem.Conflict, "already done: rank %d finished with step %d; it cannot report again", rank, at)
 }
 
-// isMarker reports whether a report only says that a rank has returned.
+// isMarker reports whether a report only records that a rank has returned.
 func isMarker(r client.Report) bool { return r.Metrics[metricDuplicate] == true }
 
-// ownTime takes the time that a rank has measured out of its metrics; nil if
-// it says none. With it among them, no two ranks would report alike.
+// ownTime removes the rank's own time measurement from its metrics and returns
+// it, or nil if there is none. Left in, it would make every rank's report differ.
 func ownTime(metrics map[string]any) (*float64, error) {
 	said, has := metrics[metricTimeThisIter]
 	if !has {
@@ -37,17 +37,17 @@ func ownTime(metrics map[string]any) (*float64, error) {
 	return &seconds, nil
 }
 
-// lastWord is a rank's last report. It is used under the rank's mailbox.
+// lastWord is a rank's last report, guarded by the rank's mailbox.
 type lastWord struct {
 	said bool
 	step int64
 }
 
-// enter takes a rank's mailbox for a report. It refuses what comes after the
-// rank's last one. A marker does not count: it is no iteration, needs no
-// mailbox, and the rank has ended as if its process had.
+// enter takes a rank's mailbox for a report. It refuses reports after the rank's
+// last one. A marker does not count as an iteration and needs no mailbox: the
+// rank has ended as if its process had.
 func (h *handoff) enter(ctx context.Context, rank int, r client.Report) (counts bool, err error) {
-	select { // even when all is over, to say why
+	select { // even after the end, to return the reason
 	case h.boxes[rank] <- struct{}{}:
 	default:
 		select {
@@ -73,8 +73,8 @@ func (h *handoff) enter(ctx context.Context, rank int, r client.Report) (counts 
 	return false, err
 }
 
-// finishedAll reports whether every rank has made its last report, and none is
-// being answered.
+// finishedAll reports whether every rank has made its last report and all reports
+// are answered.
 func (h *handoff) finishedAll() bool {
 	for rank := range h.words {
 		select {
@@ -91,7 +91,7 @@ func (h *handoff) finishedAll() bool {
 	return true
 }
 
-// leave takes out the ranks whose last report was taken.
+// leave removes the ranks whose last report was taken.
 func (h *handoff) leave(got []delivery) {
 	for rank, d := range got {
 		if d.Done {

@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem/system"
 )
 
-// wantRefused holds an error to be a refusal with a status and a text.
+// wantRefused checks that an error is a refusal with a status and a text.
 func wantRefused(t *testing.T, err error, status int, says string) {
 	t.Helper()
 	if system.KindOf(err).Status() != status || !strings.Contains(err.Error(), says) {
@@ -20,8 +20,8 @@ func wantRefused(t *testing.T, err error, status int, says string) {
 	}
 }
 
-// The last report of a rank is an iteration, and nothing after it is taken:
-// neither while others go on, nor when all is over.
+// The last report of a rank is an iteration, and later reports are refused: while
+// others continue and after the end.
 func TestLastReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openDesk(t.Context(), 2)
@@ -34,19 +34,19 @@ func TestLastReport(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// Both are done, so no process has to end for this to be over.
+		// Both are done, so the end needs no process to exit.
 		if err := <-d.end; err != nil || d.n != 1 || len(d.said) != 1 {
 			t.Fatalf("%d iterations, %d in the log, %v", d.n, len(d.said), err)
 		}
 		for range 50 { // whichever is ready first
-			wantRefused(t, d.handed(t.Context(), 1, client.Report{Step: 10}), http.StatusConflict, "already done: rank 1 said with step 9")
+			wantRefused(t, d.handed(t.Context(), 1, client.Report{Step: 10}), http.StatusConflict, "already done: rank 1 finished with step 9")
 		}
 		d.ended(0)
 		d.ended(1)
 	})
 }
 
-// A rank that is done while another goes on has ended for it.
+// For other ranks, a rank that is done has ended.
 func TestLastReportOfOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openDesk(t.Context(), 2)
@@ -65,7 +65,7 @@ func TestLastReportOfOne(t *testing.T) {
 	})
 }
 
-// The marker is no iteration, and needs no other rank.
+// The marker is not an iteration and needs no other rank.
 func TestDuplicateMarker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openDesk(t.Context(), 2)
@@ -80,8 +80,8 @@ func TestDuplicateMarker(t *testing.T) {
 	})
 }
 
-// The time that a rank has measured wins over the trainer's measure, and does
-// not make the ranks differ.
+// A rank's own time measurement overrides the trainer's, and does not make the
+// ranks differ.
 func TestOwnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openDesk(t.Context(), 2)
@@ -105,7 +105,7 @@ func TestOwnTime(t *testing.T) {
 	})
 }
 
-// handed is a report whose answer is only whether it was taken.
+// handed hands over a report and returns only its error.
 func (d *desk) handed(ctx context.Context, rank int, r client.Report) error {
 	_, err := d.report(ctx, rank, r)
 	return err

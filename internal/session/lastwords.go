@@ -12,32 +12,31 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// LastWordsTimeout bounds how long a job that was told to end waits for a log
-// that does not answer: over all that it still has to say, not each time anew.
+// LastWordsTimeout bounds how long an ending job waits for a log that does not
+// answer: in total, not per call.
 const LastWordsTimeout = 30 * time.Second
 
-// Pauses between the attempts of a call that nobody answers. Each attempt has a
-// deadline of its own in the log.
+// Pauses between retries of an unanswered call. Each try has its own deadline in
+// the log.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 2 * time.Second
 )
 
-// ErrUnserved says that the log did not answer a job that was told to end.
-var ErrUnserved = fmt.Errorf("nobody served the log in the last %v of the job; what it still had to say is found out by the next one", LastWordsTimeout)
+// ErrUnserved reports that the log did not answer an ending job.
+var ErrUnserved = fmt.Errorf("the log did not answer in the last %v of the job; the next job records what is missing", LastWordsTimeout)
 
-// lastWords is the log of a job. A log that does not answer, because its owner
-// is paused, its disk slow or full, or its cluster without a leader, fails no
-// call: it is made again until it is answered or refused, or its own context
-// ends. Nothing that the job has said is lost meanwhile, and nothing that it
-// decides takes effect.
+// lastWords is the log of a job. It retries a call that the log does not answer,
+// because its owner is paused, its disk is slow or full, or its cluster has no
+// leader. The retries end when the call is answered or refused, or its context
+// ends. No event of the job is lost meanwhile, and none of its decisions takes
+// effect.
 //
-// Once the job was told to end, the calls that are not answered share one
-// deadline; the context of a call alone may have none, because what happened is
-// told also when the job has to end.
+// Once the job must end, unanswered calls share one deadline. The context of a
+// call may have none, because events are recorded even when the job must end.
 type lastWords struct {
 	Log
-	job  context.Context // ends when the job has to
+	job  context.Context // ends when the job must end
 	tell context.CancelCauseFunc
 
 	unserved func(error) bool // Store.Unserved
@@ -47,11 +46,11 @@ type lastWords struct {
 
 	roomy  bool          // calls wait for room
 	room   roomMeter     // of those that do
-	noRoom chan struct{} // closed when none waits any more
+	noRoom chan struct{} // closed when calls stop waiting for room
 
 	mu     sync.Mutex
 	left   time.Duration
-	silent time.Time // since when nobody answers; zero: they do
+	silent time.Time // start of the silence; zero: the log answers
 }
 
 func newLastWords(job context.Context, log Log) *lastWords {
@@ -63,7 +62,7 @@ func newLastWords(job context.Context, log Log) *lastWords {
 	return l
 }
 
-// patiently makes the job's calls of log and views wait for whoever serves them.
+// patiently makes the job's calls of log and views wait for the log's server.
 func (s Store) patiently(job context.Context, log *slog.Logger) Store {
 	words := newLastWords(job, s.Log)
 	if words.log = log; log == nil {
@@ -79,7 +78,7 @@ func (s Store) patiently(job context.Context, log *slog.Logger) Store {
 	return s
 }
 
-// within makes one call of the log.
+// within runs one call of the log, bounded by ctx and by the job's end.
 func (l *lastWords) within(ctx context.Context, call func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -101,7 +100,7 @@ func (l *lastWords) within(ctx context.Context, call func(context.Context) error
 	}
 	switch {
 	case err == nil:
-		l.left = LastWordsTimeout // it is served
+		l.left = LastWordsTimeout // the log answers
 	case errors.Is(context.Cause(ctx), ErrUnserved):
 		err = errors.Join(ErrUnserved, err)
 	case ctx.Err() == nil && !l.conflict(err):
@@ -110,12 +109,12 @@ func (l *lastWords) within(ctx context.Context, call func(context.Context) error
 	return err
 }
 
-// asked is within for calls that have nothing to do while there is no room.
+// asked is within for calls that do nothing while there is no room.
 func (l *lastWords) asked(ctx context.Context, call func(context.Context) error) error {
 	return l.forRoom(ctx, func() error { return l.within(ctx, call) })
 }
 
-// insist makes a call until it is answered or refused, or ctx ends.
+// insist repeats a call until it is answered or refused, or ctx ends.
 func (l *lastWords) insist(ctx context.Context, call func(context.Context) error) error {
 	l.quiet.begin()
 	defer l.quiet.end()
@@ -141,13 +140,13 @@ func (l *lastWords) insist(ctx context.Context, call func(context.Context) error
 	}
 }
 
-// unanswered says once that nobody answers.
+// unanswered logs the start of a silence once.
 func (l *lastWords) unanswered(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.silent.IsZero() {
 		l.silent = time.Now()
-		l.log.Warn("log does not answer; the job goes on and retries", "error", why)
+		l.log.Warn("log does not answer; retrying", "error", why)
 	}
 }
 
@@ -161,7 +160,7 @@ func (l *lastWords) answered() {
 	}
 }
 
-// Append implements Log. It does not wait for room: who says something does.
+// Append implements Log. It does not wait for room: eventWriter does.
 func (l *lastWords) Append(ctx context.Context, facts ...events.Fact) (seqs []uint64, err error) {
 	err = l.within(ctx, func(ctx context.Context) error {
 		seqs, err = l.Log.Append(ctx, facts...)
@@ -207,7 +206,7 @@ func (l *lastWords) ReadLane(ctx context.Context, of events.Aggregate, from, unt
 	return unsaidAfter(ctx, l.Log.ReadLane(ctx, of, from, until))
 }
 
-// unsaidAfter marks the error of a reading that ended before ctx did.
+// unsaidAfter marks the error of a read that ended before ctx did.
 func unsaidAfter(ctx context.Context, all iter.Seq2[events.Recorded, error]) iter.Seq2[events.Recorded, error] {
 	return func(yield func(events.Recorded, error) bool) {
 		for r, err := range all {

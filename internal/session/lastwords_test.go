@@ -25,7 +25,7 @@ func (u *unserved) Append(ctx context.Context, _ ...events.Fact) ([]uint64, erro
 	return nil, ctx.Err()
 }
 
-// All that a job says after it was told to end waits for its log once.
+// All appends of a job that must end share one wait for its log.
 func TestLastWords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		job, end := context.WithCancel(t.Context())
@@ -45,7 +45,7 @@ func TestLastWords(t *testing.T) {
 		says(time.Hour + LastWordsTimeout)
 		says(time.Hour + LastWordsTimeout)
 		says(time.Hour + LastWordsTimeout)
-		// A log that answers again has all its time again.
+		// A log that answers again gets the full time again.
 		u.served = true
 		l.left = time.Second
 		if _, err := l.Append(t.Context()); err != nil {

@@ -9,11 +9,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
-// readsSlots is the first version of the protocol in which a load may name
-// several files.
+// readsSlots is the first protocol version in which a load may name several
+// files.
 const readsSlots = 3
 
-// newLoader makes the loader of an attempt.
+// newLoader returns the loader of an attempt.
 func (j *Job) newLoader(g *Group) *restore.Loader {
 	return restore.New(restore.Config{
 		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.Number, World: j.cfg.World(), Resume: g.Resume,
@@ -22,7 +22,7 @@ func (j *Job) newLoader(g *Group) *restore.Loader {
 	})
 }
 
-// loads tells the log what becomes of loads.
+// loads appends the events of loads to the log.
 type loads struct{ decisions *decisionLog }
 
 // Begun implements [restore.Log].
@@ -34,7 +34,7 @@ func (l loads) Begun(ctx context.Context, b *events.RestoreBegun) error {
 // Failed implements [restore.Log].
 func (l loads) Failed(ctx context.Context, b *events.RestoreFailed) error {
 	b.Error = Beginning(b.Error, MaxMessage)
-	return l.decisions.say(ctx, b)
+	return l.decisions.record(ctx, b)
 }
 
 // Completed implements [restore.Log]: the facts of all ranks are one batch.
@@ -65,8 +65,8 @@ func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (any, e
 	return s.loader.Load(ctx, s.rank, ranks, req, s.protocol.Load() >= readsSlots, s.cfg.Collective)
 }
 
-// onLoaded takes back what a worker was lent, and answers when all that verify what they
-// have copied have said what they have found.
+// onLoaded releases the memory that a worker was lent. It answers when all ranks
+// that verify their copies have reported the results.
 func (s *rankServer) onLoaded(ctx context.Context, req client.LoadedRequest) (struct{}, error) {
 	req.Damaged, req.Failed = Beginning(req.Damaged, MaxMessage), Beginning(req.Failed, MaxMessage)
 	return struct{}{}, s.loader.Loaded(ctx, s.rank, req, s.cfg.Collective)

@@ -10,8 +10,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/rpc"
 )
 
-// A sender waits while the other rank has too much to receive, until it has
-// received some, is gone, or the sender gives up.
+// A sender waits while the other rank's mailbox is full, until that rank
+// receives, is gone, or the sender's context ends.
 func TestSenderWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m messages
@@ -59,7 +59,7 @@ func TestSenderWaits(t *testing.T) {
 	})
 }
 
-// Who was gone before the first message is gone for it too.
+// A rank that was gone before the first message is gone for it too.
 func TestGoneBeforeMessages(t *testing.T) {
 	var m messages
 	m.gone(1)

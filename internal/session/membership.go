@@ -12,18 +12,18 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// membership tracks whether the session is over. It refuses the requests of all
-// ranks then, and those of a rank that left.
+// membership tracks whether the session is over. Once it is, all requests are
+// refused; the requests of a rank that left are refused as well.
 type membership struct {
 	ended atomic.Pointer[error]
 }
 
-// afterwards are the requests that are still answered when a session is over:
-// the news of what was saved, and the giving back.
+// afterwards are the requests that are still answered after the session: asking
+// for the state of a save, and releasing memory.
 var afterwards = []string{"wait", "loaded", "leave"}
 
-// Refuse refuses all requests from now on, but those that ask what was saved and
-// those that give back memory. why says how the session ended, if it is not empty.
+// Refuse refuses all requests from now on, except those that ask for the state of
+// a save or release memory. why, if not empty, is the reason in the refusals.
 func (p *membership) Refuse(why string) {
 	err := errors.New("the session is over")
 	if why != "" {
@@ -32,22 +32,22 @@ func (p *membership) Refuse(why string) {
 	p.ended.Store(&err)
 }
 
-// admit refuses a request of a rank that takes no part any more.
+// admit refuses a request of a rank that has left.
 func (s *rankServer) admit(op string) error {
 	if slices.Contains(afterwards, op) {
 		return nil
 	}
 	if s.left.Load() {
-		return problem.Errorf(problem.Gone, "rank %d has left attempt %d: join again to go on", s.rank, s.Number)
+		return problem.Errorf(problem.Gone, "rank %d has left attempt %d: join again to continue", s.rank, s.Number)
 	}
 	if why := s.ended.Load(); why != nil {
-		return problem.Errorf(problem.Gone, "rank %d of attempt %d: %w: join again to go on", s.rank, s.Number, *why)
+		return problem.Errorf(problem.Gone, "rank %d of attempt %d: %w: join again to continue", s.rank, s.Number, *why)
 	}
 	return nil
 }
 
-// onLeave takes a rank's word that it takes no part any more. What it has sealed
-// is in the log when it is answered. To a trainer it means nothing.
+// onLeave handles a rank's announcement that it leaves. The rank's seals are in
+// the log when it gets the reply. A trainer does nothing else with it.
 func (s *rankServer) onLeave(ctx context.Context, _ struct{}) (struct{}, error) {
 	if s.Leave == nil {
 		return struct{}{}, nil
@@ -62,7 +62,7 @@ func (s *rankServer) onLeave(ctx context.Context, _ struct{}) (struct{}, error) 
 	return struct{}{}, err
 }
 
-// held blocks a hello until training has started, if the backend wants that.
+// held blocks a hello until training has started, if the backend requires that.
 func (g *Group) held(ctx context.Context) error {
 	var begun <-chan struct{}
 	if g.Hooks != nil {
@@ -79,7 +79,7 @@ func (g *Group) held(ctx context.Context) error {
 	case <-g.work.Done():
 		return problem.Errorf(problem.Gone, "the attempt is over before training has started")
 	case <-timer.C:
-		return problem.Errorf(problem.Conflict, "the backend lets nobody start before all %d ranks have said hello, and they have not within %v: every rank must connect to the trainer", g.cfg.World(), g.cfg.Collective)
+		return problem.Errorf(problem.Conflict, "the backend starts no rank before all %d ranks have connected, and they have not within %v: every rank must connect to the trainer", g.cfg.World(), g.cfg.Collective)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -93,14 +93,14 @@ func (g *Group) fetch(metrics map[string]any) (map[string]any, error) {
 	return g.Hooks.Fetch(metrics)
 }
 
-// listens notes that a rank reports, or asks whether to stop.
+// listens records that a rank reports, or polls for stop requests.
 func (g *Group) listens() {
 	if g.Orders != nil {
 		g.Orders.Listens()
 	}
 }
 
-// onShouldStop answers one rank. The ranks agree by asking through one of them.
+// onShouldStop answers one rank. The ranks agree because only one of them asks.
 func (s *rankServer) onShouldStop(context.Context, struct{}) (client.StopReply, error) {
 	if s.Orders == nil {
 		return client.StopReply{}, nil
@@ -109,7 +109,8 @@ func (s *rankServer) onShouldStop(context.Context, struct{}) (client.StopReply, 
 	return client.StopReply{Stop: s.Orders.Tell()}, nil
 }
 
-// onHoldSignals blocks until the rank is to release the signals that it holds back.
+// onHoldSignals blocks until the rank must release the signals that it holds
+// back.
 func (s *rankServer) onHoldSignals(ctx context.Context, r client.HoldSignals) (struct{}, error) {
 	if s.Signals == nil {
 		<-ctx.Done()
@@ -118,8 +119,9 @@ func (s *rankServer) onHoldSignals(ctx context.Context, r client.HoldSignals) (s
 	return struct{}{}, s.Signals.Hold(ctx, s.rank, r.Signals)
 }
 
-// onReleaseSignals takes the word of a worker that it holds some signals back no
-// more, because its script has handlers of its own, or none, because it was asked.
+// onReleaseSignals handles a worker's notice that it no longer holds back some
+// signals: its script installed its own handlers, or the worker was asked to
+// release them.
 func (s *rankServer) onReleaseSignals(_ context.Context, r client.HoldSignals) (struct{}, error) {
 	switch {
 	case s.Signals == nil:
@@ -131,7 +133,7 @@ func (s *rankServer) onReleaseSignals(_ context.Context, r client.HoldSignals) (
 	return struct{}{}, nil
 }
 
-// onSignaled answers a worker that got a signal which it holds back.
+// onSignaled answers a worker that received a signal which it holds back.
 func (s *rankServer) onSignaled(_ context.Context, r client.Signaled) (client.SignaledReply, error) {
 	if r.Signal != "SIGTERM" && r.Signal != "SIGUSR1" {
 		return client.SignaledReply{}, badRequest("signal %q: want SIGTERM or SIGUSR1", r.Signal)

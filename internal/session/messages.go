@@ -16,8 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/rpc"
 )
 
-// messages are those among the ranks of an attempt, and what the ranks leave for
-// each other in a store. Nothing is made until a rank uses it.
+// messages holds the messages among the ranks of an attempt, and the ranks'
+// key-value store. Nothing is allocated until a rank uses it.
 type messages struct {
 	mu    sync.Mutex
 	ended []int      // ranks that were gone before there were boxes
@@ -30,15 +30,15 @@ type messages struct {
 // mailbox is one rank's part of the messages.
 type mailbox struct {
 	by   rpc.Messenger
-	room *semaphore.Weighted // for the bytes of what it has not received
+	room *semaphore.Weighted // for the bytes of messages not yet received
 	life context.Context     // ends when it is gone
 	end  context.CancelCauseFunc
 	turn chan struct{} // full while a request receives
 	seq  uint64        // of the last message that was received
-	last rpc.Message   // which is sent again to who has not got it
+	last rpc.Message   // resent to a receiver that has not got it
 }
 
-// open gives the mailbox of each rank.
+// open returns the mailbox of each rank.
 func (m *messages) open(world int) []*mailbox {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -57,7 +57,7 @@ func (m *messages) open(world int) []*mailbox {
 	return m.boxes
 }
 
-// gone says that a rank's process has ended: nothing more comes from it.
+// gone records that a rank's process has ended and sends nothing more.
 func (m *messages) gone(rank int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,10 +70,10 @@ func (m *messages) gone(rank int) {
 
 func (b *mailbox) close() {
 	b.end(rpc.ErrGone)
-	_ = b.by.Close() // that of a switch has no error
+	_ = b.by.Close() // closing a switch's messenger never fails
 }
 
-// put sends a message of a rank to this one. It waits while there is no room.
+// put sends a message of another rank to this one. It waits for room.
 func (b *mailbox) put(ctx context.Context, from *mailbox, body []byte) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -88,11 +88,12 @@ func (b *mailbox) put(ctx context.Context, from *mailbox, body []byte) error {
 	return err
 }
 
-// errOutOfTurn says that a request wants another message than the next or last.
+// errOutOfTurn reports a request for a message that is neither the next nor the
+// last one.
 var errOutOfTurn = errors.New("is not the next one")
 
-// get is message seq of a rank, counted from 1: the next one, or the last one
-// again.
+// get returns message seq of a rank, counted from 1: the next one, or the last
+// one again.
 func (b *mailbox) get(ctx context.Context, seq uint64) (rpc.Message, error) {
 	select {
 	case b.turn <- struct{}{}:
@@ -115,7 +116,7 @@ func (b *mailbox) get(ctx context.Context, seq uint64) (rpc.Message, error) {
 	return got, nil
 }
 
-// serveMessages adds the requests of messages and the store.
+// serveMessages registers the requests of messages and the store.
 func (s *rankServer) serveMessages(mux *http.ServeMux) {
 	mux.Handle("POST /v1/send", http.MaxBytesHandler(s.raw(s.onSend), client.MaxMessage))
 	mux.HandleFunc("POST /v1/recv", func(w http.ResponseWriter, r *http.Request) {
@@ -135,8 +136,8 @@ func (s *rankServer) serveMessages(mux *http.ServeMux) {
 	mux.Handle("POST /v1/get", handle(s, s.onGet))
 }
 
-// limited is a request's context that also ends with the attempt and, unless it
-// is 0, after the limit.
+// limited returns a request's context that also ends with the attempt and, unless
+// limit is 0, after limit.
 func (s *rankServer) limited(ctx context.Context, limit time.Duration) (context.Context, func()) {
 	ctx, end := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(s.work, func() { end(errOver) })
@@ -156,9 +157,9 @@ func (s *rankServer) limited(ctx context.Context, limit time.Duration) (context.
 
 var errOver = errors.New("the attempt is over")
 
-// over is the refusal of a rank whose messages have ended.
+// over returns the refusal for a rank whose messages have ended.
 func (s *rankServer) over() error {
-	return problem.Errorf(problem.Gone, "rank %d of attempt %d sends and receives no messages any more: it said that it is gone, or the attempt is over", s.rank, s.Number)
+	return problem.Errorf(problem.Gone, "rank %d of attempt %d can no longer send or receive messages: it has left, or the attempt is over", s.rank, s.Number)
 }
 
 func (s *rankServer) onSend(r *http.Request, body []byte) ([]byte, error) {
@@ -181,9 +182,9 @@ func (s *rankServer) onSend(r *http.Request, body []byte) ([]byte, error) {
 	case own.life.Err() != nil || errors.Is(err, errOver):
 		return nil, s.over()
 	case errors.Is(err, rpc.ErrGone):
-		return nil, problem.Errorf(problem.Conflict, "rank %d receives no messages any more: %w", to, err)
+		return nil, problem.Errorf(problem.Conflict, "rank %d no longer receives messages: %w", to, err)
 	}
-	return nil, fmt.Errorf("rank %d does not receive what it was sent: %w", to, err)
+	return nil, fmt.Errorf("rank %d does not receive its messages: %w", to, err)
 }
 
 func (s *rankServer) receive(r *http.Request) (rpc.Message, error) {
@@ -203,8 +204,8 @@ func (s *rankServer) receive(r *http.Request) (rpc.Message, error) {
 	return got, err
 }
 
-// keep takes the memory of a key with a value of n bytes into account; of -1, of
-// a key that is waited for.
+// keep accounts for the memory of a key with a value of n bytes; n is -1 for a
+// key that a rank waits for.
 func (m *messages) keep(key string, n int) (*rpc.MemoryStore, error) {
 	if key == "" || len(key) > client.MaxKey {
 		return nil, badRequest("a key of %d bytes: it has 1 to %d", len(key), client.MaxKey)

@@ -8,17 +8,18 @@ import (
 
 // Bounds of the metrics of an iteration, in bytes.
 const (
-	maxEvent   = 1 << 20  // what the log takes
-	eventSpare = 16 << 10 // of it, for all else than metrics
-	rankSpare  = 64       // of a rank's part, for all else than its metrics
-	maxReport  = 64 << 10 // of one rank, if there is room for as much from each
+	maxEvent   = 1 << 20  // limit of the log
+	eventSpare = 16 << 10 // reserved for everything other than metrics
+	rankSpare  = 64       // reserved in each rank's part
+	maxReport  = 64 << 10 // per rank, if there is room for as much from each
 )
 
-// ReportLimit returns how many bytes the metrics of a rank may have, as JSON: those
-// of all ranks are one event.
+// ReportLimit returns the maximum size in bytes of a rank's metrics, as JSON. The
+// metrics of all ranks share one event.
 func ReportLimit(world int) int { return min(maxReport, (maxEvent-eventSpare)/world-rankSpare) }
 
-// checkMetrics reports what an event cannot hold, from one rank of a world.
+// checkMetrics returns an error if an event cannot hold the metrics of one rank
+// of a world.
 func checkMetrics(metrics map[string]any, world int) error {
 	for k, v := range metrics {
 		switch v.(type) {
@@ -37,8 +38,8 @@ func checkMetrics(metrics map[string]any, world int) error {
 	return nil
 }
 
-// bareNumbers puts the names of non-finite numbers, which Python's json module
-// writes bare, in quotes. Anything else is left as it came.
+// bareNumbers quotes the names of non-finite numbers, which Python's json module
+// writes bare. Everything else stays unchanged.
 func bareNumbers(body []byte) []byte {
 	var out []byte
 	quoted := false

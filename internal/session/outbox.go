@@ -7,36 +7,36 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// outbox appends the facts of one rank's saves to the log in their order,
-// after the rank has gone back to training. It holds no more than a plan and a
-// seal for each of the rank's slots, since a save without a slot says nothing.
+// outbox appends the facts of one rank's saves to the log in order, after the
+// rank has gone back to training. It holds at most a plan and a seal for each of
+// the rank's slots, since a save without a slot appends nothing.
 type outbox struct {
-	// ctx ends with the attempt, and what is not said by then is lost.
+	// ctx ends with the attempt; facts not appended by then are lost.
 	ctx context.Context
-	// say appends bodies of one rank; they are durable on return.
-	say func(ctx context.Context, bodies ...events.Body) error
-	// lost is told that a fact of a save could not be said.
+	// record durably appends bodies as one rank.
+	record func(ctx context.Context, bodies ...events.Body) error
+	// lost is called when a fact of a save could not be appended.
 	lost func(checkpoint string, err error)
 
 	mu    sync.Mutex
 	queue []letter
-	empty chan struct{} // closed when all that was posted is said; nil: it is
+	empty chan struct{} // closed when all posted facts are appended; nil: they are
 }
 
-// letter is a fact on its way.
+// letter is a queued fact.
 type letter struct {
 	checkpoint string
 	body       events.Body
-	said       chan error // of a caller that waits, or nil
+	said       chan error // result for a waiting caller, or nil
 }
 
-// post says a fact some time later.
+// post queues a fact.
 func (o *outbox) post(checkpoint string, body events.Body) {
 	o.put(letter{checkpoint: checkpoint, body: body})
 }
 
-// sayNow says a fact, and all that were posted before it.
-func (o *outbox) sayNow(ctx context.Context, checkpoint string, body events.Body) error {
+// recordNow appends a fact, after all that were posted before it.
+func (o *outbox) recordNow(ctx context.Context, checkpoint string, body events.Body) error {
 	l := letter{checkpoint, body, make(chan error, 1)}
 	o.put(l)
 	select {
@@ -57,7 +57,7 @@ func (o *outbox) put(l letter) {
 	}
 }
 
-// run says what is in the queue until it is empty.
+// run appends the queued facts until the queue is empty.
 func (o *outbox) run() {
 	for {
 		o.mu.Lock()
@@ -67,8 +67,8 @@ func (o *outbox) run() {
 			o.mu.Unlock()
 			return
 		}
-		// Those of one save together, and of no other: what the log refuses of
-		// one save does not take another with it.
+		// Facts of one save form a batch, so that a fact refused for one save
+		// does not take another save with it.
 		n := 1
 		for n < len(o.queue) && o.queue[n].checkpoint == o.queue[0].checkpoint {
 			n++
@@ -80,7 +80,7 @@ func (o *outbox) run() {
 		for i, l := range letters {
 			bodies[i] = l.body
 		}
-		err := o.say(o.ctx, bodies...)
+		err := o.record(o.ctx, bodies...)
 		told := false
 		for _, l := range letters {
 			switch {
@@ -94,7 +94,7 @@ func (o *outbox) run() {
 	}
 }
 
-// flush waits until all that was posted is said, or lost.
+// flush waits until all posted facts are appended or lost.
 func (o *outbox) flush(ctx context.Context) error {
 	o.mu.Lock()
 	empty := o.empty

@@ -8,17 +8,17 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// silenceAfter is how long no call may be answered, while one waits, until that
-// counts as silence of the log.
+// silenceAfter is how long a waiting call may stay unanswered before the log
+// counts as silent.
 const silenceAfter = 5 * time.Second
 
-// silenceMeter adds up the time in which the log did not answer. What a job has
-// to wait for has no less time because of it.
+// silenceMeter adds up the time in which the log did not answer. Deadlines of a
+// job are extended by it.
 type silenceMeter struct {
 	mu    sync.Mutex
-	calls int           // that wait
-	since time.Time     // of the last answer, or of the call that waits longest
-	total time.Duration // of silences that are over
+	calls int           // calls that wait
+	since time.Time     // time of the last answer, or start of the longest waiting call
+	total time.Duration // of past silences
 }
 
 func (m *silenceMeter) begin() {
@@ -45,7 +45,7 @@ func (m *silenceMeter) end() {
 	m.calls--
 }
 
-// lost is the silence up to now. The caller holds the lock.
+// lost returns the length of the current silence. The caller holds the lock.
 func (m *silenceMeter) lost() time.Duration {
 	if m.calls > 0 {
 		if d := time.Since(m.since); d > silenceAfter {
@@ -61,7 +61,8 @@ func (m *silenceMeter) silence() time.Duration {
 	return m.lost()
 }
 
-// silence is how long the log of the job has not answered, or had no room, in all.
+// silence returns the total time in which the job's log did not answer or had no
+// room.
 func (s Store) silence() time.Duration {
 	if s.words == nil {
 		return 0
@@ -69,13 +70,14 @@ func (s Store) silence() time.Duration {
 	return s.words.quiet.silence() + s.words.room.waited()
 }
 
-// stride is how long a deadline waits without a look at the clock. What passes
-// beyond two strides passed while this process was stopped, or its machine slept,
-// and is not counted: what it waited for could not reach it either.
+// stride is how long a deadline waits between looks at the clock. Time beyond two
+// strides passed while this process was stopped or its machine slept. It is not
+// counted: the awaited event could not arrive either.
 const stride = time.Second
 
-// answering is a context with a deadline that moves on while the log does not
-// answer, and while this process is stopped. It ends with [context.DeadlineExceeded].
+// answering returns a context whose deadline is extended while the log does not
+// answer, and while this process is stopped. It ends with
+// [context.DeadlineExceeded].
 func (s Store) answering(parent context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	if s.words == nil {
 		return context.WithTimeout(parent, d)
@@ -116,7 +118,7 @@ func (s Store) answering(parent context.Context, d time.Duration) (context.Conte
 	})
 }
 
-// answeringCtx is a context that ends by itself.
+// answeringCtx is a context that ends by its own timer.
 type answeringCtx struct {
 	context.Context
 	done chan struct{}
@@ -134,7 +136,8 @@ func (c *answeringCtx) finish(why error) {
 	close(c.done)
 }
 
-// Deadline implements context.Context: the one that there will be is not known.
+// Deadline implements context.Context. It returns the parent's, as its own is not
+// known in advance.
 func (c *answeringCtx) Deadline() (time.Time, bool) { return c.Context.Deadline() }
 
 // Done implements context.Context.
@@ -147,7 +150,7 @@ func (c *answeringCtx) Err() error {
 	return c.err
 }
 
-// patientViews are the views of a job, whose questions wait as its log does.
+// patientViews are the views of a job. Their queries wait as its log does.
 type patientViews struct {
 	Views
 	words *lastWords

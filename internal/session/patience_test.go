@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// patienceEnv makes the test below another process, which is stopped.
+// patienceEnv makes the test below run in another process, which is stopped.
 const patienceEnv = "CKPTSTORE_TEST_PATIENCE"
 
-// TestStoppedProcess: a deadline does not pass while the process is stopped, and passes
-// when it has run for so long.
+// TestStoppedProcess checks that a deadline does not pass while the process is
+// stopped, and passes once it has run for that long.
 func TestStoppedProcess(t *testing.T) {
 	const limit = 5 * time.Second
 	if os.Getenv(patienceEnv) != "" {

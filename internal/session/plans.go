@@ -14,33 +14,33 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// knownPlans is how many plans of a rank are remembered: those of a full
-// checkpoint, of one without the optimizer, and of their predecessors.
+// knownPlans is how many plans of a rank are cached: those of a full checkpoint,
+// of one without the optimizer, and their predecessors.
 const knownPlans = 4
 
-// localPlans are what one rank has saved by in this attempt. What was sent
-// once need not be sent again: a token stands for the items on the socket, a
+// localPlans caches the plans by which one rank has saved in this attempt, so
+// that a plan is sent only once: a token stands for the items on the socket, a
 // fingerprint for the plan in the log.
 type localPlans struct {
 	plans []*localPlan // the last one is the most recently added
 	said  map[string]bool
 }
 
-// localPlan is the items of a save, without checks, and what follows from
-// them: a save by a plan that is known costs nothing for each of its items.
+// localPlan holds the items of a save, without checks, and values derived from
+// them. A save by a known plan costs nothing per item.
 type localPlan struct {
 	token   string // the digest of the encoded plan
 	bare    checkpoint.Local
 	encoded []byte
 	slot    *staging.Layout
 
-	// Of the last participants that saved by it.
+	// Participants of the last save by this plan.
 	participants []int
 	print        checkpoint.Digest
 }
 
-// local is the plan of a request, and, unless it is one that was sent before,
-// with the checks that the worker has sent.
+// local returns the plan of a request and, if the worker sent the plan's items,
+// the plan with the worker's checks.
 func (s *rankServer) local(ctx context.Context, req client.SaveRequest) (known *localPlan, checked *checkpoint.Local, err error) {
 	if req.Plan != "" {
 		s.mu.Lock()
@@ -86,11 +86,11 @@ func (s *rankServer) local(ctx context.Context, req client.SaveRequest) (known *
 	return made, &local, nil
 }
 
-// errUnknownPlan answers a token that stands for nothing here.
+// errUnknownPlan answers a token that is not cached.
 var errUnknownPlan = errors.New("this plan is not known: send the items")
 
-// saying is the event of a rank's plan: in full the first time that this
-// attempt sees it, by its fingerprint alone after that.
+// saying is the event of a rank's plan: in full the first time in this attempt,
+// then only by its fingerprint.
 type saying struct {
 	said, full *events.LocalPlan
 	print      checkpoint.Digest
@@ -118,7 +118,7 @@ func (s *rankServer) says(id string, req client.SaveRequest, participants []int,
 	return saying{full, full, p.print}
 }
 
-// parseCheck is the inverse of the client's hexadecimal form.
+// parseCheck decodes a check from the client's hexadecimal form.
 func parseCheck(text string) (c checkpoint.Check, err error) {
 	raw, err := hex.DecodeString(text)
 	if err != nil || len(raw) != len(c) && len(raw) != 0 {

@@ -14,25 +14,25 @@ type Pulses struct {
 }
 
 type pulse struct {
-	last  time.Time // when its last request began or was answered; zero: it never made one
+	last  time.Time // when its last request began or was answered; zero: it made none
 	op    string    // of that request
-	meets int       // requests of it that wait for other ranks
-	busy  int       // all requests of it that are not answered
+	meets int       // unanswered requests that wait for other ranks
+	busy  int       // all unanswered requests
 }
 
 // meetings are the requests that wait for all ranks.
 var meetings = []string{"report", "gather", "broadcast", "load", "get"}
 
-// besides are the requests that a rank makes beside the training, some of which
-// wait all the time: they are no sign of life, and a rank does not wait for the
-// trainer by them.
+// besides are the requests that a rank makes in parallel with the training. Some
+// of them wait all the time. They are no sign of life, and a rank with only such
+// requests does not count as waiting for the trainer.
 var besides = []string{"recv", "hold_signals", "release_signals", "signaled"}
 
 // NewPulses returns the pulses of ranks that have made no request yet.
 func NewPulses(world int) *Pulses { return &Pulses{ranks: make([]pulse, world)} }
 
-// Begin notes a request of a rank. The caller calls answered when it is answered:
-// until then, the rank waits for this process and is not silent.
+// Begin records the start of a rank's request. The caller calls answered with the
+// reply: until then, the rank waits for this process and is not silent.
 func (p *Pulses) Begin(rank int, op string) (answered func()) {
 	if slices.Contains(besides, op) {
 		return func() {}
@@ -53,16 +53,16 @@ func (p *Pulses) Begin(rank int, op string) (answered func()) {
 	return func() { note(-1) }
 }
 
-// Silence is a rank that makes no request.
+// Silence describes a rank that makes no requests.
 type Silence struct {
 	Rank int
 	Last string        // its last request
-	Took time.Duration // since then
+	Took time.Duration // time since that request
 }
 
-// Silent returns the ranks of those that live which made no request since the
-// limit, and none is being answered, and the ranks that meanwhile wait for others.
-// A rank that never made a request is neither: its program may know of no trainer.
+// Silent returns the live ranks that made no request since limit and have none
+// unanswered, and the ranks that meanwhile wait for others. A rank that never
+// made a request is in neither: its program may not use the trainer.
 func (p *Pulses) Silent(limit time.Duration, now time.Time, lives func(rank int) bool) (silent []Silence, waiting []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -78,7 +78,7 @@ func (p *Pulses) Silent(limit time.Duration, now time.Time, lives func(rank int)
 	return silent, waiting
 }
 
-// Shift leaves out a time in which no rank could make a request, because this
+// Shift discounts a period in which no rank could make a request, because this
 // process was stopped.
 func (p *Pulses) Shift(by time.Duration) {
 	p.mu.Lock()

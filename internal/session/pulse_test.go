@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A rank is silent when it spoke before and has no request under way; those that
-// meet in the trainer wait for it.
+// A rank is silent if it made requests before and has none unanswered. Ranks that
+// wait for others in the trainer are reported as waiting.
 func TestSilentRanks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = time.Minute

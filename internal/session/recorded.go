@@ -8,9 +8,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/redact"
 )
 
-// recorded returns what the log gets of a body: command lines, configurations
-// and the texts of errors without secrets. The body itself stays as it is, so
-// that workers are started with what was given.
+// recorded returns the loggable form of a body: command lines, configurations and
+// error texts without secrets. The body itself is unchanged, so that workers
+// start with the original values.
 func recorded(names redact.Names, body events.Body) events.Body {
 	switch b := body.(type) {
 	case *events.JobStarted:
@@ -49,7 +49,7 @@ func recorded(names redact.Names, body events.Body) events.Body {
 	return body
 }
 
-// redacted redacts texts of a body, in place, and returns the body.
+// redacted redacts texts of a body in place, and returns the body.
 func redacted(body events.Body, texts ...*string) events.Body {
 	for _, text := range texts {
 		*text = redact.Text(*text)
@@ -57,14 +57,14 @@ func redacted(body events.Body, texts ...*string) events.Body {
 	return body
 }
 
-// MaxMessage bounds what the log keeps of a text, in bytes: its beginning. An event
-// has to fit the log, where a byte may take six.
+// MaxMessage bounds the length in bytes of a text in the log; the rest is cut. An
+// event must fit in the log, where a byte may take six.
 const MaxMessage = 16 << 10
 
-// marked is how much a mark of a cut takes of the bytes that are left.
+// marked is reserved for the mark of a cut, out of the remaining bytes.
 const marked = 64
 
-// Beginning returns text cut to at most limit bytes, with a mark where it is cut.
+// Beginning returns text cut to at most limit bytes, with a mark at the cut.
 func Beginning(text string, limit int) string {
 	if len(text) <= limit {
 		return text
@@ -73,7 +73,7 @@ func Beginning(text string, limit int) string {
 	return fmt.Sprintf("%s… (%d more bytes)", kept, len(text)-len(kept))
 }
 
-// End returns the end of text, of at most limit bytes, with a mark where it is cut.
+// End returns the last limit bytes of text at most, with a mark at the cut.
 func End(text string, limit int) string {
 	if len(text) <= limit {
 		return text

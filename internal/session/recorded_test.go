@@ -9,8 +9,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/redact"
 )
 
-// What a job says has no secret in the log, and still has it here: workers are
-// started with what was given.
+// A job's events have no secrets in the log. The original body keeps them:
+// workers start with the original values.
 func TestRecorded(t *testing.T) {
 	t.Parallel()
 	names, err := redact.More("pin")

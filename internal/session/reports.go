@@ -12,50 +12,50 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// Reports may run ahead of a log that does not answer: ranks are let go before
-// their iteration is in the log, within these bounds. Beyond them the training
-// waits. What has run ahead when the trainer is killed is lost, as is the
-// training itself since its last checkpoint.
+// Bounds within which reports may run ahead of a log that does not answer: ranks
+// continue before their iteration is in the log. Beyond them the training waits.
+// If the trainer is killed, iterations that ran ahead are lost, as is the
+// training since the last checkpoint.
 const (
-	aheadAfter = 2 * time.Second // without an answer, for the first
+	aheadAfter = 2 * time.Second // silence of the log before the first
 	aheadMost  = 10_000          // iterations
 	aheadBytes = 16 << 20        // of metrics
 )
 
-// reports appends iterations to the log, one at a time and in their order.
+// reports appends iterations to the log, one at a time and in order.
 type reports struct {
-	say func(context.Context, ...events.Body) error
-	log *slog.Logger
+	record func(context.Context, ...events.Body) error
+	log    *slog.Logger
 
 	mu    sync.Mutex
-	queue []*iteration // that are not in the log, the first of them under way
+	queue []*iteration // iterations not yet in the log; the first is being appended
 	bytes int          // of their metrics
 	idle  chan struct{}
-	broke chan error // of capacity 1: an iteration that had run ahead was refused
-	lost  int        // such iterations
-	short bool       // it was said that there is no room; owned by run
+	broke chan error // capacity 1: an iteration that had run ahead was refused
+	lost  int        // number of such iterations
+	short bool       // lack of room has been logged; owned by run
 
 	over chan struct{} // closed by end
-	end  func()        // says that no worker is left to wait for room
+	end  func()        // records that no worker is left to wait for room
 }
 
-// iteration is one report of all ranks on its way to the log.
+// iteration is one report of all ranks, queued for the log.
 type iteration struct {
 	metrics *events.Metrics
 	bytes   int
-	said    chan error // of capacity 1
-	ahead   bool       // its ranks were let go
+	said    chan error // result, of capacity 1
+	ahead   bool       // its ranks have continued
 }
 
-func newReports(say func(context.Context, ...events.Body) error, log *slog.Logger) *reports {
+func newReports(record func(context.Context, ...events.Body) error, log *slog.Logger) *reports {
 	idle := make(chan struct{})
 	close(idle)
-	r := &reports{say: say, log: log, idle: idle, broke: make(chan error, 1), over: make(chan struct{})}
+	r := &reports{record: record, log: log, idle: idle, broke: make(chan error, 1), over: make(chan struct{})}
 	r.end = sync.OnceFunc(func() { close(r.over) })
 	return r
 }
 
-// settle waits until everything that was added is in the log or refused.
+// settle waits until all added iterations are in the log or refused.
 func (r *reports) settle() {
 	r.end()
 	r.mu.Lock()
@@ -64,8 +64,8 @@ func (r *reports) settle() {
 	<-idle
 }
 
-// add takes an iteration and returns when it is in the log, is refused, or may
-// run ahead. The error is the log's.
+// add queues an iteration. It returns when the iteration is in the log, is
+// refused, or may run ahead. The error is the log's.
 func (r *reports) add(ctx context.Context, m *events.Metrics) error {
 	text, err := json.Marshal(m.Metrics)
 	if err != nil {
@@ -112,7 +112,7 @@ func (r *reports) letGo(it *iteration) bool {
 	return it.ahead
 }
 
-// run appends what is queued until nothing is.
+// run appends queued iterations until the queue is empty.
 func (r *reports) run(ctx context.Context) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -131,25 +131,25 @@ func (r *reports) run(ctx context.Context) {
 	close(r.idle)
 }
 
-// append says an iteration. One for which there is no room waits for it beside
-// the training, and is given up when that is over.
+// append appends an iteration. Without room it waits in parallel with the
+// training; the iteration is dropped when the training ends.
 func (r *reports) append(ctx context.Context, it *iteration) error {
 	for {
-		err := r.say(ctx, it.metrics)
+		err := r.record(ctx, it.metrics)
 		if !errors.Is(err, syscall.ENOSPC) {
 			r.short = false
 			return err
 		}
 		if !r.short {
 			r.short = true
-			r.log.Warn("no room for metrics; they wait for it", "step", it.metrics.Step, "error", err)
+			r.log.Warn("no room for metrics; retrying", "step", it.metrics.Step, "error", err)
 		}
 		timer := time.NewTimer(roomEvery)
 		select {
 		case <-timer.C:
 			continue
 		case <-r.over:
-			err = r.say(ctx, it.metrics)
+			err = r.record(ctx, it.metrics)
 		case <-ctx.Done():
 		}
 		timer.Stop()
@@ -157,13 +157,13 @@ func (r *reports) append(ctx context.Context, it *iteration) error {
 	}
 }
 
-// refused is what becomes of an iteration whose ranks have gone on.
+// refused handles the refusal of an iteration whose ranks have continued.
 func (r *reports) refused(it *iteration, err error) {
 	if r.lost++; r.lost == 1 {
-		r.log.Warn("metrics refused by the log after their ranks went on", "iteration", it.metrics.Iteration, "step", it.metrics.Step, "error", err)
+		r.log.Warn("metrics refused by the log after their ranks continued", "iteration", it.metrics.Iteration, "step", it.metrics.Step, "error", err)
 	}
 	if errors.Is(err, syscall.ENOSPC) {
-		return // what they train is worth more than its metrics
+		return // their training is worth more than its metrics
 	}
 	select {
 	case r.broke <- err:

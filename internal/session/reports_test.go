@@ -16,14 +16,14 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// mute is a log that takes metrics when it is told to.
+// mute is a log that takes metrics on request.
 type mute struct {
 	said    []int // iterations
 	answers chan error
 	speaks  atomic.Bool
 }
 
-func (m *mute) say(ctx context.Context, bodies ...events.Body) error {
+func (m *mute) record(ctx context.Context, bodies ...events.Body) error {
 	if !m.speaks.Load() {
 		select {
 		case err := <-m.answers:
@@ -42,15 +42,16 @@ func (m *mute) say(ctx context.Context, bodies ...events.Body) error {
 
 func newMute() (*mute, *reports) {
 	m := &mute{answers: make(chan error)}
-	return m, newReports(m.say, slog.New(slog.DiscardHandler))
+	return m, newReports(m.record, slog.New(slog.DiscardHandler))
 }
 
 func metricsOf(iteration int, size int) *events.Metrics {
 	return &events.Metrics{Attempt: 1, Iteration: iteration, Metrics: map[string]any{"m": strings.Repeat("x", size)}}
 }
 
-// An iteration waits for a log that answers, and runs ahead of one that does not:
-// the first after a while, those behind it at once. All get there in their order.
+// An iteration waits for a log that answers, and runs ahead of a log that does
+// not: the first after a while, the following ones at once. All are appended in
+// order.
 func TestReportsRunAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, r := newMute()
@@ -90,8 +91,8 @@ func TestReportsRunAhead(t *testing.T) {
 	})
 }
 
-// No more runs ahead than there is memory for: then the training waits, and does
-// not fail.
+// Iterations run ahead only within the bounds. Beyond them the training waits,
+// and does not fail.
 func TestReportsBounded(t *testing.T) {
 	for name, c := range map[string]struct{ size, most int }{
 		"iterations": {1, aheadMost},
@@ -132,8 +133,8 @@ func TestReportsBounded(t *testing.T) {
 	}
 }
 
-// An iteration that is refused after its ranks went on ends the hand-off;
-// one for which there is no room ends nothing.
+// An iteration refused after its ranks continued ends the hand-off; an iteration
+// without room ends nothing.
 func TestReportsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		why  error
@@ -145,7 +146,7 @@ func TestReportsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := &mute{answers: make(chan error)}
-				h := newHandoff(1, 1, time.Minute, time.Now, m.say)
+				h := newHandoff(1, 1, time.Minute, time.Now, m.record)
 				end := make(chan error, 1)
 				go func() {
 					_, err := h.run(t.Context())
@@ -179,9 +180,9 @@ func TestReportsRefused(t *testing.T) {
 	}
 }
 
-var errAway = errors.New("nobody answers")
+var errAway = errors.New("no answer")
 
-// away is a log that nobody serves until it is served again.
+// away is a log without a server, until it has one again.
 type away struct {
 	Log
 	until time.Time
@@ -206,8 +207,8 @@ func patient(job context.Context, log Log) Store {
 	return Store{Log: log, Unserved: func(err error) bool { return errors.Is(err, errAway) }}.patiently(job, nil)
 }
 
-// A call is made again for as long as nobody answers, and bounded when the job is
-// told to end. A refusal is none of that.
+// A call is retried until the log answers, with a bound once the job must end. A
+// refusal is not retried.
 func TestPatience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		job, end := context.WithCancel(t.Context())
@@ -240,7 +241,7 @@ func TestPatience(t *testing.T) {
 	})
 }
 
-// refusing is a log that takes nothing.
+// refusing is a log that refuses everything.
 type refusing struct{ Log }
 
 // Append implements Log.
@@ -248,7 +249,7 @@ func (refusing) Append(context.Context, ...events.Fact) ([]uint64, error) {
 	return nil, errors.New("damaged")
 }
 
-// A deadline moves on while the log does not answer, and only then.
+// A deadline is extended while the log does not answer, and only then.
 func TestAnswering(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := patient(t.Context(), &away{until: time.Now().Add(time.Hour)})
@@ -295,8 +296,8 @@ func TestAnswering(t *testing.T) {
 	})
 }
 
-// A report that waits for room behind too many others is refused when no worker is
-// left, so that the attempt can end.
+// A report that waits for room behind too many others is refused when no worker
+// is left, so that the attempt can end.
 func TestReportsEndWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := func(context.Context, ...events.Body) error { return syscall.ENOSPC }

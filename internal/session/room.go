@@ -10,23 +10,23 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// roomEvery is how often a call is made again for which the log has no room.
+// roomEvery is the pause between retries of a call for which the log has no room.
 const roomEvery = time.Second
 
-// lastRoom bounds how long a job that was told to end waits for room in all. The
-// log takes decisions all the same: what cannot be finished is aborted by one.
+// lastRoom bounds how long an ending job waits for room, in total. The log still
+// takes decisions: saves that cannot be finished are aborted by one.
 const lastRoom = 10 * time.Second
 
-// roomMeter adds up the time in which a call waited for room. What else a job has
-// to wait for has no less time because of it.
+// roomMeter adds up the time in which calls waited for room. Other deadlines of a
+// job are extended by it.
 type roomMeter struct {
 	mu    sync.Mutex
-	calls int // that wait
+	calls int // calls that wait
 	since time.Time
 	total time.Duration
 }
 
-// begin reports whether no other call waits.
+// begin reports whether this is the only waiting call.
 func (m *roomMeter) begin() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -36,7 +36,7 @@ func (m *roomMeter) begin() bool {
 	return m.calls == 1
 }
 
-// end reports whether no other call waits, and how long some did.
+// end reports whether no call waits any more, and how long calls waited.
 func (m *roomMeter) end() (bool, time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -56,8 +56,8 @@ func (m *roomMeter) waited() time.Duration {
 	return m.total
 }
 
-// forRoom makes a call, and makes it again as long as the disk has no room for
-// it, ctx has not ended, and the job was not told to end lastRoom ago.
+// forRoom repeats a call while the disk has no room for it. It stops when ctx
+// ends, or lastRoom after the job was asked to end.
 func (l *lastWords) forRoom(ctx context.Context, call func() error) error {
 	err := call()
 	if l == nil || !l.roomy || !errors.Is(err, syscall.ENOSPC) {
@@ -69,11 +69,11 @@ func (l *lastWords) forRoom(ctx context.Context, call func() error) error {
 	default:
 	}
 	if l.room.begin() {
-		l.log.Warn("the log has no room; the job goes on and waits for it", "error", err)
+		l.log.Warn("log has no room; retrying", "error", err)
 	}
 	defer func() {
 		if last, d := l.room.end(); last && !errors.Is(err, syscall.ENOSPC) {
-			l.log.Info("the log has room again", "after", d.Round(time.Millisecond))
+			l.log.Info("log has room again", "after", d.Round(time.Millisecond))
 		}
 	}()
 	timer := time.NewTimer(roomEvery)
@@ -92,7 +92,7 @@ func (l *lastWords) forRoom(ctx context.Context, call func() error) error {
 	return err
 }
 
-// roomyBlobs are blobs that wait for room.
+// roomyBlobs are blobs whose writes wait for room.
 type roomyBlobs struct {
 	Blobs
 	words *lastWords
@@ -109,8 +109,8 @@ func (b roomyBlobs) Put(ctx context.Context, data []byte) (blob events.Blob, err
 	return blob, err
 }
 
-// untilRoom makes all that a job says and asks wait for room, but what is said
-// at once.
+// untilRoom makes all appends and queries of a job wait for room, except the
+// immediate ones.
 func (s Store) untilRoom() Store {
 	s.words.roomy = true
 	if s.Blobs != nil {

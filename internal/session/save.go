@@ -17,8 +17,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// onSave plans a rank's save: its local plan goes to the log, its slot to the
-// worker.
+// onSave plans a rank's save: it appends the local plan to the log and gives the
+// worker a slot.
 func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client.SaveReply, error) {
 	if req.Step < 0 {
 		return client.SaveReply{}, badRequest("step %d is negative", req.Step)
@@ -58,12 +58,12 @@ func (s *rankServer) onSave(ctx context.Context, req client.SaveRequest) (client
 		s.slots.Abort(id, s.rank)
 		return client.SaveReply{}, errors.Join(err, s.saver.refuse(ctx, s.Number, id, s.rank, err))
 	}
-	s.saver.asked(id) // from here on, a worker that does not wait is not told what becomes of it
+	s.saver.asked(id) // from here on, a worker that does not wait gets no result
 	return reply, nil
 }
 
-// busy tells a worker, and the log, that a save is skipped or has failed for
-// want of a slot.
+// busy tells a worker, and the log, that a save is skipped or has failed for lack
+// of a slot.
 func (s *rankServer) busy(id string, why error) (client.SaveReply, error) {
 	text := why.Error()
 	if s.cfg.WhenBusy == staging.BusySkip {
@@ -76,8 +76,8 @@ func (s *rankServer) busy(id string, why error) (client.SaveReply, error) {
 	return client.SaveReply{}, problem.Wrap(problem.Unavailable, why)
 }
 
-// stage gives a rank its slot for a save and says what it will put there: for
-// a plan that the log has, after the rank has been answered.
+// stage gives a rank its slot for a save and appends the rank's plan. A plan that
+// the log already has is appended after the rank has its reply.
 func (s *rankServer) stage(ctx context.Context, id string, req client.SaveRequest, participants []int, known *localPlan, checked *checkpoint.Local) (client.SaveReply, error) {
 	ctx, cancel := s.store.answering(ctx, s.cfg.SaveTimeout)
 	defer cancel()
@@ -95,7 +95,7 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	}
 	s.saver.keep(say.full)
 	if say.said == say.full {
-		err = s.outbox.sayNow(ctx, id, say.said)
+		err = s.outbox.recordNow(ctx, id, say.said)
 	} else {
 		s.outbox.post(id, say.said)
 	}
@@ -114,17 +114,17 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	return reply, nil
 }
 
-// waiting refuses a slot to a rank that has hung up: nobody would fill it, and it
-// would be held until the deadline of the save. One that hangs up once the reply is on
-// its way still holds it so long.
+// waiting refuses a slot to a rank that has disconnected: the slot would stay
+// empty and be held until the deadline of the save. A rank that disconnects while
+// the reply is on its way still holds its slot that long.
 func (s *rankServer) waiting(ctx context.Context) error {
 	if peer.HungUp(ctx) {
-		return fmt.Errorf("rank %d does not wait for a staging slot any more", s.rank)
+		return fmt.Errorf("rank %d no longer waits for a staging slot", s.rank)
 	}
 	return nil
 }
 
-// participants is the sorted list of ranks that take part in a save or load.
+// participants returns the sorted ranks of a save or load.
 func (s *rankServer) participants(asked []int) ([]int, error) {
 	if len(asked) == 0 {
 		for rank := range s.cfg.World() {
@@ -142,7 +142,7 @@ func (s *rankServer) participants(asked []int) ([]int, error) {
 	return ranks, nil
 }
 
-// planItem checks one item of a request.
+// planItem validates one item of a request.
 func planItem(it client.Item) (checkpoint.Item, error) {
 	check, err := parseCheck(it.Check)
 	path, perr := parsePath(it.FQN, it.Path)
@@ -170,10 +170,10 @@ func planItem(it client.Item) (checkpoint.Item, error) {
 	return out, nil
 }
 
-// onSeal takes the worker's word that its copy is complete. The log hears of
-// it after the worker has been answered: the sealed bytes are the trainer's.
-// That a save was aborted for want of room on the disk is told to those who wait
-// for it: a full disk fails no call of a worker that trains.
+// onSeal records that a worker's copy is complete. The seal is appended after the
+// reply: the sealed bytes are the trainer's. Only workers that wait for a save
+// learn that it was aborted for lack of disk space: a full disk fails no call of
+// a worker that trains.
 func (s *rankServer) onSeal(_ context.Context, req client.CheckpointRef) (struct{}, error) {
 	over := func() (bool, error) {
 		now := s.saver.state(req.Checkpoint, s.rank)
@@ -189,7 +189,7 @@ func (s *rankServer) onSeal(_ context.Context, req client.CheckpointRef) (struct
 	if err != nil {
 		return struct{}{}, err
 	}
-	// An abort that came in between has taken the slot.
+	// An abort in between has taken the slot.
 	if ended, err := over(); ended {
 		return struct{}{}, err
 	}
@@ -201,9 +201,9 @@ func (s *rankServer) onSeal(_ context.Context, req client.CheckpointRef) (struct
 	return struct{}{}, nil
 }
 
-// onAbort takes a rank's word that it cannot finish a save, so that the others
-// need not wait for the deadline of it. The log hears of it behind the rank's
-// plan; the coordinator then takes the slots back.
+// onAbort records that a rank cannot finish a save, so that the others need not
+// wait for its deadline. The event follows the rank's plan in the log; the
+// coordinator then takes the slots back.
 func (s *rankServer) onAbort(_ context.Context, req client.AbortRequest) (struct{}, error) {
 	switch now := s.saver.state(req.Checkpoint, s.rank); {
 	case req.Checkpoint == "":
@@ -221,8 +221,8 @@ func (s *rankServer) onAbort(_ context.Context, req client.AbortRequest) (struct
 	return struct{}{}, nil
 }
 
-// onSlots answers when the memory of the rank's other slots is made, so that a
-// worker can map it beside its training.
+// onSlots answers when the memory of the rank's other slots exists, so that a
+// worker can map it in parallel with its training.
 func (s *rankServer) onSlots(ctx context.Context, _ struct{}) (client.Slots, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.SaveTimeout)
 	defer cancel()
@@ -242,14 +242,14 @@ func (s *rankServer) onWait(ctx context.Context, req client.WaitRequest) (client
 	if req.State != client.Begun && req.State != client.Staged && req.State != client.Committed {
 		return client.WaitReply{}, badRequest("no state %q to wait for: begun, staged or committed", req.State)
 	}
-	// The coordinator's deadline ends every save; the margin is for its word
+	// The coordinator's deadline ends every save; the margin is for its decision
 	// to arrive.
 	ctx, cancel := s.store.answering(ctx, s.cfg.SaveTimeout+decideTimeout)
 	defer cancel()
 	return s.saver.wait(ctx, req.Checkpoint, s.rank, req.State)
 }
 
-// parsePath is the path of an item in its state dict; nil is that of the FQN.
+// parsePath parses an item's path in its state dict; nil is the FQN's path.
 func parsePath(fqn string, keys []any) (checkpoint.Path, error) {
 	if len(keys) == 0 {
 		return nil, nil

@@ -17,26 +17,26 @@ import (
 )
 
 // saver is the coordinator's shell: it feeds the log to the state machine and
-// executes its commands. Decisions and facts are appended one after the
-// other; ranks are written in parallel.
+// executes its commands. Decisions and facts are appended one after the other;
+// ranks are written in parallel.
 type saver struct {
 	decisions *decisionLog
 	store     Store
 	log       *slog.Logger
-	now       func() time.Time     // does not move on while the log does not answer
+	now       func() time.Time     // stands still while the log does not answer
 	coord     *planner.Coordinator // owned by the goroutine of run
 	slots     *staging.Slots
-	// put writes the bytes of one rank, out of the slots unless it is set.
+	// put writes the bytes of one rank, by default from the slots.
 	put    func(context.Context, planner.Write) (data.Written, error)
-	wholes map[string]*data.Sealed // of saves whose bytes come in files, by ID
-	// kept is told of each commit, before anybody who waits for it.
+	wholes map[string]*data.Sealed // by ID, of saves whose bytes are in files
+	// kept is called after each commit, before the waiting workers are answered.
 	kept func()
-	// costs is told the size of each checkpoint that was committed, in bytes.
+	// costs is called with the size in bytes of each committed checkpoint.
 	costs func(bytes int64)
 
-	resume   string // what the attempt was resumed from: a reference or a path
+	resume   string // reference or path that the attempt resumed from
 	from     string // path of the checkpoint that is imported
-	together bool   // all ranks of a save are written here
+	together bool   // all ranks of a save are written by this process
 	reuse    bases
 
 	drain   chan drain // once
@@ -47,14 +47,14 @@ type saver struct {
 
 	mu      sync.Mutex
 	states  map[string]client.WaitReply    // of each save of the attempt
-	moved   chan struct{}                  // closed when something below or states changed
-	part    map[rankSave]bool              // ranks whose plan has come by
+	moved   chan struct{}                  // closed when states or a field below changed
+	part    map[rankSave]bool              // ranks whose plan has been read
 	refused map[rankSave]string            // why a rank has no part in a save
-	plans   map[rankSave]*events.LocalPlan // in full, of the saves that are open
-	newest  string                         // save that a rank was the first to speak of last
+	plans   map[rankSave]*events.LocalPlan // in full, of open saves
+	newest  string                         // newest save, by the first mention by any rank
 	noRoom  map[string]bool                // saves that end, or ended, because the disk is full
-	known   map[string]bool                // saves that have been newest, and have not ended
-	uses    map[string]*data.Uses          // of the saves that are open, by ID
+	known   map[string]bool                // saves that were newest and have not ended
+	uses    map[string]*data.Uses          // of open saves, by ID
 	err     error                          // why the saver stopped
 }
 
@@ -64,14 +64,14 @@ type rankSave struct {
 	rank       int
 }
 
-// drain asks a saver to finish what was sealed when upTo was the last event of the trial
-// and to abort the rest.
+// drain asks a saver to finish the saves that were sealed when upTo was the
+// trial's last event, and to abort the rest.
 type drain struct {
 	reason string
 	upTo   uint64
 }
 
-// newSaver makes the shell of a coordinator that writes from slots.
+// newSaver returns the shell of a coordinator that writes from slots.
 func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging.Slots) *saver {
 	s := &saver{
 		decisions: l, store: store, log: log, coord: coord, slots: slots,
@@ -85,7 +85,7 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 	return s
 }
 
-// onCommit sets whom each commit is told, unless they are nil.
+// onCommit sets the functions that are called for each commit; nil leaves them.
 func (s *saver) onCommit(kept func(), costs func(bytes int64)) {
 	if kept != nil {
 		s.kept = kept
@@ -95,10 +95,9 @@ func (s *saver) onCommit(kept func(), costs func(bytes int64)) {
 	}
 }
 
-// run follows the log from a sequence until ctx ends, the attempt is fenced,
-// or, after a drain, nothing is open any more. Nothing is decided before the
-// event at known has been folded: a coordinator that takes over must know
-// what the dead one had done.
+// run follows the log from a sequence until ctx ends, the attempt is fenced, or,
+// after a drain, no save is open. It decides nothing before it has folded the
+// event at known: a coordinator that takes over must know what the dead one did.
 func (s *saver) run(ctx context.Context, from, known uint64) error {
 	err := s.follow(ctx, from, known)
 	s.mu.Lock()
@@ -126,13 +125,13 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 		}
 		for ; s.writing > 0; s.writing-- {
 			if err := <-s.written; err != nil {
-				s.log.Warn("a write ended with an error after the attempt", "error", err)
+				s.log.Warn("write failed after the attempt", "error", err)
 			}
 		}
 	}()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var draining *drain // until the coordinator was told
+	var draining *drain // until it is passed to the coordinator
 	drained, seen := false, from-1
 	for {
 		select {
@@ -170,7 +169,8 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 			return fmt.Errorf("%w: attempt %d", ErrFenced, n)
 		}
 		if draining != nil && seen >= draining.upTo {
-			// Not before: what the ranks had sealed by then must have begun.
+			// Not earlier: the saves that the ranks had sealed by then must have
+			// begun.
 			s.coord.Drain(draining.reason)
 			draining, drained = nil, true
 			timer.Reset(0)
@@ -185,11 +185,11 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 	}
 }
 
-// tail reads the events of the trial in the background, with the blobs that the
-// coordinator looks into resolved. A fact that cannot be read any more keeps a
-// save from being committed, until its deadline. Behind what the trial has up to
-// known comes an event without a kind, which has that sequence: the last of the
-// trial may be far before it.
+// tail reads the events of the trial in the background and resolves the blobs
+// that the coordinator needs. A fact that can no longer be read keeps its save
+// from being committed until the deadline. After the trial's events up to known
+// comes an event without a kind and with that sequence: the trial's last event
+// may be far before it.
 func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Recorded, <-chan error) {
 	out, failed := make(chan events.Recorded, 64), make(chan error, 1)
 	give := func(r events.Recorded) error {
@@ -217,7 +217,7 @@ func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Rec
 	go func() {
 		defer close(out)
 		var err error
-		if known > from { // otherwise it is the first event that is read
+		if known > from { // otherwise it is the first event
 			if err = read(from, known); err == nil {
 				err = give(events.Recorded{Sequence: known})
 			}
@@ -231,7 +231,7 @@ func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Rec
 	return out, failed
 }
 
-// apply folds one event and tells those who wait for its checkpoint.
+// apply folds one event and wakes the callers that wait for its checkpoint.
 func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	if err := s.coord.Apply(r); err != nil {
 		return err
@@ -267,8 +267,8 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		if len(b.Ranks) > 0 {
 			reason = fmt.Sprintf("%s (ranks %v)", b.Reason, b.Ranks)
 		}
-		// In this order: a rank that takes a slot too late sees the state, or
-		// its slot is freed here.
+		// In this order: a rank that takes a slot too late sees the state, or its
+		// slot is freed here.
 		s.move(b.Checkpoint, client.WaitReply{State: client.Aborted, Reason: reason})
 		s.slots.Abort(b.Checkpoint)
 		s.sweep(ctx, b.Checkpoint)
@@ -276,5 +276,5 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	return nil
 }
 
-// defaultWorkers bounds how many ranks are written at the same time.
+// defaultWorkers returns how many ranks are written at the same time.
 func defaultWorkers() int { return runtime.GOMAXPROCS(0) + 2 }

@@ -13,13 +13,13 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// execute does what the coordinator asks for.
+// execute runs a command of the coordinator.
 func (s *saver) execute(ctx context.Context, c planner.Command) error {
 	switch c := c.(type) {
 	case planner.Decide:
 		_, err := s.decisions.decide(ctx, c.Body)
 		if errors.Is(err, errEnded) {
-			return nil // the log says how, and comes by here
+			return nil // the log holds the outcome; follow reads it
 		}
 		return err
 	case planner.Publish:
@@ -54,13 +54,13 @@ func (s *saver) publish(ctx context.Context, body events.Body) error {
 			return s.unsaid(ctx, g.Attempt, g.Checkpoint, err)
 		}
 		g.Layout = b
-		return s.unsaid(ctx, g.Attempt, g.Checkpoint, s.decisions.say(ctx, g))
+		return s.unsaid(ctx, g.Attempt, g.Checkpoint, s.decisions.record(ctx, g))
 	}
-	return s.decisions.say(ctx, body)
+	return s.decisions.record(ctx, body)
 }
 
-// unsaid aborts the save of which a fact was refused because the disk is
-// nearly full, and that waits for room no longer: the log still takes decisions. Any other error is returned.
+// unsaid aborts a save if err refused one of its facts because the disk is nearly
+// full: the log still takes decisions. It returns any other error.
 func (s *saver) unsaid(ctx context.Context, attempt int, checkpoint string, err error) error {
 	if !errors.Is(err, syscall.ENOSPC) {
 		return err
@@ -69,42 +69,44 @@ func (s *saver) unsaid(ctx context.Context, attempt int, checkpoint string, err 
 	return s.abort(ctx, attempt, checkpoint, err.Error())
 }
 
-// full notes that a save ends because there is no room for it: the disk's fault,
-// which the workers that train are not to suffer from.
+// full records that a save ends for lack of disk space. Workers that train must
+// not suffer from that.
 func (s *saver) full(checkpoint string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.noRoom[checkpoint] = true
 }
 
-// keep remembers the plan of a rank in full, until its save has ended.
+// keep stores the plan of a rank in full, until its save has ended.
 func (s *saver) keep(p *events.LocalPlan) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.plans[rankSave{p.Checkpoint, p.Rank}] = p
 }
 
-// answer says in full what a rank has said by a fingerprint.
+// answer appends the full plan of a rank that was appended by its fingerprint
+// only.
 func (s *saver) answer(ctx context.Context, c planner.Ask) error {
 	s.mu.Lock()
 	p := s.plans[rankSave{c.Checkpoint, c.Rank}]
 	s.mu.Unlock()
 	if p == nil {
-		return nil // the save has ended meanwhile, or is another trainer's and runs into its deadline
+		return nil // the save has ended meanwhile, or belongs to another trainer and runs into its deadline
 	}
-	return s.sayPlan(ctx, p)
+	return s.recordPlan(ctx, p)
 }
 
-// sayPlan appends a rank's plan to the log.
-func (s *saver) sayPlan(ctx context.Context, p *events.LocalPlan) error {
+// recordPlan appends a rank's plan to the log.
+func (s *saver) recordPlan(ctx context.Context, p *events.LocalPlan) error {
 	said, err := s.claim(ctx, p)
 	if err != nil {
 		return err
 	}
-	return s.decisions.sayAs(ctx, s.decisions.trial, events.Rank(p.Rank), said)
+	return s.decisions.recordAs(ctx, s.decisions.trial, events.Rank(p.Rank), said)
 }
 
-// claim is a rank's plan with a claim check where it is too large for the log.
+// claim returns a rank's plan, with a claim check if the plan is too large for
+// the log.
 func (s *saver) claim(ctx context.Context, p *events.LocalPlan) (*events.LocalPlan, error) {
 	if p.Plan.Size == 0 {
 		return p, nil
@@ -115,8 +117,8 @@ func (s *saver) claim(ctx context.Context, p *events.LocalPlan) (*events.LocalPl
 	return &said, err
 }
 
-// sayAsRank appends facts of this rank, in order; they are durable on return.
-func (s *rankServer) sayAsRank(ctx context.Context, bodies ...events.Body) error {
+// recordAsRank appends facts of this rank, in order and durably.
+func (s *rankServer) recordAsRank(ctx context.Context, bodies ...events.Body) error {
 	for i, b := range bodies {
 		if p, ok := b.(*events.LocalPlan); ok {
 			said, err := s.saver.claim(ctx, p)
@@ -126,26 +128,26 @@ func (s *rankServer) sayAsRank(ctx context.Context, bodies ...events.Body) error
 			bodies[i] = said
 		}
 	}
-	return s.decisions.sayAs(ctx, s.decisions.trial, events.Rank(s.rank), bodies...)
+	return s.decisions.recordAs(ctx, s.decisions.trial, events.Rank(s.rank), bodies...)
 }
 
-// lost ends the part of a rank in a save of which the log has not taken a fact.
+// lost ends a rank's part in a save after the log refused one of its facts.
 func (s *rankServer) lost(checkpoint string, err error) {
 	if s.work.Err() != nil {
-		return // the attempt is over, and with it every open save
+		return // the attempt is over, and so is every open save
 	}
-	s.saver.log.Error("the log does not take a fact of a save", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	s.saver.log.Error("append failed; the rank's save has failed", "checkpoint", checkpoint, "rank", s.rank, "error", err)
 	if errors.Is(err, syscall.ENOSPC) {
 		s.saver.full(checkpoint)
 	}
 	s.saver.reject(checkpoint, s.rank, err.Error())
 	s.slots.Abort(checkpoint, s.rank)
 	if err := s.saver.refuse(s.work, s.Number, checkpoint, s.rank, err); err != nil {
-		s.saver.log.Error("nor that the save cannot be finished", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+		s.saver.log.Error("append of write.failed failed", "checkpoint", checkpoint, "rank", s.rank, "error", err)
 	}
 }
 
-// reject ends a rank's part in a save before the log does.
+// reject ends a rank's part in a save before the log records it.
 func (s *saver) reject(checkpoint string, rank int, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,14 +158,13 @@ func (s *saver) reject(checkpoint string, rank int, why string) {
 	}
 }
 
-// refuse says that a rank cannot save, so that the others need not wait for it.
-// It is the rank's last word on this save, also when its worker is gone and the
-// attempt over.
+// refuse appends that a rank cannot save, so that the others need not wait for
+// it. It works even after the worker and the attempt have ended.
 func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank int, cause error) error {
 	ctx, cancel := s.store.answering(context.WithoutCancel(ctx), LastWordsTimeout)
 	defer cancel()
 	text := Beginning(cause.Error(), MaxMessage)
-	err := s.decisions.sayNow(ctx, s.decisions.trial, events.Rank(rank), &events.WriteFailed{
+	err := s.decisions.recordNow(ctx, s.decisions.trial, events.Rank(rank), &events.WriteFailed{
 		Attempt: attempt, Checkpoint: checkpoint, Rank: rank, Error: text,
 	})
 	if errors.Is(err, syscall.ENOSPC) {
@@ -172,7 +173,8 @@ func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank
 	return err
 }
 
-// writer is own or, for all but saves of whole files, the job's storage in its place.
+// writer returns own or the job's storage, which writes all but saves of whole
+// files.
 func (s *saver) writer(own *data.FileWriter) data.Writer {
 	if s.whole(own.Location().Ref.Checkpoint) != nil {
 		return own
@@ -180,8 +182,9 @@ func (s *saver) writer(own *data.FileWriter) data.Writer {
 	return s.store.writer(own)
 }
 
-// finisher is the writer that has written what m names: own or the job's storage. The
-// files say which: a saver that takes over knows nothing else of a save of whole files.
+// finisher returns the writer that wrote what m names: own or the job's storage.
+// It decides by the files, because a saver that takes over cannot otherwise
+// recognize a save of whole files.
 func (s *saver) finisher(ctx context.Context, own *data.FileWriter, m checkpoint.Manifest) (data.Writer, error) {
 	if s.store.Storage == nil {
 		return own, nil
@@ -196,8 +199,8 @@ func (s *saver) ref(id string) checkpoint.Ref {
 	return checkpoint.RefOf(s.decisions.run, s.decisions.trial, id)
 }
 
-// write makes one rank's sealed bytes durable and says so. A failure to
-// write is a fact too; only a failure to say it stops the saver.
+// write makes one rank's sealed bytes durable and appends the result. A failed
+// write is a fact too; only a failed append stops the saver.
 func (s *saver) write(ctx context.Context, c planner.Write) error {
 	s.permits <- struct{}{}
 	defer func() { <-s.permits }()
@@ -207,10 +210,10 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 		u.Done(c.Rank)
 	}
 	if err != nil && ctx.Err() != nil {
-		return nil // the attempt is over, not the disk
+		return nil // the attempt is over; the disk is not at fault
 	}
 	if s.state(c.Checkpoint, c.Rank).State == client.Aborted {
-		s.sweep(ctx, c.Checkpoint) // these files may have come after the first sweep
+		s.sweep(ctx, c.Checkpoint) // these files may be newer than the first sweep
 		return nil
 	}
 	if err != nil {
@@ -219,7 +222,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 		if errors.Is(err, syscall.ENOSPC) {
 			s.full(c.Checkpoint)
 		}
-		return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.sayNow(ctx, s.decisions.trial, s.decisions.node, failed))
+		return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.recordNow(ctx, s.decisions.trial, s.decisions.node, failed))
 	}
 	done := &events.WriteCompleted{
 		Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank,
@@ -228,7 +231,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	for _, f := range w.Files {
 		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
 	}
-	return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.say(ctx, done))
+	return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.record(ctx, done))
 }
 
 func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, error) {
@@ -238,11 +241,11 @@ func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, e
 	}
 	w, err := s.writeFrom(ctx, c, src)
 	var digests []data.ChunkDigest
-	if err == nil && s.store.Storage == nil { // of other storages, nobody knows what their files hold
+	if err == nil && s.store.Storage == nil { // other storages do not reveal what their files hold
 		var derr error
 		digests, derr = s.store.Data.ChunkDigests(ctx, s.ref(c.Checkpoint), checkpoint.RankIndex{Rank: c.Rank, Index: w.Index})
 		if derr != nil {
-			s.log.Warn("a restore will not find a checkpoint in shared memory", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", derr)
+			s.log.Warn("checkpoint in shared memory not available to restores", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", derr)
 		}
 	}
 	release(digests)
@@ -262,7 +265,7 @@ func (s *saver) writeFrom(ctx context.Context, c planner.Write, src data.Source)
 	return w.WriteData(ctx, c.Rank, c.Items, src)
 }
 
-// commit is the crash law of a save: manifest, decision, receipt.
+// commit commits a save in crash-safe order: manifest, decision, receipt.
 func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	id := c.Manifest.Checkpoint
 	w, err := s.finisher(ctx, s.store.Data.Writer(s.ref(id)), c.Manifest)
@@ -278,15 +281,15 @@ func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	var unrecorded *data.UnrecordedError
 	switch {
 	case errors.Is(err, errEnded):
-		return nil // the log says how, and comes by here
+		return nil // the log holds the outcome; follow reads it
 	case errors.As(err, &unrecorded):
-		s.log.Warn("the receipt is missing; it is written when the store is next opened", "checkpoint", id, "error", err)
+		s.log.Warn("receipt missing; it is written when the store is next opened", "checkpoint", id, "error", err)
 		return nil
 	case errors.Is(err, ErrFenced):
 		return err
 	case err != nil:
-		// The files are not as their writers said: the save has failed, the
-		// training has not.
+		// The files differ from their writers' reports: the save has failed, but
+		// the training has not.
 		if errors.Is(err, syscall.ENOSPC) {
 			s.full(id)
 		}
@@ -295,9 +298,9 @@ func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	return nil
 }
 
-// abort ends a save that cannot be finished. Ranks are those that caused it.
+// abort ends a save that cannot be finished. ranks are the ranks that caused it.
 func (s *saver) abort(ctx context.Context, attempt int, checkpoint, reason string, ranks ...int) error {
-	s.log.Error("a save cannot be finished", "checkpoint", checkpoint, "reason", reason)
+	s.log.Error("save aborted", "checkpoint", checkpoint, "reason", reason)
 	_, err := s.decisions.decide(ctx, &events.CheckpointAborted{
 		Attempt: attempt, Checkpoint: checkpoint, Reason: Beginning(reason, MaxMessage), Ranks: ranks,
 	})
@@ -307,10 +310,10 @@ func (s *saver) abort(ctx context.Context, attempt int, checkpoint, reason strin
 	return err
 }
 
-// sweep removes what an aborted save has left. A failure costs disk space,
-// not correctness: without a receipt nobody reads it.
+// sweep removes the files of an aborted save. A failure costs disk space, not
+// correctness: files without a receipt are never read.
 func (s *saver) sweep(ctx context.Context, checkpoint string) {
 	if err := s.store.Data.Remove(ctx, s.ref(checkpoint)); err != nil {
-		s.log.Warn("leftovers of an aborted save stay on disk", "checkpoint", checkpoint, "error", err)
+		s.log.Warn("files of an aborted save not removed", "checkpoint", checkpoint, "error", err)
 	}
 }

@@ -10,11 +10,10 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// What the log says of saves, and those who wait for it.
+// The saves' states in the log, and the callers that wait for them.
 
-// asked notes which save of the attempt is the newest: the one that was the
-// last to be heard of, as one that the log has begun, or one of which a rank was
-// told that it may copy.
+// asked marks a save as the attempt's newest: the save that the log began last,
+// or that a rank was allowed to copy.
 func (s *saver) asked(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -23,7 +22,7 @@ func (s *saver) asked(id string) {
 	}
 }
 
-// last is the newest save of the attempt.
+// last returns the newest save of the attempt.
 func (s *saver) last() (l LastSave) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -40,9 +39,8 @@ func (s *saver) last() (l LastSave) {
 	return l
 }
 
-// joined notes that the plan of a rank has come by. It refuses one for a save
-// that has ended without it: the checkpoint that has that ID is not this
-// rank's.
+// joined records that the log has the plan of a rank. It refuses a plan for a
+// save that has ended without it: the checkpoint with that ID is not this rank's.
 func (s *saver) joined(b *events.LocalPlan) {
 	if b.Attempt != s.decisions.attempt {
 		return
@@ -54,7 +52,7 @@ func (s *saver) joined(b *events.LocalPlan) {
 	s.part[who] = true
 	if late = late && !again; late {
 		if now.State == client.Committed {
-			now.Reason = fmt.Sprintf("rank %d came after it was committed by other ranks: ranks that save one name must all name the same participants", b.Rank)
+			now.Reason = fmt.Sprintf("rank %d was late: other ranks had committed it; ranks that save one name must all name the same participants", b.Rank)
 		}
 		s.refused[who] = now.Reason
 	}
@@ -66,14 +64,14 @@ func (s *saver) joined(b *events.LocalPlan) {
 	}
 }
 
-// has reports whether the plan of a rank for a save has come by.
+// has reports whether the log has the plan of a rank for a save.
 func (s *saver) has(id string, rank int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.part[rankSave{id, rank}]
 }
 
-// disagree warns of replicas that are none.
+// disagree warns of replicas that differ.
 func (s *saver) disagree(b *events.GlobalPlan) {
 	for _, d := range b.Disagreements {
 		s.log.Warn("replicas differ between ranks; one rank's bytes are saved", "checkpoint", b.Checkpoint,
@@ -104,7 +102,7 @@ func (s *saver) move(id string, state client.WaitReply) {
 	s.moved = make(chan struct{})
 }
 
-// state is what the log says of a rank's save so far.
+// state returns the state of a rank's save in the log so far.
 func (s *saver) state(id string, rank int) client.WaitReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,8 +122,8 @@ func (s *saver) wait(ctx context.Context, id string, rank int, state string) (cl
 		s.mu.Lock()
 		moved, err := s.moved, s.err
 		s.mu.Unlock()
-		// Until the rank's own plan has come by, others may have committed a
-		// checkpoint of that name in which it has no part.
+		// Until the rank's own plan is in the log, a checkpoint of that name may
+		// be the other ranks' alone.
 		now, own := s.state(id, rank), s.has(id, rank)
 		if own && order(now.State) >= order(state) || now.State == client.Aborted {
 			return now, nil

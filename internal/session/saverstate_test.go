@@ -9,9 +9,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
 
-// The newest save is the one that was heard of last; a rank that comes late to
-// an older one does not change that, whether it has ended or not. Why the newest
-// has not begun is what the lowest rank was told.
+// The newest save is the one mentioned last. A rank that comes late to an older
+// save does not change that, whether that save has ended or not. The reason why
+// the newest has not begun is the lowest rank's.
 func TestNewestSave(t *testing.T) {
 	s := newSaver(&decisionLog{eventWriter: &eventWriter{now: time.Now}, attempt: 1}, Store{}, nil, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
 	want := func(want LastSave) {

@@ -23,15 +23,15 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// protocols are the versions that a trainer speaks. In the first one it is the
-// trainer that marks a slot as sealed, and every reply has the offsets. Up to
-// the second all of a load is in one file.
+// protocols are the versions that a trainer speaks. In version 1 the trainer
+// marks a slot as sealed, and every reply has the offsets. Up to version 2 a load
+// uses a single file.
 var protocols = []int{1, unsaid, client.Protocol}
 
-// Protocols are the versions of docs/reference/protocol.md that are served.
+// Protocols returns the versions of docs/reference/protocol.md that are served.
 func Protocols() []int { return slices.Clone(protocols) }
 
-// unsaid is the version of a worker that has not said hello.
+// unsaid is the version assumed of a worker before its hello.
 const unsaid = 2
 
 // maxBody bounds the body of a request, in bytes. Tensors do not travel here.
@@ -50,10 +50,10 @@ type rankServer struct {
 	outbox   *outbox
 	protocol atomic.Int64 // the version that the worker speaks
 
-	left  atomic.Bool // it takes no part any more
+	left  atomic.Bool // the rank has left
 	once  sync.Once
 	mu    sync.Mutex
-	saves map[string]int // how often each name was saved
+	saves map[string]int // number of saves of each name
 	plans localPlans
 }
 
@@ -62,8 +62,8 @@ func badRequest(format string, args ...any) error {
 }
 
 // headerLimit is how long a connection may take to send the head of its first
-// request. One that sends nothing holds a descriptor of the trainer. A
-// connection between two requests may rest for as long as it likes.
+// request, as an idle connection holds a descriptor of the trainer. Between two
+// requests a connection may idle without limit.
 const headerLimit = 30 * time.Second
 
 // serveRank opens the socket and serves it until close.
@@ -78,7 +78,7 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	}
 	s := &rankServer{Group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
 	s.protocol.Store(unsaid)
-	s.outbox = &outbox{ctx: g.work, say: s.sayAsRank, lost: s.lost}
+	s.outbox = &outbox{ctx: g.work, record: s.recordAsRank, lost: s.lost}
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/hello", handle(s, s.onHello))
 	mux.Handle("POST /v1/report", s.raw(func(r *http.Request, body []byte) ([]byte, error) {
@@ -105,7 +105,7 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	return s, nil
 }
 
-// close ends the server and every request in it.
+// close ends the server and all its requests.
 func (s *rankServer) close() error {
 	err := s.http.Close()
 	if serr := <-s.done; !errors.Is(serr, http.ErrServerClosed) {
@@ -124,7 +124,7 @@ func (s *rankServer) raw(h rawHandler) http.Handler {
 			httpkit.Refuse(w, err)
 			return
 		}
-		_, _ = w.Write(reply) // a client that is gone needs no reply
+		_, _ = w.Write(reply) // a disconnected client needs no reply
 	})
 }
 
@@ -203,7 +203,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.Repo
 	s.listens()
 	stop, err := s.handoff.report(ctx, s.rank, r)
 	if errors.Is(err, syscall.ENOSPC) {
-		return client.ReportReply{}, fmt.Errorf("the metrics of step %d are not kept: %w", r.Step, err)
+		return client.ReportReply{}, fmt.Errorf("metrics of step %d not recorded: %w", r.Step, err)
 	}
 	if problem.Given(err) {
 		return client.ReportReply{}, err
@@ -247,10 +247,10 @@ func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) 
 	return client.EncodeParts(parts), nil
 }
 
-// ServicePath begins the paths of requests that [Config.Services] answers.
+// ServicePath is the path prefix of the requests that [Config.Services] answers.
 const ServicePath = "/v1/store/"
 
-// service passes what a worker asks of the store itself to whoever answers that.
+// service passes the workers' requests to the store to [Config.Services].
 func (s *rankServer) service() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := s.authorized(r); err != nil {

@@ -14,13 +14,13 @@
 //	lastWords   the log as a job sees it: calls wait for an answer, or for room
 //	Import      a job with one attempt and one save, of another program's checkpoint
 //
-// A session starts, watches and ends no process: its caller does that, answers
-// what a session asks through [Orders], [Signals] and [Hooks], and calls
-// [Group.Gone] when a rank takes no part any more. Package staging has the shared
-// memory that ranks save and load by, package restore their loads.
+// A session neither starts, watches nor ends processes. Its caller does that,
+// provides what a session needs through [Orders], [Signals] and [Hooks], and calls
+// [Group.Gone] when a rank leaves. Package staging holds the shared memory by which
+// ranks save and load, package restore their loads.
 //
-// What a session knows comes from the log. What it decides is appended there
-// before it takes effect.
+// A session's knowledge comes from the log. Its decisions are appended there before
+// they take effect.
 //
 // One process serves the ranks of one node, [Config.Local]. The handoff, the
 // messages and the loads still meet in the memory of this process: a group on
@@ -43,8 +43,9 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// Attempt says which attempt a group of ranks is, and answers what a session does
-// not know. With a nil interface, ranks get the answer that changes nothing.
+// Attempt identifies an attempt of a group of ranks and provides what a session
+// gets from its caller. With a nil interface, ranks get the answer that changes
+// nothing.
 type Attempt struct {
 	Number  int
 	Resume  string // what the ranks resume from: a reference, a path or empty
@@ -53,22 +54,22 @@ type Attempt struct {
 	Orders  Orders
 	Signals Signals
 	Hooks   Hooks
-	// Hub is where the collectives of the ranks meet; default one in this memory,
-	// which ranks on other nodes cannot reach.
+	// Hub connects the collectives of the ranks; the default is one in this
+	// process, which ranks on other nodes cannot reach.
 	Hub Hub
-	// Leave is told of each rank that says that it takes no part any more, once,
-	// before the rank is answered. It must not block. Without it, a rank that
-	// leaves has only said so.
+	// Leave is called once for each rank that leaves, before the rank gets its
+	// reply. It must not block. Without it, leaving has no effect beyond the
+	// record.
 	Leave func(rank int)
 }
 
 // Orders are requests to the ranks to end. Both methods may be called
 // concurrently and must not block.
 type Orders interface {
-	// Listens notes that a rank reports, or asks whether to stop.
+	// Listens records that a rank reports, or polls for stop requests.
 	Listens()
-	// Tell returns what ranks are asked from now on: [client.Stop],
-	// [client.Preempt] or nothing. The caller passes it on.
+	// Tell returns the current request to the ranks: [client.Stop],
+	// [client.Preempt] or none. The caller passes it on.
 	Tell() string
 }
 
@@ -76,29 +77,30 @@ type Orders interface {
 // that the launcher can end the processes at once. The methods may be called
 // concurrently.
 type Signals interface {
-	// Hold blocks until the process that calls is to release its signals, or ctx
-	// ends, which says that the process is gone.
+	// Hold blocks until the calling process must release its signals. If ctx ends
+	// first, the process is gone.
 	Hold(ctx context.Context, rank int, names []string) error
-	// Confirm says that one process of a rank holds nothing back any more.
+	// Confirm records that one process of a rank no longer holds any signal back.
 	Confirm(rank int)
-	// Replaced says that a rank does not hold some signals back any more.
+	// Replaced records that a rank no longer holds some signals back.
 	Replaced(rank int, names []string)
-	// Signaled returns what a rank is to do that got a signal, SIGTERM or SIGUSR1,
-	// which it holds back.
+	// Signaled returns what a rank must do after it received a signal, SIGTERM or
+	// SIGUSR1, which it holds back.
 	Signaled(rank int, name string) client.SignaledReply
 }
 
 // Hooks are the part of a communication backend in the requests of ranks.
 type Hooks interface {
-	// Begun returns a channel that is closed when training has started: until
-	// then, the first reply to each rank is held back. A nil channel holds none.
+	// Begun returns a channel that is closed when training has started. Until
+	// then, the first reply to each rank is held back. A nil channel holds back
+	// none.
 	Begun() <-chan struct{}
 	// Fetch returns the metrics of a report as the backend decodes them.
 	Fetch(metrics map[string]any) (map[string]any, error)
 }
 
-// Hub is where the collectives of a group's ranks meet. [collective.Hub] serves
-// ranks on one node; its methods say what is expected of another.
+// Hub connects the collectives of a group's ranks. [collective.Hub] serves ranks
+// on one node; its methods document what any other Hub must do.
 type Hub interface {
 	Exchange(ctx context.Context, rank int, seq uint64, op string, own []byte) ([][]byte, error)
 	Close(err error)
@@ -107,8 +109,8 @@ type Hub interface {
 var _ Hub = (*collective.Hub)(nil)
 
 // Group is the session of one attempt's group of ranks, as the node of this
-// process sees it: the sockets of the ranks that live here, and what all ranks
-// share. [Job.Begin] makes one.
+// process sees it: the sockets of the local ranks, and the state that all ranks
+// share. [Job.Begin] returns one.
 type Group struct {
 	Attempt
 	cfg       Config
@@ -131,9 +133,9 @@ type Group struct {
 	names saveNames
 }
 
-// Begin begins the session of an attempt's group: its saves are followed from now
-// on, and its ranks are served one by one with [Group.Serve]. work ends the
-// session; the caller calls [Group.Close] before that of the job.
+// Begin begins the session of an attempt's group: it follows the group's saves
+// from now on, and [Group.Serve] serves the ranks one by one. work ends the
+// session. The caller calls [Group.Close] before it closes the job.
 func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	world := j.cfg.World()
 	if a.Hub == nil {
@@ -158,8 +160,8 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	return g
 }
 
-// Close waits for the loads that are under way and frees the slots of the group.
-// The error is [ErrStuck] when a load does not end.
+// Close waits for running loads and frees the group's slots. It returns
+// [ErrStuck] if a load does not end.
 func (g *Group) Close() (err error) {
 	if !g.loader.Close(g.cfg.DrainTimeout) {
 		err = fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", ErrStuck, g.cfg.DrainTimeout)
@@ -173,8 +175,8 @@ func (g *Group) File(rank int, what string) string {
 	return filepath.Join(g.runtime, fmt.Sprintf("a%d-r%d.%s", g.Number, rank, what))
 }
 
-// Serve opens the socket of a rank that lives on this node, and serves it. It
-// returns the socket and its token. It must not be called concurrently.
+// Serve opens the socket of a local rank and serves it. It returns the socket and
+// its token. It must not be called concurrently.
 func (g *Group) Serve(rank int) (socket, token string, err error) {
 	socket, token = g.File(rank, "sock"), rand.Text()
 	s, err := g.serveRank(rank, socket, token)
@@ -188,39 +190,40 @@ func (g *Group) Serve(rank int) (socket, token string, err error) {
 // Hello yields each rank at its first hello.
 func (g *Group) Hello() <-chan int { return g.hello }
 
-// Saved yields the end of the saves of the group, once: an error, or nil after
+// Saved yields the end of the group's saves, once: an error, or nil after
 // [Group.Drain].
 func (g *Group) Saved() <-chan error { return g.saved }
 
 // TakeReports collects the reports of all ranks, one iteration at a time, until
 // every rank has ended. It returns how many iterations the log has, or will have
-// after [Group.SettleReports]. The error is an [UnevenError] if ranks disagree on
-// whether there is one more, and a [RefusedError] if the log took none.
+// after [Group.SettleReports]. It returns an [UnevenError] if ranks disagree on
+// whether there is another iteration, and a [RefusedError] if the log refused
+// one.
 func (g *Group) TakeReports(ctx context.Context) (iterations int, err error) {
 	return g.handoff.run(ctx)
 }
 
-// EndReports says that no process is left to wait for the room that reports need.
+// EndReports records that no process is left to wait for the room that reports
+// need.
 func (g *Group) EndReports() { g.handoff.reports.end() }
 
-// SettleReports ends the reports, and waits until all that were taken are in the
+// SettleReports ends the reports and waits until all that were taken are in the
 // log or refused.
 func (g *Group) SettleReports() { g.handoff.reports.settle() }
 
-// Step returns the step of the newest iteration that was reported; -1 before the
-// first.
+// Step returns the step of the newest reported iteration, or -1 before the first.
 func (g *Group) Step() int64 { return g.handoff.step.Load() }
 
-// Finished reports whether every rank has made its last report, and none is being
-// answered.
+// Finished reports whether every rank has made its last report and all reports
+// are answered.
 func (g *Group) Finished() bool { return g.handoff.finishedAll() }
 
-// EndMessages says that a rank's process has ended: those that call it by messages
-// fail. It may be called concurrently.
+// EndMessages records that a rank's process has ended: messages to it fail. It
+// may be called concurrently.
 func (g *Group) EndMessages(rank int) { g.messages.gone(rank) }
 
-// Gone frees the ranks that wait for one that takes no part any more, because of
-// why. A report that it handed over still counts. It is called once for a rank.
+// Gone frees the ranks that wait for a rank that left because of why. A report
+// that the rank handed over still counts. It is called once per rank.
 func (g *Group) Gone(rank int, why error) {
 	g.handoff.ended(rank)
 	why = fmt.Errorf("%w, so the group cannot meet any more", why)
@@ -228,7 +231,7 @@ func (g *Group) Gone(rank int, why error) {
 	g.loader.End(rank, why)
 }
 
-// Flush waits until the log has what a rank was told is sealed.
+// Flush waits until the log has the seals that a rank got replies for.
 func (g *Group) Flush(work context.Context, rank int) {
 	ctx, cancel := g.store.answering(work, g.cfg.DrainTimeout)
 	defer cancel()
@@ -237,7 +240,7 @@ func (g *Group) Flush(work context.Context, rank int) {
 			continue
 		}
 		if err := s.outbox.flush(ctx); err != nil {
-			g.log.Warn("the log does not take what a rank has saved", "rank", rank, "error", err)
+			g.log.Warn("flush of a rank's seals failed", "rank", rank, "error", err)
 		}
 	}
 }
@@ -254,13 +257,12 @@ func (g *Group) CloseServers() (err error) {
 // EndCollectives ends the collectives of the group.
 func (g *Group) EndCollectives(why error) { g.Hub.Close(why) }
 
-// replyLimit is how long the last replies to processes that live may take, all
-// together.
+// replyLimit bounds the time of the last replies to live processes, all together.
 const replyLimit = 5 * time.Second
 
-// ShutDownServers ends what is still served to processes that live. Those that
-// asked what became of a save are told: that is decided by now. Ranks that wait
-// for each other are told that they wait for nothing.
+// ShutDownServers ends the service to live processes. Requests for the state of a
+// save are answered: it is decided by now. Ranks that wait for each other get an
+// error.
 func (g *Group) ShutDownServers() (err error) {
 	over := errors.New("the session is over")
 	g.Hub.Close(over)
@@ -269,7 +271,7 @@ func (g *Group) ShutDownServers() (err error) {
 	defer cancel()
 	for _, s := range g.servers {
 		if serr := s.http.Shutdown(ctx); serr != nil {
-			g.log.Warn("requests of a rank are cut off", "rank", s.rank, "error", serr)
+			g.log.Warn("requests of a rank cut off", "rank", s.rank, "error", serr)
 		}
 		err = errors.Join(err, s.close())
 	}
@@ -277,10 +279,10 @@ func (g *Group) ShutDownServers() (err error) {
 	return err
 }
 
-// Drain finishes what is staged by all ranks when their processes are gone, and
-// aborts the rest because of why. ended says that the saves of the group have
-// ended; otherwise the caller stops them with [Group.StopSaves]. The error is
-// [ErrDrain] when they were not finished in time.
+// Drain finishes the saves that all ranks have staged, after their processes are
+// gone, and aborts the rest with the reason why. ended reports that the group's
+// saves have ended; otherwise the caller stops them with [Group.StopSaves]. It
+// returns [ErrDrain] if the saves were not finished in time.
 func (g *Group) Drain(ctx context.Context, why string) (ended bool, err error) {
 	end, err := g.store.Log.LastOf(ctx, g.decisions.agg)
 	if err != nil {
@@ -293,20 +295,20 @@ func (g *Group) Drain(ctx context.Context, why string) (ended bool, err error) {
 	case err := <-g.saved:
 		return true, err
 	case <-drained.Done():
-		g.log.Warn("staged saves are not finished in time and are given up", "drain_timeout", g.cfg.DrainTimeout)
+		g.log.Warn("staged saves abandoned: not finished in time", "drain_timeout", g.cfg.DrainTimeout)
 	}
 	return false, ErrDrain
 }
 
-// StopSaves waits for the end of the saves after the context of the session has
-// ended. The error is [ErrStuck] when a write does not end.
+// StopSaves waits for the end of the saves after the session's context has ended.
+// It returns [ErrStuck] if a write does not end.
 func (g *Group) StopSaves() error {
 	timer := time.NewTimer(g.cfg.DrainTimeout)
 	defer timer.Stop()
 	select {
 	case err := <-g.saved:
 		if err != nil && !errors.Is(err, context.Canceled) {
-			g.log.Warn("the saver ended with an error after the attempt", "error", err)
+			g.log.Warn("saver failed after the attempt", "error", err)
 		}
 		return nil
 	case <-timer.C:
@@ -314,10 +316,10 @@ func (g *Group) StopSaves() error {
 	}
 }
 
-// LastSave is the newest save of a group, as its ranks and the log spoke of it.
+// LastSave is the newest save of a group, according to its ranks and the log.
 type LastSave struct {
-	Checkpoint string // empty: there was none
-	Unbegun    string // why the log has not begun it; empty: it has, or the reason is not known
+	Checkpoint string // empty: none
+	Unbegun    string // why the log has not begun it; empty if it has or the reason is unknown
 }
 
 // LastSave returns the newest save of the group.
@@ -326,8 +328,8 @@ func (g *Group) LastSave() LastSave { return g.saver.last() }
 // Pulses returns the signs of life of the ranks that live on this node.
 func (g *Group) Pulses() *Pulses { return g.pulses }
 
-// ErrDrain says that staged saves were not finished in time.
+// ErrDrain reports that staged saves were not finished in time.
 var ErrDrain = errors.New("staged saves were not finished in time")
 
-// ErrStuck says that a read or write does not even end when it is given up.
+// ErrStuck reports that a read or write does not end even after its cancellation.
 var ErrStuck = errors.New("a disk does not answer")

@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 )
 
-// writer is own or, if the job has a storage, that storage's in its place.
+// writer returns own or, if the job has a storage, the storage's writer.
 func (s *Store) writer(own *data.FileWriter) data.Writer {
 	if s.Storage == nil {
 		return own
@@ -20,7 +20,7 @@ func (s *Store) writer(own *data.FileWriter) data.Writer {
 	return heldWriter{s.Storage.Writer(own.Location()), own.Location(), s}
 }
 
-// Reader is own or, if the job has a storage, that storage's in its place.
+// Reader returns own or, if the job has a storage, the storage's reader.
 func (s *Store) Reader(own *data.FileReader) data.Reader {
 	if s.Storage == nil {
 		return own
@@ -31,15 +31,16 @@ func (s *Store) Reader(own *data.FileReader) data.Reader {
 	return own
 }
 
-// panicked makes an error of a panic of a storage's step: the save or the load fails, and
-// the job goes on.
+// panicked turns a panic in a storage's step into an error: the save or load
+// fails, and the job continues.
 func panicked(step string, ref checkpoint.Ref, err *error) {
 	if p := recover(); p != nil {
 		*err = fmt.Errorf("%s of the storage panicked for %s: %v\n%s", step, ref, p, debug.Stack())
 	}
 }
 
-// heldReader is the reader of a job's storage, whose panics are errors.
+// heldReader wraps the reader of a job's storage and turns its panics into
+// errors.
 type heldReader struct {
 	data.Reader
 	ref checkpoint.Ref
@@ -75,7 +76,8 @@ func (r heldReader) ReadData(ctx context.Context, wants []checkpoint.Want, reads
 	return r.Reader.ReadData(ctx, wants, reads, dst)
 }
 
-// heldWriter is the writer of a job's storage, held to what [data.Writer] says.
+// heldWriter wraps the writer of a job's storage and enforces the contract of
+// [data.Writer].
 type heldWriter struct {
 	data.Writer
 	at    data.Location
@@ -88,8 +90,8 @@ func (w heldWriter) SetUp(ctx context.Context, isCoordinator bool) (err error) {
 	return w.Writer.SetUp(ctx, isCoordinator)
 }
 
-// PrepareLocalPlan implements data.Writer. It refuses a plan that is not the one that
-// was given: the worker copies its items in the order in which it has sent them.
+// PrepareLocalPlan implements data.Writer. It refuses a plan that differs from
+// the given one: the worker copies its items in the order in which it sent them.
 func (w heldWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Local) (got checkpoint.Local, err error) {
 	defer panicked("PrepareLocalPlan", w.at.Ref, &err)
 	given := checkpoint.EncodeLocal(local)
@@ -105,8 +107,8 @@ func (w heldWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Local
 		local.Rank, w.at.Ref)
 }
 
-// PrepareGlobalPlan implements data.Writer. It refuses a layout that is not the one
-// that was given: that is what all ranks save.
+// PrepareGlobalPlan implements data.Writer. It refuses a layout that differs from
+// the given one, which all ranks save by.
 func (w heldWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.Layout) (got checkpoint.Layout, err error) {
 	defer panicked("PrepareGlobalPlan", w.at.Ref, &err)
 	ctx, cancel := w.store.answering(ctx, w.store.limit)
@@ -122,7 +124,7 @@ func (w heldWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.Lay
 	return got, nil
 }
 
-// WriteData implements data.Writer. It refuses a result that vouches for nothing.
+// WriteData implements data.Writer. It refuses a result without a digest.
 func (w heldWriter) WriteData(ctx context.Context, rank int, items []checkpoint.Item, src data.Source) (written data.Written, err error) {
 	defer panicked("WriteData", w.at.Ref, &err)
 	written, err = w.Writer.WriteData(ctx, rank, items, src)
@@ -132,8 +134,8 @@ func (w heldWriter) WriteData(ctx context.Context, rank int, items []checkpoint.
 	return written, err
 }
 
-// Finish implements data.Writer. It lets nothing be committed but the manifest that was
-// given, in place, and refuses an end without a commit.
+// Finish implements data.Writer. It allows only the given manifest to be
+// committed, in place, and refuses an end without a commit.
 func (w heldWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit data.Commit) (receipt checkpoint.Receipt, err error) {
 	defer panicked("Finish", w.at.Ref, &err)
 	want := checkpoint.Sum(checkpoint.EncodeManifest(m))
@@ -162,7 +164,7 @@ func (w heldWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit da
 	return receipt, refused
 }
 
-// late says of an error of a step that the step had no more time.
+// late adds to a step's error that the step ran out of time.
 func (w heldWriter) late(ctx context.Context, step string, err error) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return err

@@ -14,26 +14,26 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Log is what a job needs of the log. All methods may be called concurrently
-// and retry lost connections until their context ends, or until a deadline of
-// their own: then the job calls them again.
+// Log is the part of the log that a job uses. All methods may be called
+// concurrently. They retry lost connections until their context ends, or until a
+// deadline of their own; then the job calls them again.
 type Log interface {
-	// Append stores facts; they are durable on return. Calling it again with
-	// the same events stores nothing twice.
+	// Append stores facts durably. Repeating it with the same events stores
+	// nothing twice.
 	Append(ctx context.Context, facts ...events.Fact) ([]uint64, error)
-	// Decide stores a decision, durably, if the last one of its aggregate has
-	// the sequence after. Otherwise the error is a conflict, for which
-	// Options.Conflict reports true.
+	// Decide stores a decision, durably, if the last decision of its aggregate
+	// has the sequence after. Otherwise the error is a conflict, for which
+	// Store.Conflict reports true.
 	Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error)
-	// ReadTrial yields the events of a trial, and no others, in order from a
-	// sequence to another; until 0 means to follow them for ever. A decision
-	// that is missing is an error; that a fact is not there proves nothing.
+	// ReadTrial yields the events of one trial in order, from one sequence to
+	// another; until 0 follows them without end. A missing decision is an error;
+	// a missing fact proves nothing.
 	ReadTrial(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error]
 	// ReadLane yields the decisions of a trial in the same way.
 	ReadLane(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error]
-	// Last is the sequence of the last event.
+	// Last returns the sequence of the last event.
 	Last(ctx context.Context) (uint64, error)
-	// LastOf is that of the last event of a trial, 0 when it has none.
+	// LastOf returns the sequence of a trial's last event, or 0 if it has none.
 	LastOf(ctx context.Context, of events.Aggregate) (uint64, error)
 }
 
@@ -44,51 +44,51 @@ type Views interface {
 	Attempts(ctx context.Context, run, trial string) ([]projections.Attempt, error)
 	OpenCheckpoints(ctx context.Context, run, trial string) ([]projections.Checkpoint, error)
 	Resolve(ctx context.Context, ref string) (projections.Checkpoint, error)
-	// Trials are those of a run.
+	// Trials returns the trials of a run.
 	Trials(ctx context.Context, run string) ([]projections.Trial, error)
 }
 
 // Blobs moves event bodies that are too large for the log to files and back.
 type Blobs interface {
-	// Put makes data durable and returns a claim check, or data itself when
-	// it is small enough.
+	// Put makes data durable and returns a claim check, or data itself if it is
+	// small enough.
 	Put(ctx context.Context, data []byte) (events.Blob, error)
 	// Get returns the data, verified.
 	Get(ctx context.Context, b events.Blob) ([]byte, error)
 }
 
-// Foreign opens a checkpoint of another program by its path, and checks that
-// it is whole. An error names what is wrong and where.
+// Foreign opens a checkpoint of another program by its path and checks that it is
+// complete. An error names the problem and its place.
 type Foreign func(ctx context.Context, path string) (*data.Foreign, error)
 
-// Store is where a job keeps its log and data.
+// Store holds a job's log and data.
 type Store struct {
 	ID       string // identity
 	Log      Log
 	Views    Views
 	Blobs    Blobs
 	Data     *data.Root
-	Storage  data.Storage // writes and reads in the place of Data; nil: Data does
+	Storage  data.Storage // writes and reads in place of Data, unless nil
 	Foreign  Foreign
 	Conflict func(error) bool // whether Log.Decide failed because another decision came first
-	// Unserved reports whether a call of Log or Views failed because nobody
-	// answered it, or for want of room in the log. The job makes such a call again
-	// until it is answered; nil: never.
+	// Unserved reports whether a call of Log or Views failed because it got no
+	// answer, or because the log had no room. The job retries such a call until
+	// it is answered; nil: never.
 	Unserved func(error) bool
 	Runtime  string // private directory for sockets, with a short path
 	Shared   string // directory in memory for staging, such as /dev/shm
 
-	// Room returns how many bytes are free where a file of Shared is; nil asks the
-	// system.
+	// Room returns the free space in bytes where a file of Shared is; nil asks
+	// the system.
 	Room func(*os.File) (int64, error)
 
 	words *lastWords    // what Log and Views wait by; nil: they do not wait
-	limit time.Duration // of a step of Storage for which all saves of the job wait
+	limit time.Duration // of a step of Storage that all saves of the job wait for
 }
 
 // resolveBlobs returns r with the plan in its body inline, so that a pure fold
-// can look into it. A claim check that stands for nothing stays: the save of which it
-// is fails, and not the training.
+// can read it. A claim check without a blob is left in place: its save fails, and
+// the training does not.
 func resolveBlobs(ctx context.Context, blobs Blobs, r events.Recorded) (events.Recorded, error) {
 	if r.Kind.Family() != "plan" {
 		return r, nil

@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// recoverSaves ends what the trial's earlier attempts have left open. A save
+// recoverSaves ends the saves that the trial's earlier attempts left open. A save
 // of the newest attempt is committed if all its bytes are in files or in slots
 // that the dead trainer left; all others are aborted.
 func (j *Job) recoverSaves(ctx context.Context, trial projections.Trial) error {
@@ -52,20 +52,20 @@ func (j *Job) recoverSaves(ctx context.Context, trial projections.Trial) error {
 	defer kept.close()
 	err = j.takeOver(ctx, trial.Attempt, world, from, kept)
 	if len(kept.saves) > 0 && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		j.log.Warn("staged saves of a dead trainer are not finished in time and are given up", "drain_timeout", j.cfg.DrainTimeout, "error", err)
+		j.log.Warn("staged saves of a dead trainer aborted: not finished in time", "drain_timeout", j.cfg.DrainTimeout, "error", err)
 		err = j.takeOver(ctx, trial.Attempt, world, from, nil)
 	}
 	return err
 }
 
-// TakeOver ends the saves of an attempt of this job, which began at a sequence of
-// the log, when the group of the attempt could not end them itself.
+// TakeOver ends the saves of an attempt of this job, whose group could not end
+// them itself. from is the sequence at which the attempt began.
 func (j *Job) TakeOver(ctx context.Context, attempt int, from uint64) error {
 	return j.takeOver(ctx, attempt, j.cfg.World(), from, nil)
 }
 
-// takeOver replays an attempt into a new coordinator, which ends its saves.
-// Those that are kept have their bytes in shared memory and are finished.
+// takeOver replays an attempt into a new coordinator, which ends its saves. The
+// saves in kept have their bytes in shared memory and are finished.
 func (j *Job) takeOver(ctx context.Context, attempt, world int, from uint64, kept *adopted) error {
 	known, err := j.store.Log.Last(ctx)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// Caller is the rank that asks something of the store, as [CallerOf] finds it.
+// Caller is the rank that makes a request to the store; [CallerOf] returns it.
 type Caller struct {
 	Run, Trial string
 	Attempt    int
@@ -24,26 +24,26 @@ type Caller struct {
 	group *Group
 }
 
-// callerKey is where a request's context has its Caller.
+// callerKey is the key of a request's Caller in its context.
 type callerKey struct{}
 
-// CallerOf is the rank whose request this is; false if it is no rank's.
+// CallerOf returns the rank that made the request; false if no rank did.
 func CallerOf(ctx context.Context) (Caller, bool) {
 	c, ok := ctx.Value(callerKey{}).(Caller)
 	return c, ok
 }
 
-// called is the request with its caller.
+// called returns the request with its caller.
 func (s *rankServer) called(r *http.Request) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), callerKey{}, Caller{
 		Run: s.cfg.Run, Trial: s.cfg.Trial, Attempt: s.Number, Rank: s.rank, World: s.cfg.World(), group: s.Group,
 	}))
 }
 
-// Save makes what lies in files, whole and digested, a checkpoint of the caller's
-// attempt: all of its ranks are said, sealed and written here, by the saver of
-// that attempt. It returns when the checkpoint is committed. When the attempt is
-// over or fenced, nothing is committed any more.
+// Save saves complete, digested files as a checkpoint of the caller's attempt:
+// the saver of that attempt appends the plans, seals and writes of all ranks. It
+// returns when the checkpoint is committed. Once the attempt is over or fenced,
+// nothing is committed.
 func (c Caller) Save(ctx context.Context, name string, step int64, from *data.Sealed) (id string, err error) {
 	g := c.group
 	if err := planner.ValidName(name); err != nil {
@@ -68,8 +68,8 @@ func (c Caller) Save(ctx context.Context, name string, step int64, from *data.Se
 	return id, err
 }
 
-// putWhole says where the bytes of a save are which no slot has; nil: nowhere
-// any more.
+// putWhole sets the files that hold the bytes of a save without slots; nil
+// removes them.
 func (s *saver) putWhole(id string, from *data.Sealed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,14 +83,14 @@ func (s *saver) putWhole(id string, from *data.Sealed) {
 	s.wholes[id] = from
 }
 
-// whole is where the bytes of a save are which no slot has, or nil.
+// whole returns the files that hold the bytes of a save without slots, or nil.
 func (s *saver) whole(id string) *data.Sealed {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.wholes[id]
 }
 
-// putOf writes the bytes of one rank, wherever they are.
+// putOf writes the bytes of one rank, from files or slots.
 func (s *saver) putOf(ctx context.Context, c planner.Write) (data.Written, error) {
 	from := s.whole(c.Checkpoint)
 	if from == nil {
@@ -103,7 +103,7 @@ func (s *saver) putOf(ctx context.Context, c planner.Write) (data.Written, error
 	return w.KeepData(ctx, c.Rank, c.Items, from)
 }
 
-// offerWhole says what every rank of a save has, and that its bytes are there.
+// offerWhole appends the plan and the seal of every rank of a save.
 func offerWhole(ctx context.Context, l *decisionLog, blobs Blobs, attempt int, id, name string, step int64, ranks []checkpoint.RankIndex, items func(int) []checkpoint.Item) error {
 	var participants []int
 	for _, r := range ranks {
@@ -138,21 +138,21 @@ func offerWhole(ctx context.Context, l *decisionLog, blobs Blobs, attempt int, i
 		}
 	}
 	if _, err := l.log.Append(ctx, append(plans, seals...)...); err != nil {
-		return fmt.Errorf("say what %s holds: %w", id, err)
+		return fmt.Errorf("record the plans of %s: %w", id, err)
 	}
 	return nil
 }
 
-// saveNames counts the saves of each name in an attempt: those that ranks make,
-// each of which counts its own, and those that come in files. The n-th of a name
-// has n in its ID.
+// saveNames counts the saves of each name in an attempt: the saves of ranks, each
+// of which counts its own, and the saves from files. The ID of the n-th save of a
+// name contains n.
 type saveNames struct {
 	mu    sync.Mutex
 	slots map[string]int // the most that a rank has made
 	files map[string]int
 }
 
-// rank is the number of a rank's n-th save of a name.
+// rank returns the number of a rank's n-th save of a name.
 func (c *saveNames) rank(name string, n int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -163,7 +163,7 @@ func (c *saveNames) rank(name string, n int) int {
 	return n + c.files[name]
 }
 
-// whole is the number of another save in files.
+// whole returns the number of the next save from files.
 func (c *saveNames) whole(name string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package system knows the kinds of the errors that come from the operating system
-// and the standard library, which declare none: a full disk, a passed deadline, a
-// missing file, missing rights.
+// Package system assigns kinds to the errors of the operating system and the
+// standard library, which declare none: a full disk, a passed deadline, a missing
+// file, missing rights.
 package system
 
 import (
@@ -12,8 +12,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// known are the system's errors. A passed deadline comes first: a caller that may
-// ask again has to know, whatever kept the answer.
+// known are the system's errors. A passed deadline comes first: the caller needs
+// to know that it may retry, whatever delayed the answer.
 var known = []struct {
 	err  error
 	kind problem.Kind
@@ -38,7 +38,7 @@ func Kinds(err error) []problem.Kind {
 	return kinds
 }
 
-// KindOf returns the first of the [Kinds], and [problem.Internal] where there is
+// KindOf returns the first of the [Kinds], or [problem.Internal] if there is
 // none.
 func KindOf(err error) problem.Kind {
 	if kinds := Kinds(err); len(kinds) > 0 {

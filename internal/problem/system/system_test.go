@@ -12,14 +12,14 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// full is a type that is a full disk only to errors.Is.
+// full is an error type that only errors.Is recognizes as a full disk.
 type full struct{}
 
 func (full) Error() string        { return "full" }
 func (full) Is(target error) bool { return target == syscall.ENOSPC }
 
-// TestKindOf: an error of the system has a kind, and one that is declared decides
-// over it.
+// TestKindOf checks that a system error has a kind, and that a declared kind
+// takes precedence.
 func TestKindOf(t *testing.T) {
 	t.Parallel()
 	path := func(err error) error { return fmt.Errorf("x: %w", &os.PathError{Op: "open", Path: "f", Err: err}) }

@@ -15,18 +15,18 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// A file that is closed where no save of DCP is pending is a checkpoint of its own,
-// as torch.save into a URL writes one: RUN/NAME/FILE is the checkpoint NAME~~FILE.
-// Whoever writes the file again makes a newer one. When .metadata follows in the same
-// directory, such files become attachments of the checkpoint that it makes.
+// A file that is closed without a pending save of DCP is a checkpoint of its own,
+// as when torch.save writes to a URL: RUN/NAME/FILE is the checkpoint NAME~~FILE.
+// Writing the file again makes a newer checkpoint. When .metadata follows in the
+// same directory, such files become attachments of its checkpoint.
 
-// unfinished reports whether a name says that the file will get another one.
+// unfinished reports whether a file has a temporary name.
 func unfinished(name string) bool {
 	return strings.HasSuffix(name, tempSuffix) || strings.HasSuffix(name, ".part") || strings.HasSuffix(name, ".partial")
 }
 
-// closedAlone makes the file of a stream that was closed a checkpoint of its own, or an
-// attachment of the one that its directory is, or a part of a save that is pending.
+// closedAlone keeps the file of a closed stream: as a checkpoint of its own, as
+// an attachment of its directory's checkpoint, or as a part of a pending save.
 func (h *Handler) closedAlone(ctx context.Context, s *stream) (closeReply, error) {
 	// Not ctx: as in commit.
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
@@ -42,15 +42,15 @@ func (h *Handler) closedAlone(ctx context.Context, s *stream) (closeReply, error
 	}
 }
 
-// adopt makes the file of a stream part of what is pending; false if that was committed
-// or given up meanwhile.
+// adopt adds the file of a stream to the pending save. It returns false if that
+// was committed or abandoned meanwhile.
 func (h *Handler) adopt(ctx context.Context, s *stream) (done bool, err error) {
 	p, err := h.begin(ctx, s.to)
 	if err != nil {
 		return false, err
 	}
 	defer h.began(p)
-	p.mu.Lock() // a commit takes all files that are there when it begins
+	p.mu.Lock() // a commit takes all files that exist when it begins
 	defer p.mu.Unlock()
 	if h.pendingOf(s.to) != p {
 		return false, nil
@@ -61,7 +61,7 @@ func (h *Handler) adopt(ctx context.Context, s *stream) (done bool, err error) {
 // hasData reports whether a save of DCP is pending.
 func (p *pending) hasData() bool { return slices.ContainsFunc(p.files.Names(), isData) }
 
-// renamedAlone does the same for a pending file that has its own name now.
+// renamedAlone does the same for a pending file that now has its final name.
 func (h *Handler) renamedAlone(ctx context.Context, dir target, p *pending, name string) (renameReply, error) {
 	if isData(name) || unfinished(name) {
 		return renameReply{}, nil
@@ -76,17 +76,17 @@ func (h *Handler) renamedAlone(ctx context.Context, dir target, p *pending, name
 	}
 	own := p.files.Detach(name, f)
 	if own == nil {
-		return renameReply{}, conflict("%s%s/%s/%s was begun anew meanwhile", scheme, dir.run, dirOf(dir.name), name)
+		return renameReply{}, conflict("%s%s/%s/%s was created again meanwhile", scheme, dir.run, dirOf(dir.name), name)
 	}
 	id, err := h.keepAlone(work, dir, own, name)
 	if gone := own.Discard(work, name); gone != nil {
-		h.log.Warn("a file stays on disk beside its checkpoint", "checkpoint", id, "error", gone)
+		h.log.Warn("copy of a committed file not removed", "checkpoint", id, "error", gone)
 	}
 	return renameReply{Checkpoint: id}, errors.Join(err, h.emptied(work, dir, p))
 }
 
-// keepAlone attaches a whole file to the checkpoint that its directory is, or else makes
-// it one itself. It returns the ID.
+// keepAlone attaches a complete file to the checkpoint of its directory, or else
+// makes the file a checkpoint. It returns the checkpoint's ID.
 func (h *Handler) keepAlone(ctx context.Context, dir target, own *data.Pending, name string) (id string, err error) {
 	c, found, err := h.committed(ctx, dir)
 	if err != nil {
@@ -101,7 +101,7 @@ func (h *Handler) keepAlone(ctx context.Context, dir target, own *data.Pending, 
 	}
 	to := dir.alone(name)
 	if strings.Contains(name, partMark) {
-		return "", refused("commit %s%s/%s: a file by itself has no ~ in its name, which (%s) stands before it in that of its checkpoint: give it another", scheme, to.run, dirOf(to.name), projections.FileMark)
+		return "", refused("commit %s%s/%s: a single file has no ~ in its name, since %s separates it from the directory in the checkpoint's name: give it another name", scheme, to.run, dirOf(to.name), projections.FileMark)
 	}
 	if err := planner.ValidName(to.name); err != nil {
 		return "", refused("commit %s%s/%s: %w: give the file, or its directory, another name", scheme, to.run, dirOf(to.name), err)
@@ -120,7 +120,7 @@ func (h *Handler) keepAlone(ctx context.Context, dir target, own *data.Pending, 
 	return id, err
 }
 
-// emptied forgets what is pending under a name once it has no file; under p.mu.
+// emptied drops a pending save once it has no file. The caller holds p.mu.
 func (h *Handler) emptied(ctx context.Context, to target, p *pending) error {
 	if len(p.files.Names()) > 0 {
 		return nil
@@ -137,15 +137,15 @@ func (h *Handler) emptied(ctx context.Context, to target, p *pending) error {
 	return p.remove(ctx)
 }
 
-// gather attaches the files that were checkpoints of their own to the one that their
-// directory is now.
+// gather attaches the files that were checkpoints of their own to their
+// directory's checkpoint.
 func (h *Handler) gather(ctx context.Context, to target) error {
 	all, err := h.line(ctx, to.run)
 	if err != nil {
 		return err
 	}
 	var of projections.Checkpoint
-	newest := map[string]projections.Checkpoint{} // by the name of the file
+	newest := map[string]projections.Checkpoint{} // by file name
 	for _, c := range all {
 		switch dir, file, alone := projections.SplitFile(c.Name); {
 		case c.Name == to.name:
@@ -168,8 +168,8 @@ func (h *Handler) gather(ctx context.Context, to target) error {
 	return err
 }
 
-// attachAlone attaches a file that is a checkpoint to another one, unless that has a
-// file of the name.
+// attachAlone attaches a file that is a checkpoint to another checkpoint, unless
+// that has a file of the name.
 func (h *Handler) attachAlone(ctx context.Context, to, from projections.Checkpoint, name string) error {
 	v, err := h.verbatim(ctx, to)
 	if err != nil && !errors.Is(err, data.ErrNotVerbatim) {

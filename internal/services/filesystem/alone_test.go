@@ -18,11 +18,11 @@ import (
 	"github.com/ckptstore/ckptstore/planner/retention"
 )
 
-// alone are the bytes of a file that is no checkpoint of DCP: of several blocks of
-// checksums.
+// alone returns the bytes of a file that is no checkpoint of DCP, with several
+// blocks of checksums.
 func alone(n byte) []byte { return bytes.Repeat([]byte{'P', 'K', n, 0xff}, 60_000) }
 
-// content is the file at a path, as it is read.
+// content reads the file at a path.
 func (a *asker) content(path string) ([]byte, error) {
 	var r openReply
 	if err := a.ask("open", pathRequest{path}, &r); err != nil {
@@ -35,7 +35,7 @@ func (a *asker) content(path string) ([]byte, error) {
 	return data, errors.Join(err, a.ask("done", doneRequest{r.Read}, nil))
 }
 
-// names are the paths below one.
+// names returns the paths below a path.
 func (a *asker) names(path string) (out []string, err error) {
 	var list listReply
 	err = a.ask("list", pathRequest{path}, &list)
@@ -45,8 +45,8 @@ func (a *asker) names(path string) (out []string, err error) {
 	return out, err
 }
 
-// TestFileAlone: each file that is closed is a checkpoint, of which every byte is
-// verified, and a path leads to the newest of them.
+// TestFileAlone checks that each closed file is a checkpoint, that all its bytes
+// are verified, and that a path leads to the newest one.
 func TestFileAlone(t *testing.T) {
 	t.Parallel()
 	a, st := here(t)
@@ -104,8 +104,8 @@ func TestFileAlone(t *testing.T) {
 	}
 }
 
-// TestRemovedFile: what is removed is deleted, its bytes too; what is pinned stays,
-// and the reply says so.
+// TestRemovedFile checks that removed files are deleted with their bytes, and
+// that pinned ones stay and are in the reply.
 func TestRemovedFile(t *testing.T) {
 	t.Parallel()
 	a, st := here(t)
@@ -145,8 +145,8 @@ func TestRemovedFile(t *testing.T) {
 	}
 }
 
-// TestFileGetsItsMetadata: a file that was a checkpoint is an attachment of the one
-// that its directory becomes; beside a save that is pending, it is part of that.
+// TestFileGetsItsMetadata checks that a file that was a checkpoint becomes an
+// attachment of its directory's checkpoint, or a part of a pending save.
 func TestFileGetsItsMetadata(t *testing.T) {
 	t.Parallel()
 	a, st := here(t)
@@ -190,8 +190,8 @@ func TestFileGetsItsMetadata(t *testing.T) {
 	}
 }
 
-// TestRenamedFile: a file under a name that says it is not finished is a checkpoint
-// once it has its own.
+// TestRenamedFile checks that a file with a temporary name becomes a checkpoint
+// when it gets its final name.
 func TestRenamedFile(t *testing.T) {
 	t.Parallel()
 	a, _ := here(t)
@@ -213,7 +213,8 @@ func TestRenamedFile(t *testing.T) {
 	}
 }
 
-// TestFilesAtOnce: writers of one directory do not take it away from each other.
+// TestFilesAtOnce checks that writers of one directory do not take it away from
+// each other.
 func TestFilesAtOnce(t *testing.T) {
 	t.Parallel()
 	a, _ := here(t)
@@ -237,8 +238,8 @@ func TestFilesAtOnce(t *testing.T) {
 	}
 }
 
-// TestKilledBesideAFile: a server that is killed before any request leaves the file of
-// before, or the new one; what was answered is there.
+// TestKilledBesideAFile checks that a server that is killed before any request
+// leaves the old or the new file, and that acknowledged files exist.
 func TestKilledBesideAFile(t *testing.T) {
 	t.Parallel()
 	start, dir := killable(t)
@@ -275,8 +276,8 @@ func TestKilledBesideAFile(t *testing.T) {
 	}
 }
 
-// TestOneFileByMany: writers of one path do not spoil each other's bytes; the last that
-// closed counts.
+// TestOneFileByMany checks that writers of one path do not corrupt each other's
+// bytes; the last close wins.
 func TestOneFileByMany(t *testing.T) {
 	t.Parallel()
 	a, st := here(t)
@@ -307,7 +308,8 @@ func TestOneFileByMany(t *testing.T) {
 	}
 }
 
-// TestRemoveOneFile: what lies below the path of a file, or beside it, stays.
+// TestRemoveOneFile checks that entries below the path of a file, and next to it,
+// stay.
 func TestRemoveOneFile(t *testing.T) {
 	t.Parallel()
 	a, _ := here(t)
@@ -325,8 +327,9 @@ func TestRemoveOneFile(t *testing.T) {
 	}
 }
 
-// TestFilesAreInNoLine: a file by itself takes no rule's place from a checkpoint, and
-// nothing resumes from it; last=N is of each file too.
+// TestFilesAreInNoLine checks that a single file does not count in a checkpoint's
+// retention rules, and that no run resumes from it; last=N also applies to each
+// file.
 func TestFilesAreInNoLine(t *testing.T) {
 	t.Parallel()
 	a, st := here(t)
@@ -363,7 +366,8 @@ func TestFilesAreInNoLine(t *testing.T) {
 	}
 }
 
-// TestNamesWithMarks: names that would lead elsewhere are refused when they are written.
+// TestNamesWithMarks checks that misleading names are refused when they are
+// written.
 func TestNamesWithMarks(t *testing.T) {
 	t.Parallel()
 	a, _ := here(t)
@@ -383,7 +387,8 @@ func TestNamesWithMarks(t *testing.T) {
 	}
 }
 
-// TestGivenUpWrites: nothing of them stays, and the next file of the directory is kept.
+// TestGivenUpWrites checks that nothing of abandoned writes stays, and that the
+// next file of the directory is kept.
 func TestGivenUpWrites(t *testing.T) {
 	t.Parallel()
 	a, st := here(t)
@@ -409,8 +414,8 @@ func TestGivenUpWrites(t *testing.T) {
 	}
 }
 
-// TestUnfinishedBesideACheckpoint: a file that gets its name in a committed directory
-// is attached then.
+// TestUnfinishedBesideACheckpoint checks that a file that gets its final name in
+// a committed directory is attached then.
 func TestUnfinishedBesideACheckpoint(t *testing.T) {
 	t.Parallel()
 	a, _ := here(t)

@@ -20,7 +20,7 @@ type client struct {
 	reads   map[uint64]*reading
 }
 
-// number is the next of streams and readings, under h.mu.
+// number returns the next number of a stream or reading. The caller holds h.mu.
 func (h *Handler) number() (uint64, error) {
 	if h.closed {
 		return 0, problem.Errorf(problem.Unavailable, "the trainer or agent is ending")
@@ -29,9 +29,10 @@ func (h *Handler) number() (uint64, error) {
 	return h.next, nil
 }
 
-// clientOf notes who asks, so that what it has open is given up when it dies;
-// under h.mu. Of a process that nobody can watch, it stays open until the end: nil.
-// One that has died meanwhile is an error.
+// clientOf registers the requesting process, so that its open files are closed
+// when it dies. The caller holds h.mu. It returns nil for a process that cannot
+// be watched, whose files stay open until the end, and an error for a process
+// that has died meanwhile.
 func (h *Handler) clientOf(ctx context.Context) (*client, error) {
 	pid, err := peer.Of(ctx)
 	if err != nil {
@@ -51,8 +52,8 @@ func (h *Handler) clientOf(ctx context.Context) (*client, error) {
 	return c, nil
 }
 
-// gone gives up what a process had open. Files that it had closed stay pending,
-// as long as there are other processes that may go on with them.
+// gone abandons the open files of a process. Files that it had closed stay
+// pending, as long as other processes may continue with them.
 func (h *Handler) gone(pid int, c *client) {
 	h.mu.Lock()
 	if h.clients[pid] == c {
@@ -80,12 +81,12 @@ func (h *Handler) gone(pid int, c *client) {
 	}
 	for at, p := range left {
 		if err := h.giveUp(context.Background(), at, p); err != nil {
-			h.log.Warn("files of a save that was never committed stay on disk", "error", err)
+			h.log.Warn("files of an uncommitted save not removed", "error", err)
 		}
 	}
 }
 
-// Busy is what clients are about to read or write; empty for nothing.
+// Busy describes the files that clients read or write; "" if there are none.
 func (h *Handler) Busy() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -100,7 +101,7 @@ func (h *Handler) Busy() string {
 	return ""
 }
 
-// release forgets the stream or reading of a number.
+// release drops the stream or reading with a number.
 func (h *Handler) release(id uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,22 +1,22 @@
 // Package filesystem lets programs that write and read files save and load
-// checkpoints: it answers the requests below /v1/store/fs/, with which the fsspec
-// filesystem of the Python client is made.
+// checkpoints: it answers the requests below /v1/store/fs/, on which the fsspec
+// filesystem of the Python client is built.
 //
 //	path     RUN, RUN/NAME, RUN/NAME/FILE, or with a PART: RUN/PART/NAME[/FILE],
 //	         which is the checkpoint PART~NAME of the run
 //	pending  the files that are written under a name, by any number of processes,
 //	         until .metadata.tmp is renamed to .metadata: that is the commit
 //	stream   a file that is written: the client fills blocks of shared memory, and
-//	         says so; behind that they are digested, and brought to the disk
+//	         reports each; in the background they are digested and written to disk
 //	ring     the blocks of one stream; memory, those of all:
 //	         SHARED/ckptstore-writes-<…>-n0/N
 //	reading  a committed file that is read: the client reads it by its path, after
-//	         the blocks that it asked for were compared with their checksums
+//	         the requested blocks were compared with their checksums
 //
-// What is pending is in nobody's way: paths lead to committed checkpoints of the
-// run's line alone, until the commit, and then to the new one. A pending
-// checkpoint whose writers were killed is written anew by the next ones, file by
-// file, and ends with the process that serves it.
+// Pending files are invisible: until the commit, paths lead only to committed
+// checkpoints of the run's line, and afterwards to the new one. The files of a
+// pending checkpoint whose writers were killed are replaced one by one by the
+// next writers. A pending checkpoint ends with the process that serves it.
 package filesystem
 
 import (
@@ -35,18 +35,18 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// Prefix begins the paths of the requests.
+// Prefix is the path prefix of the requests.
 const Prefix = session.ServicePath + "fs/"
 
 // maxBody bounds the body of a request, in bytes.
 const maxBody = 1 << 20
 
-// Handler answers the requests. Close ends what is pending.
+// Handler answers the requests. Close abandons pending saves.
 type Handler struct {
 	store *store.Store
 	log   *slog.Logger
 	job   func(ctx context.Context, save whole) (string, error)
-	// memory is what clients write into.
+	// memory is the shared memory that clients write to.
 	memory *memory
 
 	mu      sync.Mutex
@@ -59,11 +59,11 @@ type Handler struct {
 	opened  opened
 }
 
-// sweepTimeout bounds the removal of what others have left.
+// sweepTimeout bounds the removal of other processes' leftovers.
 const sweepTimeout = time.Minute
 
-// New serves the checkpoints of a store. What processes that are gone have left
-// pending there is removed.
+// New serves the checkpoints of a store. It removes the pending files of
+// processes that are gone.
 func New(s *store.Store, log *slog.Logger) *Handler {
 	shared, _ := shm.Dir()
 	h := &Handler{
@@ -74,12 +74,12 @@ func New(s *store.Store, log *slog.Logger) *Handler {
 	ctx, cancel := context.WithTimeout(context.Background(), sweepTimeout)
 	defer cancel()
 	if err := s.Data.SweepPending(ctx); err != nil {
-		log.Warn("files of saves that were never committed stay on disk", "error", err)
+		log.Warn("files of uncommitted saves not removed", "error", err)
 	}
 	return h
 }
 
-// Handle adds the requests to those that a server answers.
+// Handle adds the requests to a mux.
 func (h *Handler) Handle(mux *http.ServeMux) {
 	handle(mux, "stat", h.stat)
 	handle(mux, "list", h.list)
@@ -94,7 +94,7 @@ func (h *Handler) Handle(mux *http.ServeMux) {
 	handle(mux, "done", h.done)
 }
 
-// Close gives up what is pending, and ends every reading.
+// Close abandons pending saves, and ends every reading.
 func (h *Handler) Close() error {
 	h.mu.Lock()
 	h.closed = true
@@ -127,8 +127,8 @@ func conflict(format string, args ...any) error {
 	return problem.Errorf(problem.Conflict, format, args...)
 }
 
-// handle answers one request in JSON. A file that does not exist is one that the
-// request names: its checkpoint was deleted meanwhile.
+// handle answers one request in JSON. A missing file is the requested one: its
+// checkpoint was deleted meanwhile.
 func handle[In, Out any](mux *http.ServeMux, name string, answer func(context.Context, In) (Out, error)) {
 	mux.Handle("POST "+Prefix+name, httpkit.Handle(maxBody, func(ctx context.Context, in In) (Out, error) {
 		out, err := answer(ctx, in)

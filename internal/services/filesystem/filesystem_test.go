@@ -29,14 +29,14 @@ const (
 	mesh   = "../../format/dcp/testdata/torch-2.14/mesh2x2"
 	socket = "CKPTSTORE_TEST_SOCKET"
 	where  = "CKPTSTORE_TEST_STORE"
-	begins = "CKPTSTORE_TEST_FILE" // that a client begins, and does not end
+	begins = "CKPTSTORE_TEST_FILE" // file that a client begins, and does not end
 )
 
-// limit is how long a test waits for a process: the machine may be busy.
+// limit bounds the wait for a process: the machine may be busy.
 const limit = time.Minute
 
-// The test program serves a store when it is told to, or writes half of a block of
-// a file, so that it can be killed.
+// The test program can also serve a store, or write half of a block of a file, so
+// that it can be killed.
 func TestMain(m *testing.M) {
 	if os.Getenv(socket) == "" {
 		os.Exit(m.Run())
@@ -67,7 +67,7 @@ func serve(dir, at string) error {
 	return (&http.Server{Handler: mux, ConnContext: peer.Context}).Serve(l)
 }
 
-// asker asks a server, and kills it before a request if it is told to.
+// asker sends requests to a server, and can kill it before a given request.
 type asker struct {
 	t    testing.TB
 	at   string
@@ -87,7 +87,7 @@ func newAsker(t testing.TB, at string) *asker {
 	return &asker{t: t, at: at, http: &http.Client{Transport: transport, Timeout: limit}, left: -1}
 }
 
-// refusal is a reply that is none.
+// refusal is an error reply.
 type refusal struct {
 	status int
 	text   string
@@ -121,7 +121,7 @@ func (a *asker) ask(name string, in, out any) error {
 	return json.Unmarshal(data, out)
 }
 
-// put writes a file in pieces, of which some are said to be tensors'.
+// put writes a file in pieces, some of which are declared as tensors'.
 func (a *asker) put(path string, data []byte) error {
 	var made createReply
 	if err := a.ask("create", createRequest{Path: path}, &made); err != nil {
@@ -151,8 +151,8 @@ func (a *asker) put(path string, data []byte) error {
 	}
 }
 
-// fill puts bytes of a file that is written, which lie in one block, where they
-// belong in memory.
+// fill copies bytes of a written file, which lie in one block, to their place in
+// memory.
 func (c createReply) fill(offset int, data []byte) error {
 	file, err := os.OpenFile(c.Memory, os.O_WRONLY, 0)
 	if err != nil {
@@ -197,7 +197,7 @@ func files(t testing.TB, dir string) map[string][]byte {
 	return out
 }
 
-// get is all files of a checkpoint, each verified.
+// get returns all files of a checkpoint, verified.
 func (a *asker) get(url string) (map[string][]byte, error) {
 	var list listReply
 	if err := a.ask("list", pathRequest{url}, &list); err != nil {
@@ -240,7 +240,7 @@ func here(t *testing.T) (*asker, *store.Store) {
 	return a, st
 }
 
-// handled is here with the handler, which is changed before it serves.
+// handled is here with its handler, which change may modify before it serves.
 func handled(t *testing.T, change func(*Handler)) (*asker, *store.Store, *Handler) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "store")
@@ -277,7 +277,7 @@ func handled(t *testing.T, change func(*Handler)) (*asker, *store.Store, *Handle
 	return newAsker(t, at), st, h
 }
 
-// What was written is read byte for byte, and is a checkpoint of the store.
+// A written file is read back unchanged, and is a checkpoint of the store.
 func TestFilesComeBack(t *testing.T) {
 	a, st := here(t)
 	for i, dir := range []string{every, mesh} {
@@ -289,7 +289,7 @@ func TestFilesComeBack(t *testing.T) {
 		want := files(t, dir)
 		for name, data := range want {
 			if len(data) == 0 && name != metadataFile {
-				delete(want, name) // nothing is in it that anybody names
+				delete(want, name) // it has no named item
 			}
 		}
 		if err != nil || !same(got, want) {
@@ -313,8 +313,7 @@ func TestFilesComeBack(t *testing.T) {
 	}
 }
 
-// killable starts servers of one store, one after the other, each of which can be
-// killed.
+// killable starts killable servers of one store, one after the other.
 func killable(t *testing.T) (start func() (a *asker, kill func()), dir string) {
 	t.Helper()
 	base := t.TempDir()
@@ -323,7 +322,7 @@ func killable(t *testing.T) (start func() (a *asker, kill func()), dir string) {
 		t.Fatal(err)
 	}
 	return func() (*asker, func()) {
-		_ = os.Remove(at) // of the one before
+		_ = os.Remove(at) // of the previous server
 		c := exec.Command(os.Args[0])
 		c.Env = append(os.Environ(), socket+"="+at, where+"="+dir)
 		c.Stderr = os.Stderr
@@ -343,15 +342,15 @@ func killable(t *testing.T) (start func() (a *asker, kill func()), dir string) {
 			if !dead {
 				dead = true
 				_ = c.Process.Kill()
-				_ = c.Wait() // says that it was killed
+				_ = c.Wait() // the error of a killed process
 			}
 		}
 		return a, a.kill
 	}, dir
 }
 
-// A server that is killed before any request of a save leaves the checkpoint
-// before it, or its own; the next save is whole.
+// A server that is killed before any request of a save leaves the previous
+// checkpoint, or its own; the next save is complete.
 func TestKilledServer(t *testing.T) {
 	start, dir := killable(t)
 	const url = "run/last"
@@ -389,7 +388,7 @@ func TestKilledServer(t *testing.T) {
 	}
 }
 
-// What does not fit together is refused, and leaves nothing.
+// Inconsistent files are refused, and leave nothing.
 func TestTornFiles(t *testing.T) {
 	a, _ := here(t)
 	want := files(t, every)

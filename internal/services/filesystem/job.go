@@ -14,15 +14,15 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// jobs commits the checkpoints of processes that are no ranks of the run: each
-// is a short job of its own, as an import is. Those of one run that come at once
-// come one after the other; where a trainer runs the run, they are refused.
+// jobs commits the checkpoints of processes that are no ranks of the run: each is
+// a short job of its own, as an import is. Concurrent jobs of one run are
+// serialized; if a trainer runs the run, they are refused.
 type jobs struct {
 	store *store.Store
 	log   *slog.Logger
 
 	mu   sync.Mutex
-	runs map[string]chan struct{} // holds one while a job of the run is running
+	runs map[string]chan struct{} // full while a job of the run is running
 }
 
 // turn waits until no job of a run is running here.

@@ -13,8 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// kept is a file of a committed checkpoint: one that came with it, or an
-// attachment.
+// kept is a file of a committed checkpoint: one of its own, or an attachment.
 type kept struct {
 	file *data.VerbatimFile
 }
@@ -22,11 +21,11 @@ type kept struct {
 func (k kept) name() string { return k.file.Name }
 func (k kept) size() int64  { return k.file.Size }
 
-// keptOpen is how many checkpoints' files are known at a time: indexes are read
-// once for all files and ranks.
+// keptOpen is how many checkpoints' files are cached: indexes are read once for
+// all files and ranks.
 const keptOpen = 8
 
-// opened are those, by the digest of their manifest.
+// opened caches them, by the digest of their manifest.
 type opened struct {
 	mu    sync.Mutex
 	order []string
@@ -59,8 +58,8 @@ func (h *Handler) verbatim(ctx context.Context, c projections.Checkpoint) (*data
 	return v, nil
 }
 
-// filesOf are the files of the newest checkpoint of a name. One that was saved
-// in the store's own format has its attachments alone.
+// filesOf returns the files of the newest checkpoint of a name. A checkpoint in
+// the store's own format has only its attachments.
 func (h *Handler) filesOf(ctx context.Context, at target, all []projections.Checkpoint) ([]kept, error) {
 	var out []kept
 	var of *projections.Checkpoint
@@ -101,7 +100,7 @@ func (h *Handler) filesOf(ctx context.Context, at target, all []projections.Chec
 	return out, nil
 }
 
-// fileOf is the file that a checkpoint is.
+// fileOf returns the file of a single-file checkpoint.
 func (h *Handler) fileOf(ctx context.Context, c projections.Checkpoint, name string) (kept, error) {
 	v, err := h.verbatim(ctx, c)
 	if err != nil {
@@ -111,13 +110,14 @@ func (h *Handler) fileOf(ctx context.Context, c projections.Checkpoint, name str
 	return kept{f}, err
 }
 
-// find is the file that a path leads to.
+// find returns the file at a path.
 func (h *Handler) find(ctx context.Context, p path, all []projections.Checkpoint) (kept, target, error) {
 	at, name, ok := p.file()
 	if !ok {
 		return kept{}, at, h.absent(ctx, p.text, all)
 	}
-	// What is written into a checkpoint is attached to it: a file by itself is older.
+	// A file written into a checkpoint is attached to it, so a single file of
+	// that name is older.
 	files, err := h.filesOf(ctx, at, all)
 	for _, f := range files {
 		if f.name() == name {

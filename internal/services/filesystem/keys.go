@@ -6,10 +6,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// textKeys are the containers of which PyTorch's planner has made text of keys that may
-// have been numbers or other values of Python, by name, with one such key of each. The
-// root has the empty name. The state of an optimizer that has tensors alone is left out: its
-// groups list the keys as they are. Python's _keys.texts is the same for paths that it has.
+// textKeys returns the containers in which PyTorch's planner has turned keys into
+// text that may have been numbers or other values of Python, by name, with one
+// such key of each. The root has the empty name. The state of an optimizer with
+// only tensors is left out: its groups list the original keys. Python's
+// _keys.texts does the same for paths.
 func textKeys(l checkpoint.Layout) map[string]string {
 	found, optimizers := map[string]container{}, map[string]bool{}
 	look := func(fqn string, path checkpoint.Path, value bool) {
@@ -50,12 +51,13 @@ func textKeys(l checkpoint.Layout) map[string]string {
 type container struct {
 	path   checkpoint.Path
 	key    string
-	valued bool // something below such a key is no tensor
+	valued bool // a value, not a tensor, is below such a key
 }
 
 var text = regexp.MustCompile(`^(?:-?[0-9][0-9.e+-]*|True|False|None|\(.*\))$`)
 
-// isText reports whether a key is one that Python writes so and that is no string.
+// isText reports whether a key is the Python notation of a value other than a
+// string.
 func isText(key string) bool {
 	if key == "" || (key[0] < '0' || key[0] > '9') && key[0] != '-' && key[0] != '(' && key[0] != 'T' && key[0] != 'F' && key[0] != 'N' {
 		return false

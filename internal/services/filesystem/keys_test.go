@@ -7,7 +7,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// Keys that may have been numbers are found by their containers, but for an optimizer's.
+// Keys that may have been numbers are found by their containers, except an
+// optimizer's.
 func TestTextKeys(t *testing.T) {
 	path := func(keys ...any) (p checkpoint.Path) {
 		for _, k := range keys {

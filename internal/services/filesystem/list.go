@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// line are the committed checkpoints of the run's line, the oldest first.
+// line returns the committed checkpoints of the run's line, oldest first.
 func (h *Handler) line(ctx context.Context, run string) ([]projections.Checkpoint, error) {
 	all, err := query.Ask(ctx, h.store.Views(), query.Checkpoints, query.Params{Run: run})
 	if errors.Is(err, projections.ErrNotFound) {
@@ -32,7 +32,7 @@ func (h *Handler) line(ctx context.Context, run string) ([]projections.Checkpoin
 	return all, nil
 }
 
-// committed is the newest checkpoint of a name.
+// committed returns the newest checkpoint of a name.
 func (h *Handler) committed(ctx context.Context, to target) (c projections.Checkpoint, found bool, err error) {
 	all, err := h.line(ctx, to.run)
 	for _, one := range all {
@@ -43,14 +43,14 @@ func (h *Handler) committed(ctx context.Context, to target) (c projections.Check
 	return c, found, err
 }
 
-// node is what a path leads to.
+// node is the file or directory at a path.
 type node struct {
 	Name  string `json:"name"` // the path
 	Type  string `json:"type"` // "directory" or "file"
 	Size  int64  `json:"size"` // in bytes
 	Step  int64  `json:"step,omitempty"`
 	ID    string `json:"checkpoint,omitempty"` // of a checkpoint's directory
-	Since string `json:"created,omitempty"`    // when that was committed
+	Since string `json:"created,omitempty"`    // time of its commit
 }
 
 const (
@@ -62,7 +62,7 @@ type pathRequest struct {
 	Path string `json:"path"`
 }
 
-// stat is what a path leads to; 404 if to nothing.
+// stat returns the node at a path, or 404.
 func (h *Handler) stat(ctx context.Context, in pathRequest) (node, error) {
 	p, err := parse(in.Path)
 	if err != nil {
@@ -82,10 +82,11 @@ func (h *Handler) stat(ctx context.Context, in pathRequest) (node, error) {
 	return node{Name: p.text, Type: aFile, Size: f.size()}, nil
 }
 
-// stands is the path as a run, a part, a checkpoint, or the file that one is.
+// stands returns the path's node if it is a run, a part, a checkpoint, or the
+// file of a single-file checkpoint.
 func stands(p path, all []projections.Checkpoint) (out node, found bool) {
 	out = node{Name: p.text, Type: aDirectory}
-	for _, c := range all { // the newest last
+	for _, c := range all { // newest last
 		at := dirOf(c.Name)
 		if !p.holds(at) {
 			continue
@@ -98,7 +99,7 @@ func stands(p path, all []projections.Checkpoint) (out node, found bool) {
 	return out, found
 }
 
-// nodeOf is a checkpoint at a path.
+// nodeOf returns the node of a checkpoint at a path.
 func nodeOf(text string, c projections.Checkpoint) node {
 	if c.IsFile() {
 		return node{Name: text, Type: aFile, Size: c.Bytes, Step: c.Step, ID: c.ID}
@@ -110,7 +111,7 @@ type listReply struct {
 	Entries []node `json:"entries"`
 }
 
-// list is what lies directly below a path; a file is its own entry.
+// list returns the entries directly below a path; a file is its own entry.
 func (h *Handler) list(ctx context.Context, in pathRequest) (listReply, error) {
 	p, err := parse(in.Path)
 	if err != nil {
@@ -175,8 +176,8 @@ type removeRequest struct {
 }
 
 type removeReply struct {
-	// Kept are the checkpoints that were removed from the line, and whose files stay
-	// for now.
+	// Kept are the checkpoints that were removed from the line, but whose files
+	// stay for now.
 	Kept []keptReply `json:"kept,omitempty"`
 }
 
@@ -185,9 +186,9 @@ type keptReply struct {
 	Reason     string `json:"reason"`
 }
 
-// remove deletes checkpoints, or gives up a file that is pending. The files of a
-// committed checkpoint are never removed by themselves, unless it is one file;
-// .metadata, of which a successor is pending, stays until that takes its place.
+// remove deletes checkpoints, or abandons a pending file. Files of a committed
+// checkpoint are not removed one by one, except that of a single-file checkpoint.
+// .metadata, if its successor is pending, stays until that replaces it.
 func (h *Handler) remove(ctx context.Context, in removeRequest) (removeReply, error) {
 	if in.Checkpoint != "" {
 		c, err := store.Committed(ctx, h.store.Views(), in.Checkpoint)
@@ -237,7 +238,7 @@ func (h *Handler) remove(ctx context.Context, in removeRequest) (removeReply, er
 	return removeReply{}, conflict("remove %s%s: the files of a committed checkpoint stay together: remove its directory with recursive=True", scheme, p.text)
 }
 
-// delete deletes checkpoints of one run, but those that something holds.
+// delete deletes checkpoints of one run, except those that are held.
 func (h *Handler) delete(ctx context.Context, all []projections.Checkpoint, reason string) (removeReply, error) {
 	done, err := h.store.Withdraw(ctx, all, reason)
 	if err != nil {
@@ -252,7 +253,7 @@ func (h *Handler) delete(ctx context.Context, all []projections.Checkpoint, reas
 	return out, nil
 }
 
-// giveUp ends what is pending under a name.
+// giveUp abandons a pending save.
 func (h *Handler) giveUp(ctx context.Context, at target, p *pending) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -268,8 +269,8 @@ func (h *Handler) giveUp(ctx context.Context, at target, p *pending) error {
 	return p.remove(ctx)
 }
 
-// missing is about a path to nothing; have are the names that there are instead of its
-// last one.
+// missing returns the error of a path that does not exist. have are the names
+// that exist in place of its last one.
 func missing(path string, have ...string) error {
 	err := fmt.Errorf("%s%s: %w", scheme, path, fs.ErrNotExist)
 	if near := projections.Near(path[strings.LastIndexByte(path, '/')+1:], have); near != "" {
@@ -278,10 +279,11 @@ func missing(path string, have ...string) error {
 	return problem.Wrap(problem.NotFound, err)
 }
 
-// absent is about a checkpoint, part or run that is not there: all are those of the run.
+// absent returns the error of a checkpoint, part or run that does not exist. all
+// are the run's checkpoints.
 func (h *Handler) absent(ctx context.Context, text string, all []projections.Checkpoint) error {
 	var names []string
-	for _, c := range slices.Backward(all) { // the newest first
+	for _, c := range slices.Backward(all) { // newest first
 		if !slices.Contains(names, dirOf(c.Name)) {
 			names = append(names, dirOf(c.Name))
 		}

@@ -14,20 +14,20 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
 
-// A client fills one block while the ones before are digested and written. Memory
-// that was touched before takes a copy several times as fast as fresh memory, so a
-// few blocks are used over and over, by later streams too. Blocks of 4 and 2 MiB, of
-// which more has to be said, were no faster, nor did they take less processor time.
+// A client fills one block while earlier blocks are digested and written. Memory
+// that was touched before takes a copy several times as fast as fresh memory, so
+// a few blocks are reused, by later streams too. Blocks of 4 and 2 MiB, which
+// need more requests, were no faster and took no less processor time.
 const (
 	blockSize  = 8 << 20
-	ringBlocks = 8               // of a stream, at most
-	allBlocks  = 16 * ringBlocks // of all streams, but that each has one
+	ringBlocks = 8               // maximum of a stream
+	allBlocks  = 16 * ringBlocks // maximum of all streams, except that each has at least one
 )
 
-// rest is how long the memory of a stream that was closed is kept for the next.
+// rest is how long the memory of a closed stream is kept for the next.
 const rest = 10 * time.Second
 
-// memory is the rings of streams.
+// memory holds the rings of streams.
 type memory struct {
 	files shm.Files
 	idle  shm.Idle[*ring]
@@ -38,18 +38,18 @@ type memory struct {
 	busy map[*ring]bool
 }
 
-// FullError says that shared memory has no room for one block.
+// FullError reports that shared memory has no room for one block.
 type FullError struct {
 	Dir        string
 	Need, Free int64 // bytes
 }
 
-// Error says what to do.
+// Error returns the sizes and the next step.
 func (e *FullError) Error() string {
 	return fmt.Sprintf("a file that is written needs %d bytes of shared memory in %s, and %d are free: make room there, or give it more (docker run --shm-size)", e.Need, e.Dir, e.Free)
 }
 
-// Is makes every FullError one of a full disk.
+// Is makes every FullError an ENOSPC.
 func (e *FullError) Is(target error) bool { return target == syscall.ENOSPC }
 
 func newMemory(shared string, log *slog.Logger) *memory {
@@ -59,7 +59,7 @@ func newMemory(shared string, log *slog.Logger) *memory {
 	return m
 }
 
-// take is memory for a stream, of as many blocks as there is room for.
+// take returns memory for a stream, of as many blocks as there is room for.
 func (m *memory) take() (*ring, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,8 +77,8 @@ func (m *memory) take() (*ring, error) {
 	return r, nil
 }
 
-// choose is the ring that was kept last, or a new one, which takes no memory before
-// it is written.
+// choose returns the ring that was kept last, or a new ring, which takes no
+// memory before it is written.
 func (m *memory) choose() (*ring, error) {
 	for r, ok := m.idle.Take(alike); ok; r, ok = m.idle.Take(alike) {
 		if shm.Linked(r.file) {
@@ -101,11 +101,11 @@ func (m *memory) choose() (*ring, error) {
 	return r, nil
 }
 
-// alike says of two rings that neither is better than the other.
+// alike ranks all rings as equal.
 func alike(_, _ *ring) bool { return false }
 
-// blocks is how many a ring may use: those that it has touched, and more as far as
-// others have not been promised what is free.
+// blocks returns how many blocks a ring may use: those that it has touched, and
+// more if free memory is not promised to other rings.
 func (m *memory) blocks(r *ring) (int, error) {
 	left := allBlocks
 	for other := range m.busy {
@@ -132,9 +132,9 @@ func (m *memory) blocks(r *ring) (int, error) {
 	}
 }
 
-// keep takes back the memory of a stream that its client has closed: nobody else
-// writes there any more. The memory of any other is freed instead: its client may
-// not know yet that it has lost it, and would write into what is another's.
+// keep takes back the memory of a stream that its client has closed and no longer
+// writes to. The memory of any other stream is freed instead: its client may not
+// know yet that it has lost it, and would write into another stream's memory.
 func (m *memory) keep(r *ring) {
 	m.mu.Lock()
 	delete(m.busy, r)
@@ -150,18 +150,18 @@ func (m *memory) lose(r *ring) {
 	m.free(r)
 }
 
-// free gives memory back to the system, as soon as no client has it open.
+// free returns memory to the system, as soon as no client has it open.
 func (m *memory) free(r *ring) {
 	var unmapped error
 	if r.data != nil {
 		unmapped = unix.Munmap(r.data)
 	}
 	if err := errors.Join(unmapped, m.files.Discard(r.file)); err != nil {
-		m.log.Warn("the memory of a stream is not freed", "file", r.file.Name(), "error", err)
+		m.log.Warn("memory of a stream not freed", "file", r.file.Name(), "error", err)
 	}
 }
 
-// close frees all that is kept, and the directory. Nothing is taken any more.
+// close frees all kept rings, and the directory. No more rings can be taken.
 func (m *memory) close() error {
 	m.idle.Close()
 	return m.files.Close()

@@ -23,7 +23,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
 
-// counted is bytes of which no two groups of eight are the same.
+// counted returns bytes of which no two groups of eight are equal.
 func counted(size int) []byte {
 	b := make([]byte, size+8)
 	for i := 0; i < size; i += 8 {
@@ -42,7 +42,7 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// blocksFree makes shared memory one of so many blocks and some.
+// blocksFree limits shared memory to little more than so many blocks.
 func blocksFree(blocks int64) func(*Handler) {
 	return func(h *Handler) {
 		h.memory.room = func(*os.File) (int64, error) {
@@ -58,30 +58,30 @@ func blocksFree(blocks int64) func(*Handler) {
 	}
 }
 
-// inMemory are the files of rings.
+// inMemory returns the files of rings.
 func inMemory(h *Handler) []string {
 	paths, _ := filepath.Glob(filepath.Join(h.memory.files.Shared, "*", "ckptstore-writes-*-n0", "[0-9]*"))
 	return paths
 }
 
-// A file of several rounds of its memory is what was written, whether there is much
-// of it or one block.
+// A file of several rounds of its memory is read back unchanged, with much memory
+// or one block.
 func TestLargerThanItsMemory(t *testing.T) {
 	for _, blocks := range []int64{1, 2, 100} {
 		a, _, h := handled(t, blocksFree(blocks))
-		h.memory.idle.Rest = time.Hour // however long all this takes
+		h.memory.idle.Rest = time.Hour // longer than the test
 		if err := a.save("run/step-1", every); err != nil {
 			t.Fatal(err)
 		}
 		rounds := 2*int(min(blocks, ringBlocks)) + 1
 		for _, size := range []int{0, 1, blockSize, rounds*blockSize + 12345} {
 			want := counted(size)
-			if err := a.put("run/step-1/beside", want); err != nil {
+			if err := a.put("run/step-1/extra", want); err != nil {
 				t.Fatalf("%d blocks, %d bytes: %v", blocks, size, err)
 			}
 			got, err := a.get("run/step-1")
-			if err != nil || !bytes.Equal(got["beside"], want) {
-				t.Errorf("%d blocks, %d bytes: %d others came back, %v", blocks, size, len(got["beside"]), err)
+			if err != nil || !bytes.Equal(got["extra"], want) {
+				t.Errorf("%d blocks, %d bytes: %d others came back, %v", blocks, size, len(got["extra"]), err)
 			}
 		}
 		if n := len(inMemory(h)); n != 1 {
@@ -90,7 +90,7 @@ func TestLargerThanItsMemory(t *testing.T) {
 	}
 }
 
-// A client that has filled all blocks is answered when one of them is done.
+// A client that has filled all blocks gets its reply when one of them is done.
 func TestWaitsForABlock(t *testing.T) {
 	r := &ring{data: make([]byte, 2*blockSize)}
 	r.begin(2)
@@ -99,7 +99,7 @@ func TestWaitsForABlock(t *testing.T) {
 		t.Errorf("%d bytes of %d", len(data), cap(data))
 	}
 	if err := r.wait(t.Context(), 2*blockSize); err != nil {
-		t.Error(err) // the first block has nothing
+		t.Error(err) // the first block is empty
 	}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -114,8 +114,9 @@ func TestWaitsForABlock(t *testing.T) {
 	}
 }
 
-// The memory of a stream that was closed is used again, and freed when nobody comes.
-// That of one that ended otherwise is not: its client may go on writing there.
+// The memory of a closed stream is reused, and freed if it is not needed. Memory
+// of a stream that ended otherwise is not reused: its client may continue to
+// write there.
 func TestWhoseMemory(t *testing.T) {
 	a, _, h := handled(t, func(h *Handler) { h.memory.idle.Rest = time.Hour })
 	var first, second, third createReply
@@ -131,7 +132,7 @@ func TestWhoseMemory(t *testing.T) {
 	if first.Memory != second.Memory {
 		t.Error("memory that was touched is not used again")
 	}
-	// Begun anew, by another: the client of before does not know.
+	// Another client creates the file again, and the former one does not know.
 	if err := a.ask("create", createRequest{"run/x/b.distcp"}, &third); err != nil {
 		t.Fatal(err)
 	}
@@ -139,10 +140,10 @@ func TestWhoseMemory(t *testing.T) {
 		t.Fatal("two streams have the same memory")
 	}
 	if err := a.ask("close", closeRequest{writeRequest{Stream: second.Stream}, 0}, nil); err == nil {
-		t.Error("a file that was begun anew is closed")
+		t.Error("a replaced file is closed")
 	}
 	if _, err := os.Stat(second.Memory); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("memory is kept that somebody may write into: %v", err)
+		t.Errorf("memory is kept that a client may write to: %v", err)
 	}
 	h.memory.idle.Rest = time.Millisecond
 	if err := a.ask("close", closeRequest{writeRequest{Stream: third.Stream}, 0}, nil); err != nil {
@@ -151,7 +152,7 @@ func TestWhoseMemory(t *testing.T) {
 	until(t, "the memory is not freed", func() bool { return len(inMemory(h)) == 0 })
 }
 
-// Where all memory is in use, a stream is refused before anything is written.
+// Without free memory, a stream is refused before anything is written.
 func TestNoMemory(t *testing.T) {
 	a, _, h := handled(t, blocksFree(3))
 	var one, two, none createReply
@@ -199,7 +200,7 @@ func TestAllMemory(t *testing.T) {
 	}
 }
 
-// What a killed server has left in shared memory is freed by the next one.
+// The shared memory of a killed server is freed by the next one.
 func TestMemoryOfAKilledServer(t *testing.T) {
 	shared := t.TempDir()
 	dead := filepath.Join(shared, fmt.Sprintf("ckptstore-memory-%d", os.Geteuid()), "ckptstore-writes-1-n0")
@@ -230,7 +231,7 @@ func TestMemoryOfAKilledServer(t *testing.T) {
 	}
 }
 
-// beginFile writes half of a block, says which memory that is in, and waits.
+// beginFile writes half of a block, reports the memory of the block, and waits.
 func beginFile(path, at string) int {
 	a := newAsker(nil, at)
 	var made createReply
@@ -252,8 +253,8 @@ func beginFile(path, at string) int {
 	select {} // until it is killed
 }
 
-// A client that is killed in the middle of a block leaves nothing: neither memory nor
-// a file, and what was committed before is there.
+// A client that is killed in the middle of a block leaves neither memory nor a
+// file, and earlier commits stay.
 func TestKilledClient(t *testing.T) {
 	a, st, h := handled(t, nil)
 	if err := a.save("run/last", every); err != nil {
@@ -280,7 +281,7 @@ func TestKilledClient(t *testing.T) {
 	if err := c.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = c.Wait() // says that it was killed
+	_ = c.Wait() // the error of a killed process
 	until(t, "the memory of the killed client is not freed", func() bool {
 		_, err := os.Stat(path)
 		return errors.Is(err, fs.ErrNotExist)
@@ -297,7 +298,8 @@ func TestKilledClient(t *testing.T) {
 	}
 }
 
-// A client that cuts its memory off loses its file, and nobody else anything.
+// A client that truncates its memory loses its file, and no other client loses
+// anything.
 func TestMemoryIsCutOff(t *testing.T) {
 	a, _, _ := handled(t, nil)
 	if err := a.save("run/step-1", every); err != nil {
@@ -319,7 +321,7 @@ func TestMemoryIsCutOff(t *testing.T) {
 	}
 }
 
-// A process that has died before its file was open leaves nothing open.
+// A process that has died before its file was open leaves no open file.
 func TestDiedBeforeItsFileWasOpen(t *testing.T) {
 	a, _, h := handled(t, nil)
 	if err := a.save("run/step-1", every); err != nil {
@@ -357,8 +359,8 @@ func TestDiedBeforeItsFileWasOpen(t *testing.T) {
 	}
 }
 
-// What somebody else removes costs the streams that have it; those that come get
-// other memory.
+// If another process removes memory, the streams that use it fail; later streams
+// get other memory.
 func TestMemoryRemovedFromOutside(t *testing.T) {
 	m := newMemory(t.TempDir(), slog.New(slog.DiscardHandler))
 	t.Cleanup(func() {

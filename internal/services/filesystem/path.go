@@ -11,10 +11,10 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// scheme begins a URL. Requests have paths without it.
+// scheme is the prefix of a URL. Requests have paths without it.
 const scheme = "ckptstore://"
 
-// partMark stands between a part and a name in that of a checkpoint.
+// partMark separates part and name in a checkpoint's name.
 const partMark = "~"
 
 // The names of DCP's own files.
@@ -28,7 +28,7 @@ const (
 // target is a checkpoint by its name.
 type target struct{ run, name string }
 
-// path is what a request names.
+// path is the parsed path of a request.
 type path struct {
 	text  string
 	run   string
@@ -54,7 +54,7 @@ func parse(text string) (path, error) {
 	return p, nil
 }
 
-// checkpoint is the path as that of a checkpoint.
+// checkpoint returns the path as a checkpoint's.
 func (p path) checkpoint() (target, bool) {
 	if len(p.parts) == 0 || len(p.parts) > 2 {
 		return target{}, false
@@ -62,7 +62,7 @@ func (p path) checkpoint() (target, bool) {
 	return target{p.run, strings.Join(p.parts, partMark)}, true
 }
 
-// file is the path as that of a file in a checkpoint.
+// file returns the path as that of a file in a checkpoint.
 func (p path) file() (target, string, bool) {
 	n := len(p.parts) - 1
 	if n < 1 {
@@ -71,7 +71,7 @@ func (p path) file() (target, string, bool) {
 	return target{p.run, strings.Join(p.parts[:n], partMark)}, p.parts[n], true
 }
 
-// written is the path as that of a file that is to be written.
+// written returns the path as that of a file to write.
 func (p path) written() (target, string, error) {
 	to, name, ok := p.file()
 	if !ok {
@@ -89,7 +89,7 @@ func (p path) written() (target, string, error) {
 	return to, name, nil
 }
 
-// dirOf is the path below a run of a checkpoint's name.
+// dirOf returns the path of a checkpoint below its run.
 func dirOf(name string) string {
 	dir, file, ok := projections.SplitFile(name)
 	dir = strings.Replace(dir, partMark, "/", 1)
@@ -99,18 +99,17 @@ func dirOf(name string) string {
 	return dir
 }
 
-// alone is the checkpoint that is one file of this directory.
+// alone returns the single-file checkpoint of a file in this directory.
 func (t target) alone(file string) target { return target{t.run, projections.FileName(t.name, file)} }
 
-// below is the path below its run; empty for the run's own.
+// below returns the path below its run; "" for the run itself.
 func (p path) below() string { return strings.Join(p.parts, "/") }
 
-// is reports whether the path is where something lies below the run. PART/NAME and
-// PART~NAME are the same.
+// is reports whether the path equals one below the run. PART/NAME and PART~NAME
+// are equal.
 func (p path) is(at string) bool { return plainPath(at) == plainPath(p.below()) }
 
-// holds reports whether something that lies at a path below the run is this one's,
-// or below it.
+// holds reports whether a path below the run equals this one or lies below it.
 func (p path) holds(at string) bool {
 	return len(p.parts) == 0 || p.is(at) || strings.HasPrefix(plainPath(at), plainPath(p.below())+partMark)
 }
@@ -119,8 +118,8 @@ func plainPath(at string) string { return strings.ReplaceAll(at, "/", partMark) 
 
 var stepText = regexp.MustCompile(`(?i)step[-_= ]?([0-9]{1,18})`)
 
-// stepOf is the training step in a name: the number after the last "step", or
-// else that of the checkpoint before.
+// stepOf returns the training step in a name: the number after the last "step",
+// or else the previous checkpoint's step.
 func stepOf(name string, before int64) int64 {
 	if all := stepText.FindAllStringSubmatch(name, -1); all != nil {
 		if n, err := strconv.ParseInt(all[len(all)-1][1], 10, 64); err == nil {

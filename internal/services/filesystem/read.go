@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	pieceSize = 4 << 20 // bytes that are verified at a time
-	ahead     = 12      // pieces that are verified before they are asked for
-	verifiers = 4       // at a time, for each reading
+	pieceSize = 4 << 20 // unit of verification, in bytes
+	ahead     = 12      // pieces that are verified ahead of the client
+	verifiers = 4       // concurrent verifications of each reading
 )
 
 // reading is a committed file that a client reads by its path.
@@ -29,10 +29,10 @@ type reading struct {
 
 	mu     sync.Mutex
 	closed bool
-	pieces []*piece // nil: nobody has asked
+	pieces []*piece // nil: not requested yet
 }
 
-// piece is a part of a file that is verified, or was.
+// piece is a part of a file that is being verified, or was.
 type piece struct {
 	done chan struct{}
 	err  error
@@ -44,7 +44,7 @@ type openReply struct {
 	Size int64  `json:"size"`
 }
 
-// open begins to read a file.
+// open begins the reading of a file.
 func (h *Handler) open(ctx context.Context, in pathRequest) (openReply, error) {
 	p, err := parse(in.Path)
 	if err != nil {
@@ -89,27 +89,26 @@ type verifyRequest struct {
 	Read   uint64 `json:"read"`
 	Offset int64  `json:"offset"`
 	Length int64  `json:"length"`
-	// Sums asks for the checksums of at least these bytes, for a caller that compares
-	// what it reads itself.
+	// Sums asks for the checksums of at least these bytes, for a caller that
+	// verifies its own reads.
 	Sums bool `json:"sums,omitempty"`
 }
 
-// The checksums of a reply are of so many bytes behind those that were asked for, if
-// they are not in more runs than these.
+// Limits of the checksums in a reply: bytes after the requested ones, and runs.
 const (
 	sumsAhead = 64 << 20
 	maxRuns   = 4096
 )
 
 type verifyReply struct {
-	From int64 `json:"from"` // of the verified bytes around those that were asked for
+	From int64 `json:"from"` // start of the verified bytes around the requested ones
 	To   int64 `json:"to"`
-	// Runs are in place of the verification when the caller asked for checksums and
-	// the file has them: from From to To.
+	// Runs replace the verification if the caller asked for checksums and the
+	// file has them: from From to To.
 	Runs []run `json:"runs,omitempty"`
 }
 
-// run is a run of bytes of a file with the CRC-32C of each of its blocks.
+// run is a range of a file with the CRC-32C of each of its blocks.
 type run struct {
 	Offset int64  `json:"offset"` // in the file, of the first block
 	Size   int64  `json:"size"`
@@ -122,7 +121,7 @@ func (h *Handler) verify(ctx context.Context, in verifyRequest) (verifyReply, er
 	r := h.reads[in.Read]
 	h.mu.Unlock()
 	if r == nil {
-		return verifyReply{}, conflict("nothing is read as %d: the file was closed, or the trainer or agent has ended", in.Read)
+		return verifyReply{}, conflict("no reading %d: the file was closed, or the trainer or agent has ended", in.Read)
 	}
 	if in.Offset < 0 || in.Length < 0 || in.Offset > r.file.Size || in.Length > r.file.Size-in.Offset {
 		return verifyReply{}, refused("%d bytes at %d do not lie in the %d bytes of the file", in.Length, in.Offset, r.file.Size)
@@ -154,7 +153,7 @@ func (h *Handler) verify(ctx context.Context, in verifyRequest) (verifyReply, er
 	return verifyReply{From: lo * pieceSize, To: min(hi*pieceSize, r.file.Size)}, nil
 }
 
-// sums returns the checksums of some bytes and of some behind them.
+// sums returns the checksums of a range and of some bytes after it.
 func (r *reading) sums(from, to int64) verifyReply {
 	out := verifyReply{From: from, To: from}
 	for blocks := range r.file.Sums(from, to+sumsAhead) {
@@ -174,7 +173,8 @@ func (r *reading) sums(from, to int64) verifyReply {
 	return out
 }
 
-// ask has pieces verified, and some after them, and returns those.
+// ask starts the verification of pieces and of some after them, and returns the
+// former.
 func (r *reading) ask(first, last int) ([]*piece, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,7 +203,7 @@ func (r *reading) ask(first, last int) ([]*piece, error) {
 	return slices.Clone(r.pieces[first : last+1]), nil
 }
 
-// around are the verified pieces before and after some.
+// around extends a range of pieces to the verified ones before and after it.
 func (r *reading) around(first, last int) (lo, hi int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

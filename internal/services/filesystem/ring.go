@@ -9,16 +9,16 @@ import (
 )
 
 // ring is the memory of one stream: a file in shared memory of some blocks, which
-// the client fills one after the other and, after the last, from the first again.
-// Byte k of the stream is in block k / blockSize modulo their number. The client
-// goes on to a block once what was in it before is digested and written.
+// the client fills in turn, starting over after the last. Byte k of the stream is
+// in block k / blockSize modulo their number. The client may fill a block once
+// its previous content is digested and written.
 type ring struct {
 	file *os.File
 	data []byte
 
 	mu      sync.Mutex
 	blocks  int // that this stream may use
-	most    int // that any stream has used
+	most    int // maximum that any stream has used
 	under   [ringBlocks]int
 	changed chan struct{} // closed when a run is done
 }
@@ -26,26 +26,27 @@ type ring struct {
 // writeTimeout is how long a client waits for the disk to take one block.
 const writeTimeout = 10 * time.Minute
 
-// begin makes the ring one of a new stream.
+// begin prepares the ring for a new stream.
 func (r *ring) begin(blocks int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.blocks, r.under, r.changed = blocks, [ringBlocks]int{}, make(chan struct{})
 }
 
-// touched is how many blocks have memory.
+// touched returns how many blocks have memory.
 func (r *ring) touched() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.most
 }
 
-// at is which block has a byte of the stream, and where in it that is.
+// at returns the block of a byte of the stream, and the offset in it.
 func (r *ring) at(offset int64) (block, within int) {
 	return int(offset / blockSize % int64(r.blocks)), int(offset % blockSize)
 }
 
-// run is the memory of a run of bytes in one block, which is under way until done.
+// run returns the memory of a range in one block, which stays in use until done
+// is called.
 func (r *ring) run(offset int64, size int) (data []byte, done func()) {
 	block, within := r.at(offset)
 	start := block*blockSize + within
@@ -62,8 +63,7 @@ func (r *ring) run(offset int64, size int) (data []byte, done func()) {
 	}
 }
 
-// wait returns when nothing is under way in the block of a byte, which the client
-// may fill then.
+// wait waits until the block of a byte is unused, so that the client may fill it.
 func (r *ring) wait(ctx context.Context, offset int64) error {
 	block, _ := r.at(offset)
 	ctx, cancel := context.WithTimeoutCause(ctx, writeTimeout, errSlow)

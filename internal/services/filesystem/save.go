@@ -15,38 +15,38 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// pending is a checkpoint to be, under one name.
+// pending is an uncommitted checkpoint under one name.
 type pending struct {
 	mu    sync.Mutex // held by a commit
 	files *data.Pending
-	// Under the handler's mu:
-	used  time.Time // when a file was last begun
-	begun int       // files that are about to be begun
+	// Guarded by the handler's mu:
+	used  time.Time // time of the last file creation
+	begun int       // files being created
 }
 
-// patience is how long an agent that is to stop waits for the rest of a save.
+// patience is how long a stopping agent waits for the rest of a save.
 const patience = time.Minute
 
 func (p *pending) remove(ctx context.Context) error {
 	return p.files.Remove(context.WithoutCancel(ctx))
 }
 
-// whole is a checkpoint whose files are all there.
+// whole is a checkpoint with all its files.
 type whole struct {
 	to   target
 	step int64
 	from *data.Sealed
 }
 
-// pendingOf is what is pending under a name, nil if nothing is.
+// pendingOf returns the pending save of a name, or nil.
 func (h *Handler) pendingOf(to target) *pending {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.pending[to]
 }
 
-// begin is what is pending under a name; the first who asks opens it. It stays at
-// least until began is called.
+// begin returns the pending save of a name, and opens it if necessary. The save
+// stays at least until began is called.
 func (h *Handler) begin(ctx context.Context, to target) (*pending, error) {
 	h.mu.Lock()
 	p := h.pending[to]
@@ -88,7 +88,7 @@ func (h *Handler) began(p *pending) {
 	p.begun--
 }
 
-// place finds where the file of a stream belongs.
+// place creates the file of a stream in its place.
 func (h *Handler) place(ctx context.Context, s *stream) (err error) {
 	if !isData(s.name) {
 		if s.own, err = h.store.Data.NewPending(ctx); err != nil {
@@ -113,7 +113,7 @@ func isData(name string) bool {
 	return strings.HasSuffix(name, dataSuffix) || strings.HasSuffix(strings.TrimSuffix(name, tempSuffix), metadataFile)
 }
 
-// named says that a name which the store cannot keep is the caller's fault.
+// named marks a name that the store cannot keep as the caller's fault.
 func named(err error) error {
 	if bad := (*checkpoint.NameError)(nil); errors.As(err, &bad) {
 		return refused("%w", err)
@@ -131,7 +131,7 @@ type renameReply struct {
 	TextKeys   map[string]string `json:"text_keys,omitempty"`  // see textKeys
 }
 
-// rename gives a pending file another name; that of .metadata is the commit.
+// rename renames a pending file; renaming to .metadata is the commit.
 func (h *Handler) rename(ctx context.Context, in renameRequest) (renameReply, error) {
 	from, err := parse(in.From)
 	if err != nil {
@@ -157,7 +157,7 @@ func (h *Handler) rename(ctx context.Context, in renameRequest) (renameReply, er
 		return renameReply{}, missing(from.text)
 	}
 	if strings.HasSuffix(name, metadataFile) && name != metadataFile {
-		return renameReply{}, refused("%s is the metadata of one rank alone: save with a process group, or with no_dist=True, so that one .metadata says what is in the checkpoint", in.To)
+		return renameReply{}, refused("%s is the metadata of one rank alone: save with a process group, or with no_dist=True, so that one .metadata describes the checkpoint", in.To)
 	}
 	if f := p.files.File(old); !f.Whole() {
 		return renameReply{}, conflict("rename %s: the file is not closed, or could not be written: %w", in.From, errors.Join(f.Err(), errors.New("close it first")))
@@ -174,10 +174,10 @@ func (h *Handler) rename(ctx context.Context, in renameRequest) (renameReply, er
 // commitTimeout bounds a commit, in which all data is on the disk already.
 const commitTimeout = 10 * time.Minute
 
-// commit makes what is pending a checkpoint. After an error it is pending as
-// before.
+// commit commits a pending save. After an error it is still pending.
 func (h *Handler) commit(ctx context.Context, to target, p *pending, metadata string) (done renameReply, err error) {
-	// Not ctx: whoever has asked for it may be gone, and it is committed or not.
+	// Not ctx: if the caller is gone, the commit must still succeed or fail as a
+	// whole.
 	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
 	p.mu.Lock()
@@ -201,10 +201,10 @@ func (h *Handler) commit(ctx context.Context, to target, p *pending, metadata st
 	}
 	h.mu.Unlock()
 	if err := p.remove(work); err != nil {
-		h.log.Warn("files of a save stay on disk beside the checkpoint", "checkpoint", done.Checkpoint, "error", err)
+		h.log.Warn("copies of a committed save's files not removed", "checkpoint", done.Checkpoint, "error", err)
 	}
 	if err := h.gather(work, to); err != nil {
-		h.log.Warn("files that were written before a save stay checkpoints of their own", "checkpoint", done.Checkpoint, "error", err)
+		h.log.Warn("earlier files not attached to the checkpoint", "checkpoint", done.Checkpoint, "error", err)
 	}
 	return done, nil
 }
@@ -230,8 +230,8 @@ func (h *Handler) commitFiles(ctx context.Context, to target, p *pending) (done 
 	return renameReply{Checkpoint: id, TextKeys: textKeys(from.Manifest().Layout)}, err
 }
 
-// keep commits files of which everything is known, as the attempt of the rank that
-// asks, or as a job of its own.
+// keep commits sealed files, as the attempt of the requesting rank, or as a job
+// of its own.
 func (h *Handler) keep(ctx context.Context, to target, sealed *data.Sealed) (string, error) {
 	step, err := h.stepOf(ctx, to)
 	if err != nil {

@@ -9,19 +9,19 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 )
 
-// stream is a file that is written.
+// stream is a file that is being written.
 type stream struct {
 	to   target
 	name string
 	file *data.PendingFile
 	ring *ring
-	// own has the file alone, so that those who write one name at once are not in each
-	// other's way; nil for a file of DCP, which is one of all that are pending.
+	// own has only this file, so that concurrent writers of one name do not
+	// conflict; nil for a file of DCP, which is one of the pending files.
 	own *data.Pending
 
 	mu    sync.Mutex
 	ended bool
-	whole bool // its client has closed it, and goes by what it was told
+	whole bool // its client has closed it and relies on the reply
 }
 
 type createRequest struct {
@@ -30,13 +30,13 @@ type createRequest struct {
 
 type createReply struct {
 	Stream uint64 `json:"stream"`
-	Memory string `json:"memory"` // a file of blocks in shared memory, which the client fills
+	Memory string `json:"memory"` // file of blocks in shared memory, which the client fills
 	Blocks int    `json:"blocks"`
-	Block  int    `json:"block"` // size of each, in bytes: after so many a write is due
+	Block  int    `json:"block"` // size of each, in bytes: a write is due after so many
 }
 
-// create begins a file. The first one below a name opens a pending checkpoint,
-// unless it is a file beside a committed one.
+// create begins a file. The first file below a name opens a pending checkpoint,
+// unless it joins a committed one.
 func (h *Handler) create(ctx context.Context, in createRequest) (createReply, error) {
 	p, err := parse(in.Path)
 	if err != nil {
@@ -96,15 +96,16 @@ func (h *Handler) stream(id uint64) (*stream, error) {
 
 type writeRequest struct {
 	Stream uint64 `json:"stream"`
-	Offset int64  `json:"offset"` // in the file, of bytes that are in memory now
+	Offset int64  `json:"offset"` // in the file, of bytes that are now in memory
 	Length int    `json:"length"`
-	// Cuts are where in the file something else begins: [offset, 1] the bytes of
-	// one tensor, [offset, 0] anything else.
+	// Cuts are the offsets in the file where another part begins: [offset, 1] the
+	// bytes of one tensor, [offset, 0] anything else.
 	Cuts [][2]int64 `json:"cuts"`
 }
 
-// write takes the bytes that are in memory. When it replies, the client may go on
-// to the end of the block in which they end, or of the next one if they fill it.
+// write accepts the bytes in memory. After its reply, the client may continue to
+// the end of the block in which the bytes end, or of the next block if they fill
+// it.
 func (h *Handler) write(ctx context.Context, in writeRequest) (empty, error) {
 	s, err := h.stream(in.Stream)
 	if err != nil {
@@ -127,7 +128,7 @@ func (s *stream) wrap(err error) error {
 	return err
 }
 
-// wrote hands bytes on, after which about next more come.
+// wrote passes bytes on; about next more bytes will follow.
 func (s *stream) wrote(ctx context.Context, in writeRequest, next int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,12 +136,12 @@ func (s *stream) wrote(ctx context.Context, in writeRequest, next int64) error {
 		return data.ErrReplaced
 	}
 	if said := s.file.Said(); in.Offset != said || in.Length < 0 {
-		return refused("%d bytes at %d are said to be written, after %d bytes", in.Length, in.Offset, said)
+		return refused("write of %d bytes at %d, after %d bytes", in.Length, in.Offset, said)
 	}
 	if _, within := s.ring.at(in.Offset); in.Length > blockSize-within {
-		return refused("%d bytes at %d are said to be written, and the block ends after %d", in.Length, in.Offset, blockSize-within)
+		return refused("write of %d bytes at %d, and the block ends after %d", in.Length, in.Offset, blockSize-within)
 	}
-	if !isData(s.name) { // one value, of which the digest is found on the way
+	if !isData(s.name) { // one value, whose digest is computed on the way
 		in.Cuts = nil
 		if in.Offset == 0 {
 			in.Cuts = [][2]int64{{0, 1}}
@@ -150,7 +151,7 @@ func (s *stream) wrote(ctx context.Context, in writeRequest, next int64) error {
 	last := in.Offset
 	for i, c := range in.Cuts {
 		if c[0] < last || c[0] > in.Offset+int64(in.Length) {
-			return refused("cut %d at %d does not lie in the bytes that are said to be written", i, c[0])
+			return refused("cut %d at %d is outside of the written bytes", i, c[0])
 		}
 		cuts[i], last = data.Cut{Offset: c[0], Payload: c[1] == 1}, c[0]
 	}
@@ -175,12 +176,12 @@ type closeRequest struct {
 type empty struct{}
 
 type closeReply struct {
-	Checkpoint string `json:"checkpoint,omitempty"` // that the file is, by itself
-	Pending    bool   `json:"pending,omitempty"`    // it belongs to a save that is not committed
+	Checkpoint string `json:"checkpoint,omitempty"` // the file as a checkpoint of its own
+	Pending    bool   `json:"pending,omitempty"`    // it belongs to an uncommitted save
 }
 
-// finish closes a stream: the file is durable on return. After an error there is
-// neither.
+// finish closes a stream: the file is durable on return. After an error, the
+// stream and the file are gone.
 func (h *Handler) finish(ctx context.Context, in closeRequest) (out closeReply, err error) {
 	s, err := h.stream(in.Stream)
 	if err != nil {
@@ -188,7 +189,7 @@ func (h *Handler) finish(ctx context.Context, in closeRequest) (out closeReply, 
 	}
 	if err = s.wrote(ctx, in.writeRequest, 0); err == nil {
 		if said := s.file.Said(); said != in.Size {
-			err = refused("the file is said to have %d bytes, %d were written", in.Size, said)
+			err = refused("close with a size of %d bytes, %d were written", in.Size, said)
 		}
 	}
 	if err == nil {
@@ -212,7 +213,7 @@ type discardRequest struct {
 	Stream uint64 `json:"stream"`
 }
 
-// discard gives a stream up.
+// discard abandons a stream.
 func (h *Handler) discard(_ context.Context, in discardRequest) (empty, error) {
 	s, err := h.stream(in.Stream)
 	if err != nil {
@@ -227,7 +228,7 @@ func (h *Handler) forget(id uint64, s *stream) {
 	s.end(h)
 }
 
-// end gives up a file that is not closed, and the memory of any.
+// end abandons a file that is not closed, and releases its memory in any case.
 func (s *stream) end(h *Handler) {
 	s.mu.Lock()
 	first, whole := !s.ended, s.whole
@@ -236,7 +237,7 @@ func (s *stream) end(h *Handler) {
 	if !first {
 		return
 	}
-	s.file.Abort() // of no effect on a file that is closed
+	s.file.Abort() // no effect on a closed file
 	switch {
 	case s.ring == nil:
 	case whole:
@@ -251,6 +252,6 @@ func (s *stream) end(h *Handler) {
 		return
 	}
 	if err := s.own.Remove(context.Background()); err != nil {
-		h.log.Warn("what was written of a file stays on disk", "file", s.name, "error", err)
+		h.log.Warn("partial file not removed", "file", s.name, "error", err)
 	}
 }

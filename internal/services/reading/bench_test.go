@@ -9,8 +9,8 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// BenchmarkRead reads 512 MiB of 16 tensors, verified, into shared memory that was
-// used before.
+// BenchmarkRead reads 512 MiB of 16 tensors, verified, into shared memory that
+// was used before.
 func BenchmarkRead(b *testing.B) {
 	const tensors, rows = 16, 32 << 10
 	sizes := make([]int, tensors)

@@ -11,19 +11,19 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Listing asks for checkpoints: of a run, or of all; All also for those that are
-// not committed or not in the line.
+// Listing asks for the checkpoints of a run, or of all runs. All includes those
+// that are not committed or not in the line.
 type Listing struct {
 	Run string `json:"run,omitempty"`
 	All bool   `json:"all,omitempty"`
 }
 
-// Listed are the checkpoints that a Listing asks for, of each run the newest first.
+// Listed is the answer to a Listing: the checkpoints of each run, newest first.
 type Listed struct {
 	Checkpoints []Row `json:"checkpoints"`
 }
 
-// Row is one of them.
+// Row is one checkpoint.
 type Row struct {
 	Checkpoint string            `json:"checkpoint"` // ID
 	Run        string            `json:"run"`
@@ -60,12 +60,12 @@ type Asked struct {
 	Ref string `json:"ref"`
 }
 
-// Description says what a checkpoint holds.
+// Description describes the contents of a checkpoint.
 type Description struct {
-	Checkpoint  string                   `json:"checkpoint"` // ID, or the path of one that is not of the store
+	Checkpoint  string                   `json:"checkpoint"` // ID, or the path of a checkpoint outside the store
 	Run         string                   `json:"run"`
 	Trial       string                   `json:"trial"`
-	Step        int64                    `json:"step"` // -1 where it is not known
+	Step        int64                    `json:"step"` // -1 if unknown
 	Name        string                   `json:"name"`
 	WorldSize   int                      `json:"world_size"`
 	Tensors     map[string]Tensor        `json:"tensors"`
@@ -81,21 +81,22 @@ type Tensor struct {
 	Path   Path         `json:"path,omitempty"`
 }
 
-// Value is a value of a checkpoint. Bytes is the size of it, or, where each rank
-// has its own, of the largest.
+// Value is a value of a checkpoint. Bytes is its size, or the largest size if
+// each rank has its own.
 type Value struct {
 	Bytes   int64 `json:"bytes"`
 	PerRank bool  `json:"per_rank,omitempty"`
-	Ranks   []int `json:"ranks,omitempty"` // that have one of their own, ascending
+	Ranks   []int `json:"ranks,omitempty"` // that have their own, ascending
 	Path    Path  `json:"path,omitempty"`
 }
 
-// Path is where something was in the state dict: keys, which are strings, a
-// [Literal] for a key that is none, and indexes of lists, which are integers. It is
-// nil where that is the FQN alone.
+// Path is the place of an item in the state dict: keys, which are strings, a
+// [Literal] for any other key, and indexes of lists, which are integers. It is
+// nil if the place is just the FQN.
 type Path []any
 
-// Literal is a key that is no string, as Python writes it: 3, True, None, (0, 1).
+// Literal is a key other than a string, in Python's notation: 3, True, None, (0,
+// 1).
 type Literal struct {
 	Literal string `json:"literal"`
 }
@@ -150,7 +151,7 @@ func (s *source) describe() Description {
 	return d
 }
 
-// logged are the checkpoints that the log of an open store knows.
+// logged is the catalog of an open store: the checkpoints in its log.
 type logged struct{ *store.Store }
 
 var _ Catalog = logged{}

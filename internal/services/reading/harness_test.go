@@ -25,7 +25,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// patience is how long a test waits for what must come.
+// patience bounds the wait for expected events.
 const patience = 60 * time.Second
 
 // callerEnv makes this program a caller that is killed: see TestMain.
@@ -107,7 +107,7 @@ func serve(t testing.TB, paths ...string) *served {
 	return s
 }
 
-// files are what is in shared memory, but for locks.
+// files returns the files in shared memory, without locks.
 func (s *served) files() []string {
 	s.Helper()
 	found, err := filepath.Glob(filepath.Join(s.shared, "*", "*", "[0-9]*"))
@@ -155,13 +155,13 @@ func ask[Out any](s *served, name string, request any, status int) (out Out) {
 	return out
 }
 
-// refused is the text of an error.
+// refused returns the text of an error.
 func (s *served) refused(name string, request any, status int) string {
 	s.Helper()
 	return ask[client.Problem](s, name, request, status).Message
 }
 
-// item is a whole tensor or value.
+// item returns the item of a whole tensor or value.
 func (s *served) item(d Description, fqn string) client.Item {
 	s.Helper()
 	if t, ok := d.Tensors[fqn]; ok {
@@ -173,7 +173,7 @@ func (s *served) item(d Description, fqn string) client.Item {
 	return client.Item{FQN: fqn, Value: true}
 }
 
-// bytesOf are those of an item of an answer.
+// bytesOf returns the bytes of an item of a reply.
 func (s *served) bytesOf(r Reply, i int) []byte {
 	s.Helper()
 	data, err := os.ReadFile(r.Arenas[r.In[i]].Path)
@@ -183,8 +183,8 @@ func (s *served) bytesOf(r Reply, i int) []byte {
 	return data[r.Offsets[i] : r.Offsets[i]+r.Sizes[i]]
 }
 
-// safetensors writes a file of uint8 tensors of so many rows of 1 KiB, in which
-// byte i of tensor n is i+n modulo 251.
+// safetensors writes a file of uint8 tensors of so many rows of 1 KiB; byte i of
+// tensor n is i+n modulo 251.
 func safetensors(t testing.TB, rows ...int) string {
 	t.Helper()
 	type entry struct {

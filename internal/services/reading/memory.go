@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
 
-// rest is how long memory that was given back is kept for the next read.
+// rest is how long released memory is kept for the next read.
 const rest = 10 * time.Second
 
 // page is the unit of memory.
@@ -34,18 +34,18 @@ type file struct {
 	data []byte
 }
 
-// FullError says that shared memory has no room for a read.
+// FullError reports that shared memory has no room for a read.
 type FullError struct {
 	Dir        string
 	Need, Free int64 // bytes
 }
 
-// Error says what to do.
+// Error returns the sizes and the next step.
 func (e *FullError) Error() string {
 	return fmt.Sprintf("the read needs %d bytes of shared memory in %s, and %d are free: read it in parts, fewer tensors or slices at a time, or make room there", e.Need, e.Dir, e.Free)
 }
 
-// Is makes every FullError one of a full disk.
+// Is makes every FullError an ENOSPC.
 func (e *FullError) Is(target error) bool { return target == syscall.ENOSPC }
 
 func newMemory(shared string, log *slog.Logger) *memory {
@@ -55,7 +55,7 @@ func newMemory(shared string, log *slog.Logger) *memory {
 	return m
 }
 
-// bytes are the memory of a file; of none, none.
+// bytes returns the memory of a file; nil for nil.
 func (f *file) bytes() []byte {
 	if f == nil {
 		return nil
@@ -63,7 +63,8 @@ func (f *file) bytes() []byte {
 	return f.data
 }
 
-// take is a file of at least size bytes, whose memory is there; of none, nil.
+// take returns a file of at least size bytes with allocated memory; nil for size
+// 0.
 func (m *memory) take(ctx context.Context, size int64) (*file, error) {
 	if size == 0 {
 		return nil, ctx.Err()
@@ -80,8 +81,8 @@ func (m *memory) take(ctx context.Context, size int64) (*file, error) {
 	return f, nil
 }
 
-// choose is the smallest idle file that is large enough, or else the largest, to
-// be grown, or else a new one.
+// choose returns the smallest idle file that is large enough, or else the
+// largest, to be grown, or else a new file.
 func (m *memory) choose(size int64) (*file, error) {
 	serves := func(a, b *file) bool { return better(a.size(), b.size(), size) }
 	for f, ok := m.idle.Take(serves); ok; f, ok = m.idle.Take(serves) {
@@ -99,7 +100,8 @@ func (m *memory) choose(size int64) (*file, error) {
 
 func (f *file) size() int64 { return int64(len(f.data)) }
 
-// better reports whether a file of a bytes serves a need better than one of b.
+// better reports whether a file of a bytes fits a need better than a file of b
+// bytes.
 func better(a, b, need int64) bool {
 	if (a >= need) != (b >= need) {
 		return a >= need
@@ -110,7 +112,7 @@ func better(a, b, need int64) bool {
 	return a > b
 }
 
-// grow makes a file hold at least size bytes.
+// grow extends a file to at least size bytes.
 func (m *memory) grow(ctx context.Context, f *file, size int64) error {
 	if size <= f.size() {
 		return nil
@@ -139,7 +141,7 @@ func (m *memory) grow(ctx context.Context, f *file, size int64) error {
 		return fmt.Errorf("map %s: %w", f.file.Name(), err)
 	}
 	err = shm.Touch(ctx, f.file, f.data, old)
-	if errors.Is(err, syscall.ENOSPC) { // somebody else has taken it meanwhile
+	if errors.Is(err, syscall.ENOSPC) { // another process has taken it meanwhile
 		free, rerr := m.room(f.file)
 		return errors.Join(&FullError{Dir: m.files.Shared, Need: size, Free: free}, rerr)
 	}
@@ -155,27 +157,27 @@ func (f *file) unmap() error {
 	return err
 }
 
-// give takes a file back, and keeps it for a while. The caller that had it may
-// still read it if it breaks its word: it then reads what others have asked for,
-// in this store, as the same user.
+// give takes a file back, and keeps it for a while. A misbehaving caller may
+// still read it: it then sees the data of later reads in this store, by the same
+// user.
 func (m *memory) give(f *file) {
 	if f != nil {
 		m.idle.Keep(f)
 	}
 }
 
-// free gives memory back to the system. What a caller still maps stays until it
-// does not: to cut the file would kill it.
+// free returns memory to the system. The part that a caller still maps stays
+// until it unmaps it: truncating the file would kill the caller.
 func (m *memory) free(f *file) {
 	if f == nil {
 		return
 	}
 	if err := errors.Join(f.unmap(), m.files.Discard(f.file)); err != nil {
-		m.log.Warn("the memory of a read is not freed", "file", f.file.Name(), "error", err)
+		m.log.Warn("memory of a read not freed", "file", f.file.Name(), "error", err)
 	}
 }
 
-// close frees all that is idle, and the directory. Nothing is taken any more.
+// close frees all idle files, and the directory. No more files can be taken.
 func (m *memory) close() error {
 	m.idle.Close()
 	return m.files.Close()

@@ -23,16 +23,16 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// rowsOf asks for the first rows of a tensor of [safetensors], as another type: so
-// they go through memory. The bytes stay what they are.
+// rowsOf asks for the first rows of a tensor of [safetensors] as another type, so
+// that they go through memory. The bytes stay the same.
 func rowsOf(fqn string, rows, of int64) Request {
 	return Request{Ref: "a", Items: []client.Item{{
 		FQN: fqn, DType: tensor.Int8, Shape: []int64{of, 1024}, Offsets: []int64{0, 0}, Sizes: []int64{rows, 1024},
 	}}}
 }
 
-// TestDoneIsKeptForAWhile uses memory that was given back again, and frees it when
-// nobody comes.
+// TestDoneIsKeptForAWhile checks that released memory is reused, and freed when
+// it is not needed.
 func TestDoneIsKeptForAWhile(t *testing.T) {
 	s := serve(t, safetensors(t, 100))
 	s.server.memory.idle.Rest = time.Hour
@@ -63,8 +63,8 @@ func TestDoneIsKeptForAWhile(t *testing.T) {
 	until(t, "the memory is not freed", func() bool { return len(s.files()) == 0 })
 }
 
-// TestFull refuses what has no room, says how much is needed and free, and gives up
-// what is kept before that.
+// TestFull checks that a read without room is refused with the needed and the
+// free size, after kept memory was freed.
 func TestFull(t *testing.T) {
 	s := serve(t, safetensors(t, 100))
 	r := ask[Reply](s, "read", rowsOf("t0", 20, 100), http.StatusOK)
@@ -80,7 +80,7 @@ func TestFull(t *testing.T) {
 	text := s.refused("read", rowsOf("t0", 60, 100), http.StatusInsufficientStorage)
 	for _, part := range []string{"61440 bytes", "45056 are free", "in parts"} {
 		if !strings.Contains(text, part) {
-			t.Errorf("%q does not say %q", text, part)
+			t.Errorf("%q lacks %q", text, part)
 		}
 	}
 	ask[struct{}](s, "done", Done{r.Read}, http.StatusOK)
@@ -94,7 +94,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestCallerIsKilled frees what a process had that is killed.
+// TestCallerIsKilled checks that the reads of a killed process are freed.
 func TestCallerIsKilled(t *testing.T) {
 	s := serve(t, safetensors(t, 100))
 	s.server.memory.idle.Rest = time.Millisecond
@@ -142,8 +142,8 @@ func TestCallerIsKilled(t *testing.T) {
 	s.refused("done", Done{r.Read}, http.StatusBadRequest)
 }
 
-// TestLeftovers frees what a killed server has left, and leaves what one has that
-// is alive.
+// TestLeftovers checks that the memory of a killed server is freed, and that of a
+// live server is not.
 func TestLeftovers(t *testing.T) {
 	s := serve(t, safetensors(t, 1))
 	dead := filepath.Join(s.shared, fmt.Sprintf("ckptstore-memory-%d", os.Geteuid()), "ckptstore-reads-1-n0")
@@ -172,7 +172,8 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestRemovedFromOutside gives a read other memory than what somebody has removed.
+// TestRemovedFromOutside checks that a read gets other memory after another
+// process removed its directory.
 func TestRemovedFromOutside(t *testing.T) {
 	m := newMemory(t.TempDir(), slog.New(slog.DiscardHandler))
 	t.Cleanup(func() {
@@ -195,8 +196,8 @@ func TestRemovedFromOutside(t *testing.T) {
 	}
 }
 
-// TestManyServersStart makes directories at once, each taking the others' for
-// leftovers before they are locked.
+// TestManyServersStart makes directories concurrently, which other servers take
+// for leftovers until they are locked.
 func TestManyServersStart(t *testing.T) {
 	shared := t.TempDir()
 	var all sync.WaitGroup
@@ -223,7 +224,7 @@ func TestManyServersStart(t *testing.T) {
 	}
 }
 
-// TestCloseUnderReads ends the server while callers come.
+// TestCloseUnderReads closes the server during requests.
 func TestCloseUnderReads(t *testing.T) {
 	s := serve(t, safetensors(t, 100))
 	var all sync.WaitGroup

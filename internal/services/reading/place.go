@@ -9,10 +9,10 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 )
 
-// place finds what the caller can copy out of the checkpoint's own files, and
-// where in memory all else goes.
+// place finds the wants that the caller can copy out of the checkpoint's own
+// files, and assigns memory to the others.
 func (w *wanted) place(ctx context.Context) error {
-	// One caller's plan is that of all.
+	// All plans are one caller's.
 	reads, err := w.source.reader.PrepareLocalPlan(ctx, w.planned.Reads)
 	if err != nil {
 		return err
@@ -35,7 +35,7 @@ func (w *wanted) place(ctx context.Context) error {
 	return nil
 }
 
-// into is where wants are read to.
+// into holds the buffers of wants.
 type into struct {
 	of   *wanted
 	data []byte
@@ -53,14 +53,14 @@ func (d into) Want(i int) []byte {
 	return d.data[at : at+d.of.sizes[item] : at+d.of.sizes[item]]
 }
 
-// fill reads and verifies everything but what the caller verifies.
+// fill reads and verifies everything except what the caller verifies.
 func (w *wanted) fill(ctx context.Context, data []byte) error {
 	reads := slices.DeleteFunc(slices.Clone(w.reads), func(r checkpoint.Read) bool { return w.checked[r.Want] })
 	_, err := w.source.reader.ReadData(ctx, w.wants, reads, into{w, data})
 	return err
 }
 
-// reply says where everything is: in memory, or in files of the checkpoint.
+// reply locates all items: in memory, or in files of the checkpoint.
 func (w *wanted) reply(f *file) Reply {
 	out := Reply{Arenas: []client.LoadArena{}, In: make([]int, len(w.sizes)), Offsets: w.offsets, Sizes: w.sizes}
 	if f != nil {

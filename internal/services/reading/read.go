@@ -24,20 +24,21 @@ import (
 // Request is the body of read.
 type Request struct {
 	Ref string `json:"ref"`
-	// Items are boxes and values, as those of a load. A value that each rank saved
-	// for itself is that of Rank.
+	// Items are boxes and values, as in a load. A value that each rank saved for
+	// itself is that of Rank.
 	Items []client.Item `json:"items"`
 	// Partial leaves out the items whose key the checkpoint lacks.
 	Partial bool `json:"partial,omitempty"`
-	// StrictDType makes it an error when an item has another dtype than was
-	// saved, instead of converting it.
+	// StrictDType makes it an error if an item has another dtype than was saved,
+	// instead of converting it.
 	StrictDType bool `json:"strict_dtype,omitempty"`
-	// Verifies says that the caller verifies what it copies, by the checks of the reply.
+	// Verifies reports that the caller verifies its copies, by the checks of the
+	// reply.
 	Verifies bool `json:"verifies,omitempty"`
 }
 
-// Reply says where the bytes are: item i's are Sizes[i] bytes at Offsets[i] of the
-// file Arenas[In[i]]. The size of what was left out is -1. They stay until done.
+// Reply locates the bytes: item i has Sizes[i] bytes at Offsets[i] of the file
+// Arenas[In[i]]. The size of an omitted item is -1. The files stay until done.
 type Reply struct {
 	Checkpoint string             `json:"checkpoint"`
 	Step       int64              `json:"step"`
@@ -54,10 +55,10 @@ type Done struct {
 	Read uint64 `json:"read"`
 }
 
-// read is memory that a caller copies out of.
+// read is memory that a caller copies from.
 type read struct {
 	file  *file
-	owner *owner // nil: it is not known who asked
+	owner *owner // nil: the caller is unknown
 }
 
 // owner is a process that has reads.
@@ -67,24 +68,24 @@ type owner struct {
 	reads int
 }
 
-// wanted is a read as it is planned.
+// wanted is a planned read.
 type wanted struct {
 	source  *source
 	wants   []checkpoint.Want
-	of      []int // the item of each want
+	of      []int // item of each want
 	planned planner.Loaded
 	reads   []checkpoint.Read
-	spots   map[int]data.Spot // by want: what is copied out of the checkpoint's files
-	checked map[int]bool      // by want: whether the caller verifies it
-	sizes   []int64           // by item; -1: left out
+	spots   map[int]data.Spot // by want: place in the checkpoint's files to copy from
+	checked map[int]bool      // by want: the caller verifies it
+	sizes   []int64           // by item; -1: omitted
 	offsets []int64           // by item, in memory
 	size    int64             // of the memory
 }
 
-// align is what offsets of items are a multiple of, in bytes.
+// align is the alignment of items, in bytes.
 const align = 64
 
-// plan finds what is read for a request. The error names all that is missing.
+// plan plans the reads of a request. The error names everything that is missing.
 func (s *source) plan(req Request) (*wanted, error) {
 	w := &wanted{source: s, sizes: slices.Repeat([]int64{-1}, len(req.Items)), offsets: make([]int64, len(req.Items))}
 	if req.Verifies {
@@ -112,7 +113,7 @@ func (s *source) plan(req Request) (*wanted, error) {
 	return w, nil
 }
 
-// name is the checkpoint as people call it.
+// name returns the checkpoint's name for messages.
 func (s *source) name() string {
 	if s.row.Run == "" {
 		return s.row.ID
@@ -120,7 +121,7 @@ func (s *source) name() string {
 	return s.row.Run + "@" + s.row.ID
 }
 
-// want is what an item asks for.
+// want returns the want of an item.
 func (s *source) want(it client.Item) (checkpoint.Want, error) {
 	if it.FQN == "" {
 		return checkpoint.Want{}, errors.New("an item has no name")
@@ -140,7 +141,7 @@ func (s *source) want(it client.Item) (checkpoint.Want, error) {
 	return w, nil
 }
 
-// perRank are the ranks that saved a value each for itself, if they did.
+// perRank returns the ranks that each saved the value for themselves, if any.
 func (s *source) perRank(fqn string) (ranks []int) {
 	for _, v := range s.values(fqn) {
 		if v.PerRank {
@@ -150,7 +151,7 @@ func (s *source) perRank(fqn string) (ranks []int) {
 	return ranks
 }
 
-// values are those of a name: they lie together.
+// values returns the values of a name, which are adjacent.
 func (s *source) values(fqn string) []checkpoint.Value {
 	all := s.manifest.Layout.Values
 	from, _ := slices.BinarySearchFunc(all, fqn, func(v checkpoint.Value, name string) int { return strings.Compare(v.FQN, name) })
@@ -161,7 +162,8 @@ func (s *source) values(fqn string) []checkpoint.Value {
 	return all[from:to]
 }
 
-// serveRead answers read. What a caller does not get to know of is freed.
+// serveRead answers read. If the caller does not get the reply, it frees the
+// read.
 func (s *Server) serveRead(w http.ResponseWriter, r *http.Request) {
 	req, err := httpkit.Request[Request](w, r, maxBody)
 	if err != nil {
@@ -174,7 +176,7 @@ func (s *Server) serveRead(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if httpkit.Reply(w, out) != nil {
-		_, _ = s.onDone(r.Context(), Done{out.Read}) // nobody is there to be told
+		_, _ = s.onDone(r.Context(), Done{out.Read}) // the caller is gone
 	}
 }
 
@@ -198,7 +200,7 @@ func (s *Server) onRead(ctx context.Context, req Request) (out Reply, err error)
 		s.memory.give(f)
 		return out, unreadable(src.row, err)
 	}
-	id, err := s.lend(ctx, f)
+	id, err := s.lendFile(ctx, f)
 	if err != nil {
 		s.memory.free(f)
 		return out, err
@@ -208,7 +210,7 @@ func (s *Server) onRead(ctx context.Context, req Request) (out Reply, err error)
 	return out, nil
 }
 
-// unreadable says what to do about a checkpoint that is damaged or gone.
+// unreadable adds the next step to the error of a damaged or missing checkpoint.
 func unreadable(row projections.Checkpoint, err error) error {
 	if row.Run == "" || !errors.As(err, new(*data.CorruptError)) && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -216,10 +218,11 @@ func unreadable(row projections.Checkpoint, err error) error {
 	return fmt.Errorf("%w; `ckptstore ls %s` lists the others", err, row.Run)
 }
 
-// lend notes that a caller has a file, until it says done or has ended.
-func (s *Server) lend(ctx context.Context, f *file) (uint64, error) {
+// lendFile registers a caller's file, until the caller requests done or has
+// ended.
+func (s *Server) lendFile(ctx context.Context, f *file) (uint64, error) {
 	if err := ctx.Err(); err != nil {
-		return 0, err // the caller has gone
+		return 0, err // the caller is gone
 	}
 	pid, err := peer.Of(ctx)
 	if err != nil && !errors.Is(err, peer.ErrUnknown) {
@@ -234,7 +237,7 @@ func (s *Server) lend(ctx context.Context, f *file) (uint64, error) {
 	if of == nil && pid > 0 {
 		of = &owner{pid: pid}
 		if of.stop, err = peer.Watch(pid, func() { s.gone(of) }); err != nil {
-			return 0, fmt.Errorf("the process that reads: %w", err)
+			return 0, fmt.Errorf("watch the reading process: %w", err)
 		}
 		s.owners[pid] = of
 	}
@@ -267,7 +270,7 @@ func (s *Server) onDone(_ context.Context, req Done) (struct{}, error) {
 	r := s.reads[req.Read]
 	if r == nil {
 		s.mu.Unlock()
-		return struct{}{}, problem.Errorf(problem.Invalid, "there is no read %d to give back", req.Read)
+		return struct{}{}, problem.Errorf(problem.Invalid, "there is no read %d to release", req.Read)
 	}
 	delete(s.reads, req.Read)
 	s.memory.give(r.file)
@@ -285,8 +288,8 @@ func (s *Server) onDone(_ context.Context, req Done) (struct{}, error) {
 	return struct{}{}, nil
 }
 
-// Close frees all memory, also what callers have not given back: what they map
-// they may go on reading. Requests that run must have ended.
+// Close frees all memory, including reads that callers have not released; they
+// may still read their mappings. All requests must have ended.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -302,7 +305,7 @@ func (s *Server) Close() error {
 	s.mu.Unlock()
 	stops.Wait()
 	if err := s.memory.close(); err != nil {
-		return fmt.Errorf("end the reading of checkpoints: %w", err)
+		return fmt.Errorf("close the reading of checkpoints: %w", err)
 	}
 	return nil
 }

@@ -1,13 +1,13 @@
-// Package reading answers requests that look at checkpoints and read parts of
-// them, from any process: no rank, no collective.
+// Package reading serves the contents of checkpoints to any process: no rank, no
+// collective.
 //
 //	Server   answers /v1/store/list, describe, read and done; docs/reference/protocol.md
 //	         has their bodies
-//	Catalog  the checkpoints: those that the log of a store knows, or, where nothing
-//	         may be written, those that have receipts
+//	Catalog  the checkpoints: those in the log of a store, or, if nothing may be
+//	         written, those with receipts
 //	source   a checkpoint that is read: of the store, or at a path
 //	read     bytes that were verified and copied into shared memory for one
-//	         caller, which copies them out and says done
+//	         caller, which copies them out and then requests done
 //	memory   the files of reads, in a directory of this process
 //
 //	SHARED/ckptstore-reads-<…>-n0/
@@ -15,8 +15,8 @@
 //	  7      one file for each read that is not done, and some that are kept:
 //	         memory that was touched before is far faster
 //
-// The memory of a read is given back by done, by the end of the process that
-// asked, and by Close. What a killed server leaves is removed by the next one on
+// The memory of a read is released by done, by the end of the calling process,
+// and by Close. The memory of a killed server is removed by the next server on
 // this machine, and by `ckptstore gc --staging --all-stores`.
 package reading
 
@@ -40,27 +40,26 @@ import (
 // maxBody bounds the body of a request, in bytes.
 const maxBody = 1 << 30
 
-// Options say how a server works.
+// Options configure a server.
 type Options struct {
-	Shared string       // where shared memory is; default: that of this machine
+	Shared string       // directory of shared memory; default: the machine's
 	Logger *slog.Logger // default: discard
 }
 
-// Catalog says which checkpoints there are, and opens them. All of it may be called
-// concurrently.
+// Catalog lists and opens checkpoints. Its methods may be called concurrently.
 type Catalog interface {
-	// List are those of a run, or of all runs, of each run the newest first: the
-	// committed ones of the line, and with all the others too.
+	// List returns the checkpoints of a run, or of all runs, of each run the
+	// newest first: the committed ones of the line, or with all every one.
 	List(ctx context.Context, run string, all bool) ([]projections.Checkpoint, error)
-	// Committed is the one that a reference stands for.
+	// Committed returns the checkpoint that a reference names.
 	Committed(ctx context.Context, ref string) (projections.Checkpoint, error)
-	// ReaderOf reads one that Committed has given.
+	// ReaderOf opens a checkpoint that Committed has returned.
 	ReaderOf(c projections.Checkpoint) (*data.FileReader, error)
 }
 
 var _ Catalog = (*store.Receipts)(nil)
 
-// Server answers the requests. Close gives all memory back.
+// Server answers the requests. Close releases all memory.
 type Server struct {
 	catalog Catalog
 	log     *slog.Logger
@@ -77,7 +76,7 @@ type Server struct {
 // New serves a store, which must stay open until Close.
 func New(st *store.Store, o Options) *Server { return Of(logged{st}, o) }
 
-// Of serves what a catalog has.
+// Of serves the checkpoints of a catalog.
 func Of(c Catalog, o Options) *Server {
 	if o.Shared == "" {
 		o.Shared, _ = shm.Dir()
@@ -91,8 +90,8 @@ func Of(c Catalog, o Options) *Server {
 	}
 }
 
-// Handle adds the requests to a mux. Whoever serves it checks the callers' tokens,
-// and tells who they are by peer.Context.
+// Handle adds the requests to a mux. The server of the mux checks the callers'
+// tokens, and identifies them by peer.Context.
 func (s *Server) Handle(mux *http.ServeMux) {
 	mux.Handle("POST /v1/store/list", httpkit.Handle(maxBody, s.onList))
 	mux.Handle("POST /v1/store/describe", httpkit.Handle(maxBody, s.onDescribe))
@@ -100,7 +99,7 @@ func (s *Server) Handle(mux *http.ServeMux) {
 	mux.Handle("POST /v1/store/done", httpkit.Handle(maxBody, s.onDone))
 }
 
-// notFound makes a missing file one that was asked for.
+// notFound turns the error of a missing file into one about the requested path.
 func notFound(path string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return problem.Errorf(problem.NotFound, "there is no checkpoint at %s: give the path of a DCP directory, of a .safetensors file or of a Hugging Face directory: %w", path, err)
@@ -108,7 +107,7 @@ func notFound(path string, err error) error {
 	return err
 }
 
-// Busy is what callers have not given back; empty for nothing.
+// Busy describes the reads that callers have not released; "" if there are none.
 func (s *Server) Busy() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// oracle reads what one item asks for by the library.
+// oracle reads an item by the library.
 func (s *served) oracle(path string, it client.Item) []byte {
 	s.Helper()
 	f, err := store.OpenForeign(s.Context(), path)
@@ -43,8 +43,8 @@ func (s *served) oracle(path string, it client.Item) []byte {
 	return data[:w.sizes[0]]
 }
 
-// TestReadEverything compares all of a checkpoint with the files that it was made
-// of, read from the store and at its path.
+// TestReadEverything compares a whole checkpoint with its source files, read from
+// the store and at its path.
 func TestReadEverything(t *testing.T) {
 	for _, fixture := range []string{"mesh2x2", "single_nested", "single_dtypes"} {
 		t.Run(fixture, func(t *testing.T) { readEverything(t, fixture) })
@@ -83,8 +83,9 @@ func readEverything(t *testing.T, fixture string) {
 	}
 }
 
-// TestFilesAreLent makes no memory for what lies in the checkpoint's file as it is
-// wanted, whole or in part, and finds damage there all the same.
+// TestFilesAreLent checks that no memory is allocated for items that lie in the
+// checkpoint's file as wanted, whole or in part, and that damage there is still
+// found.
 func TestFilesAreLent(t *testing.T) {
 	s := serve(t, safetensors(t, 100, 100))
 	req := rowsOf("t0", 60, 100)
@@ -107,7 +108,7 @@ func TestFilesAreLent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text := s.refused("read", req, http.StatusInternalServerError); !strings.Contains(text, "checksum of the block") {
-		t.Errorf("damage is said so: %q", text)
+		t.Errorf("damage is reported as: %q", text)
 	}
 }
 
@@ -133,7 +134,7 @@ func TestReadBoxAndDType(t *testing.T) {
 	}
 }
 
-// TestPartial leaves out what is not there, and nothing else.
+// TestPartial checks that only missing items are left out.
 func TestPartial(t *testing.T) {
 	s := serve(t, safetensors(t, 1))
 	d := ask[Description](s, "describe", Asked{"a"}, http.StatusOK)
@@ -142,13 +143,13 @@ func TestPartial(t *testing.T) {
 	if r.Sizes[0] != -1 || !bytes.Equal(s.bytesOf(r, 1), pattern(0, 1024)) {
 		t.Errorf("%+v", r)
 	}
-	// Of nothing at all there is an answer too.
+	// A request without items has a reply too.
 	if r := ask[Reply](s, "read", Request{Ref: "a"}, http.StatusOK); len(r.Sizes) != 0 {
 		t.Errorf("%+v", r)
 	}
 }
 
-// TestRefused are the errors of callers.
+// TestRefused checks the errors of callers.
 func TestRefused(t *testing.T) {
 	s := serve(t, safetensors(t, 1))
 	box := client.Item{FQN: "t0", DType: tensor.Uint8, Shape: []int64{2, 1024}, Offsets: []int64{0, 0}, Sizes: []int64{1, 1}}
@@ -171,7 +172,7 @@ func TestRefused(t *testing.T) {
 		text := s.refused(c.name, c.request, c.status)
 		for _, part := range c.says {
 			if !strings.Contains(text, part) {
-				t.Errorf("%s %v: %q does not say %q", c.name, c.request, text, part)
+				t.Errorf("%s %v: %q lacks %q", c.name, c.request, text, part)
 			}
 		}
 	}
@@ -180,7 +181,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestList lists what is committed, the newest first.
+// TestList checks that committed checkpoints are listed, newest first.
 func TestList(t *testing.T) {
 	s := serve(t, safetensors(t, 1), safetensors(t, 2))
 	for _, run := range []string{"", "a"} {
@@ -192,7 +193,7 @@ func TestList(t *testing.T) {
 }
 
 // TestDamage flips a bit of a data file: the error names file, tensor and block,
-// nothing is handed out, and the file is read again once it is repaired.
+// nothing is returned, and the file is read again once it is repaired.
 func TestDamage(t *testing.T) {
 	s := serve(t, safetensors(t, 100, 200))
 	d := ask[Description](s, "describe", Asked{"a"}, http.StatusOK)
@@ -226,13 +227,13 @@ func TestDamage(t *testing.T) {
 	text := s.refused("read", Request{Ref: "a", Items: []client.Item{last}}, http.StatusInternalServerError)
 	for _, part := range []string{"r00000.safetensors", `"t1"`, "block 3", "checksum", "ckptstore ls a"} {
 		if !strings.Contains(text, part) {
-			t.Errorf("%q does not say %q", text, part)
+			t.Errorf("%q lacks %q", text, part)
 		}
 	}
 	if s.server.Busy() != "" {
 		t.Error(s.server.Busy())
 	}
-	// Blocks that are not damaged are read.
+	// Undamaged blocks are readable.
 	first := last
 	first.Sizes = []int64{10, 1024}
 	r := ask[Reply](s, "read", Request{Ref: "a", Items: []client.Item{first}}, http.StatusOK)
@@ -256,7 +257,7 @@ func TestPerRankValues(t *testing.T) {
 	_, err := s.plan(Request{Items: []client.Item{{FQN: "rng", Value: true}, {FQN: "rng", Value: true, Rank: rank(1)}}})
 	for _, part := range []string{"ranks [0 2]", "rank 1 saved none"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
-			t.Errorf("error %v does not say %q", err, part)
+			t.Errorf("error %v lacks %q", err, part)
 		}
 	}
 	w, err := s.plan(Request{Items: []client.Item{
@@ -271,7 +272,7 @@ func TestPerRankValues(t *testing.T) {
 	}
 }
 
-// TestDescribePaths gives keys as strings and indexes as numbers.
+// TestDescribePaths checks that keys are strings and indexes are numbers.
 func TestDescribePaths(t *testing.T) {
 	m := checkpoint.Manifest{Layout: checkpoint.Layout{Tensors: []checkpoint.Tensor{
 		{FQN: "a.0.b", Path: checkpoint.Path{checkpoint.PathKey("a"), checkpoint.PathIndex(0), checkpoint.PathKey("b")}, DType: tensor.BFloat16, Shape: tensor.Shape{}, Chunks: []checkpoint.Chunk{{}}},
@@ -285,8 +286,8 @@ func TestDescribePaths(t *testing.T) {
 	}
 }
 
-// TestCallerVerifies leaves large items to the caller, who finds in the reply the checksum
-// of each block that holds a part of them.
+// TestCallerVerifies checks that large items are left to the caller, who finds in
+// the reply the checksum of each block that holds a part of them.
 func TestCallerVerifies(t *testing.T) {
 	s := serve(t, safetensors(t, 100, 300))
 	files, err := filepath.Glob(filepath.Join(s.dir, "data", "a", "*", "*", "r00000.safetensors"))
@@ -321,10 +322,10 @@ func TestCallerVerifies(t *testing.T) {
 			want = binary.LittleEndian.AppendUint32(want, crc32.Checksum(block, crc32.MakeTable(crc32.Castagnoli)))
 		}
 		if !bytes.Equal(c.CRC32C, want) {
-			t.Errorf("rows %v have the checksums %x, and %x is said", rows, want, c.CRC32C)
+			t.Errorf("rows %v have the checksums %x, the reply has %x", rows, want, c.CRC32C)
 		}
 	}
-	// Nobody has read it yet.
+	// No request has read it yet.
 	if err := os.WriteFile(files[0], slices.Repeat([]byte{1}, len(raw)), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// source is a checkpoint that is read. One that lies at a path has that path for
-// its ID, and step -1.
+// source is a checkpoint that is read. A checkpoint at a path has the path as its
+// ID, and step -1.
 type source struct {
 	row      projections.Checkpoint
 	manifest checkpoint.Manifest
@@ -24,18 +24,18 @@ type source struct {
 	loader   *planner.Loader
 }
 
-// kept is how many checkpoints of the store stay open: whoever reads a tensor
-// reads another one of the same checkpoint next.
+// kept is how many checkpoints of the store stay open: callers that read a tensor
+// read another one of the same checkpoint next.
 const kept = 4
 
-// sources are the checkpoints of the store that were read last, the newest first.
-// What lies at a path may be replaced by another at any time, and is never kept.
+// sources caches the checkpoints of the store that were read last, newest first.
+// A checkpoint at a path may be replaced at any time, and is never cached.
 type sources struct {
 	mu   sync.Mutex
 	last []*source
 }
 
-// find is the open source of a checkpoint, or nil.
+// find returns the open source of a checkpoint, or nil.
 func (s *sources) find(row projections.Checkpoint) *source {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,7 +53,7 @@ func (s *source) is(row projections.Checkpoint) bool {
 	return s.row.Run == row.Run && s.row.Trial == row.Trial && s.row.ID == row.ID && s.row.Manifest == row.Manifest
 }
 
-// add keeps a source.
+// add caches a source.
 func (s *sources) add(of *source) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,7 +61,7 @@ func (s *sources) add(of *source) {
 	s.last = s.last[:min(len(s.last), kept)]
 }
 
-// source opens what a reference stands for.
+// source opens the checkpoint that a reference names.
 func (s *Server) source(ctx context.Context, ref string) (*source, error) {
 	switch {
 	case ref == "":
@@ -77,7 +77,7 @@ func (s *Server) source(ctx context.Context, ref string) (*source, error) {
 	}
 	if found := s.sources.find(row); found != nil {
 		now := *found
-		now.row = row // with the attachments of now
+		now.row = row // with the current attachments
 		return &now, nil
 	}
 	reader, err := s.catalog.ReaderOf(row)

@@ -6,7 +6,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 )
 
-// answers says where each rank finds its items.
+// answers returns the answer of each rank, with the places of its items.
 func (r *restore) answers() []answer {
 	out := make([]answer, len(r.ranks))
 	for rank := range r.ranks {
@@ -19,7 +19,7 @@ func (r *restore) answers() []answer {
 	return out
 }
 
-// oneArena is the answer to a rank that reads all from one file.
+// oneArena returns the answer of a rank that reads everything from one file.
 func (r *restore) oneArena(rank int, of *restoreRank) answer {
 	reply := client.OneArenaReply{
 		Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Arena: of.arena.Path(), Size: of.size, Unread: r.unread,
@@ -33,14 +33,14 @@ func (r *restore) oneArena(rank int, of *restoreRank) answer {
 	return answer{reply: reply, arena: of.arena, by: loan{rank: rank, path: of.arena.Path()}}
 }
 
-// answer is what a rank gets that reads from slots.
+// answer returns the answer of a rank that can read several files.
 func (r *restore) answer(rank int, of *restoreRank) answer {
 	out := answer{arena: of.arena, slots: of.lent(), verdict: r.verdict, by: loan{rank: rank, load: r.n}}
 	reply := client.LoadReply{
 		Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Load: r.n, Arenas: []client.LoadArena{}, Unread: r.unread,
 		In: make([]int, len(of.items)), Offsets: make([]int64, len(of.items)), Sizes: make([]int64, len(of.items)),
 	}
-	number := map[spot]int{} // of a file, the spot with its name alone
+	number := map[spot]int{} // a file's spot has only its path
 	name := func(s spot, path string, size int64) {
 		number[s] = len(reply.Arenas)
 		reply.Arenas = append(reply.Arenas, client.LoadArena{Path: path, Size: size})

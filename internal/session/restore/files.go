@@ -9,10 +9,10 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
 
-// lendFiles finds what ranks can copy out of the checkpoint's files, of what neither
-// a slot that is lent to them nor another in shared memory has: to make memory for it
-// takes ten times as long as the copy. It is verified with all else that is read, or by
-// the rank that copies it.
+// lendFiles finds the wants that ranks can copy out of the checkpoint's files and
+// that no slot has, lent to them or not: allocating memory for them takes ten
+// times as long as the copy. They are verified with the other reads, or by the
+// rank that copies them.
 func (r *restore) lendFiles(ctx context.Context, held staging.Copies) error {
 	files, ok := r.reader.(*data.FileReader)
 	if !ok {
@@ -60,7 +60,8 @@ func (r *restore) lendFiles(ctx context.Context, held staging.Copies) error {
 	return nil
 }
 
-// lentFiles are the files that are lent to a rank, each once, in order.
+// lentFiles returns the paths of the files that are lent to a rank, in order and
+// without duplicates.
 func (of *restoreRank) lentFiles() (paths []string) {
 	seen := map[string]bool{}
 	for _, s := range of.spots {

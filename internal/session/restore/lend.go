@@ -10,30 +10,31 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// A rank that wants just what lies in a staging slot, its own of before or that
-// of another, copies it from there: no memory has to be made for the load, which
-// takes ten times as long as the copy, and nothing is copied twice.
+// A rank that wants exactly the content of a staging slot, its own former one or
+// another rank's, copies it from there: the load then needs no memory, which
+// would take ten times as long as the copy, and nothing is copied twice.
 //
-// A rank that verifies what it copies, in one pass, is lent any slot. For others what
-// is lent is verified where it lies. So nobody may be able to write there: they are lent
-// only slots that no worker of this attempt was ever told of, and an attempt begins
-// when all processes of those before it have ended. What they may have written there,
-// and when, the checksums tell. What is lent is held, so it is neither used again nor
-// removed until the rank has given it back, or the attempt is over.
+// A rank that verifies while it copies, in one pass, is lent any slot. For other
+// ranks, the lent data is verified in place, so no process may be able to write
+// there. They are lent only slots whose paths no worker of this attempt has
+// received; an attempt begins when all processes of the attempts before it have
+// ended. The checksums detect what those processes wrote there, and when. A lent
+// slot is held: it is neither reused nor removed until the rank has given it back
+// or the attempt is over.
 
-// spot is where a want lies in a slot, or in a file of the checkpoint; the zero
-// spot is of one that is read into the rank's arena.
+// spot is the place of a want in a slot or in a file of the checkpoint. The zero
+// spot is that of a want that is read into the rank's arena.
 type spot struct {
 	arena *staging.Arena
-	file  string // its path; empty: it is in none
+	file  string // path of the file; empty: none
 	off   int64
-	check *data.Check // the rank verifies it by that; nil: it was verified
+	check *data.Check // the rank verifies the bytes by it; nil: they are verified already
 }
 
-// lent reports whether a rank copies from there.
+// lent reports whether a rank copies from the spot.
 func (s spot) lent() bool { return s.arena != nil || s.file != "" }
 
-// spot is where a want of a rank lies in a slot that is lent to it.
+// spot returns the place of a rank's want in a slot or file that is lent to it.
 func (of *restoreRank) spot(want int) spot {
 	if of.spots == nil {
 		return spot{}
@@ -41,7 +42,7 @@ func (of *restoreRank) spot(want int) spot {
 	return of.spots[want]
 }
 
-// target is where a want is to be read to.
+// target returns the buffer for a want.
 func (of *restoreRank) target(want int) []byte {
 	if of.arena == nil || of.spot(want).lent() {
 		return nil
@@ -50,7 +51,7 @@ func (of *restoreRank) target(want int) []byte {
 	return of.arena.Data()[at : at+of.sizes[want]]
 }
 
-// lent are the slots that are lent to a rank, each once.
+// lent returns the slots that are lent to a rank, without duplicates.
 func (of *restoreRank) lent() (slots []*staging.Arena) {
 	seen := map[*staging.Arena]bool{}
 	for _, s := range of.spots {
@@ -72,9 +73,10 @@ func (of *restoreRank) allLent() bool {
 	return true
 }
 
-// lend finds what ranks can copy out of slots, verifies what they do not, and leaves
-// room in their arenas for all else alone. It returns how much there is.
-func (r *restore) lend(ctx context.Context, held staging.Copies) (bytes int64, err error) {
+// lendSlots finds the wants that ranks can copy out of slots and verifies those that
+// the ranks do not verify themselves. The arenas then need room only for the
+// rest. It returns the lent bytes.
+func (r *restore) lendSlots(ctx context.Context, held staging.Copies) (bytes int64, err error) {
 	files, ok := r.reader.(*data.FileReader)
 	idle := held.Idle()
 	if !ok || len(held) == 0 {
@@ -86,7 +88,7 @@ func (r *restore) lend(ctx context.Context, held staging.Copies) (bytes int64, e
 		rank, want int
 		at         spot
 	}
-	var verified, checked []lending // by us, and by the ranks
+	var verified, checked []lending // by this process, and by the ranks
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
 		if !of.slots {
@@ -122,7 +124,8 @@ func (r *restore) lend(ctx context.Context, held staging.Copies) (bytes int64, e
 	if err != nil {
 		return 0, err
 	}
-	// What is not what was committed is said of when its other blocks are read.
+	// Differences from the committed bytes are reported when the other blocks are
+	// read.
 	got, err := files.VerifyMemory(ctx, wants, reads, idle, proof)
 	if err != nil {
 		return 0, err
@@ -141,12 +144,12 @@ func (r *restore) lend(ctx context.Context, held staging.Copies) (bytes int64, e
 	return bytes + got.Bytes, nil
 }
 
-// checks reports whether a rank verifies a want, where it is lent.
+// checks reports whether a rank verifies a want itself if it is lent.
 func (of *restoreRank) checks(want int) bool {
 	return of.verifies && of.sizes[want] >= client.SmallestChecked
 }
 
-// lendAt says where a rank finds a want.
+// lendAt sets the spot of a rank's want.
 func (of *restoreRank) lendAt(want int, at spot) {
 	if of.spots == nil {
 		of.spots = make([]spot, len(of.wants))
@@ -154,7 +157,7 @@ func (of *restoreRank) lendAt(want int, at spot) {
 	of.spots[want] = at
 }
 
-// replace leaves room in the arena of a rank for what is not lent to it alone.
+// replace shrinks the arena of a rank to the wants that are not lent.
 func (of *restoreRank) replace() {
 	sizes := make([]int64, len(of.sizes))
 	for i, n := range of.sizes {
@@ -165,8 +168,8 @@ func (of *restoreRank) replace() {
 	of.offsets, of.size = staging.Place(sizes)
 }
 
-// takeBack is the end of lending before any rank was told of it: all that ranks
-// want goes into their arenas.
+// takeBack ends the lending before any rank knows of it: all wants go into the
+// ranks' arenas.
 func (r *restore) takeBack() {
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
@@ -176,13 +179,13 @@ func (r *restore) takeBack() {
 		of.spots = nil
 		of.offsets, of.size = staging.Place(of.sizes)
 		if of.arena != nil && int64(len(of.arena.Data())) < of.size {
-			_ = r.l.cfg.Arenas.Drop(of.arena) // what cannot be removed stays until the job ends
+			_ = r.l.cfg.Arenas.Drop(of.arena) // a file that cannot be removed stays until the job ends
 			of.arena = nil
 		}
 	}
 }
 
-// alone are the reads of wants that have no other.
+// alone returns the reads that are the only one of their want.
 func (of *restoreRank) alone() (reads []checkpoint.Read) {
 	count := make([]int, len(of.wants))
 	for _, read := range of.reads {
@@ -196,8 +199,8 @@ func (of *restoreRank) alone() (reads []checkpoint.Read) {
 	return reads
 }
 
-// spotIn is where a want lies in slots that one read fills, if its bytes lie there
-// as they are wanted: one after the other, in the same dtype.
+// spotIn returns the place of a want in slots that one read fills, if its bytes
+// lie there as wanted: contiguous and in the same dtype.
 func spotIn(slots staging.Copies, want checkpoint.Want, read checkpoint.Read) spot {
 	f, at, ok := slots.Find(read.Rank, itemOf(want, read))
 	if !ok {
@@ -214,7 +217,7 @@ func spotIn(slots staging.Copies, want checkpoint.Want, read checkpoint.Read) sp
 	return spot{arena: f, off: at.Offset + lo*size}
 }
 
-// itemOf is the item that a read is of.
+// itemOf returns the item of a read.
 func itemOf(want checkpoint.Want, read checkpoint.Read) checkpoint.Item {
 	return checkpoint.Item{Value: want.Value, Shard: tensor.Shard{FQN: read.FQN, Box: read.Chunk}}
 }

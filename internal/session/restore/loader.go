@@ -12,45 +12,45 @@ import (
 )
 
 // Loader serves the loads of one attempt. The n-th load of the same ranks, by
-// default of all, is resolved once, when each of them has asked for it; so no two
-// can restore different checkpoints, whatever is committed in between. It is also
-// read once: what several ranks want is copied to all of them out of one buffer.
-// All methods but Prove may be called concurrently.
+// default all, is resolved once, when each of them has asked for it. So no two
+// ranks can restore different checkpoints, even if one is committed in between.
+// It is also read once: wants of several ranks are copied to all of them out of
+// one buffer. All methods but Prove may be called concurrently.
 type Loader struct {
 	cfg   Config
 	proof *proof // set before the first load, or nil
 
 	mu      sync.Mutex
-	counts  map[loadRanks]int // loads a rank has asked for, with the same others
+	counts  map[loadRanks]int // loads a rank has asked for, by its group of ranks
 	loads   map[loadOf]*load
 	made    int
-	lent    map[loan]*answer // what workers copy from
-	over    error            // why no load can be complete any more
-	gone    map[int]error    // ranks that have ended, and how
+	lent    map[loan]*answer // memory that workers copy from
+	over    error            // why no further load can be complete
+	gone    map[int]error    // ranks that have ended, and why
 	closed  bool
-	running sync.WaitGroup // loads that are being read
+	running sync.WaitGroup // loads being read
 }
 
-// load is one collective load. It belongs to no rank: when one goes away, the
-// others get their answers all the same.
+// load is one collective load. It belongs to no rank: if one rank leaves, the
+// others still get their answers.
 type load struct {
 	n        int // of the attempt, from 1
 	of       loadOf
-	ranks    []int         // that take part, ascending
-	complete chan struct{} // closed when every rank has asked, or one will not
-	done     chan struct{} // closed when answers are there
+	ranks    []int         // participants, ascending
+	complete chan struct{} // closed when every rank has asked, or one refuses to
+	done     chan struct{} // closed when answers is set
 
-	// Under the lock of the loader.
-	asked   map[int]client.LoadRequest // unchanged from complete on
-	slots   map[int]bool               // ranks that can read staging slots; so too
+	// Guarded by the loader's lock.
+	asked   map[int]client.LoadRequest // unchanged once complete is closed
+	slots   map[int]bool               // ranks that can read staging slots; likewise unchanged
 	over    error                      // set before complete is closed
-	waiting map[int]bool               // ranks that want an answer
+	waiting map[int]bool               // ranks that wait for an answer
 	cancel  context.CancelFunc         // ends the reading; nil before it begins
 	answers []answer                   // by rank
 }
 
-// loadRanks is a rank and those with which it loads; loadOf is the n-th load of such
-// ranks.
+// loadRanks is a rank and the ranks with which it loads. loadOf is the n-th load
+// of such ranks.
 type (
 	loadRanks struct {
 		rank int
@@ -62,32 +62,32 @@ type (
 	}
 )
 
-// answer is what a rank gets. Its arena and slots are the loader's until the
-// rank has been told of them.
+// answer is a rank's result. The loader owns its arena and slots until the rank
+// has received them.
 type answer struct {
 	reply   any
-	arena   *staging.Arena // nil: nothing was read for it
+	arena   *staging.Arena // nil: nothing was read for the rank
 	slots   []*staging.Arena
-	verdict *verdict // of ranks that verify; nil: none does
-	by      loan     // what gives them back
+	verdict *verdict // of ranks that verify; nil: no rank does
+	by      loan     // identifies them when they are given back
 	err     error
 }
 
-// loan is how a rank names what it gives back: by the number of the load or, in
+// loan identifies memory that a rank gives back: by the number of the load or, in
 // versions 1 and 2 of the protocol, by the path of the arena.
 type loan struct {
 	rank, load int
 	path       string
 }
 
-// New makes the loader of an attempt.
+// New returns the loader of an attempt.
 func New(cfg Config) *Loader {
 	return &Loader{cfg: cfg, counts: map[loadRanks]int{}, loads: map[loadOf]*load{}, lent: map[loan]*answer{}, gone: map[int]error{}}
 }
 
-// join adds rank's request to the next load of the rank with the ranks that take
-// part, and whether the rank can read staging slots. The last one starts the reading.
-// One that cannot load ends the load for all, also for those that come later.
+// join adds rank's request to its next load with ranks. slots tells whether the
+// rank can read staging slots. The last request starts the reading. A rank that
+// cannot load ends the load for all ranks, including those that join later.
 func (l *Loader) join(rank int, ranks []int, req client.LoadRequest, slots bool) (*load, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -129,8 +129,8 @@ func (l *Loader) join(rank int, ranks []int, req client.LoadRequest, slots bool)
 	return ld, nil
 }
 
-// finish has the answers ready. Arenas of ranks that have gone away meanwhile
-// are dropped now that nobody writes to them.
+// finish publishes the answers. Arenas of ranks that have left meanwhile are
+// dropped, now that no process writes to them.
 func (l *Loader) finish(ld *load, answers []answer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,20 +152,20 @@ func (l *Loader) finish(ld *load, answers []answer) {
 	l.forget(ld)
 }
 
-// refuse drops what was read for a rank that does not take it. The caller
-// holds the lock.
+// refuse drops the data of a rank that does not take it. The caller holds the
+// lock.
 func (l *Loader) refuse(ld *load, rank int) {
 	of := &ld.answers[rank]
 	l.undo(of)
 	if v := of.verdict; v != nil && v.missing[rank] {
-		l.giveUp(v, fmt.Errorf("rank %d has gone", rank))
+		l.giveUp(v, fmt.Errorf("rank %d has left", rank))
 	}
 }
 
-// undo takes back what no worker is to read any more.
+// undo takes back memory that no worker may read any more.
 func (l *Loader) undo(of *answer) {
 	if of.arena != nil {
-		_ = l.cfg.Arenas.Drop(of.arena) // what cannot be removed stays until the job ends
+		_ = l.cfg.Arenas.Drop(of.arena) // a file that cannot be removed stays until the job ends
 	}
 	if len(of.slots) > 0 {
 		l.cfg.Arenas.Release(of.slots)
@@ -173,15 +173,15 @@ func (l *Loader) undo(of *answer) {
 	of.arena, of.slots = nil, nil
 }
 
-// forget drops a load of which every rank has had its answer. The caller holds
-// the lock.
+// forget drops a load once every rank has had its answer. The caller holds the
+// lock.
 func (l *Loader) forget(ld *load) {
 	if ld.answers != nil && len(ld.waiting) == 0 {
 		delete(l.loads, ld.of)
 	}
 }
 
-// take gives a rank its answer, and lends it the arena that is named in it.
+// take returns a rank's answer and marks the arena in it as lent.
 func (l *Loader) take(ld *load, rank int) (any, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -200,8 +200,8 @@ func (l *Loader) take(ld *load, rank int) (any, error) {
 	return got.reply, got.err
 }
 
-// leave says that a rank does not wait any more. The reading goes on for the
-// others, and ends when there is nobody to read for.
+// leave removes a rank from those that wait for a load. The reading continues for
+// the others, and stops when no rank waits.
 func (l *Loader) leave(ld *load, rank int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -218,7 +218,7 @@ func (l *Loader) leave(ld *load, rank int) {
 // All stands for all ranks.
 const All = -1
 
-// End releases the ranks that wait for one whose process has ended.
+// End releases the ranks that wait for a rank whose process has ended.
 func (l *Loader) End(rank int, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -237,7 +237,8 @@ func (l *Loader) End(rank int, why error) {
 	}
 }
 
-// verdicts are those that some rank may still wait for. The caller holds the lock.
+// verdicts returns the verdicts that a rank may still wait for. The caller holds
+// the lock.
 func (l *Loader) verdicts() map[*verdict]bool {
 	out := map[*verdict]bool{}
 	for _, lent := range l.lent {
@@ -265,9 +266,9 @@ func (l *Loader) absent(ld *load) []int {
 	return ranks
 }
 
-// Close ends what is being read, and takes back what workers have not given
-// back. When the reading does not end in time, they stay, since a reader that
-// wakes up later writes to them: it returns false.
+// Close stops the reading and takes back memory that workers have not given back.
+// If the reading does not end within limit, it returns false and leaves the
+// memory in place, since a reader that wakes up later writes to it.
 func (l *Loader) Close(limit time.Duration) bool {
 	l.mu.Lock()
 	l.closed = true

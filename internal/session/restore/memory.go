@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// readBeside reads into memory beside the slots that hold the checkpoint. Where
-// shared memory has no room for both, the slots give way: the files have all
-// that is in them, and the next attempt would find as little room.
+// readBeside reads into memory in addition to the slots that hold the checkpoint.
+// If shared memory has no room for both, the slots are freed: the files have all
+// their data, and the next attempt would find as little room.
 func (r *restore) readBeside(ctx context.Context) error {
-	// First: what they hold is not to be overwritten by what is loaded.
+	// Hold first, so that the load does not overwrite them.
 	held, release := r.hold()
 	defer func() { release() }()
-	lent, err := r.lend(ctx, held)
+	lent, err := r.lendSlots(ctx, held)
 	if err != nil {
 		return err
 	}
@@ -24,10 +24,10 @@ func (r *restore) readBeside(ctx context.Context) error {
 	}
 	err = r.memory(ctx)
 	if errors.Is(err, syscall.ENOSPC) && r.l.cfg.Spare() {
-		err = r.memory(ctx) // without those that hold other checkpoints
+		err = r.memory(ctx) // frees the slots that hold other checkpoints
 	}
 	if errors.Is(err, syscall.ENOSPC) {
-		r.l.cfg.Logger.Warn("shared memory has no room for a load beside the staging slots: free slots are given up, and the files are read instead",
+		r.l.cfg.Logger.Warn("shared memory has no room for a load and the staging slots; free slots released, reading files instead",
 			"checkpoint", r.ckpt.ID, "error", err)
 		release()
 		held, release = nil, func() {}

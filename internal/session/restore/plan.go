@@ -12,8 +12,9 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// plan finds what every rank reads. When one of them wants what cannot be had,
-// nothing is read for any: that rank is told what, and the others who it is.
+// plan finds the reads of every rank. If one rank's wants cannot be satisfied,
+// nothing is read: that rank gets the reason, and the others learn which rank it
+// is.
 func (r *restore) plan(ctx context.Context, requests map[int]client.LoadRequest) []error {
 	errs := make([]error, len(r.ranks))
 	var all []error
@@ -37,8 +38,8 @@ func (r *restore) plan(ctx context.Context, requests map[int]client.LoadRequest)
 	return errs
 }
 
-// planRank plans the reads of a rank. Optional values that the checkpoint has
-// of other ranks only are left out.
+// planRank plans the reads of a rank. It leaves out optional values that the
+// checkpoint has only for other ranks.
 func (r *restore) planRank(ctx context.Context, rank int, o planner.LoadOptions) (err error) {
 	of := &r.ranks[rank]
 	for i, it := range of.items {
@@ -69,7 +70,7 @@ func (of *restoreRank) absent(want int) bool {
 	return absent
 }
 
-// prepare has the storage look at the reads of all ranks.
+// prepare passes the reads of all ranks to the storage's planning steps.
 func (r *restore) prepare(ctx context.Context) error {
 	reads := make([][]checkpoint.Read, len(r.ranks))
 	for rank := range r.ranks {

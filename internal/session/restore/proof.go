@@ -7,22 +7,22 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
 
-// proof is what is known of the slots that hold the checkpoint to resume from,
-// before a rank asks for it: their checksums are compared while the workers start
-// and import what they need, which takes longer. It holds for slots that are still
-// what they were then, and that no worker was told of.
+// proof is the result of verifying the slots that hold the checkpoint to resume
+// from before a rank asks for it. Checksums are compared while the workers start
+// and import modules, which takes longer. It holds for slots that have not
+// changed since and whose paths no worker has received.
 type proof struct {
 	checkpoint string
 	stop       context.CancelFunc
 	done       chan struct{}
 
-	// When done is closed.
-	slots  map[int]int // by rank: the use that was looked at
+	// Set when done is closed.
+	slots  map[int]int // by rank: the use that was verified
 	chunks *data.Proof
 }
 
-// Prove begins to verify the slots that hold the checkpoint to resume from. The
-// attempt's end ends it. It is called before the first load, if at all.
+// Prove begins to verify the slots that hold the checkpoint to resume from. It
+// ends with the attempt. If called at all, it is called before the first load.
 func (l *Loader) Prove() {
 	resume := l.cfg.Resume
 	if resume == "" || IsPath(resume) {
@@ -35,7 +35,7 @@ func (l *Loader) Prove() {
 		defer close(p.done)
 		defer stop()
 		if err := l.proveAll(ctx, p); err != nil && ctx.Err() == nil {
-			l.cfg.Logger.Warn("what shared memory holds of a checkpoint is verified when it is loaded", "checkpoint", p.checkpoint, "error", err)
+			l.cfg.Logger.Warn("checkpoint in shared memory not verified ahead of its load", "checkpoint", p.checkpoint, "error", err)
 		}
 	})
 }
@@ -69,8 +69,8 @@ func (l *Loader) proveAll(ctx context.Context, p *proof) error {
 	return nil
 }
 
-// EndProof lets go of the slots that are being verified: a save that comes before
-// any load is to use them.
+// EndProof releases the slots being verified, so that a save before any load can
+// use them.
 func (l *Loader) EndProof(ctx context.Context) error {
 	if l.proof == nil {
 		return nil
@@ -84,8 +84,8 @@ func (l *Loader) EndProof(ctx context.Context) error {
 	}
 }
 
-// proven is what is known of slots of a checkpoint. It waits for what is being
-// found out.
+// proven returns the proof of the slots of a checkpoint. It waits for a running
+// verification.
 func (l *Loader) proven(ctx context.Context, checkpoint string, idle staging.Copies) (*data.Proof, error) {
 	p := l.proof
 	if p == nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// keeping is the slot of a rank in a directory of its own.
+// keeping returns a rank's slots in a directory of their own.
 func keeping(t *testing.T) (a *staging.Arenas, slots func() *staging.Slots, shared string) {
 	t.Helper()
 	shared = t.TempDir()
@@ -38,7 +38,7 @@ func keeping(t *testing.T) (a *staging.Arenas, slots func() *staging.Slots, shar
 	}, shared
 }
 
-// stage goes through a save of one value, to the end of its writing.
+// stage runs a save of one value, to the end of its write.
 func stage(t *testing.T, s *staging.Slots, id string, with byte) {
 	t.Helper()
 	items := []checkpoint.Item{{Value: true, Bytes: 5000, Shard: tensor.Shard{FQN: "value"}}}
@@ -67,7 +67,8 @@ func stage(t *testing.T, s *staging.Slots, id string, with byte) {
 	release([]data.ChunkDigest{{Item: items[0], Digest: checkpoint.Sum(content)}})
 }
 
-// proving is a loader whose proof of a checkpoint is under way, and what ends it.
+// proving returns a loader whose proof of a checkpoint is running, and a function
+// that ends it.
 func proving(t *testing.T, a *staging.Arenas, checkpoint string) (l *Loader, end func()) {
 	t.Helper()
 	held, release := a.Hold(checkpoint)
@@ -84,8 +85,7 @@ func proving(t *testing.T, a *staging.Arenas, checkpoint string) (l *Loader, end
 	return l, stop
 }
 
-// What was found out of slots is waited for, and believed of those slots and
-// that checkpoint alone.
+// The proof is waited for, and applies only to its slots and its checkpoint.
 func TestProofIsOfItsSlots(t *testing.T) {
 	a, slots, _ := keeping(t)
 	s := slots()
@@ -115,8 +115,8 @@ func TestProofIsOfItsSlots(t *testing.T) {
 	}
 }
 
-// A save that comes before any load ends the proof, and has the slot that was
-// looked at.
+// A save before any load ends the proof and gets the slot that was being
+// verified.
 func TestSaveEndsProof(t *testing.T) {
 	a, slots, shared := keeping(t)
 	s := slots()
@@ -129,6 +129,6 @@ func TestSaveEndsProof(t *testing.T) {
 	}
 	stage(t, slots(), "step-2.a2", 2)
 	if files, err := filepath.Glob(filepath.Join(shared, "*", "*", "r*")); err != nil || len(files) != 1 {
-		t.Errorf("there are slots %q, want the one that there was: %v", files, err)
+		t.Errorf("there are slots %q, want the former slot: %v", files, err)
 	}
 }

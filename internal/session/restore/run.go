@@ -15,27 +15,26 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// restore is the reading of one load: what it was resolved to, and the part of
-// each rank.
+// restore is the reading of one load: its checkpoint, and the part of each rank.
 type restore struct {
 	l        *Loader
-	n        int   // of the load
-	part     []int // the ranks that take part
+	n        int   // number of the load
+	part     []int // the participants
 	ckpt     projections.Checkpoint
 	manifest checkpoint.Manifest
 	planner  *planner.Loader
 	reader   data.Reader
 	unread   []string
-	ranks    []restoreRank    // of the attempt; those that take no part want nothing
-	files    map[string]int64 // those of the checkpoint that are lent, and their sizes
-	verdict  *verdict         // of ranks that verify what they copy; nil: none does
+	ranks    []restoreRank    // of the attempt; ranks that do not participate want nothing
+	files    map[string]int64 // sizes of the checkpoint's lent files, by path
+	verdict  *verdict         // of ranks that verify what they copy; nil: no rank does
 }
 
-// restoreRank is what one rank wants, and where it goes.
+// restoreRank holds the wants of one rank and their places.
 type restoreRank struct {
 	items   []client.Item
 	wants   []checkpoint.Want
-	of      []int // the item of each want
+	of      []int // item of each want
 	planned planner.Loaded
 	reads   []checkpoint.Read
 	sizes   []int64 // of the wants
@@ -43,8 +42,8 @@ type restoreRank struct {
 	size    int64
 	arena   *staging.Arena
 
-	slots    bool   // it can read several files
-	verifies bool   // it verifies what it copies
+	slots    bool   // the rank can read several files
+	verifies bool   // the rank verifies what it copies
 	spots    []spot // by want; nil: none is lent
 }
 
@@ -52,9 +51,9 @@ type restoreRank struct {
 func (l *Loader) run(ctx context.Context, ld *load) []answer {
 	r := &restore{l: l, n: ld.n, part: ld.ranks, ranks: make([]restoreRank, l.cfg.World)}
 	for rank := range r.ranks {
-		r.ranks[rank].slots = true // no memory is made for who wants nothing
+		r.ranks[rank].slots = true // no memory is allocated for ranks without wants
 	}
-	verifies := true // all or none: a rank that is not to wait would go on where others fail
+	verifies := true // all or none: a rank that did not wait would continue where others fail
 	for _, rank := range r.part {
 		r.ranks[rank].items, r.ranks[rank].slots = ld.asked[rank].Items, ld.slots[rank]
 		verifies = verifies && ld.slots[rank] && ld.asked[rank].Verifies
@@ -94,7 +93,7 @@ func (l *Loader) run(ctx context.Context, ld *load) []answer {
 	return out
 }
 
-// joined is every error once.
+// joined joins the errors without duplicates.
 func joined(errs []error) error {
 	var out []error
 	for _, err := range errs {
@@ -154,8 +153,8 @@ func (r *restore) resolve(ctx context.Context, requests map[int]client.LoadReque
 	})
 }
 
-// read reads what all ranks want and none of them takes from a slot or verifies
-// itself, in one go, each block once, and says so.
+// read reads the wants of all ranks, except those that a rank takes from a slot
+// or verifies itself. It reads each block once, and then reports the load.
 func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) error {
 	var wants []checkpoint.Want
 	var all, reads []checkpoint.Read
@@ -189,12 +188,12 @@ func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) err
 			return err
 		}
 	}
-	return r.say(ctx, all, slots, files+checked)
+	return r.record(ctx, all, slots, files+checked)
 }
 
-// say tells the log what every rank has got, and that the load is complete: at once,
-// or when the ranks that verify what they copy have found it in order.
-func (r *restore) say(ctx context.Context, reads []checkpoint.Read, slots, files int64) error {
+// record appends the reads of every rank and the completion of the load: at once, or
+// after the ranks that verify their copies have confirmed them.
+func (r *restore) record(ctx context.Context, reads []checkpoint.Read, slots, files int64) error {
 	cfg := r.l.cfg
 	plans := make([]*events.LoadPlan, len(r.part))
 	for i, rank := range r.part {
@@ -204,7 +203,7 @@ func (r *restore) say(ctx context.Context, reads []checkpoint.Read, slots, files
 		}
 	}
 	wanted := plans[0].Bytes
-	if len(plans) > 1 { // what several ranks want is stored once
+	if len(plans) > 1 { // reads of several ranks are stored once
 		wanted = r.planner.Stored(reads)
 	}
 	done := &events.RestoreCompleted{
@@ -217,7 +216,7 @@ func (r *restore) say(ctx context.Context, reads []checkpoint.Read, slots, files
 	return cfg.Log.Completed(ctx, plans, done)
 }
 
-// loadTarget is the buffers of the wants of all ranks.
+// loadTarget holds the buffers of the wants of all ranks.
 type loadTarget [][]byte
 
 // Want implements data.Destination.

@@ -14,8 +14,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// reader reads the checkpoint that a reference names. One that lies at a path
-// has that path for its ID.
+// reader opens the checkpoint that a reference names. A checkpoint at a path has
+// the path as its ID.
 func (l *Loader) reader(ctx context.Context, ref string) (data.Reader, projections.Checkpoint, error) {
 	if IsPath(ref) {
 		f, err := l.cfg.Store.Foreign(ctx, ref)
@@ -35,8 +35,8 @@ func (l *Loader) reader(ctx context.Context, ref string) (data.Reader, projectio
 	return l.cfg.Store.Reader(l.cfg.Store.Data.Reader(checkpoint.RefOf(c.Run, c.Trial, c.ID)).WithManifest(digest)), c, nil
 }
 
-// from names the trial that a load reads from, if that is another than the group's
-// own: the IDs of two trials may be the same.
+// from returns the trial that a load reads from if it is not the group's own: two
+// trials may have the same checkpoint IDs.
 func (r *restore) from() string {
 	if cfg := r.l.cfg; r.ckpt.Run == "" || r.ckpt.Run == cfg.Run && r.ckpt.Trial == cfg.Trial {
 		return ""
@@ -44,8 +44,8 @@ func (r *restore) from() string {
 	return r.ckpt.Run + "/" + r.ckpt.Trial
 }
 
-// unreadable says what to do about a checkpoint that is damaged or gone: the
-// next attempt would resume from it too.
+// unreadable adds the next step to the error of a damaged or missing checkpoint:
+// the next attempt would resume from it too.
 func unreadable(c projections.Checkpoint, err error) error {
 	if c.Run == "" || !errors.As(err, new(*data.CorruptError)) && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -53,7 +53,7 @@ func unreadable(c projections.Checkpoint, err error) error {
 	return fmt.Errorf("%w; `ckptstore ls %s` lists the others: end the job and start it with --resume %s@ID of an intact one", err, c.Run, c.Run)
 }
 
-// hold is what the slots of this node still have of a checkpoint of this trial.
+// hold holds the slots of this node that have data of a checkpoint of this trial.
 func (r *restore) hold() (held staging.Copies, release func()) {
 	if r.ckpt.Run != r.l.cfg.Run || r.ckpt.Trial != r.l.cfg.Trial {
 		return nil, func() {}
@@ -61,8 +61,8 @@ func (r *restore) hold() (held staging.Copies, release func()) {
 	return r.l.cfg.Arenas.Hold(r.ckpt.ID)
 }
 
-// fromSlots reads what is in slots. It is the same checkpoint, digest by
-// digest, or is not used: the rest is in the files.
+// fromSlots reads from slots. Only data with the checkpoint's digests is used;
+// the rest is read from the files.
 func (r *restore) fromSlots(ctx context.Context, held staging.Copies, wants []checkpoint.Want, reads []checkpoint.Read, dst loadTarget) (n int64, rest []checkpoint.Read, err error) {
 	files, ok := r.reader.(*data.FileReader)
 	if !ok || len(held) == 0 {
@@ -70,7 +70,7 @@ func (r *restore) fromSlots(ctx context.Context, held staging.Copies, wants []ch
 	}
 	got, err := files.ReadMemory(ctx, wants, reads, dst, held)
 	if len(got.Unfit) > 0 {
-		r.l.cfg.Logger.Warn("shared memory does not hold what was committed, and the files are read instead",
+		r.l.cfg.Logger.Warn("shared memory differs from the committed checkpoint; reading files instead",
 			"checkpoint", r.ckpt.ID, "chunks", len(got.Unfit), "first", got.Unfit[0])
 	}
 	return got.Bytes, got.Rest, err
@@ -82,7 +82,7 @@ const (
 	tierFiles = "files"
 )
 
-// tierOf says where the bytes of a restore came from.
+// tierOf returns the tier that a restore's bytes came from.
 func tierOf(slots, files int64) string {
 	switch {
 	case slots == 0:
@@ -93,16 +93,16 @@ func tierOf(slots, files int64) string {
 	return tierSlots + "+" + tierFiles
 }
 
-// Load takes part in the next load of a rank with the ranks that load, which are
-// distinct and ascending, and returns the reply to it. It waits for the others for
-// as long as limit. lends says that the rank can read several files.
-func (l *Loader) Load(ctx context.Context, rank int, ranks []int, req client.LoadRequest, lends bool, limit time.Duration) (any, error) {
+// Load joins the rank's next load with ranks, which are distinct and ascending,
+// and returns the reply. It waits up to limit for the other ranks. slots tells
+// whether the rank can read several files.
+func (l *Loader) Load(ctx context.Context, rank int, ranks []int, req client.LoadRequest, slots bool, limit time.Duration) (any, error) {
 	for _, it := range req.Items {
 		if it.FQN == "" {
 			return nil, &MisuseError{errors.New("an item has no name")}
 		}
 	}
-	ld, err := l.join(rank, ranks, req, lends)
+	ld, err := l.join(rank, ranks, req, slots)
 	if err != nil {
 		return nil, err
 	}

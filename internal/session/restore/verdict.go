@@ -13,9 +13,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// verdict is what becomes of a load of which ranks verify their part while they copy
-// it: it is complete when each of them has found it in order, and of no use to any
-// when one has not. None goes on before that is known.
+// verdict is the outcome of a load whose ranks verify their part while they copy
+// it. The load is complete when every rank has found its part intact, and has
+// failed for all ranks when one has not. No rank continues before that is known.
 //
 //	rank 0   load ──▶ where ── copy, verify ──▶ loaded ─────────┐ complete, or
 //	rank 1   load ──▶ where ── copy, verify ────────▶ loaded ───┘ what is damaged
@@ -24,15 +24,15 @@ type verdict struct {
 	plans []*events.LoadPlan
 	done  *events.RestoreCompleted
 
-	// Under the lock of the loader.
-	missing map[int]bool  // ranks that have not said what they have found
-	ended   bool          // somebody finds out err, or it is known
+	// Guarded by the loader's lock.
+	missing map[int]bool  // ranks that have not reported their result
+	ended   bool          // err is known or being determined
 	over    chan struct{} // closed when err is known
 	err     error
 }
 
-// newVerdict is that of the ranks of a load of which any verifies something; nil if none
-// does. All of them wait for it.
+// newVerdict returns the verdict of a load if any of its ranks verifies
+// something, or nil. All ranks of the load wait for it.
 func newVerdict(r *restore, plans []*events.LoadPlan, done *events.RestoreCompleted) *verdict {
 	checks := slices.ContainsFunc(r.ranks, func(of restoreRank) bool {
 		return slices.ContainsFunc(of.spots, func(s spot) bool { return s.check != nil })
@@ -47,7 +47,7 @@ func newVerdict(r *restore, plans []*events.LoadPlan, done *events.RestoreComple
 	return v
 }
 
-// judge notes what a rank has found, and returns when it is known what all have.
+// judge records the result of a rank and waits for the verdict on all ranks.
 func (l *Loader) judge(ctx context.Context, v *verdict, rank int, said client.LoadedRequest, limit time.Duration) error {
 	wait, cancel := l.bounded(ctx, limit)
 	defer cancel()
@@ -68,11 +68,11 @@ func (l *Loader) judge(ctx context.Context, v *verdict, rank int, said client.Lo
 	absent, decide := slices.Sorted(maps.Keys(v.missing)), !v.ended
 	v.ended = true
 	l.mu.Unlock()
-	if decide { // for the others too, and for those that come later
-		l.fail(v, fmt.Errorf("load %d is a collective, and ranks %v have not said that theirs is in order: %w", v.r.n, absent, wait.Err()))
+	if decide { // for the other ranks too, including later ones
+		l.fail(v, fmt.Errorf("load %d is a collective, and ranks %v have not confirmed their part: %w", v.r.n, absent, wait.Err()))
 		return v.err
 	}
-	return fmt.Errorf("load %d: what becomes of it is not known yet: %w", v.r.n, wait.Err())
+	return fmt.Errorf("load %d: its outcome is not known yet: %w", v.r.n, wait.Err())
 }
 
 func (l *Loader) bounded(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
@@ -82,8 +82,8 @@ func (l *Loader) bounded(ctx context.Context, limit time.Duration) (context.Cont
 	return context.WithTimeout(ctx, limit)
 }
 
-// decide tells the log that a load is complete, or why it has failed: it looks at what a
-// rank says is damaged.
+// decide appends that a load is complete, or why it failed. If a rank reports
+// damage, decide verifies it in the files.
 func (l *Loader) decide(v *verdict, rank int, said client.LoadedRequest, limit time.Duration) {
 	switch {
 	case said.Damaged != "":
@@ -92,7 +92,7 @@ func (l *Loader) decide(v *verdict, rank int, said client.LoadedRequest, limit t
 		err := v.r.look(ctx)
 		if err == nil {
 			l.cfg.Arenas.Doubt(v.r.ckpt.ID) // the next load takes it from the files
-			err = &ConflictError{fmt.Errorf("load %d of %s: what rank %d has copied is not what was committed (%s), and the checkpoint is: load it again", v.r.n, v.r.ckpt.ID, rank, said.Damaged)}
+			err = &ConflictError{fmt.Errorf("load %d of %s: the copy of rank %d is damaged (%s), the checkpoint is not: load it again", v.r.n, v.r.ckpt.ID, rank, said.Damaged)}
 		}
 		l.fail(v, unreadable(v.r.ckpt, err))
 	case said.Failed != "":
@@ -102,18 +102,19 @@ func (l *Loader) decide(v *verdict, rank int, said client.LoadedRequest, limit t
 	}
 }
 
-// fail tells the log, and then all ranks.
+// fail appends the failure and then reports it to all ranks.
 func (l *Loader) fail(v *verdict, err error) {
 	v.end(errors.Join(err, l.cfg.Log.Failed(l.cfg.Work, &events.RestoreFailed{Attempt: l.cfg.Attempt, Load: v.r.n, Checkpoint: v.r.ckpt.ID, Error: err.Error()})))
 }
 
-// end makes it known.
+// end publishes the verdict.
 func (v *verdict) end(err error) {
 	v.err = err
 	close(v.over)
 }
 
-// giveUp ends what no rank's word can end any more. The caller holds the lock.
+// giveUp fails a verdict that can no longer be completed by the ranks. The caller
+// holds the lock.
 func (l *Loader) giveUp(v *verdict, why error) {
 	if v.ended {
 		return
@@ -127,7 +128,8 @@ func (l *Loader) giveUp(v *verdict, why error) {
 	l.running.Go(func() { l.fail(v, err) })
 }
 
-// look verifies in the files what ranks have verified where they have copied it.
+// look verifies in the files the data that ranks have verified where they copied
+// it.
 func (r *restore) look(ctx context.Context) error {
 	var wants []checkpoint.Want
 	var reads []checkpoint.Read
@@ -145,9 +147,8 @@ func (r *restore) look(ctx context.Context) error {
 	return err
 }
 
-// Loaded takes arena and slots back from a rank, and returns when what the ranks have
-// verified, if they have, is known to be what was committed. It waits for the others as
-// long as limit.
+// Loaded takes arena and slots back from a rank. If ranks verify the load, it
+// returns when the verdict is known; it waits up to limit for the others.
 func (l *Loader) Loaded(ctx context.Context, rank int, req client.LoadedRequest, limit time.Duration) error {
 	l.mu.Lock()
 	by := loan{rank, req.Load, req.Arena}

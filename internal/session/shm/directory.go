@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrOwned says that another process that is alive owns the directory.
+// ErrOwned reports that another live process owns the directory.
 var ErrOwned = errors.New("another process owns it")
 
-// lockName is the file whose flock(2) is that of a directory's owner.
+// lockName is the file whose flock(2) marks the owner of a directory.
 const lockName = "lock"
 
-// Directory is a private directory below the parent. It exists so that its files are
-// reached through descriptors that were checked, and never by their paths: see
+// Directory is a private directory below the parent. It exists so that its files
+// are reached through checked descriptors, and never by their paths: see
 // [Directory.Open]. It may be used concurrently.
 type Directory struct {
 	name   string
@@ -27,9 +27,9 @@ type Directory struct {
 	lock   *os.File // nil: another process may own the directory
 }
 
-// Own makes the directory with a name below this user's parent in shared, such as
-// /dev/shm, and takes its lock. It returns [ErrOwned] while another process has
-// that.
+// Own creates the named directory below this user's parent in shared, such as
+// /dev/shm, and takes its lock. It returns [ErrOwned] while another process holds
+// the lock.
 func Own(shared, name string, log *slog.Logger) (*Directory, error) {
 	parent, err := openParent(shared, log)
 	if err != nil {
@@ -42,7 +42,7 @@ func Own(shared, name string, log *slog.Logger) (*Directory, error) {
 	return d, nil
 }
 
-// own is Own in an open parent, which becomes that of the directory.
+// own is Own in an open parent, which the directory then owns.
 func own(parent *os.File, name string) (*Directory, error) {
 	for {
 		dir, err := makeDirectory(parent, name)
@@ -59,9 +59,9 @@ func own(parent *os.File, name string) (*Directory, error) {
 	}
 }
 
-// takeLock takes the lock in a directory. An owner that ends removes the directory
-// while it holds the lock, so a lock is only good if its file still has its name:
-// otherwise the result is nil.
+// takeLock takes the lock in a directory. An owner that ends removes the
+// directory while it holds the lock, so a lock counts only if its file still has
+// its name. Otherwise takeLock returns nil.
 func takeLock(dir *os.File) (*os.File, error) {
 	lock, err := openFile(dir, lockName, unix.O_RDWR|unix.O_CREAT)
 	if errors.Is(err, os.ErrNotExist) {
@@ -83,8 +83,8 @@ func takeLock(dir *os.File) (*os.File, error) {
 	return lock, nil
 }
 
-// Make makes a directory of this process's own in shared, named by what its files
-// are for, and frees those of that kind whose owners were killed.
+// Make creates a directory for this process in shared, named by kind, and frees
+// the directories of that kind whose owners were killed.
 func Make(shared, kind string, log *slog.Logger) (*Directory, error) {
 	parent, err := openParent(shared, log)
 	if err != nil {
@@ -96,39 +96,39 @@ func Make(shared, kind string, log *slog.Logger) (*Directory, error) {
 		if d, err = own(parent, "ckptstore-"+kind+"-"+rand.Text()+"-n0"); err == nil {
 			return d, nil
 		}
-		if !errors.Is(err, ErrOwned) { // that is a server that starts as well, and takes it for a leftover
+		if !errors.Is(err, ErrOwned) { // another server that starts may take the directory for a leftover
 			break
 		}
 	}
 	return nil, errors.Join(err, parent.Close())
 }
 
-// Path is where the directory is.
+// Path returns the path of the directory.
 func (d *Directory) Path() string { return d.dir.Name() }
 
-// Lost reports whether the directory or its lock was removed from outside. Without
-// its lock it would be taken for a dead owner's.
+// Lost reports whether the directory or its lock was removed from outside.
+// Without its lock it looks like a dead owner's.
 func (d *Directory) Lost() bool { return !Linked(d.lock) }
 
-// Names lists the directory's files, but for the lock.
+// Names lists the directory's files, without the lock.
 func (d *Directory) Names() ([]string, error) {
 	all, err := names(d.dir)
 	return slices.DeleteFunc(all, func(name string) bool { return name == lockName }), err
 }
 
-// Create makes an empty file that only this user can open.
+// Create creates an empty file that only this user can open.
 func (d *Directory) Create(name string) (*os.File, error) {
 	return openFile(d.dir, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
 }
 
-// Open opens a file that another process of this user has left. It returns
-// [ErrNotPrivate] for a link, for what is no regular file, and for a file that
+// Open opens a file that another process of this user left. It returns
+// [ErrNotPrivate] for a link, for a file that is not regular, and for a file that
 // another user owns, can open or has linked elsewhere.
 func (d *Directory) Open(name string, flags int) (*os.File, error) {
 	return openFile(d.dir, name, flags)
 }
 
-// Rename gives a file another name in the directory.
+// Rename renames a file within the directory.
 func (d *Directory) Rename(from, to string) error {
 	if err := unix.Renameat(int(d.dir.Fd()), from, int(d.dir.Fd()), to); err != nil {
 		return failed("rename", d.Path()+"/"+from, err)
@@ -136,13 +136,13 @@ func (d *Directory) Rename(from, to string) error {
 	return nil
 }
 
-// Unlink removes a file. Its memory is free when no process maps it.
+// Unlink removes a file. Its memory is freed when no process maps it.
 func (d *Directory) Unlink(name string) error { return unlink(d.dir, name) }
 
-// Remove removes the directory with all files in it.
+// Remove removes the directory with all its files.
 func (d *Directory) Remove() error { return remove(d.parent, d.name, d.dir) }
 
-// Close gives the lock up, if the directory was taken.
+// Close releases the lock, if the process holds it.
 func (d *Directory) Close() error {
 	err := errors.Join(d.dir.Close(), d.parent.Close())
 	if d.lock == nil {
@@ -158,9 +158,9 @@ func unlink(dir *os.File, name string) error {
 	return nil
 }
 
-// remove removes a directory with its files. Its lock is held meanwhile; another
-// process that looks whether the directory is a leftover may still make the file of
-// a new one in it, between the last file's removal and the directory's.
+// remove removes a directory with its files. The caller holds its lock. A process
+// that checks whether the directory is a leftover may still create a new lock
+// file in it, between the removal of the last file and that of the directory.
 func remove(parent *os.File, name string, dir *os.File) error {
 	var err error
 	for range 100 {
@@ -183,7 +183,8 @@ func remove(parent *os.File, name string, dir *os.File) error {
 	return failed("remove", dir.Name(), err)
 }
 
-// Linked reports whether a file still has its name, by which others open it.
+// Linked reports whether a file still has its name, by which other processes open
+// it.
 func Linked(file *os.File) bool {
 	var is unix.Stat_t
 	return unix.Fstat(int(file.Fd()), &is) == nil && is.Nlink > 0

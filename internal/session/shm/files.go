@@ -9,21 +9,21 @@ import (
 	"sync"
 )
 
-// Files are numbered files of one server, in a directory of its own that the first
-// of them makes: see [Make]. It is safe for concurrent use.
+// Files are numbered files of one server, in a directory that the first file
+// creates: see [Make]. It is safe for concurrent use.
 type Files struct {
-	Shared string // where the directory is made
-	Kind   string // what the files are for, as a word in the directory's name
+	Shared string // parent of the directory
+	Kind   string // use of the files, as a word in the directory's name
 	Log    *slog.Logger
 
 	mu     sync.Mutex
-	dir    *Directory // nil: not made
+	dir    *Directory // nil: not created
 	made   int
 	closed bool
 }
 
-// New makes an empty file. A directory that was removed from outside, as systemd's
-// RemoveIPC does when a user logs out, is made again.
+// New creates an empty file. A directory that was removed from outside, as
+// systemd's RemoveIPC does when a user logs out, is created again.
 func (f *Files) New() (*os.File, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -40,11 +40,11 @@ func (f *Files) New() (*os.File, error) {
 	return nil, errors.New("the server has ended")
 }
 
-// open makes the directory, unless it is there and this server's.
+// open creates the directory, unless it exists and is this server's.
 func (f *Files) open() (err error) {
 	if f.dir != nil && f.dir.Lost() {
 		f.Log.Warn("shared memory directory removed by another process; making another", "directory", f.dir.Path())
-		_ = f.dir.Close() // of files that no process finds
+		_ = f.dir.Close() // its files are unreachable
 		f.dir = nil
 	}
 	if f.dir == nil {
@@ -53,14 +53,14 @@ func (f *Files) open() (err error) {
 	return err
 }
 
-// Discard removes and closes a file. Its memory is free when no process maps it. A file
-// that was removed from outside is closed.
+// Discard removes and closes a file. Its memory is freed when no process maps it.
+// A file that was removed from outside is only closed.
 func (f *Files) Discard(file *os.File) error {
 	err := f.unlink(filepath.Base(file.Name()))
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
-	return errors.Join(err, file.Close()) // not under the lock: it frees the memory
+	return errors.Join(err, file.Close()) // without the lock: it frees the memory
 }
 
 func (f *Files) unlink(name string) error {
@@ -72,7 +72,8 @@ func (f *Files) unlink(name string) error {
 	return f.dir.Unlink(name)
 }
 
-// Close removes the directory with all that is in it. There are no new files any more.
+// Close removes the directory with its files. No new files can be created
+// afterwards.
 func (f *Files) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

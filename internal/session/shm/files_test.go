@@ -56,7 +56,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// What somebody else has removed is made anew, and is this server's own again.
+// A directory that another process removed is created again and owned by this
+// server.
 func TestFilesRemovedFromOutside(t *testing.T) {
 	for what, in := range map[string]string{"all of it": "", "its lock": "lock"} {
 		t.Run(what, func(t *testing.T) {

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Former returns the paths of this user's directories in shared whose names match a
-// pattern, which have no parent, as former versions made them, and which no process that
-// is alive owns; and how many bytes are in them. It changes nothing: [Free] frees them.
+// Former returns the paths and the total size in bytes of this user's directories
+// in shared that former versions made, without a parent, whose names match a
+// pattern and that no live process owns. It changes nothing: [Free] frees them.
 func Former(shared, pattern string) (left []string, bytes int64, err error) {
 	root, err := os.Open(filepath.Clean(shared))
 	if err != nil {
@@ -35,11 +35,12 @@ func Former(shared, pattern string) (left []string, bytes int64, err error) {
 	return left, bytes, errors.Join(errs...)
 }
 
-// leftIn is how many bytes are in a directory, and whether no process owns it.
+// leftIn returns the size of a directory in bytes, and whether no process owns
+// it.
 func leftIn(at *os.File, name string) (bytes int64, dead bool, err error) {
 	dir, err := openDirectory(at, name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, false, nil // it was freed meanwhile
+		return 0, false, nil // freed meanwhile
 	}
 	if err != nil {
 		return 0, false, err
@@ -60,7 +61,7 @@ func leftIn(at *os.File, name string) (bytes int64, dead bool, err error) {
 	return bytes, true, err
 }
 
-// sizeOf is how many bytes are in the files of a directory.
+// sizeOf returns the total size in bytes of a directory's files.
 func sizeOf(dir *os.File) (bytes int64, err error) {
 	files, err := names(dir)
 	for _, file := range files {

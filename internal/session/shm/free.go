@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Free removes the directories of this user in shared whose names match a pattern
-// and that no process that is alive owns, also those of former versions. It returns
-// their paths and how many bytes were in them. A directory that cannot be removed is
-// in the error; the others are freed all the same.
+// Free removes this user's directories in shared whose names match a pattern and
+// that no live process owns, including those of former versions. It returns their
+// paths and total size in bytes. The error names the directories that cannot be
+// removed; the others are freed anyway.
 func Free(shared, pattern string) (freed []string, bytes int64, err error) {
 	errs := each(shared, pattern, func(parent *os.File, name string) error {
 		n, gone, err := free(parent, name)
@@ -26,9 +26,9 @@ func Free(shared, pattern string) (freed []string, bytes int64, err error) {
 	return freed, bytes, errors.Join(errs...)
 }
 
-// Look calls f with the directories of this user in shared whose names match a
-// pattern. It takes no lock: their owners may be alive. A directory that others can
-// enter is left out. The directories are closed when f returns.
+// Look calls f with this user's directories in shared whose names match a
+// pattern. It takes no lock: their owners may be alive. It skips directories that
+// others can enter. It closes the directory when f returns.
 func Look(shared, pattern string, f func(*Directory) error) error {
 	errs := each(shared, pattern, func(parent *os.File, name string) error {
 		dir, err := openDirectory(parent, name)
@@ -63,7 +63,7 @@ func each(shared, pattern string, f func(parent *os.File, name string) error) []
 	return errs
 }
 
-// freeLeft frees the directories in a parent that match a pattern, and says so.
+// freeLeft frees the directories in a parent that match a pattern, and logs them.
 func freeLeft(parent *os.File, pattern string, log *slog.Logger) {
 	left, err := names(parent)
 	if err != nil {
@@ -81,9 +81,9 @@ func freeLeft(parent *os.File, pattern string, log *slog.Logger) {
 	}
 }
 
-// free removes one directory, unless a process that is alive owns it, and returns
-// how many bytes were in it. It holds the lock meanwhile: an owner that comes sees
-// that the lock has no name any more, and makes another.
+// free removes one directory, unless a live process owns it, and returns its size
+// in bytes. It holds the lock meanwhile: a new owner sees that the lock has no
+// name any more and creates another.
 func free(parent *os.File, name string) (bytes int64, gone bool, err error) {
 	if unix.Unlinkat(int(parent.Fd()), name, unix.AT_REMOVEDIR) == nil {
 		return 0, true, nil // it was empty

@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// Idle keeps what was given back for a while, for whoever asks next: memory that was
-// touched before takes a copy several times as fast as fresh memory. It is safe for
-// concurrent use.
+// Idle keeps returned values for a while, for the next caller of Take: memory
+// that was touched before takes a copy several times as fast as fresh memory. It
+// is safe for concurrent use.
 type Idle[T comparable] struct {
-	Rest time.Duration // for how long
-	Free func(T)       // is called for what nobody has asked for
+	Rest time.Duration // how long a value is kept
+	Free func(T)       // frees a value that was not taken in time
 
 	mu     sync.Mutex
-	kept   []resting[T] // the newest last
+	kept   []resting[T] // newest last
 	closed bool
 }
 
@@ -23,7 +23,7 @@ type resting[T any] struct {
 	timer *time.Timer
 }
 
-// Keep takes a value back.
+// Keep returns a value to the pool.
 func (i *Idle[T]) Keep(value T) {
 	if !i.keep(value) {
 		i.Free(value)
@@ -38,7 +38,7 @@ func (i *Idle[T]) keep(value T) bool {
 	}
 	i.kept = append(i.kept, resting[T]{value, time.AfterFunc(i.Rest, func() {
 		if i.remove(value) {
-			i.Free(value) // not under the lock: it takes a quarter of a second for a GiB
+			i.Free(value) // without the lock: it takes a quarter of a second for a GiB
 		}
 	})})
 	return true
@@ -55,8 +55,8 @@ func (i *Idle[T]) remove(value T) bool {
 	return true
 }
 
-// Take gives the best of what is kept away, of equals the newest; ok is false where
-// nothing is kept.
+// Take removes and returns the best kept value, of equals the newest. ok is false
+// if nothing is kept.
 func (i *Idle[T]) Take(better func(a, b T) bool) (value T, ok bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -75,10 +75,10 @@ func (i *Idle[T]) Take(better func(a, b T) bool) (value T, ok bool) {
 	return value, true
 }
 
-// Spare frees all that is kept, and says whether there was anything.
+// Spare frees all kept values, and reports whether there were any.
 func (i *Idle[T]) Spare() bool { return i.spare(false) }
 
-// Close is Spare, and frees at once what is given back from now on.
+// Close is Spare; values that are returned afterwards are freed at once.
 func (i *Idle[T]) Close() { i.spare(true) }
 
 func (i *Idle[T]) spare(last bool) bool {

@@ -26,7 +26,7 @@ const (
 	attacker = 20002
 )
 
-// patience is how long a command of theirs may take.
+// patience bounds the duration of the users' commands.
 const patience = 20 * time.Second
 
 // roleEnv makes the test binary play the victim.
@@ -45,8 +45,8 @@ func TestMain(m *testing.M) {
 
 const pattern = "ckptstore-*-n[0-9]*"
 
-// play is what the victim does: it takes the directory ARGS[1] in ARGS[0] as a
-// trainer does and leaves a file there, or frees all directories.
+// play runs the victim: it takes the directory ARGS[1] in ARGS[0] as a trainer
+// does and leaves a file there, or frees all directories.
 func play(role string, args []string) error {
 	if role == "free" {
 		freed, bytes, err := shm.Free(args[0], pattern)
@@ -84,17 +84,17 @@ func play(role string, args []string) error {
 		return err
 	}
 	fmt.Println("made", f.Name())
-	return nil // as if it was killed: all files stay, and the kernel frees the lock
+	return nil // as if killed: all files stay, and the kernel frees the lock
 }
 
-// street is a directory like /dev/shm, and what the two users have elsewhere.
+// street is a directory like /dev/shm, with the two users' other files.
 type street struct {
 	*testing.T
 	shared string
 	home   string // of the victim, private
-	exe    string // that both can run
+	exe    string // which both users can run
 	umask  string
-	user   uint32 // who plays the victim
+	user   uint32 // the user who plays the victim
 }
 
 func newStreet(t *testing.T) *street {
@@ -108,14 +108,15 @@ func newStreet(t *testing.T) *street {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// By another process: one that this one starts meanwhile would hold the file open.
+	// Copied by another process: processes that this one starts meanwhile would
+	// hold the file open.
 	s.must(exec.CommandContext(t.Context(), "cp", own, s.exe).Run(), os.Chmod(s.exe, 0o755))
 	s.folder(s.home, victim, 0o700)
 	s.folder(filepath.Join(s.home, "run"), victim, 0o700)
 	return s
 }
 
-// folder is a new directory that is removed with the test.
+// folder creates a directory that is removed with the test.
 func folder(t *testing.T, in string, mode os.FileMode) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(in, "street") //nolint:usetesting // other users enter it
@@ -162,7 +163,7 @@ func (s *street) as(user uint32, script string, args ...string) (string, error) 
 	return string(out), err
 }
 
-// attack is a command of the attacker that succeeds.
+// attack runs a command of the attacker, which must succeed.
 func (s *street) attack(script string, args ...string) {
 	s.Helper()
 	if out, err := s.as(attacker, script, args...); err != nil {
@@ -170,7 +171,8 @@ func (s *street) attack(script string, args ...string) {
 	}
 }
 
-// plays runs the victim and returns the words of its lines by their first one.
+// plays runs the victim and returns the words of its output lines by the first
+// word.
 func (s *street) plays(role string, args ...string) (said map[string][]string, err error) {
 	s.Helper()
 	out, err := s.as(s.user, "exec env "+roleEnv+"="+role+` "$@"`, append([]string{s.exe}, args...)...)
@@ -185,7 +187,7 @@ func (s *street) plays(role string, args ...string) (said map[string][]string, e
 	return said, err
 }
 
-// takes has the victim take a directory, and returns the file that it has made.
+// takes makes the victim take a directory, and returns the file it creates.
 func (s *street) takes(name string) (said map[string][]string, made string) {
 	s.Helper()
 	said, err := s.plays("own", s.shared, name)
@@ -195,7 +197,7 @@ func (s *street) takes(name string) (said map[string][]string, made string) {
 	return said, said["made"][0]
 }
 
-// wantHidden holds a file to be one that the attacker cannot reach.
+// wantHidden checks that the attacker cannot reach a file.
 func (s *street) wantHidden(path string) {
 	s.Helper()
 	for _, script := range []string{`cat "$1"`, `ls "${1%/*}"`, `ls "${1%/*/*}"`, `: > "$1"`, `rm "$1"`, `ln "$1" "${1%/*/*/*}/linked"`, `mv "${1%/*/*}" "${1%/*/*}.mine"`} {
@@ -212,7 +214,7 @@ func (s *street) parent() string {
 	return filepath.Join(s.shared, fmt.Sprint("ckptstore-memory-", s.user))
 }
 
-// Whatever the umask, nobody else can enter what a user makes.
+// With any umask, other users cannot enter a user's directory.
 func TestParentIsPrivate(t *testing.T) {
 	for _, umask := range []string{"022", "002", "077", "000"} {
 		s := newStreet(t)
@@ -229,8 +231,9 @@ func TestParentIsPrivate(t *testing.T) {
 	}
 }
 
-// A parent's name that another user has taken, or that others could enter, is passed
-// over. The next process finds what is below the other name.
+// If another user has taken the parent's name, or others could enter the
+// directory, a parent with another name is used. The next process finds the files
+// below it.
 func TestParentIsTaken(t *testing.T) {
 	for what, take := range map[string]func(s *street){
 		"a directory": func(s *street) { s.attack(`mkdir -m 0777 "$1"`, s.parent()) },
@@ -259,7 +262,7 @@ func TestParentIsTaken(t *testing.T) {
 			s.wantHidden(first)
 			said, second := s.takes("ckptstore-a-n0")
 			if !slices.Equal(said["adopted"], []string{filepath.Base(first) + " secret"}) || filepath.Dir(second) != filepath.Dir(first) {
-				t.Errorf("the next process has found %q, and made %s beside %s", said, second, first)
+				t.Errorf("the next process has found %q, and made %s in addition to %s", said, second, first)
 			}
 			records, err := filepath.Glob(filepath.Join(s.home, "run", "ckptstore-memory-*"))
 			if err != nil || len(records) != 1 {
@@ -274,13 +277,13 @@ func TestParentIsTaken(t *testing.T) {
 			}
 			s.must(os.RemoveAll(s.parent()))
 			if _, third := s.takes("ckptstore-a-n0"); filepath.Dir(third) != filepath.Dir(first) {
-				t.Errorf("when the name is free again, %s is made beside %s", third, first)
+				t.Errorf("when the name is free again, %s is made in addition to %s", third, first)
 			}
 		})
 	}
 }
 
-// Root can enter what others made private: it is their owner that tells.
+// Root can enter other users' private directories; their owner reveals them.
 func TestParentOfRootIsTaken(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t)
@@ -294,7 +297,7 @@ func TestParentOfRootIsTaken(t *testing.T) {
 	s.wantHidden(made)
 }
 
-// tree is what lies below a path.
+// tree lists the files below a path.
 func tree(t *testing.T, path string) string {
 	t.Helper()
 	var out strings.Builder
@@ -314,7 +317,7 @@ func tree(t *testing.T, path string) string {
 	return out.String()
 }
 
-// What a record names is trusted as little as the parent's own name.
+// A recorded directory is trusted as little as the parent's own name.
 func TestRecordIsNotTrusted(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t)
@@ -352,8 +355,8 @@ func TestRecordIsNotTrusted(t *testing.T) {
 	}
 }
 
-// Processes that start together under a taken name have one parent: a record that
-// another process is about to write is waited for.
+// Processes that start together under a taken name have one parent: they wait for
+// a record that another process is about to write.
 func TestProcessesShareTheirRecord(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t)
@@ -387,11 +390,11 @@ func TestProcessesShareTheirRecord(t *testing.T) {
 	_, err = record.WriteAt([]byte(parent), 0)
 	s.must(err, record.Close())
 	if e := <-ends; e.err != nil || len(e.said["made"]) != 1 || filepath.Dir(filepath.Dir(e.said["made"][0])) != filepath.Join(s.shared, parent) {
-		t.Errorf("%q beside %s: %v", e.said, first, e.err)
+		t.Errorf("%q, first %s: %v", e.said, first, e.err)
 	}
 }
 
-// Files are adopted if they are this user's own, and of nobody else.
+// Files are adopted only if they belong to this user alone.
 func TestPlantedFiles(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t)
@@ -416,8 +419,8 @@ func TestPlantedFiles(t *testing.T) {
 	}
 }
 
-// A lock that somebody has put there is neither followed nor waited for, by those
-// who own and those who free. Nor is a directory that others can enter.
+// A lock planted by another user is neither followed nor waited for, by owners
+// and by those who free. The same holds for a directory that others can enter.
 func TestPlantedLocks(t *testing.T) {
 	t.Parallel()
 	for what, plant := range map[string]func(s *street, dir, lock string){
@@ -454,8 +457,8 @@ func TestPlantedLocks(t *testing.T) {
 	}
 }
 
-// Directories of former versions, which had no parent, are freed by the same rules;
-// those of other users are left alone.
+// Directories of former versions, which had no parent, are freed by the same
+// rules; those of other users are left alone.
 func TestFreeOfFormerVersions(t *testing.T) {
 	t.Parallel()
 	s := newStreet(t)

@@ -13,14 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// parentName is the name of this user's parent, unless another user has taken it.
+// parentName returns the default name of this user's parent, which another user
+// may have taken.
 func parentName() string { return fmt.Sprintf("ckptstore-memory-%d", os.Geteuid()) }
 
-// openParent opens this user's parent in shared: the one that the user's record
-// names, if there is one, or the one with the usual name, which is made if it is
-// missing. A name that another user has taken is passed over for a new one, which is
-// recorded. So is a directory of this user that others can enter: what is in it may
-// be theirs.
+// openParent opens this user's parent in shared: the one in the user's record, if
+// there is a record, or the one with the default name, which it creates if
+// missing. If another user has taken the name, or if others can enter the
+// directory and may have put files there, openParent creates a parent with a new
+// name and records it.
 func openParent(shared string, log *slog.Logger) (*os.File, error) {
 	root, err := os.Open(filepath.Clean(shared))
 	if err != nil {
@@ -38,7 +39,7 @@ func openParent(shared string, log *slog.Logger) (*os.File, error) {
 	return recordParent(root)
 }
 
-// makeDirectory opens a private directory, and makes it if it is missing.
+// makeDirectory opens a private directory, and creates it if missing.
 func makeDirectory(at *os.File, name string) (dir *os.File, err error) {
 	for range 100 {
 		if err := unix.Mkdirat(int(at.Fd()), name, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -51,8 +52,8 @@ func makeDirectory(at *os.File, name string) (dir *os.File, err error) {
 	return nil, err
 }
 
-// existingParents opens all parents of this user in shared, under whatever name,
-// and shared itself: the directories of former versions lie there. It makes nothing.
+// existingParents opens all parents of this user in shared, under any name, and
+// shared itself, where directories of former versions lie. It creates nothing.
 // The errors name parents that others can enter.
 func existingParents(shared string) (parents []*os.File, errs []error) {
 	root, err := os.Open(filepath.Clean(shared))
@@ -78,7 +79,7 @@ func existingParents(shared string) (parents []*os.File, errs []error) {
 	return append(parents, root), errs
 }
 
-// ownNames lists what belongs to this user in a directory.
+// ownNames lists the entries of a directory that belong to this user.
 func ownNames(dir *os.File) ([]string, error) {
 	all, err := names(dir)
 	return slices.DeleteFunc(all, func(name string) bool {
@@ -87,9 +88,9 @@ func ownNames(dir *os.File) ([]string, error) {
 	}), err
 }
 
-// names lists a directory in the order of the names.
+// names lists the entries of a directory in order.
 func names(dir *os.File) ([]string, error) {
-	// A descriptor of its own, since each has one position in the list.
+	// A new descriptor, since the position in the list belongs to the descriptor.
 	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, failed("open", dir.Name(), err)

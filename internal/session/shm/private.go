@@ -22,8 +22,9 @@ func refused(path string, why any) error {
 
 func failed(op, path string, err error) error { return &fs.PathError{Op: op, Path: path, Err: err} }
 
-// openDirectory opens the directory with a name in another one. It follows no link,
-// and returns [ErrNotPrivate] unless the directory is this user's and gives others no rights.
+// openDirectory opens a directory in another one by name. It follows no link, and
+// returns [ErrNotPrivate] unless the directory is this user's and gives others no
+// rights.
 func openDirectory(at *os.File, name string) (*os.File, error) {
 	path := filepath.Join(at.Name(), name)
 	fd, err := unix.Openat(int(at.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -44,8 +45,8 @@ func openDirectory(at *os.File, name string) (*os.File, error) {
 	return dir, nil
 }
 
-// openFile opens the file with a name in a directory. It follows no link and waits
-// for no pipe, and returns [ErrNotPrivate] unless the file is a regular one of this
+// openFile opens a file in a directory by name. It follows no link and waits for
+// no pipe. It returns [ErrNotPrivate] unless the file is a regular file of this
 // user, with a single link and without permissions for others. A file that loses
 // its name meanwhile does not exist.
 func openFile(at *os.File, name string, flags int) (*os.File, error) {

@@ -18,8 +18,8 @@ import (
 // recordLimit is how long another process may hold the record.
 const recordLimit = 10 * time.Second
 
-// recordedParent opens the parent that this user's record names. It returns nil if
-// there is no record, or if what it names is not private.
+// recordedParent opens the parent in this user's record. It returns nil if there
+// is no record, or if the recorded directory is not private.
 func recordedParent(root *os.File) (*os.File, error) {
 	record, err := openRecord(root, openDirectory, unix.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrNotPrivate) {
@@ -32,8 +32,9 @@ func recordedParent(root *os.File) (*os.File, error) {
 	return namedParent(root, record)
 }
 
-// recordParent makes a parent with a name that no other user can foresee, and records it.
-// The record is locked meanwhile: processes that start together get the same parent.
+// recordParent creates a parent with an unpredictable name and records it. It
+// locks the record meanwhile, so that processes that start together get the same
+// parent.
 func recordParent(root *os.File) (*os.File, error) {
 	record, err := openRecord(root, makeDirectory, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {
@@ -60,8 +61,8 @@ func recordParent(root *os.File) (*os.File, error) {
 	return parent, nil
 }
 
-// namedParent opens the parent that a record names. It returns nil if that is no
-// private directory any more.
+// namedParent opens the parent in a record. It returns nil if that is no longer a
+// private directory.
 func namedParent(root, record *os.File) (*os.File, error) {
 	text, err := io.ReadAll(io.LimitReader(record, 256))
 	name := string(text)
@@ -86,7 +87,7 @@ func openRecord(root *os.File, open opener, flags int) (*os.File, error) {
 	return openFile(dir, fmt.Sprintf("ckptstore-memory-%x", of[:6]), flags)
 }
 
-// lockRecord waits until this process alone has the record.
+// lockRecord waits for exclusive access to the record.
 func lockRecord(record *os.File) error {
 	for end := time.Now().Add(recordLimit); ; {
 		err := unix.Flock(int(record.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -104,7 +105,7 @@ func lockRecord(record *os.File) error {
 type opener func(at *os.File, name string) (*os.File, error)
 
 // runtimeDirectory opens a private directory of this user: XDG_RUNTIME_DIR, or
-// where that is none, one in the directory for temporary files.
+// one in the directory for temporary files if that is unset.
 func runtimeDirectory(open opener) (*os.File, error) {
 	if path := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(path) {
 		if dir, err := openIn(path, openDirectory); err == nil {

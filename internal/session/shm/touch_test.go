@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTouch has the memory of a file there, from an offset on, and stops when it is not
-// wanted any more. What is touched ahead leaves no thread with a low priority behind.
+// TestTouch checks that the memory of a file is allocated from an offset on, and
+// that cancellation stops it. Touching ahead leaves no thread with a low priority
+// behind.
 func TestTouch(t *testing.T) {
 	const size, from = 40 << 20, 8 << 20
 	dir, _ := Dir()
@@ -58,7 +59,8 @@ func TestTouch(t *testing.T) {
 	}
 }
 
-// quietThreads is how many threads of this process have a lower priority than it began with.
+// quietThreads counts the threads of this process with a lower priority than it
+// began with.
 func quietThreads(t *testing.T) (n int) {
 	t.Helper()
 	tasks, err := os.ReadDir("/proc/self/task")
@@ -70,7 +72,7 @@ func quietThreads(t *testing.T) (n int) {
 		if err != nil || id == os.Getpid() {
 			continue // the first thread does not end with a goroutine
 		}
-		if now, err := unix.Getpriority(unix.PRIO_PROCESS, id); err == nil && now == 20-quiet { // as the system call says it
+		if now, err := unix.Getpriority(unix.PRIO_PROCESS, id); err == nil && now == 20-quiet { // the raw system call's value
 			n++
 		}
 	}

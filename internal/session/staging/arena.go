@@ -20,8 +20,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
 
-// ErrTaken says that another trainer of the run is alive on this machine, also
-// one that is stopped and has lost the run.
+// ErrTaken reports that another trainer of the run is alive on this machine. It
+// may be stopped and have lost the run.
 var ErrTaken = problem.New(problem.Conflict, "another trainer of this run is alive on this machine")
 
 // Arenas are the files in shared memory of one run, in a directory named by
@@ -32,16 +32,17 @@ var ErrTaken = problem.New(problem.Conflict, "another trainer of this run is ali
 //	  r00002.save.7    what rank 2 saves, in the seventh use of an arena
 //	  r00002.load.9    what rank 2 loads
 //
-// Whoever takes an arena gives it a name of its own, and a new file if the last
-// use was not seen to its end: a worker that comes too late finds no file, or
-// writes to one that nobody reads. An arena that was given back is used again,
-// since memory that was touched before is far faster. A staging slot keeps its
-// arena, and so its name, for as many saves as all parties bring to their end.
+// Each use of an arena has its own name, and a new file unless the last use was
+// seen to end: a late worker finds no file, or writes to a file that no process
+// reads. An arena that was given back is reused, since memory that was touched
+// before is far faster. A staging slot keeps its arena, and so its name, as long
+// as all parties finish their saves.
 //
-// The kernel frees the lock when a trainer is killed; the next trainer of the
+// The kernel frees the lock when a trainer is killed, and the next trainer of the
 // run takes the directory over. It may write the slots that are sealed
-// ([Arenas.Sealed]); then it keeps those that hold a checkpoint, and frees all
-// else that is in it ([Arenas.KeepLeft]). All other methods may be called concurrently.
+// ([Arenas.Sealed]). Then it keeps the slots that hold a checkpoint and frees
+// everything else ([Arenas.KeepLeft]). All other methods may be called
+// concurrently.
 type Arenas struct {
 	dir  *shm.Directory
 	left []string // names of a dead trainer's files, until they are freed
@@ -49,10 +50,10 @@ type Arenas struct {
 
 	mu       sync.Mutex
 	uses     int
-	order    int             // of what was kept last
+	order    int             // of the last kept content
 	live     map[*Arena]bool // true: given back
-	released chan struct{}   // closed when somebody has read an arena to the end
-	taking   sync.WaitGroup  // arenas whose memory is being made
+	released chan struct{}   // closed when an arena's last reader has finished
+	taking   sync.WaitGroup  // arenas whose memory is being allocated
 	closed   bool
 }
 
@@ -63,31 +64,32 @@ type Arena struct {
 	use  string
 	file *os.File
 	data []byte
-	size atomic.Int64 // of data, for those who do not have the arena
+	size atomic.Int64 // of data, for readers without the arena
 	room func(*os.File) (int64, error)
 
-	// Under the lock of arenas.
-	kept    *kept // what it holds of a checkpoint; nil: nothing
-	readers int   // as long as there are some, data stays what and where it is
+	// Guarded by the lock of arenas.
+	kept    *kept // checkpoint data that it still holds; nil: none
+	readers int   // while it is not 0, data neither changes nor moves
 	dropped bool  // the last reader unmaps it
 }
 
-// Path is the file. It is another in each use.
+// Path returns the file's path, which differs in each use.
 func (f *Arena) Path() string { return f.path }
 
-// Data is the file's memory. Whoever took the arena, or holds it, may use it
-// until it is given back, dropped or let go.
+// Data returns the file's memory. The caller that took or holds the arena may use
+// it until it gives back, drops or releases the arena.
 func (f *Arena) Data() []byte { return f.data }
 
-// slotUse is the use of an arena that is a slot.
+// slotUse is the use of an arena as a slot.
 const slotUse = "save"
 
 // arenaPage is the unit of growth and the alignment of items, in bytes.
 const arenaPage = 4096
 
-// Open takes the directory of a run of a store in shared, such as /dev/shm. It
-// returns [ErrTaken] while another process has it. node is the number of this node
-// in the group. room is how many bytes are free where a file is; nil asks the system.
+// Open takes the directory of a store's run in shared, such as /dev/shm. It
+// returns [ErrTaken] while another process owns it. node is the number of this
+// node in the group. room returns the free bytes where a file is; nil asks the
+// system.
 func Open(shared, store, run string, node int, room func(*os.File) (int64, error), log *slog.Logger) (*Arenas, error) {
 	if room == nil {
 		room = shm.Room
@@ -110,7 +112,7 @@ func Open(shared, store, run string, node int, room func(*os.File) (int64, error
 	}
 	a := &Arenas{dir: dir, left: left, room: room, live: map[*Arena]bool{}, released: make(chan struct{})}
 	for _, name := range left {
-		// No new arena may have the name of one that is left.
+		// A new arena must not take the name of a file that is left.
 		if n, err := strconv.Atoi(name[strings.LastIndexByte(name, '.')+1:]); err == nil {
 			a.uses = max(a.uses, n)
 		}
@@ -118,9 +120,9 @@ func Open(shared, store, run string, node int, room func(*os.File) (int64, error
 	return a, nil
 }
 
-// Take returns an arena of at least size bytes, for one use by one rank: a word
-// of the file's name, which is not that of slots. Where there is too little
-// memory, what nobody uses is freed for it.
+// Take returns an arena of at least size bytes, for one use by one rank. use is a
+// word of the file's name other than that of slots. If memory is short, Take
+// frees unused arenas.
 func (a *Arenas) Take(ctx context.Context, rank int, use string, size int64) (*Arena, error) {
 	f, err := a.make(ctx, rank, use, size, false)
 	if errors.Is(err, unix.ENOSPC) && a.spare(0) {
@@ -129,8 +131,7 @@ func (a *Arenas) Take(ctx context.Context, rank int, use string, size int64) (*A
 	return f, err
 }
 
-// takeAhead is Take for a use that is to come: until then, the arena goes on
-// holding what it holds.
+// takeAhead is Take for a future use: until then, the arena keeps its content.
 func (a *Arenas) takeAhead(ctx context.Context, rank int, use string, size int64) (*Arena, error) {
 	return a.make(ctx, rank, use, size, true)
 }
@@ -147,8 +148,8 @@ func (a *Arenas) make(ctx context.Context, rank int, use string, size int64, ahe
 	return f, nil
 }
 
-// name opens an arena that was given back under a new name, or a new one. The
-// caller says that it is taken when its memory is made.
+// name opens an arena under a new name: a returned one, or a new one. The caller
+// adds it to the live ones once its memory is allocated.
 func (a *Arenas) name(rank int, use string, size int64, ahead bool) (*Arena, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -173,7 +174,7 @@ func (a *Arenas) name(rank int, use string, size int64, ahead bool) (*Arena, err
 	return f, nil
 }
 
-// held is how many bytes of shared memory the arenas have.
+// held returns how many bytes of shared memory the arenas have.
 func (a *Arenas) held() (bytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -183,9 +184,8 @@ func (a *Arenas) held() (bytes int64) {
 	return bytes
 }
 
-// reuse finds an arena that was given back and gives it a new name: one that
-// was of the same use if there is, and the one of which what it holds is needed
-// least. It is nil if there is none.
+// reuse renames an arena that was given back: one of the same use if possible,
+// and the one whose content is needed least. It returns nil if there is none.
 func (a *Arenas) reuse(rank int, use, name string) (*Arena, error) {
 	var best *Arena
 	order := func(f *Arena) (n int) {
@@ -210,10 +210,10 @@ func (a *Arenas) reuse(rank int, use, name string) (*Arena, error) {
 	return best, err
 }
 
-// path is by which workers open a file.
+// path returns the path by which workers open a file.
 func (a *Arenas) path(name string) string { return filepath.Join(a.dir.Path(), name) }
 
-// Give makes an arena free for another use: every party to this one is done.
+// Give makes an arena available for another use: every party to this one is done.
 func (a *Arenas) Give(f *Arena) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -222,17 +222,16 @@ func (a *Arenas) Give(f *Arena) {
 	}
 }
 
-// Drop ends an arena that a worker may still write to or read. Who holds it goes
-// on reading what is mapped.
+// Drop ends an arena that a worker may still access. Processes that hold it can
+// still read their mapping.
 func (a *Arenas) Drop(f *Arena) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.remove(f)
 }
 
-// empty is Drop for an arena that no worker writes to or reads any more, and
-// that nobody holds: its memory is free at once, also where a worker still maps
-// it.
+// empty is Drop for an arena that no worker accesses any more and that no reader
+// holds: its memory is freed at once, even if a worker still maps it.
 func (a *Arenas) empty(f *Arena) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -264,8 +263,8 @@ func (f *Arena) unmap() (err error) {
 	return errors.Join(err, f.file.Close())
 }
 
-// Close unmaps and removes everything, but what a dead trainer left and was not
-// freed: the next trainer may be able to finish it.
+// Close unmaps and removes everything except the unfreed files of a dead trainer,
+// which the next trainer may be able to finish.
 func (a *Arenas) Close() error {
 	a.mu.Lock()
 	a.closed = true
@@ -284,8 +283,8 @@ func (a *Arenas) Close() error {
 	return errors.Join(errs...)
 }
 
-// Place lays chunks of the given sizes out one after the other, each at a
-// multiple of 64 bytes, and returns their offsets and the whole size.
+// Place lays out chunks of the given sizes one after the other, each at a
+// multiple of 64 bytes. It returns their offsets and the total size.
 func Place(sizes []int64) (offsets []int64, size int64) {
 	const align = 64
 	offsets = make([]int64, len(sizes))
@@ -296,10 +295,10 @@ func Place(sizes []int64) (offsets []int64, size int64) {
 	return offsets, size
 }
 
-// grow makes an arena hold at least size bytes. The memory is there and was
-// touched when grow returns: a first touch costs several times as much as a
-// copy, and a full shared memory is an error here and would be a SIGBUS in the
-// middle of a copy. Ahead of its use that is done beside all else.
+// grow extends an arena to at least size bytes. It allocates and touches the
+// memory: a first touch costs several times as much as a copy, and full shared
+// memory is an error here but would be a SIGBUS in the middle of a copy. Ahead of
+// its use, grow works at low priority.
 func (f *Arena) grow(ctx context.Context, size int64, ahead bool) error {
 	size = (size + arenaPage - 1) / arenaPage * arenaPage
 	if size <= int64(len(f.data)) {

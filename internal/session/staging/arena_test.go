@@ -10,7 +10,7 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// Two stores that were made in the same minute have the same beginning.
+// Two stores that were created in the same minute have the same beginning.
 const (
 	storeA = "01990000-0000-7000-8000-00000000000a"
 	storeB = "01990000-0000-7000-8000-00000000000b"
@@ -42,7 +42,7 @@ func TestArenasAreOfOneRun(t *testing.T) {
 	}
 }
 
-// What a dead trainer left is freed, and only that.
+// Only the files of a dead trainer are freed.
 func TestArenasAreTakenOver(t *testing.T) {
 	shared := t.TempDir()
 	dead, err := Open(shared, storeA, "run [1]*", 0, nil, quiet)
@@ -82,8 +82,8 @@ func TestArenasAreTakenOver(t *testing.T) {
 	}
 }
 
-// An arena that was given back grows, keeps its memory and never shrinks; its
-// last name is gone. One that was dropped is never used again.
+// A returned arena grows, keeps its memory and never shrinks; its last name is
+// gone. A dropped arena is never reused.
 func TestArenaGrows(t *testing.T) {
 	a, err := Open(t.TempDir(), storeA, "run", 0, nil, quiet)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFormerLayout: a trainer that starts says what dead trainers of a former version have
-// left of its store, and leaves it there. It is silent about what a living one owns, and
-// about other stores and users.
+// TestFormerLayout checks that a starting trainer logs what dead trainers of a
+// former version left of its store, and leaves it in place. It logs nothing about
+// files of live trainers, other stores and other users.
 func TestFormerLayout(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test gives a directory to another user: run it as root")

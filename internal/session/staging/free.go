@@ -6,13 +6,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
 
-// verdict is what was decided for all participants of a save.
+// verdict is the decision for all participants of a save.
 type verdict struct {
 	skip  bool
 	ranks map[int]bool // that have not asked
 }
 
-// unreserve frees what is kept for a rank's part of a save. The caller holds
+// unreserve frees the slot reserved for a rank's part of a save. The caller holds
 // the lock.
 func (s *Slots) unreserve(rank int, checkpoint string) {
 	for _, sl := range s.ranks[rank] {
@@ -23,8 +23,8 @@ func (s *Slots) unreserve(rank int, checkpoint string) {
 	}
 }
 
-// judge decides once for all participants of a save whether it finds its
-// slots, and if so keeps one for each. The caller holds the lock.
+// judge decides once for all participants of a save whether it gets its slots,
+// and if so reserves one for each. The caller holds the lock.
 func (s *Slots) judge(rank int, checkpoint string, participants []int) (skip bool) {
 	v := s.verdicts[checkpoint]
 	if v == nil {
@@ -32,7 +32,7 @@ func (s *Slots) judge(rank int, checkpoint string, participants []int) (skip boo
 		var kept []*slot
 		for _, r := range participants {
 			v.ranks[r] = true
-			// One that a restore reads is free soon, and waited for.
+			// A slot that a restore reads is free soon; the save waits for it.
 			if sl := s.oldest(s.of(r), func(sl *slot) bool { return sl.phase == free }); sl != nil {
 				kept = append(kept, sl)
 			}
@@ -53,37 +53,37 @@ func (s *Slots) judge(rank int, checkpoint string, participants []int) (skip boo
 }
 
 // Free removes the staging directories of this user and one store in shared, such
-// as /dev/shm, whose lock no living trainer holds. It returns their paths and the
-// bytes of memory that they held. A save that a dead trainer had staged in one
-// of them can then no longer be finished. A directory that cannot be removed is
-// in the error; the others are freed all the same.
+// as /dev/shm, whose lock no live trainer holds. It returns their paths and total
+// size in bytes. A save that a dead trainer had staged in one of them can then no
+// longer be finished. The error names the directories that cannot be removed; the
+// others are freed anyway.
 func Free(shared, store string) (freed []string, bytes int64, err error) {
 	return shm.Free(shared, directories(storeName(store)+"-*"))
 }
 
-// FreeAll is [Free] for every store. It also removes what dead agents left:
-// their directories carry no store's name.
+// FreeAll is [Free] for every store. It also removes the directories of dead
+// agents, which carry no store's name.
 func FreeAll(shared string) (freed []string, bytes int64, err error) {
 	return shm.Free(shared, directories("*"))
 }
 
-// sayFormer logs what dead trainers of a former version have left of a store: its layout
-// is another, so that nothing is taken over from it.
+// sayFormer logs shared memory of a store that dead trainers of a former version
+// left: their layout differs, so it cannot be taken over.
 func sayFormer(shared, store string, log *slog.Logger) {
 	left, bytes, err := shm.Former(shared, directories(storeName(store)+"-*"))
 	if len(left) > 0 {
-		log.Warn("shared memory of a former version is not used: free it by `ckptstore gc --staging` of this store", "bytes", bytes, "directories", left)
+		log.Warn("shared memory of a former version not used; free it with `ckptstore gc --staging` of this store", "bytes", bytes, "directories", left)
 	}
 	if err != nil {
-		log.Warn("shared memory of former versions not looked at: `ckptstore gc --staging` frees what is there", "directory", shared, "error", err)
+		log.Warn("scan for shared memory of former versions failed; `ckptstore gc --staging` frees it", "directory", shared, "error", err)
 	}
 }
 
 // directories is the pattern of the names of staging directories.
 func directories(of string) string { return "ckptstore-" + of + "-n[0-9]*" }
 
-// Spare frees the memory of slots that are free and that nobody reads. It
-// reports whether there were any.
+// Spare frees the memory of free slots without readers, and reports whether there
+// were any.
 func (s *Slots) Spare() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,8 +96,8 @@ func (s *Slots) Spare() bool {
 	return some
 }
 
-// trim frees a slot's memory if there is no memory for so many slots any more.
-// The caller holds the lock.
+// trim frees a slot's memory if there is no longer memory for so many slots. The
+// caller holds the lock.
 func (s *Slots) trim(sl *slot) {
 	if s.limit > 0 && sl.index >= s.limit {
 		s.empty(sl)
@@ -111,8 +111,8 @@ func (s *Slots) trimRank(rank int) {
 	}
 }
 
-// empty frees a slot's memory, if the slot is free and nobody reads it. The
-// caller holds the lock.
+// empty frees a slot's memory, if the slot is free and has no reader. The caller
+// holds the lock.
 func (s *Slots) empty(sl *slot) bool {
 	if sl.phase != free || sl.making || sl.arena == nil || !s.arenas.overwrite(sl.arena) {
 		return false

@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// The arena of a staging slot says itself what is in it, so that a trainer can
-// finish the save of one that is dead. All integers are little-endian.
+// The arena of a staging slot describes its own content, so that a trainer can
+// finish the save of a dead trainer. All integers are little-endian.
 //
 //	 0  8  "CKPTSLOT"
 //	 8  8  sealed: the generation whose bytes are complete, or another number
@@ -23,7 +23,7 @@ import (
 //	40  8  size of the data
 //	48  8  length of the description
 //	56  8  zero
-//	64     the description: what is to be saved
+//	64     the description of the save
 //	        4  attempt
 //	        4  rank
 //	       32  fingerprint of the rank's plan
@@ -33,13 +33,13 @@ import (
 //	           8  size
 //	        the rank's plan, encoded, to the end
 //
-// The trainer writes all of it but sealed, which it sets to zero first. The
-// worker copies, and then stores the generation to sealed, after the copy as
-// every processor sees it. Nothing else is ever written by a worker here.
+// The trainer writes all fields except sealed, which it sets to zero first. The
+// worker copies the data and then stores the generation in sealed, ordered after
+// the copy for every processor. A worker writes nothing else here.
 //
 // When the trainer has written the bytes to files it knows their digests, and
-// puts them here too, so that they end where the data begins: a restore may
-// then take the bytes of a committed checkpoint from the slot.
+// puts them here too, ending where the data begins. A restore may then take the
+// bytes of a committed checkpoint from the slot.
 //
 //	 0  8  the generation whose digests these are, or another number
 //	 8  4  CRC-32C of the generation and of what follows
@@ -55,12 +55,12 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// maxID bounds the length of a checkpoint's ID in bytes, so that the header of
-// a plan has one size in all its saves.
+// maxID bounds the length of a checkpoint's ID in bytes, so that the header of a
+// plan has the same size in all its saves.
 const maxID = 256
 
-// Layout is how one rank's plan lies in a slot. It is the same in every save
-// by that plan and is never changed.
+// Layout is the layout of one rank's plan in a slot. It is the same in every save
+// by that plan and never changes.
 type Layout struct {
 	at      map[string]Span // by Key: from the beginning of the file
 	keys    []string        // by Key, of the items
@@ -71,7 +71,7 @@ type Layout struct {
 	tail    []byte          // the description after the ID
 }
 
-// LayOut lays out the items of a plan, of which encoded is the encoding.
+// LayOut lays out the items of a plan; encoded is the plan's encoding.
 func LayOut(items []checkpoint.Item, encoded []byte) *Layout {
 	p := &Layout{at: make(map[string]Span, len(items))}
 	sizes := make([]int64, len(items))
@@ -97,23 +97,23 @@ func LayOut(items []checkpoint.Item, encoded []byte) *Layout {
 	return p
 }
 
-// Size is that of the file, in bytes.
+// Size returns the size of the file in bytes.
 func (p *Layout) Size() int64 { return p.end }
 
-// Offsets are where the items lie, in the order of the plan, in bytes from the
-// beginning of the file. The caller does not change them.
+// Offsets returns the offsets of the items in the file, in bytes and in the order
+// of the plan. The caller must not change them.
 func (p *Layout) Offsets() []int64 { return p.offsets }
 
-// Header says what a slot holds.
+// Header describes the content of a slot.
 type Header struct {
 	Part
 	Generation uint64
 	Spans      []Span              // of the items, in the order of the plan
 	Plan       []byte              // of the rank, encoded
-	Digests    []checkpoint.Digest // of the items; nil before they are written
+	Digests    []checkpoint.Digest // of the items; nil until they are written
 }
 
-// writeHeader begins a use of a slot: the one with a generation.
+// writeHeader begins a use of a slot, identified by its generation.
 func writeHeader(data []byte, of Part, generation uint64, p *Layout) {
 	storeSealed(data, 0)
 	copy(data, slotMagic)
@@ -134,7 +134,7 @@ func writeHeader(data []byte, of Part, generation uint64, p *Layout) {
 	le.PutUint32(data[16:], crc32.Checksum(data[20:slotFixed+len(b)], castagnoli))
 }
 
-// loadSealed is the generation that the worker says is complete.
+// loadSealed returns the generation that the worker has marked as complete.
 func loadSealed(data []byte) uint64 {
 	return atomic.LoadUint64((*uint64)(unsafe.Pointer(&data[sealedAt])))
 }
@@ -143,13 +143,12 @@ func storeSealed(data []byte, generation uint64) {
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&data[sealedAt])), generation)
 }
 
-// errNoSlot says that a file is not a staging slot, or that its header was not
-// written to the end.
+// errNoSlot reports that a file is not a staging slot, or that its header is
+// incomplete.
 var errNoSlot = errors.New("not a staging slot")
 
-// readHeader reads the header of a slot that somebody else has made, and
-// checks that every item is inside of the file. sealed says whether the bytes
-// are complete.
+// readHeader reads the header of another process's slot and checks that every
+// item is inside the file. sealed reports whether the bytes are complete.
 func readHeader(data []byte) (h Header, sealed bool, err error) {
 	bad := func(what string) (Header, bool, error) {
 		return Header{}, false, fmt.Errorf("%w: %s", errNoSlot, what)
@@ -157,7 +156,7 @@ func readHeader(data []byte) (h Header, sealed bool, err error) {
 	if len(data) < slotFixed || string(data[:len(slotMagic)]) != slotMagic {
 		return bad("it does not begin with " + slotMagic)
 	}
-	// What was sealed before the rest was read is what the rest says.
+	// The rest describes the generation that was sealed before it was read.
 	seal := loadSealed(data)
 	le := binary.LittleEndian
 	if v := le.Uint32(data[20:]); v != slotVersion {

@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// slotOf is a file with the header of a plan of two values.
+// slotOf returns a file with the header of a plan of two values.
 func slotOf(tb testing.TB) ([]byte, Header, *Layout) {
 	tb.Helper()
 	items := []checkpoint.Item{
@@ -30,8 +30,8 @@ func slotOf(tb testing.TB) ([]byte, Header, *Layout) {
 	return data, h, p
 }
 
-// A slot says what is in it, and that it is complete only in the generation
-// that was sealed.
+// A slot describes its content, and is complete only in the generation that was
+// sealed.
 func TestSlotHeader(t *testing.T) {
 	data, want, p := slotOf(t)
 	if p.data != 4096 || want.Spans[0].Offset != 4096 || want.Spans[1].Offset != 4096+128 || p.bytes != 107 {
@@ -44,7 +44,7 @@ func TestSlotHeader(t *testing.T) {
 			t.Errorf("sealed at %d: %+v, %t, %v", generation, got, sealed, err)
 		}
 	}
-	// Digests are of one generation, and whole, or are not known.
+	// Digests belong to one generation and are complete, or are unknown.
 	digests := []checkpoint.Digest{checkpoint.Sum([]byte("config")), {}}
 	writeDigests(data, p, 5, digests)
 	if got, _, err := readHeader(data); err != nil || !slices.Equal(got.Digests, digests) {
@@ -69,8 +69,8 @@ func TestSlotHeader(t *testing.T) {
 	}
 }
 
-// No byte of a header can change unseen, but that of the seal; and none of a
-// file that is cut is taken for a slot.
+// Every changed byte of a header except the seal is detected, and a truncated
+// file is never taken for a slot.
 func TestDamagedSlotHeader(t *testing.T) {
 	data, h, p := slotOf(t)
 	storeSealed(data, h.Generation)
@@ -92,7 +92,7 @@ func TestDamagedSlotHeader(t *testing.T) {
 	}
 }
 
-// Whatever is in a file, its items are inside of it.
+// For any file content, the items are inside the file.
 func FuzzReadSlotHeader(f *testing.F) {
 	data, _, _ := slotOf(f)
 	f.Add(data, true)

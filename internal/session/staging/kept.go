@@ -5,21 +5,21 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 )
 
-// What a slot held stays in it until the slot is used again. As long as it
-// does, a restore of that checkpoint reads it there instead of in the files.
-// Who reads a slot holds it: it is neither used again nor unmapped before it is
-// let go.
+// A slot keeps its content until it is used again. Until then a restore of that
+// checkpoint reads the slot instead of the files. A reader holds its slot: it is
+// neither reused nor unmapped before the reader releases it.
 
-// kept is what an arena still holds of a checkpoint that was written from it.
+// kept describes the data of a checkpoint that an arena still holds after it was
+// written.
 type kept struct {
 	checkpoint string
 	rank       int
-	order      int // of all that were ever kept
+	order      int // among all that were ever kept
 	at         map[string]Span
-	digests    map[string]checkpoint.Digest // of items that this rank has written; nil: not known
+	digests    map[string]checkpoint.Digest // of items that this rank has written; nil: unknown
 }
 
-// keep says what is in an arena, whose checkpoint is written by now.
+// keep records the content of an arena whose checkpoint is written.
 func (a *Arenas) keep(f *Arena, k *kept) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -28,11 +28,12 @@ func (a *Arenas) keep(f *Arena, k *kept) {
 	f.kept = k
 }
 
-// Doubt says that what is kept of a checkpoint is not what was committed: nobody is lent
-// it again.
+// Doubt records that the kept data of a checkpoint differs from the committed
+// bytes: it is not lent again.
 func (a *Arenas) Doubt(checkpoint string) { a.forget(checkpoint) }
 
-// forget drops what is kept of a checkpoint, such as one that does not exist.
+// forget drops the kept data of a checkpoint, for example because it does not
+// exist.
 func (a *Arenas) forget(checkpoint string) {
 	if a == nil {
 		return // nothing is staged
@@ -46,8 +47,8 @@ func (a *Arenas) forget(checkpoint string) {
 	}
 }
 
-// age is for the choice of an arena to overwrite: what was kept earlier is
-// needed less, and an arena that keeps nothing is best.
+// age orders arenas for overwriting: older content is needed less, and an arena
+// without content comes first.
 func (a *Arenas) age(f *Arena) (order int, held bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -57,7 +58,7 @@ func (a *Arenas) age(f *Arena) (order int, held bool) {
 	return f.kept.order, f.readers > 0
 }
 
-// overwrite gives an arena up for another use, unless somebody reads it.
+// overwrite releases an arena for another use, unless it has readers.
 func (a *Arenas) overwrite(f *Arena) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -68,22 +69,23 @@ func (a *Arenas) overwrite(f *Arena) bool {
 	return true
 }
 
-// letGo is closed when an arena that was read is not read any more.
+// letGo returns a channel that is closed when an arena's last reader has
+// finished.
 func (a *Arenas) letGo() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.released
 }
 
-// Copies is what the slots have of one checkpoint, by rank.
+// Copies is the data of one checkpoint in the slots, by rank.
 type Copies map[int]*Copy
 
-// Copy is what one slot has of a checkpoint.
+// Copy is the data of a checkpoint in one slot.
 type Copy struct {
 	*kept
 	data  []byte
 	arena *Arena
-	idle  bool // no worker of this group was ever told to write to it
+	idle  bool // no worker of this group has received its path
 }
 
 var _ data.Memory = Copies{}
@@ -103,7 +105,7 @@ func (c Copies) Chunk(rank int, it checkpoint.Item) ([]byte, checkpoint.Digest) 
 	return of.data[at.Offset : at.Offset+at.Size : at.Offset+at.Size], digest
 }
 
-// Find is where an item of a rank lies: in an arena, at a range of its bytes.
+// Find returns the place of a rank's item: an arena, and a range of its bytes.
 func (c Copies) Find(rank int, it checkpoint.Item) (f *Arena, at Span, ok bool) {
 	of := c[rank]
 	if of == nil {
@@ -113,8 +115,8 @@ func (c Copies) Find(rank int, it checkpoint.Item) (f *Arena, at Span, ok bool) 
 	return of.arena, at, ok
 }
 
-// Idle are the copies that no worker of the group can write to: they are of
-// slots that none was told of.
+// Idle returns the copies that no worker of the group can write to: no worker has
+// received the paths of their slots.
 func (c Copies) Idle() Copies {
 	out := Copies{}
 	for rank, of := range c {
@@ -125,8 +127,8 @@ func (c Copies) Idle() Copies {
 	return out
 }
 
-// Uses names what each slot holds, by rank: a number that stands for a
-// checkpoint in one use of a slot, and is never 0 nor given twice.
+// Uses identifies the content of each slot, by rank: a number for a checkpoint in
+// one use of a slot, never 0 and never given twice.
 func (c Copies) Uses() map[int]int {
 	out := make(map[int]int, len(c))
 	for rank, of := range c {
@@ -135,8 +137,8 @@ func (c Copies) Uses() map[int]int {
 	return out
 }
 
-// Hold returns what there is of a checkpoint. Nobody else uses or unmaps it
-// before it is let go, once.
+// Hold returns the copies of a checkpoint. No other use overwrites or unmaps them
+// until release, which is called once.
 func (a *Arenas) Hold(checkpoint string) (c Copies, release func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -153,7 +155,7 @@ func (a *Arenas) Hold(checkpoint string) (c Copies, release func()) {
 	return c, func() { a.Release(held) }
 }
 
-// Lend holds slots that are held already once more.
+// Lend adds a hold to slots that are held already.
 func (a *Arenas) Lend(slots []*Arena) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -162,7 +164,7 @@ func (a *Arenas) Lend(slots []*Arena) {
 	}
 }
 
-// Release lets go of slots that were lent.
+// Release removes a hold from slots.
 func (a *Arenas) Release(held []*Arena) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -175,8 +177,8 @@ func (a *Arenas) Release(held []*Arena) {
 	a.released = make(chan struct{})
 }
 
-// spare frees arenas that nobody uses: all of them, or those of ranks from
-// one on, which this job does not have. It reports whether there were any.
+// spare frees unused arenas: all of them, or those of ranks at or above from,
+// which this job does not have. It reports whether there were any.
 func (a *Arenas) spare(from int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// keeping is staging with so many slots of one rank.
+// keeping returns staging with so many slots of one rank.
 func keeping(t *testing.T, slots int) (*Slots, *Arenas) {
 	t.Helper()
 	a, err := Open(t.TempDir(), storeA, "run", 0, nil, quiet)
@@ -34,7 +34,7 @@ func keeping(t *testing.T, slots int) (*Slots, *Arenas) {
 
 var keptItem = checkpoint.Item{Value: true, Bytes: 5000, Shard: tensor.Shard{FQN: "value"}}
 
-// stage goes through a save of one value, to the end of its writing.
+// stage runs a save of one value, to the end of its write.
 func stage(t *testing.T, s *Slots, id string, with byte) {
 	t.Helper()
 	encoded := checkpoint.EncodeLocal(checkpoint.Local{Items: []checkpoint.Item{keptItem}})
@@ -62,7 +62,7 @@ func stage(t *testing.T, s *Slots, id string, with byte) {
 	release([]data.ChunkDigest{{Item: keptItem, Digest: checkpoint.Sum(content)}})
 }
 
-// wantKept compares what is held of a checkpoint.
+// wantKept compares the held data of a checkpoint.
 func wantKept(t *testing.T, c Copies, with byte) {
 	t.Helper()
 	want := bytes.Repeat([]byte{with}, int(keptItem.Bytes))
@@ -72,7 +72,7 @@ func wantKept(t *testing.T, c Copies, with byte) {
 	}
 }
 
-// A slot is not used again while it is read: its rank's next save waits.
+// A slot is not reused while it is read: its rank's next save waits.
 func TestReadSlotIsNotOverwritten(t *testing.T) {
 	s, a := keeping(t, 1)
 	stage(t, s, "step-1.a1", 1)
@@ -100,8 +100,8 @@ func TestReadSlotIsNotOverwritten(t *testing.T) {
 	release()
 }
 
-// A slot is not unmapped while it is read, whoever drops it, nor made larger;
-// then it is.
+// A slot that is read is neither unmapped nor grown, even if it is dropped;
+// afterwards it is.
 func TestReadSlotStaysMapped(t *testing.T) {
 	s, a := keeping(t, 2)
 	stage(t, s, "step-1.a1", 1)
@@ -123,11 +123,11 @@ func TestReadSlotStaysMapped(t *testing.T) {
 	wantKept(t, held, 1)
 	release()
 	if f.data != nil {
-		t.Error("it stays mapped when nobody reads it any more")
+		t.Error("still mapped after its last reader")
 	}
 }
 
-// What was written last is overwritten last, and what was aborted first.
+// The content written last is overwritten last, and aborted content first.
 func TestOldestSlotIsTaken(t *testing.T) {
 	s, a := keeping(t, 3)
 	for i, id := range []string{"1", "2", "3", "4", "5"} {
@@ -151,14 +151,14 @@ func TestOldestSlotIsTaken(t *testing.T) {
 	if got := found(); !slices.Equal(got, []string{"3", "4", "6"}) {
 		t.Errorf("after an abort: kept %q", got)
 	}
-	// What is read is passed over.
+	// Slots that are read are skipped.
 	_, release := a.Hold("3")
 	stage(t, s, "7", 7)
 	if got := found(); !slices.Equal(got, []string{"3", "6", "7"}) {
-		t.Errorf("beside a restore: kept %q", got)
+		t.Errorf("during a restore: kept %q", got)
 	}
 	release()
-	// The slots of an attempt that has ended are those of the next.
+	// The slots of an ended attempt are the next attempt's.
 	s.Close()
 	next := New(a, s.cfg)
 	t.Cleanup(next.Close)
@@ -169,7 +169,7 @@ func TestOldestSlotIsTaken(t *testing.T) {
 	}
 }
 
-// A slot that is waited for has a deadline.
+// The wait for a slot has a deadline.
 func TestReadSlotIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a := keeping(t, 1)
@@ -180,25 +180,25 @@ func TestReadSlotIsWaitedFor(t *testing.T) {
 		defer cancel()
 		p := LayOut([]checkpoint.Item{keptItem}, nil)
 		if _, err := s.Take(ctx, Part{Checkpoint: "step-2.a1"}, []int{0}, p); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("a save beside a restore that does not end: %v", err)
+			t.Errorf("a save during a restore that does not end: %v", err)
 		}
 	})
 }
 
-// A slot that a worker of this attempt was told of may be written to by it at
-// any time: it is not lent, until the attempt is over.
+// A worker of this attempt that received a slot's path may write to it at any
+// time: the slot is not lent until the attempt is over.
 func TestOwnSlotIsNotLent(t *testing.T) {
 	s, a := keeping(t, 1)
 	stage(t, s, "step-1.a1", 1)
 	held, release := a.Hold("step-1.a1")
 	if len(held) != 1 || len(held.Idle()) > 0 {
-		t.Errorf("of %d slots, %d are to be lent", len(held), len(held.Idle()))
+		t.Errorf("of %d slots, %d can be lent", len(held), len(held.Idle()))
 	}
 	release()
 	s.Close()
 	held, release = a.Hold("step-1.a1")
 	defer release()
 	if len(held.Idle()) != 1 {
-		t.Errorf("of %d slots of an attempt that is over, %d are to be lent", len(held), len(held.Idle()))
+		t.Errorf("of %d slots of an attempt that is over, %d can be lent", len(held), len(held.Idle()))
 	}
 }

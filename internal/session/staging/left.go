@@ -18,13 +18,13 @@ import (
 // Left is a sealed slot of a dead owner, mapped until it is closed.
 type Left struct {
 	Header
-	Local checkpoint.Local // the rank's plan, which has as many items as the header has spans
+	Local checkpoint.Local // the rank's plan, with as many items as the header has spans
 	data  []byte
 }
 
-// Sealed are the slots that a dead owner has left sealed in an attempt. What is
-// no good slot is said to log: it is freed by [Arenas.KeepLeft]. So are slots
-// that are not returned.
+// Sealed returns the slots of an attempt that a dead owner left sealed. It logs
+// the invalid slots, which [Arenas.KeepLeft] frees along with all that are not
+// returned.
 func (a *Arenas) Sealed(attempt int, log *slog.Logger) (found []*Left) {
 	for _, name := range a.left {
 		if !isSlot(name) {
@@ -32,7 +32,7 @@ func (a *Arenas) Sealed(attempt int, log *slog.Logger) (found []*Left) {
 		}
 		data, err := mapLeft(a.dir, name)
 		if err != nil || len(data) == 0 {
-			log.Warn("a staging slot of a dead trainer cannot be read and is freed", "file", a.path(name), "error", err)
+			log.Warn("staging slot of a dead trainer unreadable; freed", "file", a.path(name), "error", err)
 			continue
 		}
 		h, complete, err := readHeader(data)
@@ -45,13 +45,13 @@ func (a *Arenas) Sealed(attempt int, log *slog.Logger) (found []*Left) {
 		}
 		s.Close()
 		if err != nil {
-			log.Warn("a staging slot of a dead trainer has no good header and is freed", "file", a.path(name), "error", err)
+			log.Warn("staging slot of a dead trainer has an invalid header; freed", "file", a.path(name), "error", err)
 		}
 	}
 	return found
 }
 
-// Bytes is the size of the slot's items.
+// Bytes returns the total size of the slot's items.
 func (s *Left) Bytes() (n int64) {
 	for _, at := range s.Spans {
 		n += at.Size
@@ -59,7 +59,7 @@ func (s *Left) Bytes() (n int64) {
 	return n
 }
 
-// Source is the bytes of items in the slot.
+// Source returns the bytes of items in the slot.
 func (s *Left) Source(items []checkpoint.Item) (data.Source, error) {
 	at := make(map[string]Span, len(s.Spans))
 	for i, it := range s.Local.Items {
@@ -70,14 +70,14 @@ func (s *Left) Source(items []checkpoint.Item) (data.Source, error) {
 
 // Close unmaps the slot.
 func (s *Left) Close() {
-	_ = unix.Munmap(s.data) // it is only memory of this process
+	_ = unix.Munmap(s.data) // only this process maps it
 	s.data = nil
 }
 
 // isSlot reports whether a file in the directory is a slot.
 func isSlot(name string) bool { return strings.Contains(name, "."+slotUse+".") }
 
-// mapLeft maps a slot that another process has made.
+// mapLeft maps a slot that another process made.
 func mapLeft(dir *shm.Directory, name string) ([]byte, error) {
 	f, err := dir.Open(name, os.O_RDONLY)
 	if err != nil {
@@ -91,8 +91,8 @@ func mapLeft(dir *shm.Directory, name string) ([]byte, error) {
 	return unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
 }
 
-// KeepLeft takes over the slots of a dead owner that hold a checkpoint, and
-// frees all others. A slot that cannot be read is said to log, and freed.
+// KeepLeft takes over the slots of a dead owner that hold a checkpoint, and frees
+// all others. It logs and frees slots that cannot be read.
 func (a *Arenas) KeepLeft(checkpoint string, log *slog.Logger) error {
 	for _, name := range a.left {
 		if checkpoint == "" || !isSlot(name) {
@@ -100,7 +100,7 @@ func (a *Arenas) KeepLeft(checkpoint string, log *slog.Logger) error {
 		}
 		f, k, err := a.openLeft(name, checkpoint)
 		if err != nil {
-			log.Warn("a staging slot of a dead trainer cannot be read and is freed", "file", a.path(name), "error", err)
+			log.Warn("staging slot of a dead trainer unreadable; freed", "file", a.path(name), "error", err)
 		}
 		if f == nil {
 			continue
@@ -114,7 +114,7 @@ func (a *Arenas) KeepLeft(checkpoint string, log *slog.Logger) error {
 	return a.freeLeft()
 }
 
-// freeLeft removes what a dead trainer has left.
+// freeLeft removes the files of a dead trainer.
 func (a *Arenas) freeLeft() error {
 	for _, name := range a.left {
 		if err := a.dir.Unlink(name); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -125,7 +125,7 @@ func (a *Arenas) freeLeft() error {
 	return nil
 }
 
-// openLeft opens the slot in a file, if it is complete and of a checkpoint.
+// openLeft opens the slot in a file, if it is complete and holds the checkpoint.
 func (a *Arenas) openLeft(name, id string) (f *Arena, k *kept, err error) {
 	file, err := a.dir.Open(name, os.O_RDWR)
 	if err != nil {
@@ -142,7 +142,7 @@ func (a *Arenas) openLeft(name, id string) (f *Arena, k *kept, err error) {
 	if err != nil || info.Size() == 0 {
 		return f, nil, err
 	}
-	// The memory is there: to enter it page by page takes longer than to copy it.
+	// The memory exists: to map it page by page takes longer than to copy it.
 	if f.data, err = unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE); err != nil {
 		return f, nil, err
 	}
@@ -150,7 +150,7 @@ func (a *Arenas) openLeft(name, id string) (f *Arena, k *kept, err error) {
 	h, complete, err := readHeader(f.data)
 	if err != nil || !complete || h.Checkpoint != id {
 		if errors.Is(err, errNoSlot) {
-			err = nil // who looked for saves to finish has said so
+			err = nil // Sealed has logged it
 		}
 		return f, nil, err
 	}
@@ -162,7 +162,7 @@ func (a *Arenas) openLeft(name, id string) (f *Arena, k *kept, err error) {
 	return f, keptOf(id, h.Rank, local.Items, h.Spans, h.Digests), nil
 }
 
-// keptOf is what a slot holds, by the description in its header.
+// keptOf returns the content of a slot, by the description in its header.
 func keptOf(id string, rank int, items []checkpoint.Item, spans []Span, digests []checkpoint.Digest) *kept {
 	k := &kept{checkpoint: id, rank: rank, at: make(map[string]Span, len(items))}
 	if digests != nil {

@@ -6,12 +6,11 @@ import (
 	"math"
 )
 
-// oldest is the slot to take of those that are fit: one whose memory is made
-// before one that has none, one that nobody reads before one that is read, and
-// of those the one that holds nothing, or what was written first: so the newest
-// checkpoint stays in memory as long as there is another slot. A slot whose
-// memory is just being made has none yet: who makes it does so without the lock.
-// The caller holds the lock.
+// oldest returns the best fitting slot to take. It prefers slots with memory, then
+// slots without readers, then slots without content, then the slot written first.
+// So the newest checkpoint stays in memory as long as there is another slot. A slot
+// whose memory is being allocated counts as having none: the allocation runs
+// without the lock. The caller holds the lock.
 func (s *Slots) oldest(slots []*slot, fit func(*slot) bool) (best *slot) {
 	const read, unmade = 1 << 61, 1 << 60
 	least := math.MaxInt
@@ -33,8 +32,8 @@ func (s *Slots) oldest(slots []*slot, fit func(*slot) bool) (best *slot) {
 	return best
 }
 
-// make gives a slot that is marked as being made an arena of a size. Its caller
-// has given up what the slot holds.
+// make gives a slot that is marked as making an arena of the given size. The
+// caller has released the slot's content.
 func (s *Slots) make(ctx context.Context, rank int, sl *slot, size int64) (err error) {
 	if sl.arena == nil {
 		sl.arena, err = s.arenas.Take(ctx, rank, slotUse, size)
@@ -43,20 +42,20 @@ func (s *Slots) make(ctx context.Context, rank int, sl *slot, size int64) (err e
 	return sl.arena.grow(ctx, size, false)
 }
 
-// makeLater is make before the slot is used: what it holds stays as it is,
-// unless its memory has to grow.
+// makeLater is make ahead of the slot's use: it keeps the slot's content, unless
+// the memory has to grow.
 func (s *Slots) makeLater(ctx context.Context, rank int, sl *slot, size int64) (err error) {
 	if sl.arena == nil {
 		sl.arena, err = s.arenas.takeAhead(ctx, rank, slotUse, size)
 		return err
 	}
 	if !s.arenas.overwrite(sl.arena) {
-		return nil // who takes the slot waits for the reader, and makes it grow
+		return nil // the save that takes the slot waits for the reader and grows it
 	}
 	return sl.arena.grow(ctx, size, true)
 }
 
-// makeAhead makes the memory of a rank's free slots before they are needed:
+// makeAhead allocates the memory of a rank's free slots before they are needed:
 // the first touch of memory takes several times as long as a copy. The caller
 // holds the lock.
 func (s *Slots) makeAhead(rank int, size int64) {
@@ -71,8 +70,8 @@ func (s *Slots) makeAhead(rank int, size int64) {
 			defer s.mu.Unlock()
 			sl.making = false
 			if err != nil && s.ahead.Err() == nil {
-				// The save that needs the slot finds out for itself.
-				s.cfg.Log.Warn("the memory of a staging slot cannot be made ahead", "rank", rank, "slot", sl.index, "error", err)
+				// The save that needs the slot gets its own error.
+				s.cfg.Log.Warn("memory of a staging slot not allocated ahead", "rank", rank, "slot", sl.index, "error", err)
 			}
 			if err != nil && sl.arena != nil {
 				_ = s.arenas.Drop(sl.arena) // a file that cannot be removed stays until the job ends
@@ -84,8 +83,8 @@ func (s *Slots) makeAhead(rank int, size int64) {
 	}
 }
 
-// Made waits until all slots of a rank that can be made ahead are made, and
-// returns those that have memory.
+// Made waits until the memory of a rank's slots is allocated, as far as that can
+// be done ahead, and returns the slots that have memory.
 func (s *Slots) Made(ctx context.Context, rank int) ([]Grant, error) {
 	for {
 		s.mu.Lock()

@@ -13,29 +13,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WhenBusy says what a save does that finds no free staging slot.
+// WhenBusy is what a save does if it finds no free staging slot.
 type WhenBusy string
 
-// A save that is skipped or fails does so on all its participants: the first
-// of them that asks decides, and takes a slot for each.
+// A save is skipped or fails on all its participants: the first participant that
+// asks decides, and reserves a slot for each.
 const (
 	BusyWait WhenBusy = "wait" // until a slot is free, within the save's timeout
-	BusySkip WhenBusy = "skip" // there is no such checkpoint, and the training goes on
+	BusySkip WhenBusy = "skip" // there is no such checkpoint, and the training continues
 	BusyFail WhenBusy = "fail" // the save is an error
 )
 
-// Memory bounds the memory of all staging slots of a node. The zero
-// value is [DefaultMemory], but lets every rank have its first slot.
+// Memory bounds the memory of all staging slots of a node. The zero value is
+// [DefaultMemory], but allows every rank its first slot.
 type Memory struct {
-	Bytes   int64 // not 0: this many
-	Percent int   // of the memory limit, and of what is free in shared memory
+	Bytes   int64 // the bound in bytes, unless 0
+	Percent int   // of the memory limit, and of the free shared memory
 }
 
 // DefaultMemory leaves the training more than half of the memory.
 var DefaultMemory = Memory{Percent: 40}
 
-// ParseMemory reads a percentage such as "40%" or a number of bytes,
-// with a unit of 1024 or 1000: "8GiB", "8G", "8GB".
+// ParseMemory parses a percentage such as "40%", or a number of bytes with a unit
+// of 1024 or 1000: "8GiB", "8G", "8GB".
 func ParseMemory(text string) (Memory, error) {
 	bad := fmt.Errorf("%q is neither a percentage from 1%% to 100%% nor a size such as 8GiB", text)
 	if number, ok := strings.CutSuffix(text, "%"); ok {
@@ -60,8 +60,8 @@ func ParseMemory(text string) (Memory, error) {
 	return Memory{}, bad
 }
 
-// resolve is the bound in bytes, when the slots hold some bytes of shared
-// memory already.
+// resolve returns the bound in bytes, given that the slots already have held
+// bytes of shared memory.
 func (m Memory) resolve(dir string, held int64) (int64, error) {
 	if m.Bytes > 0 {
 		return m.Bytes, nil
@@ -81,8 +81,8 @@ func (m Memory) resolve(dir string, held int64) (int64, error) {
 	return int64(float64(limit) * float64(m.Percent) / 100), nil
 }
 
-// memoryLimit is the memory of this machine in bytes, or what the control
-// groups of this process leave of it.
+// memoryLimit returns the memory of this machine in bytes, or the part of it that
+// the control groups of this process allow.
 func memoryLimit(groups, root string) (int64, error) {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {

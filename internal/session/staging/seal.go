@@ -10,7 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 )
 
-// holding is the slot of a rank that holds a checkpoint, or nil. The caller
+// holding returns the slot of a rank that holds a checkpoint, or nil. The caller
 // holds the lock.
 func (s *Slots) holding(rank int, checkpoint string) *slot {
 	for _, sl := range s.ranks[rank] {
@@ -22,8 +22,8 @@ func (s *Slots) holding(rank int, checkpoint string) *slot {
 }
 
 // Seal ends the copying of a rank's part of a save and returns its size. ok is
-// false when there is no slot that can be sealed. mark says that the header is
-// to be marked here, for a worker that does not do it itself.
+// false if there is no slot to seal. mark asks it to mark the header itself, for
+// workers that do not.
 func (s *Slots) Seal(rank int, checkpoint string, mark bool) (size int64, ok bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,8 +41,8 @@ func (s *Slots) Seal(rank int, checkpoint string, mark bool) (size int64, ok boo
 	return sl.plan.bytes, true, nil
 }
 
-// Open gives the bytes of a sealed rank to the writer. release frees the slot,
-// which goes on holding them if the writer says what it has written.
+// Open gives the bytes of a sealed rank to the writer. release frees the slot. If
+// the writer passes it the digests it has written, the slot keeps its content.
 func (s *Slots) Open(checkpoint string, rank int, items []checkpoint.Item) (src data.Source, release func([]data.ChunkDigest), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,8 +62,8 @@ func (s *Slots) Open(checkpoint string, rank int, items []checkpoint.Item) (src 
 	}, nil
 }
 
-// keep says in a slot, and to those who restore, what was written from it. The
-// slot is still the writer's.
+// keep records the written content in a slot and for restores. The writer still
+// owns the slot.
 func (s *Slots) keep(sl *slot, rank int, digests []data.ChunkDigest) {
 	k := &kept{checkpoint: sl.checkpoint, rank: rank, at: sl.plan.at, digests: make(map[string]checkpoint.Digest, len(digests))}
 	for _, d := range digests {
@@ -77,7 +77,7 @@ func (s *Slots) keep(sl *slot, rank int, digests []data.ChunkDigest) {
 	s.arenas.keep(sl.arena, k)
 }
 
-// source is the bytes of items in an arena.
+// source returns the bytes of items in an arena.
 func source(data []byte, at map[string]Span, rank int, items []checkpoint.Item) (src slotSource, err error) {
 	for _, it := range items {
 		at, ok := at[Key(it)]
@@ -100,16 +100,15 @@ func (s *Slots) written(sl *slot) {
 	}
 }
 
-// release makes a slot free whose worker is done with it. The caller holds the
-// lock.
+// release frees a slot whose worker is done with it. The caller holds the lock.
 func (s *Slots) release(sl *slot) {
 	sl.phase, sl.checkpoint, sl.plan, sl.doomed = free, "", nil, false
 	s.trim(sl)
 	s.tell()
 }
 
-// drop frees a slot into which a worker may still be copying: in memory that
-// nobody else will use. The caller holds the lock.
+// drop frees a slot into which a worker may still be copying. Its memory is not
+// used again. The caller holds the lock.
 func (s *Slots) drop(sl *slot) {
 	if sl.arena != nil {
 		_ = s.arenas.Drop(sl.arena) // a file that cannot be removed stays until the job ends
@@ -118,8 +117,8 @@ func (s *Slots) drop(sl *slot) {
 	s.release(sl)
 }
 
-// Abort frees the slots of a save that will not be written, of all ranks or of
-// some. One that is being written is freed by its writer.
+// Abort frees the slots of a save that will not be written, for all or some
+// ranks. A slot that is being written is freed by its writer.
 func (s *Slots) Abort(checkpoint string, ranks ...int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,7 +133,7 @@ func (s *Slots) Abort(checkpoint string, ranks ...int) {
 			switch {
 			case sl.checkpoint != checkpoint || sl.phase == free || sl.phase == writing:
 			case sl.phase == copying && sl.making:
-				sl.doomed = true // who makes it drops it
+				sl.doomed = true // the goroutine that makes it drops it
 			case sl.phase == copying:
 				size := int64(len(sl.arena.data))
 				s.drop(sl)
@@ -146,7 +145,7 @@ func (s *Slots) Abort(checkpoint string, ranks ...int) {
 	}
 }
 
-// slotSource is the bytes of a rank's items, in the order of its write plan.
+// slotSource holds the bytes of a rank's items, in the order of its write plan.
 type slotSource [][]byte
 
 // Item implements data.Source.
@@ -156,14 +155,14 @@ var _ data.Source = slotSource{}
 
 const digestsFixed = 16 // bytes before the digests of a slot
 
-// digestsSize is the room for the digests of so many items, in bytes.
+// digestsSize returns the space in bytes for the digests of that many items.
 func digestsSize(items int) int64 { return digestsFixed + int64(items)*int64(len(checkpoint.Digest{})) }
 
-// digests is where the digests of a slot are.
+// digests returns the offset of the digests of a slot.
 func (p *Layout) digests() int64 { return p.data - digestsSize(len(p.offsets)) }
 
-// writeDigests says in a slot what is in it, in the order of its items. A slot
-// that is cut off in the middle of this has none.
+// writeDigests writes the digests of a slot's items, in order. A slot whose write
+// is interrupted has none.
 func writeDigests(data []byte, p *Layout, generation uint64, digests []checkpoint.Digest) {
 	b := data[p.digests():p.data]
 	le := binary.LittleEndian
@@ -182,9 +181,9 @@ func digestsSum(b []byte, generation uint64) uint32 {
 	return crc32.Update(crc32.Checksum(g[:], castagnoli), castagnoli, b[12:])
 }
 
-// readDigests are the digests of a generation, at the end of what lies between
-// the description and the data, or nil: without them, those of the bytes are
-// taken.
+// readDigests returns the digests of a generation, which are at the end of
+// between, the bytes between the description and the data. It returns nil if
+// there are none; the reader then computes them from the bytes.
 func readDigests(between []byte, generation uint64, items int) []checkpoint.Digest {
 	at := int64(len(between)) - digestsSize(items)
 	if at < 0 {

@@ -11,17 +11,17 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
 
-// SealedChunks finds bytes of a store's chunks in the staging slots of this
-// machine: of saves that are being written, that were, or that a dead trainer
-// has left. A slot that is in use may change at any moment: bytes are copied
-// first and digested then, so that what is given out is what was asked for. It
-// takes no lock, changes nothing, and holds the slots mapped until it is closed.
+// SealedChunks finds chunks of a store by digest in the staging slots of this
+// machine: of saves that are being written, that were written, or that a dead
+// trainer left. A slot in use may change at any moment, so bytes are copied first
+// and digested then. SealedChunks takes no lock, changes nothing, and keeps the
+// slots mapped until it is closed.
 type SealedChunks struct {
 	slots []sealedSlot
 	buf   []byte
 }
 
-// sealedSlot is a slot that was sealed when it was looked at.
+// sealedSlot is a slot that was sealed when it was opened.
 type sealedSlot struct {
 	path  string
 	data  []byte
@@ -29,9 +29,9 @@ type sealedSlot struct {
 	spans []Span
 }
 
-// OpenSealedChunks looks at the slots of this user and a store in shared, such as
-// /dev/shm. A file there that is no sealed slot, or that another user may have put
-// there, has nothing to give, and is left out.
+// OpenSealedChunks opens the slots of this user and a store in shared, such as
+// /dev/shm. It skips files that are no sealed slots or that another user may have
+// put there.
 func OpenSealedChunks(shared, store string) (*SealedChunks, error) {
 	s := &SealedChunks{}
 	err := shm.Look(shared, directories(storeName(store)+"-*"), func(dir *shm.Directory) error {
@@ -50,11 +50,11 @@ func OpenSealedChunks(shared, store string) (*SealedChunks, error) {
 	return s, nil
 }
 
-// look takes a slot in if it is sealed.
+// look adds a slot if it is sealed.
 func (s *SealedChunks) look(dir *shm.Directory, name string) {
 	data, err := mapLeft(dir, name)
 	if err != nil || len(data) == 0 {
-		return // it has just gone, or its memory is not made yet
+		return // removed meanwhile, or its memory is not allocated yet
 	}
 	h, sealed, err := readHeader(data)
 	var local checkpoint.Local
@@ -62,15 +62,15 @@ func (s *SealedChunks) look(dir *shm.Directory, name string) {
 		local, err = checkpoint.DecodeLocal(h.Plan)
 	}
 	if err != nil || !sealed || len(local.Items) != len(h.Spans) {
-		_ = unix.Munmap(data) // it is only memory of this process
+		_ = unix.Munmap(data) // only this process maps it
 		return
 	}
 	s.slots = append(s.slots, sealedSlot{filepath.Join(dir.Path(), name), data, local, h.Spans})
 }
 
-// Chunk are the bytes with a digest, of the same dtype and size as like, and the
-// path of the slot that has them; nil if none has. They are valid until the next
-// call. Calls may not run at the same time.
+// Chunk returns the bytes with a digest, of the same dtype and size as like, and
+// the path of their slot; nil if no slot has them. They are valid until the next
+// call. Calls must not be concurrent.
 func (s *SealedChunks) Chunk(ctx context.Context, like checkpoint.Item, digest checkpoint.Digest) (data []byte, from string, err error) {
 	for _, slot := range s.slots {
 		for i, it := range slot.local.Items {
@@ -90,15 +90,14 @@ func (s *SealedChunks) Chunk(ctx context.Context, like checkpoint.Item, digest c
 	return nil, "", nil
 }
 
-// Close gives the mappings back.
+// Close unmaps the slots.
 func (s *SealedChunks) Close() {
 	for _, slot := range s.slots {
-		_ = unix.Munmap(slot.data) // it is only memory of this process
+		_ = unix.Munmap(slot.data) // only this process maps it
 	}
 	s.slots = nil
 }
 
-// storeName is how the names of staging directories say which store they are
-// of: by the end of its identity, since its beginning is a time, which stores
-// share.
+// storeName returns the part of a store's identity in the names of staging
+// directories: its end, since its beginning is a time, which stores may share.
 func storeName(store string) string { return store[max(0, len(store)-12):] }

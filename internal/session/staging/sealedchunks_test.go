@@ -10,8 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Bytes are found by their digest in slots of the store that are sealed, and
-// nowhere else.
+// Bytes are found by their digest in sealed slots of the store only.
 func TestSealedChunks(t *testing.T) {
 	shared := t.TempDir()
 	data, h, p := slotOf(t)

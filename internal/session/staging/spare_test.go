@@ -10,7 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
 
-// bounded is staging of one rank with two slots and a bound in bytes.
+// bounded returns staging of one rank with two slots and a bound in bytes.
 func bounded(t *testing.T, bound int64) (*Slots, *Arenas) {
 	t.Helper()
 	a, err := Open(t.TempDir(), storeA, "run", 0, nil, quiet)
@@ -28,7 +28,7 @@ func bounded(t *testing.T, bound int64) (*Slots, *Arenas) {
 }
 
 // takes takes a slot for a save of so many bytes, and waits until all memory is
-// made that is made ahead.
+// allocated ahead.
 func takes(t *testing.T, s *Slots, id string, bytes int64) {
 	t.Helper()
 	p := LayOut([]checkpoint.Item{{Value: true, Bytes: bytes}}, nil)
@@ -52,14 +52,14 @@ func seals(t *testing.T, s *Slots, checkpoint string) {
 	}
 }
 
-// When saves grow so that there is memory for one slot only, the other one's is
-// freed: at once if it is free, or else as soon as it is.
+// When saves grow so that there is memory for only one slot, the other slot's
+// memory is freed: at once if it is free, or else as soon as it is.
 func TestFewerSlotsKeepTheBound(t *testing.T) {
 	const bound = 10 << 20
 	for _, c := range []struct {
 		name  string
-		later bool                                                 // only the next save finds out
-		use   func(t *testing.T, s *Slots, a *Arenas) (end func()) // of the slot that is to go
+		later bool                                                 // only the next save detects it
+		use   func(t *testing.T, s *Slots, a *Arenas) (end func()) // of the slot that must go
 	}{
 		{"free", false, func(*testing.T, *Slots, *Arenas) func() { return func() {} }},
 		{"sealed", false, func(t *testing.T, s *Slots, _ *Arenas) func() {
@@ -103,8 +103,8 @@ func TestFewerSlotsKeepTheBound(t *testing.T) {
 	}
 }
 
-// A slot that gives way frees its memory also where a worker maps it, unless
-// somebody reads it or its bytes are still needed.
+// A slot that is no longer needed frees its memory even if a worker maps it,
+// unless it has a reader or its bytes are still needed.
 func TestSlotsGiveWay(t *testing.T) {
 	s, a := bounded(t, 10<<20)
 	for _, id := range []string{"a", "b"} {
@@ -144,7 +144,7 @@ func TestSlotsGiveWay(t *testing.T) {
 	takes(t, s, "c", 4<<20)
 }
 
-// So is that of a slot whose memory is still being made then.
+// The same holds for a slot whose memory is being allocated then.
 func TestFewerSlotsWhileOneIsMade(t *testing.T) {
 	const bound = 10 << 20
 	s, a := bounded(t, bound)
@@ -172,8 +172,8 @@ func TestFewerSlotsWhileOneIsMade(t *testing.T) {
 	}
 }
 
-// Whether a save is skipped is judged while the memory of another slot is made.
-// The race detector finds what is read of it.
+// The decision to skip a save is made while the memory of another slot is
+// allocated. The race detector checks the shared state.
 func TestJudgeWhileMemoryIsMade(t *testing.T) {
 	a, err := Open(t.TempDir(), storeA, "run", 0, nil, quiet)
 	if err != nil {

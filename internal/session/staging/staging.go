@@ -1,17 +1,16 @@
-// Package staging keeps what ranks save in shared memory until it is written to
-// files, and as long after that as there is room: a restore of the newest
-// checkpoints then need not read files.
+// Package staging keeps the saves of ranks in shared memory until they are
+// written to files, and afterwards as long as there is room: a restore of the
+// newest checkpoints then need not read files.
 //
-//	Arenas   the files in shared memory of one run, of which one process is the owner
-//	Slots    how the ranks of a group take turns with the arenas that they save to
-//	Layout   how a rank's plan lies in a slot, behind a header that says what is there
-//	Copies   what the slots still hold of one checkpoint
-//	Left     a sealed slot that a dead owner has left
+//	Arenas   the files in shared memory of one run, owned by one process
+//	Slots    the slots that the ranks of a group save to, taken in turns
+//	Layout   the layout of a rank's plan in a slot, behind a self-describing header
+//	Copies   the data of one checkpoint that is still in slots
+//	Left     a sealed slot that a dead owner left
 //
-// A worker writes to a slot by itself, in a process of its own: docs/reference/protocol.md
-// has what it is told and what it may do. The header is for whoever takes the
-// memory over: with it alone, a save of which every rank's slot is sealed can be
-// written to the end.
+// A worker, a separate process, writes to a slot by itself: docs/reference/protocol.md
+// specifies its replies and its duties. The header is for the next owner of the
+// memory: it suffices to finish a save of which every rank's slot is sealed.
 package staging
 
 import (
@@ -27,12 +26,12 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// Slots are the staging slots of the ranks of one group. A slot is taken when
-// its rank calls save, filled by the worker, sealed, read by the writer, and
-// free again when its bytes are written or the save is aborted. The memory of
-// an aborted save that was not sealed is dropped: its worker may still be
-// copying into it. A free slot holds what was written from it until it is taken
-// again, which is not while a restore reads it.
+// Slots are the staging slots of the ranks of one group. A slot is taken when its
+// rank calls save, filled by the worker, sealed, read by the writer, and free
+// again when its bytes are written or the save is aborted. The memory of an
+// aborted save that was not sealed is dropped, as its worker may still be copying
+// into it. A free slot keeps its content until it is taken again; it is not taken
+// while a restore reads it.
 //
 //	free ─▶ reserved ─▶ copying ─▶ sealed ─▶ writing ─▶ free
 //
@@ -44,20 +43,20 @@ type Slots struct {
 	mu       sync.Mutex
 	moved    chan struct{} // closed when a slot became free or was made
 	ranks    map[int][]*slot
-	verdicts map[string]*verdict // of saves that found no free slot, or might have
-	limit    int                 // slots a rank, 0 until the first plan
+	verdicts map[string]*verdict // of saves that found no free slot, or might find none
+	limit    int                 // slots per rank; 0 until the first plan
 	largest  int64               // size of a slot for which limit holds
-	making   sync.WaitGroup      // slots whose memory is being made
-	stop     context.CancelFunc  // ends that
-	ahead    context.Context     // of that
-	closed   bool                // no slot is free any more
+	making   sync.WaitGroup      // slots whose memory is being allocated
+	stop     context.CancelFunc  // ends the allocations
+	ahead    context.Context     // context of the allocations
+	closed   bool                // slots are no longer freed
 }
 
-// Config is what the user chose.
+// Config is the user's configuration.
 type Config struct {
-	Slots  int      // of each rank, as far as there is memory for them
-	Busy   WhenBusy // what a save does that finds none free
-	Ranks  int      // of the group
+	Slots  int      // per rank, as far as there is memory for them
+	Busy   WhenBusy // what a save does if it finds no free slot
+	Ranks  int      // size of the group
 	Memory Memory   // of all slots of all ranks
 	Log    *slog.Logger
 }
@@ -70,7 +69,7 @@ type Part struct {
 	Checkpoint  string            // ID
 }
 
-// phase is where a slot is on its way.
+// phase is the state of a slot.
 type phase int
 
 const (
@@ -81,12 +80,12 @@ const (
 	writing
 )
 
-// slot is a part of the staging memory of one rank. All of it is under the
-// lock of its Slots, but the arena is not touched by others while it is made.
+// slot is a part of one rank's staging memory. The lock of its Slots guards it;
+// the arena is left alone while it is being made.
 type slot struct {
 	index      int
 	phase      phase
-	making     bool   // its arena is being made or grown
+	making     bool   // its arena is being allocated or grown
 	doomed     bool   // the save was aborted meanwhile
 	checkpoint string // unless it is free
 	arena      *Arena
@@ -97,10 +96,11 @@ type slot struct {
 // Span is a range of bytes in an arena.
 type Span struct{ Offset, Size int64 }
 
-// ErrNoSlotFree says that a save was given up because all slots are in use.
+// ErrNoSlotFree reports that a save was skipped or failed because all slots are
+// in use.
 var ErrNoSlotFree = errors.New("all staging slots are in use by earlier saves")
 
-// MisuseError says that a worker has not done as the protocol wants.
+// MisuseError reports that a worker violated the protocol.
 type MisuseError struct{ what string }
 
 func (e *MisuseError) Error() string { return e.what }
@@ -110,8 +110,8 @@ func (*MisuseError) ProblemKind() problem.Kind { return problem.Invalid }
 
 func misuse(format string, args ...any) error { return &MisuseError{fmt.Sprintf(format, args...)} }
 
-// New makes the slots of a group, which have the arenas for their memory. With
-// nil for these, nothing can be staged, and everything else can be called.
+// New returns the slots of a group, with arenas as their memory. Without arenas
+// nothing can be staged, but all methods can be called.
 func New(a *Arenas, cfg Config) *Slots {
 	s := &Slots{arenas: a, cfg: cfg, moved: make(chan struct{}), ranks: map[int][]*slot{}, verdicts: map[string]*verdict{}}
 	s.ahead, s.stop = context.WithCancel(context.Background())
@@ -126,14 +126,14 @@ func Key(it checkpoint.Item) string {
 	return "t" + it.Shard.Box.Key() + "@" + it.Shard.FQN
 }
 
-// tell wakes those who wait for a slot. The caller holds the lock.
+// tell wakes the callers that wait for a slot. The caller holds the lock.
 func (s *Slots) tell() {
 	close(s.moved)
 	s.moved = make(chan struct{})
 }
 
-// of is the slots of a rank, as many as there is memory for. The caller holds
-// the lock.
+// of returns the slots of a rank, as many as memory allows. The caller holds the
+// lock.
 func (s *Slots) of(rank int) []*slot {
 	n := s.cfg.Slots
 	if s.limit > 0 {
@@ -145,14 +145,14 @@ func (s *Slots) of(rank int) []*slot {
 	return s.ranks[rank][:n]
 }
 
-// fit decides how many slots of a size each rank can have, when one of them
-// saves. A bound that the user gave is kept; the default one gives way to the
-// first slot.
+// fit decides how many slots of a size each rank can have, when a rank saves. It
+// enforces a bound that the user set; the default bound always allows a first
+// slot.
 func (s *Slots) fit(rank int, size int64) error {
 	size = (size + arenaPage - 1) / arenaPage * arenaPage
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.trimRank(rank) // what a restore has let go
+	s.trimRank(rank) // slots that a restore has released
 	if size <= s.largest {
 		return nil
 	}
@@ -170,7 +170,7 @@ func (s *Slots) fit(rank int, size int64) error {
 		n = min(n, s.limit)
 	}
 	if n < s.cfg.Slots && n != s.limit {
-		s.cfg.Log.Warn("there is memory for fewer staging slots than were asked for: a save waits until an earlier one is written",
+		s.cfg.Log.Warn("memory for fewer staging slots than configured: a save waits until an earlier one is written",
 			"slots", n, "asked", s.cfg.Slots, "slot_bytes", size, "ranks", s.cfg.Ranks, "staging_memory", budget)
 	}
 	s.limit = n
@@ -180,7 +180,7 @@ func (s *Slots) fit(rank int, size int64) error {
 	return nil
 }
 
-// errTooSmall is about a bound that the user has set.
+// errTooSmall reports that a bound set by the user is too small.
 var errTooSmall = fmt.Errorf("raise it, or save less: %w", syscall.ENOSPC)
 
 // Grant is a slot as its worker sees it.
@@ -188,13 +188,12 @@ type Grant struct {
 	Index      int
 	Path       string
 	Size       int64  // of the file, in bytes
-	Generation uint64 // of the use that it is granted for, if it is
+	Generation uint64 // of the use that it is granted for, if any
 }
 
-// Take gives a rank the slot for its part of a save, in which participants take
-// part, and writes its header. It waits for one until ctx ends, or as
-// [Config] says. Where there is too little memory, the error is
-// [syscall.ENOSPC].
+// Take gives a rank the slot for its part of a save with participants, and writes
+// the slot's header. It waits for a slot until ctx ends, or as [Config]
+// specifies. If memory is short, the error is [syscall.ENOSPC].
 func (s *Slots) Take(ctx context.Context, of Part, participants []int, p *Layout) (Grant, error) {
 	rank := of.Rank
 	if len(of.Checkpoint) > maxID {
@@ -203,7 +202,7 @@ func (s *Slots) Take(ctx context.Context, of Part, participants []int, p *Layout
 	if err := s.fit(rank, p.end); err != nil {
 		return Grant{}, err
 	}
-	s.arenas.spare(s.cfg.Ranks) // what a larger group has left
+	s.arenas.spare(s.cfg.Ranks) // arenas of a larger group before
 	sl, err := s.find(ctx, rank, of.Checkpoint, participants)
 	if err != nil {
 		return Grant{}, err
@@ -266,8 +265,8 @@ func (s *Slots) find(ctx context.Context, rank int, checkpoint string, participa
 	}
 }
 
-// Close gives back what is left when no worker and no writer is. A slot that is
-// still written from is given back when that ends.
+// Close frees the slots that no worker and no writer uses. A slot that is still
+// being written is freed when that ends.
 func (s *Slots) Close() {
 	s.stop()
 	s.mu.Lock()
