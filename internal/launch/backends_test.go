@@ -94,7 +94,7 @@ func TestBadBackend(t *testing.T) {
 	for says, change := range map[string]func(*launch.Config){
 		`--backend: no backend "mpi" is registered; choose one of none, process_group, tensorpipe, torch`: func(c *launch.Config) { c.Backend = "mpi" },
 		"--gpus-per-worker: assign 1 GPUs to each of 1 workers: 0 are visible here":                       func(c *launch.Config) { c.GPUsPerWorker = 1 },
-		"do not share devices here: give --share-devices=false": func(c *launch.Config) {
+		"do not share devices here; give --share-devices=false": func(c *launch.Config) {
 			c.Nodes, c.Backend, c.GPUsPerWorker = session.OneNode(2), backend.Torch, 1
 			c.Devices = []gpu.Device{{UUID: "GPU-m", MIG: true, Instances: []gpu.Instance{{UUID: "MIG-1"}, {UUID: "MIG-2"}}}}
 		},

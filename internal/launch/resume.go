@@ -41,7 +41,8 @@ func (j *job) firstResume(ctx context.Context, trial projections.Trial) (string,
 	return id, j.wholeOnly(ctx, j.cfg.Resume, id)
 }
 
-// nextResume returns what a later attempt resumes from.
+// nextResume returns what a later attempt of the job resumes from: the last committed
+// checkpoint of the line, whatever the first attempt resumed from.
 func (j *job) nextResume(ctx context.Context, trial projections.Trial) (string, error) {
 	if j.cfg.Resume == "require" && trial.Head != "" {
 		return trial.Head, j.wholeOnly(ctx, "require", trial.Head)

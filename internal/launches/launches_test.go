@@ -85,7 +85,7 @@ func TestProve(t *testing.T) {
 	unproven(t, "a copy of the store", Of("store", "copy", event, dir), "no trainer of this user")
 	moved := l
 	moved.DirOwner = other
-	unproven(t, "a directory of another user", moved, "belongs to user 20002 now")
+	unproven(t, "a directory of another user", moved, "now belongs to user 20002")
 
 	// The next launch of the run replaces it.
 	next := Of("store", "", started(t, "bert", 9, "python3", "train.py"), dir)
@@ -168,8 +168,8 @@ func TestHome(t *testing.T) {
 		"relative":                {"state", own, ""},
 		"no home":                 {"", "", "neither"},
 		"a home that is not made": {"", filepath.Join(own, "nowhere"), "no such file"},
-		"another user's home":     {"", foreign, "user 20002's"},
-		"a state that is no home": {filepath.Join(foreign, "state"), own, "user 20002's"},
+		"another user's home":     {"", foreign, "belongs to user 20002"},
+		"a state that is no home": {filepath.Join(foreign, "state"), own, "belongs to user 20002"},
 	} {
 		t.Setenv("XDG_STATE_HOME", tc.xdg)
 		t.Setenv("HOME", tc.home)

@@ -97,7 +97,7 @@ func Test02SharingDefaultsToFalseAndTheEnvironmentWins(t *testing.T) {
 			t.Errorf("%+v: worker 0 sees %q", c, got)
 		}
 	}
-	if _, err := Sharing(nil, "maybe"); err == nil || !strings.Contains(err.Error(), `CKPTSTORE_SHARE_DEVICES is "maybe": set it to 1 or to 0`) {
+	if _, err := Sharing(nil, "maybe"); err == nil || !strings.Contains(err.Error(), `CKPTSTORE_SHARE_DEVICES is "maybe"; set it to 1 or to 0`) {
 		t.Errorf("error %v", err)
 	}
 }
