@@ -1,5 +1,5 @@
 """A worker that speaks the protocol of docs/reference/protocol.md, with Python's standard
-library alone. It saves three times, loads what it saved, and compares.
+library alone. It saves three times, loads the checkpoints, and compares.
 
     trainer run --nproc 2 -- python3 docs/reference/protocol_client.py [VERSION...]
 """
@@ -80,15 +80,15 @@ class Client:
         return self.maps[slot][1]
 
     def check_slot(self, memory, reply, state):
-        """Compare the header with what the reply says."""
+        """Compare the slot's header with the reply."""
         magic, sealed, crc, version, generation = struct.unpack_from("<8sQIIQ", memory, 0)
         data_at, data_size, length, zero = struct.unpack_from("<QQQQ", memory, 32)
-        said = memory[64 : 64 + length]
-        attempt, rank = struct.unpack_from("<II", said)
-        (name_length,) = struct.unpack_from("<I", said, 40)
-        name = said[44 : 44 + name_length].decode()
-        (count,) = struct.unpack_from("<I", said, 44 + name_length)
-        spans = [struct.unpack_from("<QQ", said, 48 + name_length + 16 * i) for i in range(count)]
+        description = memory[64 : 64 + length]
+        attempt, rank = struct.unpack_from("<II", description)
+        (name_length,) = struct.unpack_from("<I", description, 40)
+        name = description[44 : 44 + name_length].decode()
+        (count,) = struct.unpack_from("<I", description, 44 + name_length)
+        spans = [struct.unpack_from("<QQ", description, 48 + name_length + 16 * i) for i in range(count)]
         offsets = self.plans[json.dumps([dict(item, bytes=len(data)) for item, data in state])][1]
         want = [(offset, len(data)) for offset, (_, data) in zip(offsets, state)]
         if (
@@ -102,7 +102,7 @@ class Client:
             raise RuntimeError(f"the header of {reply} is {memory[: 64 + length]!r}")
 
     def save(self, step, state):
-        """state is a list of items and their bytes."""
+        """Save state, a list of items and their bytes."""
         items = [dict(item, bytes=len(data)) for item, data in state]
         key = json.dumps(items)
         try:
@@ -125,12 +125,12 @@ class Client:
         return reply["checkpoint"]
 
     def report(self, step, metrics):
-        """Report an iteration. What is returned is the same on all ranks: "preempt"
-        (save now, then end), "stop" (end), or None."""
+        """Report an iteration. Returns the same on all ranks: "preempt" (save now,
+        then end), "stop" (end), or None."""
         return self.call("report", step=step, metrics=metrics).get("stop")
 
     def should_stop(self):
-        """The same for who does not report: rank 0 asks, and all get its answer."""
+        """The same for workers that do not report: rank 0 asks, and all get its answer."""
         answer = b""
         if self.rank == 0:
             answer = self.call("should_stop").get("stop", "").encode()
@@ -156,7 +156,7 @@ class Client:
         return reply["step"], out
 
     def broadcast(self, data, root):
-        """The root's bytes on all ranks; the others give as many."""
+        """Return the root's bytes on all ranks; the other ranks pass data of the same size."""
         self.sequence += 1
         headers = {"Ckptstore-Seq": str(self.sequence), "Ckptstore-Root": str(root), "Ckptstore-Size": str(len(data))}
         return self.post("broadcast", data if self.rank == root else b"", headers)[8:]
@@ -173,7 +173,7 @@ class Client:
 
 
 def state_of(rank, world, step):
-    """A tensor in shards of rows, a replica of another, and a value a rank."""
+    """A tensor sharded by rows, a replicated tensor, and a per-rank value."""
     rows = [struct.pack("<4f", *(100 * step + 10 * row + column for column in range(4))) for row in range(2 * rank, 2 * rank + 2)]
     weight = {"fqn": "weight", "dtype": "float32", "shape": [2 * world, 4], "offsets": [2 * rank, 0], "sizes": [2, 4]}
     bias = {"fqn": "bias", "dtype": "int64", "shape": [3], "offsets": [0], "sizes": [3]}
@@ -191,7 +191,7 @@ def main():
             for slot in client.call("slots")["slots"]:
                 client.map(slot["slot"], slot["arena"], slot["size"])
         if client.report(step, {"loss": 1 / (step + 1), "nothing": float("nan")}) or client.should_stop():
-            raise RuntimeError("nobody has asked to stop")
+            raise RuntimeError("stop without a request")
     if client.gather(struct.pack("<Q", client.rank)) != [struct.pack("<Q", rank) for rank in range(client.world)]:
         raise RuntimeError("gather gives other parts")
     for step, checkpoint in enumerate(saved):
