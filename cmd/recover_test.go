@@ -48,7 +48,7 @@ func TestRecoverAndTrainOn(t *testing.T) {
 	beside := filepath.Join(filepath.Dir(dir), "beside")
 	schema(t, "recover", output(t, 0, "ckptstore", "recover", "--from", dir, "--store", beside, "--json"))
 	said := output(t, 0, "ckptstore", "recover", "--store", dir)
-	for _, part := range []string{"5 checkpoints recovered, 2 directories rejected", "rejected as uncommitted: " + filepath.Join(reference, "step-40.a9"), "rejected as damaged: " + filepath.Join(reference, "step-10.a1"), "not known any more: metrics"} {
+	for _, part := range []string{"5 checkpoints recovered, 2 directories rejected", "rejected as uncommitted: " + filepath.Join(reference, "step-40.a9"), "rejected as damaged: " + filepath.Join(reference, "step-10.a1"), "lost with the log: metrics"} {
 		if !strings.Contains(said, part) {
 			t.Errorf("it does not say %q:\n%s", part, said)
 		}
