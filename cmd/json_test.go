@@ -96,7 +96,7 @@ func TestDemoJSON(t *testing.T) {
 	// The demo keeps no output, and its trainer is this one.
 	logs := exec.CommandContext(t.Context(), "ckptstore", "logs", "killed", store)
 	said, _ := logs.CombinedOutput()
-	if code := logs.ProcessState.ExitCode(); code != 4 || !strings.Contains(string(said), "given no directory") || strings.Contains(string(said), "version") {
+	if code := logs.ProcessState.ExitCode(); code != 4 || !strings.Contains(string(said), "had no log directory") || strings.Contains(string(said), "version") {
 		t.Errorf("logs of the demo's job: exit code %d: %s", code, said)
 	}
 

@@ -43,7 +43,7 @@ func TestMessagesThatAreNoEvents(t *testing.T) {
 	c.Publish("ckpt.good.main.s.checkpoint.committed", nil, []byte("junk \x1b[31m"))
 	c.Publish("ckpt.nobody.main.n0.foo.bar", nil, nil)
 	c.Publish("ckpt.everything", map[string][]string{"x": {"y"}}, []byte("{}"))
-	exits(6, `on "ckpt.nobody.main.n0.foo.bar" is no event`, "ckptstore", "verify", "--log")
+	exits(6, `on "ckpt.nobody.main.n0.foo.bar" is not an event`, "ckptstore", "verify", "--log")
 	exits(6, "3 findings", "ckptstore", "verify", "--log")
 	exits(0, "step-4.a1", "ckptstore", "ls", "good")
 	exits(0, "", train("good")...)
@@ -65,5 +65,5 @@ func TestMessagesThatAreNoEvents(t *testing.T) {
 	exits(0, "step-4.a1", "ckptstore", "ls", "another")
 	exits(1, "another", "ckptstore", "ls")
 	exits(0, "", train("another")...)
-	exits(0, "were not looked into", "ckptstore", "verify", "--log")
+	exits(0, "were not checked", "ckptstore", "verify", "--log")
 }
