@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestReadme runs the shell blocks of the README, in order, in one directory.
-// Only the build is replaced: bin/ holds the commands that the tests built.
+// TestReadme runs the shell blocks of the README in order in one directory. Only the
+// build is replaced: bin/ holds the commands that the tests built.
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "README.md"))

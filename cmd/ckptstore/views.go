@@ -64,7 +64,7 @@ The store may be in use.`,
 		Use: "rebuild", Short: "Rebuild the views from the log", Args: console.Args(cobra.NoArgs),
 		Long: `Rebuild the views from the log, compare them with the present views, and replace those
 atomically. No process may own the store meanwhile. If the two differed, exit with code
-6; the views are replaced all the same.`,
+6; the views are replaced anyway.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			out, err := store.RebuildViews(c.Context(), store.Options{Location: a.location})
 			if err != nil {
