@@ -13,7 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/private"
 )
 
-// sealedAt is where the generation of a slot that is complete is stored.
+// sealedAt is the offset of a complete slot's generation.
 const sealedAt = 8
 
 // arena is a mapped file in shared memory. The file belongs to the trainer.
@@ -28,8 +28,8 @@ func mapArena(path string, size int64) (*arena, error) {
 		return nil, fmt.Errorf("open shared memory: %w", err)
 	}
 	defer func() { _ = f.Close() }()
-	// The memory was touched by the trainer; to enter it page by page here
-	// would take ten times as long as to copy.
+	// The trainer has touched the memory. Without MAP_POPULATE, page faults here
+	// would take ten times as long as the copy.
 	data, err := syscall.Mmap(int(f.Fd()), 0, int(size), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED|syscall.MAP_POPULATE)
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes of %s: %w", size, path, err)
@@ -37,9 +37,9 @@ func mapArena(path string, size int64) (*arena, error) {
 	return &arena{data}, nil
 }
 
-// openArena opens a file that the trainer has made. It follows no link, and refuses a
-// file that another user may have put in its place: what is copied there would be
-// that user's.
+// openArena opens a file that the trainer created. It follows no symbolic link and
+// refuses a file that another user may have put there: that user could read the state
+// copied into it.
 func openArena(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW, 0)
 	if err != nil {
@@ -62,22 +62,22 @@ func (a *arena) close() error {
 	return syscall.Munmap(a.data)
 }
 
-// mappings are the slots of this rank, which stay mapped between saves.
+// mappings holds the slots of this rank, which stay mapped between saves.
 type mappings struct {
 	mu    sync.Mutex
 	slots map[int]*mapping
 	ahead sync.WaitGroup
-	stop  context.CancelFunc // ends what runs ahead; nil when nothing does
+	stop  context.CancelFunc // ends mapAhead; nil when it is not running
 }
 
-// mapping is one slot. Who has its lock may use its memory.
+// mapping is one slot.
 type mapping struct {
-	mu    sync.Mutex
+	mu    sync.Mutex // held while the memory is in use
 	path  string
 	arena *arena // nil: not mapped
 }
 
-// use maps a slot, unless it is, and calls f with its memory.
+// use maps a slot if necessary and calls f with its memory.
 func (m *mappings) use(slot int, path string, size int64, f func(data []byte)) error {
 	m.mu.Lock()
 	if m.slots == nil {
@@ -129,19 +129,19 @@ func (m *mappings) close() {
 	m.mu.Unlock()
 	for _, at := range slots {
 		at.mu.Lock()
-		_ = at.unmap() // the process goes on without it
+		_ = at.unmap() // harmless: the memory just stays mapped
 		at.mu.Unlock()
 	}
 }
 
-// mapAhead maps the slots that later saves will use, as soon as the trainer
-// has made them, beside the training.
+// mapAhead maps the slots of later saves in the background, as soon as the
+// trainer has allocated them.
 func (c *Client) mapAhead() {
 	m := &c.maps
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.stop != nil {
-		return // it is under way
+		return // already running
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	m.stop = stop
@@ -153,7 +153,7 @@ func (c *Client) mapAhead() {
 			m.stop = nil
 		}()
 		var ready Slots
-		// Whatever goes wrong here is an error of the save that needs the slot.
+		// Errors are ignored: the save that needs the slot returns them.
 		if err := c.call(ctx, "slots", struct{}{}, &ready); err != nil {
 			return
 		}
@@ -165,8 +165,8 @@ func (c *Client) mapAhead() {
 	})
 }
 
-// seal says that the bytes of a slot are complete, after all of them as every
-// processor sees it.
+// seal marks the bytes of a slot complete. The atomic store orders it after all
+// of them, on every processor.
 func seal(data []byte, generation uint64) {
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&data[sealedAt])), generation)
 }

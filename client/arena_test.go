@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A worker copies into a file of its own user alone: no link, and nothing that
-// another user has put there or can read.
+// A worker copies only into a regular file that its own user alone can access: no
+// links, and no file that another user put there or can read.
 func TestPlantedArena(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test makes files of another user: run it as root")

@@ -1,5 +1,5 @@
-// Package client is the Go library for workers: the processes that train. A
-// worker is started by a trainer, which gives it a socket in its environment.
+// Package client is the Go library for workers, the processes that train. A
+// trainer starts each worker and passes it a socket in its environment.
 //
 //	c, err := client.Connect(ctx)
 //	if c.Resume != "" { _, err = c.Load(ctx, items, client.LoadOptions{}) }
@@ -10,9 +10,9 @@
 //		err = s.Wait(ctx, client.Committed)
 //	}
 //
-// A save returns when the bytes are copied into shared memory; the trainer
-// makes them durable. Package client depends on the standard library and
-// on packages of this module that depend on no more.
+// A save returns once the bytes are copied into shared memory; the trainer
+// then makes them durable. Package client depends only on the standard library
+// and on packages of this module that do the same.
 package client
 
 import (
@@ -32,8 +32,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/rpc"
 )
 
-// Client is one rank's connection to its trainer. Methods may be called
-// concurrently, collectives in the same order by every rank.
+// Client is one rank's connection to its trainer. Its methods are safe for
+// concurrent use, but every rank must call collectives in the same order.
 type Client struct {
 	Context
 	http  *http.Client
@@ -41,9 +41,9 @@ type Client struct {
 	seq   atomic.Uint64
 	plans plans
 	maps  mappings
-	stop  atomic.Value // string: the newest answer to whether to stop
+	stop  atomic.Value // string: the trainer's newest stop request
 	enc   encoding
-	agent *rpc.Pipe // what the trainer calls; nil for none
+	agent *rpc.Pipe // serves the trainer's calls; may be nil
 
 	messages messages
 
@@ -51,16 +51,16 @@ type Client struct {
 	signals    signalHold
 }
 
-// ErrNoTrainer says that the process was not started by a trainer.
+// ErrNoTrainer means that no trainer started this process.
 var ErrNoTrainer = errors.New("no trainer: " + EnvSocket + " is not set; start this program with `trainer run -- COMMAND`")
 
-// helloTimeout bounds the first request, whose answer the trainer's backend may
-// hold until all ranks have sent theirs; all later ones are bounded by their
-// context.
+// helloTimeout bounds the first request: the trainer's backend may hold its
+// reply until all ranks have sent theirs. Later requests are bounded only by
+// their context.
 const helloTimeout = 15 * time.Minute
 
-// Connect says hello to the trainer that started this process. It returns
-// [ErrNoTrainer] when there is none. From then on SIGTERM and SIGUSR1 ask the
+// Connect opens the connection to the trainer that started this process. It
+// returns [ErrNoTrainer] if there is none. From then on SIGTERM and SIGUSR1 ask the
 // trainer to stop the job instead of ending this process: see [WithOwnSignals].
 func Connect(ctx context.Context, opts ...Option) (*Client, error) {
 	socket := os.Getenv(EnvSocket)
@@ -92,30 +92,30 @@ func Connect(ctx context.Context, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// Close drops idle connections and the memory of staging slots, and gives
-// SIGTERM and SIGUSR1 back. The trainer learns of a worker's end from its
-// process.
+// Close closes idle connections, unmaps the staging slots, and restores the
+// handling of SIGTERM and SIGUSR1. It does not notify the trainer, which watches
+// the process itself.
 func (c *Client) Close() {
 	c.endSignals()
 	if c.agent != nil {
-		_ = c.agent.Close() // a socket that cannot be removed goes with the job's directory
+		_ = c.agent.Close() // a leftover socket is removed with the job's directory
 	}
 	c.maps.close()
 	c.http.CloseIdleConnections()
 }
 
-// Report hands one iteration's metrics to the trainer and blocks until it
-// took those of every rank. [Client.StopRequested] is then what the trainer asks
-// of all of them. Values are numbers, strings or booleans, 64 KiB of
-// them as JSON at most, and less in a world of more than 15 ranks; more is an
-// [Error] of status 400. While the log does not answer, or has no room, Report
-// returns before it has the metrics; it blocks when too many wait.
+// Report sends one iteration's metrics to the trainer and blocks until the
+// trainer has those of every rank. [Client.StopRequested] then returns the same
+// request on all ranks. Values are numbers, strings or booleans. They take at most
+// 64 KiB as JSON, less with more than 15 ranks; above that the trainer returns an
+// [Error] with status 400. While the log does not answer or is full, Report
+// returns before the metrics are logged, and blocks once too many are queued.
 func (c *Client) Report(ctx context.Context, step int64, metrics map[string]any) error {
 	return c.report(ctx, step, metrics, false)
 }
 
-// ReportLast is [Client.Report], and says that the training has finished: the
-// iteration counts, and a report of this rank after it is refused.
+// ReportLast is [Client.Report] for the last iteration of the training. The
+// trainer refuses any later report of this rank.
 func (c *Client) ReportLast(ctx context.Context, step int64, metrics map[string]any) error {
 	return c.report(ctx, step, metrics, true)
 }
@@ -137,7 +137,7 @@ func (c *Client) report(ctx context.Context, step int64, metrics map[string]any,
 	return err
 }
 
-// finite replaces the floats that JSON cannot hold by their names.
+// finite replaces floats that JSON cannot represent with their names.
 func finite(v any) any {
 	f, ok := v.(float64)
 	if f32, is := v.(float32); is {
@@ -158,7 +158,7 @@ func finite(v any) any {
 
 const maxFloat = 0x1p1023 * (1 + (1 - 0x1p-52))
 
-// call posts a JSON request and decodes the reply into out, unless it is nil.
+// call posts a JSON request and decodes the reply into out, unless out is nil.
 func (c *Client) call(ctx context.Context, what string, in, out any) error {
 	body, err := json.Marshal(in)
 	if err != nil {
@@ -182,7 +182,7 @@ func (c *Client) post(ctx context.Context, what string, body []byte, header map[
 	return reply, err
 }
 
-// ask is post for requests whose reply has headers.
+// ask is post for callers that need the reply's headers.
 func (c *Client) ask(ctx context.Context, what string, body []byte, header map[string]string) ([]byte, http.Header, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://trainer/v1/"+what, bytes.NewReader(body))
 	if err != nil {
@@ -214,24 +214,24 @@ func (c *Client) ask(ctx context.Context, what string, body []byte, header map[s
 	return nil, nil, &Error{Op: what, Status: resp.StatusCode, Message: p.Message}
 }
 
-// ErrNoSpace says that a request was refused because a disk or shared memory
-// is full. It is to be asked for with errors.Is; the text names what is full.
+// ErrNoSpace means that the trainer refused a request because a disk or shared
+// memory is full; the message names which. Test with errors.Is.
 var ErrNoSpace = errors.New("no space")
 
 // Error is the trainer's refusal of a request.
 type Error struct {
 	Op      string // such as "save"
-	Status  int    // of HTTP: see the protocol
+	Status  int    // HTTP status; see the protocol
 	Message string
 }
 
 func (e *Error) Error() string { return e.Op + ": " + e.Message }
 
-// ErrBusy says that a save failed because earlier ones hold all staging slots,
-// and the trainer was told not to wait. It is to be asked for with errors.Is.
+// ErrBusy means that a save failed because earlier saves hold all staging slots
+// and the trainer is configured not to wait for one. Test with errors.Is.
 var ErrBusy = errors.New("no staging slot is free")
 
-// Is makes errors.Is(err, [ErrNoSpace]) and errors.Is(err, [ErrBusy]) true.
+// Is matches [ErrNoSpace] and [ErrBusy] by the status of the error.
 func (e *Error) Is(target error) bool {
 	return target == ErrNoSpace && e.Status == http.StatusInsufficientStorage ||
 		target == ErrBusy && e.Status == http.StatusServiceUnavailable
@@ -240,14 +240,14 @@ func (e *Error) Is(target error) bool {
 // Option changes how a worker connects.
 type Option func(*Client)
 
-// WithEncoding sends the metrics of each report as encode makes them of a copy.
-// It is EncodeData of the backend of the group, whose DecodeData the trainer
-// calls with what comes.
+// WithEncoding passes a copy of each report's metrics through encode and sends
+// the result. Use EncodeData of the group's backend: the trainer decodes reports
+// with that backend's DecodeData.
 func WithEncoding(encode func(metrics map[string]any) (map[string]any, error)) Option {
 	return func(c *Client) { c.enc = encode }
 }
 
-// encoding is nil where metrics are sent as they are.
+// encoding transforms metrics before they are sent; nil leaves them unchanged.
 type encoding func(map[string]any) (map[string]any, error)
 
 func (e encoding) apply(metrics map[string]any) (map[string]any, error) {

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// serve makes a trainer that gives one answer to everything after hello.
+// serve starts a trainer that answers every request after hello with body.
 func serve(t *testing.T, status int, body string) *Client {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
@@ -87,7 +87,7 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-// Whatever answers, the error says what was asked and what came.
+// An error names the request and the answer.
 func TestAnswers(t *testing.T) {
 	for _, c := range []struct {
 		status int
@@ -118,7 +118,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// A state that is not consistent is refused before anything is sent.
+// An inconsistent state is refused before anything is sent.
 func TestInconsistentState(t *testing.T) {
 	good := tensor.Shard{FQN: "w", DType: tensor.Float32, Global: tensor.Shape{4}, Box: tensor.Box{Offsets: []int64{0}, Sizes: []int64{2}}}
 	outside := good
@@ -152,14 +152,14 @@ func TestAborted(t *testing.T) {
 	}
 }
 
-// Memory that is not there is an error of the save or load, not a crash.
+// Missing shared memory is an error of the save or load, not a crash.
 func TestNoArena(t *testing.T) {
 	c := serve(t, http.StatusOK, `{"checkpoint":"x.a1","arena":"/no/such/arena","size":64,"arenas":[{"path":"/no/such/arena","size":64}],"in":[0],"offsets":[0],"sizes":[1]}`)
 	state := State{Values: []Value{{FQN: "v", Data: []byte{1}}}}
 	if _, err := c.Save(t.Context(), 1, state, SaveOptions{}); err == nil || !strings.Contains(err.Error(), "save: open shared memory: open /no/such/arena") {
 		t.Errorf("save: %v", err)
 	}
-	if _, err := c.Load(t.Context(), &state, LoadOptions{}); err == nil || !strings.Contains(err.Error(), "load: open what is loaded") {
+	if _, err := c.Load(t.Context(), &state, LoadOptions{}); err == nil || !strings.Contains(err.Error(), "load: open checkpoint data") {
 		t.Errorf("load: %v", err)
 	}
 	if state.Values[0].Data[0] != 1 {
@@ -186,7 +186,7 @@ func TestFinite(t *testing.T) {
 	}
 }
 
-// Parts come back as they were, and nothing else is taken for parts.
+// Parts survive a round trip, and truncated data does not decode to all of them.
 func TestParts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		parts := rapid.SliceOfN(rapid.SliceOfN(rapid.Byte(), 0, 20), 0, 5).Draw(t, "parts")
@@ -220,22 +220,22 @@ func FuzzDecodeParts(f *testing.F) {
 	})
 }
 
-// A reply that does not fit what was asked for is an error that says where, and
-// changes nothing.
+// A reply that does not match the request is an error that names the item, and
+// the state is unchanged.
 func TestUnfitLoad(t *testing.T) {
 	w := tensor.Shard{FQN: "w", DType: tensor.Uint8, Global: tensor.Shape{4}, Box: tensor.Box{Offsets: []int64{0}, Sizes: []int64{4}}}
 	for _, c := range []struct{ lie, says string }{
-		{`"offsets":[0,4],"sizes":[4]`, "load: the trainer has sent 2 offsets, 1 sizes and the files of 2 for 2 items"},
-		{`"offsets":[0],"sizes":[4,1]`, "load: the trainer has sent 1 offsets, 2 sizes and the files of 2 for 2 items"},
-		{`"offsets":[0,4,5],"sizes":[4,1,1]`, "load: the trainer has sent 3 offsets, 3 sizes and the files of 2 for 2 items"},
-		{`"offsets":[0,4],"sizes":[3,1]`, `load: the trainer has sent 3 bytes of tensor "w", its box [0]+[4] needs 4`},
-		{`"offsets":[0,60],"sizes":[4,5]`, `load: the trainer has sent "v" as 5 bytes at 60, in memory of 64 bytes`},
-		{`"offsets":[0,65],"sizes":[4,0]`, `load: the trainer has sent "v" as 0 bytes at 65, in memory of 64 bytes`},
-		{`"offsets":[-1,4],"sizes":[4,1]`, `load: the trainer has sent "w" as 4 bytes at -1, in memory of 64 bytes`},
-		{`"offsets":[9223372036854775807,4],"sizes":[4,1]`, `load: the trainer has sent "w" as 4 bytes at 9223372036854775807, in memory of 64 bytes`},
-		{`"offsets":[0,4],"sizes":[4,1],"in":[0,1]`, `load: the trainer has sent "v" in file 1 of 1`},
-		{`"offsets":[0,4],"sizes":[4,1],"in":[-1,0]`, `load: the trainer has sent "w" in file -1 of 1`},
-		{`"offsets":[0,4],"sizes":[4,1],"in":[0]`, "load: the trainer has sent 2 offsets, 2 sizes and the files of 1 for 2 items"},
+		{`"offsets":[0,4],"sizes":[4]`, "load: the trainer sent 2 offsets, 1 sizes and the files of 2 for 2 items"},
+		{`"offsets":[0],"sizes":[4,1]`, "load: the trainer sent 1 offsets, 2 sizes and the files of 2 for 2 items"},
+		{`"offsets":[0,4,5],"sizes":[4,1,1]`, "load: the trainer sent 3 offsets, 3 sizes and the files of 2 for 2 items"},
+		{`"offsets":[0,4],"sizes":[3,1]`, `load: the trainer sent 3 bytes of tensor "w", its box [0]+[4] needs 4`},
+		{`"offsets":[0,60],"sizes":[4,5]`, `load: the trainer sent "v" as 5 bytes at 60, in memory of 64 bytes`},
+		{`"offsets":[0,65],"sizes":[4,0]`, `load: the trainer sent "v" as 0 bytes at 65, in memory of 64 bytes`},
+		{`"offsets":[-1,4],"sizes":[4,1]`, `load: the trainer sent "w" as 4 bytes at -1, in memory of 64 bytes`},
+		{`"offsets":[9223372036854775807,4],"sizes":[4,1]`, `load: the trainer sent "w" as 4 bytes at 9223372036854775807, in memory of 64 bytes`},
+		{`"offsets":[0,4],"sizes":[4,1],"in":[0,1]`, `load: the trainer sent "v" in file 1 of 1`},
+		{`"offsets":[0,4],"sizes":[4,1],"in":[-1,0]`, `load: the trainer sent "w" in file -1 of 1`},
+		{`"offsets":[0,4],"sizes":[4,1],"in":[0]`, "load: the trainer sent 2 offsets, 2 sizes and the files of 1 for 2 items"},
 	} {
 		state := State{Tensors: []Tensor{{Shard: w, Data: []byte{1, 2, 3, 4}}}, Values: []Value{{FQN: "v", Data: []byte{5}}}}
 		trainer := serve(t, http.StatusOK, `{"checkpoint":"x.a1","arenas":[{"path":"/no/such/arena","size":64}],"in":[0,0],`+c.lie+`}`)
@@ -248,7 +248,7 @@ func TestUnfitLoad(t *testing.T) {
 	}
 }
 
-// A file that is shorter than the trainer says changes nothing, and is no signal.
+// A file shorter than the trainer stated is an error, not SIGBUS, and the state is unchanged.
 func TestShortArena(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "short")
 	if err := os.WriteFile(path, []byte{7}, 0o600); err != nil {
@@ -256,7 +256,7 @@ func TestShortArena(t *testing.T) {
 	}
 	c := serve(t, http.StatusOK, fmt.Sprintf(`{"checkpoint":"x.a1","load":1,"arenas":[{"path":%q,"size":64}],"in":[0],"offsets":[0],"sizes":[1]}`, path))
 	state := State{Values: []Value{{FQN: "v", Data: []byte{1}}}}
-	if _, err := c.Load(t.Context(), &state, LoadOptions{}); err == nil || !strings.Contains(err.Error(), "has 1 bytes, the trainer has named 64") {
+	if _, err := c.Load(t.Context(), &state, LoadOptions{}); err == nil || !strings.Contains(err.Error(), "has 1 bytes, the trainer stated 64") {
 		t.Errorf("load: %v", err)
 	}
 	if state.Values[0].Data[0] != 1 {

@@ -7,17 +7,17 @@ import (
 	"strconv"
 )
 
-// Collectives is the process group's transport over the socket. It fits the
-// Transport interface of package collective.
+// Collectives is the process group's transport over the socket. It implements
+// the Transport interface of package collective.
 type Collectives struct{ c *Client }
 
 // Collectives returns the transport of the worker's group.
 func (c *Client) Collectives() Collectives { return Collectives{c} }
 
-// Rank is this worker's rank.
+// Rank returns this worker's rank.
 func (t Collectives) Rank() int { return t.c.Context.Rank }
 
-// Size is the number of ranks.
+// Size returns the number of ranks.
 func (t Collectives) Size() int { return t.c.WorldSize }
 
 // AllGather sends own to every rank and returns every rank's bytes in rank
@@ -30,8 +30,8 @@ func (t Collectives) AllGather(ctx context.Context, own []byte) ([][]byte, error
 	return parts, err
 }
 
-// Broadcast returns the root's data on every rank. The others give a buffer
-// of the same length, which is not sent.
+// Broadcast returns the root's data on every rank. The other ranks pass a
+// buffer of the same length, which is not sent.
 func (t Collectives) Broadcast(ctx context.Context, root int, data []byte) ([]byte, error) {
 	header := map[string]string{HeaderRoot: strconv.Itoa(root), HeaderSize: strconv.Itoa(len(data))}
 	if t.Rank() != root {
@@ -59,7 +59,7 @@ func (t Collectives) exchange(ctx context.Context, op string, own []byte, header
 	return DecodeParts(reply)
 }
 
-// EncodeParts is the body of a collective's reply.
+// EncodeParts returns the body of a collective's reply.
 func EncodeParts(parts [][]byte) []byte {
 	var out []byte
 	for _, p := range parts {

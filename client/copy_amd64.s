@@ -4,8 +4,8 @@
 
 // func stream(to, from *byte, n uintptr)
 //
-// n is a multiple of 64 and more than 0, to is one of 16. The fence makes the
-// bytes visible before whatever is written next, such as the seal.
+// n is a positive multiple of 64, and to is aligned to 16. The fence makes the
+// bytes visible before any later write, such as the seal.
 TEXT ·stream(SB), NOSPLIT, $0-24
 	MOVQ to+0(FP), DI
 	MOVQ from+8(FP), SI

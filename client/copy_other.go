@@ -2,5 +2,5 @@
 
 package client
 
-// copyOut is copy for memory that the writer does not look at again.
+// copyOut is copy for memory that this process does not read again.
 func copyOut(to, from []byte) { copy(to, from) }

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestCopyOut copies from and to any alignment, and touches nothing beside.
+// TestCopyOut copies from and to any alignment, and checks that the bytes around the
+// destination are unchanged.
 func TestCopyOut(t *testing.T) {
 	const most, margin = 3<<20 + 100, 80
 	from := make([]byte, most+margin)

@@ -19,46 +19,46 @@ const (
 	HeaderGone = "Ckptstore-Gone" // 1, without a message: nothing more comes from this rank
 )
 
-// MaxMessage bounds a message, in bytes: the largest body of a call by default,
-// and what a call has beside it.
+// MaxMessage is the largest message in bytes: the default limit of a call's body
+// plus the call's overhead.
 const MaxMessage = rpc.DefaultMaxBytes + 128<<10
 
-// Bounds of what the ranks of an attempt leave in the store, in bytes.
+// Limits of the key-value store of an attempt, in bytes.
 const (
 	MaxKey    = 1 << 10
 	MaxStored = 16 << 20 // all keys and values
 )
 
-// StoreSet leaves a value for all ranks.
+// StoreSet sets a value for all ranks.
 type StoreSet struct {
 	Key   string `json:"key"`
 	Value []byte `json:"value"`
 }
 
-// StoreGet asks for a value, and waits for it.
+// StoreGet requests a value and blocks until it is set.
 type StoreGet struct {
 	Key string `json:"key"`
 }
 
-// StoreValue is the answer to [StoreGet].
+// StoreValue is the reply to [StoreGet].
 type StoreValue struct {
 	Value []byte `json:"value"`
 }
 
-// goneTimeout bounds the news that a rank is gone. The trainer has it from the
-// end of the process at the latest.
+// goneTimeout bounds the request that announces that a rank is gone. The trainer
+// notices it at the end of the process at the latest.
 const goneTimeout = 10 * time.Second
 
-// messages are this rank's part of those among the ranks.
+// messages is the state of this rank's [Client.Messenger].
 type messages struct {
 	received atomic.Uint64
 	closed   atomic.Bool
 }
 
-// Messenger moves messages among the ranks of this attempt, through the trainer:
-// it is what an agent of PROCESS_GROUP is opened with. An attempt has one for
-// each rank, and Close is final. When a rank's process ends, the others learn it
-// at once. A message has [MaxMessage] bytes at most.
+// Messenger moves messages among the ranks of this attempt, through the trainer;
+// PROCESS_GROUP agents use it. An attempt has one messenger per rank, and Close is
+// final. When a rank's process ends, the other ranks are notified at once. A message
+// is at most [MaxMessage] bytes.
 func (c *Client) Messenger() rpc.Messenger { return messenger{c} }
 
 type messenger struct{ c *Client }
@@ -79,14 +79,14 @@ func (m messenger) Send(ctx context.Context, to int, data []byte) error {
 	case to < 0 || to >= m.Size():
 		return fmt.Errorf("send to rank %d of %d: %w", to, m.Size(), rpc.ErrUnknownPeer)
 	case len(data) > MaxMessage:
-		return fmt.Errorf("send to rank %d: a message of %d bytes is larger than the limit of %d: send less in one call", to, len(data), MaxMessage)
+		return fmt.Errorf("send to rank %d: a message of %d bytes is larger than the limit of %d; send less in one call", to, len(data), MaxMessage)
 	}
 	_, err := m.c.post(ctx, "send", data, map[string]string{HeaderTo: strconv.Itoa(to)})
 	return ofPeer(err)
 }
 
-// Recv implements rpc.Messenger. It is numbered, so that a message of which the
-// reply was lost with a context that ended comes again.
+// Recv implements rpc.Messenger. Requests are numbered: if ctx ends and the reply
+// is lost, the next Recv gets the same message.
 func (m messenger) Recv(ctx context.Context) (rpc.Message, error) {
 	if m.c.messages.closed.Load() {
 		return rpc.Message{}, fmt.Errorf("recv: %w", rpc.ErrClosed)
@@ -115,7 +115,7 @@ func (m messenger) Close() error {
 	return err
 }
 
-// ofPeer makes errors.Is find what a messenger's errors are in package rpc.
+// ofPeer wraps the trainer's refusals in the matching errors of package rpc.
 func ofPeer(err error) error {
 	var refused *Error
 	if !errors.As(err, &refused) {
@@ -130,10 +130,10 @@ func ofPeer(err error) error {
 	return err
 }
 
-// Store is where the ranks of this attempt leave what others look for, in the
-// trainer: it is what an agent of TENSORPIPE is opened with. It holds [MaxStored]
-// bytes; more is [ErrNoSpace]. Get also ends with the trainer's limit for
-// collectives.
+// Store returns the key-value store that the ranks of this attempt share in the
+// trainer; TENSORPIPE agents exchange their addresses through it. It holds
+// [MaxStored] bytes; above that, Set returns [ErrNoSpace]. The trainer's limit for
+// collectives also bounds Get.
 func (c *Client) Store() rpc.Store { return keys{c} }
 
 type keys struct{ c *Client }

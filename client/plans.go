@@ -8,11 +8,11 @@ import (
 	"sync"
 )
 
-// knownPlans is as many as a trainer remembers of a rank.
+// knownPlans is the number of plans that a trainer keeps for a rank.
 const knownPlans = 4
 
-// plans are the items that the trainer knows, with what stands for them, so
-// that an unchanged state is not described again at every save.
+// plans caches the items that the trainer knows, with the token of each set, so
+// that a save of an unchanged state need not list them again.
 type plans struct {
 	mu    sync.Mutex
 	known []sentPlan // the last one is the most recently added
@@ -24,7 +24,8 @@ type sentPlan struct {
 	offsets []int64 // of the items in a slot
 }
 
-// find is what stands for items, and where they lie in a slot, or nothing.
+// find returns the token of items and their offsets in a slot, or "" if the
+// trainer does not know them.
 func (p *plans) find(items []Item) (token string, offsets []int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -58,15 +59,15 @@ func sameItem(a, b Item) bool {
 		slices.Equal(a.Shape, b.Shape) && slices.Equal(a.Offsets, b.Offsets) && slices.Equal(a.Sizes, b.Sizes)
 }
 
-// A check covers all of an item up to 1 MiB, and samples of a larger one: the
-// first save must not cost a pass over all bytes.
+// A check covers all of an item up to 1 MiB, and samples of a larger one, so that
+// the first save need not read all bytes.
 const (
 	fullCheck   = 1 << 20
 	sample      = 4 << 10
 	checkLength = 16
 )
 
-// checked is items with the checks of what other ranks may have a copy of.
+// checked returns items with checks for those that other ranks may also hold.
 func (s State) checked(items []Item, world int) []Item {
 	if world == 1 {
 		return items
@@ -83,7 +84,7 @@ func (s State) checked(items []Item, world int) []Item {
 	return items
 }
 
-// check is a short digest of data.
+// check returns a short digest of data.
 func check(data []byte) string {
 	h := sha256.New()
 	h.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(data))))

@@ -14,27 +14,26 @@ import (
 	"github.com/ckptstore/ckptstore/internal/rpc"
 )
 
-// RPC is how the trainer calls a worker: an agent of TENSORPIPE on the unix
-// socket [EnvRPC], named by [AgentName], whose token is [EnvToken].
+// The trainer calls a worker by RPC: through a TENSORPIPE agent on the unix
+// socket [EnvRPC], with the name [AgentName] and the token [EnvToken].
 const (
-	// FunctionStacks gives the stacks of all goroutines, as text.
+	// FunctionStacks returns the stacks of all goroutines, as text.
 	FunctionStacks = "stacks"
 	// TrainerAgent is the name of the trainer's agent.
 	TrainerAgent = "trainer"
 )
 
-// AgentName is the name of a rank's agent.
+// AgentName returns the name of a rank's agent.
 func AgentName(rank int) string { return "rank" + strconv.Itoa(rank) }
 
-// Bounds of what stacks gives.
+// Bounds of the text of stacks.
 const (
 	firstStacks = 64 << 10
 	mostStacks  = 4 << 20
 )
 
-// serveRPC opens this worker's agent. It is nil when the trainer gave no address,
-// or when the socket is taken: by an earlier Connect of this rank, whose process
-// then speaks for it.
+// serveRPC opens this worker's agent. It opens none if the trainer gave no address,
+// or if an earlier Connect of this rank holds the socket and serves the calls.
 func (c *Client) serveRPC() error {
 	address := os.Getenv(EnvRPC)
 	if address == "" {
@@ -53,8 +52,8 @@ func (c *Client) serveRPC() error {
 	return agent.Handle(FunctionStacks, func(context.Context, []byte) ([]byte, error) { return goroutines(), nil })
 }
 
-// goroutines are the stacks of all goroutines, cut at mostStacks. The one that
-// asks comes first from the runtime, and goes last.
+// goroutines returns the stacks of all goroutines, cut at mostStacks. The runtime
+// lists the calling goroutine first; goroutines moves it to the end.
 func goroutines() []byte {
 	for size := firstStacks; ; size *= 4 {
 		buf := make([]byte, min(size, mostStacks))
@@ -68,10 +67,10 @@ func goroutines() []byte {
 	}
 }
 
-// Heartbeat says that this rank is alive, where the trainer restarts a group
-// with a rank that is silent for too long. Every other request says so too: it
-// is for work that takes long between them, and not for a goroutine of its own,
-// which goes on when the training hangs.
+// Heartbeat reports that this rank is alive, for trainers that restart a group
+// when a rank is silent for too long. Every other request counts as a heartbeat, so
+// call it only during long work without one. Do not call it from a separate
+// goroutine, which would continue when the training hangs.
 func (c *Client) Heartbeat(ctx context.Context) error {
 	return c.call(ctx, "heartbeat", struct{}{}, nil)
 }

@@ -11,20 +11,20 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Tensor is one rank's shard of a tensor and its bytes: the box, row-major,
-// little-endian. Save reads Data, Load fills it.
+// Tensor is one rank's shard of a tensor. Data holds the elements of its box,
+// row-major and little-endian: Save reads it, Load fills it.
 type Tensor struct {
 	tensor.Shard
 	Data []byte
 }
 
-// Value is a named sequence of bytes. A per-rank one, such as RNG state, is
-// kept once for each rank; of a shared one, the lowest rank's is kept.
+// Value is a named sequence of bytes. A per-rank value, such as RNG state, is
+// saved for each rank; of a shared value, only the lowest rank's is saved.
 type Value struct {
 	FQN     string
 	PerRank bool
-	// Optional lets a load leave Data as it is when the value is per rank and
-	// was saved by fewer ranks than now load it.
+	// Optional lets a load leave Data unchanged if the value is per rank and
+	// fewer ranks saved it than now load it.
 	Optional bool
 	Data     []byte
 }
@@ -55,7 +55,7 @@ type SaveOptions struct {
 	Participants []int  // ranks that take part, default all
 }
 
-// Save is a checkpoint on its way.
+// Save is a checkpoint that is being saved.
 type Save struct {
 	Checkpoint string // full ID
 	c          *Client
@@ -65,11 +65,11 @@ type Save struct {
 	state      State
 }
 
-// Save copies the state into shared memory and returns: the rank may train on
-// and change its tensors. Use [Save.Wait] to learn whether the checkpoint was
-// committed. Every participant must call Save for the same step. A save that is
-// aborted because the disk has no room for it is no error here: one checkpoint
-// less is no reason to end a training.
+// Save copies the state into shared memory and returns; the rank may then
+// change its tensors. [Save.Wait] reports whether the checkpoint was committed.
+// Every participant must call Save for the same step. Save returns no error if
+// the trainer aborts the save because the disk is full: a lost checkpoint is no
+// reason to end the training.
 func (c *Client) Save(ctx context.Context, step int64, state State, o SaveOptions) (*Save, error) {
 	s, err := c.Begin(ctx, step, state, o)
 	if err != nil {
@@ -78,9 +78,9 @@ func (c *Client) Save(ctx context.Context, step int64, state State, o SaveOption
 	return s, s.Seal(ctx)
 }
 
-// Begin is the first half of [Client.Save]: it gets a staging slot. The
-// state's bytes are copied by [Save.Seal]; here the first save of a set of
-// items reads samples of them, by which replicas that differ are found.
+// Begin is the first half of [Client.Save]: it gets a staging slot, and
+// [Save.Seal] copies the state into it. The first save of a set of items also
+// reads samples of them, so that the trainer can detect replicas that differ.
 func (c *Client) Begin(ctx context.Context, step int64, state State, o SaveOptions) (*Save, error) {
 	for _, t := range state.Tensors {
 		if err := t.Validate(); err != nil {
@@ -99,7 +99,7 @@ func (c *Client) Begin(ctx context.Context, step int64, state State, o SaveOptio
 	}
 	err := c.call(ctx, "save", req, &s.slot)
 	if refused := (*Error)(nil); req.Plan != "" && errors.As(err, &refused) && refused.Status == http.StatusPreconditionFailed {
-		req.Plan, req.Items = "", state.checked(items, c.WorldSize) // the trainer has forgotten it
+		req.Plan, req.Items = "", state.checked(items, c.WorldSize) // the trainer no longer has the plan
 		err = c.call(ctx, "save", req, &s.slot)
 	}
 	if err != nil {
@@ -115,17 +115,17 @@ func (c *Client) Begin(ctx context.Context, step int64, state State, o SaveOptio
 		s.fresh = true
 	}
 	if len(s.slot.Offsets) != len(items) || s.slot.Size < sealedAt+8 {
-		return nil, fmt.Errorf("save: the trainer has sent %d offsets for %d items, in a slot of %d bytes", len(s.slot.Offsets), len(items), s.slot.Size)
+		return nil, fmt.Errorf("save: the trainer sent %d offsets for %d items, in a slot of %d bytes", len(s.slot.Offsets), len(items), s.slot.Size)
 	}
 	s.Checkpoint = s.slot.Checkpoint
 	return s, nil
 }
 
 // Seal copies the bytes into the slot and tells the trainer that they are
-// complete. It may be called once. A save that is never sealed is aborted.
+// complete. Call it once. The trainer aborts a save that is never sealed.
 func (s *Save) Seal(ctx context.Context) error {
 	if s.sealed.Swap(true) {
-		return fmt.Errorf("save: %s is sealed already: the next save may be using its memory", s.Checkpoint)
+		return fmt.Errorf("save: %s is sealed already: another save may be using its memory", s.Checkpoint)
 	}
 	err := s.c.maps.use(s.slot.Slot, s.slot.Arena, s.slot.Size, func(data []byte) {
 		i := 0
@@ -142,10 +142,10 @@ func (s *Save) Seal(ctx context.Context) error {
 		seal(data, s.slot.Generation)
 	})
 	if errors.Is(err, fs.ErrNotExist) {
-		// The trainer has taken the memory back, and knows why.
+		// The trainer has reclaimed the memory and knows why.
 		why := s.Wait(ctx, Begun)
 		if gone := (*AbortedError)(nil); errors.As(why, &gone) && gone.NoRoom {
-			return nil // who waits for it is told
+			return nil // Wait returns it
 		}
 		if why != nil {
 			return fmt.Errorf("save: %w", why)
@@ -163,8 +163,8 @@ func (s *Save) Seal(ctx context.Context) error {
 	return nil
 }
 
-// Wait blocks until the checkpoint has reached a state: [Begun], [Staged] or
-// [Committed]. It is an error, an [*AbortedError], when it never will.
+// Wait blocks until the checkpoint reaches a state: [Begun], [Staged] or
+// [Committed]. It returns an [*AbortedError] if the checkpoint never will.
 func (s *Save) Wait(ctx context.Context, state string) error {
 	var r WaitReply
 	if err := s.c.call(ctx, "wait", WaitRequest{s.Checkpoint, state}, &r); err != nil {
@@ -176,20 +176,19 @@ func (s *Save) Wait(ctx context.Context, state string) error {
 	return nil
 }
 
-// AbortedError says why a checkpoint will never exist.
+// AbortedError is why a save was aborted: its checkpoint will never exist.
 type AbortedError struct {
 	Checkpoint string
 	Reason     string
-	NoRoom     bool // the disk has no room for it
+	NoRoom     bool // the disk was full
 }
 
 func (e *AbortedError) Error() string {
 	return fmt.Sprintf("checkpoint %s was aborted: %s", e.Checkpoint, e.Reason)
 }
 
-// ErrSkipped says that a save was left out because earlier ones hold all
-// staging slots: there is no such checkpoint, on any rank. It is to be asked
-// for with errors.Is.
+// ErrSkipped means that a save was skipped on all ranks because earlier saves
+// hold all staging slots. Test with errors.Is.
 var ErrSkipped = errors.New("save skipped")
 
 // SkippedError is [ErrSkipped] with its reason.
@@ -200,5 +199,5 @@ type SkippedError struct {
 
 func (e *SkippedError) Error() string { return "save skipped: " + e.Reason }
 
-// Is makes errors.Is(err, [ErrSkipped]) true.
+// Is matches [ErrSkipped].
 func (e *SkippedError) Is(target error) bool { return target == ErrSkipped }

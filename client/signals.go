@@ -14,33 +14,33 @@ import (
 )
 
 // Schedulers such as Slurm send SIGUSR1 and SIGTERM to every process of a step,
-// not to the trainer alone. A connected worker holds both back: they ask the
-// trainer to stop the job, and the trainer tells all ranks at the same step. It
-// ends the worker by SIGTERM only after the worker has released the signals.
+// not only to the trainer. A connected worker holds both: instead of ending the
+// worker, they ask the trainer to stop the job, and the trainer tells all ranks at
+// the same step. The trainer ends the worker by SIGTERM only after the worker has
+// released the signals.
 
-// EnvSignals names the process that holds signals back for its rank, PID:SOCKET.
-// Processes that it starts leave their signals as they are, so that it can end
-// them by SIGTERM.
+// EnvSignals names the process that holds signals for its rank, PID:SOCKET.
+// Its child processes do not hold theirs, so that it can end them by SIGTERM.
 const EnvSignals = "CKPTSTORE_SIGNALS"
 
-// HoldSignals says which signals a worker holds back from now on; in
-// release_signals, which ones it does not hold back any more, none for all.
+// HoldSignals lists the signals that a worker holds from now on. In
+// release_signals it lists those that the worker no longer holds; empty means all.
 type HoldSignals struct {
 	Signals []string `json:"signals,omitempty"` // SIGTERM, SIGUSR1
 }
 
-// Signaled says that a worker has caught a signal.
+// Signaled reports that a worker caught a signal.
 type Signaled struct {
 	Signal string `json:"signal"` // SIGTERM or SIGUSR1
 }
 
-// SignaledReply is what a worker does with a signal that it has caught.
+// SignaledReply tells a worker how to handle a signal that it caught.
 type SignaledReply struct {
 	End    bool `json:"end,omitempty"`    // the worker is being ended: let the signal act
 	Stacks bool `json:"stacks,omitempty"` // the trainer sent it: print the stacks of all threads
 }
 
-// heldSignals are what a client holds back, and their names.
+// heldSignals are the signals that a client holds, with their names.
 var heldSignals = map[os.Signal]string{syscall.SIGTERM: "SIGTERM", syscall.SIGUSR1: "SIGUSR1"}
 
 // signalTimeout bounds the requests about signals. The trainer answers them
@@ -48,17 +48,17 @@ var heldSignals = map[os.Signal]string{syscall.SIGTERM: "SIGTERM", syscall.SIGUS
 const signalTimeout = 10 * time.Second
 
 // WithOwnSignals leaves SIGTERM and SIGUSR1 to the program. Without it, a
-// connected client holds them back until [Client.Close], or until the trainer
-// ends this process: they ask the trainer to stop the job, and Report says so to
-// all ranks. Channels of [signal.Notify] get them in either case, and what the
-// program ignores stays ignored. A program that ends by such a channel, as with
-// [signal.NotifyContext], takes this option: else the trainer takes its end for
-// that of the training.
+// connected client holds them until [Client.Close], or until the trainer ends
+// this process: they ask the trainer to stop the job, and all ranks see the
+// request after a Report. In either case channels of [signal.Notify] receive them,
+// and ignored signals stay ignored. A program that exits on such a channel, as with
+// [signal.NotifyContext], needs this option: otherwise the trainer takes the exit
+// for the end of the training.
 func WithOwnSignals() Option {
 	return func(c *Client) { c.ownSignals = true }
 }
 
-// signalHold is what a client does about signals. The zero value holds nothing.
+// signalHold is the state of held signals. The zero value holds none.
 type signalHold struct {
 	got    chan os.Signal
 	active atomic.Bool
@@ -66,11 +66,11 @@ type signalHold struct {
 	done   sync.WaitGroup
 }
 
-// HoldsSignals reports whether this client holds SIGTERM and SIGUSR1 back.
+// HoldsSignals reports whether this client holds SIGTERM and SIGUSR1.
 func (c *Client) HoldsSignals() bool { return c.signals.active.Load() }
 
-// holdSignals begins to hold signals back, unless a process above this one does
-// that for the rank.
+// holdSignals starts to hold signals, unless an ancestor process holds them for
+// the rank.
 func (c *Client) holdSignals(socket string) {
 	if c.ownSignals || heldAbove(os.Getenv(EnvSignals), socket) {
 		return
@@ -96,10 +96,10 @@ func (c *Client) holdSignals(socket string) {
 	h.done.Go(func() { c.followSignals(ctx, released) })
 }
 
-// heldAbove reports whether another live process holds signals back for the rank
-// of this socket. said is the value of [EnvSignals].
-func heldAbove(said, socket string) bool {
-	text, of, _ := strings.Cut(said, ":")
+// heldAbove reports whether another live process holds signals for the rank of
+// this socket. env is the value of [EnvSignals].
+func heldAbove(env, socket string) bool {
+	text, of, _ := strings.Cut(env, ":")
 	pid, err := strconv.Atoi(text)
 	if err != nil || of != socket || pid == os.Getpid() {
 		return false
@@ -108,7 +108,7 @@ func heldAbove(said, socket string) bool {
 	return err == nil || errors.Is(err, syscall.EPERM)
 }
 
-// followSignals passes signals on to the trainer until it releases them.
+// followSignals forwards signals to the trainer until the trainer releases them.
 func (c *Client) followSignals(ctx context.Context, released <-chan error) {
 	for {
 		select {
@@ -129,19 +129,19 @@ func (c *Client) followSignals(ctx context.Context, released <-chan error) {
 	}
 }
 
-// confirmRelease tells the trainer that nothing is held any more. The trainer
-// does not wait long for it.
+// confirmRelease tells the trainer that no signal is held any more. It is best
+// effort: the trainer does not wait long for it.
 func (c *Client) confirmRelease(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, signalTimeout)
 	defer cancel()
 	_ = c.call(ctx, "release_signals", struct{}{}, nil)
 }
 
-// actOnCaught lets the signals act that were caught before the release and not
-// passed on, unless the client is being closed. One of them may be the SIGTERM
-// by which the trainer ends this process: it sends it at once to a worker whose
-// hold_signals it has not read yet. A trainer that ends the workers may have sent
-// SIGUSR1 too, for their stacks; that one is not to end them.
+// actOnCaught raises the signals that were caught before the release and not
+// forwarded, unless the client is being closed. One of them may be the SIGTERM
+// by which the trainer ends this process: the trainer sends it at once to a worker
+// whose hold_signals it has not read yet. A trainer that ends the workers may also
+// have sent SIGUSR1, for their stacks; that one must not end them.
 func (c *Client) actOnCaught(ctx context.Context, ending bool) {
 	for {
 		select {
@@ -155,7 +155,8 @@ func (c *Client) actOnCaught(ctx context.Context, ending bool) {
 	}
 }
 
-// passOn asks the trainer what a signal means; end says that it is to act.
+// passOn forwards a signal to the trainer. It returns true if the signal should
+// act on this process.
 func (c *Client) passOn(ctx context.Context, sig os.Signal) (end bool) {
 	ctx, cancel := context.WithTimeout(ctx, signalTimeout)
 	defer cancel()
@@ -164,26 +165,26 @@ func (c *Client) passOn(ctx context.Context, sig os.Signal) (end bool) {
 	if reply.Stacks {
 		_, _ = os.Stderr.Write(goroutines()) // for a person who looks
 	}
-	// A trainer that does not answer in time is stopped, and learns of a
-	// scheduler's signal by itself.
+	// A trainer that does not answer in time is stopped; it receives a scheduler's
+	// signal itself.
 	return reply.End || err != nil && ctx.Err() == nil
 }
 
-// releaseSignals makes the signals act again as if they had never been held.
+// releaseSignals restores the handling of the signals from before they were held.
 func (c *Client) releaseSignals() {
 	if c.signals.active.Swap(false) {
 		signal.Stop(c.signals.got)
 	}
 }
 
-// raise sends this process a signal that it has caught before.
+// raise sends this process a signal that it caught before.
 func raise(sig os.Signal) {
 	if s, ok := sig.(syscall.Signal); ok {
 		_ = syscall.Kill(os.Getpid(), s) // a process may always signal itself
 	}
 }
 
-// endSignals gives the signals back, at the end of the client.
+// endSignals releases the signals when the client is closed.
 func (c *Client) endSignals() {
 	if c.signals.end == nil {
 		return

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// heldEnv makes this program a worker that waits for its end.
+// heldEnv makes this program a worker that waits to be ended.
 const heldEnv = "CKPTSTORE_TEST_HELD"
 
 // heldLimit bounds the waits of [TestTermBeforeRelease].
@@ -35,12 +35,11 @@ func holdSignals() int {
 	return 0
 }
 
-// A trainer sends SIGTERM to a worker before it reads that the worker holds
-// signals back, and then answers that it shall not. The worker finds both at
-// once, and ends.
+// A trainer sends SIGTERM to a worker before it reads the worker's hold_signals,
+// and then releases the signals. The worker sees both at once, and ends.
 func TestTermBeforeRelease(t *testing.T) {
 	t.Parallel()
-	for round := range 40 { // the worker takes either one first, by chance
+	for round := range 40 { // the worker sees either one first, at random
 		t.Run(fmt.Sprint(round), termBeforeRelease)
 	}
 }
@@ -76,13 +75,13 @@ func termBeforeRelease(t *testing.T) {
 		case <-r.Context().Done():
 		}
 		answer(w, `{}`)
-		_ = http.NewResponseController(w).Flush() // a dead worker does not mind
+		_ = http.NewResponseController(w).Flush() // fails if the worker is dead, which is fine
 		close(released)
 	})
 	var once sync.Once
 	mux.HandleFunc("/v1/signaled", func(w http.ResponseWriter, _ *http.Request) {
 		reply := `{"end":true}`
-		once.Do(func() { // SIGUSR1, which keeps the worker from looking
+		once.Do(func() { // SIGUSR1: until it is answered, the worker reads neither
 			reply = `{}`
 			signal(syscall.SIGTERM)
 			close(releases)

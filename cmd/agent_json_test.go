@@ -21,12 +21,12 @@ func TestAgentJSON(t *testing.T) {
 	t.Parallel()
 	store := "--store=" + filepath.Join(t.TempDir(), "ckpts")
 	first := output(t, 0, "ckptstore", "agent", "start", "--json", "--idle=0", store)
-	t.Cleanup(func() { // which has nothing to do unless the test failed
+	t.Cleanup(func() { // for a failed test; otherwise the agent has ended
 		_ = exec.Command("ckptstore", "agent", "stop", "--now", "--wait=2m", store).Run()
 	})
 	schema(t, "agent-start", first)
 	if again := output(t, 0, "ckptstore", "agent", "start", "--json", store); again != first {
-		t.Errorf("a second start says %s, the first said %s", again, first)
+		t.Errorf("a second start prints %s, the first printed %s", again, first)
 	}
 	var c agent.Card
 	decode(t, first, &c)
@@ -35,7 +35,7 @@ func TestAgentJSON(t *testing.T) {
 	schema(t, "agent-stop", output(t, 0, "ckptstore", "agent", "stop", "--json", "--now", "--wait=2m", store))
 }
 
-// joinAgent makes this process the one rank of a run.
+// joinAgent makes this process the only rank of a run.
 func joinAgent(t *testing.T, c agent.Card) {
 	t.Helper()
 	body, err := json.Marshal(agent.JoinRequest{Protocols: session.Protocols(), Key: "k", Run: "r", WorldSize: 1, PID: os.Getpid()})

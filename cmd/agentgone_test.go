@@ -11,7 +11,7 @@ import (
 )
 
 // TestAgentOfARemovedStore: an agent whose directory was removed ends by itself, and
-// leaves what is made in its place alone.
+// does not touch a new store in its place.
 func TestAgentOfARemovedStore(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ckpts")
@@ -26,7 +26,7 @@ func TestAgentOfARemovedStore(t *testing.T) {
 			if err := os.RemoveAll(dir); err == nil {
 				return nil
 			}
-			return os.RemoveAll(dir) // the agent was in the midst of something
+			return os.RemoveAll(dir) // again: the agent may have written meanwhile
 		},
 		"another in its place": func() error {
 			if err := os.Rename(dir, dir+".old"); err != nil {
@@ -51,7 +51,7 @@ func TestAgentOfARemovedStore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// And the next one of that name serves.
+	// A new agent for the same path works.
 	began()
 	output(t, 0, "ckptstore", "agent", "stop", "--now", "--wait=2m", store)
 }

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// training is a worker in Python with the package, as testdata/signals/train.py
-// describes it.
+// training starts a Python worker with the package: testdata/signals/train.py, which
+// describes its modes.
 func training(t *testing.T, modes ...string) string {
 	t.Helper()
 	script, err := filepath.Abs(filepath.Join("testdata", "signals", "train.py"))
@@ -29,8 +29,8 @@ func training(t *testing.T, modes ...string) string {
 	return fmt.Sprintf("exec python3 -B %s %s %s", script, sources, strings.Join(modes, " "))
 }
 
-// tree is every process of a job as a scheduler sees it: the trainer, and what
-// descends from it in any group and session. The guard is one of them.
+// tree returns every process of a job as a scheduler sees it: the trainer and its
+// descendants in any group and session, including the guard.
 func (j *trainer) tree() []int {
 	j.t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -73,15 +73,15 @@ func (j *trainer) signalAll(workersFirst bool, signals ...syscall.Signal) {
 	}
 	for _, sig := range signals {
 		for _, pid := range all {
-			_ = syscall.Kill(pid, sig) // it may have ended by the one before
+			_ = syscall.Kill(pid, sig) // an earlier signal may have ended it
 		}
 	}
 }
 
-// count is how often the workers have said something.
+// count returns how often the workers have printed a text.
 func (j *trainer) count(text string) int { return strings.Count(j.out.String(), text) }
 
-// trained is the step up to which all ranks have trained.
+// trained returns the step up to which all ranks have trained.
 func (j *trainer) trained(ranks int) int {
 	j.t.Helper()
 	step := 0
@@ -104,9 +104,9 @@ func (j *trainer) ready() *trainer {
 	return j
 }
 
-// A scheduler signals every process of a job. The ranks agree on a step, save it
-// and end, the children that do not know of it end by the signal as ever, and the
-// next job goes on where this one was: no step is lost.
+// A scheduler signals every process of a job. The ranks agree on a step, save it and
+// end. Child processes without the library end by the signal as usual. The next job
+// continues at that step: no step is lost.
 func TestEveryProcessIsSignalled(t *testing.T) {
 	t.Parallel()
 	const cont, term, usr1 = syscall.SIGCONT, syscall.SIGTERM, syscall.SIGUSR1
@@ -159,7 +159,7 @@ func TestEveryProcessIsSignalled(t *testing.T) {
 	}
 }
 
-// A worker in Go holds signals back as well.
+// A worker in Go holds signals too.
 func TestEveryProcessOfGoWorkersIsSignalled(t *testing.T) {
 	t.Parallel()
 	for _, workersFirst := range []bool{false, true} {
@@ -206,8 +206,8 @@ func TestOneWorkerIsSignalled(t *testing.T) {
 	}
 }
 
-// The trainer's own SIGTERM ends workers that hold it back as fast as others: none
-// of these jobs may wait for its grace.
+// The trainer's own SIGTERM ends workers that hold signals as fast as others: none of
+// these jobs may wait for the grace period.
 func TestTrainerEndsHoldingWorkers(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -246,17 +246,17 @@ func TestTrainerEndsHoldingWorkers(t *testing.T) {
 	}
 }
 
-// A script's own handlers win, whether they were there first or came later.
+// A script's own handlers win, whether installed before or after it connects.
 func TestOwnHandlersWin(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"before", "after"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			// Of a scheduler: it runs at once, and what it does is its own affair.
+			// A scheduler's signal: the handler runs at once.
 			j := startTrainer(t, t.TempDir(), nil, training(t, mode), "--nproc=2", "--grace=1h", "--preempt-grace=1h").ready()
 			j.signalAll(true, syscall.SIGTERM)
 			j.ends(143)
-			// Of the trainer, which ends the group.
+			// The trainer's signal, which ends the group.
 			k := startTrainer(t, t.TempDir(), nil, training(t, mode, "deaf"), "--nproc=2", "--grace=1h", "--preempt-grace=1s").ready()
 			k.send(syscall.SIGUSR1)
 			k.ends(143)

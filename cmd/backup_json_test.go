@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestBackupJSON holds the reports of a backup and of a restore to their form.
+// TestBackupJSON compares the reports of backup and restore with their schemas.
 func TestBackupJSON(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

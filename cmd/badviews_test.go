@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// viewsDisks are the ways in which the disk of the views breaks while three jobs
-// train and one of them owns the store.
+// viewsDisks are the ways in which the disk of the views fails while three jobs train
+// and one of them owns the store.
 var viewsDisks = map[string]func(t *testing.T, at string) (breaks func()){
 	"full": func(t *testing.T, at string) func() {
 		t.Helper()
@@ -39,9 +39,9 @@ var viewsDisks = map[string]func(t *testing.T, at string) (breaks func()){
 	},
 }
 
-// TestJobsOutliveBadViews: the disk of a store's views is full, returns errors or
-// does not answer. No job ends, commands are answered, the next command finds
-// the same, and one SIGTERM ends each job within its grace.
+// TestJobsOutliveBadViews: the disk of a store's views is full, returns errors or hangs.
+// No job ends, commands get answers, a later command gets the same ones, and one
+// SIGTERM ends each job within its grace period.
 func TestJobsOutliveBadViews(t *testing.T) {
 	t.Parallel()
 	for how, disk := range viewsDisks {
@@ -105,13 +105,13 @@ func (o *outliving) degrades(owner *outlivingJob) {
 		default:
 		}
 		if time.Now().After(deadline) {
-			o.t.Fatalf("the owner does not say %q:\n%s", text, owner.out.String())
+			o.t.Fatalf("the owner does not print %q:\n%s", text, owner.out.String())
 		}
 	}
 	o.t.Logf("views in memory after %v", time.Since(began).Round(time.Millisecond))
 }
 
-// answers asks about each run by several commands.
+// answers runs several commands on each run.
 func (o *outliving) answers() {
 	o.t.Helper()
 	for _, j := range o.jobs {

@@ -13,21 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// silent is what a [brokenDisk] does instead of returning an error: its calls
-// do not return.
+// silent makes the calls of a [brokenDisk] hang instead of returning an error.
 const silent = syscall.EINPROGRESS
 
 // brokenDisk is a file system that keeps its files in another directory until it
-// breaks. Then each call returns an error, or does not return. Only files that
-// are open can be closed, since a process could not end otherwise.
+// breaks. Then every call returns an error or hangs, except that open files can be
+// closed: a process could not end otherwise.
 type brokenDisk struct {
 	fuse.RawFileSystem
 	why  atomic.Pointer[syscall.Errno] // nil while it is whole
 	hits atomic.Int64                  // calls that found it broken
 }
 
-// mountBroken mounts one until the test ends. The caller has a mount name space
-// of its own.
+// mountBroken mounts a brokenDisk until the test ends. The caller must have its own
+// mount namespace.
 func mountBroken(t *testing.T, at string) *brokenDisk {
 	t.Helper()
 	root, err := fs.NewLoopbackRoot(t.TempDir())
@@ -55,11 +54,11 @@ func mountBroken(t *testing.T, at string) *brokenDisk {
 	return d
 }
 
-// breaks makes every call return an error from now on, or never if it is silent.
+// breaks makes every call return an error from now on, or hang with silent.
 func (d *brokenDisk) breaks(why syscall.Errno) { d.why.Store(&why) }
 
-// fails is what a call returns instead of doing its work. A silent one ends with
-// the process that made it.
+// fails returns the error of a broken call. With silent it returns only when the
+// calling process ends.
 func (d *brokenDisk) fails(cancel <-chan struct{}) fuse.Status {
 	why := d.why.Load()
 	if why == nil {
@@ -178,8 +177,8 @@ func (d *brokenDisk) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Sta
 	return d.RawFileSystem.FsyncDir(cancel, in)
 }
 
-// canMount reports whether this machine has file systems in user space. The
-// check of a clone names what is not run without them.
+// canMount reports whether this machine supports FUSE. Without it, .ci/run lists the
+// tests that are not run.
 func canMount() bool {
 	_, err := os.Stat("/dev/fuse")
 	return err == nil

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestCatSlice reads slices of a matrix of 4 MiB: no more blocks than those that
-// hold a part of one, and the bytes that they have in the file.
+// TestCatSlice reads slices of a matrix of 4 MiB: cat reads only the blocks that overlap
+// the slice, and writes the right bytes.
 func TestCatSlice(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

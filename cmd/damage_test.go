@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// TestDamageIsFoundByEveryReader flips a bit in each kind of a checkpoint's
-// files, or cuts it off, and leaves all that names it intact. Whoever reads the
-// checkpoint names the file and gives no bytes that were not saved. A receipt is
-// not read by who has the log; verify --repair writes it again.
+// TestDamageIsFoundByEveryReader flips a bit in each kind of file of a checkpoint, or
+// truncates it, and leaves its references intact. Every reader of the checkpoint names
+// the file and returns no wrong bytes. Readers with the log do not read the receipt;
+// verify --repair rewrites it.
 func TestDamageIsFoundByEveryReader(t *testing.T) {
 	t.Parallel()
 	const fqn = "model.layer1.weight" // a part of it is in each rank's file
@@ -89,7 +89,7 @@ func TestDamageIsFoundByEveryReader(t *testing.T) {
 	}
 }
 
-// inside is an offset in a file: of a data file, in its first tensor.
+// inside returns an offset in a file; for a data file, in its first tensor.
 func inside(text string) int { return min(5000, len(text)/2) }
 
 // flip changes one bit.
@@ -98,12 +98,12 @@ func flip(text string) string {
 	return text[:at] + string(text[at]^4) + text[at+1:]
 }
 
-// runs is a command's output and exit code.
+// runs returns a command's output and exit code.
 func runs(t *testing.T, name string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	_ = cmd.Run() // the code says it
+	_ = cmd.Run() // the exit code is checked instead
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }

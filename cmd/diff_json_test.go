@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestDiffJSON holds diff --json to its schema, of trials and of checkpoints.
+// TestDiffJSON compares diff --json with its schema, for trials and for checkpoints.
 func TestDiffJSON(t *testing.T) {
 	t.Parallel()
 	store := "--store=" + filepath.Join(t.TempDir(), "store")

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What the doctor says in JSON is counted as it is said.
+// The counts in the doctor's JSON match its checks.
 func TestDoctorJSON(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

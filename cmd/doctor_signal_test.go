@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A doctor that is told to stop in the middle of its probes leaves nothing.
+// A doctor that gets a signal during its probes leaves no files.
 func TestDoctorInterrupted(t *testing.T) {
 	t.Parallel()
 	for range 3 {
@@ -20,7 +20,7 @@ func TestDoctorInterrupted(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			_ = cmd.Wait() // the state says more than the error
+			_ = cmd.Wait() // the state has more than the error
 		}()
 		deadline := time.After(time.Minute)
 		tick := time.NewTicker(time.Millisecond)
@@ -42,7 +42,7 @@ func TestDoctorInterrupted(t *testing.T) {
 				t.Fatal("the doctor does not end")
 			}
 		}
-		// One that was told between its last probe and its end has ended well.
+		// If the signal comes after the last probe, it exits with 0.
 		if code := cmd.ProcessState.ExitCode(); code != 0 && code != 128+int(syscall.SIGTERM) {
 			t.Errorf("exit code %d", code)
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// fixture is what PyTorch says of a checkpoint that it wrote.
+// fixture describes a checkpoint according to PyTorch, which wrote it.
 type fixture struct {
 	dir     string
 	Tensors map[string]struct {
@@ -27,8 +27,8 @@ type fixture struct {
 	}
 }
 
-// TestImportEveryFixture imports all checkpoints of PyTorch that are at hand,
-// copied and in place, and compares every tensor with what PyTorch said of it.
+// TestImportEveryFixture imports all available PyTorch checkpoints, copied and in place,
+// and compares every tensor with PyTorch's description.
 func TestImportEveryFixture(t *testing.T) {
 	t.Parallel()
 	var fixtures []fixture
@@ -51,7 +51,7 @@ func TestImportEveryFixture(t *testing.T) {
 		}
 	}
 	if len(fixtures) == 0 {
-		t.Fatal("no checkpoint of PyTorch is at hand")
+		t.Fatal("no PyTorch checkpoint is available")
 	}
 
 	dir := filepath.Join(t.TempDir(), "store")
@@ -117,10 +117,10 @@ func (f fixture) compare(t *testing.T, s *store.Store, c projections.Checkpoint)
 	for i, x := range m.Layout.Tensors {
 		said, ok := f.Tensors[x.FQN]
 		if !ok || x.DType.String() != strings.TrimPrefix(said.DType, "torch.") || !x.Shape.Equal(said.Shape) {
-			t.Errorf("%s: %q is %v %v, PyTorch says %+v", f.dir, x.FQN, x.DType, x.Shape, said)
+			t.Errorf("%s: %q is %v %v, PyTorch has %+v", f.dir, x.FQN, x.DType, x.Shape, said)
 		}
 		if got := fmt.Sprintf("%x", sha256.Sum256(data[i])); got != said.SHA256 {
-			t.Errorf("%s, imported as %s: %q has SHA-256 %s, PyTorch says %s", f.dir, c.Run, x.FQN, got, said.SHA256)
+			t.Errorf("%s, imported as %s: %q has SHA-256 %s, PyTorch has %s", f.dir, c.Run, x.FQN, got, said.SHA256)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// follower is an `events --follow --json` that runs.
+// follower is a running `events --follow --json`.
 type follower struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -75,12 +75,12 @@ func (f *follower) end(sig os.Signal) int {
 	for seq := range f.lines {
 		f.t.Errorf("event %d was printed at the end", seq)
 	}
-	_ = f.cmd.Wait() // its code says it
+	_ = f.cmd.Wait() // the exit code is checked instead
 	return f.cmd.ProcessState.ExitCode()
 }
 
-// TestFollowOwnersThatDie: who follows the log sees every event once while one
-// owner of the store after the other is killed.
+// TestFollowOwnersThatDie: a follower of the log sees every event once while the owners
+// of the store are killed one after the other.
 func TestFollowOwnersThatDie(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "store")
@@ -162,8 +162,8 @@ func waitOwner(t *testing.T, dir string, pid int) {
 	}
 }
 
-// TestCursor: a subscriber goes on where it was killed, nobody else can have
-// its name meanwhile, and the list says where it is.
+// TestCursor: a subscriber continues where it was killed, no other process can use its
+// cursor meanwhile, and the list has its position.
 func TestCursor(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "store")
@@ -186,14 +186,14 @@ func TestCursor(t *testing.T) {
 	output(t, 5, "ckptstore", "events", "cursors", "rm", "alerts", "--store", dir)
 	f.end(syscall.SIGKILL)
 
-	// At least once: the last ones may come again, and none is left out.
+	// At least once: the last events may be printed again, and none is skipped.
 	if err := appendMetrics(t, s, 5); err != nil {
 		t.Fatal(err)
 	}
 	f = follow(t, dir, "--cursor", "alerts", "--from", "new")
 	from := <-f.lines
 	if from < 2 || from > 11 {
-		t.Fatalf("it goes on at %d after 2 to 10 were printed", from)
+		t.Fatalf("it continues at %d after 2 to 10 were printed", from)
 	}
 	f.until(from+1, 15)
 	if code := f.end(os.Interrupt); code != 0 {

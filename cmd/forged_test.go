@@ -11,9 +11,9 @@ import (
 
 const alice, mallory = 20001, 20002
 
-// TestForgedLaunch: a command that another user has put into the log is executed
-// only after it was shown and agreed to. One that this user's trainer recorded is
-// executed at once.
+// TestForgedLaunch: continue executes a command that another user has put into the log
+// only after the user saw it and agreed. It executes a command that this user's trainer
+// recorded at once.
 func TestForgedLaunch(t *testing.T) {
 	t.Parallel()
 	u := newUsers(t)
@@ -50,14 +50,14 @@ func TestForgedLaunch(t *testing.T) {
 		said := me.with(store.EnvTokenFile+"=token").exits(12, "ckptstore", "continue", "bert", "--store", location)
 		for _, part := range []string{"nothing proves that this user started it", "id -u >>forged", "there is no terminal to ask on", "--yes"} {
 			if !strings.Contains(said, part) {
-				t.Errorf("the refusal does not say %q:\n%s", part, said)
+				t.Errorf("the refusal lacks %q:\n%s", part, said)
 			}
 		}
 		if strings.ContainsAny(said, "\x1b\u202e") {
 			t.Errorf("the refusal changes the terminal: %q", said)
 		}
 	}
-	// An answer by a pipe is none: nobody has seen the question.
+	// An answer from a pipe does not count: no user saw the question.
 	me.exits(12, "sh", "-c", "yes | ckptstore continue bert --store=ckpts")
 	for _, no := range []string{"", "n", "no", "yesterday"} {
 		me.answers(12, no, "ckptstore", "continue", "bert", "--store=ckpts")
@@ -69,7 +69,7 @@ func TestForgedLaunch(t *testing.T) {
 	if got := ran(); got != "20001\n" {
 		t.Fatalf("the command that was agreed to ran %q", got)
 	}
-	// Then it is this user's own.
+	// The agreed launch is recorded as this user's own.
 	me.exits(0, "ckptstore", "continue", "bert", "--store=ckpts")
 	forged()
 	me.exits(12, "ckptstore", "continue", "bert", "--store=ckpts")
@@ -79,15 +79,14 @@ func TestForgedLaunch(t *testing.T) {
 	}
 }
 
-// TestLaunchOfAnotherHome: what another user says that this one started is not
-// believed.
+// TestLaunchOfAnotherHome: records of launches in another user's home prove nothing.
 func TestLaunchOfAnotherHome(t *testing.T) {
 	t.Parallel()
 	u := newUsers(t)
 	me := u.person(alice)
 	me.exits(0, "trainer", "run", "-q", "--store=ckpts", "--name=bert", "--", "true")
 	for _, mode := range []os.FileMode{0o755, 0o777} {
-		// A record that is right in everything but its owner.
+		// A record in which only the owner is wrong.
 		me.exits(0, "sh", "-c", "cp -r .local/state "+u.place+"/tmp/state")
 		taken := u.dir("tmp/state", mallory, 0o755)
 		for _, dir := range []string{"ckptstore", "ckptstore/launches"} {
@@ -104,8 +103,8 @@ func TestLaunchOfAnotherHome(t *testing.T) {
 	me.exits(0, "ckptstore", "continue", "bert", "--store=ckpts")
 }
 
-// TestLaunchInAnothersDirectory: the directory of a job was removed and another
-// user has made one of that name, with a program of that name.
+// TestLaunchInAnothersDirectory: the directory of a job was removed, and another user
+// has created a directory and a program of the same names.
 func TestLaunchInAnothersDirectory(t *testing.T) {
 	t.Parallel()
 	u := newUsers(t)

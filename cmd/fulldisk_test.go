@@ -17,13 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskEnv is the directory of a test that has a name space of its own, in which
-// every user may mount a disk.
+// diskEnv is the directory of a test in its own namespace, in which every user may
+// mount a disk.
 const diskEnv = "CKPTSTORE_TEST_DISK"
 
-// TestJobsOutliveFullDisk: the disk of a store is full to the last byte, and is
-// filled again whenever something is freed. No job ends, and each of its saves is
-// committed or aborted with a reason; when there is room again, all go on.
+// TestJobsOutliveFullDisk: the disk of a store is full to the last byte, and stays full
+// when a process frees space. No job ends, and each save is committed or aborted with a
+// reason. Once there is room again, all jobs continue.
 func TestJobsOutliveFullDisk(t *testing.T) {
 	t.Parallel()
 	if disk := os.Getenv(diskEnv); disk != "" {
@@ -48,7 +48,7 @@ func outliveFullDisk(t *testing.T, disk string) {
 		t.Fatal(err)
 	}
 	o := &outliving{t: t, dir: filepath.Join(disk, "store")}
-	// Before the jobs are started: it is to be unmounted when they have ended.
+	// Registered before the jobs start, so that the disk is unmounted after they end.
 	t.Cleanup(func() {
 		if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
 			t.Error(err)
@@ -61,7 +61,7 @@ func outliveFullDisk(t *testing.T, disk string) {
 	o.start("preempted")
 	o.commits(2)
 	free := fill(t, filepath.Join(disk, "zeros"))
-	o.says("log has no room; retrying")
+	o.prints("log has no room; retrying")
 	pause := time.NewTimer(shortPause)
 	<-pause.C
 	o.preemptFull()
@@ -70,8 +70,8 @@ func outliveFullDisk(t *testing.T, disk string) {
 	o.end()
 }
 
-// preemptFull preempts the last job while the disk is full: what it did since its
-// last commit is lost, it says so, and the run can be started again.
+// preemptFull preempts the last job while the disk is full. The job loses the work since
+// its last commit, reports that, and the run can be started again.
 func (o *outliving) preemptFull() {
 	o.t.Helper()
 	j := o.jobs[len(o.jobs)-1]
@@ -89,7 +89,8 @@ func (o *outliving) preemptFull() {
 	}
 }
 
-// fill takes all that is free, and what others free, until it is given back.
+// fill takes all free space, and space that is freed later, until the returned function
+// is called.
 func fill(t *testing.T, path string) (free func()) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -135,8 +136,8 @@ func fill(t *testing.T, path string) (free func()) {
 	}
 }
 
-// says waits until each job has said something, and lives.
-func (o *outliving) says(text string) {
+// prints waits until each job has printed text, and checks that it is alive.
+func (o *outliving) prints(text string) {
 	o.t.Helper()
 	deadline := time.Now().Add(3 * patience)
 	for tick := time.Tick(50 * time.Millisecond); slices.ContainsFunc(o.jobs, func(j *outlivingJob) bool {
@@ -153,7 +154,7 @@ func (o *outliving) says(text string) {
 			for _, j := range o.jobs {
 				fmt.Fprintf(o.t.Output(), "%s:\n%s\n", j.run, j.out.String())
 			}
-			o.t.Fatalf("not all jobs have said %q", text)
+			o.t.Fatalf("not all jobs have printed %q", text)
 		}
 	}
 }

@@ -14,9 +14,9 @@ import (
 
 const teamGroup = 30000
 
-// TestGroupOfUsers has two members of a group save, list, load and verify in one store,
-// each with a umask that would keep the other out, and take it over from each other
-// when the owner is killed, in both directions. One who is no member gets nowhere.
+// TestGroupOfUsers: two members of a group save, list, load and verify in one store, each
+// with a umask that would lock out the other, and take it over from each other when the
+// owner is killed. A user who is not a member has no access.
 func TestGroupOfUsers(t *testing.T) {
 	t.Parallel()
 	n := neighbours(t)
@@ -54,8 +54,8 @@ func TestGroupOfUsers(t *testing.T) {
 		u.run(0, fmt.Sprint("ckptstore tag of-a@step-4.a1 by-", u.uid, at))
 	}
 
-	// Each resumes what the other has saved, while the other owns the store, and owns it
-	// itself once that is killed.
+	// Each resumes the other's run while the other owns the store, and becomes the owner
+	// once that process is killed.
 	for i, turn := range [][2]neighbour{{a, b}, {b, a}} {
 		owner, next := turn[0], turn[1]
 		serve := owner.command("exec ckptstore serve" + at)
@@ -73,12 +73,12 @@ func TestGroupOfUsers(t *testing.T) {
 		})
 		groups(t, dir)
 		next.run(0, "ckptstore verify"+at)
-		owner.run(0, train(fmt.Sprint("during-", i), 14)) // and it comes back
+		owner.run(0, train(fmt.Sprint("during-", i), 14)) // the killed user works again
 		groups(t, dir)
 	}
 	for _, line := range []string{"ckptstore ls" + at, "ckptstore ls --offline" + at, "ckptstore tag of-a x" + at, "cat " + dir + "/store.json", "ls " + dir, train("of-other", 2)} {
 		if out, err := other.command(line).CombinedOutput(); err == nil {
-			t.Errorf("who is no member: %s\n%s", line, out)
+			t.Errorf("a user who is not a member: %s\n%s", line, out)
 		}
 	}
 	b.run(0, "ckptstore gc --policy last=1 --apply"+at)
@@ -106,8 +106,8 @@ func closed(t *testing.T, dir string, uid int) (found bool) {
 	return found
 }
 
-// killedDuring kills the owner of a store once a job has committed something in it, and
-// then calls tidy. The job goes on.
+// killedDuring kills the owner of a store once a job has committed a checkpoint in it, and
+// then calls tidy. The job continues.
 func killedDuring(t *testing.T, dir string, job, owner *exec.Cmd, tidy func()) {
 	t.Helper()
 	before := len(receiptsIn(t, dir))
@@ -136,7 +136,7 @@ func killedDuring(t *testing.T, dir string, job, owner *exec.Cmd, tidy func()) {
 	}
 }
 
-// groups wants everything in a shared store to be written by the group.
+// groups checks that the group can write everything in a shared store.
 func groups(t *testing.T, dir string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {

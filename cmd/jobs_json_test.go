@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestJobsJSON: the job commands print what testdata/schema records, of a job
-// that runs, one that has ended and one that is lost.
+// TestJobsJSON: the job commands print the members that testdata/schema records, for a
+// running, an ended and a lost job.
 func TestJobsJSON(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -39,7 +39,7 @@ func TestJobsJSON(t *testing.T) {
 	text := output(t, 0, "ckptstore", "stop", "c", "--json", store)
 	schema(t, "stop", text)
 	if decode(t, text, &stopped); stopped.PID != cmd.Process.Pid || stopped.Job == "" {
-		t.Errorf("stop says %+v of process %d", stopped, cmd.Process.Pid)
+		t.Errorf("stop prints %+v for process %d", stopped, cmd.Process.Pid)
 	}
 	_ = cmd.Process.Kill() // it may have obeyed
 	_ = cmd.Wait()
@@ -56,7 +56,7 @@ func TestJobsJSON(t *testing.T) {
 	}
 }
 
-// await polls until something is so.
+// await polls until a condition holds.
 func await(t *testing.T, so func() bool) {
 	t.Helper()
 	deadline := time.After(time.Minute)
@@ -66,7 +66,7 @@ func await(t *testing.T, so func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatal("it does not become so within a minute")
+			t.Fatal("the condition does not hold within a minute")
 		}
 	}
 }

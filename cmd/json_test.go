@@ -54,10 +54,10 @@ func TestDemoJSON(t *testing.T) {
 	}
 	decode(t, show, &shown)
 	if state["killed "+shown.Checkpoint.ID] != "committed "+shown.Checkpoint.Manifest || len(shown.Tensors) != 13 {
-		t.Errorf("show says %+v, ls says %q", shown, state["killed "+shown.Checkpoint.ID])
+		t.Errorf("show prints %+v, ls prints %q", shown, state["killed "+shown.Checkpoint.ID])
 	}
 
-	// Five ranks would read all tensors between them, whoever saved them.
+	// Five ranks would read all tensors between them, regardless of which rank saved them.
 	reshard := output(t, 0, "ckptstore", "show", "killed@latest", "--reshard", "5", "--json", store)
 	schema(t, "show-reshard", reshard)
 	var resharded struct {
@@ -96,7 +96,7 @@ func TestDemoJSON(t *testing.T) {
 	// The demo keeps no output, and its trainer is this one.
 	logs := exec.CommandContext(t.Context(), "ckptstore", "logs", "killed", store)
 	said, _ := logs.CombinedOutput()
-	if code := logs.ProcessState.ExitCode(); code != 4 || !strings.Contains(string(said), "given no directory") || strings.Contains(string(said), "version") {
+	if code := logs.ProcessState.ExitCode(); code != 4 || !strings.Contains(string(said), "had no log directory") || strings.Contains(string(said), "version") {
 		t.Errorf("logs of the demo's job: exit code %d: %s", code, said)
 	}
 
@@ -132,7 +132,7 @@ func TestDemoJSON(t *testing.T) {
 	whole := replay[len(replay)-1]
 	schema(t, "replay", whole)
 	if replayed, _, _ := facts(t, whole, "replay"); !maps.Equal(replayed, state) {
-		t.Errorf("replay says %v, ls says %v", replayed, state)
+		t.Errorf("replay prints %v, ls prints %v", replayed, state)
 	}
 	var full struct {
 		Replay struct {
@@ -159,7 +159,7 @@ func TestDemoJSON(t *testing.T) {
 	}
 	decode(t, verify, &verified)
 	if verified.Checkpoints != committed || len(verified.Findings) != 0 {
-		t.Errorf("verify says %s", verify)
+		t.Errorf("verify prints %s", verify)
 	}
 
 	schema(t, "verify-log", output(t, 0, "ckptstore", "verify", "--log", "--json", store))
@@ -178,8 +178,8 @@ func TestDemoJSON(t *testing.T) {
 	offlineAgrees(t, dir, store, state)
 }
 
-// metricsAgree: the metrics of all attempts are all reports, and those of the
-// line are one for each of its iterations.
+// metricsAgree checks that metrics --all has every report, and metrics one row for each
+// iteration of the line.
 func metricsAgree(t *testing.T, store string, reports int) {
 	t.Helper()
 	type table struct {
@@ -205,7 +205,7 @@ func metricsAgree(t *testing.T, store string, reports int) {
 	}
 }
 
-// damage flips a bit near the end of a file, where its last chunks are.
+// damage flips a bit near the end of a file, in one of its last chunks.
 func damage(t *testing.T, path string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -218,7 +218,7 @@ func damage(t *testing.T, path string) {
 	}
 }
 
-// offlineAgrees moves the log and the views away.
+// offlineAgrees moves the log and the views away, and checks ls --offline.
 func offlineAgrees(t *testing.T, dir, store string, want map[string]string) {
 	for _, part := range []string{"log", "views"} {
 		if err := os.Rename(filepath.Join(dir, "store", part), filepath.Join(dir, part)); err != nil {
@@ -231,15 +231,15 @@ func offlineAgrees(t *testing.T, dir, store string, want map[string]string) {
 	want = maps.Clone(want)
 	maps.DeleteFunc(want, func(_, s string) bool { return !strings.HasPrefix(s, "committed ") })
 	if !maps.Equal(got, want) {
-		t.Errorf("ls --offline says %v, ls --all said %v", got, want)
+		t.Errorf("ls --offline prints %v, ls --all printed %v", got, want)
 	}
-	// And without the log every other command fails clearly.
+	// Without the log, every other command fails with a clear error.
 	if out := output(t, 6, "ckptstore", "ls", store); out != "" {
 		t.Errorf("ls without a log prints %q", out)
 	}
 }
 
-// facts is what a listing says of each checkpoint: its state and manifest.
+// facts returns the state and manifest of each checkpoint in a listing.
 func facts(t *testing.T, text, within string) (state map[string]string, committed, aborted int) {
 	t.Helper()
 	type listing struct {
@@ -285,9 +285,9 @@ func decode(t *testing.T, text string, into any) {
 	}
 }
 
-// schema compares the members and types of a JSON text with the recorded
-// ones. A member that is gone or has another type is a broken promise; one
-// that is new is recorded with -update.
+// schema compares the members and types of a JSON text with the recorded ones. A member
+// that is gone or has another type breaks compatibility; record a new member with
+// -update.
 func schema(t *testing.T, name, text string) {
 	t.Helper()
 	var v any

@@ -30,9 +30,8 @@ const (
 	killLimit   = 4 * time.Minute // for all of them, on a slow machine
 )
 
-// TestKillAtRandomMoments kills the trainer or a worker at random moments and
-// finds every committed checkpoint whole and equal, bit by bit, to that of a
-// run that was never killed.
+// TestKillAtRandomMoments kills the trainer or a worker at random moments. Every committed
+// checkpoint must be intact and bit for bit equal to that of a run that was never killed.
 func TestKillAtRandomMoments(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -93,7 +92,7 @@ func TestKillAtRandomMoments(t *testing.T) {
 		}
 		switch {
 		case err == nil:
-			runs++ // it got to its end; the next victim is a new run
+			runs++ // it completed; the next victim is a new run
 		case diedOf(cmd) == syscall.SIGKILL:
 			v.trainers++
 			waitGone(t, run)
@@ -125,9 +124,9 @@ func pick(random *rand.Rand, pids []int) int {
 	return pids[random.IntN(len(pids))]
 }
 
-// checkAgainstReference verifies every committed checkpoint and compares its
-// contents with the reference's of the same step. Of aborted ones nothing is
-// left, but for what was planted.
+// checkAgainstReference verifies every committed checkpoint and compares its contents
+// with the reference checkpoint of the same step. Aborted checkpoints must have left no
+// files, except the planted ones.
 func checkAgainstReference(t *testing.T, dir, planted string) {
 	ctx := t.Context()
 	s, err := store.Open(ctx, store.Options{Location: dir})
@@ -186,9 +185,9 @@ func checkAgainstReference(t *testing.T, dir, planted string) {
 		}
 	}
 	t.Logf("checkpoints of killed runs: %d committed, all equal to the reference; %d aborted", committed, aborted)
-	// One save of the first run is refused: its name is that of what was planted. Saves
-	// overlap: a trainer may die when the later of two is committed, and its successor
-	// resumes from that and aborts the earlier one.
+	// One save of the first run is refused: its name is that of the planted checkpoint.
+	// Saves overlap: a trainer may die when only the later of two is committed. Its
+	// successor then resumes from that and aborts the earlier one.
 	maps.DeleteFunc(missing, func(step int64, _ bool) bool { return aborts[step] })
 	if len(want) != killSteps/killEvery || len(missing) > 0 || committed < len(want)/2 {
 		t.Errorf("%d checkpoints of the reference were compared to %d of the killed runs: none of these is of step %v; aborted are\n%s",

@@ -8,13 +8,12 @@ import (
 	"testing"
 )
 
-// agedEnv names a store in which TestJobsOutliveKilledOwner runs, instead of a new
-// one: `ckptstore bench age --keep` makes old ones.
+// agedEnv names a store in which TestJobsOutliveKilledOwner runs, instead of a new one.
+// `ckptstore bench age --keep` makes old stores.
 const agedEnv = "CKPTSTORE_TEST_AGED"
 
-// TestJobsOutliveKilledOwner: the process that owns the store is killed, and one of
-// the jobs takes the log over. No job ends, no step and no save is lost, and no run
-// can be run twice.
+// TestJobsOutliveKilledOwner: the process that owns the store is killed, and one of the
+// jobs takes over. No job ends, no step or save is lost, and no run can be run twice.
 func TestJobsOutliveKilledOwner(t *testing.T) {
 	t.Parallel()
 	o := outlive(t)

@@ -23,11 +23,11 @@ const (
 	attackerID = 20002
 )
 
-// abortEnv makes the test binary append an aborted save to the store that it
-// names, as the user who runs it.
+// abortEnv makes the test binary append an aborted save to the store that it names, as
+// the user that runs it.
 const abortEnv = "CKPTSTORE_TEST_ABORT"
 
-// abortSave says in the log of a store that the save step-20 of run m was aborted.
+// abortSave appends to the log of a store that the save step-20 of run m was aborted.
 func abortSave(dir string) error {
 	ctx := context.Background()
 	s, err := store.Open(ctx, store.Options{Location: dir})
@@ -54,14 +54,14 @@ func abortSave(dir string) error {
 	return s.Close()
 }
 
-// attacked is a user with a store, and with files that nobody else may read.
+// attacked is a user with a store, and with files that no other user may read.
 type attacked struct {
 	t                    *testing.T
 	dir, store, precious string
 }
 
-// newAttacked makes a store with a checkpoint, whose directories of checkpoints
-// other users can write to, and an aborted save that has left nothing.
+// newAttacked makes a store with a checkpoint and an aborted save that left no files.
+// Other users can write to its directories of checkpoints.
 func newAttacked(t *testing.T) attacked {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -101,7 +101,7 @@ func newAttacked(t *testing.T) attacked {
 	v.must("sh", "-c", `umask 022; mkdir -p -m 700 precious/sub && echo thesis >precious/thesis.tex && echo key >precious/sub/id_rsa`)
 	v.must("trainer", "run", "-q", "--store", v.store, "--name=m", "--nproc=1", "--", "trainer", "demo-worker", "--save-every=4", "--steps=4")
 	v.must("env", abortEnv+"="+v.store, "test")
-	// Otherwise the store is refused before any link is looked at.
+	// Otherwise the store is refused before it looks at any link.
 	v.must("ckptstore", "config", "trust", v.store)
 	return v
 }
@@ -135,8 +135,8 @@ func (v attacked) must(name string, args ...string) {
 	}
 }
 
-// plant has the attacker make a link to the precious files in a directory that is
-// open to all for that moment.
+// plant has the attacker make a link to the precious files in a directory that all
+// users can write to at that moment.
 func (v attacked) plant(path string) {
 	v.t.Helper()
 	modes := map[string]fs.FileMode{}
@@ -160,7 +160,7 @@ func (v attacked) plant(path string) {
 	}
 }
 
-// whole fails if a precious file is gone or another.
+// whole fails if a precious file is gone or has changed.
 func (v attacked) whole(when string) {
 	v.t.Helper()
 	for name, want := range map[string]string{"thesis.tex": "thesis\n", "sub/id_rsa": "key\n"} {
@@ -178,8 +178,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// attempt is a command of the victim, with what it must exit with when a link is found
-// that no decision is about.
+// attempt is a command of the victim, with its exit code if it finds a link that no
+// decision in the log is about.
 type attempt struct {
 	command string
 	found   int
@@ -200,10 +200,9 @@ func (v attacked) commands(n int) []attempt {
 	}
 }
 
-// TestLinkOfAnotherUser: a symbolic link that another user puts in the place of an
-// aborted save is removed by the commands that open the store to write, and what it
-// leads to is not read, written or removed by any command. One that no decision is
-// about stays, and is a finding.
+// TestLinkOfAnotherUser: another user puts a symbolic link in the place of an aborted
+// save. Commands that open the store for writing remove the link, and no command reads,
+// writes or removes its target. A link that no decision is about stays, and is a finding.
 func TestLinkOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	v := newAttacked(t)
@@ -231,8 +230,8 @@ func TestLinkOfAnotherUser(t *testing.T) {
 	}
 }
 
-// TestLinkedDirectories: where a directory of the data is a link of another user,
-// every command ends, with the path of the link where it would have to pass it.
+// TestLinkedDirectories: if a data directory is a link of another user, every command
+// ends, and a command that would have to follow the link names its path.
 func TestLinkedDirectories(t *testing.T) {
 	t.Parallel()
 	v := newAttacked(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// TestLoopbackToken: a served store on loopback is its user's alone, who needs no
-// flag for it.
+// TestLoopbackToken: a store served on loopback is accessible only to its user, without
+// any flag.
 func TestLoopbackToken(t *testing.T) {
 	t.Parallel()
 	u := newUsers(t)
@@ -20,7 +20,7 @@ func TestLoopbackToken(t *testing.T) {
 	address, stderr, end := me.serve()
 	said := regexp.MustCompile(`clients show the token in (\S+);`).FindStringSubmatch(read(t, stderr))
 	if said == nil {
-		t.Fatalf("serve does not say where the token is:\n%s", read(t, stderr))
+		t.Fatalf("serve does not print the path of the token:\n%s", read(t, stderr))
 	}
 	path, url := said[1], "--store=nats://"+address
 	if info, err := os.Lstat(path); err != nil || info.Mode() != 0o600 {
@@ -43,11 +43,11 @@ func TestLoopbackToken(t *testing.T) {
 	}
 	other.with(store.EnvToken+"="+strings.Repeat("0", 64)).exits(12, "ckptstore", "ls", url)
 
-	// A process of this user with another runtime directory is told what to do.
+	// A process of this user with another runtime directory gets a next step.
 	away := me.with("XDG_RUNTIME_DIR="+u.dir("away", alice, 0o700), "TMPDIR="+u.dir("away", alice, 0o700))
 	for _, part := range []string{"none was given", u.place + "/away/ckptstore-listeners", "prints the path"} {
 		if said := away.exits(12, "ckptstore", "ls", url); !strings.Contains(said, part) {
-			t.Errorf("the refusal does not say %q: %s", part, said)
+			t.Errorf("the refusal lacks %q: %s", part, said)
 		}
 	}
 	away.with(store.EnvTokenFile+"="+path).exits(0, "ckptstore", "jobs", url)

@@ -16,7 +16,7 @@ import (
 // bin is the directory of the built commands, which is first in PATH.
 var bin string
 
-// builtEnv tells a test that runs in another process where the commands are.
+// builtEnv is the directory of the commands, for a test that runs in another process.
 const builtEnv = "CKPTSTORE_TEST_BUILT"
 
 func TestMain(m *testing.M) {
@@ -35,11 +35,11 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	if signal.Ignored(syscall.SIGHUP) {
-		// Under nohup. What catches a signal gives its children the default.
+		// Under nohup. A process that catches a signal gives its children the default.
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	}
 	// These tests wait for processes and disks more than they compute. A number on
-	// the command line goes before.
+	// the command line takes precedence.
 	if err := flag.Set("test.parallel", "4"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -69,8 +69,8 @@ func build(m *testing.M) (int, error) {
 		return 0, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	// What commands leave in their runtime directories goes with this one, whose
-	// path is short enough for sockets.
+	// The commands' runtime directory, which is removed at the end. Its path is short
+	// enough for sockets.
 	run, err := os.MkdirTemp("/tmp", "ck")
 	if err != nil {
 		return 0, err
@@ -79,7 +79,7 @@ func build(m *testing.M) (int, error) {
 	if err := os.Setenv("XDG_RUNTIME_DIR", run); err != nil {
 		return 0, err
 	}
-	// Nor does this user's own state learn of their jobs.
+	// The user's own state directory stays free of their jobs.
 	if err := os.Setenv("XDG_STATE_HOME", filepath.Join(dir, "state")); err != nil {
 		return 0, err
 	}

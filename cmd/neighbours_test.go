@@ -25,7 +25,7 @@ type neighbour struct {
 	umask  string // octal; default that of the test
 }
 
-// neighbours needs root: each is a user of this machine, not a pretence of one.
+// neighbours needs root: each neighbour is a real user of this machine.
 func neighbours(t *testing.T) neighbourhood {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -61,7 +61,7 @@ func (n neighbourhood) user(uid int, groups ...int) neighbour {
 	return u
 }
 
-// command is a shell line that the user runs.
+// command returns a shell line that runs as the user.
 func (u neighbour) command(line string) *exec.Cmd {
 	if u.umask != "" {
 		line = "umask " + u.umask + "; " + line
@@ -80,7 +80,7 @@ func (u neighbour) command(line string) *exec.Cmd {
 	return cmd
 }
 
-// run wants an exit code and returns what was printed.
+// run runs a shell line, checks its exit code and returns its output.
 func (u neighbour) run(code int, line string) string {
 	u.of.t.Helper()
 	cmd := u.command(line)
@@ -94,8 +94,8 @@ func (u neighbour) run(code int, line string) string {
 	return string(out)
 }
 
-// TestStoreThatOthersCanWrite refuses a store for writing as long as other users
-// can write to it, or to a part of it, and its user has not trusted it.
+// TestStoreThatOthersCanWrite: commands do not open a store for writing while other users
+// can write to it or a part of it, unless its user trusts it.
 func TestStoreThatOthersCanWrite(t *testing.T) {
 	t.Parallel()
 	n := neighbours(t)
@@ -128,7 +128,7 @@ func TestStoreThatOthersCanWrite(t *testing.T) {
 	victim.run(4, "ckptstore config trust --remove "+dir)
 	victim.run(0, "chmod 755 "+dir)
 
-	// A store of somebody else's, opened by root, who can write everywhere.
+	// A store of another user, opened by root, who can write everywhere.
 	root := n.user(0)
 	if said := root.run(12, tag); !strings.Contains(said, "belongs to user 20001") {
 		t.Error(said)
@@ -137,8 +137,8 @@ func TestStoreThatOthersCanWrite(t *testing.T) {
 	root.run(opened, tag)
 }
 
-// TestInitKeepsOthersOut makes stores under every umask, also where a directory is
-// there already. Each opens, and another user can neither write nor look into it.
+// TestInitKeepsOthersOut creates stores under every umask, also in existing directories.
+// Each opens, and other users can neither write to it nor read it.
 func TestInitKeepsOthersOut(t *testing.T) {
 	t.Parallel()
 	n := neighbours(t)

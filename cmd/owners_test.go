@@ -15,9 +15,9 @@ import (
 
 const (
 	sharers      = 20 // trainers that run at once on one store
-	ownerKills   = 3  // owners of it that are killed
+	ownerKills   = 3  // owners of the store that are killed
 	shareSteps   = 2
-	shareLimit   = 2 * time.Minute // for all of it, on a slow machine
+	shareLimit   = 2 * time.Minute // for the whole test, on a slow machine
 	sharePerKill = 6               // commits between kills
 )
 
@@ -37,15 +37,14 @@ func (s *sharer) start(t *testing.T, dir string, ended chan<- *sharer) {
 		t.Fatal(err)
 	}
 	go func() {
-		_ = s.cmd.Wait() // its state says it
+		_ = s.cmd.Wait() // the state is checked instead
 		ended <- s
 	}()
 }
 
 // TestManyTrainersWhoseOwnersDie runs 20 trainers on one store and kills the
-// `ckptstore serve` that owns it, and then whoever owns it next. A trainer that
-// was killed so is launched again. All end with 0, and whatever was committed is
-// listed and whole.
+// `ckptstore serve` that owns it, and then each next owner. A killed trainer is launched
+// again. All exit with 0, and every committed checkpoint is listed and intact.
 func TestManyTrainersWhoseOwnersDie(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "store")
@@ -141,7 +140,7 @@ func TestManyTrainersWhoseOwnersDie(t *testing.T) {
 	t.Logf("owners killed: %d; checkpoints: %d committed, %d in all", len(killed), len(listed), len(list.Checkpoints))
 }
 
-// ownerPID is the process that owns a store, or 0.
+// ownerPID returns the process that owns a store, or 0.
 func ownerPID(dir string) int {
 	var owner struct{ PID int }
 	text, err := os.ReadFile(filepath.Join(dir, "owner.json"))
@@ -151,7 +150,7 @@ func ownerPID(dir string) int {
 	return owner.PID
 }
 
-// receiptsIn are the directories below data/ that have a receipt.
+// receiptsIn returns the directories below data/ that have a receipt.
 func receiptsIn(t *testing.T, dir string) (refs []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "data", "*", "*", "*", "COMMIT.json"))

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// trainer is a `trainer run` of a test, in a directory of its own.
+// trainer is a `trainer run` in a directory of its own.
 type trainer struct {
 	*exec.Cmd
 	t        *testing.T
@@ -36,15 +36,14 @@ func (o *transcript) Write(p []byte) (int, error) {
 	return o.text.Write(p)
 }
 
-// String is everything so far.
+// String returns the output so far.
 func (o *transcript) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.String()
 }
 
-// startTrainer starts a job of run "a" in dir, with a script for sh as its
-// worker.
+// startTrainer starts a job of run "a" in dir, with a shell script as its worker.
 func startTrainer(t *testing.T, dir string, env []string, script string, flags ...string) *trainer {
 	t.Helper()
 	args := append([]string{"run", "-q", "--store", "ckpts", "--name", "a"}, flags...)
@@ -58,11 +57,11 @@ func startTrainer(t *testing.T, dir string, env []string, script string, flags .
 	return j
 }
 
-// patience is how long a test waits for an event that must come.
+// patience is how long a test waits for an expected event.
 const patience = 60 * time.Second
 
-// says waits for a text on standard error.
-func (j *trainer) says(text string) {
+// prints waits for a text on standard error.
+func (j *trainer) prints(text string) {
 	j.t.Helper()
 	deadline := time.Now().Add(patience)
 	for tick := time.Tick(10 * time.Millisecond); !strings.Contains(j.err.String(), text); <-tick {
@@ -86,8 +85,7 @@ func (j *trainer) appears(name string) {
 	}
 }
 
-// ends waits for the trainer's end and wants its exit code, and texts on
-// standard error.
+// ends waits for the trainer's end, and checks its exit code and its standard error.
 func (j *trainer) ends(code int, says ...string) {
 	j.t.Helper()
 	select {
@@ -112,7 +110,7 @@ func (j *trainer) send(sig syscall.Signal) {
 	}
 }
 
-// lastJobEnd is what the log of a trainer's store says of its newest job's end.
+// lastJobEnd returns the newest job.ended in the log of a trainer's store.
 func lastJobEnd(t *testing.T, dir string) (code int, reason string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "ckptstore", "events", "--store", "ckpts", "-o", "jsonl")
@@ -144,7 +142,7 @@ func lastJobEnd(t *testing.T, dir string) (code int, reason string) {
 	return code, reason
 }
 
-// pagePath is the client in Python, of which these scripts are made.
+// pagePath is the Python client that these scripts use.
 func pagePath(t *testing.T) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join("..", "docs", "reference"))
@@ -154,7 +152,7 @@ func pagePath(t *testing.T) string {
 	return path
 }
 
-// pythonWorker trains until it is told to end, then saves that step.
+// pythonWorker trains until it gets a stop request, then saves that step.
 const pythonWorker = `exec python3 -B -c '
 import sys; sys.path.insert(0, sys.argv[1])
 import protocol_client as p
@@ -170,8 +168,8 @@ while True:
         break
 ' "$DOCS"`
 
-// A scheduler that takes the machine away sends SIGTERM or SIGUSR1: the ranks
-// agree on a step, save it and end, and the exit code says so.
+// A scheduler that takes the machine away sends SIGTERM or SIGUSR1: the ranks agree on a
+// step, save it and end, with the exit code of a preemption.
 func TestPreemptedBySignal(t *testing.T) {
 	t.Parallel()
 	for sig, name := range map[syscall.Signal]string{syscall.SIGTERM: "SIGTERM", syscall.SIGUSR1: "SIGUSR1"} {
@@ -189,7 +187,7 @@ func TestPreemptedBySignal(t *testing.T) {
 				at[rank], _, _ = strings.Cut(rest, "\n")
 			}
 			if at[0] == "" || at[0] != at[1] || !strings.Contains(j.err.String(), "step-"+at[0]+".a1 is committed") {
-				t.Errorf("the ranks were told at %q\n%s%s", at, j.out.String(), j.err.String())
+				t.Errorf("the ranks got the request at %q\n%s%s", at, j.out.String(), j.err.String())
 			}
 			if code, reason := lastJobEnd(t, dir); code != 75 || !strings.Contains(reason, name) {
 				t.Errorf("job.ended: %d %q", code, reason)
@@ -198,7 +196,7 @@ func TestPreemptedBySignal(t *testing.T) {
 	}
 }
 
-// The time that a scheduler gives ends with a preemption in time.
+// Before the scheduler's time limit, the trainer preempts the job in time.
 func TestPreemptedByWalltime(t *testing.T) {
 	t.Parallel()
 	for _, walltime := range []string{"70s", "auto"} {
@@ -214,8 +212,8 @@ func TestPreemptedByWalltime(t *testing.T) {
 	j.ends(64, "neither $SLURM_JOB_END_TIME nor $SLURM_JOB_ID is set")
 }
 
-// A second SIGTERM, or SIGINT, does not wait for the workers to save. A SIGTERM
-// after SIGUSR1 is the first.
+// A second SIGTERM, or a SIGINT, does not wait for the workers to save. A SIGTERM after
+// SIGUSR1 counts as the first.
 func TestSecondSignalStops(t *testing.T) {
 	t.Parallel()
 	const deaf = `exec python3 -B -c '
@@ -233,11 +231,11 @@ while True: time.sleep(0.01)
 			j := startTrainer(t, t.TempDir(), []string{"DOCS=" + pagePath(t)}, deaf, "--preempt-grace=1h")
 			j.appears("ready")
 			j.send(syscall.SIGUSR1)
-			j.says("job asked to end")
+			j.prints("job asked to end")
 			j.send(syscall.SIGUSR1) // schedulers repeat it
 			if sig == syscall.SIGTERM {
 				j.send(sig)
-				<-time.After(100 * time.Millisecond) // two at once are one to the kernel
+				<-time.After(100 * time.Millisecond) // the kernel merges pending signals of one kind
 			}
 			j.send(sig)
 			j.ends(code, "told to stop by")
@@ -246,7 +244,7 @@ while True: time.sleep(0.01)
 	}
 }
 
-// Who starts the trainer may block signals. Its workers do not.
+// If the trainer's parent blocks signals, its workers still do not.
 func TestWorkersBlockNoSignals(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

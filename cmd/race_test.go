@@ -5,6 +5,6 @@ package cmd_test
 // raceFlags build the commands as the tests are built.
 var raceFlags = []string{"-race"}
 
-// killSteps are the steps of one run that is killed. With the race detector they
-// take four times as long; the deaths are as many, in more runs.
+// killSteps is the number of steps of a run that is killed. With the race detector a step
+// takes four times as long, so runs are shorter; the number of kills is the same.
 const killSteps = 200

@@ -13,9 +13,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// TestRecoverAndTrainOn deletes the log and the views of a run that is half
-// done, recovers the store in place and beside, and trains on: the end is
-// equal, bit by bit, to that of a run that nothing happened to.
+// TestRecoverAndTrainOn deletes the log and the views of a half-finished run, recovers the
+// store in place and into another directory, and continues training. The final state must
+// be bit for bit equal to that of an undisturbed run.
 func TestRecoverAndTrainOn(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "store")
@@ -34,7 +34,7 @@ func TestRecoverAndTrainOn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// One that nobody committed, and a damaged receipt.
+	// An uncommitted checkpoint, and a damaged receipt.
 	reference := filepath.Join(dir, "data", "reference", "main")
 	if err := os.CopyFS(filepath.Join(reference, "step-40.a9"), os.DirFS(filepath.Join(reference, "step-40.a1"))); err != nil {
 		t.Fatal(err)
@@ -45,17 +45,17 @@ func TestRecoverAndTrainOn(t *testing.T) {
 	damage(t, filepath.Join(reference, "step-10.a1", "COMMIT.json"))
 
 	output(t, 6, "ckptstore", "ls", "--store", dir)
-	beside := filepath.Join(filepath.Dir(dir), "beside")
-	schema(t, "recover", output(t, 0, "ckptstore", "recover", "--from", dir, "--store", beside, "--json"))
+	other := filepath.Join(filepath.Dir(dir), "other")
+	schema(t, "recover", output(t, 0, "ckptstore", "recover", "--from", dir, "--store", other, "--json"))
 	said := output(t, 0, "ckptstore", "recover", "--store", dir)
-	for _, part := range []string{"5 checkpoints recovered, 2 directories rejected", "rejected as uncommitted: " + filepath.Join(reference, "step-40.a9"), "rejected as damaged: " + filepath.Join(reference, "step-10.a1"), "not known any more: metrics"} {
+	for _, part := range []string{"5 checkpoints recovered, 2 directories rejected", "rejected as uncommitted: " + filepath.Join(reference, "step-40.a9"), "rejected as damaged: " + filepath.Join(reference, "step-10.a1"), "lost with the log: metrics"} {
 		if !strings.Contains(said, part) {
-			t.Errorf("it does not say %q:\n%s", part, said)
+			t.Errorf("recover does not print %q:\n%s", part, said)
 		}
 	}
 	output(t, 5, "ckptstore", "recover", "--store", dir)
 	output(t, 10, "ckptstore", "recover", "--from", t.TempDir(), "--store", filepath.Join(dir, "none"))
-	for _, dir := range []string{dir, beside} {
+	for _, dir := range []string{dir, other} {
 		train(dir, "cut", "40")
 		output(t, 0, "ckptstore", "verify", "--store", dir)
 		s, err := store.Open(t.Context(), store.Options{Location: dir})

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// hold takes a lock as another process would.
+// hold takes a lock, as another process would.
 func hold(t *testing.T, path string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -28,7 +28,7 @@ func hold(t *testing.T, path string) {
 	}
 }
 
-// refusal runs a command that fails and returns what it says.
+// refusal runs a command that must fail and returns its output.
 func refusal(t *testing.T, code int, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
@@ -39,7 +39,7 @@ func refusal(t *testing.T, code int, name string, args ...string) string {
 	return string(out)
 }
 
-// TestTrainerStoppedPastItsLease: it has lost the run, and is still there.
+// TestTrainerStoppedPastItsLease: a stopped trainer has lost the run's lease but is still alive.
 func TestTrainerStoppedPastItsLease(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ckpts")
 	var made struct{ Store string }
@@ -52,8 +52,8 @@ func TestTrainerStoppedPastItsLease(t *testing.T) {
 	}
 }
 
-// formerDemo puts an earlier demo into dir, and a file that is not its own, which
-// the next demo must leave there. While somebody uses either, it changes nothing.
+// formerDemo puts an earlier demo into dir, and a foreign file, which the next demo must
+// keep. While another process uses the earlier demo, the next one changes nothing.
 func formerDemo(t *testing.T, dir string) (kept string) {
 	t.Helper()
 	kept = filepath.Join(dir, "notes")
@@ -86,7 +86,7 @@ func formerDemo(t *testing.T, dir string) (kept string) {
 	return kept
 }
 
-// TestViewsDeletedInUse: a training goes on.
+// TestViewsDeletedInUse: a training continues when its views are deleted.
 func TestViewsDeletedInUse(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ckpts")
@@ -102,7 +102,7 @@ func TestViewsDeletedInUse(t *testing.T) {
 	}
 }
 
-// TestVerifyFindsDamagedLog damages an event that nobody reads at the start.
+// TestVerifyFindsDamagedLog damages an event that is not read when the store opens.
 func TestVerifyFindsDamagedLog(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ckpts")

@@ -12,7 +12,7 @@ import (
 )
 
 // TestServeOfAServer: clients without the credentials of a NATS server train and list
-// through `serve`, which has them.
+// through a `serve` that has them.
 func TestServeOfAServer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -27,7 +27,7 @@ func TestServeOfAServer(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
 		cmd.Dir = dir
 		cmd.Env = append(cmd.Environ(), "CKPTSTORE_STORE="+location, "XDG_RUNTIME_DIR="+dir)
-		said, _ := cmd.CombinedOutput() // the code says it
+		said, _ := cmd.CombinedOutput() // the exit code is checked instead
 		if got := cmd.ProcessState.ExitCode(); got != code || !strings.Contains(string(said), says) {
 			t.Errorf("%q: exit code %d, want %d and %q:\n%s", command, got, code, says, said)
 		}
@@ -54,7 +54,7 @@ func TestServeOfAServer(t *testing.T) {
 		}
 	}
 	if strings.Contains(lines.Text(), "secret") || front == "" {
-		t.Errorf("it says %q, and listens on %q", lines.Text(), front)
+		t.Errorf("serve prints %q, and listens on %q", lines.Text(), front)
 	}
 	exits(0, "", front, "trainer", "run", "-q", "--name=bert", "--", "trainer", "demo-worker", "--steps=4", "--save-every=2")
 	exits(0, "step-4.a1", front, "ckptstore", "ls", "bert")

@@ -14,9 +14,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// checkResumes reads the log and wants each attempt of each run to have begun
-// with the checkpoint that was begun last of those that the run had committed by
-// then. It returns
+// checkResumes reads the log and checks that each attempt resumed from the run's newest
+// committed checkpoint at that time (by the order in which the saves began). It returns
 // the jobs of all attempts.
 func checkResumes(t *testing.T, s *store.Store) (jobs []string) {
 	t.Helper()
@@ -70,8 +69,8 @@ func checkResumes(t *testing.T, s *store.Store) (jobs []string) {
 	return jobs
 }
 
-// noneNamed waits until no process, such as a guard, has one of the jobs in
-// its command line.
+// noneNamed waits until no process, such as a guard, has one of the jobs in its command
+// line.
 func noneNamed(t *testing.T, jobs []string) {
 	t.Helper()
 	deadline := time.After(killSettle)

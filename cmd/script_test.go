@@ -14,8 +14,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// TestScripts runs testdata/script: one file a subject, in the language of
-// package testscript, with the commands below.
+// TestScripts runs testdata/script: one file per subject, in the language of package
+// testscript, with the commands below.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: filepath.Join("testdata", "script"),
@@ -42,8 +42,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// exitCommand is `exit CODE COMMAND...`: it runs a command and wants that exit
-// code. Its output is for stdout and stderr to match.
+// exitCommand is `exit CODE COMMAND...`: it runs a command and checks its exit code.
+// stdout and stderr then match its output.
 func exitCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exit CODE COMMAND...")
@@ -63,8 +63,8 @@ func exitCommand(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// pauseCommand is `pause STORE COMMAND...`: it stops the owner of a store with
-// SIGSTOP, runs the rest as a script line, and lets the owner go on.
+// pauseCommand is `pause STORE CODE COMMAND...`: it stops the owner of a store with
+// SIGSTOP, runs the rest as exitCommand does, and resumes the owner.
 func pauseCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 3 {
 		ts.Fatalf("usage: pause STORE CODE COMMAND...")

@@ -13,15 +13,15 @@ import (
 	"testing"
 )
 
-// TestClosedPipe: a training goes on when nobody reads its output any more,
-// and its workers have the default disposition of every signal.
+// TestClosedPipe: a training continues after the reader of its output is gone, and its
+// workers have the default disposition of every signal.
 func TestClosedPipe(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	script := `grep SigIgn /proc/self/status; touch first; while [ ! -e closed ]; do sleep 0.01; done; i=0; while [ $i -lt 50 ]; do echo line; i=$((i+1)); done; touch done`
 	cmd := exec.CommandContext(t.Context(), "trainer", "run", "-q", "--store", "ckpts", "--name", "a", "--", "sh", "-c", script)
 	cmd.Dir = dir
-	// A pipe of our own: what closes is all there is of its read end.
+	// A pipe of our own, so that closing the read end leaves no other reader.
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func TestClosedPipe(t *testing.T) {
 	}
 }
 
-// TestStopSignals: each ends the job in order, with its own exit code.
+// TestStopSignals: each signal ends the job cleanly, with its own exit code.
 func TestStopSignals(t *testing.T) {
 	t.Parallel()
 	for sig, name := range map[syscall.Signal]string{syscall.SIGHUP: "SIGHUP", syscall.SIGTERM: "SIGTERM", syscall.SIGINT: "SIGINT", syscall.SIGQUIT: "SIGQUIT"} {
@@ -67,13 +67,13 @@ func TestStopSignals(t *testing.T) {
 				t.Errorf("exit code %d, want %d\n%s", got, want, stderr.String())
 			}
 			if _, err := os.Stat(filepath.Join(cmd.Dir, "told")); err != nil {
-				t.Error("the worker was not told")
+				t.Error("the worker got no request")
 			}
 		})
 	}
 }
 
-// TestNohup: a trainer that was started with SIGHUP ignored outlives its terminal.
+// TestNohup: a trainer started with SIGHUP ignored outlives its terminal.
 func TestNohup(t *testing.T) {
 	t.Parallel()
 	cmd, stderr := started(t, "sh", "-c", `trap '' HUP; exec "$@"`, "sh",

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// Pauses of whoever serves the log: one that is over half the term of a lease,
-// and one that is longer than it. CKPTSTORE_TEST_PAUSE, as in 60s, replaces both.
+// Pauses of the process that serves the log: one of more than half the term of a lease,
+// and one longer than the term. CKPTSTORE_TEST_PAUSE, such as 60s, replaces both.
 var (
 	shortPause = pause(12 * time.Second)
 	longPause  = pause(20 * time.Second)
@@ -36,7 +36,7 @@ func pause(usual time.Duration) time.Duration {
 	return d
 }
 
-// outliving is a store with three jobs that train until they are told to end.
+// outliving is a store with three jobs that train until they get a stop request.
 type outliving struct {
 	t    *testing.T
 	dir  string // of the store
@@ -54,7 +54,7 @@ func outlive(t *testing.T) *outliving {
 	return &outliving{t: t, dir: filepath.Join(t.TempDir(), "store")}
 }
 
-// start starts a job of a run, which may fail for no reason.
+// start starts a job of a run. The job must not fail for any reason.
 func (o *outliving) start(run string, flags ...string) *outlivingJob {
 	o.t.Helper()
 	j := &outlivingJob{run: run, done: make(chan struct{})}
@@ -62,8 +62,8 @@ func (o *outliving) start(run string, flags ...string) *outlivingJob {
 		"run", "--store", o.dir, "--name", run, "--nproc=2",
 		"--max-restarts=0", "--max-infra-restarts=0", "--wait=30s", "--preempt-grace=40s",
 	}, flags...)
-	// A trainer that is stopped serves no collective: the workers' own deadline must be
-	// beyond any pause.
+	// A stopped trainer serves no collective: the workers' own deadline must be longer
+	// than any pause.
 	j.Cmd = exec.CommandContext(o.t.Context(), "trainer", append(args,
 		"--", "trainer", "demo-worker", "--steps=100000000", "--save-every=50", "--collective-timeout=1h")...)
 	j.Stdout, j.Stderr = &j.out, &j.out
@@ -80,7 +80,7 @@ func (o *outliving) start(run string, flags ...string) *outlivingJob {
 	return j
 }
 
-// commits waits until each job has committed so many checkpoints more.
+// commits waits until each job has committed this many more checkpoints.
 func (o *outliving) commits(more int) {
 	o.t.Helper()
 	const text = "checkpoint committed"
@@ -120,8 +120,8 @@ func (o *outliving) second() {
 	}
 }
 
-// end preempts all jobs and looks at what the log has of each: one attempt, every
-// step, and the end of every save.
+// end preempts all jobs and checks that the log has, for each, one attempt, every step,
+// and the end of every save.
 func (o *outliving) end() {
 	o.t.Helper()
 	began := time.Now()
@@ -146,7 +146,7 @@ func (o *outliving) end() {
 	}
 }
 
-// history holds the log of a run to be whole.
+// history checks that the log of a run is complete.
 func (o *outliving) history(run string) {
 	o.t.Helper()
 	var stderr bytes.Buffer
@@ -171,7 +171,7 @@ func (o *outliving) history(run string) {
 		if err := json.Unmarshal(line, &e); err != nil {
 			o.t.Fatal(err)
 		}
-		if seen[e.ID] { // a fact that was sent again after minutes may be there twice
+		if seen[e.ID] { // a fact that was resent after minutes may be in the log twice
 			continue
 		}
 		seen[e.ID] = true
@@ -251,8 +251,8 @@ func (o *outliving) stop(cmd *exec.Cmd, d time.Duration) {
 	}
 }
 
-// TestJobsOutlivePausedOwner: the process that owns the store is stopped. No job
-// ends, no step and no save is lost, and no run can be run twice.
+// TestJobsOutlivePausedOwner: the process that owns the store is stopped (SIGSTOP). No
+// job ends, no step or save is lost, and no run can be run twice.
 func TestJobsOutlivePausedOwner(t *testing.T) {
 	t.Parallel()
 	o := outlive(t)
@@ -269,9 +269,9 @@ func TestJobsOutlivePausedOwner(t *testing.T) {
 	o.end()
 }
 
-// TestJobsOutlivePausedTrainer: the same where the owner is one of the trainers. The
-// time for which it was stopped is not charged to a rank that waits for another, even
-// if it is longer than ranks may wait.
+// TestJobsOutlivePausedTrainer: the same with a trainer as the owner. The time for which
+// it was stopped does not count against ranks that wait for each other, even if it is
+// longer than their time limit.
 func TestJobsOutlivePausedTrainer(t *testing.T) {
 	t.Parallel()
 	o := outlive(t)
@@ -286,13 +286,13 @@ func TestJobsOutlivePausedTrainer(t *testing.T) {
 	o.end()
 }
 
-// TestJobsOutliveSlowSync: threads of the owner, which is a trainer, wait for a
-// disk that takes a pause to sync.
+// TestJobsOutliveSlowSync: the owner is a trainer, whose threads wait for syncs that take
+// as long as a pause.
 func TestJobsOutliveSlowSync(t *testing.T) {
 	t.Parallel()
 	strace, err := exec.LookPath("strace")
 	if err != nil {
-		t.Fatalf("this test slows the disk down with strace: install it, as by `apt-get install strace`: %v", err)
+		t.Fatalf("this test slows the disk down with strace; install it, such as with `apt-get install strace`: %v", err)
 	}
 	o := outlive(t)
 	first := o.start("job-0")
@@ -310,7 +310,7 @@ func TestJobsOutliveSlowSync(t *testing.T) {
 	}
 	deadline := time.Now().Add(2*patience + shortPause)
 	for tick := time.Tick(50 * time.Millisecond); ; <-tick {
-		// A line comes with the end of its call.
+		// strace prints a line at the end of its call.
 		if text, err := os.ReadFile(trace); err == nil && bytes.Contains(text, []byte("(DELAYED)")) {
 			break
 		}

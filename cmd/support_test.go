@@ -24,8 +24,7 @@ import (
 // killSettle is how long a killed job may take to be gone, on a slow machine.
 const killSettle = 20 * time.Second
 
-// marked lists the processes that have the run, and also, in their
-// environment.
+// marked lists the processes that have the run and the other texts in their environment.
 func marked(t *testing.T, run, also string) (pids []int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -39,7 +38,7 @@ func marked(t *testing.T, run, also string) (pids []int) {
 		}
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 		if err != nil {
-			continue // gone, or somebody else's
+			continue // gone, or of another user
 		}
 		if bytes.Contains(env, []byte("CKPTSTORE_RUN="+run+"\x00")) && bytes.Contains(env, []byte(also)) {
 			pids = append(pids, pid)
@@ -67,7 +66,7 @@ func waitGone(t *testing.T, run string) {
 	}
 }
 
-// diedOf is the signal that has ended a command, or 0.
+// diedOf returns the signal that ended a command, or 0.
 func diedOf(cmd *exec.Cmd) syscall.Signal {
 	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 		return ws.Signal()
@@ -75,12 +74,12 @@ func diedOf(cmd *exec.Cmd) syscall.Signal {
 	return 0
 }
 
-// watched is output that a test waits for a text in.
+// watched collects output, and closes seen when a text appears in it.
 type watched struct {
 	mu   sync.Mutex
 	all  bytes.Buffer
 	text string
-	seen chan struct{} // closed when the text has come
+	seen chan struct{} // closed when the text has appeared
 	once sync.Once
 }
 
@@ -95,7 +94,7 @@ func (w *watched) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String is all that was written.
+// String returns everything written so far.
 func (w *watched) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -106,8 +105,7 @@ type buffers [][]byte
 
 func (b buffers) Want(i int) []byte { return b[i] }
 
-// contents is the digest of every tensor and value of a checkpoint, which is
-// verified first.
+// contents verifies a checkpoint and returns the digest of each of its tensors and values.
 func contents(ctx context.Context, t *testing.T, s *store.Store, c projections.Checkpoint) map[string]checkpoint.Digest {
 	t.Helper()
 	fail := func(err error) {

@@ -20,13 +20,13 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// users is a place where processes of several Unix users run the commands.
+// users is a directory in which processes of several Unix users run the commands.
 type users struct {
 	t     *testing.T
 	place string
 }
 
-// newUsers makes a place that every user can reach.
+// newUsers makes a directory that every user can reach.
 func newUsers(t *testing.T) users {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -72,9 +72,9 @@ func (u users) copy(from, to string) {
 	}
 }
 
-// copyProgram copies a program to where other users can run it. Another process copies:
-// a test that starts a process meanwhile would hand it the file, open for writing, and
-// then nobody can run it.
+// copyProgram copies a program to where other users can run it. A separate process does
+// the copy: a process that another test starts meanwhile would inherit the file open for
+// writing, and the program could not be run (ETXTBSY).
 func copyProgram(from, to string) error {
 	if out, err := exec.Command("cp", from, to).CombinedOutput(); err != nil {
 		return fmt.Errorf("cp %s %s: %w\n%s", from, to, err, out)
@@ -99,7 +99,7 @@ func (u users) person(uid int) person {
 	return p
 }
 
-// with is the person with other variables.
+// with returns the person with other variables.
 func (p person) with(env ...string) person {
 	p.env = append(p.env[:len(p.env):len(p.env)], env...)
 	return p
@@ -115,7 +115,7 @@ func (p person) write(name, text string) {
 	}
 }
 
-// command is a command of the place, in the home of the person.
+// command returns one of the commands, in the home of the person.
 func (p person) command(name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(p.t.Context(), filepath.Join(p.place, "bin", name), args...)
 	if _, err := os.Stat(cmd.Path); err != nil {
@@ -126,8 +126,7 @@ func (p person) command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// exits runs a command without a terminal and wants an exit code. It returns what
-// the command printed.
+// exits runs a command without a terminal, checks its exit code, and returns its output.
 func (p person) exits(code int, name string, args ...string) string {
 	p.t.Helper()
 	cmd := p.command(name, args...)
@@ -141,9 +140,8 @@ func (p person) exits(code int, name string, args ...string) string {
 	return string(out)
 }
 
-// serve has the person's store served on loopback, and returns its address. end
-// tells the owner to end, and waits for it. An owner that was not told is killed
-// with the test.
+// serve serves the person's store on loopback and returns its address. end stops the owner
+// and waits for it. Otherwise the owner is killed with the test.
 func (p person) serve(args ...string) (address, stderr string, end func()) {
 	p.t.Helper()
 	stderr = filepath.Join(p.place, "serve.err")
@@ -152,7 +150,7 @@ func (p person) serve(args ...string) (address, stderr string, end func()) {
 		p.t.Fatal(err)
 	}
 	defer out.Close()
-	// Without a umask, what is secret must be made so.
+	// Without a umask, serve itself must make its secrets private.
 	cmd := p.command("sh", append([]string{"-c", `umask 0; exec ckptstore serve --store ckpts --listen 127.0.0.1:0 "$@"`, "sh"}, args...)...)
 	cmd.Stderr = out
 	if err := cmd.Start(); err != nil {
@@ -211,8 +209,8 @@ func forge(url string) error {
 	return err
 }
 
-// forges has the person append that a job of a run was started. A log is all that
-// is needed for it.
+// forges makes the person append a job.started of a run, which needs only access to the
+// log.
 func (p person) forges(url, token, run string, body events.JobStarted) {
 	p.t.Helper()
 	text, err := json.Marshal(body)
@@ -222,8 +220,8 @@ func (p person) forges(url, token, run string, body events.JobStarted) {
 	p.with(forgeEnv+"="+url, store.EnvToken+"="+token).exits(0, "forge", run, string(text))
 }
 
-// answers runs a command on a terminal on which a yes was typed before, and types
-// an answer to its question. It returns what the terminal showed.
+// answers runs a command on a terminal on which a yes was typed ahead, and types an
+// answer to its question. It returns the terminal's output.
 func (p person) answers(code int, answer, name string, args ...string) string {
 	p.t.Helper()
 	screen, line, err := terminal()
@@ -241,7 +239,7 @@ func (p person) answers(code int, answer, name string, args ...string) string {
 	if err := errors.Join(err, line.Close()); err != nil {
 		p.t.Fatal(err)
 	}
-	// A command that neither asks nor ends must not hold the test.
+	// A command that neither asks nor ends must not block the test.
 	defer time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() }).Stop()
 	var shown []byte
 	for typed := false; ; {
@@ -261,14 +259,14 @@ func (p person) answers(code int, answer, name string, args ...string) string {
 			break
 		}
 	}
-	_ = cmd.Wait() // the exit code tells
+	_ = cmd.Wait() // the exit code is checked instead
 	if got := cmd.ProcessState.ExitCode(); got != code {
 		p.t.Fatalf("%s %q on a terminal, answered %q: exit code %d, want %d\n%s", name, args, answer, got, code, shown)
 	}
 	return string(shown)
 }
 
-// terminal is a new terminal: what a person sees and types, and the line to it.
+// terminal opens a new pseudo-terminal and returns both of its ends.
 func terminal() (screen, line *os.File, err error) {
 	screen, err = os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {

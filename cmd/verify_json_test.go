@@ -29,8 +29,8 @@ func tensors(t *testing.T, path string, values ...byte) {
 	}
 }
 
-// TestVerifyRepairJSON damages a file, repairs it from another run, and records
-// what verify prints with --json before, meanwhile and after.
+// TestVerifyRepairJSON damages a file, repairs it from another run, and records the output
+// of verify --json before, during and after the repair.
 func TestVerifyRepairJSON(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -71,7 +71,7 @@ func TestVerifyRepairJSON(t *testing.T) {
 	}
 	output(t, 0, "ckptstore", "verify", "--deep", store)
 
-	hurt(4096+1, 4096+2<<20) // and w1, which nobody else has
+	hurt(4096+1, 4096+2<<20) // and w1, of which there is no other copy
 	text = output(t, 6, "ckptstore", "verify", "a", "--repair", "--json", store)
 	schema(t, "verify-unrepaired", text)
 	got = result{}

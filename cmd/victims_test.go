@@ -26,8 +26,8 @@ type victim struct {
 	attempt, rank int
 }
 
-// victims tell who was sent SIGKILL from who died of it: a process may have
-// ended by itself before the signal came.
+// victims distinguishes workers that got SIGKILL from workers that died of it: a process
+// may end by itself before the signal arrives.
 type victims struct {
 	trainers int
 	signals  int             // that workers were sent
@@ -43,7 +43,7 @@ func (v *victims) workers() (n int) {
 	return n
 }
 
-// enough reports whether so many have died that the test means something. With
+// enough reports whether enough processes have died for the test to be meaningful. With
 // hope, workers that were sent the signal count as dead.
 func (v *victims) enough(hope bool) bool {
 	workers := v.workers()
@@ -53,7 +53,7 @@ func (v *victims) enough(hope bool) bool {
 	return v.trainers >= killsOfKind && workers >= killsOfKind && v.trainers+workers >= kills
 }
 
-// killWorker sends SIGKILL to one of a run's workers, if there is any.
+// killWorker sends SIGKILL to one of a run's workers, if there is one.
 func (v *victims) killWorker(t *testing.T, random *rand.Rand, run string) {
 	t.Helper()
 	pid := pick(random, marked(t, run, "RANK="))
@@ -81,9 +81,8 @@ func (v *victims) killWorker(t *testing.T, random *rand.Rand, run string) {
 	}
 }
 
-// count looks into the log for those that have died of it, when their job has
-// ended: there is no hope for the others, which had ended by themselves or with
-// a trainer that could not say so any more.
+// count finds the workers that died of the signal in the log, once their job has ended.
+// The others ended by themselves, or with a trainer that could no longer log it.
 func (v *victims) count(t *testing.T, dir string) {
 	t.Helper()
 	s, err := store.Open(t.Context(), store.Options{Location: dir})
@@ -119,8 +118,8 @@ func (v *victims) count(t *testing.T, dir string) {
 	maps.DeleteFunc(v.sent, func(_ victim, died bool) bool { return !died })
 }
 
-// plant puts a checkpoint that another store has committed where a run's first
-// save would go, and returns its directory and what is in it.
+// plant puts a checkpoint of another store where a run's first save would go, and returns
+// its directory and contents.
 func plant(t *testing.T, dir, run string) (path string, files map[string]string) {
 	t.Helper()
 	other := filepath.Join(t.TempDir(), "other")
@@ -140,7 +139,7 @@ func plant(t *testing.T, dir, run string) (path string, files map[string]string)
 	return path, filesIn(t, path)
 }
 
-// checkPlanted wants what was planted to be as it was.
+// checkPlanted checks that the planted checkpoint is unchanged.
 func checkPlanted(t *testing.T, path string, want map[string]string) {
 	t.Helper()
 	if got := filesIn(t, path); len(want) == 0 || !maps.Equal(got, want) {

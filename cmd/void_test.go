@@ -12,8 +12,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// TestMessagesThatAreNoEvents: on a server where others may publish, junk in the log
-// keeps no command from its work. It is a finding until an owner has recorded it.
+// TestMessagesThatAreNoEvents: on a server where others may publish, junk in the log stops
+// no command. It is a finding until an owner has recorded it.
 func TestMessagesThatAreNoEvents(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -27,7 +27,7 @@ func TestMessagesThatAreNoEvents(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
 		cmd.Dir = dir
 		cmd.Env = append(cmd.Environ(), "CKPTSTORE_STORE="+url)
-		said, _ := cmd.CombinedOutput() // the code says it
+		said, _ := cmd.CombinedOutput() // the exit code is checked instead
 		if got := cmd.ProcessState.ExitCode(); got != code || !strings.Contains(string(said), says) {
 			t.Errorf("%q: exit code %d, want %d and %q:\n%s", command, got, code, says, said)
 		}
@@ -41,9 +41,9 @@ func TestMessagesThatAreNoEvents(t *testing.T) {
 
 	c := natstest.Connect(t, url)
 	c.Publish("ckpt.good.main.s.checkpoint.committed", nil, []byte("junk \x1b[31m"))
-	c.Publish("ckpt.nobody.main.n0.foo.bar", nil, nil)
+	c.Publish("ckpt.junk.main.n0.foo.bar", nil, nil)
 	c.Publish("ckpt.everything", map[string][]string{"x": {"y"}}, []byte("{}"))
-	exits(6, `on "ckpt.nobody.main.n0.foo.bar" is no event`, "ckptstore", "verify", "--log")
+	exits(6, `on "ckpt.junk.main.n0.foo.bar" is not an event`, "ckptstore", "verify", "--log")
 	exits(6, "3 findings", "ckptstore", "verify", "--log")
 	exits(0, "step-4.a1", "ckptstore", "ls", "good")
 	exits(0, "", train("good")...)
@@ -65,5 +65,5 @@ func TestMessagesThatAreNoEvents(t *testing.T) {
 	exits(0, "step-4.a1", "ckptstore", "ls", "another")
 	exits(1, "another", "ckptstore", "ls")
 	exits(0, "", train("another")...)
-	exits(0, "were not looked into", "ckptstore", "verify", "--log")
+	exits(0, "were not checked", "ckptstore", "verify", "--log")
 }

@@ -1,6 +1,5 @@
-// Package function runs a training function that reports its results, as the
-// function API of Ray Tune does, and is the main of a worker that consists of
-// one.
+// Package function runs a training function that reports its results, as in the
+// function API of Ray Tune. [Main] is the main function of such a worker.
 //
 //	func main() { os.Exit(function.Main(context.Background(), train)) }
 //
@@ -15,18 +14,18 @@
 //
 //	function   the user's code, in a goroutine of its own; it starts on the
 //	           first step
-//	result     what one report says: numbers, strings and booleans by name
-//	hand-off   one place for a result and one for an error; whoever reports
-//	           waits until the next step asks for more
-//	step       asks for one result
-//	marker     a result that only says that the function has returned without
-//	           saying that it is done; it is no iteration, and nobody logs it
-//	stop       a request that the next report gives to the function, as
+//	result     the content of one report: numbers, strings and booleans by name
+//	hand-off   room for one result and one error; a report blocks until the
+//	           next step asks for more
+//	step       fetches one result
+//	marker     a result that only marks that the function returned without
+//	           reporting "done"; it is no iteration and is not logged
+//	stop       a request that the next report returns to the function as
 //	           [ErrStop]; the function cleans up and returns it
-//	trainer    who takes the results, and asks for the stop
+//	trainer    takes the results, and requests the stop
 //
-// A function that reports "done" has said its last word: no report after it is
-// taken. What it does until it returns still counts if it fails.
+// Reports after "done" are refused. If the function fails between "done" and its
+// return, it has failed.
 package function
 
 import (
@@ -36,50 +35,50 @@ import (
 	"maps"
 )
 
-// Config is the configuration of the trial. The function has its own copy.
+// Config is the configuration of the trial. The function gets its own copy.
 type Config map[string]any
 
-// Result is what one report says.
+// Result is the content of one report.
 type Result map[string]any
 
-// Names in a [Result] that have a meaning.
+// Names in a [Result] with a special meaning.
 const (
 	Done         = "done"             // true: the function has finished
 	Duplicate    = "__duplicate__"    // true: the marker; reserved
 	TimeThisIter = "time_this_iter_s" // seconds of the function's own work
 	Step         = "step"             // of the training; default: the iteration
-	Metric       = "_metric"          // a number that was returned or yielded bare
+	Metric       = "_metric"          // a number that was returned or yielded without a map
 )
 
-// Entry is a function in its plain form, as [NewRunner] takes it. It reports
-// what it likes; that it returns is no result.
+// Entry is the plain form of a function, for [NewRunner]. Its results are only
+// those that it reports: the return is none.
 type Entry func(context.Context, *Reporter) error
 
 var (
-	// ErrStop is the stop signal: a report returns it when a stop was
-	// requested. The function returns it, or nil, when it has cleaned up. To
-	// return it without having been asked is an error.
+	// ErrStop is the stop signal: a report returns it after a stop request. The
+	// function cleans up and returns it, or nil. Returning it without a stop
+	// request is an error.
 	ErrStop = errors.New("a stop was requested")
-	// ErrDone says that the function had reported "done" before.
-	ErrDone = errors.New("already done: nothing is reported after a result that says done")
-	// ErrEnded says that there is nothing to step any more.
-	ErrEnded = errors.New("the function has ended: a runner runs it once; make another one")
-	// ErrSilent says that the function ended without a result and without an
+	// ErrDone means that the function has already reported "done".
+	ErrDone = errors.New("report after done: a result with done is the last one")
+	// ErrEnded means that the function has no more results to step to.
+	ErrEnded = errors.New("the function has ended: a runner runs it once; create another runner")
+	// ErrSilent means that the function ended without a result and without an
 	// error.
 	ErrSilent = errors.New("the function ran until completion without reporting results or returning an error")
-	// ErrRunning says that a stop was requested and the function goes on.
-	ErrRunning = errors.New("the function does not end although a stop was requested: let it report, or watch its context")
-	// ErrSignature says that a function cannot be run.
+	// ErrRunning means that the function is still running after a stop request.
+	ErrRunning = errors.New("the function is still running after a stop request; let it report, or watch its context")
+	// ErrSignature means that a value is not a function that [Wrap] can run.
 	ErrSignature = errors.New("no training function")
 )
 
-// isDone reports whether a result says that the function has finished.
+// isDone reports whether the function has finished with this result.
 func (r Result) isDone() bool { return r[Done] == true }
 
-// isMarker reports whether a result is the wrapper's.
+// isMarker reports whether a result is the marker.
 func (r Result) isMarker() bool { return r[Duplicate] == true }
 
-// with is a result and what a marker adds to it.
+// with returns a copy of a result with the entries of the marker added.
 func (r Result) with(marker Result) Result {
 	both := Result{}
 	maps.Copy(both, r)
@@ -87,14 +86,14 @@ func (r Result) with(marker Result) Result {
 	return both
 }
 
-// check reports what a function must not say.
+// check returns an error if a function must not report this result.
 func (r Result) check() error {
 	if _, has := r[Duplicate]; has {
-		return fmt.Errorf("report: the name %q is reserved for the end of a function: choose another", Duplicate)
+		return fmt.Errorf("report: the name %q is reserved; choose another", Duplicate)
 	}
 	if v, has := r[Done]; has {
 		if _, ok := v.(bool); !ok {
-			return fmt.Errorf("report: %q is a %T: say true or false", Done, v)
+			return fmt.Errorf("report: %q is a %T: want true or false", Done, v)
 		}
 	}
 	return nil

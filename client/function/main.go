@@ -15,26 +15,27 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 )
 
-// Exit codes of [Main], beside 128 and the number of a signal.
+// Exit codes of [Main], in addition to 128 plus the number of a signal.
 const (
 	exitDone   = 0
 	exitFailed = 1
-	exitConfig = 64 // no trainer, or no function that can be run
+	exitConfig = 64 // no trainer, or not a training function
 )
 
 // stopPatience is how long a function may take to save and end. The trainer's
-// own patience is shorter, and ends in signals.
+// own limit is shorter, and it then sends signals.
 const stopPatience = 10 * time.Minute
 
-// Main runs a training function as a worker that a trainer has started, and
-// returns the exit code of the process: 0 when the function has ended well, or
-// because the trainer asked for it; 1 when it failed; 64 when it cannot be run;
-// 143 when a SIGTERM of the trainer ended it. See [Wrap] for what train may be.
+// Main runs a training function as a worker that a trainer has started. It returns
+// the exit code of the process: 0 if the function ended without an error or on a stop
+// request of the trainer, 1 if it failed, 64 if it cannot be run, 143 if the trainer's
+// SIGTERM ended it. See [Wrap] for the types of train.
 //
-// Each result is one report to the trainer. Its "step" is the training's step,
-// or else the number of the iteration in this attempt; "step", "done" and
-// "time_this_iter_s" are told beside the metrics, not among them. A failure goes to standard error and, with
-// its traceback, into the trainer's error file. Options change how the worker connects.
+// Each result is one report to the trainer. Its "step" is the training's step, by
+// default the number of the iteration in this attempt. Main sends "step" and "done"
+// separately from the metrics. It prints a failure to standard error and writes it,
+// with its traceback, to the trainer's error file. Options change how the worker
+// connects.
 func Main(ctx context.Context, train any, options ...client.Option) int {
 	return run(ctx, train, os.Stderr, options...)
 }
@@ -61,7 +62,7 @@ func run(ctx context.Context, train any, stderr io.Writer, options ...client.Opt
 		return exitFailed
 	}
 	defer c.Close()
-	// The function goes on after a signal: it has to clean up.
+	// The function continues after a signal: it has to clean up.
 	r := NewRunner(context.WithoutCancel(ctx), f.Entry(c.Config, Checkpoint{c.Resume, c}), Options{Logger: log, StopTimeout: stopPatience, Quiet: os.Getenv(client.EnvQuiet) == "1"})
 	_, err = Drive(ctx, r, connected{c, log})
 	code := exitCode(err)
@@ -75,7 +76,7 @@ func run(ctx context.Context, train any, stderr io.Writer, options ...client.Opt
 	return code
 }
 
-// exitCode is that of a process whose function has ended so.
+// exitCode returns the exit code for the error of [Drive].
 func exitCode(err error) int {
 	var killed signalled
 	switch {
@@ -94,8 +95,9 @@ type signalled syscall.Signal
 
 func (s signalled) Error() string { return syscall.Signal(s).String() + " by a signal" }
 
-// untilSignalled ends with a SIGTERM or SIGINT, as its cause says, and at the
-// latest with release. A SIGTERM that the client holds back is the trainer's.
+// untilSignalled returns a context that a SIGTERM or SIGINT cancels, with a
+// [signalled] as its cause, and that release cancels at the latest. A SIGTERM that
+// the client holds does not cancel it: the trainer handles it.
 func untilSignalled(ctx context.Context, held func() bool) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	got := make(chan os.Signal, 1)
@@ -122,7 +124,7 @@ func untilSignalled(ctx context.Context, held func() bool) (_ context.Context, r
 	}
 }
 
-// named gives the level of what should never happen its name.
+// named prints [LevelCritical] as CRITICAL.
 func named(_ []string, a slog.Attr) slog.Attr {
 	if a.Key == slog.LevelKey && a.Value.Any() == LevelCritical {
 		a.Value = slog.StringValue("CRITICAL")
@@ -138,8 +140,8 @@ type connected struct {
 
 var _ Trainer = connected{}
 
-// Report implements [Trainer]. Metrics for which there is no room are lost and
-// said to be: the training is worth more.
+// Report implements [Trainer]. If there is no room for the metrics, it logs that
+// they are lost and returns no error, so that the training continues.
 func (t connected) Report(ctx context.Context, step int64, metrics map[string]any, last bool) error {
 	report := t.Client.Report
 	if last {
@@ -147,11 +149,11 @@ func (t connected) Report(ctx context.Context, step int64, metrics map[string]an
 	}
 	err := report(ctx, step, metrics)
 	if errors.Is(err, client.ErrNoSpace) {
-		t.log.Warn("the metrics of an iteration are not kept", "step", step, "error", err)
+		t.log.Warn("metrics lost", "step", step, "error", err)
 		return nil
 	}
 	return err
 }
 
-// Stopped implements [Trainer], with what the newest reply has said.
+// Stopped implements [Trainer]. It returns the stop request of the newest reply.
 func (t connected) Stopped() string { return t.StopRequested() }

@@ -15,14 +15,14 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 )
 
-// asked is a request as it came over the socket.
+// asked is a request that arrived over the socket.
 type asked struct {
 	Op   string
 	Body client.Report
 }
 
-// door is the trainer's end of a socket: it writes down the requests and
-// answers reports with a status.
+// door is the trainer's end of a socket: it records the requests and answers
+// reports with a status.
 func door(t *testing.T, status int) func() []asked {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
@@ -38,7 +38,7 @@ func door(t *testing.T, status int) func() []asked {
 			return
 		}
 		if a.Op == "hold_signals" {
-			<-r.Context().Done() // this trainer ends nobody
+			<-r.Context().Done() // this trainer ends no worker
 			return
 		}
 		if err := json.NewDecoder(r.Body).Decode(&a.Body); err != nil {
@@ -67,7 +67,7 @@ func reportsTwice(ctx context.Context, _ Config, p *Reporter) error {
 	return errors.Join(p.Report(ctx, Result{"a": 1, TimeThisIter: 2}), p.Report(ctx, Result{"a": 2, TimeThisIter: 3, Step: 7, Done: true}))
 }
 
-// The last report says so on the socket, beside its metrics.
+// The last report has its own field for "done", outside the metrics.
 func TestMainReports(t *testing.T) {
 	got := door(t, http.StatusOK)
 	var stderr bytes.Buffer
@@ -83,7 +83,7 @@ func TestMainReports(t *testing.T) {
 	}
 }
 
-// A function that never reports is advised to, unless the trainer was told to be quiet.
+// Main advises a function that never reports to do so, unless the trainer runs with --quiet.
 func TestMainQuiet(t *testing.T) {
 	for quiet, advised := range map[string]bool{"": true, "1": false} {
 		got := door(t, http.StatusOK)
@@ -99,8 +99,7 @@ func TestMainQuiet(t *testing.T) {
 	}
 }
 
-// A report that is refused ends the function; one for which there is no room
-// does not.
+// A refused report ends the function; a report without room does not.
 func TestMainRefused(t *testing.T) {
 	for status, want := range map[int]int{http.StatusConflict: exitFailed, http.StatusInsufficientStorage: exitDone} {
 		got := door(t, status)

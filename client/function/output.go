@@ -7,7 +7,7 @@ import (
 	"reflect"
 )
 
-// output says which of a function's results is what; −1 of what it lacks.
+// output holds the indexes of a function's results; −1 for absent ones.
 type output struct {
 	value, err int
 	kind       outputKind
@@ -49,8 +49,8 @@ func outputOf(t reflect.Type) (output, error) {
 	return o, nil
 }
 
-// isResult reports whether values of a type can be reported; of an interface,
-// that shows later.
+// isResult reports whether values of a type can be reported. For an interface,
+// resultOf checks the value.
 func isResult(t reflect.Type) bool {
 	switch t.Kind() {
 	case reflect.Map:
@@ -61,7 +61,7 @@ func isResult(t reflect.Type) bool {
 	return t.ConvertibleTo(reflect.TypeFor[float64]())
 }
 
-// report reports what a function has returned.
+// report reports the values that a function returned.
 func (o output) report(ctx context.Context, p *Reporter, out []reflect.Value) error {
 	if o.err >= 0 && !out[o.err].IsNil() {
 		return out[o.err].Interface().(error)
@@ -104,7 +104,7 @@ func (o output) report(ctx context.Context, p *Reporter, out []reflect.Value) er
 	return nil
 }
 
-// errFinished ends a generator that has yielded "done".
+// errFinished stops a generator that yielded "done".
 var errFinished = errors.New("the generator has yielded done")
 
 func afterDone(err error) error {
@@ -128,7 +128,7 @@ func (p *Reporter) yielded(ctx context.Context, v reflect.Value) error {
 	return err
 }
 
-// resultOf is what a value says; nil of a nil map or interface.
+// resultOf converts a value to a result. It returns nil for a nil map or interface.
 func resultOf(v reflect.Value) (Result, error) {
 	if v.Kind() == reflect.Interface {
 		if v.IsNil() {
@@ -146,5 +146,5 @@ func resultOf(v reflect.Value) (Result, error) {
 	case v.CanFloat():
 		return Result{Metric: v.Float()}, nil
 	}
-	return nil, fmt.Errorf("the function gave a %s as a result: want a map or a number", v.Type())
+	return nil, fmt.Errorf("the function returned or yielded a %s: want a map or a number", v.Type())
 }

@@ -8,27 +8,26 @@ import (
 	"time"
 )
 
-// Reporter is what a function reports through. Its methods may be called by
-// several goroutines; their reports are taken one by one.
+// Reporter reports the results of a function. Its methods are safe for concurrent
+// use; reports are handled one at a time.
 type Reporter struct {
 	r     *Runner
-	turn  chan struct{} // holds a token while a report is not answered
-	since time.Time     // when the function went on
+	turn  chan struct{} // holds a token during a report
+	since time.Time     // when the function last resumed
 	count int           // reports that were handed over
-	done  bool          // one of them said so
+	done  bool          // "done" or the marker was among them
 }
 
-// handed is a result on its way. The reporter waits until next is closed.
+// handed is a result that was handed over. The reporter waits until next is closed.
 type handed struct {
 	result Result
 	next   chan struct{}
 }
 
 // Report hands over a copy of the metrics and blocks until the next step asks
-// for more. It fills in [TimeThisIter] unless that is given: the time since
-// the last report was answered. When a stop was requested it returns
-// [ErrStop]: the metrics may have been taken, and the function is to clean up
-// and return.
+// for more. It sets [TimeThisIter], unless given, to the time since the last report
+// returned. After a stop request it returns [ErrStop], whether or not the trainer
+// has taken the metrics; the function must then clean up and return.
 func (p *Reporter) Report(ctx context.Context, metrics Result) error {
 	if err := metrics.check(); err != nil {
 		return err
@@ -69,8 +68,8 @@ func (p *Reporter) Report(ctx context.Context, metrics Result) error {
 	return nil
 }
 
-// hand puts a result into the place for it. One that has room is handed over
-// even if a stop was requested: whoever stops says that it was left.
+// hand hands a result over. If there is room, it does so even after a stop request:
+// Stop then logs the result as lost.
 func (p *Reporter) hand(ctx context.Context, h handed) error {
 	select {
 	case p.r.results <- h:
@@ -81,15 +80,15 @@ func (p *Reporter) hand(ctx context.Context, h handed) error {
 	case p.r.results <- h:
 		return nil
 	case <-p.r.stopping:
-		p.r.log.Warn("a result came after the stop and is lost", "result", h.result)
+		p.r.log.Warn("result after stop lost", "result", h.result)
 		return ErrStop
 	case <-ctx.Done():
 		return fmt.Errorf("report: hand over the result: %w", context.Cause(ctx))
 	}
 }
 
-// Stopping is why a stop was requested, such as "stop" or "preempt", or empty:
-// a function that is preempted saves before it returns.
+// Stopping returns the reason of a stop request, such as "stop" or "preempt", or
+// "" without one. A function that is preempted should save before it returns.
 func (p *Reporter) Stopping() string {
 	select {
 	case <-p.r.stopping:
@@ -99,8 +98,8 @@ func (p *Reporter) Stopping() string {
 	}
 }
 
-// finish hands over the marker, unless the function has said that it is done.
-// Nobody waits for a step after it.
+// finish hands over the marker, unless the function has reported "done". It does
+// not wait for another step.
 func (p *Reporter) finish(ctx context.Context) error {
 	select {
 	case p.turn <- struct{}{}:
@@ -120,12 +119,12 @@ func (p *Reporter) finish(ctx context.Context) error {
 
 type reporterKey struct{}
 
-// Report is [Reporter.Report] of the function that ctx was given to, for
-// functions that take no reporter.
+// Report is [Reporter.Report] for functions that take no reporter. ctx must be the
+// context of the function, or derived from it.
 func Report(ctx context.Context, metrics Result) error {
 	p, ok := ctx.Value(reporterKey{}).(*Reporter)
 	if !ok {
-		return errors.New("report: this context belongs to no training function: pass on the one that the function was given")
+		return errors.New("report: this context belongs to no training function; pass the function's own context")
 	}
 	return p.Report(ctx, metrics)
 }

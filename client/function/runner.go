@@ -13,10 +13,9 @@ import (
 type Options struct {
 	Logger *slog.Logger // default: slog.Default
 	// StopTimeout is how long [Runner.Stop] waits for the function to end;
-	// default 10 s. After it the function's context is cancelled, and the
-	// function is left to itself.
+	// default 10 s. After that Stop cancels the function's context and returns.
 	StopTimeout time.Duration
-	Quiet       bool // no advice in the log, as that to report; what is lost is warned of all the same
+	Quiet       bool // log no advice, such as to report; warnings of lost data are still logged
 }
 
 const defaultStopTimeout = 10 * time.Second
@@ -40,13 +39,13 @@ type Runner struct {
 
 	turn    chan struct{} // holds a token during a Step, or while Stop cleans up; guards the rest
 	started bool
-	over    bool          // nothing is to be stepped any more
-	next    chan struct{} // of the result that was given out; nil if nobody waits
+	over    bool          // no more steps
+	next    chan struct{} // of the last result returned; nil if no report waits
 	last    Result
 }
 
-// NewRunner makes a runner. The function's context is derived from ctx and
-// ends with the function. It starts on the first step.
+// NewRunner returns a runner. The function starts on the first step; its context
+// is derived from ctx and ends with the function.
 func NewRunner(ctx context.Context, entry Entry, o Options) *Runner {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -64,10 +63,10 @@ func NewRunner(ctx context.Context, entry Entry, o Options) *Runner {
 	return r
 }
 
-// Step lets the function go on and returns its next result. Of a function that
-// has returned without saying "done" that is its last result and the marker.
-// An error of the function is an [Error], and comes after all of its results.
-// If ctx ends first, the next step waits for the same result.
+// Step resumes the function and returns its next result. If the function has
+// returned without reporting "done", that is its last result with the marker. An
+// error of the function is an [Error], and follows all of its results. If ctx ends
+// first, the next step waits for the same result.
 func (r *Runner) Step(ctx context.Context) (Result, error) {
 	select {
 	case r.turn <- struct{}{}:
@@ -82,7 +81,7 @@ func (r *Runner) Step(ctx context.Context) (Result, error) {
 	return r.fetch(ctx)
 }
 
-// fetch waits for a result, or for the end and what is left then.
+// fetch waits for a result, or for the end of the function and its error.
 func (r *Runner) fetch(ctx context.Context) (Result, error) {
 	select {
 	case h := <-r.results:
@@ -91,7 +90,7 @@ func (r *Runner) fetch(ctx context.Context) (Result, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("step: %w", context.Cause(ctx))
 	}
-	select { // a result may have come between the last look and the end
+	select { // a result may have arrived just before the end
 	case h := <-r.results:
 		return r.take(h), nil
 	default:
@@ -126,10 +125,10 @@ func (r *Runner) release() {
 	}
 }
 
-// take gives a result out.
+// take turns a handed-over result into the result of a step.
 func (r *Runner) take(h handed) Result {
 	if len(r.errs) > 0 {
-		r.log.Warn("an error of the function waits: the results before it come first")
+		r.log.Warn("function failed; returning its earlier results first")
 	}
 	r.next = h.next
 	if h.result.isMarker() {
@@ -138,14 +137,13 @@ func (r *Runner) take(h handed) Result {
 	r.last = h.result
 	if r.last.isDone() || r.last.isMarker() {
 		r.over = true
-		r.release() // nobody will step: it may clean up and return
+		r.release() // no step follows: let the function clean up and return
 	}
 	return r.last.with(nil)
 }
 
-// RequestStop makes the function's next report, or the one that it waits in,
-// return [ErrStop], and waits for nothing. why is what [Reporter.Stopping]
-// says; the first request counts.
+// RequestStop makes the function's next or current report return [ErrStop]. It
+// does not wait. [Reporter.Stopping] returns why; only the first request counts.
 func (r *Runner) RequestStop(why string) {
 	r.ask.Do(func() {
 		r.why = why
@@ -153,10 +151,9 @@ func (r *Runner) RequestStop(why string) {
 	})
 }
 
-// Stop requests a stop and waits until the function has ended, but no longer
-// than its timeout: then it returns [ErrRunning]. Results that nobody has
-// fetched are warned about, and an error of the function that nobody has seen
-// is returned.
+// Stop requests a stop and waits until the function has ended. After
+// Options.StopTimeout it returns [ErrRunning]. It logs a result that was not
+// fetched, and returns an error of the function that no step has returned.
 func (r *Runner) Stop(ctx context.Context) error {
 	r.RequestStop("stop")
 	limit := time.NewTimer(r.patience)
@@ -164,7 +161,7 @@ func (r *Runner) Stop(ctx context.Context) error {
 	select {
 	case r.turn <- struct{}{}:
 	case <-limit.C:
-		return ErrRunning // and a step waits for it
+		return ErrRunning // a step is still waiting for the function
 	case <-ctx.Done():
 		return fmt.Errorf("stop: %w", context.Cause(ctx))
 	}
@@ -186,7 +183,7 @@ func (r *Runner) Stop(ctx context.Context) error {
 	select {
 	case h := <-r.results:
 		if !h.result.isMarker() {
-			r.log.Warn("a result came after the stop and is lost", "result", h.result)
+			r.log.Warn("result after stop lost", "result", h.result)
 		}
 	default:
 	}

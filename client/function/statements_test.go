@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// trial is a runner in a bubble of time, and what it logs.
+// trial is a runner in a synctest bubble, with its log.
 type trial struct {
 	*Runner
 	t   *testing.T
@@ -40,7 +40,7 @@ func wrapped(t *testing.T, fn any) *trial {
 	return newTrial(t, f.Entry(nil, Checkpoint{}))
 }
 
-// step is a step that has to give a result; the time in it is left out.
+// step returns the result of a step that must succeed, without its time.
 func (x *trial) step() Result {
 	x.t.Helper()
 	r, err := x.Step(x.t.Context())
@@ -58,7 +58,7 @@ func (x *trial) want(want Result) {
 	}
 }
 
-// fails is failure for those who know what it says.
+// fails is failure without the error.
 func (x *trial) fails(want error) {
 	x.t.Helper()
 	if err := x.failure(want); err == nil {
@@ -66,7 +66,7 @@ func (x *trial) fails(want error) {
 	}
 }
 
-// failure is a step that has to give an error.
+// failure returns the error of a step that must fail.
 func (x *trial) failure(want error) error {
 	x.t.Helper()
 	r, err := x.Step(x.t.Context())
@@ -102,11 +102,11 @@ func Test13HandOffs(t *testing.T) {
 		}
 		x.want(Result{"n": 1})
 		if synctest.Wait(); !started || went {
-			t.Errorf("started %v; went on without a step %v", started, went)
+			t.Errorf("started %v; continued without a step %v", started, went)
 		}
 		x.fails(ErrSilent)
 		if !went {
-			t.Error("a step does not let the function go on")
+			t.Error("a step does not resume the function")
 		}
 	})
 }
@@ -125,7 +125,7 @@ func Test14Report(t *testing.T) {
 				t.Errorf("the function's own metrics are %v now", metrics)
 			}
 			go func() { _ = p.Report(context.WithoutCancel(ctx), Result{"n": "late"}) }()
-			synctest.Wait() // it has handed over, and this function ends
+			synctest.Wait() // until it has handed over; then this function ends
 			return nil
 		})
 		first := x.step()
@@ -133,7 +133,7 @@ func Test14Report(t *testing.T) {
 		if first["n"] != 1 || second["n"] != 2 {
 			t.Errorf("results %v and %v: a report is no copy", first, second)
 		}
-		first["n"] = "changed by who took it"
+		first["n"] = "changed by the caller"
 		x.want(Result{"n": 3})
 		x.want(Result{"n": "late"})
 		x.fails(ErrSilent)
@@ -141,7 +141,7 @@ func Test14Report(t *testing.T) {
 	})
 }
 
-// A result that came in the moment of the end is fetched after it.
+// A result that arrives just as the function ends is still fetched.
 func Test14LateResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newTrial(t, func(_ context.Context, p *Reporter) error {
@@ -150,7 +150,7 @@ func Test14LateResult(t *testing.T) {
 		})
 		x.proceed()
 		<-x.ended
-		for range 50 { // both are ready: no choice may lose the result
+		for range 50 { // both channels are ready: neither choice of select may lose the result
 			x.turn <- struct{}{}
 			if _, err := x.fetch(t.Context()); err != nil {
 				t.Fatal(err)
@@ -185,13 +185,13 @@ func Test15TimeThisIter(t *testing.T) {
 	})
 }
 
-// book is a trainer that writes down what it gets.
+// book is a trainer that records its reports.
 type book struct {
 	steps []int64
 	got   []Result
 	last  []bool
-	stop  string // asked for
-	after int    // so many reports
+	stop  string // requested after this many reports:
+	after int
 }
 
 func (b *book) Report(_ context.Context, step int64, metrics map[string]any, last bool) error {
@@ -273,7 +273,7 @@ func Test18ErrorAfterResults(t *testing.T) {
 		}
 		<-time.After(2 * time.Minute)
 		x.want(Result{"n": 1})
-		x.logged("the results before it come first")
+		x.logged("returning its earlier results first")
 		var e *Error
 		if err := x.failure(errBug); !errors.As(err, &e) || !strings.Contains(e.Traceback, "errors.errorString: a bug") {
 			t.Errorf("error %#v", err)
@@ -316,8 +316,8 @@ func Test20StopSignal(t *testing.T) {
 			"panic":    func(context.Context, *Reporter) error { panic(ErrStop) },
 		} {
 			var e *Error
-			if err := newTrial(t, raise).failure(nil); !errors.As(err, &e) || errors.Is(err, ErrStop) || !strings.Contains(err.Error(), "nobody has requested a stop") {
-				t.Errorf("%s: a stop that nobody requested is %v", name, err)
+			if err := newTrial(t, raise).failure(nil); !errors.As(err, &e) || errors.Is(err, ErrStop) || !strings.Contains(err.Error(), "no stop was requested") {
+				t.Errorf("%s: an unrequested stop is %v", name, err)
 			}
 			x := newTrial(t, func(ctx context.Context, p *Reporter) error {
 				if err := p.Report(ctx, Result{}); !errors.Is(err, ErrStop) || p.Stopping() != "stop" {
@@ -327,7 +327,7 @@ func Test20StopSignal(t *testing.T) {
 			})
 			x.step()
 			if err := x.Stop(t.Context()); err != nil {
-				t.Errorf("%s: a stop that was requested is %v", name, err)
+				t.Errorf("%s: a requested stop is %v", name, err)
 			}
 		}
 	})
@@ -335,7 +335,7 @@ func Test20StopSignal(t *testing.T) {
 
 func Test21Stop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// One that never ends is not waited for.
+		// Stop does not wait for a function that never ends.
 		var ended context.Context
 		x := newTrial(t, func(ctx context.Context, p *Reporter) error {
 			ended = ctx
@@ -353,7 +353,7 @@ func Test21Stop(t *testing.T) {
 		}
 		<-time.After(2 * time.Hour)
 
-		// A result that nobody fetched is warned about, and the error surfaces.
+		// Stop logs a result that was not fetched, and returns the error.
 		x = newTrial(t, func(ctx context.Context, p *Reporter) error {
 			<-time.After(time.Second)
 			if err := p.Report(ctx, Result{"n": "left"}); !errors.Is(err, ErrStop) {
@@ -369,13 +369,13 @@ func Test21Stop(t *testing.T) {
 		if err := x.Stop(t.Context()); !errors.Is(err, errBug) {
 			t.Errorf("stop gave %v", err)
 		}
-		x.logged("a result came after the stop", "n:left")
+		x.logged("result after stop lost", "n:left")
 		x.fails(ErrEnded)
 		if err := x.Stop(t.Context()); err != nil {
 			t.Errorf("the second stop gave %v", err)
 		}
 
-		// Before the first step there is nothing to end.
+		// Before the first step, the function has not started.
 		x = newTrial(t, func(context.Context, *Reporter) error { t.Error("it ran"); return nil })
 		if err := x.Stop(t.Context()); err != nil {
 			t.Error(err)
@@ -399,7 +399,7 @@ func Test21TrainerStops(t *testing.T) {
 		if n, err := Drive(t.Context(), x.Runner, b); err != nil || n != 3 || why != "preempt" {
 			t.Errorf("%d iterations, %v, for the reason %q", n, err, why)
 		}
-		// So does the end of the context, which is the error.
+		// The end of the context stops it too, and is the error.
 		ctx, cancel := context.WithCancelCause(t.Context())
 		x = wrapped(t, func(fctx context.Context, _ Config, p *Reporter) error {
 			<-time.After(time.Second)
@@ -434,7 +434,7 @@ func Test22StepAfterTheEnd(t *testing.T) {
 func Test23ErrorThatCannotBeHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newTrial(t, func(context.Context, *Reporter) error { return errBug })
-		first := errors.New("nobody has taken it")
+		first := errors.New("not fetched yet")
 		x.errs <- first
 		began := time.Now()
 		x.fails(first)
@@ -566,7 +566,7 @@ func Test24Generators(t *testing.T) {
 	})
 }
 
-// What must not be reported is an error of the report.
+// Report refuses results that a function must not report.
 func TestRefusedReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newTrial(t, func(ctx context.Context, p *Reporter) error {
@@ -580,6 +580,6 @@ func TestRefusedReports(t *testing.T) {
 		x.fails(ErrSilent)
 	})
 	if err := Report(t.Context(), Result{}); err == nil {
-		t.Error("a report to nobody")
+		t.Error("Report works without a training function")
 	}
 }

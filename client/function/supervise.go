@@ -13,23 +13,23 @@ import (
 	"time"
 )
 
-// errorTimeout is how long an error of the function waits for its place.
+// errorTimeout is how long supervise waits to hand over an error.
 const errorTimeout = 10 * time.Second
 
-// LevelCritical is the level of what should never happen.
+// LevelCritical is the log level of conditions that should never occur.
 const LevelCritical = slog.LevelError + 4
 
-// Error is how a function has failed.
+// Error is the failure of a function.
 type Error struct {
-	Err       error  // what it returned, or what it panicked with
-	Traceback string // of a panic the stack; else the chain of the error
+	Err       error  // the returned error or the value of the panic
+	Traceback string // the stack of a panic, or the chain of the error
 }
 
 func (e *Error) Error() string { return "the function failed: " + e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
-// supervise runs the function and hands over its error before it says that the
-// function has ended. runtime.Goexit ends it without one.
+// supervise runs the function, hands over its error and then closes r.ended. A
+// function that ends by runtime.Goexit has no error.
 func (r *Runner) supervise() {
 	defer close(r.ended)
 	defer r.cancel(ErrEnded)
@@ -45,12 +45,12 @@ func (r *Runner) supervise() {
 		var e *Error
 		errors.As(err, &e)
 		r.log.Log(context.WithoutCancel(r.ctx), LevelCritical,
-			"an error of the function cannot be handed over, because nobody has taken an earlier one",
+			"function error dropped: an earlier one was not fetched",
 			"error", err, "traceback", e.Traceback)
 	}
 }
 
-// call runs the function; a panic is an error with its stack.
+// call runs the function. It returns a panic as an error with its stack.
 func (r *Runner) call() (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -68,7 +68,7 @@ func panicked(p any, stack []byte) error {
 	return &Error{fmt.Errorf("panic: %w", err), string(stack)}
 }
 
-// judge says what the end of a function means.
+// judge returns the failure of a function that ended with err, or nil.
 func (r *Runner) judge(err error) error {
 	if err == nil || errors.Is(err, ErrStop) && r.reporter.Stopping() != "" {
 		return nil
@@ -78,18 +78,18 @@ func (r *Runner) judge(err error) error {
 		e = p // a panic, with its stack
 	}
 	if errors.Is(err, ErrStop) {
-		e.Err = fmt.Errorf("it gave the stop signal, and nobody has requested a stop: return nil to end: %w", unprompted{e.Err})
+		e.Err = fmt.Errorf("it returned ErrStop, but no stop was requested; return nil to end: %w", unprompted{e.Err})
 	}
 	return e
 }
 
-// unprompted is a stop signal that nobody may take for one.
+// unprompted hides an ErrStop that was not requested from errors.Is.
 type unprompted struct{ err error }
 
 func (u unprompted) Error() string { return u.err.Error() }
 
-// chain is an error and what it wraps, the cause last, each with its type. %+v
-// shows the stack of errors that carry one.
+// chain formats an error and the errors that it wraps, the cause last, each with
+// its type. %+v prints the stack of errors that carry one.
 func chain(err error) string {
 	var text strings.Builder
 	for ; err != nil; err = errors.Unwrap(err) {
@@ -98,10 +98,10 @@ func chain(err error) string {
 	return text.String()
 }
 
-// envErrorFile is torchelastic's: where a worker says why it failed.
+// envErrorFile is torchelastic's variable for the file in which a worker records its failure.
 const envErrorFile = "TORCHELASTIC_ERROR_FILE"
 
-// writeErrorFile says why the function failed, in the form of torchelastic's
+// writeErrorFile records why the function failed, in the format of torchelastic's
 // record decorator.
 func writeErrorFile(err error) error {
 	path := os.Getenv(envErrorFile)

@@ -8,23 +8,23 @@ import (
 	"reflect"
 )
 
-// Trainer takes the results of a function. It is asked by one goroutine.
+// Trainer takes the results of a function. [Drive] calls it from one goroutine.
 type Trainer interface {
-	// Report hands over one iteration and returns when it is taken. last says
-	// that the function has finished: nothing comes after it.
+	// Report hands over one iteration and returns once the trainer has it. If
+	// last is set, the function has finished and no report follows.
 	Report(ctx context.Context, step int64, metrics map[string]any, last bool) error
-	// Stopped is why the training is to end, such as "stop" or "preempt", or
-	// empty. It is asked after each report.
+	// Stopped returns why the training should end, such as "stop" or "preempt",
+	// or "". Drive calls it after each report.
 	Stopped() string
 }
 
 // Drive steps a function to its end and hands each of its results to the
-// trainer, once: the marker is none. It returns how many iterations the trainer
-// has taken. When the trainer asks for a stop, the function is stopped and a
-// clean end is no error. When ctx ends, it is stopped too, and why ctx ended is
-// the error, with the function's.
+// trainer once, except the marker. It returns how many iterations the trainer
+// has taken. When the trainer requests a stop, Drive stops the function; a clean
+// end is then no error. When ctx ends, Drive stops the function too, and returns
+// the cause of ctx joined with the function's error.
 func Drive(ctx context.Context, r *Runner, t Trainer) (iterations int, err error) {
-	clean := context.WithoutCancel(ctx) // stopping has a limit of its own
+	clean := context.WithoutCancel(ctx) // Stop has a timeout of its own
 	defer context.AfterFunc(ctx, func() { r.RequestStop("stop") })()
 	for {
 		result, err := r.Step(ctx)
@@ -57,7 +57,7 @@ func Drive(ctx context.Context, r *Runner, t Trainer) (iterations int, err error
 	}
 }
 
-// ownError is err if it is the function's.
+// ownError returns err if the function caused it, else nil.
 func ownError(err error) error {
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return err
@@ -65,7 +65,7 @@ func ownError(err error) error {
 	return nil
 }
 
-// metrics are a result without what the trainer is told beside them.
+// metrics returns a result without the entries that Report takes as arguments.
 func (r Result) metrics() Result {
 	rest := maps.Clone(r)
 	delete(rest, Step)
@@ -73,18 +73,18 @@ func (r Result) metrics() Result {
 	return rest
 }
 
-// step is the step that a result belongs to.
+// step returns the training step of a result, by default the iteration.
 func (r Result) step(iteration int64) (int64, error) {
-	said, has := r[Step]
+	given, has := r[Step]
 	if !has {
 		return iteration, nil
 	}
-	v := reflect.ValueOf(said)
+	v := reflect.ValueOf(given)
 	switch {
 	case v.IsValid() && v.CanInt():
 		return v.Int(), nil
 	case v.IsValid() && v.CanFloat() && float64(int64(v.Float())) == v.Float():
 		return int64(v.Float()), nil
 	}
-	return 0, fmt.Errorf("%q is %v (%T): want a whole number", Step, said, said)
+	return 0, fmt.Errorf("%q is %v (%T): want a whole number", Step, given, given)
 }

@@ -10,16 +10,16 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 )
 
-// Checkpoint is what a function with the signature (context, config,
-// checkpoint) loads from and saves to. It may report by [Report].
+// Checkpoint gives a function with the signature (context, config, checkpoint)
+// access to the store. Such a function can report with [Report].
 type Checkpoint struct {
-	Resume string // full ID of what to resume from, or empty
+	Resume string // full ID of the checkpoint to resume from, or empty
 	c      *client.Client
 }
 
-var errNoStore = errors.New("this trial has no trainer to keep checkpoints; start it by `trainer run -- COMMAND`")
+var errNoStore = errors.New("this trial has no trainer to keep checkpoints; start it with `trainer run -- COMMAND`")
 
-// Load is [client.Client.Load]: by default, of the checkpoint to resume from.
+// Load is [client.Client.Load]. By default it loads the checkpoint to resume from.
 func (c Checkpoint) Load(ctx context.Context, state *client.State, o client.LoadOptions) (client.Loaded, error) {
 	if c.c == nil {
 		return client.Loaded{}, fmt.Errorf("load: %w", errNoStore)
@@ -35,7 +35,7 @@ func (c Checkpoint) Save(ctx context.Context, step int64, state client.State, o 
 	return c.c.Save(ctx, step, state, o)
 }
 
-// Client returns the worker's connection, for RPC and collectives; nil without a trainer.
+// Client returns the worker's connection, for RPC and collectives, or nil without a trainer.
 func (c Checkpoint) Client() *client.Client { return c.c }
 
 // Function is a training function whose signature is known.
@@ -45,10 +45,10 @@ type Function struct {
 	output    output
 }
 
-// Signature says what a function is given beside its context.
+// Signature lists the arguments of a function after its context.
 type Signature string
 
-// Signatures. A function that takes a checkpoint and a reporter has the last.
+// Signatures. A function that takes both a checkpoint and a reporter has TakesCheckpoint.
 const (
 	TakesConfig     Signature = "config"
 	TakesReporter   Signature = "config, reporter"
@@ -63,17 +63,16 @@ var (
 	anyMap         = reflect.TypeFor[map[string]any]()
 )
 
-// Wrap makes a training function of
+// Wrap makes a training function of one of
 //
 //	func(context.Context, Config)
 //	func(context.Context, Config, *Reporter)
 //	func(context.Context, Config, Checkpoint)
 //
-// which may return an error, and before it a result: a map, a number, or an
-// iterator of them, which is a generator: an iter.Seq, or an iter.Seq2 whose
-// second values are errors. All that is returned or yielded is reported, a bare
-// number as [Metric], 0 as any other. Another parameter or result is an
-// [ErrSignature].
+// It may return an error, and before it a result: a map, a number, or a generator
+// of them. A generator is an iter.Seq, or an iter.Seq2 whose second values are
+// errors. Every returned or yielded value is reported, a number, including 0, as
+// [Metric]. Other parameters or results are an [ErrSignature].
 func Wrap(fn any) (*Function, error) {
 	f := &Function{fn: reflect.ValueOf(fn), signature: TakesConfig}
 	wrong := func(format string, args ...any) (*Function, error) {
@@ -97,7 +96,7 @@ func Wrap(fn any) (*Function, error) {
 				f.signature = TakesReporter
 			}
 		default:
-			return wrong("parameter %d is unknown: after the context and the config come a *function.Reporter, a function.Checkpoint, each at most once, or nothing", i+1)
+			return wrong("parameter %d is unknown: only a *function.Reporter and a function.Checkpoint, each at most once, may follow the context and the config", i+1)
 		}
 		if i < 2 {
 			return wrong("parameter %d is a %s: the first are a context.Context and a function.Config", i+1, in)
@@ -116,11 +115,11 @@ func Wrap(fn any) (*Function, error) {
 
 func isConfig(t reflect.Type) bool { return t.Kind() == reflect.Map && anyMap.ConvertibleTo(t) }
 
-// Signature says what the function takes.
+// Signature returns the arguments that the function takes.
 func (f *Function) Signature() Signature { return f.signature }
 
-// Entry is the function with its arguments. When it returns without having
-// reported "done", the marker is its last result.
+// Entry binds the function to its arguments. If the function returns without
+// having reported "done", the marker is its last result.
 func (f *Function) Entry(config Config, c Checkpoint) Entry {
 	config = maps.Clone(config)
 	if config == nil {

@@ -1,5 +1,5 @@
-// Package rpc lets the workers of a group call functions of each other by name, through
-// a backend that is built in or that the program registers.
+// Package rpc lets the workers of a group call each other's functions by name, through a
+// built-in backend or a backend of the program.
 //
 //	registry := rpc.NewRegistry()
 //	_, err := registry.Register("mine", rpc.Handlers{…})
@@ -8,8 +8,8 @@
 //	answer, err := agent.Call(ctx, client.AgentName(1), "square", []byte("7"))
 //	err = agent.Shutdown(ctx)                               // on every rank
 //
-// A registry is a value of the program: two backends of one name are an error of
-// Register, and nothing is registered by an import.
+// A registry is a value, not a global: imports register nothing, and Register returns an
+// error if the name is taken.
 package rpc
 
 import (
@@ -41,23 +41,23 @@ func NewRegistry() *Registry { return rpc.Builtin() }
 // valid when others are registered.
 type Backend = rpc.Backend
 
-// Handlers are what a backend does:
+// Handlers implement a backend:
 //
-//	Construct func(Settings) (_ Options, unknown []string, err error)  of nil, the defaults
-//	Owns      func(Options) bool                                       options of its type
+//	Construct func(Settings) (_ Options, unknown []string, err error)  nil gives the defaults
+//	Owns      func(Options) bool                                       options are of its type
 //	Init      func(context.Context, Setup) (Agent, error)              opens the agent
 type Handlers = rpc.Handlers
 
 // Settings are options by name. Construct returns the names that it does not know, and
-// [Open] warns of them.
+// [Open] logs a warning for them.
 type Settings = rpc.Settings
 
-// Options are the settings of an agent, of a type for each backend.
+// Options are the settings of an agent; each backend has its own type.
 type Options = rpc.Options
 
-// Setup is what Init opens an agent with: Options, Name, Rank, World, the Group of the
-// ranks, a Token that all ranks share, and Store, of type any: with [Open] it is both a
-// [Store] and a [Messenger].
+// Setup holds the arguments of Init: Options, Name, Rank, World, the Group of the ranks, a
+// Token that all ranks share, and Store, of type any. [Open] sets Store to a value that is
+// both a [Store] and a [Messenger].
 type Setup = rpc.Setup
 
 // Agent is one worker among its peers:
@@ -65,11 +65,11 @@ type Setup = rpc.Setup
 //	Self() Peer
 //	Handle(name string, f Func) error
 //	Call(ctx, to, function string, body []byte) ([]byte, error)
-//	Shutdown(ctx) error   every rank; returns when no call is under way
+//	Shutdown(ctx) error   on every rank; returns when no call is in flight
 //	Close() error         at once
 //
 // A call fails with a [RemoteError] if the function failed, and with a [PeerError] if the
-// peer has gone. All methods are safe for concurrent use.
+// peer is gone. All methods are safe for concurrent use.
 type Agent = rpc.Agent
 
 // Func is a function that peers call. Its context ends with the caller's.
@@ -78,33 +78,33 @@ type Func = rpc.Func
 // Peer is the Name and Rank of an agent.
 type Peer = rpc.Peer
 
-// Store is where the agents of a group leave their addresses: Set(ctx, key, value) and
-// Get(ctx, key), which waits for the key.
+// Store is where the agents of a group publish their addresses: Set(ctx, key, value) and
+// Get(ctx, key), which blocks until the key is set.
 type Store = rpc.Store
 
 // Messenger moves messages among the ranks of a group: Send(ctx, to, data) and Recv(ctx).
 // Each arrives once, in order.
 type Messenger = rpc.Messenger
 
-// Message is what Recv returns: the Data of rank From, or that From has Gone.
+// Message is the result of Recv: the Data that rank From sent, or Gone if From is gone.
 type Message = rpc.Message
 
-// PeerError says that a call could not be made, or got no answer.
+// PeerError means that a call could not be sent, or got no answer.
 type PeerError = rpc.PeerError
 
-// RemoteError is what a function of a peer returned.
+// RemoteError is the error that a peer's function returned.
 type RemoteError = rpc.RemoteError
 
-// meeting is how the agents of a group find each other: by the keys that they leave, or
-// by messages through the trainer.
+// meeting is the Setup.Store of [Open]: agents find each other through its keys, or
+// exchange messages through the trainer.
 type meeting struct {
 	Store
 	Messenger
 }
 
-// Open opens this worker's agent, named client.AgentName(c.Rank), through the backend of
-// a name. Every rank calls it, and no other collective meanwhile. Unknown settings are
-// warned of through [slog.Default].
+// Open opens this worker's agent, named client.AgentName(c.Rank), with the named backend.
+// Every rank calls it, and no other collective meanwhile. It logs unknown settings as
+// warnings to [slog.Default].
 func Open(ctx context.Context, c *client.Client, r *Registry, backend string, settings Settings) (Agent, error) {
 	b, err := r.Lookup(backend)
 	if err != nil {

@@ -23,24 +23,23 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-const agentHelp = `Serve a store to this user's processes that no trainer started, such as a
-notebook or a plain python train.py, until idle for --idle or stopped. Processes
-that join become the ranks of a job; the agent starts none of them and ends none.
-When they are gone, or have said that they leave, what they had staged is
-finished, and their job ends.
+const agentHelp = `Serve a store to processes of this user that no trainer started, such as a notebook
+or a plain python train.py, until stopped or idle for --idle. The processes that join
+become the ranks of a job. The agent neither starts nor ends them. When they exit or
+leave, the agent finishes their staged saves and ends the job.
 
-Programs start an agent themselves, by ckptstore agent start: it starts one in the
-background if none answers, and any number of processes may do so at once. The
-store is made if its directory does not exist. SIGTERM ends the sessions that are
-left and finishes what they have staged.
+The Python library starts an agent by itself, with ckptstore agent start. That
+command starts an agent in the background unless one is running; any number of
+processes may run it at once. It creates the store if the directory does not exist.
+On SIGTERM the agent ends its sessions and finishes their staged saves.
 
-Of a store that this user may not write, as on a read-only mount, checkpoints can be
-looked into by their receipts, and nobody joins.
+If this user cannot write to the store, as on a read-only mount, the agent only reads
+checkpoints, by their receipts; no process can join.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 4 no agent, 5 another agent serves the store,
 10 no store, 11 locked.`
 
-// agentOptions are what an agent is started with.
+// agentOptions are the options of an agent.
 type agentOptions struct {
 	idle, join, save, drain, collective time.Duration
 
@@ -51,17 +50,17 @@ type agentOptions struct {
 }
 
 func (o *agentOptions) flags(f *pflag.FlagSet) {
-	f.DurationVar(&o.idle, "idle", time.Minute, "stop after this long without sessions and requests; 0 for never")
-	f.DurationVar(&o.join, "join-timeout", 2*time.Minute, "longest time until all ranks of a group have joined")
-	f.DurationVar(&o.save, "save-timeout", 10*time.Minute, "longest time from the begin of a save to its commit")
-	f.DurationVar(&o.drain, "drain-timeout", 2*time.Minute, "longest time to finish staged saves when processes have ended")
-	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "longest time that ranks wait for each other")
-	f.IntVar(&o.slots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
-	f.StringVar(&o.memory, "staging-memory", "", "most shared memory for all slots: a size such as 8GiB, or a percentage (default 40%)")
-	f.StringVar(&o.whenBusy, "when-busy", string(staging.BusyWait), "what a save does when all slots are in use: wait, skip or fail")
+	f.DurationVar(&o.idle, "idle", time.Minute, "stop after this long without sessions and requests; 0 means never")
+	f.DurationVar(&o.join, "join-timeout", 2*time.Minute, "time limit for all ranks of a group to join")
+	f.DurationVar(&o.save, "save-timeout", 10*time.Minute, "time limit from the start of a save to its commit")
+	f.DurationVar(&o.drain, "drain-timeout", 2*time.Minute, "time limit for staged saves after their processes have ended")
+	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "time limit for ranks to wait for each other")
+	f.IntVar(&o.slots, "staging-slots", 2, "number of saves that a rank can have in shared memory at once")
+	f.StringVar(&o.memory, "staging-memory", "", "limit on shared memory for all slots: a size such as 8GiB, or a percentage (default 40%)")
+	f.StringVar(&o.whenBusy, "when-busy", string(staging.BusyWait), "what a save does if all slots are in use: wait, skip or fail")
 }
 
-// session is what the options say of each session.
+// session returns the configuration of a session.
 func (o agentOptions) session() (cfg session.Config, err error) {
 	for name, d := range map[string]time.Duration{
 		"join-timeout": o.join, "save-timeout": o.save, "drain-timeout": o.drain, "collective-timeout": o.collective,
@@ -131,7 +130,7 @@ func (a *app) serveAgent(ctx context.Context, o agentOptions) (err error) {
 	defer func() { err = errors.Join(err, release()) }()
 	cfg := agent.Config{Idle: o.idle, Join: o.join, Session: session, Version: version(), Logger: log}
 	if why := store.ReadOnly(a.location); why != nil {
-		log.Warn("the store cannot be written: what its receipts name can be read, and nothing saved", "why", why)
+		log.Warn("store not writable; serving reads by receipts, refusing saves", "why", why)
 		list, err := store.OpenReceipts(a.location, log)
 		if err != nil {
 			return err
@@ -141,7 +140,7 @@ func (a *app) serveAgent(ctx context.Context, o agentOptions) (err error) {
 		err = agent.NewReader(cfg, at).Serve(ctx)
 		return errors.Join(err, about.Close())
 	}
-	a.end += o.drain // in which it finishes what is staged
+	a.end += o.drain // to finish staged saves
 	return a.withOptions(ctx, options, func(s *store.Store) error {
 		if !store.IsURL(a.location) {
 			watch, stop := context.WithCancel(ctx)
@@ -158,7 +157,7 @@ func (a *app) serveAgent(ctx context.Context, o agentOptions) (err error) {
 // release is set by the build of a wheel.
 var release string
 
-// version is that of this program, for messages.
+// version returns the version of this program, for messages.
 func version() string {
 	if release != "" {
 		return release
@@ -182,10 +181,10 @@ func version() string {
 func (a *app) agentStartCommand() *cobra.Command {
 	var o agentOptions
 	c := &cobra.Command{
-		Use: "start", Short: "Start an agent in the background, unless one answers", Args: console.Args(cobra.NoArgs),
-		Long: `Make sure that an agent serves the store, and say where. The store is made if its
-directory does not exist. Options are those of an agent that is started by this;
-one that runs already keeps its own.`,
+		Use: "start", Short: "Start an agent in the background, unless one is running", Args: console.Args(cobra.NoArgs),
+		Long: `Start an agent of the store in the background, unless one is running, and print its
+process. The store is created if the directory does not exist. The options apply to an
+agent started by this command; a running agent keeps its own.`,
 		Example: "  ckptstore agent start --store ckpts --json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if _, err := o.session(); err != nil {
@@ -198,7 +197,7 @@ one that runs already keeps its own.`,
 		},
 	}
 	o.flags(c.Flags())
-	c.Flags().DurationVar(&o.limit, "start-timeout", time.Minute, "longest time until the agent answers")
+	c.Flags().DurationVar(&o.limit, "start-timeout", time.Minute, "time limit for the agent to answer")
 	return c
 }
 
@@ -228,20 +227,20 @@ func (a *app) startAgent(c *cobra.Command, limit time.Duration) error {
 		return err
 	}
 	if !started && len(given) > 0 && !a.Quiet {
-		fmt.Fprintf(a.Err, "an agent (process %d) serves the store already, with its own options: %s has no effect\n", card.PID, strings.Join(given, " "))
+		fmt.Fprintf(a.Err, "an agent (process %d) already serves the store with its own options; no effect: %s\n", card.PID, strings.Join(given, " "))
 	}
 	if a.Format == "json" || a.Format == "jsonl" {
 		return json.NewEncoder(a.Out).Encode(card)
 	}
-	says := "serves already"
+	state := "is already running"
 	if started {
-		says = "is started"
+		state = "started"
 	}
-	_, err = fmt.Fprintf(a.Out, "the agent of %s %s: process %d\n", at.Name, says, card.PID)
+	_, err = fmt.Fprintf(a.Out, "the agent of %s %s: process %d\n", at.Name, state, card.PID)
 	return err
 }
 
-// found is the agent of the store.
+// found returns the agent of the store.
 func (a *app) found(ctx context.Context) (agent.Card, agent.Status, error) {
 	at, err := store.Locate(ctx, a.options())
 	if err != nil {
@@ -254,7 +253,7 @@ func (a *app) found(ctx context.Context) (agent.Card, agent.Status, error) {
 
 func (a *app) agentStatusCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Say which agent serves the store, and whom it serves", Args: console.Args(cobra.NoArgs),
+		Use: "status", Short: "Show the agent of the store and its sessions", Args: console.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			_, s, err := a.found(c.Context())
 			if err != nil {
@@ -267,14 +266,14 @@ func (a *app) agentStatusCommand() *cobra.Command {
 
 func (a *app) printStatus(s agent.Status) error {
 	return console.Emit(a.Console, s, s.Sessions, func(w *tabwriter.Writer, _ bool) {
-		says := fmt.Sprintf("the agent of %s: process %d, version %s", s.Location, s.PID, s.Version)
+		text := fmt.Sprintf("the agent of %s: process %d, version %s", s.Location, s.PID, s.Version)
 		if s.Stopping != "" {
-			says += "; it takes no new sessions: " + s.Stopping
+			text += "; it takes no new sessions: " + s.Stopping
 		}
 		if s.Busy != "" {
-			says += "; " + s.Busy
+			text += "; " + s.Busy
 		}
-		fmt.Fprintln(w, says)
+		fmt.Fprintln(w, text)
 		if len(s.Sessions) == 0 {
 			return
 		}
@@ -290,13 +289,14 @@ func (a *app) agentStopCommand() *cobra.Command {
 	var wait time.Duration
 	var reason string
 	c := &cobra.Command{
-		Use: "stop", Short: "Ask the agent of the store to stop", Args: console.Args(cobra.NoArgs),
-		Long: `Ask the agent to take no new sessions, and to end with those that it has. With
---now they are ended at once: what they have staged is finished, and what their
-processes ask for after that is refused. The processes themselves go on.
+		Use: "stop", Short: "Stop the agent of the store", Args: console.Args(cobra.NoArgs),
+		Long: `Ask the agent to accept no new sessions, and to end when its last session ends. With
+--now it ends its sessions at once: it finishes staged saves and refuses further
+requests. The processes themselves keep running.
 
-With --wait it returns when the agent has ended; alone, the flag waits for up to
-10m. (Of other commands --wait is how long to wait for the owner of the store.)`,
+With --wait the command returns when the agent has ended; without a value, --wait
+waits for up to 10m. (In other commands --wait is how long to wait for the owner of
+the store.)`,
 		Example: "  ckptstore agent stop --store ckpts --wait\n  ckptstore agent stop --store ckpts --now --wait=1m",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if c.Flags().Changed("wait") && wait <= 0 {
@@ -314,7 +314,7 @@ With --wait it returns when the agent has ended; alone, the flag waits for up to
 				ctx, cancel := context.WithTimeout(c.Context(), wait)
 				defer cancel()
 				if err := agent.Gone(ctx, card); err != nil {
-					return fmt.Errorf("%w; its sessions are listed by `ckptstore agent status`, and --now ends them", err)
+					return fmt.Errorf("%w; list its sessions with `ckptstore agent status`, or end them with --now", err)
 				}
 				if a.Format == "table" || a.Format == "wide" {
 					_, err := fmt.Fprintf(a.Out, "the agent of %s: process %d has ended\n", s.Location, s.PID)
@@ -325,9 +325,9 @@ With --wait it returns when the agent has ended; alone, the flag waits for up to
 		},
 	}
 	f := c.Flags()
-	f.BoolVar(&now, "now", false, "end its sessions; what they have staged is finished")
-	f.StringVar(&reason, "reason", "ckptstore agent stop", "why, for the agent's log")
-	f.DurationVar(&wait, "wait", 0, "wait until the agent has ended, at most so long")
+	f.BoolVar(&now, "now", false, "end its sessions at once; staged saves are finished")
+	f.StringVar(&reason, "reason", "ckptstore agent stop", "reason to record in the agent's log")
+	f.DurationVar(&wait, "wait", 0, "wait for the agent to end, at most this long")
 	f.Lookup("wait").NoOptDefVal = "10m"
 	return c
 }

@@ -22,13 +22,13 @@ type moment struct {
 	at  time.Time
 }
 
-// momentHelp says how a moment is written.
-const momentHelp = `a sequence, or a time as 2026-11-21, "2026-11-21 14:05:06" (local) or
-2026-11-21T14:05:06Z. A time stands for the last event that was stored by then.`
+// momentHelp describes the forms of a moment.
+const momentHelp = `a sequence, or a time such as 2026-11-21, "2026-11-21 14:05:06" (local) or
+2026-11-21T14:05:06Z, which means the last event stored by then`
 
 func (m moment) isEnd() bool { return m.seq == 0 && m.at.IsZero() }
 
-// String is the moment as commands print it.
+// String formats the moment for messages.
 func (m moment) String() string {
 	if m.seq > 0 {
 		return fmt.Sprint("sequence ", m.seq)
@@ -36,7 +36,7 @@ func (m moment) String() string {
 	return m.at.Format(time.RFC3339)
 }
 
-// parseTime reads a time in the forms that commands print or take.
+// parseTime parses a time in the forms that commands print or accept.
 func parseTime(flag, text string) (time.Time, error) {
 	if at, err := time.Parse(time.RFC3339, text); err == nil {
 		return at, nil
@@ -68,11 +68,11 @@ func parseMoment(flag, text string) (moment, error) {
 
 // asOfFlag adds --as-of to a command.
 func asOfFlag(c *cobra.Command) *string {
-	return c.Flags().String("as-of", "", "the state that everybody saw then: "+momentHelp)
+	return c.Flags().String("as-of", "", "show the state as of a moment: "+momentHelp)
 }
 
-// past is what answers queries as of a moment: the live views at the end of
-// the log, before it rows that are folded in memory from its first event on.
+// past returns the source of queries as of a moment: the live views for the end of
+// the log, else rows that it folds in memory from the first event on.
 func past(ctx context.Context, s *store.Store, m moment) (query.Source, error) {
 	if m.isEnd() {
 		return s.Views(), nil
@@ -92,13 +92,13 @@ func past(ctx context.Context, s *store.Store, m moment) (query.Source, error) {
 	return query.Past{Rows: rows, Sequence: seq}, nil
 }
 
-// pastEnd is the error for a sequence that the log does not have yet.
+// pastEnd returns the error for a sequence behind the end of the log.
 func pastEnd(flag string, seq, last uint64) error {
 	return fmt.Errorf("%w: --%s %d: the log ends at %d", projections.ErrNotFound, flag, seq, last)
 }
 
-// foldTo folds the log up to a moment, at most to the sequence last, and
-// returns the sequence that the rows stand for.
+// foldTo folds the log into rows up to a moment, at most to the sequence last. It
+// returns the sequence of the last event folded.
 func foldTo(ctx context.Context, s *store.Store, last uint64, m moment, rows *projections.Memory, each func(events.Recorded) error) (uint64, error) {
 	if m.seq > 0 {
 		last = m.seq

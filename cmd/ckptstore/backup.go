@@ -14,52 +14,51 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-const backupHelp = `Copy the store in --store into the directory DIR, while jobs save to it.
+const backupHelp = `Copy the store into the directory DIR, consistently, while jobs save to it.
 
-The copy is the store as of one event, which is printed: it lists each
-checkpoint that was committed up to then and not deleted, with all of its files,
-and has every event up to then. All that was acknowledged before the command
-began is in it. Jobs, gc and other commands go on meanwhile; the command works
-beside the process that owns the store, and survives its end.
+The copy is the store as of one event, whose sequence is printed. It has every event up
+to that one, and all files of the checkpoints that were committed by then and not
+deleted. It includes everything that was acknowledged before the command started.
+Jobs, gc and other commands can run meanwhile. The backup does not depend on the
+process that owns the store: it continues if that process ends.
 
-DIR must be absent or empty. A backup that was cut leaves no store: run the same
-command again, which copies only what is missing. In the end DIR is read like a
-store: ls, show, verify, export and cat take it with --store DIR. It is not
-written to: "ckptstore restore DIR --store NEW" makes a store of it.
+DIR must be absent or empty. An interrupted backup is not a store; run the same
+command again, which copies only what is missing. ls, show, verify, export and cat can
+read the finished backup with --store DIR. It is never written to: create a store from
+it with "ckptstore restore DIR --store NEW".
 
-Where the filesystem can, files share their blocks with the originals; otherwise
-every byte is copied. With --link, files of checkpoints are hard-linked, which
-takes no room: such a backup protects the log, and against deletion. It does not
-protect against a disk that fails, because the bytes are the same. gc does not
-free the bytes of what it deletes while a backup has links to them.
+If the filesystem supports it, files share their blocks with the originals; otherwise
+every byte is copied. With --link, the files of checkpoints are hard-linked, which
+takes no space. Such a backup protects against deletion and loss of the log, but not
+against a failing disk, because the bytes are the same. While it exists, gc cannot free
+the bytes of the checkpoints that it deletes.
 
-Not contained: saves that were not committed, files of other programs that were
-imported in place (they are listed), directories in data/ that the log does not
-know, and the leases of running jobs.
+A backup does not contain uncommitted saves, files that were imported in place (they
+are listed), directories in data/ that are not in the log, or the leases of running
+jobs.
 
-Exit codes: 0 made, 1 failed, 2 usage, 5 DIR is not empty, 6 made, but
-checkpoints lack files in the store already, 10 no store, 11 locked.`
+Exit codes: 0 ok, 1 failed, 2 usage, 5 DIR is not empty, 6 backed up, but checkpoints
+of the store lack files, 10 no store, 11 locked.`
 
-const restoreHelp = `Make a store in the directory of --store from the backup in the directory BACKUP.
+const restoreHelp = `Create the store --store from the backup in the directory BACKUP.
 
---store must be absent or empty. Before the store exists, this is checked: the
-log opens and ends where the backup says, the receipt of each checkpoint is that
-of its event, its manifest and indexes are whole, and its files have their sizes.
-With --verify, every byte is read too. A restore that was cut leaves no store:
-run the same command again.
+--store must be absent or empty. Before the store comes into existence, restore checks
+that the log opens and ends at the event recorded in the backup, that each
+checkpoint's receipt matches its event, that its manifest and indexes are intact, and
+that its files have the right sizes. With --verify it also reads every byte. An
+interrupted restore leaves no store; run the same command again.
 
-The new store has the identity of the one that was backed up, and goes on where
-the backup ends: what came later is unknown to it. Run jobs in one of the two
-only. Where both go on, each has events and checkpoints that the other lacks, and
-they cannot be joined.
+The new store has the identity of the original and continues where the backup ends.
+Run jobs in only one of the two: if both continue, each has events and checkpoints
+that the other lacks, and they cannot be merged.
 
-Exit codes: 0 restored, 1 failed, 2 usage, 5 --store is not empty, 6 restored,
-but checkpoints are not whole, or the backup is damaged, 10 no backup, 11 locked.`
+Exit codes: 0 ok, 1 failed, 2 usage, 5 --store is not empty, 6 restored, but
+checkpoints are incomplete or the backup is damaged, 10 no backup, 11 locked.`
 
 func (a *app) backupCommand() *cobra.Command {
 	var o store.BackupOptions
 	c := &cobra.Command{
-		Use: "backup DIR", Short: "Copy the store, consistently, while jobs save to it", Long: backupHelp, Args: console.Args(cobra.ExactArgs(1)),
+		Use: "backup DIR", Short: "Back up the store, while jobs save to it", Long: backupHelp, Args: console.Args(cobra.ExactArgs(1)),
 		Example: `  ckptstore backup /mnt/backup/2026-01-31
   ckptstore backup /data/snapshots/before-upgrade --link`,
 		RunE: func(c *cobra.Command, given []string) error {
@@ -76,21 +75,21 @@ func (a *app) backupCommand() *cobra.Command {
 				}
 				a.warnOutside(out.Outside)
 				err = console.Emit(a.Console, out, []store.Backed{out}, func(w *tabwriter.Writer, _ bool) {
-					fmt.Fprintf(w, "%s: %d checkpoints up to event %d; %s in %d files copied, %d linked, %d there before\n",
+					fmt.Fprintf(w, "%s: %d checkpoints up to event %d; %s in %d files copied, %d linked, %d already there\n",
 						out.Path, out.Checkpoints, out.Sequence, bytesize.Text(out.Bytes), out.Files, out.Linked, out.Kept)
 				})
 				return errors.Join(err, a.incomplete(out.Incomplete))
 			})
 		},
 	}
-	c.Flags().BoolVar(&o.Link, "link", false, "hard-link the files of checkpoints; DIR must be on the same filesystem")
+	c.Flags().BoolVar(&o.Link, "link", false, "hard-link the files of checkpoints instead of copying; DIR must be on the same filesystem")
 	return c
 }
 
 func (a *app) restoreCommand() *cobra.Command {
 	var deep bool
 	c := &cobra.Command{
-		Use: "restore BACKUP", Short: "Make a store of a backup", Long: restoreHelp, Args: console.Args(cobra.ExactArgs(1)),
+		Use: "restore BACKUP", Short: "Create a store from a backup", Long: restoreHelp, Args: console.Args(cobra.ExactArgs(1)),
 		Example: "  ckptstore restore /mnt/backup/2026-01-31 --store ckpts",
 		RunE: func(c *cobra.Command, given []string) error {
 			bar := a.Progress("restore", 0)
@@ -119,17 +118,17 @@ func (a *app) restoreCommand() *cobra.Command {
 	return c
 }
 
-// warnOutside says what a copy of a store does not have.
+// warnOutside lists the files that a copy of a store lacks.
 func (a *app) warnOutside(list []store.OutsideFiles) {
 	for _, o := range list {
-		a.Warn("%s was imported in place: its %d files, such as %s, are not in the copy: back them up by themselves", o.Checkpoint, len(o.Files), o.Files[0])
+		a.Warn("%s was imported in place: its %d files, such as %s, are not in the copy; back them up separately", o.Checkpoint, len(o.Files), o.Files[0])
 	}
 }
 
-// incomplete says which checkpoints are not whole.
+// incomplete lists incomplete checkpoints, and returns errFindings if there are any.
 func (a *app) incomplete(list []store.Incomplete) error {
 	for _, i := range list {
-		a.Warn("%s is not whole: %s; `ckptstore verify %s` says more", i.Checkpoint, i.Problem, i.Checkpoint)
+		a.Warn("%s is incomplete: %s; see `ckptstore verify %s`", i.Checkpoint, i.Problem, i.Checkpoint)
 	}
 	if len(list) > 0 {
 		return errFindings
@@ -141,22 +140,23 @@ func (a *app) recoverCommand() *cobra.Command {
 	var from string
 	var of []string
 	c := &cobra.Command{
-		Use: "recover", Short: "Make a store anew from receipts, when its log is lost", Args: console.Args(cobra.NoArgs),
-		Long: `Make a new log for a store whose log is damaged or gone, from the receipts in
-its data alone. Each checkpoint that its receipt, manifest and indexes prove is
-committed again, under the same run, trial and ID; what is in doubt is listed
-with the reason and becomes none. No tensor is read: run ` + "`ckptstore verify`" + ` after it.
+		Use: "recover", Short: "Recover a store whose log is lost, from its receipts", Args: console.Args(cobra.NoArgs),
+		Long: `Create a new log for a store whose log is damaged or gone, from the receipts in its
+data directory. Each checkpoint that is proven by its receipt, manifest and indexes is
+committed again, with the same run, trial and ID. Doubtful checkpoints are not
+recovered, but listed with the reason. recover reads no tensor; run ` + "`ckptstore verify`" + `
+afterwards.
 
-Without --from the store in --store is recovered where it is: the old log is set
-aside as log.damaged, and no file of a checkpoint changes. With --from DIR, DIR
-stays as it is, and a new store is made in --store whose checkpoints are hard
-links to the files in DIR/data; both must be on one filesystem.
+Without --from, --store is recovered in place: the old log is renamed to log.damaged,
+and no file of a checkpoint changes. With --from DIR, DIR stays unchanged, and recover
+creates a store in --store whose checkpoints are hard links to the files in DIR/data;
+both must be on the same filesystem.
 
-The new store has an identity of its own, and its first event names the old one.
-What only the old log knew is lost, and listed: metrics, attempts, lines, tags,
-pins, configurations. The next attempt of each trial is numbered above all of
-before. A store whose log opens is not recovered. A recovery that was cut is
-finished by the same command; until then nobody can open the store.`,
+The new store has its own identity, and its first event names the old one. Facts that
+were only in the old log are lost, and listed: metrics, attempts, lines, tags, pins and
+configurations. New attempts of a trial are numbered above the old ones. recover
+refuses a store whose log opens. To finish an interrupted recovery, run the same command
+again; until then no process can open the store.`,
 		Example: `  ckptstore recover --store ckpts
   ckptstore recover --from /mnt/broken/ckpts --store /mnt/broken/recovered`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -172,8 +172,8 @@ finished by the same command; until then nobody can open the store.`,
 			return a.printRecovered(out)
 		},
 	}
-	c.Flags().StringVar(&from, "from", "", "directory of the lost store; without it, --store is recovered in place")
-	c.Flags().StringSliceVar(&of, "of", nil, "identities whose receipts count, the newest first (default: as store.json says)")
+	c.Flags().StringVar(&from, "from", "", "directory of the lost store (default: recover --store in place)")
+	c.Flags().StringSliceVar(&of, "of", nil, "store identities whose receipts to accept, newest first (default: those in store.json)")
 	return c
 }
 
@@ -200,7 +200,7 @@ func (a *app) printRecovered(out store.Recovered) error {
 			fmt.Fprintf(w, "the old log is in %s; remove it when it is no longer needed\n", filepath.Clean(out.Aside))
 		}
 		for _, u := range out.Unknown {
-			fmt.Fprintf(w, "not known any more: %s\n", u)
+			fmt.Fprintf(w, "lost with the log: %s\n", u)
 		}
 	})
 }

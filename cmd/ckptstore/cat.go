@@ -23,21 +23,24 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-const catHelp = `Write a tensor or value of a checkpoint to stdout, or into a file with -o. Without
-FQN, list what there is; -o is then the form of the list.
+const catHelp = `Write a tensor or value of a checkpoint to stdout, or to a file with -o. Without FQN, list
+the tensors and values; -o is then the format of the list.
 
-  raw   of a tensor its elements, row-major and little-endian; of a value the
-        bytes that were saved, for PyTorch those of torch.save
+Formats:
+
+  raw   the elements of a tensor, row-major and little-endian; for a value, the bytes
+        that were saved (for PyTorch, those of torch.save)
   npy   a .npy file of version 1.0, for numpy.load. numpy has no bfloat16 and no
-        float8: --dtype float32 converts them
-  text  a line for each row of the last dimension, for numpy.loadtxt
+        float8: convert them with --dtype float32
+  text  one line per row of the last dimension, for numpy.loadtxt
 
---slice takes numpy's basic slicing: for each dimension START:STOP, an index or a
-colon, and "..." for those between. Negative numbers count from the end; an index
-takes its dimension away; a step other than 1 is an error. Only the blocks of
-64 KiB that hold a part of it are read, and each is compared with its checksum
-first. -o FILE is whole or not there, and --json then says what was read for it.
-Bytes are never written to a terminal without --force.
+--slice accepts numpy's basic slicing: for each dimension START:STOP, an index or a
+colon, and "..." for the dimensions in between. Negative numbers count from the end, an
+index drops its dimension, and a step other than 1 is an error. Only the blocks of 64 KiB
+that overlap the slice are read, and each is verified by its checksum first.
+
+-o FILE is written completely or not at all; with --json, cat prints what it read. Binary
+data is not written to a terminal without --force.
 
 ` + offlineHelp + `
 
@@ -46,10 +49,10 @@ Bytes are never written to a terminal without --force.
 Exit codes: 0 ok, 1 failed, 2 usage, 4 no such checkpoint, tensor or value,
 6 bytes are damaged.`
 
-// catOptions say what of a checkpoint to write, and how.
+// catOptions are the flags of cat.
 type catOptions struct {
-	rank   int    // whose value; -1: the lowest
-	slice  string // empty: the whole
+	rank   int    // rank of the value; -1: the lowest
+	slice  string // empty: the whole tensor
 	format string
 	dtype  string // empty: as stored
 	file   string // empty: stdout
@@ -75,7 +78,7 @@ func (a *app) catCommand() *cobra.Command {
 				}
 				for _, name := range []string{"slice", "format", "dtype", "rank"} {
 					if c.Flags().Changed(name) {
-						return console.Usagef("--%s: it is about one tensor or value: give its FQN", name)
+						return console.Usagef("--%s needs the FQN of a tensor or value", name)
 					}
 				}
 				if err := a.checkFlags(); err != nil {
@@ -93,18 +96,18 @@ func (a *app) catCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	// In place of the flag of that name which all commands have.
-	f.StringVarP(&to, "output", "o", "", "with FQN, the file to write; without, table, wide, json or jsonl")
-	f.StringVar(&o.slice, "slice", "", "part of the tensor, such as 0:10,:,5")
-	f.StringVar(&o.format, "format", formatRaw, "raw, npy or text")
-	f.StringVar(&o.dtype, "dtype", "", "convert the elements, as to float32 (default: as they were saved)")
-	f.BoolVar(&o.force, "force", false, "write bytes to a terminal too")
-	f.IntVar(&o.rank, "rank", -1, "whose value, where each rank has its own (default: the lowest that has one)")
-	f.BoolVar(&offline, "offline", false, "read receipts only: no lock, no log")
+	// Replaces the flag --output that all commands have.
+	f.StringVarP(&to, "output", "o", "", "with FQN: the file to write; without: table, wide, json or jsonl")
+	f.StringVar(&o.slice, "slice", "", "write only this part of the tensor, such as 0:10,:,5")
+	f.StringVar(&o.format, "format", formatRaw, "format: raw, npy or text")
+	f.StringVar(&o.dtype, "dtype", "", "convert the elements to this type, such as float32 (default: as saved)")
+	f.BoolVar(&o.force, "force", false, "write binary data to a terminal")
+	f.IntVar(&o.rank, "rank", -1, "for per-rank values: the rank (default: the lowest that has the value)")
+	f.BoolVar(&offline, "offline", false, "read only receipts: no lock, no log")
 	return c
 }
 
-// check refuses what cannot be meant.
+// check refuses conflicting flags.
 func (o catOptions) check(a *app) error {
 	switch o.format {
 	case formatRaw, formatNPY, formatText:
@@ -113,10 +116,10 @@ func (o catOptions) check(a *app) error {
 	}
 	switch o.file {
 	case "table", "wide", "json", "jsonl":
-		return console.Usagef("-o %s: with FQN it is the file to write: give ./%s for one of that name, --json for what was read, or leave out FQN to list what there is", o.file, o.file)
+		return console.Usagef("-o %s: with FQN, -o is the file to write; use ./%s for a file of that name, or omit FQN to list the contents", o.file, o.file)
 	case "":
 		if a.JSON {
-			return console.Usagef("--json: stdout takes the bytes: give a file with -o, or leave out FQN to list what there is")
+			return console.Usagef("--json: stdout takes the bytes; give a file with -o, or omit FQN to list the contents")
 		}
 	}
 	return nil
@@ -128,7 +131,7 @@ type held struct {
 	Kind  string       `json:"kind"` // tensor or value
 	DType string       `json:"dtype,omitempty"`
 	Shape tensor.Shape `json:"shape,omitempty"`
-	Rank  int          `json:"rank"` // of a value, whose; of a tensor 0
+	Rank  int          `json:"rank"` // rank of a value; 0 for a tensor
 	Bytes int64        `json:"bytes"`
 }
 
@@ -157,21 +160,21 @@ func (a *app) list(s source) error {
 	})
 }
 
-// catWindow is how many bytes of a tensor are in memory at a time.
+// catWindow is the number of bytes of a tensor in memory at a time.
 const catWindow = 64 << 20
 
-// windows cuts a box into boxes of at most limit elements, which follow each
-// other in row-major order. An empty box has none.
+// windows splits a box into boxes of at most limit elements, in row-major order. It
+// yields none for an empty box.
 func windows(box tensor.Box, limit int64) iter.Seq[tensor.Box] {
 	return func(yield func(tensor.Box) bool) { cut(box, 0, limit, yield) }
 }
 
-// cut cuts a box from a dimension on; those before have one index.
+// cut splits a box from dimension dim on; the sizes of earlier dimensions are 1.
 func cut(box tensor.Box, dim int, limit int64, yield func(tensor.Box) bool) bool {
 	if box.Empty() {
 		return true
 	}
-	row := int64(1) // elements behind one index, counted as far as the limit
+	row := int64(1) // elements per index of dim, counted up to the limit
 	for d := len(box.Sizes) - 1; d > dim; d-- {
 		if row > limit/box.Sizes[d] {
 			row = limit + 1
@@ -194,7 +197,7 @@ func cut(box tensor.Box, dim int, limit int64, yield func(tensor.Box) bool) bool
 	return true
 }
 
-// want is the whole tensor or value of a name.
+// want returns the request for the whole tensor or value of a name.
 func (s source) want(fqn string, rank int) (checkpoint.Want, error) {
 	for _, t := range s.manifest.Layout.Tensors {
 		if t.FQN == fqn {
@@ -210,7 +213,7 @@ func (s source) want(fqn string, rank int) (checkpoint.Want, error) {
 	if rank >= 0 {
 		who = fmt.Sprintf(" of rank %d", rank)
 	}
-	return checkpoint.Want{}, fmt.Errorf("%w: %s has no tensor or value %q%s: `ckptstore cat %s` lists them", projections.ErrNotFound, s.name, fqn, who, s.name)
+	return checkpoint.Want{}, fmt.Errorf("%w: %s has no tensor or value %q%s; list them with `ckptstore cat %s`", projections.ErrNotFound, s.name, fqn, who, s.name)
 }
 
 // single is the destination of one want.
@@ -219,7 +222,7 @@ type single []byte
 // Want implements storage.Destination.
 func (b single) Want(int) []byte { return b }
 
-// written is `cat REF FQN -o FILE --json`.
+// written is the output of `cat REF FQN -o FILE --json`.
 type written struct {
 	Checkpoint string       `json:"checkpoint"`
 	FQN        string       `json:"fqn"`
@@ -233,7 +236,7 @@ type written struct {
 	BytesRead  int64        `json:"bytes_read"` // of the checkpoint, without its indexes
 }
 
-// cutting is one tensor or value on its way out.
+// cutting writes one tensor or value.
 type cutting struct {
 	source source
 	loader *planner.Loader
@@ -253,7 +256,7 @@ func (a *app) cat(ctx context.Context, s source, fqn string, o catOptions) error
 	if o.file == "" {
 		if f, ok := a.Raw.(*os.File); ok && !o.force && c.text == nil {
 			if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 && info.Mode()&os.ModeDevice != 0 && f.Name() != os.DevNull {
-				return console.Usagef("stdout is a terminal: give a file with -o, send the bytes elsewhere, or give --force")
+				return console.Usagef("stdout is a terminal; write to a file with -o, redirect stdout, or give --force")
 			}
 		}
 		return c.write(ctx, a.Raw)
@@ -268,8 +271,8 @@ func (a *app) cat(ctx context.Context, s source, fqn string, o catOptions) error
 	return console.Emit(a.Console, c.report, []written{c.report}, func(*tabwriter.Writer, bool) {})
 }
 
-// cut finds what is asked for, and whether it can be had in that form: nothing
-// is read, and nothing written, of what cannot.
+// cut prepares the output of a tensor or value. It returns an error, before any data is
+// read or written, if the options do not fit.
 func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 	want, err := s.want(fqn, o.rank)
 	if err != nil {
@@ -279,7 +282,7 @@ func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 	c.report = written{Checkpoint: s.name, FQN: fqn, Kind: "value", Format: o.format}
 	if want.Value {
 		if o.slice != "" || o.dtype != "" || o.format != formatRaw {
-			return nil, console.Usagef("%q is a value, not a tensor: leave out --slice and --dtype, and give no --format but raw", fqn)
+			return nil, console.Usagef("%q is a value, not a tensor; omit --slice and --dtype, and use --format raw", fqn)
 		}
 		return c, nil
 	}
@@ -308,19 +311,19 @@ func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 		}
 	case formatText:
 		if npyTypes[shard.DType] == "" || shard.DType == tensor.Float16 {
-			shard.DType = wider(shard.DType) // which loses nothing
+			shard.DType = wider(shard.DType) // lossless
 		}
 		if c.text, err = newTexter(nil, shard.DType, part.shape); err != nil {
 			return nil, console.Usagef("%q: %w", fqn, err)
 		}
 	}
 	c.report.Kind, c.report.DType, c.report.Shape, c.report.Box = "tensor", shard.DType.String(), part.shape, &part.box
-	// A window might lie before what is missing.
+	// Find missing chunks before the first window is written.
 	_, err = c.loader.Load([]checkpoint.Want{c.want})
 	return c, err
 }
 
-// write reads it, a window at a time.
+// write reads and writes the tensor or value, one window at a time.
 func (c *cutting) write(ctx context.Context, w io.Writer) error {
 	out := &counter{w: w}
 	defer func() { c.report.Bytes = out.n }()
@@ -355,7 +358,7 @@ func (c *cutting) write(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// part reads what fits into buf and writes it.
+// part reads one window into buf and writes it.
 func (c *cutting) part(ctx context.Context, want checkpoint.Want, buf single) error {
 	wants := []checkpoint.Want{want}
 	reads, err := c.loader.Load(wants)
@@ -371,7 +374,7 @@ func (c *cutting) part(ctx context.Context, want checkpoint.Want, buf single) er
 	return err
 }
 
-// counter counts what is written.
+// counter counts the bytes written.
 type counter struct {
 	w io.Writer
 	n int64
@@ -384,14 +387,14 @@ func (c *counter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// wholeFile writes a file under another name beside it, and gives it its own at
-// the end: what is at the path is whole, or as it was. A pipe or a device is
-// written as it is.
+// wholeFile writes a temporary file in the same directory and renames it at the end, so
+// the file at path is either complete or unchanged. It writes to a pipe or device
+// directly.
 func wholeFile(path string, write func(io.Writer) error) (err error) {
 	info, err := os.Stat(path)
 	switch {
 	case err == nil && info.IsDir():
-		return console.Usagef("-o %s: it is a directory: name a file", path)
+		return console.Usagef("-o %s is a directory; name a file", path)
 	case err == nil && !info.Mode().IsRegular():
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
 		if err != nil {
@@ -399,14 +402,14 @@ func wholeFile(path string, write func(io.Writer) error) (err error) {
 		}
 		return errors.Join(write(f), f.Close())
 	case err == nil:
-		// What a link leads to is replaced, not the link.
+		// Replace the target of a link, not the link.
 		if path, err = filepath.EvalSymlinks(path); err != nil {
 			return fmt.Errorf("write %s: %w", path, err)
 		}
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	mode := fs.FileMode(0o666) // less what the user's mask takes away
+	mode := fs.FileMode(0o666) // before the umask
 	if info != nil {
 		mode = info.Mode().Perm()
 	}
@@ -417,7 +420,7 @@ func wholeFile(path string, write func(io.Writer) error) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = os.Remove(temp) // what led here is the error to report
+			_ = os.Remove(temp) // err already has the cause
 		}
 	}()
 	if err = errors.Join(write(f), f.Close()); err != nil {

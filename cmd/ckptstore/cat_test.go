@@ -19,7 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// ordinal is the place of a box's first element in row-major order.
+// ordinal returns the index of a box's first element in row-major order.
 func ordinal(shape tensor.Shape, offsets []int64) int64 {
 	at := int64(0)
 	for d, n := range shape {
@@ -40,7 +40,7 @@ func TestWindowsFollowEachOther(t *testing.T) {
 			if box.Volume() > limit || ordinal(shape, box.Offsets) != next {
 				t.Fatalf("%v of at most %d begins at %d, want %d", box, limit, ordinal(shape, box.Offsets), next)
 			}
-			// One run of elements: behind a dimension that is cut, all are whole.
+			// Contiguous: the dimensions after a split one are complete.
 			if len(shape) > 0 && tensor.Run(shape.Full(), box) != box.Volume() {
 				t.Fatalf("%v is not contiguous in %v", box, shape)
 			}
@@ -58,7 +58,7 @@ func TestWindowsFollowEachOther(t *testing.T) {
 	})
 }
 
-// endless reads a tensor that no memory holds.
+// endless reads a tensor that is larger than memory.
 type endless struct {
 	data.Reader
 	most, sum int64
@@ -75,7 +75,7 @@ func (r *endless) ReadData(_ context.Context, _ []checkpoint.Want, reads []check
 
 var errFull = errors.New("the disk is full")
 
-// limited takes some writes.
+// limited accepts a number of writes, then fails.
 type limited int
 
 func (w *limited) Write(p []byte) (int, error) {
@@ -114,7 +114,7 @@ func TestCatHoldsOneWindow(t *testing.T) {
 	}
 }
 
-// TestCatOfAHole writes nothing, not what lies before the hole.
+// TestCatOfAHole: cat writes nothing, not even the data before the hole.
 func TestCatOfAHole(t *testing.T) {
 	shape := tensor.Shape{1 << 30}
 	r, w := &endless{}, limited(0)
@@ -137,7 +137,7 @@ func (r *told) PrepareLocalPlan(_ context.Context, reads []checkpoint.Read) ([]c
 	return reads, nil
 }
 
-// TestExportSaysHoles writes what is there, and says what is not.
+// TestExportSaysHoles: an export writes the existing chunks and warns of missing ones.
 func TestExportSaysHoles(t *testing.T) {
 	var said strings.Builder
 	r := &told{}
@@ -149,7 +149,7 @@ func TestExportSaysHoles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(said.String(), `exported as it is: tensor "x"`) {
-		t.Errorf("said %q", said.String())
+		t.Errorf("printed %q", said.String())
 	}
 }
 

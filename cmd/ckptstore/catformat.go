@@ -12,21 +12,21 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// The forms in which cat writes a tensor.
+// Formats of cat.
 const (
 	formatRaw  = "raw"
 	formatNPY  = "npy"
 	formatText = "text"
 )
 
-// npyTypes are numpy's names of the element types that it has.
+// npyTypes are numpy's names of the element types that it supports.
 var npyTypes = map[tensor.DType]string{
 	tensor.Bool: "|b1", tensor.Uint8: "|u1", tensor.Int8: "|i1",
 	tensor.Uint16: "<u2", tensor.Int16: "<i2", tensor.Uint32: "<u4", tensor.Int32: "<i4", tensor.Uint64: "<u8", tensor.Int64: "<i8",
 	tensor.Float16: "<f2", tensor.Float32: "<f4", tensor.Float64: "<f8", tensor.Complex64: "<c8", tensor.Complex128: "<c16",
 }
 
-// npyHeader is what a .npy file of version 1.0 begins with:
+// npyHeader returns the header of a .npy file of version 1.0:
 //
 //	┌──────────────┬───────────┬────────┬──────────────────────────────┐
 //	│ "\x93NUMPY"  │ 0x01 0x00 │ length │ dict, padded with spaces to  │
@@ -39,7 +39,7 @@ func npyHeader(dtype tensor.DType, shape tensor.Shape) ([]byte, error) {
 		if wider(dtype) == dtype {
 			as = ""
 		}
-		return nil, fmt.Errorf("numpy has no type for %v: give --format raw for its bytes%s", dtype, as)
+		return nil, fmt.Errorf("numpy has no type for %v; use --format raw for its bytes%s", dtype, as)
 	}
 	dims := make([]string, len(shape))
 	for d, n := range shape {
@@ -53,15 +53,15 @@ func npyHeader(dtype tensor.DType, shape tensor.Shape) ([]byte, error) {
 	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': %s, }", name, tuple)
 	dict += strings.Repeat(" ", (64-(fixed+len(dict)+1)%64)%64) + "\n"
 	if len(dict) > math.MaxUint16 {
-		return nil, fmt.Errorf("a .npy file of version 1.0 cannot have %d dimensions: give --format raw", len(shape))
+		return nil, fmt.Errorf("a .npy file of version 1.0 cannot have %d dimensions; use --format raw", len(shape))
 	}
 	head := append([]byte("\x93NUMPY\x01\x00"), 0, 0)
 	binary.LittleEndian.PutUint16(head[8:], uint16(len(dict)))
 	return append(head, dict...), nil
 }
 
-// wider is the type of numpy that holds all elements of a type which numpy
-// lacks; the type itself where there is none.
+// wider returns the numpy type that can hold all elements of a type that numpy lacks,
+// or the type itself if there is none.
 func wider(dtype tensor.DType) tensor.DType {
 	if tensor.Convertible(dtype, tensor.Float32) == nil {
 		return tensor.Float32
@@ -72,9 +72,8 @@ func wider(dtype tensor.DType) tensor.DType {
 	return dtype
 }
 
-// texter writes elements as text: those of the last dimension on a line, of a
-// tensor with one dimension each on a line of its own, and an empty line
-// between two matrices.
+// texter writes elements as text: one line per row of the last dimension, and an empty
+// line between matrices. Tensors with one dimension get one line per element.
 type texter struct {
 	w     *bufio.Writer
 	dtype tensor.DType
@@ -86,7 +85,7 @@ type texter struct {
 
 func newTexter(w io.Writer, dtype tensor.DType, shape tensor.Shape) (*texter, error) {
 	if _, ok := npyTypes[dtype]; !ok {
-		return nil, fmt.Errorf("elements of %v have no form as text: give --format raw", dtype)
+		return nil, fmt.Errorf("elements of %v cannot be written as text; use --format raw", dtype)
 	}
 	t := &texter{w: bufio.NewWriterSize(w, 1<<20), dtype: dtype, row: 1}
 	if n := len(shape); n > 1 {
@@ -129,8 +128,8 @@ func (t *texter) end() error {
 	return t.w.Flush()
 }
 
-// appendElement appends the shortest text that stands for the element and no
-// other of its type.
+// appendElement appends the shortest text that identifies the element among those of
+// its type.
 func appendElement(b []byte, dtype tensor.DType, p []byte) []byte {
 	le := binary.LittleEndian
 	float := func(v float64, bits int) { b = strconv.AppendFloat(b, v, 'g', -1, bits) }
@@ -173,21 +172,20 @@ func appendElement(b []byte, dtype tensor.DType, p []byte) []byte {
 	return b
 }
 
-// slice is a part of a tensor, and the shape that it has by itself: a dimension
-// of which an index names one element is not in it.
+// slice is a part of a tensor, and the shape of the result, which lacks the dimensions
+// that were given by an index.
 type slice struct {
 	box   tensor.Box
 	shape tensor.Shape
 }
 
-// parseSlice reads numpy's basic slicing of a tensor: for each dimension
-// START:STOP, an index, or nothing but a colon; "..." for as many dimensions as
-// are left. Negative numbers count from the end, and ranges end where the
-// tensor does.
+// parseSlice parses numpy's basic slicing of a tensor: for each dimension START:STOP, an
+// index, or a colon, and "..." for the remaining dimensions. Negative numbers count from
+// the end, and ranges are cut at the end of the tensor.
 func parseSlice(spec string, shape tensor.Shape) (slice, error) {
 	parts := strings.Split(spec, ",")
 	if strings.TrimSpace(spec) == "" {
-		return slice{}, fmt.Errorf("it is empty: give a range for each dimension, such as 0:10,:,5")
+		return slice{}, fmt.Errorf("empty; give a range for each dimension, such as 0:10,:,5")
 	}
 	if last := len(parts) - 1; last > 0 && strings.TrimSpace(parts[last]) == "" {
 		parts = parts[:last] // as in a tuple of Python
@@ -204,7 +202,7 @@ func parseSlice(spec string, shape tensor.Shape) (slice, error) {
 		dots = true
 	}
 	if named > len(shape) {
-		return slice{}, fmt.Errorf("it names %d dimensions, the tensor has %d: its shape is %v", named, len(shape), []int64(shape))
+		return slice{}, fmt.Errorf("it has %d dimensions, the tensor has %d: its shape is %v", named, len(shape), []int64(shape))
 	}
 	if !dots {
 		parts = append(parts, "...")
@@ -233,7 +231,7 @@ func parseSlice(spec string, shape tensor.Shape) (slice, error) {
 	return out, nil
 }
 
-// parseRange reads the part of one dimension of n elements.
+// parseRange parses the part of one dimension of n elements.
 func parseRange(text string, n int64) (off, size int64, keep bool, err error) {
 	ends := strings.Split(text, ":")
 	number := func(i int, absent int64) (int64, error) {
@@ -248,7 +246,7 @@ func parseRange(text string, n int64) (off, size int64, keep bool, err error) {
 	}
 	if len(ends) == 1 {
 		if strings.TrimSpace(text) == "" {
-			return 0, 0, false, fmt.Errorf("it is empty: write : for the whole dimension")
+			return 0, 0, false, fmt.Errorf("empty; write : for the whole dimension")
 		}
 		i, err := number(0, 0)
 		if err != nil {
@@ -270,7 +268,7 @@ func parseRange(text string, n int64) (off, size int64, keep bool, err error) {
 		return 0, 0, false, err
 	}
 	if step != 1 {
-		return 0, 0, false, fmt.Errorf("a step of %d is not supported: leave it out, and take one in %d of what is read", step, step)
+		return 0, 0, false, fmt.Errorf("a step of %d is not supported; omit it, and take one in %d of the output", step, step)
 	}
 	start, err := number(0, 0)
 	if err != nil {

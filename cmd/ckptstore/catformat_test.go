@@ -60,7 +60,7 @@ func TestParseSlice(t *testing.T) {
 	}
 }
 
-// TestRangeAsInPython compares ranges with what they mean by element.
+// TestRangeAsInPython compares ranges with Python's semantics, element by element.
 func TestRangeAsInPython(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.Int64Range(0, 6).Draw(t, "n")

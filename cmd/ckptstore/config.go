@@ -10,24 +10,23 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-const trustHelp = `Trust the store in DIR although users other than you can write there.
+const trustHelp = `Trust the store in DIR although other users can write to it.
 
-A process that opens a store acts on what lies in it, with the rights of its
-user: it removes what aborted saves left, and continues trainings. So a store
-opens for writing only if its directory, its store.json and LOCK, and its log,
-data, blobs, views and run belong to you, or to the group that it is shared
-with, and no other user can write there. Another one is read by its receipts, with
-a warning, and every other command exits with 12. Trust such a store only if you
-trust everyone who can write to it.
+A process that opens a store acts on its contents with the rights of its user: it
+removes leftovers of aborted saves, and continues trainings. So a store opens for
+writing only if its directory, its store.json and LOCK, and its log, data, blobs, views
+and run belong to you, or to the group that shares it, and no other user can write to
+them. Any other store is read by its receipts, with a warning; commands that need more
+exit with 12. Trust such a store only if you trust everyone who can write to it.
 
-The list is yours alone: $XDG_CONFIG_HOME/ckptstore/trusted, by default
-~/.config/ckptstore/trusted. An entry holds as long as the directory has the
-owner and the group that it had. $` + store.EnvTrust + `, paths separated by colons, adds
-directories for one process and those that it starts, as in a container.`
+The list of trusted directories is per user: $XDG_CONFIG_HOME/ckptstore/trusted, by
+default ~/.config/ckptstore/trusted. An entry is valid while the directory keeps its
+owner and group. $` + store.EnvTrust + ` (paths separated by colons) adds directories for
+one process and its children, as in a container.`
 
 func (a *app) configCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "config", Short: "Settings of this user", Args: console.Args(cobra.NoArgs),
+		Use: "config", Short: "Manage the settings of this user", Args: console.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(a.trustCommand())
@@ -37,12 +36,12 @@ func (a *app) configCommand() *cobra.Command {
 func (a *app) trustCommand() *cobra.Command {
 	var list, remove bool
 	c := &cobra.Command{
-		Use: "trust [DIR]", Short: "Trust a store that others can write to", Args: console.Args(cobra.MaximumNArgs(1)), Long: trustHelp,
+		Use: "trust [DIR]", Short: "Trust a store that other users can write to", Args: console.Args(cobra.MaximumNArgs(1)), Long: trustHelp,
 		Example: "  ckptstore config trust /mnt/team/ckpts\n  ckptstore config trust --list\n  ckptstore config trust --remove /mnt/team/ckpts",
 		RunE: func(c *cobra.Command, dirs []string) error {
 			switch {
 			case list && (remove || len(dirs) > 0):
-				return console.Usagef("--list prints the whole list: leave out --remove and DIR")
+				return console.Usagef("--list prints the whole list; omit --remove and DIR")
 			case list:
 				return a.listTrusted()
 			case len(dirs) == 0:
@@ -55,12 +54,12 @@ func (a *app) trustCommand() *cobra.Command {
 				return err
 			}
 			return console.Emit(a.Console, t, []store.Trusted{t}, func(w *tabwriter.Writer, _ bool) {
-				fmt.Fprintf(w, "%s is trusted, as a directory of user %d and group %d\n", t.Path, t.UID, t.GID)
+				fmt.Fprintf(w, "%s is trusted while it belongs to user %d and group %d\n", t.Path, t.UID, t.GID)
 			})
 		},
 	}
-	c.Flags().BoolVar(&list, "list", false, "print the directories that are trusted")
-	c.Flags().BoolVar(&remove, "remove", false, "trust DIR no longer")
+	c.Flags().BoolVar(&list, "list", false, "list the trusted directories")
+	c.Flags().BoolVar(&remove, "remove", false, "stop trusting DIR")
 	return c
 }
 

@@ -28,49 +28,49 @@ import (
 // envTrainer names the trainer that `continue` starts.
 const envTrainer = "CKPTSTORE_TRAINER"
 
-// envStore is the variable that stands for --store.
+// envStore is the environment variable for --store.
 const envStore = "CKPTSTORE_STORE"
 
-// errNoLaunch says that the log does not say how a job was launched.
-var errNoLaunch = errors.New("the log does not say how the job was launched")
+// errNoLaunch means that the log has no launch command of a job.
+var errNoLaunch = errors.New("the log does not record how the job was launched")
 
-// relaunch is `continue --dry-run --json`: what would be run, and where.
+// relaunch is the output of `continue --dry-run --json`: the command and its directory.
 type relaunch struct {
 	Run      string       `json:"run"`
-	Job      string       `json:"job"` // the one that is continued
+	Job      string       `json:"job"` // the job to continue
 	Dir      string       `json:"dir"`
 	Command  []string     `json:"command"`
 	Recorded launchRecord `json:"recorded"`
 
-	url      string // of the store, which goes through the environment: others see arguments
+	url      string // of the store; passed in the environment, because other users can see arguments
 	proof    func(ctx context.Context, dir fs.FileInfo) error
-	unproven error // why nothing proves that this user launched the job; nil if it is proven
+	unproven error // why it is not proven that this user launched the job; nil if it is
 }
 
 func (a *app) continueCommand() *cobra.Command {
 	var dry, yes bool
 	c := &cobra.Command{
-		Use: "continue RUN [-- ARG...]", Short: "Launch the last job of a run again",
-		Long: `Start trainer run as the run's newest job was started: with its flags and its
-command, in its directory. The new job resumes from the last committed checkpoint
-of the run. Arguments after -- are added to the command, whose own options may
-be given again there, such as a later last step.
+		Use: "continue RUN [-- ARG...]", Short: "Launch the newest job of a run again",
+		Long: `Launch the newest job of a run again with trainer run: the same flags and command,
+in the same directory. The new job resumes from the last committed checkpoint of the
+run. Arguments after -- are appended to the command; use them to override its own
+options, such as the number of steps.
 
-A run whose job lives is refused with exit code 5. One that is completed, stopped,
-failed or lost is continued. Of the old flags, --resume with a checkpoint or with
-none is left out: that was about the job before. The program is the trainer beside
-ckptstore, or the one in $PATH, or $` + envTrainer + `; it takes the place of
-this process, so that its exit code is the job's.
+The run may be completed, stopped, failed or lost. If its job is still alive, the
+command exits with code 5. The old flags are kept, except --resume with a checkpoint
+or none, which applied to the old job only. The trainer is the one in the directory of
+ckptstore, else in $PATH; $` + envTrainer + ` overrides both. It replaces this
+process, so the exit code is the job's.
 
-A command with secrets is refused with exit code 2: their values are [redacted]
-in the log. The command is printed, to be run by hand with the values in place.
+If the command contains secrets, continue prints it and exits with code 2: the log has
+[redacted] in place of their values. Run the command by hand with the values filled in.
 
-Any client that can append to the log can write such a command there. It is executed
-at once only if a trainer of this user recorded it: a trainer keeps the digest of
-what it appended in $XDG_STATE_HOME/ckptstore (or ~/.local/state/ckptstore), which
-only its user can write. Otherwise, as after a job on a machine with another home,
-the command is shown and asked about on the terminal; without one it is refused
-with exit code 12. --yes executes it without a question.`,
+Every client that can append to the log can record such a command. So it is run at once
+only if a trainer of this user recorded it: trainers keep the digests of what they append
+in $XDG_STATE_HOME/ckptstore (or ~/.local/state/ckptstore), which only their user can
+write. Otherwise, for example after a job on a machine with another home directory,
+continue shows the command and asks on the terminal; without a terminal it exits with
+code 12. --yes skips the question.`,
 		Example: "  ckptstore continue bert\n  ckptstore continue bert -- --steps 200000\n  ckptstore continue bert --dry-run\n  ckptstore continue bert --yes",
 		Args: console.Args(func(c *cobra.Command, given []string) error {
 			dash := c.ArgsLenAtDash()
@@ -88,7 +88,7 @@ with exit code 12. --yes executes it without a question.`,
 			if err != nil {
 				return err
 			}
-			// What is proven is the directory that the command runs in, not its path.
+			// The proof covers the directory itself, not its path: enter it first.
 			entered := r.enter()
 			r.prove(c.Context(), entered)
 			if dry {
@@ -106,8 +106,8 @@ with exit code 12. --yes executes it without a question.`,
 			return r.exec()
 		},
 	}
-	c.Flags().BoolVar(&dry, "dry-run", false, "print the command instead")
-	c.Flags().BoolVar(&yes, "yes", false, "execute the command without a question")
+	c.Flags().BoolVar(&dry, "dry-run", false, "print the command instead of running it")
+	c.Flags().BoolVar(&yes, "yes", false, "run the command without asking")
 	return c
 }
 
@@ -130,14 +130,14 @@ func (a *app) relaunch(ctx context.Context, s *store.Store, run string, more []s
 	if err != nil {
 		return r, err
 	}
-	// The views may be another process's. What is executed is read from the log, where
-	// it is proven.
+	// The views may belong to another process. Read the command from the log, where it
+	// can be proven.
 	event, job, err := startedAt(ctx, s, run, newest)
 	if err != nil {
 		return r, err
 	}
 	if job.Dir == "" || len(job.Command) == 0 {
-		return r, fmt.Errorf("%w: job %s of run %q is of an older version, or made no group of workers: start the next one with `trainer run --name %s -- %s`",
+		return r, fmt.Errorf("%w: job %s of run %q is of an older version, or started no workers; start the next one with `trainer run --name %s -- %s`",
 			errNoLaunch, job.Job, run, run, quoted(job.Command))
 	}
 	trainer, err := findTrainer()
@@ -160,9 +160,8 @@ func (a *app) relaunch(ctx context.Context, s *store.Store, run string, more []s
 	return r, nil
 }
 
-// keptFlags are the flags of a job that hold for the next one. The command in
-// the log is what the workers executed: what made it of the arguments is not
-// asked for again.
+// keptFlags returns the flags of a job that also apply to the next one. The log has
+// the command as the workers executed it, so the flags that built it are dropped.
 func keptFlags(flags []string) []string {
 	kept := slices.DeleteFunc(slices.Clone(flags), func(flag string) bool {
 		switch name, value, _ := strings.Cut(flag, "="); name {
@@ -176,7 +175,7 @@ func keptFlags(flags []string) []string {
 	return append(kept, "--no-python=true")
 }
 
-// findTrainer is the trainer to start.
+// findTrainer returns the path of the trainer to start.
 func findTrainer() (string, error) {
 	if named := os.Getenv(envTrainer); named != "" {
 		path, err := exec.LookPath(named)
@@ -192,7 +191,7 @@ func findTrainer() (string, error) {
 	}
 	path, err := exec.LookPath("trainer")
 	if err != nil {
-		return "", fmt.Errorf("find the trainer beside ckptstore or in $PATH: %w: install it, or name it in $%s", err, envTrainer)
+		return "", fmt.Errorf("find the trainer next to ckptstore or in $PATH: %w; install it, or name it in $%s", err, envTrainer)
 	}
 	return filepath.Abs(path)
 }
@@ -211,8 +210,8 @@ func (a *app) printRelaunch(r relaunch) error {
 	return err
 }
 
-// shell is the command as a shell takes it. What would change the look of a
-// terminal is escaped.
+// shell returns the command as shell input. Characters that a terminal would
+// interpret are escaped.
 func (r relaunch) shell() string {
 	env := ""
 	if r.url != "" {
@@ -221,8 +220,8 @@ func (r relaunch) shell() string {
 	return fmt.Sprintf("cd %s && %s%s", quoted([]string{r.Dir}), env, quoted(r.Command))
 }
 
-// complete refuses a command of which the log does not have all. It is a
-// mistake of usage: the user has to give what is missing.
+// complete returns a usage error if values of the command are redacted in the log:
+// the user has to fill them in.
 func (r relaunch) complete() error {
 	hidden := redact.Marked(r.Command)
 	if len(hidden) == 0 {
@@ -232,15 +231,15 @@ func (r relaunch) complete() error {
 		r.Run, strings.Join(hidden, ", "), redact.Mark, r.shell())
 }
 
-// enter goes to the directory of the job.
+// enter changes to the directory of the job.
 func (r relaunch) enter() error {
 	if err := os.Chdir(r.Dir); err != nil {
-		return fmt.Errorf("continue run %q where job %s ran: %w: go there, or `ckptstore continue %s --dry-run` prints the command", r.Run, r.Job, err, r.Run)
+		return fmt.Errorf("continue run %q: enter the directory of job %s: %w; run it on a machine that has the directory, or print the command with `ckptstore continue %s --dry-run`", r.Run, r.Job, err, r.Run)
 	}
 	return nil
 }
 
-// exec makes this process the trainer.
+// exec replaces this process with the trainer.
 func (r relaunch) exec() error {
 	set := []string{"PWD=" + r.Dir}
 	if r.url != "" {
@@ -256,10 +255,10 @@ func (r relaunch) exec() error {
 	return nil
 }
 
-// launchRecord says who recorded a job.started. Everything but Proven is its author's
-// word.
+// launchRecord is the origin of a job.started. Everything except Proven is the claim of
+// its author.
 type launchRecord struct {
-	Proven   bool      `json:"proven"` // by a trainer of this user
+	Proven   bool      `json:"proven"` // recorded by a trainer of this user
 	Doubt    string    `json:"doubt,omitempty"`
 	Sequence uint64    `json:"sequence"`
 	Event    string    `json:"event"` // ID
@@ -283,13 +282,13 @@ func startedAt(ctx context.Context, s *store.Store, run string, of projections.J
 	}
 	job, ok := body.(*events.JobStarted)
 	if !ok || event.Scope.Run != run || job.Job != of.ID {
-		return event, nil, fmt.Errorf("continue run %q: event %d is not the start of job %s: the views differ from the log: `ckptstore views rebuild`", run, of.StartedSeq, of.ID)
+		return event, nil, fmt.Errorf("continue run %q: event %d is not the start of job %s: the views differ from the log; run `ckptstore views rebuild`", run, of.StartedSeq, of.ID)
 	}
 	return event, job, nil
 }
 
-// prove notes whether a trainer of this user recorded the launch. entered is why
-// this process is not in the job's directory.
+// prove records whether a trainer of this user recorded the launch. entered is the
+// error of entering the job's directory, or nil.
 func (r *relaunch) prove(ctx context.Context, entered error) {
 	err := entered
 	var dir fs.FileInfo
@@ -304,7 +303,7 @@ func (r *relaunch) prove(ctx context.Context, entered error) {
 	}
 }
 
-// recordedBy says who recorded the command.
+// recordedBy describes who recorded the command.
 func (r relaunch) recordedBy() string {
 	text := fmt.Sprintf("job %s of run %s, event %d of %s: ", quoted([]string{r.Job}), quoted([]string{r.Run}), r.Recorded.Sequence, console.When(r.Recorded.Stored))
 	from := fmt.Sprintf("process %d on %s", r.Recorded.PID, quoted([]string{r.Recorded.Host}))
@@ -314,11 +313,11 @@ func (r relaunch) recordedBy() string {
 	return text + r.unproven.Error() + "; its author claims to be " + from
 }
 
-// errDeclined says that a command was not executed, because the user has not agreed to it.
+// errDeclined means that a command was not executed because the user did not agree to it.
 var errDeclined = problem.New(problem.Denied, "not allowed")
 
-// approve shows the command and lets it pass if it is proven to be this user's, or
-// if the user agrees.
+// approve shows the command. It returns nil if the command is proven to be this user's,
+// or if the user agrees.
 func (a *app) approve(ctx context.Context, r relaunch, yes bool) error {
 	if !a.Quiet || r.unproven != nil {
 		fmt.Fprintf(a.Err, "%s\n%s\n", r.recordedBy(), r.shell())

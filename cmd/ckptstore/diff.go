@@ -25,21 +25,21 @@ func (a *app) diffCommand() *cobra.Command {
 	var asOf *string
 	c := &cobra.Command{
 		Use: "diff RUN|REF RUN|REF", Short: "Compare two runs, or two checkpoints", Args: console.Args(cobra.ExactArgs(2)),
-		Long: `Compare two trials, named by RUN or RUN/TRIAL, or two checkpoints, named by any
-other reference, such as RUN@latest.
+		Long: `Compare two trials, named by RUN or RUN/TRIAL, or two checkpoints, named by any other
+reference, such as RUN@latest.
 
-Of trials: the configuration, key by key, nested ones with dots; the metrics of
-their present lines, last and best, and the first step at which both reported a
-metric and not the same; and the newest checkpoint that both descend from. Where
-a trial comes from, and how long it is, counts as no difference by itself.
+For trials, compare the configuration key by key (nested keys with dots), and the last
+and best metrics of their current lines. For each metric, show the first step at which
+both reported different values. Also show the newest checkpoint from which both descend.
+The origin and the length of a trial do not count as differences.
 
-Of checkpoints: the tensors and values that one lacks, or that have another
-dtype, shape or content. Contents are compared by the digests in the indexes,
-so that no data is read; of tensors that are cut into other chunks, as by another
-number of ranks, and of what was imported in place and never read, it is not
-known whether they differ, and they are listed as "chunks" and "unknown".
+For checkpoints, list the tensors and values that one lacks, or that differ in dtype,
+shape or content. Contents are compared by the digests in the indexes, without reading
+data. Tensors in different chunks, as saved by another number of ranks, cannot be
+compared that way, nor can files that were imported in place and never read: they are
+listed as "chunks" and "unknown".
 
-With --exit-code the exit code is 6 when there is any difference.`,
+With --exit-code, exit with code 6 if there are differences.`,
 		Example: "  ckptstore diff bert bert-lr2 --metric loss\n  ckptstore diff bert@step-1000 bert@latest --exit-code\n  ckptstore diff sweep/a sweep/b --json",
 		RunE: func(c *cobra.Command, refs []string) error {
 			then, err := parseMoment("as-of", *asOf)
@@ -61,8 +61,8 @@ With --exit-code the exit code is 6 when there is any difference.`,
 			})
 		},
 	}
-	c.Flags().StringArrayVar(&metrics, "metric", nil, "of trials, only this metric; may be given several times")
-	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 6 when there are differences")
+	c.Flags().StringArrayVar(&metrics, "metric", nil, "for trials: compare only this metric (repeatable)")
+	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit with code 6 if there are differences")
 	asOf = asOfFlag(c)
 	return c
 }
@@ -81,7 +81,7 @@ func (a *app) diff(ctx context.Context, s *store.Store, then moment, refs, metri
 	x, y := sides[0], sides[1]
 	switch {
 	case (x.trial == nil) != (y.trial == nil):
-		return d, console.Usagef("%s is %s and %s is %s: compare two of a kind; RUN@latest is the newest checkpoint of a run", refs[0], x, refs[1], y)
+		return d, console.Usagef("%s is %s and %s is %s; compare two runs or two checkpoints (RUN@latest is the newest checkpoint of a run)", refs[0], x, refs[1], y)
 	case x.trial == nil && len(metrics) > 0:
 		return d, console.Usagef("--metric is for trials, and %s is a checkpoint", refs[0])
 	case x.trial != nil:
@@ -121,7 +121,7 @@ func diffCheckpoints(ctx context.Context, s *store.Store, x, y projections.Check
 	return insight.CompareCheckpoints(x, y, inX, inY), nil
 }
 
-// storedIn reads what a checkpoint has; no data is read.
+// storedIn returns the contents of a checkpoint with their digests. It reads no data.
 func storedIn(ctx context.Context, s *store.Store, c projections.Checkpoint) ([]insight.Content, error) {
 	digest, err := checkpoint.ParseDigest(c.Manifest)
 	if err != nil {
@@ -146,14 +146,14 @@ func storedIn(ctx context.Context, s *store.Store, c projections.Checkpoint) ([]
 	return out, nil
 }
 
-// subject is what an argument stands for: a trial with the head of its line,
-// if there is one, or a checkpoint.
+// subject is an argument of diff: a trial with the head of its line, if there is one,
+// or a checkpoint.
 type subject struct {
-	trial      *projections.Trial
+	trial      *projections.Trial // nil for a checkpoint
 	checkpoint projections.Checkpoint
 }
 
-// String is what kind it is.
+// String returns the kind of a subject.
 func (s subject) String() string {
 	if s.trial != nil {
 		return "a run"
@@ -161,7 +161,7 @@ func (s subject) String() string {
 	return "a checkpoint"
 }
 
-// subjectOf looks for RUN, RUN/TRIAL and then for a checkpoint.
+// subjectOf resolves RUN, RUN/TRIAL, or the reference of a checkpoint, in this order.
 func subjectOf(ctx context.Context, views query.Source, ref string) (subject, error) {
 	runs, err := query.Ask(ctx, views, query.Runs, query.Params{})
 	if err != nil {
@@ -190,12 +190,12 @@ func subjectOf(ctx context.Context, views query.Source, ref string) (subject, er
 		case !inside && len(trials) == 0:
 			return subject{}, &projections.NotFoundError{What: "trial of run", Ref: ref, Hint: "there is none yet"}
 		case !inside:
-			return subject{}, console.Usagef("run %q has several trials: choose one of %q", ref, names)
+			return subject{}, console.Usagef("run %q has several trials; choose one of %q", ref, names)
 		}
 	}
 	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref})
 	if err == nil && c.State != projections.Committed {
-		err = fmt.Errorf("%w: checkpoint %s@%s is %s: nothing of it can be compared", projections.ErrNotFound, c.Run, c.ID, c.State)
+		err = fmt.Errorf("%w: checkpoint %s@%s is %s and cannot be compared", projections.ErrNotFound, c.Run, c.ID, c.State)
 	}
 	return subject{checkpoint: c}, err
 }
@@ -210,7 +210,7 @@ func trialSubject(ctx context.Context, views query.Source, t projections.Trial) 
 	return s, err
 }
 
-// commonAncestor finds the newest checkpoint that both descend from.
+// commonAncestor returns the newest checkpoint from which both descend, or "".
 func commonAncestor(ctx context.Context, views query.Source, x, y projections.Checkpoint) (string, error) {
 	if x.ID == "" || y.ID == "" {
 		return "", nil
@@ -324,7 +324,7 @@ func printTrials(w *tabwriter.Writer, d insight.Diff, wide bool) {
 	}
 }
 
-// shortValueAt is valueAt with the beginning of a long text; "wide" has all.
+// shortValueAt is valueAt with long numbers cut off.
 func shortValueAt(v *projections.MetricValue) string {
 	if v == nil {
 		return ""
@@ -332,7 +332,7 @@ func shortValueAt(v *projections.MetricValue) string {
 	return fmt.Sprintf("%s (step %d)", shortText(console.Number(v.Value)), v.Step)
 }
 
-// longestNumber is how long the text of a number can be.
+// longestNumber is the length above which shortText cuts.
 const longestNumber = 24
 
 func shortText(text string) string {
@@ -343,7 +343,7 @@ func shortText(text string) string {
 	return string(runes[:12]) + "…"
 }
 
-// configText is a value of a configuration, empty on the side that lacks it.
+// configText formats a value of a configuration; empty on the side that lacks it.
 func configText(d insight.Difference, absent string, value any) string {
 	if slices.Contains(d.Changes, absent) {
 		return ""
@@ -355,7 +355,7 @@ func configText(d insight.Difference, absent string, value any) string {
 	return string(text)
 }
 
-// differs says where a metric first differs.
+// differs describes where a metric first differs.
 func differs(m projections.MetricComparison, wide bool) string {
 	switch {
 	case m.Equal:
@@ -371,10 +371,10 @@ func differs(m projections.MetricComparison, wide bool) string {
 		}
 		return fmt.Sprintf("from step %d: %s, %s", m.FirstDifference.Step, a, b)
 	}
-	return fmt.Sprintf("not at the %d steps of both", m.CommonSteps)
+	return fmt.Sprintf("not at the %d common steps", m.CommonSteps)
 }
 
-// partText is one side of a difference in a table.
+// partText formats one side of a difference.
 func partText(side any) string {
 	p, ok := side.(*insight.Part)
 	if !ok {

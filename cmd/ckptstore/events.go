@@ -22,18 +22,18 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// selection says which events a command is about.
+// selection selects events of the log.
 type selection struct {
 	run    string
-	types  []events.Pattern // none: all
+	types  []events.Pattern // empty: all
 	from   uint64
-	until  uint64 // 0: the log's end
+	until  uint64 // 0: the end of the log
 	follow bool
-	start  string // --from of `events`, which becomes from
+	start  string // --from of `events`, resolved to from
 	cursor string
 }
 
-// wants reports whether an event is of the run and types that were asked for.
+// wants reports whether an event is of the selected run and types.
 func (sel selection) wants(r events.Recorded) bool {
 	if sel.run != "" && r.Scope.Run != sel.run {
 		return false
@@ -45,25 +45,23 @@ func (a *app) eventsCommand() *cobra.Command {
 	var sel selection
 	var types []string
 	c := &cobra.Command{
-		Use: "events [RUN]", Short: "Print the log, oldest first, and follow it", Args: console.Args(cobra.MaximumNArgs(1)),
-		Long: `Print the events of the log, or of RUN, in the order of their sequence.
-With --json or -o jsonl each line is one event: a CloudEvent 1.0 in structured
-mode, with its place in the log in the extensions sequence and stored. The
-extension ckptactor, and the column before the body with -o wide, is who sent the
-event, by the word of the store's owner: token, cert:NAME or uid:NUMBER.
+		Use: "events [RUN]", Short: "Print the events of the log, or follow it", Args: console.Args(cobra.MaximumNArgs(1)),
+		Long: `Print the events of the log, or of RUN, in the order of their sequence. With --json or
+-o jsonl, each line is one event: a CloudEvent 1.0 in structured mode, whose extensions
+sequence and stored give its place in the log. The extension ckptactor, and the column
+before the body with -o wide, is the sender of the event as identified by the owner of
+the store: token, cert:NAME or uid:NUMBER.
 
---type may be given several times; checkpoint.* is a whole family. --from is
-all, last (the newest event that matches), new (only what is appended from now
-on; needs --follow) or a sequence.
+--type can be repeated; checkpoint.* matches all types of checkpoint. --from is all, last
+(the newest matching event), new (only events appended from now on; needs --follow) or a
+sequence.
 
-With --cursor NAME the store keeps how far this subscriber has come, and the
-next call of that name goes on after it, on any machine; --from says where a
-new cursor starts. The cursor moves after an event was printed, so that an
-event may be printed again after a crash and is never left out. A second
-subscriber of the same name ends with exit code 5.
+With --cursor NAME, the store keeps the position of this subscriber, and the next call
+with that name continues after it, on any machine. --from is where a new cursor starts.
+The cursor moves after an event is printed: after a crash an event may be printed again,
+but none is skipped. A second concurrent subscriber of the same name exits with code 5.
 
---follow goes on when the process that owns the store ends and another takes
-its place.`,
+--follow continues when another process takes over as owner of the store.`,
 		Example: `  ckptstore events bert --type checkpoint.committed
   ckptstore events --follow --type checkpoint.committed --run bert --from last --json
   ckptstore events --follow --type 'checkpoint.*' --cursor alerts
@@ -83,23 +81,23 @@ its place.`,
 			}
 			open := a.read
 			if sel.cursor != "" || sel.follow {
-				open = a.with // the cursor moves; and a long-lived owner does an owner's work
+				open = a.with // to move the cursor, and because a long-lived owner also does an owner's work
 			}
 			return open(c.Context(), func(s *store.Store) error { return a.events(c.Context(), s, sel) })
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&sel.run, "run", "", "only events of this run")
-	f.StringArrayVar(&types, "type", nil, "only events of this type, such as checkpoint.committed or checkpoint.*")
-	f.StringVar(&sel.start, "from", "all", "where to begin: all, last, new or a sequence")
-	f.Uint64Var(&sel.until, "until-seq", 0, "last sequence (default: the log's end)")
-	f.BoolVarP(&sel.follow, "follow", "f", false, "go on with new events until interrupted")
-	f.StringVar(&sel.cursor, "cursor", "", "go on where the last call with this name ended; up to 64 bytes")
+	f.StringVar(&sel.run, "run", "", "print only events of this run")
+	f.StringArrayVar(&types, "type", nil, "print only events of this type, such as checkpoint.committed or checkpoint.* (repeatable)")
+	f.StringVar(&sel.start, "from", "all", "where to start: all, last, new or a sequence")
+	f.Uint64Var(&sel.until, "until-seq", 0, "last sequence to print (default: the end of the log)")
+	f.BoolVarP(&sel.follow, "follow", "f", false, "print new events until interrupted")
+	f.StringVar(&sel.cursor, "cursor", "", "continue after the last event of this cursor; a name of up to 64 bytes")
 	c.AddCommand(a.cursorsCommand())
 	return c
 }
 
-// parse checks what can be checked without a store.
+// parse parses the flags, and checks what it can without a store.
 func (sel *selection) parse(types []string) error {
 	for _, text := range types {
 		p, err := events.ParsePattern(text)
@@ -114,7 +112,7 @@ func (sel *selection) parse(types []string) error {
 	case "last":
 	case "new":
 		if !sel.follow {
-			return console.Usagef("--from new: there is nothing new without --follow")
+			return console.Usagef("--from new needs --follow")
 		}
 	default:
 		seq, err := strconv.ParseUint(sel.start, 10, 64)
@@ -134,7 +132,7 @@ func (a *app) events(ctx context.Context, s *store.Store, sel selection) (err er
 		err := knownRun(ctx, s.Views(), sel.run)
 		switch {
 		case sel.follow && errors.Is(err, projections.ErrNotFound):
-			a.logger().Warn("there is no such run yet; its events are printed once it starts", "run", sel.run)
+			a.logger().Warn("run not found; waiting for it to start", "run", sel.run)
 		case err != nil:
 			return err
 		}
@@ -180,8 +178,8 @@ func (a *app) events(ctx context.Context, s *store.Store, sel selection) (err er
 	return nil
 }
 
-// bounds finds the first sequence and the last, 0 to follow without end. some
-// is false when there is nothing between them.
+// bounds sets the first sequence and returns the last, which is 0 to follow without
+// end. some is false if there is no event to print.
 func (sel *selection) bounds(ctx context.Context, s *store.Store) (until uint64, some bool, err error) {
 	last, err := s.Log.Last(ctx)
 	if err != nil {
@@ -198,12 +196,12 @@ func (sel *selection) bounds(ctx context.Context, s *store.Store) (until uint64,
 			sel.from = last + 1
 		}
 	case sel.start != "cursor" && sel.from > last && !(sel.follow && sel.from == last+1):
-		return 0, false, fmt.Errorf("%w; --from new --follow waits for what comes", pastEnd("from", sel.from, last))
+		return 0, false, fmt.Errorf("%w; wait for new events with --from new --follow", pastEnd("from", sel.from, last))
 	}
 	switch {
 	case sel.until > 0 && sel.until < sel.from:
 		if sel.start != "cursor" {
-			err = console.Usagef("--until-seq %d: it is before the first sequence to print, %d", sel.until, sel.from)
+			err = console.Usagef("--until-seq %d is before the first sequence to print, %d", sel.until, sel.from)
 		}
 		return 0, false, err
 	case sel.follow:
@@ -216,7 +214,7 @@ func (sel *selection) bounds(ctx context.Context, s *store.Store) (until uint64,
 	return last, sel.from <= last, nil
 }
 
-// subjects are the server's filters for what is wanted.
+// subjects returns the server-side filters of the selection.
 func (sel selection) subjects() []string {
 	types := sel.types
 	if len(types) == 0 {
@@ -234,7 +232,7 @@ func knownRun(ctx context.Context, views query.Source, run string) error {
 	return err
 }
 
-// beginning is the beginning of a text, in whole characters.
+// beginning cuts a text to at most this many bytes, in whole characters.
 func beginning(text string, most int) string {
 	if len(text) <= most {
 		return text
@@ -245,8 +243,8 @@ func beginning(text string, most int) string {
 	return text[:most] + "…"
 }
 
-// eventPrinter prints events one by one, so that a followed log is seen as it
-// grows: as JSON lines, or in columns of fixed width.
+// eventPrinter returns a function that prints one event, as a JSON line or in columns
+// of fixed width, so that a followed log appears as it grows.
 func (a *app) eventPrinter() func(events.Recorded) error {
 	if a.Format == "json" || a.Format == "jsonl" {
 		enc := json.NewEncoder(a.Out)
@@ -263,27 +261,27 @@ func (a *app) eventPrinter() func(events.Recorded) error {
 	}
 }
 
-// cursorRow is one cursor in `events cursors --json`.
+// cursorRow is one cursor in the output of `events cursors --json`.
 type cursorRow struct {
 	Name     string    `json:"name"`
-	Sequence uint64    `json:"sequence"` // of the last event that was handled
-	Lag      uint64    `json:"lag"`      // events of the log after it
+	Sequence uint64    `json:"sequence"` // of the last event handled
+	Lag      uint64    `json:"lag"`      // events in the log after it
 	MovedAt  time.Time `json:"moved_at"` // by the server's clock
 }
 
 func (a *app) cursorsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "cursors", Short: "List the cursors of subscribers, or remove one", Args: console.Args(cobra.NoArgs),
-		Long: `List the cursors that "events --cursor NAME" has left in the store, and how
-many events of the log each has still before it.`,
+		Long: `List the cursors of "events --cursor NAME" in the store, and the number of events that
+each has not handled yet (LAG).`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.read(c.Context(), func(s *store.Store) error { return a.cursors(c.Context(), s) })
 		},
 	}
 	c.AddCommand(&cobra.Command{
 		Use: "rm NAME", Short: "Remove a cursor", Args: console.Args(cobra.ExactArgs(1)),
-		Long: `Remove a cursor. The next subscriber of that name begins where --from says.
-A cursor that somebody follows is not removed: exit code 5.`,
+		Long: `Remove a cursor. The next subscriber with that name starts at --from. A cursor with an
+active subscriber is not removed: exit code 5.`,
 		RunE: func(c *cobra.Command, names []string) error {
 			return a.with(c.Context(), func(s *store.Store) error { return removeCursor(c.Context(), s, names[0]) })
 		},

@@ -13,8 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// pipe is an output that is closed after some writes, as when the reader of a
-// pipe has died.
+// pipe is an output that fails after some writes, as a pipe whose reader has died.
 type pipe struct {
 	bytes.Buffer
 	left int
@@ -29,8 +28,8 @@ func (p *pipe) Write(text []byte) (int, error) {
 	return p.Buffer.Write(text)
 }
 
-// TestCursorStaysBeforeWhatWasNotPrinted: an event that could not be printed is
-// printed by the next subscriber of that name, and those before it are not.
+// TestCursorStaysBeforeWhatWasNotPrinted: the next subscriber of a cursor starts with
+// the first event that could not be printed.
 func TestCursorStaysBeforeWhatWasNotPrinted(t *testing.T) {
 	short, err := os.MkdirTemp("/tmp", "ck") //nolint:usetesting // a socket's path must be short
 	if err != nil {

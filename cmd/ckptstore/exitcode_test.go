@@ -25,7 +25,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// TestExitCodes: scripts tell errors apart by the exit code.
+// TestExitCodes: the exit code of an error depends on its kind, however it is wrapped.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
 	wrapped := func(err error) error { return fmt.Errorf("do it: %w: again", err) }

@@ -17,29 +17,28 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-const exportHelp = `Write a checkpoint for other programs into the directory DIR.
+const exportHelp = `Write a checkpoint into the directory DIR, in a format of other programs.
 
-  dcp          a directory of PyTorch Distributed Checkpoint, for dcp.load: a
-               file for each rank, and .metadata; values as they were saved
+  dcp          a PyTorch Distributed Checkpoint for dcp.load: a file for each rank,
+               and .metadata; values as they were saved
   safetensors  model.safetensors with whole tensors
-  hf           a Hugging Face directory: files of at most --max-shard-size and
+  hf           a Hugging Face directory: files of at most --max-shard-size, and
                model.safetensors.index.json
 
-Safetensors files hold no values: those are listed on stderr, and in JSON as
-left_out. Everything is written and synced beside DIR and renamed at the end,
-so DIR is whole or not there. A DIR with files in it is refused; --force
-replaces it if it holds nothing but an export, and no file that a checkpoint is
-read from: neither this one, nor one that the store has adopted.
+Safetensors files cannot hold values: the values left out are listed on stderr, and in
+JSON as left_out. The export is written and synced next to DIR and renamed at the end,
+so DIR is either complete or absent. A DIR with files is refused; --force replaces it
+if it contains only an export, and no file from which a checkpoint is read (this one,
+or one imported in place).
 
-With --self-contained, DIR becomes a store of this checkpoint alone, without a
-log: data/RUN/TRIAL/ID as in the store, and ORIGIN.json, which says from which
-store, event and manifest it came. Unlike the directory in the store it has no
-hard link to a file of another checkpoint and names no adopted file, so cp, rsync
-and tar take all of it. It is read where it is, with --store DIR --offline; it is
-put into another store's directory by "cp -r DIR/data STORE/"; and "ckptstore
-recover --store DIR" makes a log for it. Receipt, manifest and indexes vouch for
-it as in the store; the manifest is the very one that the log names, unless
-chunks had to move out of shared or adopted files.
+With --self-contained, DIR becomes a store of this checkpoint alone, without a log:
+data/RUN/TRIAL/ID as in the store, and ORIGIN.json, which names the original store,
+event and manifest. Unlike the directory in the store, it has no hard link to files of
+other checkpoints and does not depend on files imported in place, so cp, rsync and tar
+copy all of it. Read it in place with --store DIR --offline, add it to another store's
+directory with "cp -r DIR/data STORE/", or create a log for it with "ckptstore recover
+--store DIR". Receipt, manifest and indexes prove it as in the store. The manifest is
+that of the log, unless chunks had to be moved out of shared or adopted files.
 
 ` + offlineHelp + `
 
@@ -48,12 +47,12 @@ chunks had to move out of shared or adopted files.
 Exit codes: 0 exported, 1 failed, 2 usage, 4 no such checkpoint,
 5 DIR is not empty, 6 bytes of the checkpoint are damaged.`
 
-// exported is `export --json`.
+// exported is the output of `export --json`.
 type exported struct {
 	Checkpoint string `json:"checkpoint"`
 	foreign.Exported
-	Place  string        `json:"place,omitempty"`  // of a self-contained one: of the checkpoint in path
-	Origin *store.Origin `json:"origin,omitempty"` // of a self-contained one
+	Place  string        `json:"place,omitempty"`  // self-contained: place of the checkpoint in path
+	Origin *store.Origin `json:"origin,omitempty"` // self-contained only
 }
 
 // ownFormat is the format of a self-contained export.
@@ -64,7 +63,7 @@ func (a *app) exportCommand() *cobra.Command {
 	var format, shard string
 	var offline, whole bool
 	c := &cobra.Command{
-		Use: "export REF DIR --format dcp|safetensors|hf|--self-contained", Short: "Write a checkpoint for PyTorch DCP, safetensors or Hugging Face, or to carry away", Long: exportHelp,
+		Use: "export REF DIR --format dcp|safetensors|hf|--self-contained", Short: "Export a checkpoint to PyTorch DCP, safetensors or Hugging Face, or as a store of its own", Long: exportHelp,
 		Args: console.Args(cobra.ExactArgs(2)),
 		Example: `  ckptstore export bert@step-2000 out/dcp --format dcp
   ckptstore export bert out/hf --format hf --max-shard-size 2GB
@@ -73,7 +72,7 @@ func (a *app) exportCommand() *cobra.Command {
 			if whole {
 				for _, name := range []string{"format", "max-shard-size", "force"} {
 					if c.Flags().Changed(name) {
-						return console.Usagef("--%s does not go with --self-contained: leave one of them out", name)
+						return console.Usagef("--%s does not go with --self-contained: omit one of them", name)
 					}
 				}
 				return a.withSource(c.Context(), given[0], all, offline, func(s source) error { return a.exportWhole(c.Context(), s, given[1]) })
@@ -81,7 +80,7 @@ func (a *app) exportCommand() *cobra.Command {
 			switch o.Format = data.Format(format); o.Format {
 			case data.DCP, data.SafeTensors, data.HuggingFace:
 			default:
-				return console.Usagef("--format %q: give dcp, safetensors or hf", format)
+				return console.Usagef("--format %q: want dcp, safetensors or hf", format)
 			}
 			if o.MaxShard, err = console.ParseSize(shard); err != nil {
 				return console.Usagef("--max-shard-size: %w", err)
@@ -90,11 +89,11 @@ func (a *app) exportCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&format, "format", "", "dcp, safetensors or hf")
-	f.StringVar(&shard, "max-shard-size", "5GB", "size above which hf begins another file, such as 500MB or 2GiB")
+	f.StringVar(&format, "format", "", "format: dcp, safetensors or hf")
+	f.StringVar(&shard, "max-shard-size", "5GB", "with --format hf: start another file above this size, such as 500MB or 2GiB")
 	f.BoolVar(&whole, "self-contained", false, "make DIR a store of this checkpoint alone, without a log")
-	f.BoolVar(&offline, "offline", false, "read receipts only: no lock, no log")
-	f.BoolVar(&o.Replace, "force", false, "replace an export that is in DIR")
+	f.BoolVar(&offline, "offline", false, "read only receipts: no lock, no log")
+	f.BoolVar(&o.Replace, "force", false, "replace an export in DIR")
 	return c
 }
 
@@ -104,10 +103,10 @@ func (a *app) export(ctx context.Context, s source, dir string, o foreign.Export
 	o.Progress = bar.Set
 	o.Stale = func(dir string, replaced bool) {
 		if replaced {
-			a.Warn("%s holds what an export that did not end has replaced: move it back, or remove it", dir)
+			a.Warn("%s is the old content of a directory, left by an interrupted export; move it back, or remove it", dir)
 			return
 		}
-		a.Warn("%s is left by an export that did not end: remove it if none is at work", dir)
+		a.Warn("%s was left by an interrupted export; remove it if no export is running", dir)
 	}
 	if s.foreign != nil {
 		var err error
@@ -132,11 +131,11 @@ func (a *app) export(ctx context.Context, s source, dir string, o foreign.Export
 	})
 }
 
-// exportWhole makes a directory that is a store of one checkpoint.
+// exportWhole writes a directory that is a store of one checkpoint.
 func (a *app) exportWhole(ctx context.Context, s source, dir string) error {
 	r, ok := s.reader.(*data.FileReader)
 	if !ok {
-		return console.Usagef("--self-contained: %s is a checkpoint of another program: import it, then export that", s.name)
+		return console.Usagef("--self-contained: %s is a checkpoint of another program: import it, then export the imported one", s.name)
 	}
 	digest, err := checkpoint.ParseDigest(s.checkpoint.Manifest)
 	if err != nil {
@@ -145,7 +144,7 @@ func (a *app) exportWhole(ctx context.Context, s source, dir string) error {
 	bar := a.Progress("export", s.manifest.Layout.Bytes())
 	defer bar.Done()
 	stale := func(path string) {
-		a.Warn("%s is left by an export that did not end: remove it if none is at work", path)
+		a.Warn("%s was left by an interrupted export; remove it if no export is running", path)
 	}
 	done, err := store.ExportWhole(ctx, r.Root(), store.RefOf(s.checkpoint), digest, dir, stale, bar.Set)
 	if err != nil {
@@ -161,13 +160,13 @@ func (a *app) exportWhole(ctx context.Context, s source, dir string) error {
 	return console.Emit(a.Console, out, []exported{out}, func(w *tabwriter.Writer, _ bool) {
 		fmt.Fprintf(w, "%s: %d tensors, %d values, %s in %d files of %s, as %s\n", out.Checkpoint, out.Tensors, out.Values, bytesize.Text(out.Bytes), out.Files, out.Path, out.Place)
 		if done.Origin.Rewritten {
-			fmt.Fprintf(w, "its manifest is another than that of event %d of store %s: chunks were moved out of files that it shared or had adopted\n", done.Origin.Sequence, done.Origin.Store)
+			fmt.Fprintf(w, "its manifest differs from that of event %d of store %s: chunks were moved out of shared or adopted files\n", done.Origin.Sequence, done.Origin.Store)
 		}
 	})
 }
 
-// adopting is the data of the store whose adopted files an export of a path
-// leaves alone; nil where there is none.
+// adopting returns the data directory of the store, whose adopted files an export of a
+// path must not replace; nil if there is no store.
 func (a *app) adopting() (*data.Root, error) {
 	if store.IsURL(a.location) {
 		return nil, nil

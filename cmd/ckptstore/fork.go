@@ -13,7 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// forked is `fork --json`.
+// forked is the output of `fork --json`.
 type forked struct {
 	Run    string         `json:"run"`
 	Trial  string         `json:"trial"`
@@ -24,12 +24,12 @@ type forked struct {
 func (a *app) forkCommand() *cobra.Command {
 	var set []string
 	c := &cobra.Command{
-		Use: "fork REF NEWRUN", Short: "Make a run that begins with a checkpoint of another", Args: console.Args(cobra.ExactArgs(2)),
-		Long: `Make the run NEWRUN, whose first job resumes from the checkpoint that REF stands
-for. Its configuration is that of the run it comes from, with what --set says.
-The checkpoint is pinned, so that no policy deletes it; nothing is copied.
+		Use: "fork REF NEWRUN", Short: "Start a new run from a checkpoint of another run", Args: console.Args(cobra.ExactArgs(2)),
+		Long: `Create the run NEWRUN, whose first job resumes from the checkpoint REF. Its
+configuration is that of the original run, changed by --set. Nothing is copied; the
+checkpoint is pinned, so that no policy deletes it.
 
-Exit codes: 4 REF stands for no committed checkpoint, 5 NEWRUN exists.`,
+Exit codes: 4 REF is not a committed checkpoint, 5 NEWRUN exists.`,
 		Example: "  ckptstore fork bert@step-2000 bert-lr3\n  ckptstore fork bert@best:loss:min bert-lr3 --set lr=3e-4 --set warmup=500\n  trainer run --name bert-lr3 -- python3 train.py",
 		RunE: func(c *cobra.Command, given []string) error {
 			config, err := parseSet(set)
@@ -46,12 +46,12 @@ Exit codes: 4 REF stands for no committed checkpoint, 5 NEWRUN exists.`,
 					out.Config = map[string]any{}
 				}
 				return console.Emit(a.Console, out, []forked{out}, func(w *tabwriter.Writer, _ bool) {
-					fmt.Fprintf(w, "forked %s to run %s: `trainer run --name %s -- COMMAND` resumes from it\n", out.Parent, out.Run, quoted([]string{out.Run}))
+					fmt.Fprintf(w, "forked %s to run %s; resume from it with `trainer run --name %s -- COMMAND`\n", out.Parent, out.Run, quoted([]string{out.Run}))
 				})
 			})
 		},
 	}
-	c.Flags().StringArrayVar(&set, "set", nil, "configuration of the new run, KEY=VALUE with a JSON or plain value; repeatable")
+	c.Flags().StringArrayVar(&set, "set", nil, "set KEY=VALUE in the configuration; VALUE is JSON or plain text (repeatable)")
 	return c
 }
 

@@ -18,35 +18,35 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-const gcHelp = `Delete the checkpoints that a policy does not keep, and sweep what aborted
-saves have left. Without --apply it only says what it would do, and why.
+const gcHelp = `Delete the checkpoints that a policy does not keep, and the leftovers of aborted saves.
+Without --apply, only show what would be deleted, and why.
 
-A policy is a list of rules; a checkpoint stays if any of them keeps it:
+A policy is a list of rules. A checkpoint is kept if any rule keeps it:
 
   last=N               the newest N of the line, and of each file by itself
   every=Nsteps         the newest of each N steps: with 1000, of 1 to 1000, of
                        1001 to 2000 and so on
   best=N:METRIC:MODE   the N with the best METRIC; MODE is min or max
-  keep-tagged          only what stays under every policy
-  superseded=delete    delete also what a resume has left behind (default: keep)
+  keep-tagged          only those that every policy keeps
+  superseded=delete    also delete checkpoints that a resume superseded (default:
+                       keep)
 
-Under every policy stays what is pinned, tagged, the origin of a fork, being
-restored, or the newest. Without a policy only leftovers are swept, and what was
-removed by name (see ` + "`ckptstore rm`" + `) and had to wait for one of these.
+Every policy keeps checkpoints that are pinned, tagged, the origin of a fork, being
+restored, or the newest. Without a policy, gc only deletes leftovers, and checkpoints
+removed by name (see ` + "`ckptstore rm`" + `) whose files had to stay until now.
 
-FREED counts the bytes that no other checkpoint has a link to. The decision is
-in the log before a file goes; a collection that was cut is finished by the
-next one, or when the store is next opened. Directories that the log does not
-know, and copies of other checkpoints, are left as they are.
+FREED counts bytes to which no other checkpoint has a link. gc records each decision in
+the log before it deletes files. An interrupted collection is finished by the next one,
+or when the store is next opened. gc does not touch directories that are not in the
+log, or copies of other checkpoints.
 
-With --staging no file of the store is touched: the shared memory that this
-store's dead trainers left on this machine is freed. What they had staged can
-then no longer be saved; without it, the next trainer of the run does that.
---all-stores frees what the dead trainers and agents of every store left.
+With --staging, gc deletes no file of the store. Instead it frees the shared memory that
+this store's dead trainers left on this machine. Their staged saves are then lost;
+otherwise the run's next trainer commits them. --all-stores frees the memory that dead
+trainers and agents of all stores left.
 
-Exit codes: 0 done or shown, 1 something could not be removed, 2 usage, 4 no
-such run, 6 the newest checkpoint is damaged, so that nothing of its trial was
-deleted.`
+Exit codes: 0 ok, 1 files could not be removed, 2 usage, 4 no such run, 6 the newest
+checkpoint of a trial is damaged, so nothing of that trial was deleted.`
 
 func (a *app) gcCommand() *cobra.Command {
 	var policy string
@@ -80,11 +80,11 @@ func (a *app) gcCommand() *cobra.Command {
 			return a.with(c.Context(), func(s *store.Store) error { return a.gc(c.Context(), s, o) })
 		},
 	}
-	c.Flags().StringVar(&policy, "policy", "", "rules, such as last=2,every=1000steps,best=1:loss:min")
+	c.Flags().StringVar(&policy, "policy", "", "rules that keep checkpoints, such as last=2,every=1000steps,best=1:loss:min")
 	c.Flags().BoolVar(&staging, "staging", false, "free the shared memory of this store's dead trainers on this machine")
-	c.Flags().BoolVar(&allStores, "all-stores", false, "with --staging: of every store's dead trainers and agents")
-	c.Flags().BoolVar(&apply, "apply", false, "do it")
-	c.Flags().BoolVarP(&dry, "dry-run", "n", false, "only say what would be done (the default)")
+	c.Flags().BoolVar(&allStores, "all-stores", false, "with --staging: for the dead trainers and agents of all stores")
+	c.Flags().BoolVar(&apply, "apply", false, "delete, instead of only showing what would be deleted")
+	c.Flags().BoolVarP(&dry, "dry-run", "n", false, "only show what would be deleted (the default)")
 	return c
 }
 
@@ -115,7 +115,7 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) er
 	return errors.Join(printed, err)
 }
 
-// sayCollected sums up for people.
+// sayCollected prints a summary to stderr.
 func (a *app) sayCollected(out store.Collection) {
 	if a.Quiet {
 		return
@@ -124,24 +124,24 @@ func (a *app) sayCollected(out store.Collection) {
 	for _, c := range out.Checkpoints {
 		n[c.Action]++
 		if c.Left != "" {
-			fmt.Fprintf(a.Err, "%s@%s: files are left: %s\n", c.Run, c.ID, c.Left)
+			fmt.Fprintf(a.Err, "%s@%s: some files remain: %s\n", c.Run, c.ID, c.Left)
 		}
 	}
 	text := fmt.Sprintf("%d kept, %d deleted, %d swept, %s freed", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed))
 	if !out.Applied {
-		text = fmt.Sprintf("nothing was done: %d would be kept, %d deleted, %d swept, %s freed; --apply does it", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed))
+		text = fmt.Sprintf("dry run: %d would be kept, %d deleted, %d swept, %s freed; delete with --apply", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed))
 	}
 	fmt.Fprintln(a.Err, text)
 }
 
-// freed is `gc --staging --json`.
+// freed is the output of `gc --staging --json`.
 type freed struct {
 	Directories []string `json:"directories"`
 	Bytes       int64    `json:"bytes"`
 }
 
-// freeStaging frees the shared memory of this store's dead trainers, or that of
-// every store's.
+// freeStaging frees the shared memory of dead trainers: of this store, or of all
+// stores.
 func (a *app) freeStaging(ctx context.Context, all bool) error {
 	shared, _ := shm.Dir()
 	var out freed
@@ -151,7 +151,7 @@ func (a *app) freeStaging(ctx context.Context, all bool) error {
 	} else {
 		id, ierr := store.Identity(ctx, a.options())
 		if ierr != nil {
-			return fmt.Errorf("gc --staging: which store: %w", ierr)
+			return fmt.Errorf("gc --staging: identify the store: %w", ierr)
 		}
 		out.Directories, out.Bytes, err = staging.Free(shared, id)
 	}
@@ -168,13 +168,13 @@ func (a *app) freeStaging(ctx context.Context, all bool) error {
 func (a *app) rmCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "rm REF...", Short: "Delete checkpoints by name", Args: console.Args(cobra.MinimumNArgs(1)),
-		Long: `Delete committed checkpoints: they are out of the line of their run, and their
-files go. What is pinned or tagged is refused: unpin or untag it first. One that
-a trial was forked from, or that is being restored, is out of the line too, and
-keeps its files until the first collection after that is over.
+		Long: `Delete committed checkpoints: remove them from the line of their run, and delete their
+files. Pinned or tagged checkpoints are refused; unpin or untag them first. If a trial
+was forked from the checkpoint, or it is being restored, its files stay until the first
+gc after that has ended.
 
-The decisions are in the log before a file goes. The bytes that other checkpoints
-share stay.`,
+The decision is in the log before files are deleted. Bytes that other checkpoints share
+stay.`,
 		Example: "  ckptstore rm bert@step-2000 bert@step-2500",
 		RunE: func(c *cobra.Command, refs []string) error {
 			return a.with(c.Context(), func(s *store.Store) error {
@@ -182,17 +182,17 @@ share stay.`,
 				var order []string
 				for _, ref := range refs {
 					if !strings.Contains(ref, "@") {
-						return console.Usagef("rm %s: say which checkpoint, as RUN@NAME: a run alone stands for its newest", ref)
+						return console.Usagef("rm %s: name the checkpoint, as RUN@NAME: rm takes no run alone, which would mean its newest", ref)
 					}
 					x, err := store.Committed(c.Context(), s.Views(), ref)
 					if err != nil {
 						return err
 					}
 					if x.Pinned {
-						return fmt.Errorf("%s@%s is pinned (%s): `ckptstore unpin` it first", x.Run, x.ID, x.PinReason)
+						return fmt.Errorf("%s@%s is pinned (%s); run `ckptstore unpin` first", x.Run, x.ID, x.PinReason)
 					}
 					if len(x.Tags) > 0 {
-						return fmt.Errorf("%s@%s is tagged %q: `ckptstore untag` it first", x.Run, x.ID, x.Tags)
+						return fmt.Errorf("%s@%s is tagged %q; run `ckptstore tag --delete` first", x.Run, x.ID, x.Tags)
 					}
 					if runs[x.Run] == nil {
 						order = append(order, x.Run)

@@ -15,8 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// TestFreeStagingOfOneStore: gc --staging frees what dead trainers of the store have
-// staged, also those of former versions, and leaves what those of another store have.
+// TestFreeStagingOfOneStore: gc --staging frees the memory of the store's dead trainers,
+// including those of former versions, and keeps that of other stores.
 func TestFreeStagingOfOneStore(t *testing.T) {
 	shared, _ := shm.Dir()
 	own := filepath.Join(shared, fmt.Sprintf("ckptstore-memory-%d", os.Geteuid()))

@@ -13,15 +13,15 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// Times are printed in the local zone, which is fixed here: a server that a test has
-// started may still read it when the next one runs.
+// Times are printed in the local zone, which is fixed here, once: a server that a test
+// started may still read it while the next test runs.
 func TestMain(m *testing.M) {
 	time.Local = time.UTC
 	os.Exit(m.Run())
 }
 
-// TestGoldenLs: what ls prints of the log that package projections keeps is
-// what it printed when the log was recorded.
+// TestGoldenLs: ls prints the recorded log of package projections as it did when the
+// log was recorded.
 func TestGoldenLs(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "projections", "testdata", "golden-log-v1.jsonl"))
 	if err != nil {

@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	// hostile clears the screen and sets the clipboard of who sees it.
+	// hostile clears the screen and sets the clipboard of a terminal.
 	hostile = "x\x1b[2J\x1b]52;c;eA==\x07\u009b31m\u202e\x7f\r\n\u2066\u2028y"
 	// ghost is the name of a run that is only in the log.
 	ghost = "g\x1b[2J\u009b1m\u202e\nh"
-	// evil is the name of one that has a checkpoint: names without control
+	// evil is the name of a run with a checkpoint: names without control
 	// characters are allowed.
 	evil = "evil\u202e"
 )
 
-// hostileStore is a store whose log and checkpoint say what a terminal must not
-// get. It lies in a directory of its own, in which the test may run.
+// hostileStore makes a store whose log and checkpoint contain text that must not reach
+// a terminal. It is in a directory of its own, in which the test may run.
 func hostileStore(t *testing.T) (dir, model string) {
 	t.Helper()
 	root := t.TempDir()
@@ -96,7 +96,8 @@ func hostileStore(t *testing.T) (dir, model string) {
 	return dir, model
 }
 
-// obeyed is the place of a character of a command's output that a terminal would obey.
+// obeyed returns the index of a character of a command's output that a terminal would
+// interpret.
 func obeyed(out string) (at int, found bool) {
 	for i, r := range out {
 		_, n := utf8.DecodeRuneInString(out[i:])
@@ -108,15 +109,15 @@ func obeyed(out string) (at int, found bool) {
 	return 0, false
 }
 
-// TestHostileStoreOnATerminal runs every command on a hostile store. What they
-// print for people has nothing that a terminal obeys.
+// TestHostileStoreOnATerminal runs every command on a hostile store. Their human-readable
+// output has no character that a terminal interprets.
 func TestHostileStoreOnATerminal(t *testing.T) {
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	dir, model := hostileStore(t)
 	ran := map[string]bool{}
 	for _, c := range []struct {
 		args []string
-		says string // what is there of the hostile text, if it is
+		says string // the part of the hostile text that is printed, if any
 	}{
 		{[]string{"ls"}, `evil\u202e`},
 		{[]string{"ls", "--all", "-o", "wide"}, `\u202e`},
@@ -203,7 +204,7 @@ func TestHostileStoreOnATerminal(t *testing.T) {
 			t.Errorf("%q (exit code %d) does not print %s: %q", c.args, code, c.says, both)
 		}
 	}
-	// None is forgotten: the program lists its commands itself.
+	// The program's own list of commands shows that none is missing.
 	var list bytes.Buffer
 	run(t.Context(), []string{"__complete", ""}, &list, &bytes.Buffer{})
 	for line := range strings.Lines(list.String()) {
@@ -217,7 +218,7 @@ func TestHostileStoreOnATerminal(t *testing.T) {
 	}
 }
 
-// JSON is for programs: it says what is in the log.
+// JSON is for programs: it has the text of the log unchanged.
 func TestHostileStoreInJSON(t *testing.T) {
 	dir, _ := hostileStore(t)
 	var out, errs bytes.Buffer
@@ -237,7 +238,7 @@ func TestHostileStoreInJSON(t *testing.T) {
 	}
 }
 
-// A character that is cut is not shown as the bytes of its half.
+// A text is not cut within a character.
 func TestBeginning(t *testing.T) {
 	for text, want := range map[string]string{"": "", "abc": "abc", "abcd": "abc…", "ab€": "ab…", "abc€": "abc…", "\x80\x80\x80\x80": "…"} {
 		if got := beginning(text, 3); got != want {

@@ -19,22 +19,22 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-const importHelp = `Make a checkpoint of PyTorch DCP, a .safetensors file or a Hugging Face
-directory one of a run. A store is made if there is none. Ranks, boxes, dtypes, values and the paths of the state
-dict stay as they are. In the log it is a job of the run with an attempt of its
-own, which continues the run's line; the next trainer resumes from it.
+const importHelp = `Import a PyTorch DCP checkpoint, a .safetensors file or a Hugging Face directory into a
+run. The store is created if there is none. Ranks, boxes, dtypes, values and the paths
+in the state dict are kept. The log records the import as a job of the run with its own
+attempt, which continues the run's line; the next trainer resumes from it.
 
-Without --in-place all bytes are copied, digested and checked from then on.
-With --in-place none is copied: the store notes where in the files each tensor
-lies, and reads them there. The files must stay where they are, unchanged: one
-whose size or time of writing changes is refused. They are never removed. Their
-digests are learned later, by ` + "`ckptstore verify`" + ` at once or by the owner of
-the store in the background; until then damage of them is not noticed.
+By default all bytes are copied and digested, and verified from then on. With --in-place
+nothing is copied: the store records where each tensor is in the files, and reads it
+there. The files must stay in place unchanged: a file whose size or modification time
+changes is refused. The store never removes them. Their digests are learned later, by
+` + "`ckptstore verify --learn`" + ` or by the owner of the store in the background. Until then,
+damage to them is not detected.
 
-Exit codes: 0 imported, 1 failed, 2 usage, 4 no such path, 5 a job of the run
-is alive, 6 the files are damaged.`
+Exit codes: 0 ok, 1 failed, 2 usage, 4 no such path, 5 a job of the run is alive,
+6 the files are damaged.`
 
-// imported is `import --json`.
+// imported is the output of `import --json`.
 type imported struct {
 	Store      string      `json:"store"`
 	Run        string      `json:"run"`
@@ -48,7 +48,7 @@ type imported struct {
 	Tensors    int         `json:"tensors"`
 	Values     int         `json:"values"`
 	Bytes      int64       `json:"bytes"`
-	Copied     int64       `json:"copied"` // of them
+	Copied     int64       `json:"copied"` // of Bytes
 }
 
 type importOptions struct {
@@ -60,27 +60,27 @@ type importOptions struct {
 func (a *app) importCommand() *cobra.Command {
 	var o importOptions
 	c := &cobra.Command{
-		Use: "import DIR|FILE --run NAME --step N", Short: "Make a checkpoint of another program one of a run", Long: importHelp,
+		Use: "import DIR|FILE --run NAME --step N", Short: "Import a checkpoint of another program into a run", Long: importHelp,
 		Args: console.Args(cobra.ExactArgs(1)),
 		Example: `  ckptstore import out/checkpoint-2000 --run bert --step 2000
   ckptstore import model.safetensors --run llama --step 0 --in-place --json`,
 		RunE: func(c *cobra.Command, paths []string) error {
 			if o.run == "" || !c.Flags().Changed("step") {
-				return console.Usagef("--run and --step are needed: which run, and which step of it, is this? see `ckptstore import --help`")
+				return console.Usagef("--run and --step are required; see `ckptstore import --help`")
 			}
 			if o.step < 0 {
-				return console.Usagef("--step %d: give 0 or more", o.step)
+				return console.Usagef("--step %d: want 0 or more", o.step)
 			}
 			if err := store.ValidRun(o.run); err != nil {
-				return console.Usagef("--run %q: %w: choose another", o.run, err)
+				return console.Usagef("--run %q: %w; choose another name", o.run, err)
 			}
 			return a.importPath(c.Context(), paths[0], o)
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.run, "run", "", "name of the run; it is made if there is none")
+	f.StringVar(&o.run, "run", "", "name of the run, created if necessary")
 	f.Int64Var(&o.step, "step", 0, "training step of the checkpoint, which is named step-N")
-	f.BoolVar(&o.inPlace, "in-place", false, "adopt the files where they are instead of copying them")
+	f.BoolVar(&o.inPlace, "in-place", false, "read the files where they are instead of copying them")
 	return c
 }
 

@@ -12,38 +12,41 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-const initHelp = `Make a new store in the directory --store, or on the NATS server that it
-names. On a server, --data is the directory for checkpoints; it must be the
-same on every node of every job. It is marked with the store's identity: where
-it is not mounted, nothing is read or written.
+const initHelp = `Create a store in the directory --store, or on the NATS server of that URL.
 
-The directory is yours alone. With --shared, the members of a group own it
-together: directories have the mode 2770 and files 0660, whatever the umask, and
-its members take over from each other. Every member of the group can change or
-delete everything in the store.
+On a server, the log is on the server and the checkpoints are in --data, a
+directory that must have the same path on every node of every job. The directory
+is marked with the store's identity; on nodes where it is not mounted, nothing is
+read or written.
 
-The server keeps --replicas copies of the log: 3 on a cluster of at least three
-servers, else 1, unless it is given. One copy is as safe as that server's
+By default only you can access the directory. With --shared, the members of a
+group own the store together and take over from each other: directories have the
+mode 2770 and files 0660, whatever the umask. Every member can change or delete
+everything in the store.
+
+On a server, --replicas sets the number of copies of the log. The default is 3 on
+a cluster of at least three servers, else 1. One copy is as safe as that server's
 sync_interval (set it to "always"); three survive the loss of a server.
 ` + accessHelp
 
-// accessHelp says how clients of a server get in.
+// accessHelp describes the credentials of clients.
 const accessHelp = `
-Clients of a server (--store nats://HOST:PORT, or tls://HOST:PORT to insist on
-TLS) take their credentials from the environment:
-  CKPTSTORE_STORE_TOKEN       the token, or
-  CKPTSTORE_STORE_TOKEN_FILE  a file of it that only its user can read
-  CKPTSTORE_TLS_CA            CA by which the server is checked; insists on TLS
-  CKPTSTORE_TLS_CERT, _KEY    this client's own certificate and key`
+With --store nats://HOST:PORT, or tls://HOST:PORT to require TLS, credentials
+come from the environment:
 
-// ownGroup stands for the group that the directory of a store has.
+  CKPTSTORE_STORE_TOKEN       the token, or
+  CKPTSTORE_STORE_TOKEN_FILE  a file with the token that only its user can read
+  CKPTSTORE_TLS_CA            CA of the server's certificate; requires TLS
+  CKPTSTORE_TLS_CERT, _KEY    this client's certificate and key`
+
+// ownGroup is the value of --shared without a group: the group that the directory has.
 const ownGroup = "."
 
 func (a *app) initCommand() *cobra.Command {
 	var o store.URLOptions
 	var group string
 	c := &cobra.Command{
-		Use: "init", Short: "Make a new store", Args: console.Args(cobra.NoArgs),
+		Use: "init", Short: "Create a store", Args: console.Args(cobra.NoArgs),
 		Long: initHelp,
 		Example: `  ckptstore init --store ckpts
   ckptstore init --store /mnt/team/ckpts --shared=research
@@ -52,7 +55,7 @@ func (a *app) initCommand() *cobra.Command {
 			made := store.Made{Location: a.location, Replicas: 1}
 			var err error
 			if store.IsURL(a.location) && c.Flags().Changed("shared") {
-				return console.Usagef("init %s: --shared goes with a directory: who may write to a server's log is for the server to say", jetlog.Redacted(a.location))
+				return console.Usagef("init %s: --shared goes with a directory; on a server, its own accounts decide who may write", jetlog.Redacted(a.location))
 			}
 			if store.IsURL(a.location) {
 				made, err = store.InitURL(c.Context(), a.location, o)
@@ -65,7 +68,7 @@ func (a *app) initCommand() *cobra.Command {
 				return err
 			}
 			return console.Emit(a.Console, made, []any{made}, func(w *tabwriter.Writer, _ bool) {
-				fmt.Fprintf(w, "made store %s in %s", made.Store, made.Location)
+				fmt.Fprintf(w, "created store %s in %s", made.Store, made.Location)
 				if store.IsURL(a.location) {
 					fmt.Fprintf(w, ", copies of the log: %d", made.Replicas)
 				}
@@ -73,9 +76,9 @@ func (a *app) initCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&o.Data, "data", "", "directory for checkpoints, with a URL")
-	c.Flags().StringVar(&group, "shared", "", "share it with GROUP, by default the group that the directory has: all members may save, load and delete")
+	c.Flags().StringVar(&o.Data, "data", "", "with a URL: directory for checkpoints")
+	c.Flags().StringVar(&group, "shared", "", "share the store with GROUP (default: the directory's group); all members can save, load and delete")
 	c.Flags().Lookup("shared").NoOptDefVal = ownGroup
-	c.Flags().IntVar(&o.Replicas, "replicas", 0, "servers that keep a copy of the log, with a URL: 1, 3 or 5 (default: as many as the cluster has, up to 3)")
+	c.Flags().IntVar(&o.Replicas, "replicas", 0, "with a URL: copies of the log, 1, 3 or 5 (default: 3 on a cluster of three or more servers, else 1)")
 	return c
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// jobsListing is `jobs --json`.
+// jobsListing is the output of `jobs --json`.
 type jobsListing struct {
 	Store string        `json:"store"`
 	Jobs  []insight.Job `json:"jobs"`
@@ -28,16 +28,17 @@ type jobsListing struct {
 
 func (a *app) jobsCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "jobs [RUN]", Short: "List the jobs of a run, newest first", Args: console.Args(cobra.MaximumNArgs(1)),
-		Long: `List the jobs, of all runs or of RUN: each launch of the trainer is one.
+		Use: "jobs [RUN]", Short: "List jobs, newest first", Args: console.Args(cobra.MaximumNArgs(1)),
+		Long: `List the jobs of RUN, or of all runs, newest first. Each launch of the trainer is a
+job.
 
-A job is running or stopping, or it ended with an exit code, or it is lost: it
-never said that it ended, and nobody holds its run, as after kill -9 or the loss
-of its machine. On another machine that is known when its lease expires, after
-15 s. A lost job is continued like any other: ckptstore continue RUN.
+A job is running or stopping, has ended with an exit code, or is lost. A lost job did
+not record its end, and no process holds its run, as after kill -9 or the loss of its
+machine. A job on another machine counts as lost when its lease expires, after 15 s.
+Continue a lost job like any other: ckptstore continue RUN.
 
-FROM is the checkpoint that the job's first attempt continued, HEAD the last one
-that it committed.`,
+FROM is the checkpoint from which the job's first attempt resumed; HEAD is the last
+checkpoint that the job committed.`,
 		Example: "  ckptstore jobs\n  ckptstore jobs bert -o wide\n  ckptstore jobs bert --json | jq -r '.jobs[0].state'",
 		RunE: func(c *cobra.Command, names []string) error {
 			run := ""
@@ -64,7 +65,7 @@ func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
 	for _, r := range runs {
 		l.Jobs = append(l.Jobs, r.List(time.Now())...)
 		if r.Parent != "" && len(r.Jobs) == 0 {
-			parents = append(parents, fmt.Sprintf("run %s was forked from %s and has no job yet: `ckptstore continue` needs one, `trainer run --name %s` starts the first", r.Run, r.Parent, r.Run))
+			parents = append(parents, fmt.Sprintf("run %s was forked from %s and has no job yet; start the first with `trainer run --name %s`", r.Run, r.Parent, r.Run))
 		}
 	}
 	slices.SortStableFunc(l.Jobs, func(x, y insight.Job) int { return y.StartedAt.Compare(x.StartedAt) })
@@ -95,7 +96,7 @@ func printJobs(w *tabwriter.Writer, wide bool, jobs []insight.Job) {
 		if j.Seconds != nil {
 			took = console.Roughly(time.Duration(*j.Seconds * float64(time.Second)))
 		}
-		id := j.Job[max(0, len(j.Job)-8):] // the beginning is the time
+		id := j.Job[max(0, len(j.Job)-8):] // the end tells jobs apart; the beginning is the time
 		if wide {
 			id = j.Job
 		}
@@ -116,9 +117,9 @@ func readRun(ctx context.Context, s *store.Store, run string) (insight.RunJobs, 
 	return runs[0], nil
 }
 
-// readRuns reads the jobs of a run, or of all, in one question. Whether one lives
-// is asked between two readings: what the first has as not ended was live then,
-// or is lost.
+// readRuns reads the jobs of a run, or of all runs, with one query. For a run with
+// a job that has not ended, it checks the live job and then reads the jobs again: a
+// job that has still not ended was live at the check, or is lost.
 func readRuns(ctx context.Context, s *store.Store, run string) ([]insight.RunJobs, error) {
 	rows, err := query.Ask(ctx, s.Views(), query.Launches, query.Params{Run: run})
 	if err != nil {
@@ -147,7 +148,7 @@ func readRuns(ctx context.Context, s *store.Store, run string) ([]insight.RunJob
 		if len(again) > 0 {
 			r.Take(again[0])
 		}
-		// A job that started after that question is not lost.
+		// Drop jobs that started after the check, which would count as lost.
 		r.Jobs = slices.DeleteFunc(r.Jobs, func(j projections.Job) bool {
 			return !slices.ContainsFunc(before, func(b projections.Job) bool { return b.ID == j.ID })
 		})
@@ -155,7 +156,8 @@ func readRuns(ctx context.Context, s *store.Store, run string) ([]insight.RunJob
 	return runs, nil
 }
 
-// findJob returns the job of an ID, of its beginning or its end; the newest for "".
+// findJob returns the job with an ID, given in full or by its beginning or end. For ""
+// it returns the newest job.
 func findJob(r insight.RunJobs, run, id string) (projections.Job, error) {
 	var found []projections.Job
 	for _, j := range r.Jobs {
@@ -170,15 +172,15 @@ func findJob(r insight.RunJobs, run, id string) (projections.Job, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return projections.Job{}, console.Usagef("--job %q: run %q has %d such jobs: give more of the ID, see `ckptstore jobs %s -o wide`", id, run, len(found), run)
+		return projections.Job{}, console.Usagef("--job %q: run %q has %d such jobs; give more of the ID, see `ckptstore jobs %s -o wide`", id, run, len(found), run)
 	case id == "":
 		return projections.Job{}, &projections.NotFoundError{What: "job of run", Ref: run, Hint: fmt.Sprintf("it has none yet; `trainer run --name %s` starts one", run)}
 	}
 	return projections.Job{}, &projections.NotFoundError{What: "job of run " + run, Ref: id, Hint: fmt.Sprintf("`ckptstore jobs %s -o wide` lists them", run)}
 }
 
-// quoted is a command as a shell takes it, in characters that can be seen: those
-// that are not are written as in bash's $'...'.
+// quoted returns a command as shell input. Words with unprintable characters are
+// written in bash's $'...'.
 func quoted(command []string) string {
 	words := make([]string, len(command))
 	for i, w := range command {
@@ -196,7 +198,7 @@ func quoted(command []string) string {
 	return strings.Join(words, " ")
 }
 
-// escaped is a word in bash's $'...'.
+// escaped writes a word in bash's $'...'.
 func escaped(word string) string {
 	var out strings.Builder
 	out.WriteString("$'")

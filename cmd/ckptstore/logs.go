@@ -21,7 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// logsQuery is what `logs` is asked for.
+// logsQuery holds the flags of `logs`.
 type logsQuery struct {
 	job      string
 	attempt  int
@@ -33,7 +33,7 @@ type logsQuery struct {
 	stamps   bool
 }
 
-// loggedLine is one line of `logs --json`.
+// loggedLine is one line of the output of `logs --json`.
 type loggedLine struct {
 	Attempt int       `json:"attempt"`
 	Rank    int       `json:"rank"`
@@ -45,18 +45,18 @@ type loggedLine struct {
 func (a *app) logsCommand() *cobra.Command {
 	var q logsQuery
 	c := &cobra.Command{
-		Use: "logs RUN", Short: "Print what the workers of a run have printed", Args: console.Args(cobra.ExactArgs(1)),
-		Long: `Print what the workers of the run's newest job have printed, in the order of
-time, with the rank in front if there are several. Standard error is among it.
+		Use: "logs RUN", Short: "Print the output of a run's workers", Args: console.Args(cobra.ExactArgs(1)),
+		Long: `Print the standard output and standard error of the workers of the run's newest job, in
+the order of time, with the rank in front if there are several. With --json each line
+is one object.
 
-With --follow it goes on with what is printed from now on, and ends when the job
-has. The files are below STORE/logs, or where trainer run --log-dir put them, so
-that machine's directory must be seen from here. With --json each line is one
-object.
+With --follow, continue with new output until the job has ended. The files are in
+STORE/logs, or in the directory of trainer run --log-dir, which must be accessible on
+this machine.
 
-On a terminal, colours and carriage returns of the workers stay, and all else that
-a terminal would obey is shown as an escape such as \x1b. Into a pipe or a file
-goes what the workers wrote, byte for byte.`,
+On a terminal, the workers' colors and carriage returns are kept, and other control
+characters are shown as escapes such as \x1b. Into a pipe or file the output is written
+byte for byte.`,
 		Example: "  ckptstore logs bert -f\n  ckptstore logs bert --rank 3 --stderr --tail 50\n  ckptstore logs bert --attempt 2 --since 10m\n  ckptstore logs bert --job 3f2a91c0 --json",
 		RunE: func(c *cobra.Command, runs []string) error {
 			s, err := q.selection(c, time.Now())
@@ -65,25 +65,25 @@ goes what the workers wrote, byte for byte.`,
 			}
 			open := a.read
 			if q.follow {
-				open = a.with // a long-lived owner does an owner's work
+				open = a.with // a long-lived owner also does an owner's work
 			}
 			return open(c.Context(), func(st *store.Store) error { return a.logs(c.Context(), st, runs[0], q, s) })
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&q.job, "job", "", "job, by its ID, the beginning or the end of it (default: the newest)")
-	f.IntVar(&q.attempt, "attempt", 0, "only this attempt (default: all of the job)")
-	f.IntVar(&q.rank, "rank", -1, "only this rank (default: all)")
-	f.BoolVar(&q.out, "stdout", false, "standard output only")
-	f.BoolVar(&q.err, "stderr", false, "standard error only")
-	f.BoolVarP(&q.follow, "follow", "f", false, "go on until the job has ended")
-	f.IntVar(&q.tail, "tail", -1, "only the last lines of what there is (default: all)")
-	f.StringVar(&q.since, "since", "", "only lines since then: a duration such as 10m, or a time such as 2026-11-21T14:05:06Z")
+	f.StringVar(&q.job, "job", "", "job ID, or the beginning or end of one (default: the newest job)")
+	f.IntVar(&q.attempt, "attempt", 0, "print only this attempt (default: all attempts of the job)")
+	f.IntVar(&q.rank, "rank", -1, "print only this rank (default: all)")
+	f.BoolVar(&q.out, "stdout", false, "print only standard output")
+	f.BoolVar(&q.err, "stderr", false, "print only standard error")
+	f.BoolVarP(&q.follow, "follow", "f", false, "print new lines until the job has ended")
+	f.IntVar(&q.tail, "tail", -1, "start with the last N existing lines (default: all)")
+	f.StringVar(&q.since, "since", "", "print only lines since a duration ago, such as 10m, or since a time such as 2026-11-21T14:05:06Z")
 	f.BoolVar(&q.stamps, "timestamps", false, "print the time of each line")
 	return c
 }
 
-// selection checks what is asked for.
+// selection checks the flags and returns the selected lines.
 func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, error) {
 	s := logs.Select{Attempt: q.attempt, Rank: q.rank, Tail: q.tail}
 	given := c.Flags().Changed
@@ -95,7 +95,7 @@ func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, erro
 	case given("tail") && q.tail < 0:
 		return s, console.Usagef("--tail %d: want a number of lines", q.tail)
 	case q.out && q.err:
-		return s, console.Usagef("--stdout and --stderr: give one of them; without both are printed")
+		return s, console.Usagef("--stdout and --stderr: give one of them, or neither to print both")
 	case q.out:
 		s.Streams = []logs.Stream{logs.Out}
 	case q.err:
@@ -129,14 +129,14 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 		return err
 	}
 	if job.Logs == "" {
-		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: "the job kept none: its trainer was given no directory for it, as in `trainer demo`"}
+		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: "the job kept none: its trainer had no log directory, as in `trainer demo`"}
 	}
 	dir := job.Logs
-	sel.Top = filepath.Dir(filepath.Dir(dir)) // what --log-dir said
+	sel.Top = filepath.Dir(filepath.Dir(dir)) // the directory of --log-dir
 	if !filepath.IsAbs(dir) {
 		sel.Top, dir = s.Dir(), filepath.Join(s.Dir(), dir)
 	} else if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: fmt.Sprintf("it is in %s on %s, and not here: print it there", dir, job.Host)}
+		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: fmt.Sprintf("it is in %s on %s, which this machine cannot access: run the command there", dir, job.Host)}
 	}
 	var ended func(context.Context) (bool, error)
 	if q.follow {
@@ -152,12 +152,12 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 		return visit(l)
 	})
 	if err == nil && !printed && !a.Quiet {
-		fmt.Fprintf(a.Err, "nothing of that was printed by job %s\n", job.ID)
+		fmt.Fprintf(a.Err, "no such output of job %s\n", job.ID)
 	}
 	return err
 }
 
-// linePrinter prints lines one by one.
+// linePrinter returns a function that prints one line.
 func (a *app) linePrinter(q logsQuery, prefixed bool) func(logs.Line) error {
 	if a.Format == "json" || a.Format == "jsonl" {
 		enc := json.NewEncoder(a.Out)
@@ -185,7 +185,7 @@ func (a *app) linePrinter(q logsQuery, prefixed bool) func(logs.Line) error {
 	}
 }
 
-// jobOver is the row of a job, and whether it has ended or is lost.
+// jobOver returns a job, and whether it has ended or is lost.
 func jobOver(ctx context.Context, s *store.Store, run, id string) (insight.Job, bool, error) {
 	r, err := readRun(ctx, s, run)
 	if err != nil {
@@ -196,5 +196,5 @@ func jobOver(ctx context.Context, s *store.Store, run, id string) (insight.Job, 
 			return j, j.Over(), nil
 		}
 	}
-	return insight.Job{}, false, &projections.NotFoundError{What: "job of run " + run, Ref: id, Hint: "it was there a moment ago: the log has changed"}
+	return insight.Job{}, false, &projections.NotFoundError{What: "job of run " + run, Ref: id, Hint: "it was there a moment ago; the log has changed"}
 }

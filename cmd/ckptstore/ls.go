@@ -22,8 +22,8 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// listed is one checkpoint in `ls --json`. What a receipt does not say is left
-// out by --offline.
+// listed is one checkpoint in the output of `ls --json`. With --offline, fields that
+// receipts lack are omitted.
 type listed struct {
 	Run         string    `json:"run"`
 	Trial       string    `json:"trial"`
@@ -34,12 +34,12 @@ type listed struct {
 	WorldSize   int       `json:"world_size"`
 	State       string    `json:"state"`
 	Bytes       int64     `json:"bytes"`
-	Written     *int64    `json:"bytes_written,omitempty"`   // of the bytes, those that this save wrote
-	Reused      *int64    `json:"bytes_reused,omitempty"`    // and those that were stored already
-	Shared      *int64    `json:"bytes_shared,omitempty"`    // of its files, those that have links elsewhere
-	Exclusive   *int64    `json:"bytes_exclusive,omitempty"` // and those that have none: what deleting it frees
+	Written     *int64    `json:"bytes_written,omitempty"`   // of Bytes: written by this save
+	Reused      *int64    `json:"bytes_reused,omitempty"`    // of Bytes: stored before it
+	Shared      *int64    `json:"bytes_shared,omitempty"`    // of its files: with links in other checkpoints
+	Exclusive   *int64    `json:"bytes_exclusive,omitempty"` // of its files: without; deleting it frees them
 	Manifest    string    `json:"manifest,omitempty"`
-	Sequence    uint64    `json:"sequence,omitempty"` // of the committed event
+	Sequence    uint64    `json:"sequence,omitempty"` // of checkpoint.committed
 	CommittedAt time.Time `json:"committed_at,omitzero"`
 	Superseded  *bool     `json:"superseded,omitempty"`
 	Parent      string    `json:"parent,omitempty"`
@@ -50,7 +50,7 @@ type listed struct {
 	ref checkpoint.Ref
 }
 
-// listing is `ls --json`.
+// listing is the output of `ls --json`.
 type listing struct {
 	Store       string   `json:"store"`
 	Offline     bool     `json:"offline"`
@@ -62,21 +62,22 @@ func (a *app) lsCommand() *cobra.Command {
 	var asOf *string
 	c := &cobra.Command{
 		Use: "ls [RUN]", Short: "List checkpoints, newest first", Args: console.Args(cobra.MaximumNArgs(1)),
-		Long: `List the committed checkpoints of the present line of each run, or of RUN.
+		Long: `List the committed checkpoints in the current line of RUN, or of every run, newest
+first.
 
-With --offline the list is made from the receipts in the data directory alone,
-without the lock, the log or the views. It has every committed checkpoint:
-which of them are superseded is known to the log alone, so it equals
-"ls --all" without those that are open, aborted or deleted.
+With --offline, list the checkpoints from the receipts in the data directory, without
+the lock, the log or the views. Receipts do not record which checkpoints are
+superseded, so the list equals "ls --all" without open, aborted and deleted
+checkpoints.
 
-With --as-of the list is what it was then; the log is folded up to there.
+With --as-of, list the checkpoints as of that moment, by folding the log up to it.
 
-WRITTEN and REUSED are the bytes of tensors and values that the save wrote, and
-those that were stored already. SHARED and EXCLUSIVE are bytes of files as they
-are now: those that directories of other checkpoints have too, and the others,
-which deleting the checkpoint would free. They are read from the files' metadata
-for wide, json and jsonl only. What is not known is "-", and absent in JSON.`,
-		Example: "  ckptstore ls bert --all\n  ckptstore ls --as-of 1200\n  ckptstore ls --as-of 2026-11-21T14:05:06Z",
+WRITTEN and REUSED are the bytes of tensors and values that the save wrote, and those
+that were already stored. SHARED and EXCLUSIVE are bytes of files as of now: those
+that other checkpoints share, and those that deleting the checkpoint would free. They
+are read from the files' metadata, for wide, json and jsonl only. Unknown values are
+"-", and absent in JSON.`,
+		Example: "  ckptstore ls\n  ckptstore ls bert --all\n  ckptstore ls --as-of 1200\n  ckptstore ls --as-of 2026-11-21T14:05:06Z",
 		RunE: func(c *cobra.Command, names []string) error {
 			run := ""
 			if len(names) == 1 {
@@ -87,7 +88,7 @@ for wide, json and jsonl only. What is not known is "-", and absent in JSON.`,
 				return err
 			}
 			if offline && !then.isEnd() {
-				return console.Usagef("--offline reads no log, --as-of needs it: give one of them")
+				return console.Usagef("--offline does not read the log, --as-of needs it: give one of them")
 			}
 			if offline || then.isEnd() && a.byReceipts() {
 				return a.lsOffline(c.Context(), run)
@@ -96,8 +97,8 @@ for wide, json and jsonl only. What is not known is "-", and absent in JSON.`,
 		},
 	}
 	asOf = asOfFlag(c)
-	c.Flags().BoolVarP(&all, "all", "a", false, "also superseded, open, aborted and deleted checkpoints")
-	c.Flags().BoolVar(&offline, "offline", false, "read receipts only: no lock, no log")
+	c.Flags().BoolVarP(&all, "all", "a", false, "include superseded, open, aborted and deleted checkpoints")
+	c.Flags().BoolVar(&offline, "offline", false, "read only receipts: no lock, no log")
 	return c
 }
 
@@ -122,7 +123,7 @@ func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then
 		}
 	}
 	l := listing{Store: s.ID, Checkpoints: []listed{}}
-	var unknown []error // runs of which only a newer version can say something
+	var unknown []error // runs that only a newer version can read
 	for _, name := range runs {
 		rows, err := query.Ask(ctx, views, query.Checkpoints, query.Params{Run: name, All: all})
 		if run == "" && errors.Is(err, events.ErrNewer) {
@@ -198,9 +199,9 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 	return errors.Join(append([]error{a.printListing(l)}, errs...)...)
 }
 
-// measure fills in what the files of the checkpoints say, if that is printed:
-// of many checkpoints it takes longer than all the rest. Where there are no
-// files, nothing is known.
+// measure fills in Shared and Exclusive if the format prints them: with many
+// checkpoints, reading the files' metadata dominates the time. The fields stay nil for
+// checkpoints without files.
 func (a *app) measure(ctx context.Context, list []listed, dataDir string) error {
 	if a.Format == "table" {
 		return nil
@@ -214,8 +215,8 @@ func (a *app) measure(ctx context.Context, list []listed, dataDir string) error 
 	return nil
 }
 
-// footprint is the shared and exclusive bytes of a checkpoint's files, or nil
-// where they cannot be known.
+// footprint returns the shared and exclusive bytes of a checkpoint's files, or nil if
+// they are unknown.
 func (a *app) footprint(ctx context.Context, dataDir string, ref checkpoint.Ref) (shared, exclusive *int64, err error) {
 	f, err := store.MeasureFiles(ctx, dataDir, ref)
 	switch {
@@ -224,7 +225,7 @@ func (a *app) footprint(ctx context.Context, dataDir string, ref checkpoint.Ref)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil, nil
 	case err != nil:
-		a.Warn("what its files share is not known: %v", err)
+		a.Warn("shared and exclusive bytes are unknown: %v", err)
 		return nil, nil, nil
 	}
 	return &f.Shared, &f.Exclusive, nil
@@ -261,7 +262,7 @@ func (a *app) printListing(l listing) error {
 	})
 }
 
-// marks are the tags of a checkpoint, and whether it is pinned.
+// marks returns the tags of a checkpoint, and "(pinned)" if it is.
 func (c listed) marks() string {
 	marks := slices.Clone(c.Tags)
 	if c.Pinned != nil && *c.Pinned {

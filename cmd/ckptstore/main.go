@@ -1,5 +1,5 @@
-// Command ckptstore looks after a store of checkpoints: what is in it, what
-// happened to it, and whether it is whole.
+// Command ckptstore inspects and maintains a store of checkpoints: it lists
+// contents and history, verifies, repairs, backs up and deletes.
 package main
 
 import (

@@ -30,20 +30,20 @@ func (a *app) metricsCommand() *cobra.Command {
 	var drawn plotOptions
 	var asOf *string
 	c := &cobra.Command{
-		Use: "metrics RUN", Short: "Print what a run has reported", Args: console.Args(cobra.ExactArgs(1)),
-		Long: `Print the metrics of a run along its present line: of each attempt up to where
-the next one resumed. Iterations count along the line. --all also prints what a
-resume has left behind, with its attempt; nothing reported is ever deleted.
+		Use: "metrics RUN", Short: "Print or plot the metrics of a run", Args: console.Args(cobra.ExactArgs(1)),
+		Long: `Print the metrics of a run along its current line: those of each attempt up to where the
+next one resumed. Iterations are numbered along the line. --all also prints the reports
+that a resume superseded, with their attempt; reports are never deleted.
 
-With --points N there are at most N rows, and with --all as many again for each
-hidden attempt; each sums up the same number of iterations and has the least,
-the greatest and the last value of each metric, so that spikes stay visible.
-Numbers that are not finite are printed as NaN, Infinity and -Infinity. Only the
-reports of the iterations that are asked for are read.
+With --points N, print at most N rows, and with --all as many again for each superseded
+attempt. Each row summarizes the same number of iterations by the minimum, maximum and
+last value of each metric, so spikes stay visible. Numbers that are not finite are
+printed as NaN, Infinity and -Infinity. Only the reports of the selected iterations are
+read.
 
---plot draws each metric, as wide as the terminal (at most 100 characters), and
-says its last value and its best ones: best:min and best:max, as in references.
-What is not finite is a gap. NO_COLOR turns colors off.`,
+--plot draws each metric as wide as the terminal (at most 100 characters), and prints its
+last value and its best ones: best:min and best:max, as in references. Values that are
+not finite are gaps. NO_COLOR turns off colors.`,
 		Example: `  ckptstore metrics bert --metric loss --points 100
   ckptstore metrics bert --from-iteration 900 --until-iteration 1000 --all
   ckptstore metrics bert --metric loss --metric lr --csv > bert.csv
@@ -55,7 +55,7 @@ What is not finite is a gap. NO_COLOR turns colors off.`,
 			switch {
 			case given("from-iteration") && p.From == 0, given("until-iteration") && p.Until == 0, given("points") && p.Points == 0,
 				p.From < 0, p.Until < 0, p.Points < 0:
-				return console.Usagef("--from-iteration, --until-iteration and --points: want numbers from 1 on")
+				return console.Usagef("--from-iteration, --until-iteration and --points: want numbers of 1 or more")
 			case p.Until != 0 && p.Until < p.From:
 				return console.Usagef("--until-iteration %d is before --from-iteration %d", p.Until, p.From)
 			case asCSV && c.Flags().Changed("output") || asCSV && a.JSON:
@@ -89,19 +89,19 @@ What is not finite is a gap. NO_COLOR turns colors off.`,
 	}
 	f := c.Flags()
 	f.StringVar(&p.Trial, "trial", "", "trial of the run, if it has several")
-	f.StringArrayVar(&p.Metrics, "metric", nil, "only this metric; may be given several times")
-	f.IntVar(&p.From, "from-iteration", 0, "first iteration (default: the first)")
-	f.IntVar(&p.Until, "until-iteration", 0, "last iteration (default: the last)")
-	f.IntVar(&p.Points, "points", 0, "at most so many rows (default: one a report)")
-	f.BoolVarP(&p.All, "all", "a", false, "also reports that a resume has left behind")
-	f.BoolVar(&asCSV, "csv", false, "comma-separated values")
+	f.StringArrayVar(&p.Metrics, "metric", nil, "print only this metric (repeatable)")
+	f.IntVar(&p.From, "from-iteration", 0, "first iteration to print (default: the first)")
+	f.IntVar(&p.Until, "until-iteration", 0, "last iteration to print (default: the last)")
+	f.IntVar(&p.Points, "points", 0, "print at most this many rows (default: one per report)")
+	f.BoolVarP(&p.All, "all", "a", false, "include reports that a resume superseded")
+	f.BoolVar(&asCSV, "csv", false, "print comma-separated values")
 	drawn.flags(f)
 	asOf = asOfFlag(c)
 	return c
 }
 
-// askMetrics finds the trial and asks for its metrics. A metric that nobody
-// reported in the range is an error that names those that somebody did.
+// askMetrics finds the trial and queries its metrics. A metric that was not reported in
+// the range is an error, which lists the metrics that were.
 func askMetrics(ctx context.Context, views query.Source, p query.Params) (projections.MetricsTable, error) {
 	var table projections.MetricsTable
 	if p.Trial == "" {
@@ -122,7 +122,7 @@ func askMetrics(ctx context.Context, views query.Source, p query.Params) (projec
 		case len(names) == 0:
 			return table, &projections.NotFoundError{What: "trial of run", Ref: p.Run, Hint: "there is none yet"}
 		default:
-			return table, console.Usagef("run %q has several trials: choose one with --trial of %q", p.Run, names)
+			return table, console.Usagef("run %q has several trials; choose one with --trial: %q", p.Run, names)
 		}
 	}
 	table, err := query.Ask(ctx, views, query.Metrics, p)
@@ -133,14 +133,14 @@ func askMetrics(ctx context.Context, views query.Source, p query.Params) (projec
 		if !slices.Contains(table.Names, name) {
 			return table, &projections.NotFoundError{
 				What: "metric", Ref: name,
-				Hint: fmt.Sprintf("in these iterations were reported %q", table.Names),
+				Hint: fmt.Sprintf("metrics of these iterations: %q", table.Names),
 			}
 		}
 	}
 	return table, nil
 }
 
-// columns are the metrics to print, in the order that was asked for.
+// columns returns the metrics to print, in the requested order.
 func columns(table projections.MetricsTable, asked []string) []string {
 	if len(asked) > 0 {
 		return asked
@@ -183,7 +183,7 @@ func (a *app) metricsTable(table projections.MetricsTable, asked []string) error
 	})
 }
 
-// summary is one cell: the last value, and in what bounds the others were.
+// summary formats one cell: the last value and, for several, their bounds.
 func summary(s projections.Summary, several bool) string {
 	if s.Count == 0 {
 		return ""
@@ -232,24 +232,24 @@ func (a *app) metricsCSV(table projections.MetricsTable, asked []string) error {
 	return nil
 }
 
-// plotOptions say how metrics are drawn.
+// plotOptions are the options of a plot.
 type plotOptions struct {
 	plot, logScale bool
 }
 
 func (o *plotOptions) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.plot, "plot", false, "draw each metric over the iterations, with its last and best values")
-	f.BoolVar(&o.logScale, "log-scale", false, "with --plot: a logarithmic y axis")
+	f.BoolVar(&o.logScale, "log-scale", false, "with --plot: use a logarithmic y axis")
 }
 
 func (o plotOptions) check(a *app, f *pflag.FlagSet, csv bool) error {
 	switch {
 	case o.logScale && !o.plot:
-		return console.Usagef("--log-scale is for --plot")
+		return console.Usagef("--log-scale needs --plot")
 	case o.plot && (csv || a.JSON || f.Changed("output")):
 		return console.Usagef("--plot, --csv, --json and --output: give one of them")
 	case o.plot && f.Changed("points"):
-		return console.Usagef("--plot has as many points as the terminal is wide: leave out --points")
+		return console.Usagef("--plot has as many points as the terminal is wide; omit --points")
 	}
 	return nil
 }
@@ -257,10 +257,10 @@ func (o plotOptions) check(a *app, f *pflag.FlagSet, csv bool) error {
 // Widths of a plot, in characters.
 const (
 	maxPlotWidth  = 100
-	plotWidthElse = 80 // where there is no terminal
+	plotWidthElse = 80 // without a terminal
 )
 
-// plotWidth is that of the terminal that out is, and whether it takes colors.
+// plotWidth returns the width for a plot on out, and whether to use colors.
 func plotWidth(out io.Writer) (width int, color bool) {
 	f, ok := out.(*os.File)
 	if !ok {
@@ -268,16 +268,16 @@ func plotWidth(out io.Writer) (width int, color bool) {
 	}
 	window, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
 	if err != nil {
-		return plotWidthElse, false // no terminal
+		return plotWidthElse, false // not a terminal
 	}
 	width = min(int(window.Col), maxPlotWidth)
-	if width == 0 { // one that does not say
+	if width == 0 { // the terminal does not report its width
 		width = plotWidthElse
 	}
 	return width, console.Colours(out)
 }
 
-// plotMetrics draws what p asks for.
+// plotMetrics draws the metrics of p.
 func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Params, o plotOptions) error {
 	width, color := plotWidth(a.Raw)
 	p.Points = 2 * width // a row for each column of dots, or more
@@ -318,7 +318,7 @@ func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Param
 	return nil
 }
 
-// along makes the rows of a table the x axis.
+// along sets the x axis to the rows of a table.
 func (p *plot) along(table projections.MetricsTable, exact insight.Exact) error {
 	first, last, err := insight.Span(table, exact)
 	if err != nil {
@@ -331,7 +331,7 @@ func (p *plot) along(table projections.MetricsTable, exact insight.Exact) error 
 	return nil
 }
 
-// noteText says what is not drawn.
+// noteText counts the values that are not drawn.
 func noteText(d insight.Drawing) string {
 	var notes []string
 	if !slices.ContainsFunc(d.Lines, func(s insight.Series) bool {
@@ -342,7 +342,7 @@ func noteText(d insight.Drawing) string {
 	for _, n := range []struct {
 		count int
 		what  string
-	}{{d.NotFinite, "NaN or infinite"}, {d.NotPositive, "not above zero"}, {d.NotNumbers, "no number"}} {
+	}{{d.NotFinite, "NaN or infinite"}, {d.NotPositive, "not above zero"}, {d.NotNumbers, "not a number"}} {
 		if n.count > 0 {
 			notes = append(notes, fmt.Sprintf("%s: %d", n.what, n.count))
 		}
@@ -353,7 +353,7 @@ func noteText(d insight.Drawing) string {
 	return "  (not drawn: " + strings.Join(notes, ", ") + ")"
 }
 
-// valueAt is a value and where it was reported.
+// valueAt formats a value and the step at which it was reported.
 func valueAt(v *projections.MetricValue) string {
 	if v == nil {
 		return ""
@@ -361,7 +361,7 @@ func valueAt(v *projections.MetricValue) string {
 	return fmt.Sprintf("%s (step %d)", console.Number(v.Value), v.Step)
 }
 
-// highlightsText is the line above a plot.
+// highlightsText returns the line above a plot.
 func highlightsText(name string, h projections.MetricEnds) string {
 	text := name
 	if h.Last != nil {

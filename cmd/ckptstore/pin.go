@@ -13,7 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// marked is `pin --json`, and that of unpin and tag.
+// marked is the output of `pin --json`, `unpin --json` and `tag --json`.
 type marked struct {
 	Run       string   `json:"run"`
 	Trial     string   `json:"trial"`
@@ -21,21 +21,21 @@ type marked struct {
 	Pinned    bool     `json:"pinned"`
 	PinReason string   `json:"pin_reason,omitempty"`
 	Tags      []string `json:"tags"`
-	From      string   `json:"from,omitempty"` // the checkpoint that had the tag
+	From      string   `json:"from,omitempty"` // the checkpoint that had the tag before
 }
 
-// printMarked says what a checkpoint is called and whether it is pinned.
-func (a *app) printMarked(c projections.Checkpoint, from, said string) error {
+// printMarked prints the tags and the pin of a checkpoint, or text as the table.
+func (a *app) printMarked(c projections.Checkpoint, from, text string) error {
 	out := marked{Run: c.Run, Trial: c.Trial, ID: c.ID, Pinned: c.Pinned, PinReason: c.PinReason, Tags: append([]string{}, c.Tags...), From: from}
-	return console.Emit(a.Console, out, []marked{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, said) })
+	return console.Emit(a.Console, out, []marked{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, text) })
 }
 
 func (a *app) pinCommand() *cobra.Command {
 	var reason string
 	c := &cobra.Command{
-		Use: "pin REF", Short: "Keep a checkpoint under every policy", Args: console.Args(cobra.ExactArgs(1)),
+		Use: "pin REF", Short: "Exempt a checkpoint from retention", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Exempt a checkpoint from retention: no policy deletes it until it is unpinned.
-The pin is a decision in the log, so that it holds on every machine.`,
+The pin is recorded in the log, so it applies on every machine.`,
 		Example: "  ckptstore pin bert@step-2000 --reason \"table 3\"",
 		RunE: func(c *cobra.Command, refs []string) error {
 			return a.with(c.Context(), func(s *store.Store) error {
@@ -47,14 +47,15 @@ The pin is a decision in the log, so that it holds on every machine.`,
 			})
 		},
 	}
-	c.Flags().StringVar(&reason, "reason", "", "what it is kept for")
+	c.Flags().StringVar(&reason, "reason", "", "reason to record with the pin")
 	return c
 }
 
 func (a *app) unpinCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "unpin REF", Short: "Take a pin back", Args: console.Args(cobra.ExactArgs(1)),
-		Long: "Take a pin back, if there is one. The checkpoint is not deleted by that: the next\n`ckptstore gc --apply` or `trainer run --keep` decides.",
+		Use: "unpin REF", Short: "Remove the pin of a checkpoint", Args: console.Args(cobra.ExactArgs(1)),
+		Long:    "Remove the pin of a checkpoint, if it has one. This deletes nothing by itself: the next\n`ckptstore gc --apply` or `trainer run --keep` decides whether to keep the checkpoint.",
+		Example: "  ckptstore unpin bert@step-2000",
 		RunE: func(c *cobra.Command, refs []string) error {
 			return a.with(c.Context(), func(s *store.Store) error {
 				x, err := s.Unpin(c.Context(), refs[0])
@@ -67,16 +68,15 @@ func (a *app) unpinCommand() *cobra.Command {
 	}
 }
 
-const tagHelp = `Give a checkpoint a further name: RUN@NAME then stands for it, and no policy
-deletes it. A name that another checkpoint of the trial has as its tag moves.
+const tagHelp = `Tag a checkpoint: RUN@NAME then refers to it, and no policy deletes it. If another
+checkpoint of the trial has the tag NAME, the tag moves.
 
-With --delete the tag is taken back: REF is RUN@NAME, or any reference of the
-checkpoint, followed by NAME.`
+With --delete, remove a tag, given as RUN@NAME or as REF NAME.`
 
 func (a *app) tagCommand() *cobra.Command {
 	var remove bool
 	c := &cobra.Command{
-		Use: "tag REF NAME", Short: "Give a checkpoint a further name", Args: console.Args(cobra.RangeArgs(1, 2)), Long: tagHelp,
+		Use: "tag REF NAME", Short: "Tag a checkpoint, or remove a tag", Args: console.Args(cobra.RangeArgs(1, 2)), Long: tagHelp,
 		Example: "  ckptstore tag bert@best:loss:min released\n  ckptstore show bert@released\n  ckptstore tag --delete bert@released",
 		RunE: func(c *cobra.Command, given []string) error {
 			if !remove && len(given) != 2 {
@@ -90,7 +90,7 @@ func (a *app) tagCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVarP(&remove, "delete", "d", false, "take the tag back")
+	c.Flags().BoolVarP(&remove, "delete", "d", false, "remove the tag")
 	return c
 }
 
@@ -99,11 +99,11 @@ func (a *app) tag(ctx context.Context, s *store.Store, ref, name string) error {
 	if err != nil {
 		return err
 	}
-	said := fmt.Sprintf("%s@%s is tagged %q", c.Run, c.ID, name)
+	text := fmt.Sprintf("%s@%s is tagged %q", c.Run, c.ID, name)
 	if from != "" {
-		said += ", which was the tag of " + from
+		text += ", which was the tag of " + from
 	}
-	return a.printMarked(c, from, said)
+	return a.printMarked(c, from, text)
 }
 
 func (a *app) untag(ctx context.Context, s *store.Store, given []string) error {

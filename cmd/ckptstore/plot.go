@@ -10,8 +10,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/insight"
 )
 
-// plot is a picture of dots in the braille patterns of Unicode: each character
-// is a cell of 2 × 4 dots.
+// plot draws lines with the braille patterns of Unicode: each character is a cell of
+// 2 × 4 dots.
 //
 //	2.31 ┤⡇⠀⠀⠀
 //	     │⠱⡀⠀⠀
@@ -23,17 +23,17 @@ type plot struct {
 	log           bool // logarithmic y axis
 	color         bool
 	left, right   float64   // bounds of the x axis
-	from, to      string    // and its labels, …
-	less          [2]string // … and those where they are too long
+	from, to      string    // labels of the bounds
+	less          [2]string // shorter labels, for narrow plots
 }
 
-// smallest picture that says anything.
+// Smallest readable plot, in characters.
 const (
 	minPlotWidth = 24
 	plotHeight   = 8
 )
 
-// canvas are the cells of a plot.
+// canvas holds the cells of a plot.
 type canvas struct {
 	columns, rows int
 	dots          [][]byte
@@ -49,7 +49,7 @@ func newCanvas(columns, rows int) *canvas {
 	return c
 }
 
-// braille has the bit of each dot of a cell, by row and column.
+// braille is the bit of each dot of a cell, by row and column.
 var braille = [4][2]byte{{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}
 
 // set sets a dot; y counts from the bottom.
@@ -62,7 +62,7 @@ func (c *canvas) set(x, y int, dim bool) {
 	c.dots[row][column] |= braille[y%4][x%2]
 }
 
-// line sets the dots from one to another.
+// line sets the dots on a straight line.
 func (c *canvas) line(x0, y0, x1, y1 int, dim bool) {
 	n := max(abs(x1-x0), abs(y1-y0))
 	for i := range n + 1 {
@@ -76,7 +76,7 @@ func (c *canvas) line(x0, y0, x1, y1 int, dim bool) {
 
 func abs(n int) int { return max(n, -n) }
 
-// draw draws lines over each other; "" if there is no number in any.
+// draw draws all lines into one plot. It returns "" if no line has a number.
 func (p plot) draw(lines []insight.Series) string {
 	scale := func(v float64) float64 { return v }
 	if p.log {
@@ -94,7 +94,7 @@ func (p plot) draw(lines []insight.Series) string {
 		return ""
 	}
 	labels := map[int]string{0: axisNumber(high), p.height - 1: axisNumber(low)}
-	if low == high { // in the middle, and no other value is known
+	if low == high { // a single value: label the middle
 		labels = map[int]string{p.height / 2: axisNumber(low)}
 	}
 	margin := 0
@@ -122,13 +122,12 @@ func (p plot) draw(lines []insight.Series) string {
 	return p.print(c, labels, margin)
 }
 
-// share is where v lies between two bounds, as one of 0 to n; middle if the
-// bounds are one.
+// share maps v from the range low to high to 0 to n. It returns middle if low equals high.
 func share(v, low, high float64, n, middle int) int {
 	if low == high {
 		return middle
 	}
-	// Halves, because the bounds may be too far apart for their difference.
+	// Use halves: high - low may overflow.
 	return int(math.Round((v/2 - low/2) / (high/2 - low/2) * float64(n)))
 }
 
@@ -147,7 +146,7 @@ func (p plot) print(c *canvas, labels map[int]string, margin int) string {
 			tick = "┤"
 		}
 		fmt.Fprintf(&out, "%*s %s", margin, labels[y], tick)
-		end := c.columns // nothing but blanks after it
+		end := c.columns // trim trailing blanks
 		for end > 0 && c.dots[y][end-1] == 0 {
 			end--
 		}
@@ -187,5 +186,5 @@ func (p plot) print(c *canvas, labels map[int]string, margin int) string {
 	return out.String()
 }
 
-// axisNumber is a number with as many digits as an axis needs.
+// axisNumber formats a number with the digits that an axis needs.
 func axisNumber(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) }

@@ -14,9 +14,9 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-var updatePlots = flag.Bool("update-plots", false, "write testdata/golden-plots.txt anew")
+var updatePlots = flag.Bool("update-plots", false, "rewrite testdata/golden-plots.txt")
 
-// reported makes a table of one metric, a row for each value.
+// reported makes a table of one metric, with a row for each value.
 func reported(values ...any) projections.MetricsTable {
 	t := projections.MetricsTable{Width: 1, Names: []string{"loss"}}
 	for i, v := range values {
@@ -45,7 +45,7 @@ func many(n int, f func(i float64) any) (values []any) {
 	return values
 }
 
-// What a plot looks like is what it looked like when it was looked at.
+// Plots look as recorded in the golden file.
 func TestGoldenPlots(t *testing.T) {
 	decay := func(i float64) any { return 2.3*math.Exp(-i/40) + 0.02 + 0.05*math.Sin(i)*math.Exp(-i/80) }
 	resumed := reported(many(120, decay)...)
@@ -104,8 +104,7 @@ func TestGoldenPlots(t *testing.T) {
 	}
 }
 
-// The best values are the newest of their kind, in the line alone, and never
-// NaN.
+// The best values are the newest of equal ones, only from the line, and never NaN.
 func TestHighlights(t *testing.T) {
 	table := reported(2.0, 1.0, "NaN", 1.0, "Infinity", 5.0)
 	hidden := table.Rows[5]

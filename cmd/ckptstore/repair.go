@@ -15,24 +15,23 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-const repairHelp = `With --repair, chunks that are damaged get their bytes again, where the same bytes
-(by digest, dtype and size) are anywhere in the store, or in a staging slot of
-this machine. The file is written whole under another name, compared, synced and
-renamed; directories that have a link to the damaged file are repaired with it.
-Cut at any moment, it leaves what was there or what is repaired, and can be run
-again. What was repaired is verified once more, and with it the checkpoints that
-were committed meanwhile; the exit code is 6 if findings are left. While another
-process repairs the store it is 11. Manifests, indexes and adopted files are not
-repaired.`
+const repairHelp = `With --repair, damaged chunks are restored from other places with the same bytes (by
+digest, dtype and size): elsewhere in the store, or in a staging slot on this machine.
+Each file is rewritten under a temporary name, verified, synced and renamed; every
+hard link to the damaged file is repaired with it. An interrupted repair leaves each
+file either as it was or repaired, and can be run again. Afterwards the repaired
+checkpoints, and those that were committed meanwhile, are verified again; the exit code
+is 6 if damage remains. While another process repairs the store, the exit code is 11.
+Manifests, indexes and files that were imported in place are not repaired.`
 
-// repaired is a file of `verify --repair --json`.
+// repaired is a file in the output of `verify --repair --json`.
 type repaired struct {
 	Run        string          `json:"run"`
 	Checkpoint string          `json:"checkpoint"`
 	File       string          `json:"file"`
-	Chunks     []repairedChunk `json:"chunks"`          // that have their bytes again
-	Links      []string        `json:"links,omitempty"` // paths of other checkpoints' links to it, repaired with it
-	From       string          `json:"from,omitempty"`  // path of the whole file that was linked in
+	Chunks     []repairedChunk `json:"chunks"`          // that were restored
+	Links      []string        `json:"links,omitempty"` // paths of other checkpoints' links to the file, repaired with it
+	From       string          `json:"from,omitempty"`  // path of the intact file that was linked in its place
 }
 
 type repairedChunk struct {
@@ -54,8 +53,8 @@ type unrepaired struct {
 
 var _ data.ChunkSource = (*staging.SealedChunks)(nil)
 
-// repair repairs what the reports have found, from what every committed
-// checkpoint has, and says which checkpoints are to be verified again.
+// repair repairs the damage in reports, from the data of all committed checkpoints
+// (every). It returns the checkpoints that must be verified again.
 func (a *app) repair(ctx context.Context, s *store.Store, targets, every []projections.Checkpoint, reports []data.Report, out *verified) (again []projections.Checkpoint, err error) {
 	var all []data.Target
 	byRef := map[checkpoint.Ref]projections.Checkpoint{}
@@ -106,10 +105,9 @@ func (a *app) repair(ctx context.Context, s *store.Store, targets, every []proje
 	return again, nil
 }
 
-// repairAndVerify repairs what the reports have found, and replaces those reports
-// by what is found afterwards. Checkpoints that are committed and were not before
-// may have links to what was damaged: they are verified too, and returned behind
-// the rest.
+// repairAndVerify repairs the damage in reports, verifies the repaired checkpoints and
+// replaces their reports. Checkpoints that were committed meanwhile may have links to
+// damaged files: it verifies them too, and returns them after the others.
 func (a *app) repairAndVerify(ctx context.Context, s *store.Store, before, targets []projections.Checkpoint, reports []data.Report, out *verified) ([]projections.Checkpoint, []data.Report, error) {
 	every, err := verifyTargets(ctx, s, nil)
 	if err != nil {
@@ -145,20 +143,20 @@ func (a *app) repairAndVerify(ctx context.Context, s *store.Store, before, targe
 	return append(targets, fresh...), append(reports, after[len(again)-len(fresh):]...), nil
 }
 
-// printRepairs prints what was repaired and what was not.
+// printRepairs lists repaired and unrepaired files.
 func (v verified) printRepairs(w *tabwriter.Writer) {
 	for _, r := range v.Repaired {
 		switch {
 		case r.From != "":
-			fmt.Fprintf(w, "%s@%s: %s: repaired: linked to %s, which is whole\n", r.Run, r.Checkpoint, r.File, r.From)
+			fmt.Fprintf(w, "%s@%s: %s: repaired: linked to the intact file %s\n", r.Run, r.Checkpoint, r.File, r.From)
 		case len(r.Chunks) == 0:
-			fmt.Fprintf(w, "%s@%s: %s: repaired: its size and header are as they were\n", r.Run, r.Checkpoint, r.File)
+			fmt.Fprintf(w, "%s@%s: %s: repaired: size and header restored\n", r.Run, r.Checkpoint, r.File)
 		}
 		for _, c := range r.Chunks {
 			fmt.Fprintf(w, "%s@%s: %s: repaired %q %s, %s from %s\n", r.Run, r.Checkpoint, r.File, c.FQN, c.Chunk, bytesize.Text(c.Bytes), c.From)
 		}
 		for _, path := range r.Links {
-			fmt.Fprintf(w, "%s@%s: %s: repaired too: %s\n", r.Run, r.Checkpoint, r.File, path)
+			fmt.Fprintf(w, "%s@%s: %s: also repaired: %s\n", r.Run, r.Checkpoint, r.File, path)
 		}
 	}
 	for _, u := range v.Unrepaired {

@@ -13,8 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// TestRepairVerifiesWhatWasCommittedMeanwhile: a checkpoint that is committed
-// after the verification, and is damaged, is found at the end of the repair.
+// TestRepairVerifiesWhatWasCommittedMeanwhile: a damaged checkpoint that is committed
+// after the verification is found at the end of the repair.
 func TestRepairVerifiesWhatWasCommittedMeanwhile(t *testing.T) {
 	dir := t.TempDir()
 	header := `{"w":{"dtype":"U8","shape":[4096],"data_offsets":[0,4096]}}`

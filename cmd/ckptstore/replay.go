@@ -18,40 +18,39 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// replayed is what `replay` ends with.
+// replayed is the final state that `replay` prints.
 type replayed struct {
 	Sequence    uint64   `json:"sequence"`
-	Digest      string   `json:"digest"`                // of all projections as of the sequence
-	ViewsEqual  *bool    `json:"views_equal,omitempty"` // at the log's end: whether the live views have that digest
+	Digest      string   `json:"digest"`                // of all projections as of Sequence
+	ViewsEqual  *bool    `json:"views_equal,omitempty"` // at the log's end: whether the live views have the same digest
 	Checkpoints []listed `json:"checkpoints"`
 }
 
-// replaying says what a replay prints, and how fast.
+// replaying are the options of a replay.
 type replaying struct {
 	selection
-	since  time.Time // print nothing stored before; zero: everything
-	then   moment    // where it ends
+	since  time.Time // do not print events stored before; zero prints all
+	then   moment    // the end of the replay
 	speed  *pacer
-	listed bool // print events, also in a table
+	listed bool // print events in table format too
 }
 
 func (a *app) replayCommand() *cobra.Command {
 	o := replaying{selection: selection{from: 1}}
 	since, until, speed := "", "", ""
 	c := &cobra.Command{
-		Use: "replay", Short: "Rebuild the state as of any sequence from the log alone", Args: console.Args(cobra.NoArgs),
-		Long: `Fold the log from its first event to --until-seq or --until-time in memory and
-print the state that everybody saw then: the checkpoints, and the digest of all
-projections. At the log's end the digest is compared with the live views';
-a difference exits with 6.
+		Use: "replay", Short: "Rebuild the state as of any point of the log", Args: console.Args(cobra.NoArgs),
+		Long: `Fold the log in memory from its first event to --until-seq or --until-time, and print the
+state at that point: the checkpoints, and the digest of all projections. At the end of
+the log, compare the digest with that of the live views; if they differ, exit with code
+6.
 
-With --json each event is printed as one JSON line, and then the state as the
-last line, {"replay": …}. --from-seq or --from-time and --run choose which events
-are printed, and --run which checkpoints; all of the log is folded in any case.
+With --json, print each event as a JSON line, and the state as the last line,
+{"replay": …}. --from-seq, --from-time and --run select the events to print, and --run
+also the checkpoints. The whole log is folded in any case.
 
-With --speed the events are printed also without --json: all at once (instant),
-in the distances that they had when they were stored (original), or so many
-times as fast (10x).`,
+With --speed, print the events without --json too: as fast as possible (instant), at
+the intervals at which they were stored (original), or faster or slower (10x, 0.5x).`,
 		Example: `  ckptstore replay --until-seq 1200
   ckptstore replay --from-time 2026-11-21T14:00:00Z --speed 10x --run bert --json`,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
@@ -93,11 +92,11 @@ times as fast (10x).`,
 	}
 	f := c.Flags()
 	f.Uint64Var(&o.from, "from-seq", 1, "first sequence to print")
-	f.StringVar(&since, "from-time", "", "print what was stored from this time on, such as 2026-11-21T14:05:06Z")
-	f.Uint64Var(&o.until, "until-seq", 0, "last sequence (default: the log's end)")
-	f.StringVar(&until, "until-time", "", "last time that an event was stored, such as 2026-11-21T14:05:06Z")
+	f.StringVar(&since, "from-time", "", "print events stored from this time on, such as 2026-11-21T14:05:06Z")
+	f.Uint64Var(&o.until, "until-seq", 0, "last sequence to fold (default: the end of the log)")
+	f.StringVar(&until, "until-time", "", "fold events stored up to this time, such as 2026-11-21T14:05:06Z")
 	f.StringVar(&o.run, "run", "", "print only events and checkpoints of this run")
-	f.StringVar(&speed, "speed", "instant", "how fast events are printed: instant, original, or 10x")
+	f.StringVar(&speed, "speed", "instant", "print events at this speed: instant, original, or a factor such as 10x")
 	return c
 }
 
@@ -186,8 +185,8 @@ func asOf(state *projections.Memory, seq uint64, only string) (replayed, error) 
 	return out, nil
 }
 
-// compareViews asks the live views for their digest; nil when the log has
-// grown meanwhile, so that the two stand for different sequences.
+// compareViews compares a digest with that of the live views. It returns nil if the
+// log has grown meanwhile: the digests are then of different sequences.
 func compareViews(ctx context.Context, s *store.Store, until uint64, digest string) (*bool, error) {
 	live, err := query.Ask(ctx, s.Views(), query.Digest, query.Params{})
 	if err != nil {
@@ -216,16 +215,16 @@ func (a *app) printReplay(out replayed) error {
 	})
 }
 
-// pacer gives events the distances in time that they had when the log stored
-// them, divided by speed. The zero pacer waits for nothing.
+// pacer spaces events by the intervals at which the log stored them, divided by speed.
+// The zero pacer does not wait.
 type pacer struct {
-	speed float64 // 0: as fast as it goes
+	speed float64 // 0: as fast as possible
 
 	first time.Time // when the first event was stored
 	begun time.Time // when it was replayed
 }
 
-// parseSpeed reads instant, original, or how many times as fast: "10x".
+// parseSpeed parses instant, original, or a factor such as "10x".
 func parseSpeed(text string) (*pacer, error) {
 	switch text {
 	case "instant":
@@ -235,16 +234,16 @@ func parseSpeed(text string) (*pacer, error) {
 	}
 	factor, ok := strings.CutSuffix(text, "x")
 	speed, err := strconv.ParseFloat(factor, 64)
-	// Beyond these bounds a wait would not fit a duration.
+	// Outside these bounds a wait could overflow a duration.
 	if !ok || err != nil || !(speed >= 1e-3 && speed <= 1e9) {
-		return nil, console.Usagef("--speed %q: want instant, original, or how many times as fast, such as 10x or 0.5x", text)
+		return nil, console.Usagef("--speed %q: want instant, original, or a factor such as 10x or 0.5x", text)
 	}
 	return &pacer{speed: speed}, nil
 }
 
-// wait returns when an event that was stored then is due, or when ctx ends.
-// Every wait is counted from the first, so that delays do not add up; a clock
-// that was set back makes no wait.
+// wait returns when an event stored at the given time is due, or when ctx ends. It
+// measures from the first event, so that delays do not add up. It does not wait if the
+// clock was set back.
 func (p *pacer) wait(ctx context.Context, stored time.Time) error {
 	if p.speed == 0 {
 		return ctx.Err()

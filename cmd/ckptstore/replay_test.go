@@ -36,7 +36,7 @@ func TestPacer(t *testing.T) {
 	}
 }
 
-// What takes long between two events is not added to their distance.
+// Delays between events do not add to their intervals.
 func TestPacerCatchesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, begun := &pacer{speed: 1}, time.Now()

@@ -23,52 +23,57 @@ import (
 	"github.com/ckptstore/ckptstore/internal/terminal"
 )
 
-// Exit codes. Those of errors are in the table of package problem.
+// Exit codes. Package problem has those of errors.
 const (
 	exitOK          = 0
 	exitInterrupted = 130
 )
 
-const rootHelp = `Look after a store of checkpoints.
+const rootHelp = `Inspect and maintain a store of checkpoints.
 
-A checkpoint is named by a reference: RUN (the newest of its line),
-RUN@latest, RUN@NAME, RUN@ID or the beginning of an ID, RUN@TAG,
-RUN@best:METRIC:min.
-show, verify, export and cat also take the path of a checkpoint of PyTorch DCP,
-safetensors or Hugging Face.
+A REF names a checkpoint:
 
-Exit codes: 0 ok, 1 failed, 2 usage, 4 not found, 5 conflict, 6 damage found, or
-differences by diff --exit-code, 10 no store, 11 locked, 12 not allowed,
+  RUN, RUN@latest       the newest checkpoint of the run's line
+  RUN@NAME              by name, such as bert@step-2000
+  RUN@ID                by ID, or the beginning of one
+  RUN@TAG               by tag
+  RUN@best:METRIC:min   the best checkpoint by a metric (min or max)
+
+show, verify, export and cat also accept the path of a PyTorch DCP, safetensors
+or Hugging Face checkpoint.
+
+Exit codes: 0 ok, 1 failed, 2 usage, 4 not found, 5 conflict, 6 damage found (or
+differences, with diff --exit-code), 10 no store, 11 locked, 12 not allowed,
 130 interrupted.`
 
-// errFindings says that a check has found something; what, is on stdout.
+// errFindings means that a check found problems. They are printed on stdout.
 var errFindings = problem.New(problem.Findings, "findings")
 
-// app is what all commands share.
+// app holds the state that all commands share.
 type app struct {
 	*console.Console
 	location string
-	named    bool // the location was given, not assumed
+	named    bool // --store or $CKPTSTORE_STORE is set
 	wait     time.Duration
-	end      time.Duration // after a signal; then the process exits
+	end      time.Duration // from a signal to a forced exit
 }
 
-// endTimeout is how long a command with a store may take to end after a signal.
+// endTimeout is how long a command may take to close its store after a signal.
 const endTimeout = time.Minute
 
-// run is the whole program; it returns the exit code.
+// run runs the program and returns its exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	// Schedulers warn every process of a job by SIGUSR1. An agent and an owner of a
-	// store serve on.
+	// Schedulers send SIGUSR1 to every process of a job as a warning. Agents and
+	// owners of stores ignore it and keep serving.
 	dropped := make(chan os.Signal, 1)
 	signal.Notify(dropped, syscall.SIGUSR1)
 	defer signal.Stop(dropped)
 	out, errs := terminal.NewWriter(stdout), terminal.NewWriter(stderr)
 	a := &app{Console: &console.Console{Name: "ckptstore", Out: out, Err: errs, Raw: stdout, Screen: stderr}, end: endTimeout}
 	root := &cobra.Command{
-		Use: "ckptstore", Short: "Look after a store of checkpoints", Long: rootHelp, Version: version(),
+		Use: "ckptstore", Short: "Inspect and maintain a store of checkpoints", Long: rootHelp, Version: version(),
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.named = os.Getenv("CKPTSTORE_STORE") != "" || c.Flags().Changed("store")
 			return errors.Join(console.NoneEmpty(c), a.checkFlags())
@@ -80,10 +85,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if location == "" {
 		location = "ckpts"
 	}
-	f.StringVar(&a.location, "store", location, "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
+	f.StringVar(&a.location, "store", location, "the store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
 	a.FormatFlags(f)
-	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an owner of the store that does not answer")
-	f.BoolVarP(&a.Quiet, "quiet", "q", false, "no progress and no warnings on stderr")
+	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an unresponsive owner of the store")
+	f.BoolVarP(&a.Quiet, "quiet", "q", false, "print no progress and no warnings on stderr")
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.backupCommand(), a.restoreCommand(), a.recoverCommand(),
 		a.gcCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), bench.Command(a.Console, a.with), bench.GuardCommand())
@@ -94,17 +99,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err != nil && !errors.Is(err, errFindings) {
 		fmt.Fprintln(errs, "ckptstore:", err)
 	}
-	_ = errs.Flush() // there is nowhere else to say that it failed
+	_ = errs.Flush() // there is no place left to report an error
 	return exitCode(err, interrupted)
 }
 
-// exitCode returns the exit code of an error: that of its kind.
+// exitCode returns the exit code of an error, which depends on its kind.
 func exitCode(err error, interrupted bool) int {
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errFindings):
-		return problem.Findings.Ckptstore() // they were printed, whatever failed afterwards
+		return problem.Findings.Ckptstore() // the findings were printed, even if a later step failed
 	case interrupted && errors.Is(err, context.Canceled):
 		return exitInterrupted
 	}
@@ -129,7 +134,7 @@ func (a *app) options() store.Options {
 	return store.Options{Location: a.location, Patience: a.wait, Logger: a.logger()}
 }
 
-// read opens the store for one command that changes nothing in it.
+// read opens the store for one command that does not change it.
 func (a *app) read(ctx context.Context, do func(*store.Store) error) error {
 	o := a.options()
 	o.Reader = true
@@ -151,7 +156,7 @@ func (a *app) withOptions(ctx context.Context, o store.Options, do func(*store.S
 	return do(s)
 }
 
-// data is the data directory alone, for commands that need no log.
+// data opens only the data directory, for commands that need no log.
 func (a *app) data() (*data.Root, error) {
 	return store.OpenData(a.location)
 }

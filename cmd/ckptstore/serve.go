@@ -21,35 +21,37 @@ import (
 )
 
 const serveHelp = `Own the store until SIGINT or SIGTERM. Trainers and other commands on this
-machine connect to its owner; without one, each owns the store while it runs.
-When another process owns the store, stand by and own it when that one ends.
+machine connect to the owner; without one, each command owns the store while it
+runs. If another process owns the store, serve stands by and takes over when that
+process ends.
 
-With --listen, clients come in over TCP too: this program with --store
-nats://HOST:PORT, and others that make the same requests of a NATS server. They
-append events, which are checked and stamped with who they are: the name in their
-certificate, or else that they have the token. They read the log, and hold leases
-and cursors of their own. Everything else is refused. Port 0 is any free one; which,
-is said on stderr and in owner.json. The data stays files: other machines mount the
-store's directory under the same path. On an address that other machines reach, --tls-cert and
---tls-key are needed, and a token or --tls-ca. The token is in --token-file or
-in $CKPTSTORE_STORE_TOKEN, never on the command line. With --tls-ca, clients
-show a certificate of that CA.
+With --listen HOST:PORT, clients can also connect over TCP: ckptstore and trainer
+with --store nats://HOST:PORT, and other clients of the NATS protocol. With port 0
+serve chooses a free port and prints it on stderr and in owner.json. Clients can
+append events, read the log, and hold leases and cursors of their own; every other
+request is refused. Each event is checked and stamped with the client's identity:
+the name in its certificate, or that it has the token. Checkpoint data does not go
+over TCP: other machines must mount the store's directory under the same path.
 
-What a trainer decides is taken only from the client that has the lease of the
-run, while one has it. Checkpoints of other runs are deleted only with
---client-delete. --client-runs and --client-bytes bound what clients append.
+While a client holds the lease of a run, only that client can append the decisions
+of its trainer. Clients can delete checkpoints of other runs only with
+--client-delete. --client-runs and --client-bytes limit what they append.
 
-With a nats:// URL as --store, serve --listen lets clients in to that server's store
-in the same way. It alone has the server's credentials, from the URL or from
-$CKPTSTORE_STORE_TOKEN and the like; what clients show is in --token-file, --tls-ca.
-Several such processes may run at the same time, on any machines; clients may name
-all of them, separated by commas. Only processes with the server's own credentials
-can do more.
+On an address that other machines can reach, --tls-cert and --tls-key are required,
+and a token or --tls-ca. The token comes from --token-file or
+$CKPTSTORE_STORE_TOKEN, never from the command line. With --tls-ca, clients must
+present a certificate of that CA.
 
-On loopback, without --token-file and --tls-ca, serve makes a token, in a file
-that only its user can read. Clients of the same user on this machine find it by
-the address in nats://127.0.0.1:PORT; other clients are given it, or its file. Its
-path is on stderr, and the file is removed when serve ends.
+On loopback, without --token-file and --tls-ca, serve creates a token in a file that
+only its user can read, and prints the path on stderr. Clients of the same user on
+this machine find it by the address nats://127.0.0.1:PORT; give other clients the
+token or its file. serve removes the file when it ends.
+
+With --store nats://..., serve --listen is a gateway to the store on that server. The
+gateway has the server's credentials, from the URL or $CKPTSTORE_STORE_TOKEN and the
+like; --token-file and --tls-ca are for its clients. Several gateways may run at the
+same time, on any machines, and clients can name all of them, separated by commas.
+Only processes with the server's own credentials can do more.
 ` + accessHelp
 
 func (a *app) serveCommand() *cobra.Command {
@@ -60,22 +62,22 @@ func (a *app) serveCommand() *cobra.Command {
 		quota   string
 	)
 	c := &cobra.Command{
-		Use: "serve", Short: "Own a store until stopped, so that others connect to it", Args: console.Args(cobra.NoArgs),
+		Use: "serve", Short: "Own a store until stopped, and serve it to other processes", Args: console.Args(cobra.NoArgs),
 		Long: serveHelp,
 		Example: `  ckptstore serve --store ckpts
   ckptstore serve --store ckpts --listen 0.0.0.0:4222 --token-file token --tls-cert cert.pem --tls-key key.pem
   ckptstore serve --store nats://user:secret@cluster:4222 --listen 127.0.0.1:4223`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if store.IsURL(a.location) && address == "" {
-				return console.Usagef("serve %s: a store on a server has no owner: say with --listen HOST:PORT where clients without that server's credentials are let in, or name a directory with --store",
+				return console.Usagef("serve %s: a store on a server has no owner; give --listen HOST:PORT to serve clients without that server's credentials, or a directory with --store",
 					jetlog.Redacted(a.location))
 			}
 			o := a.options()
 			if address == "" && (access != (store.Access{}) || grant.Runs != nil || grant.Delete || quota != "") {
-				return console.Usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-runs, --client-delete and --client-bytes are for clients over TCP: say where with --listen HOST:PORT")
+				return console.Usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-runs, --client-delete and --client-bytes need --listen HOST:PORT")
 			}
 			if address != "" {
-				if access.TokenFile == "" && !store.IsURL(a.location) { // of a server it is that server's
+				if access.TokenFile == "" && !store.IsURL(a.location) { // with a URL, the variables are that server's credentials
 					access.Token = os.Getenv(store.EnvToken)
 					access.TokenFile = os.Getenv(store.EnvTokenFile)
 				}
@@ -93,12 +95,12 @@ func (a *app) serveCommand() *cobra.Command {
 				}
 				listen.Grant = grant
 				o.Listen = listen
-				said := ""
+				announced := ""
 				o.Bound = func(addr net.Addr) {
-					if addr.String() == said {
-						return // it began again to own the store
+					if addr.String() == announced {
+						return // it owns the store again
 					}
-					said = addr.String()
+					announced = addr.String()
 					scheme := "nats"
 					if listen.TLS != nil {
 						scheme = "tls"
@@ -114,7 +116,7 @@ func (a *app) serveCommand() *cobra.Command {
 				if !s.Owns() && !store.IsURL(a.location) {
 					state = "another process owns this store; standing by for"
 					if address != "" {
-						state = "another process owns this store, nobody is let in on " + address + " until it ends; standing by for"
+						state = "another process owns this store, and no client can connect to " + address + " until it ends; standing by for"
 					}
 				}
 				fmt.Fprintf(a.Err, "%s store %s in %s; stop with Ctrl-C\n", state, s.ID, s.Location)
@@ -124,27 +126,27 @@ func (a *app) serveCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&address, "listen", "", "HOST:PORT for clients over TCP")
-	f.StringVar(&access.TokenFile, "token-file", "", "file of the token that clients show; only its user may read it ($CKPTSTORE_STORE_TOKEN_FILE)")
-	f.StringVar(&access.Cert, "tls-cert", "", "the server's certificate in PEM")
-	f.StringVar(&access.Key, "tls-key", "", "its key; only its user may read it")
-	f.StringSliceVar(&grant.Runs, "client-runs", nil, "patterns of the runs that clients over TCP append for, such as 'team-a-*' (default: every run)")
-	f.BoolVar(&grant.Delete, "client-delete", false, "let clients over TCP delete checkpoints of runs that they do not run")
-	f.StringVar(&quota, "client-bytes", "", "most that clients over TCP append to the log while this process owns it, such as 10GiB (default: as the disk has room)")
-	f.StringVar(&access.CA, "tls-ca", "", "CA of the certificates that clients must show")
+	f.StringVar(&address, "listen", "", "accept clients over TCP on HOST:PORT")
+	f.StringVar(&access.TokenFile, "token-file", "", "file with the clients' token; only its user may be able to read it ($CKPTSTORE_STORE_TOKEN_FILE)")
+	f.StringVar(&access.Cert, "tls-cert", "", "server certificate, PEM")
+	f.StringVar(&access.Key, "tls-key", "", "key of --tls-cert; only its user may be able to read it")
+	f.StringSliceVar(&grant.Runs, "client-runs", nil, "patterns of runs for which TCP clients can append, such as 'team-a-*' (default: all runs)")
+	f.BoolVar(&grant.Delete, "client-delete", false, "let TCP clients delete checkpoints of runs whose lease they do not hold")
+	f.StringVar(&quota, "client-bytes", "", "most bytes that TCP clients can append while this process owns the log, such as 10GiB (default: limited by the disk)")
+	f.StringVar(&access.CA, "tls-ca", "", "require client certificates of this CA")
 	return c
 }
 
-// goneEvery is how often a process looks whether the directory of its store is there.
+// goneEvery is how often a process checks that the directory of its store still exists.
 const goneEvery = 200 * time.Millisecond
 
-// exitWhenGone ends this process when a directory was removed, or another is in its
-// place, until ctx ends. It ends at once: whatever else it wrote, to close the log in
-// order too, could be written into a new store of that name.
+// exitWhenGone exits this process if the directory is removed or replaced before ctx
+// ends. It exits at once, without closing the log: any further write could go into a
+// new store of the same name.
 func exitWhenGone(ctx context.Context, dir string, log *slog.Logger) {
 	was, err := os.Stat(dir)
 	if err != nil {
-		return // what is opened there says why
+		return // opening the store returns the reason
 	}
 	go func() {
 		tick := time.NewTicker(goneEvery)
@@ -158,14 +160,14 @@ func exitWhenGone(ctx context.Context, dir string, log *slog.Logger) {
 			if !gone(dir, was) {
 				continue
 			}
-			log.Error("the directory of the store was removed, or another is in its place: this process ends, and writes nothing more", "store", dir)
+			log.Error("store directory removed or replaced; exiting without further writes", "store", dir)
 			os.Exit(problem.NoStore.Ckptstore())
 		}
 	}()
 }
 
-// gone reports whether a directory is another than it was, or is being removed: no
-// command takes the file away that says what store it is.
+// gone reports whether a directory was replaced or is being removed. The latter shows by
+// its store.json, which no command removes.
 func gone(dir string, was fs.FileInfo) bool {
 	is, err := os.Stat(dir)
 	if err == nil && os.SameFile(is, was) {

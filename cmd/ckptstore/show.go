@@ -19,13 +19,13 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// shown is `show --json`.
+// shown is the output of `show --json`.
 type shown struct {
 	Store      string                 `json:"store"`
 	Checkpoint projections.Checkpoint `json:"checkpoint"`
 	Path       string                 `json:"path"`
-	Shared     *int64                 `json:"bytes_shared,omitempty"`    // of its files, those that have links elsewhere
-	Exclusive  *int64                 `json:"bytes_exclusive,omitempty"` // and those that have none: what deleting it frees
+	Shared     *int64                 `json:"bytes_shared,omitempty"`    // of its files: with links in other checkpoints
+	Exclusive  *int64                 `json:"bytes_exclusive,omitempty"` // of its files: without; deleting it frees them
 	Tensors    []shownTensor          `json:"tensors"`
 	Values     []shownValue           `json:"values"`
 	Ranks      []shownRank            `json:"ranks"`
@@ -61,17 +61,17 @@ func (a *app) showCommand() *cobra.Command {
 	reshard := 0
 	var asOf *string
 	c := &cobra.Command{
-		Use: "show REF", Short: "Show what is in a checkpoint", Args: console.Args(cobra.ExactArgs(1)),
-		Long: `Show what is in a checkpoint: its tensors, values and ranks; how many bytes its
-save wrote and reused; and how many bytes of its files other checkpoints have
-too, and how many deleting it would free.
+		Use: "show REF", Short: "Show the contents of a checkpoint", Args: console.Args(cobra.ExactArgs(1)),
+		Long: `Show the contents of a checkpoint: its tensors, values and ranks; how many bytes the
+save wrote and reused; how many bytes of its files other checkpoints share, and how
+many bytes deleting it would free.
 
-With --reshard N, show what N ranks would read of it, and from which files, if
-each wanted its rows of every tensor (Shard(0)), all of every tensor without
-dimensions, every shared value and its own per-rank values.
+With --reshard N, show how much N ranks would read, and from which files, if each loaded
+its rows of every tensor (Shard(0)), every tensor without dimensions, every shared value
+and its own per-rank values.
 
-With --as-of, REF stands for what it stood for then, and the checkpoint is as it
-was; its files are read as they are now.
+With --as-of, resolve REF and show the checkpoint as of that moment; its files are read
+as they are now.
 
 ` + pathHelp,
 		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show bert --reshard 64\n  ckptstore show out/checkpoint-2000",
@@ -100,7 +100,7 @@ was; its files are read as they are now.
 		},
 	}
 	asOf = asOfFlag(c)
-	c.Flags().IntVar(&reshard, "reshard", 0, "show what so many ranks would read, from which files")
+	c.Flags().IntVar(&reshard, "reshard", 0, "show how much this many ranks would read, and from which files")
 	return c
 }
 
@@ -127,7 +127,8 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int,
 	return a.showStored(ctx, s.DataDir, source{store: s.ID, checkpoint: c, manifest: m}, reshard)
 }
 
-// showSource shows what withOffline has found: one of a store, or of another program.
+// showSource shows a source from withOffline, a checkpoint of a store or of another
+// program.
 func (a *app) showSource(ctx context.Context, s source, reshard int) error {
 	r, ours := s.reader.(*data.FileReader)
 	if !ours {
@@ -181,7 +182,7 @@ func (s shown) printHead(w *tabwriter.Writer) {
 	console.Row(w, "path", s.Path)
 }
 
-// orDash is a text, or what stands for none.
+// orDash returns text, or "-" if it is empty.
 func orDash(text string) string {
 	if text == "" {
 		return "-"
@@ -189,7 +190,7 @@ func orDash(text string) string {
 	return text
 }
 
-// preview is what so many ranks would read of a layout; nil for none.
+// preview returns what this many ranks would read of a layout; nil for 0 ranks.
 func preview(l checkpoint.Layout, ranks int) (*planner.Preview, error) {
 	if ranks == 0 {
 		return nil, nil
@@ -198,9 +199,8 @@ func preview(l checkpoint.Layout, ranks int) (*planner.Preview, error) {
 	return &p, err
 }
 
-// printReshard is the table of what each rank of another group would read.
-// OVER-READ is what is read of the disk for each byte that is wanted: bytes
-// are read in the blocks that checksums cover.
+// printReshard prints what each rank of a group of another size would read. OVER-READ
+// is bytes read from disk per requested byte: reads cover whole checksum blocks.
 func printReshard(w *tabwriter.Writer, wide bool, p *planner.Preview) {
 	fmt.Fprintln(w)
 	console.Row(w, "RANK", "SIZE", "OVER-READ", "READS", "MISSING", "FROM RANKS")
@@ -209,14 +209,14 @@ func printReshard(w *tabwriter.Writer, wide bool, p *planner.Preview) {
 	}
 	console.Row(w, "all", bytesize.Text(p.Bytes), factor(p.Read, p.Bytes))
 	for _, gap := range insight.Lacking(p) {
-		fmt.Fprintf(w, "\n%s was saved by each rank for itself, and not by %s.\n", gap.FQN, named(gap.Ranks))
+		fmt.Fprintf(w, "\n%s has one value per rank, and none was saved for %s.\n", gap.FQN, named(gap.Ranks))
 	}
 	for _, gap := range insight.Unread(p) {
-		fmt.Fprintf(w, "\n%s of %s is read by none.\n", gap.FQN, named(gap.Ranks))
+		fmt.Fprintf(w, "\nNo rank reads %s of %s.\n", gap.FQN, named(gap.Ranks))
 	}
 }
 
-// factor is how many bytes are read for one that is wanted.
+// factor returns the bytes read per requested byte.
 func factor(read, bytes int64) string {
 	if bytes == 0 {
 		return "-"
@@ -224,7 +224,7 @@ func factor(read, bytes int64) string {
 	return fmt.Sprintf("%.2f", float64(read)/float64(bytes))
 }
 
-// from lists the ranks whose files a rank reads; a wide table says how much.
+// from lists the ranks whose files a rank reads; in a wide table, with the sizes.
 func from(r planner.RankPreview, wide bool) string {
 	var ranks []int
 	var sizes []string
@@ -238,7 +238,7 @@ func from(r planner.RankPreview, wide bool) string {
 	return ranges(ranks)
 }
 
-// ranges is ascending numbers in short: 0-3,7.
+// ranges abbreviates ascending numbers: 0-3,7.
 func ranges(ranks []int) string {
 	var out []string
 	for i := 0; i < len(ranks); i++ {
@@ -262,11 +262,11 @@ func named(ranks []int) string {
 	return "ranks " + ranges(ranks)
 }
 
-// shownForeign is `show PATH --json`.
+// shownForeign is the output of `show PATH --json`.
 type shownForeign struct {
 	Path    string        `json:"path"`
 	Format  data.Format   `json:"format"`
-	Ranks   int           `json:"ranks"` // that hold something
+	Ranks   int           `json:"ranks"` // that hold data
 	Bytes   int64         `json:"bytes"`
 	Tensors []shownTensor `json:"tensors"`
 	Values  []shownValue  `json:"values"`
@@ -307,7 +307,7 @@ func (s shownForeign) printHead(w *tabwriter.Writer) {
 	console.Row(w, "size", bytesize.Text(s.Bytes))
 }
 
-// shownLayout is what show prints of a layout.
+// shownLayout converts a layout to the output of show.
 func shownLayout(l checkpoint.Layout) (tensors []shownTensor, values []shownValue) {
 	tensors, values = []shownTensor{}, []shownValue{}
 	for _, t := range l.Tensors {
@@ -354,13 +354,13 @@ func printLayout(w *tabwriter.Writer, wide bool, tensors []shownTensor, values [
 	}
 }
 
-// verifiedPath is `verify PATH --json`.
+// verifiedPath is the output of `verify PATH --json`.
 type verifiedPath struct {
 	Path     string         `json:"path"`
 	Format   data.Format    `json:"format"`
 	Files    int            `json:"files"`
 	Chunks   int            `json:"chunks"`
 	Bytes    int64          `json:"bytes"`
-	Unknown  int            `json:"unknown"` // chunks that the files have no checksum of
+	Unknown  int            `json:"unknown"` // chunks without a checksum in the files
 	Findings []data.Finding `json:"findings"`
 }

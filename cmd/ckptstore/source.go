@@ -19,31 +19,30 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// source is a checkpoint that a command reads: one of a store, or one of
-// another program.
+// source is a checkpoint that a command reads, from a store or from another program.
 type source struct {
 	reader     data.Reader
 	manifest   checkpoint.Manifest
-	name       string // as people call it
-	store      string // identity; empty for one of another program
+	name       string // for messages
+	store      string // identity of the store; empty for a checkpoint of another program
 	checkpoint projections.Checkpoint
-	foreign    *data.Foreign // nil for one of a store
+	foreign    *data.Foreign // nil for a checkpoint of a store
 }
 
-// pathHelp says what of a REF is a path.
-const pathHelp = `REF may be the path of a PyTorch DCP directory, of a .safetensors file, or of
-a Hugging Face directory; then no store is needed. A REF is a path if it begins
-with / or ./ or ../, or if it names such a directory or file. A name without /
-that is also a run of the store is refused: ./NAME is the path, NAME@latest the
+// pathHelp describes which references are paths.
+const pathHelp = `REF may also be the path of a PyTorch DCP directory, a .safetensors file or a Hugging
+Face directory; no store is needed then. REF is a path if it begins with /, ./ or ../,
+or if it names such a directory or file. A name without / that is also a run of the
+store is ambiguous and refused: use ./NAME for the path, NAME@latest for the
 checkpoint.`
 
-// spelledPath reports whether a reference can be nothing but a path.
+// spelledPath reports whether a reference can only be a path.
 func spelledPath(ref string) bool {
 	return filepath.IsAbs(ref) || ref == "." || ref == ".." || strings.HasPrefix(ref, "./") || strings.HasPrefix(ref, "../")
 }
 
-// checkpointAt reports whether a path has a checkpoint. A run may have the name
-// of any directory, so that no other counts.
+// checkpointAt reports whether a path has a checkpoint. Other directories do not count,
+// because any directory may have the name of a run.
 func checkpointAt(path string) bool {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -59,9 +58,8 @@ func checkpointAt(path string) bool {
 	return err == nil && len(tensors) > 0
 }
 
-// isPath reports whether a reference is meant as a path. A bare name is looked
-// for in the store first: what is at the path has nothing to do with a run of
-// that name, and would pass for it.
+// isPath reports whether a reference is meant as a path. It looks for a bare name in
+// the store first, so that an unrelated path is not mistaken for the run of that name.
 func (a *app) isPath(ctx context.Context, ref string) (bool, error) {
 	if spelledPath(ref) {
 		return true, nil
@@ -81,21 +79,21 @@ func (a *app) isPath(ctx context.Context, ref string) (bool, error) {
 	case errors.Is(err, store.ErrNoStore) && !a.named:
 		return true, nil
 	case err != nil:
-		return false, fmt.Errorf("there is a path ./%s, and whether %q is also in the store %s cannot be seen: say ./%s for the path: %w", ref, ref, jetlog.Redacted(a.location), ref, err)
+		return false, fmt.Errorf("%q is a path and may also be in the store %s: %w; use ./%s for the path", ref, jetlog.Redacted(a.location), err, ref)
 	case known && strings.Contains(ref, "@"):
-		a.Warn("%s is read from the store %s; say ./%s for the path of that name", ref, jetlog.Redacted(a.location), ref)
+		a.Warn("reading %s from the store %s; use ./%s for the path of that name", ref, jetlog.Redacted(a.location), ref)
 		return false, nil
 	case known:
-		return false, console.Usagef("%q is a run of the store %s and a path: say ./%s or %s@latest", ref, jetlog.Redacted(a.location), ref, ref)
+		return false, console.Usagef("%q is a run of the store %s and a path; use %s@latest or ./%s", ref, jetlog.Redacted(a.location), ref, ref)
 	}
 	if a.named {
-		a.Warn("the path ./%s is read: the store %s has no run or checkpoint of that name", ref, jetlog.Redacted(a.location))
+		a.Warn("reading the path ./%s: the store %s has no run or checkpoint of that name", ref, jetlog.Redacted(a.location))
 	}
 	return true, nil
 }
 
-// knows reports whether a store has a checkpoint that a reference stands for,
-// or a run that it begins with.
+// knows reports whether a store has the checkpoint of a reference, or a run with which
+// the reference begins.
 func knows(ctx context.Context, s *store.Store, ref string) (bool, error) {
 	runs, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{})
 	if err != nil {
@@ -113,7 +111,7 @@ func knows(ctx context.Context, s *store.Store, ref string) (bool, error) {
 	return err == nil || errors.Is(err, projections.ErrAmbiguous), ignored(err, projections.ErrAmbiguous)
 }
 
-// ignored is err unless it is a certain one.
+// ignored returns err unless it is the given one.
 func ignored(err, one error) error {
 	if errors.Is(err, one) {
 		return nil
@@ -125,7 +123,7 @@ func ignored(err, one error) error {
 func openPath(ctx context.Context, path string) (source, error) {
 	f, err := store.OpenForeign(ctx, path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return source{}, fmt.Errorf("%w: give the path of a DCP directory, of a .safetensors file or of a Hugging Face directory: %w", projections.ErrNotFound, err)
+		return source{}, fmt.Errorf("%w: %w; give the path of a DCP directory, a .safetensors file or a Hugging Face directory", projections.ErrNotFound, err)
 	}
 	if err != nil {
 		return source{}, err
@@ -134,11 +132,11 @@ func openPath(ctx context.Context, path string) (source, error) {
 	return s, f.SetUp(ctx, s.manifest, true)
 }
 
-// all is the tensor that a command asks for, when it asks for any.
+// all is the fqn of commands that read all tensors.
 const all = ""
 
-// withSource opens what a reference names for one command, with the log or,
-// offline, by receipts alone. A command that asks for one tensor names it.
+// withSource opens the checkpoint of a reference for one command, with the log or,
+// offline, by receipts alone. fqn is the tensor that the command reads, or all.
 func (a *app) withSource(ctx context.Context, ref, fqn string, offline bool, do func(source) error) error {
 	if offline || !spelledPath(ref) && a.byReceipts() {
 		return a.withOffline(ctx, ref, fqn, do)
@@ -172,7 +170,7 @@ func withPath(ctx context.Context, path string, do func(source) error) error {
 	return do(s)
 }
 
-// withReader reads the manifest of a source and sets its reader up.
+// withReader reads the manifest of a source and sets up its reader.
 func withReader(ctx context.Context, r data.Reader, s source, do func(source) error) error {
 	m, err := r.ReadMetadata(ctx)
 	if err == nil {
@@ -185,25 +183,24 @@ func withReader(ctx context.Context, r data.Reader, s source, do func(source) er
 	return do(s)
 }
 
-// offlineHelp says what a REF may be without a log.
-const offlineHelp = `With --offline the receipts in the data directory alone are read, without the
-lock, the log or the views. Then RUN and RUN@latest are the checkpoint of the run
-that was committed last, perhaps superseded since, and tags and RUN@best:METRIC
-are not known.`
+// offlineHelp describes references without a log.
+const offlineHelp = `With --offline, REF is resolved by the receipts in the data directory alone, without
+the lock, the log or the views. RUN and RUN@latest are then the run's last committed
+checkpoint, which may have been superseded; tags and RUN@best:METRIC are unknown.`
 
-// byReceipts reports that the log of the store is not opened, because this process
-// may not write there or others can, and warns of it. What the receipts say can be
-// read all the same.
+// byReceipts reports whether the store must be read by its receipts, and warns if so.
+// This process does not open the log if it cannot write to the store, or if other users
+// can.
 func (a *app) byReceipts() bool {
 	why := store.ReadOnly(a.location)
 	if why != nil {
-		a.Warn("warning: read by its receipts, as with --offline: %v", why)
+		a.Warn("warning: reading the store by its receipts, as with --offline: %v", why)
 	}
 	return why != nil
 }
 
-// receipts are those of the data directory. One that is damaged is warned of:
-// what a reference stands for must not change because of it in silence.
+// receipts returns the receipts of the data directory. It warns of damaged receipts,
+// because a reference may resolve differently without them.
 func (a *app) receipts(ctx context.Context) (*data.Root, []checkpoint.Receipt, error) {
 	data, err := a.data()
 	if err != nil {
@@ -211,12 +208,12 @@ func (a *app) receipts(ctx context.Context) (*data.Root, []checkpoint.Receipt, e
 	}
 	list, damaged, err := data.Checkpoints(ctx)
 	for _, d := range damaged {
-		a.Warn("left out: %v", d.Problem())
+		a.Warn("skipped: %v", d.Problem())
 	}
 	return data, list, err
 }
 
-// withOffline opens what a reference names, without a log.
+// withOffline opens the checkpoint of a reference without the log.
 func (a *app) withOffline(ctx context.Context, ref, fqn string, do func(source) error) error {
 	if spelledPath(ref) || strings.Contains(ref, "/") && checkpointAt(ref) {
 		return withPath(ctx, ref, do)
@@ -229,7 +226,7 @@ func (a *app) withOffline(ctx context.Context, ref, fqn string, do func(source) 
 	case err != nil:
 		return err
 	case at && known:
-		return console.Usagef("%q is a run of the store %s and a path: say ./%s, or %s@latest in another directory", ref, jetlog.Redacted(a.location), ref, ref)
+		return console.Usagef("%q is a run of the store %s and a path; use ./%s, or %s@latest from another directory", ref, jetlog.Redacted(a.location), ref, ref)
 	case at:
 		return withPath(ctx, ref, do)
 	}

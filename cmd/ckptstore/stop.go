@@ -15,7 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// stopped is `stop --json` and `preempt --json`.
+// stopped is the output of `stop --json` and `preempt --json`.
 type stopped struct {
 	Run     string       `json:"run"`
 	Job     string       `json:"job"`
@@ -28,25 +28,25 @@ type stopped struct {
 
 const waitHelp = `
 
-The request is in the log when the command returns, and the job obeys on its
-own. With --wait it returns when the job has ended, and says how; alone, the
-flag waits for up to 10m. (Of other commands --wait is how long to wait for the
-owner of the store: here that is always 10s.)
+The command returns as soon as the request is in the log. With --wait it returns
+when the job has ended, and prints how; without a value, --wait waits for up to
+10m. (In other commands --wait is how long to wait for the owner of the store;
+here that is always 10s.)
 
 Exit codes: 4 no such run, 5 the run has no live job.`
 
 func (a *app) stopCommand() *cobra.Command {
 	return a.stopper(false, cobra.Command{
-		Use: "stop RUN", Short: "Ask the live job of a run to end",
-		Long:    "Ask the live job of a run to end now: its workers are told, and those that have not\nended within the job's --grace, or do not listen, get SIGTERM. What is staged is\ncommitted, and the run can be continued. To save first, see ckptstore preempt." + waitHelp,
+		Use: "stop RUN", Short: "Stop the live job of a run",
+		Long:    "Ask the live job of a run to end now. Its workers receive a stop request; workers that\ndo not poll for it, or have not ended within the job's --grace, get SIGTERM. Staged\nsaves are committed, and the run can be continued. To save first, use ckptstore preempt." + waitHelp,
 		Example: "  ckptstore stop bert\n  ckptstore stop bert --wait --reason \"wrong data\"\n  ckptstore stop bert --wait=1m --json",
 	})
 }
 
 func (a *app) preemptCommand() *cobra.Command {
 	return a.stopper(true, cobra.Command{
-		Use: "preempt RUN", Short: "Ask the live job of a run to save, then to end",
-		Long:    "Ask the live job of a run to save on a step that all its ranks agree on, and then to\nend with exit code 75. The run can be continued." + waitHelp,
+		Use: "preempt RUN", Short: "Save, then stop the live job of a run",
+		Long:    "Ask the live job of a run to save at a step on which all its ranks agree, and then to\nend with exit code 75. The run can be continued." + waitHelp,
 		Example: "  ckptstore preempt bert\n  ckptstore preempt bert --wait=5m",
 	})
 }
@@ -66,8 +66,8 @@ func (a *app) stopper(preempt bool, c cobra.Command) *cobra.Command {
 			return a.stop(c.Context(), s, stopped{Run: runs[0], Preempt: preempt, Reason: reason}, wait)
 		})
 	}
-	c.Flags().StringVar(&reason, "reason", "", "why, for the log")
-	c.Flags().DurationVar(&wait, "wait", 0, "wait until the job has ended, at most so long")
+	c.Flags().StringVar(&reason, "reason", "", "reason to record in the log")
+	c.Flags().DurationVar(&wait, "wait", 0, "wait for the job to end, at most this long")
 	c.Flags().Lookup("wait").NoOptDefVal = "10m"
 	return &c
 }
@@ -81,22 +81,22 @@ func (a *app) stop(ctx context.Context, s *store.Store, out stopped, wait time.D
 		return err
 	}
 	out.Job, out.Host, out.PID = live.Job, live.Host, live.PID
-	says := fmt.Sprintf("job %s of run %s (process %d on %s) is asked to stop", out.Job, out.Run, out.PID, out.Host)
+	text := fmt.Sprintf("asked job %s of run %s (process %d on %s) to stop", out.Job, out.Run, out.PID, out.Host)
 	if out.Preempt {
-		says = fmt.Sprintf("job %s of run %s (process %d on %s) is asked to save, then to stop", out.Job, out.Run, out.PID, out.Host)
+		text = fmt.Sprintf("asked job %s of run %s (process %d on %s) to save and then stop", out.Job, out.Run, out.PID, out.Host)
 	}
 	if wait > 0 {
 		if out.Ended, err = a.awaitEnd(ctx, s, out.Run, out.Job, wait); err != nil {
 			return err
 		}
-		says = fmt.Sprintf("job %s of run %s %s", out.Job, out.Run, endText(*out.Ended))
+		text = fmt.Sprintf("job %s of run %s %s", out.Job, out.Run, endText(*out.Ended))
 	}
-	return console.Emit(a.Console, out, []stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, says) })
+	return console.Emit(a.Console, out, []stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, text) })
 }
 
 // awaitEnd waits until a job has ended.
 func (a *app) awaitEnd(ctx context.Context, s *store.Store, run, job string, limit time.Duration) (*insight.Job, error) {
-	late := fmt.Errorf("job %s of run %s has not ended within %s: it is still asked to; wait longer, or end its process", job, run, limit)
+	late := fmt.Errorf("job %s of run %s has not ended within %s; the request stands: wait longer, or end its process", job, run, limit)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, late)
 	defer cancel()
 	tick := time.NewTicker(200 * time.Millisecond)
@@ -120,10 +120,10 @@ func (a *app) awaitEnd(ctx context.Context, s *store.Store, run, job string, lim
 	}
 }
 
-// endText says how a job ended.
+// endText describes how a job ended.
 func endText(j insight.Job) string {
 	if j.State == insight.Lost {
-		return "is lost: it was killed before it could say how it ended"
+		return "is lost: it was killed before it recorded its end"
 	}
 	text := fmt.Sprintf("ended with exit code %d", *j.ExitCode)
 	if j.Reason != "" {

@@ -21,36 +21,36 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// verified is `verify --json`.
+// verified is the output of `verify --json`.
 type verified struct {
 	Store       string         `json:"store"`
 	Checkpoints int            `json:"checkpoints"`
 	Files       int            `json:"files"`
 	Chunks      int            `json:"chunks"`
 	Bytes       int64          `json:"bytes"`
-	Read        int64          `json:"bytes_read"`        // of those: a file that several checkpoints have is read once
+	Read        int64          `json:"bytes_read"`        // of Bytes; a file of several checkpoints is read once
 	Quick       bool           `json:"quick"`             // no tensor was read
-	Log         *store.ReadLog `json:"log,omitempty"`     // with no REF
+	Log         *store.ReadLog `json:"log,omitempty"`     // without REF
 	Learned     []learned      `json:"learned,omitempty"` // digests of adopted files, now recorded
 	Repaired    []repaired     `json:"repaired,omitempty"`
 	Unrepaired  []unrepaired   `json:"unrepaired,omitempty"`
 	Findings    []finding      `json:"findings"` // after repairs
 
-	logAlone bool // no checkpoint was asked for
-	strict   bool // what the owner has recorded of the log is a finding too
+	logAlone bool // only the log was read
+	strict   bool // messages that the owner has recorded as log.voided are findings too
 }
 
-// learned is a file of sums that this verification has made.
+// learned is a file of digests that this verification recorded.
 type learned struct {
 	Run        string `json:"run"`
 	Checkpoint string `json:"checkpoint"`
 	File       string `json:"file"`
 }
 
-// logDamage is the kind of a finding in the log, which is of no checkpoint.
+// logDamage is the kind of a finding in the log, which belongs to no checkpoint.
 const logDamage data.Kind = "log"
 
-// logVoid is the kind of a finding about a message of the log that is no event.
+// logVoid is the kind of a finding about a message of the log that is not an event.
 const logVoid data.Kind = "void"
 
 type finding struct {
@@ -61,29 +61,29 @@ type finding struct {
 	Until    uint64 `json:"until,omitempty"`
 }
 
-// verifyFlags are what of a verification is chosen.
+// verifyFlags are the flags of verify.
 type verifyFlags struct{ log, strict, offline, deep, quick, repair, learn bool }
 
-// writes reports whether something in the store is changed: see [store.Options].
+// writes reports whether the verification changes the store: see [store.Options].
 func (f verifyFlags) writes() bool { return f.log || f.repair || f.learn }
 
-// check refuses what cannot be meant together.
+// check refuses conflicting flags.
 func (f verifyFlags) check(refs []string) error {
 	switch {
 	case f.log && len(refs) > 0:
-		return console.Usagef("--log: the log is that of all checkpoints: leave out REF")
+		return console.Usagef("--log verifies the log of all checkpoints; omit REF")
 	case f.strict && (len(refs) > 0 || f.offline):
-		return console.Usagef("--strict is about the log: leave out REF and --offline")
+		return console.Usagef("--strict is about the log; omit REF and --offline")
 	case f.offline && f.log:
-		return console.Usagef("--offline reads no log, --log reads it alone: give one of them")
+		return console.Usagef("--offline does not read the log, --log reads only the log: give one of them")
 	case f.quick && f.deep:
 		return console.Usagef("--quick reads no tensor, --deep reads all: give one of them")
 	case f.log && (f.quick || f.deep):
-		return console.Usagef("--log reads no checkpoint, --quick and --deep are about those: leave one of them out")
+		return console.Usagef("--log reads no checkpoint; omit --quick and --deep")
 	case f.learn && (f.quick || f.offline || f.log):
-		return console.Usagef("--learn reads the tensors, and records in the log: leave out --quick, --offline and --log")
+		return console.Usagef("--learn reads the tensors and writes to the log; omit --quick, --offline and --log")
 	case f.repair && (f.quick || f.offline || f.log):
-		return console.Usagef("--repair reads the tensors, and needs the log to know what is committed: leave out --quick, --offline and --log")
+		return console.Usagef("--repair reads the tensors and needs the log; omit --quick, --offline and --log")
 	}
 	return nil
 }
@@ -91,40 +91,39 @@ func (f verifyFlags) check(refs []string) error {
 func (a *app) verifyCommand() *cobra.Command {
 	var o verifyFlags
 	c := &cobra.Command{
-		Use: "verify [REF]", Short: "Read every byte of one or all checkpoints and name what is damaged", Args: console.Args(cobra.MaximumNArgs(1)),
-		Long: `Read every file of the committed checkpoints, or of REF, and compare it with
-what vouches for it: data with the index, the index with the manifest, the
-manifest with the log. Nothing in the store is changed. Damage is named by file,
-tensor and block; the exit code is then 6. Without REF the log is
-read from end to end too; when it does not open, what the receipts say is
-committed is read all the same.
+		Use: "verify [REF]", Short: "Verify checkpoints and the log, byte by byte", Args: console.Args(cobra.MaximumNArgs(1)),
+		Long: `Read every file of the committed checkpoints, or of REF, and verify it: data against the
+index, the index against the manifest, the manifest against the log. Nothing in the
+store is changed. Damage is reported by file, tensor and block, and the exit code is
+then 6. Without REF the whole log is read too; if it does not open, verify reads the
+checkpoints that are committed according to their receipts.
 
-With --learn, digests of files that were imported in place and are not known yet
-are learned and recorded, if the files' own checksums are right.
+By default (--deep) every byte is read, because only that finds damage in tensors. With
+--quick, verify compares receipts, manifests, indexes, and the sizes and headers of
+files, which takes no longer than a listing. Checkpoints, files and tensors are read in
+parallel, and a file of several checkpoints is read once.
 
-Every byte is read without being asked for (--deep says so): a verification that
-leaves the tensors out finds no damage in them. With --quick it does: then
-receipts, manifests, indexes, and the sizes and headers of files are compared,
-which takes no longer than a listing. Checkpoints, files and tensors are read
-beside each other, and a file that several checkpoints have once.
+With --learn, verify records the digests of files that were imported in place, if the
+files' own checksums match.
 
 ` + repairHelp + `
 
-With --log only the log is read: every sequence, against the server's counts;
-every decision, against the one before it in its lane; every blob, against its
-digest. What is damaged is named by sequence, and recorded: then no process opens
-the store until a reading finds nothing. The owner of a store does the same every
-six hours: see ` + "`ckptstore views status`" + `.
+With --log, verify reads only the log: it checks every sequence against the server's
+counts, every decision against the previous one in its lane, and every blob against its
+digest. Damage is reported by sequence and recorded: no process opens the store until a
+later reading finds no damage. The owner of the store does the same every six hours; see
+` + "`ckptstore views status`" + `.
 
-A message that is no event is passed over by every reader. It is a finding until the
-owner of the store has recorded it as log.voided; from then on it is listed, and a
-finding with --strict alone.
+Readers skip messages that are not events. Such a message is a finding until the owner
+of the store has recorded it as log.voided. After that it is listed, and is a finding
+only with --strict.
 
-` + offlineHelp + ` A receipt is
-then the word for what was committed, and no digest is learned.
+` + offlineHelp + `
+The receipts then decide which checkpoints are committed, and no digest is learned.
 
 ` + pathHelp + `
-Of such files only what checksums they have is compared.`,
+Such files are verified only by the checksums that they contain.`,
+		Example: "  ckptstore verify\n  ckptstore verify bert@step-2000\n  ckptstore verify --quick\n  ckptstore verify --repair\n  ckptstore verify --log --json",
 		RunE: func(c *cobra.Command, refs []string) error {
 			if err := o.check(refs); err != nil {
 				return err
@@ -141,10 +140,10 @@ Of such files only what checksums they have is compared.`,
 					return err
 				}
 				if path && (o.repair || o.learn) {
-					return console.Usagef("--repair, --learn: %s is a path, and files of other programs are never written to: leave them out", refs[0])
+					return console.Usagef("--repair, --learn: %s is a path, and files of other programs are never written to; omit these flags", refs[0])
 				}
 				if path && o.quick {
-					return console.Usagef("--quick: %s is a path, and what it has of checksums is in its data: leave it out", refs[0])
+					return console.Usagef("--quick: %s is a path, whose checksums are in its data; omit --quick", refs[0])
 				}
 				if path {
 					return a.verifyPath(c.Context(), refs[0])
@@ -177,18 +176,18 @@ Of such files only what checksums they have is compared.`,
 		},
 	}
 	f := c.Flags()
-	f.BoolVar(&o.log, "log", false, "read the log alone")
-	f.BoolVar(&o.strict, "strict", false, "a message of the log that is no event is a finding also if the owner has recorded it")
-	f.BoolVar(&o.offline, "offline", false, "go by the receipts alone: no lock, no log")
-	f.BoolVar(&o.repair, "repair", false, "give damaged chunks their bytes again, where the store or a staging slot has them")
-	f.BoolVar(&o.learn, "learn", false, "learn the digests of files that were imported in place")
+	f.BoolVar(&o.log, "log", false, "verify only the log")
+	f.BoolVar(&o.strict, "strict", false, "report messages that are not events even if the owner has recorded them")
+	f.BoolVar(&o.offline, "offline", false, "read only receipts: no lock, no log")
+	f.BoolVar(&o.repair, "repair", false, "restore damaged chunks from the store or a staging slot")
+	f.BoolVar(&o.learn, "learn", false, "record the digests of files that were imported in place")
 	f.BoolVar(&o.deep, "deep", false, "read every byte (the default)")
-	f.BoolVar(&o.quick, "quick", false, "read receipts, manifests and indexes, and look at files, but read no tensor")
+	f.BoolVar(&o.quick, "quick", false, "check receipts, manifests, indexes and file sizes, but read no tensor")
 	return c
 }
 
 func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verifyFlags) (done error) {
-	var before []projections.Checkpoint // what was committed when a repair began
+	var before []projections.Checkpoint // committed when the repair began
 	if o.repair {
 		unlock, err := s.LockRepair()
 		if err != nil {
@@ -200,7 +199,7 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verif
 		}
 	}
 	targets, err := verifyTargets(ctx, s, refs)
-	if len(refs) == 0 && errors.Is(err, events.ErrNewer) { // of some runs: the others are verified
+	if len(refs) == 0 && errors.Is(err, events.ErrNewer) { // for some runs; verify the others
 		defer func(unknown error) { done = errors.Join(unknown, done) }(err)
 	} else if err != nil {
 		return err
@@ -234,13 +233,13 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verif
 	return a.printVerified(out)
 }
 
-// verifyMemory is what the heap of a process that reads the whole log is held to
-// in bytes, unless $GOMEMLIMIT says otherwise.
+// verifyMemory is the soft memory limit, in bytes, of a process that reads the whole
+// log, unless $GOMEMLIMIT is set.
 const verifyMemory = 160 << 20
 
-// readLog reads the log alone.
+// readLog verifies the log.
 func (a *app) readLog(ctx context.Context, s *store.Store, out *verified) error {
-	// What is read is many times what is kept: without a limit twice as much stays.
+	// Most of the data read is garbage at once: without a limit the heap is twice as large.
 	if os.Getenv("GOMEMLIMIT") == "" {
 		defer debug.SetMemoryLimit(debug.SetMemoryLimit(verifyMemory))
 	}
@@ -250,15 +249,15 @@ func (a *app) readLog(ctx context.Context, s *store.Store, out *verified) error 
 	}
 	out.addLog(read)
 	if read.Newer > 0 {
-		a.Warn("%d events of a newer version were not looked into: upgrade this program", read.Newer)
+		a.Warn("%d events of a newer version were not checked; upgrade this program", read.Newer)
 	}
 	if len(read.Findings) > 0 && !out.logAlone {
-		a.Warn("the log is damaged: run `ckptstore verify --log`, which records it, so that no process goes on with the store")
+		a.Warn("the log is damaged; run `ckptstore verify --log` to record that, so that no process continues with the store")
 	}
 	return nil
 }
 
-// verifyKnownDamage reads a log again that is known to be damaged.
+// verifyKnownDamage reads again a log that is recorded as damaged.
 func (a *app) verifyKnownDamage(ctx context.Context, strict bool) error {
 	id, read, err := store.VerifyKnownDamage(ctx, a.options(), nil)
 	if errors.Is(err, store.ErrDamaged) {
@@ -283,7 +282,7 @@ func (v *verified) addLog(read store.ReadLog) {
 	}
 }
 
-// printVerified prints what was found; if anything was, that is the error.
+// printVerified prints the result. It returns errFindings if there are findings.
 func (a *app) printVerified(out verified) error {
 	err := console.Emit(a.Console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 		out.printRepairs(w)
@@ -318,8 +317,8 @@ func (a *app) printVerified(out verified) error {
 	return err
 }
 
-// verifyTargets are the checkpoints that refs name, or all committed ones. With an
-// [events.ErrNewer] they are those of the other runs.
+// verifyTargets returns the checkpoint of refs, or all committed checkpoints. With an
+// [events.ErrNewer], these are the checkpoints of the runs that it can read.
 func verifyTargets(ctx context.Context, s *store.Store, refs []string) ([]projections.Checkpoint, error) {
 	if len(refs) == 1 {
 		c, err := store.Committed(ctx, s.Views(), refs[0])
@@ -357,12 +356,13 @@ func bytesOf(checkpoints []projections.Checkpoint) (total int64) {
 	return total
 }
 
-// verifyReceipts verifies what the receipts say is committed, when the log does
-// not open and why is known. On a server, where the data lies is in the log.
+// verifyReceipts verifies the checkpoints that are committed according to their receipts,
+// for a log that does not open because of why. On a server it cannot: the location of
+// the data is in the log.
 func (a *app) verifyReceipts(ctx context.Context, why error, o verifyFlags) error {
 	out := verified{Quick: o.quick, Findings: []finding{logFinding(why)}}
 	if store.IsURL(a.location) {
-		a.Warn("where the data lies is in the log, so none of it was read")
+		a.Warn("no data was read: its location is in the log")
 		return a.printVerified(out)
 	}
 	data, err := a.data()
@@ -380,7 +380,8 @@ func (a *app) verifyReceipts(ctx context.Context, why error, o verifyFlags) erro
 	return a.printVerified(out)
 }
 
-// verifyOffline verifies what the receipts say is committed, or one of that.
+// verifyOffline verifies the checkpoint of refs, or all checkpoints that are committed
+// according to their receipts.
 func (a *app) verifyOffline(ctx context.Context, refs []string, o verifyFlags) error {
 	out := verified{Quick: o.quick, Findings: []finding{}}
 	if len(refs) == 1 {
@@ -441,7 +442,7 @@ func (a *app) verifyEach(ctx context.Context, data *data.Root, receipts []checkp
 	return nil
 }
 
-// add counts what was verified of one checkpoint.
+// add adds the report of one checkpoint.
 func (v *verified) add(run, checkpoint string, report data.Report) {
 	v.Checkpoints++
 	v.Files += report.Files
@@ -462,13 +463,13 @@ func logFinding(damage error) finding {
 	return finding{Finding: data.Finding{Kind: logDamage, File: "log", Block: -1, Offset: -1, Problem: damage.Error()}}
 }
 
-// voidText says what a message of the log lacks to be an event.
+// voidText describes why a message of the log is not an event.
 func voidText(v store.LogVoid) string {
-	return fmt.Sprintf("message %d on %q is no event: %s", v.Sequence, v.Subject, v.Why)
+	return fmt.Sprintf("message %d on %q is not an event: %s", v.Sequence, v.Subject, v.Why)
 }
 
-// addVoids makes findings of the messages that are no events, unless the owner has
-// recorded them.
+// addVoids adds findings for the messages that are not events, except those that the
+// owner has recorded (with strict, for all of them).
 func (v *verified) addVoids(read store.ReadLog) {
 	add := func(seq uint64, problem string) {
 		v.Findings = append(v.Findings, finding{
@@ -487,12 +488,12 @@ func (v *verified) addVoids(read store.ReadLog) {
 		}
 	}
 	if wanted > 0 {
-		add(0, fmt.Sprintf("%d more messages are no events", wanted))
+		add(0, fmt.Sprintf("%d more messages are not events", wanted))
 	}
 }
 
-// printVoids lists the messages that are no events and that the owner has recorded:
-// the others are findings.
+// printVoids lists the messages that the owner has recorded as not being events. The
+// others are findings.
 func (v *verified) printVoids(w io.Writer) {
 	for _, void := range v.Log.Voids {
 		if void.RecordedSeq > 0 && !v.strict {
@@ -500,7 +501,7 @@ func (v *verified) printVoids(w io.Writer) {
 		}
 	}
 	if more := v.Log.VoidCount - len(v.Log.Voids); more > 0 {
-		fmt.Fprintf(w, "log: and %d more messages that are no events\n", more)
+		fmt.Fprintf(w, "log: %d more messages are not events\n", more)
 	}
 }
 
@@ -527,7 +528,7 @@ func (a *app) verifyPath(ctx context.Context, path string) error {
 		}
 		fmt.Fprintf(w, "%d files, %d chunks, %s: %d findings\n", out.Files, out.Chunks, bytesize.Text(out.Bytes), len(out.Findings))
 		if out.Unknown > 0 {
-			fmt.Fprintf(w, "%d chunks were read, but the files have no checksum of them\n", out.Unknown)
+			fmt.Fprintf(w, "%d chunks were read but not verified: the files have no checksums for them\n", out.Unknown)
 		}
 	})
 	if err == nil && len(out.Findings) > 0 {

@@ -13,21 +13,21 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// viewsStatus is `views status --json`.
+// viewsStatus is the output of `views status --json`.
 type viewsStatus struct {
 	Store string `json:"store"`
 	query.ViewsState
 	Lag      uint64          `json:"lag"`                 // events of the log that the views have not folded
-	FullRead *store.FullRead `json:"full_read,omitempty"` // absent before the first, also if that found something
-	// Age is that of the full read, in seconds.
+	FullRead *store.FullRead `json:"full_read,omitempty"` // last full reading without findings
+	// Age is the age of FullRead in seconds.
 	Age *float64 `json:"full_read_age_s,omitempty"`
-	// Damage is what the newest reading of the log has found.
+	// Damage is what the newest reading of the log found.
 	Damage *store.LogDamage `json:"log_damage,omitempty"`
 }
 
 func (a *app) viewsCommand() *cobra.Command {
 	views := &cobra.Command{
-		Use: "views", Short: "Look at the views that answer queries, and check them against the log", Args: console.Args(cobra.ArbitraryArgs),
+		Use: "views", Short: "Show, verify or rebuild the views that answer queries", Args: console.Args(cobra.ArbitraryArgs),
 		RunE: func(c *cobra.Command, given []string) error {
 			if len(given) == 0 {
 				return c.Help()
@@ -36,21 +36,21 @@ func (a *app) viewsCommand() *cobra.Command {
 		},
 	}
 	views.AddCommand(&cobra.Command{
-		Use: "status", Short: "Say what the views stand for", Args: console.Args(cobra.NoArgs),
-		Long: `Say which sequence of the log the views contain and how far that is behind its
-end, the version of the folds that made them, the digest of all rows, and how
-long ago the log was last read from its first event to its end without a
-finding: by views verify or rebuild, by verify, or by the owner of the store,
-which reads it every six hours. What the newest reading has found is listed
-until one finds nothing; the exit code is then 6.`,
+		Use: "status", Short: "Show the state of the views", Args: console.Args(cobra.NoArgs),
+		Long: `Show the sequence of the log that the views contain, how far that is behind the end of
+the log, the version of the reducer that built them, and the digest of all rows.
+
+Also show how long ago the whole log was last read without findings: by views verify or
+rebuild, by verify, or by the owner of the store, which reads it every six hours. If the
+newest reading found damage, list it and exit with code 6.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.read(c.Context(), func(s *store.Store) error { return a.viewsStatus(c.Context(), s) })
 		},
 	}, &cobra.Command{
-		Use: "verify", Short: "Rebuild the views beside the live ones and compare", Args: console.Args(cobra.NoArgs),
-		Long: `Rebuild the views from the log in a directory beside the live ones, compare
-both as of one sequence, and remove the rebuilt ones. A difference exits with
-6. The store may be in use.`,
+		Use: "verify", Short: "Compare the views with a rebuild from the log", Args: console.Args(cobra.NoArgs),
+		Long: `Rebuild the views from the log in a separate directory, compare them with the live views
+as of the same sequence, and remove the rebuilt ones. If they differ, exit with code 6.
+The store may be in use.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.with(c.Context(), func(s *store.Store) error {
 				out, err := s.VerifyViews(c.Context())
@@ -61,10 +61,10 @@ both as of one sequence, and remove the rebuilt ones. A difference exits with
 			})
 		},
 	}, &cobra.Command{
-		Use: "rebuild", Short: "Rebuild the views and put them in the place of the live ones", Args: console.Args(cobra.NoArgs),
-		Long: `Rebuild the views from the log beside those that are there, compare both, and
-exchange them in one step. Nobody may own the store meanwhile. A difference
-exits with 6; the rebuilt views are in place then too.`,
+		Use: "rebuild", Short: "Rebuild the views from the log", Args: console.Args(cobra.NoArgs),
+		Long: `Rebuild the views from the log, compare them with the present views, and replace those
+atomically. No process may own the store meanwhile. If the two differed, exit with code
+6; the views are replaced anyway.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			out, err := store.RebuildViews(c.Context(), store.Options{Location: a.location})
 			if err != nil {
@@ -77,7 +77,7 @@ exits with 6; the rebuilt views are in place then too.`,
 }
 
 func (a *app) viewsStatus(ctx context.Context, s *store.Store) error {
-	// The end is asked first: views that are behind it then are behind it.
+	// Read the end of the log first, so that the lag does not count newer events.
 	last, err := s.Log.Last(ctx)
 	if err != nil {
 		return err

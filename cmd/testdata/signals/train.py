@@ -1,12 +1,12 @@
-"""A rank that schedulers signal: it trains until it is told to stop, then saves and ends.
+"""A rank that schedulers signal: it trains until it gets a stop request, then saves and ends.
 
     train.py PACKAGE [MODE...]
 
-It prints "starts at N", "trained N" at the end of its work, and whom it has started. Modes:
-plain (never speaks to the trainer), deaf (reports, and does not stop when it is told to),
-silent (connects, and never reports), thread (connects from a thread first), children (a
-forked child as of a data loader, one of multiprocessing, and a program), before and after
-(handlers of its own, installed before or after it connects), slow (a save takes 3 s), alone
+It prints "starts at N", "trained N" at the end of its work, and the processes that it starts.
+Modes: plain (never connects to the trainer), deaf (reports, and ignores stop requests), silent
+(connects, and never reports), thread (connects from a thread first), children (a forked child
+as of a data loader, one of multiprocessing, and a program), before and after (its own signal
+handlers, installed before or after it connects), slow (a save takes 3 s), alone
 (rank 1 gets a signal at step 20), fails (rank 1 ends with an error at step 20, or 19), stuck (rank 0
 blocks in C at step 19, as in a collective, where no handler of Python runs).
 """
