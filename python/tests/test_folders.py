@@ -24,7 +24,7 @@ class Folders(Launches):
     def test_one_that_was_made(self) -> None:
         folder = os.path.realpath(os.path.join(self.folder, "ckptstore:"))
         (line,) = self.said(MAKES)
-        self.assertTrue(line.startswith(f"ckptstore: {folder} is a local folder that this program made of a URL: what is in it is in no store"), line)
+        self.assertTrue(line.startswith(f"ckptstore: {folder} is a local folder that this program made from a URL: its files are in no store"), line)
         self.assertIn("ckptstore.save", line)
         self.assertEqual(self.said("pass"), [], "of an earlier program")
         (line,) = self.said("os.makedirs('ckptstore:/acc/step-2')")

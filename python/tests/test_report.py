@@ -90,7 +90,7 @@ class Reports(Launches):
             say([context.run, context.rank, context.local_rank, context.world_size, context.attempt, context.resume, context.config, context.stop])
         """, "--set", "lr=2", "--name", "bert")
         self.assertCountEqual(heard, [["bert", rank, rank, 2, 1, None, {"lr": 2, "depth": 3}, None] for rank in range(2)])
-        self.assertIn("run is 'bert' by the trainer, not 'another'", self.output)
+        self.assertIn("the trainer sets run to 'bert': 'another' is ignored", self.output)
 
     def test_it_works_with_an_agent(self) -> None:
         heard = self.program("""

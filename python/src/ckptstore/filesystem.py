@@ -105,7 +105,7 @@ class FileSystem(fsspec.AbstractFileSystem):
         to = self._strip_protocol(path2)
         done = self._call("rename", commits=to, **{"from": self._strip_protocol(path1), "to": to})
         if done.get("checkpoint"):
-            _keys.told(done.get("text_keys", {}))
+            _keys.warn(done.get("text_keys", {}))
             directory, _, name = to.rpartition("/")
             _dropped.settled(directory)
             whole = name == ".metadata"

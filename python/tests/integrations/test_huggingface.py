@@ -85,7 +85,7 @@ class HuggingFace(Jobs):
                 said, err = self.made(f"train({how!r}, {url!r})")
                 self.assertIn("refused", said)
                 self.assertNotIn("stepped", said)
-                self.assertIn("which is no path: its files would go to a local folder ./ckptstore:, and to no store; give a local path", said)
+                self.assertIn("which is not a path: its files would go to a local folder ./ckptstore:, not to a store; give a local path", said)
                 shutil.rmtree(self.folder / "ckptstore:", ignore_errors=True)
         makes = {
             "accelerate": "accelerate.Accelerator(cpu=True).save_state('ckptstore://acc/step-1')",
@@ -97,7 +97,7 @@ class HuggingFace(Jobs):
                 self.assertTrue((self.folder / "ckptstore:").is_dir(), f"{what} makes no folder any more")
                 told = [line for line in err.splitlines() if line.startswith("ckptstore: ")]
                 self.assertEqual(len(told), 1, err)
-                self.assertIn("/ckptstore: is a local folder that this program made of a URL: what is in it is in no store; give the URL to dcp.save", told[0])
+                self.assertIn("/ckptstore: is a local folder that this program made from a URL: its files are in no store; pass the URL to dcp.save", told[0])
                 shutil.rmtree(self.folder / "ckptstore:")
 
     def made(self, program: str) -> tuple[str, str]:

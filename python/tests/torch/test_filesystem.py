@@ -82,7 +82,7 @@ class Dropped(unittest.TestCase):
 
     def test_half_a_save(self) -> None:
         said = self.ends("for name in ('__0_0.distcp', 'config.json', 'x.pt.tmp'):\n  with fsspec.open('ckptstore://att/step-1/' + name, 'wb') as f: f.write(b'some')")
-        self.assertIn("ckptstore: ckptstore://att/step-1: 3 files were written (x.pt.tmp), and no .metadata followed, nor another name: nothing of it is kept", said)
+        self.assertIn("ckptstore: ckptstore://att/step-1: 3 files were written (x.pt.tmp), but never committed by .metadata or a rename: the save is incomplete and was discarded", said)
 
     def test_what_is_kept(self) -> None:
         said = self.ends(

@@ -89,7 +89,7 @@ class Native(unittest.TestCase):
                 # Any byte of its blocks, also one that is not wanted.
                 at = draw.randrange(lo - around[0], hi + around[1])
                 os.pwrite(file.fileno(), bytes([chunk[at] ^ 4]), 4 + at)
-                with self.assertRaisesRegex(_native.Damaged, f"at {4 + at // BLOCK * BLOCK} has another checksum"):
+                with self.assertRaisesRegex(_native.Damaged, f"at {4 + at // BLOCK * BLOCK} does not have its committed checksum"):
                     read()
                 os.pwrite(file.fileno(), chunk[at : at + 1], 4 + at)
             os.ftruncate(file.fileno(), 4 + len(chunk) - 1)

@@ -179,7 +179,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         return dataclasses.replace(plan, storage_data=_plans.Part.of(session.context.rank, plan))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        _keys.told(_keys.texts(*_plans.paths(plans)))
+        _keys.warn(_keys.texts(*_plans.paths(plans)))
         return _plans.agreed(plans, everyone=not self._collectives)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
