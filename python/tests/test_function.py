@@ -42,7 +42,7 @@ class Signatures(unittest.TestCase):
             return None
 
         for train in (3, lambda: 0, lambda config, other: 0, lambda *configs, other: 0, waits):
-            with self.assertRaisesRegex(TypeError, "no training function"):
+            with self.assertRaisesRegex(TypeError, "not a training function"):
                 signature(train)  # type: ignore[arg-type]
 
 
@@ -144,7 +144,7 @@ class Functions(Launches):
 
     def test_a_stop_that_nobody_has_requested(self) -> None:
         self.train("def train(config): raise ckptstore.StopRequested('stop')", code=1)
-        self.assertIn("nobody has requested a stop", self.output)
+        self.assertIn("no stop was requested", self.output)
 
     def test_the_config(self) -> None:
         heard = self.train("""

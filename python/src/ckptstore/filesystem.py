@@ -92,7 +92,7 @@ class FileSystem(fsspec.AbstractFileSystem):
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         for one in [path] if isinstance(path, str) else path:
             path = self._strip_protocol(one)
-            _remove.told(self._call("remove", path=path, recursive=recursive), f"rm {PROTOCOL}://{path}")
+            _remove.warn(self._call("remove", path=path, recursive=recursive), f"rm {PROTOCOL}://{path}")
             _dropped.settled(path)
 
     def _rm(self, path: str) -> None:

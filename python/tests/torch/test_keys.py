@@ -81,7 +81,7 @@ class Keys(Launches):
                 self.addCleanup(self.run_program, [self.environment()["CKPTSTORE_BIN"], "agent", "stop", "--store", f"{self.store}-{way}"])
                 self.assertEqual(plain, [])  # an optimizer's are restored, and a model's are text
                 self.assertEqual(len(first), 1, first)
-                self.assertIn("in epochs ('3'): dcp.load gives tensors to a state dict that has the keys, and puts other values below the text", first[0])
+                self.assertIn("in epochs ('3'): dcp.load fills tensors of a state dict that has the original keys, but adds other values under the strings", first[0])
                 self.assertEqual(second, [])  # once in a process
                 self.assertEqual(read, [True, ["3", "4"], ["epochs", "optimizers"]])
                 self.assertTrue(alone)
@@ -94,7 +94,7 @@ class Keys(Launches):
                 process = self.start(OF_PYTORCH, f"{self.folder}/files-{how}", how)
                 out, err = process.communicate(timeout=240)
                 self.assertEqual((process.returncode, out.count('SAYS ["3"]')), (0, 2), out + err)
-                self.assertEqual(err.count("are text in this checkpoint, as PyTorch's planner makes them, in epochs ('3')"), times, err)
+                self.assertEqual(err.count("are strings in this checkpoint, because PyTorch's planner converts them, in epochs ('3')"), times, err)
 
 
 if __name__ == "__main__":
