@@ -114,7 +114,7 @@ class Lightning(Jobs):
         said = self.train("sharded", "sharded", "ckptstore", nproc=2, STRATEGY="sharded")
         self.assertEqual(len(said), 2, said)  # no step between
         self.assertEqual(said[0], "from None")
-        self.assertIn("refused ModelParallelStrategy writes its checkpoints by itself, and not by the CheckpointIO of ckptstore: nothing would be in the store. Give it save_distributed_checkpoint=False", said[1])
+        self.assertIn("refused ModelParallelStrategy bypasses the CheckpointIO of ckptstore: its checkpoints would not be in the store. Give it save_distributed_checkpoint=False", said[1])
 
     def test_fsdp1_needs_a_gpu(self) -> None:
         """Lightning refuses FSDPStrategy on a CPU, so that no training of it is tested here."""
@@ -153,7 +153,7 @@ class Lightning(Jobs):
         self.assertEqual(refused(SingleDeviceStrategy()), "")
         from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
-        self.assertIn("nothing would be in the store", refused(ModelParallelStrategy(), AsyncCheckpointIO(CheckpointIO())))
+        self.assertIn("would not be in the store", refused(ModelParallelStrategy(), AsyncCheckpointIO(CheckpointIO())))
         self.assertEqual(refused(ModelParallelStrategy(), TorchCheckpointIO()), "")
 
         self.assertEqual([type(one) for one in _lightning_callbacks.callbacks()], [PastTheStore])

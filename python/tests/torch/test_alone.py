@@ -29,7 +29,7 @@ NAMELESS = """
                 done.result()
         rows = services().call("store/list", run="train")["checkpoints"]
         newest = max((row for row in rows if row["name"] == name), key=lambda row: row["ended_at"])
-        say([newest["step"], [str(w.message) for w in told if "says no step" in str(w.message)]])
+        say([newest["step"], [str(w.message) for w in told if "has no step" in str(w.message)]])
 
     services()  # makes the store
     if sys.argv[1] == "fresh":
@@ -136,7 +136,7 @@ KINDS_BY_DCP = """
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         dcp.save(state, storage_writer=ckptstore.dcp.StorageWriter("ckptstore://train/step-1"), no_dist=True)
-    say(sorted(str(w.message) for w in told if "cannot be loaded unasked" in str(w.message)))
+    say(sorted(str(w.message) for w in told if "refuses this checkpoint by default" in str(w.message)))
 
     # What the warning names: ckptstore.load into a state dict that has one, and allow.
     into = given()
@@ -201,17 +201,17 @@ class Alone(Launches):
         self.assertEqual(warned, ["best", "mine", "phase", "span"])  # they are not read back by everybody
         self.assertEqual(loaded, [True, True, True, {"at": 5}, True])
         self.assertTrue(same)
-        self.assertIn("value 'best' has a __main__.Best, which is not read back unasked: load it by ckptstore.load into a state dict that has one", refused)
+        self.assertIn("value 'best' has a __main__.Best, which is not loaded by default: load it with ckptstore.load into a state dict that has one", refused)
 
     def test_values_of_own_classes_by_dcp(self) -> None:
         said, *loaded = self.program(KINDS_BY_DCP)
         self.assertEqual(len(said), 3, said)
         for text, (name, of) in zip(said, (("best", "Best"), ("phase", "Phase"), ("span", "Span"))):
-            self.assertIn(f"value {name!r} has a __main__.{of}, which is not read back unasked: load it by ckptstore.load into a state dict that has one, or pass allow=[its class] to ckptstore.load or StorageReader", text)
+            self.assertIn(f"value {name!r} has a __main__.{of}, which is not loaded by default: load it with ckptstore.load into a state dict that has one, or pass allow=[its class] to ckptstore.load or StorageReader", text)
         self.assertEqual(loaded[:4], [[True, True, True]] * 4)
         self.assertEqual(len(loaded), 7, loaded)
         for text in loaded[4:]:
-            self.assertIn("value 'phase' has a __main__.Phase, which is not read back unasked", text)
+            self.assertIn("value 'phase' has a __main__.Phase, which is not loaded by default", text)
 
     def test_a_wait_outlives_the_agent(self) -> None:
         heard = self.program("""
