@@ -51,7 +51,7 @@ class Agents(Launches):
         self.assertIn("ckptstore: run train is in use by another process: this one's is train-2; name runs by CKPTSTORE_RUN", err)
         third = self.start(SAVES, "3")
         _, err = third.communicate(timeout=DEADLINE)
-        self.assertIn("train (step 1), train-2 (step 2): say which of them to go on with, by CKPTSTORE_RUN=train or", err)
+        self.assertIn("train (step 1), train-2 (step 2): choose one to continue, by CKPTSTORE_RUN=train or", err)
         self.assertEqual(self.program(SAVES, "3", CKPTSTORE_RUN="train-2"), [["train-2", 2, 0, 1, "step-2.a1", "step-3.a2"]])
         self.assertEqual(self.program(SAVES, "3", CKPTSTORE_RESUME="none"), [["train", 2, 0, 1, None, "step-3.a2"]])
 

@@ -129,7 +129,7 @@ class Signals(Launches):
             say(why)
         """, code=75)
         self.assertEqual(heard, ["preempt"])
-        self.assertIn("rank 0 was told to stop by SIG", self.output)
+        self.assertIn("rank 0 received SIG", self.output)
 
     def test_stacks_of_a_rank_that_hangs(self) -> None:
         self.shown("""

@@ -224,10 +224,10 @@ class Checkpoint:
     def state_dict(self, rank: int | None = None) -> dict[str, Any]:
         """Return all tensors and values, nested as in the saved state dict. It needs PyTorch.
 
-        PyTorch's planner flattens the state dicts of ways 1 and 2, and of PyTorch's own
-        files. In these checkpoints all keys are strings, except for the keys of an
-        optimizer's state, which are as its groups list them. The save warns of keys that
-        look like numbers; for PyTorch's own files this method warns.
+        PyTorch's planner flattens the state dicts of ``dcp.save``, by URL or with
+        ckptstore.dcp, and of PyTorch's own files. In these checkpoints all keys are strings,
+        except for the keys of an optimizer's state, which are as its groups list them. The
+        save warns of keys that look like numbers; for PyTorch's own files this method warns.
 
         An empty container in a list is None, because a save stores nothing of it.
 

@@ -55,7 +55,7 @@ def _tell() -> None:
         if _made(folder, _before.get(where, True)):
             print(
                 f"ckptstore: {folder} is a local folder that this program made from a URL: its files are in no store; "
-                "pass the URL to dcp.save or fsspec.open, or save with ckptstore.save or ckptstore's class for the framework (docs/frameworks.md)",
+                "pass the URL to dcp.save or fsspec.open, or save with ckptstore.save or ckptstore's class for the framework (docs/howto/frameworks.md)",
                 file=sys.stderr,
             )
 

@@ -52,7 +52,7 @@ class Save:
             timeout: seconds; by default the trainer's own deadline for a save.
 
         Returns:
-            The state that was reached: the requested or a later one.
+            The reached state, which may be later than the requested one.
 
         Raises:
             SaveAborted: the checkpoint will never exist; the text has the reason.

@@ -1,6 +1,6 @@
 """One rank's session with its trainer or agent.
 
-:class:`Session` has the requests of docs/protocol.md as methods. It handles bytes, items
+:class:`Session` has the requests of docs/reference/protocol.md as methods. It handles bytes, items
 and checkpoints, and does not depend on PyTorch. :mod:`._connect` creates sessions.
 """
 

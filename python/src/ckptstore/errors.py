@@ -15,7 +15,7 @@ class Refused(Error):
 
     Attributes:
         request: name of the request, such as ``save``.
-        status: HTTP status; docs/protocol.md lists them.
+        status: HTTP status; docs/reference/protocol.md lists them.
         message: the server's text.
     """
 
