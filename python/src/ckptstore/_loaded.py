@@ -117,7 +117,7 @@ class Loaded:
             raise Error(f"load {self.checkpoint}: {path} cannot be read: {error}") from error
 
     def bytes(self, item: int) -> bytearray:
-        """A copy of an item's bytes."""
+        """Return a copy of an item's bytes."""
         size, at = self.sizes[item], self._offsets[item]
         if 0 < size <= _SMALL:  # small items have no checksums
             file = self._file(self._in[item])

@@ -245,7 +245,7 @@ def main():
     parser.add_argument("--kills", type=int, default=6, help="of each way, at least 2")
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--seed", type=int, help="of the moments (a random one)")
-    parser.add_argument("--bin", type=pathlib.Path, help="where trainer and ckptstore are (PATH)")
+    parser.add_argument("--bin", type=pathlib.Path, help="directory of trainer and ckptstore (PATH)")
     parser.add_argument("--folder", type=pathlib.Path, help="where the stores go (a temporary one)")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
