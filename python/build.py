@@ -1,12 +1,12 @@
-"""Builds the wheels: the pure one, and one for this platform with the programs and the
-native helper in it.
+"""Builds the wheels: a pure one, and one for this platform with the programs and the
+native helper.
 
     python python/build.py [--out DIR] [--pure]
     python python/build.py --helper DIR
 
-The second needs Go, and a C compiler for the helper and for a trainer that looks after
-GPUs; without one it is refused, unless --pure-go says that neither is wanted. It is tagged
-by the newest glibc symbol that is asked for. --helper builds the helper alone.
+The platform wheel needs Go, and a C compiler for the helper and for the trainer's GPU
+support. Without a compiler the build fails, unless --pure-go leaves both out. The newest
+glibc symbol in the programs determines the tag. --helper builds only the helper.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = os.path.dirname(HERE)
 
 
 def version() -> str:
-    """The one place that says it."""
+    """Return the version in pyproject.toml, its only source."""
     with open(os.path.join(HERE, "pyproject.toml"), encoding="utf-8") as file:
         found = re.search(r'^version = "([^"]+)"$', file.read(), re.MULTILINE)
     if found is None:
@@ -36,7 +36,7 @@ def version() -> str:
 def compiler() -> str:
     found = shutil.which(os.environ.get("CC", "gcc"))
     if not found:
-        raise SystemExit("build: the native helper, and a trainer that looks after GPUs, need a C compiler: install gcc, or say --pure-go")
+        raise SystemExit("build: the native helper and a trainer with GPU support need a C compiler: install gcc, or pass --pure-go")
     return found
 
 
@@ -50,7 +50,7 @@ def helper(folder: str) -> None:
 
 
 def programs(folder: str, native: bool) -> None:
-    """Build the programs into a folder, and the native helper."""
+    """Build the programs and the native helper into a folder."""
     if native:
         helper(folder)
     trainer = "github.com/ckptstore/ckptstore/internal/trainer"
@@ -62,8 +62,8 @@ def programs(folder: str, native: bool) -> None:
 
 
 def tag(folder: str) -> str:
-    """The oldest platform on which the programs run."""
-    needs = (2, 17)  # what a static one is said to need: nothing older is told apart
+    """Return the tag of the oldest platform on which the programs run."""
+    needs = (2, 17)  # the oldest tag, also for static programs
     for name in os.listdir(folder):
         with open(os.path.join(folder, name), "rb") as file:
             for major, minor in re.findall(rb"GLIBC_(\d+)\.(\d+)", file.read()):
@@ -79,24 +79,24 @@ def wheel(out: str, **environment: str) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--out", default=os.path.join(HERE, "dist"), help="folder for the wheels (python/dist)")
-    options.add_argument("--pure", action="store_true", help="the pure wheel alone")
-    options.add_argument("--pure-go", action="store_true", help="no native helper, and a trainer that knows nothing of GPUs: needs no C compiler")
-    options.add_argument("--helper", metavar="DIR", help="the native helper alone, into DIR; for a source tree: python/src/ckptstore/bin")
-    said = options.parse_args()
-    if said.helper:
-        helper(said.helper)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=os.path.join(HERE, "dist"), help="folder for the wheels (python/dist)")
+    parser.add_argument("--pure", action="store_true", help="build only the pure wheel")
+    parser.add_argument("--pure-go", action="store_true", help="build no native helper, and a trainer without GPU support: needs no C compiler")
+    parser.add_argument("--helper", metavar="DIR", help="build only the native helper, into DIR; for a source tree: python/src/ckptstore/bin")
+    options = parser.parse_args()
+    if options.helper:
+        helper(options.helper)
         return
-    wheel(said.out)
-    if not said.pure:
+    wheel(options.out)
+    if not options.pure:
         if sys.platform != "linux":
-            raise SystemExit("build: the programs run on Linux: say --pure")
+            raise SystemExit("build: the programs run only on Linux: pass --pure")
         with tempfile.TemporaryDirectory() as folder:
-            programs(folder, not said.pure_go)
-            wheel(said.out, CKPTSTORE_WHEEL_PROGRAMS=folder, CKPTSTORE_WHEEL_PLATFORM=tag(folder))
-    for name in sorted(os.listdir(said.out)):
-        print(os.path.join(said.out, name))
+            programs(folder, not options.pure_go)
+            wheel(options.out, CKPTSTORE_WHEEL_PROGRAMS=folder, CKPTSTORE_WHEEL_PLATFORM=tag(folder))
+    for name in sorted(os.listdir(options.out)):
+        print(os.path.join(options.out, name))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Puts the programs and the native helper into a wheel for one platform, when build.py asks for it.
+"""Adds the programs and the native helper to a platform wheel of build.py.
 
-Without it the wheel is the pure one, which finds the programs elsewhere.
+Other wheels are pure: the package finds the programs elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PROGRAMS = ("ckptstore", "trainer")
 
 
 class Programs(BuildHookInterface):
-    """The directory in CKPTSTORE_WHEEL_PROGRAMS, for the platform in CKPTSTORE_WHEEL_PLATFORM."""
+    """Adds the directory CKPTSTORE_WHEEL_PROGRAMS, for the platform CKPTSTORE_WHEEL_PLATFORM."""
 
     PLUGIN_NAME = "custom"
 

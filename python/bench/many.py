@@ -1,11 +1,11 @@
-"""What many small things take: 40,000 Python values by way 3, 20,000 tensors of 400 bytes by URL.
+"""Times many small items: 40,000 Python values by way 3, 20,000 tensors of 400 bytes by URL.
 
     python3 many.py [--rounds 5] [--values 40000] [--tensors 20000] [--bin DIR]
 
-Medians of the rounds, in seconds; CPU seconds per GB are those of this process and the
-agent together. In each round PyTorch's own files, on the same disk, come first. Needs
-the package installed, for its URL. Of the second load of values on, half the time is the
-agent's (40,000 names in JSON and maps), the rest Python's making of 40,000 objects.
+It prints medians of the rounds, in seconds. CPU seconds per GB are the sum of this process
+and the agent. In each round PyTorch's own files, on the same disk, come first. The package
+must be installed, for its URL. From the second load of values on, the agent takes half the
+time (40,000 names in JSON and maps); Python takes the rest to create 40,000 objects.
 """
 
 import argparse
@@ -25,28 +25,28 @@ def main() -> None:
     parser.add_argument("--values", type=int, default=40_000)
     parser.add_argument("--tensors", type=int, default=20_000)
     parser.add_argument("--bin", type=pathlib.Path, help="directory of ckptstore; default: PATH")
-    said = parser.parse_args()
-    if said.bin:
-        os.environ["CKPTSTORE_BIN"] = str(said.bin / "ckptstore")
+    options = parser.parse_args()
+    if options.bin:
+        os.environ["CKPTSTORE_BIN"] = str(options.bin / "ckptstore")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as base:
         os.environ.update(CKPTSTORE_STORE=f"{base}/store", CKPTSTORE_RUN="many")
         warnings.simplefilter("ignore")
         try:
-            print(json.dumps(measure(said, base), indent=2))
+            print(json.dumps(measure(options, base), indent=2))
         finally:
             subprocess.run([os.environ.get("CKPTSTORE_BIN", "ckptstore"), "agent", "stop", "--store", f"{base}/store"], capture_output=True, check=False)
 
 
-def measure(said: argparse.Namespace, base: str) -> dict[str, float]:
+def measure(options: argparse.Namespace, base: str) -> dict[str, float]:
     import torch
     import torch.distributed.checkpoint as dcp
 
     import ckptstore
 
-    half = said.values // 2
+    half = options.values // 2
     values = {"s": {f"k{i}": f"value {i}" for i in range(half)}, "f": {f"k{i}": i * 0.5 for i in range(half)}}
-    tensors = {"m": {f"layer.{i}.w": torch.full((100,), float(i)) for i in range(said.tensors)}}
-    gigabytes = said.tensors * 400 / 1e9
+    tensors = {"m": {f"layer.{i}.w": torch.full((100,), float(i)) for i in range(options.tensors)}}
+    gigabytes = options.tensors * 400 / 1e9
     taken: dict[str, list[float]] = {}
     agent = agent_of(base, ckptstore)
 
@@ -57,7 +57,7 @@ def measure(said: argparse.Namespace, base: str) -> dict[str, float]:
         if cpu:
             taken.setdefault(name + "_cpu_seconds_per_gb", []).append((time.process_time() + ticks(agent) - began[1]) / gigabytes)
 
-    for n in range(said.rounds + 1):
+    for n in range(options.rounds + 1):
         handles: list[ckptstore.Save] = []
         timed("values_save", lambda: handles.append(ckptstore.save(values, step=n)))
         timed("values_commit", handles[0].wait)
@@ -79,7 +79,7 @@ def agent_of(base: str, ckptstore) -> int:
 
 
 def ticks(pid: int) -> float:
-    """CPU seconds of a process."""
+    """Return the CPU seconds of a process."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,29 +1,29 @@
-"""What PyTorch's checkpoints take by its own files and by ckptstore, in one table.
+"""Compares the time of PyTorch's checkpoints in its own files and in ckptstore, in one table.
 
     python3 table.py [--rounds 5] [--tensors 64] [--bytes 1073741824] [--bin DIR] [--json]
 
-Two ranks of --bytes each under `trainer run`, CPU and gloo, take turns in the same
-processes; who begins changes from round to round, and one round before is not
-counted. Blocking times are measured after the others, by ranks of their own. Each cell
-is the median over the rounds of the slowest rank's seconds.
+Two ranks of --bytes each run under `trainer run`, with CPU and gloo. The ways take turns in
+the same processes. The first way changes from round to round, and a round before the first
+is not counted. Blocking times are measured last, by separate ranks. Each cell is the median
+over the rounds of the slowest rank's seconds.
 
-- The state is DTensors, Shard(0). Every element changes before every save, so that
-  nothing of one is found in an earlier one.
-- save: from the call to what is durable. FileSystemWriter syncs its files, as is its
+- The state is DTensors, Shard(0). Every element changes before every save, so that no save
+  can reuse data of an earlier one.
+- save: from the call until the data is durable. FileSystemWriter syncs its files by
   default; way save waits until the checkpoint is committed.
-- load: into tensors whose memory is there. The files are read once before, so that
-  they are in the page cache for everybody; shared memory holds later saves by then.
-  A load for which the disk was read all the same is made again, up to five times, and
-  said: saves and loads have ten times --bytes for each rank in memory, and where that
-  is more than there is, the page cache gives way. Every element that was loaded is compared.
-- blocking: how long the call holds up the training; the writing behind it is waited
-  for and not counted. `copy` is a copy of the same tensors into memory that is there.
+- load: into touched memory. The files are read before, so that they are in the page cache
+  for every way; shared memory holds later saves by then. Saves and loads need ten times
+  --bytes of memory for each rank, else the page cache is evicted. A load that still read
+  from the disk is repeated, up to five times, and reported. Every loaded element is
+  compared.
+- blocking: how long the call delays the training. The write after it is awaited, but not
+  counted. `copy` is a copy of the same tensors into touched memory.
 
-- load copy: the same tensors copied into those that are loaded into, by both ranks.
-- cpu: processor seconds of the ranks and of the trainer, in a save or load.
+- load copy: a copy of the same tensors into the loaded ones, by both ranks.
+- cpu: processor seconds of the ranks and the trainer, in a save or load.
 
-A row without a target stands beside the others. Exit code 1: a load brought something
-wrong, or a row is missing. A target that is missed is said and is no error.
+A row without a target is for information. Exit code 1: a load returned wrong data, or a row
+is missing. A missed target is printed and is not an error.
 """
 
 import argparse
@@ -38,8 +38,7 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Each of these has ranks of its own: what one keeps in memory is not the other's to do
-# without.
+# Each part has its own ranks, so that it does not need memory for the other part.
 PARTS = [("save", "load"), ("blocking",)]
 WAYS = ("url", "dcp", "save")
 NAMES = {
@@ -52,8 +51,8 @@ NAMES = {
     "kept": "dcp.async_save, DefaultStager kept",
     "copy": "copy into warm memory",
 }
-# What is measured, by what, beside what, and the ratio that is wanted: of a speed at
-# least, of a blocking time at most.
+# What is measured, the way, the baseline, and the target ratio: a minimum for speeds, a
+# maximum for blocking and processor times.
 TARGETS = [
     ("save", "url", "files", 1.2),
     ("save", "dcp", "files", 1.5),
@@ -78,53 +77,53 @@ TARGETS = [
 
 
 def at_most(what):
-    """Whether a ratio is one of times, and not of speeds."""
+    """Report whether a ratio compares times, not speeds."""
     return what == "blocking" or what.startswith("cpu ")
 
 
 def rows(times):
-    """Each comparison, with medians and the medians' ratio."""
+    """Yield each comparison, with the medians and their ratio."""
     for what, ours, theirs, target in TARGETS:
         if not times.get(f"{what} {ours}"):
             continue
         mine, other = (statistics.median(times[f"{what} {name}"]) for name in (ours, theirs))
         ratio = mine / other if at_most(what) else other / mine
         met = None if target is None else ratio <= target if at_most(what) else ratio >= target
-        yield {"what": what, "by": ours, "beside": theirs, "seconds": mine, "beside_seconds": other, "ratio": ratio, "target": target, "met": met}
+        yield {"what": what, "by": ours, "baseline": theirs, "seconds": mine, "baseline_seconds": other, "ratio": ratio, "target": target, "met": met}
 
 
 def show(result):
     size, setup = result["ranks"] * result["bytes"], result
     print(f"{setup['ranks']} ranks of {setup['bytes'] / 1e9:.2f} GB in {setup['tensors']} tensors, {setup['rounds']} rounds; torch {setup['torch']}, {setup['cores']} cores, load {setup['load'][0]:.1f} to {setup['load'][1]:.1f}\n")
-    print("| what | by | s | GB/s | beside | s | GB/s | ratio | target | met |\n|---|---|---:|---:|---|---:|---:|---:|---|---|")
+    print("| what | by | s | GB/s | baseline | s | GB/s | ratio | target | met |\n|---|---|---:|---:|---|---:|---:|---:|---|---|")
     for row in result["rows"]:
         sign = "≤" if at_most(row["what"]) else "≥"
         target = "–" if row["target"] is None else f"{sign} {row['target']}"
         met = {None: "–", True: "yes", False: "no"}[row["met"]]
-        seconds, beside = row["seconds"], row["beside_seconds"]
-        print(f"| {row['what']} | {NAMES[row['by']]} | {seconds:.3f} | {size / seconds / 1e9:.2f} | {NAMES[row['beside']]} | {beside:.3f} | {size / beside / 1e9:.2f} | {row['ratio']:.2f} | {target} | {met} |")
+        seconds, baseline = row["seconds"], row["baseline_seconds"]
+        print(f"| {row['what']} | {NAMES[row['by']]} | {seconds:.3f} | {size / seconds / 1e9:.2f} | {NAMES[row['baseline']]} | {baseline:.3f} | {size / baseline / 1e9:.2f} | {row['ratio']:.2f} | {target} | {met} |")
     for name, read in result["cold"].items():
-        print(f"\n{name}: {len(read)} loads that count read {sum(read) / 1e9:.2f} GB from the disk: the machine has too little memory for --bytes")
+        print(f"\n{name}: {len(read)} counted loads read {sum(read) / 1e9:.2f} GB from the disk: the machine has too little memory for --bytes")
     if result["colder"]:
-        print(f"\n{result['colder']} loads found their files gone from the page cache, and were made again")
+        print(f"\n{result['colder']} loads found their files evicted from the page cache, and were repeated")
 
 
 def measure(trainer, setup, folder):
-    """What the ranks of one group have measured."""
+    """Run one group of ranks, and return its measurements."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="ckptstore-table-", dir=folder))
     (folder / "setup.json").write_text(json.dumps(setup))
     try:
         command = [trainer, "run", "-q", "--store", str(folder / "store"), "--name", "table", "--nproc", "2", "--max-restarts=0", "--", sys.executable, str(HERE / "table_rank.py"), str(folder)]
         code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode
         if code != 0:
-            sys.exit(f"the ranks ended with {code}")
+            sys.exit(f"the ranks ended with exit code {code}")
         return json.loads((folder / "result.json").read_text())
     finally:
         shutil.rmtree(folder)
 
 
 def join(result, more):
-    """Add what another group has measured."""
+    """Add the measurements of another group."""
     if not result:
         result.update(more)
         return
@@ -141,14 +140,14 @@ def main():
     parser.add_argument("--bytes", type=int, default=1 << 30, help="of each rank")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--only", nargs="+", choices=("save", "load", "blocking"), default=("save", "load", "blocking"))
-    parser.add_argument("--bin", type=pathlib.Path, help="where trainer and ckptstore are (PATH)")
-    parser.add_argument("--folder", type=pathlib.Path, help="where checkpoints go (a temporary one in the present directory)")
+    parser.add_argument("--bin", type=pathlib.Path, help="directory of trainer and ckptstore (PATH)")
+    parser.add_argument("--folder", type=pathlib.Path, help="directory for checkpoints (a temporary one in the current directory)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and what is it has made is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary files are removed
     trainer = shutil.which("trainer", path=options.bin and str(options.bin.resolve()))
     if trainer is None:
-        sys.exit("trainer is not to be found: use --bin DIR")
+        sys.exit("trainer not found: use --bin DIR")
     setup = {"rounds": options.rounds, "tensors": options.tensors, "bytes": options.bytes, "ways": options.ways, "ckptstore": str(pathlib.Path(trainer).with_name("ckptstore"))}
     result = {}
     for part in PARTS:

@@ -1,4 +1,4 @@
-"""One rank of table.py: measures, compares what was loaded, and leaves result.json."""
+"""One rank of table.py: measures, compares loaded data, and writes result.json."""
 
 import json
 import os
@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 RUN = "table"
 COLD = 0.01
-"""The part of what a load brings from which on it is one from the disk, if the disk gave it."""
+"""A load counts as one from the disk if more than this part of its bytes came from the disk."""
 ATTEMPTS = 5
-"""Of a load out of the page cache, each after its files were read."""
+"""Attempts of a load from the page cache, each after reading its files."""
 
 
 class Rank:
@@ -29,7 +29,7 @@ class Rank:
         self.setup = json.loads((folder / "setup.json").read_text())
         dist.init_process_group("gloo")
         torch.set_num_threads(1)
-        self.apart = dist.new_group()  # what an async_save says meanwhile goes through the default one
+        self.apart = dist.new_group()  # async_save uses the default group in the meantime
         self.rank, self.mesh = dist.get_rank(), dist.init_device_mesh("cpu", (dist.get_world_size(),))
         length = max(1, self.setup["bytes"] // 4 // self.setup["tensors"] // 1024)
         torch.manual_seed(self.rank)
@@ -38,13 +38,13 @@ class Rank:
         self.bytes = self.setup["tensors"] * length * 4096
         self.changes = self.step = 0
         self.times, self.loads = {}, []
-        self.cold, self.colder = {}, 0  # bytes from the disk in loads that count; loads that were made again
+        self.cold, self.colder = {}, 0  # bytes from the disk in counted loads; number of repeated loads
 
     def tensors(self, make):
         return {f"layer{i:04}.weight": DTensor.from_local(make(), self.mesh, [Shard(0)], run_check=False) for i in range(self.setup["tensors"])}
 
     def measure(self, name, call):
-        """The slowest rank's seconds in a call that all begin together."""
+        """Measure the slowest rank's seconds in a call that all ranks begin together."""
         dist.barrier(self.apart)
         before = self.cpu()
         began = time.perf_counter()
@@ -60,13 +60,13 @@ class Rank:
         return result
 
     def cpu(self):
-        """Processor seconds of this rank and, on rank 0, of the trainer, their parent."""
+        """Return the processor seconds of this rank and, on rank 0, of the trainer, their parent."""
         pids = ["self"] + [str(os.getppid())] * (self.rank == 0)
         fields = [pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
         return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
     def change(self):
-        """Give every element another value, and nothing left for the disk to do."""
+        """Change every element, and wait until the disk is idle."""
         for tensor in self.state.values():
             tensor.to_local().view(torch.int32).add_(1)
         self.changes += 1
@@ -79,7 +79,7 @@ class Rank:
         return f"ckptstore://{RUN}/step-{step}"
 
     def save(self, way):
-        """Save, and say which checkpoint it is."""
+        """Save, and return the checkpoint's path or step."""
         self.change()
         if way == "files":
             path = self.folder / f"files-{self.step}"
@@ -114,9 +114,12 @@ class Rank:
                 raise AssertionError(f"{name} of {where}: {fqn} is not what was saved")
 
     def measure_warm(self, name, where, call):
-        """Measure a load out of the page cache. What is measured here needs more memory
-        than many machines have, and the cache gives way first, at any time: a load for
-        which the disk was read is made again, and one that never is without is said."""
+        """Measure a load from the page cache.
+
+        The measurement needs more memory than many machines have, so the cache may be
+        evicted at any time. A load that read from the disk is repeated. If all attempts
+        read from the disk, that is reported.
+        """
         for attempt in range(ATTEMPTS):
             self.forget()
             self.warm(where)
@@ -134,12 +137,12 @@ class Rank:
             self.cold.setdefault(name, []).append(read)
 
     def forget(self):
-        """Take away what was loaded before."""
+        """Clear previously loaded data."""
         for tensor in self.target.values():
             tensor.to_local().zero_()
 
     def from_disk(self):
-        """Bytes that the disk gave to the ranks and to the trainer, their parent."""
+        """Return the bytes that the ranks and the trainer, their parent, read from the disk."""
         pids = ["self"] + [str(os.getppid())] * (self.rank == 0)
         lines = [line for pid in pids for line in pathlib.Path(f"/proc/{pid}/io").read_text().splitlines()]
         mine = torch.tensor([sum(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))])
@@ -158,7 +161,7 @@ class Rank:
         dist.barrier()
 
     def block(self, way):
-        """How long a save holds up who calls it."""
+        """Measure how long a save blocks its caller."""
         self.change()
         name, path = f"blocking {way}", self.folder / f"async-{self.step}"
         if way == "copy":
@@ -196,13 +199,13 @@ class Rank:
             for way in turn(["async", "kept", "dcp", "save", "copy"]):
                 self.block(way)
         elif "load" in only:
-            for _ in range(2):  # the slots of shared memory are for something else than what is loaded
+            for _ in range(2):  # so that the slots of shared memory hold other data than the load
                 self.change()
                 ckptstore.save(self.state, step=self.step).wait("committed")
         if "load" in only:
             pairs = [(self.target[fqn].to_local(), tensor.to_local()) for fqn, tensor in self.state.items()]
             self.measure("load copy", lambda: [to.copy_(tensor) for to, tensor in pairs])
-            # ckptstore.load restores: it begins another line, without what was saved later.
+            # ckptstore.load restores: it supersedes later saves, so it comes last.
             for way in [*turn(["files", "url", "dcp"]), *("save" for _ in range("save" in saved))]:
                 self.load(way, *saved[way])
         dist.barrier()

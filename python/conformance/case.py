@@ -1,10 +1,10 @@
-"""Runs one of PyTorch's test files, and says of each test how it ended.
+"""Runs one of PyTorch's test files, and records the outcome of each test.
 
     case.py FILE FOLDER [PATTERN…]
 
-Writes FOLDER/results.jsonl, a line a test: id, outcome, seconds, and why. Tests that have
-a line there are not run again. The id of the test under way is in FOLDER/current, where
-every process of it can read it. A pattern is a part of an id, or "=" and an id.
+It writes FOLDER/results.jsonl with one line per test: id, outcome, seconds, and why. Tests
+with a line in that file are not run again. FOLDER/current has the id of the running test, so
+that all its processes can read it. A pattern is a part of an id, or "=" and an id.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Iterator
 
 
 class Result(unittest.TestResult):
-    """Says how each test ended as soon as it has."""
+    """Records the outcome of each test as soon as it ends."""
 
     def __init__(self, folder: pathlib.Path):
         super().__init__()
@@ -61,7 +61,7 @@ class Result(unittest.TestResult):
         self._end(test, "passed")
 
     def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
-        self._end(test, "failed", "a failure was expected, and there was none")
+        self._end(test, "failed", "expected a failure, but it passed")
 
 
 def tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
@@ -79,7 +79,7 @@ def chosen(test: str, patterns: list[str]) -> bool:
 def main() -> None:
     file, folder, patterns = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
     os.chdir(folder)
-    sys.argv[1:] = []  # which PyTorch's own test main would read
+    sys.argv[1:] = []  # PyTorch's own test main would read it
     sys.path.insert(0, str(file.parent))
     results = folder / "results.jsonl"
     done = {json.loads(line)["id"] for line in results.read_text(encoding="utf-8").splitlines()} if results.exists() else set()

@@ -1,4 +1,4 @@
-"""What became of each test, and the table of it."""
+"""Classifies the outcome of each test, and prints the table."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Test:
 
     Attributes:
         id: module, class and method.
-        outcome: passed, with every use of storage through the store; failed, and passed with
-            PyTorch's own storage; no storage, passed and never used one; not here, failed with
-            PyTorch's own storage as well; or skipped by itself.
-        uses: how often the test wrote, committed and read, by whose storage.
-        why: the traceback, or the reason for which it was skipped.
+        outcome: passed: every use of storage went through the store; failed: passed only
+            with PyTorch's own storage; no storage: passed without using any; not here:
+            failed with PyTorch's own storage as well; or skipped by the test itself.
+        uses: number of writes, commits and reads, by storage.
+        why: the traceback, or the reason for the skip.
     """
 
     id: str
@@ -40,7 +40,7 @@ class Test:
 
 
 def of(where: place.Place, file: pathlib.Path, patterns: list[str], seconds: float) -> list[Test]:
-    """Run a file; then what failed once more, with PyTorch's own storage."""
+    """Run a file, and then rerun failed tests with PyTorch's own storage."""
     work = where.folder / where.way / file.stem
     tests = _run(where, file, work, where.way, patterns, seconds)
     failed = [test for test in tests if test.outcome == FAILED]
@@ -78,10 +78,10 @@ def _run(where: place.Place, file: pathlib.Path, work: pathlib.Path, way: str, p
     for use in _lines(work / "uses.jsonl"):
         uses[use["test"]][f"{use['whose']} {use['what']}"] += 1
     tests = [_test(line, file, way, uses[line["id"]]) for line in _lines(work / "results.jsonl")]
-    said = (work / "output.txt").read_text(encoding="utf-8", errors="replace")
+    output = (work / "output.txt").read_text(encoding="utf-8", errors="replace")
     for test in tests:
-        if test.outcome == FAILED and f"== {test.id}\n" in said:  # what the ranks said before it ended
-            test.why = said.partition(f"== {test.id}\n")[2].partition("\n== ")[0][-4000:] + "\n" + test.why
+        if test.outcome == FAILED and f"== {test.id}\n" in output:  # prepend the output of its ranks
+            test.why = output.partition(f"== {test.id}\n")[2].partition("\n== ")[0][-4000:] + "\n" + test.why
     return tests
 
 
@@ -106,7 +106,7 @@ def _tail(file: pathlib.Path) -> str:
 
 
 def report(tests: list[Test], without: list[pathlib.Path], known: dict[str, Any], way: str, *, whole: bool) -> int:
-    """Print the table and what stands behind it; the exit code."""
+    """Print the table and its details, and return the exit code."""
     files: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for test in tests:
         files[test.file][test.outcome] += 1
@@ -120,7 +120,7 @@ def report(tests: list[Test], without: list[pathlib.Path], known: dict[str, Any]
     _reasons("skipped", [test.why for test in tests if test.outcome == SKIPPED])
     _reasons("not here (fail with PyTorch's own storage as well)", [_last(test.why) for test in tests if test.outcome == NOT_HERE])
     if without:
-        print(f"not run, no storage is named in them: {', '.join(file.name for file in without)}\n")
+        print(f"not run, because they name no storage: {', '.join(file.name for file in without)}\n")
     if way == "stock":
         return 0
     wrong = _failures(tests, known, way)
@@ -142,9 +142,9 @@ def _failures(tests: list[Test], known: dict[str, Any], way: str) -> list[str]:
             difference = known["differences"].get(listed.get(test.id, ""))
             print(f"failed: {test.id}\n    {_last(test.why)}\n    " + (f"difference: {difference['text']} ({difference['section']})" if difference else "no listed difference"))
             if not difference:
-                wrong.append(f"{test.id} failed, and known.json has no difference for it")
+                wrong.append(f"{test.id} failed, but known.json lists no difference for it")
         elif test.outcome in (PASSED, NO_STORAGE) and test.id in listed:
-            wrong.append(f"{test.id} passed, and known.json says that it fails: {listed[test.id]}")
+            wrong.append(f"{test.id} passed, but known.json lists it as failing: {listed[test.id]}")
     return wrong
 
 
@@ -157,7 +157,7 @@ def _reasons(what: str, reasons: list[str]) -> None:
 
 
 def _last(why: str) -> str:
-    """The line of a traceback that says what went wrong; the store's own before others."""
+    """Return the error line of a traceback, preferably an error of the store."""
     lines = [line.strip() for line in why.splitlines() if _ERROR.match(line)]
     ours = [line for line in lines if line.startswith("ckptstore.")]
     return ((ours or lines or why.strip().splitlines() or [""])[-1])[:160]

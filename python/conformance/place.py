@@ -1,4 +1,4 @@
-"""Where tests run: a store with its agent, and the environment of the tests' processes."""
+"""Provides the store, its agent and the environment for the tests' processes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Place:
-    """A folder with one store for all tests, with one agent while they run.
+    """A folder with one store and one agent for all tests.
 
-    ``way`` is whose storage the tests use, ``devices`` is "cpu" where CPUs stand in
-    for GPUs. Raises FileNotFoundError when the program ckptstore cannot be found.
+    ``way`` selects the storage of the tests. ``devices`` is "cpu" if CPUs stand in for GPUs.
+    It raises FileNotFoundError if the program ckptstore cannot be found.
     """
 
     def __init__(self, folder: pathlib.Path, way: str, devices: str):
         self.folder, self.way, self.devices = folder, way, devices
         self.store = folder / "ckpts"
-        # A test's folder in the store is a checkpoint of it, or a run of it.
+        # A test's folder in the store becomes a checkpoint or a run.
         self.temporary = self.store if way == "native" else folder / "tmp"
 
     def __enter__(self) -> Place:
-        # The agent's sockets are there: their paths must be short, wherever the folder is.
+        # For the agent's sockets, whose paths must be short, wherever the folder is.
         self._sockets = tempfile.TemporaryDirectory(prefix="ckpt-")
         if self.way != "stock":
             self._agent("start", "--json")
@@ -47,11 +47,11 @@ class Place:
         verb, *flags = words
         command = [program, "agent", verb, "--store", str(self.store), *flags]
         done = subprocess.run(command, env={**os.environ, "XDG_RUNTIME_DIR": self._sockets.name}, capture_output=True, text=True, timeout=120)
-        if done.returncode != 0 and not (verb == "stop" and done.returncode == 4):  # it stops by itself when nobody needs it
+        if done.returncode != 0 and not (verb == "stop" and done.returncode == 4):  # 4: an idle agent has already exited
             raise RuntimeError(f"ckptstore agent {verb} ended with {done.returncode}: {done.stderr.strip()}")
 
     def environment(self, file: pathlib.Path, work: pathlib.Path, way: str) -> dict[str, str]:
-        """For the processes that run a test file, with ``work`` as their folder."""
+        """Return the environment of the processes that run a test file in ``work``."""
         paths = [HERE / "substitute", HERE.parent / "src", file.parent]
         for parent in file.parents:
             if parent.name == "test":
@@ -66,13 +66,13 @@ class Place:
             "XDG_RUNTIME_DIR": self._sockets.name,
             "TMPDIR": str(self.temporary),
             "OMP_NUM_THREADS": "1",
-            # torch.compile leaves modules as they are: a compiler on each rank takes minutes, and storage knows nothing of it.
+            # Disable torch.compile: a compiler on each rank takes minutes, and storage does not depend on it.
             "TORCHDYNAMO_DISABLE": "1",
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "90",
         }
 
     def run(self, file: pathlib.Path, work: pathlib.Path, way: str, patterns: list[str], seconds: float) -> str:
-        """Run a file's tests that have no result in ``work`` yet; why not all have one, or ""."""
+        """Run a file's tests without a result in ``work``. Return why some still have none, or ""."""
         command = [sys.executable, str(HERE / "case.py"), str(file), str(work), *patterns]
         with open(work / "output.txt", "ab") as output:
             tests = subprocess.Popen(command, env=self.environment(file, work, way), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
@@ -87,7 +87,7 @@ class Place:
 
 
 def _end(group: int) -> None:
-    """Kill what is left of a process group."""
+    """Kill the remaining processes of a group."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:

@@ -3,15 +3,15 @@
 
     run.py TREE [--way native|fsspec|stock] [--file NAME]… [-k PATTERN]… [--json FILE]
 
-TREE is the source tree of PyTorch, or its folder test; its version should be that of
-the torch which this Python has. The tests' text stays as it is: in every process, the
-names of PyTorch's writers and readers are the store's, and CPUs stand in for GPUs
-(see substitute/). A test that fails is run again with PyTorch's own storage; one that
-fails there too cannot run here, and says nothing of the store. Every other failure must be
-listed in known.json with the documented difference that it belongs to.
+TREE is the source tree of PyTorch, or its folder test. Its version should be that of this
+Python's torch. The tests' text does not change: in every process, the names of PyTorch's
+writers and readers refer to the store's, and CPUs stand in for GPUs (see substitute/). A
+failed test is run again with PyTorch's own storage. If it fails again, it cannot run here
+and is not counted. Every other failure must be listed in known.json with a documented
+difference.
 
-Exit codes: 0; 1 when a failure is not listed, a listed test passes, or less than 95 %
-of the tests that can run here pass; 2 for a wrong command line.
+Exit codes: 0; 1 if a failure is not listed, a listed test passes, or less than 95 % of the
+tests that can run here pass; 2 for a wrong command line.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("tree", type=pathlib.Path, help="source tree of PyTorch, or its folder test")
     parser.add_argument("--way", choices=("native", "fsspec", "stock"), default="native")
-    parser.add_argument("-k", dest="patterns", action="append", default=[], metavar="PATTERN", help="only tests whose id has PATTERN in it")
-    parser.add_argument("--file", dest="files", action="append", default=[], metavar="NAME", help="only this file of tests, such as test_fsspec.py")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write every test's outcome there")
-    parser.add_argument("--keep", type=pathlib.Path, metavar="DIR", help="make the store and the tests' output there, and keep them")
-    parser.add_argument("--devices", choices=("cpu", "real"), default="cpu", help="let CPUs stand in for GPUs, or not")
+    parser.add_argument("-k", dest="patterns", action="append", default=[], metavar="PATTERN", help="run only tests whose id contains PATTERN")
+    parser.add_argument("--file", dest="files", action="append", default=[], metavar="NAME", help="run only this test file, such as test_fsspec.py")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write every test's outcome to FILE")
+    parser.add_argument("--keep", type=pathlib.Path, metavar="DIR", help="create the store and the tests' output in DIR, and keep them")
+    parser.add_argument("--devices", choices=("cpu", "real"), default="cpu", help="whether CPUs stand in for GPUs")
     parser.add_argument("--jobs", type=int, default=2, help="files at a time (2)")
     parser.add_argument("--limit", type=float, default=600, help="seconds for one file (600)")
     return parser.parse_args(argv)
 
 
 def find(tree: pathlib.Path) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """The files of tests that name a storage, and those that do not."""
+    """Return the test files that name a storage, and those that do not."""
     test = tree.resolve() / "test" if (tree / "test").is_dir() else tree.resolve()
     files = sorted((test / "distributed" / "checkpoint").glob("**/test_*.py"))
     files += [file for file in [test / "distributed" / "fsdp" / "test_distributed_checkpoint.py"] if file.exists()]

@@ -1,10 +1,10 @@
-"""What the Python client does with a GPU, tried out on this machine's.
+"""Checks the Python client's GPU code on this machine's GPU.
 
     python3 python/gpu/ready.py            one JSON object a line for each check
     python3 python/gpu/ready.py --uuids    the devices that CUDA shows this process
 
-It drives the client's own code, ckptstore._device and ckptstore._memory, on a file in
-shared memory as the trainer makes one for a slot. Each check is passed, failed, or not
+It runs the client's own code, ckptstore._device and ckptstore._memory, on a file in shared
+memory like the trainer's file of a slot. The result of each check is passed, failed, or not
 run with the reason. `task gpu` runs it and prints the lines.
 """
 
@@ -28,17 +28,17 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "src"))
 
 CHECKS = ["pinned slots", "side stream", "overlap", "first touch", "blocking time"]
 PEER = 0.64
-"""Milliseconds for which lm-resiliency says that a save blocks training, per GB."""
+"""Milliseconds per GB that a save blocks training, as published by lm-resiliency."""
 
 _MIB = 1 << 20
 
 
 class NotRun(Exception):
-    """A check cannot be made here; the message says why."""
+    """A check cannot run here. The message has the reason."""
 
 
 class Failed(Exception):
-    """A check has found what must not be."""
+    """A check found an error."""
 
 
 def ensure(holds: bool, otherwise: str) -> None:
@@ -47,7 +47,7 @@ def ensure(holds: bool, otherwise: str) -> None:
 
 
 class Slot:
-    """A file in shared memory, mapped by the client's own maps, as a slot of a save is."""
+    """A file in shared memory, mapped by the client's own maps like a slot of a save."""
 
     def __init__(self, size: int):
         from ckptstore import _memory
@@ -55,7 +55,7 @@ class Slot:
         directory = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
         room = os.statvfs(directory)
         if room.f_bavail * room.f_frsize < 2 * size:
-            raise NotRun(f"{directory} has {room.f_bavail * room.f_frsize // _MIB} MiB free, twice {size // _MIB} MiB are needed")
+            raise NotRun(f"{directory} has {room.f_bavail * room.f_frsize // _MIB} MiB free: it needs twice {size // _MIB} MiB")
         file, self.path = tempfile.mkstemp(prefix="ckptstore-ready-", dir=directory)
         os.ftruncate(file, size)
         os.close(file)
@@ -70,7 +70,7 @@ class Slot:
     def __exit__(self, *_: object) -> None:
         from ckptstore import _device
 
-        # What was pinned is unpinned before it is unmapped, as by the next save.
+        # Unpin before unmapping, as the next save would.
         runtime = _device._pins._runtime()
         for at in list(_device._pins._held):
             runtime.cudaHostUnregister(at)
@@ -80,7 +80,7 @@ class Slot:
 
 
 def size_of_slot() -> int:
-    """Bytes to copy: a GiB, or what half of the device's free memory and shared memory allow."""
+    """Return the bytes to copy: a GiB, or a quarter of the device's free memory and shared memory."""
     import torch
 
     room = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else os.statvfs(tempfile.gettempdir())
@@ -92,7 +92,7 @@ def size_of_slot() -> int:
 
 
 def save(slot: Slot, source: Any, overlap: bool) -> tuple[Any, Any, list[BaseException]]:
-    """Copy source into the slot as a save does; what is pending, the view, and what failed."""
+    """Copy source into the slot as a save does. Return the pending copies, the view and the errors."""
     import torch
 
     from ckptstore import _device
@@ -110,7 +110,7 @@ def join(pending: Any) -> None:
 
 
 def spin(milliseconds: float) -> None:
-    """Keep the current stream busy for about that long."""
+    """Keep the current stream busy for about that many milliseconds."""
     import torch
 
     torch.cuda._sleep(int(milliseconds * 1_500_000))
@@ -127,18 +127,18 @@ def pinned_slots() -> dict[str, Any]:
         memory = slot.map()
         view = torch.frombuffer(memory, dtype=torch.int32, count=size // 4)
         plain = rate(lambda: view.copy_(source), size)
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             _device._pins.pin(memory, slot.maps.mapped())
-        ensure(not said, "; ".join(str(w.message) for w in said))
-        ensure(view.is_pinned(), "CUDA does not take the slot's memory for pinned")
+        ensure(not caught, "; ".join(str(w.message) for w in caught))
+        ensure(view.is_pinned(), "CUDA does not report the slot's memory as pinned")
         fast = rate(lambda: view.copy_(source, non_blocking=True), size)
         ensure(bool(torch.equal(view, source.cpu())), "the bytes in the slot are not those of the device")
-    return {"says": f"{size // _MIB} MiB of shared memory pinned; out of the device {fast:.1f} GB/s, and {plain:.1f} GB/s before it was", "figures": {"pinned_gb_per_second": fast, "pageable_gb_per_second": plain}}
+    return {"text": f"{size // _MIB} MiB of shared memory pinned; copies out of the device at {fast:.1f} GB/s, and {plain:.1f} GB/s before pinning", "figures": {"pinned_gb_per_second": fast, "pageable_gb_per_second": plain}}
 
 
 def rate(copy: Callable[[], Any], size: int) -> float:
-    """GB a second: the median of five, after one."""
+    """Return the GB per second of a copy: the median of five, after one warm-up."""
     import torch
 
     seconds = []
@@ -167,10 +167,10 @@ def side_stream() -> dict[str, Any]:
         join(pending)
         torch.cuda.synchronize()
         ensure(not errors, f"the save failed: {errors}")
-        ensure(bool((view == 2).all()), "the slot does not hold what the tensor was when it was saved")
-        ensure(bool((source == 3).all()), "the device's tensor is not what was computed after the save")
-        ensure(early, "the call waited for what the device had yet to compute")
-    return {"says": f"{size // _MIB} MiB: the call returned before the device had computed them, and the slot holds them as they were then"}
+        ensure(bool((view == 2).all()), "the slot does not hold the tensor's values at the save")
+        ensure(bool((source == 3).all()), "the device's tensor does not have the values computed after the save")
+        ensure(early, "the call waited for queued work of the device")
+    return {"text": f"{size // _MIB} MiB: the call returned before the device had computed the tensor, and the slot holds its values at the save"}
 
 
 def overlap() -> dict[str, Any]:
@@ -185,7 +185,7 @@ def overlap() -> dict[str, Any]:
         small = torch.ones(1024, device="cuda")
         small.mul_(2)
         torch.cuda.synchronize()
-        beside = 0
+        overlapped = 0
         for _ in range(5):
             with torch.no_grad():
                 weight.fill_(1)
@@ -195,15 +195,15 @@ def overlap() -> dict[str, Any]:
             done = torch.cuda.Event()
             done.record()
             done.synchronize()
-            beside += not all(event.query() for event in pending._events)
+            overlapped += not all(event.query() for event in pending._events)
             optimizer.step()  # waits for the copy
             join(pending)
             torch.cuda.synchronize()
             ensure(not errors, f"the save failed: {errors}")
             ensure(bool((view == 1).all()), "the optimizer changed tensors before they were copied")
             ensure(bool((weight == 0).all()), "the optimizer's step is lost")
-        ensure(beside > 0, "the device computed nothing beside the copy in any of five saves")
-    return {"says": f"{size // _MIB} MiB: the device computed beside the copy in {beside} of 5 saves, and the optimizer's step waited for it", "figures": {"beside": float(beside)}}
+        ensure(overlapped > 0, "the device computed nothing during the copy in any of five saves")
+    return {"text": f"{size // _MIB} MiB: the device computed during the copy in {overlapped} of 5 saves, and the optimizer's step waited for the copy", "figures": {"beside": float(overlapped)}}
 
 
 def first_touch() -> dict[str, Any]:
@@ -217,11 +217,11 @@ def first_touch() -> dict[str, Any]:
             memory[:: mmap.PAGESIZE] = bytes(len(range(0, size, mmap.PAGESIZE)))
             seconds.append(time.perf_counter() - begin)
     first, again = (size / s / 1e9 for s in seconds)
-    return {"says": f"{size // _MIB} MiB of fresh shared memory mapped and touched at {first:.1f} GB/s, again at {again:.1f} GB/s", "figures": {"first_gb_per_second": first, "again_gb_per_second": again}}
+    return {"text": f"{size // _MIB} MiB of fresh shared memory mapped and touched at {first:.1f} GB/s, again at {again:.1f} GB/s", "figures": {"first_gb_per_second": first, "again_gb_per_second": again}}
 
 
 def blocking_time() -> dict[str, Any]:
-    """How much longer steps take with a save with overlap in them than without."""
+    """Measure how much longer a step takes with a save with overlap than without one."""
     import torch
 
     size = size_of_slot()
@@ -238,7 +238,7 @@ def blocking_time() -> dict[str, Any]:
             for _ in range(count):
                 torch.mm(a, a)
 
-        # So many products that the copy is done when the optimizer's turn comes.
+        # Enough products that the copy ends before the optimizer's step.
         torch.cuda.synchronize()
         begin = time.perf_counter()
         compute(20)
@@ -277,13 +277,13 @@ def blocking_time() -> dict[str, Any]:
     call = statistics.median(calls) * 1e3
     per = blocked / gb
     return {
-        "says": f"a save of {gb:.2f} GB with overlap: the call takes {call:.2f} ms ({call / gb:.2f} ms/GB), and a step of {statistics.median(without) * 1e3:.0f} ms takes {blocked:.2f} ms longer ({per:.2f} ms/GB; lm-resiliency says {PEER} ms/GB)",
+        "text": f"a save of {gb:.2f} GB with overlap: the call takes {call:.2f} ms ({call / gb:.2f} ms/GB), and a step of {statistics.median(without) * 1e3:.0f} ms takes {blocked:.2f} ms longer ({per:.2f} ms/GB; lm-resiliency: {PEER} ms/GB)",
         "figures": {"call_ms_per_gb": call / gb, "blocking_ms_per_gb": per, "lm_resiliency_ms_per_gb": PEER, "copy_ms": copied * 1e3, "gb": gb},
     }
 
 
 def missing() -> str:
-    """Why nothing can be checked; empty when it can."""
+    """Return why no check can run, or ""."""
     try:
         import torch
     except ImportError as error:
@@ -296,7 +296,7 @@ def missing() -> str:
 
 
 def uuids() -> list[str]:
-    """The devices that CUDA shows this process, by its driver's own library."""
+    """Return the UUIDs of the devices that CUDA's driver library shows this process."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -319,19 +319,19 @@ def uuids() -> list[str]:
     return out
 
 
-def say(name: str, result: str, says: str, figures: dict[str, float] | None = None) -> None:
-    print(json.dumps({"check": name, "result": result, "says": says, **({"figures": figures} if figures else {})}), flush=True)
+def emit(name: str, result: str, text: str, figures: dict[str, float] | None = None) -> None:
+    print(json.dumps({"check": name, "result": result, "says": text, **({"figures": figures} if figures else {})}), flush=True)
 
 
 def run(name: str, check: Callable[[], dict[str, Any]]) -> None:
     try:
         got = check()
     except NotRun as why:
-        say(name, "not run", str(why))
-    except Exception as error:  # of PyTorch or CUDA: each check is told of, and the next is made
-        say(name, "failed", str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}")
+        emit(name, "not run", str(why))
+    except Exception as error:  # of PyTorch or CUDA: report it, and run the next check
+        emit(name, "failed", str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}")
     else:
-        say(name, "passed", got["says"], got.get("figures"))
+        emit(name, "passed", got["text"], got.get("figures"))
 
 
 def main() -> None:
@@ -348,7 +348,7 @@ def main() -> None:
     why = missing()
     for name, check in zip(CHECKS, [pinned_slots, side_stream, overlap, first_touch, blocking_time]):
         if why:
-            say(name, "not run", why)
+            emit(name, "not run", why)
         else:
             run(name, check)
 

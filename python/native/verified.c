@@ -1,14 +1,14 @@
 /*
- * Reads of verified blocks: what the kernel copies into memory is checked while it is
- * still in the caches of the core that has copied it. So each byte crosses memory once.
+ * Reads and verifies blocks. Bytes that the kernel copies into memory are checked while they
+ * are still in the caches of the core that copied them, so each byte crosses memory once.
  *
- * A block is 64 KiB and has a CRC-32C (Castagnoli). Its checksum is a fold by carry-less
- * multiplication, of 512 bits at a time where there is AVX-512, of 128 bits with PCLMUL or
- * PMULL, which are in every processor that has AVX2 or the crypto extensions of ARMv8, and
- * by tables elsewhere. See Gopal et al., Fast CRC Computation for Generic Polynomials
+ * A block is 64 KiB and has a CRC-32C (Castagnoli). The checksum is a fold by carry-less
+ * multiplication: of 512 bits at a time with AVX-512, else of 128 bits with PCLMUL or PMULL.
+ * Every processor with AVX2 or the crypto extensions of ARMv8 has PCLMUL or PMULL. Other
+ * processors use tables. See Gopal et al., Fast CRC Computation for Generic Polynomials
  * Using PCLMULQDQ.
  *
- * Nothing here allocates, locks or knows Python: any thread may call it.
+ * Nothing here allocates, locks or uses Python, so any thread may call it.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,15 +23,15 @@
 
 enum { BLOCK = 64 << 10, WINDOW = 8 * BLOCK, AHEAD = 16 << 20 };
 
-/* How checksums are taken: each is as fast as the one before, or faster. */
+/* Algorithms for checksums, none slower than the previous one. */
 enum { TABLES, FOLD_128, FOLD_512 };
 
 static uint32_t tables[8][256];
 static uint64_t by_64[2], by_256[2]; /* constants of folds, by the bytes of a step */
 static int best;
 
-/* power is x^n modulo the polynomial: reflected, and one bit to the left, since the
- * product of two reflected numbers of 64 bits has 127. */
+/* power returns x^n modulo the polynomial, reflected and shifted left by one bit, because the
+ * product of two reflected numbers of 64 bits has 127 bits. */
 static uint64_t power(int n)
 {
 	uint32_t x = UINT32_C(1) << 31;
@@ -43,7 +43,7 @@ static uint64_t power(int n)
 static uint64_t word(const uint8_t *p)
 {
 	uint64_t w;
-	memcpy(&w, p, sizeof w); /* all that this is built for are little-endian */
+	memcpy(&w, p, sizeof w); /* all supported platforms are little-endian */
 	return w;
 }
 
@@ -194,23 +194,23 @@ __attribute__((constructor)) static void prepare(void)
 	for (int t = 1; t < 8; t++)
 		for (int i = 0; i < 256; i++)
 			tables[t][i] = tables[t - 1][i] >> 8 ^ tables[0][tables[t - 1][i] & 255];
-	/* Less by 32: the instruction, or the table, that ends a fold multiplies by x^32. */
+	/* Minus 32: the instruction or table that ends a fold multiplies by x^32. */
 	by_64[0] = power(8 * 64 + 64 - 32), by_64[1] = power(8 * 64 - 32);
 	by_256[0] = power(8 * 256 + 64 - 32), by_256[1] = power(8 * 256 - 32);
 	best = found();
 }
 
-/* ckptstore_best is the fastest way that this processor has. */
+/* ckptstore_best returns the fastest algorithm on this processor. */
 EXPORT int ckptstore_best(void) { return best; }
 
-/* ckptstore_crc32c is a checksum, taken in a way up to the best. */
+/* ckptstore_crc32c returns a checksum. way must not exceed ckptstore_best. */
 EXPORT uint32_t ckptstore_crc32c(int way, const uint8_t *p, size_t n)
 {
 	uint32_t crc = way == FOLD_512 ? by_512(~0u, p, n) : way == FOLD_128 ? by_128(~0u, p, n) : by_tables(~0u, p, n);
 	return ~crc;
 }
 
-/* ENDED is what fill returns for a file that ends too early; below it, an errno. */
+/* fill returns ENDED for a file that ends too early, and ENDED - errno for an error. */
 enum { DONE = 0, ENDED = -1 };
 
 static int fill(int file, uint8_t *to, int64_t n, int64_t at)
@@ -230,18 +230,19 @@ static int fill(int file, uint8_t *to, int64_t n, int64_t at)
 
 /*
  * ckptstore_read copies size bytes at an offset of a file, and verifies the blocks that
- * hold them: the first begins before bytes in front of them, the last ends after bytes
- * behind them, and sums has the checksum of each.
+ * hold them. The first block begins "before" bytes before the range, the last ends "after"
+ * bytes after it, and sums has the checksum of each block.
  *
- * It returns how many blocks are in order: all of them, or those in front of the first
- * that is not. Below 0 the file cannot be read: -1 says that it ends too early, -1-e that
- * the error is e, EINVAL for a range that cannot be. What is in memory then is undefined.
+ * It returns the number of valid blocks: all of them, or those before the first invalid one.
+ * A negative result means that the file cannot be read: -1 that it ends too early, -1-e an
+ * errno e, which is EINVAL for an invalid range. Unless all blocks are valid, the memory is
+ * undefined.
  */
 EXPORT int64_t ckptstore_read(int file, int64_t offset, int64_t before, int64_t size, int64_t after, uint8_t *to, const uint32_t *sums)
 {
 	const int64_t start = offset - before, end = offset + size, last = end + after;
 	int64_t at = start, blocks = 0, advised = start;
-	uint8_t aside[BLOCK]; /* a block of which a part alone is wanted */
+	uint8_t aside[BLOCK]; /* a block of which only a part is copied */
 
 	if (size <= 0 || before < 0 || before >= BLOCK || after < 0 || after >= BLOCK || offset < before)
 		return ENDED - EINVAL;
@@ -254,7 +255,7 @@ EXPORT int64_t ckptstore_read(int file, int64_t offset, int64_t before, int64_t 
 		}
 		int64_t n = last - at < BLOCK ? last - at : BLOCK;
 		const int whole = at >= offset && at + n <= end;
-		if (whole) /* as many as are whole */
+		if (whole) /* as many whole blocks as possible */
 			n = end - at < WINDOW ? (after > 0 ? (end - at) / BLOCK * BLOCK : end - at) : WINDOW;
 		uint8_t *into = whole ? to + (at - offset) : aside;
 		int failed = fill(file, into, n, at);

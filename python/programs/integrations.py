@@ -1,4 +1,4 @@
-"""Trainers and libraries of others that the package has a plug-in for, by the tests of tests/integrations."""
+"""Frameworks for which the package has a plug-in, run by tests/integrations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries below a training loop: what they keep is saved by each way, and the loop killed and resumed."""
+"""Libraries used in a training loop: each way saves their state, and the loop is killed and resumed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from running import PYTHON, Failed, Place, run, same
 
 STEPS, INTERVAL, KILLED = 20, 5, 12
 
-# Of all loops. setup makes model, optimizer, state (a dict of the rest) and loss(); own and load are of the way.
+# The template of all loops. setup creates model, optimizer, state (a dict of the rest) and loss(); save and load depend on the way.
 LOOP = """
 import os, time, torch, ckptstore
-torch.manual_seed(0 if os.environ.get("DIES") else 1)  # what is not restored differs
+torch.manual_seed(0 if os.environ.get("DIES") else 1)  # state that is not restored differs
 step = 0
 {setup}
 {load}
@@ -29,7 +29,7 @@ if kept is not None:
     step = kept["step"]; torch.set_rng_state(kept["rng"]); model.load_state_dict(kept["model"]); optimizer.load_state_dict(kept["optimizer"])
     for name, one in state.items(): one.load_state_dict(kept[name])
 """
-# What saves, and what loads.
+# Statements that save, and statements that load.
 TORCH = (f"torch.save({WHOLE}, 'own.pt')", "kept = torch.load('own.pt', weights_only=False) if os.path.exists('own.pt') else None" + LOADED)
 OBJECT = (f"ckptstore.save_object({WHOLE}, step=step)", "kept = ckptstore.load_object(weights_only=False)" + LOADED)
 SAVE = (
@@ -54,7 +54,7 @@ optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
 state = {}
 """
 
-# The package, what a loop sets up, and what each way saves and loads by. The first way is its own.
+# The package, the loop's setup, and the statements with which each way saves and loads. The first way is the package's own.
 LOOPS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
     "accelerate": ("accelerate", """
 import accelerate
@@ -88,7 +88,7 @@ state = {}
 from torchdata.stateful_dataloader import StatefulDataLoader
 loader = StatefulDataLoader([torch.full((8, 256), float(number)).sin() for number in range(12)], batch_size=None, shuffle=True, num_workers=2)
 state = {"loader": loader}
-model[2].p = 0.0  # an iterator that is made anew draws from the generator of the dropout
+model[2].p = 0.0  # a new iterator draws from the dropout's random generator
 batches = iter(())
 def loss():
     global batches
@@ -109,7 +109,7 @@ quantize_(base, {name}Config())
 from bitsandbytes.nn import Linear4bit, Params4bit
 base = torch.nn.Sequential(Linear4bit(256, 256, compute_dtype=torch.float32, quant_type="nf4"), torch.nn.GELU()).to("cpu")
 {HEAD}
-class Quantized:  # load_state_dict of a Linear4bit does not take what its state_dict has
+class Quantized:  # load_state_dict of a Linear4bit does not accept its own state_dict
     def state_dict(self): return base.state_dict()
     def load_state_dict(self, kept):
         stats = {{name.removeprefix("0.weight."): value for name, value in kept.items() if name.startswith("0.weight.")}}
@@ -142,7 +142,7 @@ def train(place: Place, name: str) -> str:
     if not own["resumed"] or not own["resumed"][0].startswith(f"step {first + 1} ") or len(own["resumed"]) != STEPS - first:
         raise Failed(f"its own resume prints {own['resumed'][:1]}")
     if own["resumed"][:KILLED - first] != own["killed"][first:]:
-        raise Failed(f"its own resume goes on with {own['resumed'][0]!r}, and not {own['killed'][first]!r}")
+        raise Failed(f"its own resume continues with {own['resumed'][0]!r}, not {own['killed'][first]!r}")
     for way in ours:
         try:
             same(losses(way), own)

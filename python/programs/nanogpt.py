@@ -1,4 +1,4 @@
-"""nanoGPT: one process that keeps one dict by torch.save, and overwrites it."""
+"""nanoGPT: one process that saves one dict with torch.save, and overwrites it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ URL, COMMIT = "https://github.com/karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc
 
 SAVE, LOAD = "torch.save(checkpoint, os.path.join(out_dir, 'ckpt.pt'))", "checkpoint = torch.load(ckpt_path, map_location=device)"
 
-# What is put in the place of these two lines.
+# Replacements of these two lines.
 WAYS = {
     "url": (
         "import fsspec; f = fsspec.open(f'ckptstore://nano/{out_dir}/ckpt.pt', 'wb'); h = f.open(); torch.save(checkpoint, h); f.close()",
@@ -28,7 +28,7 @@ WAYS = {
 OPTIONS = """--dataset=drawn --device=cpu --dtype=float32 --compile=False --eval_interval=10 --eval_iters=2 --log_interval=1 --max_iters=40
     --batch_size=4 --block_size=32 --n_layer=2 --n_head=2 --n_embd=32 --gradient_accumulation_steps=1 --always_save_checkpoint=True
     --learning_rate=1e-2 --lr_decay_iters=40 --warmup_iters=5""".split()
-KILLED, RESUMED = 25, 20  # steps: at which it is killed, and what it has saved by then
+KILLED, RESUMED = 25, 20  # the step of the kill, and the last saved step before it
 
 
 def train(place: Place, way: str) -> str:
@@ -36,22 +36,22 @@ def train(place: Place, way: str) -> str:
     _data(folder / "data" / "drawn")
     text = (folder / "train.py").read_text()
     if text.count(SAVE) != 1 or text.count(LOAD) != 1:
-        raise Failed("train.py has other lines than are to be replaced")
+        raise Failed("train.py does not have the lines to replace")
     theirs = _runs(place, folder, "train.py", "theirs")
     script = f"train_{way}.py"
     (folder / script).write_text(text.replace(SAVE, WAYS[way][0]).replace(LOAD, WAYS[way][1]))
     ours = _runs(place, folder, script, way)
     for what, mine, own in zip(("whole", "killed", "resumed"), ours, theirs):
         if mine != own:
-            differ = [f"{a!r} and not {b!r}" for a, b in zip(mine, own) if a != b] or [f"{len(mine)} lines and not {len(own)}"]
+            differ = [f"{a!r}, not {b!r}" for a, b in zip(mine, own) if a != b] or [f"{len(mine)} lines, not {len(own)}"]
             raise Failed(f"the {what} run prints {differ[0]}")
     if not ours[2] or not ours[2][0].startswith(f"step {RESUMED}:"):
-        raise Failed(f"it was killed at {KILLED} and went on with {ours[2][:1]}")
+        raise Failed(f"it was killed at {KILLED} and continued with {ours[2][:1]}")
     return f"2 lines of train.py; killed at {KILLED}, resumed from {RESUMED}, {len(ours[2])} losses of the rest as by torch.save"
 
 
 def _runs(place: Place, folder: pathlib.Path, script: str, name: str) -> tuple[list[str], list[str], list[str]]:
-    """The losses of a whole run, of one that is killed, and of that resumed."""
+    """Return the losses of a whole run, of a killed run, and of its resumed run."""
     def losses(out: str, *more: str, kill: bool = False) -> list[str]:
         env = place.environment(place.base / f"store-{name}", CKPTSTORE_RUN=f"{name}-{out}")
         lines = run([PYTHON, script, *OPTIONS, f"--out_dir={name}-{out}", *more], folder, env, (lambda line: line.startswith(f"iter {KILLED}:")) if kill else None)
@@ -62,7 +62,7 @@ def _runs(place: Place, folder: pathlib.Path, script: str, name: str) -> tuple[l
 
 
 def _data(folder: pathlib.Path) -> None:
-    """Text that is drawn, as tokens of two bytes."""
+    """Write random text, as tokens of two bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     for name in ("train", "val"):

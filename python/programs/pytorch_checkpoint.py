@@ -1,4 +1,4 @@
-"""PyTorch's distributed checkpoint: its FSDP example, and the recipe of its tutorials, by files and by the store."""
+"""PyTorch's distributed checkpoint: its FSDP example and the recipe of its tutorials, with files and with the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RAW = "https://raw.githubusercontent.com/pytorch"
 EXAMPLE, EXAMPLE_COMMIT = "torch/distributed/checkpoint/examples/fsdp_checkpoint_example.py", "2b91fa3cc56e1fcd7ef0da4aaf96c87bf709ee6e"
 RECIPE, RECIPE_COMMIT = "recipes_source/distributed_checkpoint_recipe.rst", "0e52e075d53494c325e0d8cf7175537d7ad02e6d"
 
-WAYS = {  # of the example: what writes, what reads
+WAYS = {  # of the example: writer and reader
     "theirs": ("dist_cp.FileSystemWriter('plain')", "dist_cp.FileSystemReader('plain')"),
     "url": ("FsspecWriter('ckptstore://fsdp/step-1')", "FsspecReader('ckptstore://fsdp/step-1')"),
     "writer": ("ckptstore.dcp.StorageWriter('ckptstore://fsdp/step-1')", "ckptstore.dcp.StorageReader('ckptstore://fsdp/step-1')"),
@@ -20,7 +20,7 @@ WAYS = {  # of the example: what writes, what reads
 
 
 def example(place: Place, way: str) -> str:
-    """Saves a model and its optimizer, loads both into others, and prints both."""
+    """Save a model and its optimizer, load both into new ones, and print both."""
     text = changed(
         place.file("pytorch", f"{RAW}/pytorch", EXAMPLE_COMMIT, EXAMPLE),
         ("FSDP(torch.nn.Linear(4, 4).cuda(dist.get_rank()))", "FSDP(torch.nn.Linear(4, 4), device_id=torch.device('cpu'))"),
@@ -49,7 +49,7 @@ def example(place: Place, way: str) -> str:
     return f"2 places of {EXAMPLE.rsplit('/', 1)[1]}, 2 ranks: model and optimizer of both, as printed, are those of its own files"
 
 
-# What the recipe's scripts are given to run on a CPU, and to show what they hold.
+# Added to the recipe's scripts to print their states.
 SHOW = """
 def show(model, optimizer=None):
     import hashlib
@@ -80,7 +80,7 @@ def recipe(place: Place) -> str:
         ("class ToyModel(", SHOW + "class ToyModel("),
     )
     save = changed(save, *cpu, ('device="cuda"', 'device="cpu"'), ("torch.cuda.device_count()", "2"))
-    # As it is, the recipe loads by names that it has not saved.
+    # The original recipe loads names that it has not saved.
     overwritten = load[load.rindex("    optimizer = torch.optim.Adam"):load.index("    dcp.load(")]
     load = changed(load, *cpu, (overwritten, ""), ("torch.cuda.device_count()", "3"))
     load = changed(load, ("    state_dict = { \"app\"", "    torch.manual_seed(9)\n    state_dict = { \"app\""))
@@ -101,7 +101,7 @@ def recipe(place: Place) -> str:
     theirs, ours = shown("theirs", "checkpoint"), shown("url", "ckptstore://recipe/step-1")
     same(ours, theirs)
     if ours["load"] != ours["save"] or ours["alone"] != [line for line in ours["save"] if line.startswith("state model.")]:
-        raise Failed(f"saved {ours['save']}, loaded by 3 ranks {ours['load']}, and by none {ours['alone']}")
+        raise Failed(f"saved {ours['save']}, loaded by 3 ranks {ours['load']}, loaded without ranks {ours['alone']}")
     return f"the URL alone: saved by 2 ranks, loaded by 3 and without a process group, {len(ours['save'])} values as by its files"
 
 

@@ -1,8 +1,8 @@
 """PyTorch's own tests of its distributed checkpoint, with the store as their storage.
 
-The runner is python/conformance: it runs each test with the store's storage, runs those that
-fail again with PyTorch's own, and fails for a difference that its known.json does not list.
-The tests are those of a release: of its commit, or of a source tree of that version, which is
+The runner is python/conformance. It runs each test with the store's storage, reruns failed
+tests with PyTorch's own, and fails for a difference that its known.json does not list. The
+tests are those of a release: from its commit, or from a source tree of that version,
 --sources DIR/pytorch-VERSION with its version.txt.
 """
 
@@ -16,7 +16,7 @@ from running import PYTHON, Failed, Missing, Place
 URL, FOLDER = "https://github.com/pytorch/pytorch", "test/distributed"
 COMMITS = {"2.14.1": "5c4886908584029761b579af026dcfb627c84070", "2.6.0": None}  # None: a source tree only
 RUNNER = pathlib.Path(__file__).resolve().parents[1] / "conformance" / "run.py"
-LIMIT = 900.0  # seconds of all tests of a release, by one way
+LIMIT = 900.0  # seconds for all tests of a release, by one way
 
 
 def tests(place: Place, version: str, way: str) -> str:

@@ -1,4 +1,4 @@
-"""pytorch/examples under torchrun, and under trainer run with the same flags: a rank is killed, the launcher restarts it."""
+"""pytorch/examples under torchrun and under trainer run, with the same flags: a rank is killed, and the launcher restarts it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from running import DIES, Failed, Place, changed, launcher, printed, restarted, 
 
 URL, COMMIT = "https://github.com/pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8"
 
-# What each script needs to run on a CPU, and to show its loss: as it is, the first multiplies by a
-# loss that is 0 for whatever is trained.
+# Changes that make each script run on a CPU and print its loss. The first script's own loss is
+# always 0.
 DDP_CPU = (
     ('    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n    init_process_group(backend="nccl")', '    init_process_group(backend="gloo")'),
     ("self.model = model.to(self.gpu_id)", "self.model = model"),
@@ -55,7 +55,7 @@ def ddp(place: Place, way: str) -> str:
     return f"{len(DDP_WAYS[way])} places of multigpu_torchrun.py; rank 1 killed at 12, restarted from 10, {len(epochs)} losses as under torchrun by torch.save"
 
 
-# example.py, and checkpoint.py, of FSDP2. As it is, the layers begin with what the memory held.
+# example.py and checkpoint.py of FSDP2. The original layers start with uninitialized memory.
 FSDP2_CPU = (
     ("    if not verify_min_gpu_count(min_gpus=_min_gpu_count):", "    if False:"),
     ("init_process_group(backend=backend, device_id=device)", "init_process_group(backend='gloo')"),
@@ -99,7 +99,7 @@ def fsdp2(place: Place, api: str, way: str) -> str:
     return f"{len(FSDP2_WAYS[way])} places of checkpoint.py; 10 steps saved, the next start killed and restarted, 26 losses as under torchrun"
 
 
-# Scripts that save nothing. The third, fsdp_tp_example.py, has an attention that DTensor has not on a CPU.
+# Scripts that save nothing. The third, fsdp_tp_example.py, needs an attention that DTensor does not support on a CPU.
 def parallel(place: Place) -> str:
     folder = place.source("pytorch-examples", URL, COMMIT, "distributed") / "distributed" / "tensor_parallelism"
     (folder / "log_utils.py").write_text(changed((folder / "log_utils.py").read_text(), ("    return has_gpu and gpu_count >= min_gpus", "    return True")))
@@ -112,7 +112,7 @@ def parallel(place: Place) -> str:
         same(ours, theirs)
         ends.append(len(ours["whole"]))
     if ends != [10, 10]:
-        raise Failed(f"the scripts print {ends} losses, and not 10 each")
+        raise Failed(f"the scripts print {ends} losses, not 10 each")
     return "tensor and sequence parallel: the losses of 10 steps as under torchrun"
 
 

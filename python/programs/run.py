@@ -1,13 +1,13 @@
-"""Programs of others, unchanged or by the lines that are shown: killed and resumed, with their
-own checkpoints and with the store's.
+"""Runs third-party training programs, kills and resumes them, with their own checkpoints and
+with the store's. The programs are unchanged, or changed only in the listed lines.
 
     run.py [NAME...] [--bin DIR] [--sources DIR] [--budget SECONDS]
 
-A program runs to its end, is killed in its midst and resumed: by its own checkpoints, and
-by each way of the store. A way passes when its losses, of the whole run and of the resumed
-one, are those of the program's own, as it prints them. What is not there is *not run*, with
-the reason: repositories are looked for in --sources DIR/NAME, else fetched by git at the
-commit that is named; packages must be installed. The exit code is 1 if a program failed.
+A program runs to its end, and is also killed midway and resumed: with its own checkpoints, and
+with each way of the store. A way passes if it prints the same losses as the program's own
+checkpoints, in the whole run and in the resumed one. A program whose requirements are missing
+is *not run*, with the reason. Repositories come from --sources DIR/NAME, or from git at the
+given commit; packages must be installed. The exit code is 1 if a program failed.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ PROGRAMS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run others' training programs on a store: killed, resumed, compared.")
+    parser = argparse.ArgumentParser(description="Run third-party training programs on a store, kill and resume them, and compare the losses.")
     parser.add_argument("names", nargs="*", help=f"by default all: {', '.join(PROGRAMS)}")
     parser.add_argument("--bin", type=pathlib.Path, help="directory of ckptstore and trainer; default: PATH")
     parser.add_argument("--sources", type=pathlib.Path, help="directory of repositories")
     parser.add_argument("--budget", type=float, default=1800, help="seconds; programs after it are not run")
-    said = parser.parse_args()
-    if unknown := [name for name in said.names if name not in PROGRAMS]:
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in PROGRAMS]:
         parser.error(f"no program {', '.join(unknown)}: there are {', '.join(PROGRAMS)}")
-    place = Place(said.bin, said.sources, pathlib.Path(tempfile.mkdtemp(prefix="ckptstore-programs-")))
-    end, failed = time.monotonic() + said.budget, False
+    place = Place(options.bin, options.sources, pathlib.Path(tempfile.mkdtemp(prefix="ckptstore-programs-")))
+    end, failed = time.monotonic() + options.budget, False
     try:
-        for name in said.names or PROGRAMS:
+        for name in options.names or PROGRAMS:
             began = time.monotonic()
             try:
                 if began > end:
-                    raise Missing(f"the budget of {said.budget:g} s is used up")
+                    raise Missing(f"the budget of {options.budget:g} s is used up")
                 installed()
                 outcome, detail = "passed", PROGRAMS[name](place)
             except Missing as why:

@@ -1,4 +1,4 @@
-"""What every program needs: its sources, a folder, a store, and to be killed at a line."""
+"""Common parts of all programs: sources, a folder, a store, and runs that are killed at a line."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ DEADLINE = 300.0  # seconds of one run
 
 
 class Missing(Exception):
-    """Why a program is not run."""
+    """The reason why a program is not run."""
 
 
 class Failed(Exception):
-    """Why a program does not pass."""
+    """The reason why a program does not pass."""
 
 
 def installed() -> None:
-    """Raises Missing where this Python has PyTorch or the package not, by whose entry points
-    fsspec and Lightning find it."""
+    """Raise Missing if PyTorch or the package is not installed.
+
+    fsspec and Lightning find the package by its entry points.
+    """
     if importlib.util.find_spec("torch") is None:
         raise Missing("this Python has no torch")
     if not any(entry.name == "ckptstore" for entry in importlib.metadata.entry_points(group="fsspec.specs")):
@@ -37,10 +39,10 @@ def installed() -> None:
 
 
 class Place:
-    """Where programs run.
+    """The folders in which programs run.
 
     Attributes:
-        base: an empty folder, gone at the end.
+        base: an empty folder, deleted at the end.
     """
 
     def __init__(self, programs: pathlib.Path | None, sources: pathlib.Path | None, base: pathlib.Path):
@@ -48,14 +50,14 @@ class Place:
         self._stores: list[pathlib.Path] = []
 
     def program(self, name: str) -> str:
-        """The path of ckptstore or trainer."""
+        """Return the path of ckptstore or trainer."""
         found = str(self._programs / name) if self._programs else shutil.which(name)
         if not found or not os.access(found, os.X_OK):
             raise Failed(f"no {name}: give --bin DIR, of `go build -o DIR/ ./cmd/...`")
         return os.path.abspath(found)
 
     def source(self, name: str, url: str, commit: str, under: str = ".") -> pathlib.Path:
-        """A copy of a repository, or of what is under a folder of it, at a commit."""
+        """Return a copy of a repository, or of one of its folders, at a commit."""
         to = self.base / name
         if to.exists():
             return to
@@ -63,7 +65,7 @@ class Place:
         if isinstance(where, pathlib.Path) and where.is_dir():
             at = _git("-C", str(where), "rev-parse", "HEAD").stdout.strip()
             if at != commit:
-                raise Missing(f"{where} is at {at[:12] or 'no commit'}, and {commit[:12]} is wanted")
+                raise Missing(f"{where} is at {at[:12] or 'no commit'}: want {commit[:12]}")
             done = _git("clone", "-q", "--no-checkout", str(where), str(to))
         else:
             done = _git("clone", "-q", "--no-checkout", url, str(to)) if under == "." else _sparse(url, to, commit, under)
@@ -74,16 +76,16 @@ class Place:
         return to
 
     def tree(self, name: str, version: str) -> pathlib.Path | None:
-        """A source tree of a release, which --sources may have in the place of a repository."""
+        """Return a source tree of a release, which --sources may have instead of a repository."""
         tree = self._sources.absolute() / name if self._sources else None
         if tree is None or not (tree / "version.txt").is_file() or (tree / ".git").exists():
             return None
         if (found := (tree / "version.txt").read_text().strip()).removesuffix("a0") != version:
-            raise Missing(f"{tree} is version {found}, and {version} is wanted")
+            raise Missing(f"{tree} is version {found}: want {version}")
         return tree
 
     def file(self, name: str, url: str, commit: str, path: str) -> str:
-        """The text of a file of a repository that is too large to be cloned for it."""
+        """Return a file of a repository that is too large to clone for it."""
         where = self._sources / name / commit / path if self._sources else None
         if where is not None and where.is_file():
             return where.read_text()
@@ -94,7 +96,7 @@ class Place:
             raise Missing(f"{url}/{commit}/{path} cannot be fetched ({why}): give --sources DIR with {name}/{commit}/{path}") from why
 
     def needs(self, *modules: str) -> None:
-        """Raises Missing for a module that is not installed."""
+        """Raise Missing for a module that is not installed."""
         if absent := [module for module in modules if importlib.util.find_spec(module.partition(".")[0]) is None]:
             raise Missing(f"this Python has no {', '.join(absent)}")
 
@@ -105,7 +107,7 @@ class Place:
         return {**env, "CKPTSTORE_STORE": str(store), "CKPTSTORE_BIN": self.program("ckptstore"), "PYTHONUNBUFFERED": "1", "PYTHON_EXEC": PYTHON, **more}
 
     def stop(self) -> None:
-        """End the agents of the stores."""
+        """Stop the agents of the stores."""
         for store in self._stores:
             subprocess.run([self.program("ckptstore"), "agent", "stop", "--store", str(store)], capture_output=True, timeout=DEADLINE, check=False)
 
@@ -115,7 +117,7 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _sparse(origin: str, to: pathlib.Path, commit: str, folder: str) -> subprocess.CompletedProcess[str]:
-    """Fetches one folder of one commit: the whole of some repositories is gigabytes."""
+    """Fetch one folder of one commit, because some repositories have gigabytes."""
     for step in (["init", "-q"], ["remote", "add", "origin", origin], ["sparse-checkout", "set", folder],
                  ["fetch", "-q", "--depth=1", "--filter=blob:none", "origin", commit]):
         to.mkdir(exist_ok=True)
@@ -126,9 +128,9 @@ def _sparse(origin: str, to: pathlib.Path, commit: str, folder: str) -> subproce
 
 
 def run(command: list[str], folder: pathlib.Path, env: dict[str, str], kill: Callable[[str], bool] | None = None, fails: bool = False) -> list[str]:
-    """The lines of a program; it is killed at the first for which kill says so.
+    """Run a program and return its lines. It is killed at the first line for which kill is true.
 
-    Raises Failed for another exit code than 0, or than 1 if it fails, or if it was not killed.
+    It raises Failed if the exit code is not 0 (1 with fails), or if kill was never true.
     """
     process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     late = threading.Timer(DEADLINE, process.kill)
@@ -155,40 +157,40 @@ def run(command: list[str], folder: pathlib.Path, env: dict[str, str], kill: Cal
 
 
 def changed(text: str, *changes: tuple[str, str]) -> str:
-    """The text with the first of each pair, which is in it exactly once, replaced by the second."""
+    """Return the text with the first of each pair replaced by the second. It must occur exactly once."""
     for old, new in changes:
         if text.count(old) != 1:
-            raise Failed(f"the program has {text.count(old)} times, and not once: {old!r}")
+            raise Failed(f"the program has {text.count(old)} occurrences, not one, of {old!r}")
         text = text.replace(old, new)
     return text
 
 
 def printed(lines: list[str]) -> list[str]:
-    """The losses among some lines. Ranks print into one pipe: a line may go on with another's."""
+    """Return the losses in some lines. Ranks share a pipe, so two ranks' lines may be joined."""
     return re.findall(r"(?:epoch|step) \d+ loss (?:-?\d+\.?\d*(?:e[-+]?\d+)?|nan|inf)", "\n".join(lines))
 
 
 def same(mine: dict[str, list[str]], own: dict[str, list[str]]) -> None:
-    """Raises Failed for the first line that differs, in the runs of the same names."""
+    """Raise Failed for the first line that differs between runs of the same name."""
     for what, lines in own.items():
         if not lines:
             raise Failed(f"the {what} run prints nothing to compare")
         if mine[what] != lines:
-            differ = [f"{a!r} and not {b!r}" for a, b in zip(mine[what], lines) if a != b] or [f"{len(mine[what])} lines and not {len(lines)}"]
+            differ = [f"{a!r}, not {b!r}" for a, b in zip(mine[what], lines) if a != b] or [f"{len(mine[what])} lines, not {len(lines)}"]
             raise Failed(f"the {what} run prints {differ[0]}")
 
 
 def launcher(place: Place | None, ranks: int, restarts: int = 0) -> list[str]:
-    """The start of a command of several ranks: torchrun's, or that of the store with a place."""
+    """Return the start of a command for several ranks: of the trainer, or of torchrun without a place."""
     start = [PYTHON, "-m", "torch.distributed.run"] if place is None else [place.program("trainer"), "run"]
     return [*start, "--standalone", f"--nproc_per_node={ranks}", f"--max_restarts={restarts}"]
 
 
 def restarted(place: Place, way: str, command: list[str], folder: pathlib.Path, store: pathlib.Path) -> list[str]:
-    """The lines of a command of two ranks that DIES, and of the restart.
+    """Return the lines of a command of two ranks that is killed by DIES, and of its restart.
 
-    The trainer restarts it. Gloo finds the addresses of the first start when torchrun
-    restarts it, so torchrun ends and is started again.
+    The trainer restarts it. Under torchrun, Gloo would find the addresses of the first start
+    after a restart, so torchrun is not allowed to restart and is started again.
     """
     env = place.environment(store, DIES="1")
     if way != "theirs":
@@ -196,7 +198,7 @@ def restarted(place: Place, way: str, command: list[str], folder: pathlib.Path, 
     return run([*launcher(None, 2), *command], folder, env, fails=True) + run([*launcher(None, 2), *command], folder, {**env, "DIES": ""})
 
 
-# An expression by which rank 1 kills itself, when rank 0 has printed its step.
+# An expression with which rank 1 kills itself after rank 0 has printed its step.
 DIES = (
     'os.environ.get("DIES") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"'
     ' and (torch.distributed.barrier() or os.environ["RANK"] == "1" and os.kill(os.getpid(), 9))'

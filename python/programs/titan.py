@@ -1,6 +1,6 @@
-"""torchtitan's checkpoints: its manager, its optimizers and schedulers, of an FSDP2 model on 2 ranks.
+"""torchtitan's checkpoint manager, optimizers and schedulers, with an FSDP2 model on 2 ranks.
 
-Its trainer needs an accelerator; what is here in its place is the loop of main.
+Its trainer needs an accelerator, so this file has its own training loop.
 """
 
 from __future__ import annotations
@@ -85,21 +85,21 @@ def train(place: Place, mode: str) -> str:
     same(ours, theirs)
     went = [int(line.split()[1]) for line in ours["killed"]]
     if went != [*range(1, KILLED + 1), *range(KILLED - KILLED % INTERVAL + 1, STEPS + 1)]:
-        raise Failed(f"it was killed at {KILLED}, and its steps are {went}")
+        raise Failed(f"it was killed at {KILLED}, but its steps are {went}")
     for name in "whole", "killed":
         mine, own = _kept(place, place.base / f"store-titan-{mode}-url", f"titan-{mode}-{name}"), sorted(os.listdir(folder / f"theirs-{mode}-{name}"))
-        # The last save removes none, and one that goes on is not counted.
+        # The last save removes no checkpoint, and a save in progress is not counted.
         if f"step-{STEPS}" not in mine or len(mine) > KEPT + (1 if mode == "disabled" else 2) or mode == "disabled" and mine != own:
-            raise Failed(f"keep_latest_k={KEPT}: the store has {mine}, and its own folder {own}")
+            raise Failed(f"keep_latest_k={KEPT}: the store has {mine}, but its own folder {own}")
     return f"the folder alone: rank 1 killed at {KILLED}, restarted from 9, {len(went)} losses as by its own files; keep_latest_k left {len(mine)} of 7"
 
 
 def _kept(place: Place, store: pathlib.Path, name: str) -> list[str]:
-    """The names of the checkpoints of a run that are not deleted; their directories are the only ones."""
+    """Return the names of a run's checkpoints that are not deleted. No other directories may exist."""
     told = subprocess.run([place.program("ckptstore"), "ls", "--store", str(store), "--all", "--json", name], capture_output=True, text=True, check=True).stdout
     names = {one["id"]: one["name"] for one in json.loads(told)["checkpoints"] if one["state"] != "deleted"}
     if (there := {path.name for path in (store / "data" / name / "main").iterdir()}) != set(names):
-        raise Failed(f"ls has {sorted(names)}, and the disk {sorted(there)}")
+        raise Failed(f"ls lists {sorted(names)}, but the disk has {sorted(there)}")
     return sorted(names.values())
 
 

@@ -1,4 +1,4 @@
-"""torchtune: its DistributedCheckpointer, which saves every epoch, in the background or not."""
+"""torchtune's DistributedCheckpointer, which saves every epoch, in the background or not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from running import PYTHON, Failed, Missing, Place, run
 
 VERSION = "0.6.1"
 
-# What is put before the training.
+# Inserted before the training.
 WAYS = {
     "theirs": "",
     "writer": """
@@ -18,7 +18,7 @@ _checkpointer.FileSystemWriter, _checkpointer.FileSystemReader = ckptstore.dcp.S
 """,
 }
 
-# Arguments: the directory, and the path to resume from: `latest` is what torchtune finds in it.
+# Arguments: the directory, and the path to resume from; `latest` lets torchtune choose.
 TRAINING = """
 import os, sys, torch
 from torch.distributed.checkpoint.state_dict import _init_optim_state
@@ -48,17 +48,17 @@ for epoch in range(first, 8):
     checkpointer.save_checkpoint(state(epoch + 1), epoch + 1, save_async=epoch % 2 == 0)
 if checkpointer._checkpoint_future: checkpointer._checkpoint_future.result()
 """
-KILLED, RESUMED = "loss 4 1", 4  # the line at which it is killed, and the epochs that it has saved by then
+KILLED, RESUMED = "loss 4 1", 4  # the line at which it is killed, and the number of epochs saved by then
 
 
 def train(place: Place) -> str:
     place.needs("torchtune")
     if (at := importlib.metadata.version("torchtune").partition("+")[0]) != VERSION:
-        raise Missing(f"torchtune is {at}, and {VERSION} is wanted")
+        raise Missing(f"torchtune is {at}: want {VERSION}")
     theirs, ours = _runs(place, "theirs", "latest"), _runs(place, "writer", None)
     for what, mine, own in zip(("whole", "killed", "resumed"), ours, theirs):
         if mine != own:
-            differ = [f"{a!r} and not {b!r}" for a, b in zip(mine, own) if a != b] or [f"{len(mine)} lines and not {len(own)}"]
+            differ = [f"{a!r}, not {b!r}" for a, b in zip(mine, own) if a != b] or [f"{len(mine)} lines, not {len(own)}"]
             raise Failed(f"the {what} run prints {differ[0]}")
     if ours[2][:1] != [f"begins with {RESUMED}"]:
         raise Failed(f"it was killed at {KILLED!r} and {ours[2][:1]}")
@@ -66,7 +66,10 @@ def train(place: Place) -> str:
 
 
 def _runs(place: Place, way: str, latest: str | None) -> list[list[str]]:
-    """What a whole run prints, one that is killed, and that resumed from latest; None: its directory."""
+    """Return the lines of a whole run, of a killed run, and of its resumed run.
+
+    The last one resumes from latest, or from the directory if latest is None.
+    """
     script = place.base / f"torchtune_{way}.py"
     script.write_text(WAYS[way] + TRAINING)
 

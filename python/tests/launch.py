@@ -1,6 +1,6 @@
-"""Programs that tests run: under a trainer, or alone, with an agent.
+"""Runs test programs under a trainer, or alone with an agent.
 
-The binaries are those that CKPTSTORE_BIN and TRAINER_BIN name.
+CKPTSTORE_BIN and TRAINER_BIN name the binaries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import unittest
 from typing import Any, Callable
 
 SOURCES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "src")
-DEADLINE = 240.0  # seconds of a program, on a machine that does much else
+DEADLINE = 240.0  # seconds for a program, on a busy machine
 
 try:
     import ckptstore  # noqa: F401
@@ -27,23 +27,23 @@ except ImportError:
 
 
 def binary(variable: str, name: str) -> str:
-    said = os.environ.get(variable) or shutil.which(name)
-    if not said:
+    path = os.environ.get(variable) or shutil.which(name)
+    if not path:
         raise RuntimeError(f"{variable} names no {name}: run `task python`, or `go build -o DIR/ ./cmd/...` and set it")
-    return os.path.abspath(said)
+    return os.path.abspath(path)
 
 
 CKPTSTORE = binary("CKPTSTORE_BIN", "ckptstore")
 TRAINER = binary("TRAINER_BIN", "trainer")
 
-# What every program begins with: 4 floats a rank, and how to save and load them.
+# Prepended to every program: 4 floats a rank, and functions to save and load them.
 PRELUDE = r"""
 import json, os, sys, threading, time
 import ckptstore
 from ckptstore._session import current, services
 
-def say(value):
-    os.write(1, ("SAYS " + json.dumps(value) + "\n").encode())  # at once: ranks share the pipe
+def emit(value):
+    os.write(1, ("EMIT " + json.dumps(value) + "\n").encode())  # at once: ranks share the pipe
 
 def items(session, name="w"):
     rank, world = session.context.rank, session.context.world_size
@@ -64,7 +64,7 @@ def load(session, ref=None):
 
 
 class Launches(unittest.TestCase):
-    """A store of its own, gone after the test."""
+    """A test case with its own store, deleted after the test."""
 
     maxDiff = None
 
@@ -75,7 +75,7 @@ class Launches(unittest.TestCase):
         self.addCleanup(self.stop_agent)
 
     def stop_agent(self) -> None:
-        # 4: there is none; 10: there is no store.
+        # 4: no agent; 10: no store.
         self.until("the agent has ended", lambda: self.ckptstore("agent", "stop").returncode in (4, 10))
 
     def ckptstore(self, *command: str) -> subprocess.CompletedProcess[str]:
@@ -101,7 +101,7 @@ class Launches(unittest.TestCase):
         return path
 
     def start(self, source: str, *arguments: str, name: str = "train", **env: str) -> subprocess.Popen[str]:
-        """A program on its own."""
+        """Start a program without a trainer."""
         process = subprocess.Popen(
             [sys.executable, self.script(source, name), *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=self.environment(**env), cwd=self.folder,
@@ -112,11 +112,11 @@ class Launches(unittest.TestCase):
     def end(self, process: subprocess.Popen[str]) -> None:
         if process.poll() is None:
             process.kill()
-        with contextlib.suppress(ValueError):  # it was read to its end
+        with contextlib.suppress(ValueError):  # already read to its end
             process.communicate()
 
     def ranks(self, world: int, source: str, *arguments: str, **env: str) -> list[subprocess.Popen[str]]:
-        """Programs as torchrun starts them."""
+        """Start programs with torchrun's variables."""
         return [
             self.start(
                 source, *arguments, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
@@ -126,26 +126,26 @@ class Launches(unittest.TestCase):
         ]
 
     def heard(self, process: subprocess.Popen[str], code: int = 0) -> list[Any]:
-        """What a program has said by its end."""
+        """Wait for a program, and return the values that it emitted."""
         out, err = process.communicate(timeout=DEADLINE)
         self.assertEqual(process.returncode, code, out + err)
-        return said(out)
+        return emitted(out)
 
     def program(self, source: str, *arguments: str, code: int = 0, name: str = "train", **env: str) -> list[Any]:
         return self.heard(self.start(source, *arguments, name=name, **env), code)
 
     def trained(self, world: int, source: str, *flags: str, code: int = 0, name: str = "train", quiet: bool = True) -> list[Any]:
-        """What a program has said under a trainer, all ranks in turn."""
+        """Run a program under a trainer, and return the values that all ranks emitted."""
         done = subprocess.run(
             [TRAINER, "run", "--store", self.store, "--nproc", str(world), "--max-restarts", "0", *(["-q"] if quiet else []), *flags, "--", sys.executable, self.script(source, name)],
             capture_output=True, text=True, timeout=DEADLINE, env=self.environment(), cwd=self.folder, check=False,
         )
         self.output = done.stdout + done.stderr
         self.assertEqual(done.returncode, code, self.output)
-        return said(done.stdout)
+        return emitted(done.stdout)
 
     def until(self, what: str, happened: Callable[[], Any]) -> Any:
-        """Wait until something is so."""
+        """Wait until happened returns a true value, and return it."""
         end = time.monotonic() + DEADLINE
         while not (value := happened()):
             if time.monotonic() > end:
@@ -154,5 +154,5 @@ class Launches(unittest.TestCase):
         return value
 
 
-def said(output: str) -> list[Any]:
-    return [json.loads(line.partition("SAYS ")[2]) for line in output.splitlines() if "SAYS " in line]
+def emitted(output: str) -> list[Any]:
+    return [json.loads(line.partition("EMIT ")[2]) for line in output.splitlines() if "EMIT " in line]

@@ -1,4 +1,4 @@
-"""Programs that no trainer has started."""
+"""Programs without a trainer."""
 
 import json
 import os
@@ -7,12 +7,12 @@ import stat
 import subprocess
 import sys
 
-from launch import CKPTSTORE, DEADLINE, Launches, said
+from launch import CKPTSTORE, DEADLINE, Launches, emitted
 
 SAVES = """
     session = current()
     slot = save(session, int(sys.argv[1]), b"a" * 16)
-    say([session.context.run, session.context.attempt, session.context.rank, session.context.world_size, session.context.resume, slot.checkpoint])
+    emit([session.context.run, session.context.attempt, session.context.rank, session.context.world_size, session.context.resume, slot.checkpoint])
 """
 
 
@@ -23,31 +23,31 @@ class Agents(Launches):
         return done.stdout
 
     def test_a_program_and_the_next_one(self) -> None:
-        # Neither waits for its save: the agent finishes what is staged.
+        # Neither program waits for its save: the agent finishes staged saves.
         self.assertEqual(self.program(SAVES, "1"), [["train", 1, 0, 1, None, "step-1.a1"]])
         self.assertEqual(self.program(SAVES, "2"), [["train", 2, 0, 1, "step-1.a1", "step-2.a2"]])
         self.until("the second is committed", lambda: "step-2.a2" in self.committed())
 
     def test_two_programs_of_one_script_at_once(self) -> None:
-        """The second has a run of its own; afterwards, which one goes on must be said."""
+        """The second program gets its own run; a third must choose one to continue."""
         source = SAVES + """
     session.wait(slot.checkpoint, "committed")
     child = os.fork()
     if child == 0:
-        say(current().context.run)
+        emit(current().context.run)
         os._exit(0)
     os.waitpid(child, 0)
-    say([ckptstore._connect.deciding(None, session.context.run) is session.wire, current() is session])
-    while sys.argv[1] == "1" and not os.path.exists("go on"):
+    emit([ckptstore._connect.deciding(None, session.context.run) is session.wire, current() is session])
+    while sys.argv[1] == "1" and not os.path.exists("continue"):
         time.sleep(0.05)
 """
         first = self.start(source, "1")
         self.until("the first has saved", lambda: "step-1.a1" in self.ckptstore("ls", "--json").stdout)
         second = self.start(source, "2")
         out, err = second.communicate(timeout=DEADLINE)
-        open(os.path.join(self.folder, "go on"), "w").close()
+        open(os.path.join(self.folder, "continue"), "w").close()
         self.assertEqual(self.heard(first)[1:], ["train", [True, True]])
-        self.assertEqual(said(out), [["train-2", 1, 0, 1, None, "step-2.a1"], "train-2", [True, True]], err)
+        self.assertEqual(emitted(out), [["train-2", 1, 0, 1, None, "step-2.a1"], "train-2", [True, True]], err)
         self.assertIn("ckptstore: run train is in use by another process: this one's is train-2; name runs by CKPTSTORE_RUN", err)
         third = self.start(SAVES, "3")
         _, err = third.communicate(timeout=DEADLINE)
@@ -58,14 +58,14 @@ class Agents(Launches):
     def test_ranks_join_one_session(self) -> None:
         heard = [self.heard(rank) for rank in self.ranks(2, SAVES, "1")]
         self.assertEqual(heard, [[["train", 1, 0, 2, None, "step-1.a1"]], [["train", 1, 1, 2, None, "step-1.a1"]]])
-        # The same variables again, as torchrun without a rendezvous has them: another launch.
+        # The same variables again, as of torchrun without a rendezvous: another launch.
         heard = [self.heard(rank) for rank in self.ranks(2, SAVES, "2")]
-        self.assertEqual([said[0][1] for said in heard], [2, 2])
+        self.assertEqual([values[0][1] for values in heard], [2, 2])
 
     def test_launches_are_told_apart(self) -> None:
         script = self.script("""
             from ckptstore._identity import identity
-            say([identity().rank, identity().key()])
+            emit([identity().rank, identity().key()])
         """)
         ranks = {rank: self.environment(RANK=str(rank), WORLD_SIZE="2", MASTER_PORT="29500") for rank in range(2)}
         keys = []
@@ -80,7 +80,7 @@ class Agents(Launches):
             ([sys.executable, script], self.environment()),
         ):
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE, check=True)
-            keys.append(said(done.stdout)[0][1])
+            keys.append(emitted(done.stdout)[0][1])
         self.assertEqual(len({keys[0], keys[1], keys[2]}), 1)
         self.assertEqual(len(set(keys[2:])), 6)
 
@@ -90,7 +90,7 @@ class Agents(Launches):
             try:
                 current()
             except ckptstore.DeadlinePassed as late:
-                say([late.status, str(late)])
+                emit([late.status, str(late)])
         """, RANK="1", WORLD_SIZE="3")
         self.assertEqual(heard[0][0], 504)
         self.assertIn("ranks [0 2] of 3", heard[0][1])
@@ -99,12 +99,12 @@ class Agents(Launches):
         source = """
             services().call("store/list", all=True)
             from ckptstore import _agent
-            say(_agent.start(os.environ["CKPTSTORE_STORE"], (3,)).pid)
+            emit(_agent.start(os.environ["CKPTSTORE_STORE"], (3,)).pid)
             save(current(), 1, b"a" * 16)
         """
         programs = [self.start(source, CKPTSTORE_RUN=f"run-{number}") for number in range(4)]
         heard = [self.heard(program) for program in programs]
-        self.assertEqual(len({said[0] for said in heard}), 1, heard)
+        self.assertEqual(len({values[0] for values in heard}), 1, heard)
 
     def test_an_agent_that_is_killed(self) -> None:
         heard = [self.heard(rank) for rank in self.ranks(2, """
@@ -119,15 +119,15 @@ class Agents(Launches):
                     session.wire.call("heartbeat")
                     time.sleep(0.01)
             except ckptstore.Unreachable as gone:
-                say("ended" in str(gone))
+                emit("ended" in str(gone))
             again = current()  # all ranks meet again
-            say([again is session, again.context.attempt, again.context.job == session.context.job])
+            emit([again is session, again.context.attempt, again.context.job == session.context.job])
             slot = save(again, 2, b"b" * 16)
-            say([slot.checkpoint, again.wait(slot.checkpoint, "committed"), load(again, slot.checkpoint).decode()])
+            emit([slot.checkpoint, again.wait(slot.checkpoint, "committed"), load(again, slot.checkpoint).decode()])
             services().call("store/list", all=True)
         """)]
         self.assertEqual(heard, [[True, [False, 2, False], ["step-2.a2", "committed", "b" * 16]]] * 2)
-        # What was staged on all ranks is finished by the agent that came then.
+        # The next agent has finished the save that all ranks had staged.
         self.assertIn("step-1.a1", self.committed())
 
     def test_what_becomes_of_a_save_whose_agent_was_killed(self) -> None:
@@ -151,11 +151,11 @@ class Agents(Launches):
             if session.context.rank == 0:
                 os.kill(_agent.start(os.environ["CKPTSTORE_STORE"], (3,)).pid, 9)
                 # The other rank has not joined, so what is open stays open.
-                say(waited(never, 3))
+                emit(waited(never, 3))
                 open(sys.argv[1], "w").close()
             while not os.path.exists(sys.argv[1]):
                 time.sleep(0.05)
-            say([waited(first, 200), waited(never, 200), current().context.attempt])
+            emit([waited(first, 200), waited(never, 200), current().context.attempt])
         """, os.path.join(self.folder, "waited"))]
         after = ["committed", "SaveAborted", 2]
         self.assertEqual(heard, [["TimeoutError", after], [after]])
@@ -174,7 +174,7 @@ class Agents(Launches):
                     with socket.socket(socket.AF_UNIX) as probe:
                         listening = probe.connect_ex(wire.path) == 0
             _agent.start(os.environ["CKPTSTORE_STORE"], (3,))  # by another program, with another token
-            say(wire.call("store/list", all=True).get("error"))
+            emit(wire.call("store/list", all=True).get("error"))
         """)
         self.assertEqual(heard, [None])
 
@@ -182,24 +182,24 @@ class Agents(Launches):
         heard = self.program("""
             save(current(), 1, b"a" * 16)
             ckptstore.close()
-            say("CKPTSTORE_JOINED" in os.environ)
-            say([current().context.attempt, current().context.resume])
+            emit("CKPTSTORE_JOINED" in os.environ)
+            emit([current().context.attempt, current().context.resume])
             try:
                 ckptstore.init(run="other")
             except ckptstore.Error as error:
-                say("close()" in str(error))
+                emit("close()" in str(error))
             ckptstore.close()
             ckptstore.init(run="other", config={"lr": 0.5})
-            say([ckptstore.context().run, ckptstore.context().config])
+            emit([ckptstore.context().run, ckptstore.context().config])
         """)
         self.assertEqual(heard, [False, [2, "step-1.a1"], True, ["other", {"lr": 0.5}]])
 
     def test_a_store_beside_the_default_one(self) -> None:
         heard = self.program("""
             here, there = current(), current(os.environ["CKPTSTORE_STORE"] + "-2", run="side")
-            say([here.context.store != there.context.store, there.context.run, here is current()])
-            say([current(run="third").context.run, current().context.run])
-            say(services(os.environ["CKPTSTORE_STORE"] + "-2").call("store/list", all=True) is not None)
+            emit([here.context.store != there.context.store, there.context.run, here is current()])
+            emit([current(run="third").context.run, current().context.run])
+            emit(services(os.environ["CKPTSTORE_STORE"] + "-2").call("store/list", all=True) is not None)
             from ckptstore import _agent
             ckptstore.close()
             os.kill(_agent.start(os.environ["CKPTSTORE_STORE"] + "-2", (3,)).pid, 15)
@@ -209,7 +209,7 @@ class Agents(Launches):
     def test_a_trainers_own_store_needs_no_agent(self) -> None:
         heard = self.trained(1, """
             store = os.environ["CKPTSTORE_STORE"]
-            say([current(store) is current(), services(store) is current().wire])
+            emit([current(store) is current(), services(store) is current().wire])
         """)
         self.assertEqual(heard, [[True, True]])
         self.assertEqual(self.ckptstore("agent", "status").returncode, 4)
@@ -220,7 +220,7 @@ class Agents(Launches):
             try:
                 current()
             except ckptstore.NoStore as error:
-                say(str(error))
+                emit(str(error))
         """)
         self.assertIn("init(run=NAME)", heard[0])
 
@@ -229,7 +229,7 @@ class Agents(Launches):
             try:
                 services()
             except ckptstore.Error as error:
-                say([type(error).__name__, str(error)])
+                emit([type(error).__name__, str(error)])
         """, **env)
         return ": ".join(heard[0])
 
@@ -248,7 +248,7 @@ class Agents(Launches):
 
     def test_the_program_is_found_on_the_path(self) -> None:
         os.symlink(CKPTSTORE, os.path.join(self.folder, "ckptstore"))
-        self.assertEqual(self.program("say(services().path)", CKPTSTORE_BIN="", PATH=self.folder)[0][-10:], "agent.sock")
+        self.assertEqual(self.program("emit(services().path)", CKPTSTORE_BIN="", PATH=self.folder)[0][-10:], "agent.sock")
 
     def test_the_program_is_no_program(self) -> None:
         told = self.failing(CKPTSTORE_BIN=self.folder)
@@ -286,7 +286,7 @@ class Agents(Launches):
             from ckptstore._checkpoint import reference
             session = current()
             session.wait(save(session, 100, b"a" * 16).checkpoint, "committed")
-            said = []
+            answers = []
             for attempt in (
                 lambda: services().call("store/fs/open", path="train/step-10/.metadata"),
                 lambda: services().call("store/fs/stat", path="trian/step-10"),
@@ -296,12 +296,12 @@ class Agents(Launches):
                 lambda: ckptstore.open("ckptstore://train/step-101"),
             ):
                 try:
-                    said.append(attempt())
+                    answers.append(attempt())
                 except ckptstore.Refused as refused:
-                    said.append(refused.message)
-            say(said)
-            say([ckptstore.open(ref).id for ref in ("ckptstore://train", "ckptstore://train/step-100")])
-            say([reference("ckptstore://r/part/step-1"), reference("./x"), reference("r@x")])
+                    answers.append(refused.message)
+            emit(answers)
+            emit([ckptstore.open(ref).id for ref in ("ckptstore://train", "ckptstore://train/step-100")])
+            emit([reference("ckptstore://r/part/step-1"), reference("./x"), reference("r@x")])
         """)
         there = [' did you mean "step-100"?', ': there is "train"', 'did you mean "step-10"?', f'in {self.folder} did you mean "step-10"?', 'did you mean "step-10"?', 'there is "step-100']
         self.assertEqual(len(heard[0]), len(there))
@@ -318,7 +318,7 @@ class Agents(Launches):
                 print("waits", flush=True)
                 session.wait(never.checkpoint, "committed")
             except KeyboardInterrupt:
-                say(session.wait("step-1.a1", "committed"))
+                emit(session.wait("step-1.a1", "committed"))
         """)
         assert program.stdout is not None
         self.assertEqual(program.stdout.readline(), "waits\n")

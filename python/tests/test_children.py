@@ -1,11 +1,11 @@
-"""Children of a rank: forked, spawned, other ranks, other programs."""
+"""Child processes of a rank: forked, spawned, other ranks, other programs."""
 
 from launch import Launches
 
 
 class Children(Launches):
     def test_a_fork_in_the_middle_of_a_session(self) -> None:
-        # Threads hold the session's locks and connections all the time.
+        # Threads constantly hold the session's locks and connections.
         heard = self.trained(1, """
             session, over = current(), threading.Event()
             def busy():
@@ -40,7 +40,7 @@ class Children(Launches):
             for thread in threads: thread.join()
             slot = save(session, 30, b"p" * 16)
             session.wait(slot.checkpoint, "committed")
-            say([good, load(session, slot.checkpoint).decode(), load(session, "child-7.a1")[0]])
+            emit([good, load(session, slot.checkpoint).decode(), load(session, "child-7.a1")[0]])
         """)
         self.assertEqual(heard, [[20, "p" * 16, 7]])
 
@@ -57,8 +57,8 @@ class Children(Launches):
                     os._exit(0)
                 finally:
                     os._exit(1)
-            say(os.waitpid(child, 0)[1])
-            say(loaded.bytes(0).decode())
+            emit(os.waitpid(child, 0)[1])
+            emit(loaded.bytes(0).decode())
             loaded.close()
         """)
         self.assertEqual(heard, [0, "a" * 16])
@@ -71,7 +71,7 @@ class Children(Launches):
             context = current().context
             slot = save(current(), 7, bytes([context.rank] * 16))
             current().wait(slot.checkpoint, "committed")
-            say([context.run, context.job, context.rank, context.world_size, os.environ.get("CKPTSTORE_JOINED", "").count("socket")])
+            emit([context.run, context.job, context.rank, context.world_size, os.environ.get("CKPTSTORE_JOINED", "").count("socket")])
         def run(world):
             processes = [multiprocessing.get_context("spawn").Process(target=child, args=(rank, world)) for rank in range(world or 1)]
             for process in processes: process.start()
@@ -81,12 +81,12 @@ class Children(Launches):
             if sys.argv[1:]:
                 ckptstore.init(run="spawner")
             session = current()
-            say(["parent", session.context.job])
+            emit(["parent", session.context.job])
             for thing in (session, session.wire):
                 try:
                     pickle.dumps(thing)
                 except TypeError as error:
-                    say("belongs to its process" in str(error))
+                    emit("belongs to its process" in str(error))
             if sys.argv[1:]:
                 ckptstore.close()  # a run has one job at a time
             run(int(sys.argv[1]) if sys.argv[1:] else 0)
@@ -105,16 +105,16 @@ class Children(Launches):
         parent, *_, one, two = self.program(self.SPAWNED, "2")
         self.assertEqual(one[1], two[1])
         self.assertNotEqual(one[1], parent[1])
-        self.assertCountEqual([said[2:4] for said in (one, two)], [[0, 2], [1, 2]])
-        self.assertEqual(one[0], "spawner")  # what the parent has said of the run goes for its children
+        self.assertCountEqual([values[2:4] for values in (one, two)], [[0, 2], [1, 2]])
+        self.assertEqual(one[0], "spawner")  # children inherit the parent's init
 
     def test_another_program_is_a_launch_of_its_own(self) -> None:
         heard = self.program("""
             import subprocess
             try:
-                say(current().context.rank)
+                emit(current().context.rank)
             except ckptstore.Conflict as conflict:
-                say("is in use" in str(conflict))
+                emit("is in use" in str(conflict))
             if len(sys.argv) == 1:
                 subprocess.run([sys.executable, __file__, "again"], check=True)
         """, CKPTSTORE_RUN="given")
@@ -127,7 +127,7 @@ class Children(Launches):
             if child == 0:
                 current()
                 sys.exit(0)  # with what is registered for the end of the program
-            say(os.waitpid(child, 0)[1])
-            say(session.wait(save(session, 1, b"a" * 16).checkpoint, "committed"))
+            emit(os.waitpid(child, 0)[1])
+            emit(session.wait(save(session, 1, b"a" * 16).checkpoint, "committed"))
         """)
         self.assertEqual(heard, [0, "committed"])

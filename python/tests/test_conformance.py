@@ -1,4 +1,4 @@
-"""The verdict of python/conformance: what makes it fail."""
+"""The verdict of python/conformance, and what makes it fail."""
 
 import collections
 import contextlib
@@ -27,25 +27,25 @@ def one(name: str, result: str, why: str = "") -> "outcome.Test":
 
 class TestVerdict(unittest.TestCase):
     def verdict(self, tests: "list[outcome.Test]", *, whole: bool = True) -> "tuple[int, str]":
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
             code = outcome.report(tests, [], KNOWN, "native", whole=whole)
-        return code, said.getvalue()
+        return code, printed.getvalue()
 
     def test_listed_failure(self) -> None:
-        code, said = self.verdict([*passed(40), one("sealed", outcome.FAILED, "ValueError: sealed")])
-        self.assertEqual(code, 0, said)
-        self.assertIn("sealed files are refused (README.md#sealed)", said)
-        self.assertIn("40 of the 41", said)
+        code, printed = self.verdict([*passed(40), one("sealed", outcome.FAILED, "ValueError: sealed")])
+        self.assertEqual(code, 0, printed)
+        self.assertIn("sealed files are refused (README.md#sealed)", printed)
+        self.assertIn("40 of the 41", printed)
 
     def test_failure_that_is_not_listed(self) -> None:
-        code, said = self.verdict([*passed(40), one("other", outcome.FAILED, "ValueError: why")])
-        self.assertEqual(code, 1, said)
-        self.assertIn("m.T.test_other failed, and known.json has no difference for it", said)
+        code, printed = self.verdict([*passed(40), one("other", outcome.FAILED, "ValueError: why")])
+        self.assertEqual(code, 1, printed)
+        self.assertIn("m.T.test_other failed, but known.json lists no difference for it", printed)
 
     def test_listed_test_that_passes(self) -> None:
-        code, said = self.verdict([*passed(40), one("sealed", outcome.PASSED)])
-        self.assertEqual(code, 1, said)
-        self.assertIn("known.json says that it fails", said)
+        code, printed = self.verdict([*passed(40), one("sealed", outcome.PASSED)])
+        self.assertEqual(code, 1, printed)
+        self.assertIn("known.json lists it as failing", printed)
 
     def test_too_few(self) -> None:
         tests = [*passed(18), one("sealed", outcome.FAILED)]

@@ -15,7 +15,7 @@ TRAINS = """
     {train}
     if __name__ == "__main__":
         ckptstore.run(train)
-        say("over")
+        emit("over")
 """
 
 
@@ -42,7 +42,7 @@ class Signatures(unittest.TestCase):
             return None
 
         for train in (3, lambda: 0, lambda config, other: 0, lambda *configs, other: 0, waits):
-            with self.assertRaisesRegex(TypeError, "no training function"):
+            with self.assertRaisesRegex(TypeError, "not a training function"):
                 signature(train)  # type: ignore[arg-type]
 
 
@@ -51,7 +51,7 @@ class Functions(Launches):
         return self.trained(world, TRAINS.replace("    {train}", textwrap.indent(textwrap.dedent(train), "    ")), *flags, code=code, quiet=quiet)
 
     def reported(self) -> list[dict[str, Any]]:
-        """The reports in the log."""
+        """Return the reports in the log."""
         done = self.ckptstore("events", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = [json.loads(line) for line in done.stdout.splitlines() if line]
@@ -67,7 +67,7 @@ class Functions(Launches):
                 try:
                     reporter(loss=0)
                 except ckptstore.AlreadyDone:
-                    say("done")
+                    emit("done")
         """, world=2)
         self.assertCountEqual(heard, ["done", "over"] * 2)
         self.assertEqual(len(self.reported()), 4)
@@ -75,7 +75,7 @@ class Functions(Launches):
     def test_generators_and_results(self) -> None:
         for train, count in (
             ("def train(config):\n    yield 0\n    yield {'loss': 1}\n    yield 2.5\n", 3),
-            ("def train(config):\n    yield {'loss': 1, 'done': True}\n    say('never')\n    yield 2\n", 1),
+            ("def train(config):\n    yield {'loss': 1, 'done': True}\n    emit('never')\n    yield 2\n", 1),
             ("def train(config):\n    yield 1\n    return {'loss': 2}\n", 2),
             ("def train(config):\n    return iter([1, 2])\n", 2),
             ("def train(config):\n    return 0\n", 1),
@@ -121,7 +121,7 @@ class Functions(Launches):
                         stop("preempt")
                     reporter(loss=1)
             except ckptstore.StopRequested as stopped:
-                say(stopped.why)
+                emit(stopped.why)
                 current().wait(save(current(), 5, b"a" * 16).checkpoint, "committed")
                 raise
         """, code=75)
@@ -136,23 +136,23 @@ class Functions(Launches):
                 while True:
                     yield 2
             except ckptstore.StopRequested as stopped:
-                say(stopped.why)
+                emit(stopped.why)
             finally:
-                say("cleaned")
+                emit("cleaned")
         """)
         self.assertEqual(heard, ["stop", "cleaned", "over"])
 
     def test_a_stop_that_nobody_has_requested(self) -> None:
         self.train("def train(config): raise ckptstore.StopRequested('stop')", code=1)
-        self.assertIn("nobody has requested a stop", self.output)
+        self.assertIn("no stop was requested", self.output)
 
     def test_the_config(self) -> None:
         heard = self.train("""
             def train(config, checkpoint):
-                say([config, bool(checkpoint)])
+                emit([config, bool(checkpoint)])
                 current().wait(save(current(), 1, b"a" * 16).checkpoint, "committed")
                 return 1
         """, "--set", "lr=0.5")
         self.assertEqual(heard, [[{"lr": 0.5}, False], "over"])
-        heard = self.train("def train(config, checkpoint):\n    say(checkpoint.resume)\n    return 1\n")
+        heard = self.train("def train(config, checkpoint):\n    emit(checkpoint.resume)\n    return 1\n")
         self.assertEqual(heard, ["step-1.a1", "over"])

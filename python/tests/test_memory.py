@@ -1,4 +1,4 @@
-"""Blocks of shared memory that are filled in turn."""
+"""Blocks of shared memory that are reused in a ring."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rings(unittest.TestCase):
         return ring
 
     def fill(self, ring: Ring, sizes: list[int]) -> None:
-        """Parts of these sizes, each of which is looked at before the next."""
+        """Write parts of these sizes, and check each before the next."""
         data = memoryview(random.Random(1).randbytes(sum(sizes)))
         at = 0
         for size in sizes:
@@ -70,7 +70,7 @@ class Rings(unittest.TestCase):
 
 
 class Planted(unittest.TestCase):
-    """What another user may have put in the place of a slot is not written to."""
+    """A file that another user may have put in place of a slot is not written to."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()

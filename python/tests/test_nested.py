@@ -1,4 +1,4 @@
-"""State dicts from paths."""
+"""State dicts are rebuilt from paths."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class Nesting(unittest.TestCase):
                 self.assertEqual(list(map(repr, _keys.optimizers(state)[0]["state"])), list(map(repr, wanted)))
 
     def test_contradictions(self) -> None:
-        for leaves, says in [
+        for leaves, message in [
             ({("a",): 1, ("a", "b"): 2}, "there is a leaf at ['a']"),
             ({("a", "b"): 1, ("a",): {}}, "there is something already"),
             ({("a", 0): 1, ("a", "b"): 2}, "keys and indexes"),
         ]:
             with self.subTest(leaves), self.assertRaises(ValueError) as raised:
                 nest(leaves)
-            self.assertIn(says, str(raised.exception))
+            self.assertIn(message, str(raised.exception))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Large reads, in parts that fit into the memory that there is."""
+"""Large reads are split into parts that fit into the available memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ckptstore._slices import whole
 
 
 class Server:
-    """Stands for a server with a tensor of bytes 0, 1, 2, … in one dimension or two."""
+    """A stand-in for a server with a tensor of bytes 0, 1, 2, … in one or two dimensions."""
 
     path = "nowhere"
 
     def __init__(self, folder: pathlib.Path, room: int = 1 << 60):
         self.folder, self.room, self.lock = folder, room, threading.Lock()
-        self.sizes: list[int] = []  # of the requests that were answered
+        self.sizes: list[int] = []  # of answered requests
         self.held: dict[int, int] = {}
         self.damaged: int | None = None  # the row that cannot be read
 
@@ -148,7 +148,7 @@ class References(unittest.TestCase):
         }, None)
         self.assertEqual((cp.ref, len(cp), sorted(cp)), ("bert/other@step-1.a1", 3, ["model.w", "rng", "step"]))
         self.assertEqual((cp.tensors["model.w"].nbytes, cp.tensors["model.w"].path), (8, ("model.w",)))
-        for do, says in [
+        for do, message in [
             (lambda: cp["model.v"], "did you mean 'model.w'?"),
             (lambda: cp.numpy("rng"), "'rng' is a value"),
             (lambda: cp.raw("model.w"), "'model.w' is a tensor"),
@@ -156,9 +156,9 @@ class References(unittest.TestCase):
             (lambda: cp.raw("rng", rank=2), "not 2"),
             (lambda: cp.slice("zzz", 0), "keys() lists"),
         ]:
-            with self.subTest(says), self.assertRaises(KeyError) as raised:
+            with self.subTest(message), self.assertRaises(KeyError) as raised:
                 do()
-            self.assertIn(says, str(raised.exception))
+            self.assertIn(message, str(raised.exception))
 
 
 if __name__ == "__main__":

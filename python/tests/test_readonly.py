@@ -1,4 +1,4 @@
-"""Stores that the user may read and not write."""
+"""Stores that the user can read but not write."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import textwrap
 
 from launch import CKPTSTORE, Launches
 
-NOBODY = 65534
+OTHER_UID = 65534
 
-# An agent that may not write: who is root runs it as a user who owns nothing.
+# An agent without write permission. Under root, it runs as a user who owns no files.
 UNPRIVILEGED = f"""
     #!{sys.executable}
     import os, sys
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setgid({NOBODY})
-        os.setuid({NOBODY})
+        os.setgid({OTHER_UID})
+        os.setuid({OTHER_UID})
     os.environ["XDG_RUNTIME_DIR"] = RUNTIME
     os.execv(PROGRAM, ["ckptstore", *sys.argv[1:]])
 """
@@ -29,13 +29,13 @@ READS = """
     checkpoint = ckptstore.open("train@latest")
     from ckptstore._reading import read
     with read(services(), checkpoint.ref, [{"fqn": "w", "dtype": "float32", "shape": [4], "offsets": [1], "sizes": [2]}]) as loaded:
-        say([checkpoint.id, checkpoint.step, list(checkpoint.tensors), loaded.bytes(0).decode()])
-    say([row["checkpoint"] for row in services().call("store/list")["checkpoints"]])
+        emit([checkpoint.id, checkpoint.step, list(checkpoint.tensors), loaded.bytes(0).decode()])
+    emit([row["checkpoint"] for row in services().call("store/list")["checkpoints"]])
     for attempt in (lambda: ckptstore.open("train@step-7"), current, lambda: services().call("store/fs/stat", path="train")):
         try:
             attempt()
         except ckptstore.Refused as refused:
-            say([refused.status, refused.message])
+            emit([refused.status, refused.message])
 """
 
 
@@ -51,7 +51,7 @@ class ReadOnly(Launches):
         os.chmod(program, 0o755)
         os.chmod(self.folder, 0o755)
         if os.geteuid() == 0:
-            os.chown(self.runtime, NOBODY, NOBODY)
+            os.chown(self.runtime, OTHER_UID, OTHER_UID)
         os.chmod(self.runtime, 0o700)
         path = os.path.join(self.folder, "ckptstore")
         source = textwrap.dedent(UNPRIVILEGED).lstrip().replace("PROGRAM", repr(program)).replace("RUNTIME", repr(self.runtime))
@@ -60,7 +60,7 @@ class ReadOnly(Launches):
         return path
 
     def seal(self) -> None:
-        """Take the right to write from everybody but root, and let everybody read."""
+        """Make the store readable for all users, and writable only for root."""
         paths = [pathlib.Path(self.store), *pathlib.Path(self.store).rglob("*")]
         for path in paths:
             mode = stat.S_IMODE(path.stat().st_mode)

@@ -1,4 +1,4 @@
-"""Reports, stops, collectives and what a worker says of its failure."""
+"""Reports, stops, collectives and a worker's report of its failure."""
 
 from launch import Launches
 
@@ -15,14 +15,14 @@ class Reports(Launches):
                 def __init__(self, value): self.value = value
                 def item(self): return self.value
             rank = current().context.rank
-            say(ckptstore.report({"loss": Scalar(0.5), "finite": True, "phase": "warm"}))
-            say(ckptstore.report({"loss": float("nan")}, step=40))
-            say(ckptstore.report({"loss": 0.25}))
-            say(ckptstore.report({"loss": 0.125, "step": 50, "done": True}))
+            emit(ckptstore.report({"loss": Scalar(0.5), "finite": True, "phase": "warm"}))
+            emit(ckptstore.report({"loss": float("nan")}, step=40))
+            emit(ckptstore.report({"loss": 0.25}))
+            emit(ckptstore.report({"loss": 0.125, "step": 50, "done": True}))
             try:
                 ckptstore.report({"loss": 0})
             except ckptstore.AlreadyDone:
-                say("done")
+                emit("done")
         """)
         self.assertEqual(sorted(map(str, heard)), ["None"] * 8 + ["done"] * 2)
         told = self.metrics()
@@ -37,13 +37,13 @@ class Reports(Launches):
                 try:
                     ckptstore.report({"good": 1, "bad": value})
                 except TypeError as error:
-                    say("'bad'" in str(error))
+                    emit("'bad'" in str(error))
             for metrics, step in (({"__duplicate__": True}, None), ({"done": 1}, None), ({}, 1.5), ({}, True)):
                 try:
                     ckptstore.report(metrics, step)
                 except (TypeError, ValueError) as error:
-                    say(True)
-            say(ckptstore.report({"good": 1}))
+                    emit(True)
+            emit(ckptstore.report({"good": 1}))
         """)
         self.assertEqual(heard, [True] * 9 + [None])
 
@@ -68,7 +68,7 @@ class Reports(Launches):
                 subprocess.run([os.environ["CKPTSTORE_BIN"], {how!r}, current().context.run, "--store", os.environ["CKPTSTORE_STORE"]], check=True, stdout=subprocess.DEVNULL)
             if why:
                 break
-        say([step, why, ckptstore.context().stop])
+        emit([step, why, ckptstore.context().stop])
         if why == "preempt":
             current().wait(save(current(), step, b"a" * 16).checkpoint, "committed")
     """
@@ -87,14 +87,14 @@ class Reports(Launches):
         heard = self.trained(2, """
             ckptstore.init(config={"lr": 1, "depth": 3}, run="another")
             context = ckptstore.context()
-            say([context.run, context.rank, context.local_rank, context.world_size, context.attempt, context.resume, context.config, context.stop])
+            emit([context.run, context.rank, context.local_rank, context.world_size, context.attempt, context.resume, context.config, context.stop])
         """, "--set", "lr=2", "--name", "bert")
         self.assertCountEqual(heard, [["bert", rank, rank, 2, 1, None, {"lr": 2, "depth": 3}, None] for rank in range(2)])
-        self.assertIn("run is 'bert' by the trainer, not 'another'", self.output)
+        self.assertIn("the trainer sets run to 'bert': 'another' is ignored", self.output)
 
     def test_it_works_with_an_agent(self) -> None:
         heard = self.program("""
-            say([ckptstore.report({"loss": 1}, 7), ckptstore.report({"loss": 0.5}), ckptstore.should_stop(), ckptstore.context().rank])
+            emit([ckptstore.report({"loss": 1}, 7), ckptstore.report({"loss": 0.5}), ckptstore.should_stop(), ckptstore.context().rank])
         """)
         self.assertEqual(heard, [[None, None, None, 0]])
         self.assertIn("0.5", self.metrics())
@@ -104,10 +104,10 @@ class Collectives(Launches):
     def test_values_of_any_length(self) -> None:
         heard = self.trained(3, """
             rank = current().context.rank
-            say(ckptstore.all_gather_object("x" * (rank * 1000)) == ["", "x" * 1000, "x" * 2000])
-            say(ckptstore.all_gather_object({"rank": rank, "parts": [b"\\0"] * rank}) == [{"rank": r, "parts": [b"\\0"] * r} for r in range(3)])
-            say([ckptstore.broadcast_object(("from", rank), root=root) for root in range(3)] == [("from", root) for root in range(3)])
-            say(ckptstore.broadcast_object(b"\\0" * 100000 if rank == 0 else None) == b"\\0" * 100000)
+            emit(ckptstore.all_gather_object("x" * (rank * 1000)) == ["", "x" * 1000, "x" * 2000])
+            emit(ckptstore.all_gather_object({"rank": rank, "parts": [b"\\0"] * rank}) == [{"rank": r, "parts": [b"\\0"] * r} for r in range(3)])
+            emit([ckptstore.broadcast_object(("from", rank), root=root) for root in range(3)] == [("from", root) for root in range(3)])
+            emit(ckptstore.broadcast_object(b"\\0" * 100000 if rank == 0 else None) == b"\\0" * 100000)
         """)
         self.assertEqual(heard, [True] * 12)
 
@@ -119,27 +119,27 @@ class Collectives(Launches):
                 try:
                     do()
                 except ckptstore.Error as error:
-                    say("the value of rank 1 cannot be pickled" in str(error))
-            say(ckptstore.all_gather_object(rank))
+                    emit("the value of rank 1 cannot be pickled" in str(error))
+            emit(ckptstore.all_gather_object(rank))
         """)
         self.assertEqual(heard.count(True), 4)
         self.assertEqual(heard.count([0, 1]), 2)
 
     def test_threads_at_once(self) -> None:
-        # The order is the ranks' own affair; requests of one collective stay together.
+        # The order of the ranks may differ; requests of one collective stay together.
         heard = self.trained(1, """
             out = []
             threads = [threading.Thread(target=lambda n=n: out.append(ckptstore.all_gather_object(n) == [n])) for n in range(16)]
             for thread in threads: thread.start()
             for thread in threads: thread.join()
-            say(out)
+            emit(out)
         """)
         self.assertEqual(heard, [[True] * 16])
 
     def test_alone_nothing_is_started(self) -> None:
         heard = self.program("""
-            say([ckptstore.all_gather_object(1), ckptstore.broadcast_object(2)])
-            say(os.path.exists(os.environ["CKPTSTORE_STORE"]))
+            emit([ckptstore.all_gather_object(1), ckptstore.broadcast_object(2)])
+            emit(os.path.exists(os.environ["CKPTSTORE_STORE"]))
         """)
         self.assertEqual(heard, [[[1], 2], False])
 
@@ -166,5 +166,5 @@ class Failures(Launches):
             try:
                 main()
             except SystemExit:
-                say(os.path.exists(os.environ["TORCHELASTIC_ERROR_FILE"]))
+                emit(os.path.exists(os.environ["TORCHELASTIC_ERROR_FILE"]))
         """))

@@ -1,4 +1,4 @@
-"""Saves, loads and what can go wrong with them, under a trainer."""
+"""Saves, loads and their failures, under a trainer."""
 
 from launch import Launches
 
@@ -9,14 +9,14 @@ class Sessions(Launches):
             session = current()
             for step in range(4):
                 slot = save(session, step, bytes([step, session.context.rank] * 8))
-                say(["fresh", slot.fresh])
+                emit(["fresh", slot.fresh])
             session.wait(slot.checkpoint, "committed")
-            say(["loaded", session.context.rank, load(session, slot.checkpoint).hex()])
-            say(["first", session.context.rank, load(session, "step-0.a1").hex()])
+            emit(["loaded", session.context.rank, load(session, slot.checkpoint).hex()])
+            emit(["first", session.context.rank, load(session, "step-0.a1").hex()])
         """)
-        self.assertEqual([said for said in heard if said[0] == "fresh"].count(["fresh", True]), 2)  # the plan of each rank is said once
-        self.assertCountEqual([said for said in heard if said[0] == "loaded"], [["loaded", 0, "0300" * 8], ["loaded", 1, "0301" * 8]])
-        self.assertCountEqual([said for said in heard if said[0] == "first"], [["first", 0, "0000" * 8], ["first", 1, "0001" * 8]])
+        self.assertEqual([one for one in heard if one[0] == "fresh"].count(["fresh", True]), 2)  # each rank sends its plan once
+        self.assertCountEqual([one for one in heard if one[0] == "loaded"], [["loaded", 0, "0300" * 8], ["loaded", 1, "0301" * 8]])
+        self.assertCountEqual([one for one in heard if one[0] == "first"], [["first", 0, "0000" * 8], ["first", 1, "0001" * 8]])
 
     def test_a_plan_that_the_trainer_has_forgotten_is_said_again(self) -> None:
         heard = self.trained(1, """
@@ -28,7 +28,7 @@ class Sessions(Launches):
             slot = save(session, 9, b"b" * 16, items=items(session, "w0"))
             session.wait(slot.checkpoint, "committed")
             with session.load(items(session, "w0"), slot.checkpoint) as loaded:
-                say([slot.fresh, loaded.bytes(0).decode(), len(session._plans)])
+                emit([slot.fresh, loaded.bytes(0).decode(), len(session._plans)])
         """)
         self.assertEqual(heard, [[True, "b" * 16, 4]])
 
@@ -39,9 +39,9 @@ class Sessions(Launches):
             try:
                 save(session, 2, b"b" * 16)
             except ckptstore.SaveSkipped as skipped:
-                say([skipped.checkpoint, "slot" in str(skipped)])
+                emit([skipped.checkpoint, "slot" in str(skipped)])
             first.seal()
-            say(session.wait(first.checkpoint, "committed"))
+            emit(session.wait(first.checkpoint, "committed"))
         """, "--when-busy", "skip", "--staging-slots", "1")
         self.assertEqual(heard, [["step-2.a1", True], "committed"])
 
@@ -53,9 +53,9 @@ class Sessions(Launches):
                     slot = save(session, 1, b"a" * 16)
                     session.wait(slot.checkpoint, "committed")
                 except ckptstore.SaveAborted as aborted:
-                    say([aborted.checkpoint, aborted.reason])
+                    emit([aborted.checkpoint, aborted.reason])
             ckptstore.all_gather_object(None)
-        """, "--save-timeout", "3s", code=1)  # as it is the last save
+        """, "--save-timeout", "3s", code=1)  # because it is the last save
         self.assertEqual(len(heard), 1, heard)
         self.assertTrue(heard[0][0].startswith("step-1"))
         self.assertIn("1", heard[0][1])
@@ -67,9 +67,9 @@ class Sessions(Launches):
             try:
                 session.wait(slot.checkpoint, "committed", timeout=0.2)
             except TimeoutError as late:
-                say(str(late).split(" on ")[0])
+                emit(str(late).split(" on ")[0])
             slot.seal()
-            say(session.wait(slot.checkpoint, "committed", timeout=120))
+            emit(session.wait(slot.checkpoint, "committed", timeout=120))
         """)
         self.assertEqual(heard, ["wait: no answer within 0.2 s", "committed"])
 
@@ -79,12 +79,12 @@ class Sessions(Launches):
             try:
                 session.begin_save(1, [{"fqn": "w", "dtype": "float99", "shape": [1], "offsets": [0], "sizes": [1], "bytes": 4}])
             except ckptstore.Refused as refused:
-                say([refused.request, refused.status, "float99" in str(refused)])
+                emit([refused.request, refused.status, "float99" in str(refused)])
             from ckptstore._wire import Wire
             try:
                 Wire(session.wire.path, "no").call("heartbeat")
             except ckptstore.Refused as refused:
-                say([refused.request, refused.status])
+                emit([refused.request, refused.status])
         """)
         self.assertEqual(heard, [["save", 400, True], ["heartbeat", 401]])
 
@@ -99,7 +99,7 @@ class Sessions(Launches):
             threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
             for thread in threads: thread.start()
             for thread in threads: thread.join()
-            say([sorted(done), [load(session, f"t{number}-2.a1")[0] for number in range(6)]])
+            emit([sorted(done), [load(session, f"t{number}-2.a1")[0] for number in range(6)]])
         """)
         self.assertEqual(heard, [[list(range(6))] * 2])
 
@@ -109,6 +109,6 @@ class Sessions(Launches):
             try:
                 session.begin_save(1, [{"fqn": "w", "dtype": "uint8", "shape": [size], "offsets": [0], "sizes": [size], "bytes": size}])
             except ckptstore.StoreFull as full:
-                say([full.status, "staging" in str(full)])
+                emit([full.status, "staging" in str(full)])
         """, "--staging-memory", "1MiB")
         self.assertEqual(heard, [[507, True]])

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 while a trainer answers. That no step is lost is tested in cmd."""
+"""SIGTERM and SIGUSR1 under a trainer. The tests in cmd check that no step is lost."""
 
 import http.server
 import os
@@ -32,33 +32,33 @@ class Signals(Launches):
     def test_they_are_held_from_the_first_call_to_close(self) -> None:
         heard = self.shown("""
             import ckptstore._signals
-            say([actions(), caught()])
+            emit([actions(), caught()])
             current()
-            say([actions(), caught()])
+            emit([actions(), caught()])
             ckptstore.close()
-            say([actions(), caught(), "CKPTSTORE_SIGNALS" in os.environ])
+            emit([actions(), caught(), "CKPTSTORE_SIGNALS" in os.environ])
             ckptstore.report({"loss": 1})
-            say(caught())
+            emit(caught())
         """)
         self.assertEqual(heard, [[["0", "0"], [False] * 2], [["_received"] * 2, [True] * 2], [["0", "0"], [False] * 2, False], [True] * 2])
 
     def test_children_have_the_default_actions(self) -> None:
         heard = self.shown("""
-            def child(said):
+            def child(results):
                 ckptstore.context()  # as the same rank
-                said.put([actions(), caught()])
+                results.put([actions(), caught()])
                 time.sleep(1000)
             if __name__ == "__main__":
                 current()
                 for how in ("fork", "spawn"):
                     context = multiprocessing.get_context(how)
-                    said = context.Queue()
-                    process = context.Process(target=child, args=(said,))
+                    results = context.Queue()
+                    process = context.Process(target=child, args=(results,))
                     process.start()
-                    say(said.get())
+                    emit(results.get())
                     process.terminate()
                     process.join()
-                    say(process.exitcode)
+                    emit(process.exitcode)
                 read, write = os.pipe()
                 def from_a_thread():
                     pid = os.fork()
@@ -69,13 +69,13 @@ class Signals(Launches):
                 thread = threading.Thread(target=from_a_thread)
                 thread.start()
                 thread.join()
-                say(json.loads(os.read(read, 100)))
+                emit(json.loads(os.read(read, 100)))
                 again = subprocess.Popen([sys.executable, "-c", "import ckptstore, time; ckptstore.context(); print(flush=True); time.sleep(1000)"], stdout=subprocess.PIPE)
                 again.stdout.readline()  # it is connected as the same rank
-                say(caught(again.pid))
+                emit(caught(again.pid))
                 again.terminate()
-                say(again.wait())
-                say(actions())
+                emit(again.wait())
+                emit(actions())
         """)
         default = [["0", "0"], [False] * 2]
         self.assertEqual(heard, [default, -15, default, -15, default, [False] * 2, -15, ["_received"] * 2])
@@ -85,24 +85,24 @@ class Signals(Launches):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             faulthandler.register(signal.SIGUSR1)  # of which Python's table does not know
             current()
-            say([actions(), caught()])
+            emit([actions(), caught()])
             os.kill(os.getpid(), signal.SIGTERM)
             ckptstore.close()
-            say([actions(), caught()])
+            emit([actions(), caught()])
         """)
         self.assertEqual(heard, [[["1", "0"], [False, True]]] * 2)
 
     def test_what_the_script_does_later_stays(self) -> None:
         heard = self.shown("""
             def own(number, frame):
-                say("own")
+                emit("own")
             current()
             signal.signal(signal.SIGTERM, own)
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
             ckptstore.report({"loss": 1})
-            say(actions())
+            emit(actions())
             ckptstore.close()
-            say(actions())
+            emit(actions())
         """)
         self.assertEqual(heard, [["own", "0"]] * 2)
 
@@ -111,9 +111,9 @@ class Signals(Launches):
             thread = threading.Thread(target=current)
             thread.start()
             thread.join()
-            say(caught())
+            emit(caught())
             current()
-            say(caught())
+            emit(caught())
         """)
         self.assertEqual(heard, [[False] * 2, [True] * 2])
 
@@ -126,7 +126,7 @@ class Signals(Launches):
             while not (why := ckptstore.report({"loss": 1})):
                 step += 1
             current().wait(save(current(), 10**6, b"a" * 16).checkpoint, "committed")
-            say(why)
+            emit(why)
         """, code=75)
         self.assertEqual(heard, ["preempt"])
         self.assertIn("rank 0 received SIG", self.output)
@@ -144,7 +144,7 @@ class Signals(Launches):
         heard = self.program("""
             import signal
             ckptstore.report({"loss": 1}, 1)
-            say([int(signal.getsignal(s)) for s in (signal.SIGTERM, signal.SIGUSR1)])
+            emit([int(signal.getsignal(s)) for s in (signal.SIGTERM, signal.SIGUSR1)])
         """)
         self.assertEqual(heard, [[0, 0]])
 
@@ -155,7 +155,7 @@ class Signals(Launches):
             status = json.loads(subprocess.run([os.environ["CKPTSTORE_BIN"], "agent", "status", "--store", os.environ["CKPTSTORE_STORE"], "--json"], check=True, capture_output=True).stdout)
             os.kill(status["pid"], signal.SIGUSR1)
             time.sleep(0.1)
-            say(session.wait(save(session, 1, b"a" * 16).checkpoint, "committed"))
+            emit(session.wait(save(session, 1, b"a" * 16).checkpoint, "committed"))
         """)
         self.assertEqual(heard, ["committed"])
 
@@ -164,7 +164,7 @@ class Signals(Launches):
             current()
             def loads():
                 ckptstore.ignore_stop_signals(0)
-                say(actions())
+                emit(actions())
                 time.sleep(1000)
             process = multiprocessing.get_context("fork").Process(target=loads)
             process.start()
@@ -174,14 +174,14 @@ class Signals(Launches):
                         break
             process.terminate()
             process.join(0.5)
-            say(process.is_alive())
+            emit(process.is_alive())
             process.kill()
         """)
         self.assertEqual(heard, [["1", "1"], True])
 
 
 class TermBeforeRelease(unittest.TestCase):
-    """A trainer sends SIGTERM to a rank whose hold_signals it has not read yet, and answers it then."""
+    """A trainer sends SIGTERM to a rank before it reads the hold_signals of that rank, and replies afterwards."""
 
     RANK = """
         import os, select, signal, sys, time

@@ -1,4 +1,4 @@
-"""Boxes from indexes, and boxes cut into parts."""
+"""Indexes are converted to boxes, and boxes are cut into parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Indexes(unittest.TestCase):
         self.assertEqual(box_of("s", (), ...), (Box((), ()), ()))
 
     def test_errors_name_tensor_and_dimension(self) -> None:
-        for index, error, says in [
+        for index, error, message in [
             (4, IndexError, "'w', dimension 0: 4 is out of range"),
             ((0, -6), IndexError, "'w', dimension 1: -6 is out of range"),
             ((0, 0, 0, 0), IndexError, "'w' has 3 dimensions, the index 4"),
@@ -42,7 +42,7 @@ class Indexes(unittest.TestCase):
         ]:
             with self.subTest(index), self.assertRaises(error) as raised:
                 box_of("w", (4, 5, 6), index)
-            self.assertIn(says, str(raised.exception))
+            self.assertIn(message, str(raised.exception))
 
 
 class Parts(unittest.TestCase):

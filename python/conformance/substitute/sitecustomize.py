@@ -1,8 +1,8 @@
 """Runs in every Python process of a conformance run, spawned ranks included.
 
-With this folder on ``PYTHONPATH``, Python imports this file when it starts. It waits
-for some modules of PyTorch, and hands each to what stands in for its names as soon as
-it is imported: nobody can then have taken the old names from it.
+With this folder on ``PYTHONPATH``, Python imports this file when it starts. It waits for some
+modules of PyTorch, and replaces names in each as soon as it is imported, before any other
+module can import the old names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Callable, Sequence
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads a module as its own loader does, and then calls a function on it."""
+    """Loads a module with its own loader, and then calls a function on it."""
 
     def __init__(self, loader: Any, then: Callable[[ModuleType], None]):
         self._loader, self._then = loader, then

@@ -1,8 +1,8 @@
-"""CPUs in the place of GPUs, so that tests which name CUDA run where there is none.
+"""Replaces GPUs by CPUs, so that tests which name CUDA run without it.
 
-What a test says of devices is read as "cpu": ``.cuda()``, ``device="cuda"``, a mesh
-of "cuda", a placement "rank:0/cuda:0", the backend nccl (gloo). A test that is about
-the device itself fails this way with PyTorch's own storage too, and is not counted.
+Devices become "cpu": ``.cuda()``, ``device="cuda"``, a mesh of "cuda", a placement
+"rank:0/cuda:0", and the backend nccl becomes gloo. A test of the device itself then also
+fails with PyTorch's own storage, and is not counted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PRELOADED = [
     "torch.testing._internal.distributed._shard.sharded_tensor",
     "torch.testing._internal.distributed._tensor.common_dtensor",
 ]
-"""What a rank of a test needs at once: imported one time, and ranks are forks of that process."""
+"""Modules that every rank needs. One process imports them, and ranks are its forks."""
 
 
 def _plain(device: Any) -> Any:
-    """A device as it is, unless it is one of CUDA."""
+    """Return a device, or "cpu" for a CUDA device."""
     if isinstance(device, bool) or device is None:
         return device
     if isinstance(device, int):
@@ -59,7 +59,7 @@ def _with_plain_first(call: Callable[..., Any], keyword: str) -> Callable[..., A
 
 
 def _staying() -> Callable[..., Any]:
-    """A method that returns its object. A new one at each call: TorchDynamo wants its rules by function."""
+    """Return a new method that returns its object. TorchDynamo has rules by function, so each call needs a new one."""
     return lambda self, *_, **__: self
 
 
@@ -68,7 +68,7 @@ def _doing_nothing() -> Callable[..., None]:
 
 
 def _no_condition(*_: Any, **__: Any) -> Callable[[Any], Any]:
-    """In the place of a decorator that skips a test where GPUs are missing."""
+    """Replace a decorator that skips a test without GPUs."""
     return lambda test: test
 
 
@@ -87,10 +87,10 @@ def _torch(torch: ModuleType) -> None:
     if hasattr(torch, "accelerator"):
         torch.accelerator.current_device_index = lambda: torch.device("cpu")
     torch.Tensor.pin_memory = _staying()
-    if not hasattr(torch.cpu.Stream, "record_event"):  # which FSDP2 asks of the stream of any device
+    if not hasattr(torch.cpu.Stream, "record_event"):  # FSDP2 calls it on streams of any device
         torch.cpu.Stream.record_event = _doing_nothing()
         torch.cpu.Stream.wait_event = _doing_nothing()
-    # Each rank of a test syncs every filesystem of the machine, to show its folder to the others.
+    # Each rank of a test would sync every filesystem of the machine, to show its folder to the others.
     os.sync = _doing_nothing()
 
 

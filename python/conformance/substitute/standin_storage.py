@@ -1,4 +1,4 @@
-"""The store in the place of PyTorch's own writer and reader, and who used which.
+"""Replaces PyTorch's own writer and reader by the store, and counts the uses of both.
 
 By ``CKPTSTORE_CONFORMANCE_WAY``:
 
@@ -6,8 +6,8 @@ By ``CKPTSTORE_CONFORMANCE_WAY``:
     fsspec  they are PyTorch's FsspecWriter and FsspecReader, and each path is a URL of the store
     stock   they are PyTorch's own
 
-Each use of storage is a line in ``CKPTSTORE_CONFORMANCE_FOLDER``/uses.jsonl: the test
-under way, what was done, and whose storage did it.
+Each use of storage is a line in ``CKPTSTORE_CONFORMANCE_FOLDER``/uses.jsonl: the running
+test, the operation, and the storage.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ def _test() -> str:
         return current.read()
 
 
-_runs: dict[str, str] = {}  # by test; a forked process has those of its parent
+_runs: dict[str, str] = {}  # by test; a forked process inherits them
 
 
 def _run() -> str:
-    """The run of the test. Processes that are no ranks of one group are launches of their own:
-    each has a run, as two scripts at once have."""
+    """Return the run of the test.
+
+    Processes that are not ranks of one group are separate launches. Each has its own run,
+    like two concurrent scripts.
+    """
     import torch.distributed as dist
 
     test = _test()
@@ -75,8 +78,10 @@ _READS = {"read_metadata": "metadata", "read_data": "read"}
 
 
 def _in_a_run(init: Callable[..., None]) -> Callable[..., None]:
-    """Make each test a run of its own, also where one process has several of them: it ends
-    before the next begins, as the end of its process would end it."""
+    """Make each test a separate run, also if one process runs several tests.
+
+    It closes the previous run first, as the end of a process would.
+    """
 
     @functools.wraps(init)
     def in_a_run(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -96,7 +101,7 @@ def _through_store(storage: Any) -> bool:
 
 
 def _url(path: Any) -> str:
-    """A folder of a test as a checkpoint of the test's run; a URL as it is."""
+    """Return the URL of a checkpoint of the test's run for a folder; a URL unchanged."""
     text = os.fspath(path)
     if "://" in text:
         return text
@@ -104,7 +109,7 @@ def _url(path: Any) -> str:
 
 
 def _by_url(kind: type, known: tuple[str, ...]) -> type:
-    """PyTorch's fsspec writer or reader, handed a URL for each path. ``known`` are its keywords."""
+    """Return PyTorch's fsspec writer or reader, with a URL for each path. ``known`` are its keywords."""
 
     class ByURL(kind):  # type: ignore[misc, valid-type]
         def __init__(self, path: Any, *args: Any, **kwargs: Any):
@@ -121,7 +126,7 @@ def _by_url(kind: type, known: tuple[str, ...]) -> type:
 
 
 def install(_: ModuleType) -> None:
-    """Put the store's classes where PyTorch's are found. Called once PyTorch's are imported."""
+    """Replace PyTorch's classes by the store's, after PyTorch's are imported."""
     import inspect
 
     import fsspec
@@ -147,7 +152,7 @@ def install(_: ModuleType) -> None:
     for base in {parent for kind in stock.values() for parent in kind.__mro__ if "filesystem" in parent.__module__}:
         _count(base, {**_WRITES, **_READS}, _through_store)
     if _WAY == "fsspec":
-        # As the entry point of the installed package does.
+        # Like the entry point of the installed package.
         fsspec.register_implementation("ckptstore", "ckptstore.filesystem.FileSystem", clobber=True)
         for name in _NAMES:
             kind = stock["FsspecWriter" if name.endswith("Writer") else "FsspecReader"]
@@ -155,7 +160,7 @@ def install(_: ModuleType) -> None:
     for kind in {*ours.values()}:
         kind.__init__ = _in_a_run(kind.__init__)
     for name, kind in ours.items():
-        # A class for each name, so that a test which changes one does not change another; found by pickle.
+        # A class for each name, so that a test which patches one does not patch another; a global, for pickle.
         ours[name] = globals()[name] = type(name, (kind,), {"__module__": __name__})
     replaced = {stock[name]: ours[name] for name in ours}
     for module in [m for n, m in list(sys.modules.items()) if n.startswith("torch.distributed.checkpoint")]:

@@ -1,8 +1,10 @@
-"""Checkpoints of distributed training: whole or not there, on any layout.
+"""Saves and loads checkpoints of distributed training.
+
+A checkpoint is committed whole or does not exist. It loads on any layout and world size.
 
     import ckptstore
 
-    ckptstore.load(state)                      # of the run, on any layout; or a ref
+    ckptstore.load(state)                      # the checkpoint to resume from, or a ref
     for step, batch in enumerate(batches):
         ...
         if ckptstore.report({"loss": loss}, step):
@@ -10,15 +12,16 @@
         handle = ckptstore.save(state, step=step)
     handle.wait()
 
-Who answers is the trainer that has started this program (``trainer run``), or else an
-agent, which is started for the store that ``init`` or the environment names. The work,
-planning, files and integrity, is done there.
+The package talks to the trainer that started this program (``trainer run``). Without a
+trainer it starts an agent for the store that ``init`` or the environment names. The
+trainer or agent plans saves and loads, writes the files and verifies them.
 
-    trainer or agent ◀── unix socket ── _wire ◀── _session ◀── what users call
+    trainer or agent ◀── unix socket ── _wire ◀── _session ◀── public functions
              └────── shared memory ─── _memory ──┘                │
-                          who answers, as which rank: _connect ───┘
+                              server and rank in use: _connect ───┘
 
-No import of this module imports PyTorch; what needs it does when it is used.
+Importing the package does not import PyTorch. Functions that need it import it on first
+use.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from ._signals import ignore_stop_signals as ignore_stop_signals
     from ._values import NotAllowed as NotAllowed
 
-# Where each name is, imported when it is first used.
+# Public names and their modules, which are imported on first use.
 _LATER = {
     "save": "_save", "Save": "_save", "load": "_load", "Restored": "_load", "Unread": "_load",
     "save_object": "_objects", "load_object": "_objects",
@@ -64,7 +67,7 @@ _LATER = {
 
 _MODULES = ("dcp", "deepspeed", "filesystem", "hf", "lightning", "megatron")
 
-__all__ = [  # noqa: F822 - the rest comes by __getattr__
+__all__ = [  # noqa: F822 - __getattr__ provides the rest
     "AlreadyDone", "Conflict", "DeadlinePassed", "Error", "NoAgent", "NoStore", "Refused", "SaveAborted", "SaveSkipped",
     "StopRequested", "StoreFull", "TooOld", "Unreachable", *_LATER,
 ]

@@ -1,7 +1,7 @@
-"""The program ``ckptstore`` and the agent that it runs for a store.
+"""Finds the program ``ckptstore`` and starts its agent for a store.
 
-An agent is one process for each store and user, shared by all programs that no
-trainer has started. It ends by itself when nobody has needed it for a while.
+Each store and user has one agent. All programs that run without a trainer share it. It
+exits after a period without clients.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .errors import NoAgent, TooOld
 
 START_DEADLINE = 120.0  # seconds until a started agent must answer
 
-# What an agent must not take for its own: it is nobody's rank.
+# Variables of this rank that an agent must not inherit: it is not a rank.
 _OURS = ("CKPTSTORE_SOCKET", "CKPTSTORE_TOKEN", "CKPTSTORE_JOINED", "CKPTSTORE_RPC", "CKPTSTORE_JOB", "CKPTSTORE_ATTEMPT")
 
 
 @dataclasses.dataclass(frozen=True)
 class Agent:
-    """An agent that answers: its socket, and what a caller shows it."""
+    """A running agent: its socket, and the token that callers send."""
 
     socket: str
     token: str
@@ -33,13 +33,19 @@ class Agent:
 
 
 def find(name: str = "ckptstore") -> str:
-    """The path of a program of ckptstore: what CKPTSTORE_BIN says, else the one in this
-    package, as its platform wheels have it, else the one on the PATH. Raises NoAgent."""
-    said = os.environ.get("CKPTSTORE_BIN")
-    if said and name == "ckptstore":
-        if not os.access(said, os.X_OK) or os.path.isdir(said):
-            raise NoAgent(f"CKPTSTORE_BIN is {said!r}, which is no program that can be run: name the file ckptstore, or unset it")
-        return said
+    """Return the path of a program of ckptstore.
+
+    CKPTSTORE_BIN names ``ckptstore``; else the program in this package, which platform
+    wheels have, else the one on the PATH.
+
+    Raises:
+        NoAgent: there is no such program.
+    """
+    named = os.environ.get("CKPTSTORE_BIN")
+    if named and name == "ckptstore":
+        if not os.access(named, os.X_OK) or os.path.isdir(named):
+            raise NoAgent(f"CKPTSTORE_BIN is {named!r}, which is not an executable file: name the file ckptstore, or unset it")
+        return named
     inside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", name)
     if os.access(inside, os.X_OK):
         return inside
@@ -54,7 +60,7 @@ def find(name: str = "ckptstore") -> str:
 
 
 def version() -> str:
-    """This package's version; ``unknown`` where it is used without being installed."""
+    """Return this package's version, or ``unknown`` if it is not installed."""
     try:
         return importlib.metadata.version("ckptstore")
     except importlib.metadata.PackageNotFoundError:
@@ -62,9 +68,12 @@ def version() -> str:
 
 
 def start(store: str, protocols: tuple[int, ...], limit: float = START_DEADLINE) -> Agent:
-    """Make sure that an agent runs for a store, which is made if it is not there.
+    """Start an agent for a store unless one runs. The agent creates a missing store.
 
-    Raises NoAgent, also when none answers within limit seconds."""
+    Raises:
+        NoAgent: no agent can be started, or none answers within limit seconds.
+        TooOld: the agent speaks no protocol version of protocols.
+    """
     program = find()
     command = [program, "agent", "start", "--store", store, "--json"]
     environment = {name: value for name, value in os.environ.items() if name not in _OURS}
@@ -76,21 +85,21 @@ def start(store: str, protocols: tuple[int, ...], limit: float = START_DEADLINE)
         raise NoAgent(f"no agent for the store {store} answered within {limit:.0f} s; run `{' '.join(command)}` to see why") from error
     except OSError as error:
         raise NoAgent(f"{program} cannot be run: {error}; install a wheel of ckptstore for this platform") from error
-    said = done.stderr.decode(errors="replace").strip()
+    stderr = done.stderr.decode(errors="replace").strip()
     if done.returncode != 0:
         if b"unknown command" in done.stderr:
             raise TooOld(f"{program} ({_program_version(program)}) has no agent: this is the package ckptstore {version()}; upgrade the program, or start this one with `trainer run`")
-        raise NoAgent(f"no agent for the store {store}: `{' '.join(command)}` ended with exit code {done.returncode}: {said}")
+        raise NoAgent(f"no agent for the store {store}: `{' '.join(command)}` ended with exit code {done.returncode}: {stderr}")
     try:
         reply: dict[str, Any] = json.loads(done.stdout)
         agent = Agent(reply["socket"], reply["token"], reply["pid"], reply["store"])
         spoken = set(reply["protocols"])
     except (ValueError, KeyError, TypeError) as error:
-        raise TooOld(f"{program} ({_program_version(program)}) gave an answer that the package ckptstore {version()} cannot read, {done.stdout[:200]!r}: use the same version of both") from error
+        raise TooOld(f"{program} ({_program_version(program)}) returned a reply that the package ckptstore {version()} cannot read, {done.stdout[:200]!r}: use the same version of both") from error
     if not spoken & set(protocols):
         raise TooOld(
             f"the package ckptstore {version()} speaks protocol versions {list(protocols)}, {program} ({_program_version(program)}) {sorted(spoken)}: "
-            "upgrade the older of the two; an agent that already runs is ended by `ckptstore agent stop`"
+            "upgrade the older of the two; `ckptstore agent stop` stops a running agent"
         )
     return agent
 

@@ -1,4 +1,4 @@
-"""Arrays that tensors are read into: PyTorch's, or numpy's where there is no PyTorch."""
+"""Allocates the arrays that tensors are read into, of PyTorch or, without it, of numpy."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ SIZES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
 }
-"""Bytes of an element, by the names of the types that a store keeps."""
+"""Bytes of an element, by dtype name. A store keeps these dtypes."""
 
 _NOT_NUMPY = ("bfloat16", "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
 
 def kind() -> str:
-    """``torch`` if it can be imported, else ``numpy``."""
+    """Return ``torch`` if it can be imported, else ``numpy``."""
     return "torch" if importlib.util.find_spec("torch") is not None else "numpy"
 
 
 def empty(kind: str, fqn: str, dtype: str, shape: Sequence[int]) -> tuple[Any, memoryview]:
-    """An array of that kind, and its bytes to be written, row by row.
+    """Return an array of that kind, and a writable view of its bytes in row-major order.
 
-    Raises TypeError, naming the tensor, for a dtype that the kind has not.
+    Raises:
+        TypeError: the kind does not support the dtype. The text names the tensor.
     """
     return _torch(fqn, dtype, shape) if kind == "torch" else _numpy(fqn, dtype, shape)
 
@@ -35,18 +36,18 @@ def _torch(fqn: str, dtype: str, shape: Sequence[int]) -> tuple[Any, memoryview]
 
     of = getattr(torch, dtype, None)
     if of is None:
-        raise TypeError(f"tensor {fqn!r} is {dtype}, which this PyTorch ({torch.__version__}) has not: upgrade it, or give a dtype to convert to")
+        raise TypeError(f"tensor {fqn!r} is {dtype}, which this PyTorch ({torch.__version__}) does not support: upgrade it, or pass dtype= to convert")
     out = torch.empty(tuple(shape), dtype=of, device="cpu")
     size = out.numel() * out.element_size()
     if size == 0:
         return out, memoryview(bytearray())
-    # The tensor outlives the view: fetch has ended before it is handed out.
+    # The tensor outlives the view: fetch ends before the caller gets the tensor.
     return out, memoryview((ctypes.c_char * size).from_address(out.data_ptr())).cast("B")
 
 
 def _numpy(fqn: str, dtype: str, shape: Sequence[int]) -> tuple[Any, memoryview]:
     if dtype in _NOT_NUMPY:
-        raise TypeError(f"tensor {fqn!r} is {dtype}, which numpy has not: read it with PyTorch, or give dtype='float32' to convert it")
+        raise TypeError(f"tensor {fqn!r} is {dtype}, which numpy does not support: read it with PyTorch, or pass dtype='float32' to convert")
     try:
         import numpy
     except ImportError as error:

@@ -1,9 +1,9 @@
-"""Which part of which tensor this rank has.
+"""Splits tensors into the boxes that this rank holds.
 
-A :class:`Piece` is one box of a tensor and the memory that holds it. A plain
-tensor is one piece; a DTensor is one, or several where its rows interleave; a
-ShardedTensor has one for each local shard; a wrapper subclass has those of the
-tensors inside it, below names of their own.
+A :class:`Piece` is one box of a tensor and the memory that holds it. A plain tensor is
+one piece. A DTensor is one piece, or several if its rows interleave. A ShardedTensor has
+one piece for each local shard. A wrapper subclass has the pieces of its inner tensors,
+under their own names.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ DTYPES = {
     )
     if hasattr(torch, name)
 }
-"""PyTorch's element types that a store keeps, and their names in it."""
+"""PyTorch's dtypes that a store keeps, and their names in the store."""
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-"""Types whose instances have a storage and no methods of their own."""
+"""Types whose instances have a storage and override no methods."""
 
 
 @dataclasses.dataclass
 class Piece:
-    """A box of a tensor on this rank: ``local`` has the shape ``sizes``, any strides and device.
+    """A box of a tensor on this rank.
 
-    ``cut`` is how ``local`` was taken out of what the rank has of the tensor: slices,
-    or None for all of it. ``suffix`` is the name below the leaf's own, of a tensor
-    inside a wrapper subclass.
+    ``local`` has the shape ``sizes``, with any strides and on any device. ``cut`` is the
+    slices that select ``local`` from the rank's local tensor, or None for all of it.
+    ``suffix`` is the path below the leaf, for a tensor inside a wrapper subclass.
     """
 
     fqn: str
@@ -58,7 +58,7 @@ class Piece:
         return self.local.numel() * self.local.element_size()
 
     def item(self) -> dict[str, Any]:
-        """As the requests save and load describe it."""
+        """Return the description of the box in the requests save and load."""
         return {
             "fqn": self.fqn, "dtype": DTYPES[self.local.dtype], "shape": list(self.shape),
             "offsets": list(self.offsets), "sizes": list(self.sizes), "bytes": self.nbytes,
@@ -66,10 +66,11 @@ class Piece:
 
 
 def pieces(fqn: str, tensor: torch.Tensor) -> list[Piece]:
-    """The boxes of a tensor that this rank has: none on a rank outside its mesh.
+    """Return the boxes of a tensor that this rank holds; none on a rank outside its mesh.
 
-    Raises ValueError, naming the tensor, for one that cannot be kept: partial,
-    meta, sparse, quantized, nested, not materialised yet, of another element type.
+    Raises:
+        ValueError: the tensor cannot be stored: it is partial, meta, sparse, quantized,
+            nested, not materialised yet, or of another dtype. The text names it.
     """
     return list(_pieces(fqn, tensor, ()))
 
@@ -99,7 +100,7 @@ def _pieces(fqn: str, tensor: Any, suffix: tuple[str, ...]) -> Iterator[Piece]:
 
 
 def _of_slices(fqn: str, tensor: Any, suffix: tuple[str, ...]) -> Iterator[Piece]:
-    """A tensor that says itself which slices of it are which boxes of a larger one."""
+    """Yield the boxes of a tensor that lists its slices and their offsets in a larger one."""
     local = plain(fqn, tensor)
     for offsets, at, sizes in zip(tensor.global_offsets, tensor.local_offsets, tensor.local_sizes, strict=True):
         cut = tuple(slice(a, a + n) for a, n in zip(at, sizes, strict=True)) or None
@@ -107,7 +108,7 @@ def _of_slices(fqn: str, tensor: Any, suffix: tuple[str, ...]) -> Iterator[Piece
 
 
 def _of_chunks(fqn: str, tensor: Any, whole: tuple[int, ...], replicas: Any, suffix: tuple[str, ...]) -> Iterator[Piece]:
-    """A tensor that has several boxes, in memory of their own."""
+    """Yield the boxes of a tensor whose chunks have separate memory."""
     for i, chunk in enumerate(tensor.__create_chunk_list__()):
         local = plain(fqn, tensor.__get_tensor_shard__(MetadataIndex(fqn, chunk.offsets, i)))
         yield Piece(fqn, whole, tuple(chunk.offsets), tuple(chunk.sizes), fit(fqn, local, tuple(chunk.sizes)), None, True, suffix)
@@ -139,15 +140,16 @@ def _of_dtensor(fqn: str, tensor: DTensor, suffix: tuple[str, ...]) -> Iterator[
 
 
 def _interleaves(placement: Placement) -> bool:
-    """Whether a placement is a _StridedShard. That it is no Shard differs between versions of PyTorch."""
+    """Report whether a placement is a _StridedShard, which only some versions of PyTorch derive from Shard."""
     return hasattr(placement, "split_factor")
 
 
 def interleaved(fqn: str, tensor: DTensor, local: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """The boxes of a DTensor of which some rows are left out: each one's offsets, and where it is in the local tensor.
+    """Return the boxes of a DTensor whose local rows are not contiguous in the whole.
 
-    One dimension is asked for at a time: its indices are sharded by PyTorch itself,
-    as the tensor is. Runs of them, in every combination, are the boxes.
+    Each box has its offsets and its slices of the local tensor. PyTorch itself shards the
+    indices of one dimension at a time, with the tensor's placements. The boxes are all
+    combinations of the runs of those indices.
     """
     runs = []
     for dim, size in enumerate(tensor.shape):
@@ -167,14 +169,14 @@ def interleaved(fqn: str, tensor: DTensor, local: tuple[int, ...]) -> list[tuple
 
 
 def _of_dim(placement: Placement, dim: int) -> Placement:
-    """A placement of a tensor, for the indices of one of its dimensions."""
+    """Return a tensor's placement for the indices of one of its dimensions."""
     if not (placement.is_shard() or _interleaves(placement)) or placement.dim != dim:
         return Replicate()
     return type(placement)(0, split_factor=placement.split_factor) if _interleaves(placement) else Shard(0)
 
 
 def _runs(indices: Sequence[int], size: int) -> list[tuple[int, int, int]]:
-    """Indices as runs without a gap: where each begins in the list, its first index, its length."""
+    """Group indices into runs without gaps: position in the list, first index, length."""
     if not indices:
         return [(0, size, 0)]
     out: list[tuple[int, int, int]] = []
@@ -187,7 +189,7 @@ def _runs(indices: Sequence[int], size: int) -> list[tuple[int, int, int]]:
 
 
 def strided(fqn: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor whose bytes are not its values, in order."""
+    """Raise ValueError for a tensor whose bytes are not its values in order."""
     if tensor.is_nested:
         raise ValueError(f"tensor {fqn!r} is nested: save its values() and offsets()")
     if tensor.layout != torch.strided:
@@ -195,7 +197,7 @@ def strided(fqn: str, tensor: torch.Tensor) -> None:
 
 
 def plain(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, if it has bytes that can be kept."""
+    """Return the tensor. Raise ValueError if a store cannot keep its bytes."""
     if is_lazy(tensor):
         raise ValueError(f"tensor {fqn!r} is not materialised: it has no shape before the first forward pass")
     strided(fqn, tensor)
@@ -204,7 +206,7 @@ def plain(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_quantized:
         raise ValueError(f"tensor {fqn!r} is quantized ({tensor.dtype}): save its int_repr(), scale and zero point")
     if tensor.dtype not in DTYPES:
-        raise ValueError(f"tensor {fqn!r} has the dtype {tensor.dtype}, which a store does not keep; those that it keeps: {', '.join(DTYPES.values())}")
+        raise ValueError(f"tensor {fqn!r} has the dtype {tensor.dtype}, which a store does not keep; want one of {', '.join(DTYPES.values())}")
     if type(tensor) not in PLAIN and not _stored(tensor):
         raise ValueError(f"tensor {fqn!r} is a {type(tensor).__name__} without a storage of its own: save what it was made from, or give it __tensor_flatten__")
     return tensor
@@ -213,12 +215,12 @@ def plain(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
 def _stored(tensor: torch.Tensor) -> bool:
     try:
         return tensor.numel() == 0 or tensor.data_ptr() != 0
-    except RuntimeError:  # as a fake tensor says
+    except RuntimeError:  # a fake tensor
         return False
 
 
 def fit(fqn: str, local: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
-    """The local tensor with the sizes of its box; an empty one may have others."""
+    """Return the local tensor with the sizes of its box. An empty one may have other sizes."""
     if tuple(local.shape) == sizes:
         return local
     if local.numel() == 0 and 0 in sizes:

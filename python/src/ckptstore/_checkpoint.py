@@ -1,4 +1,4 @@
-"""``ckptstore.open``: look into a checkpoint, one tensor or slice at a time."""
+"""``ckptstore.open``: reads tensors, slices and values of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .errors import Error
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A tensor of a checkpoint, of which nothing is read until it is indexed.
+    """A handle of a tensor in a checkpoint. Indexing it reads bytes.
 
-        handle[0:2, -3:]    a box of it, as numpy's basic slicing
-        handle[...]         all of it
+        handle[0:2, -3:]    a box, by numpy's basic slicing
+        handle[...]         the whole tensor
 
     Attributes:
-        fqn: its name in the checkpoint.
-        dtype: by PyTorch's name, such as ``bfloat16``.
-        shape: of the whole tensor.
-        chunks: the boxes in which it is stored.
-        path: keys (str, or Literal for others) and indexes (int) that lead to it in the
-            state dict.
+        fqn: name in the checkpoint.
+        dtype: PyTorch's name, such as ``bfloat16``.
+        shape: shape of the whole tensor.
+        chunks: boxes in which the tensor is stored.
+        path: keys (str, or Literal for other keys) and indexes (int) that lead to it in
+            the state dict.
     """
 
     fqn: str
@@ -43,6 +43,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
         return whole(self.shape).volume * _arrays.SIZES[self.dtype]
 
     def __getitem__(self, index: Any) -> Any:
@@ -51,12 +52,13 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A value of a checkpoint: bytes under a name.
+    """A value of a checkpoint: a leaf that is not a tensor.
 
     Attributes:
-        nbytes: its size; of a value that each rank has its own of, the largest.
-        ranks: those that have one of their own; empty where all have the same.
-        path: as of a tensor.
+        fqn: name in the checkpoint.
+        nbytes: size in bytes; the largest of a value that ranks saved separately.
+        ranks: ranks that saved their own value; empty if all ranks share one.
+        path: as for :class:`Tensor`.
     """
 
     fqn: str
@@ -66,21 +68,22 @@ class Value:
 
 
 class Checkpoint:
-    """A committed checkpoint. Made by :func:`open`; it can be pickled.
+    """A committed checkpoint, as :func:`open` returns it. It can be pickled.
 
-    It stays the same checkpoint, whatever is saved after it was opened. Everything
-    that is read was verified first; damage is a Refused that names file, tensor
-    and block.
+    Later saves do not change it. Every byte is verified before it is returned. Damage
+    raises :class:`Refused`, whose text names the file, the tensor and the block.
 
     Attributes:
-        ref: names it in requests: ``RUN@ID``, or its path.
-        id: its ID in the run, or its path.
-        run, trial, name: empty for one that another program wrote.
-        step: -1 for one that another program wrote.
-        world_size: ranks that saved it.
-        tensors: its tensors by name, as handles.
-        objects: its values by name: size and ranks.
-        attachments: names and bytes of files that are kept beside it.
+        ref: reference in requests: ``RUN@ID``, or the path.
+        id: ID in the run, or the path.
+        run: the run; empty for a checkpoint of another program.
+        trial: the trial; empty for a checkpoint of another program.
+        name: the name; empty for a checkpoint of another program.
+        step: training step; -1 for a checkpoint of another program.
+        world_size: number of ranks that saved it.
+        tensors: handles of the tensors, by name.
+        objects: sizes and ranks of the values, by name.
+        attachments: bytes of the attached files, by name.
     """
 
     def __init__(self, described: Mapping[str, Any], store: str | None):
@@ -110,7 +113,7 @@ class Checkpoint:
         return f"<Checkpoint {self.ref}: {len(self.tensors)} tensors, {len(self.objects)} values>"
 
     def keys(self) -> list[str]:
-        """The names of all tensors and values."""
+        """Return the names of all tensors and values."""
         return [*self.tensors, *self.objects]
 
     def __iter__(self) -> Iterator[str]:
@@ -123,26 +126,47 @@ class Checkpoint:
         return key in self.tensors or key in self.objects
 
     def __getitem__(self, key: str) -> Any:
-        """A tensor, as one of PyTorch where that is installed, else of numpy; or a value."""
+        """Return a tensor or a value.
+
+        A tensor is PyTorch's if PyTorch is installed, else a numpy array.
+        """
         return self.value(key) if key in self.objects else self.read([key])[key]
 
     def tensor(self, fqn: str, dtype: str | None = None) -> Any:
-        """A whole tensor, as one of PyTorch on the CPU, converted to dtype."""
+        """Return a whole tensor as a PyTorch tensor on the CPU.
+
+        Args:
+            fqn: name of the tensor.
+            dtype: dtype to convert to; by default that of the checkpoint.
+        """
         return self.read([fqn], dtype=dtype, kind="torch")[fqn]
 
     def numpy(self, fqn: str, dtype: str | None = None) -> Any:
-        """A whole tensor, as an array of numpy.
+        """Return a whole tensor as a numpy array.
 
-        Raises TypeError for a type that numpy has not, such as bfloat16, unless
-        dtype says what to convert it to.
+        Args:
+            fqn: name of the tensor.
+            dtype: dtype to convert to; by default that of the checkpoint.
+
+        Raises:
+            TypeError: numpy does not support the dtype, such as bfloat16.
         """
         return self.read([fqn], dtype=dtype, kind="numpy")[fqn]
 
     def slice(self, fqn: str, index: Any, *, dtype: str | None = None, kind: str | None = None) -> Any:
-        """A box of a tensor: index is one, or a sequence, of slices and integers.
+        """Return a box of a tensor. It reads only the 64 KiB blocks that overlap the box.
 
-        Only the blocks of 64 KiB that hold a part of it are read. kind is
-        ``torch`` or ``numpy``, by default the first that is installed.
+        Args:
+            fqn: name of the tensor.
+            index: a slice or integer, or a sequence of them, as in numpy's basic slicing.
+            dtype: dtype to convert to; by default that of the checkpoint.
+            kind: ``torch`` or ``numpy``; by default the first that is installed.
+
+        Raises:
+            KeyError: the checkpoint has no such tensor.
+            IndexError: the index is out of range, or has too many dimensions.
+            ValueError: a slice has a step other than 1.
+            TypeError: the index selects more than a box, or kind lacks the dtype.
         """
         handle = self._handle(fqn)
         box, shape = box_of(fqn, handle.shape, tuple(index) if isinstance(index, list) else index)
@@ -151,7 +175,13 @@ class Checkpoint:
         return out
 
     def read(self, fqns: Iterable[str] | None = None, *, dtype: str | None = None, kind: str | None = None) -> dict[str, Any]:
-        """Several tensors, by default all: as few requests as their bytes permit."""
+        """Return several tensors, by name, in as few requests as their size permits.
+
+        Args:
+            fqns: names of the tensors; by default all.
+            dtype: dtype to convert to; by default that of the checkpoint.
+            kind: ``torch`` or ``numpy``; by default the first that is installed.
+        """
         out: dict[str, Any] = {}
         parts: list[Part] = []
         for fqn in self.tensors if fqns is None else fqns:
@@ -171,24 +201,42 @@ class Checkpoint:
         return out, BoxPart(handle.fqn, to, handle.shape, box, _arrays.SIZES[to], memory)
 
     def raw(self, key: str, rank: int | None = None) -> bytes:
-        """The bytes of a value, as they were saved; rank says whose, where each rank has its own."""
+        """Return the saved bytes of a value.
+
+        Args:
+            key: name of the value.
+            rank: the rank whose value to read, if ranks saved their own.
+        """
         return self._values([self._value_part(key, rank)])[0]
 
     def value(self, key: str, rank: int | None = None) -> Any:
-        """A value, decoded by the allow-list of ``load``; needs PyTorch."""
+        """Return a decoded value. It needs PyTorch.
+
+        Args:
+            key: name of the value.
+            rank: the rank whose value to read, if ranks saved their own.
+
+        Raises:
+            NotAllowed: the value has a class that :func:`load` does not allow by default.
+        """
         return self._decode(key, self.raw(key, rank))
 
     def state_dict(self, rank: int | None = None) -> dict[str, Any]:
-        """Everything, nested as it was when it was saved, by the same keys: needs PyTorch.
+        """Return all tensors and values, nested as in the saved state dict. It needs PyTorch.
 
-        Of a checkpoint that PyTorch's planner has flattened, by ways 1 and 2 and in files
-        of PyTorch's own, all keys are strings, but for those of an optimizer's state, which
-        are as its groups list them. The save has warned of keys that look like numbers; for
-        files of PyTorch's own this does.
+        PyTorch's planner flattens the state dicts of ``dcp.save``, by URL or with
+        ckptstore.dcp, and of PyTorch's own files. In these checkpoints all keys are strings,
+        except for the keys of an optimizer's state, which are as its groups list them. The
+        save warns of keys that look like numbers; for PyTorch's own files this method warns.
 
-        rank says whose values are taken where each rank has its own; those that
-        the rank did not save are left out. Where an empty container was an element
-        of a list, which leaves nothing to be saved, there is None.
+        An empty container in a list is None, because a save stores nothing of it.
+
+        Args:
+            rank: the rank whose values to take, if ranks saved their own. Values that
+                this rank did not save are left out.
+
+        Raises:
+            Error: ranks saved their own values, and rank is None.
         """
         own = [fqn for fqn, v in self.objects.items() if v.ranks]
         if own and rank is None:
@@ -200,7 +248,7 @@ class Checkpoint:
         leaves |= {self.objects[fqn].path: self._decode(fqn, raw) for fqn, raw in zip(keys, data)}
         if not self.run:
             by_kind = ([one.path for one in kind.values() if len(one.path) > 1] for kind in (self.tensors, self.objects))
-            _keys.told(_keys.texts(*by_kind))
+            _keys.warn(_keys.texts(*by_kind))
         nested: dict[str, Any] = _keys.optimizers(nest(leaves))
         return nested
 
@@ -244,7 +292,7 @@ class Checkpoint:
         return services(self._store)
 
     def close(self) -> None:
-        """Read no more. What was read stays."""
+        """Close the checkpoint. Tensors and values that were read stay valid."""
         self._closed = True
 
     def __enter__(self) -> Checkpoint:
@@ -258,10 +306,10 @@ _SCHEME = "ckptstore://"
 
 
 def reference(ref: str | os.PathLike[str]) -> str:
-    """A reference as requests have it: a path is absolute, and a URL RUN@NAME.
+    """Return a reference in the form of requests: an absolute path, or RUN@NAME for a URL.
 
-    A path begins with / or ./ or ../, is an os.PathLike, or has a / in it and a
-    checkpoint at its end.
+    A reference is a path if it begins with / or ./ or ../, if it is an os.PathLike, or if
+    it contains a / and leads to a checkpoint.
     """
     text = os.fspath(ref)
     if isinstance(ref, str) and text.startswith(_SCHEME):
@@ -281,17 +329,19 @@ def _checkpoint_at(path: str) -> bool:
 
 
 def open(ref: str | os.PathLike[str], store: str | os.PathLike[str] | None = None) -> Checkpoint:
-    """Open a checkpoint to look into it. Nothing but its layout is read.
+    """Open a checkpoint for reading. It reads only the layout of the checkpoint.
 
     Args:
-        ref: RUN (its newest), RUN@NAME, RUN@latest, an ID, or the path of a
-            directory of PyTorch DCP, of a Hugging Face one, or of a safetensors
-            file; or the URL ``ckptstore://RUN[/PART][/NAME]``.
-        store: directory or nats:// URL of the store, by default that of the
-            trainer, if there is one, or $CKPTSTORE_STORE.
+        ref: RUN (its newest checkpoint), RUN@NAME, RUN@latest, an ID, the path of a
+            PyTorch DCP directory, a Hugging Face directory or a safetensors file, or the
+            URL ``ckptstore://RUN[/PART][/NAME]``.
+        store: directory or nats:// URL of the store; by default the trainer's store, or
+            $CKPTSTORE_STORE without a trainer.
 
-    Raises Refused, of status 404 where there is no such checkpoint, with names
-    that are near, and NoStore where no store is known.
+    Raises:
+        Refused: the checkpoint cannot be opened. Status 404 means that it does not exist;
+            the text suggests similar names.
+        NoStore: no store is known.
     """
     where = None if store is None else os.fspath(store)
     return Checkpoint(services(where).call("store/describe", ref=reference(ref)), where)

@@ -1,9 +1,9 @@
-"""Collectives on Python objects, over the trainer's or agent's socket.
+"""Collectives of Python objects over the trainer's or agent's socket.
 
     gather      8 bytes a rank: the length of its part, or that it has none
     gather      the parts, padded with zeros to the longest
 
-Objects travel pickled between the ranks of one job, as with torch.distributed.
+Objects are pickled between the ranks of one job, as with torch.distributed.
 """
 
 from __future__ import annotations
@@ -17,33 +17,43 @@ from ._identity import identity
 from ._session import Session
 from .errors import Error
 
-MAX = 1 << 29  # bytes of a part; a request has at most twice as many
-_FAILED = (1 << 64) - 1  # instead of a length: the rank has nothing to send
+MAX = 1 << 29  # bytes of a part; the server accepts requests of twice that
+_FAILED = (1 << 64) - 1  # sent in place of a length by a rank that has nothing to send
 
 
 def all_gather_object(value: Any) -> list[Any]:
-    """Every rank's value, in rank order, on every rank; a collective.
+    """Return every rank's value, in rank order, on every rank. It is a collective.
 
-    Values are pickled and have 512 MiB at most. A rank whose value cannot be is an
-    Error on all ranks that names it.
+    Args:
+        value: any object that can be pickled, of at most 512 MiB.
+
+    Raises:
+        Error: a value cannot be pickled or is too large. All ranks raise it, and the text
+            names the rank.
     """
     if _alone():
         return [value]
     session = _connect.current()
     data, why = _pickled(value)
     with session.collective:
-        said = [length for (length,) in map(_length.unpack, session.gather(_length.pack(_size(data))))]
-        _check(session, said, why)
-        longest = max(said)
-        parts = session.gather((data or b"").ljust(longest, b"\0")) if longest else [b""] * len(said)
-    return [pickle.loads(part[:length]) for part, length in zip(parts, said)]
+        lengths = [length for (length,) in map(_length.unpack, session.gather(_length.pack(_size(data))))]
+        _check(session, lengths, why)
+        longest = max(lengths)
+        parts = session.gather((data or b"").ljust(longest, b"\0")) if longest else [b""] * len(lengths)
+    return [pickle.loads(part[:length]) for part, length in zip(parts, lengths)]
 
 
 def broadcast_object(value: Any = None, root: int = 0) -> Any:
-    """The root's value on every rank; a collective. What others give is not looked at.
+    """Return the root's value on every rank. It is a collective.
 
-    The value is pickled and has 512 MiB at most; one that cannot be is an Error on all
-    ranks.
+    Args:
+        value: any object that can be pickled, of at most 512 MiB. Ignored on the other
+            ranks.
+        root: the rank that sends its value.
+
+    Raises:
+        Error: the root's value cannot be pickled or is too large. All ranks raise it.
+        ValueError: root is not a rank.
     """
     if _alone():
         if root != 0:
@@ -62,7 +72,7 @@ _length = struct.Struct("<Q")
 
 
 def broadcast_bytes(session: Session, data: bytes | None, root: int, why: Exception | None = None) -> bytes:
-    """The root's bytes, of any length, on every rank; None of the root is an Error on all."""
+    """Return the root's bytes on every rank. All ranks raise Error if the root has None."""
     with session.collective:
         (length,) = _length.unpack(session.broadcast(_length.pack(_size(data)), _length.size, root))
         _check(session, [length], why, root)
@@ -70,14 +80,14 @@ def broadcast_bytes(session: Session, data: bytes | None, root: int, why: Except
 
 
 def _alone() -> bool:
-    """Whether there is nobody to talk to, so that none has to be found or started."""
+    """Report whether this is the only rank, without a trainer: no server is needed."""
     return not _connect.trained() and identity().world_size == 1
 
 
 def _pickled(value: Any) -> tuple[bytes | None, Exception | None]:
     try:
         return pickle.dumps(value, protocol=4), None
-    except Exception as error:  # of any kind: the value's own methods run
+    except Exception as error:  # the value's own methods may raise anything
         return None, error
 
 
@@ -85,9 +95,9 @@ def _size(data: bytes | None) -> int:
     return _FAILED if data is None else len(data)
 
 
-def _check(session: Session, said: list[int], why: Exception | None, first: int = 0) -> None:
-    """The same error on all ranks, so that none waits for another."""
-    for rank, length in enumerate(said, first):
+def _check(session: Session, lengths: list[int], why: Exception | None, first: int = 0) -> None:
+    """Raise the same error on all ranks, so that no rank waits for another."""
+    for rank, length in enumerate(lengths, first):
         if length == _FAILED:
             raise Error(f"the value of rank {rank} cannot be pickled" + (f": {why!r}" if rank == session.context.rank else ": see its own error")) from why
         if length > MAX:

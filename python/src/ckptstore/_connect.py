@@ -1,16 +1,16 @@
-"""Who answers this process: its trainer, or an agent that a store has.
+"""Connects this process to its trainer, or to the agent of a store.
 
     a trainer's socket in the environment ─────────────▶ that rank's session
     else: the store's agent, started if need be ─ join ─▶ a session with the
           other ranks of this launch: one job with one attempt
 
-A child of a rank (a data loader, a process that saves beside the training) speaks
-as that rank; one that is another rank joins by itself. A forked child has nothing
-of its parent's connections and memory.
+A child process of a rank (a data loader, a process that saves in parallel with the
+training) uses the session of that rank. A child that is another rank joins separately. A
+forked child inherits neither connections nor mapped memory.
 
-When an agent is killed, what was going on with it raises Unreachable. The next call
-starts another agent and joins as a new attempt, on all ranks. What was staged on all
-ranks is finished by the agent that comes then.
+When an agent is killed, requests in progress raise Unreachable. The next call starts
+another agent and joins it as a new attempt, on all ranks. The new agent finishes saves
+that all ranks had staged.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ._wire import Wire
 from .errors import Error, NoStore, Refused, Unreachable
 
 DEFAULT_STORE = "ckpts"
-RESTARTS = 60.0  # seconds in which an agent that is about to end is waited for
+RESTARTS = 60.0  # seconds of retries while an agent exits
 
 _log = logging.getLogger("ckptstore")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-    """What init was told; None is for the environment to say."""
+    """The arguments of init. None means that the environment decides."""
 
     store: str | None = None
     run: str | None = None
@@ -49,17 +49,17 @@ class _Settings:
 
 
 class _Entry:
-    """A place for one session, whose lock is held while its ranks are waited for."""
+    """Holds one session. Its lock is held while the session waits for its ranks."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.session: Session | None = None
-        self.joined = False  # by this process, which leaves it
-        self.run = ""  # its name, where that is another than was asked for
+        self.joined = False  # this process joined the session and must leave it
+        self.run = ""  # the run's name, which may differ from the requested one
 
 
 class _State:
-    """What this process has. A forked child begins with another."""
+    """Connections of this process. A forked child starts with an empty state."""
 
     def __init__(self, settings: _Settings, forked: bool):
         self.settings, self.forked = settings, forked
@@ -72,7 +72,7 @@ class _State:
             return self.sessions.setdefault((where, run, who), _Entry())
 
     def alias(self, where: str, run: str, who: Identity | None, entry: _Entry) -> None:
-        """Let an entry be found by its run's name too, where that is another than was asked for."""
+        """Register an entry under its run's name too, which may differ from the requested one."""
         with self.lock:
             self.sessions[where, run, who] = entry
 
@@ -92,23 +92,25 @@ def init(
     *, store: str | os.PathLike[str] | None = None, run: str | None = None, trial: str | None = None,
     resume: str | None = None, config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Say where checkpoints go, before the first of them; on all ranks the same.
+    """Configure where checkpoints go. Call it on all ranks, before the first save or load.
 
-    Needed only where neither a trainer nor the environment says it.
+    It is needed only if neither a trainer nor the environment configures the store and
+    the run. Under a trainer, the trainer's store, run, trial and resume apply; ``init``
+    logs a warning for a known store, run or trial that differs.
 
     Args:
-        store: its directory, made if it is not there; by default CKPTSTORE_STORE, else ``ckpts``.
-        run: what is trained; by default CKPTSTORE_RUN, else the script's name. Who starts
-            a run of the same name again continues it.
-        trial: which configuration of it; by default CKPTSTORE_TRIAL, else ``main``.
-        resume: ``auto`` (the last checkpoint of the run, if there is one: the default),
-            ``none``, ``require``, or a reference such as ``RUN@NAME``.
-        config: the trial's configuration, as JSON has it: ``context().config``. Under a
-            trainer, what it was told (``--set``) comes before this.
+        store: directory of the store, created if missing; by default CKPTSTORE_STORE, or
+            ``ckpts``.
+        run: name of the run; by default CKPTSTORE_RUN, or the script's name. Starting a
+            run of the same name again continues it.
+        trial: name of the configuration; by default CKPTSTORE_TRIAL, or ``main``.
+        resume: ``auto`` (default: the last checkpoint of the run, if any), ``none``,
+            ``require``, or a reference such as ``RUN@NAME``.
+        config: the trial's configuration, of JSON types, for ``context().config``. Values
+            of ``trainer run --set`` take precedence.
 
-    Raises Error when this process is connected already and what is said here differs.
-    Under a trainer the store, the run and the rest are the trainer's; a store, run or
-    trial that differs is warned of, as far as it is known.
+    Raises:
+        Error: this process is already connected with other settings.
     """
     settings = _Settings(
         None if store is None else _location(os.fspath(store)), run, trial, resume, None if config is None else dict(config),
@@ -118,19 +120,19 @@ def init(
         if settings != _state.settings and any(entry.session for entry in _state.sessions.values()) and not trained():
             raise Error("init: this process is connected already, with other settings: call init first, or close() before it")
         _state.settings = settings
-    for name, said in (("STORE", settings.store), ("RUN", run), ("TRIAL", trial)) if trained() else ():
+    for name, given in (("STORE", settings.store), ("RUN", run), ("TRIAL", trial)) if trained() else ():
         theirs = os.environ.get("CKPTSTORE_" + name)
-        if said is not None and theirs and said != (_location(theirs) if name == "STORE" else theirs):
-            _log.warning("init: %s is %r by the trainer, not %r: the trainer's counts", name.lower(), theirs, said)
-    # For children that are spawned: they have no part of this module's memory.
+        if given is not None and theirs and given != (_location(theirs) if name == "STORE" else theirs):
+            _log.warning("init: the trainer sets %s to %r: %r is ignored", name.lower(), theirs, given)
+    # For spawned children, which do not inherit this module's memory.
     os.environ["CKPTSTORE_INIT"] = json.dumps({"elastic": elastic(), **dataclasses.asdict(settings)})
 
 
 def current(store: str | None = None, run: str | None = None) -> Session:
-    """This process's session, as its rank. The first call connects.
+    """Return the session of this process, as its rank. The first call connects.
 
-    store is a store's directory and run a run's name, for who means others than the
-    default. Under a trainer its own store is the trainer's; another one has an agent.
+    store and run override the defaults. Under a trainer, the trainer serves its own store;
+    an agent serves any other store.
     """
     where = store_of(store)
     if where == "":
@@ -153,17 +155,21 @@ def current(store: str | None = None, run: str | None = None) -> Session:
 
 
 def rejoin(where: str, run: str, lost: Session, timeout: float | None) -> bool:
-    """Join the agent that follows one that was killed, unless this process has since.
+    """Join the agent that replaces a killed one, unless this process has already joined it.
 
-    False where it cannot: a child of the rank speaks for it as long as its agent lives.
-    Raises TimeoutError when not all ranks have joined after timeout seconds.
+    Returns:
+        False in a child process of the rank, which uses the session of its parent and
+        cannot join.
+
+    Raises:
+        TimeoutError: not all ranks have joined after timeout seconds.
     """
     who = identity()
     if _parent(where, run, who) is not None:
         return False
     entry = _state.entry(where, run, who)
     if not entry.lock.acquire(timeout=-1 if timeout is None else timeout):
-        raise TimeoutError(f"run {run}: after {timeout:g} s not all ranks have joined the agent that follows the one that was killed")
+        raise TimeoutError(f"run {run}: after {timeout:g} s not all ranks have joined the agent that replaces the killed one")
     try:
         if entry.session is None or entry.session is lost or entry.session.wire.lost:
             entry.session, entry.joined = _join(where, run, who, timeout), True
@@ -174,7 +180,7 @@ def rejoin(where: str, run: str, lost: Session, timeout: float | None) -> bool:
 
 
 def _trained() -> Session:
-    """The session with the trainer."""
+    """Return the session with the trainer."""
     entry = _state.entry("", "", None)
     with entry.lock:
         if entry.session is None:
@@ -184,7 +190,7 @@ def _trained() -> Session:
 
 
 def services(store: str | None = None) -> Wire:
-    """Where requests about a store go that need no rank, such as ``store/read``."""
+    """Return the wire for requests that need no rank, such as ``store/read``."""
     where = store_of(store)
     if where == "":
         return _trained().wire
@@ -199,9 +205,10 @@ def services(store: str | None = None) -> Wire:
 
 
 def deciding(store: str | None, run: str) -> Wire:
-    """Where to ask for what changes a run: its session, if this process has joined it.
+    """Return the wire for requests that change a run.
 
-    Of a run that this process has no part in, an agent decides alone.
+    It is that of the run's session, if this process has joined one. The agent alone
+    decides for a run that this process has not joined.
     """
     where = store_of(store)
     if where == "":
@@ -214,11 +221,10 @@ def deciding(store: str | None, run: str) -> Wire:
 
 
 def close() -> None:
-    """Leave: what is staged is finished, and the run may be continued by another program.
+    """Leave the run, so that another program may continue it. Staged saves are finished.
 
-    The end of the process does the same. The next call connects anew. Under a trainer
-    nothing is left, the process is its worker to the end; SIGTERM and SIGUSR1 have their
-    effect again.
+    The end of the process does the same. The next call connects again. Under a trainer the
+    process stays a worker; only the handlers of SIGTERM and SIGUSR1 are removed.
     """
     _signals.give_back()
     _leave()
@@ -232,38 +238,39 @@ def _leave() -> None:
         session = entry.session
         if session is None or not entry.joined:
             continue
-        said = _said("CKPTSTORE_JOINED")
-        if said is not None and said["socket"] == session.wire.path:
+        shared = _shared("CKPTSTORE_JOINED")
+        if shared is not None and shared["socket"] == session.wire.path:
             del os.environ["CKPTSTORE_JOINED"]
         try:
             session.wire.call_within(30, "leave")
         except (Refused, Unreachable, TimeoutError) as error:
-            _log.info("leave: %s", error)  # the end of the process says the same
+            _log.info("leave: %s", error)  # the end of the process has the same effect
 
 
 atexit.register(_leave)
 
 
 def settings() -> _Settings:
-    """What init has said in this process, or in the one that spawned it."""
+    """Return the arguments of init in this process, or in the process that spawned it."""
     if _state.settings == _Settings():
-        said = _said("CKPTSTORE_INIT")
-        if said is not None and _is_child(said):
-            return _Settings(**{field.name: said[field.name] for field in dataclasses.fields(_Settings)})
+        shared = _shared("CKPTSTORE_INIT")
+        if shared is not None and _is_child(shared):
+            return _Settings(**{field.name: shared[field.name] for field in dataclasses.fields(_Settings)})
     return _state.settings
 
 
 def trained() -> bool:
+    """Report whether a trainer started this process."""
     return bool(os.environ.get("CKPTSTORE_SOCKET"))
 
 
 def _location(store: str) -> str:
-    """A store by one name: a directory's real path, or a URL."""
+    """Return the canonical name of a store: the real path of a directory, or a URL."""
     return store if "://" in store else os.path.realpath(store)
 
 
 def store_of(store: str | None) -> str:
-    """Returns the location of the store whose agent answers; empty where the trainer does."""
+    """Return the location of the store whose agent serves it, or "" if the trainer does."""
     if not trained():
         return _location(store or settings().store or os.environ.get("CKPTSTORE_STORE") or DEFAULT_STORE)
     if store is None:
@@ -272,13 +279,13 @@ def store_of(store: str | None) -> str:
     try:
         with open(os.path.join(where, "store.json"), encoding="utf-8") as file:
             theirs = json.load(file).get("store")
-    except (OSError, ValueError, AttributeError):  # the agent will say what is wrong with it
+    except (OSError, ValueError, AttributeError):  # the agent will report the cause
         return where
     return "" if theirs and theirs == _trained().context.store else where
 
 
 def start(where: str, timeout: float | None = None) -> _agent.Agent:
-    """Make sure that a store has an agent. Raises NoAgent, also after timeout seconds."""
+    """Start the agent of a store unless it runs. Raise NoAgent if that fails or times out."""
     return _agent.start(where, PROTOCOLS, _agent.START_DEADLINE if timeout is None else min(timeout, _agent.START_DEADLINE))
 
 
@@ -288,15 +295,15 @@ def _revived(where: str) -> tuple[str, str]:
 
 
 def _join(where: str, run: str, who: Identity, timeout: float | None = None, derived: bool = False) -> Session:
-    """Become a rank of a session, with all others of this launch, within timeout seconds.
+    """Join a session with all other ranks of this launch, within timeout seconds.
 
-    derived says that nobody gave the run its name: while another process has it, this
-    one's is NAME-2 or the like, which is said on stderr.
+    derived means that the run's name comes from the script. If another process uses that
+    run, this one joins NAME-2 or the like and prints that on stderr.
     """
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     if here.isdigit() and int(here) < who.world_size and elastic():
         raise NoStore(f"an agent serves the ranks of one machine, and {here} of this launch's {who.world_size} are on this one: run all of them on one machine")
-    said = settings()
+    configured = settings()
     began = time.monotonic()
     until = began + RESTARTS
     while True:
@@ -305,13 +312,13 @@ def _join(where: str, run: str, who: Identity, timeout: float | None = None, der
         try:
             left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
             reply = Wire(agent.socket, agent.token).call_within(
-                left, "join", protocols=PROTOCOLS, key=f"{who.key()} {run}", run=run, derived=derived, trial=said.trial or os.environ.get("CKPTSTORE_TRIAL") or None,
+                left, "join", protocols=PROTOCOLS, key=f"{who.key()} {run}", run=run, derived=derived, trial=configured.trial or os.environ.get("CKPTSTORE_TRIAL") or None,
                 rank=who.rank, world_size=who.world_size, pid=os.getpid(),
-                resume=said.resume or os.environ.get("CKPTSTORE_RESUME") or None, config=said.config or None,
+                resume=configured.resume or os.environ.get("CKPTSTORE_RESUME") or None, config=configured.config or None,
             )
             break
         except (Refused, Unreachable) as error:
-            # One that has just ended or is about to, of its own accord, is followed by another.
+            # An idle agent that is exiting: the next start begins another one.
             ends = isinstance(error, Unreachable) or error.status in (401, 503)
             if not ends or time.monotonic() > until:
                 raise
@@ -333,32 +340,35 @@ def _join(where: str, run: str, who: Identity, timeout: float | None = None, der
 
 
 def _parent(where: str, run: str, who: Identity) -> dict[str, Any] | None:
-    """The session that a process above this one has joined, if it is this one's too."""
-    said = _said("CKPTSTORE_JOINED")
-    if said is None or said["pid"] == os.getpid() or said["store"] != where or run not in (said["run"], said["asked"]) or not _is_child(said):
+    """Return the session that an ancestor process has joined as this process's rank."""
+    shared = _shared("CKPTSTORE_JOINED")
+    if shared is None or shared["pid"] == os.getpid() or shared["store"] != where or run not in (shared["run"], shared["asked"]) or not _is_child(shared):
         return None
-    return said if (said["rank"], said["world_size"]) == (who.rank, who.world_size) else None
+    return shared if (shared["rank"], shared["world_size"]) == (who.rank, who.world_size) else None
 
 
-def _said(name: str) -> dict[str, Any] | None:
+def _shared(name: str) -> dict[str, Any] | None:
+    """Return what an ancestor process has put into an environment variable."""
     text = os.environ.get(name)
     return json.loads(text) if text else None
 
 
-def _is_child(said: Mapping[str, Any]) -> bool:
-    """Whether who has said that is this process's rank, or made it: a program that the
-    user starts from a notebook is a launch of its own."""
+def _is_child(shared: Mapping[str, Any]) -> bool:
+    """Report whether the process that set a shared variable is of this process's rank.
+
+    A program that the user starts from a notebook is a separate launch.
+    """
     processes = sys.modules.get("multiprocessing.process")
     made = _state.forked or (processes is not None and processes.parent_process() is not None)
-    return made or bool(elastic() and list(elastic()) == list(said["elastic"]))
+    return made or bool(elastic() and list(elastic()) == list(shared["elastic"]))
 
 
 def _default_run() -> str:
-    """The run's name where nobody says it: as the trainer's, the script's."""
+    """Return the default name of the run: the script's name, as under a trainer."""
     script = os.path.basename(sys.argv[0] if sys.argv else "")
     name = script.removesuffix(".py")
     if name == "__main__":
         name = os.path.basename(os.path.dirname(sys.argv[0]))
     if name in ("", "-c", "-", "-m", "ipython", "ipykernel_launcher", "colab_kernel_launcher"):
-        raise NoStore("the run has no name: say ckptstore.init(run=NAME), or set CKPTSTORE_RUN")
+        raise NoStore("the run has no name: call ckptstore.init(run=NAME), or set CKPTSTORE_RUN")
     return name

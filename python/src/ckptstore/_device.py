@@ -1,10 +1,9 @@
-"""Copies into a staging slot, and out of GPUs beside what these compute.
+"""Copies tensors into a staging slot, from GPUs in parallel with their work.
 
-From the CPU a copy is done when ``copy`` returns. From a GPU it is queued on a stream
-of its own, into memory that the GPU may write to directly; a thread seals the slot
-when its event has come. What the GPU computes next waits for that event, since it
-might change the tensors: at once by default, and with overlap where tensors are
-changed first, in the optimizer's step.
+A copy from the CPU is complete when ``copy`` returns. A copy from a GPU is queued on a
+separate stream, into pinned memory. A thread seals the slot after the copy's event. Later
+GPU work might change the tensors, so it waits for that event: at once by default, or,
+with overlap, only in the optimizer's step, which changes the tensors first.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class Pending:
-    """Copies that have been queued. ``join`` waits until the slot is sealed, and raises what went wrong."""
+    """Queued copies. ``join`` waits until the slot is sealed, and raises their error."""
 
     def __init__(self, events: Sequence[Any], seal: Callable[[], None], failed: Callable[[BaseException], None], keep: Any):
         self._events, self._seal, self._failed, self._keep = events, seal, failed, keep
         self._error: BaseException | None = None
-        # Not a daemon: the end of the program waits for what is staged.
+        # Not a daemon: the end of the program waits for staged saves.
         self._thread = threading.Thread(target=self._run, name="seal a checkpoint")
         self._thread.start()
 
@@ -36,14 +35,14 @@ class Pending:
             for event in self._events:
                 event.synchronize()
             self._seal()
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # join raises it
             self._error = error
             self._failed(error)
         finally:
             self._keep = None
 
     def join(self, end: float | None) -> bool:
-        """Wait, until the monotonic time end at most; whether the slot is sealed."""
+        """Wait until the monotonic time end at most, and report whether the slot is sealed."""
         self._thread.join(None if end is None else max(0.0, end - time.monotonic()))
         if self._thread.is_alive():
             return False
@@ -56,9 +55,11 @@ def copy(
     memory: mmap.mmap, mapped: Iterable[mmap.mmap], views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], overlap: bool,
     seal: Callable[[], None], failed: Callable[[BaseException], None],
 ) -> Pending | None:
-    """Copy tensors into views of a slot's memory, one of those mapped; None when that is done already.
+    """Copy tensors into views of a slot's memory, which is one of mapped.
 
-    Otherwise seal is called once all bytes are there, or failed, by another thread.
+    Returns:
+        None if all copies are complete. Otherwise another thread calls seal once all
+        bytes are copied, or failed.
     """
     gpu: dict[torch.device, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     if any(tensor.is_cuda for tensor in tensors):
@@ -73,8 +74,8 @@ def copy(
         events = [_lane(device).copy(*pair, overlap) for device, pair in gpu.items()]
         views, tensors = rest
     if tensors:
-        # One call for all: it costs a tenth of a call for each. Strides, devices and lazily
-        # conjugated tensors are copy_'s own business.
+        # One call for all tensors costs a tenth of a call for each. copy_ handles strides,
+        # devices and lazily conjugated tensors.
         torch._foreach_copy_(list(views), list(tensors))
     if not gpu:
         return None
@@ -82,20 +83,20 @@ def copy(
 
 
 class Lane:
-    """Copies out of one GPU, in order. ``cuda`` is torch.cuda, or what a test has in its place."""
+    """Copies out of one GPU, in order. ``cuda`` is torch.cuda, or a test's substitute."""
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda, before_step: Callable[[Callable[..., None]], Any] = register_optimizer_step_pre_hook):
         self._device, self._cuda, self._before_step = device, cuda, before_step
         self._stream = cuda.Stream(device=device)
 
     def copy(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], overlap: bool) -> Any:
-        """Queue the copies, and return the event of their end."""
+        """Queue the copies, and return the event that follows them."""
         current = self._cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with self._cuda.stream(self._stream):
             for view, tensor in zip(views, tensors):
                 view.copy_(tensor, non_blocking=True)
-                # Whoever frees a tensor gets its memory back when the copy has ended.
+                # The allocator reuses a freed tensor's memory only after the copy.
                 tensor.record_stream(self._stream)
             event = self._cuda.Event()
             event.record(self._stream)
@@ -106,7 +107,7 @@ class Lane:
         return event
 
     def _hold_step(self, event: Any) -> None:
-        """Let the next step of any optimizer wait for an event."""
+        """Make the next step of any optimizer wait for an event."""
 
         def hook(*_: Any) -> None:
             self._cuda.current_stream(self._device).wait_event(event)
@@ -127,7 +128,7 @@ def _lane(device: torch.device) -> Lane:
 
 
 class Pins:
-    """Mappings that GPUs write to directly."""
+    """Tracks pinned mappings, which GPUs write to directly."""
 
     def __init__(self, runtime: Callable[[], Any] = torch.cuda.cudart):
         self._runtime = runtime
@@ -135,9 +136,9 @@ class Pins:
         self._refused: set[int] = set()
 
     def pin(self, memory: mmap.mmap, mapped: Iterable[mmap.mmap]) -> None:
-        """Pin a mapping, and unpin those that are not among mapped any more.
+        """Pin a mapping, and unpin mappings that are no longer in mapped.
 
-        Where that cannot be, which is said, copies are slower and block the CPU.
+        If pinning fails, it warns; copies are then slower and block the CPU.
         """
         runtime = self._runtime()
         current = [memory, *mapped]
@@ -159,10 +160,11 @@ _pins = Pins()
 
 
 def check_overlap(modules: Iterable[torch.nn.Module]) -> None:
-    """Refuse overlap where a tensor may change before the step of an optimizer.
+    """Refuse overlap if a tensor may change before an optimizer's step.
 
-    Raises ValueError without a module to look at, or naming a parameter that has a
-    hook that runs as soon as its gradient is there.
+    Raises:
+        ValueError: there is no module to check, or a parameter has a hook that runs as
+            soon as its gradient is accumulated. The text names the parameter.
     """
     looked = False
     for module in modules:

@@ -1,7 +1,7 @@
-"""Short digests of tensors: of all bytes up to 1 MiB, of 256 samples above that.
+"""Computes short digests of tensors: of all bytes up to 1 MiB, of 256 samples above that.
 
-They tell replicas that differ, and a frozen tensor that has changed after all. What
-changes between two samples alone they do not tell.
+They detect replicas that differ, and frozen tensors that have changed. They do not detect
+a change that lies between two samples.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import struct
 
 import torch
 
-FULL = 1 << 20  # bytes up to which all are looked at
+FULL = 1 << 20  # bytes up to which the digest covers the whole tensor
 SAMPLE = 4 << 10
 COUNT = FULL // SAMPLE
 
 
 def of_bytes(data: bytes) -> str:
-    """The digest of a value, as an item's check."""
+    """Return the digest of a value, for an item's check."""
     return _digest(len(data), [data])
 
 
 def of_tensor(tensor: torch.Tensor) -> str:
-    """The digest of a tensor's bytes, row-major, as an item's check."""
+    """Return the digest of a tensor's bytes in row-major order, for an item's check."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     size = flat.numel() * flat.element_size()
     if size == 0:
@@ -38,7 +38,7 @@ def of_tensor(tensor: torch.Tensor) -> str:
 
 
 def _places(size: int) -> list[int]:
-    """Where the samples of a large tensor begin, from its first byte to its last."""
+    """Return the offsets of a large tensor's samples, from its first byte to its last."""
     step = (size - SAMPLE) // (COUNT - 1)
     return [step * i for i in range(COUNT - 1)] + [size - SAMPLE]
 

@@ -1,11 +1,11 @@
-"""A directory of files as tensors and values of a checkpoint, and back.
+"""Converts a directory of files to tensors and values of a checkpoint, and back.
 
     NAME.safetensors      tensors, and a value with the header
     optimizer.pt, *.bin   tensors, and a value with the rest
     other files           a value each, byte for byte
 
-The tensors of FILE are called ``FILE.NAME``, without the suffix and the number of a
-part; the values ``files/``, ``safetensors/`` or ``torch/`` and the path of the file.
+The tensors of FILE are named ``FILE.NAME``, where FILE lacks its suffix and part number.
+The values are named ``files/``, ``safetensors/`` or ``torch/`` plus the file's path.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _DTYPES = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
 }
 
-# Files of torch.save that hold tensors worth to be kept one by one. Others are
-# small, or are made of classes that are not to be loaded without need.
+# Files of torch.save whose tensors are stored separately. Others are small, or contain
+# classes that should not be loaded without need.
 _OF_TORCH = re.compile(r"(optimizer|pytorch_model.*|adapter_model.*)\.(pt|bin)")
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def gather(directory: Path, files: Iterable[Path]) -> dict[str, Any]:
-    """Files below a directory, as a flat state dict for save.
+    """Return the files below a directory as a flat state dict for save.
 
-    The tensors of safetensors files are mapped, not read. Warns of a file that is
-    kept as one value although it has tensors, since it is not understood.
+    The tensors of safetensors files are mapped, not read. It warns of a file whose tensors
+    it cannot parse, and stores that file as one value.
     """
     out: dict[str, Any] = {}
     for file in sorted(files):
@@ -61,7 +61,7 @@ def gather(directory: Path, files: Iterable[Path]) -> dict[str, Any]:
             elif _OF_TORCH.fullmatch(file.name):
                 kind, (tensors, value) = TORCH, _of_torch(file)
         except _Unknown as why:
-            warnings.warn(f"{file} is kept as it is, without its tensors one by one: {why}", stacklevel=2)
+            warnings.warn(f"{file} is stored as one value, without separate tensors: {why}", stacklevel=2)
             kind, tensors = VERBATIM, {}
         above = _PART.sub("", path.removesuffix(file.suffix)).replace("/", ".")
         called = {}
@@ -71,19 +71,19 @@ def gather(directory: Path, files: Iterable[Path]) -> dict[str, Any]:
                 n += 1
                 fqn = f"{above}.{name}#{n}"
             called[name], out[fqn] = fqn, tensor
-        # A pair, not a dict: that would be taken apart.
+        # A pair, because save would flatten a dict.
         out[kind + path] = file.read_bytes() if kind == VERBATIM else (value, tuple(called.items()))
     return out
 
 
 class _Unknown(Exception):
-    """A file is not as its name says."""
+    """A file does not have the format that its name suggests."""
 
 
 def _of_safetensors(file: Path) -> tuple[dict[str, torch.Tensor], bytes]:
-    """The tensors of a file, mapped, and its header."""
+    """Return the tensors of a file, mapped, and its header."""
     with file.open("rb") as opened:
-        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)  # which torch takes for writable
+        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants writable memory
     try:
         (size,) = struct.unpack_from("<Q", data)
         header = data[8 : 8 + size]
@@ -100,12 +100,12 @@ def _of_safetensors(file: Path) -> tuple[dict[str, torch.Tensor], bytes]:
     except (ValueError, KeyError, AttributeError, TypeError, struct.error) as error:
         raise _Unknown(f"{type(error).__name__}: {error}") from error
     if 8 + size + end != len(data):
-        raise _Unknown(f"it has {len(data)} bytes, and its header tells of {8 + size + end}")
+        raise _Unknown(f"it has {len(data)} bytes, but its header describes {8 + size + end}")
     return out, bytes(header)
 
 
 def _of_torch(file: Path) -> tuple[dict[str, torch.Tensor], bytes]:
-    """The tensors of a file of torch.save, and all else of it."""
+    """Return the tensors of a torch.save file, and the rest of its object."""
     try:
         # Old files cannot be mapped.
         held = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
@@ -123,14 +123,15 @@ def _is_zip(file: Path) -> bool:
 
 
 def holds(cp: Checkpoint, path: str) -> bool:
-    """Whether a checkpoint has a file."""
+    """Report whether a checkpoint contains a file."""
     return any(kind + path in cp.objects for kind in (VERBATIM, SAFETENSORS, TORCH))
 
 
 def write(cp: Checkpoint, directory: Path) -> None:
-    """Write the files of a checkpoint below a directory, which exists.
+    """Write the files of a checkpoint below an existing directory.
 
-    Raises Error for a path that leads out of it.
+    Raises:
+        Error: a file's path leads out of the directory.
     """
     for key in cp.objects:
         for kind, put in ((VERBATIM, _verbatim), (SAFETENSORS, _safetensors), (TORCH, _torch)):
@@ -148,7 +149,7 @@ def _verbatim(cp: Checkpoint, key: str, file: Path) -> None:
 
 
 def _safetensors(cp: Checkpoint, key: str, file: Path) -> None:
-    """The same bytes as before, read into the mapped file."""
+    """Write a safetensors file with the original bytes, read into a mapping of it."""
     header, called = cp.value(key)
     begin = 8 + len(header)
     entries = json.loads(header)
@@ -157,7 +158,7 @@ def _safetensors(cp: Checkpoint, key: str, file: Path) -> None:
         opened.write(struct.pack("<Q", len(header)) + header)
         opened.flush()
         size = begin + max(ends, default=0)
-        os.posix_fallocate(opened.fileno(), 0, size)  # a full disk is an error here, and a signal in a mapping
+        os.posix_fallocate(opened.fileno(), 0, size)  # a full disk raises an error here, but a signal in a mapping
         view = memoryview(mmap.mmap(opened.fileno(), size))
     parts: list[Part] = []
     for name, fqn in called:
@@ -173,7 +174,7 @@ def _torch(cp: Checkpoint, key: str, file: Path) -> None:
     torch.save(_skeleton.join(_skeleton.unpack(packed), {name: read[fqn] for name, fqn in called}), file)
 
 
-def temporary(beside: Path) -> Path:
-    """A new directory beside another one, to be renamed to it."""
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f".{beside.name}.", dir=beside.parent))
+def temporary(to: Path) -> Path:
+    """Create a temporary directory next to a path, for a rename to it."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f".{to.name}.", dir=to.parent))

@@ -1,8 +1,8 @@
-"""Files that were written behind a URL and belong to no checkpoint, named when the process ends.
+"""Prints, when the process ends, files written to a URL that belong to no checkpoint.
 
-``.metadata`` makes a checkpoint of the files of ``dcp.save`` below a name. Without it
-they are pending until the processes that wrote them have ended, and then they are gone:
-a program that goes by its exit code would take them for saved.
+``.metadata`` commits the files of ``dcp.save`` below a name as a checkpoint. Without it
+they are pending until the processes that wrote them end, and are then discarded. The exit
+code does not show that, so this module prints it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .errors import Error, Refused
 if TYPE_CHECKING:
     from .filesystem import FileSystem
 
-_MOST = 20  # names that are remembered, and asked about: the newest
-_PATIENCE = 5.0  # seconds that the end of a process waits for an answer
+_MOST = 20  # directories to remember: the newest
+_PATIENCE = 5.0  # seconds that the end of a process waits for a reply
 
 _lock = threading.Lock()
-_written: dict[str, tuple[str, str, str, int, str]] = {}  # by directory: who took its files, one of them, how many, and since when
+_written: dict[str, tuple[str, str, str, int, str]] = {}  # by directory: socket and token of the server, one file, how many, and since when
 _process = 0
 
 
 def wrote(fs: FileSystem, path: str) -> None:
-    """Note a file that was closed, and is pending."""
+    """Note a closed file that is pending."""
     global _process
     directory, _, name = path.rpartition("/")
     with _lock:
-        if _process != os.getpid():  # the first, or a fork, whose parent says what it wrote
+        if _process != os.getpid():  # the first call, or a fork, whose parent reports its own files
             _written.clear()
             _process = os.getpid()
             atexit.register(_tell)
@@ -47,7 +47,7 @@ def wrote(fs: FileSystem, path: str) -> None:
 
 
 def settled(path: str) -> None:
-    """Forget the files of a directory: they were committed, or removed."""
+    """Forget the files of a directory after they were committed or removed."""
     with _lock:
         _written.pop(path, None)
 
@@ -57,22 +57,25 @@ def _tell() -> None:
         return
     for directory, (path, token, name, count, since) in list(_written.items()):
         try:
-            # Not by the process's own wire, which would start a server that has ended.
+            # Not through the process's own wire, which would restart an ended server.
             if not _gone(Wire(path, token), directory, name, since):
                 continue
-        except (Error, OSError):  # it has ended, and it is not known
+        except (Error, OSError):  # the server has ended: unknown
             continue
         files = "a file was" if count == 1 else f"{count} files were"
         print(
-            f"ckptstore: ckptstore://{directory}: {files} written ({name}), and no .metadata followed, nor another name: "
-            "nothing of it is kept, for the save was not whole. Save again.",
+            f"ckptstore: ckptstore://{directory}: {files} written ({name}), but never committed by .metadata or a rename: "
+            "the save is incomplete and was discarded; save again",
             file=sys.stderr,
         )
 
 
 def _gone(wire: Wire, directory: str, name: str, since: str) -> bool:
-    """Whether a file of a directory is in no checkpoint, nor in one that was committed
-    after that time and deleted since: another rank's ``.metadata`` may have made that."""
+    """Report whether a file of a directory is in no checkpoint.
+
+    Another rank's ``.metadata`` may have committed it, so a checkpoint that was committed
+    after since and then deleted counts too.
+    """
     try:
         wire.call_within(_PATIENCE, "store/fs/stat", path=f"{directory}/{name}")
         return False

@@ -1,8 +1,8 @@
-"""Local folders that frameworks made of URLs, named when the process ends.
+"""Prints, when the process ends, local folders that frameworks made from URLs.
 
-A framework that takes ``ckptstore://RUN/NAME`` for a path makes a local folder
-``./ckptstore:/RUN/NAME`` and saves into it without an error: the program looks as if its
-checkpoints were in a store.
+A framework that takes ``ckptstore://RUN/NAME`` for a path creates a local folder
+``./ckptstore:/RUN/NAME`` and saves into it without an error. The program then appears to
+save into a store.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import time
 
 NAME = "ckptstore:"
 
-_MOST = 10_000  # folders that are looked at below one that was there before
+_MOST = 10_000  # folders to check below a folder that existed before
 
-_process = 0  # that watches
+_process = 0  # the process that watches
 _since = 0.0
-_before: dict[str, bool] = {}  # by working directory: whether such a folder was there
+_before: dict[str, bool] = {}  # by working directory: whether such a folder existed
 
 
 def watch() -> None:
-    """Begins to watch the working directory, to the end of this process."""
+    """Watch the working directory until the end of this process."""
     global _process, _since
     _process, _since = os.getpid(), time.time()
     where = _here()
@@ -32,9 +32,9 @@ def watch() -> None:
 
 
 def refuse(directory: str, of: str, instead: str) -> None:
-    """Raises ValueError for a directory that is a URL of a store."""
+    """Raise ValueError for a directory that is a URL of a store."""
     if directory.startswith(NAME):
-        raise ValueError(f"{of} is {directory!r}, which is no path: its files would go to a local folder ./{NAME}, and to no store; {instead}")
+        raise ValueError(f"{of} is {directory!r}, which is not a path: its files would go to a local folder ./{NAME}, not to a store; {instead}")
 
 
 def _here() -> str | None:
@@ -45,7 +45,7 @@ def _here() -> str | None:
 
 
 def _tell() -> None:
-    # A forked child leaves it to its parent, and workers and other ranks to the main process.
+    # Only the main process of rank 0 reports: not forked children, workers or other ranks.
     processes = sys.modules.get("multiprocessing.process")
     child = processes is not None and processes.parent_process() is not None
     if _process != os.getpid() or child or os.environ.get("RANK", "0") != "0":
@@ -54,14 +54,14 @@ def _tell() -> None:
         folder = os.path.join(where, NAME)
         if _made(folder, _before.get(where, True)):
             print(
-                f"ckptstore: {folder} is a local folder that this program made of a URL: what is in it is in no store; "
-                "give the URL to dcp.save or fsspec.open, or save by ckptstore.save or a class of ckptstore for the framework (docs/howto/frameworks.md)",
+                f"ckptstore: {folder} is a local folder that this program made from a URL: its files are in no store; "
+                "pass the URL to dcp.save or fsspec.open, or save with ckptstore.save or ckptstore's class for the framework (docs/howto/frameworks.md)",
                 file=sys.stderr,
             )
 
 
 def _made(folder: str, before: bool) -> bool:
-    """Reports whether a folder, or one below it if it was there before, was made or changed since."""
+    """Report whether a folder was created or, if it existed before, changed at any depth."""
     if not os.path.isdir(folder):
         return False
     if not before:

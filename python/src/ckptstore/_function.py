@@ -1,14 +1,14 @@
-"""Training functions that report, as Ray Tune's function API has them.
+"""Runs training functions that report, with the signatures of Ray Tune's function API.
 
     ckptstore.run(train)
 
-    def train(config): ...                    a result is returned, or yielded
-    def train(config, reporter): ...          or given to reporter(loss=…)
-    def train(config, checkpoint): ...        which loads what to resume from
+    def train(config): ...                    returns or yields results
+    def train(config, reporter): ...          or passes them to reporter(loss=…)
+    def train(config, checkpoint): ...        loads the checkpoint to resume from
 
-A result is a mapping or a number. Beside its metrics it may say ``step`` (of the
-training; by default the iteration), ``done`` (True: the last one) and
-``time_this_iter_s`` (by default the time since the last report was answered).
+A result is a mapping or a number. In addition to metrics it may have ``step`` (by default
+the iteration), ``done`` (True for the last result) and ``time_this_iter_s`` (by default
+the time since the reply to the last report).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _log = logging.getLogger("ckptstore")
 
 
 class Reporter:
-    """What a training function reports through; all threads may use it.
+    """Reports the results of a training function. It is safe for use by several threads.
 
     Attributes:
-        stop: why the training is to end, or None: ``preempt`` or ``stop``.
+        stop: why the training must end, ``preempt`` or ``stop``; or None.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,16 @@ class Reporter:
         self._count, self._step, self._done = 0, 0, False
 
     def __call__(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Report one iteration, and wait until it is taken: ``reporter(loss=0.3)``.
+        """Report one iteration, and wait for the reply: ``reporter(loss=0.3)``.
 
-        Raises StopRequested when the training is to end: the metrics were taken; clean
-        up, save if its ``why`` is ``preempt``, and return or let it pass. Raises
-        AlreadyDone after a result that said done.
+        Args:
+            metrics: metrics by name.
+            more: further metrics, as keyword arguments.
+
+        Raises:
+            StopRequested: the training must end; the metrics were recorded. Clean up, save
+                if its ``why`` is ``preempt``, and return or let the exception pass.
+            AlreadyDone: an earlier result had ``done``.
         """
         result = {**(metrics or {}), **more}
         with self._lock:
@@ -58,14 +63,14 @@ class Reporter:
                 self.stop = _report.send(session, plain, step, done)
             except StoreFull as full:
                 _log.warning("the metrics of step %d are not kept: %s", step, full)
-            # The hand-off is not the function's work.
+            # Do not count the report itself as the function's time.
             self._since = time.perf_counter()
             self._count, self._step, self._done = self._count + 1, step, done
             if self.stop is not None:
                 raise StopRequested(self.stop)
 
     def finish(self) -> None:
-        """Say that the function has returned, unless it has said that it is done."""
+        """Report that the function has returned, unless it has reported ``done``."""
         with self._lock:
             if self._done or self.stop is not None:
                 return
@@ -76,7 +81,7 @@ class Reporter:
 
 
 class TrialCheckpoint:
-    """What a training function loads from and saves to.
+    """Loads and saves for a training function. It is true if there is a checkpoint to load.
 
     Attributes:
         resume: full ID of the checkpoint to resume from, or None.
@@ -89,29 +94,33 @@ class TrialCheckpoint:
         return self.resume is not None
 
     def save(self, state_dict: Mapping[str, Any], **options: Any) -> Any:
-        """:func:`ckptstore.save`."""
+        """Call :func:`ckptstore.save`."""
         import ckptstore
 
         return ckptstore.save(state_dict, **options)
 
     def load(self, state_dict: Any, **options: Any) -> Any:
-        """:func:`ckptstore.load`."""
+        """Call :func:`ckptstore.load`."""
         import ckptstore
 
         return ckptstore.load(state_dict, **options)
 
 
 def run(train: Callable[..., Any]) -> None:
-    """Run a training function as this worker, to its end.
+    """Run a training function as this worker, and report its results.
 
-    It gets its own copy of ``context().config``. All that it returns or yields is
-    reported, a bare number as ``_metric``, 0 as any other. When a stop is requested,
-    the reporter raises StopRequested, in a generator the yield does; the function may
-    clean up, and its end is a good one. Any other exception is written where the
-    trainer finds it, as by record, and passes.
+    The function receives its own copy of ``context().config``. It may return or yield
+    results; a bare number is reported as ``_metric``. On a stop request the reporter, or
+    the generator's yield, raises StopRequested. The function may clean up, and
+    return or let the exception pass; the worker then succeeds. Any other exception is
+    recorded for the trainer, as by :func:`record`, and raised.
 
-    Raises TypeError for a function whose parameters are others than config, reporter
-    and checkpoint, before anything is run.
+    Args:
+        train: ``train(config)``, ``train(config, reporter)`` or
+            ``train(config, checkpoint)``.
+
+    Raises:
+        TypeError: train has other parameters. It is not called.
     """
     wanted = signature(train)
     reporter = Reporter()
@@ -122,7 +131,7 @@ def run(train: Callable[..., Any]) -> None:
         reporter.finish()
     except StopRequested as stop:
         if reporter.stop is None:
-            error = RuntimeError("the function gave the stop signal, and nobody has requested a stop: return to end")
+            error = RuntimeError("the function raised StopRequested, but no stop was requested: return to end")
             _record.write(error)
             raise error from stop
     except Exception as error:
@@ -131,10 +140,10 @@ def run(train: Callable[..., Any]) -> None:
 
 
 def signature(train: Callable[..., Any]) -> list[str]:
-    """Which of reporter and checkpoint a function takes beside the config."""
+    """Return which of reporter and checkpoint a function takes in addition to the config."""
 
     def wrong(what: str) -> TypeError:
-        return TypeError(f"{train!r} is no training function: {what}; want train(config), train(config, reporter) or train(config, checkpoint)")
+        return TypeError(f"{train!r} is not a training function: {what}; want train(config), train(config, reporter) or train(config, checkpoint)")
 
     if not callable(train):
         raise wrong("it cannot be called")
@@ -142,7 +151,7 @@ def signature(train: Callable[..., Any]) -> list[str]:
         raise wrong("it is asynchronous")
     parameters = list(inspect.signature(train).parameters.values())
     if not parameters or parameters[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
-        raise wrong("its first parameter is to be the config")
+        raise wrong("its first parameter must be the config")
     wanted = []
     for parameter in parameters[1:]:
         if parameter.name in ("reporter", "checkpoint") and parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
@@ -153,7 +162,7 @@ def signature(train: Callable[..., Any]) -> list[str]:
 
 
 def _drive(output: Any, reporter: Reporter) -> None:
-    """Report what a function has returned, or yields."""
+    """Report the result that a function returned, or those that it yields."""
     if isinstance(output, Generator):
         _drain(output, reporter)
     elif isinstance(output, Iterator):
@@ -166,7 +175,7 @@ def _drive(output: Any, reporter: Reporter) -> None:
 
 
 def _drain(generator: Generator[Any, None, Any], reporter: Reporter) -> None:
-    """Report what a generator yields, and give it the stop where it has yielded."""
+    """Report the results of a generator, and raise a stop request at its yield."""
     try:
         value = next(generator)
         while True:

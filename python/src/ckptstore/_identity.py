@@ -1,8 +1,8 @@
-"""Which rank this process is, and of which launch.
+"""Finds the rank and the launch of this process.
 
-From the variables of torchrun; else from torch.distributed, if the program has
-imported and initialized it; else it is the one rank of its own launch. A *key*
-names the launch: the same on all its ranks, and another the next time.
+Both come from torchrun's variables; else from torch.distributed, if the program has
+initialized it; else the process is the only rank of its own launch. A *key* names the
+launch: it is the same on all its ranks and differs from that of every other launch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Identity:
     """A rank of a launch.
 
     Attributes:
-        launch: what tells launches apart that this process can name without asking
-            other ranks: torchelastic's, and the process group's.
+        launch: what distinguishes launches without asking other ranks: torchelastic's
+            variables or the number of the process group.
     """
 
     rank: int
@@ -35,22 +35,25 @@ class Identity:
     launch: tuple[Any, ...]
 
     def key(self) -> str:
-        """The launch's name. With torch.distributed alone, the ranks agree on it
-        through the group's store, so all of them must ask sooner or later."""
+        """Return the launch's key.
+
+        With torch.distributed alone, the ranks agree on it through the group's store, so
+        every rank must call this.
+        """
         group = _group()
         if _environment() is None and group is not None:
             return _agreed(group)
         if _environment() is None:
             return _own()
-        said = [os.environ.get(name, "") for name in _LAUNCH]
-        return hashlib.sha256("\0".join([*said, _launcher()]).encode()).hexdigest()[:32]
+        values = [os.environ.get(name, "") for name in _LAUNCH]
+        return hashlib.sha256("\0".join([*values, _launcher()]).encode()).hexdigest()[:32]
 
 
 def identity() -> Identity:
-    """This process, as of now."""
-    said = _environment()
-    if said is not None:
-        return Identity(*said, elastic())
+    """Return the current identity of this process."""
+    found = _environment()
+    if found is not None:
+        return Identity(*found, elastic())
     group = _group()
     if group is None:
         return Identity(0, 1, ())
@@ -59,15 +62,15 @@ def identity() -> Identity:
 
 
 def elastic() -> tuple[str, ...]:
-    """Torchelastic's name of the launch; empty without it."""
-    said = tuple(os.environ.get(name, "") for name in _ELASTIC)
-    return said if said[0] else ()
+    """Return torchelastic's variables of the launch; empty without torchelastic."""
+    values = tuple(os.environ.get(name, "") for name in _ELASTIC)
+    return values if values[0] else ()
 
 
 def local_rank(rank: int) -> int:
-    """The rank among those of this machine."""
-    said = os.environ.get("LOCAL_RANK", "")
-    return int(said) if said.isdigit() else rank
+    """Return this process's rank on its machine."""
+    value = os.environ.get("LOCAL_RANK", "")
+    return int(value) if value.isdigit() else rank
 
 
 def _environment() -> tuple[int, int] | None:
@@ -80,14 +83,14 @@ def _environment() -> tuple[int, int] | None:
 
 
 def _group() -> Any:
-    """The default process group, if there is one."""
+    """Return the default process group, or None."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     return dist.group.WORLD
 
 
-# Groups that this process has had, so that a second init_process_group is another launch.
+# Numbers of this process's groups: a second init_process_group is another launch.
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _agreements: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _count = 0
@@ -102,11 +105,11 @@ def _number(group: Any) -> int:
 
 
 def _agreed(group: Any) -> str:
-    """The first key that any rank has put into the group's store."""
+    """Return the first key that any rank has put into the group's store."""
     if group not in _agreements:
         c10d = sys.modules["torch.distributed.distributed_c10d"]
-        said = c10d._get_default_store().compare_set("ckptstore/launch", "", uuid.uuid4().hex)
-        _agreements[group] = said.decode()
+        first = c10d._get_default_store().compare_set("ckptstore/launch", "", uuid.uuid4().hex)
+        _agreements[group] = first.decode()
     return _agreements[group]
 
 
@@ -121,27 +124,30 @@ def _own() -> str:
 
 
 def _launcher() -> str:
-    """The nearest process above this one that is not part of the rank, as ID and start
-    time: launches that are alike in their variables differ in it."""
+    """Return PID and start time of the nearest ancestor that is not part of the rank.
+
+    They distinguish launches whose variables are equal.
+    """
     pid = os.getppid()
     mine = os.environ.get("RANK"), os.environ.get("MASTER_PORT")
-    while pid > 1 and _said(pid) == mine:  # a shell or a wrapper around the rank's program
+    while pid > 1 and _launch_of(pid) == mine:  # a shell or a wrapper around the rank's program
         pid = int(_stat(pid)[1])
     return f"{pid} {_stat(pid)[19]}"
 
 
-def _said(pid: int) -> tuple[str | None, str | None]:
+def _launch_of(pid: int) -> tuple[str | None, str | None]:
+    """Return RANK and MASTER_PORT of a process."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             pairs = dict(pair.partition(b"=")[::2] for pair in file.read().split(b"\0"))
-    except OSError:  # another user's: no part of the rank
+    except OSError:  # another user's process is not part of the rank
         return None, None
     rank, port = pairs.get(b"RANK"), pairs.get(b"MASTER_PORT")
     return (rank and rank.decode()), (port and port.decode())  # type: ignore[return-value]
 
 
 def _stat(pid: int) -> list[str]:
-    """State, parent, … start time (19) of a process; zeros of one that is not shown."""
+    """Return state, parent, … start time (19) of a process; zeros if they are not readable."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()

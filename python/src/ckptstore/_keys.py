@@ -1,9 +1,9 @@
-"""Keys of which PyTorch's planner has made text.
+"""Handles keys that PyTorch's planner has converted to strings.
 
-It flattens a state dict by names that are joined with dots, and a key 3 has the path of a
-key "3". PyTorch loads a tensor into the one that is there below 3. Another value it puts
-below "3", beside what is there. Who reads without a state dict gets text: for an optimizer's
-own that is undone, since its groups list the keys as they are. Of all else a save warns by name.
+The planner flattens a state dict into names joined with dots, so a key 3 has the path of a
+key "3". PyTorch loads a tensor into the existing one below 3, but adds any other value
+below "3". A reader without a state dict gets strings. For an optimizer's state this module
+restores the keys, because the groups list them. For all other state a save warns by name.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any
 
 _log = logging.getLogger("ckptstore")
 _TEXT = re.compile(r"-?\d[\d.e+-]*|True|False|None|\(.*\)")
-_told: set[str] = set()  # containers; a forked child has those of its parent
+_told: set[str] = set()  # containers already warned of; a forked child inherits them
 
 
 def texts(tensors: Iterable[Sequence[Any]], values: Iterable[Sequence[Any]]) -> dict[str, str]:
-    """The containers in which a text stands that may have been another key, by name, with one
-    such key of each, of the paths of tensors and of values. The root has the name "". That of
-    an optimizer which has tensors alone is left out."""
+    """Return the containers with a string key that may have been another type.
+
+    It takes the paths of tensors and of values, and returns one such key by the name of its
+    container; the root's name is "". An optimizer's container with only tensors is left out.
+    """
     found: dict[tuple[Any, ...], str] = {}
     groups: set[tuple[Any, ...]] = set()  # state dicts that have groups of parameters
     valued: set[tuple[Any, ...]] = set()
@@ -42,9 +44,11 @@ def texts(tensors: Iterable[Sequence[Any]], values: Iterable[Sequence[Any]]) -> 
     }
 
 
-def told(containers: Mapping[str, str]) -> None:
-    """Warn of containers that :func:`texts` has found, of each once in a process. It is no
-    ``warnings.warn``, which a filter can turn into an error in the middle of a save."""
+def warn(containers: Mapping[str, str]) -> None:
+    """Log a warning of containers that :func:`texts` has found, once each in a process.
+
+    It does not use ``warnings.warn``: a filter can turn that into an error during a save.
+    """
     new = {container: key for container, key in containers.items() if container not in _told}
     if not new:
         return
@@ -52,15 +56,17 @@ def told(containers: Mapping[str, str]) -> None:
     names = ", ".join(f"{container or 'the state dict'} ({key!r})" for container, key in list(new.items())[:5])
     more = f" and {len(new) - 5} more" if len(new) > 5 else ""
     _log.warning(
-        "keys that look like numbers, or other Python values, are text in this checkpoint, as PyTorch's planner makes them, in %s%s: "
-        "dcp.load gives tensors to a state dict that has the keys, and puts other values below the text, beside what is there; "
-        "ckptstore.open(…).state_dict() gives text; ckptstore.save keeps what they were", names, more,
+        "keys that look like numbers, or other Python values, are strings in this checkpoint, because PyTorch's planner converts them, in %s%s: "
+        "dcp.load fills tensors of a state dict that has the original keys, but adds other values under the strings; "
+        "ckptstore.open(…).state_dict() returns strings; ckptstore.save keeps the original keys", names, more,
     )
 
 
 def optimizers(state: Any) -> Any:
-    """A nested state dict, in place, in which every state dict of an optimizer has the keys that
-    its groups list: numbers, where they are numbers there and text of the same here."""
+    """Restore the number keys of optimizers in a nested state dict, in place, and return it.
+
+    A key becomes a number if it is the string of a number that the optimizer's groups list.
+    """
     if isinstance(state, Mapping):
         for inner in state.values():
             optimizers(inner)

@@ -1,9 +1,9 @@
-"""A state dict as a list of leaves, under the names that PyTorch gives them.
+"""Flattens a state dict to a list of leaves, under PyTorch's names.
 
-Mappings are always descended into, and their keys become strings in the names, and
-stay what they are in the paths; a list only if a tensor is in it, or a container that is descended into itself. Everything else
-is a leaf: a list of numbers is one value, and so is a tuple. So the checkpoints
-of ``dcp.save`` and of ``ckptstore.save`` have the same names.
+It descends into every mapping, and into a list if that contains a tensor, a mapping or
+such a list. Everything else is a leaf: a list of numbers is one value, and so is a tuple.
+Keys are strings in names and keep their types in paths. So checkpoints of ``dcp.save`` and
+``ckptstore.save`` have the same names.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SINGLE = (torch.Tensor, str, int, float, bool, type(None))  # most leaves
 
 
 def materialise(state_dict: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A state dict with the states of the objects in it that have some, as DCP takes them."""
+    """Return a state dict in which objects are replaced by their states, as DCP does."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"a state dict is a mapping, not a {type(state_dict).__name__}")
-    # Tensors first: to ask anything for a protocol takes longer than to copy a small one.
+    # Tensors first: a protocol check takes longer than the copy of a small tensor.
     return {
         key: value.state_dict() if not isinstance(value, (Mapping, *_SINGLE)) and has_state(value) else value
         for key, value in state_dict.items()
@@ -33,14 +33,16 @@ def materialise(state_dict: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def has_state(value: Any) -> bool:
-    """Whether an object is asked for its state, also one that takes none back: a load
-    then puts the state in its place."""
+    """Report whether an object has a state to save.
+
+    An object that cannot take a state back counts too: a load replaces it by the state.
+    """
     return isinstance(value, Stateful) or not isinstance(value, type) and callable(getattr(value, "state_dict", None))
 
 
 @dataclasses.dataclass
 class Leaves:
-    """Parallel lists: leaf i is ``values[i]``, found at ``places[i]``, a container and a key of it."""
+    """Leaves as parallel lists: leaf i is ``values[i]``, at ``places[i]``, a container and its key."""
 
     names: list[str]
     values: list[Any]
@@ -49,9 +51,10 @@ class Leaves:
 
 
 def flatten(state: Mapping[Any, Any]) -> Leaves:
-    """The leaves of a nested state dict, in its order.
+    """Return the leaves of a nested state dict, in its order.
 
-    Raises ValueError when two leaves have the same name, and says both paths.
+    Raises:
+        ValueError: two leaves have the same name. The text lists both paths.
     """
     out = Leaves([], [], [], [])
     for key, value in state.items():
@@ -66,7 +69,7 @@ def flatten(state: Mapping[Any, Any]) -> Leaves:
 
 
 def _visit(out: Leaves, container: Any, key: Any, name: str, path: Path, value: Any) -> None:
-    if type(value) not in _SINGLE and isinstance(value, Mapping):  # to ask anything for an abstract class takes long
+    if type(value) not in _SINGLE and isinstance(value, Mapping):  # a check for an abstract class is slow
         for k, v in value.items():
             _visit(out, value, k, f"{name}.{k}", (*path, step(k)), v)
     elif isinstance(value, list) and not _terminal(value):
@@ -87,7 +90,7 @@ def _terminal(values: list[Any]) -> bool:
 
 
 def put(place: tuple[Any, Any], name: str, value: Any) -> None:
-    """Replace a leaf where it was found."""
+    """Replace a leaf in its container."""
     container, key = place
     try:
         container[key] = value

@@ -1,7 +1,7 @@
-"""The callbacks that Lightning adds to every Trainer where this package is installed.
+"""Callbacks that Lightning adds to every Trainer if this package is installed.
 
-Lightning finds ``callbacks`` by its entry point, and calls it for each Trainer. In a
-process that does not use ``ckptstore.lightning`` there are none.
+Lightning finds ``callbacks`` by its entry point and calls it for each Trainer. It returns
+none in a process that does not import ``ckptstore.lightning``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ from typing import Any
 
 
 def callbacks() -> list[Any]:
-    """A callback that refuses strategies which write past the store, where one is used."""
+    """Return the callback that refuses strategies which bypass the store, if one is in use."""
     used = sys.modules.get(f"{__package__}.lightning")
     return [] if used is None else [used.PastTheStore()]

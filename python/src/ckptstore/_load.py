@@ -1,4 +1,4 @@
-"""``ckptstore.load``: a checkpoint into a state dict, whatever layout it was saved in."""
+"""``ckptstore.load``: fills a state dict from a checkpoint of any layout."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .errors import Error
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a load has found.
+    """The result of a load.
 
     Attributes:
         checkpoint: full ID, or the path of a checkpoint of another program.
-        step: of the checkpoint; -1 where it has none.
-        unread: saved keys that no rank has asked for, sorted.
-        absent: names of this rank's that the checkpoint lacks; they are as they were.
+        step: step of the checkpoint; -1 if it has none.
+        unread: saved keys that no rank requested, sorted.
+        absent: this rank's names that the checkpoint lacks; their values are unchanged.
     """
 
     checkpoint: str
@@ -43,11 +43,11 @@ class Restored:
 
 
 class Unread(Error):
-    """Saved keys below a name that the caller has passed are not asked for.
+    """The state dict lacks saved keys below a name that it has. Nothing was loaded.
 
     Attributes:
-        checkpoint: that was to be loaded; nothing of it was.
-        keys: the saved keys.
+        checkpoint: the checkpoint of the load.
+        keys: the saved keys that no rank requested.
     """
 
     def __init__(self, checkpoint: str, keys: Sequence[str]):
@@ -76,50 +76,57 @@ def load(
     allow: Iterable[type] = (),
     unsafe_pickle: bool = False,
 ) -> Restored | None:
-    """Fill a state dict from a checkpoint, whatever layout and world size it was saved from.
+    """Fill a state dict from a checkpoint of any layout and world size.
 
-    A collective: every rank calls it, or those in ranks or group, for the same
-    checkpoint, with what it wants of it. When one cannot, the others learn at once which
-    and why. Tensors are filled where they are, in their own dtype and on their own device;
-    values are replaced in their containers; objects at the top with ``state_dict()`` and
-    ``load_state_dict()`` are given theirs. Nothing is changed before all that is asked
-    for was found; every byte is verified, large tensors while they are copied: one that
-    turns out to be damaged leaves the tensors undefined, on every rank, and is an error on all.
+    It is a collective: all ranks, or those in ranks or group, call it for the same
+    checkpoint, each with the state that it wants. If one rank cannot load, the others fail
+    at once with its reason.
 
-    The training goes on from what is loaded. With an older checkpoint of this run, those
-    after it are superseded: ``latest`` no longer means them, ``ckptstore ls`` hides them,
-    and a collection with ``superseded=delete`` removes them. ``ckptstore.open`` looks
-    into a checkpoint and supersedes nothing.
+    Tensors are filled in place, in their own dtype and on their own device. Values are
+    replaced in their containers. Objects at the top level with ``state_dict()`` and
+    ``load_state_dict()`` receive their state. Nothing changes before the checkpoint is
+    known to have everything that was requested. Every byte is verified; large tensors are
+    verified during the copy. If that finds damage, all ranks raise an error and their
+    tensors are undefined.
+
+    The training continues from the loaded checkpoint. If that is an older checkpoint of
+    this run, the later ones are superseded: ``latest`` skips them, ``ckptstore ls`` hides
+    them, and a collection with ``superseded=delete`` removes them. ``ckptstore.open``
+    supersedes nothing.
 
     Args:
-        state_dict: as for save, with tensors to fill.
-        ref: ``RUN``, ``RUN@NAME``, ``RUN@latest``, the ID or name of one of this run, or the
-            path of a DCP directory, or ``ckptstore://RUN/NAME``. None is the checkpoint to resume from, and an error
-            where there is none; "resume" is the same, and None is returned where there is
-            none: a fresh start.
-        model: its state is loaded from below ``model``.
-        optimizer: one or several, from below ``optimizer``; needs model.
+        state_dict: as for :func:`save`, with tensors to fill.
+        ref: ``RUN``, ``RUN@NAME``, ``RUN@latest``, the ID or name of a checkpoint of this
+            run, the path of a DCP directory, or ``ckptstore://RUN/NAME``. None means the
+            checkpoint to resume from, and raises an error if there is none. "resume" means
+            the same, and returns None if there is none: a fresh start.
+        model: module whose state to load, from below ``model``.
+        optimizer: one or several optimizers, loaded from below ``optimizer``; needs model.
         ranks: the ranks that take part, the same on each of them; by default all.
-        group: instead of ranks, a process group of them.
-        strict: saved keys below a name that was passed, at the top of the state dict, and
-            that no rank of them asks for, are an error.
-        partial: leave as it is what the checkpoint lacks; it is listed.
-        strict_dtype: what to do where a tensor was saved in another dtype. By default it
-            is converted, as by ``copy_``, also to a narrower float or integer, but floats
-            that are to become integers, which have no fractions, are an error; True makes
-            an error of any other dtype, and False converts floats to integers too.
-        allow: classes, beside the known ones, of which values may be made. A value of the
-            state dict that is a member of an Enum, a dataclass or a named tuple says the
-            same of its own class, for what is loaded in its place.
-        unsafe_pickle: unpickle values of any class, which can run any code that somebody
-            has put into the store.
+        group: process group of the ranks that take part, instead of ranks.
+        strict: raise :class:`Unread` for saved keys that no rank requests, below names at
+            the top level of the state dict.
+        partial: leave unchanged what the checkpoint lacks, and list it in the result.
+        strict_dtype: how to treat a tensor that was saved in another dtype. By default it
+            is converted, as by ``copy_``, also to a narrower float or integer; converting
+            floats to integers is an error because it loses fractions. True makes every
+            conversion an error. False converts floats to integers too.
+        allow: additional classes that values may contain. A value in the state dict that
+            is a member of an Enum, a dataclass or a named tuple allows its own class for
+            the value that replaces it.
+        unsafe_pickle: unpickle values of any class. This can run code of anyone who can
+            write to the store.
+
+    Returns:
+        The loaded checkpoint and what was left out; None if ref is "resume" and there is
+        no checkpoint.
 
     Raises:
         Unread: see strict.
-        Refused: the checkpoint is not there, lacks something, or is damaged, or another
-            rank cannot load; says what.
-        ValueError: names a tensor that nothing can be loaded into.
-        NotAllowed: names a value of a class that is not known.
+        Refused: the checkpoint does not exist, lacks something or is damaged, or another
+            rank cannot load.
+        ValueError: nothing can be loaded into a tensor. The text names it.
+        NotAllowed: a value has a class that is not allowed. The text names both.
     """
     session = current()
     if ref == "resume":
@@ -143,7 +150,7 @@ def load(
         with session.load(items, ref, participants=part, strict=False, partial=partial, strict_dtype=bool(strict_dtype), same_kind=strict_dtype is None) as loaded:
             if strict and (below := _below([str(key) for key in state], loaded.unread)):
                 raise Unread(loaded.checkpoint, below)
-            # Values first: one that is refused is found before a tensor is changed.
+            # Values first: a refused value must not leave changed tensors.
             values = {
                 i: _values.decode(leaves.names[leaf], loaded.bytes(i), allow=_values.meant(_content(leaves.values[leaf]), allow), unsafe_pickle=unsafe_pickle)
                 for i, (leaf, piece) in enumerate(targets) if piece is None and loaded.sizes[i] >= 0
@@ -170,7 +177,7 @@ def _content(value: Any) -> Any:
 
 
 def _wanted(leaves: Leaves) -> tuple[list[dict[str, Any]], list[tuple[int, Piece | None]]]:
-    """The items of a load, and the leaf of each with its piece, None of a value."""
+    """Return the items of a load, and for each its leaf and piece; a value has no piece."""
     items: list[dict[str, Any]] = []
     targets: list[tuple[int, Piece | None]] = []
     for i, (fqn, value) in enumerate(zip(leaves.names, leaves.values)):
@@ -186,25 +193,25 @@ def _wanted(leaves: Leaves) -> tuple[list[dict[str, Any]], list[tuple[int, Piece
 
 
 def _below(names: list[str], unread: Sequence[str]) -> list[str]:
-    """The keys that are one of names, or below one."""
+    """Return the keys that are in names, or below one of them."""
     exact, prefixes = set(names), tuple(name + "." for name in names)
     return [key for key in unread if key in exact or key.startswith(prefixes)]
 
 
 def _absent(leaves: Leaves, targets: Sequence[tuple[int, Piece | None]], loaded: Loaded) -> tuple[str, ...]:
-    """Names that were left out, each once; a rank's own values are said aloud."""
+    """Return the names that were left out, each once. Warn of the rank's own values."""
     out: dict[str, None] = {}
     for i, (leaf, piece) in enumerate(targets):
         if loaded.sizes[i] >= 0:
             continue
         out[leaves.names[leaf] if piece is None else piece.fqn] = None
         if isinstance(leaves.values[leaf], PerRank):
-            warnings.warn(f"load: checkpoint {loaded.checkpoint} has no {leaves.names[leaf]!r} of this rank: it was saved by fewer ranks, and this one keeps what it has", stacklevel=3)
+            warnings.warn(f"load: checkpoint {loaded.checkpoint} has no {leaves.names[leaf]!r} of this rank: it was saved by fewer ranks; this rank keeps its current value", stacklevel=3)
     return tuple(out)
 
 
 def _fill(loaded: Loaded, wanted: Sequence[tuple[int, Piece]]) -> None:
-    """Copy items into the memory of pieces, which may be strided or a GPU's."""
+    """Copy items into the memory of pieces, which may be strided or on a GPU."""
     straight, others = [], []
     for item, piece in wanted:
         local, size = piece.local, piece.nbytes

@@ -1,4 +1,4 @@
-"""What the reply to a load or a read has brought."""
+"""Items that a load or read has put into shared memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._wire import Wire
 from .errors import Error, Refused, refused
 
 
-# Small items lie side by side: they are read many at a time, for each read is a system call.
+# Small items are adjacent. They are read many at a time, because each read is a system call.
 _SMALL = 8 << 10
 _WINDOW = 1 << 20
 
@@ -24,14 +24,14 @@ _PIECE = 256 * _native.BLOCK
 
 
 class Loaded:
-    """What a load or read has brought, in shared memory, until ``close``.
+    """The items of a load or read in shared memory, until ``close``.
 
-    Item i has ``sizes[i]`` bytes; -1 says that it was left out. It may be used in a
-    forked child; the process that asked for it gives it back.
+    Item i has ``sizes[i]`` bytes; -1 means that it was left out. A forked child may use
+    it; only the process that requested it returns the memory.
     """
 
     def __init__(self, wire: Wire, reply: dict[str, Any], give_back: tuple[str, dict[str, Any]], settled: Callable[[], None] | None = None):
-        """settled is called when all is copied, and known to be what was committed."""
+        """Open the files of a reply. close calls settled once all bytes are copied and verified."""
         self._wire, self._settled = wire, settled
         self._give_back: tuple[str, dict[str, Any]] | None = give_back
         self._pid = os.getpid()
@@ -43,14 +43,14 @@ class Loaded:
         self._paths = [arena["path"] for arena in reply["arenas"]]
         self._files: dict[int, int] = {}
         self._checks: _Checks | None = None
-        self._said: dict[str, str] = {}  # what is wrong with what was to be verified
+        self._errors: dict[str, str] = {}  # of the verification, for the server
         self._verified = 0  # bytes
-        self._window: tuple[int, int, bytes] = (-1, 0, b"")  # of a file, from where on, what was read last
+        self._window: tuple[int, int, bytes] = (-1, 0, b"")  # file, offset and bytes of the last read
         self._lock = threading.Lock()
         try:
             self._checks = _Checks(reply.get("checks"), self._offsets, self.sizes)
             for arena in range(len(self._paths)):
-                self._file(arena)  # before anything is copied: what is open stays when the checkpoint is deleted
+                self._file(arena)  # before any copy: open files survive a deletion of the checkpoint
         except BaseException as error:
             self._give_up(error)
             raise
@@ -71,13 +71,14 @@ class Loaded:
     def into(self, item: int, buffer: memoryview) -> None:
         """Copy an item's bytes into a writable buffer of its size (format B).
 
-        Raises Damaged where they are not what was committed, and this process verifies
-        them: the buffer is undefined then, and close says more.
+        Raises:
+            Damaged: this process verified the bytes and their checksum differs. The buffer
+                is then undefined, and close raises the details.
         """
         self.all_into([(item, buffer)], 1)
 
     def all_into(self, wanted: Sequence[tuple[int, memoryview]], threads: int) -> None:
-        """Copy several items, as into does, by some threads."""
+        """Copy several items, as into does, with several threads."""
         pieces = []
         for item, buffer in wanted:
             if len(buffer) != self.sizes[item]:
@@ -98,7 +99,7 @@ class Loaded:
                 raise
 
     def _piece(self, item: int, at: int, buffer: memoryview) -> None:
-        """Copy the bytes of an item from at on."""
+        """Copy the bytes of an item, starting at an offset in it."""
         file, offset, path = self._file(self._in[item]), self._offsets[item], self._paths[self._in[item]]
         assert self._checks is not None
         check = self._checks.of(item, at, len(buffer))
@@ -110,15 +111,15 @@ class Loaded:
             with self._lock:
                 self._verified += len(buffer)
         except (_native.Damaged, EOFError) as error:
-            self._said["damaged"] = f"{path}: {error}"
+            self._errors["damaged"] = f"{path}: {error}"
             raise _native.Damaged(f"load {self.checkpoint}: {path}: {error}") from error
         except OSError as error:
             raise Error(f"load {self.checkpoint}: {path} cannot be read: {error}") from error
 
     def bytes(self, item: int) -> bytearray:
-        """A copy of an item's bytes."""
+        """Return a copy of an item's bytes."""
         size, at = self.sizes[item], self._offsets[item]
-        if 0 < size <= _SMALL:  # such have no checks
+        if 0 < size <= _SMALL:  # small items have no checksums
             file = self._file(self._in[item])
             of, start, data = self._window
             if of != file or at < start or at + size > start + len(data):
@@ -131,10 +132,12 @@ class Loaded:
         return out
 
     def close(self) -> None:
-        """Give the memory back. To be called once everything is copied.
+        """Return the memory. Call it once everything is copied.
 
-        Of a load that its ranks verify, it returns when all have, and raises Refused where
-        one has found damage: what was loaded into is undefined then, on every rank.
+        If the ranks verify the load, it returns when all ranks have verified.
+
+        Raises:
+            Refused: a rank found damage. The destination is then undefined on every rank.
         """
         with self._lock:
             files, self._files = self._files, {}
@@ -143,25 +146,26 @@ class Loaded:
         if self._give_back is None or self._pid != os.getpid():
             return
         (name, request), self._give_back = self._give_back, None
-        if self._checks is not None and self._verified < self._checks.bytes and not self._said:
-            self._said["failed"] = f"{self._checks.bytes - self._verified} bytes were not copied"
+        if self._checks is not None and self._verified < self._checks.bytes and not self._errors:
+            self._errors["failed"] = f"{self._checks.bytes - self._verified} bytes were not copied"
         try:
-            self._wire.call(name, **request, **(self._said if name == "loaded" else {}))
+            self._wire.call(name, **request, **(self._errors if name == "loaded" else {}))
         except Refused as why:
             raise refused("load", why.status, why.message) from why
-        if self._settled is not None and not self._said:
+        if self._settled is not None and not self._errors:
             self._settled()
 
     def _give_up(self, error: BaseException) -> None:
         """Close, and tell the other ranks why this one has not loaded its part.
 
-        Raises Refused, which names the tensor, where that is damage.
+        Raises:
+            Refused: the cause is damage. The text names the tensor.
         """
-        self._said.setdefault("failed", f"{type(error).__name__}: {error}")
+        self._errors.setdefault("failed", f"{type(error).__name__}: {error}")
         try:
             self.close()
         except Refused:
-            if "damaged" in self._said:
+            if "damaged" in self._errors:
                 raise
 
     def __enter__(self) -> Loaded:
@@ -175,10 +179,10 @@ class Loaded:
 
 
 class _Checks:
-    """The checksums of what was not verified yet."""
+    """The checksums of items that are not verified yet."""
 
     def __init__(self, given: dict[str, Any] | None, offsets: Sequence[int], sizes: Sequence[int]):
-        self._of: dict[int, tuple[int, int, int]] = {}  # by item: bytes around it, and the first of its checksums
+        self._of: dict[int, tuple[int, int, int]] = {}  # by item: bytes before and after it, index of its first checksum
         self._sizes, self.bytes = sizes, 0
         if given is None:
             return
@@ -186,7 +190,7 @@ class _Checks:
         self._at = ctypes.cast(ctypes.c_char_p(self._sums), ctypes.c_void_p).value or 0
         first = 0
         for item, before, after in zip(given["items"], given["before"], given["after"], strict=True):
-            # The helper reads and writes by these.
+            # The native helper trusts these numbers.
             if not (0 <= item < len(sizes) and sizes[item] > 0 and 0 <= before < _native.BLOCK and 0 <= after < _native.BLOCK and before <= offsets[item]):
                 raise Error(f"a load has item {item} in blocks that begin {before} bytes in front of it and end {after} bytes behind it")
             self._of[item] = before, after, first
@@ -196,11 +200,14 @@ class _Checks:
             raise Error(f"a load has {len(self._sums)} bytes of checksums for {first} blocks of {len(given['items'])} items")
 
     def of(self, item: int, at: int, size: int) -> tuple[int, int, int] | None:
-        """For bytes of an item: those in front of them and behind them in their first and
-        last block, and the address of the checksums; None if they were verified."""
+        """Return what the native helper needs to verify a range of an item.
+
+        That is the number of bytes before and after the range in its first and last block,
+        and the address of the checksums; or None if the item was verified.
+        """
         if item not in self._of:
             return None
         before, after, first = self._of[item]
-        start, last = before + at, before + self._sizes[item] + after  # from the first block of the item on
+        start, last = before + at, before + self._sizes[item] + after  # relative to the item's first block
         end = min(-(-(start + size) // _native.BLOCK) * _native.BLOCK, last)
         return start % _native.BLOCK, end - start - size, self._at + 4 * (first + start // _native.BLOCK)

@@ -1,4 +1,4 @@
-"""What a state dict may hold beside tensors and values: things that each rank has for itself."""
+"""Marks values in a state dict that each rank saves for itself."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 
 class PerRank:
-    """A value of which every rank saves and loads its own, such as the state of its data loader.
+    """A value that every rank saves and loads for itself, such as its data loader's state.
 
-    An object with state_dict and load_state_dict is asked for its state at the save,
-    and given it at the load. Of anything else a load replaces ``value``. A rank that has
-    saved none, since there were fewer ranks, keeps what it has: the load says so.
+    For an object with state_dict and load_state_dict, a save takes its state and a load
+    gives it back. For any other value a load replaces ``value``. If there were fewer ranks
+    at the save, a rank without a saved value keeps its own, and the load warns.
     """
 
     def __init__(self, value: Any):
         self.value = value
 
     def take(self) -> Any:
-        """What is to be saved."""
+        """Return what to save."""
         return self.value.state_dict() if isinstance(self.value, Stateful) else self.value
 
     def give(self, saved: Any) -> None:
-        """Take what was saved."""
+        """Replace the value, or its state, by what was saved."""
         if isinstance(self.value, Stateful):
             self.value.load_state_dict(saved)
         else:
@@ -38,19 +38,27 @@ class PerRank:
 
 
 def per_rank(value: Any) -> PerRank:
-    """Mark a value of a state dict as this rank's own. After a load its ``value`` is what was saved."""
+    """Mark a value of a state dict as this rank's own.
+
+    Args:
+        value: an object with ``state_dict()`` and ``load_state_dict()``, or any value that
+            can be pickled.
+
+    Returns:
+        The mark. After a load, its ``value`` is the saved value.
+    """
     return PerRank(value)
 
 
 class _Generators:
-    """The random generators of this process, as one state."""
+    """The state of this process's random generators."""
 
     def state_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
         if "numpy" in sys.modules:
             out["numpy"] = sys.modules["numpy"].random.get_state()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            # One device a rank: the others' belong to others.
+            # Only the current device: the other devices belong to other ranks.
             out["cuda"] = torch.cuda.get_rng_state()
         return out
 
@@ -64,8 +72,9 @@ class _Generators:
 
 
 def rng_state() -> PerRank:
-    """The random generators of this rank, for a state dict: Python's, NumPy's if it is imported, PyTorch's, and the current CUDA device's.
+    """Return the random generators of this rank, for a state dict.
 
-    Saved is their state at the save; a load gives it back to them.
+    They are Python's, NumPy's if it is imported, PyTorch's, and the current CUDA device's.
+    A save takes their states, and a load restores them.
     """
     return PerRank(_Generators())

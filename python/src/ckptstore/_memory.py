@@ -1,4 +1,4 @@
-"""Files in shared memory, mapped once and kept."""
+"""Maps and fills files in shared memory."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import weakref
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 _PIECE = 1 << 30  # Linux reads at most 2 GiB at once
 
-SEALED = 8  # where a slot keeps the generation whose bytes are complete
+SEALED = 8  # offset in a slot of the generation whose bytes are complete
 
 
 class Maps:
-    """Staging slots, mapped writable. A slot's file may be replaced by another."""
+    """Writable mappings of staging slots. The server may replace a slot's file."""
 
     def __init__(self) -> None:
         self.forget()
         _all.add(self)
 
     def forget(self) -> None:
-        """Drop all memory; what others still hold of it stays mapped until they let go."""
+        """Drop all mappings. Memory that others still reference stays mapped."""
         self._maps: dict[int, tuple[str, mmap.mmap]] = {}
         self._lock = threading.Lock()
 
     def get(self, slot: int, path: str, size: int) -> mmap.mmap:
-        """The memory of a slot: at least size bytes of the file at path."""
+        """Return the memory of a slot: at least size bytes of the file at path."""
         with self._lock:
             have = self._maps.get(slot)
         if have is None or have[0] != path or len(have[1]) < size:
-            # Outside the lock: to populate gigabytes must not hold up another slot's save.
+            # Outside the lock: populating gigabytes must not block another slot's save.
             file = open_own(path)
             try:
                 have = path, _map(file, size)
@@ -47,15 +47,15 @@ class Maps:
         return have[1]
 
     def mapped(self) -> list[mmap.mmap]:
-        """The memory of all slots that are mapped."""
+        """Return the memory of all mapped slots."""
         with self._lock:
             return [memory for _, memory in self._maps.values()]
 
 
 def _map(file: int, size: int) -> mmap.mmap:
-    """Map memory that is there, every page of it.
+    """Map a file and populate every page.
 
-    Populating 2 GB takes 0.3 s, in which other threads run: mmap holds Python's lock, and
+    Populating 2 GB takes 0.3 s. Other threads run meanwhile: mmap holds Python's lock, but
     a call by ctypes does not.
     """
     out = mmap.mmap(file, size, mmap.MAP_SHARED)
@@ -72,8 +72,8 @@ _all: weakref.WeakSet[Maps] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # The parent's slots are not the child's to write to, and a lock may have been
-    # held by a thread that the child does not have.
+    # The child must not write to its parent's slots, and a thread that does not exist in
+    # the child may hold a lock.
     for maps in list(_all):
         maps.forget()
 
@@ -82,8 +82,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_own(path: str) -> int:
-    """Open a file in shared memory that is written to. Follows no link. Raises
-    PermissionError for a file that another user may have put there."""
+    """Open a file in shared memory for writing, without following links.
+
+    Raises:
+        PermissionError: another user may have put the file there.
+    """
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid() or found.st_nlink > 1:
@@ -96,13 +99,15 @@ def open_own(path: str) -> int:
 
 
 def seal(memory: mmap.mmap, generation: int) -> None:
-    """Say that all bytes of a slot are there. Every copy has been made before: an
-    aligned store of 8 bytes, after calls that end with a barrier of their own."""
+    """Mark all bytes of a slot as complete.
+
+    It is an aligned store of 8 bytes. The copies before it end with memory barriers.
+    """
     ctypes.c_uint64.from_buffer(memory, SEALED).value = generation
 
 
 def read_into(file: int, offset: int, buffer: memoryview) -> None:
-    """Fill buffer with the bytes of a file from offset on."""
+    """Fill buffer with the bytes of a file, starting at offset."""
     done = 0
     while done < len(buffer):
         n = os.preadv(file, [buffer[done : done + _PIECE]], offset + done)
@@ -119,17 +124,17 @@ def write_from(file: int, offset: int, buffer: memoryview) -> None:
 
 
 HUGE = 4 << 20
-"""Bytes of a buffer from which on it is worth asking for huge pages."""
+"""Minimum bytes of a buffer for which huge pages pay off."""
 _HUGE_PAGE = 2 << 20
 _MADV_HUGEPAGE = 14
 _madvise = getattr(ctypes.CDLL(None), "madvise", None)
 
 
 def huge(buffer: memoryview) -> None:
-    """Ask for huge pages below a large, writable buffer that is filled next.
+    """Request huge pages for a large, writable buffer before it is filled.
 
-    Memory that was never touched costs more, page by page, than the bytes that are
-    copied there. A system that has no huge pages ignores it.
+    The page faults of untouched memory cost more than the copy into it. A system without
+    huge pages ignores the request.
     """
     if _madvise is None or not hasattr(os, "sched_getaffinity"):
         return
@@ -145,30 +150,32 @@ _STEP = 1 << 20
 
 
 class Ring:
-    """A file of blocks in shared memory, which are filled one after the other, and then
-    from the first again.
+    """A file of blocks in shared memory, filled in order and reused from the first.
 
-    A large part is copied into a mapping, which takes half of the processor time that a
-    write takes (0.12 s a GB beside 0.26). Only where the memory is there: a mapping of
-    full shared memory kills the process that touches it. All else, and all of it where a
-    kernel cannot say, is written.
+    A large part is copied into a mapping, which takes 0.12 s of processor time per GB
+    instead of 0.26 for a write. That needs populated memory: touching a mapping of full
+    shared memory kills the process. Everything else is written, as is everything on a
+    kernel that cannot populate.
     """
 
     def __init__(self, path: str, block: int, blocks: int):
         self._block, self._size = block, block * blocks
-        self._there: set[int] = set()  # blocks that the mapping has
+        self._there: set[int] = set()  # blocks that are populated
         self._map: mmap.mmap | None = None
         self._file = open_own(path)
 
     def fill(self, at: int, part: memoryview) -> None:
-        """Put part (format B), whose bytes lie in one block, where byte at of the file
-        belongs. Raises OSError (ENOSPC) when shared memory is full."""
+        """Put part (format B) at byte at of the file's contents. It must not cross a block.
+
+        Raises:
+            OSError: ENOSPC: shared memory is full.
+        """
         to = at % self._size
         if len(part) < _STEP or not self._mapped(to // self._block):
             write_from(self._file, to, part)
             return
         assert self._map is not None
-        # By steps, between which other threads may run.
+        # In steps, so that other threads can run between them.
         for done in range(0, len(part), _STEP):
             step = part[done : done + _STEP]
             self._map[to + done : to + done + len(step)] = step
@@ -179,7 +186,7 @@ class Ring:
                 if self._map is None:
                     self._map = mmap.mmap(self._file, self._size, mmap.MAP_SHARED)
                 self._map.madvise(_MADV_POPULATE_WRITE, block * self._block, self._block)
-            except OSError:  # an older kernel, or no room, of which the write will tell
+            except OSError:  # an older kernel, or no room, which the write will report
                 return False
             self._there.add(block)
         return True

@@ -1,8 +1,8 @@
-"""The native helper of the platform wheel: copies that are verified on their way.
+"""Calls the native helper of the platform wheel, which verifies bytes while it copies them.
 
-Without it the server verifies what a load or a read brings, before it is copied: all
-works as it does with it, and each byte crosses memory twice. ``CKPTSTORE_NATIVE`` names
-another library than the package's own, or is ``0`` for none.
+Without the helper, the server verifies the bytes of a load or read before they are copied.
+The result is the same, but each byte crosses memory twice. ``CKPTSTORE_NATIVE`` names
+another library, or is ``0`` to use none.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from .errors import Error
 
 BLOCK = 64 << 10
-"""Bytes that have a checksum."""
+"""Bytes of a block, the unit of checksums."""
 
 
 class Damaged(Error):
-    """What was copied has not the checksum of what was committed."""
+    """Copied bytes do not have their committed checksum."""
 
 
 @functools.cache
 def _library() -> Any:
-    """The helper, or None."""
+    """Return the helper, or None."""
     named = os.environ.get("CKPTSTORE_NATIVE")
     path = pathlib.Path(named) if named else pathlib.Path(__file__).parent / "bin" / "libckptstore.so"
     if named == "0" or not named and not path.exists():
@@ -35,24 +35,26 @@ def _library() -> Any:
     except OSError as error:
         if named:
             raise Error(f"CKPTSTORE_NATIVE={named} cannot be loaded: {error}") from error
-        return None  # made for another system
+        return None  # built for another system
     found.ckptstore_read.argtypes = [ctypes.c_int, *[ctypes.c_int64] * 4, ctypes.c_void_p, ctypes.c_void_p]
     found.ckptstore_read.restype = ctypes.c_int64
     return found
 
 
 def there() -> bool:
-    """Whether this process can verify what it copies."""
+    """Report whether this process can verify bytes while it copies them."""
     return _library() is not None
 
 
 def read(file: int, offset: int, before: int, after: int, buffer: memoryview, sums: int) -> None:
-    """Copy bytes at an offset of a file into a buffer (format B), and verify the blocks
-    that hold them: the first begins before bytes in front of them, the last ends after
-    bytes behind them, and their checksums lie at the address sums. Other threads run
+    """Copy bytes of a file into a buffer (format B), and verify the blocks that hold them.
+
+    The first block begins ``before`` bytes before offset, and the last ends ``after`` bytes
+    after the range. sums is the address of the blocks' checksums. Other threads run
     meanwhile.
 
-    Raises Damaged, EOFError or OSError; what is in the buffer then is undefined.
+    Raises:
+        Damaged, EOFError, OSError: the buffer is then undefined.
     """
     size = len(buffer)
     to = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
@@ -62,4 +64,4 @@ def read(file: int, offset: int, before: int, after: int, buffer: memoryview, su
     if good < 0:
         raise EOFError(f"the file ends before byte {offset + size + after}")
     if good < -(-(before + size + after) // BLOCK):
-        raise Damaged(f"the block of {BLOCK} bytes at {offset - before + good * BLOCK} has another checksum than was committed")
+        raise Damaged(f"the block of {BLOCK} bytes at {offset - before + good * BLOCK} does not have its committed checksum")

@@ -1,4 +1,4 @@
-"""State dicts, nested again from the paths of their leaves."""
+"""Rebuilds nested state dicts from the paths of their leaves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from ._paths import Literal, Path
 
 
 def nest(leaves: Mapping[Path, Any]) -> dict[Any, Any]:
-    """Containers for paths: a dict below keys, a list below indexes.
+    """Return the containers of leaves: a dict for keys, a list for indexes.
 
-    An index that no leaf has is None in its list. Raises ValueError for a path
-    that leads through a leaf, and for one of which a container has keys and
-    indexes.
+    A list has None at an index without a leaf.
+
+    Raises:
+        ValueError: a path leads through a leaf, or a container has keys and indexes.
     """
     root: dict[Any, Any] = {}
     for path, value in leaves.items():
@@ -29,7 +30,7 @@ def nest(leaves: Mapping[Path, Any]) -> dict[Any, Any]:
 
 
 class _Container(dict[Any, Any]):
-    """A container that is being filled; no leaf is one."""
+    """A container that is being filled. No leaf has this type."""
 
 
 def _finish(value: Any, path: tuple[Any, ...]) -> Any:

@@ -1,9 +1,9 @@
-"""Any object as one checkpoint, as ``torch.save`` takes it: ``save_object``, ``load_object``.
+"""``save_object`` and ``load_object``: any object of ``torch.save`` as one checkpoint.
 
-Tensors in dicts, lists and tuples become tensors of the checkpoint, so that what has not
-changed is stored once, and ``ckptstore.open`` reads one at a time. All else is one value,
-in which every key keeps its type. The files of other programs' checkpoints, such as
-Lightning's, are kept in the same way.
+Tensors in dicts, lists and tuples become tensors of the checkpoint. So unchanged tensors
+are stored once, and ``ckptstore.open`` reads them separately. The rest is one value, in
+which every key keeps its type. The integrations store files of other programs, such as
+Lightning's, in the same way.
 """
 
 from __future__ import annotations
@@ -20,42 +20,47 @@ from ._save import Save, save
 from .errors import Error
 
 _TENSORS = "state"  # above the names of tensors
-_REST = "object"  # the value with all that is no tensor
+_REST = "object"  # the value with the rest of the object
 
 
 def save_object(obj: Any, *, step: int, name: str | None = None) -> Save:
-    """Save an object as ``torch.save`` does: one process calls it, such as the master.
+    """Save an object, in place of ``torch.save``. One process calls it, such as rank 0.
 
         torch.save(checkpoint, "out/ckpt.pt")             # before
         ckptstore.save_object(checkpoint, step=iteration)
 
-    It returns when the tensors are copied into shared memory; the store is written
-    beside the training.
+    It returns when the tensors are copied into shared memory. The store is written in
+    parallel with the training.
 
     Args:
-        obj: most often a dict of state dicts. What is no tensor is pickled.
-        step: the training step; also the default name, ``step-120``.
-        name: of the checkpoint.
+        obj: any object, usually a dict of state dicts. Everything but tensors is pickled.
+        step: training step; also the default name, ``step-120``.
+        name: name of the checkpoint.
 
-    Raises what save raises.
+    Returns:
+        The save in progress, as of :func:`save`, which lists the exceptions too.
     """
     who = current().context
     return save(parts(obj, _REST), step=step, name=name, ranks=[who.rank] if who.world_size > 1 else None)
 
 
 def load_object(ref: str | os.PathLike[str] | None = None, *, map_location: Any = None, weights_only: bool | None = None) -> Any:
-    """The object of a checkpoint, as ``torch.load`` gives it; None in a run that has none yet.
+    """Return the object of a checkpoint, in place of ``torch.load``.
 
         checkpoint = torch.load("out/ckpt.pt")            # before
         checkpoint = ckptstore.load_object()
 
     Args:
-        ref: as of ckptstore.open; None is the checkpoint to resume from.
-        map_location: where the tensors go, as of torch.load.
-        weights_only: that of torch.load, for what is no tensor.
+        ref: reference, as for :func:`open`; None means the checkpoint to resume from.
+        map_location: where to put the tensors, as for torch.load.
+        weights_only: as for torch.load, for everything but tensors.
 
-    Raises Refused (404) where there is no such checkpoint, and Error for one that
-    save_object has not saved.
+    Returns:
+        The object; None if ref is None and the run has no checkpoint yet.
+
+    Raises:
+        Refused: status 404: there is no such checkpoint.
+        Error: save_object did not save the checkpoint.
     """
     if ref is None:
         who = current().context
@@ -67,15 +72,15 @@ def load_object(ref: str | os.PathLike[str] | None = None, *, map_location: Any 
 
 
 def parts(obj: Any, rest: str) -> dict[str, Any]:
-    """An object as a state dict: its tensors, and the value rest."""
+    """Return an object as a state dict: its tensors, and the value rest."""
     tensors, other = _skeleton.split(obj)
     return {_TENSORS: tensors, rest: _skeleton.pack(other)}
 
 
 def whole(cp: Checkpoint, rest: str, map_location: Any, weights_only: bool | None, below: str = "") -> Any:
-    """The object again; below: the key that its parts are under. Raises Error for a checkpoint without the value."""
+    """Rebuild an object whose parts are under the key below. Raise Error without its value rest."""
     if below + rest not in cp.objects:
-        raise Error(f"{cp.ref} was not saved so: it has no value {below + rest!r}; ckptstore.open reads its tensors, and ckptstore.load fills a state dict")
+        raise Error(f"{cp.ref} has no value {below + rest!r}: it was saved in another way; read its tensors with ckptstore.open, or fill a state dict with ckptstore.load")
     other = _skeleton.unpack(cp.value(below + rest), weights_only)
     names = {name: f"{below}{_TENSORS}.{name}" for name in _skeleton.names(other)}
     read = cp.read(list(names.values()), kind="torch")
@@ -83,7 +88,7 @@ def whole(cp: Checkpoint, rest: str, map_location: Any, weights_only: bool | Non
 
 
 def _placed(tensor: torch.Tensor, map_location: Any) -> torch.Tensor:
-    """The tensor where torch.load would put it."""
+    """Return a tensor on the device where torch.load would put it."""
     if map_location is None:
         return tensor
     if callable(map_location):

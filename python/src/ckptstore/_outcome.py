@@ -1,8 +1,8 @@
-"""What becomes of a save whose agent was killed before it had said so.
+"""Finds the outcome of a save whose agent was killed before it reported one.
 
-What all ranks had staged outlives the agent, in shared memory and in the log. The
-next agent of the store finishes it when all ranks have joined again, so whoever waits
-for it joins, and then asks the store.
+A save that all ranks had staged survives the agent, in shared memory and in the log. The
+store's next agent finishes it when all ranks have joined again. So a rank that waits for
+it joins, and then asks the store.
 """
 
 from __future__ import annotations
@@ -14,15 +14,22 @@ from . import _connect
 from ._session import Session
 from .errors import DeadlinePassed, NoAgent, Refused, SaveAborted, Unreachable
 
-SETTLES = 60.0  # seconds in which a save that others finish must have ended
+SETTLES = 60.0  # seconds to wait for a save that other processes finish
 
 
 def outcome(session: Session, checkpoint: str, end: float | None, lost: Unreachable) -> str:
-    """Block until it is known: "committed", or SaveAborted with the reason.
+    """Block until the outcome is known, and return "committed".
 
-    session is that of the save, lost why it does not answer, and end a time of
-    time.monotonic() by which there must be an answer, or else TimeoutError. Raises lost
-    where no agent can follow: a trainer's end is that of its workers.
+    Args:
+        session: session of the save.
+        checkpoint: ID of the checkpoint.
+        end: deadline in time.monotonic(), or None.
+        lost: the error of the session; raised if no agent can replace the server, because
+            workers end with their trainer.
+
+    Raises:
+        SaveAborted: the checkpoint will never exist.
+        TimeoutError: the outcome is not known by end.
     """
     if session.home is None:
         raise lost
@@ -50,13 +57,15 @@ def outcome(session: Session, checkpoint: str, end: float | None, lost: Unreacha
         if time.monotonic() > settled:
             raise lost
         if _left(end) == 0:
-            raise TimeoutError(f"checkpoint {checkpoint}: its agent was killed, and it is not known yet what becomes of it")
+            raise TimeoutError(f"checkpoint {checkpoint}: its agent was killed, and the outcome of the save is not known yet")
         time.sleep(0.1)
 
 
 def _state(session: Session, checkpoint: str, end: float | None, final: bool = False) -> str | None:
-    """The end of a save, as the store says; None while it is open. final says that
-    nobody can begin it any more."""
+    """Return the store's state of a save; None while it is open.
+
+    final means that the save can no longer begin.
+    """
     assert session.home is not None
     where, run = session.home
     try:

@@ -1,4 +1,4 @@
-"""Where a leaf was in its state dict: keys and indexes, as they are and as they are sent."""
+"""Paths of leaves in a state dict: keys and indexes, in Python and in requests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Union
 
 @dataclasses.dataclass(frozen=True)
 class Literal:
-    """A key that is no string: a number, True, False, None, or a tuple of such.
+    """A key that is not a string: a number, True, False, None, or a tuple of these.
 
     Attributes:
-        text: as Python writes it.
+        text: the key as a Python literal.
     """
 
     text: str
@@ -23,19 +23,19 @@ class Literal:
 
     @property
     def key(self) -> Any:
-        """The key. Raises ValueError for a text that is none."""
+        """The key. Raises ValueError for a text that is not a literal."""
         try:
             return ast.literal_eval(self.text)
         except (SyntaxError, ValueError) as error:
-            raise ValueError(f"{self.text!r} is no key that Python writes so") from error
+            raise ValueError(f"{self.text!r} is not a Python literal") from error
 
 
 Path = tuple[Union[str, int, Literal], ...]
-"""Keys that are strings, others as Literal, and the indexes of lists as int."""
+"""String keys as str, other keys as Literal, and indexes of lists as int."""
 
 
 def step(key: Any) -> str | Literal:
-    """A key of a mapping as a part of a path. One that nothing stands for becomes its text."""
+    """Return a mapping's key as a part of a path. A key without a literal becomes its text."""
     if isinstance(key, str):
         return key
     text = str(key)
@@ -48,22 +48,22 @@ def step(key: Any) -> str | Literal:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two keys are equal and of the same types."""
+    """Report whether two keys are equal and of the same types."""
     if type(a) is not type(b) or a != b:
         return False
     return not isinstance(a, tuple) or all(map(_same, a, b))
 
 
 def sent(path: Path) -> list[Any]:
-    """A path as it is sent."""
+    """Encode a path for a request."""
     return [{"literal": part.text} if isinstance(part, Literal) else part for part in path]
 
 
 def received(parts: Iterable[Any]) -> Path:
-    """A path that was sent."""
+    """Decode a path of a reply."""
     return tuple(Literal(part["literal"]) if isinstance(part, dict) else part for part in parts)
 
 
 def strings(parts: Iterable[Any]) -> tuple[str | int, ...]:
-    """A path that was sent, as PyTorch's planner has it: all keys are strings."""
+    """Decode a path of a reply for PyTorch's planner, in which all keys are strings."""
     return tuple(part.text if isinstance(part, Literal) else part for part in received(parts))

@@ -1,7 +1,7 @@
-"""What a save will copy, worked out once for each structure of a state dict.
+"""Plans what a save copies, once for each structure of a state dict.
 
-A steady save looks at every leaf once, to see that it is what the plan was made
-for, and copies: no item is built, nothing is sent but the plan's token.
+A later save of the same structure checks every leaf against the plan and copies. It builds
+no items and sends only the plan's token.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from ._marks import PerRank
 from ._paths import Path, sent
 
 Held = Any
-"""What a save has of a leaf: its local tensor, its pieces, or the bytes of a value."""
+"""What this rank holds of a leaf: its local tensor, its pieces, or the bytes of a value."""
 
 _numbers = itertools.count()
 
 
 def survey(leaves: Leaves, warned: set[str], allow: Iterable[type] = ()) -> tuple[list[Any], list[Held]]:
-    """The signature of every leaf, equal where the plan is, and what this rank has of it.
+    """Return the signature of every leaf, and what this rank holds of it.
 
-    Warns of a value that could not be loaded again, once for each name in warned.
+    Leaves with equal signatures have the same plan. It warns of a value that load would
+    refuse, once for each name, and adds the name to warned.
     """
     signs: list[Any] = []
     held: list[Held] = []
@@ -39,7 +40,7 @@ def survey(leaves: Leaves, warned: set[str], allow: Iterable[type] = ()) -> tupl
         of = type(value)
         if of is torch.Tensor or of is torch.nn.Parameter:
             if value.is_nested:
-                pieces(fqn, value)  # which refuses it; it has no shape
+                pieces(fqn, value)  # raises ValueError: it has no shape
             signs.append((value.dtype, value.shape, value.device, value.layout))
             held.append(value)
             continue
@@ -66,10 +67,11 @@ def survey(leaves: Leaves, warned: set[str], allow: Iterable[type] = ()) -> tupl
 
 
 class Plan:
-    """The items of a save and where each one's bytes come from.
+    """The items of a save, and the source of each item's bytes.
 
-    ``key`` names it in the session. ``items`` has one for each piece and value, in the
-    order of the leaves. ``idle_patterns`` are those of frozen that match no tensor.
+    ``key`` names the plan in the session. ``items`` has one item for each piece and value,
+    in the order of the leaves. ``idle_patterns`` are the patterns of frozen that match no
+    tensor.
     """
 
     def __init__(self, leaves: Leaves, signs: list[Any], held: Sequence[Held], frozen: tuple[str, ...]):
@@ -78,8 +80,8 @@ class Plan:
         self.items: list[dict[str, Any]] = []
         self.values: list[int] = []  # items that are values
         self.tensors: list[int] = []  # items that are tensors with bytes
-        self.frozen: dict[int, int] = {}  # of tensors: position in it, and the item
-        self._cuts: list[list[tuple[slice, ...] | None] | None] = []  # of each leaf; None: a value or pieces
+        self.frozen: dict[int, int] = {}  # item by position in tensors
+        self._cuts: list[list[tuple[slice, ...] | None] | None] = []  # by leaf; None for a value or pieces
         self._local: list[tuple[torch.dtype, tuple[int, ...]]] = []  # of tensors
         self._replicated: list[bool] = []  # of items
         self._views: dict[int, tuple[mmap.mmap, list[torch.Tensor]]] = {}  # by address
@@ -123,11 +125,11 @@ class Plan:
         self.items.append(item)
 
     def fits(self, leaves: Leaves, signs: list[Any], frozen: tuple[str, ...]) -> bool:
-        """Whether the plan is one for these leaves."""
+        """Report whether the plan is valid for these leaves."""
         return self.signs == signs and self.names == leaves.names and self.paths == leaves.paths and self.frozen_patterns == frozen
 
     def sources(self, held: Sequence[Held]) -> tuple[list[torch.Tensor], list[bytes]]:
-        """The tensors of ``tensors`` and the bytes of ``values``."""
+        """Return the tensors of the items ``tensors``, and the bytes of the items ``values``."""
         tensors: list[torch.Tensor] = []
         values: list[bytes] = []
         for have, cuts in zip(held, self._cuts):
@@ -143,7 +145,7 @@ class Plan:
         return tensors, values
 
     def checked(self, held: Sequence[Held]) -> list[dict[str, Any]]:
-        """The items, with digests of those that other ranks may offer too."""
+        """Return the items, with digests of those that other ranks may also offer."""
         tensors, values = self.sources(held)
         checks: dict[int, str] = {}
         for item, tensor in zip(self.tensors, tensors):
@@ -155,7 +157,7 @@ class Plan:
         return [{**item, "check": checks[i]} if i in checks else item for i, item in enumerate(self.items)]
 
     def views(self, memory: mmap.mmap, offsets: Sequence[int]) -> list[torch.Tensor]:
-        """The places of ``tensors`` in a slot, as tensors of their shape."""
+        """Return the places of ``tensors`` in a slot, as tensors of the same shape."""
         at = id(memory)
         have = self._views.get(at)
         if have is None or have[0] is not memory:
@@ -168,13 +170,13 @@ class Plan:
         return have[1]
 
     def drop(self, mapped: Iterable[mmap.mmap]) -> None:
-        """Forget the memory that is not mapped any more, so that it can be given back."""
+        """Forget memory that is no longer mapped, so that it can be freed."""
         here = {id(memory) for memory in mapped}
         for at in [at for at in self._views if at not in here]:
             del self._views[at], self._digests[at]
 
     def unchanged(self, memory: mmap.mmap, tensors: Sequence[torch.Tensor]) -> set[int]:
-        """The positions in ``tensors`` of frozen ones that the slot holds already."""
+        """Return the positions in ``tensors`` of frozen tensors that the slot already holds."""
         known = self._digests[id(memory)]
         out = set()
         for position, item in self.frozen.items():
@@ -185,6 +187,6 @@ class Plan:
         return out
 
     def forget(self, memory: mmap.mmap) -> None:
-        """Say that another save has written to a slot, or that a copy into it has failed."""
+        """Forget a slot's contents after another save wrote to it, or a copy into it failed."""
         if id(memory) in self._digests:
             self._digests[id(memory)] = {}

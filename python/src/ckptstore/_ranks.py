@@ -1,4 +1,4 @@
-"""Which ranks a save or load is of."""
+"""Finds the ranks that take part in a save or load."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from .errors import Error
 
 
 def participants(what: str, session: Session, ranks: Sequence[int] | None, group: Any) -> list[int] | None:
-    """The ranks that take part in a save or load, ascending, or None for all. Raises
-    ValueError where this rank is not one of them, or they are no ranks."""
+    """Return the ranks that take part in a save or load, ascending, or None for all.
+
+    Raises:
+        ValueError: this rank is not one of them, or they are not distinct valid ranks.
+        Error: PyTorch's process group has another size than the trainer's.
+    """
     who, dist = session.context, torch.distributed
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() != who.world_size:
         raise Error(f"{what}: PyTorch has a process group of {dist.get_world_size()} ranks, and the trainer one of {who.world_size}: start as many with `trainer run --nproc {dist.get_world_size()}`")
     if group is not None:
         if ranks is not None:
-            raise ValueError(f"{what}: ranks and group both say who takes part: pass one")
+            raise ValueError(f"{what}: ranks and group both select the ranks that take part: pass one")
         if group is dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError(f"{what}: rank {who.rank} is not in the group: only its members {what}")
         ranks = dist.get_process_group_ranks(group)

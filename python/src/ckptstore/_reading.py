@@ -1,9 +1,8 @@
-"""Bytes of a checkpoint, without a rank: requests of bounded size, several at once.
+"""Reads bytes of a checkpoint without a rank, by concurrent requests of bounded size.
 
-:func:`read` is one request. :func:`fetch` fills buffers, however large they are
-together: it packs what is wanted into requests of at most ``PART`` bytes, so that
-the memory between the server and here stays small, and makes them smaller where
-shared memory has no room.
+:func:`read` sends one request. :func:`fetch` fills buffers of any total size. It packs
+them into requests of at most ``PART`` bytes, which bounds the shared memory in use, and
+splits a request if shared memory has no room.
 """
 
 from __future__ import annotations
@@ -22,47 +21,55 @@ from ._wire import Wire
 from .errors import Refused
 
 PART = 256 << 20
-"""Bytes that one request of :func:`fetch` reads at most."""
+"""Maximum bytes of one request of :func:`fetch`."""
 
-SMALLEST = 1 << 20  # a request of fewer bytes is not made smaller
+SMALLEST = 1 << 20  # a request of fewer bytes is not split
 
-_FULL = 507  # the status that says so of shared memory
+_FULL = 507  # status: shared memory is full
 
 
 def read(wire: Wire, ref: str, items: Sequence[Item], *, partial: bool = False, strict_dtype: bool = False, verifies: bool = False) -> Loaded:
-    """Read boxes and values of a checkpoint into shared memory: no collective.
+    """Read boxes and values of a checkpoint into shared memory. It is not a collective.
 
-    With verifies some of it may be verified as late as it is copied.
+    Args:
+        wire: connection to the server.
+        ref: reference of the checkpoint.
+        items: as for a load.
+        partial: leave out keys that the checkpoint lacks.
+        strict_dtype: refuse to convert.
+        verifies: let this process verify bytes while it copies them.
 
-    Items are those of a load. partial leaves out the keys that the checkpoint
-    lacks, strict_dtype refuses to convert. Close what is returned once everything
-    is copied out of it. Raises Refused: 404 for no such checkpoint, 400 with all
-    that is missing, 507 where shared memory is full.
+    Returns:
+        The items. Close them after the copy.
+
+    Raises:
+        Refused: 404: no such checkpoint; 400: lists everything that is missing; 507:
+            shared memory is full.
     """
     reply = wire.call("store/read", ref=ref, items=list(items), partial=partial or None, strict_dtype=strict_dtype or None, verifies=verifies or None)
     return Loaded(wire, reply, ("store/done", {"read": reply["read"]}))
 
 
 class Part(Protocol):
-    """Something that is read by one request."""
+    """A unit that one request reads."""
 
     @property
     def size(self) -> int:
-        """Bytes that the request needs for it."""
+        """Bytes that the request needs for the part."""
 
     def item(self) -> Item:
-        """As the request names it."""
+        """Return the part's description in the request."""
 
     def take(self, loaded: Loaded, i: int) -> None:
-        """Copy it out of the answer, in which it is item i."""
+        """Copy the part out of the reply, in which it is item i."""
 
     def split(self, limit: int) -> Iterable[Part]:
-        """Itself, or what it consists of, each of at most limit bytes where that can be."""
+        """Yield the part, or pieces of it of at most limit bytes if it can be split."""
 
 
 @dataclasses.dataclass
 class BoxPart:
-    """A box of a tensor, and where its bytes go, row by row."""
+    """A box of a tensor, and the buffer for its bytes in row-major order."""
 
     fqn: str
     dtype: str
@@ -91,7 +98,7 @@ class BoxPart:
 
 @dataclasses.dataclass
 class ValuePart:
-    """A value; ``data`` is there once it was read."""
+    """A value. ``data`` is set after the read."""
 
     fqn: str
     rank: int | None
@@ -109,7 +116,7 @@ class ValuePart:
 
 
 def pack(parts: Iterable[Part], limit: int) -> list[list[Part]]:
-    """Requests of at most limit bytes each, in the order of the parts."""
+    """Group parts into requests of at most limit bytes each, in order."""
     out: list[list[Part]] = []
     room = 0
     for given in parts:
@@ -123,17 +130,16 @@ def pack(parts: Iterable[Part], limit: int) -> list[list[Part]]:
 
 
 def fetch(wire: Callable[[], Wire], ref: str, parts: Iterable[Part], limit: int | None = None) -> None:
-    """Read all parts, by as many requests as their bytes need.
+    """Read and verify all parts, in as many requests as their bytes need.
 
-    Each is read whole and verified or the error is raised; what other parts hold
-    is then undefined.
+    If it raises an error, the contents of all parts are undefined.
     """
     groups = pack(parts, PART if limit is None else limit)
     if len(groups) < 2:
         for group in groups:
             _fetch(wire, ref, group)
         return
-    # One request is read while another one is copied.
+    # Read one request while copying another.
     with concurrent.futures.ThreadPoolExecutor(min(4, len(groups), os.cpu_count() or 1)) as pool:
         futures = [pool.submit(_fetch, wire, ref, group) for group in groups]
         try:
@@ -163,4 +169,4 @@ def _fetch(wire: Callable[[], Wire], ref: str, group: list[Part], verifies: bool
     except _native.Damaged:
         if not verifies:
             raise
-        _fetch(wire, ref, group, False)  # which says of which tensor, or finds it in order
+        _fetch(wire, ref, group, False)  # the server names the damaged tensor, or finds none

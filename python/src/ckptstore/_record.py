@@ -1,4 +1,4 @@
-"""Why a worker has failed, in the file that its trainer or torchrun reads."""
+"""Writes why a worker failed to the file that its trainer or torchrun reads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _log = logging.getLogger("ckptstore")
 
 
 def record(main: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a worker's main: an exception is written to the file that the environment
-    variable TORCHELASTIC_ERROR_FILE names, with its traceback, and goes on.
+    """Decorate a worker's main function, to record its exception for the trainer.
 
-    The trainer names the first rank that has failed by it. SystemExit and
-    KeyboardInterrupt are not failures of the program and are not written.
+    The decorated function writes an exception with its traceback to the file that the
+    environment variable TORCHELASTIC_ERROR_FILE names, and raises it again. The trainer
+    reports the first rank that failed from these files. SystemExit and KeyboardInterrupt
+    are not failures and are not written.
     """
 
     @functools.wraps(main)
@@ -36,7 +37,7 @@ def record(main: Callable[P, R]) -> Callable[P, R]:
 
 
 def write(error: BaseException) -> None:
-    """Write the error file, whole or not at all; where none is asked for, nothing."""
+    """Write the error file atomically. Without TORCHELASTIC_ERROR_FILE, do nothing."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
@@ -49,5 +50,5 @@ def write(error: BaseException) -> None:
         with open(fresh, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
         os.replace(fresh, path)
-    except OSError as failed:  # what has failed matters more
+    except OSError as failed:  # must not hide the worker's own error
         _log.warning("write the error file: %s", failed)

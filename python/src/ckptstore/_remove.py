@@ -1,4 +1,4 @@
-"""Deleting a checkpoint by name: ``remove``."""
+"""``ckptstore.remove``: deletes a checkpoint by name."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from ._connect import services
 
 
 def remove(ref: str | os.PathLike[str], store: str | os.PathLike[str] | None = None) -> None:
-    """Delete a committed checkpoint: it is out of its run's line, and its files go.
+    """Delete a committed checkpoint from its run, and its files.
 
-    One that is pinned, tagged, forked from or being restored is out of the line too, and
-    a warning says what holds its files; the next removal or ``ckptstore gc`` after that
-    is over deletes them.
+    A pin, a tag, a fork or a restore in progress holds the files. The checkpoint leaves its
+    run anyway, and a warning names the holder. A later removal or ``ckptstore gc`` deletes
+    the files once nothing holds them.
 
     Args:
-        ref, store: as of ckptstore.open; of a store, not a path.
+        ref: reference with a name, ``RUN@NAME``; not a path.
+        store: as for :func:`open`.
 
-    Raises ValueError for a run without a name, and Refused, of status 404 where there is no such checkpoint.
+    Raises:
+        ValueError: ref has no name.
+        Refused: the checkpoint cannot be deleted. Status 404 means that it does not exist.
     """
     if "@" not in reference(ref):
-        raise ValueError(f"remove {os.fspath(ref)!r}: say which checkpoint, as RUN@NAME: a run alone stands for its newest")
+        raise ValueError(f"remove {os.fspath(ref)!r}: name the checkpoint, as RUN@NAME: a run alone means its newest checkpoint")
     where = None if store is None else os.fspath(store)
-    told(services(where).call("store/fs/remove", checkpoint=reference(ref)), f"remove {os.fspath(ref)}")
+    warn(services(where).call("store/fs/remove", checkpoint=reference(ref)), f"remove {os.fspath(ref)}")
 
 
-def told(reply: Mapping[str, Any], what: str) -> None:
-    """Warn of what stays for now."""
+def warn(reply: Mapping[str, Any], what: str) -> None:
+    """Warn of checkpoints whose files stay for now."""
     kept: Iterable[Mapping[str, str]] = reply.get("kept", ())
     for one in kept:
         warnings.warn(f"{what}: the files of {one['checkpoint']} stay for now: {one['reason']}", stacklevel=3)

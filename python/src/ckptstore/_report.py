@@ -1,4 +1,4 @@
-"""What a process says of its training, and what it is asked to do."""
+"""Reports the training's progress, and receives stop requests."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from ._session import Context, Session
 from .errors import AlreadyDone, Conflict, Error
 
 DUPLICATE = "__duplicate__"  # the marker of a function that has returned
-METRIC = "_metric"  # a number that was returned or yielded bare
+METRIC = "_metric"  # the name of a bare number that a function returned or yielded
 
 
 def report(metrics: Mapping[str, Any], step: int | None = None, *, done: bool = False) -> str | None:
-    """Report one iteration: a collective of all ranks, which must report the same steps.
+    """Report one iteration. It is a collective: all ranks must report the same steps.
 
-    It returns when the iteration is in the log; while the log does not answer, or has no
-    room, before that.
-    Rank 0's metrics are the trial's.
+    It returns when the iteration is in the log, or earlier if the log does not answer or
+    has no room. Rank 0's metrics are the trial's metrics.
 
     Args:
-        metrics: numbers, strings and booleans by name; arrays and tensors of one element
-            are taken by their ``item()``. ``time_this_iter_s`` among them is the
-            iteration's time in seconds, else the time since the last report; ``step``
-            and ``done`` are what they are as arguments.
-        step: of the training; by default the last one and 1, from 1 on.
-        done: this rank has finished: it reports no more.
+        metrics: numbers, strings and booleans by name. Arrays and tensors of one element
+            are converted by ``item()``. The metric ``time_this_iter_s`` is the iteration's
+            time in seconds, by default the time since the last report. The metrics
+            ``step`` and ``done`` have the meaning of the arguments.
+        step: training step; by default the last step plus 1, starting at 1.
+        done: this rank has finished and reports no more.
 
     Returns:
-        What is asked of all ranks alike: ``preempt``, save now, wait for the save, and
-        end; ``stop``, end, and what is not saved is lost; None, go on.
+        The same request on all ranks. ``preempt``: save now, wait for the save and end.
+        ``stop``: end; unsaved state is lost. None: continue.
 
-    Raises AlreadyDone after a report that said done, Conflict when another rank has
-    ended or is done. TypeError names a value that cannot be reported.
+    Raises:
+        AlreadyDone: an earlier report had done.
+        Conflict: another rank has ended or is done.
+        TypeError: a value cannot be reported. The text names it.
     """
     session = _connect.current()
-    said = {**metrics, "done": metrics.get("done", False) or done}
+    result = {**metrics, "done": metrics.get("done", False) or done}
     if step is not None:
-        said["step"] = step
-    return send(session, *split(said, (session.step or 0) + 1))
+        result["step"] = step
+    return send(session, *split(result, (session.step or 0) + 1))
 
 
 def send(session: Session, metrics: Mapping[str, Any], step: int, done: bool) -> str | None:
-    """Report plain metrics."""
+    """Report metrics of JSON types."""
     try:
         return session.report(step, metrics, done=done)
     except Conflict as conflict:
@@ -55,17 +56,20 @@ def send(session: Session, metrics: Mapping[str, Any], step: int, done: bool) ->
 
 
 def should_stop() -> str | None:
-    """Whether to end, for programs that do not report each step.
+    """Return the stop request, for programs that do not report each step.
 
-    A collective: rank 0 asks, and all ranks get its answer, so they agree on the step.
-    Returns ``preempt``, ``stop`` or None, as report does.
+    It is a collective: rank 0 asks the trainer or agent, and all ranks receive its reply.
+    So they agree on the step at which to stop.
+
+    Returns:
+        ``preempt``, ``stop`` or None, as for :func:`report`.
     """
     session = _connect.current()
     answer = {}
     if session.context.rank == 0:
         try:
             answer = {"stop": session.wire.call("should_stop").get("stop")}
-        except Error as error:  # the others wait for an answer
+        except Error as error:  # the other ranks wait for a reply
             answer = {"error": str(error)}
     if session.context.world_size > 1:
         answer = json.loads(_collective.broadcast_bytes(session, json.dumps(answer).encode(), 0))
@@ -76,20 +80,19 @@ def should_stop() -> str | None:
 
 
 def context() -> Context:
-    """Who this process is: rank, world size, run, attempt, what to resume from, and
-    whether a stop was requested."""
+    """Return the context of this process: rank, run, resume checkpoint, stop request."""
     session = _connect.current()
     config = {**(_connect.settings().config or {}), **session.context.config}
     return dataclasses.replace(session.context, config=config, stop=session.stop)
 
 
 def plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of metrics, with what JSON has."""
+    """Return a copy of metrics with values of JSON types."""
     return {name: scalar(name, value) for name, value in metrics.items()}
 
 
 def scalar(name: str, value: Any) -> float | int | str | bool:
-    """A value that can be reported."""
+    """Convert a value to a number, string or boolean. Raise TypeError if that is impossible."""
     if isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -115,11 +118,11 @@ def _whole(value: Any, what: str) -> int:
 
 
 def split(result: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], int, bool]:
-    """A result of a training function: its metrics, and what it says beside them."""
+    """Split a training function's result into metrics, step and done."""
     metrics = plain({name: value for name, value in result.items() if name not in ("step", "done")})
     if DUPLICATE in metrics:
         raise ValueError(f"report: the name {DUPLICATE!r} is reserved for the end of a function: choose another")
     done = scalar("done", result.get("done", False))
     if not isinstance(done, bool):
-        raise TypeError(f"report: 'done' is {done!r}: say True or False")
+        raise TypeError(f"report: 'done' is {done!r}: want True or False")
     return metrics, _whole(result.get("step", iteration), "step"), done

@@ -1,10 +1,10 @@
-"""The disk of a store that an agent serves: how many saves fit, and that it is nearly full.
+"""Warns of the disk of an agent's store: how many saves fit, and that it is nearly full.
 
-Both messages go to the logger ``ckptstore`` as warnings, once in a process for each
-store, so that they are visible where logging is not configured. They are no
-``warnings.warn``, which a filter can turn into an error in the middle of a save.
+Both messages go to the logger ``ckptstore`` as warnings, once in a process for each store,
+so that they are visible without a logging configuration. They do not use
+``warnings.warn``: a filter can turn that into an error during a save.
 
-Under a trainer, the trainer's log says the same.
+Under a trainer, the trainer logs the same.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ._session import Session
 _NEARLY_FULL = 80  # percent
 
 _log = logging.getLogger("ckptstore")
-_told: set[str] = set()  # stores, by location; a forked child has those of its parent
+_told: set[str] = set()  # stores, by location; a forked child inherits them
 _warned: set[str] = set()
 
 
 def saved(session: Session, nbytes: int, home: tuple[str, str] | None = None) -> None:
-    """Reports how many more saves fit, after the first one by way 2 or 3.
+    """Log how many more saves fit, after the first save by way 2 or 3.
 
-    nbytes is the size of this rank's part. home is the store and the run of a session
-    that another process has joined.
+    nbytes is the size of this rank's part. home is the store and run of a session that
+    another process has joined.
     """
     home = session.home or home
     if home is not None and session.context.rank == 0:
@@ -36,11 +36,11 @@ def saved(session: Session, nbytes: int, home: tuple[str, str] | None = None) ->
 
 
 def committed(store: str | None, path: str, size: Callable[[], int], one: bool) -> None:
-    """Reports how many more saves fit, after the first one by URL.
+    """Log how many more saves fit, after the first save by URL.
 
-    store is that of the filesystem, path the directory or the file that was committed.
-    one says that only this rank commits, as the coordinator of dcp.save does; otherwise
-    rank 0 alone reports.
+    store is that of the filesystem, and path the committed directory or file. one means
+    that only this rank commits, like the coordinator of dcp.save; otherwise only rank 0
+    logs.
     """
     where = store_of(store)
     if where and (one or identity().rank == 0):
@@ -53,7 +53,7 @@ def _report(where: str, run: str, size: Callable[[], int]) -> None:
     try:
         disk = os.statvfs(where)
         nbytes = 0 if where in _told else size()
-    except (OSError, ValueError):  # the store is on another machine: a save without room fails by itself
+    except (OSError, ValueError):  # a store on another machine: a save without room fails by itself
         return
     free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     bound = f"bound them with `ckptstore gc {run} --policy last=3 --apply --store {where}`, or with `trainer run --keep last=3`"

@@ -1,4 +1,4 @@
-"""``ckptstore.save``: a state dict into shared memory, and from there into the store."""
+"""``ckptstore.save``: copies a state dict into shared memory, from which the store is written."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .errors import SaveAborted, SaveSkipped, Unreachable
 
 
 class Save:
-    """A checkpoint on its way.
+    """A save in progress.
 
     Attributes:
-        checkpoint: its full ID, such as ``step-100.a1``.
-        step: as it was given to save.
-        skipped: why there is no such checkpoint, on any rank, where all staging slots
-            were in use and the trainer was told not to wait; or None.
+        checkpoint: full ID of the checkpoint, such as ``step-100.a1``.
+        step: training step.
+        skipped: why all ranks skipped the save, or None. A save is skipped if all staging
+            slots are in use and the trainer is configured not to wait.
     """
 
     def __init__(self, session: Session, checkpoint: str, step: int, skipped: str | None = None):
@@ -42,15 +42,22 @@ class Save:
         return f"<Save {self.checkpoint}>"
 
     def wait(self, state: str = "committed", timeout: float | None = None) -> str:
-        """Block until the checkpoint is ``staged`` (copied on all ranks) or ``committed`` (durable).
+        """Block until the checkpoint is ``staged`` or ``committed``.
 
-        timeout is in seconds, by default as long as the trainer's own deadline for a
-        save. Returns the state that was reached, this or a later one. Raises
-        SaveAborted, with the reason, when the checkpoint will never exist, SaveSkipped,
-        or TimeoutError, after which it may be waited for again.
+        If the agent was killed, wait starts another one and joins it with the other ranks.
+        The new agent finishes the save if all ranks had staged it.
 
-        When the agent was killed, another one is started and joined, with the other
-        ranks: that finishes what all of them had staged, and says what became of it.
+        Args:
+            state: ``staged`` (copied on all ranks) or ``committed`` (durable).
+            timeout: seconds; by default the trainer's own deadline for a save.
+
+        Returns:
+            The reached state, which may be later than the requested one.
+
+        Raises:
+            SaveAborted: the checkpoint will never exist; the text has the reason.
+            SaveSkipped: all ranks skipped the save.
+            TimeoutError: the timeout has passed; wait may be called again.
         """
         if state not in ("begun", "staged", "committed"):
             raise ValueError(f"no state {state!r} to wait for: staged or committed")
@@ -80,41 +87,46 @@ def save(
     overlap: bool = False,
     allow: Iterable[type] = (),
 ) -> Save:
-    """Save a state dict: copy it into shared memory and return. The store is written beside the training.
+    """Copy a state dict into shared memory and return. The store is written in parallel.
 
-    Every rank calls it for the same step, or those in ranks or group; no collective of
-    PyTorch's is used but by the modules themselves. Each rank passes what it has: tensors
-    that several pass are stored once, and keys that one rank alone has are as welcome.
+    All ranks, or those in ranks or group, call it for the same step. It uses no PyTorch
+    collectives, except for those of the modules themselves. Each rank passes its own state:
+    tensors that several ranks pass are stored once, and a key may exist on one rank only.
 
     Args:
-        state_dict: tensors and values, nested in dicts and lists. Tensors may be of any
-            layout: plain, DTensor, ShardedTensor, wrapper subclasses. Objects with
-            ``state_dict()`` at its top are asked for theirs. ``per_rank`` and ``rng_state``
-            mark what each rank has for itself. All else is pickled.
-        step: the training step; also the default name, ``step-120``.
-        name: of the checkpoint.
-        model: its state is saved below ``model``, by names that do not depend on how it
-            is wrapped.
-        optimizer: one or several, below ``optimizer``, by the names of model's
-            parameters; needs model.
+        state_dict: tensors and values, nested in dicts and lists. Tensors may be plain,
+            DTensor, ShardedTensor or wrapper subclasses. For objects with ``state_dict()``
+            at the top level, their state is saved. ``per_rank`` and ``rng_state`` mark
+            values that each rank saves for itself. Everything else is pickled.
+        step: training step; also the default name, ``step-120``.
+        name: name of the checkpoint.
+        model: module whose state to save below ``model``, under names that do not depend
+            on how the module is wrapped.
+        optimizer: one or several optimizers, saved below ``optimizer`` under the names of
+            model's parameters; needs model.
         ranks: the ranks that take part, the same on each of them; by default all.
-        group: instead of ranks, a process group of them.
-        frozen: patterns of names, as of fnmatch, whose tensors do not change. Such a
-            tensor is not copied again into a slot that has it from an earlier save, as
-            long as the digest is the same: of all bytes up to 1 MiB, of 256 samples of
-            4 KiB above that. A change between the samples is not seen, and not saved.
-            A pattern that matches none of this rank's is warned of, once: that is right
-            only where other ranks have them.
-        overlap: on a GPU, let the copy run beside the next forward and backward pass;
-            the optimizer's step waits for it. Needs model, whose parameters must have no
-            hooks that step them one by one.
-        allow: classes that load will be told to allow: no warning of values of theirs.
+        group: process group of the ranks that take part, instead of ranks.
+        frozen: fnmatch patterns of names whose tensors do not change. Such a tensor is not
+            copied into a slot that has it from an earlier save, if its digest is unchanged.
+            The digest covers all bytes up to 1 MiB, and 256 samples of 4 KiB above that. A
+            change between the samples is neither detected nor saved. save warns once of a
+            pattern that matches no tensor of this rank; ignore the warning only if other
+            ranks have matching tensors.
+        overlap: on a GPU, copy in parallel with the next forward and backward pass; the
+            optimizer's step waits for the copy. Needs model, whose parameters must have no
+            hooks that step them separately.
+        allow: classes that the caller will also pass to :func:`load`: save does not warn of
+            values of these classes.
+
+    Returns:
+        The save in progress.
 
     Raises:
-        ValueError: names a tensor or value that cannot be saved, or two leaves of one name.
-        TypeError: step is no whole number.
-        SaveAborted: the checkpoint will not exist; says why.
-        Refused: the trainer cannot take the save.
+        ValueError: a tensor or value cannot be saved, or two leaves have the same name. The
+            text names them.
+        TypeError: step is not a whole number.
+        SaveAborted: the checkpoint will not exist; the text has the reason.
+        Refused: the trainer or agent cannot accept the save.
     """
     try:
         step = operator.index(step)
@@ -153,10 +165,10 @@ def save(
 
 
 def _refuse(session: Session, step: int, name: str | None, ranks: Sequence[int] | None, why: BaseException) -> None:
-    """Say that this rank cannot take part, so that the others do not wait for it."""
+    """Abort the save, so that the other ranks do not wait for this one."""
     try:
         slot = session.begin_save(step, [], name=name, participants=ranks, key="nothing")
-    except Exception:  # what is raised says why this rank has failed, and that is first
+    except Exception:  # the caller raises the first error
         return
     _abort(slot, why)
 
@@ -164,7 +176,7 @@ def _refuse(session: Session, step: int, name: str | None, ranks: Sequence[int] 
 def _abort(slot: Slot, why: BaseException) -> None:
     try:
         slot.abort(f"{type(why).__name__}: {why}")
-    except Exception:  # as above: the save ends at its deadline then
+    except Exception:  # as above; the save then ends at its deadline
         return
 
 
@@ -173,12 +185,12 @@ def _items(session: Session, plan: Plan, held: Sequence[Held]) -> list[dict[str,
 
 
 def _stage(session: Session, planner: _Planner, plan: Plan, slot: Slot, held: Sequence[Held], overlap: bool) -> _device.Pending | None:
-    """Copy everything into the slot and seal it: now, or, from a GPU, as soon as the copies have ended."""
+    """Copy everything into the slot and seal it: now, or after the copies from a GPU."""
     memory, mapped = slot.memory, session.mapped()
     for known in planner.plans:
         known.drop(mapped)
     if slot.fresh:
-        plan.drop(())  # the offsets may be others
+        plan.drop(())  # the offsets may differ
     if not slot.again:
         plan.forget(memory)
     views = plan.views(memory, slot.offsets)
@@ -209,7 +221,7 @@ def _stage(session: Session, planner: _Planner, plan: Plan, slot: Slot, held: Se
 
 
 class _Planner:
-    """The plans of one session, the newest last; the trainer remembers as many."""
+    """The plans of one session, the newest last. The trainer remembers the same number."""
 
     _last: _Planner | None = None
 
@@ -217,7 +229,7 @@ class _Planner:
         self.session, self.lock = session, threading.Lock()
         self.plans: list[Plan] = []
         self.warned: set[str] = set()  # names of values
-        self.idle: set[str] = set()  # patterns of frozen that were warned of
+        self.idle: set[str] = set()  # patterns of frozen already warned of
 
     @classmethod
     def of(cls, session: Session) -> _Planner:
@@ -226,7 +238,7 @@ class _Planner:
         return cls._last
 
     def plan(self, leaves: Any, signs: list[Any], held: Sequence[Held], frozen: tuple[str, ...]) -> Plan:
-        """The plan for these leaves, made unless there is one."""
+        """Return the plan for these leaves, creating it if there is none."""
         for plan in reversed(self.plans):
             if plan.fits(leaves, signs, frozen):
                 return plan
@@ -240,7 +252,7 @@ class _Planner:
 
 
 def _idle(pattern: str, plan: Plan) -> str:
-    """The warning of a pattern of frozen that does nothing."""
+    """Return the warning of a pattern of frozen that matches no tensor."""
     names = sorted({plan.items[item]["fqn"] for item in plan.tensors})
     near = difflib.get_close_matches(pattern.replace("*", ""), names, 3, 0.3) or names[:3]
     such = f"; its tensors are named such as {', '.join(map(repr, near))}" if near else ", which saves none"

@@ -1,7 +1,7 @@
-"""One rank's conversation with its trainer or agent.
+"""One rank's session with its trainer or agent.
 
-:class:`Session` has the requests of docs/reference/protocol.md as methods; it knows bytes,
-items and checkpoints, and nothing of PyTorch. :mod:`._connect` makes them.
+:class:`Session` has the requests of docs/reference/protocol.md as methods. It handles bytes, items
+and checkpoints, and does not depend on PyTorch. :mod:`._connect` creates sessions.
 """
 
 from __future__ import annotations
@@ -24,23 +24,29 @@ from .errors import Conflict, Error, Refused, SaveAborted, SaveSkipped, TooOld
 PROTOCOLS = (3,)
 
 Item = dict[str, Any]
-"""One tensor's box or one value, as the requests save, load and read take it:
-fqn, dtype, shape, offsets, sizes, bytes, or fqn, value, per_rank, bytes."""
+"""A tensor's box or a value in the requests save, load and read.
+
+Its fields are fqn, dtype, shape, offsets, sizes, bytes, or fqn, value, per_rank, bytes.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """Who this process is.
+    """Identity and state of this process in its run.
 
     Attributes:
-        run, trial, job: what is trained, which configuration of it, and which launch.
-        attempt: counts the lives of the trial's worker group, over all jobs.
-        local_rank: the rank among those of this machine.
+        run: name of the run.
+        trial: name of the configuration that is trained.
+        job: ID of the launch.
+        attempt: number of the trial's worker group, counted over all jobs.
+        rank: rank of this process.
+        world_size: number of ranks.
+        local_rank: rank on this machine.
         resume: full ID of the checkpoint to resume from, or None.
-        config: of the trial.
-        stop: what the newest report or should_stop has said: ``preempt``, save now and
-            end; ``stop``, end, and what is not saved is lost; or None.
-        store: identity of the store, as in its store.json.
+        config: configuration of the trial.
+        stop: request of the newest report or should_stop. ``preempt``: save now and end.
+            ``stop``: end; unsaved state is lost. None: continue.
+        store: ID of the store, as in its store.json.
     """
 
     run: str
@@ -59,9 +65,9 @@ class Context:
 class Slot:
     """Shared memory for one save of this rank.
 
-    Item i's bytes go to ``memory[offsets[i]:][:bytes]``; ``seal`` says that all are
-    there, and nothing is written to the memory after it. ``again``: what this memory
-    holds is what an earlier save by the same key has put there.
+    Item i's bytes go to ``memory[offsets[i]:][:bytes]``. ``seal`` marks all of them as
+    complete; nothing may write to the memory after it. ``again`` means that the memory
+    holds the items of an earlier save with the same key.
     """
 
     def __init__(self, session: Session, reply: dict[str, Any], offsets: list[int], fresh: bool, key: str):
@@ -72,9 +78,9 @@ class Slot:
             self.memory = session._maps.get(reply["slot"], reply["arena"], reply["size"])
         except FileNotFoundError:
             if not session.without_room(self.checkpoint):
-                session.wait(self.checkpoint, "begun")  # which says why the memory was taken back
+                session.wait(self.checkpoint, "begun")  # raises why the server took the memory back
                 raise
-            # The disk is full, which is no error of who trains. Nobody reads this copy.
+            # The disk is full, which must not fail the training. Nothing reads this copy.
             self.memory = mmap.mmap(-1, reply["size"])
         before = session._written.get(reply["slot"])
         self.again = before is not None and before[0] is self.memory and before[1] == key
@@ -88,23 +94,23 @@ class Slot:
             raise SaveAborted(self.checkpoint, conflict.message) from conflict
 
     def abort(self, reason: str) -> None:
-        """Say that this rank cannot finish the save: nobody waits for it."""
+        """Report that this rank cannot finish the save, so that no rank waits for it."""
         self._session.wire.call("abort", checkpoint=self.checkpoint, reason=reason)
 
 
 class Session:
-    """A conversation with a trainer or agent as one rank.
+    """A session with a trainer or agent as one rank.
 
-    All threads may use it; collectives come in the same order on every rank. It is
-    not used in a forked child, which has its own.
+    All threads may use it. Collectives must have the same order on every rank. A forked
+    child must not use it and creates its own.
 
     Attributes:
-        stop: as of Context, of the newest answer.
-        step: of the newest report; None before the first.
+        stop: as for Context, of the newest reply.
+        step: step of the newest report; None before the first.
         position: the highest step that this rank has saved or reported since its last
-            load, or that of what it has loaded; None before the first.
-        home: the store and the run that were joined, where an agent serves this session
-            and another one may follow it; None with a trainer.
+            load, else the step of the loaded checkpoint; None before the first.
+        home: store and run that were joined, if an agent serves this session; another
+            agent may replace it. None with a trainer.
     """
 
     def __init__(self, path: str, token: str):
@@ -137,13 +143,23 @@ class Session:
         self, step: int, items: Sequence[Item] | Callable[[], Sequence[Item]], *,
         name: str | None = None, participants: Iterable[int] | None = None, key: str | None = None,
     ) -> Slot:
-        """Ask for memory for one save.
+        """Request memory for one save.
 
-        The plan of the same items, in the same order, is said to the trainer once:
-        later saves send O(1) bytes. Raises SaveSkipped, SaveAborted (409) or Refused.
+        The first save sends its items to the trainer. Later saves of the same items, in the
+        same order, send O(1) bytes.
 
-        key is what the caller knows these items by, and no others of this session; with
-        it a later save does not look at them, and they may be a function that makes them.
+        Args:
+            step: training step.
+            items: the items, or a function that returns them.
+            name: name of the checkpoint.
+            participants: ranks that take part; by default all.
+            key: the caller's unique name of these items in this session. With it, a later
+                save does not evaluate items.
+
+        Raises:
+            SaveSkipped: all ranks skip the save.
+            SaveAborted: the checkpoint will not exist (409).
+            Refused: the server cannot accept the save.
         """
         if key is None:
             items = items() if callable(items) else items
@@ -175,16 +191,16 @@ class Session:
         return Slot(self, reply, known[1], fresh, key)
 
     def _reached(self, step: int) -> None:
-        """The highest counts: a save that runs beside the training may come later."""
+        """Record a step if it is the highest: a save in parallel with the training may be late."""
         if self.position is None or step > self.position:
             self.position = step
 
     def mapped(self) -> list[mmap.mmap]:
-        """The memory of the slots that are mapped: that of others is to be let go."""
+        """Return the memory of the mapped slots. The caller must release any other."""
         return self._maps.mapped()
 
     def map_ahead(self) -> None:
-        """Map the slots that later saves will use, as soon as they are made, beside the training."""
+        """Map the slots of later saves in a thread, in parallel with the training."""
         threading.Thread(target=self._map_ahead, name="map staging slots", daemon=True).start()
 
     def _map_ahead(self) -> None:
@@ -192,18 +208,22 @@ class Session:
             for slot in self.wire.call("slots")["slots"]:
                 self._maps.get(slot["slot"], slot["arena"], slot["size"])
         except (Error, OSError):
-            pass  # whatever goes wrong here is an error of the save that needs the slot
+            pass  # the save that needs the slot raises the error
         finally:
             self.wire.close()  # this thread's connection
 
     def without_room(self, checkpoint: str) -> bool:
-        """Whether a save that has begun was aborted because the disk has no room for it."""
+        """Report whether a save was aborted because the disk has no room for it."""
         reply = self.wire.call("wait", checkpoint=checkpoint, state="begun")
         return bool(reply.get("no_room"))
 
     def wait(self, checkpoint: str, state: str, timeout: float | None = None) -> str:
-        """Block until a save is begun, staged or committed; raise SaveAborted if it never
-        will be, TimeoutError after timeout seconds."""
+        """Block until a save is begun, staged or committed, and return its state.
+
+        Raises:
+            SaveAborted: the save will never reach the state.
+            TimeoutError: timeout seconds have passed.
+        """
         reply = self.wire.call_within(timeout, "wait", checkpoint=checkpoint, state=state)
         if reply["state"] == "aborted":
             raise SaveAborted(checkpoint, reply["reason"])
@@ -213,40 +233,40 @@ class Session:
         self, items: Sequence[Item], ref: str | None = None, *, participants: Sequence[int] | None = None,
         strict: bool = True, partial: bool = False, strict_dtype: bool = False, same_kind: bool = False,
     ) -> Loaded:
-        """Load boxes and values: a collective of all ranks, or of participants. Close what is returned."""
+        """Load boxes and values. It is a collective of participants. Close the result."""
         reply = self.wire.call(
             "load", ref=ref, participants=participants, strict=strict, partial=partial, strict_dtype=strict_dtype,
             same_kind=same_kind or None, verifies=_native.there() or None, items=list(items),
         )
-        return Loaded(self.wire, reply, ("loaded", {"load": reply["load"]}), lambda: self._goes_on(reply["step"]))
+        return Loaded(self.wire, reply, ("loaded", {"load": reply["load"]}), lambda: self._continue_from(reply["step"]))
 
-    def _goes_on(self, step: int) -> None:
-        """Go on from what was loaded, which may have no step: -1."""
+    def _continue_from(self, step: int) -> None:
+        """Set the position to the loaded step. -1 means that the checkpoint has no step."""
         if step >= 0:
             self.position = step
 
     def refuse_load(self, why: str, ref: str | None = None, *, participants: Sequence[int] | None = None) -> None:
-        """Say that this rank cannot take part in the load that the others call: nobody waits for it."""
+        """Report that this rank cannot take part in a load, so that no rank waits for it."""
         try:
             self.wire.call("load", ref=ref, participants=participants, refused=why, items=[])
         except (Error, OSError):
-            pass  # what the others are told; and who has refused raises what is the matter
+            pass  # the reply is for the other ranks; the caller raises its own error
 
     def report(self, step: int, metrics: Mapping[str, Any], *, done: bool = False) -> str | None:
-        """Report an iteration, and learn whether to stop: "preempt", "stop" or None."""
+        """Report an iteration, and return the stop request: "preempt", "stop" or None."""
         reply = self.wire.call("report", step=step, metrics=dict(metrics), done=done or None)
         self.stop, self.step = reply.get("stop"), step
         self._reached(step)
         return self.stop
 
     def gather(self, part: bytes) -> list[bytes]:
-        """Every rank's part, in rank order. All have the same length; a collective."""
+        """Return every rank's part, in rank order. It is a collective; all parts have the same length."""
         with self.collective:
             self._sequence += 1
             return _parts(self.wire.post("gather", part, {"Ckptstore-Seq": str(self._sequence)}))
 
     def broadcast(self, data: bytes, size: int, root: int) -> bytes:
-        """The root's size bytes on every rank; a collective."""
+        """Return the root's data, of size bytes, on every rank. It is a collective."""
         with self.collective:
             self._sequence += 1
             headers = {"Ckptstore-Seq": str(self._sequence), "Ckptstore-Root": str(root), "Ckptstore-Size": str(size)}
@@ -263,14 +283,14 @@ def _parts(data: bytes) -> list[bytes]:
 
 
 def current(store: str | None = None, run: str | None = None) -> Session:
-    """:func:`._connect.current`, which needs this module."""
+    """Call :func:`._connect.current`. That module imports this one."""
     from . import _connect
 
     return _connect.current(store, run)
 
 
 def services(store: str | None = None) -> Wire:
-    """:func:`._connect.services`, which needs this module."""
+    """Call :func:`._connect.services`. That module imports this one."""
     from . import _connect
 
     return _connect.services(store)

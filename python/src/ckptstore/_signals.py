@@ -1,18 +1,17 @@
-"""SIGTERM and SIGUSR1 while a trainer answers this process.
+"""Holds SIGTERM and SIGUSR1 while this process is connected to a trainer.
 
-Schedulers such as Slurm send both to every process of a step. By default they would
-end a rank before it can save, so a connected rank holds them back:
+Schedulers such as Slurm send both to every process of a step. By default they end a rank
+before it can save, so a connected rank holds them:
 
     signal ─▶ handler ─▶ pipe ─▶ thread ─ "signaled" ─▶ trainer ─▶ all ranks stop at one step
-                                   ▲─── "hold_signals" is answered: the trainer ends this rank
+                                   ▲─── reply to "hold_signals": the trainer ends this rank
 
 The trainer alone decides when the ranks save and end. Before it ends them by SIGTERM it
-answers ``hold_signals``; the thread then puts the default action back, so that a rank that
-blocks in a collective, where no Python handler runs, ends at once all the same.
+replies to ``hold_signals``. The thread then restores the default action, so that a rank
+that blocks in a collective, where no Python handler runs, ends at once.
 
-Held is only what has the default action: a script's own handlers, installed before or
-after, stay. A child has the default actions back, whether it was forked or runs another
-program.
+Only signals with the default action are held. A script's own handlers, installed before or
+after, stay. A child has the default actions, whether it was forked or runs another program.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from .errors import Error
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 VARIABLE = "CKPTSTORE_SIGNALS"  # PID:SOCKET of the process that holds them for its rank
-ANSWER = 10.0  # seconds; the trainer waits for nothing before it answers
-LEAVE, REPLACED = 0, 255  # bytes in the pipe that are no signals
+ANSWER = 10.0  # seconds; the trainer replies without waiting for anything
+LEAVE, REPLACED = 0, 255  # bytes in the pipe that are not signal numbers
 
 _log = logging.getLogger("ckptstore")
 
 
 class _C:
-    """What C says of a signal's action: Python's own table misses handlers of libraries."""
+    """Reads signal actions from C. Python's own table misses handlers of libraries."""
 
     def __init__(self) -> None:
         import ctypes
@@ -52,7 +51,7 @@ class _C:
         self._libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
 
     def action(self, number: int) -> int:
-        """The address of the handler; 0 is the default action."""
+        """Return the address of the handler; 0 is the default action."""
         now = self._ctypes.create_string_buffer(512)  # struct sigaction begins with it
         self._libc.sigaction(number, None, now)
         return self._ctypes.c_size_t.from_buffer(now).value
@@ -62,13 +61,13 @@ class _C:
 
 
 class _Hold:
-    """The signals that this process holds back, and the thread that passes them on."""
+    """The signals that this process holds, and the thread that forwards them."""
 
     def __init__(self, path: str, token: str, c: _C):
         self.path, self.token, self.pid = path, token, os.getpid()
         self._c = c
-        self._actions: dict[int, int] = {}  # C's, after they were installed
-        self._replaced: list[str] = []  # by the script; the thread tells the trainer
+        self._actions: dict[int, int] = {}  # C's actions after the installation
+        self._replaced: list[str] = []  # handlers that the script replaced; the thread tells the trainer
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
@@ -76,7 +75,7 @@ class _Hold:
         self.released = False
 
     def begin(self) -> bool:
-        """Install the handlers, in the main thread. False: there is nothing to hold."""
+        """Install the handlers, in the main thread. Return False if there is nothing to hold."""
         free = [s for s in SIGNALS if signal.getsignal(s) in (signal.SIG_DFL, _received) and self._c.action(s) == 0]
         if not free:
             self._close()
@@ -84,7 +83,7 @@ class _Hold:
         self._ask([s.name for s in free])
         for s in free:
             signal.signal(s, _received)
-            signal.siginterrupt(s, False)  # system calls of libraries go on
+            signal.siginterrupt(s, False)  # restart system calls of libraries
             self._actions[s] = self._c.action(s)
         threading.Thread(target=self._follow, name="ckptstore signals", daemon=True).start()
         return True
@@ -93,7 +92,7 @@ class _Hold:
         return signal.getsignal(number) is _received and self._c.action(number) == self._actions.get(number)
 
     def look(self) -> None:
-        """Take note of handlers that the script has installed since."""
+        """Note handlers that the script has installed since."""
         if self.released:
             return
         for s in [s for s in self._actions if not self.ours(s)]:
@@ -102,21 +101,21 @@ class _Hold:
             self.tell(REPLACED)
 
     def tell(self, number: int) -> None:
-        """Wake the thread. It may be called by a handler."""
+        """Wake the thread. A signal handler may call it."""
         try:
             os.write(self._writer, bytes((number,)))
         except OSError:
-            pass  # the pipe is full of signals that say the same, or closed
+            pass  # the pipe is closed, or full of the same signals
 
     def release(self) -> None:
-        """Put the default actions back, from any thread."""
+        """Restore the default actions, from any thread."""
         self.released = True
         for s in list(self._actions):
             if self.ours(s):
                 self._c.default(s)
 
     def restore(self) -> None:
-        """Put the default actions back, in the main thread: also in Python's table."""
+        """Restore the default actions in the main thread, also in Python's table."""
         self.released = True
         for s in self._actions:
             if signal.getsignal(s) is _received:
@@ -125,7 +124,7 @@ class _Hold:
                     signal.signal(s, signal.SIG_DFL)
 
     def forget(self) -> None:
-        """In a forked child: close what belongs to the parent."""
+        """Close the parent's descriptors in a forked child."""
         self._close()
 
     def _close(self) -> None:
@@ -138,9 +137,9 @@ class _Hold:
         self._reader = self._writer = -1
 
     def _ask(self, names: list[str]) -> None:
-        """Send the request that is answered when the trainer ends this rank."""
+        """Send the request to which the trainer replies when it ends this rank."""
         self._connection.request("POST", "/v1/hold_signals", json.dumps({"signals": names}).encode(), {"Authorization": "Bearer " + self.token})
-        self._socket = self._connection.sock  # which http.client may let go
+        self._socket = self._connection.sock  # http.client may drop it
 
     def _follow(self) -> None:
         wire = Wire(self.path, self.token)
@@ -173,7 +172,7 @@ class _Hold:
                     self._act_on_caught(ending=answered.status == 200)
                     return
         except (Error, OSError, http.client.HTTPException):
-            # The trainer is gone, or knows of no such request: what came meanwhile acts.
+            # The trainer has ended or does not know the request: let caught signals act.
             self.release()
             for number in late:
                 os.kill(self.pid, number)
@@ -187,14 +186,14 @@ class _Hold:
         try:
             wire.call_within(ANSWER, "release_signals", signals=list(self._replaced))
         except TimeoutError:
-            _log.warning("the trainer does not answer: it may take an end by %s for the end of the training", ", ".join(self._replaced))
+            _log.warning("the trainer does not answer: it may take a rank's end by %s for the end of the training", ", ".join(self._replaced))
 
     def _act_on_caught(self, ending: bool) -> None:
-        """Let the signals act that were caught before the release and not passed on.
+        """Let signals act that were caught before the release and not forwarded.
 
-        One of them may be the SIGTERM by which the trainer ends this rank: it sends it at
-        once to a rank whose hold_signals it has not read yet. A trainer that ends its ranks
-        may have sent SIGUSR1 too, for their stacks; that one is not to end them.
+        One of them may be the SIGTERM by which the trainer ends this rank: the trainer sends
+        it at once to a rank whose hold_signals it has not read yet. A trainer that ends its
+        ranks may also have sent SIGUSR1 for their stacks; that must not end them.
         """
         try:
             caught = os.read(self._reader, 64)
@@ -208,7 +207,7 @@ class _Hold:
         try:
             reply: dict[str, Any] = wire.call_within(ANSWER, "signaled", signal=signal.Signals(number).name)
         except TimeoutError:
-            return  # a trainer that is stopped learns of a scheduler's signal by itself
+            return  # a stopped trainer receives the scheduler's signal itself
         if reply.get("stacks"):
             faulthandler.dump_traceback(sys.__stderr__ if sys.__stderr__ is not None else 2, all_threads=True)
         if reply.get("end"):
@@ -218,7 +217,7 @@ class _Hold:
 _hold: _Hold | None = None
 _c: _C | None = None
 _forked = False
-_said = False
+_logged = False
 
 
 def _received(number: int, frame: FrameType | None) -> None:
@@ -226,27 +225,26 @@ def _received(number: int, frame: FrameType | None) -> None:
     if hold is not None and hold.pid == os.getpid() and not hold.released:
         hold.tell(number)
         if not hold.released:
-            return  # the thread has not looked for the last time
-    # A child of which Python does not know, or a rank that is being ended.
+            return  # the thread will read it
+    # A child that Python did not fork, or a rank that the trainer ends.
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def hold(path: str, token: str) -> None:
-    """Hold the signals back for the rank of this socket, unless they are held.
+    """Hold the signals for the rank of this socket, unless they are held.
 
-    Only the main thread can. A call from another one leaves it to the next call from
-    the main thread.
+    Only the main thread can install handlers. A call from another thread does nothing.
     """
-    global _c, _hold, _said
+    global _c, _hold, _logged
     if _hold is not None:
         _hold.look()
         return
     if _forked or _above(path) or _child():
         return
     if threading.current_thread() is not threading.main_thread():
-        if not _said:
-            _said = True
+        if not _logged:
+            _logged = True
             _log.info("SIGTERM and SIGUSR1 act as before until the main thread calls ckptstore: this process has connected from another thread")
         return
     try:
@@ -254,16 +252,16 @@ def hold(path: str, token: str) -> None:
         mine = _Hold(path, token, _c)
         _hold = mine  # a handler may run at once
         if not mine.begin():
-            return  # and nothing is tried again: the script's own handlers are there
+            return  # no retry: the script has its own handlers
         os.environ[VARIABLE] = f"{os.getpid()}:{path}"
     except (ImportError, OSError, ValueError) as error:  # no ctypes; the trainer is gone; a subinterpreter
         if _hold is not None:
             _hold.restore()
-        _log.warning("a scheduler's SIGTERM or SIGUSR1 to every process ends this rank before it can save: they cannot be held back: %r", error)
+        _log.warning("cannot hold SIGTERM and SIGUSR1: a scheduler that sends them to every process ends this rank before it can save: %r", error)
 
 
 def give_back() -> None:
-    """Put back what was before :func:`hold`."""
+    """Undo :func:`hold`."""
     global _hold
     mine, _hold = _hold, None
     if mine is None or mine.pid != os.getpid():
@@ -278,20 +276,23 @@ def give_back() -> None:
 
 
 def ignore_stop_signals(worker_id: int = 0) -> None:
-    """Ignore SIGTERM and SIGUSR1 in this process, one that a rank has started.
+    """Ignore SIGTERM and SIGUSR1 in this process, which a rank has started.
 
-    For ``DataLoader(worker_init_fn=ckptstore.ignore_stop_signals,
-    multiprocessing_context="fork")`` where a scheduler
-    signals every process of a job: a loader's worker that ends by such a signal ends its
-    rank with an error before the rank can save. The loader ends such workers in order, or
-    by SIGKILL; ``Process.terminate`` has no effect on them. The argument is not used.
+    Pass it to ``DataLoader(worker_init_fn=ckptstore.ignore_stop_signals,
+    multiprocessing_context="fork")`` if a scheduler signals every process of a job. A
+    loader's worker that ends by such a signal fails its rank before the rank can save. The
+    loader still ends its workers in order, or by SIGKILL; ``Process.terminate`` has no
+    effect on them.
+
+    Args:
+        worker_id: not used.
     """
     for s in SIGNALS:
         signal.signal(s, signal.SIG_IGN)
 
 
 def _above(path: str) -> bool:
-    """Whether a live process above this one holds them for the rank."""
+    """Report whether a live ancestor process holds the signals for the rank."""
     text, _, of = os.environ.get(VARIABLE, "").partition(":")
     if of != path or not text.isdigit() or int(text) == os.getpid():
         return False
@@ -305,7 +306,7 @@ def _above(path: str) -> bool:
 
 
 def _child() -> bool:
-    """Whether multiprocessing made this process: its parent ends it by SIGTERM."""
+    """Report whether multiprocessing created this process: its parent ends it by SIGTERM."""
     processes = sys.modules.get("multiprocessing.process")
     return processes is not None and processes.parent_process() is not None
 

@@ -1,8 +1,8 @@
-"""An object as its tensors, by name, and all else of it.
+"""Splits an object into its tensors, by name, and the rest, and joins them again.
 
-What other programs keep in one file, ``split`` takes apart: the tensors become
-chunks of a checkpoint, and the rest, in which each of them is replaced by a marker,
-one value. ``join`` puts it together again, with the same types and keys.
+Other programs keep such an object in one file. ``split`` replaces each tensor by a marker:
+the tensors become chunks of a checkpoint, and the rest becomes one value. ``join``
+restores the object, with the same types and keys.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _DICTS = (dict, collections.OrderedDict)
 
 
 def split(value: Any, prefix: str = "") -> tuple[dict[str, torch.Tensor], Any]:
-    """The tensors in dicts, lists and tuples, by the path to each, and the rest.
+    """Return the tensors in dicts, lists and tuples, by path, and the rest.
 
-    Tensors of other types than torch.Tensor, sparse ones, and those in objects of
-    other classes stay in the rest.
+    Subclasses of torch.Tensor, sparse tensors, and tensors in objects of other classes
+    stay in the rest.
     """
     out: dict[str, torch.Tensor] = {}
-    names: dict[int, str] = {}  # of tensors that are there several times
+    names: dict[int, str] = {}  # by ID, because a tensor may occur several times
 
     def visit(value: Any, path: str) -> Any:
         if _plain(value):
             if id(value) not in names:
                 name, n = path or "tensor", 1
-                while name in out:  # as of the keys 1 and "1"
+                while name in out:  # such as for the keys 1 and "1"
                     n += 1
                     name = f"{path}#{n}"
                 names[id(value)], out[name] = name, value
             return {_MARK: names[id(value)]}
         if type(value) in _DICTS:
             if _MARK in value:
-                raise ValueError(f"{path}: a key {_MARK!r} means something else in a checkpoint: rename it")
+                raise ValueError(f"{path}: the key {_MARK!r} is reserved: rename it")
             return _like(value, {key: visit(inner, _below(path, key)) for key, inner in value.items()})
         if type(value) in (list, tuple):
             return type(value)(visit(inner, _below(path, i)) for i, inner in enumerate(value))
@@ -50,7 +50,7 @@ def split(value: Any, prefix: str = "") -> tuple[dict[str, torch.Tensor], Any]:
 
 
 def join(rest: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What was split."""
+    """Return the object that was split."""
     if type(rest) is dict and _MARK in rest:
         return tensors[rest[_MARK]]
     if type(rest) in _DICTS:
@@ -61,7 +61,7 @@ def join(rest: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def names(rest: Any) -> list[str]:
-    """The names of the tensors that join needs."""
+    """Return the names of the tensors that join needs."""
     if type(rest) is dict and _MARK in rest:
         return [rest[_MARK]]
     inner = rest.values() if type(rest) in _DICTS else rest if type(rest) in (list, tuple) else ()
@@ -69,14 +69,14 @@ def names(rest: Any) -> list[str]:
 
 
 def pack(rest: Any) -> bytes:
-    """The rest as bytes."""
+    """Encode the rest."""
     out = io.BytesIO()
     torch.save(rest, out)
     return out.getvalue()
 
 
 def unpack(data: bytes, weights_only: bool | None = True) -> Any:
-    """The rest again; weights_only is that of torch.load."""
+    """Decode the rest. weights_only is as for torch.load."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=weights_only)
 
 
@@ -85,7 +85,7 @@ def _plain(value: Any) -> bool:
 
 
 def _like(value: Any, items: dict[Any, Any]) -> Any:
-    """A dict of the same type with the same attributes, such as a module's metadata."""
+    """Return a dict of the same type with the same attributes, such as a module's metadata."""
     if type(value) is dict:
         return items
     out = collections.OrderedDict(items)

@@ -1,4 +1,4 @@
-"""Boxes of tensors: from indexes as numpy has them, and cut into parts."""
+"""Boxes of tensors: converts numpy indexes to boxes, and cuts boxes into parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Box(NamedTuple):
-    """An axis-aligned part of a tensor, in elements; one number a dimension."""
+    """An axis-aligned part of a tensor, in elements, with one number per dimension."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -20,16 +20,19 @@ class Box(NamedTuple):
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """The box that covers a shape."""
+    """Return the box that covers a shape."""
     return Box((0,) * len(shape), tuple(shape))
 
 
 def box_of(fqn: str, shape: Sequence[int], index: Any) -> tuple[Box, tuple[int, ...]]:
-    """The box that an index of numpy's basic slicing means, and its shape.
+    """Return the box of an index of numpy's basic slicing, and the shape of the result.
 
-    An integer takes its dimension away. Raises IndexError for one that is out of
-    range and for too many of them, ValueError for a step other than 1, TypeError
-    for an index that selects more than a box.
+    An integer removes its dimension.
+
+    Raises:
+        IndexError: an integer is out of range, or there are too many dimensions.
+        ValueError: a slice has a step other than 1.
+        TypeError: the index selects more than a box.
     """
     given = index if isinstance(index, tuple) else (index,)
     at = [i for i, part in enumerate(given) if part is Ellipsis]
@@ -61,10 +64,7 @@ def box_of(fqn: str, shape: Sequence[int], index: Any) -> tuple[Box, tuple[int, 
 
 
 def cut(box: Box, limit: int) -> Iterator[Box]:
-    """Boxes of at most limit elements that follow each other in row-major order.
-
-    An empty box has none.
-    """
+    """Yield boxes of at most limit elements, in row-major order; none for an empty box."""
     if box.volume:
         yield from _cut(box, 0, max(limit, 1))
 

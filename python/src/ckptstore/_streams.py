@@ -1,4 +1,4 @@
-"""The files of :class:`.filesystem.FileSystem`: one that is written, one that is read."""
+"""File objects of :class:`.filesystem.FileSystem`, for writing and reading."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from .filesystem import FileSystem
 
 PAYLOAD = 64 << 10
-"""A write of so many bytes is taken for a tensor's: its digest is found on the way."""
+"""Minimum bytes of a write that counts as a tensor's: the server computes its digest."""
 
 
 _SMALL = 4 << 10
 
 
 class Writer(io.RawIOBase):
-    """A file that is written from its beginning to its end.
+    """A file that is written sequentially.
 
-    ``close`` returns when the bytes are durable; what they belong to is committed
-    later. An error in between, or ``discard``, leaves nothing.
+    ``close`` returns when the bytes are durable. A commit of their checkpoint comes later.
+    An error before ``close``, or ``discard``, leaves nothing.
     """
 
     def __init__(self, fs: FileSystem, path: str, autocommit: bool = True):
         super().__init__()
         self._fs, self.path, self._autocommit, self._process = fs, path, autocommit, os.getpid()
-        self._size, self._said, self._payload = 0, 0, False
+        self._size, self._sent, self._payload = 0, 0, False
         self._cuts: list[tuple[int, int]] = []
         self._ring: _memory.Ring | None = None
-        self._broken: str | None = None  # why a write has failed: part of it may be in memory
-        self._small = bytearray()  # what was written last, and is in no block yet
+        self._broken: str | None = None  # why a write failed; part of it may be in memory
+        self._small = bytearray()  # buffered small writes that are in no block yet
         reply = fs._call("create", path=path)
         self._stream, self._block = reply["stream"], reply["block"]
         self._open = True
@@ -58,9 +58,9 @@ class Writer(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         if self._broken is not None:
-            raise ValueError(f"write to {self.path}: a write before this one has failed ({self._broken}): write the file anew")
-        # torch.save makes 39 writes for each tensor: of 20,000 tensors, each by itself
-        # took 5 of the 9 seconds of a save.
+            raise ValueError(f"write to {self.path}: an earlier write failed ({self._broken}): write the file again")
+        # torch.save makes 39 writes for each tensor. Unbuffered, the writes of 20,000
+        # tensors took 5 of the 9 seconds of a save.
         size = len(data) if type(data) is bytes else data.nbytes if type(data) is memoryview else _SMALL
         if size < _SMALL and self._ring is not None:
             self._small += data
@@ -72,7 +72,7 @@ class Writer(io.RawIOBase):
         return len(view)
 
     def _whole(self, view: memoryview) -> None:
-        """Write what is small and came before, and some bytes."""
+        """Write the buffered small writes, and then view."""
         small, self._small = self._small, bytearray()
         try:
             if small:
@@ -94,12 +94,12 @@ class Writer(io.RawIOBase):
             done += len(part)
             self._size += len(part)
             if self._size % self._block == 0:
-                # The reply comes when the next block may be filled.
+                # The server replies when the next block may be filled.
                 self._fs._call("write", **self._written())
 
     def _fill(self, part: memoryview) -> None:
         if self._ring is None:
-            raise ValueError(f"write to {self.path}: it is closed")
+            raise ValueError(f"write to {self.path}: the file is closed")
         try:
             self._ring.fill(self._size, part)
         except OSError as error:
@@ -108,13 +108,13 @@ class Writer(io.RawIOBase):
             raise StoreFull("write", 507, f"{self.path}: shared memory is full: make room there, or give it more (docker run --shm-size)") from error
 
     def _written(self) -> dict[str, Any]:
-        """What was written since this was said last."""
-        said = {"stream": self._stream, "offset": self._said, "length": self._size - self._said, "cuts": self._cuts}
-        self._said, self._cuts = self._size, []
-        return said
+        """Return the request fields for the bytes written since the last call."""
+        fields = {"stream": self._stream, "offset": self._sent, "length": self._size - self._sent, "cuts": self._cuts}
+        self._sent, self._cuts = self._size, []
+        return fields
 
     def flush(self) -> None:
-        """Nothing: ``close`` makes it durable."""
+        """Do nothing: ``close`` makes the bytes durable."""
 
     def close(self) -> None:
         if self.closed:
@@ -124,7 +124,7 @@ class Writer(io.RawIOBase):
             self.commit()
 
     def commit(self) -> None:
-        """Make the bytes durable: close does it, or the end of a transaction."""
+        """Make the bytes durable. close or the end of a transaction calls it."""
         if not self._open:
             return
         if self._broken is None:
@@ -135,19 +135,19 @@ class Writer(io.RawIOBase):
                 raise
         else:
             self.discard()
-            raise ValueError(f"close {self.path}: a write has failed ({self._broken}), and nothing of the file is kept: write it anew")
+            raise ValueError(f"close {self.path}: a write failed ({self._broken}), and the file was discarded: write it again")
         self._open = False
         try:
             reply = self._fs._call("close", commits=self.path, size=self._size, **self._written())
             if reply.get("pending"):
                 _dropped.wrote(self._fs, self.path)
-            elif "~~" in reply.get("checkpoint", ""):  # it is one by itself, and no attachment
+            elif "~~" in reply.get("checkpoint", ""):  # a checkpoint of one file, not an attachment
                 _room.committed(self._fs.store, self.path, lambda: self._size, one=False)
         finally:
             self._release()
 
     def discard(self) -> None:
-        """Give the file up."""
+        """Discard the file."""
         if self._open:
             self._open = False
             try:
@@ -166,39 +166,39 @@ class Writer(io.RawIOBase):
         self.close()
 
     def __del__(self) -> None:
-        # A file that nobody closed is not whole. Its memory is given back by a thread,
-        # since the one that drops it may be in the midst of another request.
+        # A file that was not closed is incomplete. A separate thread returns its memory,
+        # because this one may be in the middle of another request.
         if getattr(self, "_open", False) and self._process == os.getpid():
             self._open = False
-            with contextlib.suppress(RuntimeError):  # the process ends, which gives it back too
+            with contextlib.suppress(RuntimeError):  # the process ends, which frees it too
                 threading.Thread(target=_give_up, args=(self._fs, self._stream), daemon=True).start()
         if getattr(self, "_ring", None) is not None:
             self._release()
 
 
 def _give_up(fs: FileSystem, stream: int) -> None:
-    with contextlib.suppress(Error, OSError):  # a server that has ended has nothing of it any more
+    with contextlib.suppress(Error, OSError):  # an ended server has already dropped it
         fs._call("discard", stream=stream)
 
 
 _WINDOW = 256 << 10
-"""Bytes that are read and verified at once for small reads.
+"""Bytes that one small read reads and verifies.
 
-torch.load goes to and fro between the end of a tensor's archive and its beginning, so that a
-window is filled nine times a tensor: of tensors of 8 MB an eighth is read twice, of those of
-1 MB all. Several windows halve that, and loads were no faster by them from 1 MB on: a window
-that is made anew lies above the memory of a tensor, and keeps malloc from giving its pages
-back and taking new ones for the next.
+torch.load jumps between the end and the beginning of a tensor's archive, so a window is
+filled nine times per tensor. An eighth of a tensor of 8 MB is read twice, and all of a tensor
+of 1 MB. Several windows halve that, but did not speed up loads of tensors of 1 MB and more:
+a new window lies above the memory of a tensor, which keeps malloc from returning the
+tensor's pages and faulting in new ones for the next tensor.
 
-Where no page is new, a load of a GB by a URL takes 0.4 s of the processor, and 0.3 s from
-PyTorch's own file: of the difference 0.04 are checksums, the rest requests, Python and what
-is read twice. Where malloc gives the pages back, which depends on its layout alone, PyTorch's
-takes 0.5 s and this less, since it asks for huge pages.
+If no page is new, a load of 1 GB by a URL takes 0.4 s of processor time, against 0.3 s from
+PyTorch's own file. Of the difference, 0.04 s are checksums; the rest is requests, Python and
+bytes that are read twice. If malloc returns the pages, which depends only on its layout,
+PyTorch's own file takes 0.5 s and this takes less, because it requests huge pages.
 """
 
 
 class _Runs:
-    """Checksums of a file's bytes, as the server gives them: runs of blocks, in order."""
+    """Checksums of a file's bytes, as runs of blocks in order."""
 
     def __init__(self, start: int, end: int, runs: list[dict[str, Any]]):
         self.start, self.end = start, end
@@ -209,7 +209,7 @@ class _Runs:
         self._first = list(itertools.accumulate((-(-size // _native.BLOCK) for size in self._sizes), initial=0))
 
     def read(self, file: int, at: int, view: memoryview) -> None:
-        """Fill view (format B) from at on, all of which is between start and end."""
+        """Fill view (format B) with verified bytes at offset at, all between start and end."""
         k = bisect.bisect_right(self._offsets, at) - 1
         while len(view):
             offset, stop = self._offsets[k], self._offsets[k] + self._sizes[k]
@@ -221,8 +221,11 @@ class _Runs:
 
 
 class Reader(io.RawIOBase):
-    """A committed file. Every byte that it gives was compared with its checksum: by the
-    native helper while it is copied, or where there is none by the server, before that."""
+    """A committed file for reading.
+
+    Every byte is verified against its checksum: by the native helper during the copy, or,
+    without the helper, by the server before the copy.
+    """
 
     def __init__(self, fs: FileSystem, path: str):
         super().__init__()
@@ -231,7 +234,7 @@ class Reader(io.RawIOBase):
         self._good: list[tuple[int, int]] = []
         self._runs: _Runs | None = None
         self._helped = _native.there()
-        self._window, self._filled = bytearray(), (0, 0)  # verified bytes of the file, and which these are
+        self._window, self._filled = bytearray(), (0, 0)  # verified bytes of the file, and their range
         reply = fs._call("open", path=path)
         self._read, self.size = reply["read"], reply["size"]
         self._file = os.open(reply["path"], os.O_RDONLY | os.O_CLOEXEC)
@@ -266,9 +269,9 @@ class Reader(io.RawIOBase):
         return count
 
     def _copied(self, at: int, view: memoryview) -> bool:
-        """Fill view with verified bytes; False where the server has no checksums of them.
+        """Fill view with verified bytes. Return False if the server has no checksums of them.
 
-        A small read brings the bytes around it along, since more of them follow.
+        A small read also fetches the bytes around it, because more small reads follow.
         """
         count = len(view)
         if count > _WINDOW // 2:
@@ -288,14 +291,14 @@ class Reader(io.RawIOBase):
         end = at + len(view)
         if self._runs is None or not (self._runs.start <= at and end <= self._runs.end):
             reply = self._fs._call("verify", read=self._read, offset=at, length=len(view), sums=True)
-            if "runs" not in reply:  # it has verified them instead
+            if "runs" not in reply:  # the server has verified the bytes instead
                 self._helped = False
                 return False
             self._runs = _Runs(reply["from"], reply["to"], reply["runs"])
         try:
             self._runs.read(self._file, at, view)
         except (_native.Damaged, EOFError):
-            self._verified(at, end)  # says what is damaged, and where
+            self._verified(at, end)  # raises an error that names the damage
             raise
         return True
 

@@ -1,4 +1,4 @@
-"""A model's and its optimizers' states, by names that do not depend on how the model is wrapped."""
+"""States of a model and its optimizers, under names that do not depend on wrappers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 def add_states(state: dict[Any, Any], model: torch.nn.Module | None, optimizer: Optimizers | None) -> None:
-    """Put the states of model and optimizer into a state dict.
+    """Add the states of model and optimizer to a state dict.
 
-    A fresh optimizer gets its state first: there is something to load into.
+    A fresh optimizer first initializes its state, so that a load has tensors to fill.
     """
     for key, given in ((MODEL, model), (OPTIMIZER, optimizer)):
         if given is not None and key in state:
@@ -33,7 +33,7 @@ def add_states(state: dict[Any, Any], model: torch.nn.Module | None, optimizer: 
 
 
 def set_states(state: dict[Any, Any], model: torch.nn.Module | None, optimizer: Optimizers | None) -> None:
-    """Give model and optimizer what a load has put into their states, and take it out of the state dict."""
+    """Remove the loaded states from a state dict, and set them on model and optimizer."""
     if model is not None:
         set_model_state_dict(model, state.pop(MODEL))
     if model is not None and optimizer is not None:
@@ -46,7 +46,7 @@ def _listed(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
 
 @contextlib.contextmanager
 def _without_gradients(optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
-    """PyTorch gives a fresh optimizer its state only where no parameter has a gradient: put them aside."""
+    """Remove gradients temporarily: PyTorch initializes a fresh optimizer only without them."""
     aside = [
         (parameter, parameter.grad)
         for optimizer in optimizers if not optimizer.state

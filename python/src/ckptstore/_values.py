@@ -1,13 +1,12 @@
-"""Values that are not tensors, as bytes and back.
+"""Encodes values that are not tensors, and decodes them.
 
-The bytes are those of ``torch.save``, so that ``dcp.load`` and an export to DCP have
-them too, with a comment at the end that rounds their size up: a value that grows a
-little does not change the plan of the save.
+The bytes are those of ``torch.save``, so that ``dcp.load`` and an export to DCP can use
+them. A comment at their end rounds their size up, so that a value that grows a little does
+not change the plan of the save.
 
-What is read back is made of the types below and nothing else: whoever could write
-to the store could otherwise run code in everybody's training. Arrays and scalars of
-numpy are rebuilt by ``_values_numpy``. A user's own types are named by the user
-(``allow``), or all is allowed (``unsafe_pickle``).
+Decoding builds only the types below. Otherwise anyone who can write to the store could run
+code in every training that loads from it. ``_values_numpy`` rebuilds arrays and scalars of
+numpy. The user names further types (``allow``), or allows all (``unsafe_pickle``).
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from .errors import Error
 
 
 class NotAllowed(Error):
-    """A value is made of a type that may not be read back without the user's word."""
+    """A value contains a type that load does not build unless the caller allows it."""
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """What bytes are in protocol 2 of pickle: text in Latin-1."""
+    """Decode bytes of pickle's protocol 2, which are text in Latin-1."""
     if encoding != "latin1":
         raise NotAllowed(f"bytes in {encoding!r}")
     return text.encode("latin1")
@@ -66,15 +65,15 @@ _PURE["__builtin__", "xrange"] = range
 _PURE["torch.nn.parameter", "Parameter"] = torch.nn.Parameter
 _PURE["torch.storage", "UntypedStorage"] = torch.UntypedStorage
 
-# These are made by torch's own functions.
+# Functions of torch that rebuild its objects.
 _FUNCTIONS = {
     ("torch._utils", "_rebuild_tensor"), ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor_v3"),
     ("torch._utils", "_rebuild_parameter"), ("torch._utils", "_rebuild_parameter_with_state"),
     ("torch._utils", "_rebuild_qtensor"), ("torch._utils", "_rebuild_sparse_tensor"), ("torch.serialization", "_get_layout"),
 }
 
-# Types whose instances may be given a state. Nothing else may: a class or a
-# function that is given one is changed for the whole process.
+# Types whose instances may receive a state. A state for a class or a function would
+# change it for the whole process.
 _BUILT = {
     collections.OrderedDict, uuid.UUID, io.BytesIO, argparse.Namespace, types.SimpleNamespace, random.Random, set, frozenset,
     _values_numpy.Unbuilt, torch.Generator,
@@ -82,7 +81,7 @@ _BUILT = {
 
 
 def _find(module: str, name: str) -> Any:
-    """What a name in a pickle stands for, or NotAllowed."""
+    """Return the object of a name in a pickle. Raise NotAllowed for an unknown name."""
     if (module, name) in _PURE:
         return _PURE[module, name]
     if (module, name) in _FUNCTIONS:
@@ -95,13 +94,13 @@ def _find(module: str, name: str) -> Any:
 
 
 def _may_build(of: type, allowed: Iterable[type]) -> bool:
-    if issubclass(of, enum.Enum):  # its members are shared by the whole process
+    if issubclass(of, enum.Enum):  # the whole process shares its members
         return False
     return of in _BUILT or of in allowed or issubclass(of, torch.Tensor)
 
 
 def _machine(allow: Iterable[type]) -> types.ModuleType:
-    """A module as torch.load wants one, whose Unpickler knows the names above and those of allow."""
+    """Return a pickle module for torch.load whose Unpickler knows the names above and in allow."""
     known = {(of.__module__, of.__qualname__): of for of in allow}
 
     class Unpickler(_values_numpy.Unpickler):
@@ -122,8 +121,11 @@ def _machine(allow: Iterable[type]) -> types.ModuleType:
 
 
 def meant(value: Any, allow: tuple[type, ...]) -> tuple[type, ...]:
-    """The classes of which a value may be made that takes another one's place: those of
-    allow, and its own if that is an Enum, a dataclass or a named tuple."""
+    """Return the classes that the replacement of a value may contain.
+
+    They are those of allow, and the value's own class if that is an Enum, a dataclass or a
+    named tuple.
+    """
     of = type(value)
     if of in _archive.PLAIN:
         return allow
@@ -132,10 +134,12 @@ def meant(value: Any, allow: tuple[type, ...]) -> tuple[type, ...]:
 
 
 def decode(fqn: str, data: bytes | bytearray, *, allow: Iterable[type] = (), unsafe_pickle: bool = False) -> Any:
-    """The value of bytes that encode, or DCP, has made.
+    """Decode a value that encode or DCP has encoded.
 
-    Raises NotAllowed, naming value and type, for a type that is neither known nor in
-    allow, and Error for bytes that are no value.
+    Raises:
+        NotAllowed: the value contains a type that is neither known nor in allow. The text
+            names both.
+        Error: the bytes are not a value.
     """
     try:
         return _archive.read(data)
@@ -148,22 +152,22 @@ def decode(fqn: str, data: bytes | bytearray, *, allow: Iterable[type] = (), uns
             return torch.load(file, map_location="cpu", weights_only=False)
         return torch.load(file, map_location="cpu", weights_only=False, pickle_module=_machine(allow))
     except NotAllowed as error:
-        raise NotAllowed(f"value {fqn!r} has a {error}, which is not read back unasked: load it by ckptstore.load into a state dict that has one, or pass allow=[its class] to ckptstore.load or StorageReader, or, if everybody who can write to the store is trusted, unsafe_pickle=True") from error
+        raise NotAllowed(f"value {fqn!r} has a {error}, which is not loaded by default: load it with ckptstore.load into a state dict that has one, or pass allow=[its class] to ckptstore.load or StorageReader, or, if you trust everyone who can write to the store, unsafe_pickle=True") from error
     except _values_numpy.NotPlain as error:
         raise NotAllowed(f"value {fqn!r} has {error}") from error
     except Exception as error:
-        raise Error(f"value {fqn!r} cannot be read back: {type(error).__name__}: {error}") from error
+        raise Error(f"value {fqn!r} cannot be decoded: {type(error).__name__}: {error}") from error
 
 
 def _check_archive(fqn: str, file: io.BytesIO) -> None:
-    """Refuse what torch.load would not read by our machine: old formats and compiled code."""
+    """Refuse archives that torch.load reads without our Unpickler: old formats, compiled code."""
     try:
         with zipfile.ZipFile(file) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
     except zipfile.BadZipFile as error:
-        raise Error(f"value {fqn!r} is no archive of torch.save: {error}") from error
+        raise Error(f"value {fqn!r} is not a torch.save archive: {error}") from error
     if "data.pkl" not in names or "constants.pkl" in names:
-        raise NotAllowed(f"value {fqn!r} is no archive of one pickle; unsafe_pickle=True loads it as torch.load does")
+        raise NotAllowed(f"value {fqn!r} is not an archive of one pickle; unsafe_pickle=True loads it as torch.load does")
     file.seek(0)
 
 
@@ -171,7 +175,7 @@ _END = b"PK\x05\x06"
 
 
 def padded(data: bytes) -> bytes:
-    """An archive with a comment that rounds its size up to a step of about an eighth."""
+    """Return an archive with a comment that rounds its size up to steps of about an eighth."""
     end = data.rfind(_END)
     if end < 0 or len(data) != end + 22 or data[end + 20 :] != b"\0\0":
         return data
@@ -180,14 +184,14 @@ def padded(data: bytes) -> bytes:
     return data[:-2] + struct.pack("<H", comment) + bytes(comment)
 
 
-_ENCODED = 16 << 10  # bytes of the largest value whose archive is kept
+_ENCODED = 16 << 10  # bytes of the largest cached archive
 _encoded: dict[Any, bytes] = {}
 
 
 def encode(fqn: str, value: Any) -> bytes:
-    """The bytes of a value. Raises ValueError, naming it, for one that cannot be pickled."""
-    # An archive takes a tenth of a millisecond to make, and most values of a state
-    # dict are those of the save before.
+    """Encode a value. Raise ValueError, which names it, if it cannot be pickled."""
+    # An archive takes 0.1 ms to write, and most values of a state dict have not changed
+    # since the previous save.
     key: Any = None
     if type(value) in _archive.PLAIN:
         archive = _archive.make(value, torch.save)
@@ -211,7 +215,7 @@ def encode(fqn: str, value: Any) -> bytes:
 
 
 def loadable(fqn: str, value: Any, data: bytes, *, allow: Iterable[type] = ()) -> str | None:
-    """Why a value could not be loaded again, or None if it could."""
+    """Return why load would refuse a value, or None."""
     if _surely(value, (torch.Tensor, torch.Size, torch.dtype)):
         return None
     try:
@@ -222,7 +226,7 @@ def loadable(fqn: str, value: Any, data: bytes, *, allow: Iterable[type] = ()) -
 
 
 def _surely(value: Any, others: tuple[type, ...], depth: int = 0) -> bool:
-    """Whether a value is made of Python's plain types and of others alone, without a try."""
+    """Report whether a value consists only of plain types and others, without decoding it."""
     if type(value) in _archive.PLAIN or type(value) is bytes or type(value) in others:
         return True
     if depth > 8:

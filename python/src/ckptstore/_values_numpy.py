@@ -1,12 +1,12 @@
-"""numpy's arrays, scalars and dtypes, rebuilt from the bytes of a pickle.
+"""Rebuilds numpy's arrays, scalars and dtypes from the bytes of a pickle.
 
-numpy's own ``__setstate__`` trusts the state that it is given: a dtype whose flags lie
-makes numpy take bytes of the pickle for pointers to Python objects. So none of numpy's
-functions is called with what a pickle holds. This unpickler checks the arguments, makes
-the dtype from its code, and reads the elements with ``numpy.frombuffer``.
+numpy's own ``__setstate__`` trusts its state: with forged flags of a dtype, numpy takes
+bytes of the pickle for pointers to Python objects. So no data of a pickle reaches numpy's
+functions. This unpickler checks the arguments, builds the dtype from its code, and reads
+the elements with ``numpy.frombuffer``.
 
-A dtype is read if its elements are booleans, integers, floats, complex numbers, dates,
-time differences, or text of a fixed length. Objects, records and subarrays are refused.
+It supports dtypes of booleans, integers, floats, complex numbers, dates, time differences
+and text of a fixed length. It refuses objects, records and subarrays.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 
 
 class NotPlain(Exception):
-    """A numpy object is not rebuilt. The text names it and the next step."""
+    """A numpy object is refused. The text names it and the next step."""
 
 
-_ADVICE = "save a list or a dict of plain arrays in its place, or, if everybody who can write to the store is trusted, load it with unsafe_pickle=True"
+_ADVICE = "save a list or a dict of plain arrays in its place, or, if you trust everyone who can write to the store, load it with unsafe_pickle=True"
 
 _PLAIN = re.compile(r"b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32)|[Mm]8|[SU][0-9]{1,9}")
 _UNITS = ("generic", "Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as")
@@ -57,7 +57,7 @@ class Unbuilt:
 
 
 class _Memo(dict[int, Any]):
-    """The memo of an unpickler. It returns the object that an unbuilt one became."""
+    """The memo of an unpickler. It returns the finished object of an :class:`Unbuilt`."""
 
     def __init__(self, reader: Unpickler):
         super().__init__()
@@ -99,7 +99,7 @@ class Unpickler(pickle._Unpickler):
         return value
 
     def find_numpy(self, module: str, name: str) -> _Name | None:
-        """Return the stand-in for a name that numpy's pickles have, or None."""
+        """Return the stand-in for a name of numpy's pickles, or None."""
         if (module, name) not in _NAMES:
             return None
         _numpy()
@@ -135,7 +135,7 @@ class Unpickler(pickle._Unpickler):
 
 
 def _dtype(code: str, *_: Any) -> Unbuilt:
-    """``numpy.dtype(code)``, whose state has byte order and unit."""
+    """Return ``numpy.dtype(code)``, whose state has byte order and unit."""
     if not _PLAIN.fullmatch(code):
         kind = {"O": "objects", "V": "records or subarrays"}.get(code[:1], "neither numbers nor text")
         raise NotPlain(f"a numpy dtype {code[:40]!r}, whose elements are {kind}: {_ADVICE}")
@@ -158,7 +158,7 @@ def _dtype_of(code: str, state: Any) -> Any:
 
 
 def _unit(metadata: Any, wrong: ValueError) -> str:
-    """The unit of a dtype of dates or time differences, as in ``M8[25s]``."""
+    """Return the unit of a dtype of dates or time differences, as in ``M8[25s]``."""
     if type(metadata) is not tuple or len(metadata) != 2 or metadata[0] or type(metadata[1]) is not tuple or len(metadata[1]) != 4:
         raise wrong
     unit, count, divisor, _ = metadata[1]
@@ -169,7 +169,7 @@ def _unit(metadata: Any, wrong: ValueError) -> str:
 
 
 def _reconstruct(of: Any, *_: Any) -> Unbuilt:
-    """An array whose state has shape, dtype, order and bytes."""
+    """Return an array whose state has shape, dtype, order and bytes."""
     if not isinstance(of, _Name) or of.call is not None:
         raise NotPlain(f"a numpy array of the class {reprlib.repr(of)}: {_ADVICE}")
     return Unbuilt("numpy array", _array_of)
@@ -193,7 +193,7 @@ def _scalar(dtype: Any, data: Any = b"") -> Any:
 
 
 def _frombuffer(buffer: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> Any:
-    """An array of protocol 5, whose bytes may come from outside of the pickle."""
+    """Return an array of protocol 5, whose bytes may come from outside of the pickle."""
     if not isinstance(buffer, (bytes, bytearray, memoryview, pickle.PickleBuffer)):
         raise ValueError(f"the buffer of a numpy array is a {type(buffer).__name__}")
     if axes is None and order in ("C", "F"):
@@ -204,7 +204,7 @@ def _frombuffer(buffer: Any, dtype: Any, shape: Any, order: Any, axes: Any = Non
 
 
 def _array(data: bytes | bytearray | memoryview, dtype: Any, shape: Any, order: str) -> Any:
-    """An array with memory of its own, from exactly the bytes that it needs."""
+    """Return an array with its own memory, from exactly the bytes that it needs."""
     numpy = _numpy()
     if not isinstance(dtype, numpy.dtype):
         raise ValueError(f"a numpy array has the dtype {reprlib.repr(dtype)}")
@@ -219,7 +219,7 @@ def _array(data: bytes | bytearray | memoryview, dtype: Any, shape: Any, order: 
 
 
 def _check_content(numpy: types.ModuleType, flat: Any) -> None:
-    """Refuse bytes that are not elements of their dtype: numpy does not look."""
+    """Refuse bytes that are not valid elements of their dtype: numpy does not check them."""
     if flat.dtype.kind == "b" and flat.view("u1").max() > 1:
         raise ValueError("a numpy array of booleans has a byte that is neither 0 nor 1")
     if flat.dtype.kind == "U" and flat.view(numpy.dtype("u4").newbyteorder(flat.dtype.byteorder)).max() > _LAST_CHARACTER:

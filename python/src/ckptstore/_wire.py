@@ -1,8 +1,7 @@
-"""Requests to a trainer or agent: HTTP/1.1 over a unix socket.
+"""Sends requests to a trainer or agent: HTTP/1.1 over a unix socket.
 
-A :class:`Wire` belongs to one socket and token. Each thread has a connection of
-its own, so that a request that blocks holds up nobody else's; a process that was
-forked opens new ones.
+A :class:`Wire` belongs to one socket and token. Each thread has its own connection, so
+that a blocking request does not delay other threads. A forked process opens new ones.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Any, Callable, Mapping
 
 from .errors import Unreachable, refused
 
-# Requests that wait for other ranks or for disks have deadlines on the server's
-# side, which names who is missing; this one is for a server that is stuck.
+# The server has its own deadlines for requests that wait for ranks or disks, and names
+# what is missing. This deadline is for a server that hangs.
 DEADLINE = 3600.0
 
 
@@ -34,15 +33,18 @@ class _Connection(http.client.HTTPConnection):
 
 
 class Wire:
-    """A way to one socket, for all threads of this process.
+    """A client of one socket, for all threads of this process.
 
     Attributes:
-        lost: a request was not answered: whoever listened has ended.
+        lost: a request had no reply: the server has ended.
     """
 
     def __init__(self, path: str, token: str, revive: Callable[[], tuple[str, str]] | None = None):
-        """revive, if given, starts a server that has ended of its own accord, and
-        says its path and token: it is called where no request was sent."""
+        """Create a client.
+
+        revive restarts a server that has exited on its own, and returns its path and
+        token. It is only called if no request was sent.
+        """
         self.path, self.token, self.lost = path, token, False
         self._revive = revive
         self._local = threading.local()
@@ -51,7 +53,7 @@ class Wire:
         raise TypeError("a connection belongs to its process: pickle nothing that holds one")
 
     def _connection(self) -> tuple[_Connection, bool]:
-        """This thread's connection, and whether it was used before."""
+        """Return this thread's connection, and whether it was used before."""
         have: _Connection | None = getattr(self._local, "connection", None)
         if have is not None and self._local.pid == os.getpid() and self._local.path == self.path:
             return have, True
@@ -67,7 +69,7 @@ class Wire:
             self._local.connection = None
 
     def _send(self, name: str, body: Any, headers: Mapping[str, str]) -> _Connection:
-        """Send a request. What raises here, the server has not done."""
+        """Send a request. If it raises, the server has not executed the request."""
         stale, revive = True, self._revive
         while True:
             connection, used = self._connection()
@@ -90,18 +92,22 @@ class Wire:
                     stale = False
                     self.close()
                     continue
-                if revive is not None:  # it was about to end
+                if revive is not None:  # the server was exiting
                     self.close()
                     (self.path, self.token), revive = revive(), None
                     continue
-                # It may have refused the request before it had read all of it.
+                # The server may have refused the request before reading all of it.
             return connection
 
     def post(self, name: str, body: Any = b"", headers: Mapping[str, str] = {}, timeout: float | None = None) -> bytes:
         """Send one request and return the body of its reply.
 
-        body is bytes or a buffer. Raises Refused for a status other than 200,
-        Unreachable when there is no reply, and TimeoutError after timeout seconds.
+        body is bytes or a buffer.
+
+        Raises:
+            Refused: the status is not 200.
+            Unreachable: there is no reply.
+            TimeoutError: timeout seconds have passed.
         """
         token = self.token
         try:
@@ -120,10 +126,10 @@ class Wire:
             self.lost = True
             raise Unreachable(f"{name}: no answer on {self.path}: {error!r}; the trainer or agent has ended") from error
         except BaseException:
-            self.close()  # what is left of the reply would be taken for the next one
+            self.close()  # the next request would read the rest of this reply
             raise
         if reply.status == 401 and self._revive is not None and token == self.token:
-            # The agent at this path is another one than that whose token this was.
+            # Another agent, with another token, serves this path now.
             path, fresh = self._revive()
             if fresh != token:
                 self.path, self.token = path, fresh
@@ -137,10 +143,10 @@ class Wire:
         return data
 
     def call(self, name: str, /, **request: Any) -> Any:
-        """Send one request as JSON; parameters that are None are left out."""
+        """Send one request as JSON, without parameters that are None."""
         return self.call_within(None, name, **request)
 
     def call_within(self, timeout: float | None, name: str, /, **request: Any) -> Any:
-        """:meth:`call`, with TimeoutError after timeout seconds."""
+        """Do :meth:`call`. Raise TimeoutError after timeout seconds."""
         body = json.dumps({k: v for k, v in request.items() if v is not None}).encode()
         return json.loads(self.post(name, body, {"Content-Type": "application/json"}, timeout))

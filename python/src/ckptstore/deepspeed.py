@@ -1,13 +1,13 @@
-"""Checkpoints of DeepSpeed in a store.
+"""Stores checkpoints of DeepSpeed.
 
     engine, *_ = deepspeed.initialize(...)
     engine.checkpoint_engine = ckptstore.deepspeed.CheckpointEngine()
     engine.load_checkpoint("out")
     engine.save_checkpoint("out")
 
-All files of a tag, of all ranks, are one checkpoint of that name: their tensors are its
-tensors, each stored once while it does not change. At the paths that DeepSpeed gives there
-are small files that name it, written when it is committed, and ``latest`` after that.
+All files of a tag, of all ranks, become one checkpoint of that name. Their tensors are its
+tensors; an unchanged tensor is stored once. After the commit, small files that name the
+checkpoint are written at DeepSpeed's paths, and then ``latest``.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from .errors import Error
 
 __all__ = ["CheckpointEngine"]
 
-_REST = "object"  # below each file: the value with all that is no tensor
+_REST = "object"  # below each file: the value with everything but the tensors
 
 
 class CheckpointEngine(_Base):
-    """Saves the files of a tag as one checkpoint, and loads such files and those of torch.save.
+    """Saves the files of a tag as one checkpoint, and loads them and files of torch.save.
 
-    A save returns when the checkpoint is committed. The step is the number in the tag, such
-    as ``global_step100``; a tag without one needs a number of its own: DeepSpeed says no step.
+    A save returns when the checkpoint is committed. The tag must end with the step, as
+    ``global_step100`` does, because DeepSpeed does not pass the step.
 
     Args:
-        weights_only: that of torch.load, for what is no tensor. DeepSpeed's own engine loads
-            with False, which runs what the bytes say; its optimizer states need that.
+        config_params: as for DeepSpeed's base class.
+        weights_only: as for torch.load, for everything but tensors. DeepSpeed's own engine
+            loads with False, which can run code in the bytes; its optimizer states need it.
     """
 
     def __init__(self, config_params: Any = None, *, weights_only: bool = False):
@@ -51,16 +52,17 @@ class CheckpointEngine(_Base):
         self._files: dict[Path, Any] = {}  # of the tag that is being saved
 
     def create(self, info: CheckpointCommitInfo) -> None:
+        """Begin the checkpoint of a tag. Raise Error for a tag without a step."""
         if _place.step_of(info.tag) is None:
-            raise Error(f"save_checkpoint: the tag {info.tag!r} says no step: end it with one, as global_step100 does")
+            raise Error(f"save_checkpoint: the tag {info.tag!r} has no step: end it with one, as global_step100 does")
         self._files = {}
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Have a file be part of the checkpoint: nothing changes it until the commit."""
+        """Add a file to the checkpoint. Its contents must not change before the commit."""
         self._files[Path(path)] = state_dict
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """Save what all ranks have, wait until it is committed, and write the files that name it."""
+        """Save the files of all ranks, wait for the commit, and write the files that name it."""
         files, self._files = self._files, {}
         state = {file.stem: _objects.parts(held, _REST) for file, held in files.items()}
         handle = save(state, step=_place.step_of(info.tag) or 0, name=info.tag)
@@ -70,10 +72,11 @@ class CheckpointEngine(_Base):
             part = file.with_name(f".{file.name}")
             part.write_text(json.dumps({"ckptstore": 1, "ref": ref, "file": file.stem}) + "\n")
             os.replace(part, file)
-        torch.distributed.barrier()  # `latest` is written after this
+        torch.distributed.barrier()  # DeepSpeed writes `latest` after this
         return True
 
     def load(self, path: str, map_location: Any = None) -> Any:
+        """Return the contents of a file, as DeepSpeed saved them."""
         with open(path, "rb") as file:
             if file.read(1) != b"{":
                 return TorchCheckpointEngine().load(path, map_location)
@@ -82,4 +85,5 @@ class CheckpointEngine(_Base):
             return _objects.whole(cp, _REST, map_location, self._weights_only, below=f"{named['file']}.")
 
     def preserves_storage_sharing(self) -> bool:
-        return False  # a tensor is stored without the rest of its storage
+        """Return False: a tensor is stored without the rest of its storage."""
+        return False

@@ -1,21 +1,22 @@
-"""What can go wrong between this process, its trainer or agent, and the store.
+"""Exceptions of the package.
 
-A caller's own mistake is a ValueError or KeyError.
+All derive from :class:`Error`. Wrong arguments raise ValueError, TypeError or KeyError.
 """
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """Something failed; the text says what, on what, and what to do."""
+    """Base class. The text names the operation, its subject, the cause and the next step."""
 
 
 class Refused(Error):
-    """The trainer or agent has refused a request.
+    """The trainer or agent refused a request.
 
     Attributes:
         request: name of the request, such as ``save``.
-        status: as of HTTP; docs/reference/protocol.md lists them.
+        status: HTTP status; docs/reference/protocol.md lists them.
+        message: the server's text.
     """
 
     def __init__(self, request: str, status: int, message: str):
@@ -27,47 +28,52 @@ class Refused(Error):
 
 
 class StoreFull(Refused):
-    """A disk or shared memory is full, or a bound on it is reached (507)."""
+    """A disk or shared memory is full, or has reached its configured limit (507)."""
 
 
 class DeadlinePassed(Refused):
-    """Other ranks or a disk took longer than they may (504); the text names whom."""
+    """Other ranks or a disk exceeded a deadline (504). The text names them."""
 
 
 class Conflict(Refused):
-    """It cannot be done any more, or the ranks do not agree (409)."""
+    """The operation is no longer possible, or the ranks disagree (409)."""
 
 
 _BY_STATUS = {409: Conflict, 504: DeadlinePassed, 507: StoreFull}
 
 
 def refused(request: str, status: int, message: str) -> Refused:
-    """The exception of a reply with a status other than 200."""
+    """Return the exception for a reply whose status is not 200."""
     return _BY_STATUS.get(status, Refused)(request, status, message)
 
 
 class Unreachable(Error):
-    """Nobody answers on the socket: the trainer or agent has ended.
+    """The trainer or agent has ended: its socket does not answer.
 
-    What the call was about to do may or may not have been done. After a trainer's
-    end nothing more can be; after an agent's, the next call starts another one.
+    The request may or may not have taken effect. If the trainer has ended, every later
+    call fails too; if an agent has ended, the next call starts another one.
     """
 
 
 class NoStore(Error):
-    """There is neither a trainer nor a store to start an agent for."""
+    """This process has no trainer, and no store to start an agent for."""
 
 
 class NoAgent(Error):
-    """The program ``ckptstore`` is not there, or no agent can be started with it."""
+    """The program ``ckptstore`` is missing, or cannot start an agent."""
 
 
 class TooOld(Error):
-    """This package and the program ``ckptstore`` or ``trainer`` have no protocol in common."""
+    """This package and the program ``ckptstore`` or ``trainer`` share no protocol version."""
 
 
 class SaveAborted(Error):
-    """A checkpoint will never exist."""
+    """A save failed: its checkpoint will never exist.
+
+    Attributes:
+        checkpoint: its full ID, or its name if it has no ID yet.
+        reason: why the save failed.
+    """
 
     def __init__(self, checkpoint: str, reason: str):
         super().__init__(checkpoint, reason)
@@ -78,7 +84,12 @@ class SaveAborted(Error):
 
 
 class SaveSkipped(Error):
-    """A save was left out, on all ranks, because earlier ones hold all slots."""
+    """A save was skipped on all ranks because earlier saves hold all staging slots.
+
+    Attributes:
+        checkpoint: the name or ID of the skipped checkpoint.
+        reason: why it was skipped.
+    """
 
     def __init__(self, checkpoint: str, reason: str):
         super().__init__(checkpoint, reason)
@@ -89,10 +100,10 @@ class SaveSkipped(Error):
 
 
 class StopRequested(Error):
-    """The training is to end: raised by the reporter of a training function.
+    """The trainer asked the training to end. A training function's reporter raises it.
 
     Attributes:
-        why: ``preempt``, save now and end; ``stop``, end: what is not saved is lost.
+        why: ``preempt``: save now and end; ``stop``: end, unsaved state is lost.
     """
 
     def __init__(self, why: str):
@@ -104,4 +115,4 @@ class StopRequested(Error):
 
 
 class AlreadyDone(Error):
-    """A report after one that said ``done``."""
+    """This rank reported again after a report with ``done``."""

@@ -1,19 +1,21 @@
-"""Checkpoints behind URLs: ``dcp.save(sd, checkpoint_id="ckptstore://RUN/step-100")``.
+"""Checkpoints by URL: ``dcp.save(sd, checkpoint_id="ckptstore://RUN/step-100")``.
 
-An fsspec filesystem whose directories are committed checkpoints. fsspec finds it
-by the entry point ``fsspec.specs``; nothing has to be imported.
+The module is an fsspec filesystem whose directories are committed checkpoints. fsspec
+finds it by the entry point ``fsspec.specs``, without an import.
 
     ckptstore://RUN[/PART]/NAME         a checkpoint of a run
     ckptstore://RUN[/PART]/NAME/FILE    a file in it, such as .metadata
 
-What is written below a name is pending until ``.metadata.tmp`` is renamed to
-``.metadata``: that is the commit, durable on return, and until then the
-checkpoint before is what is there. ``rm(NAME, recursive=True)`` deletes. A
-file that is written into a committed checkpoint is attached to it when it is
-closed. Where there is none, as after ``torch.save``, the file is a checkpoint by
-itself once it is closed, ``RUN@NAME~~FILE``, until a ``.metadata`` follows in its
-directory. Bytes go through a few blocks of shared memory, out of which they are written
-and digested behind the writer, and are verified ahead of the reader.
+Files written below a name are pending until ``.metadata.tmp`` is renamed to ``.metadata``.
+That rename commits them, and is durable when it returns; until then readers see the
+previous checkpoint. ``rm(NAME, recursive=True)`` deletes a checkpoint.
+
+A file written into a committed checkpoint is attached to it on close. Without such a
+checkpoint, as with ``torch.save``, a closed file is a separate checkpoint
+``RUN@NAME~~FILE``, until a ``.metadata`` follows in its directory.
+
+Bytes go through a few blocks of shared memory. The server writes and digests them behind
+the writer, and verifies them ahead of the reader.
 """
 
 from __future__ import annotations
@@ -32,16 +34,18 @@ PROTOCOL = "ckptstore"
 
 
 class FileSystem(fsspec.AbstractFileSystem):
-    """The committed checkpoints of a store.
+    """A filesystem of the committed checkpoints of a store.
 
-    ``store`` (or CKPTSTORE_STORE) is the store of a process that no trainer has
-    started; under ``trainer run`` it is the trainer's.
+    Args:
+        store: directory of the store, by default CKPTSTORE_STORE, for a process without a
+            trainer. Under ``trainer run`` it is the trainer's store.
+        kwargs: as for fsspec.AbstractFileSystem.
     """
 
     protocol = PROTOCOL
     root_marker = ""
     sep = "/"
-    # What others commit is to be seen, also by an object that was made before.
+    # Safe to cache: there is no listings cache, so an old instance sees new commits.
     cachable = True
     transaction_type = fsspec.transaction.Transaction
 
@@ -51,8 +55,11 @@ class FileSystem(fsspec.AbstractFileSystem):
         self.store = store
 
     def _call(self, request: str, /, commits: str | None = None, **fields: Any) -> Any:
-        """commits is the path that a request may make a checkpoint of: that belongs to
-        the attempt of whoever asks for it."""
+        """Send a request.
+
+        commits is the path that the request may commit as a checkpoint. The checkpoint
+        belongs to the attempt of this process.
+        """
         try:
             wire = services(self.store) if commits is None else deciding(self.store, commits.split("/")[0])
             return wire.call("store/fs/" + request, **fields)
@@ -61,38 +68,47 @@ class FileSystem(fsspec.AbstractFileSystem):
                 raise FileNotFoundError(refused.message) from refused
             raise
 
-    # What is there.
+    # Reading
 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        """Return name, size and type of a file or directory; of a checkpoint also its ID and step."""
         node = self._call("stat", path=self._strip_protocol(path))
         return _info(node)
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        """Return the entries of a directory: their info, or without detail their names."""
         entries = [_info(node) for node in self._call("list", path=self._strip_protocol(path))["entries"]]
         return entries if detail else [entry["name"] for entry in entries]
 
     def created(self, path: str) -> Any:
-        raise NotImplementedError("ckptstore:// keeps no times of files; `ckptstore show` has those of checkpoints")
+        """Raise NotImplementedError: files have no times."""
+        raise NotImplementedError("ckptstore:// does not store times of files; `ckptstore show` prints those of checkpoints")
 
     modified = created
 
-    # What changes it.
+    # Writing
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        """Nothing: a directory is there once its checkpoint is committed."""
+        """Do nothing: the commit of a checkpoint creates its directory."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Nothing: a directory is there once its checkpoint is committed."""
+        """Do nothing: the commit of a checkpoint creates its directory.
+
+        Raises:
+            FileExistsError: path exists, and exist_ok is False.
+        """
         if not exist_ok and self.exists(path):
             raise FileExistsError(path)
 
     def rmdir(self, path: str) -> None:
+        """Delete a checkpoint."""
         self.rm(path, recursive=True)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Delete a file, or with recursive a checkpoint. Warn of files that stay for now."""
         for one in [path] if isinstance(path, str) else path:
             path = self._strip_protocol(one)
-            _remove.told(self._call("remove", path=path, recursive=recursive), f"rm {PROTOCOL}://{path}")
+            _remove.warn(self._call("remove", path=path, recursive=recursive), f"rm {PROTOCOL}://{path}")
             _dropped.settled(path)
 
     def _rm(self, path: str) -> None:
@@ -101,18 +117,21 @@ class FileSystem(fsspec.AbstractFileSystem):
     rm_file = _rm
 
     def mv(self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Rename a pending file; to ``.metadata``, or to the name of a file that is a checkpoint: commit."""
+        """Rename a pending file. A rename to ``.metadata`` commits the files of its directory.
+
+        A rename to another name may commit the file as a separate checkpoint.
+        """
         to = self._strip_protocol(path2)
         done = self._call("rename", commits=to, **{"from": self._strip_protocol(path1), "to": to})
         if done.get("checkpoint"):
-            _keys.told(done.get("text_keys", {}))
+            _keys.warn(done.get("text_keys", {}))
             directory, _, name = to.rpartition("/")
             _dropped.settled(directory)
             whole = name == ".metadata"
             _room.committed(self.store, to, lambda: self._bytes(directory if whole else to), one=whole)
 
     def _bytes(self, path: str) -> int:
-        """Returns the size of a file, or of the files of a checkpoint; 0 where there is none any more."""
+        """Return the size of a file, or of a checkpoint's files; 0 if it no longer exists."""
         try:
             nodes = self.ls(path)
         except (Error, OSError):
@@ -120,9 +139,11 @@ class FileSystem(fsspec.AbstractFileSystem):
         return sum(int(node["size"]) for node in nodes if node["type"] == "file")
 
     def mv_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        """Rename a file, as :meth:`mv` does."""
         self.mv(path1, path2)
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        """Copy a file."""
         with self.open(path1, "rb") as source, self.open(path2, "wb") as to:
             while part := source.read(8 << 20):
                 to.write(part)
@@ -135,9 +156,10 @@ class FileSystem(fsspec.AbstractFileSystem):
             if mode == "xb" and self.exists(path):
                 raise FileExistsError(path)
             return Writer(self, path, autocommit=kwargs.get("autocommit", True))
-        raise ValueError(f"open {path}: mode {mode!r}: a file is read (rb) or written anew (wb)")
+        raise ValueError(f"open {path}: mode {mode!r}: want rb, wb or xb")
 
     def open(self, path: str, mode: str = "rb", block_size: int | None = None, cache_options: Any = None, compression: str | None = None, **kwargs: Any) -> Any:
+        """Open a file for reading (rb) or for sequential writing (wb; xb refuses an existing file)."""
         if compression is None and mode in ("rb", "wb", "xb"):
             later = not kwargs.pop("autocommit", not self._intrans)
             file = self._open(path, mode, autocommit=not later)
@@ -147,6 +169,7 @@ class FileSystem(fsspec.AbstractFileSystem):
         return super().open(path, mode, block_size, cache_options, compression, **kwargs)
 
     def ukey(self, path: str) -> str:
+        """Return a key that changes with the file."""
         node = self._call("stat", path=self._strip_protocol(path))
         return repr(sorted(node.items()))
 

@@ -1,12 +1,12 @@
-"""Checkpoints of Hugging Face's Trainer in a store.
+"""Stores checkpoints of Hugging Face's Trainer.
 
     trainer = transformers.Trainer(..., callbacks=[ckptstore.hf.Callback()])
     trainer.train(resume_from_checkpoint=ckptstore.hf.resume("resumed"))
 
-What the Trainer has written into its directory goes into the store: tensors of the
-model and of the optimizer one by one, so that what has not changed is kept once and
-``ckptstore.open`` and ``ckptstore cat`` read slices of them, and every other file
-byte for byte. :func:`materialize` makes such a directory again.
+The callback copies the Trainer's directory into the store. Tensors of the model and the
+optimizer are stored separately: unchanged tensors are stored once, and ``ckptstore.open``
+and ``ckptstore cat`` read slices of them. Other files are stored byte for byte.
+:func:`materialize` restores the directory.
 """
 
 from __future__ import annotations
@@ -25,42 +25,43 @@ from ._connect import current
 from ._save import Save, save
 from .errors import Error
 
-_MARK = ".ckptstore.json"  # in a directory that materialize has made
+_MARK = ".ckptstore.json"  # marks a directory of materialize
 _STATE = "trainer_state.json"
 _LOCAL = "give a local path: Callback copies what the Trainer writes there into the store"
 _RNG = re.compile(r"rng_state_(\d+)\.pth")
 
 
 class Callback(TrainerCallback):
-    """Puts each checkpoint that the Trainer saves into the store, as ``checkpoint-STEP``.
+    """Copies each checkpoint of the Trainer into the store, as ``checkpoint-STEP``.
 
-    The call returns when the files are copied into shared memory; the store is
-    written beside the training. A save that cannot be committed raises SaveAborted at
-    the next one or at the end of the training. The Trainer's own directories stay as
-    save_total_limit says: with 1, the disk holds one beside the store. What the store
-    keeps is said by ``trainer run --keep`` and ``ckptstore gc``.
+    The call returns when the files are copied into shared memory. The store is written in
+    parallel with the training. If a save cannot be committed, the next save or the end of
+    the training raises SaveAborted.
 
-    Every rank of the Trainer has one. Rank 0 puts all files but the others' states of
-    random generators; each of the others puts its own.
+    save_total_limit controls the Trainer's own directories: with 1, the disk holds one in
+    addition to the store. ``trainer run --keep`` and ``ckptstore gc`` control the store.
+
+    Every rank of the Trainer needs a callback. Rank 0 stores all files except for the
+    random generator states of the other ranks, which store their own.
     """
 
     def __init__(self) -> None:
         self._open: Save | None = None
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Raises ValueError for an output_dir that is a URL of a store, when the Trainer is made."""
+        """Raise ValueError for an output_dir that is a URL of a store, when the Trainer is created."""
         _folders.refuse(str(args.output_dir or ""), "TrainingArguments.output_dir", _LOCAL)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Raises ValueError as on_init_end does, for a callback that was added to a Trainer."""
+        """Raise ValueError as on_init_end does, for a callback that was added to a Trainer later."""
         _folders.refuse(str(args.output_dir or ""), "TrainingArguments.output_dir", _LOCAL)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """After each of the Trainer's saves. Raises FileNotFoundError where it has left no directory."""
+        """Store the Trainer's newest directory. Raise FileNotFoundError if there is none."""
         name = f"checkpoint-{state.global_step}"
         directory = Path(args.output_dir or ".", name)
         if not directory.is_dir():
-            raise FileNotFoundError(f"the Trainer has saved step {state.global_step}, and there is no {directory}: a search over hyperparameters, which has directories of its own, is not supported")
+            raise FileNotFoundError(f"the Trainer has saved step {state.global_step}, but there is no {directory}: a search over hyperparameters, which has directories of its own, is not supported")
         self._wait()
         handle = save(_directory.gather(directory, _files(directory, args.process_index, args.world_size)), step=state.global_step, name=name)
         self._open = None if handle.skipped is not None else handle
@@ -76,7 +77,7 @@ class Callback(TrainerCallback):
 
 
 def _files(directory: Path, rank: int, world: int) -> list[Path]:
-    """The files that a rank puts into the store."""
+    """Return the files that a rank stores."""
     found = [file for file in directory.rglob("*") if file.is_file() and file.name != _MARK]
     if world == 1:
         return found
@@ -85,10 +86,18 @@ def _files(directory: Path, rank: int, world: int) -> list[Path]:
 
 
 def resume(directory: str | os.PathLike[str]) -> str | None:
-    """The checkpoint to resume from as a directory for the Trainer; None in a run that has none yet.
+    """Write the checkpoint to resume from into a directory for the Trainer.
 
-    Every rank calls it: what one of them has written serves the others of its node.
-    Raises ValueError for a directory that is a URL of a store.
+    Every rank calls it. The ranks of a node share the directory that one of them writes.
+
+    Args:
+        directory: a local directory of its own, as for :func:`materialize`.
+
+    Returns:
+        The path of the directory; None if the run has no checkpoint yet.
+
+    Raises:
+        ValueError: directory is a URL of a store.
     """
     _folders.refuse(os.fspath(directory), "the directory of resume", "give a local path, which resume fills from the store")
     who = current().context
@@ -96,24 +105,29 @@ def resume(directory: str | os.PathLike[str]) -> str | None:
 
 
 def materialize(ref: str, directory: str | os.PathLike[str], store: str | os.PathLike[str] | None = None) -> str:
-    """Write the directory of a Trainer's checkpoint, and return its path.
+    """Write the directory of a Trainer's checkpoint.
 
-    The directory has its name once all of it is written. One that is there, from an
-    earlier call, is replaced, unless it holds the same checkpoint: then it is
-    returned as it is.
+    The directory appears under its name once it is complete. A directory of an earlier call
+    is replaced, unless it holds the same checkpoint.
 
     Args:
-        ref, store: as of ckptstore.open.
-        directory: for ``Trainer.train(resume_from_checkpoint=…)``; give one of its own,
-            not that of the Trainer's own checkpoints.
+        ref: as for :func:`ckptstore.open`.
+        directory: a directory for ``Trainer.train(resume_from_checkpoint=…)``, separate
+            from the Trainer's own checkpoints.
+        store: as for :func:`ckptstore.open`.
 
-    Raises Refused (404) where there is no such checkpoint, Error for one that Callback
-    has not saved, and FileExistsError for a directory that is not from here.
+    Returns:
+        The path of the directory.
+
+    Raises:
+        Refused: status 404: there is no such checkpoint.
+        Error: :class:`Callback` did not save the checkpoint.
+        FileExistsError: the directory exists, and materialize did not write it.
     """
     to = Path(directory)
     with _checkpoint.open(ref, store) as cp:
         if not _directory.holds(cp, _STATE):
-            raise Error(f"{cp.ref} was not saved by ckptstore.hf.Callback, it has no {_STATE}: `ckptstore export` writes the weights of any checkpoint")
+            raise Error(f"{cp.ref} was not saved by ckptstore.hf.Callback: it has no {_STATE}; `ckptstore export` writes the weights of any checkpoint")
         mark = {"ref": cp.ref, "boot": _boot()}
         if _mark(to) == mark:
             return str(to)
@@ -129,7 +143,7 @@ def materialize(ref: str, directory: str | os.PathLike[str], store: str | os.Pat
 
 
 def _rename(temp: Path, to: Path, mark: dict[str, str]) -> None:
-    """Give a directory its name. Another rank may do so at the same time."""
+    """Rename a directory to its final name. Another rank may do so at the same time."""
     for _ in range(100):
         try:
             os.rename(temp, to)
@@ -147,16 +161,16 @@ def _rename(temp: Path, to: Path, mark: dict[str, str]) -> None:
             continue
         finally:
             shutil.rmtree(old, ignore_errors=True)
-    raise FileExistsError(f"{to} is made again and again by others: give each of them a directory of its own")
+    raise FileExistsError(f"{to}: other processes keep replacing it: give each process its own directory")
 
 
 def _replaceable(to: Path) -> None:
     if to.exists() and _mark(to) is None and (not to.is_dir() or any(to.iterdir())):
-        raise FileExistsError(f"{to} is there, and materialize has not made it: give a directory of its own, such as one that does not exist")
+        raise FileExistsError(f"{to} exists, and materialize did not write it: give a new directory")
 
 
 def _mark(to: Path) -> Any:
-    """What is known of a directory that materialize has made, or None."""
+    """Return the mark of a directory that materialize has written, or None."""
     try:
         return json.loads((to / _MARK).read_text())
     except (OSError, ValueError):
@@ -164,5 +178,5 @@ def _mark(to: Path) -> Any:
 
 
 def _boot() -> str:
-    """Since when files that were not synced are surely there."""
+    """Return the boot ID: files that were not synced may be lost after another boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

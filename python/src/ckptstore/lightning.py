@@ -1,12 +1,12 @@
-"""Checkpoints of Lightning (2.0 or later) in a store.
+"""Stores checkpoints of Lightning (2.0 or later).
 
     trainer = lightning.Trainer(plugins=[ckptstore.lightning.CheckpointIO()], ...)
     trainer.fit(model, ckpt_path=ckptstore.lightning.resume())
 
-Tensors become chunks of a checkpoint, so that what has not changed is kept once,
-and ``ckptstore.open`` and ``ckptstore cat`` read them one at a time. At the path
-that Lightning gives there is a small file that names the checkpoint, so that
-``ModelCheckpoint`` goes on as it is used to: "last", "best" and a number of files.
+Tensors become chunks of a checkpoint: unchanged tensors are stored once, and
+``ckptstore.open`` and ``ckptstore cat`` read them separately. A small file at Lightning's
+path names the checkpoint, so that ``ModelCheckpoint`` works as usual, with "last", "best"
+and a limit on the number of files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ try:
     from lightning.pytorch.callbacks import Callback as _Callback
     from lightning.pytorch.plugins.io import CheckpointIO as _Base
     from lightning.pytorch.plugins.io import TorchCheckpointIO as _TorchIO
-except ImportError:  # the package of the same code under its other name
+except ImportError:  # the same code under the older package name
     from pytorch_lightning.callbacks import Callback as _Callback  # type: ignore[assignment]
     from pytorch_lightning.plugins.io import CheckpointIO as _Base  # type: ignore[assignment]
     from pytorch_lightning.plugins.io import TorchCheckpointIO as _TorchIO  # type: ignore[assignment]
@@ -38,45 +38,45 @@ from ._save import Save, save
 from .errors import Error, Refused
 
 _SCHEME = "ckptstore://"
-_REST = "lightning"  # the value with all that is no tensor
+_REST = "lightning"  # the value with everything but the tensors
 
 
 def resume() -> str | None:
-    """The ckpt_path of the checkpoint to resume from, or None in a run that has none yet."""
+    """Return the ckpt_path of the checkpoint to resume from, or None if the run has none yet."""
     who = current().context
     return f"{_SCHEME}{who.run}@{who.resume}" if who.resume else None
 
 
 @dataclasses.dataclass
 class _Open:
-    """A save that is not known to be committed."""
+    """A save that may not be committed yet."""
 
     handle: Save
     file: Path  # that names it
-    goes: list[str]  # the checkpoints that are deleted when it is
+    goes: list[str]  # checkpoints to delete after its commit
 
 
 class CheckpointIO(_Base):
     """Saves into the store of the trainer or agent, and loads from it.
 
-    A save returns when the tensors are copied into shared memory; the store is
-    written beside the training. A save that cannot be committed raises SaveAborted at
-    the next one, or at the end of the fit, and its file is removed.
+    A save returns when the tensors are copied into shared memory. The store is written in
+    parallel with the training. If a save cannot be committed, its file is removed, and the
+    next save or the end of the fit raises SaveAborted.
 
-    load_checkpoint takes the path of such a file, ``ckptstore://RUN@NAME``, or the
-    path of a file that Lightning itself has written.
+    load_checkpoint takes the path of such a file, ``ckptstore://RUN@NAME``, or the path of a
+    file that Lightning itself has written.
 
-    remove_checkpoint deletes the checkpoint too, and so does a save to a path that named
-    an older one: the store keeps what ModelCheckpoint keeps, and what is pinned or tagged.
-    A link to such a file deletes nothing; a copy of one is a name too, and not a copy of
-    the checkpoint: tag what is to stay.
+    remove_checkpoint also deletes the checkpoint, as does a save to a path that named an
+    older one. So the store keeps the checkpoints that ModelCheckpoint keeps, and pinned or
+    tagged ones. Deleting a link to such a file deletes no checkpoint. A copy of the file is
+    another name, not a copy of the checkpoint: tag a checkpoint that must stay.
 
-    Strategies that write their own directories, which are sharded FSDP, ModelParallel
-    and DeepSpeed, do not ask a CheckpointIO: a fit with one is refused before its first
-    step. FSDP with state_dict_type="full" and ModelParallel with
-    save_distributed_checkpoint=False save through it, and load by a temporary file of
-    the full checkpoint, which rank 0 writes. (Lightning finds that check where this package is installed, not where it is
-    only on the path.)
+    Sharded FSDP, ModelParallel and DeepSpeed write their own directories and do not use a
+    CheckpointIO. A fit with one of these strategies is refused before its first step. FSDP
+    with state_dict_type="full" and ModelParallel with save_distributed_checkpoint=False save
+    through the CheckpointIO, and load from a temporary file of the full checkpoint, which
+    rank 0 writes. (Lightning finds this check if the package is installed, not if it is only
+    on the path.)
     """
 
     def __init__(self) -> None:
@@ -86,8 +86,10 @@ class CheckpointIO(_Base):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None) -> None:
         """Save into the store, and write the file at path that names the checkpoint.
 
-        Raises TypeError for storage_options, ValueError for a path that is a URL, and
-        SaveAborted for an earlier save.
+        Raises:
+            TypeError: storage_options is not None.
+            ValueError: path is a URL.
+            SaveAborted: an earlier save cannot be committed.
         """
         if storage_options is not None:
             raise TypeError("save_checkpoint: this CheckpointIO takes no storage_options: leave them out")
@@ -101,13 +103,13 @@ class CheckpointIO(_Base):
             step=int(checkpoint["global_step"]), name=_name(file), ranks=[who.rank] if who.world_size > 1 else None,
         )
         if handle.skipped is not None:
-            return  # save has warned of it; a file that was there names what it named
+            return  # save has warned of it; an existing file still names its checkpoint
         before = _named(file)
         _write(file, {"ckptstore": 1, "ref": f"{who.run}@{handle.checkpoint}"})
         self._open.append(_Open(handle, file, [before] if before is not None else []))
 
     def _wait(self, most: int) -> None:
-        """Have at most so many saves open."""
+        """Wait until at most that many saves are open."""
         while len(self._open) > most:
             one = self._open.pop(0)
             try:
@@ -120,12 +122,18 @@ class CheckpointIO(_Base):
                 _delete(ref)
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """The checkpoint dict, as it was saved.
+        """Return the saved checkpoint dict.
 
-        weights_only is that of torch.load, for what is no tensor: without it, that of
-        torch.load. Raises Refused (404) where the store has no such checkpoint.
+        Args:
+            path: path of a file, or ``ckptstore://RUN@NAME``.
+            map_location: as for torch.load.
+            weights_only: as for torch.load, for everything but tensors; None means
+                torch.load's default.
+
+        Raises:
+            Refused: status 404: the store has no such checkpoint.
         """
-        self._wait(0)  # which may be the one that is loaded
+        self._wait(0)  # the load may need an open save
         ref = _reference(path)
         if ref is None:
             return _TorchIO().load_checkpoint(os.fspath(path), map_location or (lambda storage, _: storage), weights_only)
@@ -134,10 +142,10 @@ class CheckpointIO(_Base):
             return joined
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Delete the checkpoint that a file names, and the file; or one that Lightning has written.
+        """Delete a file and the checkpoint that it names; or a file of Lightning itself.
 
-        The checkpoint goes when the saves that were begun before are committed: until then
-        it may be the newest.
+        The checkpoint is deleted after earlier saves are committed: until then it may be the
+        newest.
         """
         named = _named(Path(path))
         _TorchIO().remove_checkpoint(os.fspath(path))
@@ -149,23 +157,24 @@ class CheckpointIO(_Base):
             _delete(named)
 
     def teardown(self) -> None:
-        """Wait for the saves that are under way."""
+        """Wait for open saves."""
         self._wait(0)
 
 
 class PastTheStore(_Callback):
-    """Stands in for the CheckpointIO where a strategy does not ask it.
+    """Handles strategies that bypass the CheckpointIO.
 
-    It refuses a fit whose checkpoints would go past the CheckpointIO, and into no store.
-    FSDP and ModelParallel save one full checkpoint by the CheckpointIO, but read a file by
-    themselves: it writes that file for them. Lightning adds it to every Trainer of a
-    process that uses this module.
+    It refuses a fit whose checkpoints would bypass the CheckpointIO and the store. FSDP and
+    ModelParallel save a full checkpoint through the CheckpointIO, but load it from a file,
+    which this callback writes for them. Lightning adds it to every Trainer of a process that
+    uses this module.
     """
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Check the strategy of a fit. Raise ValueError if it bypasses the CheckpointIO."""
         io = getattr(trainer.strategy, "_checkpoint_io", None)
         while io is not None and not isinstance(io, CheckpointIO):
-            io = getattr(io, "checkpoint_io", None)  # one that is wrapped, such as by AsyncCheckpointIO
+            io = getattr(io, "checkpoint_io", None)  # unwrap, such as AsyncCheckpointIO
         if io is None:
             return
         way = _past(trainer.strategy)
@@ -173,12 +182,12 @@ class PastTheStore(_Callback):
             _load_by_file(trainer.strategy, io)
         else:
             raise ValueError(
-                f"{type(trainer.strategy).__name__} writes its checkpoints by itself, and not by the CheckpointIO of ckptstore: nothing would be in the store. {way}"
+                f"{type(trainer.strategy).__name__} bypasses the CheckpointIO of ckptstore: its checkpoints would not be in the store. {way}"
             )
 
 
 def _past(strategy: Any) -> str | None:
-    """What to do instead, with a strategy that does not ask its CheckpointIO; None for others."""
+    """Return the advice for a strategy that bypasses its CheckpointIO; None for others."""
     own = "or leave the plugin out, and save with ckptstore.save in a callback"
     if getattr(strategy, "_save_distributed_checkpoint", False) is True:
         return f"Give it save_distributed_checkpoint=False, {own}"
@@ -190,7 +199,7 @@ def _past(strategy: Any) -> str | None:
 
 
 def _load_by_file(strategy: Any, io: CheckpointIO) -> None:
-    """Lets a strategy that reads the file of a full checkpoint load one of the store."""
+    """Make a strategy that loads full checkpoints from a file load them from the store."""
     if not any(of.__name__ in ("FSDPStrategy", "ModelParallelStrategy") for of in type(strategy).__mro__):
         return
     own = type(strategy).load_checkpoint
@@ -222,7 +231,7 @@ def _load_by_file(strategy: Any, io: CheckpointIO) -> None:
 
 
 def _name(file: Path) -> str | None:
-    """The name of a checkpoint for that of a file: references use some characters for themselves."""
+    """Return a checkpoint's name for a file's name, without the special characters of references."""
     name = file.stem.translate({ord(c): "-" for c in "@/:"})
     return None if name == "latest" else name
 
@@ -235,7 +244,7 @@ def _write(file: Path, named: dict[str, Any]) -> None:
 
 
 def _read(file: Path) -> str | None:
-    """The reference in a file that names a checkpoint; None for another file."""
+    """Return the reference in a file that names a checkpoint; None for another file."""
     with file.open("rb") as opened:
         if opened.read(1) != b"{":
             return None
@@ -244,23 +253,22 @@ def _read(file: Path) -> str | None:
         named = json.loads(data)
         return str(named["ref"]) if "ckptstore" in named else None
     except (ValueError, KeyError) as error:
-        raise Error(f"{file} names no checkpoint of a store: {error}") from error
+        raise Error(f"{file} does not name a checkpoint of a store: {error}") from error
 
 
 def _reference(path: str | os.PathLike[str]) -> str | None:
-    """Returns the reference that a ckpt_path is or that its file has; None for a checkpoint of Lightning."""
+    """Return the reference in a ckpt_path or its file; None for a checkpoint of Lightning."""
     text = os.fspath(path)
     return text.removeprefix(_SCHEME) if text.startswith(_SCHEME) else _read(Path(text))
 
 
 def _named(file: Path) -> str | None:
-    """The reference in the file at a path; None where there is no such file, and of a link,
-    which names what another file names."""
+    """Return the reference in a file; None if it does not exist, or is a link to another name."""
     return _read(file) if file.is_file() and not file.is_symlink() else None
 
 
 def _delete(ref: str) -> None:
-    """Delete a checkpoint, unless another has done so."""
+    """Delete a checkpoint, unless it is already deleted."""
     try:
         remove(ref)
     except Refused as refused:

@@ -1,4 +1,4 @@
-"""Sharded checkpoints of Megatron Core, kept in a store.
+"""Stores sharded checkpoints of Megatron Core.
 
     from megatron.core import dist_checkpointing
     import ckptstore.megatron
@@ -6,10 +6,10 @@
     dist_checkpointing.save(sharded, "ckpts/iter_0000100", ckptstore.megatron.SaveStrategy())
     state = dist_checkpointing.load(sharded, "ckpts/iter_0000100", ckptstore.megatron.LoadStrategy())
 
-The directory is Megatron's: it must exist, and its ``common.pt`` and ``metadata.json`` stay
-there. Sharded tensors and objects go into the store, as the checkpoint ``iter_0000100`` of the
-run. Once that is committed, a small file in the directory names it, and then Megatron writes
-``metadata.json``: a directory that has that one is a whole checkpoint.
+The directory is Megatron's. It must exist, and keeps ``common.pt`` and ``metadata.json``.
+Sharded tensors and objects go into the store, as the checkpoint ``iter_0000100`` of the run.
+After its commit, a small file in the directory names it, and then Megatron writes
+``metadata.json``. A directory with ``metadata.json`` is a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .errors import Error
 
 __all__ = ["LoadStrategy", "SaveStrategy"]
 
-_NAMED = "ckptstore.json"  # in Megatron's directory: which checkpoint it is
+_NAMED = "ckptstore.json"  # names the checkpoint in Megatron's directory
 
 
 class _Writer(StorageWriter):
-    """Knows the ID of what it has committed; None on all ranks but the coordinator."""
+    """Records the ID of the committed checkpoint; None on all ranks but the coordinator."""
 
     committed: str | None = None
 
@@ -51,19 +51,21 @@ def _url(run: str, name: str) -> str:
 
 
 class SaveStrategy(torch_dist.TorchDistSaveShardedStrategy):
-    """Saves what is sharded into a store, by Megatron's planner.
+    """Saves sharded tensors and objects into a store, with Megatron's planner.
 
-    It is a TorchDistSaveShardedStrategy because newer versions of Megatron put that in the place of
-    any other class. ``async_sharded_save=True`` is refused: Megatron's own writer would do it.
+    It derives from TorchDistSaveShardedStrategy because newer versions of Megatron replace
+    any other class by that one. ``async_sharded_save=True`` is refused: it would use
+    Megatron's own writer.
 
     Args:
-        keep_only_main_replica: as of TorchDistSaveShardedStrategy.
+        keep_only_main_replica: as for TorchDistSaveShardedStrategy.
     """
 
     def __init__(self, keep_only_main_replica: bool = True):
         super().__init__("ckptstore", 1, keep_only_main_replica=keep_only_main_replica)
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
+        """Save a sharded state dict, and write the file that names the checkpoint."""
         by_key, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         planner = torch_dist.MCoreSavePlanner(dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False)
         to, run = Path(checkpoint_dir), current().context.run
@@ -75,14 +77,16 @@ class SaveStrategy(torch_dist.TorchDistSaveShardedStrategy):
             os.replace(part, to / _NAMED)
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: str | os.PathLike[str], *_: Any, **__: Any) -> Any:
-        raise Error(f"{checkpoint_dir}: async_sharded_save=True would write Megatron's own files, past the store: leave it out")
+        """Raise Error: Megatron's own writer would bypass the store."""
+        raise Error(f"{checkpoint_dir}: async_sharded_save=True would write Megatron's own files and bypass the store: leave it out")
 
 
 class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
-    """Loads what SaveStrategy has saved, also on other layouts, and what torch_dist has written.
+    """Loads checkpoints of SaveStrategy, on any layout, and checkpoints of torch_dist.
 
     Args:
-        allow, unsafe_pickle: of the values, as of :class:`ckptstore.dcp.StorageReader`.
+        allow: as for :class:`ckptstore.dcp.StorageReader`.
+        unsafe_pickle: as for :class:`ckptstore.dcp.StorageReader`.
     """
 
     def __init__(self, *, allow: Iterable[type] = (), unsafe_pickle: bool = False):
@@ -90,7 +94,7 @@ class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
         self._values: dict[str, Any] = {"allow": tuple(allow), "unsafe_pickle": unsafe_pickle}
 
     def _reader(self, checkpoint_dir: str | os.PathLike[str]) -> StorageReader | None:
-        """The reader of what a directory names; None where torch_dist has written its files."""
+        """Return a reader of the checkpoint that a directory names; None for files of torch_dist."""
         try:
             named = json.loads((Path(checkpoint_dir) / _NAMED).read_text())
         except FileNotFoundError:
@@ -98,6 +102,7 @@ class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
         return StorageReader(_url(named["run"], named["checkpoint"]), **self._values)
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: str | os.PathLike[str], *more: Any, **options: Any) -> Any:
+        """Load a sharded state dict."""
         reader = self._reader(checkpoint_dir)
         if reader is None:
             return super().load(sharded_state_dict, checkpoint_dir, *more, **options)
@@ -115,6 +120,7 @@ class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
         return loaded
 
     def load_tensors_metadata(self, checkpoint_dir: str | os.PathLike[str], metadata: Any = None) -> Any:
+        """Return the checkpoint's tensors as ShardedTensors without data."""
         reader = self._reader(checkpoint_dir)
         if reader is None:
             return super().load_tensors_metadata(checkpoint_dir, metadata)
@@ -125,6 +131,7 @@ class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
         }
 
     def load_sharded_metadata(self, checkpoint_dir: str | os.PathLike[str]) -> Any:
+        """Return the checkpoint's tensors and objects without data."""
         reader = self._reader(checkpoint_dir)
         if reader is None:
             return super().load_sharded_metadata(checkpoint_dir)
@@ -133,4 +140,5 @@ class LoadStrategy(torch_dist.TorchDistLoadShardedStrategy):
         return {**{key: torch_dist.ShardedObject.empty_from_unique_key(key) for key in values}, **self.load_tensors_metadata(checkpoint_dir, metadata)}
 
     def remove_sharded_tensors(self, checkpoint_dir: str, key_prefix: str) -> None:
-        raise Error(f"{checkpoint_dir}: a checkpoint of a store is not changed: the tensors of {key_prefix!r} stay")
+        """Raise Error: a committed checkpoint does not change."""
+        raise Error(f"{checkpoint_dir}: a committed checkpoint cannot change: the tensors of {key_prefix!r} stay")

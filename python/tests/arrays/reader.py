@@ -1,7 +1,7 @@
 """An unpickler of numpy's objects and of Python's plain ones.
 
-As a program it reads pickles and uses their values: a JSON object of names and
-pickles in hexadecimal comes in, and a line of JSON for each goes out.
+As a program it reads pickles and uses their values. Its input is a JSON object of names and
+pickles in hexadecimal; its output is a line of JSON for each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read(data: bytes, buffers: Any = None) -> Any:
 
 
 def use(value: Any) -> str:
-    """Do what a training does with an array sooner or later."""
+    """Use an array as a training would."""
     out = [repr(value), str(value), repr(copy.deepcopy(value))]
     for part in value if isinstance(value, list) else [value]:
         out.append(repr(part.tolist()) if hasattr(part, "tolist") else "")

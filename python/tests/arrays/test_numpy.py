@@ -1,4 +1,4 @@
-"""numpy's objects in values: plain ones come back, and a pickle that lies is refused."""
+"""numpy's objects in values: plain ones are restored, and forged pickles are refused."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Values(unittest.TestCase):
             got = read(data, [bytes(b.raw()) for b in buffers])
             self.assertSame(got, want)
             self.assertTrue(got.flags.writeable)
-            if buffers:  # numpy 1 keeps what is neither of C's order nor of Fortran's in the pickle
+            if buffers:  # numpy 1 pickles the bytes of arrays with neither C's nor Fortran's order
                 with self.assertRaisesRegex(ValueError, "bytes"):
                     read(data, [bytes(b.raw())[:-1] for b in buffers])
 
@@ -114,12 +114,12 @@ class Values(unittest.TestCase):
                 self.check(read(data))
 
     def test_pickles_of_numpy_2(self) -> None:
-        # A name of protocol 2 ends with its line, so a longer one may stand in its place.
+        # A name of protocol 2 ends with its line, so a longer name may replace it.
         self.check(read(base64.b64decode(OF_NUMPY_1[2]).replace(b"numpy.core.", b"numpy._core.")))
 
 
 def of(value: Any) -> bytes:
-    """Opcodes that push a value, for the middle of a pickle."""
+    """Return opcodes that push a value, for the middle of a pickle."""
     return pickle.dumps(value, 3)[2:-1] if isinstance(value, (bytes, tuple)) else pickle.dumps(value, 2)[2:-1]
 
 
@@ -128,7 +128,7 @@ def dtype(code: str, *state: Any) -> bytes:
 
 
 def record(flags: int) -> bytes:
-    """A dtype of 8 bytes with a field of objects."""
+    """Return a dtype of 8 bytes with a field of objects."""
     field = b"}" + of("a") + dtype("O8", 3, "|", None, None, None, -1, -1, 63) + b"K\x00\x86s"
     return b"cnumpy\ndtype\n" + of(("V8", False, True)) + b"R(K\x03" + of("|") + b"N" + of(("a",)) + field + b"K\x08K\x01" + of(flags) + b"tb"
 
@@ -156,7 +156,7 @@ def date(*unit: Any) -> bytes:
 
 NOT_PLAIN, LIES, OTHER = "NotPlain: a.* numpy.*unsafe_pickle=True", "ValueError: ", "[A-Z][a-z]+Error: "
 
-# What is wrong, and the error that the pickle is refused with.
+# The forgery, and the error that refuses the pickle.
 HOSTILE = {
     "a record that hides objects behind its flags": (array(record(0)), NOT_PLAIN),
     "a record with objects": (array(record(63)), NOT_PLAIN),
@@ -232,25 +232,25 @@ HOSTILE = {
 
 class Hostile(unittest.TestCase):
     def child(self, pickles: dict[str, bytes]) -> list[list[str]]:
-        """What a process of its own said of pickles whose values it used: it may crash."""
+        """Use the values of pickles in a separate process, which may crash, and return its results."""
         program = pathlib.Path(__file__).with_name("reader.py")
-        said = json.dumps({name: (b"\x80\x04" + body + b".").hex() for name, body in pickles.items()})
-        done = subprocess.run([sys.executable, str(program)], input=said, capture_output=True, text=True, timeout=120)
+        sent = json.dumps({name: (b"\x80\x04" + body + b".").hex() for name, body in pickles.items()})
+        done = subprocess.run([sys.executable, str(program)], input=sent, capture_output=True, text=True, timeout=120)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual(done.returncode, 0, f"it ended with {done.returncode} at {lines[-1:]}: {done.stderr[-500:]}")
         self.assertEqual([name for what, name in lines if what == "reads"], list(pickles))
         return [line for line in lines if line[0] != "reads"]
 
     def test_pickles_that_lie_are_refused(self) -> None:
-        said = self.child({name: body for name, (body, _) in HOSTILE.items()})
-        for (name, (_, want)), (what, text) in zip(HOSTILE.items(), said, strict=True):
+        results = self.child({name: body for name, (body, _) in HOSTILE.items()})
+        for (name, (_, want)), (what, text) in zip(HOSTILE.items(), results, strict=True):
             with self.subTest(name):
                 self.assertEqual(what, "refused", text)
                 self.assertRegex(text, "^" + want)
                 self.assertLess(len(text), 600)
 
     def test_the_parts_of_these_pickles_are_good(self) -> None:
-        # Each pickle above is refused for what is wrong in it, and not for its form.
+        # Each pickle above is refused for its forgery, not for its format.
         good = [array(F8), array(U2, data=b"A\0\0\0B\0\0\0"), array(S2, (4,)), array(BOOL, (2,), b"\0\1"), scalar(F8, b"A" * 8), buffer(F8, b"A" * 8, (1,), "C"), date(b"s", 1, 1, 1)]
         [(what, text)] = self.child({"good": b"](" + b"".join(good) + b"e"})
         self.assertEqual(what, "read", text)

@@ -1,8 +1,8 @@
-"""A small training by DeepSpeed, with ZeRO of stage $STAGE: kills itself at step $KILL, and resumes.
+"""A small DeepSpeed training with ZeRO of stage $STAGE, which kills itself at step $KILL and resumes.
 
     deepspeed_training.py DIRECTORY (ckptstore | deepspeed) [DIRECTORY TAG]
 
-Rank 0 says each loss.
+Rank 0 prints each loss.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A small training by Hugging Face's Trainer: kills itself after step $KILL, and resumes.
+"""A small training with Hugging Face's Trainer, which kills itself after step $KILL and resumes.
 
     huggingface_training.py DIRECTORY (ckptstore | huggingface)
 
-Says each loss, what it resumes from, and the digest of the weights it ends with.
+It prints each loss, the checkpoint that it resumes from, and the digest of the final weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import ckptstore.hf
 transformers.logging.set_verbosity_error()
 
 
-class Says(TrainerCallback):
+class Prints(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in logs and state.is_world_process_zero:
             print(f"= {state.global_step} {float(logs['loss']).hex()}", flush=True)
@@ -39,7 +39,7 @@ def main() -> None:
     texts = [{"input_ids": x, "labels": x} for x in torch.randint(0, 128, (64, 16), generator=data)]
     ours = way == "ckptstore"
     trainer = Trainer(
-        model=model, train_dataset=texts, callbacks=[*([ckptstore.hf.Callback()] if ours else []), Says()],
+        model=model, train_dataset=texts, callbacks=[*([ckptstore.hf.Callback()] if ours else []), Prints()],
         args=TrainingArguments(
             output_dir=directory, max_steps=20, per_device_train_batch_size=4, save_strategy="steps", save_steps=4, logging_steps=1,
             logging_first_step=True, report_to=[], disable_tqdm=True, use_cpu=True, save_total_limit=1, learning_rate=1e-3, lr_scheduler_type="cosine",

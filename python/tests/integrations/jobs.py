@@ -1,6 +1,6 @@
-"""Trainings that are killed and resumed, each under a trainer of its own.
+"""Runs trainings that are killed and resumed, each under its own trainer.
 
-The binaries are those that CKPTSTORE_BIN and TRAINER_BIN name, by default those on PATH.
+CKPTSTORE_BIN and TRAINER_BIN name the binaries; the default is the PATH.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import tempfile
 import unittest
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2] / "src"
-DEADLINE = 300.0  # seconds of a job, on a machine that does much else
+DEADLINE = 300.0  # seconds for a job, on a busy machine
 
 
 class Jobs(unittest.TestCase):
-    """A store and a working directory of its own, gone after the test."""
+    """A test case with its own store and working directory, deleted after the test."""
 
     maxDiff = None
 
@@ -31,11 +31,11 @@ class Jobs(unittest.TestCase):
 
     def _stop_agent(self) -> None:
         done = subprocess.run([program("ckptstore"), "agent", "stop", "--store", str(self.store)], capture_output=True, text=True, timeout=DEADLINE, check=False)
-        if done.returncode not in (0, 4, 10):  # 4: there is none; 10: there is no store
+        if done.returncode not in (0, 4, 10):  # 4: no agent; 10: no store
             raise RuntimeError(f"agent stop: {done.stderr}")
 
     def job(self, script: str, run: str, *arguments: str, code: int = 0, nproc: int = 1, **env: str) -> list[str]:
-        """The lines that begin with =, of a training that ends with a code."""
+        """Run a training that ends with a code, and return its lines that begin with =."""
         done = subprocess.run(
             [program("trainer"), "run", "-q", "--store", str(self.store), "--name", run, "--nproc", str(nproc), "--max-restarts", "0",
              "--", sys.executable, str(pathlib.Path(__file__).with_name(script)), *arguments],

@@ -1,10 +1,10 @@
-"""A small training by Lightning: kills itself at step $KILL, and resumes.
+"""A small Lightning training, which kills itself at step $KILL and resumes.
 
     lightning_training.py DIRECTORY (ckptstore | lightning) [CKPT_PATH]
 
-Rank 0 says each loss and the digest of the weights it ends with. $STRATEGY is ddp,
-model_parallel (FSDP2, of which rank 0 saves the whole) or sharded (FSDP2, each rank its
-own); the last rank kills itself.
+Rank 0 prints each loss and the digest of the final weights. $STRATEGY is ddp, model_parallel
+(FSDP2, where rank 0 saves the full state) or sharded (FSDP2, where each rank saves its
+shards). The last rank kills itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 STRATEGY = os.environ.get("STRATEGY", "auto")
 
 
-def say(text):
+def emit(text):
     if os.environ.get("RANK", "0") == "0":
         print(f"= {text}", flush=True)
 
@@ -47,7 +47,7 @@ class Net(lightning.LightningModule):
         if os.environ.get("KILL") == str(self.trainer.global_step) and self.trainer.global_rank == WORLD - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         loss = (self.net(batch[0]) - batch[1]).square().mean()
-        say(f"{self.trainer.global_step} {loss.item().hex()}")
+        emit(f"{self.trainer.global_step} {loss.item().hex()}")
         return loss
 
     def configure_model(self):
@@ -74,7 +74,7 @@ def main() -> None:
     data = torch.Generator().manual_seed(1)
     batches = torch.utils.data.TensorDataset(torch.randn(64, 8, generator=data), torch.randn(64, 1, generator=data))
     ours = way == "ckptstore"
-    top = os.environ.get("TOP")  # how many the callback keeps
+    top = os.environ.get("TOP")  # number of checkpoints that the callback keeps
     kept = lightning.pytorch.callbacks.ModelCheckpoint(
         dirpath=directory, every_n_train_steps=4, save_last=True,
         save_top_k=int(top) if top else -1 if not given else 1, monitor="step" if top else None, mode="max",
@@ -88,13 +88,13 @@ def main() -> None:
     )
     net = Net()
     path = given[0] if given else ckptstore.lightning.resume() if ours else None
-    say(f"from {path}")
+    emit(f"from {path}")
     try:
         trainer.fit(net, torch.utils.data.DataLoader(batches, batch_size=8), ckpt_path=path)
     except ValueError as error:
-        say(f"refused {error}")
+        emit(f"refused {error}")
         return
-    say(f"end {net.digest or net.weights()}")  # a fit that has nothing to do ends without its hook
+    emit(f"end {net.digest or net.weights()}")  # a fit without steps ends without calling its hook
 
 
 main()

@@ -1,8 +1,8 @@
-"""A small GPT of Megatron Core, tensor parallel over all ranks: kills itself at step $KILL, and resumes.
+"""A small GPT training with Megatron Core, tensor parallel over all ranks, which kills itself at step $KILL and resumes.
 
     megatron_training.py DIRECTORY (ckptstore | torch_dist) [ITERATION-DIRECTORY]
 
-Rank 0 says each loss. Megatron asks CUDA for its device and its random state; here it is told of the CPU.
+Rank 0 prints each loss. Megatron asks CUDA for its device and random state; this script replaces them by the CPU's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import ckptstore.megatron
 
 warnings.simplefilter("ignore")
 torch.cuda.current_device, torch.cuda.synchronize = lambda: "cpu", lambda *_: None
-CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()  # nothing is dropped out
+CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()  # no dropout
 
 STEPS, EVERY, LENGTH, WORDS = 10, 3, 16, 64
 
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def sharded(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict:
-    """The state, of which the optimizer's moments are sharded as their parameters are."""
+    """Return the state. The optimizer's moments are sharded like their parameters."""
     for parameter in model.parameters():  # so that a new optimizer has the state to load into
         if not optimizer.state[parameter]:
             optimizer.state[parameter] = {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
@@ -88,5 +88,5 @@ def sharded(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     return {"model": parts, "optimizer": state}
 
 
-if __name__ == "__main__":  # Megatron starts processes of its own
+if __name__ == "__main__":  # Megatron starts its own processes
     main()

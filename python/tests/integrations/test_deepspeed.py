@@ -1,4 +1,4 @@
-"""A training of DeepSpeed in a store: killed and resumed, with ZeRO of stages 1 and 2."""
+"""DeepSpeed trainings with a store are killed and resumed, with ZeRO of stages 1 and 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import unittest
 
 from jobs import Jobs
 
-importlib.metadata.version("deepspeed")  # these tests are of no use without it; importing it would build kernels here
+importlib.metadata.version("deepspeed")  # required; importing it would build kernels here
 
 
 class DeepSpeed(Jobs):
@@ -30,7 +30,7 @@ class DeepSpeed(Jobs):
                 own = self.train(stage, f"own-{stage}", "own", "deepspeed", str(self.folder / theirs), "global_step6")
                 self.assertEqual(own, whole[6:])
                 self.assertEqual(self.train(stage, ours, ours, "ckptstore", str(self.folder / ours)), own, "resumed from what latest names")
-                # What DeepSpeed itself has written is loaded too.
+                # DeepSpeed's own files load too.
                 self.assertEqual(self.train(stage, f"converted-{stage}", "converted", "ckptstore", str(self.folder / theirs), "global_step6"), own)
 
 

@@ -1,4 +1,4 @@
-"""Trainings of Hugging Face's Trainer in a store: killed and resumed, bit by bit."""
+"""Trainings of Hugging Face's Trainer with a store are killed and resumed, bit by bit."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class HuggingFace(Jobs):
 
         begun = self.train("killed", "killed", "ckptstore", code=1, KILL="14")
         self.assertEqual(begun[:14], whole[:14])
-        shutil.rmtree(self.folder / "killed")  # the store has all that is needed
+        shutil.rmtree(self.folder / "killed")  # the store has everything that a resume needs
         first, *rest = self.train("killed", "killed", "ckptstore")
         self.assertEqual(first, "from killed-resumed")
-        # From the newest that was committed: step 12, or 8 if that save was cut.
+        # From the newest committed checkpoint: step 12, or 8 if that save was interrupted.
         self.assertIn(len(rest), (9, 13), rest)
         self.assertEqual(rest, whole[-len(rest) :])
 
@@ -78,14 +78,14 @@ class HuggingFace(Jobs):
         self.assertLessEqual({"rng_state_0.pth", "rng_state_1.pth"}, names)
 
     def test_urls_that_become_folders(self) -> None:
-        """A URL as output_dir is refused before the first step; what else makes a folder of it is named at the end."""
+        """A URL as output_dir is refused before the first step; other folders made from URLs are named at the end."""
         url = "ckptstore://hf/out"
         for how in ("callback", "added", "resume"):
             with self.subTest(how):
-                said, err = self.made(f"train({how!r}, {url!r})")
-                self.assertIn("refused", said)
-                self.assertNotIn("stepped", said)
-                self.assertIn("which is no path: its files would go to a local folder ./ckptstore:, and to no store; give a local path", said)
+                printed, err = self.made(f"train({how!r}, {url!r})")
+                self.assertIn("refused", printed)
+                self.assertNotIn("stepped", printed)
+                self.assertIn("which is not a path: its files would go to a local folder ./ckptstore:, not to a store; give a local path", printed)
                 shutil.rmtree(self.folder / "ckptstore:", ignore_errors=True)
         makes = {
             "accelerate": "accelerate.Accelerator(cpu=True).save_state('ckptstore://acc/step-1')",
@@ -97,11 +97,11 @@ class HuggingFace(Jobs):
                 self.assertTrue((self.folder / "ckptstore:").is_dir(), f"{what} makes no folder any more")
                 told = [line for line in err.splitlines() if line.startswith("ckptstore: ")]
                 self.assertEqual(len(told), 1, err)
-                self.assertIn("/ckptstore: is a local folder that this program made of a URL: what is in it is in no store; give the URL to dcp.save", told[0])
+                self.assertIn("/ckptstore: is a local folder that this program made from a URL: its files are in no store; pass the URL to dcp.save", told[0])
                 shutil.rmtree(self.folder / "ckptstore:")
 
     def made(self, program: str) -> tuple[str, str]:
-        """The output of a program, and what it says on stderr."""
+        """Run a program, and return its stdout and stderr."""
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", FOLDERS + program], capture_output=True, text=True, cwd=self.folder, timeout=DEADLINE, check=False,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]), "CKPTSTORE_STORE": str(self.store), "CKPTSTORE_RUN": "hf"},
@@ -110,7 +110,7 @@ class HuggingFace(Jobs):
         return done.stdout, done.stderr
 
     def _files(self, saved: pathlib.Path) -> None:
-        """What is materialized is what the Trainer had written."""
+        """A materialized directory equals the Trainer's."""
         to = pathlib.Path(ckptstore.hf.materialize("same", self.folder / "back", store=self.store))
         mark = ".ckptstore.json"
         files = {file.name for file in saved.iterdir()}
@@ -119,12 +119,12 @@ class HuggingFace(Jobs):
             self.assertEqual((to / name).read_bytes(), (saved / name).read_bytes(), name)
         ours, theirs = (torch.load(folder / "optimizer.pt", weights_only=True) for folder in (to, saved))
         self.assertEqual(ours["param_groups"], theirs["param_groups"])
-        self.assertEqual(list(ours["state"]), list(theirs["state"]))  # numbers, not texts
+        self.assertEqual(list(ours["state"]), list(theirs["state"]))  # numbers, not strings
         for i, state in theirs["state"].items():
             for key, tensor in state.items():
                 self.assertTrue(ours["state"][i][key].equal(tensor), (i, key))
 
-        # The same again is left as it is; another one takes its place; what is not ours stays.
+        # The same checkpoint is left unchanged; another one replaces it; foreign directories stay.
         before = (to / "model.safetensors").stat().st_ino
         ckptstore.hf.materialize("same@checkpoint-20", to, store=self.store)
         self.assertEqual((to / "model.safetensors").stat().st_ino, before)
@@ -139,7 +139,7 @@ class HuggingFace(Jobs):
         self.assertEqual([name for name in os.listdir(self.folder) if name.startswith(".")], [], "a temporary directory is left")
 
     def _slices(self) -> None:
-        """The tensors are chunks: slices are read, and the command line knows them."""
+        """The tensors are chunks: slices are readable, also on the command line."""
         saved = safetensors.torch.load_file(self.folder / "same" / "checkpoint-20" / "model.safetensors")
         with ckptstore.open("same", store=self.store) as cp:
             for name, tensor in saved.items():

@@ -1,4 +1,4 @@
-"""Lightning's trainings in a store: killed and resumed, bit by bit."""
+"""Lightning trainings with a store are killed and resumed, bit by bit."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Lightning(Jobs):
 
         begun = self.train("killed", "killed", "ckptstore", code=1, KILL="14")
         self.assertEqual(begun, whole[:15])
-        # What Lightning itself goes on with: in the middle of an epoch it begins with its first batch.
+        # Lightning's own continuation: in the middle of an epoch it begins with the first batch.
         steps = {9: "epoch=1-step=12", 13: "epoch=0-step=8"}
         theirs = {n: self.train("theirs", "theirs", "lightning", str(self.folder / "whole" / f"{name}.ckpt"))[1:] for n, name in steps.items()}
-        self.assertEqual({n: len(said) for n, said in theirs.items()}, {9: 9, 13: 13})
+        self.assertEqual({n: len(lines) for n, lines in theirs.items()}, {9: 9, 13: 13})
 
         # The newest that was committed, which is of step 12, or of 8 if that one was cut.
         first, *rest = self.train("killed", "killed", "ckptstore")
@@ -38,12 +38,12 @@ class Lightning(Jobs):
         self.assertIn(len(rest), theirs)
         self.assertEqual(rest, theirs[len(rest)])
 
-        # By the file that Lightning knows, which names a checkpoint of the store.
+        # By Lightning's file, which names a checkpoint of the store.
         named = json.loads((self.folder / "same" / "epoch=1-step=12.ckpt").read_text())
         self.assertTrue(named["ref"].startswith("same@epoch=1-step=12.a1"), named)
         again = self.train("again", "again", "ckptstore", "same/epoch=1-step=12.ckpt")
         self.assertEqual(again[1:], theirs[9])
-        # By the name in the store, in another run; and what Lightning itself has written.
+        # By the name in the store, in another run; and by Lightning's own file.
         again = self.train("other", "other", "ckptstore", "ckptstore://same@epoch=1-step=12")
         self.assertEqual(again[1:], theirs[9])
         again = self.train("converted", "converted", "ckptstore", str(self.folder / "whole" / "epoch=1-step=12.ckpt"))
@@ -57,7 +57,7 @@ class Lightning(Jobs):
         self.on_two_ranks("ddp")
 
     def test_model_parallel(self) -> None:
-        """FSDP2, of which rank 0 saves the whole: Lightning reads such a checkpoint by itself, from a file."""
+        """FSDP2 where rank 0 saves the full state, which Lightning itself reads from a file."""
         self.on_two_ranks("model_parallel")
 
     def on_two_ranks(self, strategy: str) -> None:
@@ -78,13 +78,13 @@ class Lightning(Jobs):
         theirs = train("theirs", "theirs", "lightning", str(file))[1:]
         self.assertEqual(len(theirs), len(rest), theirs)
         self.assertEqual(rest, theirs)
-        # By the file that ModelCheckpoint knows.
+        # By ModelCheckpoint's file.
         again = train("again", "again", "ckptstore", f"same/{file.name}")
         self.assertEqual(again[1:], theirs)
         self.assertEqual(train("missing", "missing", "ckptstore", "ckptstore://same@none", code=1), ["from ckptstore://same@none"])
 
     def test_what_the_callback_removes_is_deleted(self) -> None:
-        """With save_top_k=2 and save_last the store has three, as the directory; what is pinned stays."""
+        """With save_top_k=2 and save_last the store has three checkpoints, like the directory; pinned ones stay."""
         self.train("top", "top", "ckptstore", TOP="2")
         files = sorted(file.name for file in (self.folder / "top").iterdir())
         self.assertEqual(len(files), 3, files)
@@ -95,7 +95,7 @@ class Lightning(Jobs):
         self.assertGreater(sum(row["state"] == "deleted" for row in rows), 3, rows)
 
     def test_a_link_deletes_nothing(self) -> None:
-        """Lightning's save_last="link" makes links to the files, and removes them."""
+        """Lightning's save_last="link" creates and removes links to the files."""
         from unittest import mock
 
         from ckptstore import lightning as plugin
@@ -111,20 +111,20 @@ class Lightning(Jobs):
             removed.assert_called_once_with("run@a.a1")
 
     def test_a_fit_past_the_store_is_refused(self) -> None:
-        said = self.train("sharded", "sharded", "ckptstore", nproc=2, STRATEGY="sharded")
-        self.assertEqual(len(said), 2, said)  # no step between
-        self.assertEqual(said[0], "from None")
-        self.assertIn("refused ModelParallelStrategy writes its checkpoints by itself, and not by the CheckpointIO of ckptstore: nothing would be in the store. Give it save_distributed_checkpoint=False", said[1])
+        lines = self.train("sharded", "sharded", "ckptstore", nproc=2, STRATEGY="sharded")
+        self.assertEqual(len(lines), 2, lines)  # no step in between
+        self.assertEqual(lines[0], "from None")
+        self.assertIn("refused ModelParallelStrategy bypasses the CheckpointIO of ckptstore: its checkpoints would not be in the store. Give it save_distributed_checkpoint=False", lines[1])
 
     def test_fsdp1_needs_a_gpu(self) -> None:
-        """Lightning refuses FSDPStrategy on a CPU, so that no training of it is tested here."""
+        """Lightning refuses FSDPStrategy on a CPU, so no training with it is tested here."""
         from lightning.pytorch.strategies import FSDPStrategy
 
         with self.assertRaisesRegex(ValueError, "The strategy `fsdp` requires a GPU accelerator"):
             lightning.Trainer(accelerator="cpu", strategy=FSDPStrategy(state_dict_type="full"), logger=False)
 
     def test_strategies_past_the_store_are_refused(self) -> None:
-        """Before the first step: what is trained would be in no store."""
+        """Strategies that bypass the store are refused before the first step."""
         from importlib.metadata import entry_points
 
         from lightning.pytorch.callbacks import ModelCheckpoint
@@ -153,7 +153,7 @@ class Lightning(Jobs):
         self.assertEqual(refused(SingleDeviceStrategy()), "")
         from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
-        self.assertIn("nothing would be in the store", refused(ModelParallelStrategy(), AsyncCheckpointIO(CheckpointIO())))
+        self.assertIn("would not be in the store", refused(ModelParallelStrategy(), AsyncCheckpointIO(CheckpointIO())))
         self.assertEqual(refused(ModelParallelStrategy(), TorchCheckpointIO()), "")
 
         self.assertEqual([type(one) for one in _lightning_callbacks.callbacks()], [PastTheStore])
@@ -162,7 +162,7 @@ class Lightning(Jobs):
             self.assertIn(PastTheStore, [type(one) for one in trainer.callbacks])
 
     def _equal_to_lightnings(self) -> None:
-        """The checkpoint is that which Lightning would have written, tensor by tensor."""
+        """The checkpoint equals Lightning's own, tensor by tensor."""
         import os
 
         from ckptstore.lightning import CheckpointIO
@@ -178,7 +178,7 @@ class Lightning(Jobs):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             theirs = torch.load(self.folder / "whole" / "epoch=1-step=12.ckpt", weights_only=True)
-        for checkpoint in (ours, theirs):  # which have the directory in them
+        for checkpoint in (ours, theirs):  # they contain the directory
             for callback in checkpoint["callbacks"].values():
                 for key in [key for key, value in callback.items() if "path" in key or "dir" in key or isinstance(value, dict)]:
                     del callback[key]

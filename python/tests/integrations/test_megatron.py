@@ -1,4 +1,4 @@
-"""A training of Megatron Core in a store: killed and resumed, on as many ranks and on fewer."""
+"""A Megatron Core training with a store is killed and resumed, on as many ranks and on fewer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Megatron(Jobs):
         self.assertEqual(begun, whole[:8], "saves change the training")
 
         last, own = self.folder / "ours" / "iter_0000006", self.folder / "theirs" / "iter_0000006"
-        self.assertEqual(sorted(file.name for file in last.iterdir()), ["ckptstore.json", "common.pt", "metadata.json"], "there are tensors beside the store")
+        self.assertEqual(sorted(file.name for file in last.iterdir()), ["ckptstore.json", "common.pt", "metadata.json"], "there are tensors outside the store")
         self.assertEqual(json.loads((last / "ckptstore.json").read_text())["run"], "killed")
         for nproc in (2, 1):
             theirs = self.train(f"theirs-{nproc}", f"theirs-{nproc}", "torch_dist", str(own), nproc=nproc)

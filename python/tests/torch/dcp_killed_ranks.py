@@ -1,5 +1,4 @@
-"""Attempt 1 saves step-1, and rank 1 is killed while it copies step-2; attempt 2 looks
-at what is left."""
+"""Attempt 1 saves step-1, and rank 1 is killed while it copies step-2; attempt 2 checks the store."""
 
 from __future__ import annotations
 

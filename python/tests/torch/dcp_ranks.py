@@ -32,7 +32,7 @@ def path(name: str) -> str:
 
 
 def layouts(fill: bool) -> dict:
-    """One of each kind of tensor and value, full of data or of zeros."""
+    """Return one of each kind of tensor and value, filled with data or zeros."""
     rank, world = dist.get_rank(), dist.get_world_size()
     line = init_device_mesh("cpu", (world,))
     made = torch.Generator().manual_seed(7)
@@ -82,14 +82,14 @@ def same(got: object, want: object, at: str = "") -> None:
         assert got == want and type(got) is type(want), (at, got, want)
 
 
-def failing(call, *said: str) -> BaseException:
+def failing(call, *texts: str) -> BaseException:
     try:
         call()
     except BaseException as error:
-        for text in said:
+        for text in texts:
             assert text in str(error), f"{text!r} is not in {error}"
         return error
-    raise AssertionError(f"no error that says {said}")
+    raise AssertionError(f"no error with {texts}")
 
 
 def save_layouts() -> None:
@@ -161,7 +161,7 @@ def staging_is_not_stopped_for_garbage() -> None:
                 raise AssertionError("a value that cannot be copied was staged")
             except ValueError:
                 assert gc.isenabled() == on
-            # One may come when staging is over, for all that it has made.
+            # One may run after the staging, for the objects that it created.
             assert gc.get_stats()[0]["collections"] - began <= 3, "staging was stopped for garbage"
     finally:
         gc.enable()
@@ -236,7 +236,7 @@ class Fails(DefaultSavePlanner):
 
 def one_rank_fails() -> None:
     state = {"a": distribute_tensor(torch.ones(8), init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(0)])}
-    for _ in range(3):  # more than there are slots: none stays taken until the deadline
+    for _ in range(3):  # more than the number of slots: no slot stays taken until the deadline
         failing(lambda: dcp.save(state, storage_writer=StorageWriter(path("step-60")), planner=Fails()), "the planner cannot", "1")
     failing(lambda: StorageReader(path("step-60")).read_metadata(), "step-60")
     dcp.save(state, storage_writer=StorageWriter(path("step-60")))
@@ -267,11 +267,11 @@ class Ours:
 
 
 def values_of_other_classes() -> None:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dcp.save({"sampler": Ours()}, storage_writer=StorageWriter(path("step-90")))
-    if dist.get_rank() == 0:  # which saves it
-        assert any("sampler" in str(w.message) and "Ours" in str(w.message) for w in said), [str(w.message) for w in said]
+    if dist.get_rank() == 0:  # rank 0 saves it
+        assert any("sampler" in str(w.message) and "Ours" in str(w.message) for w in caught), [str(w.message) for w in caught]
     failing(lambda: dcp.load({"sampler": None}, storage_reader=StorageReader(path("step-90"))), "sampler", "Ours")
     for options in ({"allow": [Ours]}, {"unsafe_pickle": True}):
         got: dict = {"sampler": None}

@@ -1,4 +1,4 @@
-"""The package's entry points, where it is not installed: made of pyproject.toml."""
+"""Provides the package's entry points from pyproject.toml, if the package is not installed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PYTHON = pathlib.Path(__file__).resolve().parents[2]
 
 
 def install() -> tempfile.TemporaryDirectory | None:
-    """Let this process, and those that it starts, find the package and its entry points.
+    """Make the package and its entry points available to this process and its children.
 
-    To be called before fsspec is imported. Returns what must be kept until the end;
-    None if the package is installed.
+    Call it before importing fsspec. Keep the result until the end; it is None if the package
+    is installed.
     """
     if any(point.name == "ckptstore" for point in importlib.metadata.entry_points(group="fsspec.specs")):
         return None

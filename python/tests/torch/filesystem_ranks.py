@@ -36,8 +36,8 @@ def a_sharded_tensor_is_loaded_on_another_layout() -> None:
     assert names == [f"{RUN}/step-7"], names
 
 
-def beside_the_stores_own_way() -> None:
-    """Both ways under one name are two checkpoints, of which the newer counts."""
+def two_ways_with_one_name() -> None:
+    """Saves by two ways under one name are two checkpoints; the newer one is loaded."""
     ckptstore.save({"w": torch.ones(3)}, step=8).wait("committed")
     dist.barrier()
     dcp.save({"w": torch.full((3,), 2.0)}, checkpoint_id=f"ckptstore://{RUN}/step-8")
@@ -47,7 +47,7 @@ def beside_the_stores_own_way() -> None:
 
 
 def files_of_torch_save() -> None:
-    """Each rank's file is a checkpoint of the attempt; one that .metadata follows is attached."""
+    """Each rank's file is a checkpoint of the attempt; a file followed by .metadata is attached."""
     rank = dist.get_rank()
     for i in range(3):
         with fsspec.open(f"ckptstore://{RUN}/out/rank{rank}.pt", "wb") as file:
@@ -68,4 +68,4 @@ def files_of_torch_save() -> None:
 
 
 if __name__ == "__main__":
-    main([a_sharded_tensor_is_loaded_on_another_layout, beside_the_stores_own_way, files_of_torch_save])
+    main([a_sharded_tensor_is_loaded_on_another_layout, two_ways_with_one_name, files_of_torch_save])

@@ -1,7 +1,6 @@
 """Saves tensors in every layout, or loads them in others: layouts_ranks.py save|load NAME.
 
-What each tensor holds follows from its name, so that any world can tell whether it
-has loaded the right bits.
+A tensor's name determines its contents, so any world can check the loaded bits.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 0
 
 
 def bits(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The tensor of a name: random bits, but for what NaN payloads and booleans make of them."""
+    """Return the tensor of a name: random bits, or random booleans."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
@@ -37,20 +36,20 @@ def bits(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have the same bits."""
+    """Report whether two tensors have the same bits."""
     a, b = (t.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
     return torch.equal(a, b)
 
 
 def meshes() -> list:
-    """Meshes of all ranks: of one dimension, and of two."""
+    """Return meshes of all ranks, of one and two dimensions."""
     world = dist.get_world_size()
     shapes = [(world,)] + [(n, world // n) for n in range(1, world + 1) if world % n == 0 and world > 1]
     return [init_device_mesh("cpu", shape) for shape in shapes]
 
 
 def draw(random: random.Random, shape: tuple[int, ...], meshes: list) -> tuple:
-    """A mesh and placements of a tensor on it."""
+    """Draw a mesh, and a tensor's placements on it."""
     mesh = random.choice(meshes)
     placements = []
     for _ in range(mesh.ndim):
@@ -66,7 +65,7 @@ def draw(random: random.Random, shape: tuple[int, ...], meshes: list) -> tuple:
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """The tensors that the random layouts have: the same for all worlds."""
+    """Return the tensors of the random layouts, the same for all worlds."""
     chance = random.Random(1)
     out = {"scalar": ()}
     for i in range(24):
@@ -76,7 +75,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def drawn(seed: int, blank: bool) -> dict[str, DTensor]:
-    """Every tensor in a layout of its own, the same on all ranks."""
+    """Return every tensor in a random layout, the same on all ranks."""
     chance, grids = random.Random(seed), meshes()
     out = {}
     for name, shape in shapes().items():
@@ -87,7 +86,7 @@ def drawn(seed: int, blank: bool) -> dict[str, DTensor]:
 
 
 def boxes_are_what_torch_shards() -> None:
-    """Against brute force: the box of the full tensor is the piece, for random placements."""
+    """Each piece equals its box of the full tensor, for random placements."""
     covered = 0
     for seed in range(6):
         for name, tensor in drawn(seed, False).items():
@@ -114,7 +113,7 @@ def random_layouts() -> None:
 
 
 def _whole(tensor: DTensor) -> torch.Tensor:
-    """The full tensor, put together from pieces that were checked against PyTorch's own."""
+    """Return the full tensor, built from pieces that were checked against PyTorch's own."""
     parts: list = [None] * dist.get_world_size()
     mine = [(piece.offsets, piece.sizes, piece.local.clone()) for piece in pieces("t", tensor)]
     dist.all_gather_object(parts, mine)
@@ -126,7 +125,7 @@ def _whole(tensor: DTensor) -> torch.Tensor:
 
 
 def every_dtype() -> None:
-    """Also what is not contiguous, scalar or empty."""
+    """Includes non-contiguous, scalar and empty tensors."""
     state, want = {}, {}
     for dtype, name in DTYPES.items():
         for form, shape in (("matrix", (6, 5)), ("scalar", ()), ("empty", (0, 4))):
@@ -154,7 +153,7 @@ def every_dtype() -> None:
 
 
 def sharded_tensor() -> None:
-    """Rows of a ShardedTensor, two shards a rank, onto plain tensors, and the other way round."""
+    """Rows of a ShardedTensor, two shards a rank, load into plain tensors and vice versa."""
     world, rank = dist.get_world_size(), dist.get_rank()
     full = bits("sharded", (24, 3), torch.bfloat16)
     rows = 24 // (2 * world)
@@ -177,7 +176,7 @@ def sharded_tensor() -> None:
 
 
 def converted() -> None:
-    """Into another dtype: as copy_ does it, unless the caller wants none of that."""
+    """A load converts to another dtype as copy_ does, unless the caller forbids it."""
     if WAY == "save":
         ckptstore.save({"w": torch.arange(8.0)}, step=4, name="converted").wait()
         return

@@ -1,4 +1,4 @@
-"""Loads out of slots and files, in order and damaged: native_ranks.py STORE."""
+"""Loads from slots and files, intact and damaged: native_ranks.py STORE."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check(target: dict, step: int) -> None:
 
 
 def both(step: int) -> None:
-    """Load by both ways."""
+    """Load with and without the helper."""
     target = empty()
     ckptstore.load(target, f"step-{step}")
     check(target, step)
@@ -66,7 +66,7 @@ def out_of_slots_and_files() -> None:
         ckptstore.save(state(step), step=step).wait()
     both(3)
     both(1)
-    # One box of two ranks' shards, and one that begins and ends within blocks.
+    # A box of two ranks' shards, and a box that begins and ends within blocks.
     cp = ckptstore.open("run@step-3")
     whole = cp.read(["weight"])["weight"]
     assert torch.equal(whole[:ROWS] + 1000, whole[ROWS:]), "the whole"
@@ -150,11 +150,11 @@ def a_file_that_is_damaged() -> None:
             raise AssertionError("what is damaged is loaded")
         except (Error, dcp.api.CheckpointException) as error:
             assert "weight" in str(error) and "checksum of the block" in str(error) and "r00001.safetensors" in str(error), str(error)
-    # One that wants nothing of what is damaged learns of it.
+    # A rank that does not load the damaged part gets the error too.
     target = {name: tensor for name, tensor in empty().items() if name == "small" or dist.get_rank() == 1}
     try:
         ckptstore.load(target, "step-5", strict=False)
-        raise AssertionError("a load goes on that has failed elsewhere")
+        raise AssertionError("a load succeeds that failed on another rank")
     except Refused as error:
         assert "checksum of the block" in str(error), str(error)
     both(8)

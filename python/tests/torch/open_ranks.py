@@ -1,4 +1,4 @@
-"""Cases of ckptstore.open, on each of two ranks that have saved together."""
+"""Cases of ckptstore.open, on each of two ranks that saved together."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def keys_keep_their_types() -> None:
-    """A program that asks its optimizer itself goes on with its moments, and saves again."""
+    """A program that uses its optimizer's own state dict keeps the moments, and saves again."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -162,12 +162,12 @@ def children() -> None:
 
 
 def what_there_is_not() -> None:
-    for ref, says in [(run() + "x", repr(run()).replace("'", '"')), (f"{run()}@step-8", "step-7.a1")]:
+    for ref, text in [(run() + "x", repr(run()).replace("'", '"')), (f"{run()}@step-8", "step-7.a1")]:
         try:
             ckptstore.open(ref)
             raise AssertionError(ref)
         except ckptstore.Refused as error:
-            assert error.status == 404 and says in str(error), error
+            assert error.status == 404 and text in str(error), error
 
 
 def stays_the_same() -> None:

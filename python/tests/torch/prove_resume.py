@@ -1,19 +1,19 @@
-"""Kills a training at random moments and proves that it goes on as if nothing was.
+"""Kills a training at random moments and proves that it resumes bit by bit.
 
     python3 prove_resume.py [--ways save dcp url] [--kills 6] [--seed N] [--bin DIR]
 
-examples/transformer.py is trained by FSDP2 under `trainer run`. At random moments a
-rank or the trainer itself gets a SIGKILL. The trainer restarts ranks on as many as
-before; after its own death it is launched again, on 2 or 4 ranks. Each step's loss
-and gradient norm, as printed and as in the log, must be the same bits as
+examples/transformer.py trains with FSDP2 under `trainer run`. At random moments a rank or the
+trainer receives SIGKILL. The trainer restarts the same number of ranks; a killed trainer is
+launched again, on 2 or 4 ranks. Each step's loss and gradient norm, as printed and as in the
+log, must have the same bits as
 
-    on as many ranks as before: those of a training that nobody killed
-    on more or fewer: those of one that PyTorch itself has resumed there at that
-        step, by dcp.load from FileSystemWriter's files
+    on the same number of ranks: those of a training without kills
+    on more or fewer ranks: those of a training that PyTorch itself has resumed there at
+        that step, by dcp.load from FileSystemWriter's files
 
-The trainings that nobody kills save by FileSystemWriter alone. Prints a line for each
-life of the killed ones; exit code 0: all claims hold, 1: one does not. --quick is one
-kill of each kind and one way.
+The trainings without kills save only with FileSystemWriter. It prints a line for each life of
+a killed training. Exit code 0: all claims hold; 1: a claim fails. --quick is one kill of each
+kind and one way.
 """
 
 import argparse
@@ -39,11 +39,11 @@ LIMIT = 180  # seconds without a line of output
 
 
 class Wrong(Exception):
-    """A claim does not hold, or something that should go well did not."""
+    """A claim does not hold, or a step of the test failed."""
 
 
 class Launch:
-    """One `trainer run` of the transformer, and what it prints."""
+    """One `trainer run` of the transformer, and its output."""
 
     def __init__(self, options, folder, world, way, steps, resume=None):
         self.folder, self.way = folder, way
@@ -53,25 +53,25 @@ class Launch:
             command += ["--resume", str(resume)]
         environment = {**os.environ, "CKPTSTORE_BIN": options.ckptstore, "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-        self.said, self.lines = [], queue.Queue()
+        self.output, self.lines = [], queue.Queue()
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
     def read(self):
         for line in self.process.stdout:
-            self.said.append(line)
+            self.output.append(line)
             self.lines.put(line)
         self.lines.put(None)
 
     def next(self):
-        """The next line, or None at the end."""
+        """Return the next line, or None at the end."""
         try:
             return self.lines.get(timeout=LIMIT)
         except queue.Empty:
             raise Wrong(f"{self.folder}: nothing was printed for {LIMIT} s\n{self.text()}") from None
 
     def ranks(self):
-        """The processes of the ranks by rank: children of the trainer."""
+        """Return the processes of the ranks, which are children of the trainer, by rank."""
         found = {}
         for path in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):
@@ -82,7 +82,7 @@ class Launch:
         return found
 
     def close(self):
-        """Wait for the end; a trainer that lives on is killed, and its guard ends its ranks."""
+        """Wait for the end. A trainer that does not exit is killed, and its guard ends its ranks."""
         try:
             return self.process.wait(LIMIT)
         finally:
@@ -92,11 +92,11 @@ class Launch:
             self.reader.join(LIMIT)
 
     def text(self):
-        return "".join(self.said[-60:])
+        return "".join(self.output[-60:])
 
 
 class Twin:
-    """A training that nobody kills, saved and resumed by PyTorch's own files."""
+    """A training without kills, saved and resumed with PyTorch's own files."""
 
     def __init__(self, options, world, origin=None, at=0):
         self.world, self.origin, self.at, self.losses, self.next = world, origin, at, {}, {}
@@ -113,8 +113,8 @@ class Twin:
             raise Wrong(f"the training with PyTorch's own files on {world} ranks from step {at} ended with {code}:\n{launch.text()}")
 
     def on(self, options, world, at):
-        """What continues this from a step on, on that many ranks."""
-        if self.origin and at <= self.at:  # of what was saved before this began
+        """Return the training that continues this one from a step, on that many ranks."""
+        if self.origin and at <= self.at:  # of a save before this life
             return self.origin.on(options, world, at)
         if world == self.world:
             return self
@@ -129,7 +129,7 @@ class Twin:
 
 
 class Life:
-    """From one start of the ranks to the next."""
+    """The time from one start of the ranks to the next."""
 
     def __init__(self, world, after, resumed):
         self.world, self.after, self.resumed = world, after, resumed
@@ -137,7 +137,7 @@ class Life:
         self.twin, self.differs = None, []
 
     def compare(self, twin):
-        """Compare each step with that of a training that nobody killed."""
+        """Compare each step with that of a training without kills."""
         self.twin = twin
         for step, losses in self.losses.items():
             if losses != twin.losses[step]:
@@ -145,7 +145,7 @@ class Life:
 
 
 class Killed:
-    """The training of one way that is killed, launched again, and compared."""
+    """A training of one way that is killed, launched again, and compared."""
 
     def __init__(self, options, way, chance):
         self.options, self.way, self.chance = options, way, chance
@@ -176,20 +176,22 @@ class Killed:
         self.log()
 
     def follow(self, launch, kills, world):
-        """Read until the launch ends, killing what is to be killed on the way. Whether
-        the trainer was killed, and on how many ranks the next one is launched."""
+        """Read until the launch ends, and carry out the kills.
+
+        Return whether the trainer was killed, and the number of ranks of the next launch.
+        """
         target = None
         while (line := launch.next()) is not None:
             if match := BEGIN.fullmatch(line):
                 self.begin(int(match[1]), int(match[2]), match[3])
-                # The first two after something was saved, the others at any moment.
+                # The first two kills come after a save, the others at any moment.
                 least = self.options.save_every + 1 if len(kills) > self.options.kills - 2 else 1
                 target = self.lives[-1].after + self.chance.randint(least, 2 * self.options.save_every + 2)
             elif match := STEP.fullmatch(line):
                 self.step(int(match[1]), (match[2], match[3]))
                 if kills and target is not None and int(match[1]) >= target:
                     target, (who, then) = None, kills.pop(0)
-                    time.sleep(self.chance.uniform(0, 0.06))  # anywhere in the steps and saves that follow
+                    time.sleep(self.chance.uniform(0, 0.06))  # anywhere in the following steps and saves
                     if who == "trainer":
                         launch.process.kill()
                         self.lives[-1].end = "trainer killed"
@@ -219,14 +221,17 @@ class Killed:
         life.losses[step] = self.line[step] = losses
 
     def compare(self, twin):
-        """Compare all lives, which goes on from one to the next. Not before they have
-        ended: a twin takes as long as they do, and they would not wait for their kill."""
+        """Compare all lives, each of which continues the previous one.
+
+        This happens after they have ended: a twin takes as long as they do, and they would
+        not wait for their kill.
+        """
         for life in self.lives:
             twin = twin.on(self.options, life.world, life.after)
             life.compare(twin)
 
     def log(self):
-        """The log's metrics of the run's line are what was printed on it."""
+        """Check that the log's metrics of the run equal the printed ones."""
         out = subprocess.run([self.options.ckptstore, "metrics", "gpt", "--json", "--store", str(self.folder / "store")], check=True, capture_output=True, text=True, timeout=LIMIT)
         rows = json.loads(out.stdout)["rows"]
         logged = {row["step"]: tuple(repr(float(row["metrics"][name]["last"])) for name in ("loss", "norm")) for row in rows}
@@ -240,11 +245,11 @@ def main():
     parser.add_argument("--kills", type=int, default=6, help="of each way, at least 2")
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--seed", type=int, help="of the moments (a random one)")
-    parser.add_argument("--bin", type=pathlib.Path, help="where trainer and ckptstore are (PATH)")
+    parser.add_argument("--bin", type=pathlib.Path, help="directory of trainer and ckptstore (PATH)")
     parser.add_argument("--folder", type=pathlib.Path, help="where the stores go (a temporary one)")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and what is it has made is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary files are removed
     if options.quick:
         options.ways, options.kills = options.ways[:1], 2
     for name in ("trainer", "ckptstore"):
@@ -253,7 +258,7 @@ def main():
             sys.exit(f"{name} is not {'in ' + str(options.bin) if options.bin else 'on the PATH: use --bin DIR'}")
         setattr(options, name, found)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
-    # Each life ends at most so many steps after the one before it.
+    # Each life ends at most this many steps after the previous one.
     options.steps = (options.kills + 1) * (2 * options.save_every + 6)
     options.folder = pathlib.Path(tempfile.mkdtemp(prefix="prove-resume-", dir=options.folder))
     print(f"seed {seed}, {options.kills} kills of each way, {options.steps} steps, a save every {options.save_every}", flush=True)

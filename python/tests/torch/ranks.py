@@ -1,8 +1,8 @@
-"""Cases that run on every rank of one process group, under `trainer run`.
+"""Runs cases on every rank of one process group, under `trainer run`.
 
-A script of cases calls :func:`main` with functions that take a :class:`Rank`; a test
-launches it once by :func:`launch` and looks at each case's outcome on all ranks. The
-trainer is the one that TRAINER_BIN names, or of $PATH.
+A script of cases calls :func:`main` with functions that take a :class:`Rank`. A test launches
+it once with :func:`launch` and checks each case's outcome on all ranks. TRAINER_BIN names the
+trainer; the default is the PATH.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import traceback
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2] / "src"
 TORCHRUN = SOURCE.parents[1] / "internal/launch/testdata/torchrun"  # its launch.py works without libuv too
-LIMIT = 300  # seconds of one launch: the machine may be busy
+LIMIT = 300  # seconds for one launch, on a busy machine
 
 
 def trainer() -> str:
-    """The trainer's binary."""
+    """Return the path of the trainer."""
     found = os.environ.get("TRAINER_BIN") or shutil.which("trainer")
     if not found or not os.access(found, os.X_OK):
         raise RuntimeError("no trainer: build it by `go build -o DIR/ ./cmd/...`, and set TRAINER_BIN=DIR/trainer and CKPTSTORE_BIN=DIR/ckptstore")
@@ -30,9 +30,9 @@ def trainer() -> str:
 
 
 def launch(store: pathlib.Path, script: str, nproc: int, *arguments: str, name: str = "run", flags: tuple[str, ...] = ()) -> dict[str, dict[int, str]]:
-    """Run a script of cases on nproc ranks: of each case, what went wrong by rank.
+    """Run a script of cases on nproc ranks, and return each case's errors by rank.
 
-    Raises AssertionError, with the output, when the job itself fails.
+    It raises AssertionError, with the output, if the job itself fails.
     """
     with tempfile.TemporaryDirectory() as out:
         command = [trainer(), "run", "-q", "--store", str(store), "--name", name, "--nproc", str(nproc), "--max-restarts", "0", *flags, "--"]
@@ -52,7 +52,7 @@ def launch(store: pathlib.Path, script: str, nproc: int, *arguments: str, name: 
 
 
 def main(cases: list, group: bool = True) -> None:
-    """Run cases on this rank, each after all ranks are done with the one before."""
+    """Run cases on this rank, each after all ranks have finished the previous one."""
     import torch.distributed as dist
 
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's

@@ -1,4 +1,4 @@
-"""What cannot be saved or loaded, on 2 ranks: refused_ranks.py CASE...; each error names it."""
+"""States that cannot be saved or loaded, on 2 ranks: refused_ranks.py CASE...; each error names the cause."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import ckptstore
 
 
 class Mine:
-    """A class of the user's, which no other process needs to know."""
+    """A class of the user, unknown to other processes."""
 
     def __init__(self, n: int = 0):
         self.n = n
 
 
 def raises(kind, *texts: str):
-    """A context in which an exception of a kind comes, which says all texts."""
+    """A context that must raise an exception of a kind, with all texts."""
 
     class Context:
         def __enter__(self):
@@ -43,7 +43,7 @@ def raises(kind, *texts: str):
 
 
 def states() -> dict:
-    """States of which one leaf cannot be kept, and what the error says."""
+    """States with a leaf that cannot be stored, and texts of the error."""
     mesh = init_device_mesh("cpu", (2,))
     with FakeTensorMode():
         fake = torch.ones(2)
@@ -66,7 +66,7 @@ def states() -> dict:
 
 
 def bad_states() -> None:
-    """The rank that has it raises at once; the others learn whose it is and why."""
+    """The rank with the leaf raises at once; the others raise an error with rank and cause."""
     rank = dist.get_rank()
     good = {"g": torch.ones(2)}
     ckptstore.save(good, step=torch.tensor(0)).wait()
@@ -79,11 +79,11 @@ def bad_states() -> None:
         else:
             with raises(ckptstore.SaveAborted, f"step-{step}.", "rank 1", *texts[-1:]):
                 ckptstore.save(good, step=step).wait()
-    ckptstore.save(good, step=100).wait()  # all goes on
+    ckptstore.save(good, step=100).wait()  # later saves and loads work
 
 
 def ranks_that_disagree() -> None:
-    """The same name with another dtype, or another shape: neither rank is right."""
+    """Ranks save the same name with different dtypes or shapes."""
     rank = dist.get_rank()
     for step, other in enumerate((torch.ones(4, dtype=torch.float64), torch.ones(5))):
         with raises(ckptstore.SaveAborted, "w", "rank 0", "rank 1"):
@@ -102,12 +102,12 @@ def wrong_ranks() -> None:
 
 
 def values_of_unknown_classes() -> None:
-    """A warning with name and class at the save, an error at the load, unless the user allows it."""
-    with warnings.catch_warnings(record=True) as said:
+    """The save warns with name and class, and the load raises an error unless the user allows it."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in (400, 401):
             ckptstore.save({"mine": {"x": Mine(3)}}, step=step).wait()
-    told = [str(w.message) for w in said if "'mine.x'" in str(w.message)]
+    told = [str(w.message) for w in caught if "'mine.x'" in str(w.message)]
     assert len(told) == 1 and "Mine" in told[0], told
     state = {"mine": {"x": None}, "t": 1}
     with raises(ckptstore.NotAllowed, "'mine.x'", "Mine"):
@@ -150,13 +150,13 @@ def loads_that_lack_something() -> None:
 
 
 def loads_of_some_ranks() -> None:
-    """Ranks or a group load without the others; and one that cannot ends it for all, at once."""
+    """Some ranks load without the others; a rank that cannot load fails the load on all at once."""
     rank = dist.get_rank()
     mine = {"w": torch.full((2,), float(rank)), "mine": ckptstore.per_rank(rank)}
     ckptstore.save({f"of{rank}": mine}, step=520).wait()
     alone = dist.new_group([1])
     into = {"w": torch.zeros(2)}
-    if rank == 1:  # nobody else calls it
+    if rank == 1:  # no other rank calls it
         for chosen in ({"ranks": [1]}, {"group": alone}):
             into["w"].zero_()
             info = ckptstore.load({"of1": {"w": into["w"]}}, "step-520", strict=False, **chosen)
@@ -172,12 +172,12 @@ def loads_of_some_ranks() -> None:
         with raises(ValueError, "'w'", "meta"):
             ckptstore.load({"w": torch.ones(2, device="meta")}, "step-520")
     into["w"].zero_()
-    ckptstore.load({f"of{rank}": {"w": into["w"], "mine": ckptstore.per_rank(0)}}, "step-520")  # all goes on
+    ckptstore.load({f"of{rank}": {"w": into["w"], "mine": ckptstore.per_rank(0)}}, "step-520")  # later saves and loads work
     assert into["w"].tolist() == [rank, rank]
 
 
 def floats_into_integers() -> None:
-    """Fractions are lost if the user says so, and not else; a narrower float is no other kind."""
+    """Fractions are lost only if the user allows it; a narrower float is not another kind."""
     w = torch.tensor([1.5, -2.5])
     ckptstore.save({"m": {"w": w}}, step=550).wait()
     whole = torch.zeros(2, dtype=torch.int64)
@@ -194,20 +194,20 @@ def floats_into_integers() -> None:
 
 
 def patterns_that_match_nothing() -> None:
-    """A warning that names each, once, and nothing else."""
+    """Only one warning, which names each."""
     state = {"model": {"base": torch.ones(2), "head": torch.ones(2)}, "base": 1}
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in (560, 561):
             ckptstore.save(state, step=step, frozen=["model.base", "*.bsae", "base"]).wait()
         ckptstore.save({**state, "more": torch.ones(1)}, step=562, frozen=["model.base", "*.bsae", "base"]).wait()
-    told = [str(w.message) for w in said if "frozen" in str(w.message)]
+    told = [str(w.message) for w in caught if "frozen" in str(w.message)]
     assert len(told) == 2 and "'*.bsae'" in told[0] and "'model.base'" in told[0] and "'base'" in told[1], told
-    assert all(w.filename == __file__ for w in said if "frozen" in str(w.message)), "the warning is of the caller's line"
+    assert all(w.filename == __file__ for w in caught if "frozen" in str(w.message)), "the warning is of the caller's line"
 
 
 def fresh_optimizers() -> None:
-    """An optimizer without a state is never loaded with nothing."""
+    """A load into an optimizer without state raises an error, or initializes the state first."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
@@ -227,7 +227,7 @@ def fresh_optimizers() -> None:
 
 
 def a_wait_has_a_deadline() -> None:
-    """And may be repeated; the state that is reached is told."""
+    """A wait may be repeated, and returns the reached state."""
     if dist.get_rank() == 0:
         handle = ckptstore.save({"w": torch.ones(2)}, step=700)
         with raises(TimeoutError, "step-700"):
@@ -245,7 +245,7 @@ def a_rank_never_saves() -> None:
         with raises(ckptstore.SaveAborted, "step-1.", "[1]"):
             ckptstore.save({"w": torch.ones(2)}, step=1).wait()
     dist.barrier()
-    ckptstore.save({"w": torch.ones(2)}, step=2).wait()  # all goes on
+    ckptstore.save({"w": torch.ones(2)}, step=2).wait()  # later saves and loads work
 
 
 def no_room() -> None:
@@ -254,7 +254,7 @@ def no_room() -> None:
 
 
 def another_world() -> None:
-    """PyTorch's group has not as many ranks as the trainer's."""
+    """PyTorch's group has another number of ranks than the trainer's."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with raises(ckptstore.Error, "1 ranks", "2"):
         ckptstore.save({"w": torch.ones(2)}, step=1)

@@ -1,4 +1,4 @@
-"""Programs under PyTorch that no trainer has started."""
+"""PyTorch programs without a trainer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
 from launch import Launches
 
 
-# Says the step and the warnings of each save by a name.
+# Emits the step and the warnings of each save by a name.
 NAMELESS = """
     import pathlib, warnings
     import torch
@@ -25,11 +25,11 @@ NAMELESS = """
             warnings.simplefilter("always")
             done = save(state, storage_writer=ckptstore.dcp.StorageWriter(base / name, **options))
             if save is dcp.async_save:
-                ckptstore.report({"loss": 1.0}, step=250)  # the training goes on
+                ckptstore.report({"loss": 1.0}, step=250)  # the training continues
                 done.result()
         rows = services().call("store/list", run="train")["checkpoints"]
         newest = max((row for row in rows if row["name"] == name), key=lambda row: row["ended_at"])
-        say([newest["step"], [str(w.message) for w in told if "says no step" in str(w.message)]])
+        emit([newest["step"], [str(w.message) for w in told if "has no step" in str(w.message)]])
 
     services()  # makes the store
     if sys.argv[1] == "fresh":
@@ -43,12 +43,12 @@ NAMELESS = """
         step_of("final")
         ckptstore.load(state, "best")
     else:
-        say(ckptstore.context().resume)
+        emit(ckptstore.context().resume)
     step_of("again")
 """
 
 
-# Values of the program's own classes, and objects that take no state back.
+# Values of the program's own classes, and objects that cannot take a state back.
 KINDS = """
     import collections, dataclasses, enum, warnings
     import torch
@@ -76,19 +76,19 @@ KINDS = """
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         ckptstore.save(state, step=1).wait()
-    say(sorted({name for name in state for w in told if f"value {name!r}" in str(w.message)}))
+    emit(sorted({name for name in state for w in told if f"value {name!r}" in str(w.message)}))
     into = {"phase": Phase.WARM, "best": Best(), "span": Span(0, 0), "reads": Reads(0), "mine": ckptstore.per_rank(Phase.WARM), "generator": torch.Generator()}
     ckptstore.load(into, ref="train@step-1")
-    say([into["phase"] is Phase.COLD, into["best"] == Best(0.25, 7), into["span"] == Span(1, 9), into["reads"], into["mine"].value is Phase.COLD])
-    say(torch.equal(torch.rand(4, generator=into["generator"]), torch.rand(4, generator=generator)))
+    emit([into["phase"] is Phase.COLD, into["best"] == Best(0.25, 7), into["span"] == Span(1, 9), into["reads"], into["mine"].value is Phase.COLD])
+    emit(torch.equal(torch.rand(4, generator=into["generator"]), torch.rand(4, generator=generator)))
     try:
         ckptstore.load({**into, "best": None}, ref="train@step-1")
     except ckptstore.NotAllowed as error:
-        say(str(error))
+        emit(str(error))
 """
 
 
-# The same by way 2, which has PyTorch's planner between the store and the state dict.
+# The same by way 2, where PyTorch's planner is between the store and the state dict.
 KINDS_BY_DCP = """
     import collections, dataclasses, enum, warnings
     import torch
@@ -123,7 +123,7 @@ KINDS_BY_DCP = """
         try:
             dcp.load(into, storage_reader=ckptstore.dcp.StorageReader("ckptstore://train/step-1", **options), planner=planner, no_dist=True)
         except BaseException as error:  # CheckpointException is no Exception
-            say(str(error))
+            emit(str(error))
         return into
 
     def given():
@@ -136,23 +136,23 @@ KINDS_BY_DCP = """
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         dcp.save(state, storage_writer=ckptstore.dcp.StorageWriter("ckptstore://train/step-1"), no_dist=True)
-    say(sorted(str(w.message) for w in told if "cannot be loaded unasked" in str(w.message)))
+    emit(sorted(str(w.message) for w in told if "refuses this checkpoint by default" in str(w.message)))
 
     # What the warning names: ckptstore.load into a state dict that has one, and allow.
     into = given()
     ckptstore.load(into, ref="train@step-1")
-    say(same(into))
-    say(same(load(given(), allow=[Phase, Best, Span])))
-    say(same(load(given(), Keeps())))
-    say(same(load(given(), Lacks(), allow=[Phase, Best, Span])))
+    emit(same(into))
+    emit(same(load(given(), allow=[Phase, Best, Span])))
+    emit(same(load(given(), Keeps())))
+    emit(same(load(given(), Lacks(), allow=[Phase, Best, Span])))
     load({"phase": Phase.WARM})
     load({"phase": Best()}, Keeps())
     load({"phase": Phase.WARM}, Lacks())
 """
 
 
-# A training that keeps its checkpoints as torch.save does: one process, one dict. It
-# says the loss of every step. FILE keeps them by torch.save, for comparison.
+# A training that saves one dict from one process, like torch.save. It prints the loss of
+# every step. FILE saves with torch.save, for comparison.
 OBJECTS = """
     import torch
 
@@ -174,7 +174,7 @@ OBJECTS = """
     for step in range(first, int(sys.argv[-1]) + 1):
         loss = model(torch.randn(16, 4)).square().mean()
         optimizer.zero_grad(), loss.backward(), optimizer.step(), scheduler.step()
-        say(loss.item())
+        emit(loss.item())
         if step % 5 == 0:
             checkpoint = {
                 "model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "rng": torch.get_rng_state(),
@@ -198,20 +198,20 @@ class Alone(Launches):
 
     def test_values_of_own_classes(self) -> None:
         warned, loaded, same, refused = self.program(KINDS)
-        self.assertEqual(warned, ["best", "mine", "phase", "span"])  # they are not read back by everybody
+        self.assertEqual(warned, ["best", "mine", "phase", "span"])  # they are not loaded by default
         self.assertEqual(loaded, [True, True, True, {"at": 5}, True])
         self.assertTrue(same)
-        self.assertIn("value 'best' has a __main__.Best, which is not read back unasked: load it by ckptstore.load into a state dict that has one", refused)
+        self.assertIn("value 'best' has a __main__.Best, which is not loaded by default: load it with ckptstore.load into a state dict that has one", refused)
 
     def test_values_of_own_classes_by_dcp(self) -> None:
-        said, *loaded = self.program(KINDS_BY_DCP)
-        self.assertEqual(len(said), 3, said)
-        for text, (name, of) in zip(said, (("best", "Best"), ("phase", "Phase"), ("span", "Span"))):
-            self.assertIn(f"value {name!r} has a __main__.{of}, which is not read back unasked: load it by ckptstore.load into a state dict that has one, or pass allow=[its class] to ckptstore.load or StorageReader", text)
+        warned, *loaded = self.program(KINDS_BY_DCP)
+        self.assertEqual(len(warned), 3, warned)
+        for text, (name, of) in zip(warned, (("best", "Best"), ("phase", "Phase"), ("span", "Span"))):
+            self.assertIn(f"value {name!r} has a __main__.{of}, which is not loaded by default: load it with ckptstore.load into a state dict that has one, or pass allow=[its class] to ckptstore.load or StorageReader", text)
         self.assertEqual(loaded[:4], [[True, True, True]] * 4)
         self.assertEqual(len(loaded), 7, loaded)
         for text in loaded[4:]:
-            self.assertIn("value 'phase' has a __main__.Phase, which is not read back unasked", text)
+            self.assertIn("value 'phase' has a __main__.Phase, which is not loaded by default", text)
 
     def test_a_wait_outlives_the_agent(self) -> None:
         heard = self.program("""
@@ -221,10 +221,10 @@ class Alone(Launches):
             w = torch.arange(1 << 22, dtype=torch.float32)
             handle = ckptstore.save({"w": w}, step=1)
             os.kill(_agent.start(os.environ["CKPTSTORE_STORE"], (3,)).pid, 9)
-            say([handle.wait(timeout=200), handle.wait("staged")])
+            emit([handle.wait(timeout=200), handle.wait("staged")])
             into = {"w": torch.zeros(1 << 22)}
             ckptstore.load(into, handle.checkpoint)
-            say([torch.equal(into["w"], w), ckptstore.context().attempt])
+            emit([torch.equal(into["w"], w), ckptstore.context().attempt])
         """)
         self.assertEqual(heard, [["committed", "committed"], [True, 2]])
 

@@ -1,4 +1,4 @@
-"""Archives of plain values are those of torch.save, byte for byte but for their serialization ID."""
+"""Archives of plain values equal those of torch.save, except for their serialization ID."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def values() -> list[Any]:
 class Archives(unittest.TestCase):
     def test_torch_load_reads_them(self) -> None:
         for value in values():
-            for _ in range(2):  # the first of a length, and one by its form
+            for _ in range(2):  # the first of a length, and one from its template
                 made = _archive.make(value, torch.save)
                 if made is None:
                     self.assertGreater(len(str(value)), 60_000)
@@ -77,7 +77,7 @@ class Archives(unittest.TestCase):
             _archive.read(old.getvalue())
 
     def test_damage_is_no_plain_value(self) -> None:
-        """What is read in spite of a flipped byte is what was saved."""
+        """A value read in spite of a flipped byte equals the saved value."""
         good = saved("some text")
         for at in range(len(good)):
             bad = bytearray(good)

@@ -1,4 +1,4 @@
-"""ckptstore.dcp under a trainer, and beside torchrun with the store's agent."""
+"""ckptstore.dcp under a trainer, and under torchrun with the store's agent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The order in which a copy out of a GPU is queued and waited for, with a stand-in for CUDA.
+"""The order of the calls for a copy out of a GPU, with a stand-in for CUDA.
 
-What is tested is our order of calls; that CUDA does what they ask for is not, where
-there is no GPU.
+The tests check the order of our calls, not their effect in CUDA, which needs a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ckptstore import _device  # noqa: E402
 
 
 class Cuda:
-    """Streams and events that write down what is asked of them."""
+    """Streams and events that record their calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -69,7 +68,7 @@ class Cuda:
 
 
 class Source:
-    """What stands for a tensor of a GPU, and for its place in a slot."""
+    """A stand-in for a GPU's tensor, and for its place in a slot."""
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
@@ -144,7 +143,7 @@ class Lanes(unittest.TestCase):
 
 
 class Runtime:
-    """cudart, for one mapping's pages at a time."""
+    """A stand-in for cudart, with one pinned mapping at a time."""
 
     def __init__(self, code: int = 0) -> None:
         self.calls, self.code = [], code
@@ -171,19 +170,19 @@ class Pinning(unittest.TestCase):
         pins.pin(two, [one, two])
         a, b = self.address(one), self.address(two)
         self.assertEqual(runtime.calls, [("register", a, 8192), ("register", b, 4096)])
-        pins.pin(two, [two])  # a slot's memory was replaced
+        pins.pin(two, [two])  # the slot has new memory
         self.assertEqual(runtime.calls[2:], [("unregister", a)])
 
     def test_a_refusal_is_said_once(self) -> None:
         runtime = Runtime(code=2)
         pins = _device.Pins(lambda: runtime)
         memory = mmap.mmap(-1, 4096)
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             pins.pin(memory, [memory])
             pins.pin(memory, [memory])
-        self.assertEqual(len(said), 1)
-        self.assertIn("CUDA error 2", str(said[0].message))
+        self.assertEqual(len(caught), 1)
+        self.assertIn("CUDA error 2", str(caught[0].message))
         self.assertEqual(len(runtime.calls), 1)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints by URL: dcp.save, dcp.load and dcp.async_save, and the filesystem itself."""
+"""Checkpoints by URL: dcp.save, dcp.load, dcp.async_save, and the filesystem itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def remove(folder: tempfile.TemporaryDirectory) -> None:
-    """Remove a folder, in which an agent that has been stopped may still close its log."""
+    """Remove a folder in which a stopped agent may still be closing its log."""
     deadline = time.monotonic() + LIMIT
     while True:
         try:
@@ -70,7 +70,7 @@ def remove(folder: tempfile.TemporaryDirectory) -> None:
 
 
 class Dropped(unittest.TestCase):
-    """A program whose files belong to no checkpoint is told so when it ends."""
+    """A program whose files belong to no checkpoint prints that when it ends."""
 
     def ends(self, program: str) -> str:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -81,11 +81,11 @@ class Dropped(unittest.TestCase):
             return done.stderr
 
     def test_half_a_save(self) -> None:
-        said = self.ends("for name in ('__0_0.distcp', 'config.json', 'x.pt.tmp'):\n  with fsspec.open('ckptstore://att/step-1/' + name, 'wb') as f: f.write(b'some')")
-        self.assertIn("ckptstore: ckptstore://att/step-1: 3 files were written (x.pt.tmp), and no .metadata followed, nor another name: nothing of it is kept", said)
+        printed = self.ends("for name in ('__0_0.distcp', 'config.json', 'x.pt.tmp'):\n  with fsspec.open('ckptstore://att/step-1/' + name, 'wb') as f: f.write(b'some')")
+        self.assertIn("ckptstore: ckptstore://att/step-1: 3 files were written (x.pt.tmp), but never committed by .metadata or a rename: the save is incomplete and was discarded", printed)
 
     def test_what_is_kept(self) -> None:
-        said = self.ends(
+        printed = self.ends(
             "dcp.save({'w': torch.ones(3)}, checkpoint_id='ckptstore://att/step-1', no_dist=True)\n"
             "with fsspec.open('ckptstore://att/step-1/notes.txt', 'wb') as f: f.write(b'x')\n"
             "with fsspec.open('ckptstore://att/step-2/config.json', 'wb') as f: f.write(b'{}')\n"
@@ -94,24 +94,24 @@ class Dropped(unittest.TestCase):
             "fs.mv('ckptstore://att/step-3/x.pt.tmp', 'ckptstore://att/step-3/x.pt')\n"
             "dcp.save({'w': torch.zeros(3)}, checkpoint_id='ckptstore://att/step-2', no_dist=True)\n"
         )
-        self.assertNotIn("ckptstore:", said)
+        self.assertNotIn("ckptstore:", printed)
 
     def test_what_another_rank_has_committed_and_was_deleted_since(self) -> None:
-        said = self.ends(
+        printed = self.ends(
             "from ckptstore import _dropped\n"
             "fs = fsspec.filesystem('ckptstore')\n"
             "for step in ('step-1', 'step-2'):\n"
             "  dcp.save({'w': torch.ones(3)}, checkpoint_id=f'ckptstore://att/{step}', no_dist=True)\n"
-            "  _dropped.wrote(fs, f'att/{step}/__0_0.distcp')\n"  # as the rank that does not write .metadata
+            "  _dropped.wrote(fs, f'att/{step}/__0_0.distcp')\n"  # like the rank that does not write .metadata
             "_dropped.wrote(fs, 'att/step-3/__0_0.distcp')\n"
             "_dropped.wrote(fs, 'other/step-1/__0_0.distcp')\n"
             "fs.rm('ckptstore://att/step-1', recursive=True)\n"
             "assert not fs.exists('ckptstore://att/step-1')\n"
         )
-        self.assertNotIn("att/step-1:", said)
-        self.assertNotIn("att/step-2:", said)
-        self.assertIn("att/step-3: a file was written", said)
-        self.assertIn("other/step-1: a file was written", said)
+        self.assertNotIn("att/step-1:", printed)
+        self.assertNotIn("att/step-2:", printed)
+        self.assertIn("att/step-3: a file was written", printed)
+        self.assertIn("other/step-1: a file was written", printed)
 
 
 class Stored(unittest.TestCase):
@@ -124,7 +124,7 @@ class Stored(unittest.TestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        cls.cli("agent", "stop")  # says so if there is none
+        cls.cli("agent", "stop")  # prints an error without an agent
         remove(cls.folder)
         del os.environ["CKPTSTORE_STORE"]
 
@@ -146,7 +146,7 @@ class Stored(unittest.TestCase):
         dcp.save(state(seed), checkpoint_id=self.url(name), no_dist=True)
 
     def give_up(self, name: str) -> None:
-        """At the end of the test, nothing is pending under a name: an agent waits for that."""
+        """Check at the end of the test that nothing is pending under a name: an agent waits for that."""
         self.addCleanup(self.fs.rm, self.url(name), recursive=True)
 
     def load(self, name: str) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Checkpoints(Stored):
             data[payload + 7000 if where == "payload" else payload - 70] ^= 1
             file.write_bytes(data)
             with self.subTest(where):
-                with self.assertRaisesRegex(BaseException, "checksum"):  # CheckpointException is no Exception
+                with self.assertRaisesRegex(BaseException, "checksum"):  # CheckpointException does not derive from Exception
                     self.load(name)
                 done = self.cli("verify", f"{self.run_name}@{name}")
                 self.assertEqual((done.returncode, "__0_0.distcp" in done.stdout), (6, True), done)
@@ -320,7 +320,7 @@ class Files(Stored):
             self.fs.mv(self.url("step-1/.metadata.tmp"), self.url("step-1/.metadata"))
 
         file = self.fs.open(self.url("step-1/small.json"), "wb")
-        file.write(b"some")  # which is in no block yet
+        file.write(b"some")  # it is in no block yet
         with unittest.mock.patch.object(file._ring, "fill", side_effect=OSError(errno.ENOSPC, "full")):
             with self.assertRaises(StoreFull):
                 file.close()
@@ -382,10 +382,10 @@ class Files(Stored):
 
 
 class Held(Stored):
-    """A checkpoint that is removed while a pin or a tag holds it keeps its files, and a warning names it."""
+    """A removed checkpoint keeps its files while a pin or a tag holds it, and a warning names it."""
 
     def removed(self, name: str, remove: Callable[[], None]) -> list[str]:
-        """The warnings of a removal, after which the files are still there."""
+        """Remove a checkpoint whose files stay, and return the warnings."""
         (before,) = (row for row in self.rows("--all") if row["name"] == name)
         show = json.loads(self.cli("show", f"{self.run_name}@{before['id']}", "--json").stdout)
         with warnings.catch_warnings(record=True) as told:
@@ -414,11 +414,11 @@ class Held(Stored):
             (4, 'tagged "best"', lambda: self.fs.rm([self.url("step-4")], recursive=True), f"rm ckptstore://{run}/step-4"),
         ):
             with self.subTest(step):
-                (said,) = self.removed(f"step-{step}", remove)
-                self.assertEqual(said, f"test_filesystem.py: {what}: the files of {run}@step-{step}.a{step} stay for now: {why}")
+                (printed,) = self.removed(f"step-{step}", remove)
+                self.assertEqual(printed, f"test_filesystem.py: {what}: the files of {run}@step-{step}.a{step} stay for now: {why}")
         self.assertEqual(self.states(), {f"step-{step}": "committed" for step in (1, 2, 3, 4, 5)})
 
-        # A removal of one that nothing holds says nothing, and one after the hold is over frees the files.
+        # A removal without a hold prints nothing; a removal after the end of the hold frees the files.
         self.assertEqual(self.cli("unpin", f"{run}@step-1.a1").returncode, 0)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -446,7 +446,7 @@ class Alone(Stored):
         self.write("out/ckpt.pt", first)
         self.assertEqual(self.names(), ["out~~ckpt.pt"])
         self.assertTrue(same(self.read("out/ckpt.pt"), first))
-        self.write("out/ckpt.pt", {**first, "iter": 8})  # as nanoGPT does
+        self.write("out/ckpt.pt", {**first, "iter": 8})  # like nanoGPT
         self.assertEqual(self.read("out/ckpt.pt")["iter"], 8)
         self.write("out/step-20.pt", first)
         fs, run = self.fs, self.run_name
@@ -458,7 +458,7 @@ class Alone(Stored):
         self.assertEqual((newest["name"], newest["step"]), ("out~~step-20.pt", 20))
         with ckptstore.open(f"{run}@out~~step-20.pt") as cp:
             self.assertTrue(same(cp.value("step-20.pt"), first))
-        with self.assertRaises(Refused):  # of which none is in a line
+        with self.assertRaises(Refused):  # none of them is in a run's line
             ckptstore.open(f"{run}@latest")
         with self.assertRaisesRegex(ValueError, "RUN@NAME"):
             ckptstore.remove(run)

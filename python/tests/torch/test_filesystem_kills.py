@@ -1,5 +1,4 @@
-"""A process that is killed between any two calls of the filesystem leaves the
-checkpoint before it, or its own, whole."""
+"""A process killed between any two filesystem calls leaves the previous checkpoint or its own, whole."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ import torch.distributed.checkpoint as dcp
 from ckptstore.filesystem import FileSystem, Writer
 
 WORLD = 2
-LIMIT = 60.0  # seconds for one process: the machine may be busy
-DONE = 99  # calls: more than any save makes
+LIMIT = 60.0  # seconds for one process, on a busy machine
+DONE = 99  # more calls than any save makes
 
 
 def state(rank: int, seed: int) -> dict[str, Any]:
-    """What a rank saves: its own tensors, one in parts that are no rank's alone, values."""
+    """Return a rank's state: its own tensors, a sharded tensor, and values."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     return {
         f"rank{rank}": {"weight": torch.randn(300, 100, generator=generator), "small": torch.randn(3, generator=generator)},
@@ -47,7 +46,7 @@ def expected(seed: int) -> dict[str, Any]:
 
 
 def kill_before(call: int) -> None:
-    """Have this process killed before its n-th request of the filesystem, from 1."""
+    """Kill this process before its n-th filesystem request, counted from 1."""
     made = 0
     real = FileSystem._call
 
@@ -62,7 +61,7 @@ def kill_before(call: int) -> None:
 
 
 def kill_within_a_block() -> None:
-    """Have this process killed when it has copied half of what it writes first."""
+    """Kill this process after it has copied half of its first write."""
     real = Writer._fill
 
     def half(self: Writer, part: memoryview) -> None:
@@ -73,7 +72,7 @@ def kill_within_a_block() -> None:
 
 
 def child(work: Callable[[], None]) -> int:
-    """Run something in a process of its own, which has torch already."""
+    """Run a function in a separate process, which has imported torch."""
     pid = os.fork()
     if pid:
         return pid
@@ -90,7 +89,7 @@ def child(work: Callable[[], None]) -> int:
 
 
 def ended(pids: dict[int, int]) -> dict[int, int]:
-    """How each process ended, by rank; -9 when it was killed. One that does not end is."""
+    """Return the exit code of each process, by rank. A process that does not end is killed: -9."""
     left, out = dict(pids), {}
     deadline = time.monotonic() + LIMIT
     while left:
@@ -108,7 +107,7 @@ def ended(pids: dict[int, int]) -> dict[int, int]:
 
 
 def quiet() -> None:
-    """The rank that is left says at length that the other is gone."""
+    """Hide stderr: the surviving rank prints long errors."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
 
@@ -130,8 +129,10 @@ class Kills(unittest.TestCase):
         os.environ["CKPTSTORE_STORE"] = self.store
 
     def save(self, url: str, seed: int, killed: int, before: int) -> dict[int, int]:
-        """Save on two ranks, of which one is killed before a call, or before none in the
-        middle of a block; how they ended."""
+        """Save on two ranks, one of which is killed before a call, or in the middle of a block for 0.
+
+        Return the exit codes.
+        """
         type(self).trial += 1
         meet = f"file://{self.folder.name}/meet{self.trial}"
 
@@ -150,7 +151,7 @@ class Kills(unittest.TestCase):
         return ended({rank: child(rank_of(rank)) for rank in range(WORLD)})
 
     def loaded(self, url: str, *seeds: int) -> int:
-        """Which of the seeds all bytes of a checkpoint are of; what the listing says agrees."""
+        """Return the seed of all bytes of a checkpoint, and check that the listing agrees."""
         read, write = os.pipe()
 
         def work() -> None:
@@ -192,7 +193,7 @@ class Kills(unittest.TestCase):
                 before, seed = before + 1, seed + 1
                 with self.subTest(rank=killed, before=before):
                     how = self.save(url, seed, killed, before)
-                    over = how[killed] == 0  # it has made fewer calls
+                    over = how[killed] == 0  # the save made fewer calls
                     now = self.loaded(url, have, seed)
                     if over:
                         self.assertEqual((how, now), ({0: 0, 1: 0}, seed))
@@ -201,7 +202,7 @@ class Kills(unittest.TestCase):
                     have = now
                 if before == DONE:
                     self.fail("a save makes too many calls")
-            # Fewer calls would mean that something is not counted.
+            # Fewer calls would mean that some are not counted.
             self.assertGreater(before, (7, 3)[killed])
 
     def test_a_kill_within_a_block_leaves_the_old_checkpoint(self) -> None:
@@ -214,18 +215,18 @@ class Kills(unittest.TestCase):
         self.assertEqual(self.loaded(url, 1, 2, 3, 4), 4)
 
     def test_a_kill_in_a_save_under_a_new_name_leaves_none_or_all_of_it(self) -> None:
-        self.assertEqual(self.save("ckptstore://anew/step-0", 1, 0, DONE), {0: 0, 1: 0})
+        self.assertEqual(self.save("ckptstore://fresh/step-0", 1, 0, DONE), {0: 0, 1: 0})
         for before in range(1, DONE):
             name = f"step-{before}"
-            how = self.save(f"ckptstore://anew/{name}", 1 + before, 0, before)
+            how = self.save(f"ckptstore://fresh/{name}", 1 + before, 0, before)
             with self.subTest(before=before):
-                names = self.listed("anew")
-                self.assertIn("anew/step-0", names)
-                self.assertEqual(self.loaded("ckptstore://anew/step-0", 1), 1)
+                names = self.listed("fresh")
+                self.assertIn("fresh/step-0", names)
+                self.assertEqual(self.loaded("ckptstore://fresh/step-0", 1), 1)
                 if how[0] == 0:
-                    self.assertIn("anew/" + name, names)
-                if "anew/" + name in names:
-                    self.assertEqual(self.loaded(f"ckptstore://anew/{name}", 1 + before), 1 + before)
+                    self.assertIn("fresh/" + name, names)
+                if "fresh/" + name in names:
+                    self.assertEqual(self.loaded(f"ckptstore://fresh/{name}", 1 + before), 1 + before)
             if how[0] == 0:
                 return
         self.fail("a save makes too many calls")

@@ -1,4 +1,4 @@
-"""Which rank a process is where torch.distributed alone says it."""
+"""The identity of a process with torch.distributed alone."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ RANKS = """
             context = ckptstore.context()
             slot = save(current(), launch, bytes([context.rank] * 16))
             current().wait(slot.checkpoint, "committed")
-            say([launch, context.rank, context.world_size, context.attempt, context.job, ckptstore.all_gather_object(rank)])
+            emit([launch, context.rank, context.world_size, context.attempt, context.job, ckptstore.all_gather_object(rank)])
             ckptstore.report({"loss": torch.tensor([0.5], dtype=torch.bfloat16)})
             dist.destroy_process_group()
             ckptstore.close()
@@ -28,8 +28,8 @@ RANKS = """
 class Identities(Launches):
     def test_ranks_of_a_process_group(self) -> None:
         heard = self.program(RANKS)
-        self.assertCountEqual([said[:4] + said[5:] for said in heard], [[launch, rank, 2, launch + 1, [0, 1]] for launch in range(2) for rank in range(2)])
-        self.assertEqual(len({said[4] for said in heard}), 2)  # a second process group is another launch
+        self.assertCountEqual([values[:4] + values[5:] for values in heard], [[launch, rank, 2, launch + 1, [0, 1]] for launch in range(2) for rank in range(2)])
+        self.assertEqual(len({values[4] for values in heard}), 2)  # a second process group is another launch
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Keys that PyTorch's planner makes text of: what is restored, and what a save warns of."""
+"""Keys that PyTorch's planner converts to strings: restored ones, and the warning of a save."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ SAVES = """
         return all(torch.equal(moment, again.state[p][name]) for p in model.parameters() for name, moment in optimizer.state[p].items())
 
     way = sys.argv[1]
-    say(save({"optimizer": optimizer.state_dict(), "model": torch.nn.Sequential(model).state_dict()}, way, "step-1"))
+    emit(save({"optimizer": optimizer.state_dict(), "model": torch.nn.Sequential(model).state_dict()}, way, "step-1"))
     state = {"optimizers": [optimizer.state_dict()], "epochs": {3: torch.ones(1), 4: 0.5}}
-    say(save(state, way, "step-2"))
-    say(save(state, way, "step-3"))
+    emit(save(state, way, "step-2"))
+    emit(save(state, way, "step-3"))
     read = ckptstore.open("train@step-3").state_dict()
-    say([moments(read["optimizers"][0]), sorted(read["epochs"]), sorted(read)])
-    say(moments(ckptstore.open("train@step-1").state_dict()["optimizer"]))
+    emit([moments(read["optimizers"][0]), sorted(read["epochs"]), sorted(read)])
+    emit(moments(ckptstore.open("train@step-1").state_dict()["optimizer"]))
     into = {"optimizers": [optimizer.state_dict()], "epochs": {3: torch.zeros(1), 4: 0.0}}
     dcp.load(into, checkpoint_id="ckptstore://train/step-3", no_dist=True) if way == "url" else dcp.load(into, storage_reader=ckptstore.dcp.StorageReader("ckptstore://train/step-3"), no_dist=True)
-    say([into["epochs"][3].item(), into["epochs"][4], into["epochs"]["4"]])
-    say(keys())
+    emit([into["epochs"][3].item(), into["epochs"][4], into["epochs"]["4"]])
+    emit(keys())
 """
 
 OF_PYTORCH = """
@@ -69,7 +69,7 @@ OF_PYTORCH = """
     if sys.argv[2] == "quiet":
         logging.getLogger("ckptstore").setLevel("ERROR")
     for _ in range(2):
-        say(list(ckptstore.open(sys.argv[1]).state_dict()["epochs"]))
+        emit(list(ckptstore.open(sys.argv[1]).state_dict()["epochs"]))
 """
 
 
@@ -79,13 +79,13 @@ class Keys(Launches):
             with self.subTest(way):
                 plain, first, second, read, alone, loaded, told = self.program(SAVES, way, CKPTSTORE_STORE=f"{self.store}-{way}")
                 self.addCleanup(self.run_program, [self.environment()["CKPTSTORE_BIN"], "agent", "stop", "--store", f"{self.store}-{way}"])
-                self.assertEqual(plain, [])  # an optimizer's are restored, and a model's are text
+                self.assertEqual(plain, [])  # an optimizer's keys are restored, and a model's keys are strings
                 self.assertEqual(len(first), 1, first)
-                self.assertIn("in epochs ('3'): dcp.load gives tensors to a state dict that has the keys, and puts other values below the text", first[0])
+                self.assertIn("in epochs ('3'): dcp.load fills tensors of a state dict that has the original keys, but adds other values under the strings", first[0])
                 self.assertEqual(second, [])  # once in a process
                 self.assertEqual(read, [True, ["3", "4"], ["epochs", "optimizers"]])
                 self.assertTrue(alone)
-                self.assertEqual(loaded, [1.0, 0.0, 0.5])  # as PyTorch's planner does
+                self.assertEqual(loaded, [1.0, 0.0, 0.5])  # like PyTorch's planner
                 self.assertEqual(told, [])
 
     def test_in_files_of_pytorch(self) -> None:
@@ -93,8 +93,8 @@ class Keys(Launches):
             with self.subTest(how):
                 process = self.start(OF_PYTORCH, f"{self.folder}/files-{how}", how)
                 out, err = process.communicate(timeout=240)
-                self.assertEqual((process.returncode, out.count('SAYS ["3"]')), (0, 2), out + err)
-                self.assertEqual(err.count("are text in this checkpoint, as PyTorch's planner makes them, in epochs ('3')"), times, err)
+                self.assertEqual((process.returncode, out.count('EMIT ["3"]')), (0, 2), out + err)
+                self.assertEqual(err.count("are strings in this checkpoint, because PyTorch's planner converts them, in epochs ('3')"), times, err)
 
 
 if __name__ == "__main__":

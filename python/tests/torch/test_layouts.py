@@ -1,4 +1,4 @@
-"""Every layout onto every other, in worlds of 1, 2 and 4 ranks, bit by bit."""
+"""Every layout loads into every other, in worlds of 1, 2 and 4 ranks, bit by bit."""
 
 from __future__ import annotations
 

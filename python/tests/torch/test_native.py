@@ -22,7 +22,7 @@ BLOCK = _native.BLOCK
 
 
 def built(folder: str) -> str:
-    """The helper: that of CKPTSTORE_NATIVE, or one that is built now."""
+    """Return the helper of CKPTSTORE_NATIVE, or build one."""
     named = os.environ.get("CKPTSTORE_NATIVE")
     if named and named != "0":
         return named
@@ -31,7 +31,7 @@ def built(folder: str) -> str:
 
 
 def crc32c(data: bytes) -> int:
-    """Bit by bit, as it is defined."""
+    """Compute the checksum bit by bit, by its definition."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -86,10 +86,10 @@ class Native(unittest.TestCase):
 
                 read()
                 self.assertEqual(buffer, chunk[lo:hi], (lo, hi))
-                # Any byte of its blocks, also one that is not wanted.
+                # Any byte of its blocks, also outside the range.
                 at = draw.randrange(lo - around[0], hi + around[1])
                 os.pwrite(file.fileno(), bytes([chunk[at] ^ 4]), 4 + at)
-                with self.assertRaisesRegex(_native.Damaged, f"at {4 + at // BLOCK * BLOCK} has another checksum"):
+                with self.assertRaisesRegex(_native.Damaged, f"at {4 + at // BLOCK * BLOCK} does not have its committed checksum"):
                     read()
                 os.pwrite(file.fileno(), chunk[at : at + 1], 4 + at)
             os.ftruncate(file.fileno(), 4 + len(chunk) - 1)

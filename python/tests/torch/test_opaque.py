@@ -1,4 +1,4 @@
-"""Tensors by URL whose elements the store has no dtype for: PyTorch's bytes are kept, and loaded as plain DCP does."""
+"""Tensors by URL whose dtype the store does not know keep PyTorch's bytes, and load as with plain DCP."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def blank(like: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same kind, with other elements."""
+    """Return a tensor of the same kind with other elements."""
     if like.is_quantized:
         return like.clone().copy_(torch.zeros(like.shape))
     if like.is_complex() or like.dtype.is_floating_point and like.element_size() > 1:

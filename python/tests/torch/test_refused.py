@@ -1,4 +1,4 @@
-"""What cannot be saved or loaded: an exception that names it, on the rank that must act."""
+"""States that cannot be saved or loaded raise an exception with the cause, on the rank that must act."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first save says how many more fit, and a disk that is nearly full is warned of once.
+"""The first save logs how many more fit, and a warning of a nearly full disk appears once.
 
 Both are visible in a process that has not configured logging, and can be turned off.
 """
@@ -19,7 +19,7 @@ from launch import Launches
 
 from ckptstore import _room
 
-# Saves twice by each way that is named, on a disk of which so many percent are free.
+# Saves twice by each named way, on a disk with the given free percentage.
 SAVES = """
     import logging, types
     import fsspec
@@ -61,43 +61,43 @@ class Room(unittest.TestCase):
         _room._told.clear()
         _room._warned.clear()
 
-    def said(self, session: Session, *free: int) -> tuple[list[str], list[str]]:
-        """What is logged and warned of while so many of 100 blocks are free, at saves of 2 by each rank."""
+    def messages(self, session: Session, *free: int) -> tuple[list[str], list[str]]:
+        """Return the log messages of saves of 2 blocks by each rank, with free of 100 blocks free."""
         with self.assertLogs("ckptstore", logging.INFO) as logged:
-            logging.getLogger("ckptstore").info("begin")  # assertLogs wants one
+            logging.getLogger("ckptstore").info("begin")  # assertLogs needs a message
             for blocks in free:
                 disk = types.SimpleNamespace(f_bavail=blocks, f_blocks=100, f_frsize=1)
                 with unittest.mock.patch.object(os, "statvfs", return_value=disk):
                     _room.saved(session, 2)  # type: ignore[arg-type]
-        said = [record.getMessage() for record in logged.records if record.levelno == logging.WARNING]
-        return [text for text in said if "more fit" in text], [text for text in said if "% full" in text]
+        texts = [record.getMessage() for record in logged.records if record.levelno == logging.WARNING]
+        return [text for text in texts if "more fit" in text], [text for text in texts if "% full" in text]
 
     def test_the_first_save_says_how_many_more_fit(self) -> None:
-        logged, warned = self.said(Session(), 90, 80, 70)
+        logged, warned = self.messages(Session(), 90, 80, 70)
         self.assertEqual(len(logged), 1)
         self.assertIn("about 8 bytes each, of which 11 more fit", logged[0])
         self.assertEqual(warned, [])
 
     def test_a_disk_that_fills_up_is_warned_of_once(self) -> None:
-        logged, warned = self.said(Session(), 90, 21, 20, 10)
+        logged, warned = self.messages(Session(), 90, 21, 20, 10)
         self.assertEqual((len(logged), len(warned)), (1, 1))
         self.assertIn("the disk of the store /store is 80 % full", warned[0])
         self.assertIn("ckptstore gc bert --policy last=3 --apply", warned[0])
 
     def test_one_rank_speaks_and_a_trainer_speaks_for_itself(self) -> None:
         for session in (Session(rank=1), Session(home=None)):
-            self.assertEqual(self.said(session, 1), ([], []))
+            self.assertEqual(self.messages(session, 1), ([], []))
 
     def test_each_store_is_told_once(self) -> None:
-        logged, warned = self.said(Session(), 5)
+        logged, warned = self.messages(Session(), 5)
         self.assertEqual((len(logged), len(warned)), (1, 1))
-        self.assertEqual(self.said(Session(), 5), ([], []), "another session of the same store")
-        logged, warned = self.said(Session(home=("/other", "bert")), 5)
+        self.assertEqual(self.messages(Session(), 5), ([], []), "another session of the same store")
+        logged, warned = self.messages(Session(home=("/other", "bert")), 5)
         self.assertEqual((len(logged), len(warned)), (1, 1))
 
 
 class Visible(Launches):
-    """Programs that configure no logging, without a trainer."""
+    """Programs without a logging configuration and without a trainer."""
 
     def errors(self, *arguments: str) -> tuple[list[str], list[str]]:
         process = self.start(SAVES, *arguments)
@@ -108,18 +108,18 @@ class Visible(Launches):
     def test_by_each_way(self) -> None:
         for way in ("url", "file", "renamed", "writer", "save"):
             with self.subTest(way):
-                (said,), (warned,) = self.errors("10", "WARNING", way)
-                self.assertRegex(said, r"^store .*: checkpoints are kept until they are removed: about [4-9]\d{3} bytes each, of which \d{4} more fit: ")
+                (fits,), (warned,) = self.errors("10", "WARNING", way)
+                self.assertRegex(fits, r"^store .*: checkpoints are kept until they are removed: about [4-9]\d{3} bytes each, of which \d{4} more fit: ")
                 self.assertIn("90 % full", warned)
-                for text in (said, warned):
+                for text in (fits, warned):
                     self.assertIn(f"`ckptstore gc train --policy last=3 --apply --store {self.store}`", text)
                     self.assertIn("`trainer run --keep last=3`", text)
                 done = self.ckptstore("gc", "train", "--policy", "last=3", "--apply")
                 self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_once_by_all_ways(self) -> None:
-        said, warned = self.errors("50", "WARNING", "url", "writer", "save", "file")
-        self.assertEqual((len(said), warned), (1, []), said)
+        fits, warned = self.errors("50", "WARNING", "url", "writer", "save", "file")
+        self.assertEqual((len(fits), warned), (1, []), fits)
 
     def test_not_where_logging_is_turned_off(self) -> None:
         self.assertEqual(self.errors("10", "ERROR", "url", "save"), ([], []))

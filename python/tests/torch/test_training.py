@@ -1,4 +1,4 @@
-"""What trainings save: models and optimizers in every wrapping, stages, subsets, objects."""
+"""States of trainings: models and optimizers in every wrapping, stages, subsets, objects."""
 
 from __future__ import annotations
 

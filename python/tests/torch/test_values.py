@@ -1,4 +1,4 @@
-"""Values as bytes and back: what is known comes back, and nothing else does."""
+"""Values are encoded and decoded: known types are restored, and all others are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Mine:
 
 
 class Runs:
-    """Its pickle calls a function."""
+    """An object whose pickle calls a function."""
 
     def __reduce__(self):
         return os.putenv, ("ckptstore_test", "ran")
@@ -155,7 +155,7 @@ class Values(unittest.TestCase):
             _values.decode("key", data)
 
     def archive(self, pickled: bytes, name: str = "data.pkl") -> bytes:
-        """An archive of torch.save with another pickle in it."""
+        """Return a torch.save archive with another pickle in it."""
         out = io.BytesIO()
         with zipfile.ZipFile(io.BytesIO(_values.encode("key", ["x"]))) as of, zipfile.ZipFile(out, "w") as to:
             for entry in of.namelist():
@@ -195,7 +195,7 @@ class Values(unittest.TestCase):
             self.assertEqual(torch.load(io.BytesIO(data), weights_only=True), ["a" * n])
 
     def test_a_value_that_grows_a_little_keeps_its_size(self) -> None:
-        sizes = {len(_values.encode("key", {"n": n, "loss": n / 7, "said": "a" * (n % 400)})) for n in range(0, 100000, 997)}
+        sizes = {len(_values.encode("key", {"n": n, "loss": n / 7, "text": "a" * (n % 400)})) for n in range(0, 100000, 997)}
         self.assertLessEqual(len(sizes), 3, sizes)
 
     def test_kept_archives_tell_values_apart(self) -> None:

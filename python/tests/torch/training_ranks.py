@@ -1,4 +1,4 @@
-"""Saves and loads what trainings have: training_ranks.py save|load NAME."""
+"""Saves and loads states of trainings: training_ranks.py save|load NAME."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Model(nn.Module):
 
 
 def trained(seed: int, wrap, steps: int = 2):
-    """A wrapped model and its optimizer, after some steps on the same data on all ranks."""
+    """Return a wrapped model and its optimizer, after some steps on the same data on all ranks."""
     torch.manual_seed(seed)
     model = wrap(Model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01 * (seed + 1))
@@ -51,12 +51,12 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
-    """The whole state on every rank, by names that wrapping does not change."""
+    """Return the full state on every rank, by names that do not depend on the wrapping."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
     options = StateDictOptions(full_state_dict=True)
     model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
-    # Rank 0 alone has it.
+    # Only rank 0 has it.
     both = [{"model": {k: full(v) for k, v in model_state.items()}, "optimizer": optimizer_state}]
     dist.broadcast_object_list(both, src=0)
     return both[0]
@@ -88,7 +88,7 @@ def hsdp(model: nn.Module) -> nn.Module:
 
 
 def tensor_parallel(model: nn.Module) -> nn.Module:
-    """FSDP2 over the ranks that tensor parallelism leaves: rows that interleave."""
+    """Wrap with FSDP2 over tensor parallelism, whose rows interleave."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
     parallelize_module(model, mesh["tensor"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
     return fully_shard(model, mesh=mesh["data"])
@@ -106,7 +106,7 @@ WRAPPED = {"ddp": DistributedDataParallel, "fsdp2": fsdp2, "hsdp": hsdp, "tp": t
 
 
 def models_and_optimizers() -> None:
-    """Each wrapping is loaded into each other one, with a fresh optimizer."""
+    """Each wrapping loads into each other one, with a fresh optimizer."""
     names = list(WRAPPED)
     for i, name in enumerate(names):
         if SAVE:
@@ -134,7 +134,7 @@ def full_tensors_of_tensor_parallel() -> None:
 
 
 def fsdp1_state_dicts() -> None:
-    """FSDP1's three kinds: sharded ones onto full ones; local ones onto themselves."""
+    """FSDP1's three kinds of state dict: sharded loads into full, and local into local."""
     model, _ = trained(0, flat)
     kinds = {"sharded": StateDictType.SHARDED_STATE_DICT, "full": StateDictType.FULL_STATE_DICT, "local": StateDictType.LOCAL_STATE_DICT}
     for i, (name, kind) in enumerate(kinds.items()):
@@ -157,7 +157,7 @@ def fsdp1_state_dicts() -> None:
 
 
 def pipeline_stages() -> None:
-    """Keys that one rank alone has; another world has other stages."""
+    """Some keys exist on one rank only; another world has other stages."""
     world, rank = dist.get_world_size(), dist.get_rank()
     mine = [i for i in range(8) if i % world == rank]
     state = {"stages": {str(i): torch.full((3, i + 1), float(i)) for i in mine}, "common": torch.ones(2)}
@@ -171,7 +171,7 @@ def pipeline_stages() -> None:
 
 
 def subsets() -> None:
-    """Some ranks save; ranks= and group= say which. All load."""
+    """The ranks of ranks= or group= save. All ranks load."""
     world, rank = dist.get_world_size(), dist.get_rank()
     some = list(range(0, world, 2))
     group = dist.new_group(some)
@@ -219,7 +219,7 @@ def wrapper_subclasses() -> None:
 
 
 class Counter:
-    """A Stateful object of the user's."""
+    """A Stateful object of the user."""
 
     def __init__(self, count: int = 0):
         self.count, self.seen = count, torch.full((2,), float(count))
@@ -232,7 +232,7 @@ class Counter:
 
 
 def objects_and_nests() -> None:
-    """Stateful objects, tied weights, and the names that DCP gives to what is nested."""
+    """Stateful objects, tied weights, and DCP's names of nested state."""
     tied = torch.arange(4.0)
     odd = {"k2": [tied + 1, 99, [{"k3": tied + 2}]], "list": [1, 2], "pair": (1, 2), 3: {"x": None}}
     if SAVE:
@@ -250,7 +250,7 @@ def objects_and_nests() -> None:
 
 
 def each_rank_its_own() -> None:
-    """per_rank and rng_state; a rank that has saved none keeps what it has, and is told."""
+    """per_rank and rng_state; a rank without a saved value keeps its own, and warns."""
     import warnings
 
     rank = dist.get_rank()
@@ -273,7 +273,7 @@ def each_rank_its_own() -> None:
     seed(1000 + rank)
     loader = ckptstore.per_rank(None)
     saved = {"four": 4, "two": 2}[NAME]
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         info = ckptstore.load({"rng": ckptstore.rng_state(), "loader": loader, "c": ckptstore.per_rank(counter)}, f"{NAME}@own")
     if rank < saved:
@@ -282,11 +282,11 @@ def each_rank_its_own() -> None:
         assert after == numbers() and loader.value == {"at": rank} and counter.count == 100 + rank and not info.absent
     else:
         assert numbers() == before and loader.value is None and counter.count == -1
-        assert info.absent == ("rng", "loader", "c") and any("'rng'" in str(w.message) for w in said)
+        assert info.absent == ("rng", "loader", "c") and any("'rng'" in str(w.message) for w in caught)
 
 
 def replicas_and_frozen() -> None:
-    """A frozen tensor is not copied again, and is there all the same; one that changes is copied."""
+    """An unchanged frozen tensor is not copied again, but is in the checkpoint; a changed one is copied."""
     if not SAVE:
         return
     frozen, live = torch.arange(3.0e5), torch.zeros(3)

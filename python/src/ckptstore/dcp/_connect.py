@@ -1,4 +1,4 @@
-"""The session and the wire of a place."""
+"""Connects to the session and the server of a place."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _given: dict[tuple[int, str], Session] = {}  # by process and socket
 
 
 def has_trainer() -> bool:
-    """Whether this process is a rank of a trainer."""
+    """Report whether this process is a rank of a trainer."""
     return bool(os.environ.get("CKPTSTORE_SOCKET"))
 
 
 def session_of(place: Place, server: Server | None = None) -> Session:
-    """The session by which this rank saves to a place.
+    """Return the session with which this rank saves to a place.
 
-    server is that of the process that has handed the save over to this one.
+    server is that of the process that handed the save to this one.
     """
     if server is None:
         session = current(place.store, place.run)
@@ -39,5 +39,5 @@ def session_of(place: Place, server: Server | None = None) -> Session:
 
 
 def wire_of(place: Place) -> Wire:
-    """Where what a place holds can be read."""
+    """Return the wire for reading from a place."""
     return services(place.store)

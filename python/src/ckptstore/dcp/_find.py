@@ -1,4 +1,4 @@
-"""Which checkpoint a place means when it is read."""
+"""Finds the checkpoint that a place means for reading."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from ._place import Place, PlaceError
 
 
 def ref(wire: Wire, place: Place, path: str | os.PathLike[str]) -> str:
-    """The full reference of the newest committed checkpoint that a place means.
+    """Return the full reference of the newest committed checkpoint of a place.
 
-    Of several runs with that name, that of the trainer comes first, and then the
-    one that was committed last. Raises PlaceError, naming the path, where there is none.
+    If several runs have that name, the trainer's run comes first, then the run with the
+    newest commit.
+
+    Raises:
+        PlaceError: there is no such checkpoint. The text names the path.
     """
     if place.foreign is not None:
         return place.foreign

@@ -1,11 +1,11 @@
-"""Which store, run and checkpoint a path or URL means.
+"""Resolves a path or URL to a store, a run and a checkpoint.
 
-A store holds checkpoints, and is never one of them:
+A store contains checkpoints and is never a checkpoint itself:
 
-    ckptstore://RUN/NAME, NAME      of the store of the trainer
-    STORE/NAME, STORE/RUN/NAME      of the nearest store above
-    DIR/step-100                    where no store is above: of a store in DIR
-    DIR/final                       where no store is above, and the name is no
+    ckptstore://RUN/NAME, NAME      in the store of the trainer
+    STORE/NAME, STORE/RUN/NAME      in the nearest store above
+    DIR/step-100                    without a store above: in a store in DIR
+    DIR/final                       without a store above, and the name has no
                                     step: DIR/final is the store
 """
 
@@ -23,7 +23,7 @@ from ..errors import Error
 SCHEME = "ckptstore://"
 
 UNNAMED = "checkpoint"
-"""Name of the checkpoints that are saved to a store without a name."""
+"""Name of checkpoints that are saved to a store without a name."""
 
 _STEP = re.compile(
     r"(?:(?:.*[-_=. ])?(?:global[-_]?)?"
@@ -34,18 +34,18 @@ _STEP = re.compile(
 
 
 class PlaceError(Error, ValueError):
-    """A path or URL does not say where a checkpoint is."""
+    """A path or URL does not lead to a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What a path or URL means.
+    """The meaning of a path or URL.
 
     Attributes:
-        store: directory of the store; None: that of the trainer, or the default one.
-        run: None: the run of the trainer or agent.
-        name: of the checkpoint; None: none was given.
-        foreign: absolute path of a checkpoint of another program, to be read.
+        store: directory of the store; None means the trainer's or the default store.
+        run: name of the run; None means the run of the trainer or agent.
+        name: name of the checkpoint; None if the path or URL has none.
+        foreign: absolute path of a checkpoint of another program, for reading.
     """
 
     store: str | None
@@ -55,7 +55,7 @@ class Place:
 
 
 def step_of(name: str) -> int | None:
-    """The step that a name such as ``step-100``, ``iter_0000100`` or ``100`` says."""
+    """Return the step in a name such as ``step-100``, ``iter_0000100`` or ``100``."""
     found = _STEP.fullmatch(name)
     return int(found.group(1)) if found else None
 
@@ -65,12 +65,12 @@ def is_url(target: str | os.PathLike[str]) -> bool:
 
 
 def supported(target: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint ID is one of ours: a path, or a URL of this scheme."""
+    """Report whether a checkpoint ID is a path, or a URL of this scheme."""
     return not is_url(target) or str(target).startswith(SCHEME)
 
 
 def identity(directory: str | os.PathLike[str]) -> str | None:
-    """Identity of the store in a directory, None where there is none."""
+    """Return the ID of the store in a directory, or None."""
     try:
         with open(os.path.join(directory, "store.json"), encoding="utf-8") as file:
             about = json.load(file)
@@ -79,12 +79,12 @@ def identity(directory: str | os.PathLike[str]) -> str | None:
     except ValueError as error:
         raise PlaceError(f"{directory}/store.json cannot be read: {error}") from error
     if not isinstance(about, dict) or about.get("product") != "ckptstore":
-        return None  # some other program's
+        return None  # a file of another program
     return str(about["store"])
 
 
 def of(target: str | os.PathLike[str], *, reading: bool, trainer: bool) -> Place:
-    """What a path or URL means; trainer says that this process has one."""
+    """Resolve a path or URL. trainer means that this process has a trainer."""
     text = os.fspath(target)
     if is_url(text):
         return _of_url(text)
@@ -97,7 +97,7 @@ def of(target: str | os.PathLike[str], *, reading: bool, trainer: bool) -> Place
         if identity(above) is not None:
             return _inside(above, path.relative_to(above).parts, text)
     if reading:
-        raise PlaceError(f"there is no checkpoint at {text}: neither is it a PyTorch checkpoint, nor is it in a store; give the path that it was saved to, or {SCHEME}RUN/NAME")
+        raise PlaceError(f"there is no checkpoint at {text}: it is neither a PyTorch checkpoint nor in a store; give the path that it was saved to, or {SCHEME}RUN/NAME")
     if step_of(path.name) is None:
         return Place(str(path), None, UNNAMED)
     return Place(str(path.parent), None, path.name)
@@ -113,7 +113,7 @@ def _of_url(url: str) -> Place:
 
 
 def _bare(text: str) -> bool:
-    """Whether a name stands alone, and nothing of that name is in this directory."""
+    """Report whether a name has no directory part and no file of that name exists."""
     return bool(text) and os.sep not in text and text not in (".", "..") and not os.path.lexists(text)
 
 

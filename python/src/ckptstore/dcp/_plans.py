@@ -1,4 +1,4 @@
-"""What the plans of DCP say to the store, and what the ranks tell each other in them."""
+"""Converts DCP's plans to items of the store, and passes data between ranks in them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["DTYPE_OF", "Part", "Participants", "agreed", "item", "paths", "plain
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a rank says in its local plan.
+    """What a rank adds to its local plan.
 
     Attributes:
-        rank: in its session; DCP's ranks are those of the process group.
-        whole: dtype and shape of the tensors that it has whole, which other ranks
-            may have too: DCP keeps one rank's, and compares nothing.
+        rank: rank in the session; DCP's ranks are those of the process group.
+        whole: dtype and shape of the tensors that this rank holds whole. Other ranks may
+            hold them too: DCP keeps one rank's tensor and does not compare them.
     """
 
     rank: int
@@ -42,7 +42,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Participants:
-    """What the coordinator answers: the ranks of the session that save; None: all."""
+    """The coordinator's reply: the ranks of the session that save, or None for all."""
 
     participants: tuple[int, ...] | None
 
@@ -51,10 +51,12 @@ _before: list[tuple[int, ...]] = []  # participants of earlier saves, the newest
 
 
 def agreed(plans: list[SavePlan], *, everyone: bool) -> list[SavePlan]:
-    """The plans of all ranks with the participants in them.
+    """Return the plans of all ranks with the participants in them.
 
-    everyone says that the ranks plan each for itself, and all of them do. Raises
-    Error when ranks disagree on the dtype or shape of a tensor.
+    everyone means that all ranks save, and each plans for itself.
+
+    Raises:
+        Error: ranks disagree on the dtype or shape of a tensor.
     """
     if everyone:
         return [dataclasses.replace(plan, storage_data=Participants(None)) for plan in plans]
@@ -69,13 +71,16 @@ def agreed(plans: list[SavePlan], *, everyone: bool) -> list[SavePlan]:
                 raise Error(f"tensor {fqn!r}: rank {rank} has {same[0]} {list(same[1])}, rank {part.rank} has {what[0]} {list(what[1])}")
     participants = _participants([None if part is None else part.rank for part in parts])
     if participants is None:
-        return plans  # of a cache: no rank reads these
+        return plans  # cached plans, which no rank reads
     return [dataclasses.replace(plan, storage_data=Participants(participants)) for plan in plans]
 
 
 def _participants(ranks: list[int | None]) -> tuple[int, ...] | None:
-    """The ranks that save. Those whose plan did not change say nothing, and are
-    who they were when the group saved before."""
+    """Return the ranks that save.
+
+    A rank whose plan did not change does not send its number, so it is taken from an
+    earlier save of the group.
+    """
     if all(rank is None for rank in ranks):
         return None
     if None not in ranks:
@@ -94,7 +99,7 @@ def _participants(ranks: list[int | None]) -> tuple[int, ...] | None:
 
 
 def paths(plans: list[SavePlan]) -> tuple[list[Any], list[Any]]:
-    """Where tensors and values were in the state dicts that a planner has flattened."""
+    """Return the paths of tensors and values in state dicts that a planner has flattened."""
     of: tuple[list[Any], list[Any]] = [], []
     for plan in plans:
         if isinstance(plan.planner_data, Mapping):
@@ -104,11 +109,11 @@ def paths(plans: list[SavePlan]) -> tuple[list[Any], list[Any]]:
 
 
 def item(of: WriteItem, paths: Any, size: int) -> Item:
-    """An item of a plan as the store is told of it; size is that of a value's bytes."""
+    """Convert an item of a plan for the store. size is the number of a value's bytes."""
     fqn = of.index.fqn
-    said: Item = {"fqn": fqn}
+    out: Item = {"fqn": fqn}
     if of.type == WriteItemType.BYTE_IO:
-        said.update(value=True, bytes=size)
+        out.update(value=True, bytes=size)
     else:
         data = of.tensor_data
         if data is None:
@@ -116,7 +121,7 @@ def item(of: WriteItem, paths: Any, size: int) -> Item:
         dtype = data.properties.dtype
         if dtype not in DTYPES:
             raise Error(f"tensor {fqn!r} has the dtype {dtype}, which a store does not keep")
-        said.update(
+        out.update(
             dtype=DTYPES[dtype], shape=list(data.size), offsets=list(data.chunk.offsets), sizes=list(data.chunk.sizes),
             bytes=data.chunk.sizes.numel() * dtype.itemsize,
         )
@@ -124,12 +129,12 @@ def item(of: WriteItem, paths: Any, size: int) -> Item:
     if path is not None and tuple(path) != (fqn,):
         if ".".join(map(str, path)) != fqn:
             raise Error(f"{fqn!r} has the path {path} in the planner's data, which is that of {'.'.join(map(str, path))!r}")
-        said["path"] = list(path)
-    return said
+        out["path"] = list(path)
+    return out
 
 
 def refuse(plan: SavePlan) -> None:
-    """Raise Error for tensors of which the plan says that they have no bytes to keep."""
+    """Raise Error for tensors whose layout in the plan is not strided."""
     for write in plan.items:
         if write.tensor_data is not None and write.tensor_data.properties.layout != torch.strided:
             raise Error(f"tensor {write.index.fqn!r} has the layout {write.tensor_data.properties.layout}: a store keeps strided tensors; save its indices and values, or to_dense()")

@@ -1,4 +1,4 @@
-"""Reader for ``dcp.load``."""
+"""The storage reader for ``dcp.load``."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ from ._plans import DTYPE_OF
 Path = str | os.PathLike[str]
 
 BATCH = 2 << 30
-"""Bytes of the tensors that are taken from the planner at once: it may make each when it is asked."""
+"""Maximum bytes of the tensors that the planner resolves at once: it may allocate each then."""
 
 
 class StorageReader(storage.StorageReader):
-    """Loads checkpoints of a store, or of PyTorch, by ``torch.distributed.checkpoint``.
+    """Loads checkpoints of a store, or of PyTorch, with ``torch.distributed.checkpoint``.
 
-    Every byte is verified before it is given to the planner.
+    Every byte is verified before the planner receives it.
 
     Args:
-        path: as of :class:`StorageWriter`; a name stands for the newest checkpoint of
-            it, a full ID for itself, and a run or store for its newest checkpoint.
-            Or the path of a checkpoint that PyTorch's own writers made.
-        allow: classes that values may be made of, beside torch's, numpy's arrays, and
-            Python's own collections, paths, dates and such. The state dict that is loaded
-            into does not allow classes, as it does for ckptstore.load: PyTorch's planners
-            replace its values by None before they reach a reader. A planner that keeps
-            them in its ``state_dict`` does.
-        unsafe_pickle: load values of any class, and run what their bytes say: for
-            stores to which only trusted people write.
+        path: as for :class:`StorageWriter`. A name means its newest checkpoint, a full ID
+            that checkpoint, and a run or store its newest checkpoint. Or the path of a
+            checkpoint of PyTorch's own writers.
+        allow: classes that values may contain, in addition to torch's classes, numpy's
+            arrays, and Python's collections, paths, dates and the like. Unlike for
+            :func:`ckptstore.load`, values in the target state dict do not allow their
+            classes: PyTorch's planners replace them by None before the reader sees them.
+            They do with a planner that keeps them in its ``state_dict``.
+        unsafe_pickle: load values of any class, which can run code in their bytes. Use it
+            only if you trust everyone who can write to the store.
     """
 
     def __init__(self, path: Path, _extension_registry: Any = None, *, allow: Iterable[type] = (), unsafe_pickle: bool = False):
         if _extension_registry is not None:
-            raise ValueError(f"{type(self).__name__} undoes no stream transforms: leave out _extension_registry")
+            raise ValueError(f"{type(self).__name__} does not support stream transforms: leave out _extension_registry")
         self.path, self.allow, self.unsafe_pickle = path, tuple(allow), unsafe_pickle
         self._wire: Wire | None = None
         self._ref = ""
@@ -66,7 +66,7 @@ class StorageReader(storage.StorageReader):
 
     @property
     def checkpoint_id(self) -> Path:
-        """Where the checkpoint is, as it was given."""
+        """The path or URL of the checkpoint, as given."""
         return self.path
 
     def reset(self, checkpoint_id: Path | None = None) -> None:
@@ -101,7 +101,7 @@ class StorageReader(storage.StorageReader):
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self._about is None:
-            self.read_metadata()  # the metadata was read by another reader
+            self.read_metadata()  # another reader has read the metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         assert self._about is not None
@@ -111,7 +111,7 @@ class StorageReader(storage.StorageReader):
         seen = {plan.storage_data: rank for rank, plan in reversed(list(enumerate(plans)))}
         if len(seen) > 1:
             found = ", ".join(f"rank {rank} {checkpoint}" for checkpoint, rank in sorted(seen.items(), key=lambda s: s[1]))
-            raise Error(f"{self.path} stands for several checkpoints: {found}; one was committed between these: load again")
+            raise Error(f"{self.path} means different checkpoints: {found}; one was committed meanwhile: load again")
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -124,7 +124,7 @@ class StorageReader(storage.StorageReader):
                 if isinstance(part, _Tensor):
                     planner.commit_tensor(part.req, part.target)
                 else:
-                    if not self.unsafe_pickle:  # the planner would run whatever the bytes say
+                    if not self.unsafe_pickle:  # the planner would run any code in the bytes
                         decode(part.fqn, part.data, allow=meant(_target(part.req, planner), self.allow))
                     planner.load_bytes(part.req, io.BytesIO(part.data))
         done: Future[None] = Future()
@@ -132,7 +132,7 @@ class StorageReader(storage.StorageReader):
         return done
 
     def _item(self, req: ReadItem) -> Item:
-        """What the store is asked for."""
+        """Return the item to request from the store."""
         assert self._about is not None
         fqn = req.storage_index.fqn
         if req.type == LoadItemType.BYTE_IO:
@@ -163,17 +163,18 @@ def _batches(wanted: list[tuple[ReadItem, Item]]) -> Iterator[list[tuple[ReadIte
 
 @dataclasses.dataclass
 class _Value(ValuePart):
-    """A value on its way to the planner."""
+    """A value for the planner."""
 
     req: ReadItem | None = None
 
 
 def _target(req: ReadItem | None, planner: LoadPlanner) -> Any:
-    """Returns the value that a read replaces, or None where the planner does not know it."""
-    # PyTorch's planners keep the flattened state dict under this name, which the interface
-    # of a planner does not have. DefaultLoadPlanner.set_up_planner, which calls
-    # planner_helpers._init_state_dict, has replaced by None every value that is no tensor,
-    # number, text, list or dict, and every named tuple by a tuple: nothing holds them then.
+    """Return the value that a read replaces, or None if the planner does not have it."""
+    # PyTorch's planners keep the flattened state dict under this name, which is not part of
+    # the planner interface. DefaultLoadPlanner.set_up_planner calls
+    # planner_helpers._init_state_dict, which replaces every value that is not a tensor,
+    # number, string, list or dict by None, and every named tuple by a tuple. Those values
+    # are lost.
     state = getattr(planner, "state_dict", None)
     if req is None or not isinstance(state, Mapping):
         return None
@@ -184,12 +185,11 @@ def _target(req: ReadItem | None, planner: LoadPlanner) -> Any:
 
 @dataclasses.dataclass
 class _Tensor:
-    """A part of the planner's tensor: it is read straight into that where that is
-    possible, and converted and copied otherwise."""
+    """A part of the planner's tensor. It is read in place, or else converted and copied."""
 
     req: ReadItem
     named: Item
-    dtype: torch.dtype  # as it was saved
+    dtype: torch.dtype  # in the checkpoint
     target: torch.Tensor
 
     @property
@@ -217,14 +217,14 @@ class _Tensor:
         yield from BoxPart(self.named["fqn"], self.named["dtype"], tuple(self.named["shape"]), box, self.dtype.itemsize, buffer).split(limit)
 
     def _straight(self) -> memoryview | None:
-        """The target's own memory, if it holds what is read as it comes."""
+        """Return the target's own memory if it can hold the bytes without conversion."""
         of = self.target
         plain = of.device.type == "cpu" and of.dtype == self.dtype and of.is_contiguous() and not of.is_conj() and not of.is_neg()
         return _bytes(of) if plain and of.data_ptr() != 0 else None
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor, which must outlive it."""
+    """Return the memory of a contiguous tensor. The tensor must outlive it."""
     return memoryview((ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())).cast("B")
 
 

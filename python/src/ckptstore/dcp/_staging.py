@@ -1,17 +1,17 @@
-"""The copy that dcp.async_save makes before training goes on.
+"""Copies state dicts for dcp.async_save before the training continues.
 
     Stager ── arenas: memory that is kept from save to save
        └───── Copy: one walk through a state dict, which finds the tensors,
               lays them out, copies them, and builds the same structure of views
 
-Nearly all of its time is the copy's own, if the memory was touched before: into
-fresh memory the same copy takes four to five times as long, for the page faults. So
-the memory outlives the writers, of which a program has one for each checkpoint.
+A copy into fresh memory takes four to five times as long as into touched memory, because of
+the page faults. So the memory outlives the writers: a program has one writer for each
+checkpoint.
 
-With thousands of small tensors it is the objects that cost. The walk makes a few dozen
-for each tensor, most of them for a moment; enough for Python to look through all that
-the process has for garbage, torch's hundred thousands among it: 0.2 s, beside 0.05 s of
-copy for 3500 tensors. So that waits until the copy is made.
+With thousands of small tensors, Python objects dominate the cost. The walk creates a few
+dozen objects per tensor, most of them short-lived. They trigger a garbage collection of
+all objects in the process, including torch's hundreds of thousands: 0.2 s, compared with
+0.05 s of copying for 3500 tensors. So the collection is disabled until the copy is done.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.checkpoint.staging import AsyncStager
 
 _ALIGN = 64
-_KEPT = 2  # arenas: one that is saved, one that is copied into
+_KEPT = 2  # arenas: one is being saved, one is being filled
 
 _ATOMIC = (type(None), bool, int, float, complex, str, bytes, types.FunctionType, types.BuiltinFunctionType, type)
 
 
 class _Arena:
-    """Memory for the tensors of one state dict, and who still has views of it."""
+    """Memory for the tensors of one state dict, and its views that are still in use."""
 
     def __init__(self) -> None:
         self.blocks: list[torch.Tensor] = []
@@ -49,28 +49,28 @@ class _Arena:
         return any(view() is not None for view in self.views)
 
     def fits(self, sizes: list[int]) -> bool:
-        """Whether holding the sizes takes no other memory, and gives none away."""
+        """Report whether the blocks have exactly these sizes."""
         return [block.numel() for block in self.blocks] == sizes
 
     def hold(self, sizes: list[int]) -> None:
-        """Have a block of at least each of the sizes, in bytes."""
+        """Provide one block of at least the given bytes for each size."""
         del self.blocks[len(sizes) :]
         for i, size in enumerate(sizes):
             if i == len(self.blocks):
                 self.blocks.append(torch.empty(size, dtype=torch.uint8))
             elif self.blocks[i].numel() < size:
-                self.blocks[i] = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+                self.blocks[i] = torch.empty(0, dtype=torch.uint8)  # free the old block before allocating the new one
                 self.blocks[i] = torch.empty(size, dtype=torch.uint8)
 
 
 class Stager(AsyncStager):
-    """Stages state dicts in memory of its own: one copy, and no allocation after the first.
+    """Stages state dicts in its own memory, with one copy and no allocation after the first.
 
-    ``stage`` returns when everything is copied. What it returns has the structure
-    of the state dict, with views of the memory for its tensors: nested containers,
-    DTensors, ShardedTensors and other wrappers, and tensors that share their memory,
-    which still do. All else is deep-copied. The memory is used again when nobody has
-    those tensors any more; until then a further ``stage`` takes other memory.
+    ``stage`` returns when everything is copied. The result has the structure of the state
+    dict, with views of the stager's memory as tensors. It preserves nested containers,
+    DTensors, ShardedTensors, other wrappers, and tensors that share memory. Everything else
+    is deep-copied. The stager reuses the memory once no reference to those tensors is left;
+    until then another ``stage`` uses other memory.
     """
 
     _synchronize_after_execute = False
@@ -80,6 +80,7 @@ class Stager(AsyncStager):
         self._lock = threading.Lock()
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of a state dict in the stager's memory."""
         work = _Copy()
         with torch.no_grad(), _no_collection():
             build = work.read(state_dict)
@@ -91,28 +92,28 @@ class Stager(AsyncStager):
                 self._keep(arena)
 
     def _take(self, sizes: list[int]) -> _Arena:
-        """Memory that nobody has: of a state dict like this one, if there is some."""
+        """Return a free arena, preferably of a state dict with the same sizes."""
         with self._lock:
             free = [arena for arena in self._arenas if not arena.busy]
             arena = next((arena for arena in free if arena.fits(sizes)), None)
-            # State dicts that take turns, as of a model and an optimizer, keep theirs.
+            # Alternating state dicts, such as a model's and an optimizer's, keep their arenas.
             if arena is None and free and len(self._arenas) == _KEPT:
                 arena = free[0]
             if arena is None:
                 return _Arena()
-            self._arenas.remove(arena)  # while it is copied into: nobody else's
+            self._arenas.remove(arena)  # exclusive during the copy
             return arena
 
     def _keep(self, arena: _Arena) -> None:
         with self._lock:
             if len(self._arenas) < _KEPT:
-                self._arenas.append(arena)  # behind the others: what was not used for longest goes first
+                self._arenas.append(arena)  # last: the least recently used arena is replaced first
 
     def synchronize_staging(self) -> None:
-        """Everything is copied when ``stage`` returns."""
+        """Do nothing: everything is copied when ``stage`` returns."""
 
     def close(self) -> None:
-        """Let the memory go, once nobody has tensors in it."""
+        """Release the memory. It is freed once no reference to its tensors is left."""
         with self._lock:
             self._arenas.clear()
 
@@ -122,7 +123,7 @@ class Stager(AsyncStager):
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Put the search for garbage off: see above. Of threads that are here at once, the first puts it on again."""
+    """Disable the garbage collection, as above. Of concurrent threads, the first one enables it again."""
     on = gc.isenabled()
     gc.disable()
     try:
@@ -133,11 +134,11 @@ def _no_collection() -> Iterator[None]:
 
 
 shared = Stager()
-"""Of all writers in the process."""
+"""The stager of all writers in the process."""
 
 
 def _after_fork() -> None:
-    # A save into another process has moved the memory to where a fork would share it.
+    # A save in another process has moved the memory to where a fork would share it.
     global shared
     shared = Stager()
 
@@ -146,19 +147,19 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Copy:
-    """One state dict on its way into an arena."""
+    """Copies one state dict into an arena."""
 
     def __init__(self) -> None:
         self._sources: list[torch.Tensor] = []
-        self._places: list[tuple[int, int]] = []  # block of the arena, and where in it
-        # The first block is shared by plain tensors. One inside a wrapper has a
-        # block of its own: PyTorch crashes when it pickles, for another process,
-        # a DTensor whose local part does not begin where its storage does.
+        self._places: list[tuple[int, int]] = []  # block of the arena, and offset in it
+        # Plain tensors share the first block. A tensor inside a wrapper has its own block:
+        # PyTorch crashes when it pickles, for another process, a DTensor whose local part
+        # does not begin at the start of its storage.
         self.sizes = [0]
         self._staged: list[torch.Tensor] = []
-        self._regions: dict[Any, int] = {}  # what a tensor shows of which memory: its place in the lists
-        self._memo: dict[int, Any] = {}  # of objects that were built: a list may be in the state dict twice
-        self._alive: list[Any] = []  # whose id is a key
+        self._regions: dict[Any, int] = {}  # index in the lists, by memory region and view of it
+        self._memo: dict[int, Any] = {}  # built objects by ID: the state dict may contain a list twice
+        self._alive: list[Any] = []  # keeps objects alive whose ID is a key
 
     def copy(self, arena: _Arena) -> None:
         """Copy every tensor that was read."""
@@ -176,14 +177,14 @@ class _Copy:
                 host[0].append(view)
                 host[1].append(source)
         if host[0]:
-            torch._foreach_copy_(*host)  # one call for all: it costs a tenth of a call for each
+            torch._foreach_copy_(*host)  # one call for all costs a tenth of a call for each
         if pending:
             torch.cuda.current_stream().synchronize()
         self._staged = views
         arena.views = [weakref.ref(view) for view in views]
 
     def read(self, value: Any, *, wrapped: bool = False) -> Callable[[], Any]:
-        """Note the tensors of a value; what is returned builds its copy."""
+        """Note the tensors of a value, and return a function that builds its copy."""
         if isinstance(value, _ATOMIC):
             return lambda: value
         if isinstance(value, ShardedTensor):
@@ -196,7 +197,7 @@ class _Copy:
             parts = [self.read(part) for part in value]
             kind = type(value)
             return self._once(value, lambda: kind(part() for part in parts))
-        copied = copy.deepcopy(value)  # now: training goes on before it is saved
+        copied = copy.deepcopy(value)  # now, because the training continues before the save
         return lambda: copied
 
     def _once(self, value: Any, build: Callable[[], Any]) -> Callable[[], Any]:
@@ -213,7 +214,7 @@ class _Copy:
         parts = [(key, self.read(part)) for key, part in value.items()]
         if type(value) is dict:
             return lambda: {key: part() for key, part in parts}
-        empty = copy.copy(value)  # an OrderedDict, or one with a default, stays one
+        empty = copy.copy(value)  # keeps the type of an OrderedDict or a defaultdict
         empty.clear()
 
         def build() -> Any:
@@ -233,7 +234,7 @@ class _Copy:
             return lambda: kind.__tensor_unflatten__({name: part() for name, part in parts.items()}, context, size, stride)
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             copied = tensor if tensor.is_meta else tensor.detach().clone()
-            return lambda: copied  # the writer refuses it by its name
+            return lambda: copied  # the writer refuses it and names it
         tensor = tensor.detach().resolve_conj().resolve_neg()
         region = (wrapped, tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         at = self._regions.get(region) if tensor.numel() else None

@@ -1,4 +1,4 @@
-"""Writer for ``dcp.save`` and ``dcp.async_save``."""
+"""The storage writer for ``dcp.save`` and ``dcp.async_save``."""
 
 from __future__ import annotations
 
@@ -31,28 +31,27 @@ Path = str | os.PathLike[str]
 class StorageWriter(storage.StorageWriter, staging.AsyncStager):
     """Saves checkpoints of ``torch.distributed.checkpoint`` into a store.
 
-    A checkpoint exists when ``dcp.save`` has returned, whole, or not at all. Saving
-    under a name again makes a newer checkpoint of that name; the earlier stays until
-    the store's retention takes it.
+    The checkpoint is committed when ``dcp.save`` returns. It exists whole or not at all.
+    Saving under an existing name creates a newer checkpoint of that name. The earlier one
+    stays until the store's retention policy deletes it.
 
     Args:
-        path: ``ckptstore://RUN/NAME``, a bare name under a trainer, or a path. On a
-            path the checkpoint goes into the nearest store above it; where there is
-            none, a store is made in the parent of a name like ``step-100``, and at
-            the path itself otherwise.
-        overwrite: False refuses a name that is taken.
-        step: of the checkpoint; by default the number in its name. Where the name says
-            none, the highest that this rank has saved or reported, or that of what it
-            has loaded by ckptstore.load, else of the checkpoint that the run resumes
-            from; 0, with a warning, where there is none.
-        single_file_per_rank, thread_count, per_thread_copy_ahead: accepted for
-            FileSystemWriter's sake; the store has its own layout and threads.
-        sync_files: accepted; a checkpoint is always durable before it is committed.
-        cache_staged_state_dict: accepted; memory for staging is always kept,
-            for all writers of the process.
-        serialization_format: accepted; the store's files are safetensors.
-        _extensions: transforms of streams, which are refused: nothing here would
-            apply them.
+        path: ``ckptstore://RUN/NAME``, a bare name under a trainer, or a path. A path leads
+            into the nearest store above it. Without such a store, one is created: in the
+            parent directory for a name like ``step-100``, else at the path itself.
+        overwrite: False refuses an existing name.
+        step: training step; by default the number in the name. For a name without a
+            number it is the highest step that this rank has saved or reported, or that of
+            the checkpoint loaded by :func:`ckptstore.load`, else that of the checkpoint
+            that the run resumes from, else 0 with a warning.
+        single_file_per_rank: ignored, as of FileSystemWriter; the store has its own layout.
+        thread_count: ignored; the store has its own threads.
+        per_thread_copy_ahead: ignored; the store has its own threads.
+        sync_files: ignored; a checkpoint is always durable before it is committed.
+        cache_staged_state_dict: ignored; all writers of the process always keep and share
+            the staging memory.
+        serialization_format: ignored; the store's files are safetensors.
+        _extensions: stream transforms; refused, because they would not be applied.
     """
 
     _synchronize_after_execute = False
@@ -72,7 +71,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         step: int | None = None,
     ):
         if _extensions:
-            raise ValueError(f"{type(self).__name__} applies no stream transforms, and what they are to do to the bytes would not be done: leave out _extensions")
+            raise ValueError(f"{type(self).__name__} does not support stream transforms: leave out _extensions")
         self.path, self.overwrite, self.step = path, overwrite, step
         self.single_file_per_rank, self.sync_files, self.thread_count = single_file_per_rank, sync_files, thread_count
         self.per_thread_copy_ahead, self.cache_staged_state_dict = per_thread_copy_ahead, cache_staged_state_dict
@@ -80,14 +79,14 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         self.save_id = uuid.uuid4().hex
         self._coordinator, self._collectives = True, True
         self._session: Session | None = None
-        self._open: Slot | None = None  # sealed by the coordinator, and no finish has waited for it
+        self._open: Slot | None = None  # sealed by the coordinator, and not finished yet
         self._warned: set[str] = set()  # names of values
-        self._stepless: set[str] = set()  # names of checkpoints that were warned of
+        self._stepless: set[str] = set()  # names of checkpoints already warned of
         self._server: tuple[str, str] | None = None
         self._home: tuple[str, str] | None = None  # of the session, in the process of async_save
-        self._position: int | None = None  # of the session, when the save was handed to a thread or process
+        self._position: int | None = None  # of the session, when a thread or process took over the save
 
-    # What is pickled for the process of async_save is the path and the options.
+    # The process of async_save receives only the path and the options.
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state["_session"], state["_open"] = None, None
@@ -102,7 +101,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
 
     @property
     def checkpoint_id(self) -> Path:
-        """Where the checkpoint goes, as it was given."""
+        """The path or URL of the checkpoint, as given."""
         return self.path
 
     def reset(self, checkpoint_id: Path | None = None) -> None:
@@ -120,19 +119,19 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
     # AsyncStager
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy of a state dict that training does not change; see :class:`Stager`.
+        """Return a copy of a state dict that training does not change; see :class:`Stager`.
 
-        It is in memory that all writers of the process use in turn, so that a new
-        writer for each checkpoint copies into memory that is there.
+        All writers of the process share the memory of the copy, so that a new writer for
+        each checkpoint copies into touched memory.
         """
-        self._position = session_of(self._place(), self._server).position  # before the training goes on
+        self._position = session_of(self._place(), self._server).position  # before the training continues
         return _staging.shared.stage(state_dict)
 
     def synchronize_staging(self) -> None:
-        """Everything is copied when ``stage`` returns."""
+        """Do nothing: everything is copied when ``stage`` returns."""
 
     def close(self) -> None:
-        """Let the memory for staging go, which is all writers': the next save takes new memory."""
+        """Release the staging memory of all writers. The next save allocates new memory."""
         _staging.shared.close()
 
     # The five steps
@@ -144,7 +143,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         return _place.of(self.path, reading=False, trainer=self._server is not None or has_trainer())
 
     def _connect(self) -> tuple[Session, str, int]:
-        """The session to save by, and the name and step of the checkpoint."""
+        """Return the session, and the name and step of the checkpoint."""
         place = self._place()
         self._session = session_of(place, self._server)
         name = place.name or _place.UNNAMED
@@ -152,8 +151,10 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         return self._session, name, self._reached(self._session, name) if step is None else step
 
     def _reached(self, session: Session, name: str) -> int:
-        """The step of a checkpoint whose name says none. All ranks find the same one, for
-        they have saved, loaded and reported the same."""
+        """Return the step of a checkpoint whose name has none.
+
+        It is the same on all ranks, because they have saved, loaded and reported the same.
+        """
         known = session.position if self._position is None else self._position
         if known is not None:
             return known
@@ -164,14 +165,14 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
                     return int(row["step"])
         if name not in self._stepless:
             self._stepless.add(name)
-            warnings.warn(f"{type(self).__name__}({os.fspath(self.path)!r}): the name {name!r} says no step, and this run has none yet: it is saved as step 0; pass step=", stacklevel=2)
+            warnings.warn(f"{type(self).__name__}({os.fspath(self.path)!r}): the name {name!r} has no step, and the run has none yet: it is saved as step 0; pass step=", stacklevel=2)
         return 0
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         session, name, _ = self._connect()
         if self._open is not None:  # of a dcp.save that failed on another rank
             left, self._open = self._open, None
-            left.abort("dcp.save failed on a rank before that had a part in it")
+            left.abort("dcp.save failed on a rank before that rank took part in it")
         if self._coordinator and not self.overwrite:
             for row in session.wire.call("store/list", run=session.context.run)["checkpoints"]:
                 if row["name"] == name:
@@ -179,7 +180,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         return dataclasses.replace(plan, storage_data=_plans.Part.of(session.context.rank, plan))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        _keys.told(_keys.texts(*_plans.paths(plans)))
+        _keys.warn(_keys.texts(*_plans.paths(plans)))
         return _plans.agreed(plans, everyone=not self._collectives)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -194,7 +195,7 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
                 items.append(_plans.item(item, plan.planner_data, 0 if value is None else len(value)))
                 values.append(value)
         except Exception as error:
-            # Without a part of this rank the others would wait until the deadline.
+            # Otherwise the other ranks would wait for this one until the deadline.
             slot = session.begin_save(step, [], name=name, participants=participants)
             slot.abort(f"rank {session.context.rank}: {error}")
             raise
@@ -221,32 +222,32 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         assert self._session is not None and self._open is not None
         slot, self._open = self._open, None
         self._session.wait(slot.checkpoint, "committed")
-        self.save_id = slot.checkpoint  # by which a reader knows what it has
+        self.save_id = slot.checkpoint  # identifies the checkpoint for a reader
         metadata.storage_meta = self.storage_meta()
         metadata.storage_data = {result.index: slot.checkpoint for written in results for result in written}
 
 
 def _value(item: WriteItem, planner: SavePlanner, warned: set[str]) -> memoryview | None:
-    """The bytes of an item that is no tensor; None for a tensor."""
+    """Return the bytes of a value; None for a tensor."""
     if item.type != WriteItemType.BYTE_IO:
         return None
     fqn, data = item.index.fqn, planner.resolve_data(item)
     if not isinstance(data, io.BytesIO):
-        raise Error(f"value {fqn!r}: the planner gives a {type(data).__name__} for its bytes, where a BytesIO is due")
+        raise Error(f"value {fqn!r}: the planner returns a {type(data).__name__} for its bytes: want a BytesIO")
     state = getattr(planner, "state_dict", None)
     why = loadable(fqn, state.get(fqn, planner) if isinstance(state, Mapping) else planner, data.getvalue())
     if why is not None and fqn not in warned:
         warned.add(fqn)
-        warnings.warn(f"this checkpoint cannot be loaded unasked: {why}", stacklevel=2)
+        warnings.warn(f"dcp.load refuses this checkpoint by default: {why}", stacklevel=2)
     return memoryview(padded(data.getvalue()))
 
 
 def _copy(slot: Slot, at: int, item: Item, tensor: Any) -> None:
-    """Copy a tensor to its place, as the dtype that the plan says."""
+    """Copy a tensor to its place, in the dtype of the plan."""
     if not isinstance(tensor, torch.Tensor):
-        raise Error(f"tensor {item['fqn']!r}: the planner gives a {type(tensor).__name__}")
+        raise Error(f"tensor {item['fqn']!r}: the planner returns a {type(tensor).__name__}: want a tensor")
     if list(tensor.shape) != item["sizes"]:
-        raise Error(f"tensor {item['fqn']!r} at {item['offsets']} has the shape {list(tensor.shape)}, and {item['sizes']} in the plan")
+        raise Error(f"tensor {item['fqn']!r} at {item['offsets']} has the shape {list(tensor.shape)}, but {item['sizes']} in the plan")
     if tensor.is_meta or tensor.layout != torch.strided:
         _plans.plain(item["fqn"], tensor)
     if item["bytes"]:
