@@ -22,7 +22,7 @@ const (
 type Check struct {
 	Name    string             `json:"check"`
 	Result  Result             `json:"result"`
-	Says    string             `json:"says"` // what was observed, or why the check was not run
+	Text    string             `json:"text"` // what was observed, or why the check was not run
 	Figures map[string]float64 `json:"figures,omitempty"`
 }
 

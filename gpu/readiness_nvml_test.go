@@ -34,8 +34,8 @@ func TestReadiness(t *testing.T) {
 	device(4).GetTemperatureFunc = func(nvml.TemperatureSensors) (uint32, nvml.Return) { return 95, nvml.SUCCESS }
 	checks, _ = readiness(look(t, server), nil, nil)
 	wantChecks(t, checks, [2]string{"passed", ""}, [2]string{"failed", "2 memory errors that ECC could not correct"}, [2]string{"passed", "8 workers"})
-	if !strings.Contains(checks[1].Says, "95 °C") {
-		t.Errorf("the warning is not told: %s", checks[1].Says)
+	if !strings.Contains(checks[1].Text, "95 °C") {
+		t.Errorf("the warning is not told: %s", checks[1].Text)
 	}
 
 	device(7).GetUUIDFunc = func() (string, nvml.Return) { return "", nvml.ERROR_GPU_IS_LOST }

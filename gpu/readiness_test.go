@@ -14,7 +14,7 @@ func wantChecks(t *testing.T, got []Check, want ...[2]string) {
 		t.Fatalf("checks %+v, want %v", got, want)
 	}
 	for n, name := range []string{CheckInventory, CheckHealth, CheckAssignment} {
-		if got[n].Name != name || string(got[n].Result) != want[n][0] || !strings.Contains(got[n].Says, want[n][1]) || got[n].Says == "" {
+		if got[n].Name != name || string(got[n].Result) != want[n][0] || !strings.Contains(got[n].Text, want[n][1]) || got[n].Text == "" {
 			t.Errorf("check %+v, want %s with result %s and text %q", got[n], name, want[n][0], want[n][1])
 		}
 	}

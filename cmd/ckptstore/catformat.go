@@ -202,7 +202,7 @@ func parseSlice(spec string, shape tensor.Shape) (slice, error) {
 		dots = true
 	}
 	if named > len(shape) {
-		return slice{}, fmt.Errorf("it has %d dimensions, the tensor has %d: its shape is %v", named, len(shape), []int64(shape))
+		return slice{}, fmt.Errorf("names %d dimensions, the tensor has %d: its shape is %v", named, len(shape), []int64(shape))
 	}
 	if !dots {
 		parts = append(parts, "...")

@@ -127,14 +127,14 @@ func contradict(checks []gpu.Check) {
 		}
 	}
 	if first := &checks[0]; first.Result == gpu.NotRun && used != "" {
-		first.Result, first.Says = gpu.Failed, fmt.Sprintf("PyTorch has a device (%s was run), but NVML shows none: %s", used, first.Says)
+		first.Result, first.Text = gpu.Failed, fmt.Sprintf("PyTorch has a device (%s was run), but NVML shows none: %s", used, first.Text)
 	}
 }
 
 // print writes a line for each check, and the totals.
 func (r report) print(w io.Writer) error {
 	for _, c := range r.Checks {
-		if _, err := fmt.Fprintf(w, "%-8s  %-14s  %s\n", c.Result, c.Name, strings.Join(strings.Fields(c.Says), " ")); err != nil {
+		if _, err := fmt.Fprintf(w, "%-8s  %-14s  %s\n", c.Result, c.Name, strings.Join(strings.Fields(c.Text), " ")); err != nil {
 			return err
 		}
 	}

@@ -18,18 +18,18 @@ const uuid = "0192f0c1-2a3b-7c4d-8e5f-60718293a4b5"
 // none simulates a machine without a driver.
 func none(context.Context, *string) ([]gpu.Check, []string) {
 	return []gpu.Check{
-		{Name: gpu.CheckInventory, Result: gpu.NotRun, Says: "no NVIDIA driver found"},
-		{Name: gpu.CheckHealth, Result: gpu.NotRun, Says: "no NVIDIA driver found"},
-		{Name: gpu.CheckAssignment, Result: gpu.NotRun, Says: "no NVIDIA driver found"},
+		{Name: gpu.CheckInventory, Result: gpu.NotRun, Text: "no NVIDIA driver found"},
+		{Name: gpu.CheckHealth, Result: gpu.NotRun, Text: "no NVIDIA driver found"},
+		{Name: gpu.CheckAssignment, Result: gpu.NotRun, Text: "no NVIDIA driver found"},
 	}, nil
 }
 
 // one simulates a machine with a healthy device.
 func one(context.Context, *string) ([]gpu.Check, []string) {
 	return []gpu.Check{
-		{Name: gpu.CheckInventory, Result: gpu.Passed, Says: "a device"},
-		{Name: gpu.CheckHealth, Result: gpu.Passed, Says: "well"},
-		{Name: gpu.CheckAssignment, Result: gpu.Passed, Says: "1 worker"},
+		{Name: gpu.CheckInventory, Result: gpu.Passed, Text: "a device"},
+		{Name: gpu.CheckHealth, Result: gpu.Passed, Text: "well"},
+		{Name: gpu.CheckAssignment, Result: gpu.Passed, Text: "1 worker"},
 	}, []string{"GPU-" + uuid}
 }
 
@@ -53,7 +53,7 @@ if sys.argv[1:] == ["--uuids"]:
 results = %s
 for name in ["pinned slots", "side stream", "overlap", "first touch", "blocking time"]:
     if results.get(name) != "silent":
-        print(json.dumps({"check": name, "result": results.get(name, "passed"), "says": "saw " + name, "figures": {"x": 1.5}}), flush=True)
+        print(json.dumps({"check": name, "result": results.get(name, "passed"), "text": "saw " + name, "figures": {"x": 1.5}}), flush=True)
     if results.get(name) == "dies":
         sys.exit("killed")
 `, seen, results))
@@ -70,7 +70,7 @@ func ready(t *testing.T, look func(context.Context, *string) ([]gpu.Check, []str
 		t.Fatalf("report %+v", got)
 	}
 	for _, c := range got.Checks {
-		if c.Says == "" {
+		if c.Text == "" {
 			t.Errorf("%s gives no reason", c.Name)
 		}
 	}
@@ -109,7 +109,7 @@ func TestResults(t *testing.T) {
 		code          int
 		check         string // which has
 		result        gpu.Result
-		says          string
+		text          string
 	}{
 		"all pass":            {one, sees, `{}`, 0, "blocking time", gpu.Passed, "saw blocking time"},
 		"CUDA confirms":       {one, sees, `{}`, 0, "assignment", gpu.Passed, "CUDA shows each worker its device alone"},
@@ -130,8 +130,8 @@ func TestResults(t *testing.T) {
 				t.Errorf("exit code %d, want %d: %+v", code, c.code, got)
 			}
 			for _, check := range got.Checks {
-				if check.Name == c.check && (check.Result != c.result || !strings.Contains(check.Says, c.says)) {
-					t.Errorf("%+v, want %s and %q", check, c.result, c.says)
+				if check.Name == c.check && (check.Result != c.result || !strings.Contains(check.Text, c.text)) {
+					t.Errorf("%+v, want %s and %q", check, c.result, c.text)
 				}
 			}
 		})
@@ -152,7 +152,7 @@ func TestScriptCannotRun(t *testing.T) {
 		})
 	}
 	code, got := ready(t, none, "--timeout", "1s", "--script", script(t, "import time; time.sleep(600)"))
-	if code != 1 || got.Failed < 5 || !strings.Contains(got.Checks[7].Says, "not finished within 1s") {
+	if code != 1 || got.Failed < 5 || !strings.Contains(got.Checks[7].Text, "not finished within 1s") {
 		t.Errorf("hanging script: exit code %d, %+v", code, got)
 	}
 }

@@ -77,19 +77,19 @@ func (p *python) checks(ctx context.Context) []gpu.Check {
 		c, ok := told[name]
 		switch {
 		case why != "":
-			c = gpu.Check{Name: name, Result: gpu.NotRun, Says: why}
+			c = gpu.Check{Name: name, Result: gpu.NotRun, Text: why}
 		case !ok && err == nil:
-			c = gpu.Check{Name: name, Result: gpu.Failed, Says: p.script + " ended without reporting it: " + tail(string(out))}
+			c = gpu.Check{Name: name, Result: gpu.Failed, Text: p.script + " ended without reporting it: " + tail(string(out))}
 		case !ok:
-			c = gpu.Check{Name: name, Result: gpu.Failed, Says: err.Error()}
-		case c.Result != gpu.Passed && c.Result != gpu.Failed && c.Result != gpu.NotRun, c.Says == "":
-			c = gpu.Check{Name: name, Result: gpu.Failed, Says: fmt.Sprintf("%s reports %q and %q", p.script, c.Result, c.Says)}
+			c = gpu.Check{Name: name, Result: gpu.Failed, Text: err.Error()}
+		case c.Result != gpu.Passed && c.Result != gpu.Failed && c.Result != gpu.NotRun, c.Text == "":
+			c = gpu.Check{Name: name, Result: gpu.Failed, Text: fmt.Sprintf("%s reports %q and %q", p.script, c.Result, c.Text)}
 		}
 		all = append(all, c)
 	}
 	if err != nil && len(told) == len(pythonChecks) {
 		last := &all[len(all)-1]
-		last.Result, last.Says = gpu.Failed, fmt.Sprintf("%s; then %v", last.Says, err)
+		last.Result, last.Text = gpu.Failed, fmt.Sprintf("%s; then %v", last.Text, err)
 	}
 	return all
 }
@@ -102,11 +102,11 @@ func (p *python) confirm(ctx context.Context, checks []gpu.Check, ids []string) 
 			why, err := p.confirmed(ctx, ids)
 			switch {
 			case err != nil:
-				c.Result, c.Says = gpu.Failed, fmt.Sprintf("%s; %v", c.Says, err)
+				c.Result, c.Text = gpu.Failed, fmt.Sprintf("%s; %v", c.Text, err)
 			case why != "":
-				c.Says += "; not confirmed by CUDA: " + why
+				c.Text += "; not confirmed by CUDA: " + why
 			default:
-				c.Says += "; CUDA shows each worker its device alone"
+				c.Text += "; CUDA shows each worker its device alone"
 			}
 		}
 	}

@@ -135,8 +135,8 @@ func (f *PendingFile) Room(ctx context.Context, size int64) error {
 	return nil
 }
 
-// Said returns the number of bytes that were accepted.
-func (f *PendingFile) Said() int64 {
+// Accepted returns the number of bytes that were accepted.
+func (f *PendingFile) Accepted() int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.said

@@ -138,7 +138,7 @@ func (j *job) started(ctx context.Context, host string) error {
 		&events.JobStarted{
 			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
 			NProc: len(j.cfg.Local()), NNodes: len(j.cfg.Nodes), Resume: j.cfg.Resume,
-			Flags: j.cfg.Launch.Flags, Dir: j.cfg.Launch.Dir, Logs: j.cfg.Output.Said,
+			Flags: j.cfg.Launch.Flags, Dir: j.cfg.Launch.Dir, Logs: j.cfg.Output.Recorded,
 		},
 		&events.NodeJoined{Job: j.cfg.Job, Node: j.cfg.Node, Host: host},
 	)

@@ -22,11 +22,11 @@ type Launch struct {
 // Output configures where the workers' output goes. The zero value prints it and
 // keeps nothing.
 type Output struct {
-	Dir     string // of the files; empty: none, and Routes must not route to files
-	Top     string // a parent directory, below which no symbolic link is followed
-	Said    string // Dir as recorded in the log: relative to the store's directory, or absolute
-	MaxSize int64  // of a file, in bytes; 0: [logs.DefaultMaxSize]
-	Routes  logs.Routes
+	Dir      string // of the files; empty: none, and Routes must not route to files
+	Top      string // a parent directory, below which no symbolic link is followed
+	Recorded string // Dir as recorded in the log: relative to the store's directory, or absolute
+	MaxSize  int64  // of a file, in bytes; 0: [logs.DefaultMaxSize]
+	Routes   logs.Routes
 }
 
 // openOutput returns the directory that keeps the job's output.

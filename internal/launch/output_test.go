@@ -23,7 +23,7 @@ func TestOutputThatCannotBeKept(t *testing.T) {
 	}
 	for dir, shown := range map[string]int{t.TempDir(): 0, filepath.Join(file, "logs"): 1} {
 		j := newJob(t, 1, shell("echo first; echo second >&2")...)
-		j.cfg.Output = launch.Output{Dir: dir, Said: dir, Routes: logs.Routes{Redirects: files}}
+		j.cfg.Output = launch.Output{Dir: dir, Recorded: dir, Routes: logs.Routes{Redirects: files}}
 		j.must()
 		if first, second := len(j.out.lines("first")), len(j.out.lines("second")); first != shown || second != shown {
 			t.Errorf("with files in %s, the terminal shows %d and %d lines, want %d of each:\n%s", dir, first, second, shown, j.out)

@@ -80,7 +80,7 @@ func (s *Store) Subscribe(ctx context.Context, name string) (context.Context, *S
 	open := func(ctx context.Context) (mover, error) {
 		c, err := s.Log.Cursor(ctx, name)
 		if err == nil && c.Sequence() == 0 && len(name) > MaxCursorName {
-			err = fmt.Errorf("%w: it has %d bytes, at most %d can be listed with others", ErrCursorName, len(name), MaxCursorName)
+			err = fmt.Errorf("%w: it has %d bytes, the limit is %d", ErrCursorName, len(name), MaxCursorName)
 		}
 		return c, err
 	}

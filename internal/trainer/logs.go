@@ -121,7 +121,7 @@ func (o *logsOptions) launch(cfg *launch.Config) (err error) {
 func (o *logsOptions) place(st *store.Store, cfg *launch.Config) error {
 	below := logs.Below(checkpoint.RefOf(cfg.Run, "", "").Run, cfg.Job)
 	if o.logDir == "" {
-		cfg.Output.Top, cfg.Output.Dir, cfg.Output.Said = st.Dir(), filepath.Join(st.Dir(), below), below
+		cfg.Output.Top, cfg.Output.Dir, cfg.Output.Recorded = st.Dir(), filepath.Join(st.Dir(), below), below
 		return nil
 	}
 	dir, err := filepath.Abs(o.logDir)
@@ -130,6 +130,6 @@ func (o *logsOptions) place(st *store.Store, cfg *launch.Config) error {
 	}
 	cfg.Output.Top = dir
 	dir = filepath.Join(dir, strings.TrimPrefix(below, "logs/"))
-	cfg.Output.Dir, cfg.Output.Said = dir, dir
+	cfg.Output.Dir, cfg.Output.Recorded = dir, dir
 	return nil
 }

@@ -203,7 +203,7 @@ def overlap() -> dict[str, Any]:
             ensure(bool((view == 1).all()), "the optimizer changed tensors before they were copied")
             ensure(bool((weight == 0).all()), "the optimizer's step is lost")
         ensure(overlapped > 0, "the device computed nothing during the copy in any of five saves")
-    return {"text": f"{size // _MIB} MiB: the device computed during the copy in {overlapped} of 5 saves, and the optimizer's step waited for the copy", "figures": {"beside": float(overlapped)}}
+    return {"text": f"{size // _MIB} MiB: the device computed during the copy in {overlapped} of 5 saves, and the optimizer's step waited for the copy", "figures": {"overlapped": float(overlapped)}}
 
 
 def first_touch() -> dict[str, Any]:
@@ -320,7 +320,7 @@ def uuids() -> list[str]:
 
 
 def emit(name: str, result: str, text: str, figures: dict[str, float] | None = None) -> None:
-    print(json.dumps({"check": name, "result": result, "says": text, **({"figures": figures} if figures else {})}), flush=True)
+    print(json.dumps({"check": name, "result": result, "text": text, **({"figures": figures} if figures else {})}), flush=True)
 
 
 def run(name: str, check: Callable[[], dict[str, Any]]) -> None:

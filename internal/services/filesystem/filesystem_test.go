@@ -417,7 +417,7 @@ func TestTornFiles(t *testing.T) {
 	if err := errors.Join(a.ask("create", createRequest{"run/x/" + data}, &first), a.ask("create", createRequest{"run/x/" + data}, &second)); err != nil {
 		t.Fatal(err)
 	}
-	refuse("a file that was begun anew", a.ask("write", writeRequest{Stream: first.Stream}, nil), http.StatusConflict, "replaced or removed")
+	refuse("a file that was replaced", a.ask("write", writeRequest{Stream: first.Stream}, nil), http.StatusConflict, "replaced or removed")
 	refuse("a file that is open", commit(), http.StatusConflict, "")
 	refuse("an offset", a.ask("write", writeRequest{Stream: second.Stream, Offset: 7}, nil), http.StatusBadRequest, "at 7")
 	refuse("more than a block", a.ask("write", writeRequest{Stream: second.Stream, Length: blockSize + 1}, nil), http.StatusBadRequest, "the block ends")

@@ -135,7 +135,7 @@ func (s *stream) wrote(ctx context.Context, in writeRequest, next int64) error {
 	if s.ended {
 		return data.ErrReplaced
 	}
-	if said := s.file.Said(); in.Offset != said || in.Length < 0 {
+	if said := s.file.Accepted(); in.Offset != said || in.Length < 0 {
 		return refused("write of %d bytes at %d, after %d bytes", in.Length, in.Offset, said)
 	}
 	if _, within := s.ring.at(in.Offset); in.Length > blockSize-within {
@@ -188,7 +188,7 @@ func (h *Handler) finish(ctx context.Context, in closeRequest) (out closeReply, 
 		return out, err
 	}
 	if err = s.wrote(ctx, in.writeRequest, 0); err == nil {
-		if said := s.file.Said(); said != in.Size {
+		if said := s.file.Accepted(); said != in.Size {
 			err = refused("close with a size of %d bytes, %d were written", in.Size, said)
 		}
 	}

@@ -138,7 +138,7 @@ func (r *restore) lendSlots(ctx context.Context, held staging.Copies) (bytes int
 	}
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
-		r.l.cfg.Arenas.Lend(of.lent())
+		r.l.cfg.Arenas.Retain(of.lent())
 		of.replace()
 	}
 	return bytes + got.Bytes, nil

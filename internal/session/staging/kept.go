@@ -155,8 +155,8 @@ func (a *Arenas) Hold(checkpoint string) (c Copies, release func()) {
 	return c, func() { a.Release(held) }
 }
 
-// Lend adds a hold to slots that are held already.
-func (a *Arenas) Lend(slots []*Arena) {
+// Retain adds a hold to slots that are held already.
+func (a *Arenas) Retain(slots []*Arena) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, f := range slots {

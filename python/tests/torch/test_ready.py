@@ -21,7 +21,7 @@ class Ready(unittest.TestCase):
         self.assertEqual([line["check"] for line in lines], ["pinned slots", "side stream", "overlap", "first touch", "blocking time"])
         for line in lines:
             self.assertEqual(line["result"], "not run", line)
-            self.assertRegex(line["says"], "PyTorch .* (is built without CUDA|sees no CUDA device)")
+            self.assertRegex(line["text"], "PyTorch .* (is built without CUDA|sees no CUDA device)")
 
 
 if __name__ == "__main__":
