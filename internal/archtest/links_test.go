@@ -1,6 +1,7 @@
 package archtest
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -374,6 +375,29 @@ func pythonNames(text string, names map[string]bool) {
 			}
 		} else if m := assignLine.FindStringSubmatch(line); m != nil {
 			names[m[1]] = true
+		}
+	}
+}
+
+// TestPicturesAreDrawnFromTheirText: each picture carries the digest of the text that
+// docs/pictures/draw.sh drew it from.
+func TestPicturesAreDrawnFromTheirText(t *testing.T) {
+	tree := os.DirFS(root(t))
+	sources, err := fs.Glob(tree, "docs/pictures/*.d2")
+	if err != nil || len(sources) < 2 {
+		t.Fatalf("the pictures are %q, %v", sources, err)
+	}
+	for _, source := range sources {
+		text, err := fs.ReadFile(tree, source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		picture, err := fs.ReadFile(tree, strings.TrimSuffix(source, ".d2")+".svg")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := fmt.Sprintf("<!-- drawn from %s %x -->", path.Base(source), sha256.Sum256(text)); !strings.Contains(string(picture), want) {
+			t.Errorf("the picture of %s is stale: run docs/pictures/draw.sh", source)
 		}
 	}
 }

@@ -217,7 +217,7 @@ class TermBeforeRelease(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder, Server(path := os.path.join(folder, "s"), Trainer) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             try:
-                ended = subprocess.run([sys.executable, "-c", textwrap.dedent(self.RANK), path], timeout=30)
+                ended = subprocess.run([sys.executable, "-c", textwrap.dedent(self.RANK), path], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=30)
                 self.assertEqual(ended.returncode, -signal.SIGTERM)
             finally:
                 server.shutdown()
