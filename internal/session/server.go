@@ -44,6 +44,7 @@ type rankServer struct {
 	rank   int
 	token  string
 	socket string
+	listen net.Listener
 	http   *http.Server
 	done   chan error
 
@@ -55,6 +56,7 @@ type rankServer struct {
 	mu    sync.Mutex
 	saves map[string]int // number of saves of each name
 	plans localPlans
+	conns connections
 }
 
 func badRequest(format string, args ...any) error {
@@ -76,7 +78,7 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 		_ = l.Close()
 		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
 	}
-	s := &rankServer{Group: g, rank: rank, token: token, socket: socket, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
+	s := &rankServer{Group: g, rank: rank, token: token, socket: socket, listen: l, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
 	s.protocol.Store(unsaid)
 	s.outbox = &outbox{ctx: g.work, record: s.recordAsRank, lost: s.lost}
 	mux := http.NewServeMux()
@@ -100,15 +102,95 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	s.serveMessages(mux)
 	mux.Handle("POST "+ServicePath, s.service())
 	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
-	s.http = &http.Server{Handler: mux, ConnContext: peer.Context, ReadHeaderTimeout: headerLimit}
+	s.http = &http.Server{Handler: mux, ConnContext: peer.Context, ReadHeaderTimeout: headerLimit, ConnState: s.conns.track}
 	go func() { s.done <- s.http.Serve(l) }()
 	return s, nil
+}
+
+// firstRequest is how long settle waits for the request of a new connection. A
+// request that was sent before is in the socket, and is read at once.
+const firstRequest = 200 * time.Millisecond
+
+// connections follows the states of a server's connections.
+type connections struct {
+	mu      sync.Mutex
+	states  map[net.Conn]http.ConnState // without those that are closed
+	changed chan struct{}               // closed by the next change
+}
+
+// track is the hook of [http.Server.ConnState].
+func (c *connections) track(conn net.Conn, state http.ConnState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.states == nil {
+		c.states = map[net.Conn]http.ConnState{}
+	}
+	c.states[conn] = state
+	if state == http.StateClosed || state == http.StateHijacked {
+		delete(c.states, conn)
+	}
+	if c.changed != nil {
+		close(c.changed)
+		c.changed = nil
+	}
+}
+
+// count returns the number of connections in a state, and a channel that the next
+// change closes.
+func (c *connections) count(state http.ConnState) (n int, changed <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.states {
+		if s == state {
+			n++
+		}
+	}
+	if c.changed == nil {
+		c.changed = make(chan struct{})
+	}
+	return n, c.changed
+}
+
+// settle returns when no request is being served, and no new connection is left
+// that sent one. It returns the error of ctx if that ends before. It exists because
+// [http.Server.Shutdown] drops requests that it reads after the call: their ranks
+// would see the end of a connection in place of the reason.
+func (c *connections) settle(ctx context.Context) error {
+	fresh, cancel := context.WithTimeout(ctx, firstRequest)
+	defer cancel()
+	for {
+		unread, _ := c.count(http.StateNew)
+		active, changed := c.count(http.StateActive)
+		if active == 0 && (unread == 0 || fresh.Err() != nil) {
+			return nil
+		}
+		ended := fresh.Done()
+		if fresh.Err() != nil {
+			ended = ctx.Done()
+		}
+		select {
+		case <-changed:
+		case <-ended:
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// finish takes no new connections, and returns when the requests of the others are
+// answered, or with the error of ctx.
+func (s *rankServer) finish(ctx context.Context) error {
+	return errors.Join(s.listen.Close(), s.conns.settle(ctx))
 }
 
 // close ends the server and all its requests.
 func (s *rankServer) close() error {
 	err := s.http.Close()
-	if serr := <-s.done; !errors.Is(serr, http.ErrServerClosed) {
+	if errors.Is(err, net.ErrClosed) { // by finish
+		err = nil
+	}
+	if serr := <-s.done; !errors.Is(serr, http.ErrServerClosed) && !errors.Is(serr, net.ErrClosed) {
 		err = errors.Join(err, serr)
 	}
 	return err

@@ -270,7 +270,7 @@ func (g *Group) ShutDownServers() (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), replyLimit)
 	defer cancel()
 	for _, s := range g.servers {
-		if serr := s.http.Shutdown(ctx); serr != nil {
+		if serr := s.finish(ctx); serr != nil {
 			g.log.Warn("requests of a rank cut off", "rank", s.rank, "error", serr)
 		}
 		err = errors.Join(err, s.close())
