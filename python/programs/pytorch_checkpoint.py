@@ -6,7 +6,7 @@ import re
 import socket
 import textwrap
 
-from running import PYTHON, Failed, Place, changed, run, same
+from running import PYTHON, Failed, Place, changed, run, run_own, same
 
 RAW = "https://raw.githubusercontent.com/pytorch"
 EXAMPLE, EXAMPLE_COMMIT = "torch/distributed/checkpoint/examples/fsdp_checkpoint_example.py", "2b91fa3cc56e1fcd7ef0da4aaf96c87bf709ee6e"
@@ -35,7 +35,8 @@ def example(place: Place, way: str) -> str:
         writer, reader = WAYS[way]
         written = text.replace("dist_cp.FileSystemWriter(CHECKPOINT_DIR)", writer).replace("dist_cp.FileSystemReader(CHECKPOINT_DIR)", reader)
         (folder / f"{way}.py").write_text(written)
-        whole = "\n".join(run([PYTHON, f"{way}.py"], folder, place.environment(place.base / f"store-example-{way}")))
+        start = run_own if way == "theirs" else run
+        whole = "\n".join(start([PYTHON, f"{way}.py"], folder, place.environment(place.base / f"store-example-{way}")))
         found = re.findall(r"(Before|After) loading --- rank: (\d)\n(.*?)(?=\n\n|\nBefore|\nAfter|\Z)", whole + "\n\n", re.S)
         return {stage: sorted(f"rank {rank} {block}" for at, rank, block in found if at == stage) for stage in ("Before", "After")}
 

@@ -127,6 +127,23 @@ def _sparse(origin: str, to: pathlib.Path, commit: str, folder: str) -> subproce
     return done
 
 
+# What PyTorch 2.15 with gloo prints in some runs when a process ends: a thread is still running
+# when its object is destroyed. It happens without a store too.
+ABORT = "terminate called without an active exception"
+
+
+def run_own(command: list[str], folder: pathlib.Path, env: dict[str, str]) -> list[str]:
+    """Run a program by its own checkpoints, as run does; repeat it if PyTorch aborts when it ends."""
+    for attempt in range(3):
+        try:
+            return run(command, folder, env)
+        except Failed as why:
+            if ABORT not in str(why) or attempt == 2:
+                raise
+            print(f"{command[-1]} by its own checkpoints: PyTorch aborted when it ended; running it again", flush=True)
+    raise AssertionError
+
+
 def run(command: list[str], folder: pathlib.Path, env: dict[str, str], kill: Callable[[str], bool] | None = None, fails: bool = False) -> list[str]:
     """Run a program and return its lines. It is killed at the first line for which kill is true.
 
@@ -152,7 +169,7 @@ def run(command: list[str], folder: pathlib.Path, env: dict[str, str], kill: Cal
             process.kill()
         process.wait()
     if code != (-signal.SIGKILL if killed else int(fails)) or killed != (kill is not None):
-        raise Failed(f"{' '.join(command[:3])} … ended with {code}: " + " / ".join(lines[-4:]))
+        raise Failed(f"{' '.join(command[:3])} … ended with {code}: " + " / ".join([*[line for line in lines[:-4] if ABORT in line], *lines[-4:]]))
     return lines
 
 

@@ -15,8 +15,8 @@ import torch
 
 
 class Lightning(Jobs):
-    def train(self, run: str, *arguments: str, code: int = 0, nproc: int = 1, **env: str) -> list[str]:
-        return self.job("lightning_training.py", run, *arguments, code=code, nproc=nproc, **env)
+    def train(self, run: str, *arguments: str, code: int = 0, nproc: int = 1, own: bool = False, **env: str) -> list[str]:
+        return self.job("lightning_training.py", run, *arguments, code=code, nproc=nproc, own=own, **env)
 
     def test_killed_and_resumed(self) -> None:
         whole = self.train("whole", "whole", "lightning")
@@ -62,7 +62,7 @@ class Lightning(Jobs):
 
     def on_two_ranks(self, strategy: str) -> None:
         def train(run: str, *arguments: str, code: int = 0, **env: str) -> list[str]:
-            return self.train(run, *arguments, code=code, nproc=2, STRATEGY=strategy, **env)
+            return self.train(run, *arguments, code=code, nproc=2, own=arguments[1] == "lightning", STRATEGY=strategy, **env)
 
         whole = train("whole", "whole", "lightning")
         self.assertEqual(len(whole), 22, whole)
