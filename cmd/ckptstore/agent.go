@@ -268,7 +268,7 @@ func (a *app) printStatus(s agent.Status) error {
 	return console.Emit(a.Console, s, s.Sessions, func(w *tabwriter.Writer, _ bool) {
 		text := fmt.Sprintf("the agent of %s: process %d, version %s", s.Location, s.PID, s.Version)
 		if s.Stopping != "" {
-			text += "; it takes no new sessions: " + s.Stopping
+			text += "; it takes no new sessions (" + s.Stopping + ")"
 		}
 		if s.Busy != "" {
 			text += "; " + s.Busy

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -174,7 +175,9 @@ was forked from the checkpoint, or it is being restored, its files stay until th
 gc after that has ended.
 
 The decision is in the log before files are deleted. Bytes that other checkpoints share
-stay.`,
+stay.
+
+Exit codes: 0 deleted, 2 usage, 4 no such checkpoint, 5 a checkpoint is pinned or tagged.`,
 		Example: "  ckptstore rm bert@step-2000 bert@step-2500",
 		RunE: func(c *cobra.Command, refs []string) error {
 			return a.with(c.Context(), func(s *store.Store) error {
@@ -189,10 +192,10 @@ stay.`,
 						return err
 					}
 					if x.Pinned {
-						return fmt.Errorf("%s@%s is pinned (%s); run `ckptstore unpin` first", x.Run, x.ID, x.PinReason)
+						return problem.Errorf(problem.Conflict, "%s@%s is pinned (%s); run `ckptstore unpin` first", x.Run, x.ID, x.PinReason)
 					}
 					if len(x.Tags) > 0 {
-						return fmt.Errorf("%s@%s is tagged %q; run `ckptstore tag --delete` first", x.Run, x.ID, x.Tags)
+						return problem.Errorf(problem.Conflict, "%s@%s is tagged %q; run `ckptstore tag --delete` first", x.Run, x.ID, x.Tags)
 					}
 					if runs[x.Run] == nil {
 						order = append(order, x.Run)
