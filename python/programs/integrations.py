@@ -16,7 +16,8 @@ def tested(place: Place, module: str, test: str) -> str:
     env = {**os.environ, "CKPTSTORE_BIN": place.program("ckptstore"), "TRAINER_BIN": place.program("trainer")}
     done = subprocess.run([PYTHON, "-m", "unittest", test], cwd=TESTS, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
     if done.returncode != 0:
-        raise Failed(" / ".join(done.stderr.strip().splitlines()[-4:]))
+        lines = done.stderr.strip().splitlines()
+        raise Failed(" / ".join([*[line for line in lines if line.startswith(("FAIL:", "ERROR:", "AssertionError"))], *lines[-3:]]))
     return done.stderr.strip().splitlines()[-3] + f": killed, resumed, compared with {module}'s own resume"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from running import DIES, Failed, Place, changed, launcher, printed, restarted, run, same
+from running import DIES, Failed, Place, changed, launcher, printed, restarted, run, run_own, same
 
 URL, COMMIT = "https://github.com/pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8"
 
@@ -89,7 +89,7 @@ def fsdp2(place: Place, api: str, way: str) -> str:
         (folder / script).write_text(changed(example, *FSDP2_CPU, ('Checkpointer("checkpoints"', f'Checkpointer("{path}"'), ("from checkpoint import", f"from checkpoint_{way} import")))
         (folder / f"checkpoint_{way}.py").write_text(checkpoint)
         store = place.base / f"store-fsdp2-{api}-{way}"
-        first = run([*launcher(None if way == "theirs" else place, 2), script, *flags], folder, place.environment(store))
+        first = (run_own if way == "theirs" else run)([*launcher(None if way == "theirs" else place, 2), script, *flags], folder, place.environment(store))
         return {"first": printed(first), "second": printed(restarted(place, way, [script, *flags], folder, store))}
 
     theirs, ours = losses("theirs", f"checkpoints-{api}", checkpoint), losses(way, "ckptstore://fsdp2", changed(checkpoint, *FSDP2_WAYS[way]))
@@ -108,7 +108,7 @@ def parallel(place: Place) -> str:
         text = changed((folder / script).read_text(), ("torch.accelerator.current_accelerator().type", "'cpu'"), ("import torch\n", "import torch\ntorch.manual_seed(0)\n"))
         (folder / script).write_text(changed(text, ("    output.sum().backward()\n", "    output.sum().backward()\n    _rank == 0 and print(f'step {i} loss {output.sum().item()!r}')\n")))
         env = place.environment(place.base / "store-parallel")
-        theirs, ours = ({"whole": printed(run([*launcher(where, 2), script], folder, env))} for where in (None, place))
+        theirs, ours = ({"whole": printed((run if where else run_own)([*launcher(where, 2), script], folder, env))} for where in (None, place))
         same(ours, theirs)
         ends.append(len(ours["whole"]))
     if ends != [10, 10]:

@@ -212,7 +212,7 @@ def restarted(place: Place, way: str, command: list[str], folder: pathlib.Path, 
     env = place.environment(store, DIES="1")
     if way != "theirs":
         return run([*launcher(place, 2, 1), *command], folder, env)
-    return run([*launcher(None, 2), *command], folder, env, fails=True) + run([*launcher(None, 2), *command], folder, {**env, "DIES": ""})
+    return run([*launcher(None, 2), *command], folder, env, fails=True) + run_own([*launcher(None, 2), *command], folder, {**env, "DIES": ""})
 
 
 # An expression with which rank 1 kills itself after rank 0 has printed its step.

@@ -10,7 +10,7 @@ import os
 import pathlib
 import subprocess
 
-from running import DIES, Failed, Place, launcher, printed, restarted, run, same
+from running import DIES, Failed, Place, launcher, printed, restarted, run, run_own, same
 
 URL, COMMIT = "https://github.com/pytorch/torchtitan", "b5bcd76c66d0acb1a08b176d9639425bc55e0b2a"
 NEEDS = ("torch_checkpointing", "spmd_types", "tyro", "einops", "grain", "safetensors", "tokenizers")  # of its requirements
@@ -77,7 +77,7 @@ def train(place: Place, mode: str) -> str:
 
     def losses(way: str, path: str) -> dict[str, list[str]]:
         store = place.base / f"store-titan-{mode}-{way}"
-        whole = run([*launcher(None if way == "theirs" else place, 2), "loop.py", f"{path}whole", mode], folder, place.environment(store))
+        whole = (run_own if way == "theirs" else run)([*launcher(None if way == "theirs" else place, 2), "loop.py", f"{path}whole", mode], folder, place.environment(store))
         killed = restarted(place, way, ["loop.py", f"{path}killed", mode], folder, store)
         return {"whole": printed(whole), "killed": printed(killed)}
 

@@ -313,6 +313,36 @@ func TestFilesComeBack(t *testing.T) {
 	}
 }
 
+// TestIDs: a checkpoint is read by its ID too, also when a newer one has its name. A
+// write by an ID makes a checkpoint of that name.
+func TestIDs(t *testing.T) {
+	a, st := here(t)
+	var ids []string
+	for _, dir := range []string{every, mesh} {
+		if err := a.save("run/step-7", dir); err != nil {
+			t.Fatal(err)
+		}
+		row, err := store.Committed(t.Context(), st.Views(), "run@step-7")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, row.ID)
+	}
+	old, err := a.get("run/" + ids[0])
+	if err != nil || string(old[metadataFile]) != string(files(t, every)[metadataFile]) {
+		t.Errorf("by the ID %s another checkpoint is read: %v", ids[0], err)
+	}
+	if now, err := a.get("run/step-7"); err != nil || string(now[metadataFile]) != string(files(t, mesh)[metadataFile]) {
+		t.Errorf("by the name an older checkpoint is read: %v", err)
+	}
+	if err := a.save("run/"+ids[0], mesh); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := a.get("run/" + ids[0]); err != nil || string(got[metadataFile]) != string(files(t, mesh)[metadataFile]) {
+		t.Errorf("the checkpoint of the name %s is not read: %v", ids[0], err)
+	}
+}
+
 // killable starts killable servers of one store, one after the other.
 func killable(t *testing.T) (start func() (a *asker, kill func()), dir string) {
 	t.Helper()

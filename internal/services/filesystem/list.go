@@ -32,6 +32,28 @@ func (h *Handler) line(ctx context.Context, run string) ([]projections.Checkpoin
 	return all, nil
 }
 
+// readable returns the line of a path's run, as reads see it: a checkpoint that the
+// path names by its ID, such as step-40.a1, has that as its name. IDs are what
+// CKPTSTORE_RESUME names, and each is of one checkpoint, where a name is of the newest.
+func (h *Handler) readable(ctx context.Context, p path) ([]projections.Checkpoint, error) {
+	all, err := h.line(ctx, p.run)
+	if err != nil {
+		return nil, err
+	}
+	for n := 1; n <= len(p.parts); n++ {
+		id := strings.Join(p.parts[:n], partMark)
+		if slices.ContainsFunc(all, func(c projections.Checkpoint) bool { return c.Name == id }) {
+			continue
+		}
+		for i := range all {
+			if all[i].ID == id {
+				all[i].Name = id
+			}
+		}
+	}
+	return all, nil
+}
+
 // committed returns the newest checkpoint of a name.
 func (h *Handler) committed(ctx context.Context, to target) (c projections.Checkpoint, found bool, err error) {
 	all, err := h.line(ctx, to.run)
@@ -68,7 +90,7 @@ func (h *Handler) stat(ctx context.Context, in pathRequest) (node, error) {
 	if err != nil {
 		return node{}, err
 	}
-	all, err := h.line(ctx, p.run)
+	all, err := h.readable(ctx, p)
 	if err != nil {
 		return node{}, err
 	}
@@ -117,7 +139,7 @@ func (h *Handler) list(ctx context.Context, in pathRequest) (listReply, error) {
 	if err != nil {
 		return listReply{}, err
 	}
-	all, err := h.line(ctx, p.run)
+	all, err := h.readable(ctx, p)
 	if err != nil {
 		return listReply{}, err
 	}

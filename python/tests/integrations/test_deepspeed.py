@@ -13,7 +13,7 @@ importlib.metadata.version("deepspeed")  # required; importing it would build ke
 
 class DeepSpeed(Jobs):
     def train(self, stage: int, run: str, directory: str, *arguments: str, code: int = 0, **env: str) -> list[str]:
-        return self.job("deepspeed_training.py", run, str(self.folder / directory), *arguments, nproc=2, code=code, STAGE=str(stage), **env)
+        return self.job("deepspeed_training.py", run, str(self.folder / directory), *arguments, nproc=2, code=code, own=arguments[0] == "deepspeed", STAGE=str(stage), **env)
 
     def test_killed_and_resumed(self) -> None:
         for stage in (1, 2):

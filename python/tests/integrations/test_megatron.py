@@ -12,7 +12,7 @@ from jobs import Jobs
 
 class Megatron(Jobs):
     def train(self, run: str, directory: str, *arguments: str, nproc: int = 2, code: int = 0, **env: str) -> list[str]:
-        return self.job("megatron_training.py", run, str(self.folder / directory), *arguments, nproc=nproc, code=code, **env)
+        return self.job("megatron_training.py", run, str(self.folder / directory), *arguments, nproc=nproc, code=code, own=arguments[0] == "torch_dist", **env)
 
     def test_killed_and_resumed(self) -> None:
         whole = self.train("whole", "theirs", "torch_dist")
