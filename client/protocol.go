@@ -256,23 +256,9 @@ type LoadArena struct {
 	Size int64  `json:"size"` // readable bytes
 }
 
-// OneArenaReply is the LoadReply of protocol versions 1 and 2, with all items in
-// one file.
-type OneArenaReply struct {
-	Checkpoint string   `json:"checkpoint"`
-	Step       int64    `json:"step"`
-	Arena      string   `json:"arena"`
-	Size       int64    `json:"size"`
-	Offsets    []int64  `json:"offsets"`
-	Sizes      []int64  `json:"sizes"`
-	Unread     []string `json:"unread,omitempty"` // keys that no rank requested
-}
-
-// LoadedRequest releases the files of a load, named by its number or, in protocol
-// versions 1 and 2, by the path of its one file.
+// LoadedRequest releases the files of a load, named by its number.
 type LoadedRequest struct {
-	Load  int    `json:"load,omitempty"`
-	Arena string `json:"arena,omitempty"`
+	Load int `json:"load,omitempty"`
 	// Damaged describes the checks that failed, Failed why the rank could not run all of
 	// them. Both are empty if all checks passed.
 	Damaged string `json:"damaged,omitempty"`

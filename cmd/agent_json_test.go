@@ -12,8 +12,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/agent"
-	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // TestAgentJSON: the agent's commands print what testdata/schema records.
@@ -38,7 +38,7 @@ func TestAgentJSON(t *testing.T) {
 // joinAgent makes this process the only rank of a run.
 func joinAgent(t *testing.T, c agent.Card) {
 	t.Helper()
-	body, err := json.Marshal(agent.JoinRequest{Protocols: session.Protocols(), Key: "k", Run: "r", WorldSize: 1, PID: os.Getpid()})
+	body, err := json.Marshal(agent.JoinRequest{Protocols: []int{client.Protocol}, Key: "k", Run: "r", WorldSize: 1, PID: os.Getpid()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 """A worker that speaks the protocol of docs/reference/protocol.md, with Python's standard
 library alone. It saves three times, loads the checkpoints, and compares.
 
-    trainer run --nproc 2 -- python3 docs/reference/protocol_client.py [VERSION...]
+    trainer run --nproc 2 -- python3 docs/reference/protocol_client.py
 """
 
 import ctypes
@@ -12,7 +12,6 @@ import os
 import socket
 import stat
 import struct
-import sys
 
 
 class Connection(http.client.HTTPConnection):
@@ -44,14 +43,13 @@ class Refused(Exception):
 
 
 class Client:
-    def __init__(self, versions):
+    def __init__(self):
         self.connection = Connection(os.environ["CKPTSTORE_SOCKET"])
         self.token = os.environ["CKPTSTORE_TOKEN"]
         self.sequence = 0
         self.plans = {}  # items as JSON: the plan and the offsets
         self.maps = {}  # slot: the path and the memory
-        context = self.call("hello", protocols=versions, pid=os.getpid())
-        self.version = context["protocol"]
+        context = self.call("hello", protocols=[3], pid=os.getpid())
         self.rank, self.world = context["rank"], context["world_size"]
 
     def post(self, name, body, headers=()):
@@ -119,8 +117,7 @@ class Client:
         self.check_slot(memory, reply, state)
         for (_, data), offset in zip(state, self.plans[key][1]):
             memory[offset : offset + len(data)] = data
-        if self.version > 1:
-            ctypes.c_uint64.from_buffer(memory, 8).value = reply["generation"]
+        ctypes.c_uint64.from_buffer(memory, 8).value = reply["generation"]
         self.call("seal", checkpoint=reply["checkpoint"])
         return reply["checkpoint"]
 
@@ -143,16 +140,12 @@ class Client:
 
     def load(self, ref, items):
         reply = self.call("load", ref=ref, strict=True, items=items)
-        if self.version < 3:
-            arenas, files, back = [{"path": reply["arena"], "size": reply["size"]}], [0] * len(items), {"arena": reply["arena"]}
-        else:
-            arenas, files, back = reply["arenas"], reply["in"], {"load": reply["load"]}
         out = []
-        for file, at, size in zip(files, reply["offsets"], reply["sizes"]):
-            with open(arenas[file]["path"], "rb") as memory:
+        for file, at, size in zip(reply["in"], reply["offsets"], reply["sizes"]):
+            with open(reply["arenas"][file]["path"], "rb") as memory:
                 memory.seek(at)
                 out.append(memory.read(size))
-        self.call("loaded", **back)
+        self.call("loaded", load=reply["load"])
         return reply["step"], out
 
     def broadcast(self, data, root):
@@ -182,12 +175,12 @@ def state_of(rank, world, step):
 
 
 def main():
-    client = Client([int(version) for version in sys.argv[1:]] or [1, 2, 3])
+    client = Client()
     saved = []
     for step in range(3):
         state = state_of(client.rank, client.world, step)
         saved.append(client.save(step, state))
-        if step == 0 and client.version > 1:
+        if step == 0:
             for slot in client.call("slots")["slots"]:
                 client.map(slot["slot"], slot["arena"], slot["size"])
         if client.report(step, {"loss": 1 / (step + 1), "nothing": float("nan")}) or client.should_stop():
@@ -200,7 +193,7 @@ def main():
         got = client.load(checkpoint, [item for item, _ in state])
         if got != (step, [data for _, data in state]):
             raise RuntimeError(f"{checkpoint} is {got}, want {state}")
-    print(f"protocol {client.version}: {len(saved)} checkpoints are what was saved, in {len(client.maps)} slots", flush=True)
+    print(f"{len(saved)} checkpoints are what was saved, in {len(client.maps)} slots", flush=True)
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ func TestWrongRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	wants(t, ask(func(r *agent.JoinRequest) { r.PID = ended.Process.Pid }), http.StatusConflict, "is gone")
-	wants(t, ask(func(r *agent.JoinRequest) { r.Protocols = []int{99} }), http.StatusBadRequest, "[99]", "version test", "[1 2 3]", "ckptstore agent stop")
+	wants(t, ask(func(r *agent.JoinRequest) { r.Protocols = []int{99} }), http.StatusBadRequest, "[99]", "version test", "[3]", "ckptstore agent stop")
 	wants(t, ask(func(r *agent.JoinRequest) { r.Rank = 1 }), http.StatusBadRequest, "rank 1")
 	wants(t, ask(func(r *agent.JoinRequest) { r.Key = "" }), http.StatusBadRequest, "key")
 	wants(t, ask(func(r *agent.JoinRequest) { r.Run = "" }), http.StatusBadRequest, "empty")

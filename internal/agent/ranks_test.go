@@ -15,7 +15,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/agent"
-	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // rank is one rank of a session, whose requests the test makes.
@@ -28,7 +27,7 @@ type rank struct {
 
 // request returns a request to join.
 func request(key, run string, n, world, pid int) agent.JoinRequest {
-	return agent.JoinRequest{Protocols: session.Protocols(), Key: key, Run: run, Rank: n, WorldSize: world, PID: pid}
+	return agent.JoinRequest{Protocols: []int{client.Protocol}, Key: key, Run: run, Rank: n, WorldSize: world, PID: pid}
 }
 
 // join makes sleeping processes the ranks of a group.

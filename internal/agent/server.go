@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/peer"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -41,7 +42,7 @@ func (a *Agent) listen() (*server, error) {
 	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("open the agent's socket: %w", err), l.Close())
 	}
-	a.card = Card{Socket: path, Token: rand.Text(), PID: os.Getpid(), Store: a.at.ID, Protocols: session.Protocols(), Version: a.cfg.Version}
+	a.card = Card{Socket: path, Token: rand.Text(), PID: os.Getpid(), Store: a.at.ID, Protocols: []int{client.Protocol}, Version: a.cfg.Version}
 	s := &server{done: make(chan error, 1), http: &http.Server{
 		Handler: a.handler(), ReadHeaderTimeout: 30 * time.Second,
 		ConnContext: peer.Context,
@@ -97,9 +98,9 @@ func (a *Agent) handler() http.Handler {
 	})
 }
 
-// speaks refuses a client that shares no protocol version with the agent.
+// speaks refuses a client that does not speak the agent's protocol version.
 func (a *Agent) speaks(protocols []int) error {
-	if slices.ContainsFunc(protocols, func(v int) bool { return slices.Contains(a.card.Protocols, v) }) {
+	if slices.Contains(protocols, client.Protocol) {
 		return nil
 	}
 	return problem.Errorf(problem.Invalid, "this process speaks protocol versions %v, the agent (process %d, version %s) speaks %v: upgrade the older of the two; when that is the agent, run `ckptstore agent stop --store %s` after it",

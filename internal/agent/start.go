@@ -20,7 +20,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/problem"
-	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -93,10 +92,9 @@ func usable(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, er
 	case s.Stopping != "":
 		return c, fmt.Errorf("%w (process %d, with %d sessions: %s)", errStopping, s.PID, len(s.Sessions), s.Stopping)
 	}
-	own := session.Protocols()
-	if !slices.ContainsFunc(own, func(v int) bool { return slices.Contains(s.Protocols, v) }) {
-		return c, fmt.Errorf("%w: that of %s (process %d, version %s) speaks protocol versions %v, this program (version %s) speaks %v: upgrade the older of the two; when that is the agent, run `ckptstore agent stop --store %s`, and it is started again",
-			ErrVersions, at.Name, s.PID, s.Version, s.Protocols, o.Version, own, at.Name)
+	if !slices.Contains(s.Protocols, client.Protocol) {
+		return c, fmt.Errorf("%w: that of %s (process %d, version %s) speaks protocol versions %v, this program (version %s) speaks [%d]: upgrade the older of the two; when that is the agent, run `ckptstore agent stop --store %s`, and it is started again",
+			ErrVersions, at.Name, s.PID, s.Version, s.Protocols, o.Version, client.Protocol, at.Name)
 	}
 	return c, nil
 }

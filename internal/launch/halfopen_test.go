@@ -30,7 +30,7 @@ func TestHalfOpenConnectionsEnd(t *testing.T) {
 		}
 		conns = append(conns, c)
 	}
-	if status, reply := d.post("hello", `{"protocols":[1]}`); status != 200 {
+	if status, reply := d.post("hello", `{"protocols":[3]}`); status != 200 {
 		t.Errorf("hello in parallel: %d %s", status, reply)
 	}
 	for i, c := range conns {

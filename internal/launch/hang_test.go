@@ -118,7 +118,7 @@ func pythonHangs(t *testing.T, before string) []string {
 	}
 	return []string{python, "-c", before + `
 import os, socket, time
-body = b'{"protocols": [2], "pid": %d}' % os.getpid()
+body = b'{"protocols": [3], "pid": %d}' % os.getpid()
 s = socket.socket(socket.AF_UNIX)
 s.connect(os.environ["CKPTSTORE_SOCKET"])
 s.sendall(b"POST /v1/hello HTTP/1.1\r\nHost: t\r\nConnection: close\r\nAuthorization: Bearer "

@@ -76,14 +76,13 @@ func dataOf(s client.State) (out []string) {
 
 // If the data that a rank wants lies as it is in a remaining slot, its own or
 // another's, the rank reads it there, and no memory is allocated. The slot stays
-// until every rank has released it. Meanwhile a worker of an earlier version of
-// the protocol gets a file of its own, as does converted data.
+// until every rank has released it. Data of several slots gets a file of its own.
 func TestSlotsAreLent(t *testing.T) {
 	t.Parallel()
 	killTrainer(t, checkpoint.ReceiptFile)
 	j, ranks := doors(t, 2)
-	for rank, versions := range []string{"[1,2,3]", "[1,2]"} {
-		if status, reply := ranks[rank].post("hello", `{"protocols":`+versions+`}`); status != 200 {
+	for _, d := range ranks {
+		if status, reply := d.post("hello", `{"protocols":[3]}`); status != 200 {
 			t.Fatal(status, reply)
 		}
 	}
@@ -99,12 +98,11 @@ func TestSlotsAreLent(t *testing.T) {
 	both.Offsets, both.Sizes = []int64{0, 0}, both.Shape
 	wants := []client.LoadRequest{{Items: append(items, part, both)}, {Items: itemsOf(own)}}
 	replies := loadRaw(t, ranks, wants)
-	var got client.LoadReply
-	var old client.OneArenaReply
+	var got, other client.LoadReply
 	if err := json.Unmarshal([]byte(replies[0]), &got); err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal([]byte(replies[1]), &old); err != nil {
+	if err := json.Unmarshal([]byte(replies[1]), &other); err != nil {
 		t.Fatal(err)
 	}
 	row := len(own.Tensors[0].Data) / int(own.Tensors[0].Box.Sizes[0])
@@ -119,7 +117,10 @@ func TestSlotsAreLent(t *testing.T) {
 	if want := []string{"r00000.save", "r00001.save", "r00000.save", "r00000.save", "r00001.save", "r00000.load"}; !slices.Equal(uses, want) {
 		t.Errorf("its items are in %q, want %q", uses, want)
 	}
-	if !strings.Contains(old.Arena, "r00001.load.") || strings.Contains(replies[1], "arenas") {
+	if read := readLoad(t, other); !slices.Equal(read, dataOf(own)) {
+		t.Errorf("rank 1 reads %q, want %q", read, dataOf(own))
+	}
+	if strings.Contains(replies[1], ".load.") {
 		t.Errorf("rank 1 got %s", replies[1])
 	}
 
@@ -138,14 +139,14 @@ func TestSlotsAreLent(t *testing.T) {
 	if read := readLoad(t, got); !slices.Equal(read, want) {
 		t.Errorf("during a save, rank 0 reads %q, want %q", read, want)
 	}
-	if status, reply := ranks[1].post("loaded", `{"load":1}`); status != 400 || !strings.Contains(reply, "rank 1 has no load 1") {
+	if status, reply := ranks[1].post("loaded", `{"load":2}`); status != 400 || !strings.Contains(reply, "rank 1 has no load 2") {
 		t.Errorf("what was not lent is taken back: %d %s", status, reply)
 	}
-	for rank, body := range []string{`{"load":1}`, fmt.Sprintf(`{"arena":%q}`, old.Arena)} {
-		if status, reply := ranks[rank].post("loaded", body); status != 200 {
+	for rank, d := range ranks {
+		if status, reply := d.post("loaded", `{"load":1}`); status != 200 {
 			t.Errorf("rank %d: %d %s", rank, status, reply)
 		}
-		if status, _ := ranks[rank].post("loaded", body); status != 400 {
+		if status, _ := d.post("loaded", `{"load":1}`); status != 400 {
 			t.Errorf("rank %d gives back twice: %d", rank, status)
 		}
 	}

@@ -12,15 +12,14 @@ import (
 )
 
 // If the data that a rank wants lies as it is in a file of the checkpoint, the
-// rank reads it there, and memory is allocated only for the rest; a worker of an
-// earlier version of the protocol gets a file of its own. Damage is found in
-// place.
+// rank reads it there, and memory is allocated only for the rest. Damage is found
+// in place.
 func TestFilesAreLent(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, savesAndEnds...).must()
 	j, ranks := doors(t, 2)
-	for rank, versions := range []string{"[1,2,3]", "[1,2]"} {
-		if status, reply := ranks[rank].post("hello", `{"protocols":`+versions+`}`); status != 200 {
+	for _, d := range ranks {
+		if status, reply := d.post("hello", `{"protocols":[3]}`); status != 200 {
 			t.Fatal(status, reply)
 		}
 	}
@@ -29,12 +28,11 @@ func TestFilesAreLent(t *testing.T) {
 	both.Offsets, both.Sizes = []int64{0, 0}, both.Shape
 	wants := []client.LoadRequest{{Items: append(itemsOf(first), itemsOf(second)[0], both)}, {Items: itemsOf(second)}}
 	replies := loadRaw(t, ranks, wants)
-	var got client.LoadReply
-	var old client.OneArenaReply
+	var got, other client.LoadReply
 	if err := json.Unmarshal([]byte(replies[0]), &got); err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal([]byte(replies[1]), &old); err != nil {
+	if err := json.Unmarshal([]byte(replies[1]), &other); err != nil {
 		t.Fatal(err)
 	}
 	want := append(dataOf(first), string(second.Tensors[0].Data), string(first.Tensors[0].Data)+string(second.Tensors[0].Data))
@@ -47,7 +45,10 @@ func TestFilesAreLent(t *testing.T) {
 			t.Errorf("item %d is in %s", item, path)
 		}
 	}
-	if !strings.HasPrefix(old.Arena, j.store.Shared) {
+	if read := readLoad(t, other); !slices.Equal(read, dataOf(second)) {
+		t.Errorf("rank 1 reads %q, want %q", read, dataOf(second))
+	}
+	if slices.ContainsFunc(other.Arenas, func(a client.LoadArena) bool { return !strings.HasPrefix(a.Path, home.DataDir) }) {
 		t.Errorf("rank 1 got %s", replies[1])
 	}
 	file, err := os.OpenFile(got.Arenas[got.In[0]].Path, os.O_WRONLY, 0)

@@ -3,7 +3,9 @@ package launch_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -100,10 +102,10 @@ var badRequests = []struct {
 	{"garbage", "save", `{"step":`, nil, 400, "decode request"},
 	{"nothing", "hello", ``, nil, 400, "decode request"},
 	{"wrong type", "save", `{"step":"one"}`, nil, 400, "decode request"},
-	{"wrong token", "hello", `{"protocols":[1]}`, []string{"Authorization", "Bearer no"}, 401, "rank 0 of attempt 1: wrong token"},
+	{"wrong token", "hello", `{"protocols":[3]}`, []string{"Authorization", "Bearer no"}, 401, "rank 0 of attempt 1: wrong token"},
 	{"no token", "save", `{}`, []string{"Authorization", ""}, 401, "wrong token"},
-	{"other protocol", "hello", `{"protocols":[0,7]}`, nil, 400, "protocol versions [0 7], this trainer speaks [1 2 3]"},
-	{"no protocol", "hello", `{}`, nil, 400, "this trainer speaks [1 2 3]"},
+	{"other protocol", "hello", `{"protocols":[0,7]}`, nil, 400, "protocol versions [0 7], this trainer speaks [3]"},
+	{"no protocol", "hello", `{}`, nil, 400, "this trainer speaks [3]"},
 	{"unknown request", "restore", `{}`, nil, 404, `no request "restore"`},
 
 	{"negative step", "save", `{"step":-1}`, nil, 400, "step -1 is negative"},
@@ -154,7 +156,7 @@ func TestBadRequests(t *testing.T) {
 		}
 	}
 	// Each socket has its own token.
-	if status, _ := ranks[1].post("hello", `{"protocols":[1]}`, "Authorization", "Bearer "+ranks[0].token); status != 401 {
+	if status, _ := ranks[1].post("hello", `{"protocols":[3]}`, "Authorization", "Bearer "+ranks[0].token); status != 401 {
 		t.Errorf("rank 1's socket took rank 0's token: status %d", status)
 	}
 	if info, err := os.Stat(ranks[0].socket); err != nil || info.Mode().Perm() != 0o600 {
@@ -168,12 +170,24 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
+// mark stores the generation of a save in its slot, as a worker does after its copy.
+func mark(t *testing.T, s client.SaveReply) {
+	t.Helper()
+	slot, err := os.OpenFile(s.Arena, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = slot.WriteAt(binary.LittleEndian.AppendUint64(nil, s.Generation), 8)
+	if err := errors.Join(err, slot.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A slot belongs to the save that took it, until its bytes are written.
 func TestSealOnce(t *testing.T) {
 	t.Parallel()
 	_, ranks := doors(t, 1)
-	// The trainer marks the slots of a worker of the first protocol itself.
-	if status, reply := ranks[0].post("hello", `{"protocols":[1]}`); status != 200 || !strings.Contains(reply, `"protocol":1`) {
+	if status, reply := ranks[0].post("hello", `{"protocols":[3,99]}`); status != 200 || !strings.Contains(reply, `"protocol":3`) {
 		t.Fatal(status, reply)
 	}
 	body := `{"step":1,"items":[` + goodItem + `]}`
@@ -185,6 +199,7 @@ func TestSealOnce(t *testing.T) {
 	if data, err := os.ReadFile(s.Arena); err != nil || !bytes.HasPrefix(data[s.Offsets[0]:], make([]byte, 8)) {
 		t.Fatalf("%d bytes, %v", len(data), err)
 	}
+	mark(t, s)
 	if status, reply := ranks[0].post("seal", `{"checkpoint":"step-2.a1"}`); status != 409 {
 		t.Fatal(status, reply)
 	}
@@ -199,13 +214,12 @@ func TestSealOnce(t *testing.T) {
 	}
 }
 
-// A worker that reports its copy as complete, but has not marked the slot as the
-// second version of the protocol requires, is rejected: after the trainer's
-// death, readers of the slot rely on the mark.
+// A worker that reports its copy as complete, but has not marked the slot, is
+// rejected: after the trainer's death, readers of the slot rely on the mark.
 func TestSealWithoutMark(t *testing.T) {
 	t.Parallel()
 	_, ranks := doors(t, 1)
-	if status, reply := ranks[0].post("hello", `{"protocols":[2]}`); status != 200 {
+	if status, reply := ranks[0].post("hello", `{"protocols":[3]}`); status != 200 {
 		t.Fatal(status, reply)
 	}
 	if status, reply := ranks[0].post("save", `{"step":1,"items":[`+goodItem+`]}`); status != 200 {

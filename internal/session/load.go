@@ -9,10 +9,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
-// readsSlots is the first protocol version in which a load may name several
-// files.
-const readsSlots = 3
-
 // newLoader returns the loader of an attempt.
 func (j *Job) newLoader(g *Group) *restore.Loader {
 	return restore.New(restore.Config{
@@ -56,13 +52,13 @@ func (l loads) Completed(ctx context.Context, plans []*events.LoadPlan, b *event
 	return l.decisions.append(ctx, facts...)
 }
 
-func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (any, error) {
+func (s *rankServer) onLoad(ctx context.Context, req client.LoadRequest) (client.LoadReply, error) {
 	ranks, err := s.participants(req.Participants)
 	if err != nil {
-		return nil, err
+		return client.LoadReply{}, err
 	}
 	req.Refused = Beginning(req.Refused, MaxMessage)
-	return s.loader.Load(ctx, s.rank, ranks, req, s.protocol.Load() >= readsSlots, s.cfg.Collective)
+	return s.loader.Load(ctx, s.rank, ranks, req, s.cfg.Collective)
 }
 
 // onLoaded releases the memory that a worker was lent. It answers when all ranks

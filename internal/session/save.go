@@ -70,7 +70,7 @@ func (s *rankServer) busy(id string, why error) (client.SaveReply, error) {
 		text = "skipped: " + text
 	}
 	s.outbox.post(id, &events.WriteFailed{Attempt: s.Number, Checkpoint: id, Rank: s.rank, Error: text})
-	if s.cfg.WhenBusy == staging.BusySkip && s.protocol.Load() > 1 {
+	if s.cfg.WhenBusy == staging.BusySkip {
 		return client.SaveReply{Checkpoint: id, Skipped: why.Error()}, nil
 	}
 	return client.SaveReply{}, problem.Wrap(problem.Unavailable, why)
@@ -108,7 +108,7 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	reply := client.SaveReply{
 		Checkpoint: id, Plan: known.token, Slot: sl.Index, Arena: sl.Path, Size: known.slot.Size(), Generation: sl.Generation,
 	}
-	if checked != nil || s.protocol.Load() == 1 {
+	if checked != nil {
 		reply.Offsets = known.slot.Offsets()
 	}
 	return reply, nil
@@ -185,7 +185,7 @@ func (s *rankServer) onSeal(_ context.Context, req client.CheckpointRef) (struct
 	if ended, err := over(); ended {
 		return struct{}{}, err
 	}
-	size, ok, err := s.slots.Seal(s.rank, req.Checkpoint, s.protocol.Load() == 1)
+	size, ok, err := s.slots.Seal(s.rank, req.Checkpoint)
 	if err != nil {
 		return struct{}{}, err
 	}

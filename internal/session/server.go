@@ -23,17 +23,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// protocols are the versions that a trainer speaks. In version 1 the trainer
-// marks a slot as sealed, and every reply has the offsets. Up to version 2 a load
-// uses a single file.
-var protocols = []int{1, unsaid, client.Protocol}
-
-// Protocols returns the versions of docs/reference/protocol.md that are served.
-func Protocols() []int { return slices.Clone(protocols) }
-
-// unsaid is the version assumed of a worker before its hello.
-const unsaid = 2
-
 // maxBody bounds the body of a request, in bytes. Tensors do not travel here.
 const maxBody = 1 << 30
 
@@ -48,8 +37,7 @@ type rankServer struct {
 	http   *http.Server
 	done   chan error
 
-	outbox   *outbox
-	protocol atomic.Int64 // the version that the worker speaks
+	outbox *outbox
 
 	left  atomic.Bool // the rank has left
 	once  sync.Once
@@ -79,7 +67,6 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
 	}
 	s := &rankServer{Group: g, rank: rank, token: token, socket: socket, listen: l, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
-	s.protocol.Store(unsaid)
 	s.outbox = &outbox{ctx: g.work, record: s.recordAsRank, lost: s.lost}
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/hello", handle(s, s.onHello))
@@ -253,22 +240,15 @@ func decoded[In, Out any](r *http.Request, body []byte, h func(context.Context, 
 }
 
 func (s *rankServer) onHello(ctx context.Context, h client.Hello) (client.Context, error) {
-	version := 0
-	for _, v := range h.Protocols {
-		if slices.Contains(protocols, v) {
-			version = max(version, v)
-		}
+	if !slices.Contains(h.Protocols, client.Protocol) {
+		return client.Context{}, badRequest("the worker speaks protocol versions %v, this trainer speaks [%d]: upgrade the older of the two", h.Protocols, client.Protocol)
 	}
-	if version == 0 {
-		return client.Context{}, badRequest("the worker speaks protocol versions %v, this trainer speaks %v: upgrade the older of the two", h.Protocols, protocols)
-	}
-	s.protocol.Store(int64(version))
 	s.once.Do(func() { s.hello <- s.rank })
 	if err := s.held(ctx); err != nil {
 		return client.Context{}, err
 	}
 	return client.Context{
-		Protocol: version, Run: s.cfg.Run, Trial: s.cfg.Trial, Job: s.cfg.Job,
+		Protocol: client.Protocol, Run: s.cfg.Run, Trial: s.cfg.Trial, Job: s.cfg.Job,
 		Attempt: s.Number, Rank: s.rank, WorldSize: s.cfg.World(), Resume: s.Resume, Config: s.cfg.TrialConfig, Store: s.store.ID,
 	}, nil
 }

@@ -24,9 +24,6 @@ func (r *restore) lendFiles(ctx context.Context, held staging.Copies) error {
 	var whose []want
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
-		if !of.slots {
-			continue
-		}
 		for _, read := range of.alone() {
 			w := of.wants[read.Want]
 			if of.spot(read.Want).lent() {

@@ -91,9 +91,6 @@ func (r *restore) lendSlots(ctx context.Context, held staging.Copies) (bytes int
 	var verified, checked []lending // by this process, and by the ranks
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
-		if !of.slots {
-			continue
-		}
 		for _, read := range of.alone() {
 			s := spotIn(held, of.wants[read.Want], read)
 			if s.arena == nil {

@@ -42,7 +42,6 @@ type load struct {
 
 	// Guarded by the loader's lock.
 	asked   map[int]client.LoadRequest // unchanged once complete is closed
-	slots   map[int]bool               // ranks that can read staging slots; likewise unchanged
 	over    error                      // set before complete is closed
 	waiting map[int]bool               // ranks that wait for an answer
 	cancel  context.CancelFunc         // ends the reading; nil before it begins
@@ -65,7 +64,7 @@ type (
 // answer is a rank's result. The loader owns its arena and slots until the rank
 // has received them.
 type answer struct {
-	reply   any
+	reply   client.LoadReply
 	arena   *staging.Arena // nil: nothing was read for the rank
 	slots   []*staging.Arena
 	verdict *verdict // of ranks that verify; nil: no rank does
@@ -73,22 +72,18 @@ type answer struct {
 	err     error
 }
 
-// loan identifies memory that a rank gives back: by the number of the load or, in
-// versions 1 and 2 of the protocol, by the path of the arena.
-type loan struct {
-	rank, load int
-	path       string
-}
+// loan identifies memory that a rank gives back.
+type loan struct{ rank, load int }
 
 // New returns the loader of an attempt.
 func New(cfg Config) *Loader {
 	return &Loader{cfg: cfg, counts: map[loadRanks]int{}, loads: map[loadOf]*load{}, lent: map[loan]*answer{}, gone: map[int]error{}}
 }
 
-// join adds rank's request to its next load with ranks. slots tells whether the
-// rank can read staging slots. The last request starts the reading. A rank that
-// cannot load ends the load for all ranks, including those that join later.
-func (l *Loader) join(rank int, ranks []int, req client.LoadRequest, slots bool) (*load, error) {
+// join adds rank's request to its next load with ranks. The last request starts
+// the reading. A rank that cannot load ends the load for all ranks, including
+// those that join later.
+func (l *Loader) join(rank int, ranks []int, req client.LoadRequest) (*load, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	of := loadOf{with: fmt.Sprint(ranks)}
@@ -102,11 +97,11 @@ func (l *Loader) join(rank int, ranks []int, req client.LoadRequest, slots bool)
 		l.made++
 		ld = &load{
 			n: l.made, of: of, ranks: ranks, complete: make(chan struct{}), done: make(chan struct{}),
-			asked: map[int]client.LoadRequest{}, slots: map[int]bool{}, waiting: map[int]bool{},
+			asked: map[int]client.LoadRequest{}, waiting: map[int]bool{},
 		}
 		l.loads[of] = ld
 	}
-	ld.asked[rank], ld.slots[rank], ld.waiting[rank] = req, slots, true
+	ld.asked[rank], ld.waiting[rank] = req, true
 	if req.Refused != "" && ld.over == nil {
 		ld.over = fmt.Errorf("load %d is a collective, and rank %d cannot take part in it: %s", ld.n, rank, req.Refused)
 		close(ld.complete)
@@ -182,7 +177,7 @@ func (l *Loader) forget(ld *load) {
 }
 
 // take returns a rank's answer and marks the arena in it as lent.
-func (l *Loader) take(ld *load, rank int) (any, error) {
+func (l *Loader) take(ld *load, rank int) (client.LoadReply, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(ld.waiting, rank)
@@ -190,7 +185,7 @@ func (l *Loader) take(ld *load, rank int) (any, error) {
 	got := &ld.answers[rank]
 	if l.closed && got.err == nil {
 		l.undo(got)
-		return nil, &ConflictError{errors.New("the attempt is over")}
+		return client.LoadReply{}, &ConflictError{errors.New("the attempt is over")}
 	}
 	if got.err == nil {
 		lent := *got

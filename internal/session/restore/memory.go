@@ -50,7 +50,7 @@ func (r *restore) memory(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for rank := range r.ranks {
 		of := &r.ranks[rank]
-		if of.arena != nil || of.slots && of.allLent() {
+		if of.arena != nil || of.allLent() {
 			continue
 		}
 		g.Go(func() (err error) {

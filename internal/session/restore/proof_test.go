@@ -3,6 +3,7 @@ package restore
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"log/slog"
@@ -54,10 +55,11 @@ func stage(t *testing.T, s *staging.Slots, id string, with byte) {
 	}
 	content := bytes.Repeat([]byte{with}, int(items[0].Bytes))
 	_, err = io.NewOffsetWriter(slot, layout.Offsets()[0]).Write(content)
-	if err := errors.Join(err, slot.Close()); err != nil {
+	_, merr := slot.WriteAt(binary.LittleEndian.AppendUint64(nil, got.Generation), 8)
+	if err := errors.Join(err, merr, slot.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := s.Seal(0, id, true); !ok || err != nil {
+	if _, ok, err := s.Seal(0, id); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 	_, release, err := s.Open(id, 0, items)

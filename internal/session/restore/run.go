@@ -42,7 +42,6 @@ type restoreRank struct {
 	size    int64
 	arena   *staging.Arena
 
-	slots    bool   // the rank can read several files
 	verifies bool   // the rank verifies what it copies
 	spots    []spot // by want; nil: none is lent
 }
@@ -50,13 +49,10 @@ type restoreRank struct {
 // run reads a load for all ranks. On return nothing writes to their arenas.
 func (l *Loader) run(ctx context.Context, ld *load) []answer {
 	r := &restore{l: l, n: ld.n, part: ld.ranks, ranks: make([]restoreRank, l.cfg.World)}
-	for rank := range r.ranks {
-		r.ranks[rank].slots = true // no memory is allocated for ranks without wants
-	}
 	verifies := true // all or none: a rank that did not wait would continue where others fail
 	for _, rank := range r.part {
-		r.ranks[rank].items, r.ranks[rank].slots = ld.asked[rank].Items, ld.slots[rank]
-		verifies = verifies && ld.slots[rank] && ld.asked[rank].Verifies
+		r.ranks[rank].items = ld.asked[rank].Items
+		verifies = verifies && ld.asked[rank].Verifies
 	}
 	for _, rank := range r.part {
 		r.ranks[rank].verifies = verifies
@@ -214,6 +210,59 @@ func (r *restore) record(ctx context.Context, reads []checkpoint.Read, slots, fi
 		return nil
 	}
 	return cfg.Log.Completed(ctx, plans, done)
+}
+
+// answers returns the answer of each rank, with the places of its items.
+func (r *restore) answers() []answer {
+	out := make([]answer, len(r.ranks))
+	for rank := range r.ranks {
+		out[rank] = r.answer(rank, &r.ranks[rank])
+	}
+	return out
+}
+
+// answer returns the answer of a rank.
+func (r *restore) answer(rank int, of *restoreRank) answer {
+	out := answer{arena: of.arena, slots: of.lent(), verdict: r.verdict, by: loan{rank: rank, load: r.n}}
+	reply := client.LoadReply{
+		Checkpoint: r.ckpt.ID, Step: r.ckpt.Step, Load: r.n, Arenas: []client.LoadArena{}, Unread: r.unread,
+		In: make([]int, len(of.items)), Offsets: make([]int64, len(of.items)), Sizes: make([]int64, len(of.items)),
+	}
+	number := map[spot]int{} // a file's spot has only its path
+	name := func(s spot, path string, size int64) {
+		number[s] = len(reply.Arenas)
+		reply.Arenas = append(reply.Arenas, client.LoadArena{Path: path, Size: size})
+	}
+	for _, a := range out.slots {
+		name(spot{arena: a}, a.Path(), int64(len(a.Data())))
+	}
+	for _, path := range of.lentFiles() {
+		name(spot{file: path}, path, r.files[path])
+	}
+	if of.arena != nil {
+		name(spot{arena: of.arena}, of.arena.Path(), of.size)
+	}
+	for item := range reply.Sizes {
+		reply.Sizes[item] = -1
+	}
+	for i, item := range of.of {
+		if of.absent(i) {
+			continue
+		}
+		at := of.spot(i)
+		if !at.lent() {
+			at = spot{arena: of.arena, off: of.offsets[i]}
+		}
+		reply.In[item], reply.Offsets[item], reply.Sizes[item] = number[spot{arena: at.arena, file: at.file}], at.off, of.sizes[i]
+		if at.check != nil {
+			if reply.Checks == nil {
+				reply.Checks = &client.Checks{}
+			}
+			reply.Checks.Add(item, at.check.Before, at.check.After, at.check.Sums)
+		}
+	}
+	out.reply = reply
+	return out
 }
 
 // loadTarget holds the buffers of the wants of all ranks.

@@ -94,17 +94,16 @@ func tierOf(slots, files int64) string {
 }
 
 // Load joins the rank's next load with ranks, which are distinct and ascending,
-// and returns the reply. It waits up to limit for the other ranks. slots tells
-// whether the rank can read several files.
-func (l *Loader) Load(ctx context.Context, rank int, ranks []int, req client.LoadRequest, slots bool, limit time.Duration) (any, error) {
+// and returns the reply. It waits up to limit for the other ranks.
+func (l *Loader) Load(ctx context.Context, rank int, ranks []int, req client.LoadRequest, limit time.Duration) (client.LoadReply, error) {
 	for _, it := range req.Items {
 		if it.FQN == "" {
-			return nil, &MisuseError{errors.New("an item has no name")}
+			return client.LoadReply{}, &MisuseError{errors.New("an item has no name")}
 		}
 	}
-	ld, err := l.join(rank, ranks, req, slots)
+	ld, err := l.join(rank, ranks, req)
 	if err != nil {
-		return nil, err
+		return client.LoadReply{}, err
 	}
 	wait, cancel := l.bounded(ctx, limit)
 	defer cancel()
@@ -113,16 +112,16 @@ func (l *Loader) Load(ctx context.Context, rank int, ranks []int, req client.Loa
 	case <-wait.Done():
 		absent := l.absent(ld)
 		l.leave(ld, rank)
-		return nil, fmt.Errorf("load %d is a collective, and ranks %v have not called it: %w", ld.n, absent, wait.Err())
+		return client.LoadReply{}, fmt.Errorf("load %d is a collective, and ranks %v have not called it: %w", ld.n, absent, wait.Err())
 	}
 	if ld.over != nil {
-		return nil, &ConflictError{ld.over}
+		return client.LoadReply{}, &ConflictError{ld.over}
 	}
 	select {
 	case <-ld.done:
 		return l.take(ld, rank)
 	case <-ctx.Done():
 		l.leave(ld, rank)
-		return nil, ctx.Err()
+		return client.LoadReply{}, ctx.Err()
 	}
 }

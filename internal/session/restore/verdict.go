@@ -151,11 +151,11 @@ func (r *restore) look(ctx context.Context) error {
 // returns when the verdict is known; it waits up to limit for the others.
 func (l *Loader) Loaded(ctx context.Context, rank int, req client.LoadedRequest, limit time.Duration) error {
 	l.mu.Lock()
-	by := loan{rank, req.Load, req.Arena}
+	by := loan{rank, req.Load}
 	lent, ok := l.lent[by]
 	if !ok {
 		l.mu.Unlock()
-		return &MisuseError{fmt.Errorf("rank %d has no load %d in %q to give back", rank, req.Load, req.Arena)}
+		return &MisuseError{fmt.Errorf("rank %d has no load %d to give back", rank, req.Load)}
 	}
 	delete(l.lent, by)
 	if lent.arena != nil {

@@ -48,7 +48,7 @@ func stage(t *testing.T, s *Slots, id string, with byte) {
 	at := p.at[Key(keptItem)]
 	copy(sl.arena.data[at.Offset:], bytes.Repeat([]byte{with}, int(at.Size)))
 	storeSealed(sl.arena.data, sl.generation)
-	if _, ok, err := s.Seal(0, id, false); !ok || err != nil {
+	if _, ok, err := s.Seal(0, id); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 	src, release, err := s.Open(id, 0, []checkpoint.Item{keptItem})

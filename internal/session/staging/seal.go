@@ -22,17 +22,13 @@ func (s *Slots) holding(rank int, checkpoint string) *slot {
 }
 
 // Seal ends the copying of a rank's part of a save and returns its size. ok is
-// false if there is no slot to seal. mark asks it to mark the header itself, for
-// workers that do not.
-func (s *Slots) Seal(rank int, checkpoint string, mark bool) (size int64, ok bool, err error) {
+// false if there is no slot to seal.
+func (s *Slots) Seal(rank int, checkpoint string) (size int64, ok bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sl := s.holding(rank, checkpoint)
 	if sl == nil || sl.phase != copying {
 		return 0, false, nil
-	}
-	if mark {
-		storeSealed(sl.arena.data, sl.generation)
 	}
 	if got := loadSealed(sl.arena.data); got != sl.generation {
 		return 0, true, misuse("the slot of rank %d for %s is not sealed: bytes 8 to 16 of %s are %d, want the generation %d", rank, checkpoint, sl.arena.path, got, sl.generation)

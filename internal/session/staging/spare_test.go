@@ -47,7 +47,7 @@ func seals(t *testing.T, s *Slots, checkpoint string) {
 	sl := s.holding(0, checkpoint)
 	s.mu.Unlock()
 	storeSealed(sl.arena.data, sl.generation)
-	if _, ok, err := s.Seal(0, checkpoint, false); !ok || err != nil {
+	if _, ok, err := s.Seal(0, checkpoint); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 }

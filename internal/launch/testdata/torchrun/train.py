@@ -79,7 +79,7 @@ def save(state, path):
     if system == "dcp":
         dcp.save(state, checkpoint_id=path)
         return
-    client = Client([3])
+    client = Client()
     client.wait(client.save(1, client.items(state)), "committed")
 
 
@@ -87,7 +87,7 @@ def restore(state, path):
     if system == "dcp":
         dcp.load(state, checkpoint_id=path)
         return
-    Client([3]).load_into(state)
+    Client().load_into(state)
 
 
 def main():
