@@ -141,6 +141,29 @@ func TestReplicasDiffer(t *testing.T) {
 	wantEnded(t, []string{"step-5.a1"}, []string{"step-5.a2"})
 }
 
+var driftsApart = workerRole("has replicas that differ later", func(ctx context.Context, c *client.Client) error {
+	mine := state(5, c.Rank, c.WorldSize)
+	for step := int64(1); step <= 3; step++ {
+		if step == 2 {
+			mine.Tensors[1].Data[6] += byte(c.Rank)
+		}
+		if err := saveAll(ctx, c, step, mine, client.SaveOptions{}); err != nil {
+			emit("%v", err)
+		}
+	}
+	return nil
+})
+
+// StrictReplicas compares the replicas of every save, also after a save that was
+// aborted.
+func TestReplicasDifferLater(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, driftsApart...)
+	j.cfg.StrictReplicas = true
+	j.loses("step-3.a1")
+	wantEnded(t, []string{"step-1.a1"}, []string{"step-2.a1", "step-3.a1"})
+}
+
 var converts = workerRole("loads as other types", func(ctx context.Context, c *client.Client) error {
 	scale := func(dtype tensor.DType, data []byte) client.State {
 		full := tensor.Shape{2}

@@ -41,7 +41,13 @@ type localPlan struct {
 
 // local returns the plan of a request and, if the worker sent the plan's items,
 // the plan with the worker's checks.
+//
+// With StrictReplicas it knows no plan by its token, so that the checks come with each
+// save: replicas that were equal in one save may differ in the next.
 func (s *rankServer) local(ctx context.Context, req client.SaveRequest) (known *localPlan, checked *checkpoint.Local, err error) {
+	if req.Plan != "" && s.cfg.StrictReplicas && s.cfg.World() > 1 {
+		return nil, nil, problem.Wrap(problem.UnknownPlan, errUnknownPlan)
+	}
 	if req.Plan != "" {
 		s.mu.Lock()
 		defer s.mu.Unlock()
