@@ -58,8 +58,8 @@ sequence.
 
 With --cursor NAME, the store keeps the position of this subscriber, and the next call
 with that name continues after it, on any machine. --from is where a new cursor starts.
-The cursor moves after an event is printed: after a crash an event may be printed again,
-but none is skipped. A second concurrent subscriber of the same name exits with code 5.
+The cursor moves when an event was printed: after a crash an event may be printed again,
+and none is left out. A reader of a pipe that is killed loses what it had not read. A second concurrent subscriber of the same name exits with code 5.
 
 --follow continues when another process takes over as owner of the store.`,
 		Example: `  ckptstore events bert --type checkpoint.committed

@@ -35,9 +35,8 @@ With --self-contained, DIR becomes a store of this checkpoint alone, without a l
 data/RUN/TRIAL/ID as in the store, and ORIGIN.json, which names the original store,
 event and manifest. Unlike the directory in the store, it has no hard link to files of
 other checkpoints and does not depend on files imported in place, so cp, rsync and tar
-copy all of it. Read it in place with --store DIR --offline, add it to another store's
-directory with "cp -r DIR/data STORE/", or create a log for it with "ckptstore recover
---store DIR". Receipt, manifest and indexes prove it as in the store. The manifest is
+copy all of it. Read it in place with --store DIR --offline, or create a log for it with
+"ckptstore recover --store DIR". Receipt, manifest and indexes prove it as in the store. The manifest is
 that of the log, unless chunks had to be moved out of shared or adopted files.
 
 ` + offlineHelp + `

@@ -75,8 +75,8 @@ With --as-of, list the checkpoints as of that moment, by folding the log up to i
 WRITTEN and REUSED are the bytes of tensors and values that the save wrote, and those
 that were already stored. SHARED and EXCLUSIVE are bytes of files as of now: those
 that other checkpoints share, and those that deleting the checkpoint would free. They
-are read from the files' metadata, for wide, json and jsonl only. Unknown values are
-"-", and absent in JSON.`,
+are read from the files' metadata, for wide, json and jsonl only. REASON is why a
+checkpoint was aborted or deleted. Unknown values are "-", and absent in JSON.`,
 		Example: "  ckptstore ls\n  ckptstore ls bert --all\n  ckptstore ls --as-of 1200\n  ckptstore ls --as-of 2026-11-21T14:05:06Z",
 		RunE: func(c *cobra.Command, names []string) error {
 			run := ""

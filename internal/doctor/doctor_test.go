@@ -83,7 +83,7 @@ func TestExamineThisMachine(t *testing.T) {
 	if r.Examined != at || len(r.Checks) != 22 {
 		t.Errorf("%d checks in %s, want those in %s: %+v", len(r.Checks), r.Examined, at, r.Checks)
 	}
-	want(t, r, "gpu.driver", NotChecked, "no NVIDIA driver", "nothing on a machine without GPUs")
+	want(t, r, "gpu.driver", NotChecked, "no NVIDIA driver", "no action is needed on a machine without GPUs")
 	want(t, r, "shm.map", OK, "mapped", "")
 	for id, saw := range map[string]string{
 		"store.write": at, "store.lock": "between processes", "store.dirsync": "synced",

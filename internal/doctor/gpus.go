@@ -37,7 +37,7 @@ func driver(i gpu.Inventory, err error) (gpu.Inventory, answer) {
 	none := gpu.Inventory{}
 	switch {
 	case errors.Is(err, gpu.ErrNoDriver):
-		return none, notChecked("nothing on a machine without GPUs; with GPUs, check that nvidia-smi works here, and in a container that the NVIDIA runtime is on", "no NVIDIA driver found")
+		return none, notChecked("no action is needed on a machine without GPUs; with GPUs, check that nvidia-smi works here, and in a container that the NVIDIA runtime is on", "no NVIDIA driver found")
 	case errors.Is(err, gpu.ErrNotBuilt):
 		return none, notChecked("run a trainer built on Linux with CGO_ENABLED=1", "this binary was built without cgo or not for Linux, so it cannot ask NVML")
 	case err != nil:

@@ -35,8 +35,8 @@ them. When a worker dies, the group restarts from the last committed checkpoint
 of the run. To continue a run, use its name: the next job of that name resumes
 where the last one ended.
 
-If files of a checkpoint are missing or damaged (the trainer checks its manifest,
-indexes and file sizes), the job prints a warning and resumes from the newest
+If files of a checkpoint are missing or have another size (the trainer checks its
+manifest, indexes and file sizes, not the bytes), the job prints a warning and resumes from the newest
 complete checkpoint of the run instead. With --resume require, or a checkpoint
 named by --resume, the job refuses to start.
 
@@ -46,8 +46,8 @@ named by --resume, the job refuses to start.
 
 After a failure, the log keeps what the worker wrote to $TORCHELASTIC_ERROR_FILE,
 up to 16 KiB of its message and the last 64 KiB of its traceback. On a nearly
-full disk, metrics wait for room, saves are aborted, and the training continues;
-if a worker ends then, the job ends too.
+full disk, the job waits for room: metrics, saves and the ends of workers are recorded
+when there is room. A save that does not fit is aborted, and the training continues.
 
 A save returns when the worker's bytes are copied into a slot in shared memory.
 A rank has --staging-slots slots, or one, with a warning, if --staging-memory
