@@ -112,3 +112,10 @@ class Sessions(Launches):
                 emit([full.status, "staging" in str(full)])
         """, "--staging-memory", "1MiB")
         self.assertEqual(heard, [[507, True]])
+
+    def test_an_abort_names_its_checkpoint_once(self) -> None:
+        from ckptstore import SaveAborted
+
+        refused = SaveAborted("step-1.a1", "checkpoint step-1.a1 was aborted: replicas differ")
+        self.assertEqual(str(refused), "checkpoint step-1.a1 was aborted: replicas differ")
+        self.assertEqual(refused.reason, "replicas differ")

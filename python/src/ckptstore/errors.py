@@ -5,6 +5,8 @@ All derive from :class:`Error`. Wrong arguments raise ValueError, TypeError or K
 
 from __future__ import annotations
 
+import re
+
 
 class Error(Exception):
     """Base class. The text names the operation, its subject, the cause and the next step."""
@@ -76,6 +78,7 @@ class SaveAborted(Error):
     """
 
     def __init__(self, checkpoint: str, reason: str):
+        reason = re.sub(r"^checkpoint \S+ was aborted: ", "", reason)  # a refusal names the checkpoint itself
         super().__init__(checkpoint, reason)
         self.checkpoint, self.reason = checkpoint, reason
 
@@ -92,6 +95,7 @@ class SaveSkipped(Error):
     """
 
     def __init__(self, checkpoint: str, reason: str):
+        reason = re.sub(r"^checkpoint \S+ was aborted: ", "", reason)  # a refusal names the checkpoint itself
         super().__init__(checkpoint, reason)
         self.checkpoint, self.reason = checkpoint, reason
 
