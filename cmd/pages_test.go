@@ -5,85 +5,89 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
+// notRun are the how-to pages without a block that runs here, and why.
+var notRun = map[string]string{
+	"extend":     "Go of another module: examples/backend is its program, and has tests",
+	"frameworks": "frameworks that are not installed: python/programs runs them",
+	"go-workers": "parts of programs",
+	"lightning":  "Lightning and transformers: python/tests/integrations runs them",
+	"notebook":   "PyTorch: python/tests/pages.py runs it",
+	"pytorch":    "PyTorch: python/tests/pages.py runs it",
+	"serve":      "servers that run until they are stopped",
+	"torch-save": "PyTorch: python/tests/pages.py runs it",
+}
+
 // TestPages runs the shell blocks of the pages for users: those of one page in order, in
 // an empty directory, with the commands of this tree on the PATH. A block without a
-// language after a shell block is output: each of its lines must be printed there.
+// language after a shell block is its output: its lines must be printed, in their order.
 func TestPages(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob(filepath.Join("..", "docs", "howto", "*.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(pages) < 10 {
-		t.Fatalf("%d how-to pages: where are the others?", len(pages))
-	}
-	pages = append(pages, filepath.Join("..", "README.md"), filepath.Join("..", "docs", "tutorial.md"))
-	checked := 0
-	for _, page := range pages {
+	for _, page := range append(pages, filepath.Join("..", "README.md")) {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
 		}
-		script, output := blocksOf(string(text))
-		if script == "" {
+		name, blocks := strings.TrimSuffix(filepath.Base(page), ".md"), blocksOf(string(text))
+		if (len(blocks) == 0) != (notRun[name] != "") {
+			t.Errorf("%s has %d blocks that run here; the reason for none: %q", page, len(blocks), notRun[name])
+		}
+		if len(blocks) == 0 {
 			continue
 		}
-		checked += len(output)
-		t.Run(strings.TrimSuffix(filepath.Base(page), ".md"), func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			printed := runPage(t, script)
-			for _, line := range output {
-				if !printedLine(printed, line) {
-					t.Errorf("the commands do not print the page's line\n%s\nbut\n%s", line, printed)
+			printed := runPage(t, blocks)
+			for n, b := range blocks {
+				if missing := notPrinted(printed[n], b.output); missing != "" {
+					t.Errorf("the commands do not print the page's line\n%s\nin its place, but\n%s", missing, printed[n])
 				}
 			}
 		})
 	}
-	if checked < 50 {
-		t.Errorf("%d lines of output were checked: the pages are not read as they are meant", checked)
-	}
+}
+
+// block is a shell block of a page, with the output that the page shows for it.
+type block struct {
+	script string
+	output []string
 }
 
 var fence = regexp.MustCompile("(?ms)^```([a-z]*)\n(.*?)^```$")
 
-// blocksOf returns the shell blocks of a page as one script, and the lines of output
-// that the page shows for them.
-func blocksOf(text string) (script string, output []string) {
-	var b strings.Builder
+func blocksOf(text string) (blocks []block) {
 	shell := false
 	for _, m := range fence.FindAllStringSubmatch(text, -1) {
-		switch m[1] {
-		case "sh":
+		switch {
+		case m[1] == "sh":
 			shell = true
-			for line := range strings.Lines(m[2]) {
-				if !strings.HasPrefix(line, " ") && strings.TrimSpace(line) != "" {
-					b.WriteString("printf '%s\\n' " + quote("$ "+strings.TrimSuffix(line, "\n")) + "\n")
-				}
-				b.WriteString(line)
-			}
-		case "":
-			if !shell {
-				continue
-			}
+			blocks = append(blocks, block{script: m[2]})
+		case m[1] != "":
+			shell = false
+		case shell:
+			last := &blocks[len(blocks)-1]
 			for line := range strings.Lines(m[2]) {
 				if line = strings.TrimSpace(line); line != "" && line != "…" {
-					output = append(output, line)
+					last.output = append(last.output, line)
 				}
 			}
-		default:
-			shell = false
 		}
 	}
-	return b.String(), output
+	return blocks
 }
 
-func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+// between separates the outputs of two blocks.
+const between = "\x01next block\n"
 
-func runPage(t *testing.T, script string) string {
+func runPage(t *testing.T, blocks []block) []string {
 	t.Helper()
 	dir := t.TempDir()
 	fixture, err := filepath.Abs(filepath.Join("..", "internal", "format", "dcp", "testdata", "torch-2.14", "mesh2x2"))
@@ -93,28 +97,48 @@ func runPage(t *testing.T, script string) string {
 	if err := os.Symlink(fixture, filepath.Join(dir, "dcp-checkpoint")); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
+	var script strings.Builder
+	for n, b := range blocks {
+		if n > 0 {
+			script.WriteString("printf '\\001next block\\n'\n")
+		}
+		script.WriteString(b.script)
+	}
+	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script.String())
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(dir, ".state"))
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	return string(out)
+	printed := strings.Split(string(out), between)
+	if len(printed) != len(blocks) {
+		t.Fatalf("%d blocks printed %d parts", len(blocks), len(printed))
+	}
+	return printed
 }
 
-// varying is what differs between two runs of the same commands: times, durations,
-// identities, digests and sizes.
-var varying = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8,}\b|[0-9]+(\.[0-9]+)?(ns|µs|ms|m[0-9.]+s|s)?\b|/[^\s,;:]+`)
+// varying is what differs between two runs of the same commands: identities, digests,
+// dates, times, durations and paths. python/tests/pages.py has the same pattern.
+var varying = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8,}\b|[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?|\b([0-9]+m)?[0-9]+(\.[0-9]+)?(ns|µs|ms|s)\b|/[^\s,;:]+`)
 
-// printedLine reports whether a line of a page occurs in what its commands printed,
-// apart from what varies. … stands for any text.
-func printedLine(printed, line string) bool {
-	var parts []string
-	for _, part := range strings.Split(line, "…") {
-		parts = append(parts, regexp.QuoteMeta(alike(part)))
+// notPrinted returns the first line of a page that was not printed after the line
+// before it, apart from what varies, or "". … stands for any text.
+func notPrinted(printed string, lines []string) string {
+	rest := strings.Split(alike(printed), "\n")
+	for _, line := range lines {
+		var parts []string
+		for _, part := range strings.Split(line, "…") {
+			parts = append(parts, regexp.QuoteMeta(alike(part)))
+		}
+		pattern := regexp.MustCompile(strings.Join(parts, ".*"))
+		at := slices.IndexFunc(rest, pattern.MatchString)
+		if at < 0 {
+			return line
+		}
+		rest = rest[at+1:]
 	}
-	return regexp.MustCompile(strings.Join(parts, ".*")).MatchString(alike(printed))
+	return ""
 }
 
 var spaces = regexp.MustCompile(`[ \t]+`)
@@ -124,19 +148,21 @@ func alike(s string) string { return spaces.ReplaceAllString(varying.ReplaceAllS
 // TestPageLines: a line that the commands do not print is found, whatever varies.
 func TestPageLines(t *testing.T) {
 	t.Parallel()
-	printed := "RUN    STEP  SIZE\nmnist  60    42.4 KiB  2026-11-25 18:11:27\n"
-	for line, want := range map[string]bool{
-		"mnist 20 1 KiB 2026-01-01 00:00:00": true,
-		"mnist … KiB":                        true,
-		"mnist  60  42.4 MiB":                false,
-		"bert   60  42.4 KiB":                false,
+	printed := "RUN    STEP  SIZE\nmnist  60    42.4 KiB  2026-11-25 18:11:27\nexit code 1\n"
+	for lines, want := range map[string]string{
+		"mnist 60 42.4 KiB 2026-01-01 00:00:00": "",
+		"mnist … KiB\nexit code 1":              "",
+		"mnist  60  42.4 MiB":                   "mnist  60  42.4 MiB",
+		"mnist  80  42.4 KiB":                   "mnist  80  42.4 KiB",
+		"exit code 0":                           "exit code 0",
+		"exit code 1\nmnist  60  42.4 KiB":      "mnist  60  42.4 KiB",
 	} {
-		if got := printedLine(printed, line); got != want {
-			t.Errorf("%q: %v", line, got)
+		if got := notPrinted(printed, strings.Split(lines, "\n")); got != want {
+			t.Errorf("%q: %q is missing, want %q", lines, got, want)
 		}
 	}
-	script, output := blocksOf("```sh\na\n```\n\n```\nb\n…\n```\n\n```go\nc\n```\n\n```\nd\n```\n")
-	if script != "printf '%s\\n' '$ a'\na\n" || len(output) != 1 || output[0] != "b" {
-		t.Errorf("script %q, output %q", script, output)
+	blocks := blocksOf("```sh\na\n```\n\n```\nb\n…\n```\n\n```go\nc\n```\n\n```\nd\n```\n")
+	if len(blocks) != 1 || blocks[0].script != "a\n" || !slices.Equal(blocks[0].output, []string{"b"}) {
+		t.Errorf("blocks %q", blocks)
 	}
 }

@@ -92,7 +92,7 @@ func TestMainQuiet(t *testing.T) {
 		if code := run(t.Context(), func(context.Context, Config) {}, &stderr); code != exitDone {
 			t.Errorf("exit code %d: %s", code, &stderr)
 		}
-		if strings.Contains(stderr.String(), "without reporting") != advised {
+		if strings.Contains(stderr.String(), "without a report") != advised {
 			t.Errorf("with %s=%q it prints %q", client.EnvQuiet, quiet, &stderr)
 		}
 		got()

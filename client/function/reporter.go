@@ -112,7 +112,7 @@ func (p *Reporter) finish(ctx context.Context) error {
 	}
 	p.done = true
 	if p.count == 0 && !p.r.quiet {
-		p.r.log.Warn("the function ran until completion without reporting; call Report once an iteration to see metrics")
+		p.r.log.Warn("function returned without a report; call Report once an iteration to see metrics")
 	}
 	return p.hand(ctx, handed{Result{Duplicate: true}, make(chan struct{})})
 }

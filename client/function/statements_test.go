@@ -246,7 +246,7 @@ func Test17NoReport(t *testing.T) {
 		if err != nil || n != 0 || len(b.got) != 0 {
 			t.Errorf("%d iterations, %v; the trainer got %v", n, err, b.got)
 		}
-		x.logged("level=WARN", "ran until completion without reporting")
+		x.logged("level=WARN", "function returned without a report")
 		x = wrapped(t, func(context.Context, Config) {})
 		x.want(Result{Duplicate: true})
 	})
@@ -297,7 +297,7 @@ func Test18ErrorAfterResults(t *testing.T) {
 func Test19EndWithoutResultOrError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newTrial(t, func(context.Context, *Reporter) error { return nil })
-		if err := x.failure(ErrSilent); !strings.Contains(err.Error(), "ran until completion without reporting") {
+		if err := x.failure(ErrSilent); !strings.Contains(err.Error(), "function returned without a report") {
 			t.Error(err)
 		}
 		// A goroutine can also end without returning.

@@ -36,7 +36,7 @@ var ErrExposed = problem.New(problem.Invalid, "not safe to listen")
 
 // Listen configures how clients connect over TCP.
 type Listen struct {
-	Address string      // HOST:PORT; port 0 is any free one
+	Address string      // HOST:PORT; port 0 takes any free port
 	Token   string      // that clients must present; "" only if TLS asks for their certificates
 	TLS     *tls.Config // nil: no encryption. It may ask for client certificates.
 	Grant   front.Grant // rights of the clients

@@ -237,8 +237,8 @@ func recorded(subject string, header nats.Header, data []byte, seq uint64, at ti
 	return events.Recorded{Event: e, Sequence: seq, Stored: at}
 }
 
-// inPlace checks the log's rules that go beyond the envelope: the event's ID is the one
-// that the server deduplicates by, only event 1 is a beginning, the lane fits the kind,
+// inPlace checks the log's rules that go beyond the envelope: the event's ID equals the ID
+// by which the server deduplicates, only event 1 is a beginning, the lane fits the kind,
 // and a decision has a condition. The rules of a newer version are unknown.
 func inPlace(e events.Event, header nats.Header, seq uint64) error {
 	if id := header.Get(events.HeaderMsgID); id != "" && id != e.ID {

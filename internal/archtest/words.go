@@ -51,7 +51,8 @@ var WordReasons = map[string]string{
 // wordList is Words, compiled.
 var wordList = func() (list []*regexp.Regexp) {
 	for _, w := range Words {
-		list = append(list, regexp.MustCompile(`(?i)`+w.Pattern))
+		// Words of a pattern may be on two lines of a comment.
+		list = append(list, regexp.MustCompile(`(?i)`+strings.ReplaceAll(w.Pattern, " ", `\s+(?:(?://|#)\s*)?`)))
 	}
 	return list
 }()
@@ -69,8 +70,8 @@ func (h WordHit) String() string {
 	return fmt.Sprintf("%s:%d: %q: write %s", h.Path, h.Line, h.Word, h.Hint)
 }
 
-// FindWords returns the hits of Words in the files of a tree. Testdata is other
-// programs' text, except the tests of commands.
+// FindWords returns the hits of Words in the files of a tree. It reads no testdata,
+// which is fixtures and the programs that made them, except the tests of commands.
 func FindWords(tree fs.FS) (hits []WordHit, err error) {
 	err = fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -101,7 +102,7 @@ func readable(name string) bool {
 		return strings.Contains(name, "testdata/script") && strings.HasPrefix(path.Ext(name), ".txt")
 	}
 	switch path.Ext(name) {
-	case ".go", ".py", ".md", ".yml", ".c":
+	case ".go", ".py", ".md", ".yml", ".c", ".sh", ".d2", ".toml":
 		return true
 	}
 	return strings.HasPrefix(name, ".ci/")
@@ -124,13 +125,29 @@ func wordsOf(name string, text []byte) (hits []WordHit) {
 	file := files.AddFile(name, -1, len(text))
 	var s scanner.Scanner
 	s.Init(file, text, nil, scanner.ScanComments)
+	// Comments on consecutive lines are one text.
+	comment, first, last := "", 0, 0
+	flush := func() {
+		add(first, comment)
+		comment = ""
+	}
 	for {
 		pos, tok, lit := s.Scan()
+		line := files.Position(pos).Line
 		switch tok {
 		case token.EOF:
+			flush()
 			return hits
-		case token.COMMENT, token.STRING:
-			add(files.Position(pos).Line, lit)
+		case token.STRING:
+			add(line, lit)
+		case token.COMMENT:
+			if comment == "" || line != last+1 {
+				flush()
+				comment, first = lit, line
+			} else {
+				comment += "\n" + lit
+			}
+			last = line + strings.Count(lit, "\n")
 		}
 	}
 }

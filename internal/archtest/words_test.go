@@ -21,7 +21,7 @@ func TestWords(t *testing.T) {
 // TestWordsAreFound: each sort of file is read, in Go without identifiers.
 func TestWordsAreFound(t *testing.T) {
 	tree := fstest.MapFS{
-		"room/a.go":                   {Data: []byte("// Package room says\n// it aloud.\npackage room\n\nvar says = \"nobody\" + `x\nbeside`\n")},
+		"room/a.go":                   {Data: []byte("// Package room says\n// it aloud, once\n// more.\npackage room\n\nvar says = \"nobody\" + `x\nbeside`\n")},
 		"room/testdata/golden.txt":    {Data: []byte("whoever\n")},
 		"cmd/testdata/script/x.txtar": {Data: []byte("# it goes on\n")},
 		"docs/page.md":                {Data: []byte("Anew.\n")},
@@ -40,7 +40,7 @@ func TestWordsAreFound(t *testing.T) {
 	}
 	want := []string{
 		`.ci/run:1: "all the same"`, `cmd/testdata/script/x.txtar:1: "goes on"`, `docs/page.md:1: "Anew"`, `python/p.py:1: "once more"`,
-		`room/a.go:1: "says"`, `room/a.go:2: "aloud"`, `room/a.go:5: "nobody"`, `room/a.go:6: "beside"`,
+		`room/a.go:6: "nobody"`, `room/a.go:7: "beside"`, `room/a.go:1: "says"`, `room/a.go:2: "aloud"`, `room/a.go:2: "once\n// more"`,
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("found\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

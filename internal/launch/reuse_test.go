@@ -215,7 +215,7 @@ func TestFirstSaveWarnsOfNothing(t *testing.T) {
 	j := newJob(t, 3, saves...)
 	j.store.Views = askedViews{j.store.Views}
 	j.must()
-	if strings.Contains(j.log.String(), "is reused") {
+	if strings.Contains(j.log.String(), "reused") {
 		t.Errorf("the trainer logged:\n%s", j.log)
 	}
 }

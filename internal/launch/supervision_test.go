@@ -296,8 +296,8 @@ var holdsMasterPort = workerRole("holds the master port", func(ctx context.Conte
 	return errors.Join(term(ctx), l.Close())
 })
 
-// Jobs that run at the same time have ports of their own, and rank 0 is the one
-// that listens.
+// Jobs that run at the same time have ports of their own, and rank 0
+// listens.
 func TestJobsAtOnceHaveTheirPorts(t *testing.T) {
 	t.Parallel()
 	ports := map[string]bool{}

@@ -149,7 +149,7 @@ func (s *saver) base(ctx context.Context, ref string) (b data.Base, found bool, 
 // reusing returns a writer that writes only the new chunks of a checkpoint.
 func (s *saver) reusing(ctx context.Context, checkpoint string) *data.FileWriter {
 	warn := func(err error) {
-		s.log.Info("no chunks reused; all are written", "save", checkpoint, "reason", err)
+		s.log.Info("chunks written again; their base is not reused", "save", checkpoint, "reason", err)
 	}
 	return s.store.Data.Writer(s.ref(checkpoint)).Reusing(warn, s.basesOf(ctx, checkpoint)...)
 }

@@ -122,32 +122,35 @@ func (c *connections) track(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// count returns the number of connections in a state, and a channel that the next
-// change closes.
-func (c *connections) count(state http.ConnState) (n int, changed <-chan struct{}) {
+// count returns the number of connections that have sent no request yet, and of those
+// whose request is being served, and a channel that the next change closes.
+func (c *connections) count() (unread, active int, changed <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.states {
-		if s == state {
-			n++
+		switch s {
+		case http.StateNew:
+			unread++
+		case http.StateActive:
+			active++
 		}
 	}
 	if c.changed == nil {
 		c.changed = make(chan struct{})
 	}
-	return n, c.changed
+	return unread, active, c.changed
 }
 
 // settle returns when no request is being served, and no new connection is left
 // that sent one. It returns the error of ctx if that ends before. It exists because
 // [http.Server.Shutdown] drops requests that it reads after the call: their ranks
-// would see the end of a connection in place of the reason.
+// would see the end of a connection in place of the reason. A request that comes later,
+// on a connection that is idle now, may still meet the end.
 func (c *connections) settle(ctx context.Context) error {
 	fresh, cancel := context.WithTimeout(ctx, firstRequest)
 	defer cancel()
 	for {
-		unread, _ := c.count(http.StateNew)
-		active, changed := c.count(http.StateActive)
+		unread, active, changed := c.count()
 		if active == 0 && (unread == 0 || fresh.Err() != nil) {
 			return nil
 		}

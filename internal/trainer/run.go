@@ -149,7 +149,7 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
 	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
 	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see ckptstore gc --help)")
-	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "compare replicas in every save, and abort a save in which they differ (default: compare in the first save, warn)")
+	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "compare replicas in every save (samples above 1 MiB), and abort a save in which they differ (default: compare in the first save, and warn)")
 	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
 	f.StringVar(&o.stagingMemory, "staging-memory", "", "maximum shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
 	f.StringVar(&o.whenBusy, "when-busy", string(staging.BusyWait), "what a save does when all slots are in use: wait, skip or fail")

@@ -26,7 +26,7 @@
 // A checkpoint of the line stays if any rule keeps it. A policy without last, every, best or
 // keep-tagged keeps the whole line. Under every policy, these checkpoints are held: pinned
 // and tagged ones, the origin of a fork, those being restored, the head of any line, and the
-// newest of the trial. So the last checkpoint of the present line is never deleted, and no
+// newest of the trial. So the last checkpoint of the current line is never deleted, and no
 // checkpoint is deleted before its successor is committed.
 package retention
 
@@ -70,7 +70,7 @@ func Decide(p Policy, t Trial) []Verdict {
 			verdicts[i].Reason = c.Reason
 			continue
 		case c.Superseded && p.Superseded == DeleteSuperseded:
-			verdicts[i].Reason = "superseded: not in the present line"
+			verdicts[i].Reason = "superseded: not in the current line"
 			continue
 		case c.Superseded:
 			why = []string{"superseded, which the policy keeps"}

@@ -144,8 +144,8 @@ func (t *Trial) fill(r projections.Reader, metrics []string) error {
 	return nil
 }
 
-// newest returns the newest checkpoint of the line. When a run was restarted its line has
-// none for a while: then it is the newest of the trial, except removed ones.
+// newest returns the newest checkpoint of the line. When a run was started afresh (--resume none) its
+// line has none for a while: then it is the newest of the trial, except removed ones.
 func (t Trial) newest() projections.Checkpoint {
 	newest := func(in func(projections.Checkpoint) bool) (found projections.Checkpoint) {
 		for _, c := range t.Checkpoints {

@@ -19,8 +19,8 @@ import (
 // as a full disk.
 //
 // After that, the fence cuts the database off from the file system. A failed database
-// cannot be closed, and its background work would damage the directory for the next one
-// that opens it: it removes files that it considers its own. After raise, none of its
+// cannot be closed, and its background work would damage the directory for the next
+// database there: it removes files that it considers its own. After raise, none of its
 // operations reach the disk. Its files and its lock are closed, and another database
 // may open the directory in this process.
 type fence struct {

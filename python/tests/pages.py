@@ -5,11 +5,11 @@
 A block of Python that begins with ``# NAME.py`` is a program. Each page gets an empty folder
 with its programs. The bash blocks from the first section with a program on run there, line by
 line, with this Python as python3 and the commands of --bin (or the PATH). A block without a
-language after a bash block is output: each of its lines must be printed, apart from numbers,
-times and paths; ``…`` stands for any text. With --name only the lines run that name one of
-these programs, and output is not compared. Without PyTorch, the page is reported as not run,
-or with --name the lines of programs that need it. Exit code 1: a line fails, output is
-missing, or no line runs a program.
+language after a bash block is its output: its lines must be printed in their order, apart
+from dates, durations, identities and paths; ``…`` stands for any text. With --name only the
+lines run that name one of these programs, and output is not compared. Exit code 1: a line
+fails, output is missing, or no line runs a program. Exit code 3: a program needs PyTorch,
+and this Python has none.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import tempfile
 PROGRAM = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.M | re.S)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 # What differs between two runs: the same pattern is in cmd/pages_test.go.
-VARYING = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8,}\b|[0-9]+(\.[0-9]+)?(ns|µs|ms|m[0-9.]+s|s)?\b|/[^\s,;:]+")
+VARYING = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8,}\b|[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?|\b([0-9]+m)?[0-9]+(\.[0-9]+)?(ns|µs|ms|s)\b|/[^\s,;:]+")
 LIMIT = 180  # seconds of one line
 
 
@@ -38,9 +38,15 @@ def alike(text):
 
 
 def missing(printed, shown):
-    """Returns the lines of a page's output that were not printed."""
-    lines = [line.strip() for line in shown.splitlines() if line.strip() not in ("", "…")]
-    return [line for line in lines if not re.search(".*".join(re.escape(alike(part)) for part in line.split("…")), alike(printed))]
+    """Returns the first line of a page's output that was not printed after the line before it."""
+    rest = alike(printed).split("\n")
+    for line in [line.strip() for line in shown.splitlines() if line.strip() not in ("", "…")]:
+        pattern = re.compile(".*".join(re.escape(alike(part)) for part in line.split("…")))
+        at = next((number for number, text in enumerate(rest) if pattern.search(text)), None)
+        if at is None:
+            return [line]
+        rest = rest[at + 1 :]
+    return []
 
 
 def blocks(text):
@@ -61,6 +67,10 @@ def blocks(text):
     return found
 
 
+class Missing(Exception):
+    """A page cannot be run here."""
+
+
 class Page:
     """A page whose programs run in a folder."""
 
@@ -73,8 +83,7 @@ class Page:
         """Runs the page's lines. Returns what failed."""
         wanted = [name for name in self.names or self.programs if name in self.programs]
         if not self.names and not self.torch and any("torch" in program for program in self.programs.values()):
-            print(f"not run: {self.path}: this Python has no PyTorch", flush=True)
-            return []
+            raise Missing(f"{self.path}: this Python has no PyTorch")
         for name in wanted:
             (self.folder / name).write_text(self.programs[name])
         for body, shown in blocks(self.text):
@@ -93,8 +102,7 @@ class Page:
             return ""
         self.ran.add(name)
         if name and "torch" in self.programs[name] and not self.torch:
-            print(f"not run: {line}: this Python has no PyTorch", flush=True)
-            return ""
+            raise Missing(f"{line}: this Python has no PyTorch")
         print(f"$ {line}", flush=True)
         try:
             done = subprocess.run(["bash", "-euo", "pipefail", "-c", line], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
@@ -127,7 +135,11 @@ def main():
             python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
             python.chmod(0o755)
             path = os.pathsep.join([str(programs), *([str(options.bin.resolve())] if options.bin else []), os.environ["PATH"]])
-            failed += Page(page, folder, {**os.environ, "PATH": path}, options.name, torch).run()
+            try:
+                failed += Page(page, folder, {**os.environ, "PATH": path}, options.name, torch).run()
+            except Missing as why:
+                print(f"not run: {why}")
+                return 3
     for problem in failed:
         print(problem)
     return 1 if failed else 0

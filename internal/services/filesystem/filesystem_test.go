@@ -313,8 +313,8 @@ func TestFilesComeBack(t *testing.T) {
 	}
 }
 
-// TestIDs: a checkpoint is read by its ID too, also when a newer one has its name. A
-// write by an ID makes a checkpoint of that name.
+// TestIDs: a checkpoint is read by its ID too, also when a newer one has its name, and
+// from another run. A write under an ID is refused.
 func TestIDs(t *testing.T) {
 	a, st := here(t)
 	var ids []string
@@ -335,11 +335,15 @@ func TestIDs(t *testing.T) {
 	if now, err := a.get("run/step-7"); err != nil || string(now[metadataFile]) != string(files(t, mesh)[metadataFile]) {
 		t.Errorf("by the name an older checkpoint is read: %v", err)
 	}
-	if err := a.save("run/"+ids[0], mesh); err != nil {
-		t.Fatal(err)
+	other, err := a.get("child/run@" + ids[0])
+	if err != nil || string(other[metadataFile]) != string(files(t, every)[metadataFile]) {
+		t.Errorf("from another run, as a fork resumes: %v", err)
 	}
-	if got, err := a.get("run/" + ids[0]); err != nil || string(got[metadataFile]) != string(files(t, mesh)[metadataFile]) {
-		t.Errorf("the checkpoint of the name %s is not read: %v", ids[0], err)
+	if err := a.save("run/"+ids[0], mesh); err == nil || !strings.Contains(err.Error(), "form of a checkpoint's ID") {
+		t.Errorf("a save under an ID: %v", err)
+	}
+	if _, err := a.get("run/step-7.a99"); err == nil {
+		t.Error("an ID that does not exist is read")
 	}
 }
 

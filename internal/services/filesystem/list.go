@@ -32,26 +32,32 @@ func (h *Handler) line(ctx context.Context, run string) ([]projections.Checkpoin
 	return all, nil
 }
 
-// readable returns the line of a path's run, as reads see it: a checkpoint that the
-// path names by its ID, such as step-40.a1, has that as its name. IDs are what
-// CKPTSTORE_RESUME names, and each is of one checkpoint, where a name is of the newest.
-func (h *Handler) readable(ctx context.Context, p path) ([]projections.Checkpoint, error) {
+// readable returns a path and the line of its run, as reads see them. A path may name a
+// checkpoint by its ID, as CKPTSTORE_RESUME does: step-40.a1 or, of another run that a
+// fork begins with, RUN@step-40.a1. That checkpoint then has its ID as its name. No name
+// has the form of an ID: see [path.written].
+func (h *Handler) readable(ctx context.Context, p path) (path, []projections.Checkpoint, error) {
+	if len(p.parts) > 0 {
+		if run, id, other := strings.Cut(p.parts[0], "@"); other && idForm.MatchString(id) {
+			if err := store.ValidRun(run); err != nil {
+				return p, nil, refused("%s%s: run %q: %w", scheme, p.text, run, err)
+			}
+			p.run, p.parts = run, append([]string{id}, p.parts[1:]...)
+		}
+	}
 	all, err := h.line(ctx, p.run)
 	if err != nil {
-		return nil, err
+		return p, nil, err
 	}
 	for n := 1; n <= len(p.parts); n++ {
 		id := strings.Join(p.parts[:n], partMark)
-		if slices.ContainsFunc(all, func(c projections.Checkpoint) bool { return c.Name == id }) {
-			continue
-		}
 		for i := range all {
 			if all[i].ID == id {
 				all[i].Name = id
 			}
 		}
 	}
-	return all, nil
+	return p, all, nil
 }
 
 // committed returns the newest checkpoint of a name.
@@ -90,7 +96,7 @@ func (h *Handler) stat(ctx context.Context, in pathRequest) (node, error) {
 	if err != nil {
 		return node{}, err
 	}
-	all, err := h.readable(ctx, p)
+	p, all, err := h.readable(ctx, p)
 	if err != nil {
 		return node{}, err
 	}
@@ -139,7 +145,7 @@ func (h *Handler) list(ctx context.Context, in pathRequest) (listReply, error) {
 	if err != nil {
 		return listReply{}, err
 	}
-	all, err := h.readable(ctx, p)
+	p, all, err := h.readable(ctx, p)
 	if err != nil {
 		return listReply{}, err
 	}
@@ -233,7 +239,7 @@ func (h *Handler) remove(ctx context.Context, in removeRequest) (removeReply, er
 			}
 		}
 	}
-	all, err := h.line(ctx, p.run)
+	p, all, err := h.readable(ctx, p)
 	if err != nil {
 		return removeReply{}, err
 	}

@@ -71,6 +71,9 @@ func (p path) file() (target, string, bool) {
 	return target{p.run, strings.Join(p.parts[:n], partMark)}, p.parts[n], true
 }
 
+// idForm is the end of an ID that [planner.CheckpointID] makes of a name.
+var idForm = regexp.MustCompile(`\.a[0-9]{1,9}(\.[0-9]+)?$`)
+
 // written returns the path as that of a file to write.
 func (p path) written() (target, string, error) {
 	to, name, ok := p.file()
@@ -82,6 +85,9 @@ func (p path) written() (target, string, error) {
 	}
 	if err := planner.ValidName(to.name); err != nil {
 		return to, name, refused("%s%s: %w", scheme, p.text, err)
+	}
+	if idForm.MatchString(to.name) {
+		return to, name, refused("%s%s: %q has the form of a checkpoint's ID, which the store assigns: give it another name", scheme, p.text, to.name)
 	}
 	if err := data.PendingName(name); err != nil {
 		return to, name, refused("%s%s: %w", scheme, p.text, err)

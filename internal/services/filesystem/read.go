@@ -50,7 +50,7 @@ func (h *Handler) open(ctx context.Context, in pathRequest) (openReply, error) {
 	if err != nil {
 		return openReply{}, err
 	}
-	all, err := h.readable(ctx, p)
+	p, all, err := h.readable(ctx, p)
 	if err != nil {
 		return openReply{}, err
 	}

@@ -6,8 +6,8 @@ import (
 	"math"
 )
 
-// oldest returns the best fitting slot to take. It prefers slots with memory, then
-// slots without readers, then slots without content, then the slot written first.
+// oldest returns the best fitting slot to take. It prefers slots without readers, then
+// slots with memory, then slots without content, then the slot written first.
 // So the newest checkpoint stays in memory as long as there is another slot. A slot
 // whose memory is being allocated counts as having none: the allocation runs
 // without the lock. The caller holds the lock.
