@@ -297,7 +297,7 @@ func Test18ErrorAfterResults(t *testing.T) {
 func Test19EndWithoutResultOrError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := newTrial(t, func(context.Context, *Reporter) error { return nil })
-		if err := x.failure(ErrSilent); !strings.Contains(err.Error(), "function returned without a report") {
+		if err := x.failure(ErrSilent); !strings.Contains(err.Error(), "ran until completion without reporting") {
 			t.Error(err)
 		}
 		// A goroutine can also end without returning.

@@ -137,8 +137,12 @@ func (a *app) relaunch(ctx context.Context, s *store.Store, run string, more []s
 		return r, err
 	}
 	if job.Dir == "" || len(job.Command) == 0 {
-		return r, fmt.Errorf("%w: job %s of run %q is of an older version, or started no workers; start the next one with `trainer run --name %s -- %s`",
-			errNoLaunch, job.Job, run, run, quoted(job.Command))
+		command := quoted(job.Command)
+		if len(job.Command) == 0 || filepath.Base(job.Command[0]) == "ckptstore" { // an import, a recovery
+			command = "COMMAND"
+		}
+		return r, fmt.Errorf("%w: job %s of run %q started no workers; start the next one with `trainer run --name %s -- %s`",
+			errNoLaunch, job.Job, run, run, command)
 	}
 	trainer, err := findTrainer()
 	if err != nil {
