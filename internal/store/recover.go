@@ -145,7 +145,7 @@ func (r *recovery) run(ctx context.Context) error {
 		return err
 	}
 	if lock == nil {
-		return fmt.Errorf("%w: another process holds %s: end it first; `ckptstore agent stop` ends an agent", ErrLocked, filepath.Join(r.dir, lockName))
+		return fmt.Errorf("%w: another process holds %s: end it first; `ckptstore agent stop --wait` ends an agent", ErrLocked, filepath.Join(r.dir, lockName))
 	}
 	defer func() { _ = lock.Close() }()
 	if j, begun, err = readJournal(r.dir); err != nil {
