@@ -134,9 +134,12 @@ def main():
             python = programs / "python3"
             python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
             python.chmod(0o755)
+            # Pages show the warnings that users see.
+            environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
             path = os.pathsep.join([str(programs), *([str(options.bin.resolve())] if options.bin else []), os.environ["PATH"]])
+            environment["PATH"] = path
             try:
-                failed += Page(page, folder, {**os.environ, "PATH": path}, options.name, torch).run()
+                failed += Page(page, folder, environment, options.name, torch).run()
             except Missing as why:
                 print(f"not run: {why}")
                 return 3
