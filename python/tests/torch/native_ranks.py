@@ -88,7 +88,7 @@ def a_slot_that_was_written_to() -> None:
             ckptstore.load(empty(), "step-4")
             raise AssertionError("what was written to a slot is loaded")
         except Refused as error:
-            assert "load it again" in str(error) and "rank 1 has copied" in str(error), str(error)
+            assert "load it again" in str(error) and "the copy of rank 1 is damaged" in str(error), str(error)
     both(4)
 
 
