@@ -116,6 +116,6 @@ class Sessions(Launches):
     def test_an_abort_names_its_checkpoint_once(self) -> None:
         from ckptstore import SaveAborted
 
-        refused = SaveAborted("step-1.a1", "checkpoint step-1.a1 was aborted: replicas differ")
+        refused = SaveAborted("step-1", "checkpoint step-1.a1 was aborted: replicas differ")
         self.assertEqual(str(refused), "checkpoint step-1.a1 was aborted: replicas differ")
-        self.assertEqual(refused.reason, "replicas differ")
+        self.assertEqual((refused.checkpoint, refused.reason), ("step-1.a1", "replicas differ"))

@@ -78,7 +78,8 @@ class SaveAborted(Error):
     """
 
     def __init__(self, checkpoint: str, reason: str):
-        reason = re.sub(r"^checkpoint \S+ was aborted: ", "", reason)  # a refusal names the checkpoint itself
+        if named := re.match(r"checkpoint (\S+) was aborted: ", reason):  # a refusal, with the full ID
+            checkpoint, reason = named[1], reason[named.end() :]
         super().__init__(checkpoint, reason)
         self.checkpoint, self.reason = checkpoint, reason
 
@@ -95,7 +96,8 @@ class SaveSkipped(Error):
     """
 
     def __init__(self, checkpoint: str, reason: str):
-        reason = re.sub(r"^checkpoint \S+ was aborted: ", "", reason)  # a refusal names the checkpoint itself
+        if named := re.match(r"checkpoint (\S+) was aborted: ", reason):  # a refusal, with the full ID
+            checkpoint, reason = named[1], reason[named.end() :]
         super().__init__(checkpoint, reason)
         self.checkpoint, self.reason = checkpoint, reason
 
