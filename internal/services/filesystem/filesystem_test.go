@@ -345,6 +345,15 @@ func TestIDs(t *testing.T) {
 	if _, err := a.get("run/step-7.a99"); err == nil {
 		t.Error("an ID that does not exist is read")
 	}
+	if err := a.ask("remove", removeRequest{Path: "run/" + ids[0], Recursive: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.get("run/" + ids[0]); err == nil {
+		t.Error("a removed checkpoint is read by its ID")
+	}
+	if now, err := a.get("run/step-7"); err != nil || string(now[metadataFile]) != string(files(t, mesh)[metadataFile]) {
+		t.Errorf("the newer checkpoint of the name went with it: %v", err)
+	}
 }
 
 // killable starts killable servers of one store, one after the other.
