@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/launch/backend"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -350,4 +351,40 @@ func Test09EncodedReportsAreDecoded(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	wantText(t, j.out, `refused backend hooks: decode a report: metric "loss" was not encoded`)
+}
+
+// stopsFirst stops the job when it starts to train, and lets the trainer learn of it
+// only after all workers have ended.
+type stopsFirst struct {
+	session.Log
+	*job
+}
+
+// Append implements session.Log.
+func (l stopsFirst) Append(ctx context.Context, facts ...events.Fact) ([]uint64, error) {
+	if facts[0].Kind == (events.TrainingStarted{}).Kind() {
+		l.cancel(errStop)
+		for len(survivors(l.t, l.cfg.Job)) > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		<-time.After(shortly) // until their parent has seen it
+	}
+	return l.Log.Append(ctx, facts...)
+}
+
+// A job whose workers end well because it was stopped has not completed, whether the
+// trainer learns of their ends or of the stop first.
+func TestStoppedJobHasNotCompleted(t *testing.T) {
+	t.Parallel()
+	for n := range 6 {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 1, sitsConnected...)
+			j.store.Log = stopsFirst{home.Log, j}
+			j.start()
+			if err := j.wait(); !errors.Is(err, errStop) {
+				t.Errorf("error %v, want that of the stop", err)
+			}
+		})
+	}
 }

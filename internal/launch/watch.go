@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -108,7 +109,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		w.signal(syscall.SIGTERM)
 		grace.Reset(left)
 	})
+	var interrupted atomic.Bool // workers lived when the job was stopped
 	defer context.AfterFunc(ctx, func() {
+		interrupted.Store(w.living() > 0)
 		w.log.Warn("stopping workers", "cause", context.Cause(ctx))
 		term()
 	})()
@@ -151,6 +154,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	for alive := len(w.procs); alive > 0 || reported != nil; {
 		select {
 		case e := <-w.exits:
+			if interrupted.Load() { // done may be chosen last, after workers that ended well
+				stopped()
+			}
 			if alive--; alive == 0 {
 				w.group.EndReports()
 			}

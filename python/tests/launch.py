@@ -96,8 +96,9 @@ class Launches(unittest.TestCase):
 
     def script(self, source: str, name: str = "train") -> str:
         path = os.path.join(self.folder, name + ".py")
-        with open(path, "w") as file:
+        with open(path + ".new", "w") as file:
             file.write(PRELUDE + textwrap.dedent(source))
+        os.replace(path + ".new", path)  # a program of the same script may be reading it
         return path
 
     def start(self, source: str, *arguments: str, name: str = "train", **env: str) -> subprocess.Popen[str]:
