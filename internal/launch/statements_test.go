@@ -365,7 +365,7 @@ func (l stopsFirst) Append(ctx context.Context, facts ...events.Fact) ([]uint64,
 	if facts[0].Kind == (events.TrainingStarted{}).Kind() {
 		l.cancel(errStop)
 		for len(survivors(l.t, l.cfg.Job)) > 0 {
-			time.Sleep(time.Millisecond)
+			<-time.After(time.Millisecond)
 		}
 		<-time.After(shortly) // until their parent has seen it
 	}
