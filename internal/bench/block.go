@@ -196,9 +196,9 @@ func (a *bench) saveRank(ctx context.Context, tensors int, each int64, share flo
 // guard: see [process.RunGuard].
 func GuardCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
+		Use: process.GuardCommand + " JOB [NAME=VALUE...]", Hidden: true, Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, given []string) error {
-			return process.RunGuard(context.WithoutCancel(c.Context()), os.Stdin, given[0])
+			return process.RunGuard(context.WithoutCancel(c.Context()), os.Stdin, given[0], given[1:]...)
 		},
 	}
 }

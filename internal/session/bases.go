@@ -125,7 +125,8 @@ func (s *saver) share(b *events.CheckpointBegun) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.uses[b.Checkpoint] = data.NewUses(b.Participants, func() { <-s.permits }, func() { s.permits <- struct{}{} })
+	own := slices.DeleteFunc(slices.Clone(b.Participants), func(rank int) bool { return !s.writes(rank) })
+	s.uses[b.Checkpoint] = data.NewUses(own, func() { <-s.permits }, func() { s.permits <- struct{}{} })
 }
 
 func (s *saver) usesOf(checkpoint string) *data.Uses {

@@ -159,7 +159,7 @@ func (im *importer) run(ctx context.Context) error {
 // save runs the coordinator's shell until the checkpoint is committed.
 func (im *importer) save(ctx context.Context, from uint64) error {
 	coord := planner.NewCoordinator(im.coordinator(im.attempt, im.Job.cfg.World()))
-	s := newSaver(im.decisions, im.store, coord, im.log, staging.New(nil, im.staging()))
+	s := newSaver(im.decisions, im.store, coord, im.log, staging.New(nil, im.Job.cfg.staging(im.log)))
 	s.permits = make(chan struct{}, 1) // each holds a whole chunk in memory
 	s.resume, s.from = im.head, im.cfg.From.Path()
 	s.put = func(_ context.Context, c planner.Write) (data.Written, error) { return im.put(ctx, s, c) }

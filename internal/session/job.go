@@ -28,6 +28,7 @@ type Job struct {
 	decisions *decisionLog // nil before OpenTrial
 	arenas    *staging.Arenas
 	runtime   string // directory of this job's sockets
+	world     int    // ranks of the last group
 }
 
 // NewJob returns a job's hold on its trial. The caller holds the run's lease. All
@@ -54,7 +55,11 @@ func (j *Job) Store() Store { return j.store }
 
 // Open creates the job's socket directory and takes its shared memory.
 func (j *Job) Open() (err error) {
-	j.runtime = filepath.Join(j.store.Runtime, "job-"+j.cfg.Job[len(j.cfg.Job)-8:])
+	name := "job-" + j.cfg.Job[len(j.cfg.Job)-8:]
+	if j.cfg.Node > 0 { // nodes may share a machine
+		name += fmt.Sprint("-n", j.cfg.Node)
+	}
+	j.runtime = filepath.Join(j.store.Runtime, name)
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)
 	}
@@ -94,6 +99,15 @@ func (j *Job) OpenTrial(ctx context.Context, noted func(seq uint64)) (projection
 		return trial, err
 	}
 	return j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial)
+}
+
+// JoinAttempt prepares for an attempt that the coordinating process has opened: this
+// process appends facts about it, and no decision.
+func (j *Job) JoinAttempt(number int) {
+	j.decisions = &decisionLog{
+		eventWriter: j.writer, agg: events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial},
+		conflict: j.store.Conflict, attempt: number,
+	}
 }
 
 // StartAttempt opens an attempt by appending its group.started, and returns that
@@ -202,9 +216,6 @@ func (j *Job) coordinator(attempt, world int) planner.CoordinatorConfig {
 	}
 }
 
-func (j *Job) staging() staging.Config {
-	return staging.Config{
-		Slots: j.cfg.StagingSlots, Busy: j.cfg.WhenBusy, Ranks: len(j.cfg.Local()),
-		Memory: j.cfg.StagingMemory, Log: j.log,
-	}
+func (c Config) staging(log *slog.Logger) staging.Config {
+	return staging.Config{Slots: c.StagingSlots, Busy: c.WhenBusy, Ranks: len(c.Local()), Memory: c.StagingMemory, Log: log}
 }

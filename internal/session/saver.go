@@ -36,7 +36,12 @@ type saver struct {
 
 	resume   string // reference or path that the attempt resumed from
 	from     string // path of the checkpoint that is imported
-	together bool   // all ranks of a save are written by this process
+	together bool   // the ranks of a save that this process writes decide together what they reuse
+	local    []int  // ranks that this process writes; nil: all
+	peer     Peer   // decides in place of this process; nil: this process decides
+	// settled removes the files of an aborted save once no node writes them; nil: at
+	// once.
+	settled func(checkpoint string, sweep func())
 	reuse    bases
 
 	drain   chan drain // once
@@ -55,6 +60,7 @@ type saver struct {
 	noRoom  map[string]bool                // saves that end, or ended, because the disk is full
 	known   map[string]bool                // saves that were newest and have not ended
 	uses    map[string]*data.Uses          // of open saves, by ID
+	flying  map[string]int                 // writes of a save that have not ended, by ID
 	err     error                          // why the saver stopped
 }
 
@@ -79,7 +85,7 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[rankSave]bool{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
-		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{},
+		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{},
 	}
 	s.put, s.kept, s.costs = s.writeData, func() {}, func(int64) {}
 	return s
@@ -271,7 +277,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		// slot is freed here.
 		s.move(b.Checkpoint, client.WaitReply{State: client.Aborted, Reason: reason})
 		s.slots.Abort(b.Checkpoint)
-		s.sweep(ctx, b.Checkpoint)
+		s.clear(ctx, b.Checkpoint)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/client"
@@ -13,8 +14,26 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// execute runs a command of the coordinator.
+// writes reports whether this process writes a rank.
+func (s *saver) writes(rank int) bool { return s.local == nil || slices.Contains(s.local, rank) }
+
+// execute runs a command of the coordinator, if it concerns this process: one process
+// decides, and each writes and answers for its own ranks.
 func (s *saver) execute(ctx context.Context, c planner.Command) error {
+	switch c := c.(type) {
+	case planner.Ask:
+		if !s.writes(c.Rank) {
+			return nil
+		}
+	case planner.Write:
+		if !s.writes(c.Rank) {
+			return nil
+		}
+	case planner.Decide, planner.Publish, planner.Commit:
+		if s.peer != nil {
+			return nil
+		}
+	}
 	switch c := c.(type) {
 	case planner.Decide:
 		_, err := s.decisions.decide(ctx, c.Body)
@@ -28,7 +47,12 @@ func (s *saver) execute(ctx context.Context, c planner.Command) error {
 		return s.unsaid(ctx, s.decisions.attempt, c.Checkpoint, s.answer(ctx, c))
 	case planner.Write:
 		s.writing++
-		go func() { s.written <- s.write(ctx, c) }()
+		s.fly(c.Checkpoint, 1)
+		go func() {
+			err := s.write(ctx, c)
+			s.fly(c.Checkpoint, -1)
+			s.written <- err
+		}()
 		return nil
 	case planner.Commit:
 		return s.commit(ctx, c)
@@ -213,7 +237,9 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 		return nil // the attempt is over; the disk is not at fault
 	}
 	if s.state(c.Checkpoint, c.Rank).State == client.Aborted {
-		s.sweep(ctx, c.Checkpoint) // these files may be newer than the first sweep
+		if s.peer == nil {
+			s.sweep(ctx, c.Checkpoint) // these files may be newer than the first sweep
+		}
 		return nil
 	}
 	if err != nil {
@@ -301,6 +327,9 @@ func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 // abort ends a save that cannot be finished. ranks are the ranks that caused it.
 func (s *saver) abort(ctx context.Context, attempt int, checkpoint, reason string, ranks ...int) error {
 	s.log.Error("save aborted", "checkpoint", checkpoint, "reason", reason)
+	if s.peer != nil {
+		return s.peer.Abort(ctx, checkpoint, reason, ranks)
+	}
 	_, err := s.decisions.decide(ctx, &events.CheckpointAborted{
 		Attempt: attempt, Checkpoint: checkpoint, Reason: Beginning(reason, MaxMessage), Ranks: ranks,
 	})
@@ -316,4 +345,56 @@ func (s *saver) sweep(ctx context.Context, checkpoint string) {
 	if err := s.store.Data.Remove(ctx, s.ref(checkpoint)); err != nil {
 		s.log.Warn("files of an aborted save not removed", "checkpoint", checkpoint, "error", err)
 	}
+}
+
+// fly counts the writes of a save that have not ended.
+func (s *saver) fly(checkpoint string, by int) {
+	s.mu.Lock()
+	s.flying[checkpoint] += by
+	ended := s.flying[checkpoint] == 0
+	if ended {
+		delete(s.flying, checkpoint)
+	}
+	aborted := s.states[checkpoint].State == client.Aborted
+	s.mu.Unlock()
+	if ended && by < 0 && aborted && s.peer != nil {
+		s.peer.Settled(checkpoint)
+	}
+}
+
+// clear removes the files of an aborted save when no node writes them any more.
+func (s *saver) clear(ctx context.Context, checkpoint string) {
+	switch {
+	case s.peer != nil:
+		s.mu.Lock()
+		flying := s.flying[checkpoint] > 0
+		s.mu.Unlock()
+		if !flying { // otherwise its last write settles it
+			s.peer.Settled(checkpoint)
+		}
+	case s.settled != nil:
+		s.settled(checkpoint, func() { s.sweep(context.WithoutCancel(ctx), checkpoint) })
+	default:
+		s.sweep(ctx, checkpoint)
+	}
+}
+
+// lose fails the open saves in which ranks take part whose memory is lost.
+func (s *saver) lose(ctx context.Context, ranks []int, why error) error {
+	s.mu.Lock()
+	var open []rankSave
+	for of := range s.part {
+		if slices.Contains(ranks, of.rank) && order(s.states[of.checkpoint].State) < order(client.Committed) {
+			open = append(open, of)
+		}
+	}
+	s.mu.Unlock()
+	for _, of := range open {
+		// A rank whose files are written is not at fault: the coordinator ignores what
+		// fails after that.
+		if err := s.refuse(ctx, s.decisions.attempt, of.checkpoint, of.rank, why); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -37,6 +37,8 @@ type rankServer struct {
 	http   *http.Server
 	done   chan error
 
+	relayed bool // the process of another node serves the socket, and has checked the token
+
 	outbox *outbox
 
 	left  atomic.Bool // the rank has left
@@ -70,10 +72,6 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	s.outbox = &outbox{ctx: g.work, record: s.recordAsRank, lost: s.lost}
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/hello", handle(s, s.onHello))
-	mux.Handle("POST /v1/report", s.raw(func(r *http.Request, body []byte) ([]byte, error) {
-		return decoded(r, bareNumbers(body), s.onReport)
-	}))
-	mux.Handle("POST /v1/should_stop", handle(s, s.onShouldStop))
 	mux.Handle("POST /v1/save", handle(s, s.onSave))
 	mux.Handle("POST /v1/seal", handle(s, s.onSeal))
 	mux.Handle("POST /v1/abort", handle(s, s.onAbort))
@@ -86,9 +84,8 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	mux.Handle("POST /v1/hold_signals", handle(s, s.onHoldSignals))
 	mux.Handle("POST /v1/release_signals", handle(s, s.onReleaseSignals))
 	mux.Handle("POST /v1/signaled", handle(s, s.onSignaled))
-	s.serveMessages(mux)
 	mux.Handle("POST "+ServicePath, s.service())
-	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
+	s.meet(mux)
 	s.http = &http.Server{Handler: mux, ConnContext: peer.Context, ReadHeaderTimeout: headerLimit, ConnState: s.conns.track}
 	go func() { s.done <- s.http.Serve(l) }()
 	return s, nil
@@ -202,13 +199,15 @@ func (s *rankServer) raw(h rawHandler) http.Handler {
 
 // authorized checks that the caller has the token of this socket.
 func (s *rankServer) authorized(r *http.Request) error {
-	if !httpkit.Authorized(r, s.token) {
+	if !s.relayed && !httpkit.Authorized(r, s.token) {
 		return problem.Errorf(problem.Unauthorized, "this socket belongs to rank %d of attempt %d: wrong token", s.rank, s.Number)
 	}
 	return nil
 }
 
-func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler) ([]byte, error) {
+// begin admits a request, and counts it as a sign of life until the caller calls
+// answered.
+func (s *rankServer) begin(r *http.Request) (answered func(), err error) {
 	if err := s.authorized(r); err != nil {
 		return nil, err
 	}
@@ -216,7 +215,15 @@ func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler)
 	if err := s.admit(op); err != nil {
 		return nil, err
 	}
-	defer s.pulses.Begin(s.rank, op)()
+	return s.pulses.Begin(s.rank, op), nil
+}
+
+func (s *rankServer) serve(w http.ResponseWriter, r *http.Request, h rawHandler) ([]byte, error) {
+	answered, err := s.begin(r)
+	if err != nil {
+		return nil, err
+	}
+	defer answered()
 	body, err := httpkit.Read(w, r, maxBody)
 	if err != nil {
 		return nil, err

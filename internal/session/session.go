@@ -22,9 +22,10 @@
 // A session's knowledge comes from the log. Its decisions are appended there before
 // they take effect.
 //
-// One process serves the ranks of one node, [Config.Local]. The handoff, the
-// messages and the loads still meet in the memory of this process: a group on
-// several nodes needs a second level there, as [Hub] is one for collectives.
+// One process serves the ranks of one node. Of a group on several nodes, one process
+// is the coordinating one. Only it decides, and the reports, messages and collectives
+// of all ranks meet in its memory: the other processes relay them to it, see [Peer].
+// Each process folds the same log, and writes what its own ranks have sealed.
 package session
 
 import (
@@ -61,6 +62,12 @@ type Attempt struct {
 	// reply. It must not block. Without it, leaving has no effect beyond the
 	// record.
 	Leave func(rank int)
+
+	// Nodes and Node replace those of [Config], in a job whose groups differ.
+	Nodes Nodes
+	Node  int
+	// Peer is the coordinating process; nil if this process is it.
+	Peer Peer
 }
 
 // Orders are requests to the ranks to end. Both methods may be called
@@ -130,31 +137,47 @@ type Group struct {
 
 	messages messages
 	membership
-	names saveNames
+	names  saveNames
+	aborts aborts
 }
+
+// never is a deadline for what another process decides.
+const never = 365 * 24 * time.Hour
 
 // Begin begins the session of an attempt's group: it follows the group's saves
 // from now on, and [Group.Serve] serves the ranks one by one. work ends the
 // session. The caller calls [Group.Close] before it closes the job.
 func (j *Job) Begin(work context.Context, a Attempt) *Group {
-	world := j.cfg.World()
+	cfg := j.cfg
+	if a.Nodes != nil {
+		cfg.Nodes, cfg.Node = a.Nodes, a.Node
+	}
+	world := cfg.World()
+	j.world = world
 	if a.Hub == nil {
 		a.Hub = collective.NewHub(world)
 	}
 	g := &Group{
-		cfg: j.cfg, Attempt: a, store: j.store, decisions: j.decisions, log: j.log, runtime: j.runtime,
-		slots: staging.New(j.arenas, j.staging()), work: work, hello: make(chan int, world), pulses: NewPulses(world),
+		cfg: cfg, Attempt: a, store: j.store, decisions: j.decisions, log: j.log, runtime: j.runtime,
+		slots: staging.New(j.arenas, cfg.staging(j.log)), work: work, hello: make(chan int, world), pulses: NewPulses(world),
 		saved: make(chan error, 1),
 	}
 	g.loader = j.newLoader(g)
-	g.handoff = newHandoff(a.Number, world, j.cfg.Collective, j.cfg.Now, j.writer.measured)
+	g.handoff = newHandoff(a.Number, world, cfg.Collective, cfg.Now, j.writer.measured)
 	g.handoff.store, g.handoff.reports.log = j.store, j.log
 	if a.Orders != nil {
 		g.handoff.stop = a.Orders.Tell
 	}
-	g.saver = newSaver(j.decisions, j.store, planner.NewCoordinator(j.coordinator(a.Number, world)), j.log, g.slots)
-	g.saver.onCommit(j.cfg.Committed, j.cfg.Costs)
-	g.saver.resume, g.saver.together = a.Resume, true
+	coordinator := j.coordinator(a.Number, world)
+	if a.Peer != nil {
+		coordinator.Timeout = never // the coordinating process judges by the clock
+	}
+	g.saver = newSaver(j.decisions, j.store, planner.NewCoordinator(coordinator), j.log, g.slots)
+	g.saver.onCommit(cfg.Committed, cfg.Costs)
+	g.saver.resume, g.saver.together, g.saver.local, g.saver.peer = a.Resume, true, cfg.Local(), a.Peer
+	if a.Peer == nil && len(cfg.Nodes) > 1 {
+		g.saver.settled = g.aborts.expect(cfg.Nodes, cfg.Node)
+	}
 	g.loader.Prove()
 	go func() { g.saved <- g.saver.run(work, a.Started, a.Started) }()
 	return g
@@ -167,6 +190,7 @@ func (g *Group) Close() (err error) {
 		err = fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", ErrStuck, g.cfg.DrainTimeout)
 	}
 	g.slots.Close()
+	g.aborts.over()
 	return err
 }
 

@@ -61,7 +61,7 @@ func (j *Job) recoverSaves(ctx context.Context, trial projections.Trial) error {
 // TakeOver ends the saves of an attempt of this job, whose group could not end
 // them itself. from is the sequence at which the attempt began.
 func (j *Job) TakeOver(ctx context.Context, attempt int, from uint64) error {
-	return j.takeOver(ctx, attempt, j.cfg.World(), from, nil)
+	return j.takeOver(ctx, attempt, j.world, from, nil)
 }
 
 // takeOver replays an attempt into a new coordinator, which ends its saves. The
@@ -73,7 +73,7 @@ func (j *Job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 	}
 	const why = "the trainer ended before the save was complete"
 	coord := planner.NewCoordinator(j.coordinator(attempt, world))
-	s := newSaver(j.decisions, j.store, coord, j.log, staging.New(j.arenas, j.staging()))
+	s := newSaver(j.decisions, j.store, coord, j.log, staging.New(j.arenas, j.cfg.staging(j.log)))
 	s.onCommit(j.cfg.Committed, nil)
 	if kept == nil {
 		coord.Abandon(why)

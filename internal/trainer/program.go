@@ -153,10 +153,10 @@ func newLogger(w io.Writer, quiet bool) *slog.Logger {
 // process.RunGuard.
 func guardCommand(std console.Streams, signals *stopSignals) *cobra.Command {
 	return &cobra.Command{
-		Use: process.GuardCommand + " JOB", Hidden: true, Args: cobra.ExactArgs(1),
+		Use: process.GuardCommand + " JOB [NAME=VALUE...]", Hidden: true, Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			signals.leave()
-			return process.RunGuard(context.WithoutCancel(c.Context()), std.In, args[0])
+			return process.RunGuard(context.WithoutCancel(c.Context()), std.In, args[0], args[1:]...)
 		},
 	}
 }

@@ -33,8 +33,13 @@ const guardPatience = 5 * time.Second
 // group does not reach it. It holds the read end of a pipe that the kernel closes
 // when the trainer is gone; over the pipe it learns of each rank: see [RunGuard].
 // If it dies, another replaces it.
+//
+// The guard also holds the deadline of a group whose node must not outlive its contact
+// with the coordinating node: see [Guard.LiveUntil]. It holds it in place of the
+// trainer, which may be stopped while its workers go on.
 type Guard struct {
 	job  string
+	of   []string // variables of the job's processes on this node
 	log  *slog.Logger
 	quit chan struct{} // closed by stop
 	done chan struct{} // closed when no guard runs any more
@@ -43,11 +48,13 @@ type Guard struct {
 	cmd   *exec.Cmd
 	pipe  *os.File
 	ranks map[int]Entry // alive, by PID
+	until time.Time     // of the group; zero: without a deadline
 }
 
-// StartGuard starts the guard of a job.
-func StartGuard(job string, log *slog.Logger) (*Guard, error) {
-	g := &Guard{job: job, log: log, quit: make(chan struct{}), done: make(chan struct{}), ranks: map[int]Entry{}}
+// StartGuard starts the guard of a job's processes, which have the variables of, as
+// NAME=VALUE, in their environment.
+func StartGuard(job string, log *slog.Logger, of ...string) (*Guard, error) {
+	g := &Guard{job: job, of: of, log: log, quit: make(chan struct{}), done: make(chan struct{}), ranks: map[int]Entry{}}
 	if err := g.start(); err != nil {
 		return nil, err
 	}
@@ -62,7 +69,7 @@ func (g *Guard) start() error {
 		return fmt.Errorf("start the guard: %w", err)
 	}
 	defer func() { _ = r.Close() }()
-	cmd := exec.Command("/proc/self/exe", GuardCommand, g.job)
+	cmd := exec.Command("/proc/self/exe", append([]string{GuardCommand, g.job}, g.of...)...)
 	cmd.Args[0] = os.Args[0] // shown in the list of processes
 	// A trainer may itself be a worker of another job. The end of that job must
 	// not kill this trainer's guard first.
@@ -78,6 +85,9 @@ func (g *Guard) start() error {
 	g.cmd, g.pipe = cmd, w
 	for _, p := range g.ranks {
 		g.tell(rankLine(p))
+	}
+	if !g.until.IsZero() {
+		g.tell(deadlineLine(g.until))
 	}
 	select {
 	case <-g.quit: // stop has closed the pipe of the previous guard
@@ -141,6 +151,10 @@ func (g *Guard) keep() {
 	}
 }
 
+func deadlineLine(until time.Time) string {
+	return fmt.Sprintf("~%d\n", max(0, time.Until(until)).Milliseconds())
+}
+
 func rankLine(p Entry) string { return fmt.Sprintf("+%d %d %d\n", p.pid, p.start, p.session) }
 
 // tell writes a line to the guard. The caller holds g.mu. If the write fails, the
@@ -159,6 +173,15 @@ func (g *Guard) Watch(p Entry) {
 	defer g.mu.Unlock()
 	g.ranks[p.pid] = p
 	g.tell(rankLine(p))
+}
+
+// LiveUntil sets the time at which the guard kills all ranks, unless it is set again
+// before. It is measured with the monotonic clock.
+func (g *Guard) LiveUntil(until time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.until = until
+	g.tell(deadlineLine(until))
 }
 
 // Release tells the guard that no process of any rank is left.
@@ -195,33 +218,68 @@ func (g *Guard) Stop() {
 //	                     from /proc/PID/stat, distinguishes it from a later
 //	                     process with the same PID
 //	-PID                 no process of that rank or its group is left
+//	~MS                  the ranks may live for MS milliseconds from now
+//
+// The processes have the variables of, as NAME=VALUE, in their environment.
 //
 // A rank that the trainer had no time to list is found by its marker.
 //
 // The guard ignores signals that end programs: schedulers send them to every
 // process of a job, and the guard must outlive its trainer.
-func RunGuard(ctx context.Context, stdin io.Reader, job string) error {
+func RunGuard(ctx context.Context, stdin io.Reader, job string, of ...string) error {
 	signal.Ignore(endings...)
 	ranks := map[int]Entry{}
-	lines := bufio.NewScanner(stdin)
-	for lines.Scan() {
-		var p Entry
-		if n, _ := fmt.Sscanf(lines.Text(), "+%d %d %d", &p.pid, &p.start, &p.session); n == 3 {
-			p.group = p.pid
-			ranks[p.pid] = p
-		} else if n, _ := fmt.Sscanf(lines.Text(), "-%d", &p.pid); n == 1 {
-			delete(ranks, p.pid)
+	kill := func() error {
+		h := NewHunt(job).Of(of...)
+		for _, p := range ranks {
+			h.Add(p)
+		}
+		if err := h.Kill(ctx); err != nil {
+			return fmt.Errorf("guard: %w", err)
+		}
+		return nil
+	}
+	lines, ended := make(chan string), make(chan error, 1)
+	go func() {
+		in := bufio.NewScanner(stdin)
+		for in.Scan() {
+			lines <- in.Text()
+		}
+		ended <- in.Err()
+	}()
+	deadline := time.NewTimer(0)
+	deadline.Stop()
+	late := false // the deadline has passed: no rank may start
+	for {
+		select {
+		case line := <-lines:
+			var p Entry
+			var left int64
+			if n, _ := fmt.Sscanf(line, "+%d %d %d", &p.pid, &p.start, &p.session); n == 3 {
+				p.group = p.pid
+				ranks[p.pid] = p
+				if late {
+					deadline.Reset(0)
+				}
+			} else if n, _ := fmt.Sscanf(line, "-%d", &p.pid); n == 1 {
+				delete(ranks, p.pid)
+			} else if n, _ := fmt.Sscanf(line, "~%d", &left); n == 1 {
+				late = false
+				deadline.Reset(time.Duration(left) * time.Millisecond)
+			}
+		case <-deadline.C:
+			late = true
+			if err := kill(); err != nil {
+				return err
+			}
+		case err := <-ended:
+			if kerr := kill(); kerr != nil {
+				return kerr
+			}
+			if err != nil {
+				return fmt.Errorf("guard: %w", err)
+			}
+			return nil
 		}
 	}
-	h := NewHunt(job)
-	for _, p := range ranks {
-		h.Add(p)
-	}
-	if err := h.Kill(ctx); err != nil {
-		return fmt.Errorf("guard: %w", err)
-	}
-	if err := lines.Err(); err != nil {
-		return fmt.Errorf("guard: %w", err)
-	}
-	return nil
 }

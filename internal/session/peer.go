@@ -1,0 +1,146 @@
+package session
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
+)
+
+// Peer is the coordinating process of a group, as the process of another node sees
+// it. The methods may be called concurrently.
+type Peer interface {
+	// Relay returns the handler of a local rank's requests that concern all ranks. It
+	// passes them to [Group.Relayed] of the coordinating process.
+	Relay(rank int) http.Handler
+	// Abort asks for the abort of a save because of ranks of this node, whose facts
+	// the log refuses.
+	Abort(ctx context.Context, checkpoint, reason string, ranks []int) error
+	// Settled records that this node writes no more files of an aborted save. It must
+	// not block.
+	Settled(checkpoint string)
+}
+
+// Relayed returns the handler of the requests that the process of another node relays
+// for one of its ranks. The caller has checked that the request comes from that node.
+func (g *Group) Relayed(rank int) http.Handler {
+	s := &rankServer{Group: g, rank: rank, relayed: true}
+	mux := http.NewServeMux()
+	s.meet(mux)
+	return mux
+}
+
+// meet registers the requests that concern all ranks: the coordinating process serves
+// them, and every other one relays them.
+func (s *rankServer) meet(mux *http.ServeMux) {
+	if s.Peer != nil {
+		relay := s.relay(s.Peer.Relay(s.rank))
+		for _, op := range []string{"report", "should_stop", "send", "recv", "set", "get", "gather", "broadcast"} {
+			mux.Handle("POST /v1/"+op, relay)
+		}
+		return
+	}
+	mux.Handle("POST /v1/report", s.raw(func(r *http.Request, body []byte) ([]byte, error) {
+		return decoded(r, bareNumbers(body), s.onReport)
+	}))
+	mux.Handle("POST /v1/should_stop", handle(s, s.onShouldStop))
+	s.serveMessages(mux)
+	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
+}
+
+// relay checks a request as [rankServer.serve] does, and passes it on.
+func (s *rankServer) relay(to http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answered, err := s.begin(r)
+		if err != nil {
+			httpkit.Refuse(w, err)
+			return
+		}
+		defer answered()
+		to.ServeHTTP(w, r)
+	})
+}
+
+// aborts tracks which nodes may still write files of aborted saves: nothing is removed
+// under a writer.
+type aborts struct {
+	mu      sync.Mutex
+	nodes   map[int]bool            // of the group, without this one and those that are lost
+	settled map[string]map[int]bool // by checkpoint: nodes that write no more of it
+	sweeps  map[string]func()       // by checkpoint: to call once all have settled
+}
+
+// expect starts the tracking. The result is called with each aborted save and the
+// removal of its files.
+func (a *aborts) expect(group Nodes, self int) func(checkpoint string, sweep func()) {
+	a.nodes, a.settled, a.sweeps = map[int]bool{}, map[string]map[int]bool{}, map[string]func(){}
+	for node, ranks := range group {
+		if node != self && len(ranks) > 0 {
+			a.nodes[node] = true
+		}
+	}
+	return func(checkpoint string, sweep func()) {
+		a.change(func() { a.sweeps[checkpoint] = sweep })
+	}
+}
+
+// change changes the state, and then removes the files of the saves that no node
+// writes to.
+func (a *aborts) change(with func()) {
+	a.mu.Lock()
+	with()
+	var due []func()
+	for checkpoint, sweep := range a.sweeps {
+		writes := func(node int) bool { return !a.settled[checkpoint][node] }
+		if slices.ContainsFunc(slices.Collect(maps.Keys(a.nodes)), writes) {
+			continue
+		}
+		delete(a.sweeps, checkpoint)
+		delete(a.settled, checkpoint)
+		due = append(due, sweep)
+	}
+	a.mu.Unlock()
+	for _, sweep := range due {
+		sweep()
+	}
+}
+
+// over removes what is left, when no node writes any more.
+func (a *aborts) over() { a.change(func() { clear(a.nodes) }) }
+
+// Settled records that a node writes no more files of an aborted save.
+func (g *Group) Settled(node int, checkpoint string) {
+	a := &g.aborts
+	a.change(func() {
+		if a.settled[checkpoint] == nil {
+			a.settled[checkpoint] = map[int]bool{}
+		}
+		a.settled[checkpoint][node] = true
+	})
+}
+
+// Abort aborts a save at the request of the process of another node: see [Peer].
+func (g *Group) Abort(ctx context.Context, checkpoint, reason string, ranks []int) error {
+	if g.saver.state(checkpoint, -1).State == "" {
+		return problem.Errorf(problem.NotFound, "no open save %s in attempt %d", checkpoint, g.Number)
+	}
+	return g.saver.abort(ctx, g.Number, checkpoint, reason, ranks...)
+}
+
+// Lost ends the part of a node that is silent or has been replaced: its ranks are
+// gone, and what they have sealed and not written is lost with its memory.
+func (g *Group) Lost(ctx context.Context, node int, why error) error {
+	g.aborts.change(func() { delete(g.aborts.nodes, node) })
+	if node >= len(g.cfg.Nodes) {
+		return nil
+	}
+	for _, rank := range g.cfg.Nodes[node] {
+		g.EndMessages(rank)
+		g.Gone(rank, why)
+	}
+	return g.saver.lose(ctx, g.cfg.Nodes[node], why)
+}
