@@ -57,6 +57,7 @@ const (
 	EnvStoreID = "CKPTSTORE_STORE_ID" // identity of the store, for the trainer's own use
 	EnvTrial   = "CKPTSTORE_TRIAL"
 	EnvAttempt = "CKPTSTORE_ATTEMPT"
+	EnvNode    = "CKPTSTORE_NODE" // index of the node, in a job of several nodes
 	EnvResume  = "CKPTSTORE_RESUME"
 	EnvRPC     = "CKPTSTORE_RPC"   // path of the socket where the worker may serve the trainer's calls
 	EnvQuiet   = "CKPTSTORE_QUIET" // "1" under trainer --quiet: workers log no advice, but still warn of lost data

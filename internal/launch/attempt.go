@@ -45,7 +45,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	w := &watch{job: j, stop: &stopState{orders: j.orders}}
-	at := session.Attempt{Number: n, Resume: resume, Started: from, Orders: w.stop, Hooks: w}
+	at := session.Attempt{Number: n, Resume: resume, Started: from, Orders: w.stop, Hooks: w, Nodes: j.cfg.Nodes, Node: j.cfg.Node}
 	if j.members != nil {
 		w.signals, at.Leave = newHeldSignals(nil), j.members.cfg.Leave
 	} else {
@@ -55,6 +55,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	g := j.Begin(work, at)
 	defer func() { err = errors.Join(err, g.Close()) }()
 	w.group, w.pulses, w.hello, w.saving = g, g.Pulses(), g.Hello(), g.Saved()
+	w.others = j.fleet.begin(g, startOrder{Attempt: n, Restart: restart, Resume: resume, Started: from, Nodes: j.cfg.Nodes})
 	if j.members != nil {
 		cause, err = w.serveMembers(ctx, work)
 		defer func() { err = errors.Join(err, g.ShutDownServers()) }()
@@ -70,6 +71,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		}
 		w.savingEnded, saves = g.Drain(work, why)
 	}
+	w.others.close(j.cfg.DrainTimeout + j.cfg.Grace)
 	stop()
 	if !w.savingEnded {
 		if stuck := g.StopSaves(); stuck != nil {
@@ -151,7 +153,10 @@ func (j *job) groupStarted(n int, resume string) *events.GroupStarted {
 	for rank := range j.cfg.World() {
 		p := events.RankPlacement{Rank: rank}
 		p.Node, p.LocalRank = j.cfg.Nodes.Of(rank)
-		g.Ranks = append(g.Ranks, j.hooks.place(p))
+		if p.Node == j.cfg.Node {
+			p = j.hooks.place(p)
+		}
+		g.Ranks = append(g.Ranks, p)
 	}
 	return g
 }

@@ -61,7 +61,7 @@ func Attend(ctx context.Context, cfg AttendConfig, store session.Store) (err err
 	if n := len(full.Local()); n < 1 || len(cfg.PIDs) != n {
 		return fmt.Errorf("%w: a session of %d ranks and %d processes", ErrConfig, n, len(cfg.PIDs))
 	}
-	j := prepare(ctx, full, store)
+	j := prepare(ctx, full, store, nil)
 	j.members = &members{cfg}
 	if err := j.Open(); err != nil {
 		return err

@@ -135,12 +135,12 @@ func (w *watch) enlist(ctx context.Context) error {
 	return nil
 }
 
-// env returns the variables that the backend has set for a rank.
-func (e *backendHooks) env(rank int) map[string]string {
+// env returns the variables that the backend has set for a local rank.
+func (e *backendHooks) env(local int) map[string]string {
 	if e == nil {
 		return nil
 	}
-	return e.members.Workers[rank].Env
+	return e.members.Workers[local].Env
 }
 
 // died ends the start hooks when a worker has failed.

@@ -71,15 +71,21 @@ func inherited(withheld []string) []string {
 	})
 }
 
-// heldPort is a TCP port reserved for rank 0. It is bound with SO_REUSEADDR and
+// HeldPort is a TCP port reserved for rank 0. It is bound with SO_REUSEADDR and
 // never listens, so rank 0 can bind it too.
-type heldPort struct {
+type HeldPort struct {
 	fd   int
 	port int
 }
 
+// HoldPort holds a free port for rank 0 of a later group.
+func HoldPort() (*HeldPort, error) { return holdPort(0) }
+
+// Port returns the number of the port.
+func (h *HeldPort) Port() int { return h.port }
+
 // holdPort holds a port, a free one if port is 0.
-func holdPort(port int) (*heldPort, error) {
+func holdPort(port int) (*HeldPort, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, notHeld(port, err)
@@ -96,7 +102,31 @@ func holdPort(port int) (*heldPort, error) {
 		_ = unix.Close(fd)
 		return nil, notHeld(port, err)
 	}
-	return &heldPort{fd, at.(*unix.SockaddrInet4).Port}, nil
+	return &HeldPort{fd, at.(*unix.SockaddrInet4).Port}, nil
+}
+
+// holdPort holds the port of the group's master, if rank 0 is on this node. Otherwise
+// rank 0's node holds it.
+func (w *watch) holdPort() (err error) {
+	master := -1
+	switch {
+	case w.part != nil:
+		master = w.part.order.MasterPort
+	case w.others != nil:
+		if first := w.fleet.members[0]; first.Index != w.index() {
+			master = first.Port
+		}
+		w.cfg.Torch.MasterAddr = w.fleet.members[0].Address
+	}
+	switch {
+	case master < 0:
+		w.port, err = w.cfg.Torch.masterPort()
+	case w.port0 != nil && w.cfg.Local()[0] == 0: // promised to the coordinating process
+		w.port, w.port0 = w.port0, nil
+	default:
+		w.port = &HeldPort{fd: -1, port: master}
+	}
+	return err
 }
 
 func notHeld(port int, err error) error {
@@ -106,7 +136,11 @@ func notHeld(port int, err error) error {
 	return fmt.Errorf("hold MASTER_PORT %d: %w", port, err)
 }
 
-func (h *heldPort) release() { _ = unix.Close(h.fd) }
+func (h *HeldPort) release() {
+	if h.fd >= 0 {
+		_ = unix.Close(h.fd)
+	}
+}
 
 // TorchConfig holds the settings of torchrun's flags for the workers'
 // environment.
@@ -120,7 +154,7 @@ type TorchConfig struct {
 func (c TorchConfig) masterAddr() string { return cmp.Or(c.MasterAddr, "127.0.0.1") }
 
 // masterPort holds the port for rank 0.
-func (c TorchConfig) masterPort() (*heldPort, error) {
+func (c TorchConfig) masterPort() (*HeldPort, error) {
 	h, err := holdPort(c.MasterPort)
 	if errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EACCES) {
 		return nil, fmt.Errorf("%w: %w; choose another --master-port, or leave it out for a free one", ErrConfig, err)

@@ -12,9 +12,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -41,18 +43,44 @@ type job struct {
 	hooks      *hooks
 	working    atomic.Pointer[func() bool] // whether workers of an attempt are alive; nil: no attempt has begun
 
-	members  *members // of a session; nil: the job starts the workers itself
-	finished bool     // all ranks of the last attempt reported that they are done
+	link     *nodes.Link // to the coordinating process; nil: this process coordinates
+	fleet    *fleet      // the job's other nodes; nil: it has one node
+	port0    *HeldPort   // for rank 0 of the next group, if it is on this node
+	members  *members    // of a session; nil: the job starts the workers itself
+	finished bool        // all ranks of the last attempt reported that they are done
 }
 
 // prepare returns a job whose processes are not started yet. It sets cfg's
 // session.
-func prepare(ctx context.Context, cfg Config, store session.Store) *job {
+func prepare(ctx context.Context, cfg Config, store session.Store, link *nodes.Link) *job {
 	cfg.Reap = process.ReapEarlier
-	j := &job{cfg: cfg, log: cfg.Logger, processes: process.NewHunt(cfg.Job), orders: newOrders()}
-	j.Job = session.NewJob(ctx, cfg.Config, store)
+	j := &job{cfg: cfg, log: cfg.Logger, orders: newOrders(), link: link}
+	j.processes = process.NewHunt(cfg.Job).Of(j.marks()...)
+	own := cfg.Config
+	own.Node = j.index()
+	j.Job = session.NewJob(ctx, own, store)
 	j.store = j.Store()
 	return j
+}
+
+// index returns the index of this node in the job.
+func (j *job) index() int {
+	switch {
+	case j.link != nil:
+		return j.link.Index()
+	case j.cfg.Endpoint != nil:
+		return j.cfg.Endpoint.Self().Index
+	}
+	return j.cfg.Node
+}
+
+// marks are the variables of this node's workers that tell them from those of another
+// node of the job on the same machine.
+func (j *job) marks() []string {
+	if j.link == nil && j.cfg.Endpoint == nil {
+		return nil
+	}
+	return []string{fmt.Sprint(client.EnvNode, "=", j.index())}
 }
 
 // Run runs a job until its workers are done, its failure budget is used up, or
@@ -78,7 +106,7 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	keeper := newKeeper(cfg.Collect, cfg.Logger)
 	diskUse := &diskUse{usage: store.Data.Usage, bounded: cfg.Collect != nil, log: cfg.Logger}
 	cfg.Committed, cfg.Costs = keeper.committed, diskUse.committed
-	j := prepare(ctx, cfg, store)
+	j := prepare(ctx, cfg, store, nil)
 	j.hooks = hooks
 	j.devices = &deviceGate{job: j}
 	j.output = j.openOutput()
@@ -86,7 +114,7 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 		return err
 	}
 	defer func() { err = j.Close(err) }()
-	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger); err != nil {
+	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger, j.marks()...); err != nil {
 		return err
 	}
 	defer j.guard.Stop()
@@ -103,6 +131,11 @@ func (j *job) run(ctx context.Context) (err error) {
 	}
 	defer j.takeRequests(ctx)()
 	defer j.tellWhenIdle(ctx)()
+	if j.cfg.Endpoint != nil {
+		var stop func()
+		j.fleet, stop = newFleet(context.WithoutCancel(ctx), j)
+		defer stop()
+	}
 	last, err := j.store.Log.Last(ctx)
 	if err != nil {
 		return err
@@ -123,7 +156,7 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil {
 		ended.Reason = session.Beginning(err.Error(), session.MaxMessage)
 	}
-	left := &events.NodeLeft{Job: j.cfg.Job, Node: j.cfg.Node, Reason: "the job ended"}
+	left := &events.NodeLeft{Job: j.cfg.Job, Node: j.index(), Reason: "the job ended"}
 	unsaid := j.AppendOfRun(end, left, ended)
 	if full := syscall.ENOSPC; errors.Is(err, full) && errors.Is(unsaid, full) {
 		return err // the log refuses this for the same reason
@@ -137,10 +170,10 @@ func (j *job) started(ctx context.Context, host string) error {
 	recorded, err := j.AppendOfRunNow(ctx,
 		&events.JobStarted{
 			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
-			NProc: len(j.cfg.Local()), NNodes: len(j.cfg.Nodes), Resume: j.cfg.Resume,
+			NProc: len(j.cfg.Local()), NNodes: j.nnodes(), Resume: j.cfg.Resume,
 			Flags: j.cfg.Launch.Flags, Dir: j.cfg.Launch.Dir, Logs: j.cfg.Output.Recorded,
 		},
-		&events.NodeJoined{Job: j.cfg.Job, Node: j.cfg.Node, Host: host},
+		&events.NodeJoined{Job: j.cfg.Job, Node: j.index(), Host: host},
 	)
 	if err == nil && j.cfg.Launch.Recorded != nil {
 		j.cfg.Launch.Recorded(ctx, recorded[0])
@@ -172,6 +205,14 @@ func (j *job) attempts(ctx context.Context) error {
 	for ran := false; ; ran = true {
 		if end, err := j.between(ctx, trial, ran); end {
 			return err
+		}
+		if ended, err := j.gather(ctx); err != nil {
+			if ran {
+				err = errors.Join(err, j.paused(context.WithoutCancel(ctx), trial.Attempt, session.Beginning(err.Error(), session.MaxMessage)))
+			}
+			return err
+		} else if ended {
+			continue // between ends the job
 		}
 		began := time.Now()
 		j.log.Info("attempt started", "attempt", trial.Attempt+1, "world_size", j.cfg.World(), "resume", cmp.Or(resume, "nothing: a fresh start"))
@@ -215,4 +256,25 @@ func (j *job) attempts(ctx context.Context) error {
 			return errors.Join(err, j.paused(context.WithoutCancel(ctx), trial.Attempt, err.Error()))
 		}
 	}
+}
+
+// nnodes returns the most nodes that the job may have.
+func (j *job) nnodes() int {
+	if j.cfg.Endpoint != nil {
+		return j.cfg.Endpoint.Max()
+	}
+	return len(j.cfg.Nodes)
+}
+
+// gather waits for the nodes of the next attempt. asked reports that the job was asked to
+// end meanwhile.
+func (j *job) gather(ctx context.Context) (asked bool, err error) {
+	if j.fleet == nil {
+		return false, nil
+	}
+	err = j.fleet.gather(ctx)
+	if o, _ := j.orders.given(); err != nil && o != nil && ctx.Err() == nil {
+		return true, nil
+	}
+	return false, err
 }

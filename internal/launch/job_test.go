@@ -95,7 +95,7 @@ func TestCauseWithoutLog(t *testing.T) {
 			return 5
 		}}.withDefaults()
 		gone := &lost{job: ctx}
-		j := prepare(ctx, cfg, session.Store{Log: gone, Views: gone})
+		j := prepare(ctx, cfg, session.Store{Log: gone, Views: gone}, nil)
 		began := time.Now()
 		err := j.run(ctx)
 		if !errors.Is(err, why) || !strings.HasPrefix(err.Error(), why.Error()) || !errors.Is(told, why) {

@@ -22,6 +22,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
@@ -39,6 +40,16 @@ type Config struct {
 	Backend     string // name of the communication backend; default none
 	BackendConfig
 	Torch TorchConfig
+	// Endpoint connects the job with the processes of its other nodes; nil: it has one
+	// node. GatherTimeout bounds the wait for them before an attempt, and LastCall the
+	// wait for more than the fewest.
+	Endpoint      *nodes.Endpoint
+	GatherTimeout time.Duration
+	LastCall      time.Duration
+	// Contact passes the answers of the coordinating process to the guard of [Follow].
+	Contact *Contact
+	// Port is what the node of [Follow] promised for rank 0 when it joined.
+	Port *HeldPort
 	// Withheld names environment variables that workers do not inherit, such as
 	// the trainer's credentials: each worker has a socket of its own instead.
 	Withheld []string

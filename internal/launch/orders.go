@@ -164,6 +164,12 @@ func (j *job) followRequests(ctx context.Context) {
 }
 
 func (j *job) ask(r StopRequest) {
+	if j.link != nil {
+		if err := j.link.Tell(msgAsked, r); err != nil {
+			j.log.Error("request not sent to the coordinating node", "reason", r.Reason, "error", err)
+		}
+		return
+	}
 	if j.orders.give(r) {
 		j.log.Warn("job asked to end", "how", r.asks(), "reason", r.Reason)
 	}

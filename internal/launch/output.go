@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
@@ -49,7 +50,7 @@ func (w *watch) outputs(rank int) (stdout, stderr io.Writer) {
 	}
 	one := func(s logs.Stream, terminal io.Writer) io.Writer {
 		var to []io.Writer
-		file, shown := w.cfg.Output.Routes.Of(rank, s)
+		file, shown := w.cfg.Output.Routes.Of(slices.Index(w.cfg.Local(), rank), s)
 		if file && w.cfg.Output.Dir != "" {
 			f := w.output.File(w.group.Number, rank, s)
 			w.files = append(w.files, f)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
@@ -14,7 +15,10 @@ import (
 
 // start opens the sockets and starts the processes.
 func (w *watch) start(ctx context.Context, restart int) (err error) {
-	if w.port, err = w.cfg.Torch.masterPort(); err != nil {
+	if err := w.holdPort(); err != nil {
+		return err
+	}
+	if err := w.others.start(w.port.port); err != nil {
 		return err
 	}
 	if err := w.enlist(ctx); err != nil {
@@ -26,15 +30,19 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 	}
 	defer func() { err = errors.Join(err, restore()) }()
 	w.tokens = map[int]string{}
-	for _, rank := range w.cfg.Local() {
+	for local, rank := range w.cfg.Local() {
 		socket, token, err := w.group.Serve(rank)
 		if err != nil {
 			return err
 		}
 		w.tokens[rank] = token
 		set := torchEnv(w.cfg, w.group.Number, restart, rank, w.port.port, w.group.File(rank, "error.json"))
-		maps.Copy(set, w.backendHooks.env(rank))
+		maps.Copy(set, w.backendHooks.env(local))
 		set[client.EnvSocket], set[client.EnvToken] = socket, token
+		for _, mark := range w.marks() {
+			name, value, _ := strings.Cut(mark, "=")
+			set[name] = value
+		}
 		set[client.EnvResume] = w.group.Resume
 		set[client.EnvStoreID] = w.store.ID
 		set[client.EnvRPC] = w.group.File(rank, rpcSocket)

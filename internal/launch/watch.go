@@ -30,7 +30,9 @@ type watch struct {
 	procs       []*process.Process // by local rank
 	files       []*logs.File       // of their output
 	tokens      map[int]string     // of the ranks' sockets
-	port        *heldPort
+	port        *HeldPort
+	others      *others // the group's other nodes; nil: there are none, or another process coordinates
+	part        *part   // nil: this process coordinates
 	exits       chan process.Exit
 	reported    chan error // the hand-off's end
 	iterations  int        // valid once reported
@@ -52,11 +54,13 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	if refused := (hookError{}); errors.As(err, &refused) {
 		cause, err = &FailedError{Rank: -1, Cause: refused.Error()}, nil
 	} else if err == nil {
-		go func() {
-			var err error
-			w.iterations, err = w.group.TakeReports(work)
-			w.reported <- err
-		}()
+		if w.part == nil {
+			go func() {
+				var err error
+				w.iterations, err = w.group.TakeReports(work)
+				w.reported <- err
+			}()
+		}
 		stopHangs := w.watchHangs(work)
 		cause, err = w.wait(ctx, work)
 		stopHangs()
@@ -79,7 +83,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 		w.port.release()
 	}
 	w.group.EndCollectives(errors.New("the attempt is over"))
-	if cause != nil && cause.Rank >= 0 {
+	if cause != nil && slices.Contains(w.cfg.Local(), cause.Rank) {
 		cause.Tail = w.proc(cause.Rank).Tail()
 	}
 	w.backendHooks.observe(work, cause, w.cfg.Grace)
@@ -124,6 +128,10 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			}
 			w.endsHangs()
 			term()
+			w.others.stop(why.Cause)
+			if w.part != nil {
+				w.part.tell(msgFailed, w.part.ended(why))
+			}
 		}
 	}
 	stopped := func() { end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}) }
@@ -139,8 +147,17 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	var failures []failure
 	var unsaid handoffEnd
 	greeted := map[int]bool{}
-	greet := func(rank int) {
-		if greeted[rank] = true; len(greeted) == len(w.cfg.Local()) {
+	hosts := 1 // nodes whose ranks have not all connected
+	if w.others != nil {
+		hosts = len(w.cfg.Nodes)
+	}
+	ready := func() {
+		if hosts--; hosts > 0 {
+			return
+		}
+		if w.part != nil {
+			w.part.tell(msgHello, attemptOnly{w.group.Number})
+		} else {
 			trains, terr := w.backendHooks.trains()
 			if terr != nil {
 				end(&FailedError{Rank: -1, Cause: terr.Error()})
@@ -150,14 +167,23 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			}
 		}
 	}
+	greet := func(rank int) {
+		if greeted[rank] = true; len(greeted) == len(w.cfg.Local()) {
+			ready()
+		}
+	}
 	reported, done := w.reported, ctx.Done()
-	for alive := len(w.procs); alive > 0 || reported != nil; {
+	if w.part != nil {
+		reported = nil // the coordinating process takes the reports
+	}
+	defer w.others.loopOver()
+	for alive := len(w.procs); alive > 0 || reported != nil || w.others.running() > 0; {
 		select {
 		case e := <-w.exits:
 			if interrupted.Load() { // done may be chosen last, after workers that ended well
 				stopped()
 			}
-			if alive--; alive == 0 {
+			if alive--; alive == 0 && w.others.running() == 0 {
 				w.group.EndReports()
 			}
 			for len(w.hello) > 0 { // its messages came before its end
@@ -173,6 +199,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				w.signaled(e.Rank)
 			}
 			w.group.Gone(e.Rank, errors.New(e.String()))
+			if w.part != nil {
+				w.part.tell(msgExited, rankEnd{w.group.Number, e.Rank, e.String()})
+			}
 			w.group.Flush(work, e.Rank)
 			say(&events.WorkerExited{
 				Attempt: w.group.Number, Rank: e.Rank, Code: e.Code, Signal: e.Signal,
@@ -180,6 +209,16 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			})
 		case rank := <-w.hello:
 			greet(rank)
+		case n := <-w.others.events():
+			switch {
+			case n.hello:
+				ready()
+			case n.end != nil:
+				end(n.end)
+			}
+			if n.ended && alive == 0 && w.others.running() == 0 {
+				w.group.EndReports()
+			}
 		case rerr := <-reported:
 			reported = nil
 			if rerr != nil {
@@ -215,14 +254,14 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			return cause, errors.Join(err, fmt.Errorf("%w: workers of attempt %d do not die %v after SIGKILL; look for processes in state D, a driver or a disk hangs", errLeft, w.group.Number, process.ReapTimeout))
 		}
 	}
-	if cause = unsaid.or(cause); cause != nil && cause.Rank >= 0 {
+	if cause = unsaid.or(cause); cause != nil && slices.Contains(w.cfg.Local(), cause.Rank) {
 		root := rootCause(failures)
 		cause.Rank, cause.Cause = root.Rank, root.String()
 	}
 	if cause != nil && ctx.Err() == nil {
 		cause = w.devices.blame(cause)
 	}
-	if cause == nil && len(greeted) > 0 && w.iterations == 0 {
+	if cause == nil && len(greeted) > 0 && w.iterations == 0 && w.part == nil {
 		w.log.Info("workers ran until completion without reporting; call report once an iteration to see metrics")
 	}
 	return cause, err

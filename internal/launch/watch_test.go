@@ -101,7 +101,7 @@ func watched(t *testing.T) (w *watch, heard *recorder, warned *logBuffer) {
 		Grace: 10 * time.Second,
 	}.withDefaults()
 	w = &watch{
-		job: prepare(t.Context(), cfg, session.Store{Log: heard, Views: heard}), signals: newHeldSignals(nil),
+		job: prepare(t.Context(), cfg, session.Store{Log: heard, Views: heard}, nil), signals: newHeldSignals(nil),
 		procs: []*process.Process{process.Of(0, &exec.Cmd{Process: &os.Process{Pid: math.MaxInt32}})},
 		exits: make(chan process.Exit, 1), reported: make(chan error, 1),
 	}

@@ -131,16 +131,9 @@ func (g *Group) Abort(ctx context.Context, checkpoint, reason string, ranks []in
 	return g.saver.abort(ctx, g.Number, checkpoint, reason, ranks...)
 }
 
-// Lost ends the part of a node that is silent or has been replaced: its ranks are
-// gone, and what they have sealed and not written is lost with its memory.
+// Lost ends the part of a node that is silent or has been replaced: what its ranks have
+// sealed and not written is lost with its memory. The caller reports its ranks as gone.
 func (g *Group) Lost(ctx context.Context, node int, why error) error {
 	g.aborts.change(func() { delete(g.aborts.nodes, node) })
-	if node >= len(g.cfg.Nodes) {
-		return nil
-	}
-	for _, rank := range g.cfg.Nodes[node] {
-		g.EndMessages(rank)
-		g.Gone(rank, why)
-	}
 	return g.saver.lose(ctx, g.cfg.Nodes[node], why)
 }

@@ -42,7 +42,7 @@ type saver struct {
 	// settled removes the files of an aborted save once no node writes them; nil: at
 	// once.
 	settled func(checkpoint string, sweep func())
-	reuse    bases
+	reuse   bases
 
 	drain   chan drain // once
 	idle    chan struct{}

@@ -56,6 +56,30 @@ type card struct {
 
 const lockName, cardName = "LOCK", "owner.json"
 
+// Door is one of the sockets of an owner.
+type Door string
+
+// Doors of an owner.
+const (
+	LogDoor     Door = "log"     // NATS
+	QueriesDoor Door = "queries" // questions about the views
+)
+
+// DialOwner connects to the owner of this store's directory, which is this process or
+// another one of this machine: see [Options].Owner.
+func (s *Store) DialOwner(ctx context.Context, door Door) (net.Conn, error) {
+	if s.owner == nil {
+		return nil, fmt.Errorf("connect to the owner of the store %s: it is on a server, which has none", s.Location)
+	}
+	switch door {
+	case LogDoor:
+		return s.owner.dialOwner(ctx)
+	case QueriesDoor:
+		return s.owner.dialAPI(ctx)
+	}
+	return nil, fmt.Errorf("connect to the owner of the store: no door %q", door)
+}
+
 func newOwner(dir string, s *Store) *owner {
 	o := &owner{dir: dir, store: s, lost: make(chan struct{}, 1), broke: make(chan *ownership, 1), cut: make(chan *ownership)}
 	o.life, o.cancel = context.WithCancel(context.Background())
@@ -169,6 +193,9 @@ func (o *owner) locked(cause error) error {
 // tryOwn takes the lock and starts serving. It returns false when another process holds the
 // lock.
 func (o *owner) tryOwn(ctx context.Context) (bool, error) {
+	if o.store.opts.Owner != nil {
+		return false, nil
+	}
 	o.taking.Lock()
 	defer o.taking.Unlock()
 	if o.ownership() != nil {
@@ -214,6 +241,9 @@ func (o *owner) dialLog(ctx context.Context) (net.Conn, error) {
 }
 
 func (o *owner) dialOwner(ctx context.Context) (net.Conn, error) {
+	if remote := o.store.opts.Owner; remote != nil {
+		return remote(ctx, LogDoor)
+	}
 	c, err := readCard(o.dir)
 	if err != nil {
 		return nil, err
@@ -222,6 +252,9 @@ func (o *owner) dialOwner(ctx context.Context) (net.Conn, error) {
 }
 
 func (o *owner) dialAPI(ctx context.Context) (net.Conn, error) {
+	if remote := o.store.opts.Owner; remote != nil {
+		return remote(ctx, QueriesDoor)
+	}
 	c, err := readCard(o.dir)
 	if err != nil {
 		return nil, err

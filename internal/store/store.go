@@ -94,6 +94,10 @@ type Options struct {
 	// clients of this user find: see [TokenFile].
 	Listen *jetlog.Listen
 	Bound  func(net.Addr)
+	// Owner, when set, connects to the owner of the directory on another machine that
+	// shares it, by [Store.DialOwner] there. This process then never takes the lock: on a
+	// shared directory, a lock may hold for one machine only.
+	Owner func(ctx context.Context, door Door) (net.Conn, error)
 
 	sharing    bool          // this process made the token of Listen
 	cutting    *cutting      // default: defaultCutting
@@ -197,7 +201,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, errors.Join(err, s.owner.close(), s.runtime.release())
 	}
 	s.warnOfDamage()
-	if o.Reader {
+	if o.Reader || o.Owner != nil {
 		return s, nil
 	}
 	if s.backup == nil {

@@ -33,9 +33,6 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	if err != nil {
 		return launch.Config{}, err
 	}
-	if err := where.single(); err != nil {
-		return launch.Config{}, err
-	}
 	if o.maxRestarts < -1 {
 		return bad("--max-restarts %d: give 0 or more, or -1 for any number", o.maxRestarts)
 	}
@@ -55,7 +52,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	if err != nil {
 		return launch.Config{}, err
 	}
-	torch, more, err := o.torch()
+	torch, more, err := o.torch(where.max > 1)
 	if err != nil {
 		return launch.Config{}, err
 	}
@@ -117,6 +114,9 @@ func (o runOptions) durations() []duration {
 		{"grace", o.grace},
 		{"collective-timeout", o.collective},
 		{"wait", o.wait},
+		{"node-timeout", o.nodeTimeout},
+		{"endpoint-wait", o.endpointWait},
+		{"last-call", o.lastCall},
 	}
 }
 

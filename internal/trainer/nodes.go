@@ -8,10 +8,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
-// nodes describes the nodes of a job.
-type nodes struct {
+// placement describes the nodes of a job.
+type placement struct {
 	min, max int
 	rank     int    // of this node
+	ranked   bool   // rank was given
 	master   string // host, empty if unknown
 	said     string // the flag or variable that gave the number
 }
@@ -19,7 +20,7 @@ type nodes struct {
 // placed returns the nodes that flags and the environment of Slurm and Kubernetes
 // specify. A flag takes precedence over the environment. If the job has one node,
 // its number is 0, even if several such jobs run.
-func (o *torchrunOptions) placed(getenv func(string) string) (n nodes, err error) {
+func (o *torchrunOptions) placed(getenv func(string) string) (n placement, err error) {
 	said, count := "--nnodes "+o.nnodes, o.nnodes
 	if !o.asked("nnodes") {
 		said, count = "--nnodes 1", "1"
@@ -48,13 +49,14 @@ func (o *torchrunOptions) placed(getenv func(string) string) (n nodes, err error
 		}
 		return n, nil
 	}
-	if !o.asked("node-rank") {
+	n.ranked = o.asked("node-rank")
+	if !n.ranked {
 		for _, name := range []string{"SLURM_NODEID", "JOB_COMPLETION_INDEX"} {
 			v := getenv(name)
 			if v == "" {
 				continue
 			}
-			said = name + "=" + v
+			said, n.ranked = name+"="+v, true
 			if n.rank, err = strconv.Atoi(v); err != nil {
 				return n, fmt.Errorf("%w: %s: want the number of this node", launch.ErrConfig, said)
 			}
@@ -79,19 +81,6 @@ func (o *torchrunOptions) placed(getenv func(string) string) (n nodes, err error
 		}
 	}
 	return n, nil
-}
-
-// single rejects jobs that this version cannot run.
-func (n nodes) single() error {
-	if n.max == 1 {
-		return nil
-	}
-	master := ""
-	if n.master != "" {
-		master = ", with " + n.master + " as their master"
-	}
-	return fmt.Errorf("%w: %s: this version runs jobs on one node, but this would be node %d of %d%s; start one trainer a node with its own --name, or use --nnodes 1",
-		launch.ErrConfig, n.said, n.rank, n.max, master)
 }
 
 // maxHosts bounds how many hosts a node list may expand to.

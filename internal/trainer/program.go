@@ -31,6 +31,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/demo"
 	"github.com/ckptstore/ckptstore/internal/doctor"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/launch/backend"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -115,6 +116,7 @@ var decisive = []problem.Kind{problem.Failed, problem.NoSpace, problem.Conflict,
 func exitCode(err error) int {
 	var sig signaled
 	var preempted *launch.PreemptedError
+	var ended *nodes.EndedError
 	switch {
 	case err == nil:
 		return exitOK
@@ -124,6 +126,10 @@ func exitCode(err error) int {
 		return exitPreempted
 	case preempted != nil:
 		return exitUnsaved
+	case errors.As(err, &ended): // another trainer coordinated the job
+		return ended.Code
+	case errors.Is(err, nodes.ErrNoContact):
+		return exitPreempted // the next job continues
 	case errors.As(err, new(*launch.FailedError)), errors.As(err, new(*launch.LostSaveError)):
 		return problem.Failed.Trainer()
 	}

@@ -196,10 +196,27 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 	cfg.Backends, cfg.InitHook = o.parts.Backends, o.parts.InitHook
 	cfg.Driver, cfg.Quiet = gpu.System{}, o.quiet
 	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.Out}, &lines{to: std.Err}
-	if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
+	where, err := o.placed(os.Getenv)
+	if err != nil {
 		return err
 	}
-	st, err := store.Open(ctx, store.Options{Location: o.store, Patience: o.wait, Logger: log})
+	if where.max > 1 {
+		return o.runMany(ctx, cfg, where)
+	}
+	return o.opened(ctx, cfg, store.Options{Location: o.store, Patience: o.wait, Logger: log}, func(ctx context.Context, st *store.Store, cfg launch.Config) error {
+		return runOn(ctx, st, cfg, o.parts.Storage)
+	})
+}
+
+// opened opens the store of a job and calls run with it.
+func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Options, run func(context.Context, *store.Store, launch.Config) error) (err error) {
+	log := cfg.Logger
+	if open.Owner == nil {
+		if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
+			return err
+		}
+	}
+	st, err := store.Open(ctx, open)
 	if err != nil {
 		return err
 	}
@@ -218,7 +235,7 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 		}
 	}
 	cfg.Requests = o.signals.preemptible()
-	return runOn(ctx, st, cfg, o.parts.Storage)
+	return run(ctx, st, cfg)
 }
 
 // recordLaunch records for `ckptstore continue` by which event this user's
@@ -251,11 +268,16 @@ func runOn(ctx context.Context, st *store.Store, cfg launch.Config, storage data
 	about := services.New(st, cfg.Logger)
 	defer func() { err = errors.Join(err, about.Close()) }()
 	cfg.Services = about
-	return launch.Run(ctx, cfg, session.Store{
+	return launch.Run(ctx, cfg, sessionStore(st, cfg, storage))
+}
+
+// sessionStore returns a job's part of a store.
+func sessionStore(st *store.Store, cfg launch.Config, storage data.Storage) session.Store {
+	return session.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Storage: storage, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: sharedMemory(cfg.Logger),
-	})
+	}
 }
 
 // lines writes whole lines of several workers one at a time.

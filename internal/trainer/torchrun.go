@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -24,6 +25,7 @@ type torchrunOptions struct {
 	role, startMethod, eventLogHandler, toHandle string
 	monitorInterval                              float64
 	shutdownTimeout                              int
+	nodeTimeout, endpointWait, lastCall          time.Duration
 	module, noPython, runPath                    bool
 	asked                                        func(flag string) bool // whether it was given on the command line or by PET_NAME
 	literal                                      bool                   // the command follows --
@@ -34,13 +36,21 @@ const defaultSignals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 // torchrunHelp is the part of the help that concerns torchrun's users.
 const torchrunHelp = `A torchrun command line works unchanged: write trainer run in place of torchrun, with
 -, _ and PET_NAME as there. A command that ends in .py is run by $PYTHON_EXEC,
-else python3. Unlike torchrun, --max-restarts defaults to 3, exits are noticed at
-once whatever --monitor-interval is, and a job runs on one node.`
+else python3. Unlike torchrun, --max-restarts defaults to 3, and exits are noticed at
+once whatever --monitor-interval is.
+
+With --nnodes above 1, start the trainer on each node, with the same command and a
+store that all nodes share. The trainer that has the address of --rdzv-endpoint
+coordinates the job: it alone decides, and the others follow it. If a node is silent
+for --node-timeout, the group restarts without it, or with the node that takes its
+place. A node that gets no answer kills its workers after half of that time, so that
+two groups never overlap. If the coordinating node is lost, the job ends; the next
+job of the run continues it.`
 
 func (o *torchrunOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.nproc, "nproc", "1", "workers: a number, gpu (one a device), cpu (one a core), or auto (devices, or else cores)")
 	f.StringVar(&o.nproc, "nproc-per-node", "1", "torchrun's name of --nproc")
-	f.StringVar(&o.nnodes, "nnodes", "", "nodes of the job, N or MIN:MAX; this version has one (default: $SLURM_NNODES, or 1)")
+	f.StringVar(&o.nnodes, "nnodes", "", "nodes of the job, N or MIN:MAX: start the trainer on each (default: $SLURM_NNODES, or 1)")
 	f.IntVar(&o.nodeRank, "node-rank", 0, "number of this node (default: $SLURM_NODEID or $JOB_COMPLETION_INDEX)")
 	f.BoolVarP(&o.module, "module", "m", false, "run a Python module, as python -m")
 	f.BoolVar(&o.noPython, "no-python", false, "run the command itself, whatever its name ends in")
@@ -50,10 +60,13 @@ func (o *torchrunOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.masterPort, "master-port", 0, "MASTER_PORT of the workers (default: a free port, another for each attempt)")
 	f.BoolVar(&o.standalone, "standalone", false, "a job on one node, which is the default: the --rdzv flags are ignored")
 	f.StringVar(&o.rdzvBackend, "rdzv-backend", "static", "static or c10d; a job on one node needs no rendezvous")
-	f.StringVar(&o.rdzvEndpoint, "rdzv-endpoint", "", "HOST:PORT; with the static backend, MASTER_ADDR and MASTER_PORT")
+	f.StringVar(&o.rdzvEndpoint, "rdzv-endpoint", "", "HOST:PORT where the nodes of the job meet: an address of one of them. On one node, with the static backend, MASTER_ADDR and MASTER_PORT")
 	f.StringVar(&o.rdzvID, "rdzv-id", "", "TORCHELASTIC_RUN_ID of the workers (default: the run's name)")
 	f.StringVar(&o.rdzvConf, "rdzv-conf", "", "KEY=VALUE,...: timeouts of a rendezvous, which a job on one node does not need")
-	f.StringVar(&o.localAddr, "local-addr", "", "address of this node; with the c10d backend, MASTER_ADDR")
+	f.StringVar(&o.localAddr, "local-addr", "", "address of this node for the others (default: that of its connection to the endpoint); on one node, with the c10d backend, MASTER_ADDR")
+	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
+	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
+	f.DurationVar(&o.lastCall, "last-call", 30*time.Second, "with MIN:MAX, how long to wait for more nodes than MIN")
 	f.Float64Var(&o.monitorInterval, "monitor-interval", 0.1, "accepted: exits of workers are noticed at once")
 	f.StringVar(&o.startMethod, "start-method", "spawn", "spawn, fork or forkserver: accepted, a command is always executed")
 	f.StringVar(&o.eventLogHandler, "event-log-handler", "null", "null: events are in the store's log")
@@ -120,7 +133,7 @@ func (o *torchrunOptions) defaults(f *pflag.FlagSet, lookup func(string) (string
 
 // torch returns the settings for the workers' environment. Notes report flags
 // that have no effect on one node.
-func (o *torchrunOptions) torch() (cfg launch.TorchConfig, notes []string, err error) {
+func (o *torchrunOptions) torch(many bool) (cfg launch.TorchConfig, notes []string, err error) {
 	bad := func(format string, args ...any) (launch.TorchConfig, []string, error) {
 		return cfg, nil, fmt.Errorf("%w: %s", launch.ErrConfig, fmt.Sprintf(format, args...))
 	}
@@ -149,6 +162,14 @@ func (o *torchrunOptions) torch() (cfg launch.TorchConfig, notes []string, err e
 	} else if o.asked("rdzv-id") {
 		cfg.RunID = o.rdzvID
 	}
+	if !slices.Contains([]string{"static", "c10d"}, o.rdzvBackend) {
+		return bad("--rdzv-backend %s: this trainer has static and c10d, which mean the same; leave it out", o.rdzvBackend)
+	}
+	if many {
+		// The endpoint is the trainers'; the workers' master is on the node of rank 0.
+		cfg.MasterAddr, cfg.MasterPort = "", 0
+		return cfg, notes, nil
+	}
 	if err := o.checkConf(); err != nil {
 		return bad("--rdzv-conf: %s", err)
 	}
@@ -175,8 +196,6 @@ func (o *torchrunOptions) torch() (cfg launch.TorchConfig, notes []string, err e
 		if o.localAddr != "" {
 			cfg.MasterAddr = o.localAddr
 		}
-	default:
-		return bad("--rdzv-backend %s: this trainer has static and c10d; on one node leave it out", o.rdzvBackend)
 	}
 	return cfg, notes, nil
 }

@@ -1,0 +1,484 @@
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session"
+)
+
+// Commands to the process of another node, and its messages. Each names an attempt.
+const (
+	cmdStart = "start" // to start its part of the group: a startOrder
+	cmdStop  = "stop"  // to end its processes: a stopCommand
+	cmdClose = "close" // to end its part: the saves of the attempt have ended
+
+	msgHello   = "hello"   // all its ranks have connected
+	msgExited  = "exited"  // a rank has ended: a rankEnd
+	msgFailed  = "failed"  // its part fails, and its processes are being ended: a partEnd
+	msgStopped = "stopped" // none of its processes is left, and the log has all their facts: a partEnd
+	msgClosed  = "closed"  // its part has ended
+	msgSettled = "settled" // it writes no more files of an aborted save: a saveRef
+	msgAbort   = "abort"   // it cannot finish a save: a saveRef
+	msgAsked   = "asked"   // the job was asked to end there: a StopRequest
+)
+
+// startOrder places a node's part of a group.
+type startOrder struct {
+	Attempt    int           `json:"attempt"`
+	Restart    int           `json:"restart"`
+	Resume     string        `json:"resume,omitempty"`
+	Started    uint64        `json:"started"` // sequence of group.started
+	Nodes      session.Nodes `json:"nodes"`
+	Node       int           `json:"node"` // the receiver's place in the group
+	MasterAddr string        `json:"master_addr"`
+	MasterPort int           `json:"master_port"`
+}
+
+type stopCommand struct {
+	Attempt int    `json:"attempt"`
+	Why     string `json:"why"`
+}
+
+type rankEnd struct {
+	Attempt int    `json:"attempt"`
+	Rank    int    `json:"rank"`
+	How     string `json:"how"`
+}
+
+// partEnd is the end of a node's part of a group; without a cause, all its ranks ended
+// well.
+type partEnd struct {
+	Attempt int         `json:"attempt"`
+	Failed  bool        `json:"failed"`
+	Rank    int         `json:"rank"`
+	Kind    FailureKind `json:"kind,omitempty"`
+	Cause   string      `json:"cause,omitempty"`
+	Tail    []string    `json:"tail,omitempty"`
+}
+
+type saveRef struct {
+	Attempt    int    `json:"attempt"`
+	Checkpoint string `json:"checkpoint"`
+	Reason     string `json:"reason,omitempty"`
+	Ranks      []int  `json:"ranks,omitempty"`
+}
+
+// attemptOnly is the part that all commands and messages have.
+type attemptOnly struct {
+	Attempt int `json:"attempt"`
+}
+
+// fleet is the coordinating process's view of the other nodes of its job.
+type fleet struct {
+	*job
+	endpoint *nodes.Endpoint
+	members  []nodes.Member // of the next or current attempt, by place
+
+	mu  sync.Mutex
+	now *others // of the current attempt
+}
+
+// newFleet follows the nodes of a job until the caller calls stop.
+func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
+	f = &fleet{job: j, endpoint: j.cfg.Endpoint}
+	f.endpoint.Handle("/v1/attempts/{attempt}/ranks/{rank}/", http.HandlerFunc(f.relayed))
+	return f, inBackground(ctx, func(ctx context.Context) {
+		for {
+			select {
+			case e := <-f.endpoint.Events():
+				f.handle(ctx, e)
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+}
+
+// gather waits for the nodes of the next attempt, and places the ranks on them in the
+// order of their indexes.
+func (f *fleet) gather(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	_, came := f.orders.given()
+	go func() {
+		select {
+		case <-came: // the job is asked to end
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	group, err := f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall)
+	if err != nil {
+		return err
+	}
+	f.members = group
+	var place session.Nodes
+	rank := 0
+	for at, m := range group {
+		var ranks []int
+		for range m.Procs {
+			ranks = append(ranks, rank)
+			rank++
+		}
+		place = append(place, ranks)
+		if m.Index == f.index() {
+			f.job.cfg.Node = at
+		}
+	}
+	f.job.cfg.Nodes = place
+	return nil
+}
+
+// others are the other nodes of an attempt's group.
+type others struct {
+	*fleet
+	group   *session.Group
+	order   startOrder
+	in      chan nodeEvent // for the attempt's loop
+	over    chan struct{}  // closed when the loop has ended
+	closing chan struct{}  // closed when all parts have ended
+
+	mu      sync.Mutex
+	place   map[int]int  // in the group, by the node's index
+	alive   map[int]bool // indexes of nodes with processes
+	open    map[int]bool // indexes of nodes whose part has not ended
+	gone    map[int]bool // ranks
+	stopped bool         // the nodes were told to stop
+}
+
+// nodeEvent is what the attempt's loop learns of another node.
+type nodeEvent struct {
+	node  int // its place in the group
+	hello bool
+	ended bool // none of its processes is left
+	end   *FailedError
+}
+
+// begin makes the others of an attempt; nil if the job has one node.
+func (f *fleet) begin(g *session.Group, order startOrder) *others {
+	if f == nil {
+		return nil
+	}
+	o := &others{
+		fleet: f, group: g, order: order, in: make(chan nodeEvent), over: make(chan struct{}), closing: make(chan struct{}),
+		place: map[int]int{}, alive: map[int]bool{}, open: map[int]bool{}, gone: map[int]bool{},
+	}
+	for at, m := range f.members {
+		if m.Index != f.index() {
+			o.place[m.Index], o.alive[m.Index], o.open[m.Index] = at, true, true
+		}
+	}
+	f.mu.Lock()
+	f.now = o
+	f.mu.Unlock()
+	return o
+}
+
+// current returns the others of an attempt, or nil if it is not the current one.
+func (f *fleet) current(attempt int) *others {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.now == nil || f.now.order.Attempt != attempt {
+		return nil
+	}
+	return f.now
+}
+
+// start starts the parts of the other nodes.
+func (o *others) start(port int) error {
+	if o == nil {
+		return nil
+	}
+	o.order.MasterAddr, o.order.MasterPort = o.members[0].Address, port
+	for index, at := range o.place {
+		order := o.order
+		order.Node = at
+		if err := o.endpoint.Send(index, cmdStart, order); err != nil {
+			return fmt.Errorf("start the ranks of node %d: %w", index, err)
+		}
+	}
+	return nil
+}
+
+// stop ends the processes of the other nodes. It may be called again.
+func (o *others) stop(why string) {
+	if o == nil {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.stopped {
+		return
+	}
+	o.stopped = true
+	for index := range o.alive {
+		o.tell(index, cmdStop, stopCommand{o.order.Attempt, why})
+	}
+}
+
+// tell sends a command to a node. A node that left gets none.
+func (o *others) tell(index int, kind string, body any) {
+	if err := o.endpoint.Send(index, kind, body); err != nil {
+		o.log.Warn("command not sent to a node", "node", index, "command", kind, "error", err)
+	}
+}
+
+// running counts the other nodes that have processes.
+func (o *others) running() int {
+	if o == nil {
+		return 0
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.alive)
+}
+
+// events delivers what the attempt's loop must learn; nil without other nodes.
+func (o *others) events() <-chan nodeEvent {
+	if o == nil {
+		return nil
+	}
+	return o.in
+}
+
+// loopOver records that the attempt's loop takes no more events.
+func (o *others) loopOver() {
+	if o != nil {
+		close(o.over)
+	}
+}
+
+// close ends the parts of the other nodes, after the saves of the attempt have ended,
+// and waits until each has ended, is lost, or limit has passed.
+func (o *others) close(limit time.Duration) {
+	if o == nil {
+		return
+	}
+	o.mu.Lock()
+	for index := range o.open {
+		o.tell(index, cmdClose, attemptOnly{o.order.Attempt})
+	}
+	o.closed()
+	o.mu.Unlock()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-o.closing:
+	case <-timer.C:
+		o.log.Warn("nodes have not ended their part of the attempt", "attempt", o.order.Attempt, "after", limit)
+	}
+	o.fleet.mu.Lock()
+	o.fleet.now = nil
+	o.fleet.mu.Unlock()
+	all := []int{o.index()}
+	for index := range o.place {
+		all = append(all, index)
+	}
+	o.endpoint.Release(all)
+}
+
+// closed notes the end of the last part. The caller holds the lock.
+func (o *others) closed() {
+	if len(o.open) > 0 {
+		return
+	}
+	select {
+	case <-o.closing:
+	default:
+		close(o.closing)
+	}
+}
+
+// give passes an event to the attempt's loop.
+func (o *others) give(e nodeEvent) {
+	select {
+	case o.in <- e:
+	case <-o.over:
+	}
+}
+
+// leave frees the ranks that wait for ranks of another node.
+func (o *others) leave(why error, ranks ...int) {
+	o.mu.Lock()
+	var fresh []int
+	for _, rank := range ranks {
+		if !o.gone[rank] {
+			o.gone[rank] = true
+			fresh = append(fresh, rank)
+		}
+	}
+	o.mu.Unlock()
+	for _, rank := range fresh {
+		o.group.EndMessages(rank)
+		o.group.Gone(rank, why)
+	}
+}
+
+// handle obeys an event of the endpoint.
+func (f *fleet) handle(ctx context.Context, e nodes.Event) {
+	switch e := e.(type) {
+	case nodes.Joined:
+		f.joined(ctx, e.Member)
+	case nodes.Rejoined: // the processes of its earlier trainer are gone
+		f.lost(ctx, e.Member.Index, "its trainer started again")
+		f.joined(ctx, e.Member)
+	case nodes.Lost:
+		f.lost(ctx, e.Node, e.Why)
+	case nodes.Left:
+		f.lost(ctx, e.Node, "its trainer ended: "+e.Reason)
+	case nodes.Message:
+		f.message(ctx, e)
+	}
+}
+
+// joined records a node that has joined.
+func (f *fleet) joined(ctx context.Context, m nodes.Member) {
+	if err := f.AppendOfRun(ctx, &events.NodeJoined{Job: f.cfg.Job, Node: m.Index, Host: m.Host}); err != nil {
+		f.log.Warn("join of a node not recorded", "node", m.Index, "error", err)
+	}
+}
+
+// lost ends the part of a node that is silent, left or was replaced.
+func (f *fleet) lost(ctx context.Context, index int, reason string) {
+	why := fmt.Errorf("node %d is lost: %s", index, reason)
+	if err := f.AppendOfRun(ctx, &events.NodeLeft{Job: f.cfg.Job, Node: index, Reason: session.Beginning(why.Error(), session.MaxMessage)}); err != nil {
+		f.log.Warn("loss of a node not recorded", "node", index, "error", err)
+	}
+	f.mu.Lock()
+	o := f.now
+	f.mu.Unlock()
+	if o == nil {
+		return
+	}
+	o.mu.Lock()
+	at, member := o.place[index]
+	alive := o.alive[index]
+	delete(o.alive, index)
+	delete(o.open, index)
+	o.closed()
+	var unsaid []events.Body
+	if member {
+		for _, rank := range o.order.Nodes[at] {
+			if !o.gone[rank] {
+				unsaid = append(unsaid, &events.WorkerExited{Attempt: o.order.Attempt, Rank: rank, Code: -1, Unseen: true, Message: why.Error()})
+			}
+		}
+	}
+	o.mu.Unlock()
+	if !member {
+		return
+	}
+	err := f.Append(ctx, unsaid...)
+	if err = errors.Join(err, o.group.Lost(ctx, at, why)); err != nil {
+		f.log.Warn("loss of a node not recorded", "node", index, "error", err)
+	}
+	o.leave(why, o.order.Nodes[at]...)
+	if alive {
+		o.give(nodeEvent{node: at, ended: true, end: &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: why.Error()}})
+	}
+}
+
+// message obeys a message of another node.
+func (f *fleet) message(ctx context.Context, e nodes.Message) {
+	decode := func(into any) bool {
+		err := json.Unmarshal(e.Body, into)
+		if err != nil {
+			f.log.Error("message of a node not understood", "node", e.Node, "message", e.Kind, "error", err)
+		}
+		return err == nil
+	}
+	if e.Kind == msgAsked {
+		var r StopRequest
+		if decode(&r) {
+			r.Reason = fmt.Sprintf("node %d: %s", e.Node, r.Reason)
+			f.ask(r)
+		}
+		return
+	}
+	var of attemptOnly
+	if !decode(&of) {
+		return
+	}
+	o := f.current(of.Attempt)
+	if o == nil {
+		return // of an attempt that has ended
+	}
+	at := o.place[e.Node]
+	switch e.Kind {
+	case msgHello:
+		o.give(nodeEvent{node: at, hello: true})
+	case msgExited:
+		var b rankEnd
+		if decode(&b) && slices.Contains(o.order.Nodes[at], b.Rank) {
+			o.leave(errors.New(b.How), b.Rank)
+		}
+	case msgFailed, msgStopped:
+		var b partEnd
+		if !decode(&b) {
+			return
+		}
+		out := nodeEvent{node: at, ended: e.Kind == msgStopped}
+		if b.Failed {
+			out.end = &FailedError{Rank: b.Rank, Kind: b.Kind, Cause: fmt.Sprintf("node %d: %s", e.Node, b.Cause), Tail: b.Tail}
+		}
+		if out.ended {
+			o.leave(fmt.Errorf("the processes of node %d have ended", e.Node), o.order.Nodes[at]...)
+			o.mu.Lock()
+			delete(o.alive, e.Node)
+			o.mu.Unlock()
+		}
+		o.give(out)
+	case msgClosed:
+		o.mu.Lock()
+		delete(o.open, e.Node)
+		o.closed()
+		o.mu.Unlock()
+	case msgSettled, msgAbort:
+		var b saveRef
+		if !decode(&b) {
+			return
+		}
+		if e.Kind == msgSettled {
+			o.group.Settled(at, b.Checkpoint)
+			return
+		}
+		if err := o.group.Abort(ctx, b.Checkpoint, b.Reason, b.Ranks); err != nil {
+			f.log.Warn("save not aborted", "checkpoint", b.Checkpoint, "node", e.Node, "error", err)
+		}
+	}
+}
+
+// relayed serves the requests of ranks of other nodes that concern all ranks.
+func (f *fleet) relayed(w http.ResponseWriter, r *http.Request) {
+	attempt, aerr := strconv.Atoi(r.PathValue("attempt"))
+	rank, rerr := strconv.Atoi(r.PathValue("rank"))
+	o := f.current(attempt)
+	if aerr != nil || rerr != nil || o == nil {
+		httpkit.Refuse(w, problem.Errorf(problem.Gone, "attempt %s is over", r.PathValue("attempt")))
+		return
+	}
+	at, member := o.place[nodes.From(r.Context())]
+	if !member || !slices.Contains(o.order.Nodes[at], rank) {
+		httpkit.Refuse(w, problem.Errorf(problem.Unauthorized, "rank %d of attempt %d is not on node %d", rank, attempt, nodes.From(r.Context())))
+		return
+	}
+	prefix := fmt.Sprintf("/v1/attempts/%s/ranks/%s", r.PathValue("attempt"), r.PathValue("rank"))
+	if !strings.HasPrefix(r.URL.Path, prefix) {
+		httpkit.Refuse(w, problem.Errorf(problem.NotFound, "no request %s", r.URL.Path))
+		return
+	}
+	http.StripPrefix(prefix, o.group.Relayed(rank)).ServeHTTP(w, r)
+}

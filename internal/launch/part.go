@@ -1,0 +1,266 @@
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os/exec"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/session"
+)
+
+// errSilent is the cause when the coordinating node does not answer: the processes of
+// this node are killed before another group may start.
+var errSilent = errors.New("the coordinating node does not answer")
+
+// Follow runs this node's part of a job that the process at the other end of link
+// coordinates: it starts, watches and ends the processes of this node's ranks, and
+// decides nothing. It returns when the job has ended, or ctx ends.
+func Follow(ctx context.Context, cfg Config, store session.Store, link *nodes.Link) (err error) {
+	cfg = cfg.withDefaults()
+	if _, err := exec.LookPath(cfg.Command[0]); err != nil {
+		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
+	}
+	hooks, err := newHooks(&cfg)
+	if err != nil {
+		return err
+	}
+	j := prepare(ctx, cfg, store, link)
+	j.hooks, j.port0 = hooks, cfg.Port
+	j.devices = &deviceGate{job: j}
+	j.output = j.openOutput()
+	if err := j.Open(); err != nil {
+		return err
+	}
+	defer func() { err = j.Close(err) }()
+	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger, j.marks()...); err != nil {
+		return err
+	}
+	defer j.guard.Stop()
+	cfg.Contact.extend(j.guard)
+	if err := j.ReapEarlier(ctx); err != nil {
+		return err
+	}
+	defer j.takeRequests(ctx)()
+	return j.follow(ctx)
+}
+
+// follow runs the parts of the attempts that the coordinating process starts.
+func (j *job) follow(ctx context.Context) error {
+	for kept := false; ; {
+		select {
+		case c, open := <-j.link.Commands():
+			if !open {
+				<-j.link.Done()
+				return j.link.Err()
+			}
+			var order startOrder
+			if c.Kind != cmdStart {
+				continue // of an attempt whose part has ended
+			}
+			if err := json.Unmarshal(c.Body, &order); err != nil {
+				return fmt.Errorf("start the ranks of this node: %w", err)
+			}
+			if !kept {
+				if err := j.KeepStaged(order.Resume); err != nil {
+					return err
+				}
+				kept = true
+			}
+			if err := j.part(ctx, order); err != nil {
+				return err
+			}
+		case <-j.link.Done():
+			return j.link.Err()
+		case <-ctx.Done():
+			return j.leave(ctx)
+		}
+	}
+}
+
+// leave ends this node's membership because ctx has ended.
+func (j *job) leave(ctx context.Context) error {
+	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
+	defer cancel()
+	return errors.Join(context.Cause(ctx), j.link.Leave(words, context.Cause(ctx).Error()))
+}
+
+// part is this node's part of one attempt.
+type part struct {
+	*job
+	order  startOrder
+	end    context.CancelCauseFunc // ends the processes
+	closed chan struct{}           // closed when the coordinating process has ended the attempt's saves
+}
+
+var _ session.Peer = (*part)(nil)
+
+// part runs one attempt's part from its start to its end.
+func (j *job) part(ctx context.Context, order startOrder) (err error) {
+	j.cfg.Nodes, j.cfg.Node = order.Nodes, order.Node
+	j.cfg.Torch.MasterAddr = order.MasterAddr
+	j.JoinAttempt(order.Attempt)
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	life, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	p := &part{job: j, order: order, end: end, closed: make(chan struct{})}
+	w := &watch{job: j, part: p, stop: &stopState{orders: newOrders()}, signals: newHeldSignals(j.ask)}
+	g := j.Begin(work, session.Attempt{
+		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Signals: w.signals, Hooks: w,
+		Nodes: order.Nodes, Node: order.Node, Peer: p,
+	})
+	defer func() { err = errors.Join(err, g.Close()) }()
+	w.group, w.pulses, w.hello, w.saving = g, g.Pulses(), g.Hello(), g.Saved()
+	j.log.Info("attempt started", "attempt", order.Attempt, "node", order.Node, "ranks", j.cfg.Local(), "world_size", j.cfg.World())
+	defer inBackground(work, p.obey)()
+	cause, failed := w.run(life, work, order.Restart)
+	if failed != nil && cause == nil {
+		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: failed.Error()}
+	}
+	if failed != nil {
+		j.log.Error("part of the attempt failed", "attempt", order.Attempt, "error", failed)
+	}
+	p.tell(msgStopped, p.ended(cause))
+	select {
+	case <-p.closed:
+	case <-j.link.Done():
+	case <-ctx.Done():
+	}
+	stop()
+	if !w.savingEnded {
+		if stuck := g.StopSaves(); stuck != nil {
+			return stuck
+		}
+	}
+	if j.port0 == nil {
+		if j.port0, err = HoldPort(); err != nil {
+			return err
+		}
+	}
+	j.link.SetPort(j.port0.port)
+	p.tell(msgClosed, attemptOnly{order.Attempt})
+	if errors.Is(failed, errLeft) {
+		return failed
+	}
+	return nil
+}
+
+// ended describes the end of the part for the coordinating process.
+func (p *part) ended(cause *FailedError) partEnd {
+	end := partEnd{Attempt: p.order.Attempt, Rank: -1}
+	if cause != nil {
+		end.Failed, end.Rank, end.Kind, end.Cause, end.Tail = true, cause.Rank, cause.Kind, cause.Cause, cause.Tail
+	}
+	return end
+}
+
+// obey follows the commands of the coordinating process, and kills the processes when
+// it is silent.
+func (p *part) obey(ctx context.Context) {
+	silent := p.link.Silent()
+	commands := p.link.Commands()
+	for {
+		select {
+		case c, open := <-commands:
+			if !open {
+				commands = nil // the link is ending
+				continue
+			}
+			var stop stopCommand
+			if err := json.Unmarshal(c.Body, &stop); err != nil || stop.Attempt != p.order.Attempt {
+				p.log.Error("command not understood", "command", c.Kind, "attempt", stop.Attempt, "error", err)
+				continue
+			}
+			switch c.Kind {
+			case cmdStop:
+				p.end(errors.New(stop.Why))
+			case cmdClose:
+				close(p.closed)
+				return // the next command is for another attempt
+			}
+		case <-silent:
+			silent = nil
+			p.end(errSilent)
+			if err := p.processes.Kill(context.WithoutCancel(ctx)); err != nil {
+				p.log.Error("processes not killed", "error", err)
+			}
+		case <-p.link.Done():
+			p.end(p.link.Err())
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// tell sends a message of the attempt.
+func (p *part) tell(kind string, body any) {
+	if err := p.link.Tell(kind, body); err != nil {
+		p.log.Error("message not sent to the coordinating node", "message", kind, "error", err)
+	}
+}
+
+// Relay implements [session.Peer].
+func (p *part) Relay(rank int) http.Handler {
+	prefix := fmt.Sprintf("/v1/attempts/%d/ranks/%d", p.order.Attempt, rank)
+	return &httputil.ReverseProxy{
+		Transport: p.link.Client().Transport,
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.Header.Del("Authorization")                                         // the link has its own
+			if to, err := url.Parse(p.link.URL(prefix + r.In.URL.Path)); err == nil { // otherwise the link refuses it
+				r.Out.URL, r.Out.Host = to, to.Host
+			}
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			httpkit.Refuse(w, fmt.Errorf("ask the coordinating node: %w", err))
+		},
+	}
+}
+
+// Abort implements [session.Peer].
+func (p *part) Abort(_ context.Context, checkpoint, reason string, ranks []int) error {
+	return p.link.Tell(msgAbort, saveRef{p.order.Attempt, checkpoint, reason, ranks})
+}
+
+// Settled implements [session.Peer].
+func (p *part) Settled(checkpoint string) {
+	p.tell(msgSettled, saveRef{Attempt: p.order.Attempt, Checkpoint: checkpoint})
+}
+
+// Contact holds how long the group of this node may live: until half of the timeout has
+// passed since the last answered beat was sent. It exists because the beats begin before
+// the guard does.
+type Contact struct {
+	mu    sync.Mutex
+	until time.Time
+	guard *process.Guard
+}
+
+// Answered records an answered beat: see [nodes.JoinConfig].
+func (c *Contact) Answered(sent time.Time, timeout time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.until = sent.Add(timeout / 2)
+	if c.guard != nil {
+		c.guard.LiveUntil(c.until)
+	}
+}
+
+// extend passes the deadline to the guard from now on.
+func (c *Contact) extend(g *process.Guard) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.guard = g; !c.until.IsZero() {
+		g.LiveUntil(c.until)
+	}
+}

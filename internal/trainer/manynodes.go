@@ -1,0 +1,259 @@
+package trainer
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/backend"
+	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/services"
+	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/store"
+)
+
+// The port of an endpoint that is given without one: torchrun's.
+const defaultEndpointPort = 29400
+
+// slurmPorts is the first of the ports that jobs of Slurm use, by their numbers, so that
+// two jobs may share a machine.
+const slurmPorts, slurmPortCount = 20000, 10000
+
+// endpoint returns where the nodes of a job meet, HOST:PORT: --rdzv-endpoint, or else the
+// master's address.
+func (o *torchrunOptions) endpoint(n placement, getenv func(string) string) (string, error) {
+	host, port := "", defaultEndpointPort
+	switch {
+	case o.rdzvEndpoint != "":
+		h, p, err := net.SplitHostPort(o.rdzvEndpoint)
+		if err != nil {
+			h, p = o.rdzvEndpoint, strconv.Itoa(defaultEndpointPort)
+		}
+		number, err := strconv.Atoi(p)
+		if h == "" || err != nil || number < 1 || number > 65535 {
+			return "", fmt.Errorf("%w: --rdzv-endpoint %s: want HOST:PORT, the address of one of the nodes and a free port there", launch.ErrConfig, o.rdzvEndpoint)
+		}
+		host, port = h, number
+	case n.master != "":
+		host = n.master
+		if o.masterPort != 0 {
+			port = o.masterPort
+		} else if job, err := strconv.Atoi(getenv(slurmJob)); err == nil && job > 0 {
+			port = slurmPorts + job%slurmPortCount
+		}
+	default:
+		return "", fmt.Errorf("%w: %s: the nodes need a place to meet: give --rdzv-endpoint HOST:PORT on each node, with the address of one of them", launch.ErrConfig, n.said)
+	}
+	return net.JoinHostPort(host, strconv.Itoa(port)), nil
+}
+
+// isHere reports whether an endpoint's host is this machine.
+func isHere(ctx context.Context, endpoint string) bool {
+	host, _, err := net.SplitHostPort(endpoint)
+	if err != nil {
+		return false
+	}
+	if name, err := os.Hostname(); err == nil && (host == name || host == "localhost") {
+		return true
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return false
+	}
+	local, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(local, func(a net.Addr) bool {
+		p, err := netip.ParsePrefix(a.String())
+		return err == nil && slices.ContainsFunc(addrs, func(to netip.Addr) bool { return to.Unmap() == p.Addr().Unmap() })
+	})
+}
+
+// taken reports whether another process listens at an endpoint of this machine.
+func taken(ctx context.Context, endpoint string) bool {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", endpoint)
+	if err != nil {
+		return errors.Is(err, syscall.EADDRINUSE)
+	}
+	_ = l.Close() // a probe
+	return false
+}
+
+// welcome is what the coordinating trainer tells the others of their job.
+type welcome struct {
+	Run         string         `json:"run"`
+	Job         string         `json:"job"`
+	Config      map[string]any `json:"config,omitempty"`
+	SaveTimeout time.Duration  `json:"save_timeout"`
+	Drain       time.Duration  `json:"drain_timeout"`
+	Collective  time.Duration  `json:"collective_timeout"`
+	Strict      bool           `json:"strict_replicas,omitempty"`
+}
+
+// self describes this node to the others.
+func self(n placement, cfg launch.Config, localAddr string) nodes.Node {
+	node := nodes.Node{Index: -1, Procs: len(cfg.Local()), Version: release, Command: commandDigest(cfg.Command), Address: localAddr}
+	if n.ranked {
+		node.Index, node.Key = n.rank, fmt.Sprint("index ", n.rank)
+	}
+	return node
+}
+
+// commandDigest identifies a command and its scripts.
+func commandDigest(command []string) string {
+	h := sha256.New()
+	for _, arg := range command {
+		_, _ = io.WriteString(h, arg+"\x00") // a hash takes everything
+		if strings.HasSuffix(arg, ".py") {
+			if text, err := os.ReadFile(arg); err == nil {
+				_, _ = h.Write(text)
+			}
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// joinDir is where the coordinating trainer of a job leaves its address, for nodes that
+// share the store's directory.
+func joinDir(dir string) string { return filepath.Join(dir, "join") }
+
+// runMany runs this node's part of a job over several nodes. The trainer that has the
+// endpoint's address coordinates; the others follow it.
+func (o runOptions) runMany(ctx context.Context, cfg launch.Config, n placement) error {
+	if !slices.Contains([]string{"", "none", backend.Torch}, cfg.Backend) {
+		return fmt.Errorf("%w: --backend %s: hooks of a backend see the workers of one node; leave --backend out, or use --nnodes 1", launch.ErrConfig, cfg.Backend)
+	}
+	at, err := o.endpoint(n, os.Getenv)
+	if err != nil {
+		return err
+	}
+	if isHere(ctx, at) && !taken(ctx, at) {
+		return o.coordinate(ctx, cfg, n, at)
+	}
+	return o.follow(ctx, cfg, n, at)
+}
+
+// coordinate runs the job from this node.
+func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placement, at string) (err error) {
+	url := strings.Contains(o.store, "://")
+	return o.opened(ctx, cfg, store.Options{Location: o.store, Patience: o.wait, Logger: cfg.Logger}, func(ctx context.Context, st *store.Store, cfg launch.Config) (err error) {
+		hello, err := json.Marshal(welcome{
+			Run: cfg.Run, Job: cfg.Job, Config: cfg.TrialConfig, SaveTimeout: cfg.SaveTimeout, Drain: cfg.DrainTimeout, Collective: cfg.Collective,
+			Strict: cfg.StrictReplicas,
+		})
+		if err != nil {
+			return err
+		}
+		listen := nodes.EndpointConfig{
+			Address: at, Token: os.Getenv(store.EnvToken), Job: cfg.Job, Run: cfg.Run, Store: st.ID, Version: release,
+			Min: n.min, Max: n.max, Self: self(n, cfg, o.localAddr), Timeout: o.nodeTimeout, Welcome: hello, Logger: cfg.Logger,
+		}
+		if !url {
+			listen.Dir, listen.Token = joinDir(st.Dir()), ""
+		}
+		endpoint, err := nodes.Listen(ctx, listen)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			reason, code := "done", 0
+			if err != nil {
+				reason, code = err.Error(), exitCode(err)
+			}
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.nodeTimeout)
+			defer cancel()
+			if lost := endpoint.End(end, session.Beginning(reason, session.MaxMessage), code); lost != nil {
+				cfg.Logger.Warn("nodes not told of the job's end", "error", lost)
+			}
+			err = errors.Join(err, endpoint.Close())
+		}()
+		endpoint.Handle("POST /v1/store/{door}", tunnelTo(st))
+		cfg.Endpoint, cfg.GatherTimeout, cfg.LastCall = endpoint, o.endpointWait, o.lastCall
+		cfg.Logger.Info("waiting for nodes", "endpoint", at, "least", n.min, "most", n.max)
+		return runOn(ctx, st, cfg, o.parts.Storage)
+	})
+}
+
+// follow runs this node's part of a job that another trainer coordinates. A node that was
+// taken for lost joins again, and so does one whose coordinating trainer was started again.
+func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, at string) error {
+	me := self(n, cfg, o.localAddr)
+	for {
+		err := o.followOnce(ctx, cfg, &me, at)
+		if ctx.Err() == nil && (errors.Is(err, nodes.ErrExpelled) || errors.Is(err, nodes.ErrRestarted)) {
+			cfg.Logger.Warn("joining again", "because", err)
+			continue
+		}
+		if ended := (*nodes.EndedError)(nil); errors.As(err, &ended) && ended.Code == 0 {
+			return nil
+		}
+		return err
+	}
+}
+
+// followOnce follows one job, as the node me.
+func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes.Node, at string) (err error) {
+	port, err := launch.HoldPort()
+	if err != nil {
+		return err
+	}
+	me.Port = port.Port()
+	contact := &launch.Contact{}
+	join := nodes.JoinConfig{Address: at, Token: os.Getenv(store.EnvToken), Self: *me, Logger: cfg.Logger, Wait: o.endpointWait, Answered: contact.Answered}
+	url := strings.Contains(o.store, "://")
+	if !url {
+		dir, err := filepath.Abs(o.store)
+		if err != nil {
+			return fmt.Errorf("--store: %w", err)
+		}
+		join.Dir, join.Token = joinDir(dir), ""
+	}
+	link, err := nodes.Join(ctx, join)
+	if err != nil {
+		return err
+	}
+	defer link.Close()
+	*me = link.Self() // keeps its key
+	var job welcome
+	if err := json.Unmarshal(link.Welcome(), &job); err != nil {
+		return fmt.Errorf("join the job at %s: %w", at, err)
+	}
+	cfg.Run, cfg.Job, cfg.TrialConfig, cfg.StrictReplicas = job.Run, job.Job, job.Config, job.Strict
+	cfg.SaveTimeout, cfg.DrainTimeout, cfg.Collective = job.SaveTimeout, job.Drain, job.Collective
+	cfg.Logger.Info("joined", "endpoint", at, "run", job.Run, "job", job.Job, "node", link.Index())
+	open := store.Options{Location: o.store, Patience: o.wait, Logger: cfg.Logger}
+	if !url {
+		open.Owner = func(ctx context.Context, door store.Door) (net.Conn, error) {
+			return link.Dial(ctx, "/v1/store/"+string(door))
+		}
+	}
+	return o.opened(ctx, cfg, open, func(ctx context.Context, st *store.Store, cfg launch.Config) (err error) {
+		about := services.New(st, cfg.Logger)
+		defer func() { err = errors.Join(err, about.Close()) }()
+		cfg.Services, cfg.Contact, cfg.Port = about, contact, port
+		return launch.Follow(ctx, cfg, sessionStore(st, cfg, o.parts.Storage), link)
+	})
+}
+
+// tunnelTo connects the other nodes to the owner of the store.
+func tunnelTo(st *store.Store) http.Handler {
+	return nodes.Tunnel(func(r *http.Request) (net.Conn, error) {
+		return st.DialOwner(r.Context(), store.Door(r.PathValue("door")))
+	})
+}
