@@ -125,7 +125,7 @@ func (s *saver) share(b *events.CheckpointBegun) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.uses[b.Checkpoint] = data.NewUses(b.Participants, func() { <-s.permits }, func() { s.permits <- struct{}{} })
+	s.uses[b.Checkpoint] = data.NewUses(b.All(), func() { <-s.permits }, func() { s.permits <- struct{}{} })
 }
 
 func (s *saver) usesOf(checkpoint string) *data.Uses {
