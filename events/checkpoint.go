@@ -31,16 +31,16 @@ const MaxInline = 192 << 10
 
 // LocalPlan is one rank's request to save. It begins the checkpoint unless that has
 // begun. If the plan equals the rank's previous one, the plan is left out and the
-// fingerprint stands for it.
+// fingerprint stands for it. Without participants all ranks of the attempt take part.
 type LocalPlan struct {
 	Attempt      int    `json:"attempt"`
 	Checkpoint   string `json:"checkpoint"`
 	Name         string `json:"name"`
 	Step         int64  `json:"step"`
 	Rank         int    `json:"rank"`
-	Participants []int  `json:"participants"` // ranks that take part, ascending
-	Fingerprint  string `json:"fingerprint"`  // planner.Fingerprint
-	Plan         Blob   `json:"plan"`         // checkpoint.EncodeLocal, or nothing and size 0
+	Participants []int  `json:"participants,omitempty"` // ranks that take part, ascending
+	Fingerprint  string `json:"fingerprint"`            // planner.Fingerprint
+	Plan         Blob   `json:"plan"`                   // checkpoint.EncodeLocal, or nothing and size 0
 }
 
 // GlobalPlan assigns chunks to the ranks that write them.
@@ -108,13 +108,44 @@ type WriteFailed struct {
 }
 
 // CheckpointBegun opens a save. No file is created before this event is acknowledged.
+// Without participants all ranks from 0 to world_size - 1 take part.
 type CheckpointBegun struct {
 	Attempt      int    `json:"attempt"`
 	Checkpoint   string `json:"checkpoint"`
 	Name         string `json:"name"`
 	Step         int64  `json:"step"`
 	WorldSize    int    `json:"world_size"`
-	Participants []int  `json:"participants"`
+	Participants []int  `json:"participants,omitempty"`
+}
+
+// All returns the ranks that take part, listed.
+func (b CheckpointBegun) All() []int { return Participants(b.Participants, b.WorldSize) }
+
+// Participants returns the ranks that an event about a save lists, or all ranks of the world
+// if it lists none.
+func Participants(listed []int, world int) []int {
+	if len(listed) > 0 || world <= 0 {
+		return listed
+	}
+	all := make([]int, world)
+	for rank := range all {
+		all[rank] = rank
+	}
+	return all
+}
+
+// Listed is the inverse of [Participants]: it returns no ranks for all ranks of the world, so
+// that an event about all of them does not grow with their number.
+func Listed(participants []int, world int) []int {
+	if len(participants) != world {
+		return participants
+	}
+	for i, rank := range participants {
+		if rank != i {
+			return participants
+		}
+	}
+	return nil
 }
 
 // CheckpointStaged records that every participant has sealed.

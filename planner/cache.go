@@ -15,18 +15,20 @@ const Version = 1
 // Fingerprint identifies the local plan of one rank in a save of participants (ascending) out
 // of world ranks. Plans that differ in an item, its dtype, shape, box or size, or in the
 // order of items, have different fingerprints. A device mesh is covered as far as it
-// determines boxes and ranks. Checks are not: they change with every step.
+// determines boxes and ranks. Checks are not: they change with every step. No participants
+// are all ranks of the world.
 func Fingerprint(l checkpoint.Local, world int, participants []int) checkpoint.Digest {
-	return fingerprint(unchecked(l), world, participants)
+	return fingerprints(world, ranksOf(participants, world)).Sum(unchecked(l))
 }
 
-// fingerprint is [Fingerprint] for an encoded plan without checks.
-func fingerprint(encoded []byte, world int, participants []int) checkpoint.Digest {
-	head := append(make([]byte, 0, 32+2*len(participants)+len(encoded)), "ckptstore local plan "...)
-	for _, n := range append([]int{Version, world, len(participants)}, participants...) {
+// fingerprints returns the part that the fingerprints of the plans of one save have in common.
+// The encoded plan follows, without checks.
+func fingerprints(world int, participants ranks) checkpoint.Prefix {
+	head := append(make([]byte, 0, 64+3*participants.n), "ckptstore local plan "...)
+	for _, n := range append([]int{Version, world, participants.n}, participants.all()...) {
 		head = binary.AppendUvarint(head, uint64(n))
 	}
-	return checkpoint.Sum(append(head, encoded...))
+	return checkpoint.NewPrefix(head)
 }
 
 // unchecked returns a local plan, encoded without checks.
@@ -46,10 +48,11 @@ func hasChecks(l checkpoint.Local) bool {
 
 // Known is a local plan and its [Fingerprint].
 type Known struct {
-	Fingerprint  checkpoint.Digest
-	Rank         int
-	Participants []int
-	Plan         []byte // encoded, without checks
+	Fingerprint checkpoint.Digest
+	Rank        int
+	Plan        []byte // encoded, without checks
+
+	participants ranks
 }
 
 // Shared is a layout in the forms that a save needs. It must not be changed.

@@ -21,7 +21,7 @@ func known(locals []checkpoint.Local, world int) (plans []planner.Known) {
 		ranks = append(ranks, l.Rank)
 	}
 	for _, l := range locals {
-		plans = append(plans, planner.Known{Fingerprint: planner.Fingerprint(l, world, ranks), Rank: l.Rank, Participants: ranks, Plan: checkpoint.EncodeLocal(l)})
+		plans = append(plans, planner.Known{Fingerprint: planner.Fingerprint(l, world, ranks), Rank: l.Rank, Plan: checkpoint.EncodeLocal(l)})
 	}
 	return plans
 }

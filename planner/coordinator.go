@@ -25,6 +25,10 @@ import (
 //	a death before its seal,
 //	a deadline, a drain                    → decide checkpoint.aborted
 //
+// The cost of an event and the Tick after it does not grow with the number of ranks. A save
+// counts its missing seals and writes, and Tick looks only at saves that an event or the clock
+// has changed. Only a few steps, such as the global plan and the commit, look at all ranks.
+//
 // Every node of a job may run one; only the coordinating node executes decisions, and the log
 // refuses those of a fenced attempt.
 type Coordinator struct {
@@ -35,10 +39,15 @@ type Coordinator struct {
 	ended    map[string]bool                  // IDs that were committed or aborted
 	refused  map[string][]*events.WriteFailed // of saves without a plan so far
 	exited   map[int]string                   // ranks whose process ended, and how
+	exits    []int                            // ranks, in the order of their exits
+	prints   *prints                          // of the last full plan
 	draining string                           // reason, if no new save may begin
 	lost     bool                             // staged bytes are gone: only complete saves can be finished,
 	kept     []string                         // and these, whose bytes are not gone
 	fenced   int                              // the newer attempt that ended this one
+
+	changed []*save // saves that the next Tick looks at
+	waiting []*save // saves with a deadline, the earliest first
 }
 
 // CoordinatorConfig identifies the attempt whose saves a coordinator coordinates, and its
@@ -93,29 +102,6 @@ func (Write) command()   {}
 func (Commit) command()  {}
 func (Ask) command()     {}
 
-// save is one open save. The fields up to writes are folded from the log; the rest records
-// the commands that were already issued.
-type save struct {
-	id           string
-	name         string
-	step         int64
-	participants []int
-	first        int    // the rank whose plan opened it
-	seq          uint64 // of its first event: saves are served in this order
-	begun        bool
-	staged       bool
-	offers       map[int]offer // by rank
-	unknown      []int         // ranks whose fingerprint was unknown on arrival
-	shared       *Shared       // the layout, once it is in the log
-	sealed       map[int]bool
-	writes       map[int]checkpoint.Digest
-	failure      *events.CheckpointAborted // why it must be aborted
-
-	deadline time.Time
-	asked    map[string]bool
-	written  map[int]bool // ranks for which Write was issued
-}
-
 // NewCoordinator returns a coordinator without open saves. The caller feeds it the log from
 // the attempt's group.started on.
 func NewCoordinator(cfg CoordinatorConfig) *Coordinator {
@@ -136,7 +122,10 @@ func (c *Coordinator) Open() []string {
 
 // Drain forbids new saves and aborts every open save that is not sealed by all its
 // participants; the sealed saves will be finished.
-func (c *Coordinator) Drain(reason string) { c.draining = reason }
+func (c *Coordinator) Drain(reason string) {
+	c.draining = reason
+	c.changeAll()
+}
 
 // Abandon is [Coordinator.Drain] for a coordinator that takes over from a dead one. Staged
 // bytes are lost too, so only a save whose files are all written is committed. For the saves
@@ -144,6 +133,23 @@ func (c *Coordinator) Drain(reason string) { c.draining = reason }
 // written and committed.
 func (c *Coordinator) Abandon(reason string, kept ...string) {
 	c.draining, c.lost, c.kept = reason, true, kept
+	c.changeAll()
+}
+
+// change returns the open save with an ID, or nil, and makes the next Tick look at it.
+func (c *Coordinator) change(id string) *save {
+	s := c.saves[id]
+	if s != nil && !s.changed {
+		s.changed = true
+		c.changed = append(c.changed, s)
+	}
+	return s
+}
+
+func (c *Coordinator) changeAll() {
+	for id := range c.saves {
+		c.change(id)
+	}
 }
 
 // Tick returns the commands that are due at now, each exactly once, and the time at which
@@ -153,64 +159,37 @@ func (c *Coordinator) Tick(now time.Time) (due []Command, next time.Time) {
 	if c.fenced > 0 {
 		return nil, time.Time{}
 	}
-	for _, s := range c.ordered() {
-		if c.draining != "" && !s.begun && !s.asked["begin"] {
+	for len(c.waiting) > 0 && !now.Before(c.waiting[0].deadline) {
+		c.change(c.waiting[0].id)
+		c.awaited()
+	}
+	changed := c.changed
+	c.changed = nil
+	slices.SortFunc(changed, bySequence)
+	for _, s := range changed {
+		s.changed = false
+		switch {
+		case s.over:
+			continue
+		case c.draining != "" && !s.begun && !s.asked["begin"]:
 			c.end(s.id) // no other process knows of it: there is nothing to abort
 			continue
-		}
-		if s.asked["commit"] {
+		case s.asked["commit"]:
 			continue // the log decides now: neither the clock nor a late fact may end the save otherwise
 		}
 		if s.deadline.IsZero() {
 			s.deadline = now.Add(c.cfg.Timeout)
+			c.wait(s)
 		}
 		c.judge(s, now)
 		due = append(due, c.commands(s)...)
-		if s.failure == nil && now.Before(s.deadline) && (next.IsZero() || s.deadline.Before(next)) {
-			next = s.deadline
-		}
 	}
-	return due, next
+	return due, c.next(now)
 }
 
-func (c *Coordinator) ordered() []*save {
-	return slices.SortedFunc(maps.Values(c.saves), func(a, b *save) int { return cmp.Compare(a.seq, b.seq) })
-}
+func (c *Coordinator) ordered() []*save { return slices.SortedFunc(maps.Values(c.saves), bySequence) }
 
-// judge finds a reason to abort: a rank that died unsealed (a sealed one may die, its bytes
-// are in shared memory), a drain, or the clock.
-func (c *Coordinator) judge(s *save, now time.Time) {
-	unsealed := slices.DeleteFunc(slices.Clone(s.participants), func(r int) bool { return s.sealed[r] })
-	unwritten := slices.DeleteFunc(slices.Clone(s.participants), func(r int) bool { _, ok := s.writes[r]; return ok })
-	for _, rank := range unsealed {
-		if how, ok := c.exited[rank]; ok {
-			s.fail(how, rank)
-		}
-	}
-	switch {
-	case s.failure != nil:
-	case c.draining != "" && len(unsealed) > 0:
-		s.fail(c.draining, unsealed...)
-	case c.lost && len(unwritten) > 0 && !slices.Contains(c.kept, s.id):
-		s.fail(c.draining, unwritten...)
-	case !now.Before(s.deadline) && len(unsealed) > 0:
-		s.fail("these ranks did not call save, or did not finish copying, within "+c.cfg.Timeout.String(), unsealed...)
-	case !now.Before(s.deadline) && !s.complete():
-		s.fail("the files of these ranks were not written within "+c.cfg.Timeout.String(), unwritten...)
-	}
-}
-
-// complete reports whether only decisions are missing.
-func (s *save) complete() bool {
-	n := len(s.participants)
-	return s.shared != nil && len(s.sealed) == n && len(s.writes) == n
-}
-
-func (s *save) fail(reason string, ranks ...int) {
-	if s.failure == nil {
-		s.failure = &events.CheckpointAborted{Checkpoint: s.id, Reason: reason, Ranks: ranks}
-	}
-}
+func bySequence(a, b *save) int { return cmp.Compare(a.seq, b.seq) }
 
 // ask reports whether a command is issued for the first time.
 func (s *save) ask(what string) bool {
@@ -226,12 +205,12 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 		if s.ask("begin") {
 			due = append(due, Decide{&events.CheckpointBegun{
 				Attempt: c.cfg.Attempt, Checkpoint: s.id, Name: s.name, Step: s.step,
-				WorldSize: c.cfg.WorldSize, Participants: s.participants,
+				WorldSize: c.cfg.WorldSize, Participants: s.participants.listed(c.cfg.WorldSize),
 			}})
 		}
 		return due
 	}
-	if s.shared == nil && s.failure == nil && len(s.offers) == len(s.participants) && s.ask("global") {
+	if s.shared == nil && s.failure == nil && len(s.offers) == s.participants.n && s.ask("global") {
 		due = append(due, c.global(s)...)
 	}
 	if s.failure != nil {
@@ -243,15 +222,15 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 	}
 	due = append(due, c.ask(s)...)
 	if s.shared != nil {
-		for _, rank := range s.participants {
-			_, done := s.writes[rank]
-			if s.sealed[rank] && !done && !s.written[rank] {
+		for _, rank := range s.participants.ordered(s.ready) {
+			if _, done := s.writes[rank]; !done && !s.written[rank] {
 				s.written[rank] = true
 				due = append(due, Write{Checkpoint: s.id, Rank: rank, Items: s.shared.Shares.Items(rank)})
 			}
 		}
+		s.ready = nil
 	}
-	if len(s.sealed) == len(s.participants) && !s.staged && s.ask("stage") {
+	if len(s.sealed) == s.participants.n && !s.staged && s.ask("stage") {
 		due = append(due, Decide{&events.CheckpointStaged{Attempt: c.cfg.Attempt, Checkpoint: s.id}})
 	}
 	if s.staged && s.complete() && s.ask("commit") {
@@ -266,7 +245,7 @@ func (c *Coordinator) manifest(s *save) checkpoint.Manifest {
 		Store: c.cfg.Store, Run: c.cfg.Run, Trial: c.cfg.Trial, Checkpoint: s.id, Name: s.name,
 		Step: s.step, Attempt: c.cfg.Attempt, WorldSize: c.cfg.WorldSize, Layout: s.shared.Layout,
 	}
-	for _, rank := range s.participants {
+	for _, rank := range s.participants.all() {
 		m.Ranks = append(m.Ranks, checkpoint.RankIndex{Rank: rank, Index: s.writes[rank]})
 	}
 	return m

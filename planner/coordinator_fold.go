@@ -2,7 +2,6 @@ package planner
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -27,6 +26,7 @@ func (c *Coordinator) Apply(r events.Recorded) error {
 			c.fenced = b.Attempt
 			clear(c.saves)
 			clear(c.refused)
+			c.changed, c.waiting = nil, nil
 		}
 	case *events.LocalPlan:
 		if b.Attempt == c.cfg.Attempt {
@@ -35,11 +35,16 @@ func (c *Coordinator) Apply(r events.Recorded) error {
 	case *events.WorkerExited:
 		if b.Attempt == c.cfg.Attempt {
 			c.exited[b.Rank] = exited(b)
+			c.exits = append(c.exits, b.Rank)
+			c.changeAll()
 		}
 	case *events.CheckpointBegun:
 		if b.Attempt == c.cfg.Attempt {
 			s := c.open(b.Checkpoint, r.Sequence)
-			s.begun, s.name, s.step, s.participants = true, b.Name, b.Step, b.Participants
+			s.begun, s.name, s.step = true, b.Name, b.Step
+			if now := ranksOf(b.Participants, b.WorldSize); !s.participants.equal(now) {
+				s.involve(now)
+			}
 		}
 	case *events.CheckpointCommitted:
 		c.end(b.Checkpoint)
@@ -56,25 +61,25 @@ func (c *Coordinator) Apply(r events.Recorded) error {
 func (c *Coordinator) progress(body events.Body) {
 	switch b := body.(type) {
 	case *events.GlobalPlan:
-		if s := c.saves[b.Checkpoint]; s != nil {
+		if s := c.change(b.Checkpoint); s != nil {
 			c.globalPlan(s, b)
 		}
 	case *events.WriteSealed:
-		if s := c.saves[b.Checkpoint]; s != nil && slices.Contains(s.participants, b.Rank) {
-			s.sealed[b.Rank] = true
+		if s := c.change(b.Checkpoint); s != nil && s.participants.has(b.Rank) {
+			s.seal(b.Rank)
 		}
 	case *events.CheckpointStaged:
-		if s := c.saves[b.Checkpoint]; s != nil {
+		if s := c.change(b.Checkpoint); s != nil {
 			s.staged = true
 		}
 	case *events.WriteCompleted:
-		if s := c.saves[b.Checkpoint]; s != nil && slices.Contains(s.participants, b.Rank) {
+		if s := c.change(b.Checkpoint); s != nil && s.participants.has(b.Rank) {
 			index, err := checkpoint.ParseDigest(b.IndexDigest)
 			if err != nil {
 				s.fail(fmt.Sprintf("the write of rank %d has no index: %v", b.Rank, err), b.Rank)
 				return
 			}
-			s.writes[b.Rank] = index
+			s.wrote(b.Rank, index)
 		}
 	case *events.WriteFailed:
 		c.failed(b)
@@ -87,11 +92,11 @@ func (c *Coordinator) failed(b *events.WriteFailed) {
 	if b.Attempt != c.cfg.Attempt || c.ended[b.Checkpoint] {
 		return
 	}
-	s := c.saves[b.Checkpoint]
+	s := c.change(b.Checkpoint)
 	switch {
 	case s == nil:
 		c.refused[b.Checkpoint] = append(c.refused[b.Checkpoint], b)
-	case !slices.Contains(s.participants, b.Rank): // it saves another checkpoint under this name, or none
+	case !s.participants.has(b.Rank): // it saves another checkpoint under this name, or none
 	case s.sealed[b.Rank]:
 		s.fail(fmt.Sprintf("rank %d could not be written: %s", b.Rank, b.Error), b.Rank)
 	default:
@@ -108,11 +113,14 @@ func (c *Coordinator) open(id string, seq uint64) *save {
 		}
 		c.saves[id] = s
 	}
-	return s
+	return c.change(id)
 }
 
 // end closes a save for good: a later plan does not reopen it.
 func (c *Coordinator) end(id string) {
+	if s := c.saves[id]; s != nil {
+		s.over = true
+	}
 	delete(c.saves, id)
 	delete(c.refused, id)
 	c.ended[id] = true

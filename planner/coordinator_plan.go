@@ -3,7 +3,6 @@ package planner
 import (
 	"bytes"
 	"fmt"
-	"slices"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -19,6 +18,13 @@ type offer struct {
 	known   Known
 	local   *checkpoint.Local // nil until needed, if only the fingerprint was sent
 	checked bool              // some of its items have checks
+}
+
+// prints computes the fingerprints of plans with the same participants. It hashes these once:
+// hashing them with each plan of a save would be quadratic.
+type prints struct {
+	of ranks
+	checkpoint.Prefix
 }
 
 // localPlan folds the plan of a rank. A plan that was in this log before need not be sent
@@ -37,10 +43,12 @@ func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) {
 		made, err = c.learn(b)
 		known = true
 	}
+	participants := c.participants(b)
 	old := c.saves[b.Checkpoint] != nil
 	s := c.open(b.Checkpoint, seq)
 	if !old {
-		s.name, s.step, s.participants, s.first = b.Name, b.Step, b.Participants, b.Rank
+		s.name, s.step, s.first = b.Name, b.Step, b.Rank
+		s.involve(participants)
 		for _, r := range c.refused[b.Checkpoint] {
 			c.failed(r)
 		}
@@ -52,10 +60,10 @@ func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) {
 		s.fail(fmt.Sprintf("the plan of rank %d cannot be read: %v", b.Rank, err), b.Rank)
 	case s.step != b.Step:
 		s.fail(fmt.Sprintf("rank %d saves step %d, rank %d saves step %d under the same name", s.first, s.step, b.Rank, b.Step), both...)
-	case !slices.Equal(s.participants, b.Participants):
-		s.fail(fmt.Sprintf("rank %d names the participants %v, rank %d names %v", s.first, s.participants, b.Rank, b.Participants), both...)
-	case !slices.Contains(s.participants, b.Rank):
-		s.fail(fmt.Sprintf("rank %d saves without being one of the participants %v", b.Rank, s.participants), b.Rank)
+	case !s.participants.equal(participants):
+		s.fail(fmt.Sprintf("rank %d names the participants %v, rank %d names %v", s.first, s.participants.all(), b.Rank, participants.all()), both...)
+	case !s.participants.has(b.Rank):
+		s.fail(fmt.Sprintf("rank %d saves without being one of the participants %v", b.Rank, s.participants.all()), b.Rank)
 	case known:
 		s.offers[b.Rank] = made
 	case s.offers[b.Rank].known.Plan == nil:
@@ -78,8 +86,11 @@ func (c *Coordinator) learn(b *events.LocalPlan) (offer, error) {
 	if o.checked {
 		encoded = unchecked(local)
 	}
-	o.known = Known{Rank: b.Rank, Participants: b.Participants, Plan: encoded}
-	o.known.Fingerprint = fingerprint(encoded, c.cfg.WorldSize, b.Participants)
+	participants := c.participants(b)
+	if c.prints == nil || !c.prints.of.equal(participants) {
+		c.prints = &prints{participants, fingerprints(c.cfg.WorldSize, participants)}
+	}
+	o.known = Known{Fingerprint: c.prints.Sum(encoded), Rank: b.Rank, Plan: encoded, participants: participants}
 	return o, nil
 }
 
@@ -97,7 +108,7 @@ func (c *Coordinator) recall(b *events.LocalPlan) (offer, bool, error) {
 			}
 		}
 	}
-	if !ok || known.Rank != b.Rank || !slices.Equal(known.Participants, b.Participants) {
+	if !ok || known.Rank != b.Rank || !known.participants.equal(c.participants(b)) {
 		return offer{}, false, nil
 	}
 	return offer{known: known}, true, nil
@@ -105,8 +116,8 @@ func (c *Coordinator) recall(b *events.LocalPlan) (offer, bool, error) {
 
 // plans returns the plans of all participants, in their order.
 func (s *save) plans() []Known {
-	plans := make([]Known, len(s.participants))
-	for i, rank := range s.participants {
+	plans := make([]Known, s.participants.n)
+	for i, rank := range s.participants.all() {
 		plans[i] = s.offers[rank].known
 	}
 	return plans
@@ -124,7 +135,7 @@ func (c *Coordinator) global(s *save) []Command {
 		return []Command{Publish{g}}
 	}
 	var locals []checkpoint.Local
-	for _, rank := range s.participants {
+	for _, rank := range s.participants.all() {
 		o := s.offers[rank]
 		if o.local == nil {
 			local, err := c.decoder.Decode(o.known.Plan)
@@ -138,7 +149,7 @@ func (c *Coordinator) global(s *save) []Command {
 	}
 	made, err := Global(locals)
 	if err != nil {
-		s.fail("the plans of the ranks do not fit together: "+shorten(err.Error()), s.participants...)
+		s.fail("the plans of the ranks do not fit together: "+shorten(err.Error()), s.participants.all()...)
 		return nil
 	}
 	if err := made.Disagreements.Err(); err != nil && c.cfg.Strict {
@@ -153,7 +164,7 @@ func (c *Coordinator) global(s *save) []Command {
 // globalPlan folds a global plan, and remembers it. The cache follows from the log alone: a
 // coordinator that takes over knows as much as its predecessor.
 func (c *Coordinator) globalPlan(s *save, b *events.GlobalPlan) {
-	plans, whole := s.plans(), len(s.offers) == len(s.participants)
+	plans, whole := s.plans(), len(s.offers) == s.participants.n
 	made, ok := c.cache.Layout(plans)
 	if !ok || !bytes.Equal(made.Encoded, b.Layout.Inline) {
 		err := unresolved(b.Layout)
@@ -175,6 +186,11 @@ func (c *Coordinator) globalPlan(s *save, b *events.GlobalPlan) {
 		o.local = nil // its items are no longer needed
 		s.offers[rank] = o
 	}
+}
+
+// participants returns the participants that a plan names.
+func (c *Coordinator) participants(b *events.LocalPlan) ranks {
+	return ranksOf(b.Participants, c.cfg.WorldSize)
 }
 
 // unresolved returns an error for a claim check that could not be resolved.

@@ -30,7 +30,7 @@ type Checkpoint struct {
 	Step         int64        `json:"step"`
 	Attempt      int          `json:"attempt"`
 	WorldSize    int          `json:"world_size"`
-	Participants []int        `json:"participants,omitempty"`
+	Participants []int        `json:"participants,omitempty"` // as in the event: see [Checkpoint.Saving]
 	State        State        `json:"state"`
 	Superseded   bool         `json:"superseded"`           // committed, but not in the current line
 	Withdrawn    bool         `json:"withdrawn,omitempty"`  // superseded by an explicit decision, not by a resume
@@ -62,6 +62,10 @@ type Attachment struct {
 	Digest string `json:"digest"`
 	Size   int64  `json:"size"`
 }
+
+// Saving returns the ranks that take part in the save, listed. The row of a save by all ranks
+// does not list them: each of their writes stores it again.
+func (c Checkpoint) Saving() []int { return events.Participants(c.Participants, c.WorldSize) }
 
 // Visible reports whether the checkpoint is committed and in the line.
 func (c Checkpoint) Visible() bool { return c.State == Committed && !c.Superseded }

@@ -124,6 +124,7 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int,
 	if err != nil {
 		return err
 	}
+	c.Participants = c.Saving()
 	return a.showStored(ctx, s.DataDir, source{store: s.ID, checkpoint: c, manifest: m}, reshard)
 }
 

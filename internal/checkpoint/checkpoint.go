@@ -119,6 +119,24 @@ type Digest [32]byte
 // Sum returns the digest of data.
 func Sum(data []byte) Digest { return blake3.Sum256(data) }
 
+// Prefix is the common beginning of data with different ends. It is hashed once.
+type Prefix struct{ hash *blake3.Hasher }
+
+// NewPrefix returns the prefix data.
+func NewPrefix(data []byte) Prefix {
+	h := blake3.New()
+	_, _ = h.Write(data) // never fails
+	return Prefix{h}
+}
+
+// Sum returns [Sum] of the prefix followed by end.
+func (p Prefix) Sum(end []byte) (d Digest) {
+	h := p.hash.Clone()
+	_, _ = h.Write(end)
+	h.Sum(d[:0])
+	return d
+}
+
 // String returns the digest in lower-case hexadecimal.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 

@@ -109,7 +109,8 @@ func (j *Job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*o
 // or in a slot that agrees with the plan and the seal in the log, if the log has
 // them.
 func (o *openSave) matches(a *adopted, world int) bool {
-	for _, rank := range o.begun.Participants {
+	participants := o.begun.All()
+	for _, rank := range participants {
 		if _, sealed := o.sealed[rank]; sealed && o.written[rank] {
 			continue
 		}
@@ -117,7 +118,7 @@ func (o *openSave) matches(a *adopted, world int) bool {
 		if !ok || s.Local.Rank != rank {
 			return false
 		}
-		own := planner.Fingerprint(s.Local, world, o.begun.Participants)
+		own := planner.Fingerprint(s.Local, world, participants)
 		said, planned := o.planned[rank]
 		bytes, sealed := o.sealed[rank]
 		if own != s.Fingerprint || planned && said != own.String() || sealed && bytes != s.Bytes() {
@@ -130,7 +131,7 @@ func (o *openSave) matches(a *adopted, world int) bool {
 
 // recordLeft appends the plans and seals that did not reach the log.
 func (j *Job) recordLeft(ctx context.Context, a *adopted, o *openSave) error {
-	for _, rank := range o.begun.Participants {
+	for _, rank := range o.begun.All() {
 		s, ok := a.slots[rankSave{o.begun.Checkpoint, rank}]
 		if !ok {
 			continue

@@ -65,3 +65,27 @@ func TestSlotsMatchTheLog(t *testing.T) {
 		}
 	}
 }
+
+// The begin of a save by all ranks lists none of them: each must have its slot.
+func TestSlotsOfASaveByAllRanks(t *testing.T) {
+	const world, id = 3, "step-9.a2"
+	a := &adopted{slots: map[rankSave]*staging.Left{}, log: slog.New(slog.DiscardHandler)}
+	o := &openSave{
+		begun:   &events.CheckpointBegun{Checkpoint: id, WorldSize: world},
+		planned: map[int]string{}, sealed: map[int]int64{}, written: map[int]bool{},
+	}
+	for rank := range world {
+		if o.matches(a, world) {
+			t.Errorf("the save matches with the slots of %d of %d ranks", rank, world)
+		}
+		local := checkpoint.Local{Rank: rank}
+		fingerprint := planner.Fingerprint(local, world, []int{0, 1, 2})
+		o.planned[rank] = fingerprint.String()
+		a.slots[rankSave{id, rank}] = &staging.Left{
+			Header: staging.Header{Part: staging.Part{Attempt: 2, Rank: rank, Fingerprint: fingerprint, Checkpoint: id}}, Local: local,
+		}
+	}
+	if !o.matches(a, world) {
+		t.Error("the save does not match the slots of all ranks")
+	}
+}

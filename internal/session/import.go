@@ -214,7 +214,7 @@ func (im *importer) offer(ctx context.Context) error {
 		}
 		items = func(rank int) []checkpoint.Item { return prepared[rank] }
 	}
-	return offerWhole(ctx, im.decisions, im.store.Blobs, im.attempt, im.id, im.cfg.Name, im.cfg.Step, im.cfg.From.Manifest().Ranks, items)
+	return offerWhole(ctx, im.decisions, im.store.Blobs, im.attempt, im.id, im.cfg.Name, im.cfg.Step, im.Job.cfg.World(), im.cfg.From.Manifest().Ranks, items)
 }
 
 func (im *importer) ref() checkpoint.Ref {

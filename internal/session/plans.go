@@ -110,7 +110,7 @@ func (s *rankServer) says(id string, req client.SaveRequest, participants []int,
 	}
 	full := &events.LocalPlan{
 		Attempt: s.Number, Checkpoint: id, Name: req.Name, Step: req.Step, Rank: s.rank,
-		Participants: participants, Fingerprint: p.print.String(), Plan: events.InlineBlob(p.encoded),
+		Participants: events.Listed(participants, s.cfg.World()), Fingerprint: p.print.String(), Plan: events.InlineBlob(p.encoded),
 	}
 	if checked != nil {
 		full.Plan = events.InlineBlob(checkpoint.EncodeLocal(*checked))

@@ -56,7 +56,7 @@ func (c Caller) Save(ctx context.Context, name string, step int64, from *data.Se
 	id = planner.CheckpointID(name, g.Number, g.names.whole(name))
 	g.saver.putWhole(id, from)
 	defer g.saver.putWhole(id, nil)
-	if err := offerWhole(ctx, g.decisions, g.store.Blobs, g.Number, id, name, step, from.Manifest().Ranks, from.Items); err != nil {
+	if err := offerWhole(ctx, g.decisions, g.store.Blobs, g.Number, id, name, step, g.cfg.World(), from.Manifest().Ranks, from.Items); err != nil {
 		return id, err
 	}
 	ctx, cancel := g.store.answering(ctx, g.cfg.SaveTimeout+decideTimeout)
@@ -104,11 +104,12 @@ func (s *saver) putOf(ctx context.Context, c planner.Write) (data.Written, error
 }
 
 // offerWhole appends the plan and the seal of every rank of a save.
-func offerWhole(ctx context.Context, l *decisionLog, blobs Blobs, attempt int, id, name string, step int64, ranks []checkpoint.RankIndex, items func(int) []checkpoint.Item) error {
+func offerWhole(ctx context.Context, l *decisionLog, blobs Blobs, attempt int, id, name string, step int64, world int, ranks []checkpoint.RankIndex, items func(int) []checkpoint.Item) error {
 	var participants []int
 	for _, r := range ranks {
 		participants = append(participants, r.Rank)
 	}
+	listed := events.Listed(participants, world)
 	var plans, seals []events.Fact
 	add := func(to *[]events.Fact, rank int, body events.Body) error {
 		f, err := l.fact(l.trial, events.Rank(rank), body)
@@ -129,7 +130,7 @@ func offerWhole(ctx context.Context, l *decisionLog, blobs Blobs, attempt int, i
 		err = errors.Join(
 			add(&plans, rank, &events.LocalPlan{
 				Attempt: attempt, Checkpoint: id, Name: name, Step: step, Rank: rank,
-				Participants: participants, Fingerprint: checkpoint.Sum(encoded).String(), Plan: blob,
+				Participants: listed, Fingerprint: checkpoint.Sum(encoded).String(), Plan: blob,
 			}),
 			add(&seals, rank, &events.WriteSealed{Attempt: attempt, Checkpoint: id, Rank: rank, Bytes: bytes}),
 		)
