@@ -97,6 +97,7 @@ func (c *Coordinator) failed(b *events.WriteFailed) {
 	case s == nil:
 		c.refused[b.Checkpoint] = append(c.refused[b.Checkpoint], b)
 	case !s.participants.has(b.Rank): // it saves another checkpoint under this name, or none
+	case s.writes[b.Rank] != checkpoint.Digest{}: // its files are complete, whatever became of its node
 	case s.sealed[b.Rank]:
 		s.fail(fmt.Sprintf("rank %d could not be written: %s", b.Rank, b.Error), b.Rank)
 	default:

@@ -78,7 +78,7 @@ func (l *Link) Dial(ctx context.Context, path string) (net.Conn, error) {
 	near, far := net.Pipe()
 	life, end := context.WithCancel(l.ctx)
 	stop := context.AfterFunc(ctx, end)
-	r, err := http.NewRequestWithContext(life, http.MethodPost, l.URL(path), io.NopCloser(far))
+	r, err := http.NewRequestWithContext(life, http.MethodPost, l.URL(path), far) // the transport closes far
 	var response *http.Response
 	if err == nil {
 		response, err = l.Client().Do(r)
