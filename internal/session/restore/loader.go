@@ -206,23 +206,22 @@ func (l *Loader) Load(ctx context.Context, rank int, ranks []int, req client.Loa
 
 // gather waits until every rank has asked for a load.
 func (l *Loader) gather(ctx context.Context, ld *load, rank int, limit time.Duration) error {
-	wait := ctx
+	wait, cancel := ctx, func() {}
 	if l.cfg.Coordinator == nil {
-		var cancel context.CancelFunc
 		wait, cancel = l.cfg.bounded(ctx, limit)
-		defer cancel()
 	}
+	defer cancel()
 	select {
 	case <-ld.complete:
 		return ld.over
 	case <-wait.Done():
 	}
-	absent := l.absent(ld)
-	l.leave(ld, rank)
-	if l.cfg.Coordinator != nil {
-		return ctx.Err()
+	err := ctx.Err()
+	if l.cfg.Coordinator == nil {
+		err = uncalled(ld.n, l.absent(ld), wait.Err())
 	}
-	return uncalled(ld.n, absent, wait.Err())
+	l.leave(ld, rank)
+	return err
 }
 
 // uncalled ends the wait for ranks that have not asked for a load.

@@ -226,8 +226,8 @@ func TestNodesReadDamage(t *testing.T) {
 	}
 }
 
-// A node that is gone after the load was resolved ends it for the others, and so does
-// one that does not report.
+// A node that is gone after the load was resolved ends it for the others, and so does a
+// node that does not report.
 func TestNodeEndsBeforeItReports(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind problem.Kind

@@ -121,7 +121,7 @@ func TestRankOfNodeVerifiesTooLate(t *testing.T) {
 	})
 }
 
-// All ranks verify or none: one that cannot has its node and the other read everything.
+// All ranks verify or none: because of a rank that cannot, both nodes read everything.
 func TestRankOfNodeDoesNotVerify(t *testing.T) {
 	g := newGroup(t)
 	mixed := func(rank int) client.LoadRequest {
