@@ -18,9 +18,11 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/foreign"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // Ranks on two nodes load what three ranks saved. The load is one, in the log too,
@@ -365,6 +367,61 @@ func TestNodeIsGone(t *testing.T) {
 			t.Errorf("the log has %v loads that began, completed and failed", got)
 		}
 	})
+}
+
+// A load that is being resolved when a node is lost, or the attempt ends, fails for all.
+func TestEndsWhileResolved(t *testing.T) {
+	for name, c := range map[string]struct {
+		end    func(g *group)
+		says   string
+		events [3]int
+	}{
+		"node": {
+			func(g *group) { g.meeting.EndNode(1, errors.New("its link is cut")) },
+			"node 1 (ranks [2 3]) is gone: its link is cut", [3]int{1, 0, 1},
+		},
+		"attempt": {
+			func(g *group) { go g.meeting.Close(limit) }, "the attempt is over", [3]int{1, 0, 0},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				resolving := make(chan struct{})
+				g := newGroup(t, func(c *Config) {
+					resolve := c.Store.Resolve
+					c.Store.Resolve = func(_ context.Context, ref string) (projections.Checkpoint, error) {
+						<-resolving
+						return resolve(t.Context(), ref)
+					}
+					reader := c.Store.Reader
+					c.Store.Reader = func(own *data.FileReader) data.Reader { return undying{reader(own), t.Context()} }
+				})
+				results := g.start(t, all, all, whole)
+				synctest.Wait()
+				c.end(g)
+				synctest.Wait()
+				close(resolving)
+				fails(t, results(), all, problem.Conflict, c.says)
+				if got := g.log.counts(); got != c.events {
+					t.Errorf("the log has %v loads that began, completed and failed, want %v", got, c.events)
+				}
+			})
+		})
+	}
+}
+
+// undying reads a manifest after the attempt has ended.
+type undying struct {
+	data.Reader
+	ctx context.Context
+}
+
+func (r undying) ReadMetadata(context.Context) (checkpoint.Manifest, error) {
+	return r.Reader.ReadMetadata(r.ctx)
+}
+
+func (r undying) SetUp(_ context.Context, m checkpoint.Manifest, coordinator bool) error {
+	return r.Reader.SetUp(r.ctx, m, coordinator)
 }
 
 // The bytes of all nodes count, and so does where each node took them from.
