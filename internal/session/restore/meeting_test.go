@@ -294,9 +294,7 @@ func TestRanksOfNodeLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGroup(t)
 		reading := make(chan struct{})
-		g.wire.done = func() { <-reading }
-		results := g.start(t, []int{0, 1}, []int{0, 1}, whole)
-		g.intact(t, results(), whole)
+		g.loaders[1].cfg.Store.Reader = func(own *data.FileReader) data.Reader { return held{own, reading} }
 		left, leave := context.WithCancel(t.Context())
 		gone := make(chan error, 1)
 		go func() {
@@ -311,10 +309,21 @@ func TestRanksOfNodeLeave(t *testing.T) {
 		}
 		close(reading)
 		g.intact(t, rest(), whole)
-		if got := g.log.counts(); got != [3]int{2, 2, 0} {
+		if got := g.log.counts(); got != [3]int{1, 1, 0} {
 			t.Errorf("the log has %v loads that began, completed and failed", got)
 		}
 	})
+}
+
+// held reads nothing until the channel is closed.
+type held struct {
+	data.Reader
+	until chan struct{}
+}
+
+func (r held) ReadMetadata(ctx context.Context) (checkpoint.Manifest, error) {
+	<-r.until
+	return r.Reader.ReadMetadata(ctx)
 }
 
 // The end of the attempt releases all ranks.
@@ -432,7 +441,7 @@ func TestSumOfNodes(t *testing.T) {
 	for node, part := range []Report{{Parts: []Part{{Rank: 1, Reads: 2, Bytes: 7}}, Slots: 70, Wanted: 7}, {Parts: []Part{{Rank: 2, Reads: 1, Bytes: 5}}, Files: 50, Wanted: 5}} {
 		wg.Go(func() {
 			reply, err := g.meeting.Resolve(t.Context(), node, ResolveRequest{Key: key, Asks: []Ask{{Rank: node + 1, Ref: "step-5"}}, FQNs: []string{"config"}})
-			if err != nil || reply.Failure != nil || !slices.Equal(reply.Unread, []string{"bias", "weight"}) {
+			if err != nil || reply.opened != nil || !slices.Equal(reply.Unread, []string{"bias", "weight"}) {
 				t.Errorf("%+v, %v", reply, err)
 			}
 			if _, err := g.meeting.Done(t.Context(), node, DoneRequest{Key: key, Report: Report{Parts: []Part{{Rank: 0}}}}); err == nil {
