@@ -205,6 +205,9 @@ func overJSON[T any](in T) (out T) {
 
 func call[In, Out any](ctx context.Context, w *wire, in In, do func(context.Context, int, In) (Out, error)) (Out, error) {
 	if w.lost {
+		cut, cancel := context.WithCancel(ctx)
+		cancel()
+		_, _ = do(cut, w.node, overJSON(in)) // an answer is possible
 		if _, err := do(ctx, w.node, overJSON(in)); err != nil {
 			return *new(Out), err
 		}

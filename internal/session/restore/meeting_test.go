@@ -438,21 +438,31 @@ func TestSumOfNodes(t *testing.T) {
 	g := newGroup(t)
 	key := Key{Participants: []int{1, 2}, N: 1}
 	var wg sync.WaitGroup
-	for node, part := range []Report{{Parts: []Part{{Rank: 1, Reads: 2, Bytes: 7}}, Slots: 70, Wanted: 7}, {Parts: []Part{{Rank: 2, Reads: 1, Bytes: 5}}, Files: 50, Wanted: 5}} {
+	for node := range 2 {
 		wg.Go(func() {
 			reply, err := g.meeting.Resolve(t.Context(), node, ResolveRequest{Key: key, Asks: []Ask{{Rank: node + 1, Ref: "step-5"}}, FQNs: []string{"config"}})
 			if err != nil || reply.opened != nil || !slices.Equal(reply.Unread, []string{"bias", "weight"}) {
 				t.Errorf("%+v, %v", reply, err)
 			}
-			if _, err := g.meeting.Done(t.Context(), node, DoneRequest{Key: key, Report: Report{Parts: []Part{{Rank: 0}}}}); err == nil {
-				t.Error("a report of another rank is taken")
-			}
-			if done, err := g.meeting.Done(t.Context(), node, DoneRequest{Key: key, Report: part}); err != nil || done.Failure != nil {
-				t.Errorf("%+v, %v", done, err)
-			}
 		})
 	}
 	wg.Wait()
+	if _, err := g.meeting.Done(t.Context(), 0, DoneRequest{Key: key, Report: Report{Parts: []Part{{Rank: 0}}}}); err == nil {
+		t.Error("a report of another rank is taken")
+	}
+	cut, cancel := context.WithCancel(t.Context())
+	cancel()
+	// Of a node, the first report counts.
+	for _, slots := range []int64{70, 7000} {
+		_, err := g.meeting.Done(cut, 0, DoneRequest{Key: key, Report: Report{Parts: []Part{{Rank: 1, Reads: 2, Bytes: 7}}, Slots: slots, Wanted: 7}})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+	}
+	done, err := g.meeting.Done(t.Context(), 1, DoneRequest{Key: key, Report: Report{Parts: []Part{{Rank: 2, Reads: 1, Bytes: 5}}, Files: 50, Wanted: 5}})
+	if err != nil || done.Failure != nil {
+		t.Errorf("%+v, %v", done, err)
+	}
 	want := events.RestoreCompleted{Attempt: 2, Load: 1, Checkpoint: saved, Tier: "slots+files", Bytes: 120, Slots: 70, Wanted: 12, Unread: []string{"bias", "weight"}}
 	if len(g.log.completed) != 1 || !reflect.DeepEqual(g.log.completed[0], want) || !slices.Equal(ranksOf(g.log.plans), []int{1, 2}) {
 		t.Errorf("%+v and %+v, want %+v", g.log.completed, g.log.plans, want)
