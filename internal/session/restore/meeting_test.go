@@ -387,7 +387,8 @@ func TestEndsWhileResolved(t *testing.T) {
 	}{
 		"node": {
 			func(g *group) { g.meeting.EndNode(1, errors.New("its link is cut")) },
-			"node 1 (ranks [2 3]) is gone: its link is cut", [3]int{1, 0, 1},
+			"node 1 (ranks [2 3]) is gone: its link is cut",
+			[3]int{1, 0, 1},
 		},
 		"attempt": {
 			func(g *group) { go g.meeting.Close(limit) }, "the attempt is over", [3]int{1, 0, 0},
