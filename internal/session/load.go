@@ -6,16 +6,45 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
-// newLoader returns the loader of an attempt.
+// newLoader returns the loader of an attempt. In the coordinating process of several
+// nodes it also sets the meeting of all loaders.
 func (j *Job) newLoader(g *Group) *restore.Loader {
-	return restore.New(restore.Config{
-		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.Number, World: j.cfg.World(), Resume: g.Resume,
+	cfg := restore.Config{
+		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.Number, World: g.cfg.World(), Resume: g.Resume,
 		Store: restore.Store{Resolve: j.store.Views.Resolve, Foreign: j.store.Foreign, Data: j.store.Data, Reader: j.store.Reader},
 		Log:   loads{j.decisions}, Arenas: j.arenas, Spare: g.slots.Spare, Limit: j.store.answering, Work: g.work, Logger: j.log,
-	})
+		Coordinator: g.Loads, Local: g.cfg.Local(),
+		Kind: func(err error) problem.Kind { return httpkit.DetailsOf(err).Kind },
+	}
+	if g.Peer == nil && len(g.cfg.Nodes) > 1 {
+		g.meeting = restore.NewMeeting(cfg, g.cfg.Nodes, g.cfg.Collective)
+		cfg.Coordinator = g.meeting.Local(g.cfg.Node)
+	}
+	return restore.New(cfg)
+}
+
+// Meeting returns where the loads of all nodes meet, or nil unless this is the
+// coordinating process of several nodes. The processes of the other nodes reach it
+// through [Attempt].Loads.
+func (g *Group) Meeting() *restore.Meeting { return g.meeting }
+
+// endLoads frees the ranks that wait for a rank in a load.
+func (g *Group) endLoads(rank int, why error) {
+	g.loader.End(rank, why)
+	if g.meeting != nil {
+		g.meeting.End(why)
+	}
+}
+
+// closeLoads stops the loads, and reports whether they have ended.
+func (g *Group) closeLoads() bool {
+	ended := g.meeting == nil || g.meeting.Close(g.cfg.DrainTimeout)
+	return g.loader.Close(g.cfg.DrainTimeout) && ended
 }
 
 // loads appends the events of loads to the log.

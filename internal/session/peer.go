@@ -135,5 +135,8 @@ func (g *Group) Abort(ctx context.Context, checkpoint, reason string, ranks []in
 // sealed and not written is lost with its memory. The caller reports its ranks as gone.
 func (g *Group) Lost(ctx context.Context, node int, why error) error {
 	g.aborts.change(func() { delete(g.aborts.nodes, node) })
+	if g.meeting != nil {
+		g.meeting.EndNode(node, why)
+	}
 	return g.saver.lose(ctx, g.cfg.Nodes[node], why)
 }

@@ -25,6 +25,7 @@
 // One process serves the ranks of one node. Of a group on several nodes, one process
 // is the coordinating one. Only it decides, and the reports, messages and collectives
 // of all ranks meet in its memory: the other processes relay them to it, see [Peer].
+// Loads meet there too, node by node: see [restore.Meeting].
 // Each process folds the same log, and writes what its own ranks have sealed.
 package session
 
@@ -68,6 +69,9 @@ type Attempt struct {
 	Node  int
 	// Peer is the coordinating process; nil if this process is it.
 	Peer Peer
+	// Loads passes the loads of this node's ranks to [Group.Meeting] of the
+	// coordinating process. It is set if Peer is.
+	Loads restore.Coordinator
 }
 
 // Orders are requests to the ranks to end. Both methods may be called
@@ -131,7 +135,8 @@ type Group struct {
 	saved     chan error // the saver's end
 	handoff   *handoff
 	loader    *restore.Loader
-	hello     chan int // a rank, at its first hello
+	meeting   *restore.Meeting // of the loads of all nodes; nil: there is one, or another process has it
+	hello     chan int         // a rank, at its first hello
 	pulses    *Pulses
 	servers   []*rankServer // of the ranks on this node
 
@@ -186,7 +191,7 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 // Close waits for running loads and frees the group's slots. It returns
 // [ErrStuck] if a load does not end.
 func (g *Group) Close() (err error) {
-	if !g.loader.Close(g.cfg.DrainTimeout) {
+	if !g.closeLoads() {
 		err = fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", ErrStuck, g.cfg.DrainTimeout)
 	}
 	g.slots.Close()
@@ -252,7 +257,7 @@ func (g *Group) Gone(rank int, why error) {
 	g.handoff.ended(rank)
 	why = fmt.Errorf("%w, so the group cannot meet any more", why)
 	g.Hub.Close(why)
-	g.loader.End(rank, why)
+	g.endLoads(rank, why)
 }
 
 // Flush waits until the log has the seals that a rank got replies for.
@@ -290,7 +295,7 @@ const replyLimit = 5 * time.Second
 func (g *Group) ShutDownServers() (err error) {
 	over := errors.New("the session is over")
 	g.Hub.Close(over)
-	g.loader.End(restore.All, over)
+	g.endLoads(restore.All, over)
 	ctx, cancel := context.WithTimeout(context.Background(), replyLimit)
 	defer cancel()
 	for _, s := range g.servers {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,11 +12,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
 
-// Loader serves the loads of one attempt. The n-th load of the same ranks, by
-// default all, is resolved once, when each of them has asked for it. So no two
-// ranks can restore different checkpoints, even if one is committed in between.
-// It is also read once: wants of several ranks are copied to all of them out of
-// one buffer. All methods but Prove may be called concurrently.
+// Loader serves the loads of one attempt to the ranks on this node. The n-th load of
+// the same ranks, by default all, is resolved once, when each of them has asked for
+// it. So no two ranks can restore different checkpoints, even if one is committed in
+// between. It is also read once: wants of several ranks are copied to all of them out
+// of one buffer. All methods but Prove may be called concurrently.
 type Loader struct {
 	cfg   Config
 	proof *proof // set before the first load, or nil
@@ -28,22 +29,28 @@ type Loader struct {
 	over    error            // why no further load can be complete
 	gone    map[int]error    // ranks that have ended, and why
 	closed  bool
-	running sync.WaitGroup // loads being read
+	running sync.WaitGroup // loads being resolved or read
+
+	life context.Context // of calls to the coordinator: ends with Close
+	end  context.CancelFunc
 }
 
 // load is one collective load. It belongs to no rank: if one rank leaves, the
 // others still get their answers.
 type load struct {
-	n        int // of the attempt, from 1
+	n        int // of the attempt, from 1; a coordinator's is known once complete is closed
 	of       loadOf
 	ranks    []int         // participants, ascending
+	local    []int         // those on this node
 	complete chan struct{} // closed when every rank has asked, or one refuses to
 	done     chan struct{} // closed when answers is set
 
 	// Guarded by the loader's lock.
-	asked   map[int]client.LoadRequest // unchanged once complete is closed
+	asked   map[int]client.LoadRequest // of local ranks; unchanged once complete is closed
 	over    error                      // set before complete is closed
 	waiting map[int]bool               // ranks that wait for an answer
+	more    context.CancelFunc         // makes the coordinator's caller look again; nil: none is running
+	reply   ResolveReply               // of the coordinator, set before complete is closed
 	cancel  context.CancelFunc         // ends the reading; nil before it begins
 	answers []answer                   // by rank
 }
@@ -77,7 +84,11 @@ type loan struct{ rank, load int }
 
 // New returns the loader of an attempt.
 func New(cfg Config) *Loader {
-	return &Loader{cfg: cfg, counts: map[loadRanks]int{}, loads: map[loadOf]*load{}, lent: map[loan]*answer{}, gone: map[int]error{}}
+	l := &Loader{cfg: cfg, counts: map[loadRanks]int{}, loads: map[loadOf]*load{}, lent: map[loan]*answer{}, gone: map[int]error{}}
+	if cfg.Coordinator != nil {
+		l.life, l.end = context.WithCancel(cfg.Work)
+	}
+	return l
 }
 
 // join adds rank's request to its next load with ranks. The last request starts
@@ -94,16 +105,23 @@ func (l *Loader) join(rank int, ranks []int, req client.LoadRequest) (*load, err
 		return nil, &ConflictError{l.over}
 	}
 	if ld == nil {
-		l.made++
 		ld = &load{
-			n: l.made, of: of, ranks: ranks, complete: make(chan struct{}), done: make(chan struct{}),
+			of: of, ranks: ranks, local: l.local(ranks), complete: make(chan struct{}), done: make(chan struct{}),
 			asked: map[int]client.LoadRequest{}, waiting: map[int]bool{},
+		}
+		if l.cfg.Coordinator == nil {
+			l.made++
+			ld.n = l.made
 		}
 		l.loads[of] = ld
 	}
 	ld.asked[rank], ld.waiting[rank] = req, true
+	if l.cfg.Coordinator != nil {
+		l.forward(ld)
+		return ld, nil
+	}
 	if req.Refused != "" && ld.over == nil {
-		ld.over = fmt.Errorf("load %d is a collective, and rank %d cannot take part in it: %s", ld.n, rank, req.Refused)
+		ld.over = refusal(ld.n, rank, req.Refused)
 		close(ld.complete)
 	}
 	switch {
@@ -112,7 +130,7 @@ func (l *Loader) join(rank int, ranks []int, req client.LoadRequest) (*load, err
 		delete(l.loads, of)
 	default:
 		if l.closed {
-			ld.over = errors.New("the attempt is over")
+			ld.over = &ConflictError{errOver}
 			close(ld.complete)
 			return ld, nil
 		}
@@ -122,6 +140,93 @@ func (l *Loader) join(rank int, ranks []int, req client.LoadRequest) (*load, err
 		l.running.Go(func() { l.finish(ld, l.run(ctx, ld)) })
 	}
 	return ld, nil
+}
+
+var errOver = errors.New("the attempt is over")
+
+// refusal ends a load in which a rank cannot take part.
+func refusal(n, rank int, why string) error {
+	return &ConflictError{fmt.Errorf("load %d is a collective, and rank %d cannot take part in it: %s", n, rank, why)}
+}
+
+// local returns the ranks of this node among participants.
+func (l *Loader) local(participants []int) []int {
+	if l.cfg.Coordinator == nil {
+		return participants
+	}
+	return slices.DeleteFunc(slices.Clone(participants), func(rank int) bool { return !slices.Contains(l.cfg.Local, rank) })
+}
+
+// asks returns the requests for a load in the order of their ranks.
+func (ld *load) asks() []Ask {
+	asks := make([]Ask, 0, len(ld.asked))
+	for _, rank := range ld.local {
+		if req, ok := ld.asked[rank]; ok {
+			asks = append(asks, askOf(rank, req))
+		}
+	}
+	return asks
+}
+
+// fqns returns the keys that ranks ask for.
+func (ld *load) fqns() map[string]bool {
+	keys := map[string]bool{}
+	for _, req := range ld.asked {
+		for _, it := range req.Items {
+			keys[it.FQN] = true
+		}
+	}
+	return keys
+}
+
+// Load joins the rank's next load with ranks, which are distinct and ascending,
+// and returns the reply. It waits up to limit for the other ranks; a coordinator
+// has a limit of its own.
+func (l *Loader) Load(ctx context.Context, rank int, ranks []int, req client.LoadRequest, limit time.Duration) (client.LoadReply, error) {
+	for _, it := range req.Items {
+		if it.FQN == "" {
+			return client.LoadReply{}, &MisuseError{errors.New("an item has no name")}
+		}
+	}
+	ld, err := l.join(rank, ranks, req)
+	if err != nil {
+		return client.LoadReply{}, err
+	}
+	if err := l.gather(ctx, ld, rank, limit); err != nil {
+		return client.LoadReply{}, err
+	}
+	select {
+	case <-ld.done:
+		return l.take(ld, rank)
+	case <-ctx.Done():
+		l.leave(ld, rank)
+		return client.LoadReply{}, ctx.Err()
+	}
+}
+
+// gather waits until every rank has asked for a load.
+func (l *Loader) gather(ctx context.Context, ld *load, rank int, limit time.Duration) error {
+	wait, cancel := ctx, func() {}
+	if l.cfg.Coordinator == nil {
+		wait, cancel = l.cfg.bounded(ctx, limit)
+	}
+	defer cancel()
+	select {
+	case <-ld.complete:
+		return ld.over
+	case <-wait.Done():
+	}
+	err := ctx.Err()
+	if l.cfg.Coordinator == nil {
+		err = uncalled(ld.n, l.absent(ld), wait.Err())
+	}
+	l.leave(ld, rank)
+	return err
+}
+
+// uncalled ends the wait for ranks that have not asked for a load.
+func uncalled(n int, absent []int, why error) error {
+	return fmt.Errorf("load %d is a collective, and ranks %v have not called it: %w", n, absent, why)
 }
 
 // finish publishes the answers. Arenas of ranks that have left meanwhile are
@@ -185,7 +290,7 @@ func (l *Loader) take(ld *load, rank int) (client.LoadReply, error) {
 	got := &ld.answers[rank]
 	if l.closed && got.err == nil {
 		l.undo(got)
-		return client.LoadReply{}, &ConflictError{errors.New("the attempt is over")}
+		return client.LoadReply{}, &ConflictError{errOver}
 	}
 	if got.err == nil {
 		lent := *got
@@ -205,7 +310,8 @@ func (l *Loader) leave(ld *load, rank int) {
 		l.refuse(ld, rank)
 		l.forget(ld)
 	}
-	if len(ld.waiting) == 0 && ld.cancel != nil {
+	// The ranks of other nodes cannot have the load without this node.
+	if len(ld.waiting) == 0 && ld.cancel != nil && len(ld.local) == len(ld.ranks) {
 		ld.cancel()
 	}
 }
@@ -225,9 +331,12 @@ func (l *Loader) End(rank int, why error) {
 		}
 	}
 	for _, ld := range l.loads {
-		if len(ld.asked) < len(ld.ranks) && ld.over == nil {
-			ld.over = why
+		if len(ld.asked) < len(ld.local) && ld.over == nil {
+			ld.over = &ConflictError{why}
 			close(ld.complete)
+			if ld.more != nil {
+				ld.more()
+			}
 		}
 	}
 }
@@ -267,22 +376,16 @@ func (l *Loader) absent(ld *load) []int {
 func (l *Loader) Close(limit time.Duration) bool {
 	l.mu.Lock()
 	l.closed = true
+	if l.end != nil {
+		l.end()
+	}
 	for _, ld := range l.loads {
 		if ld.cancel != nil {
 			ld.cancel()
 		}
 	}
 	l.mu.Unlock()
-	ended := make(chan struct{})
-	go func() {
-		l.running.Wait()
-		close(ended)
-	}()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-ended:
-	case <-timer.C:
+	if !ended(&l.running, limit) {
 		return false
 	}
 	l.mu.Lock()
@@ -296,8 +399,25 @@ func (l *Loader) Close(limit time.Duration) bool {
 		delete(l.lent, by)
 		l.undo(lent)
 		if lent.verdict != nil {
-			l.giveUp(lent.verdict, errors.New("the attempt is over"))
+			l.giveUp(lent.verdict, errOver)
 		}
 	}
 	return true
+}
+
+// ended waits up to limit for running work, and reports whether it has ended.
+func ended(running *sync.WaitGroup, limit time.Duration) bool {
+	done := make(chan struct{})
+	go func() {
+		running.Wait()
+		close(done)
+	}()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
 }

@@ -14,9 +14,9 @@ import (
 
 // plan finds the reads of every rank. If one rank's wants cannot be satisfied,
 // nothing is read: that rank gets the reason, and the others learn which rank it
-// is.
-func (r *restore) plan(ctx context.Context, requests map[int]client.LoadRequest) []error {
-	errs := make([]error, len(r.ranks))
+// is. errs are the errors by rank, and others is that of all other ranks.
+func (r *restore) plan(ctx context.Context, requests map[int]client.LoadRequest) (errs []error, others error) {
+	errs = make([]error, len(r.ranks))
 	var all []error
 	for _, rank := range r.part {
 		req := requests[rank]
@@ -27,15 +27,15 @@ func (r *restore) plan(ctx context.Context, requests map[int]client.LoadRequest)
 		}
 	}
 	if len(all) == 0 {
-		return nil
+		return nil, nil
 	}
-	others := error(&ConflictError{fmt.Errorf("load %d is a collective, and cannot be served to all ranks: %w", r.n, errors.Join(all...))})
+	others = error(&ConflictError{fmt.Errorf("load %d is a collective, and cannot be served to all ranks: %w", r.n, errors.Join(all...))})
 	for rank := range errs {
 		if errs[rank] == nil {
 			errs[rank] = others
 		}
 	}
-	return errs
+	return errs, others
 }
 
 // planRank plans the reads of a rank. It leaves out optional values that the

@@ -25,7 +25,7 @@ type proof struct {
 // ends with the attempt. If called at all, it is called before the first load.
 func (l *Loader) Prove() {
 	resume := l.cfg.Resume
-	if resume == "" || IsPath(resume) {
+	if resume == "" || IsPath(resume) || l.cfg.Store.Resolve == nil {
 		return
 	}
 	ctx, stop := context.WithCancel(l.cfg.Work)
@@ -41,7 +41,7 @@ func (l *Loader) Prove() {
 }
 
 func (l *Loader) proveAll(ctx context.Context, p *proof) error {
-	reader, c, err := l.reader(ctx, p.checkpoint)
+	reader, c, err := l.cfg.reader(ctx, p.checkpoint)
 	if err != nil {
 		return err
 	}

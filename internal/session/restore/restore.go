@@ -6,6 +6,15 @@
 //	spot     the place of a want: in a staging slot, in a file of the checkpoint,
 //	         or in an arena that was made for the load
 //	proof    a checkpoint in shared memory, verified before a rank asks for it
+//	Meeting  the loads of a group on several nodes, each resolved once for all nodes
+//
+// The ranks of one node meet in its Loader, and the Loaders in the Meeting of the
+// coordinating node. It alone writes the events of loads:
+//
+//	rank 0 ─┐
+//	rank 1 ─┴▶ Loader of node 0 ─┐ Resolve     which checkpoint   restore.begun
+//	rank 2 ─┐                    ├─────────▶ Meeting ─────────▶ log
+//	rank 3 ─┴▶ Loader of node 1 ─┘ Done        what was read      restore.completed
 //
 // Bytes that are still in shared memory are taken from there. Bytes that lie in a
 // file exactly as wanted are lent. The rest is read into an arena.
@@ -28,7 +37,7 @@ import (
 type Config struct {
 	Run, Trial string
 	Attempt    int
-	World      int    // number of ranks
+	World      int    // number of ranks, on all nodes
 	Resume     string // reference or path that a load without a reference reads; empty: none
 
 	Store  Store
@@ -36,16 +45,34 @@ type Config struct {
 	Arenas *staging.Arenas
 	Spare  func() bool // frees the memory of free slots, and reports whether there were any
 
+	// Coordinator decides the loads of a group on several nodes; nil: this loader
+	// does, for all ranks. Local are the ranks on this node, ascending.
+	Coordinator Coordinator
+	Local       []int
+
 	// Limit bounds how long ranks wait for each other; nil: by the clock.
 	Limit func(context.Context, time.Duration) (context.Context, context.CancelFunc)
+
+	// Kind returns the kind of an error of the system, which declares none, for the
+	// other nodes; nil: none is known.
+	Kind func(error) problem.Kind
 
 	Work   context.Context // ends with the attempt
 	Logger *slog.Logger
 }
 
+// bounded returns a context for a wait of ranks for each other.
+func (c *Config) bounded(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if c.Limit != nil {
+		return c.Limit(ctx, limit)
+	}
+	return context.WithTimeout(ctx, limit)
+}
+
 // Store gives access to checkpoints.
 type Store struct {
-	// Resolve returns the checkpoint that a reference names.
+	// Resolve returns the checkpoint that a reference names. A node that does not
+	// coordinate needs it only for [Loader.Prove], and may have nil.
 	Resolve func(ctx context.Context, ref string) (projections.Checkpoint, error)
 	// Foreign opens a checkpoint of another program by its path.
 	Foreign func(ctx context.Context, path string) (*data.Foreign, error)

@@ -3,11 +3,9 @@ package restore
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/client"
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -17,17 +15,18 @@ import (
 
 // restore is the reading of one load: its checkpoint, and the part of each rank.
 type restore struct {
-	l        *Loader
-	n        int   // number of the load
-	part     []int // the participants
-	ckpt     projections.Checkpoint
-	manifest checkpoint.Manifest
-	planner  *planner.Loader
-	reader   data.Reader
-	unread   []string
-	ranks    []restoreRank    // of the attempt; ranks that do not participate want nothing
-	files    map[string]int64 // sizes of the checkpoint's lent files, by path
-	verdict  *verdict         // of ranks that verify what they copy; nil: no rank does
+	l       *Loader
+	key     Key
+	n       int   // number of the load
+	part    []int // the participants on this node
+	ckpt    projections.Checkpoint
+	planner *planner.Loader
+	reader  data.Reader
+	unread  []string
+	ranks   []restoreRank    // of the attempt; ranks that do not participate here want nothing
+	files   map[string]int64 // sizes of the checkpoint's lent files, by path
+	verdict *verdict         // of ranks that verify what they copy; nil: no rank does
+	decided bool             // the outcome of the load has been reported for all nodes
 }
 
 // restoreRank holds the wants of one rank and their places.
@@ -48,32 +47,34 @@ type restoreRank struct {
 
 // run reads a load for all ranks. On return nothing writes to their arenas.
 func (l *Loader) run(ctx context.Context, ld *load) []answer {
-	r := &restore{l: l, n: ld.n, part: ld.ranks, ranks: make([]restoreRank, l.cfg.World)}
-	verifies := true // all or none: a rank that did not wait would continue where others fail
+	r := &restore{l: l, key: l.key(ld.of, ld.ranks), n: ld.n, part: ld.local, ranks: make([]restoreRank, l.cfg.World)}
 	for _, rank := range r.part {
 		r.ranks[rank].items = ld.asked[rank].Items
-		verifies = verifies && ld.asked[rank].Verifies
 	}
-	for _, rank := range r.part {
-		r.ranks[rank].verifies = verifies
+	begun, err := r.begin(ctx, ld)
+	if !begun {
+		return r.refused(&ConflictError{err})
 	}
-	if err := r.resolve(ctx, ld.asked); err != nil {
-		return r.failed(&ConflictError{err})
+	var errs []error
+	if err == nil {
+		errs, err = r.plan(ctx, ld.asked)
 	}
-	errs := r.plan(ctx, ld.asked)
+	if err == nil {
+		err = r.prepare(ctx)
+	}
+	if err == nil {
+		err = r.readBeside(ctx)
+	}
+	if err == nil {
+		return r.answers()
+	}
 	if errs == nil {
-		err := r.prepare(ctx)
-		if err == nil {
-			err = r.readBeside(ctx)
+		if !r.decided {
+			err = unreadable(r.ckpt, err)
 		}
-		if err == nil {
-			return r.answers()
-		}
-		errs = slices.Repeat([]error{unreadable(r.ckpt, err)}, len(r.ranks))
+		errs = slices.Repeat([]error{err}, len(r.ranks))
 	}
-	err := l.cfg.Log.Failed(l.cfg.Work, &events.RestoreFailed{
-		Attempt: l.cfg.Attempt, Load: ld.n, Checkpoint: r.ckpt.ID, Error: joined(errs).Error(),
-	})
+	err = r.fail(errs, err)
 	out := make([]answer, len(r.ranks))
 	for rank := range r.ranks {
 		if a := r.ranks[rank].arena; a != nil {
@@ -100,53 +101,29 @@ func joined(errs []error) error {
 	return errors.Join(out...)
 }
 
-// failed answers all ranks with an error.
-func (r *restore) failed(err error) []answer {
+// refused answers all ranks with an error.
+func (r *restore) refused(err error) []answer {
 	return slices.Repeat([]answer{{err: err}}, len(r.ranks))
 }
 
-// resolve decides, once for all ranks, which checkpoint a load reads.
-func (r *restore) resolve(ctx context.Context, requests map[int]client.LoadRequest) error {
-	first := r.part[0]
-	ref := requests[first].Ref
-	asked := map[string]bool{}
-	strict := false
+// begin opens the checkpoint of the load. begun reports that the log has the load.
+func (r *restore) begin(ctx context.Context, ld *load) (begun bool, err error) {
+	var at resolution
+	if r.l.cfg.Coordinator != nil {
+		begun = true
+		at, err = r.l.adopt(ctx, ld.reply)
+	} else {
+		at, err = r.l.cfg.resolve(ctx, ld.n, ld.asks(), ld.fqns())
+	}
+	r.ckpt, r.reader, r.unread = at.ckpt, at.reader, at.unread
+	if err != nil {
+		return begun, err
+	}
+	r.planner = planner.NewLoader(at.manifest.Layout)
 	for _, rank := range r.part {
-		req := requests[rank]
-		if req.Ref != ref {
-			return fmt.Errorf("load %d: rank %d asks for %q and rank %d for %q", r.n, first, ref, rank, req.Ref)
-		}
-		strict = strict || req.Strict
-		for _, it := range req.Items {
-			asked[it.FQN] = true
-		}
+		r.ranks[rank].verifies = at.verifies
 	}
-	if ref == "" {
-		ref = r.l.cfg.Resume
-	}
-	if ref == "" {
-		return fmt.Errorf("load %d: there is nothing to resume from; check the context's resume field, or name a checkpoint", r.n)
-	}
-	reader, c, err := r.l.reader(ctx, ref)
-	if err != nil {
-		return err
-	}
-	m, err := reader.ReadMetadata(ctx)
-	if err != nil {
-		return unreadable(c, err)
-	}
-	if err := reader.SetUp(ctx, m, true); err != nil {
-		return err
-	}
-	r.ckpt, r.manifest, r.reader = c, m, reader
-	r.planner = planner.NewLoader(m.Layout)
-	r.unread = planner.Unread(m.Layout, asked)
-	if strict && len(r.unread) > 0 {
-		return fmt.Errorf("load %d of %s: %w", r.n, c.ID, &planner.UnreadError{FQNs: r.unread})
-	}
-	return r.l.cfg.Log.Begun(ctx, &events.RestoreBegun{
-		Attempt: r.l.cfg.Attempt, Load: r.n, Checkpoint: c.ID, From: r.from(), WorldSize: r.l.cfg.World,
-	})
+	return true, nil
 }
 
 // read reads the wants of all ranks, except those that a rank takes from a slot
@@ -187,29 +164,22 @@ func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) err
 	return r.record(ctx, all, slots, files+checked)
 }
 
-// record appends the reads of every rank and the completion of the load: at once, or
+// record reports the reads of every rank and the completion of the load: at once, or
 // after the ranks that verify their copies have confirmed them.
 func (r *restore) record(ctx context.Context, reads []checkpoint.Read, slots, files int64) error {
-	cfg := r.l.cfg
-	plans := make([]*events.LoadPlan, len(r.part))
-	for i, rank := range r.part {
+	got := Report{Slots: slots, Files: files}
+	for _, rank := range r.part {
 		of := r.ranks[rank]
-		plans[i] = &events.LoadPlan{
-			Attempt: cfg.Attempt, Load: r.n, Checkpoint: r.ckpt.ID, Rank: rank, Reads: len(of.reads), Bytes: r.planner.Stored(of.reads),
-		}
+		got.Parts = append(got.Parts, Part{Rank: rank, Reads: len(of.reads), Bytes: r.planner.Stored(of.reads)})
 	}
-	wanted := plans[0].Bytes
-	if len(plans) > 1 { // reads of several ranks are stored once
-		wanted = r.planner.Stored(reads)
+	got.Wanted = got.Parts[0].Bytes
+	if len(got.Parts) > 1 { // reads of several ranks are stored once
+		got.Wanted = r.planner.Stored(reads)
 	}
-	done := &events.RestoreCompleted{
-		Attempt: cfg.Attempt, Load: r.n, Checkpoint: r.ckpt.ID, Tier: tierOf(slots, files), Bytes: slots + files, Slots: slots,
-		Wanted: wanted, Unread: r.unread,
-	}
-	if r.verdict = newVerdict(r, plans, done); r.verdict != nil {
+	if r.verdict = newVerdict(r, got); r.verdict != nil {
 		return nil
 	}
-	return cfg.Log.Completed(ctx, plans, done)
+	return r.complete(ctx, got)
 }
 
 // answers returns the answer of each rank, with the places of its items.

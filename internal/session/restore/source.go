@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"time"
 
-	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -16,32 +14,41 @@ import (
 
 // reader opens the checkpoint that a reference names. A checkpoint at a path has
 // the path as its ID.
-func (l *Loader) reader(ctx context.Context, ref string) (data.Reader, projections.Checkpoint, error) {
+func (c *Config) reader(ctx context.Context, ref string) (data.Reader, projections.Checkpoint, error) {
 	if IsPath(ref) {
-		f, err := l.cfg.Store.Foreign(ctx, ref)
+		f, err := c.Store.Foreign(ctx, ref)
 		if err != nil {
 			return nil, projections.Checkpoint{}, err
 		}
 		return f, projections.Checkpoint{ID: f.Path(), Step: -1}, nil
 	}
-	c, err := l.cfg.Store.Resolve(ctx, Qualify(l.cfg.Run, ref))
+	row, err := c.Store.Resolve(ctx, Qualify(c.Run, ref))
 	if err != nil {
-		return nil, c, err
+		return nil, row, err
 	}
-	digest, err := checkpoint.ParseDigest(c.Manifest)
+	r, err := c.open(ctx, row)
+	return r, row, err
+}
+
+// open opens a checkpoint that was resolved, here or by another node.
+func (c *Config) open(ctx context.Context, row projections.Checkpoint) (data.Reader, error) {
+	if row.Run == "" {
+		return c.Store.Foreign(ctx, row.ID)
+	}
+	digest, err := checkpoint.ParseDigest(row.Manifest)
 	if err != nil {
-		return nil, c, fmt.Errorf("checkpoint %s: %w", c.ID, err)
+		return nil, fmt.Errorf("checkpoint %s: %w", row.ID, err)
 	}
-	return l.cfg.Store.Reader(l.cfg.Store.Data.Reader(checkpoint.RefOf(c.Run, c.Trial, c.ID)).WithManifest(digest)), c, nil
+	return c.Store.Reader(c.Store.Data.Reader(checkpoint.RefOf(row.Run, row.Trial, row.ID)).WithManifest(digest)), nil
 }
 
 // from returns the trial that a load reads from if it is not the group's own: two
 // trials may have the same checkpoint IDs.
-func (r *restore) from() string {
-	if cfg := r.l.cfg; r.ckpt.Run == "" || r.ckpt.Run == cfg.Run && r.ckpt.Trial == cfg.Trial {
+func (c *Config) from(row projections.Checkpoint) string {
+	if row.Run == "" || row.Run == c.Run && row.Trial == c.Trial {
 		return ""
 	}
-	return r.ckpt.Run + "/" + r.ckpt.Trial
+	return row.Run + "/" + row.Trial
 }
 
 // unreadable adds the next step to the error of a damaged or missing checkpoint:
@@ -91,37 +98,4 @@ func tierOf(slots, files int64) string {
 		return tierSlots
 	}
 	return tierSlots + "+" + tierFiles
-}
-
-// Load joins the rank's next load with ranks, which are distinct and ascending,
-// and returns the reply. It waits up to limit for the other ranks.
-func (l *Loader) Load(ctx context.Context, rank int, ranks []int, req client.LoadRequest, limit time.Duration) (client.LoadReply, error) {
-	for _, it := range req.Items {
-		if it.FQN == "" {
-			return client.LoadReply{}, &MisuseError{errors.New("an item has no name")}
-		}
-	}
-	ld, err := l.join(rank, ranks, req)
-	if err != nil {
-		return client.LoadReply{}, err
-	}
-	wait, cancel := l.bounded(ctx, limit)
-	defer cancel()
-	select {
-	case <-ld.complete:
-	case <-wait.Done():
-		absent := l.absent(ld)
-		l.leave(ld, rank)
-		return client.LoadReply{}, fmt.Errorf("load %d is a collective, and ranks %v have not called it: %w", ld.n, absent, wait.Err())
-	}
-	if ld.over != nil {
-		return client.LoadReply{}, &ConflictError{ld.over}
-	}
-	select {
-	case <-ld.done:
-		return l.take(ld, rank)
-	case <-ctx.Done():
-		l.leave(ld, rank)
-		return client.LoadReply{}, ctx.Err()
-	}
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
@@ -20,9 +19,8 @@ import (
 //	rank 0   load ──▶ where ── copy, verify ──▶ loaded ─────────┐ complete, or
 //	rank 1   load ──▶ where ── copy, verify ────────▶ loaded ───┘ what is damaged
 type verdict struct {
-	r     *restore
-	plans []*events.LoadPlan
-	done  *events.RestoreCompleted
+	r   *restore
+	got Report
 
 	// Guarded by the loader's lock.
 	missing map[int]bool  // ranks that have not reported their result
@@ -33,14 +31,14 @@ type verdict struct {
 
 // newVerdict returns the verdict of a load if any of its ranks verifies
 // something, or nil. All ranks of the load wait for it.
-func newVerdict(r *restore, plans []*events.LoadPlan, done *events.RestoreCompleted) *verdict {
+func newVerdict(r *restore, got Report) *verdict {
 	checks := slices.ContainsFunc(r.ranks, func(of restoreRank) bool {
 		return slices.ContainsFunc(of.spots, func(s spot) bool { return s.check != nil })
 	})
 	if !checks {
 		return nil
 	}
-	v := &verdict{r: r, plans: plans, done: done, missing: map[int]bool{}, over: make(chan struct{})}
+	v := &verdict{r: r, got: got, missing: map[int]bool{}, over: make(chan struct{})}
 	for _, rank := range r.part {
 		v.missing[rank] = true
 	}
@@ -49,7 +47,7 @@ func newVerdict(r *restore, plans []*events.LoadPlan, done *events.RestoreComple
 
 // judge records the result of a rank and waits for the verdict on all ranks.
 func (l *Loader) judge(ctx context.Context, v *verdict, rank int, said client.LoadedRequest, limit time.Duration) error {
-	wait, cancel := l.bounded(ctx, limit)
+	wait, cancel := l.cfg.bounded(ctx, limit)
 	defer cancel()
 	l.mu.Lock()
 	delete(v.missing, rank)
@@ -72,14 +70,14 @@ func (l *Loader) judge(ctx context.Context, v *verdict, rank int, said client.Lo
 		l.fail(v, fmt.Errorf("load %d is a collective, and ranks %v have not confirmed their part: %w", v.r.n, absent, wait.Err()))
 		return v.err
 	}
-	return fmt.Errorf("load %d: its outcome is not known yet: %w", v.r.n, wait.Err())
-}
-
-func (l *Loader) bounded(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	if l.cfg.Limit != nil {
-		return l.cfg.Limit(ctx, limit)
+	if l.cfg.Coordinator != nil { // it limits the wait for the other nodes
+		select {
+		case <-v.over:
+			return v.err
+		case <-ctx.Done():
+		}
 	}
-	return context.WithTimeout(ctx, limit)
+	return fmt.Errorf("load %d: its outcome is not known yet: %w", v.r.n, wait.Err())
 }
 
 // decide appends that a load is complete, or why it failed. If a rank reports
@@ -87,7 +85,7 @@ func (l *Loader) bounded(ctx context.Context, limit time.Duration) (context.Cont
 func (l *Loader) decide(v *verdict, rank int, said client.LoadedRequest, limit time.Duration) {
 	switch {
 	case said.Damaged != "":
-		ctx, cancel := l.bounded(l.cfg.Work, limit)
+		ctx, cancel := l.cfg.bounded(l.cfg.Work, limit)
 		defer cancel()
 		err := v.r.look(ctx)
 		if err == nil {
@@ -98,13 +96,13 @@ func (l *Loader) decide(v *verdict, rank int, said client.LoadedRequest, limit t
 	case said.Failed != "":
 		l.fail(v, &ConflictError{fmt.Errorf("load %d is a collective, and rank %d has not loaded its part: %s", v.r.n, rank, said.Failed)})
 	default:
-		v.end(l.cfg.Log.Completed(l.cfg.Work, v.plans, v.done))
+		v.end(v.r.complete(l.cfg.Work, v.got))
 	}
 }
 
 // fail appends the failure and then reports it to all ranks.
 func (l *Loader) fail(v *verdict, err error) {
-	v.end(errors.Join(err, l.cfg.Log.Failed(l.cfg.Work, &events.RestoreFailed{Attempt: l.cfg.Attempt, Load: v.r.n, Checkpoint: v.r.ckpt.ID, Error: err.Error()})))
+	v.end(errors.Join(err, v.r.fail([]error{err}, err)))
 }
 
 // end publishes the verdict.
