@@ -15,7 +15,9 @@ import (
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
 // errSilent is the cause when the coordinating node does not answer: the processes of
@@ -102,7 +104,10 @@ type part struct {
 	closed chan struct{}           // closed when the coordinating process has ended the attempt's saves
 }
 
-var _ session.Peer = (*part)(nil)
+var (
+	_ session.Peer        = (*part)(nil)
+	_ restore.Coordinator = (*part)(nil)
+)
 
 // part runs one attempt's part from its start to its end.
 func (j *job) part(ctx context.Context, order startOrder) (err error) {
@@ -117,7 +122,7 @@ func (j *job) part(ctx context.Context, order startOrder) (err error) {
 	w := &watch{job: j, part: p, stop: &stopState{orders: newOrders()}, signals: newHeldSignals(j.ask)}
 	g := j.Begin(work, session.Attempt{
 		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Signals: w.signals, Hooks: w,
-		Nodes: order.Nodes, Node: order.Node, Peer: p,
+		Nodes: order.Nodes, Node: order.Node, Peer: p, Loads: p,
 	})
 	defer func() { err = errors.Join(err, g.Close()) }()
 	w.group, w.pulses, w.hello, w.saving = g, g.Pulses(), g.Hello(), g.Saved()
@@ -224,6 +229,36 @@ func (p *part) Relay(rank int) http.Handler {
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			httpkit.Refuse(w, fmt.Errorf("ask the coordinating node: %w", err))
 		},
+	}
+}
+
+// Resolve implements [restore.Coordinator].
+func (p *part) Resolve(ctx context.Context, req restore.ResolveRequest) (reply restore.ResolveReply, err error) {
+	return reply, p.request(ctx, "resolve", req, &reply)
+}
+
+// Done implements [restore.Coordinator].
+func (p *part) Done(ctx context.Context, req restore.DoneRequest) (reply restore.DoneReply, err error) {
+	return reply, p.request(ctx, "done", req, &reply)
+}
+
+// requestAgain is the pause before a request without an answer is repeated.
+const requestAgain = 200 * time.Millisecond
+
+// request sends a request about a load to the coordinating process, until it is answered
+// or ctx ends.
+func (p *part) request(ctx context.Context, op string, req, reply any) error {
+	path := fmt.Sprintf("/v1/attempts/%d/loads/%s", p.order.Attempt, op)
+	for {
+		err := p.link.Request(ctx, path, req, reply)
+		if err == nil || problem.Given(err) || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-time.After(requestAgain):
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -101,6 +102,30 @@ func (l *Link) Dial(ctx context.Context, path string) (net.Conn, error) {
 		end()
 	}()
 	return near, nil
+}
+
+// Request sends one request to a path of the endpoint and decodes its answer.
+func (l *Link) Request(ctx context.Context, path string, in, out any) error {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return fmt.Errorf("ask the coordinator: %w", err)
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, l.URL(path), bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("ask the coordinator: %w", err)
+	}
+	response, err := l.Client().Do(r)
+	if err != nil {
+		return fmt.Errorf("ask the coordinator: %w", err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return refused(response)
+	}
+	defer func() { _ = response.Body.Close() }()
+	if err := json.NewDecoder(response.Body).Decode(out); err != nil {
+		return fmt.Errorf("ask the coordinator: %w", err)
+	}
+	return nil
 }
 
 // Self returns the coordinator's own node.
