@@ -1,0 +1,106 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
+)
+
+// machine answers questions about the names and addresses of this machine. Tests replace
+// it.
+type machine struct {
+	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+	local  func() ([]netip.Addr, error)
+}
+
+// thisMachine is the machine of this process.
+var thisMachine = machine{
+	lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
+		return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	},
+	local: func() (list []netip.Addr, err error) {
+		addrs, err := net.InterfaceAddrs()
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil {
+				list = append(list, p.Addr().Unmap())
+			}
+		}
+		return list, err
+	},
+}
+
+// listenAt returns the address to listen at for an endpoint HOST:PORT, and a warning.
+//
+// A numeric address and localhost are taken literally. A name is not: many machines
+// resolve their own name to 127.0.1.1, where no other node can connect. So for a name the
+// endpoint listens on all addresses.
+func (m machine) listenAt(ctx context.Context, address string) (listen, warning string, err error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || port == "" {
+		return "", "", problem.Errorf(problem.Invalid, "listen at endpoint %q: it is not HOST:PORT; give the name or address of this node and a free port", address)
+	}
+	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" || host == "" {
+		return address, "", nil
+	}
+	all := net.JoinHostPort("", port)
+	addrs, err := m.lookup(ctx, host)
+	if err != nil {
+		return all, fmt.Sprintf("endpoint host %s is unknown here: %v; if the other nodes do not know it either, give a numeric address", host, err), nil
+	}
+	local, err := m.local()
+	if err != nil {
+		return "", "", fmt.Errorf("list the addresses of this machine: %w", err)
+	}
+	for i := range addrs {
+		addrs[i] = addrs[i].Unmap()
+	}
+	switch {
+	case !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !a.IsLoopback() }):
+		warning = fmt.Sprintf("endpoint host %s is %s on this node, where no other node can connect; listening on all addresses", host, join(addrs))
+	case !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(local, a) }):
+		warning = fmt.Sprintf("endpoint host %s is %s, but this node has %s; listening on all addresses: if no node can join, name this node as the endpoint", host, join(addrs), join(local))
+	}
+	return all, warning, nil
+}
+
+func join(addrs []netip.Addr) string {
+	texts := make([]string, len(addrs))
+	for i, a := range addrs {
+		texts[i] = a.String()
+	}
+	return strings.Join(texts, ", ")
+}
+
+// numeric returns the address of a connection's end without its port, and whether it is
+// an address that other machines can use.
+func numeric(a net.Addr) (string, bool) {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok || tcp.IP.IsUnspecified() {
+		return "", false
+	}
+	return tcp.IP.String(), !tcp.IP.IsLoopback()
+}
+
+// here fills in what a node does not declare about itself.
+func (n Node) here(newKey func() string) Node {
+	if n.Host == "" {
+		n.Host, _ = os.Hostname()
+	}
+	if n.Boot == "" {
+		boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		n.Boot = strings.TrimSpace(string(boot))
+	}
+	if n.PID == 0 {
+		n.PID = os.Getpid()
+	}
+	if n.Key == "" {
+		n.Key = newKey()
+	}
+	return n
+}

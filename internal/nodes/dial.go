@@ -1,0 +1,198 @@
+package nodes
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
+)
+
+// errOther reports an endpoint with another certificate than that of the job.
+var errOther = problem.New(problem.Foreign, "the endpoint has another certificate than the job")
+
+type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
+
+// connections is an HTTP client of the endpoint that can drop its connections: a dead
+// connection would otherwise hold each request until TCP notices.
+type connections struct {
+	transport *http.Transport
+	dial      dialFunc
+
+	mu     sync.Mutex
+	open   map[net.Conn]bool
+	local  net.Addr // of the last connection
+	closed bool
+	// dials ends the attempts to connect: the transport continues them after their request
+	// has ended.
+	dials context.Context
+	abort context.CancelFunc
+}
+
+// connect returns a client that talks only to the endpoint with this certificate, or to
+// any if it is empty. It closes a connection that does not answer a ping within patience.
+func connect(dial dialFunc, certificate string, patience time.Duration) *connections {
+	c := &connections{dial: dial, open: map[net.Conn]bool{}}
+	c.dials, c.abort = context.WithCancel(context.Background())
+	if dial == nil {
+		c.dial = (&net.Dialer{}).DialContext
+	}
+	c.transport = &http.Transport{
+		DialContext: c.connect,
+		TLSClientConfig: &tls.Config{
+			MinVersion:         tls.VersionTLS13,
+			InsecureSkipVerify: true, // the digest decides, not a name
+			VerifyConnection: func(state tls.ConnectionState) error {
+				if certificate != "" && !same(digest(state.PeerCertificates[0].Raw), certificate) {
+					return errOther
+				}
+				return nil
+			},
+		},
+		ForceAttemptHTTP2:   true,
+		DisableCompression:  true,
+		TLSHandshakeTimeout: 10 * time.Second,
+		IdleConnTimeout:     time.Minute,
+		HTTP2:               &http.HTTP2Config{SendPingTimeout: patience, PingTimeout: patience, WriteByteTimeout: 2 * patience},
+	}
+	return c
+}
+
+func (c *connections) connect(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	c.mu.Lock()
+	dials := c.dials
+	c.mu.Unlock()
+	defer context.AfterFunc(dials, cancel)()
+	raw, err := c.dial(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	conn := &tracked{Conn: raw, of: c}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || dials.Err() != nil {
+		_ = raw.Close()
+		return nil, net.ErrClosed
+	}
+	c.open[conn], c.local = true, raw.LocalAddr()
+	return conn, nil
+}
+
+// drop closes all connections. The next request makes a new one.
+func (c *connections) drop() {
+	c.mu.Lock()
+	open := c.open
+	c.open = map[net.Conn]bool{}
+	c.abort()
+	if !c.closed {
+		c.dials, c.abort = context.WithCancel(context.Background())
+	}
+	c.mu.Unlock()
+	for conn := range open {
+		_ = conn.Close()
+	}
+	c.transport.CloseIdleConnections()
+}
+
+// close ends the client.
+func (c *connections) close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.drop()
+}
+
+func (c *connections) localAddr() net.Addr {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.local
+}
+
+// tracked is a connection that its client knows until it is closed.
+type tracked struct {
+	net.Conn
+	of *connections
+}
+
+func (t *tracked) Close() error {
+	t.of.mu.Lock()
+	delete(t.of.open, t)
+	t.of.mu.Unlock()
+	return t.Conn.Close()
+}
+
+// refusal is an answer of the endpoint that refuses a request.
+type refusal struct {
+	httpkit.Details
+	within time.Duration // for a conflict that may end by itself
+}
+
+func (r *refusal) Error() string             { return r.Detail }
+func (r *refusal) ProblemKind() problem.Kind { return r.Kind }
+
+// credential is what a request bears.
+type credential struct{ token, session string }
+
+func (c credential) set(r *http.Request) {
+	if c.token != "" {
+		r.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	if c.session != "" {
+		r.Header.Set(sessionHeader, c.session)
+	}
+}
+
+// call sends one request and decodes its answer, which has at most limit bytes. It
+// returns a *refusal if the endpoint answers with an error.
+func call[Out any](ctx context.Context, c *connections, as credential, method, url string, in any, limit int64) (out Out, state *tls.ConnectionState, err error) {
+	var body io.Reader
+	if in != nil {
+		data, err := json.Marshal(in)
+		if err != nil {
+			return out, nil, err
+		}
+		body = bytes.NewReader(data)
+	}
+	r, err := http.NewRequestWithContext(ctx, method, url, body)
+	if err != nil {
+		return out, nil, err
+	}
+	as.set(r)
+	reply, err := c.transport.RoundTrip(r)
+	if err != nil {
+		return out, nil, err
+	}
+	defer reply.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(reply.Body, limit+1))
+	if err != nil {
+		return out, reply.TLS, err
+	}
+	if int64(len(data)) > limit {
+		return out, reply.TLS, fmt.Errorf("the answer has more than %d bytes", limit)
+	}
+	if reply.StatusCode != http.StatusOK {
+		refused := &refusal{}
+		if json.Unmarshal(data, &refused.Details) != nil || refused.Detail == "" {
+			return out, reply.TLS, fmt.Errorf("%w: status %s", errForeign, reply.Status)
+		}
+		refused.within, _ = time.ParseDuration(reply.Header.Get(retryHeader))
+		return out, reply.TLS, refused
+	}
+	if err := json.Unmarshal(data, &out); err != nil {
+		return out, reply.TLS, fmt.Errorf("%w: %w", errForeign, err)
+	}
+	return out, reply.TLS, nil
+}
+
+// errForeign reports a server that is no endpoint of a trainer.
+var errForeign = problem.New(problem.Foreign, "the answer is not that of a trainer")

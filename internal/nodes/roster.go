@@ -1,0 +1,401 @@
+package nodes
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
+)
+
+// maxIndex bounds the index that an agent may declare.
+const maxIndex = 1 << 20
+
+// roster is the state machine of membership. It reads no clock and does no I/O: every
+// operation gets the time, and appends events to out.
+//
+//	        join                activate
+//	(none) ──────▶ ready/spare ──────────▶ active
+//	                    ▲                    │
+//	                    └────── release ─────┘
+//
+// Each live entry may also be suspect. An entry whose agent is silent for T is lost. It
+// remains until its key joins again, another key takes its index, or its group is
+// released.
+type roster struct {
+	timeout time.Duration // T
+	max     int           // nodes of a group
+
+	entries  map[int]*entry    // by index
+	sessions map[string]*entry // of the entries
+	ended    map[string]string // sessions that are gone, and why
+	kept     map[string]int    // the index of each key
+	known    map[string]bool   // keys that joined before
+	excluded map[string]string // keys, and why
+
+	ticked time.Time // the last tick
+	steady time.Time // the first tick since which all ticks were in time
+
+	out []Event
+}
+
+// entry is one node, as one agent process declared it.
+type entry struct {
+	node    Node // Index is the assigned one
+	session string
+	self    bool // the coordinator's own node: it does not beat
+	active  bool
+	place   int    // see [Member.Place]
+	suspect string // why, or empty
+	lost    string // why, or empty
+	beaten  time.Time
+	open    int // connections
+}
+
+func newRoster(timeout time.Duration, limit int, now time.Time) *roster {
+	return &roster{
+		timeout: timeout, max: limit, ticked: now, steady: now,
+		entries: map[int]*entry{}, sessions: map[string]*entry{}, ended: map[string]string{},
+		kept: map[string]int{}, known: map[string]bool{}, excluded: map[string]string{},
+	}
+}
+
+// interval is the time between two beats, and between two ticks.
+func (r *roster) interval() time.Duration { return r.timeout / 10 }
+
+// patience is the silence after which a node is suspect.
+func (r *roster) patience() time.Duration { return 3 * r.interval() }
+
+func (r *roster) emit(e Event) { r.out = append(r.out, e) }
+
+// join adds a node, or replaces the entry of its key. A repeated join of one session
+// returns the same entry. A Conflict may end by itself: a node that has died is lost
+// after T.
+func (r *roster) join(now time.Time, n Node, session string) (*entry, error) {
+	if e := r.sessions[session]; e != nil {
+		if e.lost == "" {
+			e.beaten = now
+			return e, nil
+		}
+		return nil, r.gone(session)
+	}
+	if _, ok := r.ended[session]; ok {
+		return nil, r.gone(session)
+	}
+	if why, ok := r.excluded[n.Key]; ok {
+		return nil, problem.Errorf(problem.Denied, "join: node %s is excluded from this job: %s; start the job without it", n.describe(), why)
+	}
+	if n.Key == "" || n.Index < -1 || n.Index >= maxIndex {
+		return nil, problem.Errorf(problem.Invalid, "join: node %s: key %q, index %d; declare a key, and an index from 0 to %d or -1", n.describe(), n.Key, n.Index, maxIndex-1)
+	}
+	old := r.entryOf(n.Key)
+	if old != nil && !r.superseded(now, old, n) {
+		return nil, problem.Errorf(problem.Conflict, "join: two live nodes have the key %q: %s and %s; end one of them, or give each node its own index",
+			n.Key, old.node.describe(), n.describe())
+	}
+	index, err := r.assign(n)
+	if err != nil {
+		return nil, err
+	}
+	e := &entry{node: n, session: session, place: -1, beaten: now}
+	e.node.Index = index
+	if old != nil {
+		e.place = old.place
+		r.drop(old, fmt.Sprintf("replaced by %s", n.describe()))
+	}
+	if holder := r.entries[index]; holder != nil { // lost
+		e.place = holder.place
+		r.drop(holder, fmt.Sprintf("lost, and replaced by %s", n.describe()))
+	}
+	for key, kept := range r.kept {
+		if kept == index && key != n.Key {
+			delete(r.kept, key)
+		}
+	}
+	r.kept[n.Key] = index
+	r.entries[index], r.sessions[session] = e, e
+	again := r.known[n.Key]
+	r.known[n.Key] = true
+	member := r.member(now, e, r.needed())
+	if again {
+		r.emit(Rejoined{member})
+	} else {
+		r.emit(Joined{member})
+	}
+	return e, nil
+}
+
+// superseded reports whether a new agent n proves that the agent of old, of the same
+// key, has ended.
+func (r *roster) superseded(now time.Time, old *entry, n Node) bool {
+	switch {
+	case old.lost != "":
+		return true
+	case old.self, old.node.Host != n.Host:
+		// A node that is cut off may run its group until T is over.
+		return false
+	case old.node.Boot != n.Boot && old.node.Boot != "" && n.Boot != "":
+		return true // the machine was restarted
+	}
+	return old.suspect != "" || now.Sub(old.beaten) >= r.patience()
+}
+
+// assign returns the index of a node that joins.
+func (r *roster) assign(n Node) (int, error) {
+	kept, ok := r.kept[n.Key]
+	switch {
+	case n.Index >= 0 && ok && kept != n.Index:
+		return 0, problem.Errorf(problem.Conflict, "join: node %s: the key %q has index %d in this run and cannot take index %d; keep its index",
+			n.describe(), n.Key, kept, n.Index)
+	case n.Index >= 0:
+		if holder := r.entries[n.Index]; holder != nil && holder.lost == "" && holder.node.Key != n.Key {
+			return 0, problem.Errorf(problem.Conflict, "join: two live nodes have the index %d: %s and %s; give each node its own index",
+				n.Index, holder.node.describe(), n.describe())
+		}
+		return n.Index, nil
+	case ok:
+		return kept, nil
+	}
+	for index := 0; ; index++ {
+		if holder := r.entries[index]; holder == nil || holder.lost != "" {
+			return index, nil
+		}
+	}
+}
+
+// entryOf returns the entry of a key, nil if there is none.
+func (r *roster) entryOf(key string) *entry {
+	if index, ok := r.kept[key]; ok {
+		if e := r.entries[index]; e != nil && e.node.Key == key {
+			return e
+		}
+	}
+	return nil
+}
+
+// drop removes an entry. Its session gets why.
+func (r *roster) drop(e *entry, why string) {
+	delete(r.entries, e.node.Index)
+	if e.session != "" {
+		delete(r.sessions, e.session)
+		r.ended[e.session] = why
+	}
+}
+
+// gone returns the error for a session that has ended.
+func (r *roster) gone(session string) error {
+	why, ok := r.ended[session]
+	if e := r.sessions[session]; e != nil && e.lost != "" {
+		why, ok = e.lost, true
+	}
+	if !ok {
+		why = "the coordinator does not know this agent"
+	}
+	return problem.Errorf(problem.Gone, "this node is no member: %s; end its group and join again", why)
+}
+
+// hear notes a request of a session. It returns a Gone error unless the session is live.
+func (r *roster) hear(now time.Time, session string) (*entry, error) {
+	e := r.sessions[session]
+	if e == nil || e.lost != "" {
+		return nil, r.gone(session)
+	}
+	e.beaten = now
+	if e.suspect != "" {
+		e.suspect = ""
+		r.emit(Recovered{e.node.Index})
+	}
+	return e, nil
+}
+
+// connect and disconnect count the open connections of a session. Without any, the node
+// is suspect.
+func (r *roster) connect(session string) {
+	if e := r.sessions[session]; e != nil {
+		e.open++
+	}
+}
+
+func (r *roster) disconnect(session string) {
+	e := r.sessions[session]
+	if e == nil {
+		return
+	}
+	if e.open--; e.open <= 0 {
+		e.open = 0
+		r.doubt(e, "its connections are closed")
+	}
+}
+
+func (r *roster) doubt(e *entry, why string) {
+	if e.suspect == "" && e.lost == "" {
+		e.suspect = why
+		r.emit(Suspect{e.node.Index, why})
+	}
+}
+
+// tick judges all nodes. It is called each T/10. If a call is late by more than that, the
+// coordinator was paused: requests may be waiting that it did not read yet. Then it judges
+// no node until it has ticked in time for T.
+func (r *roster) tick(now time.Time) {
+	if late := now.Sub(r.ticked) - r.interval(); late > r.interval() {
+		r.steady = now
+		r.emit(Paused{late})
+	}
+	r.ticked = now
+	watched := now.Sub(r.steady)
+	for _, e := range r.ordered() {
+		silence := now.Sub(e.beaten)
+		switch {
+		case e.self, e.lost != "":
+		case silence >= r.timeout && watched >= r.timeout:
+			e.lost = fmt.Sprintf("nothing was received for %v", silence.Round(time.Millisecond))
+			e.suspect = ""
+			r.emit(Lost{e.node.Index, e.lost})
+		case silence >= r.patience() && watched >= r.patience():
+			r.doubt(e, "it misses beats")
+		}
+	}
+}
+
+// leave removes the entry of a session.
+func (r *roster) leave(session, reason string) {
+	if e := r.sessions[session]; e != nil {
+		r.drop(e, "it left: "+reason)
+		r.emit(Left{e.node.Index, reason})
+	}
+}
+
+// exclude removes a node. Its key cannot join again.
+func (r *roster) exclude(index int, why string) error {
+	e := r.entries[index]
+	if e == nil || e.self {
+		return problem.Errorf(problem.NotFound, "exclude node %d: no other node has this index", index)
+	}
+	r.excluded[e.node.Key] = why
+	r.drop(e, "it is excluded: "+why)
+	return nil
+}
+
+// choose returns the nodes of the next group with their places, ordered by place. Nodes
+// keep their places, and spares fill the gaps, so that a replaced node moves no other.
+// The places of active nodes are not free.
+func (r *roster) choose() []chosen {
+	var free, rest []*entry
+	taken, used := map[int]*entry{}, map[int]bool{}
+	for _, e := range r.entries {
+		if e.active && e.lost == "" {
+			used[e.place] = true
+		}
+	}
+	open := func(place int) bool { return place >= 0 && place < r.max && !used[place] && taken[place] == nil }
+	for _, e := range r.ordered() {
+		switch {
+		case e.lost != "" || e.suspect != "" || e.active:
+		case open(e.place):
+			taken[e.place] = e
+		default:
+			free = append(free, e)
+		}
+	}
+	for _, e := range free {
+		if open(e.node.Index) {
+			taken[e.node.Index] = e
+		} else {
+			rest = append(rest, e)
+		}
+	}
+	for place := 0; place < r.max && len(rest) > 0; place++ {
+		if open(place) {
+			taken[place], rest = rest[0], rest[1:]
+		}
+	}
+	group := make([]chosen, 0, len(taken))
+	for _, place := range slices.Sorted(maps.Keys(taken)) {
+		group = append(group, chosen{taken[place], place})
+	}
+	return group
+}
+
+type chosen struct {
+	*entry
+	place int
+}
+
+// activate makes a choice a group.
+func (r *roster) activate(group []chosen) {
+	for _, c := range group {
+		for _, e := range r.entries {
+			if e.place == c.place {
+				e.place = -1 // its owner was replaced
+			}
+		}
+		c.active, c.entry.place = true, c.place
+	}
+}
+
+// release ends the membership of nodes in a group. Lost nodes are removed.
+func (r *roster) release(nodes []int) {
+	for _, index := range nodes {
+		e := r.entries[index]
+		switch {
+		case e == nil:
+		case e.lost != "":
+			r.drop(e, e.lost)
+		default:
+			e.active = false
+		}
+	}
+}
+
+func (r *roster) ordered() []*entry {
+	return slices.SortedFunc(maps.Values(r.entries), func(a, b *entry) int { return cmp.Compare(a.node.Index, b.node.Index) })
+}
+
+// members returns all nodes, ordered by index.
+func (r *roster) members(now time.Time) []Member {
+	list, needed := make([]Member, 0, len(r.entries)), r.needed()
+	for _, e := range r.ordered() {
+		list = append(list, r.member(now, e, needed))
+	}
+	return list
+}
+
+func (r *roster) member(now time.Time, e *entry, needed map[*entry]bool) Member {
+	m := Member{Node: e.node, Place: e.place, Why: cmp.Or(e.lost, e.suspect)}
+	if !e.self {
+		m.Silence = now.Sub(e.beaten)
+	}
+	switch {
+	case e.lost != "":
+		m.State = StateLost
+	case e.suspect != "":
+		m.State = StateSuspect
+	case e.active:
+		m.State = StateActive
+	case !needed[e]:
+		m.State = StateSpare
+	default:
+		m.State = StateReady
+	}
+	return m
+}
+
+// needed returns the nodes that the next group needs: none while a group is running.
+func (r *roster) needed() map[*entry]bool {
+	needed := map[*entry]bool{}
+	for _, e := range r.entries {
+		if e.active {
+			return nil
+		}
+	}
+	for _, c := range r.choose() {
+		needed[c.entry] = true
+	}
+	return needed
+}
+
+// describe names a node for people.
+func (n Node) describe() string { return fmt.Sprintf("%s (process %d)", cmp.Or(n.Host, "?"), n.PID) }
