@@ -31,8 +31,8 @@ func sleeper(t *testing.T, env ...string) int {
 	return fd
 }
 
-// The guard kills the ranks of its node at the deadline, while its trainer says
-// nothing, and spares those of another node. A rank that starts after the deadline is
+// The guard kills the ranks of its node at the deadline, while its trainer is
+// silent, and spares those of another node. A rank that starts after the deadline is
 // killed too.
 func TestGuardHoldsTheDeadline(t *testing.T) {
 	t.Parallel()

@@ -159,7 +159,7 @@ type others struct {
 	alive   map[int]bool // indexes of nodes with processes
 	open    map[int]bool // indexes of nodes whose part has not ended
 	gone    map[int]bool // ranks
-	stopped bool         // the nodes were told to stop
+	stopped bool         // the nodes have the command to stop
 }
 
 // nodeEvent is what the attempt's loop learns of another node.

@@ -31,12 +31,17 @@ type connections struct {
 	open   map[net.Conn]bool
 	local  net.Addr // of the last connection
 	closed bool
+	// dials ends the attempts to connect: the transport continues them after their request
+	// has ended.
+	dials context.Context
+	abort context.CancelFunc
 }
 
 // connect returns a client that talks only to the endpoint with this certificate, or to
 // any if it is empty. It closes a connection that does not answer a ping within patience.
 func connect(dial dialFunc, certificate string, patience time.Duration) *connections {
 	c := &connections{dial: dial, open: map[net.Conn]bool{}}
+	c.dials, c.abort = context.WithCancel(context.Background())
 	if dial == nil {
 		c.dial = (&net.Dialer{}).DialContext
 	}
@@ -62,6 +67,12 @@ func connect(dial dialFunc, certificate string, patience time.Duration) *connect
 }
 
 func (c *connections) connect(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	c.mu.Lock()
+	dials := c.dials
+	c.mu.Unlock()
+	defer context.AfterFunc(dials, cancel)()
 	raw, err := c.dial(ctx, network, address)
 	if err != nil {
 		return nil, err
@@ -69,7 +80,7 @@ func (c *connections) connect(ctx context.Context, network, address string) (net
 	conn := &tracked{Conn: raw, of: c}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
+	if c.closed || dials.Err() != nil {
 		_ = raw.Close()
 		return nil, net.ErrClosed
 	}
@@ -82,6 +93,10 @@ func (c *connections) drop() {
 	c.mu.Lock()
 	open := c.open
 	c.open = map[net.Conn]bool{}
+	c.abort()
+	if !c.closed {
+		c.dials, c.abort = context.WithCancel(context.Background())
+	}
 	c.mu.Unlock()
 	for conn := range open {
 		_ = conn.Close()

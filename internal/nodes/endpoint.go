@@ -434,7 +434,8 @@ func (e *Endpoint) Close() error {
 	}
 	e.closed = true
 	e.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*e.roster.interval())
+	grace := min(2*e.roster.interval(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	_ = e.End(ctx, "the coordinator has stopped", 1) // agents that do not answer notice the silence
 	cancel()
 	var err error
@@ -456,7 +457,7 @@ func (e *Endpoint) Close() error {
 	})
 	select { // the last answers
 	case <-answered:
-	case <-time.After(2 * e.roster.interval()):
+	case <-time.After(grace):
 	}
 	e.stop()
 	if closed := e.server.Close(); closed != nil && !errors.Is(closed, net.ErrClosed) {

@@ -18,9 +18,9 @@ import (
 // Defaults of joining.
 const (
 	defaultWait     = 10 * time.Minute
-	defaultPatience = time.Minute     // for a file of another node to become visible
+	defaultPatience = time.Minute      // for a file of another node to become visible
 	attemptTimeout  = 10 * time.Second // of one request
-	quietTime       = 5 * time.Second // before Join warns that the endpoint does not answer
+	quietTime       = 5 * time.Second  // before Join warns that the endpoint does not answer
 )
 
 // JoinConfig configures a [Link].

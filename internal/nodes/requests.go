@@ -34,7 +34,7 @@ func From(ctx context.Context) int {
 
 // Handle registers a handler for relayed requests of joined agents, with a pattern of
 // [http.ServeMux]. Its requests have the index of their node, see [From]; their contexts end
-// with the node's membership. A body has at most 64 MiB.
+// with the node's membership. The handler bounds the body.
 func (e *Endpoint) Handle(pattern string, h http.Handler) { e.relay.Handle(pattern, h) }
 
 // handler returns the routes of the endpoint.
@@ -349,4 +349,3 @@ func (e *Endpoint) relayed(w http.ResponseWriter, r *http.Request, _ string, s *
 func tooLarge(size int) error {
 	return problem.Errorf(problem.Invalid, "%d bytes, at most %d are allowed; use a relayed request", size, maxBody)
 }
-

@@ -281,27 +281,34 @@ func (r *roster) exclude(index int, why string) error {
 
 // choose returns the nodes of the next group with their places, ordered by place. Nodes
 // keep their places, and spares fill the gaps, so that a replaced node moves no other.
+// The places of active nodes are not free.
 func (r *roster) choose() []chosen {
 	var free, rest []*entry
-	taken := map[int]*entry{}
+	taken, used := map[int]*entry{}, map[int]bool{}
+	for _, e := range r.entries {
+		if e.active && e.lost == "" {
+			used[e.place] = true
+		}
+	}
+	open := func(place int) bool { return place >= 0 && place < r.max && !used[place] && taken[place] == nil }
 	for _, e := range r.ordered() {
 		switch {
 		case e.lost != "" || e.suspect != "" || e.active:
-		case e.place >= 0 && e.place < r.max && taken[e.place] == nil:
+		case open(e.place):
 			taken[e.place] = e
 		default:
 			free = append(free, e)
 		}
 	}
 	for _, e := range free {
-		if e.node.Index < r.max && taken[e.node.Index] == nil {
+		if open(e.node.Index) {
 			taken[e.node.Index] = e
 		} else {
 			rest = append(rest, e)
 		}
 	}
 	for place := 0; place < r.max && len(rest) > 0; place++ {
-		if taken[place] == nil {
+		if open(place) {
 			taken[place], rest = rest[0], rest[1:]
 		}
 	}

@@ -18,12 +18,11 @@ const relayPrefix = "/relay"
 
 // Limits of requests and answers.
 const (
-	smallBody   = 64 << 10 // of beats and orders
-	maxBody     = 4 << 20  // of one command or message
-	maxBatch    = 4 << 20  // of several: a batch ends after the body that exceeds it
-	batchBody   = 16 << 20 // of a request or answer with a batch
-	relayedBody = 64 << 20 // of a relayed request
-	maxWelcome  = 8 << 20
+	smallBody  = 64 << 10 // of beats and orders
+	maxBody    = 4 << 20  // of one command or message
+	maxBatch   = 4 << 20  // of several: a batch ends after the body that exceeds it
+	batchBody  = 16 << 20 // of a request or answer with a batch
+	maxWelcome = 8 << 20
 
 	maxCommands = 1 << 16 // that one node has not acknowledged
 	maxEvents   = 1 << 16 // that the caller has not taken, before messages must wait

@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/backend"
 	"github.com/ckptstore/ckptstore/internal/nodes"
@@ -26,6 +28,17 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
+
+// nodesOptions configure a job over several nodes.
+type nodesOptions struct {
+	nodeTimeout, endpointWait, lastCall time.Duration
+}
+
+func (o *nodesOptions) flags(f *pflag.FlagSet) {
+	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
+	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
+	f.DurationVar(&o.lastCall, "last-call", 30*time.Second, "with MIN:MAX, how long to wait for more nodes than MIN")
+}
 
 // The port of an endpoint that is given without one: torchrun's.
 const defaultEndpointPort = 29400

@@ -95,6 +95,7 @@ type runOptions struct {
 	store string
 	name  string
 	torchrunOptions
+	nodesOptions
 	backendOptions
 	hangOptions
 	maxRestarts int
@@ -145,6 +146,7 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 	f.StringVar(&o.store, "store", envOr("CKPTSTORE_STORE", "ckpts"), "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
 	f.StringVar(&o.name, "name", "", "name of the run; a job of the same name continues it (default: made from the command)")
 	o.torchrunOptions.flags(f)
+	o.nodesOptions.flags(f)
 	o.backendOptions.flags(f)
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
 	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")

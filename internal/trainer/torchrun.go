@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 
@@ -25,7 +24,6 @@ type torchrunOptions struct {
 	role, startMethod, eventLogHandler, toHandle string
 	monitorInterval                              float64
 	shutdownTimeout                              int
-	nodeTimeout, endpointWait, lastCall          time.Duration
 	module, noPython, runPath                    bool
 	asked                                        func(flag string) bool // whether it was given on the command line or by PET_NAME
 	literal                                      bool                   // the command follows --
@@ -64,9 +62,6 @@ func (o *torchrunOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.rdzvID, "rdzv-id", "", "TORCHELASTIC_RUN_ID of the workers (default: the run's name)")
 	f.StringVar(&o.rdzvConf, "rdzv-conf", "", "KEY=VALUE,...: timeouts of a rendezvous, which a job on one node does not need")
 	f.StringVar(&o.localAddr, "local-addr", "", "address of this node for the others (default: that of its connection to the endpoint); on one node, with the c10d backend, MASTER_ADDR")
-	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
-	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
-	f.DurationVar(&o.lastCall, "last-call", 30*time.Second, "with MIN:MAX, how long to wait for more nodes than MIN")
 	f.Float64Var(&o.monitorInterval, "monitor-interval", 0.1, "accepted: exits of workers are noticed at once")
 	f.StringVar(&o.startMethod, "start-method", "spawn", "spawn, fork or forkserver: accepted, a command is always executed")
 	f.StringVar(&o.eventLogHandler, "event-log-handler", "null", "null: events are in the store's log")

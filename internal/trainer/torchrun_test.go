@@ -147,7 +147,7 @@ func TestTorchrunEnvironment(t *testing.T) {
 		"--start-method forkserver":                         "{default  127.0.0.1 0} []",
 		"--signals-to-handle sigint,SIGTERM,SIGQUIT,SIGHUP": "{default  127.0.0.1 0} []",
 
-		"--rdzv-backend etcd-v2":      "error: --rdzv-backend etcd-v2: this trainer has static and c10d; on one node leave it out",
+		"--rdzv-backend etcd-v2":      "error: --rdzv-backend etcd-v2: this trainer has static and c10d, which mean the same; leave it out",
 		"--rdzv-endpoint h":           "error: --rdzv-endpoint h: want HOST:PORT",
 		"--rdzv-endpoint h:p":         "error: port p: give one from 1 to 65535",
 		"--rdzv-conf x":               `error: --rdzv-conf: "x": want KEY=VALUE`,

@@ -36,7 +36,7 @@ const guardPatience = 5 * time.Second
 //
 // The guard also holds the deadline of a group whose node must not outlive its contact
 // with the coordinating node: see [Guard.LiveUntil]. It holds it in place of the
-// trainer, which may be stopped while its workers go on.
+// trainer, which may be stopped while its workers continue.
 type Guard struct {
 	job  string
 	of   []string // variables of the job's processes on this node
