@@ -1,0 +1,88 @@
+package testbed_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/ckptstore/ckptstore/internal/testbed"
+)
+
+func TestMain(m *testing.M) {
+	testbed.Main()
+	goleak.VerifyTestMain(m)
+}
+
+// limit bounds every wait of a test.
+const limit = 30 * time.Second
+
+// newBed returns a testbed and its context. A machine that cannot have one fails the
+// test with what it lacks.
+func newBed(t *testing.T, o testbed.Options) (context.Context, *testbed.Testbed) {
+	t.Helper()
+	bed, err := testbed.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(func() {
+		cancel()
+		if err := bed.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return ctx, bed
+}
+
+// start powers on nodes of these names.
+func start(ctx context.Context, t *testing.T, bed *testbed.Testbed, names ...string) (nodes []*testbed.Node) {
+	t.Helper()
+	for _, name := range names {
+		n, err := bed.Start(ctx, testbed.Config{Name: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes
+}
+
+// output runs a shell script on a node.
+func output(ctx context.Context, t *testing.T, n *testbed.Node, script string) string {
+	t.Helper()
+	out, err := n.Command(ctx, "/bin/sh", "-ec", script).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s on %s: %v\n%s", script, n.Name(), err, out)
+	}
+	return string(out)
+}
+
+// eventually polls until done returns true.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("%s: not within %v", what, limit)
+		}
+	}
+}
+
+// read returns a file of a node.
+func read(t *testing.T, n *testbed.Node, name string) (string, error) {
+	t.Helper()
+	path, err := n.Path(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	return string(text), err
+}
