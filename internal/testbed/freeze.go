@@ -134,22 +134,44 @@ func (s *stopper) place(*syscall.SysProcAttr) {}
 // start another one between the list and its own stop.
 func (s *stopper) freeze() error {
 	return poll(freezeLimit, "the processes did not stop", func() (bool, error) {
-		running := false
+		still := true
 		all, err := s.list()
 		for _, p := range all {
-			if p.NodePID == 1 || strings.Contains("TtZX", p.State) {
+			sent := slices.ContainsFunc(s.stopped, p.same)
+			if p.NodePID == 1 || stopped(p.PID, sent) {
 				continue
 			}
-			running = true
+			still = false
 			if err := unix.Kill(p.PID, unix.SIGSTOP); err != nil && !errors.Is(err, unix.ESRCH) {
 				return false, err
 			}
-			if !slices.ContainsFunc(s.stopped, p.same) {
+			if !sent {
 				s.stopped = append(s.stopped, p)
 			}
 		}
-		return !running, err
+		return still, err
 	})
+}
+
+// stopped reports whether no thread of a process runs code of its own, now or before a
+// SIGCONT. sent states that SIGSTOP was sent: then a thread that waits in the kernel
+// cannot leave it. Such a thread may wait for a child of vfork, which is stopped.
+func stopped(pid int, sent bool) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	if err != nil || len(threads) == 0 {
+		return true // it has ended
+	}
+	for _, dir := range threads {
+		text, err := os.ReadFile(filepath.Join(dir, "stat"))
+		if err != nil {
+			continue
+		}
+		_, state, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
+		if !strings.ContainsAny(state[:1], "TtZX") && !(sent && state[0] == 'D') {
+			return false
+		}
+	}
+	return true
 }
 
 // thaw continues what freeze has stopped: not a process that was paused before.

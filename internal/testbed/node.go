@@ -18,6 +18,8 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
 
 // Limits of a node's life.
@@ -35,8 +37,17 @@ type Config struct {
 	// Binds are directories of the host by their absolute path in the node. Two nodes
 	// that bind different directories at one path have a disk each.
 	Binds map[string]string
+	// Disks are network filesystems that the node mounts when it is powered on.
+	Disks []Disk
 	// Env is added to the environment of the node's commands, each NAME=VALUE.
 	Env []string
+}
+
+// Disk is a network filesystem of a node.
+type Disk struct {
+	At      string // absolute path in the node, below /srv for instance
+	Server  *netfs.Server
+	Options netfs.Options
 }
 
 // Node is a machine of a testbed: namespaces of its own, and every process in them. Its
@@ -59,6 +70,7 @@ type boot struct {
 	thread    *thread
 	freezer   freezer
 	commands  []*Cmd // that may run
+	disks     map[string]*netfs.Client
 }
 
 // Name returns the node's host name.
@@ -86,7 +98,7 @@ func (n *Node) PowerOn(ctx context.Context) error {
 	if n.boot != nil {
 		return nil
 	}
-	b := &boot{thread: newThread(), ended: make(chan struct{})}
+	b := &boot{thread: newThread(), ended: make(chan struct{}), disks: map[string]*netfs.Client{}}
 	err := n.start(ctx, b)
 	if err == nil {
 		n.boot = b
@@ -117,7 +129,37 @@ func (n *Node) start(ctx context.Context, b *boot) (err error) {
 	if err != nil {
 		return err
 	}
-	return n.bed.fabric.Attach(n.Name(), tap)
+	if err := n.bed.fabric.Attach(n.Name(), tap); err != nil {
+		return err
+	}
+	return b.thread.do(func() error { return n.mount(b) })
+}
+
+// mount mounts the node's disks, on its thread.
+func (n *Node) mount(b *boot) error {
+	for _, d := range n.config.Disks {
+		if err := os.MkdirAll(d.At, 0o755); err != nil {
+			return fmt.Errorf("mount a disk: %w; use a path below /srv or /tmp", err)
+		}
+		client, err := d.Server.Mount(d.At, d.Options)
+		if err != nil {
+			return err
+		}
+		b.disks[d.At] = client
+	}
+	return nil
+}
+
+// Disk returns the node's mount of the disk at a path, for its counters and faults. A
+// node that is powered on again has another one. It is nil if there is no such disk or
+// the node is off.
+func (n *Node) Disk(at string) *netfs.Client {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.boot == nil {
+		return nil
+	}
+	return n.boot.disks[at]
 }
 
 // execInit starts pid 1 and waits until it has set up the node.
@@ -218,6 +260,9 @@ func (n *Node) end(b *boot) error {
 	var err error
 	if b.pid != 0 {
 		_ = unix.Kill(b.pid, unix.SIGKILL)
+		for _, d := range b.disks {
+			d.Abort() // a process that waits for a disk can end now
+		}
 		for _, c := range b.commands {
 			go func() { _ = c.Wait() }() // its caller has the error
 		}
@@ -228,6 +273,9 @@ func (n *Node) end(b *boot) error {
 		case <-limit.C:
 			err = fmt.Errorf("a process is still there after %v", endLimit)
 		}
+	}
+	for _, d := range b.disks {
+		err = errors.Join(err, b.thread.do(d.Unmount))
 	}
 	b.thread.end()
 	if b.freezer != nil {
