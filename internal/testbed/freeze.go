@@ -162,12 +162,11 @@ func stopped(pid int, sent bool) bool {
 		return true // it has ended
 	}
 	for _, dir := range threads {
-		text, err := os.ReadFile(filepath.Join(dir, "stat"))
+		_, fields, err := readStat(dir)
 		if err != nil {
 			continue
 		}
-		_, state, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
-		if !strings.ContainsAny(state[:1], "TtZX") && !(sent && state[0] == 'D') {
+		if state := fields[0]; !strings.Contains("TtZX", state) && (!sent || state != "D") {
 			return false
 		}
 	}

@@ -1,7 +1,6 @@
 package testbed_test
 
 import (
-	"context"
 	"errors"
 	"strconv"
 	"strings"
@@ -24,22 +23,6 @@ func comms(t *testing.T, n *testbed.Node) map[string]int {
 		count[p.Comm]++
 	}
 	return count
-}
-
-// ping sends a datagram from one node to another and waits for its arrival. It repeats
-// it, because the network may lose it.
-func ping(ctx context.Context, t *testing.T, from, to *testbed.Node) {
-	t.Helper()
-	l, err := to.Listen(ctx, "tcp", to.Addr().String()+":7")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	conn, err := from.Dial(ctx, "tcp", to.Addr().String()+":7")
-	if err != nil {
-		t.Fatalf("%s does not reach %s: %v", from.Name(), to.Name(), err)
-	}
-	conn.Close()
 }
 
 // TestFreeze: no process of a frozen node runs, by either freezer, and a process that

@@ -110,7 +110,7 @@ func (s *setUp) apply() error {
 		if err := unix.MoveMount(c.fd, "", unix.AT_FDCWD, c.at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 			return fmt.Errorf("bind at %s: %w", c.at, err)
 		}
-		unix.Close(c.fd)
+		_ = unix.Close(c.fd)
 	}
 	return nil
 }

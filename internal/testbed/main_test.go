@@ -2,6 +2,9 @@ package testbed_test
 
 import (
 	"context"
+	"io"
+	"net"
+	"net/netip"
 	"os"
 	"testing"
 	"time"
@@ -85,4 +88,36 @@ func read(t *testing.T, n *testbed.Node, name string) (string, error) {
 	}
 	text, err := os.ReadFile(path)
 	return string(text), err
+}
+
+// closeLater closes a connection or a listener when the test ends.
+func closeLater(t *testing.T, c io.Closer) {
+	t.Helper()
+	t.Cleanup(func() { c.Close() })
+}
+
+// connect returns the two ends of a TCP connection from one node to another.
+func connect(ctx context.Context, t *testing.T, from, to *testbed.Node) (dialed, accepted net.Conn) {
+	t.Helper()
+	l, err := to.Listen(ctx, "tcp", netip.AddrPortFrom(to.Addr(), 0).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, l)
+	dialed, err = from.Dial(ctx, "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatalf("%s does not reach %s: %v", from.Name(), to.Name(), err)
+	}
+	closeLater(t, dialed)
+	accepted, err = l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, accepted)
+	for _, c := range []net.Conn{dialed, accepted} {
+		if err := c.SetDeadline(time.Now().Add(limit)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dialed, accepted
 }

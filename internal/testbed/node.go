@@ -68,6 +68,7 @@ type boot struct {
 	namespace string
 	ended     chan struct{} // closed when no process of the node is left
 	thread    *thread
+	tap       io.ReadWriteCloser
 	freezer   freezer
 	commands  []*Cmd // that may run
 	disks     map[string]*netfs.Client
@@ -121,15 +122,17 @@ func (n *Node) start(ctx context.Context, b *boot) (err error) {
 	if err != nil {
 		return err
 	}
-	var tap io.ReadWriteCloser
-	err = b.thread.do(func() (err error) {
-		tap, err = openTAP(n.address, n.bed.options.MTU)
+	err = b.thread.do(func() error {
+		tap, err := openTAP(n.address, n.bed.options.MTU)
+		if err == nil {
+			b.tap = tap
+		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if err := n.bed.fabric.Attach(n.Name(), tap); err != nil {
+	if err := n.bed.fabric.Attach(n.Name(), b.tap); err != nil {
 		return err
 	}
 	return b.thread.do(func() error { return n.mount(b) })
@@ -278,6 +281,9 @@ func (n *Node) end(b *boot) error {
 		err = errors.Join(err, b.thread.do(d.Unmount))
 	}
 	b.thread.end()
+	if b.tap != nil {
+		err = errors.Join(err, b.tap.Close())
+	}
 	if b.freezer != nil {
 		err = errors.Join(err, b.freezer.close())
 	}

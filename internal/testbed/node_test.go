@@ -2,8 +2,6 @@ package testbed_test
 
 import (
 	"errors"
-	"io"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -79,45 +77,6 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// TestTCP: nodes reach each other through the switch, and no other host.
-func TestTCP(t *testing.T) {
-	ctx, bed := newBed(t, testbed.Options{})
-	nodes := start(ctx, t, bed, "a", "b")
-	a, b := nodes[0], nodes[1]
-	l, err := a.Listen(ctx, "tcp", a.Addr().String()+":7000")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	conn, err := b.Dial(ctx, "tcp", a.Addr().String()+":7000")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	peer, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer peer.Close()
-	if host, _, _ := net.SplitHostPort(peer.RemoteAddr().String()); host != b.Addr().String() {
-		t.Errorf("a sees a connection of %s", host)
-	}
-	const size = 8 << 20
-	go func() {
-		defer conn.Close()
-		_, _ = conn.Write(make([]byte, size))
-	}()
-	if n, err := io.Copy(io.Discard, peer); n != size || err != nil {
-		t.Errorf("received %d of %d bytes: %v", n, size, err)
-	}
-	if c := bed.Switch().Counters("b", "a"); c.Bytes < size || c.Packets == 0 {
-		t.Errorf("the switch has counted %+v", c)
-	}
-	if out, err := b.Command(ctx, "/bin/sh", "-c", "cat /proc/net/route | wc -l").Output(); string(out) != "2\n" || err != nil {
-		t.Errorf("b has routes to other networks: %q %v", out, err)
-	}
-}
-
 // TestPowerOff: no process of a node survives a power off, and the node can be powered
 // on again with its address and without its memory.
 func TestPowerOff(t *testing.T) {
@@ -158,5 +117,5 @@ func TestPowerOff(t *testing.T) {
 	if got, err := read(t, a, "/dev/shm/x"); err == nil {
 		t.Errorf("/dev/shm has survived: %q", got)
 	}
-	ping(ctx, t, nodes[1], a)
+	connect(ctx, t, nodes[1], a)
 }

@@ -66,21 +66,11 @@ func processes(namespace string) (all []Process, err error) {
 
 // readProcess reads one directory of /proc.
 func readProcess(dir string, pid int) (p Process, err error) {
-	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	name, fields, err := readStat(dir)
 	if err != nil {
 		return p, err
 	}
-	// PID (COMM) STATE PARENT …; the name may contain spaces and parentheses.
-	text := string(stat)
-	left, right := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
-	if left < 0 || right < left {
-		return p, fmt.Errorf("%s/stat: %q is not understood", dir, text)
-	}
-	fields := strings.Fields(text[right+1:])
-	if len(fields) < 20 {
-		return p, fmt.Errorf("%s/stat: %q is not understood", dir, text)
-	}
-	p = Process{PID: pid, Comm: text[left+1 : right], State: fields[0]}
+	p = Process{PID: pid, Comm: name, State: fields[0]}
 	if p.Parent, err = strconv.Atoi(fields[1]); err != nil {
 		return p, fmt.Errorf("%s/stat: %w", dir, err)
 	}
@@ -107,4 +97,23 @@ func readProcess(dir string, pid int) (p Process, err error) {
 		p.Environ = strings.Split(text, "\x00")
 	}
 	return p, nil
+}
+
+// readStat reads the stat file of a process or a thread: its name, and the fields after
+// that, of which the first is the state.
+func readStat(dir string) (name string, fields []string, err error) {
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return "", nil, err
+	}
+	// PID (COMM) STATE PARENT …; the name may contain spaces and parentheses.
+	text := string(stat)
+	left, right := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
+	if right > left {
+		fields = strings.Fields(text[right+1:])
+	}
+	if len(fields) < 20 {
+		return "", nil, fmt.Errorf("%s/stat: %q is not understood", dir, text)
+	}
+	return text[left+1 : right], fields, nil
 }

@@ -30,7 +30,7 @@ func openTAP(at netip.Prefix, mtu int) (*os.File, error) {
 		err = configure(at, mtu)
 	}
 	if err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		return nil, fmt.Errorf("create the interface %s: %w", nic, err)
 	}
 	// From here the runtime polls the file, so a Close ends a Read.
@@ -43,7 +43,7 @@ func configure(at netip.Prefix, mtu int) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	// Without IPv6 a silent node sends no frame, so counters show only what tests cause.
 	if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+nic+"/disable_ipv6", []byte("1"), 0); err != nil && !os.IsNotExist(err) {
 		return err

@@ -137,6 +137,5 @@ func (t *Testbed) Close() error {
 	for _, n := range t.Nodes() {
 		errs = append(errs, n.PowerOff())
 	}
-	t.fabric.Close()
 	return errors.Join(append(errs, os.RemoveAll(t.dir))...)
 }

@@ -44,8 +44,7 @@ type pair struct{ from, to string }
 // port is an attached station.
 type port struct {
 	name   string
-	device io.ReadWriteCloser
-	done   chan struct{} // closed when no frame is read from device anymore
+	device io.ReadWriter
 }
 
 // Switch forwards frames between ports. Its methods may be called concurrently, at any
@@ -65,16 +64,17 @@ func New(seed uint64) *Switch {
 }
 
 // Attach connects a station. Each Read of the device must return one frame, and each
-// Write takes one without blocking for long; a TAP device does both. The switch closes
-// the device in [Switch.Detach]. Cables keep their settings and counters by name, so a
-// station that is attached again finds them unchanged.
-func (s *Switch) Attach(name string, device io.ReadWriteCloser) error {
+// Write takes one without blocking for long; a TAP device does both. The switch reads
+// until Read returns an error, also after [Switch.Detach]: the caller closes the device.
+// Cables keep their settings and counters by name, so a station that is attached again
+// finds them unchanged.
+func (s *Switch) Attach(name string, device io.ReadWriter) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ports[name] != nil {
 		return fmt.Errorf("attach %s: the switch already has a port of this name", name)
 	}
-	p := &port{name: name, device: device, done: make(chan struct{})}
+	p := &port{name, device}
 	for other := range s.ports {
 		s.cable(pair{name, other}).plug(s.ports[other].device)
 		s.cable(pair{other, name}).plug(device)
@@ -84,14 +84,15 @@ func (s *Switch) Attach(name string, device io.ReadWriteCloser) error {
 	return nil
 }
 
-// Detach disconnects a station and closes its device. When it returns, no later frame
-// of the station is forwarded, and frames that are on their way to it are lost. Frames
-// that it has sent before still arrive. Detach does nothing for an unknown name.
+// Detach disconnects a station, whose carrier stays up: what it sends is lost without a
+// trace. When Detach returns, no later frame of the station is forwarded, and frames that
+// are on their way to it are lost. Frames that it has sent before still arrive. Detach
+// does nothing for an unknown name.
 func (s *Switch) Detach(name string) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	p := s.ports[name]
 	if p == nil {
-		s.mu.Unlock()
 		return
 	}
 	delete(s.ports, name)
@@ -103,30 +104,10 @@ func (s *Switch) Detach(name string) {
 	for other := range s.ports {
 		s.cable(pair{other, name}).plug(nil)
 	}
-	s.mu.Unlock()
-	p.device.Close()
-	<-p.done
-}
-
-// Close detaches all stations.
-func (s *Switch) Close() {
-	for _, name := range s.names() {
-		s.Detach(name)
-	}
-}
-
-func (s *Switch) names() (names []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for name := range s.ports {
-		names = append(names, name)
-	}
-	return names
 }
 
 // read forwards the frames of one port until its device is closed.
 func (s *Switch) read(p *port) {
-	defer close(p.done)
 	buf := make([]byte, maxFrame)
 	for {
 		n, err := p.device.Read(buf)

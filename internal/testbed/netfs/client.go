@@ -26,6 +26,10 @@ type Client struct {
 	ended   chan struct{} // closed when the kernel sends no further request
 	traffic *traffic
 
+	// names is held while a name is resolved, and exclusively while this client removes
+	// one: its own removals do not make a file stale.
+	names sync.RWMutex
+
 	mu      sync.Mutex
 	inodes  map[uint64]*inode // by the number that the kernel knows
 	known   map[key]*inode
@@ -48,7 +52,7 @@ type inode struct {
 	dirty    *dirty
 	seen     version         // of the content that the kernel may have cached
 	missing  map[string]bool // names for which the kernel may have cached their absence
-	unlinked bool            // this client removed the last name
+	unlinked bool            // this client removed the last name, or is about to
 }
 
 // path returns a path of the file that can be opened.
@@ -85,7 +89,7 @@ func (s *Server) Mount(at string, o Options) (*Client, error) {
 		})
 	}
 	if err != nil {
-		unix.Close(root)
+		_ = unix.Close(root)
 		return nil, fmt.Errorf("mount %s at %s: %w", s.root.Name(), at, err)
 	}
 	go func() {
@@ -138,7 +142,7 @@ func (n *inode) close() {
 		n.dirty.data.Close()
 		n.dirty = nil
 	}
-	unix.Close(n.fd)
+	_ = unix.Close(n.fd)
 }
 
 // inode returns the inode of a number that the kernel sent.
@@ -166,7 +170,7 @@ func (c *Client) remember(fd int, k key) *inode {
 		n = &inode{number: c.last, key: k, fd: fd, missing: map[string]bool{}}
 		c.inodes[n.number], c.known[k] = n, n
 	} else {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 	}
 	n.refs++
 	return n

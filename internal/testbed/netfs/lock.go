@@ -1,6 +1,7 @@
 package netfs
 
 import (
+	"errors"
 	"math"
 	"os"
 	"time"
@@ -12,6 +13,11 @@ import (
 // lockEvery is how often a client asks again for a lock that it waits for. NFS clients
 // ask again, too.
 const lockEvery = 5 * time.Millisecond
+
+// lockGrace is how long a request that does not wait asks again before it fails. FUSE
+// reports the last close of a file after the close has returned, so a lock that a
+// process has just freed may still be there.
+const lockGrace = 50 * time.Millisecond
 
 // lockOwner identifies the holder of locks within one client. Each has an open file of
 // its own at the server, so the locks of the server's filesystem do the work: flock for
@@ -47,29 +53,40 @@ func (c *Client) unlock(o lockOwner) {
 }
 
 // SetLk takes or frees a lock, or returns EAGAIN.
-func (c *Client) SetLk(_ <-chan struct{}, in *fuse.LkIn) fuse.Status {
-	if s := c.traffic.request(OpLock, in.Pid); !s.Ok() {
-		return s
-	}
-	return fuse.ToStatus(c.lock(in))
+func (c *Client) SetLk(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
+	grace := time.NewTimer(lockGrace)
+	defer grace.Stop()
+	return c.lockUntil(cancel, grace.C, in)
 }
 
 // SetLkw waits for a lock until the caller is interrupted.
 func (c *Client) SetLkw(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
+	return c.lockUntil(cancel, nil, in)
+}
+
+// lockUntil asks for a lock until it is free, the limit passes (EAGAIN) or the request is
+// canceled (EINTR).
+func (c *Client) lockUntil(cancel <-chan struct{}, limit <-chan time.Time, in *fuse.LkIn) fuse.Status {
 	tick := time.NewTicker(lockEvery)
 	defer tick.Stop()
 	for {
-		if s := c.SetLk(cancel, in); s != fuse.EAGAIN {
+		if s := c.traffic.request(OpLock, in.Pid); !s.Ok() {
 			return s
+		}
+		if err := c.lock(in); !errors.Is(err, unix.EAGAIN) {
+			return fuse.ToStatus(err)
 		}
 		select {
 		case <-tick.C:
+		case <-limit:
+			return fuse.EAGAIN
 		case <-cancel:
 			return fuse.EINTR
 		}
 	}
 }
 
+// lock asks the server's filesystem once.
 func (c *Client) lock(in *fuse.LkIn) error {
 	n := c.inode(in.NodeId)
 	o := lockOwner{n.key, in.Owner, in.LkFlags&fuse.FUSE_LK_FLOCK != 0}

@@ -32,13 +32,15 @@ func (c *Client) Lookup(_ <-chan struct{}, in *fuse.InHeader, name string, out *
 
 // entry fills the answer to a request that leads to a name.
 func (c *Client) entry(dir *inode, name string, out *fuse.EntryOut) fuse.Status {
+	c.names.RLock()
+	defer c.names.RUnlock()
 	fd, err := unix.Openat(dir.fd, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fuse.ToStatus(err)
 	}
 	var st syscall.Stat_t
 	if err := syscall.Fstat(fd, &st); err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		return fuse.ToStatus(err)
 	}
 	n := c.remember(fd, keyOf(&st))
@@ -170,23 +172,30 @@ func (c *Client) child(dir *inode, name string) *inode {
 	return c.find(key{uint64(st.Dev), st.Ino}) //nolint:unconvert // as in keyOf
 }
 
-// removes calls a function that takes a name from a file. If that was its last name,
-// this client can still use the file, others cannot.
+// removes calls a function that takes a name from a file. If that is its last name, this
+// client can still use the file, others cannot.
 func (c *Client) removes(dir *inode, name string, call func() error) fuse.Status {
+	c.names.Lock()
+	defer c.names.Unlock()
 	n := c.child(dir, name)
-	if err := call(); err != nil {
-		return fuse.ToStatus(err)
-	}
 	if n == nil {
-		return fuse.OK
+		return fuse.ToStatus(call())
 	}
+	// Before the call: a request for the file's attributes may come in between.
 	var st syscall.Stat_t
-	if err := syscall.Fstat(n.fd, &st); err == nil && st.Nlink == 0 {
-		n.mu.Lock()
-		n.unlinked = true
-		n.mu.Unlock()
+	last := syscall.Fstat(n.fd, &st) == nil && st.Nlink == 1
+	n.setUnlinked(last)
+	err := call()
+	if err != nil {
+		n.setUnlinked(false)
 	}
-	return fuse.OK
+	return fuse.ToStatus(err)
+}
+
+func (n *inode) setUnlinked(to bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.unlinked = to
 }
 
 // OpenDir reads a directory. It first has the kernel forget the names that were
@@ -291,7 +300,7 @@ func (c *Client) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *
 	fd, err := unix.Openat(dir.fd, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC, in.Mode&0o7777)
 	switch {
 	case err == nil:
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		if err := own(dir.fd, name, &in.InHeader, in.Mode); err != nil {
 			return fuse.ToStatus(err)
 		}
