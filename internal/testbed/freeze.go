@@ -52,6 +52,7 @@ func newCgroup() (*cgroup, error) {
 	if err != nil {
 		return nil, err
 	}
+	sweep(parent)
 	g := &cgroup{dir: filepath.Join(parent, fmt.Sprintf("testbed-%d-%d", os.Getpid(), cgroups.Add(1)))}
 	if err := os.Mkdir(g.dir, 0o755); err != nil {
 		return nil, err
@@ -64,6 +65,17 @@ func newCgroup() (*cgroup, error) {
 		return nil, errors.Join(err, os.Remove(g.dir))
 	}
 	return g, nil
+}
+
+// sweep removes groups of processes that were killed. A group with a process stays.
+func sweep(parent string) {
+	dirs, _ := filepath.Glob(filepath.Join(parent, "testbed-*-*"))
+	for _, dir := range dirs {
+		pid := strings.Split(filepath.Base(dir), "-")[1]
+		if _, err := os.Stat(filepath.Join("/proc", pid)); errors.Is(err, os.ErrNotExist) {
+			_ = os.Remove(dir)
+		}
+	}
 }
 
 // ownCgroup returns the directory of this process's group in the mounted hierarchy.

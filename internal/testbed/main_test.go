@@ -16,6 +16,9 @@ import (
 
 func TestMain(m *testing.M) {
 	testbed.Main()
+	if os.Getenv(abandoned) != "" {
+		abandon()
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -24,7 +27,7 @@ const limit = 30 * time.Second
 
 // newBed returns a testbed and its context. A machine that cannot have one fails the
 // test with what it lacks.
-func newBed(t *testing.T, o testbed.Options) (context.Context, *testbed.Testbed) {
+func newBed(t testing.TB, o testbed.Options) (context.Context, *testbed.Testbed) {
 	t.Helper()
 	bed, err := testbed.New(o)
 	if err != nil {
@@ -41,7 +44,7 @@ func newBed(t *testing.T, o testbed.Options) (context.Context, *testbed.Testbed)
 }
 
 // start powers on nodes of these names.
-func start(ctx context.Context, t *testing.T, bed *testbed.Testbed, names ...string) (nodes []*testbed.Node) {
+func start(ctx context.Context, t testing.TB, bed *testbed.Testbed, names ...string) (nodes []*testbed.Node) {
 	t.Helper()
 	for _, name := range names {
 		n, err := bed.Start(ctx, testbed.Config{Name: name})
@@ -54,7 +57,7 @@ func start(ctx context.Context, t *testing.T, bed *testbed.Testbed, names ...str
 }
 
 // output runs a shell script on a node.
-func output(ctx context.Context, t *testing.T, n *testbed.Node, script string) string {
+func output(ctx context.Context, t testing.TB, n *testbed.Node, script string) string {
 	t.Helper()
 	out, err := n.Command(ctx, "/bin/sh", "-ec", script).CombinedOutput()
 	if err != nil {
@@ -64,7 +67,7 @@ func output(ctx context.Context, t *testing.T, n *testbed.Node, script string) s
 }
 
 // eventually polls until done returns true.
-func eventually(t *testing.T, what string, done func() bool) {
+func eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
@@ -80,7 +83,7 @@ func eventually(t *testing.T, what string, done func() bool) {
 }
 
 // read returns a file of a node.
-func read(t *testing.T, n *testbed.Node, name string) (string, error) {
+func read(t testing.TB, n *testbed.Node, name string) (string, error) {
 	t.Helper()
 	path, err := n.Path(name)
 	if err != nil {
@@ -91,13 +94,13 @@ func read(t *testing.T, n *testbed.Node, name string) (string, error) {
 }
 
 // closeLater closes a connection or a listener when the test ends.
-func closeLater(t *testing.T, c io.Closer) {
+func closeLater(t testing.TB, c io.Closer) {
 	t.Helper()
 	t.Cleanup(func() { c.Close() })
 }
 
 // connect returns the two ends of a TCP connection from one node to another.
-func connect(ctx context.Context, t *testing.T, from, to *testbed.Node) (dialed, accepted net.Conn) {
+func connect(ctx context.Context, t testing.TB, from, to *testbed.Node) (dialed, accepted net.Conn) {
 	t.Helper()
 	l, err := to.Listen(ctx, "tcp", netip.AddrPortFrom(to.Addr(), 0).String())
 	if err != nil {

@@ -1,7 +1,10 @@
 package testbed_test
 
 import (
+	"bufio"
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -118,4 +121,55 @@ func TestPowerOff(t *testing.T) {
 		t.Errorf("/dev/shm has survived: %q", got)
 	}
 	connect(ctx, t, nodes[1], a)
+}
+
+// abandoned is set for a process of this program that waits to be killed.
+const abandoned = "TESTBED_ABANDONED"
+
+// abandon starts a frozen node, prints the IDs of its processes and waits.
+func abandon() {
+	ctx := context.Background()
+	bed, err := testbed.New(testbed.Options{})
+	check(err)
+	n, err := bed.Start(ctx, testbed.Config{Name: "a"})
+	check(err)
+	check(n.Command(ctx, "/bin/sleep", "1000").Start())
+	check(n.Freeze())
+	all, err := n.Processes()
+	check(err)
+	for _, p := range all {
+		fmt.Print(p.PID, " ")
+	}
+	fmt.Println()
+	select {}
+}
+
+// TestKilledTest: no process of a node survives the process that started the node, not
+// even a frozen one.
+func TestKilledTest(t *testing.T) {
+	newBed(t, testbed.Options{}) // or why not
+	c := exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), abandoned+"=1", "TMPDIR="+t.TempDir())
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	pids := strings.Fields(line)
+	if err != nil || len(pids) != 2 {
+		t.Errorf("the processes are %q, %v", line, err)
+	}
+	if err := c.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Wait()
+	for _, pid := range pids {
+		eventually(t, "the end of process "+pid, func() bool {
+			_, err := os.Stat("/proc/" + pid)
+			return errors.Is(err, os.ErrNotExist)
+		})
+	}
 }

@@ -1,4 +1,3 @@
-// Package testbed runs the nodes of a cluster on one machine, for tests.
 package testbed
 
 import (
