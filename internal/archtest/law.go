@@ -116,6 +116,9 @@ func Repository() Law {
 			{Path: "internal/trainer", Holds: "the program trainer: parse, start, report", May: []string{"internal/problem", "internal/problem/system", "internal/backstop", "internal/redact", "internal/terminal", "events", "projections", "internal/checkpoint", "planner", "events/jetlog", "internal/data", "internal/store", "gpu", "internal/session/shm", "internal/session/staging", "internal/session", "internal/launch/backend", "internal/launch/logs", "internal/launch/process", "internal/launch", "internal/launches", "internal/services", "internal/console", "internal/demo", "internal/doctor", "internal/nodes"}},
 			{Path: "trainer", Holds: "a trainer of your own: `Main` with a backend, hooks and a storage", May: []string{"internal/checkpoint", "internal/data", "internal/launch/backend", "internal/trainer"}},
 			{Path: "internal/natstest", Holds: "a NATS server and client for tests"},
+			{Path: "internal/testbed/ethernet", Holds: "a switch in user space with slow, lossy and silent cables", NoDeps: true},
+			{Path: "internal/testbed/netfs", Holds: "a network filesystem in user space with the caches of NFS, and faults"},
+			{Path: "internal/testbed", Holds: "the nodes of a cluster on one machine, for tests: namespaces, a switch, a shared disk", May: []string{"internal/testbed/ethernet", "internal/testbed/netfs"}},
 			{Path: "cmd/ckptstore", Holds: "verbs: parse, call, print", Closed: true, May: []string{Any}},
 			{Path: "cmd/trainer", Holds: "the package `trainer` without an option", Closed: true, May: []string{Any}},
 			{Path: "internal/archtest", Holds: "this law, as a test", NoDeps: true, Closed: true},
@@ -148,6 +151,7 @@ func Repository() Law {
 			{"internal/bytesize/bytesize.go", "the whole room"},
 			{"internal/natstest/natstest.go", "the whole room"},
 			{"internal/problem/system/system.go", "the whole room"},
+			{"internal/testbed/doc.go", "the page of a large room"},
 		},
 		Public: 630,
 	}

@@ -1,0 +1,220 @@
+package netfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+)
+
+// unmountLimit bounds the end of a mount. It passes only if a process still uses it.
+const unmountLimit = 10 * time.Second
+
+// Client is one mount of a server's files.
+type Client struct {
+	fuse.RawFileSystem // answers every request that Client does not know
+
+	server  *Server
+	options Options
+	at      string
+	kernel  *fuse.Server
+	ended   chan struct{} // closed when the kernel sends no further request
+	traffic *traffic
+
+	// names is held while a name is resolved, and exclusively while this client removes
+	// one: its own removals do not make a file stale.
+	names sync.RWMutex
+
+	mu      sync.Mutex
+	inodes  map[uint64]*inode // by the number that the kernel knows
+	known   map[key]*inode
+	last    uint64 // number of an inode or a handle
+	handles map[uint64]*handle
+	locks   map[lockOwner]*os.File
+}
+
+var _ fuse.RawFileSystem = (*Client)(nil)
+
+// inode is a file that the kernel knows. Like an NFS file handle it stands for the file
+// itself, whatever names it has.
+type inode struct {
+	number uint64
+	key    key
+	fd     int    // O_PATH; it keeps the key from being used for another file
+	refs   uint64 // of the kernel; guarded by Client.mu
+
+	mu       sync.Mutex
+	dirty    *dirty
+	seen     version         // of the content that the kernel may have cached
+	missing  map[string]bool // names for which the kernel may have cached their absence
+	unlinked bool            // this client removed the last name, or is about to
+}
+
+// path returns a path of the file that can be opened.
+func (n *inode) path() string { return fmt.Sprintf("/proc/self/fd/%d", n.fd) }
+
+// handle is an open file or directory.
+type handle struct {
+	inode    *inode
+	file     *os.File
+	writable bool
+	entries  []fuse.DirEntry // of a directory
+}
+
+// Mount mounts the server's files at a directory, in the mount namespace of the calling
+// thread. That namespace need not contain the server's directory.
+func (s *Server) Mount(at string, o Options) (*Client, error) {
+	root, err := unix.FcntlInt(s.root.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("mount %s: %w", s.root.Name(), err)
+	}
+	c := &Client{
+		RawFileSystem: fuse.NewDefaultRawFileSystem(),
+		server:        s, options: o, at: at, ended: make(chan struct{}), traffic: newTraffic(),
+		inodes: map[uint64]*inode{}, known: map[key]*inode{}, last: fuse.FUSE_ROOT_ID,
+		handles: map[uint64]*handle{}, locks: map[lockOwner]*os.File{},
+	}
+	var st syscall.Stat_t
+	if err = syscall.Fstat(root, &st); err == nil {
+		n := &inode{number: fuse.FUSE_ROOT_ID, key: keyOf(&st), fd: root, refs: 1, missing: map[string]bool{}}
+		c.inodes[n.number], c.known[n.key] = n, n
+		c.kernel, err = fuse.NewServer(c, at, &fuse.MountOptions{
+			FsName: s.root.Name(), Name: "netfs", AllowOther: true, Options: []string{"default_permissions"}, DirectMountStrict: true,
+			DisableXAttrs: true, DisableReadDirPlus: true, EnableLocks: !o.LocalLocks, MaxWrite: 1 << 20,
+		})
+	}
+	if err != nil {
+		_ = unix.Close(root)
+		return nil, fmt.Errorf("mount %s at %s: %w", s.root.Name(), at, err)
+	}
+	go func() {
+		defer close(c.ended)
+		c.kernel.Serve()
+	}()
+	if err := c.kernel.WaitMount(); err != nil {
+		return nil, errors.Join(fmt.Errorf("mount %s at %s: %w", s.root.Name(), at, err), c.Unmount())
+	}
+	return c, nil
+}
+
+// Abort fails all requests from now on, also those that hang, and drops what was not
+// written back: the client has lost its power.
+func (c *Client) Abort() { c.traffic.set(nil, true) }
+
+// Unmount ends the mount. It must be called like [Server.Mount], in the same mount
+// namespace. Files that are open stay usable until they are closed, and Unmount waits
+// for that, within limits.
+func (c *Client) Unmount() error {
+	if err := unix.Unmount(c.at, unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount %s: %w", c.at, err)
+	}
+	limit := time.NewTimer(unmountLimit)
+	defer limit.Stop()
+	select {
+	case <-c.ended:
+	case <-limit.C:
+		return fmt.Errorf("unmount %s: a process has used it for %v; close its files", c.at, unmountLimit)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, h := range c.handles {
+		h.file.Close()
+	}
+	for _, l := range c.locks {
+		l.Close()
+	}
+	for _, n := range c.inodes {
+		n.close()
+	}
+	return nil
+}
+
+// close frees what the inode holds.
+func (n *inode) close() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.dirty != nil {
+		n.dirty.data.Close()
+		n.dirty = nil
+	}
+	_ = unix.Close(n.fd)
+}
+
+// inode returns the inode of a number that the kernel sent.
+func (c *Client) inode(number uint64) *inode {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.inodes[number]
+}
+
+// find returns the inode of a file, if the kernel knows it.
+func (c *Client) find(k key) *inode {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.known[k]
+}
+
+// remember returns the inode of a file for one more reference of the kernel. It takes
+// over fd.
+func (c *Client) remember(fd int, k key) *inode {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.known[k]
+	if n == nil {
+		c.last++
+		n = &inode{number: c.last, key: k, fd: fd, missing: map[string]bool{}}
+		c.inodes[n.number], c.known[k] = n, n
+	} else {
+		_ = unix.Close(fd)
+	}
+	n.refs++
+	return n
+}
+
+// Forget drops references of the kernel.
+func (c *Client) Forget(number, refs uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.inodes[number]
+	if n == nil || number == fuse.FUSE_ROOT_ID {
+		return
+	}
+	if n.refs -= refs; n.refs == 0 {
+		delete(c.inodes, number)
+		delete(c.known, n.key)
+		n.close()
+	}
+}
+
+// open registers an open file and returns its number.
+func (c *Client) open(h *handle) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last++
+	c.handles[c.last] = h
+	return c.last
+}
+
+func (c *Client) handle(number uint64) *handle {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.handles[number]
+}
+
+// release forgets an open file and closes it.
+func (c *Client) release(number uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if h := c.handles[number]; h != nil {
+		h.file.Close()
+		delete(c.handles, number)
+	}
+}
+
+// String names the filesystem in messages of package fuse.
+func (c *Client) String() string { return "netfs " + c.server.root.Name() }
