@@ -101,6 +101,7 @@ type part struct {
 	*job
 	order  startOrder
 	end    context.CancelCauseFunc // ends the processes
+	stop   context.CancelFunc      // ends the session, and all that waits for the log
 	closed chan struct{}           // closed when the coordinating process has ended the attempt's saves
 }
 
@@ -118,7 +119,7 @@ func (j *job) part(ctx context.Context, order startOrder) (err error) {
 	defer stop()
 	life, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	p := &part{job: j, order: order, end: end, closed: make(chan struct{})}
+	p := &part{job: j, order: order, end: end, stop: stop, closed: make(chan struct{})}
 	w := &watch{job: j, part: p, stop: &stopState{orders: newOrders()}, signals: newHeldSignals(j.ask)}
 	g := j.Begin(work, session.Attempt{
 		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Signals: w.signals, Hooks: w,
@@ -201,6 +202,7 @@ func (p *part) obey(ctx context.Context) {
 			}
 		case <-p.link.Done():
 			p.end(p.link.Err())
+			p.stop() // the log is behind the link
 			return
 		case <-ctx.Done():
 			return

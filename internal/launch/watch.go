@@ -69,7 +69,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 		w.backendHooks.shutDown(work, w.cfg.Grace)
 	}
 	w.signal(syscall.SIGKILL)
-	if rerr := w.processes.Kill(work); rerr == nil {
+	if rerr := w.processes.Kill(context.WithoutCancel(work)); rerr == nil {
 		w.devices.leave(w.processes)
 		w.processes.Forget()
 		w.guard.Release()

@@ -24,13 +24,15 @@ type dialFunc func(ctx context.Context, network, address string) (net.Conn, erro
 // connections is an HTTP client of the endpoint that can drop its connections: a dead
 // connection would otherwise hold each request until TCP notices.
 type connections struct {
-	transport *http.Transport
-	dial      dialFunc
+	dial        dialFunc
+	certificate string
+	patience    time.Duration
 
-	mu     sync.Mutex
-	open   map[net.Conn]bool
-	local  net.Addr // of the last connection
-	closed bool
+	mu        sync.Mutex
+	transport *http.Transport
+	open      map[net.Conn]bool
+	local     net.Addr // of the last connection
+	closed    bool
 	// dials ends the attempts to connect: the transport continues them after their request
 	// has ended.
 	dials context.Context
@@ -38,20 +40,26 @@ type connections struct {
 }
 
 // connect returns a client that talks only to the endpoint with this certificate, or to
-// any if it is empty. It closes a connection that does not answer a ping within patience.
+// any if it is empty. Within patience a connection must be made, and must answer a ping:
+// otherwise it is closed.
 func connect(dial dialFunc, certificate string, patience time.Duration) *connections {
-	c := &connections{dial: dial, open: map[net.Conn]bool{}}
+	c := &connections{dial: dial, certificate: certificate, patience: patience, open: map[net.Conn]bool{}}
 	c.dials, c.abort = context.WithCancel(context.Background())
 	if dial == nil {
 		c.dial = (&net.Dialer{}).DialContext
 	}
-	c.transport = &http.Transport{
+	c.transport = c.newTransport()
+	return c
+}
+
+func (c *connections) newTransport() *http.Transport {
+	return &http.Transport{
 		DialContext: c.connect,
 		TLSClientConfig: &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			InsecureSkipVerify: true, // the digest decides, not a name
 			VerifyConnection: func(state tls.ConnectionState) error {
-				if certificate != "" && !same(digest(state.PeerCertificates[0].Raw), certificate) {
+				if c.certificate != "" && !same(digest(state.PeerCertificates[0].Raw), c.certificate) {
 					return errOther
 				}
 				return nil
@@ -59,15 +67,22 @@ func connect(dial dialFunc, certificate string, patience time.Duration) *connect
 		},
 		ForceAttemptHTTP2:   true,
 		DisableCompression:  true,
-		TLSHandshakeTimeout: 10 * time.Second,
+		TLSHandshakeTimeout: c.patience,
 		IdleConnTimeout:     time.Minute,
-		HTTP2:               &http.HTTP2Config{SendPingTimeout: patience, PingTimeout: patience, WriteByteTimeout: 2 * patience},
+		HTTP2:               &http.HTTP2Config{SendPingTimeout: c.patience, PingTimeout: c.patience, WriteByteTimeout: 2 * c.patience},
 	}
-	return c
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (c *connections) RoundTrip(r *http.Request) (*http.Response, error) {
+	c.mu.Lock()
+	transport := c.transport
+	c.mu.Unlock()
+	return transport.RoundTrip(r)
 }
 
 func (c *connections) connect(ctx context.Context, network, address string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
 	c.mu.Lock()
 	dials := c.dials
@@ -91,8 +106,9 @@ func (c *connections) connect(ctx context.Context, network, address string) (net
 // drop closes all connections. The next request makes a new one.
 func (c *connections) drop() {
 	c.mu.Lock()
-	open := c.open
-	c.open = map[net.Conn]bool{}
+	// A transport learns only later that a connection is closed. A new one has none.
+	old, open := c.transport, c.open
+	c.transport, c.open = c.newTransport(), map[net.Conn]bool{}
 	c.abort()
 	if !c.closed {
 		c.dials, c.abort = context.WithCancel(context.Background())
@@ -101,7 +117,7 @@ func (c *connections) drop() {
 	for conn := range open {
 		_ = conn.Close()
 	}
-	c.transport.CloseIdleConnections()
+	old.CloseIdleConnections()
 }
 
 // close ends the client.
@@ -168,7 +184,7 @@ func call[Out any](ctx context.Context, c *connections, as credential, method, u
 		return out, nil, err
 	}
 	as.set(r)
-	reply, err := c.transport.RoundTrip(r)
+	reply, err := c.RoundTrip(r)
 	if err != nil {
 		return out, nil, err
 	}

@@ -45,7 +45,8 @@ type JoinConfig struct {
 	quiet    time.Duration
 }
 
-// Join joins the job at an endpoint. It tries until Wait has passed. ctx bounds the
+// Join joins the job at an endpoint. Its caller has ended all processes of an earlier
+// agent of this node. It tries until Wait has passed. ctx bounds the
 // joining only; [Link.Leave] or [Link.Close] ends the link.
 func Join(ctx context.Context, c JoinConfig) (*Link, error) {
 	c.Wait, c.patience, c.quiet = cmp.Or(c.Wait, defaultWait), cmp.Or(c.patience, defaultPatience), cmp.Or(c.quiet, quietTime)

@@ -26,7 +26,7 @@ import (
 // TestJoinRefused lists the agents that cannot join, and what their errors name.
 func TestJoinRefused(t *testing.T) {
 	t.Parallel()
-	shared := listen(t, short)
+	shared := listen(t, func(c *EndpointConfig) { c.Timeout = time.Second })
 	token := listen(t, func(c *EndpointConfig) { c.Dir, c.Token = "", "a long and secret token" })
 	join1(t, shared.agent("held", 1))
 	other := listen(t, func(c *EndpointConfig) { c.Self.Host = "beta" })
@@ -207,7 +207,7 @@ func TestTokenStaysSecret(t *testing.T) {
 		_ = httpkit.Reply(w, out)
 	}), ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(l) }()
-	defer server.Close()
+	t.Cleanup(func() { _ = server.Close() })
 	c := j.agent("a", -1)
 	c.Address, c.Dir, c.Token = l.Addr().String(), "", "a long and secret token"
 	if _, err := Join(within(t), c); kindOf(err) != problem.Unauthorized {
@@ -454,7 +454,7 @@ func TestRequestsAreChecked(t *testing.T) {
 			t.Errorf("message %s, want %s", got.Kind, kind)
 		}
 	}
-	reply, err := c.transport.RoundTrip(must(http.NewRequestWithContext(within(t), http.MethodGet, base+"/v1/job", nil)))
+	reply, err := c.RoundTrip(must(http.NewRequestWithContext(within(t), http.MethodGet, base+"/v1/job", nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

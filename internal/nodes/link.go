@@ -70,7 +70,7 @@ type Link struct {
 // newLink starts a link. The join request, sent at that time, was its first beat.
 func newLink(c JoinConfig, self Node, base string, as credential, certificate string, answer joinAnswer, sent time.Time) *Link {
 	ctx, stop := context.WithCancel(context.Background())
-	patience := max(answer.Timeout/4, 250*time.Millisecond)
+	patience := max(answer.Timeout/4, 500*time.Millisecond)
 	l := &Link{
 		c: c, base: base, as: as, index: answer.Index, timeout: answer.Timeout, welcome: answer.Welcome,
 		beats: connect(c.dial, certificate, patience), rest: connect(c.dial, certificate, patience),
@@ -259,5 +259,5 @@ func (t relayTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	r = r.Clone(r.Context())
 	t.as.set(r)
-	return t.rest.transport.RoundTrip(r)
+	return t.rest.RoundTrip(r)
 }

@@ -418,7 +418,7 @@ func TestGather(t *testing.T) {
 // TestRejoin: a new agent process of a key replaces the old one, whose link ends.
 func TestRejoin(t *testing.T) {
 	t.Parallel()
-	j := listen(t, func(c *EndpointConfig) { c.Timeout = 500 * time.Millisecond })
+	j := listen(t, nil)
 	a := join1(t, j.agent("a", -1))
 	await[Joined](t, j.Endpoint)
 	a.Close()

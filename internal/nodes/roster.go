@@ -139,6 +139,7 @@ func (r *roster) superseded(now time.Time, old *entry, n Node) bool {
 	case old.node.Boot != n.Boot && old.node.Boot != "" && n.Boot != "":
 		return true // the machine was restarted
 	}
+	// The new agent has ended what the old one left on this machine, before it joined.
 	return old.suspect != "" || now.Sub(old.beaten) >= r.patience()
 }
 

@@ -178,7 +178,7 @@ func TestRosterRefuses(t *testing.T) {
 	}
 }
 
-// TestRosterReplaces: a new agent of the key replaces a dead agent.
+// TestRosterReplaces: a new agent of the key replaces an agent that has died.
 func TestRosterReplaces(t *testing.T) {
 	t.Parallel()
 	restarted := node("a", 1)
@@ -196,7 +196,7 @@ func TestRosterReplaces(t *testing.T) {
 	}{
 		{"a restarted agent whose connections are closed", restarted, 0, true, true},
 		{"a restarted agent with open connections", restarted, 0, false, false},
-		{"a restarted agent of a silent one", restarted, 3, false, true},
+		{"a restarted agent after missed beats", restarted, 3, false, true},
 		{"a rebooted machine", rebooted, 0, false, true},
 		{"another host before T", moved, 9, true, false},
 		{"another host after T", moved, 10, true, true},
