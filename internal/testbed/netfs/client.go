@@ -54,6 +54,7 @@ type inode struct {
 	mu       sync.Mutex
 	dirty    *dirty
 	seen     version         // of the content that the kernel may have cached
+	writers  int             // handles that can write
 	missing  map[string]bool // names for which the kernel may have cached their absence
 	unlinked bool            // this client removed the last name, or is about to
 }
