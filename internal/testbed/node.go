@@ -322,9 +322,14 @@ func (n *Node) freezing(to bool, do func(*boot) error) error {
 	return nil
 }
 
-// Pause stops one process of the node, by its ID on the host. It returns an error if
-// the process is not one of the node's.
-func (n *Node) Pause(pid int) error { return n.signal(pid, unix.SIGSTOP) }
+// Pause stops one process of the node, by its ID on the host, and returns when none of
+// its threads runs. It returns an error if the node has no such process.
+func (n *Node) Pause(pid int) error {
+	if err := n.signal(pid, unix.SIGSTOP); err != nil {
+		return err
+	}
+	return poll(freezeLimit, fmt.Sprintf("process %d did not stop", pid), func() (bool, error) { return stopped(pid, false), nil })
+}
 
 // Resume continues a process that [Node.Pause] stopped.
 func (n *Node) Resume(pid int) error { return n.signal(pid, unix.SIGCONT) }
