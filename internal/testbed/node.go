@@ -262,9 +262,13 @@ func (n *Node) end(b *boot) error {
 	n.bed.fabric.Detach(n.Name())
 	var err error
 	if b.pid != 0 {
+		// A process that ends closes its files, which must not write them back.
+		for _, d := range b.disks {
+			d.Break(netfs.Fault{Hang: true})
+		}
 		_ = unix.Kill(b.pid, unix.SIGKILL)
 		for _, d := range b.disks {
-			d.Abort() // a process that waits for a disk can end now
+			d.Abort() // a process that waits for the disk can end now
 		}
 		for _, c := range b.commands {
 			go func() { _ = c.Wait() }() // its caller has the error
@@ -290,9 +294,9 @@ func (n *Node) end(b *boot) error {
 	return err
 }
 
-// Freeze stops all processes of the node, as a hypervisor stops a guest: their clocks
-// continue, their connections stay open, the kernel still acknowledges what arrives.
-// It returns when no process runs.
+// Freeze stops all processes of the node: their clocks continue, their connections stay
+// open, the kernel still acknowledges what arrives. It returns when no process runs, or an
+// error after 10 s: a process cannot stop while it waits for a disk that hangs.
 func (n *Node) Freeze() error {
 	return n.freezing(true, func(b *boot) error { return b.freezer.freeze() })
 }
@@ -318,9 +322,14 @@ func (n *Node) freezing(to bool, do func(*boot) error) error {
 	return nil
 }
 
-// Pause stops one process of the node, by its ID on the host. It returns an error if
-// the process is not one of the node's.
-func (n *Node) Pause(pid int) error { return n.signal(pid, unix.SIGSTOP) }
+// Pause stops one process of the node, by its ID on the host, and returns when none of
+// its threads runs. It returns an error if the node has no such process.
+func (n *Node) Pause(pid int) error {
+	if err := n.signal(pid, unix.SIGSTOP); err != nil {
+		return err
+	}
+	return poll(freezeLimit, fmt.Sprintf("process %d did not stop", pid), func() (bool, error) { return stopped(pid, false), nil })
+}
 
 // Resume continues a process that [Node.Pause] stopped.
 func (n *Node) Resume(pid int) error { return n.signal(pid, unix.SIGCONT) }

@@ -15,6 +15,9 @@ import (
 // unmountLimit bounds the end of a mount. It passes only if a process still uses it.
 const unmountLimit = 10 * time.Second
 
+// maxTransfer is the largest read or write of one request.
+const maxTransfer = 1 << 20
+
 // Client is one mount of a server's files.
 type Client struct {
 	fuse.RawFileSystem // answers every request that Client does not know
@@ -51,6 +54,7 @@ type inode struct {
 	mu       sync.Mutex
 	dirty    *dirty
 	seen     version         // of the content that the kernel may have cached
+	writers  int             // handles that can write
 	missing  map[string]bool // names for which the kernel may have cached their absence
 	unlinked bool            // this client removed the last name, or is about to
 }
@@ -83,23 +87,56 @@ func (s *Server) Mount(at string, o Options) (*Client, error) {
 	if err = syscall.Fstat(root, &st); err == nil {
 		n := &inode{number: fuse.FUSE_ROOT_ID, key: keyOf(&st), fd: root, refs: 1, missing: map[string]bool{}}
 		c.inodes[n.number], c.known[n.key] = n, n
-		c.kernel, err = fuse.NewServer(c, at, &fuse.MountOptions{
-			FsName: s.root.Name(), Name: "netfs", AllowOther: true, Options: []string{"default_permissions"}, DirectMountStrict: true,
-			DisableXAttrs: true, DisableReadDirPlus: true, EnableLocks: !o.LocalLocks, MaxWrite: 1 << 20,
-		})
+		err = c.serve()
 	}
 	if err != nil {
 		_ = unix.Close(root)
 		return nil, fmt.Errorf("mount %s at %s: %w", s.root.Name(), at, err)
 	}
+	return c, nil
+}
+
+// serve mounts and starts to answer the kernel. Package fuse could do all of that, but
+// commands of nodes would inherit its descriptor, and a client whose process was killed
+// would then look like a server that is silent for ever.
+func (c *Client) serve() error {
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions,max_read=%d", fd, maxTransfer)
+	if err := unix.Mount(c.server.root.Name(), c.at, "fuse.netfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		_ = unix.Close(fd)
+		return err
+	}
+	c.kernel, err = fuse.NewServer(c, fmt.Sprintf("/dev/fd/%d", fd), &fuse.MountOptions{
+		DisableXAttrs: true, DisableReadDirPlus: true, EnableLocks: !c.options.LocalLocks, MaxWrite: maxTransfer,
+	})
+	if err != nil {
+		return errors.Join(err, unix.Unmount(c.at, unix.MNT_DETACH))
+	}
 	go func() {
 		defer close(c.ended)
 		c.kernel.Serve()
 	}()
-	if err := c.kernel.WaitMount(); err != nil {
-		return nil, errors.Join(fmt.Errorf("mount %s at %s: %w", s.root.Name(), at, err), c.Unmount())
+	if err := refusePolls(c.at); err != nil {
+		err = errors.Join(err, unix.Unmount(c.at, unix.MNT_DETACH))
+		<-c.ended
+		return err
 	}
-	return c, nil
+	return nil
+}
+
+// refusePolls has the kernel learn that the files of a mount cannot be polled. Otherwise
+// this process could block in a request to poll a file that it serves itself.
+func refusePolls(mount string) error {
+	// Package fuse answers for this name itself.
+	fd, err := unix.Open(mount+"/.go-fuse-epoll-hack", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	return errors.Join(err, unix.Close(fd))
 }
 
 // Abort fails all requests from now on, also those that hang, and drops what was not

@@ -115,6 +115,16 @@ func TestHang(t *testing.T) {
 	}
 }
 
+// TestDescriptors: a command inherits none of the descriptors that nodes are made of. It
+// could keep a mount or an interface of another node alive.
+func TestDescriptors(t *testing.T) {
+	nodes := share(t, netfs.Options{}, netfs.Options{})
+	out, err := nodes[0].Command(t.Context(), "/bin/ls", "-l", "/proc/self/fd").Output()
+	if err != nil || strings.Contains(string(out), "fuse") || strings.Contains(string(out), "tun") || strings.Contains(string(out), "netfs") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // TestPowerOffLosesWrites: what was not written back is lost with its node.
 func TestPowerOffLosesWrites(t *testing.T) {
 	nodes := share(t, netfs.NFS(), netfs.NFS())

@@ -139,6 +139,9 @@ func (c *Client) openFile(n *inode, flags uint32, out *fuse.OpenOut) fuse.Status
 	n.mu.Lock()
 	same := n.seen == now
 	n.seen = now
+	if mode != unix.O_RDONLY {
+		n.writers++
+	}
 	n.mu.Unlock()
 	if same {
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
@@ -307,10 +310,19 @@ func (c *Client) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	if in.ReleaseFlags&fuse.FUSE_RELEASE_FLOCK_UNLOCK != 0 {
 		c.unlock(lockOwner{h.inode.key, in.LockOwner, true})
 	}
-	if h.writable {
+	if h.writable && h.inode.lastWriter() {
 		_ = c.writeBack(h.inode, 0) // of a mapping; no caller waits for the result
 	}
 	c.release(in.Fh)
+}
+
+// lastWriter removes a handle that can write and reports whether it was the last one. A
+// release comes late: a file that was opened again since may hold data back already.
+func (n *inode) lastWriter() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.writers--
+	return n.writers == 0
 }
 
 // Fallocate reserves room at the server.

@@ -72,7 +72,7 @@ func TestWriteBackModel(t *testing.T) {
 				}
 				synced = slices.Clone(own)
 			},
-			"": func(r *rapid.T) {
+			"compare": func(r *rapid.T) {
 				got, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<20))
 				if err != nil || !bytes.Equal(got, own) {
 					r.Fatalf("the writer reads %d bytes, want %d (%v)", len(got), len(own), err)
