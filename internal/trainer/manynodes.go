@@ -98,6 +98,9 @@ func isHere(ctx context.Context, endpoint string) bool {
 	})
 }
 
+// errTaken reports that another process listens at the endpoint.
+var errTaken = errors.New("another process listens at the endpoint")
+
 // taken reports whether another process listens at an endpoint of this machine.
 func taken(ctx context.Context, endpoint string) bool {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", endpoint)
@@ -157,7 +160,9 @@ func (o runOptions) runMany(ctx context.Context, cfg launch.Config, n placement)
 		return err
 	}
 	if isHere(ctx, at) && !taken(ctx, at) {
-		return o.coordinate(ctx, cfg, n, at)
+		if err := o.coordinate(ctx, cfg, n, at); !errors.Is(err, errTaken) {
+			return err
+		} // another trainer of this machine was faster
 	}
 	return o.follow(ctx, cfg, n, at)
 }
@@ -181,6 +186,9 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			listen.Dir, listen.Token = joinDir(st.Dir()), ""
 		}
 		endpoint, err := nodes.Listen(ctx, listen)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return errTaken
+		}
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,212 @@
+package launch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// follower is another node of a job, in this process: it has its own shared memory and
+// its own workers.
+type follower struct {
+	out, log *transcript
+	link     *nodes.Link
+	done     chan error
+	stop     context.CancelFunc
+}
+
+// spread makes a job run on several nodes with so many workers each. The first
+// coordinates.
+func (j *job) spread(procs ...int) (others []*follower) {
+	t := j.t
+	t.Helper()
+	dir := t.TempDir()
+	j.cfg.Nodes = session.OneNode(procs[0])
+	endpoint, err := nodes.Listen(t.Context(), nodes.EndpointConfig{
+		Address: "127.0.0.1:0", Dir: dir, Job: j.cfg.Job, Run: j.cfg.Run, Store: home.ID, Version: "test", Min: len(procs), Max: len(procs),
+		Self: nodes.Node{Index: 0, Key: "0", Procs: procs[0]}, Timeout: patience, Logger: j.cfg.Logger,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = endpoint.Close() })
+	j.cfg.Endpoint, j.cfg.GatherTimeout, j.cfg.LastCall = endpoint, patience, patience
+	for index := 1; index < len(procs); index++ {
+		f := &follower{out: newTranscript(), log: newTranscript(), done: make(chan error, 1)}
+		others = append(others, f)
+		port, err := launch.HoldPort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		contact := &launch.Contact{}
+		f.link, err = nodes.Join(t.Context(), nodes.JoinConfig{
+			Address: endpoint.Addr().String(), Dir: dir, Wait: patience, Answered: contact.Answered,
+			Self: nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: procs[index], Port: port.Port(), Version: "test", Store: home.ID},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := config(j.cfg.Run, procs[index], j.cfg.Command, f.out, f.log)
+		cfg.Job, cfg.Contact, cfg.Port = j.cfg.Job, contact, port
+		cfg.Logger = slog.New(slog.NewTextHandler(f.log, nil))
+		memory, err := os.MkdirTemp("/dev/shm", "ckptstore-test-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+		f.stop = stop
+		go func() { f.done <- launch.Follow(ctx, cfg, storeOf(home, memory), f.link) }()
+		t.Cleanup(func() {
+			_ = endpoint.Close() // tells the node
+			stop()
+			<-f.done
+			f.link.Close()
+			_ = os.RemoveAll(memory)
+			if t.Failed() {
+				t.Logf("workers of node %d:\n%strainer:\n%s", index, f.out, f.log)
+			}
+		})
+	}
+	return others
+}
+
+// What ranks of one node do together, ranks of several nodes do too.
+func TestRanksOfSeveralNodes(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		ranks int
+		does  []string
+	}{
+		{"collectives", 3, collects},
+		{"saves", 3, savesThree},
+		{"loads in parts", 3, loadsInParts},
+		{"a rank that cannot load", 2, cannotLoad},
+		{"a load around a commit", 2, loadsAroundCommit},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, c.ranks, c.does...)
+			j.spread(c.ranks-1, 1)
+			j.must()
+		})
+	}
+}
+
+// survivesDeath saves two steps; rank 1 dies in its first life. The second life loads.
+var survivesDeath = workerRole("survives the death of rank 1", func(ctx context.Context, c *client.Client) error {
+	if c.Resume != "" {
+		if err := load(ctx, c, c.Resume, 2); err != nil {
+			return err
+		}
+		emit("rank %d loaded in attempt %d, restart %s", c.Rank, c.Attempt, os.Getenv("TORCHELASTIC_RESTART_COUNT"))
+		return nil
+	}
+	for step := int64(1); step <= 2; step++ {
+		if err := save(ctx, c, step); err != nil {
+			return err
+		}
+		if err := c.Report(ctx, step, map[string]any{"loss": float64(step)}); err != nil {
+			return err
+		}
+	}
+	if c.Rank == 1 {
+		return errors.New("dies")
+	}
+	<-ctx.Done()
+	return ctx.Err()
+})
+
+// A worker that dies on another node ends the group everywhere; the next group resumes on
+// all nodes, with the same ranks and the same count of restarts.
+func TestDeathOnAnotherNode(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, survivesDeath...)
+	j.cfg.MaxRestarts = 1
+	other := j.spread(1, 1)[0]
+	j.must()
+	wantText(t, j.out, "rank 0 loaded in attempt 2, restart 1")
+	wantText(t, other.out, "rank 1 loaded in attempt 2, restart 1")
+	wantText(t, j.log, "node 1: rank 1 exited with code 1")
+	if trial := trialOf(t); trial.Status != projections.Completed || trial.Attempt != 2 {
+		t.Errorf("trial %+v", trial)
+	}
+}
+
+// A job of several nodes that is asked to end saves on all of them, wherever the request
+// comes in.
+func TestPreemptedOnSeveralNodes(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, savesWhenAsked...)
+	other := j.spread(1, 1)[0]
+	requests := j.preemptible()
+	j.start()
+	other.out.await(t, 1, "[rank1] reports")
+	requests <- launch.StopRequest{Preempt: true, Reason: "the test"}
+	var preempted *launch.PreemptedError
+	if err := j.wait(); !errors.As(err, &preempted) || !preempted.Saved {
+		t.Errorf("error %v, want a preemption with a checkpoint", err)
+	}
+}
+
+// savesWhenAsked reports until it is asked to end, and then saves.
+var savesWhenAsked = workerRole("saves when it is asked to end", func(ctx context.Context, c *client.Client) error {
+	for step := int64(1); ; step++ {
+		if err := c.Report(ctx, step, map[string]any{"loss": 1.0}); err != nil {
+			return err
+		}
+		if step == 1 {
+			emit("reports")
+		}
+		if c.StopRequested() != "" {
+			return save(ctx, c, step)
+		}
+	}
+})
+
+// A node that leaves in the middle of a save, with bytes that it has sealed and not
+// written, aborts that save by name, and nothing of a committed one is lost.
+func TestNodeLostInSave(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, sealsAlone...)
+	j.cfg.MaxInfraRestarts = 0
+	other := j.spread(1, 1)[0]
+	j.start()
+	other.out.await(t, 1, "[rank1] sealed")
+	if err := other.link.Leave(t.Context(), "the test"); err != nil {
+		t.Fatal(err)
+	}
+	err := j.wait()
+	var failed *launch.FailedError
+	if !errors.As(err, &failed) || failed.Kind != launch.InfrastructureFailure || !strings.Contains(failed.Cause, "node 1") {
+		t.Errorf("error %v, want the loss of node 1", err)
+	}
+	wantText(t, j.log, "checkpoint aborted", "node 1 is lost")
+	if left, _ := filepath.Glob(filepath.Join(filesOf(t, "*"), "r*")); len(left) > 0 {
+		t.Errorf("files of the aborted save are left: %q", left)
+	}
+}
+
+// sealsAlone has rank 1 seal a save that rank 0 never joins.
+var sealsAlone = workerRole("rank 1 seals a save alone", func(ctx context.Context, c *client.Client) error {
+	if c.Rank == 1 {
+		if _, err := c.Save(ctx, 1, state(1, c.Rank, c.WorldSize), client.SaveOptions{}); err != nil {
+			return err
+		}
+		emit("sealed")
+	}
+	<-time.After(patience)
+	return ctx.Err()
+})
