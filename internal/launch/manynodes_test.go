@@ -71,11 +71,11 @@ func (j *job) spread(procs ...int) (others []*follower) {
 		t.Cleanup(func() {
 			_ = endpoint.Close() // tells the node
 			stop()
-			<-f.done
+			err := <-f.done
 			f.link.Close()
 			_ = os.RemoveAll(memory)
 			if t.Failed() {
-				t.Logf("workers of node %d:\n%strainer:\n%s", index, f.out, f.log)
+				t.Logf("node %d ended: %v; its workers:\n%strainer:\n%s", index, err, f.out, f.log)
 			}
 		})
 	}
