@@ -134,7 +134,13 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			}
 		}
 	}
-	stopped := func() { end(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}) }
+	stopped := func() {
+		why := &FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}
+		if w.part != nil { // the node left or lost its contact: no worker is at fault
+			why.Kind = InfrastructureFailure
+		}
+		end(why)
+	}
 	say := func(body events.Body) {
 		serr := w.Append(work, body)
 		if full := syscall.ENOSPC; errors.Is(serr, full) && errors.Is(err, full) {
