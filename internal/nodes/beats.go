@@ -169,9 +169,8 @@ func (l *Link) poll() {
 			return
 		}
 		if out.Ended != nil {
-			ctx, cancel := context.WithTimeout(l.ctx, l.soon())
-			_ = l.goodbye(ctx, "the job has ended") // only shortens the coordinator's wait
-			cancel()
+			// It only shortens the coordinator's wait, which may end before the answer is sent.
+			_, _ = request[nothing](l.ctx, l, l.rest, l.soon(), "/v1/leave", leaveRequest{"the job has ended"})
 			l.stop()
 			return
 		}
