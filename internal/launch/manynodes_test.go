@@ -36,7 +36,7 @@ func (j *job) spread(procs ...int) (others []*follower) {
 	j.cfg.Nodes = session.OneNode(procs[0])
 	endpoint, err := nodes.Listen(t.Context(), nodes.EndpointConfig{
 		Address: "127.0.0.1:0", Dir: dir, Job: j.cfg.Job, Run: j.cfg.Run, Store: home.ID, Version: "test", Min: len(procs), Max: len(procs),
-		Self: nodes.Node{Index: 0, Key: "0", Procs: procs[0]}, Timeout: patience, Logger: j.cfg.Logger,
+		Self: nodes.Node{Index: 0, Key: "0", Procs: procs[0]}, Timeout: patience / 6, Logger: j.cfg.Logger,
 	})
 	if err != nil {
 		t.Fatal(err)

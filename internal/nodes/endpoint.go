@@ -270,8 +270,8 @@ func (e *Endpoint) Addr() net.Addr { return e.listener.Addr() }
 // Gather waits until Max nodes are ready, or until Min nodes have been ready for
 // lastCall, and makes them a group. It returns the members in the order of their places:
 // a node keeps its place, which is its index at first, and a spare takes the place of
-// the node that it replaces. All other nodes are spares. After limit it returns a Late
-// error.
+// the node that it replaces. All other nodes are spares. After limit it returns a
+// [TooFewError].
 func (e *Endpoint) Gather(ctx context.Context, limit, lastCall time.Duration) ([]Member, error) {
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
@@ -315,6 +315,14 @@ func (e *Endpoint) Gather(ctx context.Context, limit, lastCall time.Duration) ([
 	}
 }
 
+// TooFewError reports that a group did not come together in time.
+type TooFewError struct{ text string }
+
+func (e *TooFewError) Error() string { return e.text }
+
+// ProblemKind returns [problem.Late].
+func (*TooFewError) ProblemKind() problem.Kind { return problem.Late }
+
 // tooFew describes what Gather lacks.
 func (e *Endpoint) tooFew(limit time.Duration) error {
 	ready, suspects := map[int]bool{}, ""
@@ -338,8 +346,8 @@ func (e *Endpoint) tooFew(limit time.Duration) error {
 	if n := len(missing); n > 16 {
 		missing = append(missing[:16], fmt.Sprintf("and %d more", n-16))
 	}
-	return problem.Errorf(problem.Late, "gather nodes: %d of at least %d nodes are ready after %v, missing: index %s%s; start the missing agents with the endpoint %s, or lower the minimum",
-		len(group), e.c.Min, limit, strings.Join(missing, ", "), suspects, e.c.Address)
+	return &TooFewError{fmt.Sprintf("gather nodes: %d of at least %d nodes are ready after %v, missing: index %s%s; start the missing agents with the endpoint %s, or lower the minimum",
+		len(group), e.c.Min, limit, strings.Join(missing, ", "), suspects, e.c.Address)}
 }
 
 // Release reports that the group of these nodes has ended: they are ready again. Lost

@@ -49,7 +49,8 @@ type JoinConfig struct {
 // agent of this node. It tries until Wait has passed. ctx bounds the
 // joining only; [Link.Leave] or [Link.Close] ends the link.
 func Join(ctx context.Context, c JoinConfig) (*Link, error) {
-	c.Wait, c.patience, c.quiet = cmp.Or(c.Wait, defaultWait), cmp.Or(c.patience, defaultPatience), cmp.Or(c.quiet, quietTime)
+	c.Wait = cmp.Or(c.Wait, defaultWait)
+	c.patience, c.quiet = cmp.Or(c.patience, min(defaultPatience, c.Wait/2)), cmp.Or(c.quiet, quietTime)
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	c.Self = c.Self.here(rand.Text)
 	if _, _, err := net.SplitHostPort(c.Address); err != nil || c.Dir == "" && c.Token == "" {

@@ -260,16 +260,32 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 	cfg.Logger.Info("joined", "endpoint", at, "run", job.Run, "job", job.Job, "node", link.Index())
 	open := store.Options{Location: o.store, Patience: o.wait, Logger: cfg.Logger}
 	if !url {
+		open.Patience = o.endpointWait // the link ends before, if the coordinating trainer does
 		open.Owner = func(ctx context.Context, door store.Door) (net.Conn, error) {
 			return link.Dial(ctx, "/v1/store/"+string(door))
 		}
 	}
-	return o.opened(ctx, cfg, open, func(ctx context.Context, st *store.Store, cfg launch.Config) (err error) {
+	life, end := context.WithCancel(ctx)
+	defer end()
+	go func() {
+		select {
+		case <-link.Done():
+			end()
+		case <-life.Done():
+		}
+	}()
+	followed := false
+	err = o.opened(life, cfg, open, func(_ context.Context, st *store.Store, cfg launch.Config) (err error) {
+		followed = true
 		about := services.New(st, cfg.Logger)
 		defer func() { err = errors.Join(err, about.Close()) }()
 		cfg.Services, cfg.Contact, cfg.Port = about, contact, port
 		return launch.Follow(ctx, cfg, sessionStore(st, cfg, o.parts.Storage), link)
 	})
+	if ended := link.Err(); !followed && ended != nil { // while the store was being opened
+		return ended
+	}
+	return err
 }
 
 // tunnelTo connects the other nodes to the owner of the store.

@@ -253,7 +253,7 @@ func recordLaunch(ctx context.Context, st *store.Store, started events.Recorded)
 // runOn runs a job of a run that no other job runs. storage writes and reads its
 // checkpoints; nil means the store's own.
 func runOn(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage) (err error) {
-	ctx, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
+	ctx, release, err := holdRun(ctx, st, cfg)
 	if running := (*store.RunningError)(nil); errors.As(err, &running) {
 		return fmt.Errorf("%w, or choose another --name", err)
 	}
@@ -271,6 +271,29 @@ func runOn(ctx context.Context, st *store.Store, cfg launch.Config, storage data
 	defer func() { err = errors.Join(err, about.Close()) }()
 	cfg.Services = about
 	return launch.Run(ctx, cfg, sessionStore(st, cfg, storage))
+}
+
+// leaseWait is how long a job over several nodes waits for the lease of its run: that of
+// a coordinating node that is gone expires meanwhile, and its nodes come here.
+const leaseWait = 30 * time.Second
+
+// holdRun takes the lease of a job's run.
+func holdRun(ctx context.Context, st *store.Store, cfg launch.Config) (_ context.Context, release func() error, err error) {
+	until := time.Now().Add(leaseWait)
+	for first := true; ; first = false {
+		held, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
+		if cfg.Endpoint == nil || !errors.As(err, new(*store.RunningError)) || time.Now().After(until) {
+			return held, release, err
+		}
+		if first {
+			cfg.Logger.Warn("run has another job; waiting for the end of its lease", "error", err, "at_most", leaseWait)
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return nil, nil, context.Cause(ctx)
+		}
+	}
 }
 
 // sessionStore returns a job's part of a store.
