@@ -164,7 +164,7 @@ type others struct {
 
 // nodeEvent is what the attempt's loop learns of another node.
 type nodeEvent struct {
-	node  int // its place in the group
+	index int
 	hello bool
 	ended bool // none of its processes is left
 	end   *FailedError
@@ -305,11 +305,22 @@ func (o *others) closed() {
 	}
 }
 
-// give passes an event to the attempt's loop.
+// give passes an event to the attempt's loop, unless that has ended.
 func (o *others) give(e nodeEvent) {
 	select {
 	case o.in <- e:
 	case <-o.over:
+		o.ended(e)
+	}
+}
+
+// ended notes that a node has no processes any more, if e reports that. The loop calls it
+// for what it takes: it must not end before it has taken the cause.
+func (o *others) ended(e nodeEvent) {
+	if e.ended {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.alive, e.index)
 	}
 }
 
@@ -369,7 +380,6 @@ func (f *fleet) lost(ctx context.Context, index int, reason string) {
 	o.mu.Lock()
 	at, member := o.place[index]
 	alive := o.alive[index]
-	delete(o.alive, index)
 	delete(o.open, index)
 	o.closed()
 	var unsaid []events.Body
@@ -390,7 +400,7 @@ func (f *fleet) lost(ctx context.Context, index int, reason string) {
 	}
 	o.leave(why, o.order.Nodes[at]...)
 	if alive {
-		o.give(nodeEvent{node: at, ended: true, end: &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: why.Error()}})
+		o.give(nodeEvent{index: index, ended: true, end: &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: why.Error()}})
 	}
 }
 
@@ -422,7 +432,7 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 	at := o.place[e.Node]
 	switch e.Kind {
 	case msgHello:
-		o.give(nodeEvent{node: at, hello: true})
+		o.give(nodeEvent{index: e.Node, hello: true})
 	case msgExited:
 		var b rankEnd
 		if decode(&b) && slices.Contains(o.order.Nodes[at], b.Rank) {
@@ -433,15 +443,12 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		if !decode(&b) {
 			return
 		}
-		out := nodeEvent{node: at, ended: e.Kind == msgStopped}
+		out := nodeEvent{index: e.Node, ended: e.Kind == msgStopped}
 		if b.Failed {
 			out.end = &FailedError{Rank: b.Rank, Kind: b.Kind, Cause: fmt.Sprintf("node %d: %s", e.Node, b.Cause), Tail: b.Tail}
 		}
 		if out.ended {
 			o.leave(fmt.Errorf("the processes of node %d have ended", e.Node), o.order.Nodes[at]...)
-			o.mu.Lock()
-			delete(o.alive, e.Node)
-			o.mu.Unlock()
 		}
 		o.give(out)
 	case msgClosed:

@@ -137,10 +137,13 @@ func (j *job) part(ctx context.Context, order startOrder) (err error) {
 		j.log.Error("part of the attempt failed", "attempt", order.Attempt, "error", failed)
 	}
 	p.tell(msgStopped, p.ended(cause))
-	select {
+	drained := time.NewTimer(j.cfg.DrainTimeout + j.cfg.Grace)
+	defer drained.Stop()
+	select { // even if ctx has ended: staged saves are being finished
 	case <-p.closed:
 	case <-j.link.Done():
-	case <-ctx.Done():
+	case <-drained.C:
+		j.log.Warn("part ended: the coordinating node has not ended the saves in time", "attempt", order.Attempt)
 	}
 	stop()
 	if !w.savingEnded {

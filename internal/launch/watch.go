@@ -216,6 +216,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		case rank := <-w.hello:
 			greet(rank)
 		case n := <-w.others.events():
+			w.others.ended(n)
 			switch {
 			case n.hello:
 				ready()
