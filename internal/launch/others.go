@@ -154,12 +154,13 @@ type others struct {
 	over    chan struct{}  // closed when the loop has ended
 	closing chan struct{}  // closed when all parts have ended
 
-	mu      sync.Mutex
-	place   map[int]int  // in the group, by the node's index
-	alive   map[int]bool // indexes of nodes with processes
-	open    map[int]bool // indexes of nodes whose part has not ended
-	gone    map[int]bool // ranks
-	stopped bool         // the nodes have the command to stop
+	mu       sync.Mutex
+	place    map[int]int    // in the group, by the node's index
+	joinings map[int]uint64 // of these nodes, by index
+	alive    map[int]bool   // indexes of nodes with processes
+	open     map[int]bool   // indexes of nodes whose part has not ended
+	gone     map[int]bool   // ranks
+	stopped  bool           // the nodes have the command to stop
 }
 
 // nodeEvent is what the attempt's loop learns of another node.
@@ -177,11 +178,12 @@ func (f *fleet) begin(g *session.Group, order startOrder) *others {
 	}
 	o := &others{
 		fleet: f, group: g, order: order, in: make(chan nodeEvent), over: make(chan struct{}), closing: make(chan struct{}),
-		place: map[int]int{}, alive: map[int]bool{}, open: map[int]bool{}, gone: map[int]bool{},
+		place: map[int]int{}, joinings: map[int]uint64{}, alive: map[int]bool{}, open: map[int]bool{}, gone: map[int]bool{},
 	}
 	for at, m := range f.members {
 		if m.Index != f.index() {
 			o.place[m.Index], o.alive[m.Index], o.open[m.Index] = at, true, true
+			o.joinings[m.Index] = m.Joining
 		}
 	}
 	f.mu.Lock()
@@ -347,12 +349,12 @@ func (f *fleet) handle(ctx context.Context, e nodes.Event) {
 	case nodes.Joined:
 		f.joined(ctx, e.Member)
 	case nodes.Rejoined: // the processes of its earlier trainer are gone
-		f.lost(ctx, e.Member.Index, "its trainer started again")
+		f.lost(ctx, e.Member.Index, e.Member.Joining-1, "its trainer started again")
 		f.joined(ctx, e.Member)
 	case nodes.Lost:
-		f.lost(ctx, e.Node, e.Why)
+		f.lost(ctx, e.Node, e.Joining, e.Why)
 	case nodes.Left:
-		f.lost(ctx, e.Node, "its trainer ended: "+e.Reason)
+		f.lost(ctx, e.Node, e.Joining, "its trainer ended: "+e.Reason)
 	case nodes.Message:
 		f.message(ctx, e)
 	}
@@ -365,8 +367,9 @@ func (f *fleet) joined(ctx context.Context, m nodes.Member) {
 	}
 }
 
-// lost ends the part of a node that is silent, left or was replaced.
-func (f *fleet) lost(ctx context.Context, index int, reason string) {
+// lost ends the part of a node that is silent, left or was replaced, with what it had
+// started up to a joining: the node may have joined again, and be in the next group.
+func (f *fleet) lost(ctx context.Context, index int, joining uint64, reason string) {
 	why := fmt.Errorf("node %d is lost: %s", index, reason)
 	if err := f.AppendOfRun(ctx, &events.NodeLeft{Job: f.cfg.Job, Node: index, Reason: session.Beginning(why.Error(), session.MaxMessage)}); err != nil {
 		f.log.Warn("loss of a node not recorded", "node", index, "error", err)
@@ -379,6 +382,10 @@ func (f *fleet) lost(ctx context.Context, index int, reason string) {
 	}
 	o.mu.Lock()
 	at, member := o.place[index]
+	if member && o.joinings[index] > joining {
+		o.mu.Unlock()
+		return
+	}
 	alive := o.alive[index]
 	delete(o.open, index)
 	o.closed()

@@ -49,7 +49,19 @@ func Follow(ctx context.Context, cfg Config, store session.Store, link *nodes.Li
 	}
 	defer j.guard.Stop()
 	cfg.Contact.extend(j.guard)
-	if err := j.ReapEarlier(ctx); err != nil {
+	opening, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // the log is behind the link
+		select {
+		case <-link.Done():
+			cancel()
+		case <-opening.Done():
+		}
+	}()
+	if err := j.ReapEarlier(opening); err != nil {
+		if ended := link.Err(); ended != nil {
+			return ended
+		}
 		return err
 	}
 	defer j.takeRequests(ctx)()
@@ -58,9 +70,14 @@ func Follow(ctx context.Context, cfg Config, store session.Store, link *nodes.Li
 
 // follow runs the parts of the attempts that the coordinating process starts.
 func (j *job) follow(ctx context.Context) error {
+	next := make(chan nodes.Command, 1) // a start that came before the end of the last part
 	for kept := false; ; {
+		commands := j.link.Commands()
+		if len(next) > 0 {
+			commands = next
+		}
 		select {
-		case c, open := <-j.link.Commands():
+		case c, open := <-commands:
 			if !open {
 				<-j.link.Done()
 				return j.link.Err()
@@ -78,7 +95,7 @@ func (j *job) follow(ctx context.Context) error {
 				}
 				kept = true
 			}
-			if err := j.part(ctx, order); err != nil {
+			if err := j.part(ctx, order, next); err != nil {
 				return err
 			}
 		case <-j.link.Done():
@@ -102,7 +119,8 @@ type part struct {
 	order  startOrder
 	end    context.CancelCauseFunc // ends the processes
 	stop   context.CancelFunc      // ends the session, and all that waits for the log
-	closed chan struct{}           // closed when the coordinating process has ended the attempt's saves
+	next   chan<- nodes.Command
+	closed chan struct{} // closed when the coordinating process has ended the attempt's saves
 }
 
 var (
@@ -110,8 +128,9 @@ var (
 	_ restore.Coordinator = (*part)(nil)
 )
 
-// part runs one attempt's part from its start to its end.
-func (j *job) part(ctx context.Context, order startOrder) (err error) {
+// part runs one attempt's part from its start to its end. A start of a newer attempt ends
+// it, and goes to next.
+func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Command) (err error) {
 	j.cfg.Nodes, j.cfg.Node = order.Nodes, order.Node
 	j.cfg.Torch.MasterAddr = order.MasterAddr
 	j.JoinAttempt(order.Attempt)
@@ -119,7 +138,7 @@ func (j *job) part(ctx context.Context, order startOrder) (err error) {
 	defer stop()
 	life, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	p := &part{job: j, order: order, end: end, stop: stop, closed: make(chan struct{})}
+	p := &part{job: j, order: order, end: end, stop: stop, next: next, closed: make(chan struct{})}
 	w := &watch{job: j, part: p, stop: &stopState{orders: newOrders()}, signals: newHeldSignals(j.ask)}
 	g := j.Begin(work, session.Attempt{
 		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Signals: w.signals, Hooks: w,
@@ -184,6 +203,12 @@ func (p *part) obey(ctx context.Context) {
 			if !open {
 				commands = nil // the link is ending
 				continue
+			}
+			if c.Kind == cmdStart {
+				p.end(errors.New("the coordinating node has started another attempt"))
+				p.next <- c
+				close(p.closed)
+				return
 			}
 			var stop stopCommand
 			if err := json.Unmarshal(c.Body, &stop); err != nil || stop.Attempt != p.order.Attempt {

@@ -79,6 +79,8 @@ type Member struct {
 	Node
 	State   State         `json:"state"`
 	Silence time.Duration `json:"silence"` // since the last request of its agent
+	// Joining counts all joinings of the job: it tells one joining of a node from the next.
+	Joining uint64 `json:"joining"`
 	// Place is the position in full groups: the index, or that of the node that this one
 	// replaced. It is -1 before the node's first group.
 	Place int    `json:"place"`
@@ -98,8 +100,9 @@ type Rejoined struct{ Member Member }
 
 // Left reports that an agent has ended in order.
 type Left struct {
-	Node   int
-	Reason string
+	Node    int
+	Joining uint64 // see [Member]
+	Reason  string
 }
 
 // Suspect reports that a node's connections are closed, or that it misses beats. The
@@ -114,8 +117,9 @@ type Recovered struct{ Node int }
 
 // Lost reports that nothing was received from a node for T. Its agent must join again.
 type Lost struct {
-	Node int
-	Why  string
+	Node    int
+	Joining uint64 // see [Member]
+	Why     string
 }
 
 // Paused reports that the coordinator itself did not run. It judges no node until it has

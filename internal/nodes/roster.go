@@ -38,6 +38,8 @@ type roster struct {
 	ticked time.Time // the last tick
 	steady time.Time // the first tick since which all ticks were in time
 
+	joins uint64 // joinings so far
+
 	out []Event
 }
 
@@ -45,6 +47,7 @@ type roster struct {
 type entry struct {
 	node    Node // Index is the assigned one
 	session string
+	joining uint64
 	self    bool // the coordinator's own node: it does not beat
 	active  bool
 	place   int    // see [Member.Place]
@@ -99,7 +102,8 @@ func (r *roster) join(now time.Time, n Node, session string) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &entry{node: n, session: session, place: -1, beaten: now}
+	r.joins++
+	e := &entry{node: n, session: session, joining: r.joins, place: -1, beaten: now}
 	e.node.Index = index
 	if old != nil {
 		e.place = old.place
@@ -254,7 +258,7 @@ func (r *roster) tick(now time.Time) {
 		case silence >= r.timeout && watched >= r.timeout:
 			e.lost = fmt.Sprintf("nothing was received for %v", silence.Round(time.Millisecond))
 			e.suspect = ""
-			r.emit(Lost{e.node.Index, e.lost})
+			r.emit(Lost{e.node.Index, e.joining, e.lost})
 		case silence >= r.patience() && watched >= r.patience():
 			r.doubt(e, "it misses beats")
 		}
@@ -265,7 +269,7 @@ func (r *roster) tick(now time.Time) {
 func (r *roster) leave(session, reason string) {
 	if e := r.sessions[session]; e != nil {
 		r.drop(e, "it left: "+reason)
-		r.emit(Left{e.node.Index, reason})
+		r.emit(Left{e.node.Index, e.joining, reason})
 	}
 }
 
@@ -365,7 +369,7 @@ func (r *roster) members(now time.Time) []Member {
 }
 
 func (r *roster) member(now time.Time, e *entry, needed map[*entry]bool) Member {
-	m := Member{Node: e.node, Place: e.place, Why: cmp.Or(e.lost, e.suspect)}
+	m := Member{Node: e.node, Joining: e.joining, Place: e.place, Why: cmp.Or(e.lost, e.suspect)}
 	if !e.self {
 		m.Silence = now.Sub(e.beaten)
 	}
