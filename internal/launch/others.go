@@ -202,20 +202,20 @@ func (f *fleet) current(attempt int) *others {
 	return f.now
 }
 
-// start starts the parts of the other nodes.
-func (o *others) start(port int) error {
+// start starts the parts of the other nodes. A node that was lost since it was gathered
+// ends the attempt as if it were lost now.
+func (o *others) start(ctx context.Context, port int) {
 	if o == nil {
-		return nil
+		return
 	}
 	o.order.MasterAddr, o.order.MasterPort = o.members[0].Address, port
 	for index, at := range o.place {
 		order := o.order
 		order.Node = at
 		if err := o.endpoint.Send(index, cmdStart, order); err != nil {
-			return fmt.Errorf("start the ranks of node %d: %w", index, err)
+			go o.lost(ctx, index, o.joinings[index], err.Error()) // waits for the attempt's loop
 		}
 	}
-	return nil
 }
 
 // stop ends the processes of the other nodes. It may be called again.

@@ -18,9 +18,7 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 	if err := w.holdPort(); err != nil {
 		return err
 	}
-	if err := w.others.start(w.port.port); err != nil {
-		return err
-	}
+	w.others.start(ctx, w.port.port)
 	if err := w.enlist(ctx); err != nil {
 		return err
 	}
