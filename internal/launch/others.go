@@ -259,6 +259,23 @@ func (o *others) events() <-chan nodeEvent {
 	return o.in
 }
 
+// abandon ends the processes of the other nodes when this node has started none, and
+// waits until they are gone, lost, or limit has passed.
+func (o *others) abandon(why string, limit time.Duration) {
+	o.stop(why)
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for o.running() > 0 {
+		select {
+		case e := <-o.events():
+			o.ended(e)
+		case <-timer.C:
+			o.log.Warn("nodes have not ended their processes", "attempt", o.order.Attempt, "after", limit)
+			return
+		}
+	}
+}
+
 // loopOver records that the attempt's loop takes no more events.
 func (o *others) loopOver() {
 	if o != nil {

@@ -48,7 +48,10 @@ type watch struct {
 func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError, err error) {
 	w.exits = make(chan process.Exit, len(w.cfg.Local()))
 	w.reported = make(chan error, 1)
-	err = w.start(ctx, restart)
+	defer w.others.loopOver()
+	if err = w.start(ctx, restart); err != nil {
+		w.others.abandon(err.Error(), w.cfg.DrainTimeout)
+	}
 	defer func() { w.backendHooks.over() }()
 	defer w.works(func() bool { return w.living() > 0 })()
 	if refused := (hookError{}); errors.As(err, &refused) {
@@ -182,7 +185,6 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	if w.part != nil {
 		reported = nil // the coordinating process takes the reports
 	}
-	defer w.others.loopOver()
 	for alive := len(w.procs); alive > 0 || reported != nil || w.others.running() > 0; {
 		select {
 		case e := <-w.exits:
