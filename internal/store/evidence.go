@@ -33,7 +33,7 @@ const (
 )
 
 // succeed takes the store over from its last owner.
-func succeed(ctx context.Context, s *Store, dir string, lock *os.File) (own *ownership, err error) {
+func succeed(ctx context.Context, s *Store, dir string, lock *hold) (own *ownership, err error) {
 	if err := sound(dir); err != nil {
 		return nil, fmt.Errorf("own the store %s: %w", dir, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/claim"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
@@ -73,8 +74,14 @@ func (s *Store) DialOwner(ctx context.Context, door Door) (net.Conn, error) {
 	}
 	switch door {
 	case LogDoor:
+		if own := s.owner.ownership(); own != nil {
+			return dialUnix(ctx, own.card.Log)
+		}
 		return s.owner.dialOwner(ctx)
 	case QueriesDoor:
+		if own := s.owner.ownership(); own != nil {
+			return dialUnix(ctx, own.card.API)
+		}
 		return s.owner.dialAPI(ctx)
 	}
 	return nil, fmt.Errorf("connect to the owner of the store: no door %q", door)
@@ -205,15 +212,32 @@ func (o *owner) tryOwn(ctx context.Context) (bool, error) {
 	if err != nil || lock == nil {
 		return false, err
 	}
-	own, err := succeed(ctx, o.store, o.dir, lock)
+	claimed, err := claim.Take(ctx, o.dir, o.store.opts.Logger)
+	if held := (*claim.HeldError)(nil); errors.As(err, &held) {
+		err = fmt.Errorf("%w: %w: run this on %s, or run `ckptstore serve --listen HOST:PORT` there and use --store nats://HOST:PORT; `ckptstore ls --offline` reads without the lock", ErrLocked, err, held.Owner.Host)
+	}
 	if err != nil {
 		return false, errors.Join(err, unlock(lock))
+	}
+	locked := &hold{lock, claimed}
+	own, err := succeed(ctx, o.store, o.dir, locked)
+	if err != nil {
+		return false, errors.Join(err, locked.release())
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.own, o.why = own, nil
 	return true, nil
 }
+
+// hold is what makes this process the only owner of a directory.
+type hold struct {
+	lock  *os.File
+	claim *claim.Claim // nil: the lock suffices
+}
+
+// release lets the next process own the directory.
+func (h *hold) release() error { return errors.Join(h.claim.Release(), unlock(h.lock)) }
 
 // unlock releases a lock. Closing the file is not enough: a child that is being started shares
 // it until it executes its program.

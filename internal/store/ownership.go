@@ -30,7 +30,8 @@ type ownership struct {
 	store   *Store
 	since   time.Time
 	why     error // the failure; set before the owner is notified
-	lock    *os.File
+	lock    *hold
+	card    card // its owner.json
 	server  *jetlog.Server
 	log     *jetlog.Log // the owner's own connection
 	views   *follower
@@ -55,7 +56,7 @@ type follower struct {
 // takeOwnership starts the server, brings the views up to date, repairs what a crash has left,
 // and opens the sockets. On success the ownership holds the lock; on an error the caller keeps
 // it.
-func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ *ownership, err error) {
+func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ownership, err error) {
 	w := &ownership{dir: dir, store: s, since: time.Now(), served: make(chan error, 2)}
 	defer func() {
 		if err != nil {
@@ -86,7 +87,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *os.File) (_ 
 	}
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var kept sync.WaitGroup
-	kept.Go(func() { w.watch(life, s) })
+	kept.Go(func() { w.watch(life, s, lock) })
 	kept.Go(func() { w.keepEnd(life, s) })
 	if s.unwritable() == nil { // a copy stays as it was made
 		kept.Go(func() { w.keepSealed(life, s) })
@@ -184,7 +185,7 @@ func (s *Store) sweep() error {
 
 // listen opens the owner's sockets and records them in owner.json.
 func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
-	c := card{PID: os.Getpid(), Started: time.Now().UTC()}
+	c := card{PID: os.Getpid(), Started: time.Now().UTC().Round(0)}
 	if !s.opts.Reader {
 		if err := s.sweep(); err != nil {
 			return err
@@ -232,6 +233,7 @@ func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
 		same.Address = c.Address
 		s.opts.Listen = &same
 	}
+	w.card = c
 	text, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {
 		return err
@@ -280,13 +282,13 @@ func (s *Store) listenUnix(path string) (net.Listener, error) {
 func (w *ownership) close() error {
 	lock, err := w.leave()
 	if lock != nil {
-		err = errors.Join(err, unlock(lock))
+		err = errors.Join(err, lock.release())
 	}
 	return err
 }
 
 // leave releases everything except the lock, which it returns.
-func (w *ownership) leave() (*os.File, error) {
+func (w *ownership) leave() (*hold, error) {
 	var errs []error
 	if w.unload != nil {
 		w.unload()
@@ -447,7 +449,7 @@ func (o *owner) cutTail(own *ownership) bool {
 	}
 	stop, err := o.store.shareFiles(o.life, o.dir) // files that the cut makes
 	if err != nil {
-		log.Warn("lost ownership before the log cut", "error", errors.Join(err, unlock(lock)))
+		log.Warn("lost ownership before the log cut", "error", errors.Join(err, lock.release()))
 		return false
 	}
 	defer stop()
@@ -457,7 +459,7 @@ func (o *owner) cutTail(own *ownership) bool {
 	}
 	next, err := succeed(o.life, o.store, o.dir, lock)
 	if err != nil {
-		log.Warn("lost ownership after the log cut", "error", errors.Join(err, unlock(lock)))
+		log.Warn("lost ownership after the log cut", "error", errors.Join(err, lock.release()))
 		return false
 	}
 	o.mu.Lock()
@@ -487,10 +489,27 @@ func (o *owner) down() error {
 }
 
 // watch notifies the owner when this ownership has failed: no appends are possible.
-func (w *ownership) watch(ctx context.Context, s *Store) {
+func (w *ownership) watch(ctx context.Context, s *Store, lock *hold) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	taken := make(chan struct{})
+	go func() {
+		select {
+		case <-lock.claim.Lost():
+			close(taken)
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	err := w.server.Watch(ctx)
-	if ctx.Err() != nil {
-		return
+	select {
+	case <-taken:
+		err = fmt.Errorf("%w: another machine has taken it", ErrLocked)
+		ctx = context.WithoutCancel(ctx)
+	default:
+		if ctx.Err() != nil {
+			return
+		}
 	}
 	w.why = fmt.Errorf("own the store %s: %w", w.dir, err)
 	if errors.Is(err, jetlog.ErrBroken) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/claim"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -306,7 +307,7 @@ func (r *recovery) finish() error {
 	}{
 		{"remove the views", func() error {
 			var errs []error
-			for _, name := range []string{"views", readName, endName, cardName, copyName} {
+			for _, name := range []string{"views", readName, endName, cardName, claim.Name, claim.BeatName, copyName} {
 				errs = append(errs, os.RemoveAll(filepath.Join(r.dir, name)))
 			}
 			return errors.Join(errs...)
