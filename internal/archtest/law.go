@@ -66,7 +66,7 @@ func Repository() Law {
 			{Path: "internal/share", Holds: "gives what is made in a directory of a group to the group"},
 			{Path: "internal/beneath", Holds: "files below a directory, reached without following symbolic links", May: []string{"internal/problem", "internal/share"}},
 			{Path: "internal/durable", Holds: "small files and names that survive a loss of power", NoDeps: true, May: []string{"internal/share", "internal/beneath"}},
-			{Path: "internal/claim", Holds: "claims of a directory where locks may hold for one machine only", NoDeps: true},
+			{Path: "internal/claim", Holds: "claims of a directory where locks may hold for one machine only"},
 			{Path: "internal/nodes", Holds: "the control plane of a job over several nodes: joining, beats, commands, messages, relayed requests", NoDeps: true, May: []string{"internal/problem", "internal/httpkit", "internal/private", "internal/share", "internal/beneath", "internal/durable"}},
 			{Path: "internal/disk", Holds: "filesystem requirements: sync a directory, refuse a pipe"},
 			{Path: "tensor", Holds: "dtype, shape, box, shard", Core: true},

@@ -200,6 +200,11 @@ func (j *job) attempts(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if j.fleet != nil {
+		if err := j.fleet.outlive(ctx, trial); err != nil {
+			return err
+		}
+	}
 	backoff, head, loop := backoff{enough: j.cfg.ShortLife}, trial.Head, crashLoop{}
 	budget := budgets{workers: j.cfg.MaxRestarts, infrastructure: j.cfg.MaxInfraRestarts}
 	for ran := false; ; ran = true {

@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // Commands to the process of another node, and its messages. Each names an attempt.
@@ -86,6 +87,7 @@ type attemptOnly struct {
 type fleet struct {
 	*job
 	endpoint *nodes.Endpoint
+	began    time.Time      // when the nodes could join
 	members  []nodes.Member // of the next or current attempt, by place
 
 	mu  sync.Mutex
@@ -94,7 +96,7 @@ type fleet struct {
 
 // newFleet follows the nodes of a job until the caller calls stop.
 func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
-	f = &fleet{job: j, endpoint: j.cfg.Endpoint}
+	f = &fleet{job: j, endpoint: j.cfg.Endpoint, began: time.Now()}
 	f.endpoint.Handle("/v1/attempts/{attempt}/ranks/{rank}/", http.HandlerFunc(f.relayed))
 	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/resolve", loads(f, (*restore.Meeting).Resolve))
 	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/done", loads(f, (*restore.Meeting).Done))
@@ -108,6 +110,30 @@ func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
 			}
 		}
 	})
+}
+
+// outlive waits until no process of the trial's last attempt can be alive on another
+// node, if its coordinating process died before it had ended the attempt: then a node without
+// contact kills its processes when half of the timeout has passed without an answer.
+func (f *fleet) outlive(ctx context.Context, trial projections.Trial) error {
+	if trial.Attempt == 0 {
+		return nil
+	}
+	attempts, err := f.store.Views.Attempts(ctx, f.cfg.Run, f.cfg.Trial)
+	if err != nil {
+		return err
+	}
+	at := slices.IndexFunc(attempts, func(a projections.Attempt) bool { return a.Attempt == trial.Attempt })
+	if at >= 0 && !attempts[at].StoppedAt.IsZero() {
+		return nil
+	}
+	timeout := f.endpoint.Timeout()
+	left := time.Until(f.began.Add(timeout/2 + timeout/5))
+	if left <= 0 {
+		return nil
+	}
+	f.log.Warn("last attempt was not ended by its trainer; waiting until its processes on other nodes are gone", "attempt", trial.Attempt, "for", left.Round(time.Millisecond))
+	return f.rest(ctx, left)
 }
 
 // gather waits for the nodes of the next attempt, and places the ranks on them in the

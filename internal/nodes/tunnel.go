@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 )
@@ -137,6 +138,9 @@ func (e *Endpoint) Self() Node {
 	}
 	return e.c.Self
 }
+
+// Timeout returns T.
+func (e *Endpoint) Timeout() time.Duration { return e.c.Timeout }
 
 // Max returns the most nodes of a group.
 func (e *Endpoint) Max() int { return e.c.Max }
