@@ -1,11 +1,19 @@
-// Package launch runs the processes of one job on one node. It starts, watches
-// and ends them, and restarts the group from the last committed checkpoint when a
-// worker dies. Package session serves their ranks.
+// Package launch runs the processes of one job. It starts, watches and ends them, and
+// restarts the group from the last committed checkpoint when a worker dies. Package
+// session serves their ranks.
+//
+// A job may have several nodes, with one process of this package on each. One of them
+// coordinates: it alone decides, and it gathers the nodes of each attempt, starts their
+// parts, and ends all when one fails. Package nodes connects them.
 //
 //	Run          attempts of a job, until it is done or out of budget
+//	Follow       this node's parts of a job that another process coordinates
 //	Attend       one attempt of processes that started by themselves
 //	attempt      one life of the worker group, opened by group.started
-//	watch        the processes of one attempt: start, wait, end
+//	watch        the processes of one attempt on this node: start, wait, end
+//	fleet        the job's other nodes, as the coordinating process sees them
+//	others       their parts of one attempt
+//	part         this node's part of one attempt, under another process
 //	orders       requests to end, by signal, time or log; replies to reports carry them
 //	stopState    whether the workers poll for such requests
 //	heldSignals  signals that workers hold back until the trainer ends them

@@ -26,6 +26,7 @@ const (
 	cmdStart = "start" // to start its part of the group: a startOrder
 	cmdStop  = "stop"  // to end its processes: a stopCommand
 	cmdClose = "close" // to end its part: the saves of the attempt have ended
+	cmdSpare = "spare" // to wait: the next group has no place for it
 
 	msgHello   = "hello"   // all its ranks have connected
 	msgExited  = "exited"  // a rank has ended: a rankEnd
@@ -154,6 +155,13 @@ func (f *fleet) gather(ctx context.Context) error {
 		return err
 	}
 	f.members = group
+	for _, m := range f.endpoint.Members() {
+		if m.State == nodes.StateSpare {
+			if err := f.endpoint.Send(m.Index, cmdSpare, attemptOnly{}); err != nil {
+				f.log.Debug("command not sent to a spare", "node", m.Index, "error", err)
+			}
+		}
+	}
 	var place session.Nodes
 	rank := 0
 	for at, m := range group {

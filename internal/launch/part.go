@@ -83,6 +83,9 @@ func (j *job) follow(ctx context.Context) error {
 				return j.link.Err()
 			}
 			var order startOrder
+			if c.Kind == cmdSpare {
+				j.log.Info("node is a spare: it waits for the place of another one", "node", j.link.Index())
+			}
 			if c.Kind != cmdStart {
 				continue // of an attempt whose part has ended
 			}

@@ -56,8 +56,7 @@ type Attempt struct {
 	Orders  Orders
 	Signals Signals
 	Hooks   Hooks
-	// Hub connects the collectives of the ranks; the default is one in this
-	// process, which ranks on other nodes cannot reach.
+	// Hub connects the collectives of the ranks; the default is one in this process.
 	Hub Hub
 	// Leave is called once for each rank that leaves, before the rank gets its
 	// reply. It must not block. Without it, leaving has no effect beyond the

@@ -24,6 +24,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/backend"
 	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/problem/system"
 	"github.com/ckptstore/ckptstore/internal/services"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -217,6 +219,10 @@ func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, 
 	me := self(n, cfg, o.localAddr)
 	for {
 		err := o.followOnce(ctx, cfg, &me, at)
+		if !n.ranked && me.Index >= 0 && slices.Contains(system.Kinds(err), problem.Conflict) {
+			me.Index = -1 // another node was faster to take the index that this one had
+			continue
+		}
 		if ctx.Err() == nil && (errors.Is(err, nodes.ErrExpelled) || errors.Is(err, nodes.ErrRestarted)) {
 			cfg.Logger.Warn("joining again", "because", err)
 			continue
@@ -250,7 +256,8 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 		return err
 	}
 	defer link.Close()
-	*me = link.Self() // keeps its key
+	*me = link.Self() // keeps its key, and its index under another coordinating trainer
+	me.Index = link.Index()
 	var job welcome
 	if err := json.Unmarshal(link.Welcome(), &job); err != nil {
 		return fmt.Errorf("join the job at %s: %w", at, err)
@@ -282,11 +289,22 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 		cfg.Services, cfg.Contact, cfg.Port = about, contact, port
 		return launch.Follow(ctx, cfg, sessionStore(st, cfg, o.parts.Storage), link)
 	})
-	if ended := link.Err(); !followed && ended != nil { // while the store was being opened
+	ended := link.Err()
+	if !followed && ended != nil { // while the store was being opened
 		return ended
+	}
+	if err != nil && ended == nil {
+		words, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+		defer cancel()
+		if lerr := link.Leave(words, session.Beginning(err.Error(), session.MaxMessage)); lerr != nil {
+			cfg.Logger.Warn("coordinating trainer not told that this node ends", "error", lerr)
+		}
 	}
 	return err
 }
+
+// leaveTimeout bounds the last words of a node that fails.
+const leaveTimeout = 5 * time.Second
 
 // tunnelTo connects the other nodes to the owner of the store.
 func tunnelTo(st *store.Store) http.Handler {
