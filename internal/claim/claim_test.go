@@ -106,3 +106,31 @@ func TestTakenAway(t *testing.T) {
 		t.Errorf("claim of %+v, %v, want that of the other machine", owner, err)
 	}
 }
+
+// A machine finds the trace of another one in a directory that they share, with its lock,
+// and tells a copy of the directory from it.
+func TestProbe(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	trace, err := Leave(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Look(t.Context(), dir, trace.Name, trace.Text); err != nil || !s.Locks {
+		t.Errorf("found %+v, %v", s, err)
+	}
+	soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := Look(soon, t.TempDir(), trace.Name, trace.Text); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v in another directory", err)
+	}
+	if _, err := Look(t.Context(), dir, trace.Name, "other"); err == nil {
+		t.Error("other bytes are taken for the trace")
+	}
+	if _, err := Look(t.Context(), dir, "../"+trace.Name, trace.Text); err == nil {
+		t.Error("a path is taken for a name")
+	}
+	if err := trace.Remove(); err != nil {
+		t.Error(err)
+	}
+}
