@@ -178,11 +178,24 @@ func (s *Store) deleted() (gone []string, err error) {
 			continue // closed since
 		}
 		path, is := strings.CutSuffix(path, " (deleted)")
+		// A client of a network's filesystem forgets the name of an open file when it
+		// looks at its directory again: the link's text proves nothing.
+		is = is && !sameFile(filepath.Join(dir, e.Name()), path)
 		if is && filepath.Ext(path) == ".blk" && strings.HasPrefix(path, filepath.Join(s.Location, "log")+"/") && !slices.Contains(gone, path) {
 			gone = append(gone, path)
 		}
 	}
 	return gone, nil
+}
+
+// sameFile reports whether two names are those of one file.
+func sameFile(a, b string) bool {
+	one, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	other, err := os.Stat(b)
+	return err == nil && os.SameFile(one, other)
 }
 
 // inside returns the store's directory, below which no symbolic link is followed.
