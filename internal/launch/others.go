@@ -256,7 +256,7 @@ func (o *others) start(ctx context.Context, port int) {
 		order := o.order
 		order.Node = at
 		if err := o.endpoint.Send(index, cmdStart, order); err != nil {
-			go o.lost(ctx, index, o.joinings[index], err.Error()) // waits for the attempt's loop
+			go o.lost(ctx, index, o.joinings[index], true, err.Error()) // waits for the attempt's loop
 		}
 	}
 }
