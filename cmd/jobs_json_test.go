@@ -17,6 +17,7 @@ func TestJobsJSON(t *testing.T) {
 	store := "--store=" + filepath.Join(dir, "ckpts")
 	output(t, 0, "trainer", "run", store, "--name=a", "-q", "--nproc=2", "--set=lr=1", "--",
 		"sh", "-c", `echo hello; exec trainer demo-worker --steps=4 --save-every=2`)
+	schema(t, "nodes", output(t, 0, "ckptstore", "nodes", "a", "--json", store))
 	schema(t, "fork", output(t, 0, "ckptstore", "fork", "a@step-2", "b", "--set=lr=2", "--json", store))
 	output(t, 0, "trainer", "run", store, "--name=b", "-q", "--", "trainer", "demo-worker", "--steps=4", "--save-every=2")
 	schema(t, "continue-dry-run", output(t, 0, "ckptstore", "continue", "b", "--dry-run", "--json", store))

@@ -1,7 +1,9 @@
 package cmd_test
 
 import (
+	"context"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,6 +31,11 @@ func TestScripts(t *testing.T) {
 			if err != nil {
 				return err
 			}
+			endpoint, err := freeEndpoint(context.Background())
+			e.Setenv("ENDPOINT", endpoint) // where the nodes of a job can meet
+			if err != nil {
+				return err
+			}
 			// A checkpoint that PyTorch has written.
 			torch, err := filepath.Abs(filepath.Join("..", "internal", "format", "dcp", "testdata", "torch-2.14", "single_nested"))
 			e.Setenv("DCP", torch)
@@ -40,6 +47,15 @@ func TestScripts(t *testing.T) {
 			"pause": pauseCommand,
 		},
 	})
+}
+
+// freeEndpoint returns an address of this machine at which no process listens.
+func freeEndpoint(ctx context.Context) (string, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
 }
 
 // exitCommand is `exit CODE COMMAND...`: it runs a command and checks its exit code.

@@ -47,6 +47,7 @@ type NodeLeft struct {
 	Job    string `json:"job"`
 	Node   int    `json:"node"`
 	Reason string `json:"reason"`
+	Lost   bool   `json:"lost,omitempty"` // the node was silent, or its trainer started again; otherwise its trainer ended in order
 }
 
 // JobEnded records that a trainer exited in order. A killed trainer appends no such

@@ -119,6 +119,6 @@ func (f *fold) nodeLeft(b *events.NodeLeft) error {
 			job.Nodes = append(job.Nodes, JobNode{Node: b.Node})
 			open = len(job.Nodes) - 1
 		}
-		job.Nodes[open].LeftAt, job.Nodes[open].Reason = f.at(), b.Reason
+		job.Nodes[open].LeftAt, job.Nodes[open].Reason, job.Nodes[open].Lost = f.at(), b.Reason, b.Lost
 	})
 }

@@ -57,7 +57,8 @@ type JobNode struct {
 	Host     string    `json:"host,omitempty"`
 	JoinedAt time.Time `json:"joined_at,omitzero"`
 	LeftAt   time.Time `json:"left_at,omitzero"`
-	Reason   string    `json:"reason,omitempty"`
+	Reason   string    `json:"reason,omitempty"` // why it left
+	Lost     bool      `json:"lost,omitempty"`   // it did not leave in order
 }
 
 // Trial is one configuration trained in a run. Iterations and LastMetrics follow the

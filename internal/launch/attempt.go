@@ -151,9 +151,9 @@ func (j *job) paused(ctx context.Context, n int, reason string) error {
 func (j *job) groupStarted(n int, resume string) *events.GroupStarted {
 	g := &events.GroupStarted{Attempt: n, Job: j.cfg.Job, WorldSize: j.cfg.World(), Backend: j.cfg.Backend, Resume: resume, PassedOver: j.passed, MorePassedOver: j.morePassed}
 	for rank := range j.cfg.World() {
-		p := events.RankPlacement{Rank: rank}
-		p.Node, p.LocalRank = j.cfg.Nodes.Of(rank)
-		if p.Node == j.cfg.Node {
+		at, local := j.cfg.Nodes.Of(rank)
+		p := events.RankPlacement{Rank: rank, Node: j.fleet.indexAt(at), LocalRank: local}
+		if at == j.cfg.Node {
 			p = j.hooks.place(p)
 		}
 		g.Ranks = append(g.Ranks, p)

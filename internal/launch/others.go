@@ -179,6 +179,15 @@ func (f *fleet) gather(ctx context.Context) error {
 	return nil
 }
 
+// indexAt returns the index of the node at a place in the group. The two differ once a
+// spare has replaced a node.
+func (f *fleet) indexAt(place int) int {
+	if f == nil {
+		return place
+	}
+	return f.members[place].Index
+}
+
 // others are the other nodes of an attempt's group.
 type others struct {
 	*fleet
@@ -247,7 +256,7 @@ func (o *others) start(ctx context.Context, port int) {
 		order := o.order
 		order.Node = at
 		if err := o.endpoint.Send(index, cmdStart, order); err != nil {
-			go o.lost(ctx, index, o.joinings[index], err.Error()) // waits for the attempt's loop
+			go o.lost(ctx, index, o.joinings[index], true, err.Error()) // waits for the attempt's loop
 		}
 	}
 }
@@ -400,12 +409,12 @@ func (f *fleet) handle(ctx context.Context, e nodes.Event) {
 	case nodes.Joined:
 		f.joined(ctx, e.Member)
 	case nodes.Rejoined: // the processes of its earlier trainer are gone
-		f.lost(ctx, e.Member.Index, e.Member.Joining-1, "its trainer started again")
+		f.lost(ctx, e.Member.Index, e.Member.Joining-1, true, "its trainer started again")
 		f.joined(ctx, e.Member)
 	case nodes.Lost:
-		f.lost(ctx, e.Node, e.Joining, e.Why)
+		f.lost(ctx, e.Node, e.Joining, true, e.Why)
 	case nodes.Left:
-		f.lost(ctx, e.Node, e.Joining, "its trainer ended: "+e.Reason)
+		f.lost(ctx, e.Node, e.Joining, false, "its trainer ended: "+e.Reason)
 	case nodes.Message:
 		f.message(ctx, e)
 	}
@@ -418,11 +427,12 @@ func (f *fleet) joined(ctx context.Context, m nodes.Member) {
 	}
 }
 
-// lost ends the part of a node that is silent, left or was replaced, with what it had
-// started up to a joining: the node may have joined again, and be in the next group.
-func (f *fleet) lost(ctx context.Context, index int, joining uint64, reason string) {
+// lost ends the part of a node that is silent, was replaced, or left in order, with what
+// it had started up to a joining: the node may have joined again, and be in the next group.
+func (f *fleet) lost(ctx context.Context, index int, joining uint64, disorderly bool, reason string) {
 	why := fmt.Errorf("node %d is lost: %s", index, reason)
-	if err := f.AppendOfRun(ctx, &events.NodeLeft{Job: f.cfg.Job, Node: index, Reason: session.Beginning(why.Error(), session.MaxMessage)}); err != nil {
+	left := &events.NodeLeft{Job: f.cfg.Job, Node: index, Reason: session.Beginning(reason, session.MaxMessage), Lost: disorderly}
+	if err := f.AppendOfRun(ctx, left); err != nil {
 		f.log.Warn("loss of a node not recorded", "node", index, "error", err)
 	}
 	f.mu.Lock()

@@ -192,7 +192,7 @@ func (p place) job() {
 		events.JobStarted{Job: job, Host: "h", PID: 1, Command: []string{"python", "<train&go>.py"}, NProc: 2},
 		events.JobEnded{Job: job, ExitCode: p.pick("code", 2)},
 		events.NodeJoined{Job: job, Node: p.pick("node", 2), Host: "h"},
-		events.NodeLeft{Job: job, Node: p.pick("node", 2), Reason: "preempted"},
+		events.NodeLeft{Job: job, Node: p.pick("node", 2), Reason: "preempted", Lost: p.pick("lost", 2) == 1},
 	}
 	p.say(scope, bodies[p.pick("body", len(bodies))])
 }

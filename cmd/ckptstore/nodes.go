@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/insight"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// nodesListing is the output of `nodes --json`.
+type nodesListing struct {
+	Store string         `json:"store"`
+	Run   string         `json:"run"`
+	Job   string         `json:"job"`
+	Nodes []insight.Node `json:"nodes"`
+}
+
+func (a *app) nodesCommand() *cobra.Command {
+	id := ""
+	c := &cobra.Command{
+		Use: "nodes [RUN]", Short: "List the nodes of a run's job", Args: console.Args(cobra.MaximumNArgs(1)),
+		Long: `List the nodes of the newest job of RUN, or of the newest job of the store, by index.
+
+A node is ready (joined, while no group runs), active (part of the running group), spare
+(joined, and not part of the running group), left (its trainer ended in order) or lost (it
+was silent for --node-timeout, its trainer started again, or the whole job is lost). RANKS
+are its ranks in the job's newest group. A node that replaces a lost one takes its index:
+JOINS in -o wide counts the nodes that had the index.
+
+The states are those in the log. How long a node has been silent is known to the job's
+coordinating trainer only, whose output names a node that misses beats.`,
+		Example: "  ckptstore nodes bert\n  ckptstore nodes bert --job 3f2a91c0 -o wide\n  ckptstore nodes bert --json | jq -r '.nodes[] | select(.state == \"lost\") | .host'",
+		RunE: func(c *cobra.Command, names []string) error {
+			run := ""
+			switch {
+			case len(names) == 1:
+				run = names[0]
+			case id != "":
+				return console.Usagef("--job %s: name its RUN too", id)
+			}
+			return a.read(c.Context(), func(s *store.Store) error { return a.nodes(c.Context(), s, run, id) })
+		},
+	}
+	c.Flags().StringVar(&id, "job", "", "job ID, or the beginning or end of one (default: the newest job)")
+	return c
+}
+
+func (a *app) nodes(ctx context.Context, s *store.Store, run, id string) error {
+	named := run != ""
+	if !named {
+		var err error
+		if run, err = newestRun(ctx, s); err != nil {
+			return err
+		}
+	}
+	if err := knownRun(ctx, s.Views(), run); err != nil {
+		return err
+	}
+	r, err := readRun(ctx, s, run)
+	if err != nil {
+		return err
+	}
+	job, err := findJob(r, run, id)
+	if err != nil {
+		return err
+	}
+	var workers []projections.Worker
+	if group, found := r.NewestAttempt(job.ID); found {
+		p := query.Params{Run: run, Trial: group.Trial, Attempt: group.Attempt}
+		if workers, err = query.Ask(ctx, s.Views(), query.Workers, p); err != nil {
+			return err
+		}
+	}
+	l := nodesListing{Store: s.ID, Run: run, Job: job.ID, Nodes: r.Nodes(job, workers)}
+	err = console.Emit(a.Console, l, l.Nodes, func(w *tabwriter.Writer, wide bool) { printNodes(w, wide, l.Nodes) })
+	if a.Quiet {
+		return err
+	}
+	if !named {
+		fmt.Fprintf(a.Err, "job %s of run %s\n", job.ID, run)
+	}
+	if len(l.Nodes) == 0 {
+		fmt.Fprintf(a.Err, "job %s has recorded no nodes\n", job.ID)
+	}
+	return err
+}
+
+// newestRun returns the run of the job that started last.
+func newestRun(ctx context.Context, s *store.Store) (string, error) {
+	runs, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{})
+	if err != nil {
+		return "", err
+	}
+	var newest projections.Run
+	for _, r := range runs {
+		if r.StartedSeq > newest.StartedSeq {
+			newest = r
+		}
+	}
+	if newest.Name == "" {
+		return "", &projections.NotFoundError{What: "job in store", Ref: s.ID, Hint: "`trainer run` starts one"}
+	}
+	return newest.Name, nil
+}
+
+func printNodes(w *tabwriter.Writer, wide bool, nodes []insight.Node) {
+	head := []any{"NODE", "HOST", "STATE", "RANKS", "SINCE", "WHY"}
+	if wide {
+		head = append(head, "JOINS")
+	}
+	console.Row(w, head...)
+	for _, n := range nodes {
+		cells := []any{n.Node, n.Host, n.State, ranges(n.Ranks), console.When(n.Since), n.Why}
+		if wide {
+			cells = append(cells, n.Joins)
+		}
+		console.Row(w, cells...)
+	}
+}

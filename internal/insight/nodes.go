@@ -1,0 +1,96 @@
+package insight
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// States of a node in a job, as far as the log shows.
+const (
+	NodeReady  = "ready"  // joined, while no group runs
+	NodeActive = "active" // part of the running group
+	NodeSpare  = "spare"  // joined, and not part of the running group
+	NodeLeft   = "left"   // its trainer ended in order
+	NodeLost   = "lost"   // it was silent, its trainer started again, or the whole job is lost
+)
+
+// Node is one node of a job. It is a line of `nodes`.
+type Node struct {
+	Node  int       `json:"node"` // index
+	Host  string    `json:"host"`
+	State string    `json:"state"`
+	Ranks []int     `json:"ranks"`          // in the job's newest group
+	Since time.Time `json:"since,omitzero"` // start of the state; unknown for a node of a lost job
+	Why   string    `json:"why,omitempty"`  // why it is lost or left
+	Joins int       `json:"joins"`          // how often a node joined with this index
+}
+
+// NewestAttempt returns the newest attempt of a job, and whether the job has one.
+func (r RunJobs) NewestAttempt(job string) (newest projections.Attempt, found bool) {
+	for _, a := range r.attempts {
+		if a.Job == job && a.StartedSeq > newest.StartedSeq {
+			newest, found = a, true
+		}
+	}
+	return newest, found
+}
+
+// Nodes returns the nodes of a job, by index. workers are those of its newest attempt.
+// Of several nodes that had one index, it returns the last.
+func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node {
+	group, started := r.NewestAttempt(job.ID)
+	ranks, stays := map[int][]int{}, map[int][]projections.JobNode{}
+	for _, w := range workers {
+		ranks[w.Node] = append(ranks[w.Node], w.Rank)
+	}
+	for _, stay := range job.Nodes {
+		stays[stay.Node] = append(stays[stay.Node], stay)
+	}
+	for index := range ranks { // the fact that a node joined may follow the group's start
+		if stays[index] == nil {
+			stays[index] = []projections.JobNode{{Node: index, JoinedAt: group.StartedAt}}
+		}
+	}
+	state := r.state(job)
+	list := []Node{}
+	for _, index := range slices.Sorted(maps.Keys(stays)) {
+		all := stays[index]
+		last := all[len(all)-1]
+		n := Node{Node: index, Ranks: append([]int{}, ranks[index]...), Since: last.JoinedAt, Why: last.Reason}
+		for _, stay := range all {
+			n.Host = cmp.Or(stay.Host, n.Host)
+			if !stay.JoinedAt.IsZero() {
+				n.Joins++
+			}
+			if started && stay != last && !stay.LeftAt.Before(group.StartedAt) {
+				n.Ranks = []int{} // the group's node is gone, and last took its index
+			}
+		}
+		switch {
+		case !last.LeftAt.IsZero():
+			n.State, n.Since = NodeLeft, last.LeftAt
+			if last.Lost {
+				n.State = NodeLost
+			}
+		case state == Ended:
+			n.State, n.Since, n.Why = NodeLeft, job.EndedAt, "the job ended"
+		case state == Lost:
+			n.State, n.Since, n.Why = NodeLost, time.Time{}, "the job is lost: it recorded no end"
+		case started && group.StoppedAt.IsZero() && len(n.Ranks) > 0:
+			n.State, n.Since = NodeActive, group.StartedAt
+		case started && group.StoppedAt.IsZero():
+			n.State = NodeSpare
+		default:
+			n.State = NodeReady
+			if group.StoppedAt.After(n.Since) {
+				n.Since = group.StoppedAt
+			}
+		}
+		list = append(list, n)
+	}
+	return list
+}

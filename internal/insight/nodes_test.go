@@ -1,0 +1,68 @@
+package insight
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// TestStatesOfNodes checks the state of node 1 of a job of two nodes.
+func TestStatesOfNodes(t *testing.T) {
+	at := func(s int64) time.Time { return time.Unix(s, 0) }
+	first := projections.JobNode{Node: 0, Host: "a", JoinedAt: at(1)}
+	joined := projections.JobNode{Node: 1, Host: "b", JoinedAt: at(2)}
+	silent := projections.JobNode{Node: 1, Host: "b", JoinedAt: at(2), LeftAt: at(20), Reason: "silent", Lost: true}
+	group := projections.Attempt{Job: "j", StartedSeq: 5, StartedAt: at(10)}
+	stopped := projections.Attempt{Job: "j", StartedSeq: 5, StartedAt: at(10), StoppedAt: at(30)}
+	other := projections.Attempt{Job: "i", StartedSeq: 9, StartedAt: at(40)}
+	both := []projections.Worker{{Rank: 0}, {Rank: 1}, {Rank: 2, Node: 1}, {Rank: 3, Node: 1}}
+	one := both[:2]
+	for name, c := range map[string]struct {
+		stays   []projections.JobNode
+		attempt projections.Attempt
+		workers []projections.Worker
+		live    string
+		ended   bool
+		want    string
+	}{
+		"before the first group":  {stays: []projections.JobNode{first, joined}, attempt: other, live: "j", want: "b ready [] 2  1"},
+		"in the group":            {stays: []projections.JobNode{first, joined}, attempt: group, workers: both, live: "j", want: "b active [2 3] 10  1"},
+		"join not recorded yet":   {stays: []projections.JobNode{first}, attempt: group, workers: both, live: "j", want: " active [2 3] 10  1"},
+		"not needed":              {stays: []projections.JobNode{first, joined}, attempt: group, workers: one, live: "j", want: "b spare [] 2  1"},
+		"between two groups":      {stays: []projections.JobNode{first, joined}, attempt: stopped, workers: both, live: "j", want: "b ready [2 3] 30  1"},
+		"lost":                    {stays: []projections.JobNode{first, silent}, attempt: group, workers: both, live: "j", want: "b lost [2 3] 20 silent 1"},
+		"lost, then the job":      {stays: []projections.JobNode{first, silent}, attempt: group, workers: both, want: "b lost [2 3] 20 silent 1"},
+		"replaced during a group": {stays: []projections.JobNode{first, silent, {Node: 1, Host: "c", JoinedAt: at(21)}}, attempt: group, workers: both, live: "j", want: "c spare [] 21  2"},
+		"replaced before it":      {stays: []projections.JobNode{first, {Node: 1, Host: "c", LeftAt: at(3), Lost: true}, joined}, attempt: group, workers: both, live: "j", want: "b active [2 3] 10  1"},
+		"left in order":           {stays: []projections.JobNode{first, {Node: 1, Host: "b", JoinedAt: at(2), LeftAt: at(20), Reason: "SIGTERM"}}, attempt: group, workers: both, live: "j", want: "b left [2 3] 20 SIGTERM 1"},
+		"left without a join":     {stays: []projections.JobNode{first, joined, {Node: 1, LeftAt: at(20), Reason: "silent", Lost: true}}, attempt: group, workers: both, live: "j", want: "b lost [2 3] 20 silent 1"},
+		"the job ended":           {stays: []projections.JobNode{first, joined}, attempt: stopped, workers: both, ended: true, want: "b left [2 3] 50 the job ended 1"},
+		"the job is lost":         {stays: []projections.JobNode{first, joined}, attempt: group, workers: both, want: "b lost [2 3] 0 the job is lost: it recorded no end 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			job := projections.Job{ID: "j", Nodes: c.stays, Ended: c.ended}
+			if c.ended {
+				job.EndedAt = at(50)
+			}
+			r := RunJobs{Live: c.live}
+			r.Take(projections.Launches{Jobs: []projections.Job{job}, Attempts: []projections.Attempt{c.attempt}})
+			list := r.Nodes(job, c.workers)
+			if len(list) != 2 || list[0].Host != "a" {
+				t.Fatalf("nodes %+v", list)
+			}
+			n := list[1]
+			since := int64(0)
+			if !n.Since.IsZero() {
+				since = n.Since.Unix()
+			}
+			if got := fmt.Sprint(n.Host, " ", n.State, " ", n.Ranks, " ", since, " ", n.Why, " ", n.Joins); got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		})
+	}
+	if list := (RunJobs{}).Nodes(projections.Job{ID: "j"}, nil); list == nil || len(list) != 0 {
+		t.Errorf("nodes of a job without any: %v", list)
+	}
+}
