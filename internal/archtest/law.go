@@ -143,7 +143,6 @@ func Repository() Law {
 			{"gpu/nvml_stub.go", "the build without NVML"},
 			{"internal/crc32c/fold_amd64.go", "one build"},
 			{"internal/crc32c/fold_other.go", "the other build"},
-			{"cmd/ckptstore/main.go", "where the program begins"},
 			{"cmd/trainer/main.go", "where the program begins"},
 			{"internal/data/doc.go", "the page of a large room"},
 			{"internal/foreign/doc.go", "the page of a large room"},
