@@ -21,6 +21,7 @@ func withSpare(t *testing.T, j job) *scene {
 	s.group(0, 12)
 	s.c = s.launch("c")
 	check(t, s.a.says(ctx, "node=2"))
+	check(t, s.guarded("c"))
 	return s
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -25,6 +26,11 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		return
+	}
+	flag.Parse()
+	// Tests wait for timeouts of nodes nearly all of their time.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
 	}
 	var err error
 	if programs, err = os.MkdirTemp("", "manynodes-bin-"); err != nil {
@@ -95,6 +101,12 @@ func check(t *testing.T, err error) {
 func (c *cluster) ends(ctx context.Context, t *testing.T, trainers ...*trainer) verdict {
 	t.Helper()
 	check(t, c.finish())
+	return c.over(ctx, t, trainers...)
+}
+
+// over waits until the job has ended by itself and judges the cluster.
+func (c *cluster) over(ctx context.Context, t *testing.T, trainers ...*trainer) verdict {
+	t.Helper()
 	for _, tr := range trainers {
 		if code := must[int](t)(tr.code(ctx)); code != 0 {
 			t.Errorf("the trainer on %s exits with %d", tr.on.Name(), code)

@@ -92,3 +92,29 @@ func (s *scene) pass(d time.Duration) error {
 		return context.Cause(s.ctx)
 	}
 }
+
+// guarded waits until the trainer on a node has its guard, and so can start workers.
+func (s *scene) guarded(name string) error {
+	return await(s.ctx, "a guard on "+name, func() (bool, error) {
+		all, err := s.node(name).Processes()
+		return len(all) > 2, err // pid 1, the trainer, the guard
+	})
+}
+
+// cut takes a node off the network.
+func (s *scene) cut(name string) {
+	for _, other := range s.nodes {
+		if other.Name() != name {
+			s.bed.Switch().Cut(name, other.Name())
+		}
+	}
+}
+
+// heal undoes cut.
+func (s *scene) heal(name string) {
+	for _, other := range s.nodes {
+		if other.Name() != name {
+			s.bed.Switch().Heal(name, other.Name())
+		}
+	}
+}
