@@ -30,6 +30,26 @@ func TestNegativeCache(t *testing.T) {
 	}
 }
 
+// A node looked for directories of checkpoints before they existed, as a user does that
+// waits for one.
+func TestNamesSoughtEarly(t *testing.T) {
+	t.Parallel()
+	disk := netfs.NFS()
+	disk.NegativeCache, disk.EntryCache = time.Minute, time.Minute
+	s := scenario(t, setting{nodes: []string{"a", "b"}, disk: disk}, twoNodes())
+	s.group(0, 11)
+	for _, name := range []string{"a", "b"} {
+		early := s.node(name).Command(s.ctx, "sh", "-c", "for i in $(seq 20 10 200); do ls -d "+storeAt+"/data/run/main/step-$i.a1; done; true")
+		out, err := early.Output()
+		check(t, err)
+		t.Logf("%s sees %q early", name, out)
+	}
+	s.group(0, 72)
+	if v := s.ends(s.ctx, t, s.a, s.b); v.Saved < 7 || v.Aborted != 0 || v.Attempts != 1 {
+		t.Errorf("%+v", v)
+	}
+}
+
 // Locks that each node keeps for itself do not lead to two servers on one log: neither by
 // the nodes of a job, nor by a command on another node.
 func TestLocalLocks(t *testing.T) {
