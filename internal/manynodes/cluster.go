@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/testbed"
+	"github.com/ckptstore/ckptstore/internal/testbed/ethernet"
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
 
@@ -51,9 +52,41 @@ type cluster struct {
 	disk    *netfs.Server
 	nodes   []*machine
 	sampler *sampler
+	want    []string // the losses of an unbroken run; nil: those of [worker]
 
 	mu       sync.Mutex
 	trainers []*trainer
+}
+
+// cut takes a node off the network.
+func (c *cluster) cut(name string) {
+	for _, other := range c.nodes {
+		if other.Name() != name {
+			c.bed.Switch().Cut(name, other.Name())
+		}
+	}
+}
+
+// cutTo loses what is sent to a node, and cutFrom what it sends.
+func (c *cluster) cutTo(name string) {
+	for _, other := range c.nodes {
+		c.bed.Switch().Update(other.Name(), name, func(c *ethernet.Cable) { c.Down = true })
+	}
+}
+
+func (c *cluster) cutFrom(name string) {
+	for _, other := range c.nodes {
+		c.bed.Switch().Update(name, other.Name(), func(c *ethernet.Cable) { c.Down = true })
+	}
+}
+
+// heal undoes all cuts of a node.
+func (c *cluster) heal(name string) {
+	for _, other := range c.nodes {
+		if other.Name() != name {
+			c.bed.Switch().Heal(name, other.Name())
+		}
+	}
 }
 
 // newCluster starts the nodes. The caller calls close.
@@ -248,14 +281,11 @@ func await(ctx context.Context, what string, done func() (bool, error)) error {
 func (c *cluster) trains(ctx context.Context, after int, steps int) (group []life, err error) {
 	what := fmt.Sprintf("%d steps of a group after attempt %d", steps, after)
 	err = await(ctx, what, func() (bool, error) {
-		lives, err := readLives(c.lives)
+		lives, err := readLives(c.lives, after)
 		if err != nil {
 			return false, err
 		}
 		for _, l := range lives {
-			if l.Attempt <= after {
-				continue
-			}
 			group = groupOf(lives, l.Attempt)
 			if len(group) == l.World && !slices.ContainsFunc(group, func(l life) bool { return l.steps() < steps }) {
 				return true, nil
@@ -291,6 +321,17 @@ func (c *cluster) workersOn(m *machine) (n int, err error) {
 		}
 	}
 	return n, err
+}
+
+// killAny kills one of the workers of a node, if it has any.
+func (c *cluster) killAny(m *machine) error {
+	all, err := m.Processes()
+	for _, p := range all {
+		if p.Getenv("RANK") != "" && p.State != "Z" {
+			return unix.Kill(p.PID, unix.SIGKILL)
+		}
+	}
+	return err
 }
 
 // noWorkers waits until a node has no worker.

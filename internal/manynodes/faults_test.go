@@ -3,7 +3,6 @@ package main
 import (
 	"testing"
 
-	"github.com/ckptstore/ckptstore/internal/testbed/ethernet"
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
 
@@ -60,26 +59,15 @@ func TestPowerOff(t *testing.T) {
 // It joins again when the link is healed, as a spare.
 func TestLinkCut(t *testing.T) {
 	t.Parallel()
-	for name, cut := range map[string]func(*ethernet.Switch){
-		"both ways": func(s *ethernet.Switch) { s.Cut("a", "b"); s.Cut("b", "c") },
-		"from the node": func(s *ethernet.Switch) {
-			for _, to := range []string{"a", "c"} {
-				s.Update("b", to, func(c *ethernet.Cable) { c.Down = true })
-			}
-		},
-		"to the node": func(s *ethernet.Switch) {
-			for _, from := range []string{"a", "c"} {
-				s.Update(from, "b", func(c *ethernet.Cable) { c.Down = true })
-			}
-		},
+	for name, cut := range map[string]func(*cluster, string){
+		"both ways": (*cluster).cut, "from the node": (*cluster).cutFrom, "to the node": (*cluster).cutTo,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := withSpare(t, twoNodes())
-			cut(s.bed.Switch())
+			cut(s.cluster, "b")
 			s.on(s.group(1, 12), "a", "c")
-			s.bed.Switch().Heal("a", "b")
-			s.bed.Switch().Heal("b", "c")
+			s.heal("b")
 			check(t, s.a.says(s.ctx, "node rejoined"))
 			s.ends(s.ctx, t, s.a, s.b, s.c)
 		})

@@ -43,7 +43,7 @@ func (c *cluster) judge(ctx context.Context, allowance time.Duration) (v verdict
 	if err != nil {
 		return v, err
 	}
-	lives, err := readLives(c.lives)
+	lives, err := readLives(c.lives, 0)
 	if err != nil {
 		return v, err
 	}
@@ -53,7 +53,7 @@ func (c *cluster) judge(ctx context.Context, allowance time.Duration) (v verdict
 	}
 	c.overlaps(&v, lives, samples, allowance)
 	places(&v, lives)
-	values(&v, lives)
+	values(&v, lives, c.want)
 	return v, c.verify(ctx, &v, lives)
 }
 
@@ -154,8 +154,8 @@ func keys(of map[int][]life) (all []int) {
 }
 
 // values compares every loss with that of an unbroken run, and every start with what was
-// committed before.
-func values(v *verdict, lives []life) {
+// committed before. want has the losses of programs other than [worker].
+func values(v *verdict, lives []life, want []string) {
 	type ack struct{ at, step int64 }
 	var acks []ack
 	names := map[string]bool{}
@@ -175,7 +175,11 @@ func values(v *verdict, lives []life) {
 		}
 	}
 	v.Saved = len(names)
-	want := unbroken(world, v.Steps)
+	if want == nil {
+		for _, loss := range unbroken(world, v.Steps) {
+			want = append(want, bits(loss))
+		}
+	}
 	for _, l := range lives {
 		if l.World != world {
 			v.find("attempt %d has %d ranks, others %d", l.Attempt, l.World, world)
@@ -191,8 +195,12 @@ func values(v *verdict, lives []life) {
 					v.find("attempt %d: rank %d trains step %d after step %d", l.Attempt, l.Rank, line.Step, next-1)
 				}
 				next = line.Step + 1
-				if line.Loss != bits(want[line.Step-1]) {
-					v.find("attempt %d: rank %d has the loss %s in step %d, an unbroken run has %s", l.Attempt, l.Rank, line.Loss, line.Step, bits(want[line.Step-1]))
+				if line.Step > int64(len(want)) {
+					v.find("attempt %d: rank %d trains step %d, an unbroken run ends with %d", l.Attempt, l.Rank, line.Step, len(want))
+					break
+				}
+				if line.Loss != want[line.Step-1] {
+					v.find("attempt %d: rank %d has the loss %s in step %d, an unbroken run has %s", l.Attempt, l.Rank, line.Loss, line.Step, want[line.Step-1])
 				}
 			}
 		}

@@ -1,5 +1,22 @@
-// Command manynodes runs jobs over several nodes of a testbed, breaks nodes and links, and
-// judges what the ranks did.
+// Command manynodes runs jobs over several nodes of a testbed, disturbs the nodes and the
+// links between them, and judges what the ranks did.
+//
+//	go run ./internal/manynodes --faults 100 --seed 7
+//
+// The nodes, their network and their disk are those of internal/testbed, the programs are
+// the real trainer and workers of the client library. A fault is a cut of a node's links in
+// one direction or both, a pause of its trainer alone, a freeze of the whole node, or the
+// death of a worker. The verdict rests on /proc of all nodes and on the ranks' own records,
+// not on what the trainers print:
+//
+//   - no rank of an attempt runs after a rank of a later attempt has started
+//   - ranks keep their nodes, and all nodes of an attempt agree on its environment
+//   - every loss equals that of an unbroken run, bit by bit
+//   - no acknowledged checkpoint is lost, and the store verifies
+//   - no trainer ends before the job does
+//
+// It prints one JSON object and exits with 1 if anything else happened. The seed repeats
+// the faults, not the timing of the processes.
 package main
 
 import (
@@ -10,6 +27,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/testbed"
 )
@@ -26,8 +44,7 @@ func main() {
 		cancel() // a worker handles signals as the client library does
 		err = runWorker(context.Background(), os.Args[2:])
 	} else {
-		err = errors.New("not yet")
-		_ = ctx
+		err = command(ctx, os.Args[1:])
 	}
 	if errors.Is(err, flag.ErrHelp) {
 		return
@@ -36,4 +53,27 @@ func main() {
 		fmt.Fprintln(os.Stderr, "manynodes:", err)
 		os.Exit(1)
 	}
+}
+
+// command parses the command line and runs what it asks for.
+func command(ctx context.Context, args []string) error {
+	o := options{out: os.Stdout}
+	flags := flag.NewFlagSet("manynodes", flag.ContinueOnError)
+	flags.IntVar(&o.faults, "faults", 100, "number of faults")
+	flags.DurationVar(&o.duration, "duration", 0, "time after which no fault begins; 0 for any")
+	flags.Uint64Var(&o.seed, "seed", 0, "seed of the faults; 0 for one from the clock")
+	flags.DurationVar(&o.timeout, "node-timeout", 2*time.Second, "--node-timeout of the trainers")
+	flags.StringVar(&o.bin, "bin", "", "directory of ckptstore and trainer (default: build them)")
+	flags.StringVar(&o.source, "source", ".", "root of the repository")
+	flags.BoolVar(&o.keep, "keep", false, "keep the directory; it is always kept when something is wrong")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("%q: want only flags", flags.Args())
+	}
+	if o.seed == 0 {
+		o.seed = uint64(time.Now().UnixNano()) //nolint:gosec // any number
+	}
+	return o.run(ctx)
 }

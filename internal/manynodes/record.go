@@ -80,7 +80,7 @@ type recorder struct {
 }
 
 func newRecorder(dir string, id identity) (*recorder, error) {
-	name := filepath.Join(dir, fmt.Sprintf("%s-%d-a%d-r%d", id.Host, id.PID, id.Attempt, id.Rank))
+	name := filepath.Join(dir, fmt.Sprintf("a%d-r%d-%s-%d", id.Attempt, id.Rank, id.Host, id.PID))
 	pulse, err := os.Create(name + ".pulse")
 	if err != nil {
 		return nil, err
@@ -129,14 +129,18 @@ func (r *recorder) close() error {
 	return errors.Join(r.lines.Close(), r.pulse.Close())
 }
 
-// readLives reads the records of a directory. A line that is being written is left out,
-// and so is a record without its first line.
-func readLives(dir string) (lives []life, err error) {
+// readLives reads the records of a directory, of attempts after the given one. A line that
+// is being written is left out, and so is a record without its first line.
+func readLives(dir string, after int) (lives []life, err error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range names {
+		var attempt int
+		if _, err := fmt.Sscanf(filepath.Base(name), "a%d-", &attempt); err == nil && attempt <= after {
+			continue
+		}
 		text, err := os.ReadFile(name)
 		if err != nil {
 			return nil, err

@@ -100,21 +100,3 @@ func (s *scene) guarded(name string) error {
 		return len(all) > 2, err // pid 1, the trainer, the guard
 	})
 }
-
-// cut takes a node off the network.
-func (s *scene) cut(name string) {
-	for _, other := range s.nodes {
-		if other.Name() != name {
-			s.bed.Switch().Cut(name, other.Name())
-		}
-	}
-}
-
-// heal undoes cut.
-func (s *scene) heal(name string) {
-	for _, other := range s.nodes {
-		if other.Name() != name {
-			s.bed.Switch().Heal(name, other.Name())
-		}
-	}
-}
