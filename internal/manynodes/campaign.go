@@ -29,6 +29,7 @@ type options struct {
 	source   string
 	keep     bool
 	python   string
+	only     string
 	rounds   int
 	out      io.Writer
 }
@@ -212,13 +213,7 @@ func (p *campaign) act(ctx context.Context, f fault) error {
 	case killOne:
 		return p.killAny(m)
 	}
-	timer := time.NewTimer(f.For)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	return errors.Join(context.Cause(ctx), undo())
+	return errors.Join(wait(ctx, f.For), undo())
 }
 
 // recovered waits until a group after an attempt trains, newly counted from now, and returns

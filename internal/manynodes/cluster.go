@@ -197,14 +197,19 @@ func (c *cluster) start(ctx context.Context, m *machine, j job) (*trainer, error
 	} else {
 		args = append(append(args, self, workerVerb, "--lives", livesAt), j.worker...)
 	}
-	t := &trainer{Cmd: m.Command(context.WithoutCancel(ctx), filepath.Join(c.bin, "trainer"), args...), on: m, ended: make(chan struct{})}
+	return c.execute(ctx, m, filepath.Join(c.bin, "trainer"), args, j.env)
+}
+
+// execute starts a program of a job on a node.
+func (c *cluster) execute(ctx context.Context, m *machine, program string, args, env []string) (t *trainer, err error) {
+	t = &trainer{Cmd: m.Command(context.WithoutCancel(ctx), program, args...), on: m, ended: make(chan struct{})}
 	c.mu.Lock()
 	name := filepath.Join(c.dir, "logs", fmt.Sprintf("%d-%s.log", len(c.trainers), m.Name()))
 	c.mu.Unlock()
 	if t.log, err = newTranscript(name); err != nil {
 		return nil, err
 	}
-	t.Env = append(t.Env, j.env...)
+	t.Env = append(t.Env, env...)
 	t.Stdout, t.Stderr = t.log, t.log
 	if err := t.Start(); err != nil {
 		return nil, errors.Join(err, t.log.Close())
@@ -305,8 +310,8 @@ func groupOf(lives []life, attempt int) (group []life) {
 	return group
 }
 
-// says waits until the trainer has printed a text.
-func (t *trainer) says(ctx context.Context, text string) error {
+// prints waits until the trainer has printed a text.
+func (t *trainer) prints(ctx context.Context, text string) error {
 	return await(ctx, fmt.Sprintf("the trainer on %s prints %q", t.on.Name(), text), func() (bool, error) {
 		return strings.Contains(t.log.String(), text), nil
 	})

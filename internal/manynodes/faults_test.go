@@ -19,7 +19,7 @@ func withSpare(t *testing.T, j job) *scene {
 	s.b = s.launch("b")
 	s.group(0, 12)
 	s.c = s.launch("c")
-	check(t, s.a.says(ctx, "node=2"))
+	check(t, s.a.prints(ctx, "node=2"))
 	check(t, s.guarded("c"))
 	return s
 }
@@ -68,7 +68,7 @@ func TestLinkCut(t *testing.T) {
 			cut(s.cluster, "b")
 			s.on(s.group(1, 12), "a", "c")
 			s.heal("b")
-			check(t, s.a.says(s.ctx, "node rejoined"))
+			check(t, s.a.prints(s.ctx, "node rejoined"))
 			s.ends(s.ctx, t, s.a, s.b, s.c)
 		})
 	}
@@ -82,7 +82,7 @@ func TestAgentStopped(t *testing.T) {
 	check(t, s.noWorkers(s.ctx, s.node("b")))
 	s.on(s.group(1, 12), "a", "c")
 	check(t, s.b.resume())
-	check(t, s.a.says(s.ctx, "node rejoined"))
+	check(t, s.a.prints(s.ctx, "node rejoined"))
 	s.ends(s.ctx, t, s.a, s.b, s.c)
 }
 
@@ -94,7 +94,7 @@ func TestNodeFrozen(t *testing.T) {
 	s.on(s.group(1, 12), "a", "c")
 	check(t, s.node("b").thaw())
 	check(t, s.noWorkers(s.ctx, s.node("b")))
-	check(t, s.a.says(s.ctx, "node rejoined"))
+	check(t, s.a.prints(s.ctx, "node rejoined"))
 	s.ends(s.ctx, t, s.a, s.b, s.c)
 }
 
@@ -169,6 +169,6 @@ func TestPowerOffInSave(t *testing.T) {
 	}))
 	check(t, s.node("b").PowerOff())
 	s.on(s.group(1, 12), "a", "c")
-	check(t, s.a.says(s.ctx, "checkpoint aborted"))
+	check(t, s.a.prints(s.ctx, "checkpoint aborted"))
 	s.ends(s.ctx, t, s.a, s.c)
 }

@@ -1,3 +1,5 @@
+//go:build outlive
+
 package main
 
 import (
@@ -20,14 +22,14 @@ func TestStartedAgainWithoutANode(t *testing.T) {
 	s.ends(s.ctx, t, s.a, s.c)
 }
 
-// The coordinator is cut off: all workers of the other nodes die, and the job goes on when
+// The coordinator is cut off: all workers of the other nodes die, and the job continues when
 // the link is healed.
 func TestCoordinatorCutOff(t *testing.T) {
 	t.Parallel()
 	s := withSpare(t, twoNodes())
 	s.cut("a")
 	check(t, s.noWorkers(s.ctx, s.node("b")))
-	check(t, s.a.says(s.ctx, "node lost"))
+	check(t, s.a.prints(s.ctx, "node lost"))
 	check(t, s.pass(nodeTimeout))
 	s.heal("a")
 	s.group(1, 12)
@@ -73,7 +75,7 @@ func TestNodeFrozenBriefly(t *testing.T) {
 	s.ends(s.ctx, t, s.a, s.b, s.c)
 }
 
-// A node is cut off in the middle of a write, and goes on with it after its group was
+// A node is cut off in the middle of a write, and continues it after its group was
 // replaced.
 func TestCutInSave(t *testing.T) {
 	t.Parallel()
@@ -87,11 +89,11 @@ func TestCutInSave(t *testing.T) {
 	check(t, await(s.ctx, "the writes of b", func() (bool, error) { return disk.Counters().Hanging == 0, nil }))
 	s.group(1, 60)
 	s.heal("b")
-	check(t, s.a.says(s.ctx, "node rejoined"))
+	check(t, s.a.prints(s.ctx, "node rejoined"))
 	s.ends(s.ctx, t, s.a, s.b, s.c)
 }
 
-// A coordinator's node loses its power; a trainer that is started there again goes on.
+// A coordinator's node loses its power; a trainer that is started there again continues the job.
 func TestCoordinatorPowerOff(t *testing.T) {
 	t.Parallel()
 	s := withSpare(t, twoNodes())

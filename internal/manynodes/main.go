@@ -17,6 +17,9 @@
 //
 // It prints one JSON object and exits with 1 if anything else happened. The seed repeats
 // the faults, not the timing of the processes.
+//
+// manynodes torch trains with PyTorch's FSDP2, once for each fault, and judges that in the
+// same way. manynodes compare measures restarts under the trainer and under torchrun.
 package main
 
 import (
@@ -66,14 +69,23 @@ func command(ctx context.Context, args []string) error {
 	flags.StringVar(&o.bin, "bin", "", "directory of ckptstore and trainer (default: build them)")
 	flags.StringVar(&o.source, "source", ".", "root of the repository")
 	flags.BoolVar(&o.keep, "keep", false, "keep the directory; it is always kept when something is wrong")
+	flags.StringVar(&o.python, "python", "python3", "interpreter that has PyTorch")
+	flags.IntVar(&o.rounds, "rounds", 5, "of compare: measurements of each fault")
+	flags.StringVar(&o.only, "only", "", "of torch and compare: the fault of this name alone")
 	if err := flags.Parse(args); err != nil {
 		return err
-	}
-	if flags.NArg() > 0 {
-		return fmt.Errorf("%q: want only flags", flags.Args())
 	}
 	if o.seed == 0 {
 		o.seed = uint64(time.Now().UnixNano()) //nolint:gosec // any number
 	}
-	return o.run(ctx)
+	switch what := flags.Args(); {
+	case len(what) == 0:
+		return o.run(ctx)
+	case len(what) == 1 && what[0] == "torch":
+		return o.torch(ctx)
+	case len(what) == 1 && what[0] == "compare":
+		return o.compare(ctx)
+	default:
+		return fmt.Errorf("%q: want torch, compare or nothing after the flags", what)
+	}
 }

@@ -55,7 +55,7 @@ func start(t *testing.T, s setting) (context.Context, *cluster) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	s.bin = programs
 	var err error
-	if s.dir, err = os.MkdirTemp("", "manynodes-"); err != nil {
+	if s.dir, err = os.MkdirTemp("", "manynodes-"); err != nil { //nolint:usetesting // kept if the test fails
 		t.Fatal(err)
 	}
 	c, err := newCluster(ctx, s)

@@ -23,7 +23,7 @@ import (
 // All times are CLOCK_MONOTONIC in nanoseconds, which the nodes and the host share.
 const pulseInterval = 2 * time.Millisecond
 
-// identity is what a rank was told when it was executed.
+// identity is what the environment of a rank states.
 type identity struct {
 	Host       string `json:"host"`
 	PID        int    `json:"pid"` // in its node

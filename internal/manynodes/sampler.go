@@ -117,10 +117,10 @@ func (s *sampler) look(m *machine) {
 	}
 	for _, p := range all {
 		rank, rerr := strconv.Atoi(p.Getenv("RANK"))
-		attempt, aerr := strconv.Atoi(p.Getenv(client.EnvAttempt))
-		if rerr != nil || aerr != nil || p.State == "Z" {
+		if rerr != nil || p.State == "Z" {
 			continue
 		}
+		attempt, _ := strconv.Atoi(p.Getenv(client.EnvAttempt)) // 0 under torchrun
 		key := fmt.Sprint(p.PID, " ", p.Started)
 		w := s.all[key]
 		if w == nil {
@@ -134,6 +134,19 @@ func (s *sampler) look(m *machine) {
 			w.last = at
 		}
 	}
+}
+
+// ranksSince counts the ranks with a process that was first seen after a time.
+func (s *sampler) ranksSince(at int64) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ranks := map[int]bool{}
+	for _, w := range s.all {
+		if w.first > at {
+			ranks[w.rank] = true
+		}
+	}
+	return len(ranks)
 }
 
 // close ends the sampling and returns what was seen.

@@ -82,16 +82,7 @@ func (s *scene) killWorker(l life) {
 }
 
 // pass waits: for the length of a fault, not for its effect.
-func (s *scene) pass(d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-s.ctx.Done():
-		return context.Cause(s.ctx)
-	}
-}
+func (s *scene) pass(d time.Duration) error { return wait(s.ctx, d) }
 
 // guarded waits until the trainer on a node has its guard, and so can start workers.
 func (s *scene) guarded(name string) error {
