@@ -120,6 +120,7 @@ func Repository() Law {
 			{Path: "internal/testbed/ethernet", Holds: "a switch in user space with slow, lossy and silent cables", NoDeps: true},
 			{Path: "internal/testbed/netfs", Holds: "a network filesystem in user space with the caches of NFS, and faults"},
 			{Path: "internal/testbed", Holds: "the nodes of a cluster on one machine, for tests: namespaces, a switch, a shared disk", May: []string{"internal/testbed/ethernet", "internal/testbed/netfs"}},
+			{Path: "internal/manynodes", Holds: "jobs over several nodes of a testbed that are cut, frozen and killed at random, and judged", Closed: true, May: []string{"tensor", "client", "internal/testbed/ethernet", "internal/testbed/netfs", "internal/testbed"}},
 			{Path: "cmd/ckptstore", Holds: "verbs: parse, call, print", Closed: true, May: []string{Any}},
 			{Path: "cmd/trainer", Holds: "the package `trainer` without an option", Closed: true, May: []string{Any}},
 			{Path: "internal/archtest", Holds: "this law, as a test", NoDeps: true, Closed: true},

@@ -44,11 +44,20 @@ func (c *Client) entry(dir *inode, name string, out *fuse.EntryOut) fuse.Status 
 		return fuse.ToStatus(err)
 	}
 	n := c.remember(fd, keyOf(&st))
+	dir.found(name)
 	out.NodeId, out.Generation = n.number, 1
 	out.SetEntryTimeout(c.options.EntryCache)
 	out.SetAttrTimeout(c.options.AttrCache)
 	n.attributes(&st, &out.Attr)
 	return fuse.OK
+}
+
+// found notes that the kernel knows a name to exist. It must not be told to forget that: an
+// open file would look deleted.
+func (n *inode) found(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.missing, name)
 }
 
 // made completes the creation of a name for its caller and fills the answer.
@@ -143,7 +152,11 @@ func (c *Client) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to string) f
 			return s
 		}
 	}
-	return c.removes(target, to, func() error { return unix.Renameat2(dir.fd, from, target.fd, to, uint(in.Flags)) })
+	s := c.removes(target, to, func() error { return unix.Renameat2(dir.fd, from, target.fd, to, uint(in.Flags)) })
+	if s.Ok() {
+		target.found(to)
+	}
+	return s
 }
 
 // Unlink removes a file's name.

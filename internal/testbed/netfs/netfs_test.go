@@ -2,8 +2,10 @@ package netfs_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -113,6 +115,33 @@ func TestNegativeCache(t *testing.T) {
 		a.write("f", "text")
 		eventually(t, "f on b", func() bool { return b.exists("f") })
 	})
+}
+
+// TestMadeName: a listing does not take the name from an open file that was missing before
+// it was made.
+func TestMadeName(t *testing.T) {
+	a := share(t, netfs.NFS())[0]
+	for name, create := range map[string]func(string) *os.File{
+		"made": func(name string) *os.File { return a.open(name, os.O_CREATE|os.O_WRONLY) },
+		"renamed": func(name string) *os.File {
+			f := a.open("other", os.O_CREATE|os.O_WRONLY)
+			if err := os.Rename(a.path("other"), a.path(name)); err != nil {
+				t.Fatal(err)
+			}
+			return f
+		},
+	} {
+		if _, err := os.Stat(a.path(name)); err == nil {
+			t.Fatal("it exists already")
+		}
+		f := create(name)
+		if _, err := os.ReadDir(a.path(".")); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd())); err != nil || strings.HasSuffix(got, "(deleted)") {
+			t.Errorf("the open file is %q, %v", got, err)
+		}
+	}
 }
 
 // TestAttrCache: a stat shows the old size until the file is opened.

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
+)
+
+// recovery bounds the time from the end of a fault to a group that trains.
+const recovery = 90 * time.Second
+
+// options are the flags of all commands.
+type options struct {
+	faults   int
+	duration time.Duration
+	seed     uint64
+	timeout  time.Duration
+	bin      string
+	source   string
+	keep     bool
+	python   string
+	only     string
+	rounds   int
+	out      io.Writer
+}
+
+// fault is one disturbance of a node.
+type fault struct {
+	Kind string        `json:"kind"`
+	Node string        `json:"node"`
+	For  time.Duration `json:"for"`
+}
+
+func (f fault) String() string { return fmt.Sprintf("%s %s for %v", f.Kind, f.Node, f.For) }
+
+// The kinds of faults.
+const (
+	cutBoth  = "cut"
+	cutTo    = "cut to"
+	cutFrom  = "cut from"
+	pauseOne = "pause the trainer of"
+	freeze   = "freeze"
+	killOne  = "kill a worker on"
+)
+
+// campaign is a job of two nodes with a spare, and faults of its nodes.
+type campaign struct {
+	*cluster
+	options
+	random   *rand.Rand
+	trainers map[string]*trainer
+}
+
+// report is what a campaign prints.
+type report struct {
+	Seed    uint64         `json:"seed"`
+	Timeout string         `json:"node_timeout"`
+	Cores   int            `json:"cores"`
+	Faults  map[string]int `json:"faults"`
+	Seconds float64        `json:"seconds"`
+	verdict
+}
+
+// programsOf returns the directory of the programs. It builds them in dir if none is given.
+func (o options) programsOf(ctx context.Context, dir string) (string, error) {
+	if o.bin != "" {
+		return filepath.Abs(o.bin)
+	}
+	dir = filepath.Join(dir, "bin")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", dir+"/", "./cmd/ckptstore", "./cmd/trainer")
+	cmd.Dir = o.source
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the programs: %w\n%s", err, out)
+	}
+	return dir, nil
+}
+
+// inDirectory calls do with a directory of its own, which is kept if do fails.
+func (o options) inDirectory(do func(dir string) error) error {
+	dir, err := os.MkdirTemp("", "manynodes-")
+	if err != nil {
+		return err
+	}
+	err = do(dir)
+	if err != nil || o.keep {
+		fmt.Fprintf(o.out, "%s is kept\n", dir)
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+// run runs the campaign of the options.
+func (o options) run(ctx context.Context) error {
+	return o.inDirectory(func(dir string) error {
+		bin, err := o.programsOf(ctx, dir)
+		if err != nil {
+			return err
+		}
+		c, err := newCluster(ctx, setting{bin: bin, dir: dir, nodes: []string{"a", "b", "c"}, seed: o.seed, disk: netfs.NFS()})
+		if err != nil {
+			return err
+		}
+		p := &campaign{cluster: c, options: o, random: rand.New(rand.NewPCG(o.seed, 0)), trainers: map[string]*trainer{}} //nolint:gosec // for tests
+		r, err := p.disturb(ctx)
+		err = errors.Join(err, c.close())
+		enc := json.NewEncoder(o.out)
+		enc.SetIndent("", "  ")
+		if jerr := enc.Encode(r); err == nil {
+			err = jerr
+		}
+		if n := len(r.Findings); n > 0 {
+			err = errors.Join(err, fmt.Errorf("%d findings, with seed %d", n, o.seed))
+		}
+		return err
+	})
+}
+
+// disturb runs the job, the faults one after the other, and judges the whole.
+func (p *campaign) disturb(ctx context.Context) (r report, err error) {
+	r = report{Seed: p.seed, Timeout: p.timeout.String(), Cores: runtime.NumCPU(), Faults: map[string]int{}}
+	j := job{
+		nnodes: "2", nproc: 2, timeout: p.timeout,
+		more: []string{"--max-restarts", "-1", "--max-infra-restarts", "-1"},
+	}
+	for _, m := range p.nodes {
+		if p.trainers[m.Name()], err = p.start(ctx, m, j); err != nil {
+			return r, err
+		}
+	}
+	began := time.Now()
+	attempt, err := p.recovered(ctx, 0)
+	for n := 0; err == nil && n < p.faults && (p.duration == 0 || time.Since(began) < p.duration); n++ {
+		f := p.next()
+		fmt.Fprintf(p.out, "%v: fault %d, attempt %d: %v\n", time.Since(began).Round(time.Millisecond), n+1, attempt, f)
+		r.Faults[f.Kind]++
+		if err = p.act(ctx, f); err == nil {
+			attempt, err = p.recovered(ctx, attempt-1)
+		}
+		if err != nil {
+			err = fmt.Errorf("fault %d: %v: %w", n+1, f, err)
+		}
+	}
+	r.Seconds = time.Since(began).Seconds()
+	if err != nil {
+		return r, err
+	}
+	if err := p.finish(); err != nil {
+		return r, err
+	}
+	end, cancel := context.WithTimeout(ctx, recovery)
+	defer cancel()
+	for name, t := range p.trainers {
+		code, err := t.code(end)
+		if err != nil {
+			return r, err
+		}
+		if code != 0 {
+			r.find("the trainer on %s ended with %d", name, code)
+		}
+	}
+	v, err := p.judge(ctx, p.timeout/2)
+	v.Findings = append(v.Findings, r.Findings...)
+	r.verdict = v
+	return r, err
+}
+
+// next returns the next fault: of any node, shorter than T/2, up to T, or longer.
+func (p *campaign) next() fault {
+	kinds := []string{cutBoth, cutBoth, cutTo, cutFrom, pauseOne, pauseOne, freeze, freeze, freeze, killOne}
+	nodes := []string{"a", "b", "b", "c", "c"}
+	f := fault{Kind: kinds[p.random.IntN(len(kinds))], Node: nodes[p.random.IntN(len(nodes))]}
+	if f.Kind != killOne {
+		f.For = p.timeout/10 + time.Duration(p.random.Int64N(int64(2*p.timeout)))
+	}
+	return f
+}
+
+// act does a fault and undoes it when its time is over.
+func (p *campaign) act(ctx context.Context, f fault) error {
+	m, t := p.node(f.Node), p.trainers[f.Node]
+	var undo func() error
+	healed := func() error { p.heal(f.Node); return nil }
+	switch f.Kind {
+	case cutBoth:
+		p.cut(f.Node)
+		undo = healed
+	case cutTo:
+		p.cutTo(f.Node)
+		undo = healed
+	case cutFrom:
+		p.cutFrom(f.Node)
+		undo = healed
+	case pauseOne:
+		if err := t.pause(); err != nil {
+			return err
+		}
+		undo = t.resume
+	case freeze:
+		if err := m.freeze(); err != nil {
+			return err
+		}
+		undo = m.thaw
+	case killOne:
+		return p.killAny(m)
+	}
+	return errors.Join(wait(ctx, f.For), undo())
+}
+
+// recovered waits until a group after an attempt trains, newly counted from now, and returns
+// its attempt.
+func (p *campaign) recovered(ctx context.Context, after int) (attempt int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, recovery)
+	defer cancel()
+	before, err := readLives(p.lives, after)
+	if err != nil {
+		return 0, err
+	}
+	had := map[identity]int{}
+	for _, l := range before {
+		had[l.identity] = l.steps()
+	}
+	err = await(ctx, fmt.Sprintf("12 steps after attempt %d", after), func() (bool, error) {
+		for name, t := range p.trainers {
+			select {
+			case <-t.ended:
+				return false, fmt.Errorf("the trainer on %s has ended: %w", name, t.err)
+			default:
+			}
+		}
+		lives, err := readLives(p.lives, after)
+		if err != nil {
+			return false, err
+		}
+		moved := map[int]int{}
+		for _, l := range lives {
+			if l.steps() >= had[l.identity]+12 {
+				if moved[l.Attempt]++; moved[l.Attempt] == l.World {
+					attempt = max(attempt, l.Attempt)
+				}
+			}
+		}
+		return attempt > 0, nil
+	})
+	return attempt, err
+}

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
+)
+
+func threeNodes() setting {
+	return setting{nodes: []string{"a", "b", "c"}, disk: netfs.NFS()}
+}
+
+// withSpare starts a job of two nodes on a and b, and then its spare c.
+func withSpare(t *testing.T, j job) *scene {
+	t.Helper()
+	ctx, c := start(t, threeNodes())
+	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
+	s.a = s.launch("a")
+	s.b = s.launch("b")
+	s.group(0, 12)
+	s.c = s.launch("c")
+	check(t, s.a.prints(ctx, "node=2"))
+	check(t, s.guarded("c"))
+	return s
+}
+
+// A worker that dies ends its group, and the next one resumes on both nodes.
+func TestWorkerKilled(t *testing.T) {
+	t.Parallel()
+	s := pair(t)
+	for attempt := range 3 {
+		group := s.group(attempt, 12)
+		for _, l := range group {
+			if l.Rank == 2 {
+				s.killWorker(l)
+			}
+		}
+	}
+	group := s.group(3, 12)
+	if group[0].Restart != 3 {
+		t.Errorf("RESTART_COUNT is %d after 3 restarts", group[0].Restart)
+	}
+	s.ends(s.ctx, t, s.a, s.b)
+}
+
+// A node without power is replaced by a spare, which has waited.
+func TestPowerOff(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	if n := s.workers("c"); n != 0 {
+		t.Errorf("the spare has %d workers", n)
+	}
+	check(t, s.node("b").PowerOff())
+	s.on(s.group(1, 12), "a", "c")
+	s.ends(s.ctx, t, s.a, s.c)
+}
+
+// A node whose link is cut kills its workers before the group of its replacement starts.
+// It joins again when the link is healed, as a spare.
+func TestLinkCut(t *testing.T) {
+	t.Parallel()
+	for name, cut := range map[string]func(*cluster, string){
+		"both ways": (*cluster).cut, "from the node": (*cluster).cutFrom, "to the node": (*cluster).cutTo,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := withSpare(t, twoNodes())
+			cut(s.cluster, "b")
+			s.on(s.group(1, 12), "a", "c")
+			s.heal("b")
+			check(t, s.a.prints(s.ctx, "node rejoined"))
+			s.ends(s.ctx, t, s.a, s.b, s.c)
+		})
+	}
+}
+
+// The guard of a node kills its workers when the trainer is stopped.
+func TestAgentStopped(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	check(t, s.b.pause())
+	check(t, s.noWorkers(s.ctx, s.node("b")))
+	s.on(s.group(1, 12), "a", "c")
+	check(t, s.b.resume())
+	check(t, s.a.prints(s.ctx, "node rejoined"))
+	s.ends(s.ctx, t, s.a, s.b, s.c)
+}
+
+// A node that was frozen finds its group replaced.
+func TestNodeFrozen(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	check(t, s.node("b").freeze())
+	s.on(s.group(1, 12), "a", "c")
+	check(t, s.node("b").thaw())
+	check(t, s.noWorkers(s.ctx, s.node("b")))
+	check(t, s.a.prints(s.ctx, "node rejoined"))
+	s.ends(s.ctx, t, s.a, s.b, s.c)
+}
+
+// A coordinator that is stopped for less than T/2 costs no worker.
+func TestCoordinatorStoppedBriefly(t *testing.T) {
+	t.Parallel()
+	s := pair(t)
+	s.group(0, 12)
+	check(t, s.a.pause())
+	check(t, s.pass(nodeTimeout/4))
+	check(t, s.a.resume())
+	s.group(0, 60)
+	if v := s.ends(s.ctx, t, s.a, s.b); v.Attempts != 1 {
+		t.Errorf("%d attempts", v.Attempts)
+	}
+}
+
+// A coordinator that is stopped for longer costs one restart at most, and no job.
+func TestCoordinatorStopped(t *testing.T) {
+	t.Parallel()
+	s := pair(t)
+	s.group(0, 12)
+	check(t, s.a.pause())
+	check(t, s.noWorkers(s.ctx, s.node("b")))
+	check(t, s.pass(nodeTimeout))
+	check(t, s.a.resume())
+	s.group(1, 12)
+	if v := s.ends(s.ctx, t, s.a, s.b); v.Attempts != 2 {
+		t.Errorf("%d attempts", v.Attempts)
+	}
+}
+
+// The nodes of a coordinator that was killed kill their workers, and end with 75.
+func TestCoordinatorKilled(t *testing.T) {
+	t.Parallel()
+	j := twoNodes()
+	j.more = []string{"--endpoint-wait", "4s"}
+	s := scenario(t, setting{nodes: []string{"a", "b"}, disk: netfs.NFS()}, j)
+	s.group(0, 12)
+	check(t, s.a.kill())
+	check(t, s.noWorkers(s.ctx, s.node("b")))
+	if code := must[int](t)(s.b.code(s.ctx)); code != 75 {
+		t.Errorf("the trainer on b exits with %d, want 75", code)
+	}
+	s.a, s.b = s.launch("a"), s.launch("b")
+	s.group(1, 12)
+	s.ends(s.ctx, t, s.a, s.b)
+}
+
+// The nodes of a coordinator that was killed join the next one.
+func TestCoordinatorStartedAgain(t *testing.T) {
+	t.Parallel()
+	s := pair(t)
+	s.group(0, 12)
+	check(t, s.a.kill())
+	if code := must[int](t)(s.a.code(s.ctx)); code != -1 {
+		t.Errorf("exit code %d", code)
+	}
+	s.a = s.launch("a")
+	s.on(s.group(1, 12), "a", "b")
+	s.ends(s.ctx, t, s.a, s.b)
+}
+
+// A node that loses its power in the middle of a save aborts that save by its name.
+func TestPowerOffInSave(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	// The files of b's ranks reach no disk from now on.
+	s.node("b").Disk(sharedAt).Break(netfs.Fault{Ops: []netfs.Op{netfs.OpWrite}, Hang: true})
+	check(t, await(s.ctx, "a write that hangs", func() (bool, error) {
+		return s.node("b").Disk(sharedAt).Counters().Hanging > 0, nil
+	}))
+	check(t, s.node("b").PowerOff())
+	s.on(s.group(1, 12), "a", "c")
+	check(t, s.a.prints(s.ctx, "checkpoint aborted"))
+	s.ends(s.ctx, t, s.a, s.c)
+}

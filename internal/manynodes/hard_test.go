@@ -1,0 +1,145 @@
+//go:build outlive
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
+)
+
+// A coordinator that is started again does not start a group while a node that it cannot
+// reach may have workers of the earlier one.
+func TestStartedAgainWithoutANode(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	s.cut("b")
+	check(t, s.a.kill())
+	must[int](t)(s.a.code(s.ctx))
+	s.a = s.launch("a")
+	s.on(s.group(1, 12), "a", "c")
+	s.ends(s.ctx, t, s.a, s.c)
+}
+
+// The coordinator is cut off: all workers of the other nodes die, and the job continues when
+// the link is healed.
+func TestCoordinatorCutOff(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	s.cut("a")
+	check(t, s.noWorkers(s.ctx, s.node("b")))
+	check(t, s.a.prints(s.ctx, "node lost"))
+	check(t, s.pass(nodeTimeout))
+	s.heal("a")
+	s.group(1, 12)
+	s.ends(s.ctx, t, s.a, s.b, s.c)
+}
+
+// The coordinator's whole node is frozen for longer than T.
+func TestCoordinatorFrozen(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	check(t, s.node("a").freeze())
+	check(t, s.noWorkers(s.ctx, s.node("b")))
+	check(t, s.pass(3*nodeTimeout))
+	check(t, s.node("a").thaw())
+	s.group(1, 12)
+	if v := s.ends(s.ctx, t, s.a, s.b, s.c); v.Attempts != 2 {
+		t.Errorf("%d attempts", v.Attempts)
+	}
+}
+
+// The coordinator alone is stopped for 6 T.
+func TestCoordinatorStoppedLong(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	check(t, s.a.pause())
+	check(t, s.pass(6*nodeTimeout))
+	check(t, s.a.resume())
+	s.group(1, 12)
+	if v := s.ends(s.ctx, t, s.a, s.b, s.c); v.Attempts != 2 {
+		t.Errorf("%d attempts", v.Attempts)
+	}
+}
+
+// A node comes back between T/2 and T: its workers are dead, so the group restarts on the
+// same nodes.
+func TestNodeFrozenBriefly(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	check(t, s.node("b").freeze())
+	check(t, s.pass(nodeTimeout*3/4))
+	check(t, s.node("b").thaw())
+	s.group(1, 12)
+	s.ends(s.ctx, t, s.a, s.b, s.c)
+}
+
+// A node is cut off in the middle of a write, and continues it after its group was
+// replaced.
+func TestCutInSave(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	disk := s.node("b").Disk(sharedAt)
+	disk.Break(netfs.Fault{Ops: []netfs.Op{netfs.OpWrite}, Hang: true})
+	check(t, await(s.ctx, "a write that hangs", func() (bool, error) { return disk.Counters().Hanging > 0, nil }))
+	s.cut("b")
+	s.on(s.group(1, 25), "a", "c")
+	disk.Heal()
+	check(t, await(s.ctx, "the writes of b", func() (bool, error) { return disk.Counters().Hanging == 0, nil }))
+	s.group(1, 60)
+	s.heal("b")
+	check(t, s.a.prints(s.ctx, "node rejoined"))
+	s.ends(s.ctx, t, s.a, s.b, s.c)
+}
+
+// A coordinator's node loses its power; a trainer that is started there again continues the job.
+func TestCoordinatorPowerOff(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	check(t, s.node("a").PowerOff())
+	check(t, s.node("a").PowerOn(s.ctx))
+	s.a = s.launch("a")
+	s.group(1, 12)
+	s.ends(s.ctx, t, s.a, s.b, s.c)
+}
+
+// A node loses its power, and a trainer is started there again.
+func TestNodeStartedAgain(t *testing.T) {
+	t.Parallel()
+	s := pair(t)
+	s.group(0, 12)
+	for attempt := range 3 {
+		check(t, s.node("b").PowerOff())
+		check(t, s.node("b").PowerOn(s.ctx))
+		s.b = s.launch("b")
+		s.on(s.group(attempt+1, 12), "a", "b")
+	}
+	s.ends(s.ctx, t, s.a, s.b)
+}
+
+// A trainer on a node is killed, and started again at once.
+func TestAgentKilled(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	check(t, s.b.kill())
+	s.b = s.launch("b")
+	s.group(1, 12)
+	s.ends(s.ctx, t, s.a, s.b, s.c)
+}
+
+// Data that was copied to each node is refused.
+func TestCopiedDirectory(t *testing.T) {
+	t.Parallel()
+	ctx, c := start(t, setting{nodes: []string{"a", "b"}, copied: true})
+	j := twoNodes()
+	j.more = []string{"--endpoint-wait", "5s"}
+	all := must[[]*trainer](t)(c.startAll(ctx, j, "a", "b"))
+	for _, tr := range all {
+		code := must[int](t)(tr.code(ctx))
+		t.Logf("%s: %d\n%s", tr.on.Name(), code, tr.log)
+		if tr.on.Name() == "b" && (code != 64 || !strings.Contains(tr.log.String(), storeAt) || !strings.Contains(tr.log.String(), "node b")) {
+			t.Errorf("exit code %d", code)
+		}
+	}
+}

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// finishFile, in the directory of the records, has rank 0 end the training.
+const finishFile = "finish"
+
+// worker is one rank of a run. It trains a [block], and all ranks compute each loss
+// together.
+type worker struct {
+	c      *client.Client
+	record *recorder
+	dir    string
+	every  int64
+	pace   time.Duration
+	*block
+	step    int64
+	last    int64
+	waiting *client.Save
+	saved   int64
+}
+
+func runWorker(ctx context.Context, args []string) (err error) {
+	start := monotonic()
+	w := &worker{}
+	flags := flag.NewFlagSet("worker", flag.ContinueOnError)
+	flags.StringVar(&w.dir, "lives", "", "directory of the ranks' records")
+	flags.Int64Var(&w.every, "every", 10, "steps between saves; 0 for none")
+	flags.Int64Var(&w.last, "steps", 1<<40, "steps of the training")
+	flags.DurationVar(&w.pace, "pace", 5*time.Millisecond, "shortest time of a step")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if w.record, err = newRecorder(w.dir, identify(start)); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.record.close()) }()
+	if w.c, err = client.Connect(ctx); err != nil {
+		return err
+	}
+	defer w.c.Close()
+	w.block = newBlock(w.c.Rank)
+	if err := w.load(ctx); err != nil {
+		return err
+	}
+	if err := w.train(ctx); err != nil {
+		return err
+	}
+	return w.record.record(line{What: whatEnd, Step: w.step})
+}
+
+func identify(start int64) identity {
+	number := func(name string) int {
+		n, err := strconv.Atoi(os.Getenv(name))
+		if err != nil {
+			return -1
+		}
+		return n
+	}
+	host, _ := os.Hostname()
+	return identity{
+		Host: host, PID: os.Getpid(), Start: start, Job: os.Getenv(client.EnvJob), Attempt: number(client.EnvAttempt),
+		Rank: number("RANK"), World: number("WORLD_SIZE"), Node: number("GROUP_RANK"), Restart: number("TORCHELASTIC_RESTART_COUNT"),
+		MasterAddr: os.Getenv("MASTER_ADDR"), MasterPort: number("MASTER_PORT"),
+	}
+}
+
+// load continues where the trainer's checkpoint ends.
+func (w *worker) load(ctx context.Context) error {
+	if w.c.Resume == "" {
+		return nil
+	}
+	state := w.state(0)
+	for i := range state.Tensors {
+		clear(state.Tensors[i].Data)
+	}
+	loaded, err := w.c.Load(ctx, &state, client.LoadOptions{Strict: true})
+	if err != nil {
+		return err
+	}
+	if err := binary.Read(bytes.NewReader(state.Tensors[0].Data), binary.LittleEndian, w.weights); err != nil {
+		return err
+	}
+	if own := state.Values[1].Data; string(own) != w.own() {
+		return fmt.Errorf("%s has the value %q of this rank, want %q", loaded.Checkpoint, own, w.own())
+	}
+	w.step = loaded.Step
+	return w.record.record(line{What: whatLoaded, Step: w.step, Saved: loaded.Checkpoint})
+}
+
+// own is this rank's own value in each checkpoint.
+func (w *worker) own() string { return fmt.Sprint("of rank ", w.c.Rank) }
+
+func (w *worker) state(step int64) client.State {
+	data := make([]byte, 0, 8*blockSize)
+	for _, v := range w.weights {
+		data = binary.LittleEndian.AppendUint64(data, math.Float64bits(v))
+	}
+	n := int64(blockSize)
+	shard := tensor.Shard{
+		FQN: "weights", DType: tensor.Float64, Global: tensor.Shape{n * int64(w.c.WorldSize)},
+		Box: tensor.Box{Offsets: []int64{n * int64(w.c.Rank)}, Sizes: []int64{n}},
+	}
+	return client.State{
+		Tensors: []client.Tensor{{Shard: shard, Data: data}},
+		Values:  []client.Value{{FQN: "step", Data: []byte(fmt.Sprint(step))}, {FQN: "own", PerRank: true, Data: []byte(w.own())}},
+	}
+}
+
+func (w *worker) train(ctx context.Context) error {
+	pace := time.NewTicker(w.pace)
+	defer pace.Stop()
+	for finish := false; !finish && w.step < w.last; {
+		step := w.step + 1
+		parts, over, err := w.exchange(ctx, step)
+		if err != nil {
+			return err
+		}
+		loss := w.update(parts)
+		w.step, finish = step, over
+		if err := w.record.record(line{What: whatStep, Step: step, Loss: bits(loss)}); err != nil {
+			return err
+		}
+		if err := w.c.Report(ctx, step, map[string]any{"loss": loss}); err != nil {
+			return err
+		}
+		stop := w.c.StopRequested()
+		if stop == client.Stop {
+			break
+		}
+		finish = finish || stop == client.Preempt
+		if finish || step == w.last || w.every > 0 && step%w.every == 0 {
+			if err := w.save(ctx); err != nil {
+				return err
+			}
+		}
+		<-pace.C
+	}
+	return w.committed(ctx)
+}
+
+// bits returns a loss in a form that is equal only for equal bits.
+func bits(loss float64) string { return strconv.FormatUint(math.Float64bits(loss), 16) }
+
+// exchange gathers the parts of all ranks, once by a collective and once around the ring
+// by messages, and whether rank 0 ends the training.
+func (w *worker) exchange(ctx context.Context, step int64) (parts []float64, over bool, err error) {
+	own := binary.LittleEndian.AppendUint64(nil, math.Float64bits(w.partial(step)))
+	if w.c.Rank == 0 {
+		if _, err := os.Stat(filepath.Join(w.dir, finishFile)); err == nil {
+			over = true
+		}
+	}
+	flag := byte(0)
+	if over {
+		flag = 1
+	}
+	all, err := w.c.Collectives().AllGather(ctx, append(own, flag))
+	if err != nil {
+		return nil, false, err
+	}
+	for _, part := range all {
+		parts = append(parts, math.Float64frombits(binary.LittleEndian.Uint64(part)))
+	}
+	over = all[0][8] == 1
+	ring := w.c.Messenger()
+	if err := ring.Send(ctx, (w.c.Rank+1)%w.c.WorldSize, own); err != nil {
+		return nil, false, err
+	}
+	got, err := ring.Recv(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	left := (w.c.Rank + w.c.WorldSize - 1) % w.c.WorldSize
+	if got.From != left || !bytes.Equal(got.Data, all[left][:8]) {
+		return nil, false, fmt.Errorf("step %d: a message of rank %d with %x, want %x of rank %d", step, got.From, got.Data, all[left][:8], left)
+	}
+	return parts, over, nil
+}
+
+// save begins a save when the previous one is committed.
+func (w *worker) save(ctx context.Context) (err error) {
+	if err := w.committed(ctx); err != nil {
+		return err
+	}
+	w.saved = w.step
+	w.waiting, err = w.c.Save(ctx, w.step, w.state(w.step), client.SaveOptions{})
+	return w.aborted(err)
+}
+
+// aborted records a save that was aborted. That is no failure of the training.
+func (w *worker) aborted(err error) error {
+	gone := new(client.AbortedError)
+	if !errors.As(err, &gone) {
+		return err
+	}
+	w.waiting = nil
+	return w.record.record(line{What: whatAborted, Step: w.saved, Saved: gone.Checkpoint, Why: gone.Reason})
+}
+
+// committed waits for the save under way.
+func (w *worker) committed(ctx context.Context) error {
+	if w.waiting == nil {
+		return nil
+	}
+	save := w.waiting
+	if err := save.Wait(ctx, client.Committed); err != nil {
+		return w.aborted(err)
+	}
+	w.waiting = nil
+	return w.record.record(line{What: whatSaved, Step: w.saved, Saved: save.Checkpoint})
+}
