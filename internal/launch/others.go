@@ -155,6 +155,9 @@ func (f *fleet) gather(ctx context.Context) error {
 		return err
 	}
 	f.members = group
+	if f.job.members != nil {
+		return nil // they chose their ranks, and this node is the first
+	}
 	for _, m := range f.endpoint.Members() {
 		if m.State == nodes.StateSpare {
 			if err := f.endpoint.Send(m.Index, cmdSpare, attemptOnly{}); err != nil {
@@ -400,6 +403,7 @@ func (o *others) leave(why error, ranks ...int) {
 	for _, rank := range fresh {
 		o.group.EndMessages(rank)
 		o.group.Gone(rank, why)
+		o.job.members.parted(rank)
 	}
 }
 

@@ -151,7 +151,12 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	w.group, w.pulses, w.hello, w.saving = g, g.Pulses(), g.Hello(), g.Saved()
 	j.log.Info("attempt started", "attempt", order.Attempt, "node", order.Node, "ranks", j.cfg.Local(), "world_size", j.cfg.World())
 	defer inBackground(work, p.obey)()
-	cause, failed := w.run(life, work, order.Restart)
+	run := func() (*FailedError, error) { return w.run(life, work, order.Restart) }
+	if j.members != nil {
+		run = func() (*FailedError, error) { return w.serveMembers(life, work) }
+		defer func() { err = errors.Join(err, g.ShutDownServers()) }()
+	}
+	cause, failed := run()
 	if failed != nil && cause == nil {
 		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: failed.Error()}
 	}
