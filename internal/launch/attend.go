@@ -100,7 +100,7 @@ func AttendPart(ctx context.Context, cfg AttendConfig, store session.Store, link
 		return err
 	}
 	defer func() { err = j.Close(err) }()
-	if err := j.ReapEarlier(ctx); err != nil {
+	if err := j.reapLinked(ctx); err != nil {
 		return err
 	}
 	return j.follow(ctx)
@@ -171,6 +171,7 @@ func (m *members) parted(rank int) {
 // waits until all have ended, and signals none. After it returns, live members
 // can only ask about their saves, until closeServers.
 func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err error) {
+	defer w.others.loopOver()
 	defer func() {
 		why := ""
 		if cause != nil {
@@ -185,13 +186,12 @@ func (w *watch) serveMembers(ctx, work context.Context) (cause *FailedError, err
 	for _, rank := range w.cfg.Local() {
 		socket, token, err := w.group.Serve(rank)
 		if err != nil {
+			w.others.abandon(err.Error(), w.cfg.DrainTimeout)
 			return nil, err
 		}
 		at.Sockets[rank], at.Tokens[rank] = socket, token
 	}
-	if err := w.others.start(0); err != nil {
-		return nil, err
-	}
+	w.others.start(ctx, 0)
 	if w.part == nil {
 		w.reported = make(chan error, 1)
 		go func() {
@@ -236,7 +236,6 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 			ready()
 		}
 	}
-	defer w.others.loopOver()
 	alive, done := len(w.cfg.Local()), ctx.Done()
 	for alive > 0 || w.others.running() > 0 {
 		select {
@@ -260,6 +259,7 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 		case rank := <-w.hello:
 			greet(rank)
 		case n := <-w.others.events():
+			w.others.ended(n)
 			if n.hello {
 				ready()
 			}
