@@ -178,7 +178,7 @@ func (a *app) followAgent(ctx context.Context, o agentOptions, cfg agent.Config,
 	if err != nil {
 		return err
 	}
-	defer link.Close()
+	defer agent.LeaveLaunch(link)
 	options.Owner = agent.Owner(at, link)
 	a.end += o.drain // to finish staged saves
 	return a.withOptions(ctx, options, func(s *store.Store) error {

@@ -21,7 +21,7 @@
 // # Several machines
 //
 // Where the ranks of a launch are on several machines, the agent of rank 0's machine
-// coordinates. It is the only one that may own the store. It invites the others by a file
+// coordinates. Only this agent may own the store. It invites the others by a file
 // in the store's directory that the launch's key names:
 //
 //	STORE/join/launch-KEY.json   address of the coordinating agent

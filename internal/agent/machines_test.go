@@ -173,7 +173,7 @@ func TestAbsentMachineIsNamed(t *testing.T) {
 func TestLaunchWithoutRankZero(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	_, err := p.machines(2)[1].rank("nobody", 1, time.Second)
+	_, err := p.machines(2)[1].rank("alone", 1, time.Second)
 	if err == nil || !strings.Contains(err.Error(), "no agent coordinates this launch in the store "+p.at.Location) {
 		t.Errorf("error %v", err)
 	}

@@ -111,7 +111,7 @@ func serve(args []string) (err error) {
 		if link, err = agent.JoinLaunch(ctx, at, cfg, *launch); err != nil {
 			return err
 		}
-		defer link.Close()
+		defer agent.LeaveLaunch(link)
 		options.Owner = agent.Owner(at, link)
 	}
 	st, err := store.Open(ctx, options)

@@ -130,7 +130,7 @@ func (s *search) missing() error {
 		s.rank.Rank, host, s.invited.Host, s.rank.Limit, s.err)
 }
 
-// JoinLaunch connects an agent to the one that coordinates a launch.
+// JoinLaunch connects an agent to the coordinating agent of a launch.
 func JoinLaunch(ctx context.Context, at store.Whereabouts, cfg Config, launch string) (*nodes.Link, error) {
 	cfg = cfg.withDefaults()
 	dir := joinDir(at.Dir)
@@ -154,6 +154,16 @@ func JoinLaunch(ctx context.Context, at store.Whereabouts, cfg Config, launch st
 	}
 	return link, err
 }
+
+// LeaveLaunch ends the link of a follower, after its store is closed.
+func LeaveLaunch(link *nodes.Link) {
+	ctx, cancel := context.WithTimeout(context.Background(), min(leaveLimit, link.Timeout()))
+	defer cancel()
+	_ = link.Leave(ctx, "the agent has stopped") // otherwise silence tells it
+}
+
+// leaveLimit bounds the last words to the coordinating agent.
+const leaveLimit = 5 * time.Second
 
 // followWait is how many times the silence timeout a follower tries to reach the
 // coordinating agent.
