@@ -182,7 +182,7 @@ func (a *app) followAgent(ctx context.Context, o agentOptions, cfg agent.Config,
 	options.Owner = agent.Owner(at, link)
 	a.end += o.drain // to finish staged saves
 	return a.withOptions(ctx, options, func(s *store.Store) error {
-		about := services.New(s, cfg.Logger)
+		about := services.Following(s, cfg.Logger, link.Request)
 		cfg.Services, cfg.Busy = about, about.Busy
 		err := agent.NewFollower(cfg, s, o.launch, link).Serve(ctx)
 		return errors.Join(err, about.Close())

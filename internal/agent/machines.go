@@ -105,9 +105,12 @@ func (a *Agent) openMachines(ctx context.Context) (*machines, error) {
 	}
 	m := &machines{Agent: a, endpoint: e, job: job, launches: map[string]bool{}}
 	if !store.IsURL(a.at.Location) {
-		e.Handle("POST /v1/store/{door}", nodes.Tunnel(func(r *http.Request) (net.Conn, error) {
+		e.Handle("POST /v1/doors/{door}", nodes.Tunnel(func(r *http.Request) (net.Conn, error) {
 			return a.store.DialOwner(r.Context(), store.Door(r.PathValue("door")))
 		}))
+	}
+	if a.cfg.Services != nil {
+		e.Handle("POST "+session.ServicePath+"fs/", a.cfg.Services)
 	}
 	e.Handle("POST /v1/agents/join", httpkit.Handle(maxBody, m.onJoin))
 	e.Handle("POST /v1/agents/gone", httpkit.Handle(maxBody, m.onGone))
@@ -295,7 +298,7 @@ func Owner(at store.Whereabouts, link *nodes.Link) func(context.Context, store.D
 		return nil
 	}
 	return func(ctx context.Context, door store.Door) (net.Conn, error) {
-		return link.Dial(ctx, "/v1/store/"+string(door))
+		return link.Dial(ctx, "/v1/doors/"+string(door))
 	}
 }
 

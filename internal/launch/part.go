@@ -357,6 +357,11 @@ func (p *part) Abort(_ context.Context, checkpoint, reason string, ranks []int) 
 	return p.link.Tell(msgAbort, saveRef{p.order.Attempt, checkpoint, reason, ranks})
 }
 
+// Request implements [session.Peer].
+func (p *part) Request(ctx context.Context, rank int, path string, in, out any) error {
+	return p.link.Request(ctx, fmt.Sprintf("/v1/attempts/%d/ranks/%d%s", p.order.Attempt, rank, path), in, out)
+}
+
 // Settled implements [session.Peer].
 func (p *part) Settled(checkpoint string) {
 	p.tell(msgSettled, saveRef{Attempt: p.order.Attempt, Checkpoint: checkpoint})

@@ -298,7 +298,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 	followed := false
 	err = o.opened(life, cfg, open, func(_ context.Context, st *store.Store, cfg launch.Config) (err error) {
 		followed = true
-		about := services.New(st, cfg.Logger)
+		about := services.Following(st, cfg.Logger, nil)
 		defer func() { err = errors.Join(err, about.Close()) }()
 		cfg.Services, cfg.Contact, cfg.Port = about, contact, port
 		return launch.Follow(ctx, cfg, sessionStore(st, cfg, o.parts.Storage), link)
