@@ -111,7 +111,7 @@ def _local_world(world: int) -> int | None:
         value = os.environ.get(name, "")
         if value.isdigit() and int(value) > 0:
             return int(value)
-    # Slurm says how many machines a step has, not how its ranks are distributed.
+    # Slurm reports how many machines a step has, not how its ranks are distributed.
     nodes, tasks = os.environ.get("SLURM_STEP_NUM_NODES", ""), os.environ.get("SLURM_STEP_NUM_TASKS", "")
     if nodes.isdigit() and int(nodes) > 1 and tasks == str(world):
         return world - int(nodes) + 1
@@ -158,7 +158,7 @@ def _agreed(group: Any) -> str:
     return _agreements[group]
 
 
-_COMPARE = 120.0  # seconds for all ranks to say where they are
+_COMPARE = 120.0  # seconds for all ranks to publish their machine
 _spans: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
