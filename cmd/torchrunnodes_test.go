@@ -1,22 +1,16 @@
+//go:build torch
+
 package cmd_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
-
-	"github.com/ckptstore/ckptstore/internal/testbed"
-	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
 
-// torchEnv names a python3 that has PyTorch. Tests that need it are skipped without it:
-// the job of CI that has PyTorch sets it.
+// torchEnv names a python3 that has PyTorch: go test -tags torch ./cmd -run Torchrun.
 const torchEnv = "TORCH_PYTHON"
 
 // ranksOfTorchrun saves and loads by a StorageWriter, by URL and by the functions, on
@@ -75,95 +69,26 @@ ckptstore.close()
 dist.destroy_process_group()
 `
 
-// Ranks of torchrun on two machines save into one store, on a disk with the caches of NFS
-// and locks that hold on one machine only.
+// Ranks of torchrun on two machines save into one store, in all ways.
 func TestTorchrunOnTwoMachines(t *testing.T) {
 	python := os.Getenv(torchEnv)
 	if python == "" {
-		t.Skipf("%s names no python3 with PyTorch", torchEnv)
+		t.Fatalf("%s names no python3 with PyTorch", torchEnv)
 	}
-	bed, err := testbed.New(testbed.Options{Seed: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := bed.Close(); err != nil {
-			t.Error(err)
+	m := newMachines(t, 2)
+	script := m.script(ranksOfTorchrun)
+	torchrun := filepath.Join(m.root, "internal/launch/testdata/torchrun")
+	out := m.run(func(i int) []string {
+		return []string{
+			"TORCHRUN=" + torchrun, python, filepath.Join(torchrun, "launch.py"), "--nnodes=2", fmt.Sprint("--node-rank=", i), "--nproc-per-node=2",
+			"--master-addr=machine0", "--master-port=29500", script,
 		}
 	})
-	disk, err := netfs.NewServer(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := disk.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	root, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	script := filepath.Join(t.TempDir(), "ranks.py")
-	if err := os.WriteFile(script, []byte(ranksOfTorchrun), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	torchrun := filepath.Join(root, "internal/launch/testdata/torchrun")
-	options := netfs.NFS()
-	options.LocalLocks = true
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	var ends sync.WaitGroup
-	out := make([]string, 2)
-	nodes := make([]*testbed.Node, 2)
-	for i := range nodes {
-		nodes[i], err = bed.Start(ctx, testbed.Config{
-			Name: fmt.Sprintf("machine%d", i), Shm: 1 << 30, Disks: []testbed.Disk{{At: "/srv/shared", Server: disk, Options: options}},
-			Env: []string{
-				"CKPTSTORE_STORE=/srv/shared/ckpts", "CKPTSTORE_BIN=" + filepath.Join(bin, "ckptstore"), "PYTHONPATH=" + filepath.Join(root, "python/src"),
-				"TORCHRUN=" + torchrun, "OMP_NUM_THREADS=1", "PYTHONWARNINGS=ignore",
-			},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i, n := range nodes {
-		ends.Go(func() {
-			text, err := n.Command(ctx, python, filepath.Join(torchrun, "launch.py"), "--nnodes=2", fmt.Sprint("--node-rank=", i), "--nproc-per-node=2",
-				"--master-addr=machine0", "--master-port=29500", script).CombinedOutput()
-			if out[i] = string(text); err != nil {
-				t.Errorf("machine %d: %v\n%s", i, err, text)
-			}
-		})
-	}
-	ends.Wait()
-	if t.Failed() {
-		for _, n := range nodes {
-			logs, err := n.Command(ctx, "sh", "-c", "tail -n 50 $XDG_RUNTIME_DIR/*/agent*.log").CombinedOutput()
-			t.Logf("agents of %s: %v\n%s", n.Name(), err, logs)
-		}
-		return
-	}
 	for rank := range 4 {
 		if want := fmt.Sprintf("RANK %d DONE", rank); !strings.Contains(out[rank/2], want) {
 			t.Errorf("no %q in the output of machine %d:\n%s", want, rank/2, out[rank/2])
 		}
 	}
-	listed, err := nodes[0].Command(ctx, filepath.Join(bin, "ckptstore"), "ls", "--json").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, id := range []string{"step-1.a1", "step-2.a2", "step-3.a3"} {
-		if !strings.Contains(string(listed), id) {
-			t.Errorf("no %s in\n%s", id, listed)
-		}
-	}
-	// Only the machine of rank 0 has a server of the log.
-	owners := slices.DeleteFunc(nodes, func(n *testbed.Node) bool {
-		return n.Command(ctx, "sh", "-c", "ls $XDG_RUNTIME_DIR/*/agent.sock").Run() != nil
-	})
-	if len(owners) != 1 || owners[0].Name() != "machine0" {
-		t.Errorf("agents that may own the store are on %v", owners)
-	}
+	m.committed("step-1.a1", "step-2.a2", "step-3.a3")
+	m.ownedByFirst()
 }

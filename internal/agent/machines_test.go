@@ -1,9 +1,11 @@
 package agent_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -11,9 +13,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/agent"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -54,7 +58,7 @@ func (p *place) machines(n int) []machine {
 	p.t.Helper()
 	list := []machine{{p, os.Getenv("XDG_RUNTIME_DIR")}}
 	for range n - 1 {
-		dir, err := os.MkdirTemp("/tmp", "ag") //nolint:usetesting // short enough for sockets
+		dir, err := os.MkdirTemp("/tmp", "ag") // short enough for sockets
 		if err != nil {
 			p.t.Fatal(err)
 		}
@@ -176,5 +180,198 @@ func TestLaunchWithoutRankZero(t *testing.T) {
 	_, err := p.machines(2)[1].rank("alone", 1, time.Second)
 	if err == nil || !strings.Contains(err.Error(), "no agent coordinates this launch in the store "+p.at.Location) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// steady is a process that joins, and for each line of its input saves the step that the
+// line has. It prints the outcome of each save.
+func steady(args []string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	rank, err := strconv.Atoi(args[2])
+	if err != nil {
+		return err
+	}
+	var c agent.Card
+	if err := json.Unmarshal([]byte(args[0]), &c); err != nil {
+		return err
+	}
+	j, err := post[agent.JoinReply](ctx, c.Socket, c.Token, "join", request(args[1], "steady", rank, 2, os.Getpid()))
+	if err != nil {
+		return err
+	}
+	for name, value := range map[string]string{client.EnvSocket: j.Socket, client.EnvToken: j.Token} {
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	w, err := client.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	fmt.Printf("resume %q\n", j.Resume)
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		step, err := strconv.ParseInt(lines.Text(), 10, 64)
+		if err != nil {
+			return err
+		}
+		state := client.State{Values: []client.Value{{FQN: "v", PerRank: true, Data: fmt.Appendf(nil, "rank %d", rank)}}}
+		s, err := w.Save(ctx, step, state, client.SaveOptions{})
+		if err == nil {
+			err = s.Wait(ctx, client.Committed)
+		}
+		fmt.Printf("saved %v\n", err)
+	}
+	return nil
+}
+
+// worker is a process of the role steady.
+type worker struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	in    io.Writer
+	lines chan string
+}
+
+// workers starts a steady process for each rank.
+func workers(t *testing.T, key string, at []agent.Card) (list []*worker) {
+	t.Helper()
+	for rank, c := range at {
+		card, err := json.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &worker{t: t, cmd: exec.CommandContext(t.Context(), "/proc/self/exe", "steady", string(card), key, strconv.Itoa(rank)), lines: make(chan string, 16)}
+		w.cmd.Stderr = os.Stderr
+		out, err := w.cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.in, err = w.cmd.StdinPipe(); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { kill(w.cmd) })
+		go func() {
+			defer close(w.lines)
+			for lines := bufio.NewScanner(out); lines.Scan(); {
+				w.lines <- lines.Text()
+			}
+		}()
+		list = append(list, w)
+	}
+	return list
+}
+
+// saves has the worker save a step.
+func (w *worker) saves(step int) {
+	w.t.Helper()
+	if _, err := fmt.Fprintln(w.in, step); err != nil {
+		w.t.Error(err)
+	}
+}
+
+// prints waits for the worker's next line, which must have all words.
+func (w *worker) prints(limit time.Duration, words ...string) {
+	w.t.Helper()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case line, open := <-w.lines:
+		for _, word := range words {
+			if !open || !strings.Contains(line, word) {
+				w.t.Errorf("the worker prints %q, want %q", line, words)
+			}
+		}
+	case <-timer.C:
+		w.t.Errorf("the worker prints nothing within %v, want %q", limit, words)
+	}
+}
+
+// silence is the timeout of machines in the tests below.
+const silence = time.Second
+
+// A machine whose agent is killed is lost with its ranks: the save of the others is
+// aborted, and names it. The same happens when it only stops.
+func TestLostMachine(t *testing.T) {
+	t.Parallel()
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPlace(t)
+			at := p.machines(2)
+			cards := launched(t, name, at, "--silence="+silence.String())
+			ranks := workers(t, name, cards)
+			for _, w := range ranks {
+				w.prints(patience, `resume ""`)
+				w.saves(1)
+			}
+			for _, w := range ranks {
+				w.prints(patience, "saved <nil>")
+			}
+			if err := syscall.Kill(cards[1].PID, sig); err != nil {
+				t.Fatal(err)
+			}
+			ranks[0].saves(2)
+			ranks[0].prints(10*silence, "machine "+host+" is lost: nothing was received for 1")
+			if sig == syscall.SIGSTOP {
+				if err := syscall.Kill(cards[1].PID, syscall.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ranks[1].saves(2)
+			ranks[1].prints(10*silence, "saved ")
+			kill(ranks[0].cmd)
+			kill(ranks[1].cmd)
+			again := workers(t, name+" again", launched(t, name+"2", at, "--silence="+silence.String()))
+			for _, w := range again {
+				w.prints(patience, `resume "step-1.a1"`)
+				w.saves(3)
+			}
+			for _, w := range again {
+				w.prints(patience, "saved <nil>")
+			}
+		})
+	}
+}
+
+// When the coordinating agent is killed, ranks on other machines get errors in time, and
+// all ranks can join again.
+func TestLostCoordinator(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	at := p.machines(2)
+	cards := launched(t, "first", at, "--silence="+silence.String())
+	ranks := workers(t, "key", cards)
+	for _, w := range ranks {
+		w.prints(patience, `resume ""`)
+		w.saves(1)
+	}
+	for _, w := range ranks {
+		w.prints(patience, "saved <nil>")
+	}
+	if err := syscall.Kill(cards[0].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	ranks[1].saves(2)
+	ranks[1].prints(10*silence, "saved ", "the coordinating node does not answer")
+	p.gone(cards[1])
+	for _, w := range ranks {
+		kill(w.cmd)
+	}
+	again := workers(t, "key again", launched(t, "first", at, "--silence="+silence.String()))
+	for _, w := range again {
+		w.prints(patience, `resume "step-1.a1"`)
+		w.saves(3)
+	}
+	for _, w := range again {
+		w.prints(patience, "saved <nil>")
 	}
 }

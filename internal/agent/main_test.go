@@ -44,6 +44,8 @@ func TestMain(m *testing.M) {
 			os.Exit(status(member(os.Args[2:])))
 		case "start":
 			os.Exit(status(start()))
+		case "steady":
+			os.Exit(status(steady(os.Args[2:])))
 		case "startrank":
 			os.Exit(status(startRank(os.Args[2:])))
 		}

@@ -128,7 +128,7 @@ type part struct {
 	*job
 	order  startOrder
 	end    context.CancelCauseFunc // ends the processes
-	stop   context.CancelFunc      // ends the session, and all that waits for the log
+	stop   context.CancelCauseFunc // ends the session, and all that waits for the log
 	next   chan<- nodes.Command
 	closed chan struct{} // closed when the coordinating process has ended the attempt's saves
 }
@@ -144,8 +144,8 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	j.cfg.Nodes, j.cfg.Node = order.Nodes, order.Node
 	j.cfg.Torch.MasterAddr = order.MasterAddr
 	j.JoinAttempt(order.Attempt)
-	work, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
+	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil)
 	life, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	p := &part{job: j, order: order, end: end, stop: stop, next: next, closed: make(chan struct{})}
@@ -179,7 +179,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	}
 	p.tell(msgStopped, p.ended(cause))
 	p.closing(ctx, work, w, cause)
-	stop()
+	stop(nil)
 	if !w.savingEnded {
 		if stuck := g.StopSaves(); stuck != nil {
 			return stuck
@@ -192,6 +192,9 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 			}
 		}
 		j.link.SetPort(j.port0.port)
+	}
+	if errors.Is(context.Cause(life), errSilent) && j.members != nil {
+		return errSilent // they join again
 	}
 	p.tell(msgClosed, attemptOnly{order.Attempt})
 	if errors.Is(failed, errLeft) {
@@ -214,6 +217,7 @@ func (p *part) closing(ctx, work context.Context, w *watch, cause *FailedError) 
 	select {
 	case <-p.closed:
 	case <-p.link.Done():
+	case <-work.Done(): // without contact
 	case <-limit.C:
 		p.log.Warn("part ended: the coordinating node has not ended the saves in time", "attempt", p.order.Attempt)
 	case <-asked:
@@ -253,8 +257,9 @@ func (p *part) obey(ctx context.Context) {
 		case <-contact:
 			contact, lost, silent = nil, nil, p.link.Silent()
 		case <-lost:
-			contact, lost = nil, nil
 			p.end(errSilent)
+			p.stop(errSilent)
+			return
 		case c, open := <-commands:
 			if !open {
 				commands = nil // the link is ending
@@ -290,7 +295,7 @@ func (p *part) obey(ctx context.Context) {
 			}
 		case <-p.link.Done():
 			p.end(p.link.Err())
-			p.stop() // the log is behind the link
+			p.stop(p.link.Err()) // the log is behind the link
 			return
 		case <-ctx.Done():
 			return
