@@ -291,29 +291,35 @@ func (a *app) startAgent(c *cobra.Command, o agentOptions) error {
 	return err
 }
 
-// found returns the agent of the store.
-func (a *app) found(ctx context.Context) (agent.Card, agent.Status, error) {
+// found returns the agent of the store, or of a launch.
+func (a *app) found(ctx context.Context, launch string) (agent.Card, agent.Status, error) {
 	at, err := store.Locate(ctx, a.options())
 	if err != nil {
 		return agent.Card{}, agent.Status{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.wait)
 	defer cancel()
-	return agent.Find(ctx, at)
+	return agent.Find(ctx, at, launch)
 }
 
 func (a *app) agentStatusCommand() *cobra.Command {
-	return &cobra.Command{
+	var launch string
+	c := &cobra.Command{
 		Use: "status", Short: "Show the agent of the store and its sessions", Args: console.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			_, s, err := a.found(c.Context())
+			_, s, err := a.found(c.Context(), launch)
 			if err != nil {
 				return err
 			}
 			return a.printStatus(s)
 		},
 	}
+	c.Flags().StringVar(&launch, "launch", "", launchHelp)
+	return c
 }
+
+// launchHelp describes --launch of commands for a running agent.
+const launchHelp = "the agent that follows another machine's in the launch with this key"
 
 func (a *app) printStatus(s agent.Status) error {
 	return console.Emit(a.Console, s, s.Sessions, func(w *tabwriter.Writer, _ bool) {
@@ -323,6 +329,12 @@ func (a *app) printStatus(s agent.Status) error {
 		}
 		if s.Busy != "" {
 			text += "; " + s.Busy
+		}
+		if s.Follows != "" {
+			text += "; it follows the agent on " + s.Follows
+		}
+		if len(s.Launches) > 0 {
+			text += "; it coordinates launches over several machines: " + strings.Join(s.Launches, " ")
 		}
 		fmt.Fprintln(w, text)
 		if len(s.Sessions) == 0 {
@@ -338,7 +350,7 @@ func (a *app) printStatus(s agent.Status) error {
 func (a *app) agentStopCommand() *cobra.Command {
 	var now bool
 	var wait time.Duration
-	var reason string
+	var reason, launch string
 	c := &cobra.Command{
 		Use: "stop", Short: "Stop the agent of the store", Args: console.Args(cobra.NoArgs),
 		Long: `Ask the agent to accept no new sessions, and to end when its last session ends. With
@@ -353,7 +365,7 @@ the store.)`,
 			if c.Flags().Changed("wait") && wait <= 0 {
 				return console.Usagef("--wait=%s: want a time above zero, such as 30s", wait)
 			}
-			card, _, err := a.found(c.Context())
+			card, _, err := a.found(c.Context(), launch)
 			if err != nil {
 				return err
 			}
@@ -376,6 +388,7 @@ the store.)`,
 		},
 	}
 	f := c.Flags()
+	f.StringVar(&launch, "launch", "", launchHelp)
 	f.BoolVar(&now, "now", false, "end its sessions at once; staged saves are finished")
 	f.StringVar(&reason, "reason", "ckptstore agent stop", "reason to record in the agent's log")
 	f.DurationVar(&wait, "wait", 0, "wait for the agent to end, at most this long")

@@ -170,7 +170,16 @@ func Hold(ctx context.Context, at store.Whereabouts, launch string, patience tim
 	if err != nil {
 		return nil, fmt.Errorf("serve an agent of %s: %w", at.Name, err)
 	}
-	return lock.Close, nil
+	if launch == "" {
+		return lock.Close, nil
+	}
+	return func() error { // no other agent has this launch later
+		gone := os.Remove(fileOf(at.Runtime, launch, startFile))
+		if errors.Is(gone, os.ErrNotExist) {
+			gone = nil
+		}
+		return errors.Join(gone, os.Remove(lock.Name()), lock.Close())
+	}, nil
 }
 
 // Serve serves until the agent is idle or asked to stop, or ctx ends: then it

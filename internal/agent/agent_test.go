@@ -243,7 +243,7 @@ func TestStopsIdle(t *testing.T) {
 	commit(t, ranks, 1)
 	ranks[0].leave()
 	p.gone(c)
-	if _, _, err := agent.Find(t.Context(), p.at); err == nil || !strings.Contains(err.Error(), "agent start") {
+	if _, _, err := agent.Find(t.Context(), p.at, ""); err == nil || !strings.Contains(err.Error(), "agent start") {
 		t.Errorf("the agent that has stopped: %v", err)
 	}
 	if again := p.start(); again.PID == c.PID {
@@ -440,7 +440,7 @@ func TestAgentKilled(t *testing.T) {
 		r.mark(saves[n])
 	}
 	p.gone(c)
-	if _, _, err := agent.Find(t.Context(), p.at); err == nil || !strings.Contains(err.Error(), "was killed") {
+	if _, _, err := agent.Find(t.Context(), p.at, ""); err == nil || !strings.Contains(err.Error(), "was killed") {
 		t.Errorf("the agent that was killed: %v", err)
 	}
 	again := join(t, p.start(), "k", "r", 2)

@@ -183,6 +183,31 @@ func TestLaunchWithoutRankZero(t *testing.T) {
 	}
 }
 
+// A directory that is not rank 0's is named, with its machine, whether it has a store or
+// not.
+func TestUnsharedDirectory(t *testing.T) {
+	t.Parallel()
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, other := newPlace(t), newPlace(t)
+	at := p.machines(2)
+	if _, err := at[0].rank("apart", 0, patience); err != nil {
+		t.Fatal(err)
+	}
+	empty := machine{&place{t: t, at: store.Whereabouts{Location: t.TempDir()}}, at[1].runtime}
+	foreign := machine{other, at[1].runtime}
+	for want, m := range map[string]machine{"there is no store in ": empty, "no agent coordinates this launch in the store ": foreign} {
+		_, err := m.rank("apart", 1, time.Second)
+		for _, word := range []string{"rank 1 on " + host, want + m.at.Location, "must be the directory of rank 0's machine (127.0.0.1)"} {
+			if err == nil || !strings.Contains(err.Error(), word) {
+				t.Errorf("error %v, want %q", err, word)
+			}
+		}
+	}
+}
+
 // steady is a process that joins, and for each line of its input saves the step that the
 // line has. It prints the outcome of each save.
 func steady(args []string) error {
@@ -292,7 +317,7 @@ func (w *worker) prints(limit time.Duration, words ...string) {
 }
 
 // silence is the timeout of machines in the tests below.
-const silence = time.Second
+const silence = 2 * time.Second
 
 // A machine whose agent is killed is lost with its ranks: the save of the others is
 // aborted, and names it. The same happens when it only stops.
@@ -320,14 +345,14 @@ func TestLostMachine(t *testing.T) {
 				t.Fatal(err)
 			}
 			ranks[0].saves(2)
-			ranks[0].prints(10*silence, "machine "+host+" is lost: nothing was received for 1")
+			ranks[0].prints(patience, "machine "+host+" is lost: nothing was received for ")
 			if sig == syscall.SIGSTOP {
 				if err := syscall.Kill(cards[1].PID, syscall.SIGCONT); err != nil {
 					t.Fatal(err)
 				}
 			}
 			ranks[1].saves(2)
-			ranks[1].prints(10*silence, "saved ")
+			ranks[1].prints(patience, "saved ")
 			kill(ranks[0].cmd)
 			kill(ranks[1].cmd)
 			again := workers(t, name+" again", launched(t, name+"2", at, "--silence="+silence.String()))
@@ -361,7 +386,7 @@ func TestLostCoordinator(t *testing.T) {
 		t.Fatal(err)
 	}
 	ranks[1].saves(2)
-	ranks[1].prints(10*silence, "saved ", "the coordinating node does not answer")
+	ranks[1].prints(patience, "saved ", "the coordinating node does not answer")
 	p.gone(cards[1])
 	for _, w := range ranks {
 		kill(w.cmd)

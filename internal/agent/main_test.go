@@ -154,7 +154,7 @@ func newPlace(t *testing.T) *place {
 	}
 	p := &place{t, at, shared}
 	t.Cleanup(func() {
-		if c, _, err := agent.Find(context.Background(), at); err == nil {
+		if c, _, err := agent.Find(context.Background(), at, ""); err == nil {
 			if _, err := agent.Stop(context.Background(), c, agent.StopRequest{Now: true, Reason: "the test is over"}); err != nil {
 				t.Error(err)
 			}

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -103,6 +104,7 @@ func usable(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, er
 // start lock.
 func startAgent(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, error) {
 	path := fileOf(at.Runtime, o.Launch, logFile)
+	forgetLogs(at.Runtime)
 	log, err := openLog(path)
 	if err != nil {
 		return Card{}, err
@@ -154,6 +156,19 @@ func cmpErr(err error) error {
 // maxLog is the size in bytes from which an agent's log is rotated.
 const maxLog = 1 << 20
 
+// oldLog is the age from which the log of a launch's agent is removed.
+const oldLog = 7 * 24 * time.Hour
+
+// forgetLogs removes the logs of followers of old launches.
+func forgetLogs(runtime string) {
+	logs, _ := filepath.Glob(fileOf(runtime, "*", logFile)) // the pattern is valid
+	for _, path := range logs {
+		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > oldLog {
+			_ = os.Remove(path) // best effort
+		}
+	}
+}
+
 // openLog opens the log of background agents. A large log is first renamed to
 // agent.log.1.
 func openLog(path string) (*os.File, error) {
@@ -182,9 +197,10 @@ func tail(path string, from int64) string {
 	return string(bytes.TrimSpace(text[max(0, len(text)-maxTail):]))
 }
 
-// Find returns the agent of a store, or [ErrNoAgent] if none answers.
-func Find(ctx context.Context, at store.Whereabouts) (Card, Status, error) {
-	c, err := readCard(at.Runtime, "")
+// Find returns the agent of a store, or with a launch the agent that follows in it on this
+// machine. It returns [ErrNoAgent] if none answers.
+func Find(ctx context.Context, at store.Whereabouts, launch string) (Card, Status, error) {
+	c, err := readCard(at.Runtime, launch)
 	if errors.Is(err, os.ErrNotExist) {
 		return c, Status{}, fmt.Errorf("%w: %s: `ckptstore agent start --store %s` starts one", ErrNoAgent, at.Name, at.Name)
 	}

@@ -107,7 +107,11 @@ func (s *search) look(ctx context.Context, locate func(context.Context) (store.W
 	}
 	o := s.options
 	o.Launch, o.Args = s.rank.Launch, append([]string{"--launch=" + s.rank.Launch}, o.Args...)
-	c, started, err = Start(ctx, *s.at, o)
+	if c, started, err = Start(ctx, *s.at, o); err != nil {
+		if _, s.err = invitation.Reach(ctx, joinDir(s.at.Dir)); s.err != nil {
+			return c, false, false, nil // it has stopped meanwhile
+		}
+	}
 	return c, started, err == nil, err
 }
 
