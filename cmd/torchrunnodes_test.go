@@ -92,3 +92,43 @@ func TestTorchrunOnTwoMachines(t *testing.T) {
 	m.committed("step-1.a1", "step-2.a2", "step-3.a3")
 	m.ownedByFirst()
 }
+
+// ranksOfGroup know their ranks by torch.distributed alone, as under Lightning.
+const ranksOfGroup = `
+import os, sys
+sys.path.append(os.environ["TORCHRUN"])
+import launch
+launch.without_libuv()
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import ckptstore
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", rank=rank, world_size=2)
+dcp.save({"a": torch.arange(1000)}, checkpoint_id="ckptstore://url/step-1")
+ckptstore.init(run="group")
+ckptstore.save({"rank": rank}, step=2).wait("committed")
+print("RANK", ckptstore.context().rank, "OF", ckptstore.context().world_size)
+ckptstore.close()
+dist.destroy_process_group()
+`
+
+// A launcher that sets no variables of ranks: the ranks compare their machines.
+func TestProcessGroupOnTwoMachines(t *testing.T) {
+	python := os.Getenv(torchEnv)
+	if python == "" {
+		t.Fatalf("%s names no python3 with PyTorch", torchEnv)
+	}
+	m := newMachines(t, 2)
+	script := m.script(ranksOfGroup)
+	out := m.run(func(i int) []string {
+		return []string{
+			"TORCHRUN=" + filepath.Join(m.root, "internal/launch/testdata/torchrun"), "MASTER_ADDR=machine0", "MASTER_PORT=29500", python, script, fmt.Sprint(i),
+		}
+	})
+	for rank := range out {
+		if want := fmt.Sprintf("RANK %d OF 2", rank); !strings.Contains(out[rank], want) {
+			t.Errorf("no %q in the output of machine %d:\n%s", want, rank, out[rank])
+		}
+	}
+	m.committed("step-1.a1", "step-2.a1")
+	m.ownedByFirst()
+}
