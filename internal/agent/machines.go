@@ -112,6 +112,7 @@ func (a *Agent) openMachines(ctx context.Context) (*machines, error) {
 	if a.cfg.Services != nil {
 		e.Handle("POST "+session.ServicePath+"fs/", a.cfg.Services)
 	}
+	e.ServeProbes(joinDir(a.at.Dir), a.log)
 	e.Handle("POST /v1/agents/join", httpkit.Handle(maxBody, m.onJoin))
 	e.Handle("POST /v1/agents/gone", httpkit.Handle(maxBody, m.onGone))
 	m.events.Go(func() {

@@ -156,7 +156,14 @@ func JoinLaunch(ctx context.Context, at store.Whereabouts, cfg Config, launch st
 	if errors.Is(err, nodes.ErrNoContact) {
 		err = fmt.Errorf("%w: the agent on %s", err, invitation.Host)
 	}
-	return link, err
+	if err != nil {
+		return nil, err
+	}
+	if err := link.ProveShared(ctx, dir); err != nil {
+		LeaveLaunch(link)
+		return nil, err
+	}
+	return link, nil
 }
 
 // LeaveLaunch ends the link of a follower, after its store is closed.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -14,6 +15,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/claim"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
@@ -180,4 +183,50 @@ func (l *Link) Host() string {
 		return l.c.Address
 	}
 	return host
+}
+
+// probe asks the coordinator to look for a file that a node has made.
+type probe struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+	Host string `json:"host"`
+}
+
+// Limits of a probe: how long a file of another node may take to appear, and the size of
+// the request in bytes.
+const (
+	probeTimeout = time.Minute
+	maxProbe     = 4 << 10
+)
+
+const probePath = "/v1/probe"
+
+// ServeProbes answers [Link.ProveShared] of other nodes, for a directory as this node sees
+// it.
+func (e *Endpoint) ServeProbes(dir string, log *slog.Logger) {
+	e.Handle("POST "+probePath, httpkit.Handle(maxProbe, func(ctx context.Context, p probe) (claim.Sharing, error) {
+		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+		defer cancel()
+		found, err := claim.Look(ctx, dir, p.Name, p.Text)
+		if err != nil {
+			here, _ := os.Hostname()
+			return found, problem.Errorf(problem.Invalid, "store of node %s, as node %s sees it: %w: mount one directory on both under the same path", p.Host, here, err)
+		}
+		if !found.Locks {
+			log.Warn("locks on the store's filesystem hold for one machine only; the owner claims the store by a file instead", "dir", dir, "node", p.Host)
+		}
+		return found, nil
+	}))
+}
+
+// ProveShared proves that the coordinator sees what this node writes in a directory. The
+// other way is proved by joining.
+func (l *Link) ProveShared(ctx context.Context, dir string) (err error) {
+	trace, err := claim.Leave(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, trace.Remove()) }()
+	var found claim.Sharing
+	return l.Request(ctx, probePath, probe{trace.Name, trace.Text, l.Self().Host}, &found)
 }
