@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/ckptstore/ckptstore/internal/testbed"
 )
 
 // bin is the directory of the built commands, which is first in PATH.
@@ -20,6 +22,7 @@ var bin string
 const builtEnv = "CKPTSTORE_TEST_BUILT"
 
 func TestMain(m *testing.M) {
+	testbed.Main()
 	if url := os.Getenv(forgeEnv); url != "" {
 		if err := forge(url); err != nil {
 			fmt.Fprintln(os.Stderr, err)

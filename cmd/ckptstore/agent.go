@@ -33,6 +33,12 @@ command starts an agent in the background unless one is running; any number of
 processes may run it at once. It creates the store if the directory does not exist.
 On SIGTERM the agent ends its sessions and finishes their staged saves.
 
+Where the ranks of a launch are on several machines, the agent of rank 0's machine
+coordinates, and an agent of its own follows it on every other machine: --launch is the
+key that all ranks of the launch know. Followers reach the store's log through the
+coordinating agent, and their machine must see the same directory as the store. A
+machine that is silent for --node-timeout is lost: its ranks count as gone.
+
 If this user cannot write to the store, as on a read-only mount, the agent only reads
 checkpoints, by their receipts; no process can join.
 
@@ -41,12 +47,16 @@ Exit codes: 0 ok, 1 failed, 2 usage, 4 no agent, 5 another agent serves the stor
 
 // agentOptions are the options of an agent.
 type agentOptions struct {
-	idle, join, save, drain, collective time.Duration
+	idle, join, save, drain, collective, silence time.Duration
 
 	slots    int
 	memory   string
 	whenBusy string
-	limit    time.Duration // of start
+	launch   string
+
+	limit  time.Duration // of start
+	rank   int
+	master string
 }
 
 func (o *agentOptions) flags(f *pflag.FlagSet) {
@@ -55,6 +65,8 @@ func (o *agentOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.save, "save-timeout", 10*time.Minute, "time limit from the start of a save to its commit")
 	f.DurationVar(&o.drain, "drain-timeout", 2*time.Minute, "time limit for staged saves after their processes have ended")
 	f.DurationVar(&o.collective, "collective-timeout", 10*time.Minute, "time limit for ranks to wait for each other")
+	f.DurationVar(&o.silence, "node-timeout", 10*time.Second, "silence after which another machine of a launch is lost with its ranks")
+	f.StringVar(&o.launch, "launch", "", "key of a launch over several machines")
 	f.IntVar(&o.slots, "staging-slots", 2, "number of saves that a rank can have in shared memory at once")
 	f.StringVar(&o.memory, "staging-memory", "", "limit on shared memory for all slots: a size such as 8GiB, or a percentage (default 40%)")
 	f.StringVar(&o.whenBusy, "when-busy", string(staging.BusyWait), "what a save does if all slots are in use: wait, skip or fail")
@@ -63,7 +75,7 @@ func (o *agentOptions) flags(f *pflag.FlagSet) {
 // session returns the configuration of a session.
 func (o agentOptions) session() (cfg session.Config, err error) {
 	for name, d := range map[string]time.Duration{
-		"join-timeout": o.join, "save-timeout": o.save, "drain-timeout": o.drain, "collective-timeout": o.collective,
+		"join-timeout": o.join, "save-timeout": o.save, "drain-timeout": o.drain, "collective-timeout": o.collective, "node-timeout": o.silence,
 	} {
 		if d <= 0 {
 			return cfg, console.Usagef("--%s %s: want a time above zero, such as 30s", name, d)
@@ -114,8 +126,10 @@ func (a *app) serveAgent(ctx context.Context, o agentOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := store.Ensure(ctx, a.location, a.wait, log); err != nil {
-		return err
+	if o.launch == "" { // otherwise another machine has made it
+		if err := store.Ensure(ctx, a.location, a.wait, log); err != nil {
+			return err
+		}
 	}
 	options := a.options()
 	options.Logger = log
@@ -123,12 +137,15 @@ func (a *app) serveAgent(ctx context.Context, o agentOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	release, err := agent.Hold(ctx, at, a.wait)
+	release, err := agent.Hold(ctx, at, o.launch, a.wait)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	cfg := agent.Config{Idle: o.idle, Join: o.join, Session: session, Version: version(), Logger: log}
+	cfg := agent.Config{Idle: o.idle, Join: o.join, Silence: o.silence, Session: session, Version: version(), Logger: log}
+	if o.launch != "" {
+		return a.followAgent(ctx, o, cfg, at, options)
+	}
 	if why := store.ReadOnly(a.location); why != nil {
 		log.Warn("store not writable; serving reads by receipts, refusing saves", "why", why)
 		list, err := store.OpenReceipts(a.location, log)
@@ -150,6 +167,24 @@ func (a *app) serveAgent(ctx context.Context, o agentOptions) (err error) {
 		about := services.New(s, log)
 		cfg.Services, cfg.Busy = about, about.Busy
 		err := agent.New(cfg, s).Serve(ctx)
+		return errors.Join(err, about.Close())
+	})
+}
+
+// followAgent serves the ranks of one launch on this machine, as a follower of the agent
+// of rank 0's machine.
+func (a *app) followAgent(ctx context.Context, o agentOptions, cfg agent.Config, at store.Whereabouts, options store.Options) (err error) {
+	link, err := agent.JoinLaunch(ctx, at, cfg, o.launch)
+	if err != nil {
+		return err
+	}
+	defer agent.LeaveLaunch(link)
+	options.Owner = agent.Owner(at, link)
+	a.end += o.drain // to finish staged saves
+	return a.withOptions(ctx, options, func(s *store.Store) error {
+		about := services.Following(s, cfg.Logger, link.Request)
+		cfg.Services, cfg.Busy = about, about.Busy
+		err := agent.NewFollower(cfg, s, o.launch, link).Serve(ctx)
 		return errors.Join(err, about.Close())
 	})
 }
@@ -184,7 +219,11 @@ func (a *app) agentStartCommand() *cobra.Command {
 		Use: "start", Short: "Start an agent in the background, unless one is running", Args: console.Args(cobra.NoArgs),
 		Long: `Start an agent of the store in the background, unless one is running, and print its
 process. The store is created if the directory does not exist. The options apply to an
-agent started by this command; a running agent keeps its own.`,
+agent started by this command; a running agent keeps its own.
+
+For a launch over several machines, give each rank --launch with the launch's key,
+--rank, and --master with the host of rank 0. The command then waits up to
+--join-timeout for the agent of rank 0's machine.`,
 		Example: "  ckptstore agent start --store ckpts --json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if _, err := o.session(); err != nil {
@@ -193,23 +232,18 @@ agent started by this command; a running agent keeps its own.`,
 			if o.limit <= 0 {
 				return console.Usagef("--start-timeout %s: want a time above zero, such as 30s", o.limit)
 			}
-			return a.startAgent(c, o.limit)
+			return a.startAgent(c, o)
 		},
 	}
 	o.flags(c.Flags())
 	c.Flags().DurationVar(&o.limit, "start-timeout", time.Minute, "time limit for the agent to answer")
+	c.Flags().IntVar(&o.rank, "rank", 0, "with --launch: the rank that the agent is for")
+	c.Flags().StringVar(&o.master, "master", "", "with --launch: the host of rank 0, as other machines reach it")
 	return c
 }
 
-func (a *app) startAgent(c *cobra.Command, limit time.Duration) error {
+func (a *app) startAgent(c *cobra.Command, o agentOptions) error {
 	ctx := c.Context()
-	if err := store.Ensure(ctx, a.location, a.wait, a.logger()); err != nil {
-		return err
-	}
-	at, err := store.Locate(ctx, a.options())
-	if err != nil {
-		return err
-	}
 	program, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
@@ -217,12 +251,29 @@ func (a *app) startAgent(c *cobra.Command, limit time.Duration) error {
 	var given []string
 	c.Flags().Visit(func(f *pflag.Flag) {
 		switch f.Name {
-		case "store", "output", "json", "start-timeout":
+		case "store", "output", "json", "start-timeout", "launch", "rank", "master":
 		default:
 			given = append(given, "--"+f.Name+"="+f.Value.String())
 		}
 	})
-	card, started, err := agent.Start(ctx, at, agent.StartOptions{Program: program, Args: given, Version: version(), Limit: limit})
+	var at store.Whereabouts
+	locate := func(ctx context.Context) (_ store.Whereabouts, err error) {
+		if o.launch == "" || o.rank == 0 {
+			if err := store.Ensure(ctx, a.location, a.wait, a.logger()); err != nil {
+				return store.Whereabouts{}, err
+			}
+		}
+		at, err = store.Locate(ctx, a.options())
+		return at, err
+	}
+	options := agent.StartOptions{Program: program, Args: given, Version: version(), Limit: o.limit}
+	var card agent.Card
+	var started bool
+	if o.launch != "" {
+		card, started, err = agent.StartRank(ctx, a.location, agent.Rank{Launch: o.launch, Rank: o.rank, Master: o.master, Limit: o.join}, options, locate)
+	} else if _, err = locate(ctx); err == nil {
+		card, started, err = agent.Start(ctx, at, options)
+	}
 	if err != nil {
 		return err
 	}
@@ -240,29 +291,35 @@ func (a *app) startAgent(c *cobra.Command, limit time.Duration) error {
 	return err
 }
 
-// found returns the agent of the store.
-func (a *app) found(ctx context.Context) (agent.Card, agent.Status, error) {
+// found returns the agent of the store, or of a launch.
+func (a *app) found(ctx context.Context, launch string) (agent.Card, agent.Status, error) {
 	at, err := store.Locate(ctx, a.options())
 	if err != nil {
 		return agent.Card{}, agent.Status{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.wait)
 	defer cancel()
-	return agent.Find(ctx, at)
+	return agent.Find(ctx, at, launch)
 }
 
 func (a *app) agentStatusCommand() *cobra.Command {
-	return &cobra.Command{
+	var launch string
+	c := &cobra.Command{
 		Use: "status", Short: "Show the agent of the store and its sessions", Args: console.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			_, s, err := a.found(c.Context())
+			_, s, err := a.found(c.Context(), launch)
 			if err != nil {
 				return err
 			}
 			return a.printStatus(s)
 		},
 	}
+	c.Flags().StringVar(&launch, "launch", "", launchHelp)
+	return c
 }
+
+// launchHelp describes --launch of commands for a running agent.
+const launchHelp = "the agent that follows another machine's in the launch with this key"
 
 func (a *app) printStatus(s agent.Status) error {
 	return console.Emit(a.Console, s, s.Sessions, func(w *tabwriter.Writer, _ bool) {
@@ -272,6 +329,12 @@ func (a *app) printStatus(s agent.Status) error {
 		}
 		if s.Busy != "" {
 			text += "; " + s.Busy
+		}
+		if s.Follows != "" {
+			text += "; it follows the agent on " + s.Follows
+		}
+		if len(s.Launches) > 0 {
+			text += "; it coordinates launches over several machines: " + strings.Join(s.Launches, " ")
 		}
 		fmt.Fprintln(w, text)
 		if len(s.Sessions) == 0 {
@@ -287,7 +350,7 @@ func (a *app) printStatus(s agent.Status) error {
 func (a *app) agentStopCommand() *cobra.Command {
 	var now bool
 	var wait time.Duration
-	var reason string
+	var reason, launch string
 	c := &cobra.Command{
 		Use: "stop", Short: "Stop the agent of the store", Args: console.Args(cobra.NoArgs),
 		Long: `Ask the agent to accept no new sessions, and to end when its last session ends. With
@@ -302,7 +365,7 @@ the store.)`,
 			if c.Flags().Changed("wait") && wait <= 0 {
 				return console.Usagef("--wait=%s: want a time above zero, such as 30s", wait)
 			}
-			card, _, err := a.found(c.Context())
+			card, _, err := a.found(c.Context(), launch)
 			if err != nil {
 				return err
 			}
@@ -325,6 +388,7 @@ the store.)`,
 		},
 	}
 	f := c.Flags()
+	f.StringVar(&launch, "launch", "", launchHelp)
 	f.BoolVar(&now, "now", false, "end its sessions at once; staged saves are finished")
 	f.StringVar(&reason, "reason", "ckptstore agent stop", "reason to record in the agent's log")
 	f.DurationVar(&wait, "wait", 0, "wait for the agent to end, at most this long")

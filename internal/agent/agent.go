@@ -8,12 +8,32 @@
 //	session    the job of a complete group, with one attempt: see [launch.Attend]
 //	member     one process of a group, watched from its join to its end
 //
+//	machines   the agents of other machines, which follow this one in a launch over
+//	           several: see below
+//
 // An agent starts no process and ends none. The session records each member that
 // leaves or disappears. When all have, their staged saves are finished and the
 // job ends in the log. The agent stops after an idle period, or on request: then
 // it takes no new sessions, and ends with the last of its sessions.
 //
 // [Start] finds the agent of a store or starts one.
+//
+// # Several machines
+//
+// Where the ranks of a launch are on several machines, the agent of rank 0's machine
+// coordinates. Only this agent may own the store. It invites the others by a file
+// in the store's directory that the launch's key names:
+//
+//	STORE/join/launch-KEY.json   address of the coordinating agent
+//	STORE/join/JOB.json          token and certificate: see package nodes
+//
+// On every other machine, [StartRank] starts an agent for this launch alone, a follower.
+// It opens the store through its link to the coordinating agent, and never takes the
+// store's lock. It passes the joins of its machine's processes on, and serves its
+// machine's part of a complete group: see [launch.AttendPart].
+//
+// A machine that is silent for [Config].Silence is lost with its ranks. No process is
+// killed: the others' requests end with the reason.
 package agent
 
 import (
@@ -23,10 +43,10 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
@@ -48,12 +68,36 @@ type Config struct {
 	// default 2 min. Handover is how long a new group of a run waits for the end
 	// of an old group that has lost members; default 20 s.
 	Join, Handover time.Duration
+	// Silence is how long another machine may be silent before its ranks count as gone;
+	// default 10 s.
+	Silence time.Duration
 	// Session is the common configuration of the sessions: timeouts and staging.
 	Session session.Config
 
 	Shared  string // directory in memory for staging; default: the machine's
 	Version string // of this program, for messages
 	Logger  *slog.Logger
+}
+
+func (cfg Config) withDefaults() Config {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&cfg.Join, 2*time.Minute)
+	def(&cfg.Handover, 20*time.Second)
+	def(&cfg.Silence, 10*time.Second)
+	def(&cfg.Session.SaveTimeout, 10*time.Minute)
+	def(&cfg.Session.DrainTimeout, 2*time.Minute)
+	def(&cfg.Session.Collective, 10*time.Minute)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Shared == "" {
+		cfg.Shared, _ = shm.Dir()
+	}
+	return cfg
 }
 
 // Agent serves one store.
@@ -64,6 +108,11 @@ type Agent struct {
 	log   *slog.Logger
 	card  Card
 
+	// link leads to the agent of rank 0's machine, which this one follows in the launch
+	// key; nil: it coordinates.
+	link *nodes.Link
+	key  string
+
 	life context.Context // of the sessions
 	end  context.CancelCauseFunc
 
@@ -72,8 +121,11 @@ type Agent struct {
 	now      bool              // wait for the sessions only
 	groups   map[string]*group // by key, until their sessions are over
 	requests int               // being answered
+	machines *machines         // nil before the first launch over several
 	used     time.Time         // time of the last answer
 	changed  chan struct{}     // of capacity one
+
+	opening sync.Mutex // of machines
 }
 
 // ErrStopped reports that a session ended because the agent was asked to stop.
@@ -84,7 +136,7 @@ var ErrServed = problem.New(problem.Conflict, "another agent serves this store")
 
 // New returns an agent for an open store, which the caller keeps.
 func New(cfg Config, st *store.Store) *Agent {
-	a := NewReader(cfg, store.Whereabouts{ID: st.ID, Location: st.Location, Name: st.Location, Runtime: st.Runtime})
+	a := NewReader(cfg, store.Whereabouts{ID: st.ID, Location: st.Location, Name: st.Location, Runtime: st.Runtime, Dir: st.Dir()})
 	a.store = st
 	return a
 }
@@ -92,20 +144,7 @@ func New(cfg Config, st *store.Store) *Agent {
 // NewReader returns an agent for a store that this user cannot write: it provides
 // the configured services, and refuses joins.
 func NewReader(cfg Config, at store.Whereabouts) *Agent {
-	def := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	def(&cfg.Join, 2*time.Minute)
-	def(&cfg.Handover, 20*time.Second)
-	def(&cfg.Session.DrainTimeout, 2*time.Minute)
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Shared == "" {
-		cfg.Shared, _ = shm.Dir()
-	}
+	cfg = cfg.withDefaults()
 	a := &Agent{
 		cfg: cfg, at: at, log: cfg.Logger, groups: map[string]*group{},
 		used: time.Now(), changed: make(chan struct{}, 1),
@@ -117,18 +156,30 @@ func NewReader(cfg Config, at store.Whereabouts) *Agent {
 // Hold makes this process the store's only agent, from before it opens the store
 // until after it has closed it. It returns [ErrServed] if another agent, even an
 // ending one, has not ended within patience.
-func Hold(ctx context.Context, at store.Whereabouts, patience time.Duration) (release func() error, err error) {
-	lock, err := lockFile(ctx, filepath.Join(at.Runtime, lockName), patience)
+//
+// launch is the key of the launch in which it is to follow, see [NewFollower], or empty:
+// the agents of launches do not exclude each other.
+func Hold(ctx context.Context, at store.Whereabouts, launch string, patience time.Duration) (release func() error, err error) {
+	lock, err := takeLock(ctx, fileOf(at.Runtime, launch, lockFile), patience)
 	if errors.Is(err, errHeld) {
 		err = ErrServed
-		if c, cerr := readCard(at.Runtime); cerr == nil {
+		if c, cerr := readCard(at.Runtime, launch); cerr == nil {
 			err = fmt.Errorf("%w: process %d; see `ckptstore agent status --store %s`", ErrServed, c.PID, at.Name)
 		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("serve an agent of %s: %w", at.Name, err)
 	}
-	return lock.Close, nil
+	if launch == "" {
+		return lock.Close, nil
+	}
+	return func() error { // no other agent has this launch later
+		gone := os.Remove(fileOf(at.Runtime, launch, startFile))
+		if errors.Is(gone, os.ErrNotExist) {
+			gone = nil
+		}
+		return errors.Join(gone, os.Remove(lock.Name()), lock.Close())
+	}, nil
 }
 
 // Serve serves until the agent is idle or asked to stop, or ctx ends: then it
@@ -141,8 +192,10 @@ func (a *Agent) Serve(ctx context.Context) error {
 	}
 	a.log.Info("agent serves", "store", a.at.ID, "location", a.at.Name, "socket", a.card.Socket, "pid", os.Getpid(), "version", a.cfg.Version)
 	defer context.AfterFunc(ctx, func() { a.Stop(context.Cause(ctx).Error(), true) })()
+	unfollow := a.follow()
 	a.keep()
-	return errors.Join(forget(a.at.Runtime), server.close(), a.unanswered())
+	unfollow()
+	return errors.Join(forget(a.at.Runtime, a.launch()), server.close(), a.unanswered(), a.machines.close())
 }
 
 // closeLimit is how long requests may take to end after their connections were
@@ -220,6 +273,10 @@ func (a *Agent) keep() {
 // busyPoll is how often the agent asks whether its services allow it to stop.
 const busyPoll = 200 * time.Millisecond
 
+// followersPoll is how often an idle agent asks whether agents of other machines still
+// follow it.
+const followersPoll = 5 * time.Second
+
 // over reports whether nothing keeps the agent running, or when to check again.
 func (a *Agent) over(now time.Time) (bool, time.Duration) {
 	a.mu.Lock()
@@ -239,6 +296,10 @@ func (a *Agent) over(now time.Time) (bool, time.Duration) {
 	}
 	if a.cfg.Idle == 0 {
 		return false, time.Hour
+	}
+	if a.machines.followers() > 0 { // they stop by themselves
+		a.used = now
+		return false, min(a.cfg.Idle, followersPoll)
 	}
 	if left := a.used.Add(a.cfg.Idle).Sub(now); left > 0 {
 		return false, left

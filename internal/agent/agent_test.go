@@ -80,13 +80,19 @@ func member(args []string) error {
 // run runs two members and returns the checkpoint and the job.
 func run(t *testing.T, c agent.Card, how string) (checkpoint, job, resume string) {
 	t.Helper()
-	card, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	return runAt(t, []agent.Card{c, c}, how)
+}
+
+// runAt is run for two members with an agent each.
+func runAt(t *testing.T, at []agent.Card, how string) (checkpoint, job, resume string) {
+	t.Helper()
 	var members sync.WaitGroup
 	said := make([]string, 2)
-	for n := range 2 {
+	for n, c := range at {
+		card, err := json.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
 		members.Go(func() {
 			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "member", string(card), "one key", strconv.Itoa(n), how, "--api-key=SECRET")
 			out, err := cmd.CombinedOutput()
@@ -237,7 +243,7 @@ func TestStopsIdle(t *testing.T) {
 	commit(t, ranks, 1)
 	ranks[0].leave()
 	p.gone(c)
-	if _, _, err := agent.Find(t.Context(), p.at); err == nil || !strings.Contains(err.Error(), "agent start") {
+	if _, _, err := agent.Find(t.Context(), p.at, ""); err == nil || !strings.Contains(err.Error(), "agent start") {
 		t.Errorf("the agent that has stopped: %v", err)
 	}
 	if again := p.start(); again.PID == c.PID {
@@ -434,7 +440,7 @@ func TestAgentKilled(t *testing.T) {
 		r.mark(saves[n])
 	}
 	p.gone(c)
-	if _, _, err := agent.Find(t.Context(), p.at); err == nil || !strings.Contains(err.Error(), "was killed") {
+	if _, _, err := agent.Find(t.Context(), p.at, ""); err == nil || !strings.Contains(err.Error(), "was killed") {
 		t.Errorf("the agent that was killed: %v", err)
 	}
 	again := join(t, p.start(), "k", "r", 2)

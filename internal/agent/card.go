@@ -12,14 +12,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files of an agent in the private directory of a store.
+// Kinds of files of an agent in the private directory of a store; see fileOf.
 const (
-	socketName = "agent.sock"
-	cardName   = "agent.json"  // readable by this user alone: it has the token
-	lockName   = "agent.lock"  // held by the agent
-	startName  = "agent.start" // held by the process that starts an agent
-	logName    = "agent.log"   // of an agent that was started by [Start]
+	socketFile = "sock"
+	cardFile   = "json"  // readable by this user alone: it has the token
+	lockFile   = "lock"  // held by the agent
+	startFile  = "start" // held by the process that starts an agent
+	logFile    = "log"   // of an agent that was started by [Start]
 )
+
+// launchPart is how much of a launch's key file names have: a socket's path is short.
+const launchPart = 12
+
+// fileOf returns the path of a file of an agent: agent.KIND, or agent-LAUNCH.KIND of
+// an agent that follows another machine's in one launch.
+func fileOf(runtime, launch, kind string) string {
+	name := "agent"
+	if launch != "" {
+		name += "-" + launch[:min(len(launch), launchPart)]
+	}
+	return filepath.Join(runtime, name+"."+kind)
+}
 
 // Card holds the address of an agent. It is the content of agent.json and the
 // output of `ckptstore agent start --json`.
@@ -35,10 +48,10 @@ type Card struct {
 // errHeld reports that another process holds a lock.
 var errHeld = errors.New("it is locked")
 
-// lockFile waits for the lock of a file, which it creates with its directory. The
+// takeLock waits for the lock of a file, which it creates with its directory. The
 // owner of another store may remove both while no process holds them, so a lock
 // counts only if its file still has its path.
-func lockFile(ctx context.Context, path string, patience time.Duration) (*os.File, error) {
+func takeLock(ctx context.Context, path string, patience time.Duration) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errHeld)
 	defer cancel()
 	for {
@@ -92,25 +105,26 @@ func awaitLock(ctx context.Context, f *os.File) (*os.File, error) {
 // pollEvery is the pause between polls of other processes.
 const pollEvery = 20 * time.Millisecond
 
-// readCard reads agent.json.
-func readCard(runtime string) (c Card, err error) {
-	data, err := os.ReadFile(filepath.Join(runtime, cardName))
+// readCard reads the card of an agent.
+func readCard(runtime, launch string) (c Card, err error) {
+	path := fileOf(runtime, launch, cardFile)
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return c, fmt.Errorf("find the agent: %w", err)
 	}
 	if err := json.Unmarshal(data, &c); err != nil {
-		return c, fmt.Errorf("find the agent: %s: %w", filepath.Join(runtime, cardName), err)
+		return c, fmt.Errorf("find the agent: %s: %w", path, err)
 	}
 	return c, nil
 }
 
-// publish writes agent.json atomically.
-func publish(runtime string, c Card) error {
+// publish writes the card atomically.
+func publish(runtime, launch string, c Card) error {
 	data, err := json.Marshal(c)
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(runtime, cardName)
+	path := fileOf(runtime, launch, cardFile)
 	if err := os.WriteFile(path+".new", append(data, '\n'), 0o600); err != nil {
 		return fmt.Errorf("publish the agent's address: %w", err)
 	}
@@ -120,9 +134,9 @@ func publish(runtime string, c Card) error {
 	return nil
 }
 
-// forget removes agent.json, so that no process finds the agent.
-func forget(runtime string) error {
-	if err := os.Remove(filepath.Join(runtime, cardName)); err != nil && !errors.Is(err, os.ErrNotExist) {
+// forget removes the card, so that no process finds the agent.
+func forget(runtime, launch string) error {
+	if err := os.Remove(fileOf(runtime, launch, cardFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil

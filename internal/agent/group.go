@@ -3,8 +3,10 @@ package agent
 import (
 	"fmt"
 	"maps"
+	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
@@ -24,7 +26,9 @@ type group struct {
 	JoinRequest // of the first member
 	state       string
 	members     map[int]*member
-	late        *time.Timer // ends an incomplete group
+	late        *time.Timer   // ends an incomplete group
+	placed      chan struct{} // closed when part0 is valid, if ranks are on other machines
+	part0       partReply
 	ready       chan struct{}
 	over        chan struct{} // closed when the session has ended
 
@@ -76,6 +80,31 @@ func (g *group) pids() []int {
 	return pids
 }
 
+// present names the processes that have joined, by machine.
+func (g *group) present() string {
+	by := map[string][]int{}
+	for rank := range g.WorldSize {
+		if m := g.members[rank]; m != nil {
+			by[m.host] = append(by[m.host], m.pid)
+		}
+	}
+	if len(by) == 1 && by[""] != nil {
+		return fmt.Sprintf("the processes %v", by[""])
+	}
+	var texts []string
+	for _, host := range slices.Sorted(maps.Keys(by)) {
+		at := host
+		if host == "" {
+			at = "this machine"
+			if name, err := os.Hostname(); err == nil {
+				at = name
+			}
+		}
+		texts = append(texts, fmt.Sprintf("%v on %s", by[host], at))
+	}
+	return "the processes " + strings.Join(texts, ", ")
+}
+
 func (g *group) status() SessionStatus {
 	s := SessionStatus{Run: g.Run, Trial: g.Trial, Job: g.job, State: g.state, WorldSize: g.WorldSize, PIDs: g.pids()}
 	select {
@@ -114,7 +143,7 @@ func (a *Agent) tooLate(g *group) {
 			absent = append(absent, rank)
 		}
 	}
-	a.fail(g, problem.Errorf(problem.Late, "ranks %v of %d have not joined run %q within %v; those that have are the processes %v: every rank of a group must join, with the same key", absent, g.WorldSize, g.Run, a.cfg.Join, g.pids()))
+	a.fail(g, problem.Errorf(problem.Late, "ranks %v of %d have not joined run %q within %v; those that have are %s: every rank of a group must join, with the same key", absent, g.WorldSize, g.Run, a.cfg.Join, g.present()))
 }
 
 // lost handles the end of a member's process.
@@ -124,8 +153,12 @@ func (a *Agent) lost(g *group, m *member) {
 	switch {
 	case g.members[m.rank] != m:
 	case g.state == joining:
-		a.fail(g, problem.Errorf(problem.Conflict, "rank %d (process %d) has ended before all %d ranks had joined run %q", m.rank, m.pid, g.WorldSize, g.Run))
-	default:
+		if a.link != nil {
+			go a.gone(g, m) // its agent ends the group
+			return
+		}
+		a.fail(g, problem.Errorf(problem.Conflict, "rank %d (%v) has ended before all %d ranks had joined run %q", m.rank, m, g.WorldSize, g.Run))
+	case m.node == 0: // the session notices the end of others
 		g.part(launch.MemberEnd{Rank: m.rank})
 	}
 }
@@ -135,11 +168,15 @@ func (g *group) part(e launch.MemberEnd) {
 	if g.parted[e.Rank] {
 		return
 	}
-	g.parted[e.Rank] = true
-	if len(g.parted) == g.WorldSize {
+	g.parts(e.Rank)
+	g.ends <- e // there is room for each rank
+}
+
+// parts records that a rank has left. The caller holds the lock.
+func (g *group) parts(rank int) {
+	if g.parted[rank] = true; len(g.parted) == len(g.members) {
 		g.state = ending
 	}
-	g.ends <- e // there is room for each rank
 }
 
 // fail ends a group without a session. The caller holds the lock.

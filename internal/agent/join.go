@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
@@ -34,8 +35,8 @@ type JoinReply struct {
 	Resume  string `json:"resume"` // full ID of the checkpoint to resume from; empty: a fresh start
 }
 
-// maxWorld bounds the ranks of a group on one machine.
-const maxWorld = 4096
+// maxWorld bounds the ranks of a group.
+const maxWorld = 1 << 16
 
 // maxKey bounds the length of a key, in bytes.
 const maxKey = 1024
@@ -77,13 +78,18 @@ func (a *Agent) onJoin(ctx context.Context, r JoinRequest) (JoinReply, error) {
 		return JoinReply{}, err
 	}
 	if a.store == nil {
-		return JoinReply{}, problem.Errorf(problem.Denied, "the store %s cannot be written by this user here, so run %q can neither save nor resume in it: give another store (its checkpoints can be looked into by ckptstore.open); if it can be written by now, run `ckptstore agent stop --store %s` first", a.at.Name, r.Run, a.at.Name)
+		return JoinReply{}, a.readOnly(fmt.Sprintf("run %q", r.Run))
 	}
 	defer a.begin()()
 	if r.Derived {
 		return a.joinDerived(ctx, r)
 	}
 	return a.join(ctx, r)
+}
+
+// readOnly refuses sessions in a store that this agent only reads.
+func (a *Agent) readOnly(what string) error {
+	return problem.Errorf(problem.Denied, "the store %s cannot be written by this user here, so %s can neither save nor resume in it: give another store (its checkpoints can be looked into by ckptstore.open); if it can be written by now, run `ckptstore agent stop --store %s` first", a.at.Name, what, a.at.Name)
 }
 
 // join makes a process a member of a group, and waits until the group is served.
@@ -96,6 +102,12 @@ func (a *Agent) join(ctx context.Context, r JoinRequest) (JoinReply, error) {
 	if err != nil {
 		m.forget()
 		return JoinReply{}, err
+	}
+	if a.link != nil {
+		if err := a.joinAway(ctx, g, r, m); err != nil {
+			a.withdraw(g, m)
+			return JoinReply{}, err
+		}
 	}
 	select {
 	case <-g.ready:
@@ -140,17 +152,20 @@ func (a *Agent) tryEnter(r JoinRequest, m *member) (g, old *group, err error) {
 		}
 		was := g.members[r.Rank]
 		switch {
-		case g.state != joining && was.pid == m.pid && !g.parted[r.Rank]:
+		case g.state != joining && was != nil && was.is(m) && !g.parted[r.Rank]:
 			m.forget() // the reply to it was lost
 			return g, nil, nil
 		case g.state != joining:
-			err := problem.Errorf(problem.Conflict, "rank %d has joined job %s of run %q already, as process %d: each process has its own rank, and a restarted group its own key", r.Rank, g.job, g.Run, was.pid)
+			if was == nil { // of a follower: the rank was on another machine
+				return nil, g, problem.Errorf(problem.Conflict, "job %s of run %q is running under this key without rank %d here: a restarted group has its own key", g.job, g.Run, r.Rank)
+			}
+			err := problem.Errorf(problem.Conflict, "rank %d has joined job %s of run %q already, as %v: each process has its own rank, and a restarted group its own key", r.Rank, g.job, g.Run, was)
 			if len(g.parted) > 0 {
 				return nil, g, err
 			}
 			return nil, nil, err
-		case was != nil && was.pid != m.pid && was.lives():
-			return nil, nil, problem.Errorf(problem.Conflict, "rank %d has joined run %q already, as process %d: each process has its own rank", r.Rank, g.Run, was.pid)
+		case was != nil && !was.is(m) && was.lives():
+			return nil, nil, problem.Errorf(problem.Conflict, "rank %d has joined run %q already, as %v: each process has its own rank", r.Rank, g.Run, was)
 		case was != nil:
 			delete(g.members, r.Rank)
 			was.forget()
@@ -163,10 +178,14 @@ func (a *Agent) tryEnter(r JoinRequest, m *member) (g, old *group, err error) {
 			return nil, nil, err
 		}
 		g = &group{
-			JoinRequest: r, state: joining, members: map[int]*member{}, ready: make(chan struct{}), over: make(chan struct{}),
+			JoinRequest: r, state: joining, members: map[int]*member{}, placed: make(chan struct{}), ready: make(chan struct{}), over: make(chan struct{}),
 			parted: map[int]bool{}, ends: make(chan launch.MemberEnd, r.WorldSize), job: store.NewID(),
 		}
-		g.late = time.AfterFunc(a.cfg.Join, func() { a.tooLate(g) })
+		limit := a.cfg.Join
+		if a.link != nil {
+			limit += a.cfg.Silence // the coordinating agent knows the other machines
+		}
+		g.late = time.AfterFunc(limit, func() { a.tooLate(g) })
 		a.groups[r.Key] = g
 	}
 	g.members[r.Rank] = m

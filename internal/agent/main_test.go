@@ -22,6 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/agent"
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/services"
 	"github.com/ckptstore/ckptstore/internal/session"
@@ -43,6 +44,10 @@ func TestMain(m *testing.M) {
 			os.Exit(status(member(os.Args[2:])))
 		case "start":
 			os.Exit(status(start()))
+		case "steady":
+			os.Exit(status(steady(os.Args[2:])))
+		case "startrank":
+			os.Exit(status(startRank(os.Args[2:])))
 		}
 	}
 	os.Exit(runTests(m))
@@ -78,6 +83,8 @@ func serve(args []string) (err error) {
 	f.DurationVar(&cfg.Join, "join", patience, "")
 	f.DurationVar(&cfg.Handover, "handover", patience, "")
 	f.StringVar(&cfg.Shared, "shared", "", "")
+	f.DurationVar(&cfg.Silence, "silence", 10*time.Second, "")
+	launch := f.String("launch", "", "")
 	memory := f.String("memory", "", "")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -95,18 +102,31 @@ func serve(args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	release, err := agent.Hold(ctx, at, patience)
+	release, err := agent.Hold(ctx, at, *launch, patience)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	st, err := store.Open(ctx, store.Options{Location: os.Getenv(agent.EnvStore), Logger: cfg.Logger})
+	options := store.Options{Location: os.Getenv(agent.EnvStore), Logger: cfg.Logger}
+	var link *nodes.Link
+	if *launch != "" {
+		if link, err = agent.JoinLaunch(ctx, at, cfg, *launch); err != nil {
+			return err
+		}
+		defer agent.LeaveLaunch(link)
+		options.Owner = agent.Owner(at, link)
+	}
+	st, err := store.Open(ctx, options)
 	if err != nil {
 		return err
 	}
 	about := services.New(st, cfg.Logger)
 	cfg.Services, cfg.Busy = about, about.Busy
-	err = agent.New(cfg, st).Serve(ctx)
+	if link != nil {
+		err = agent.NewFollower(cfg, st, *launch, link).Serve(ctx)
+	} else {
+		err = agent.New(cfg, st).Serve(ctx)
+	}
 	return errors.Join(err, about.Close(), st.Close())
 }
 
@@ -134,7 +154,7 @@ func newPlace(t *testing.T) *place {
 	}
 	p := &place{t, at, shared}
 	t.Cleanup(func() {
-		if c, _, err := agent.Find(context.Background(), at); err == nil {
+		if c, _, err := agent.Find(context.Background(), at, ""); err == nil {
 			if _, err := agent.Stop(context.Background(), c, agent.StopRequest{Now: true, Reason: "the test is over"}); err != nil {
 				t.Error(err)
 			}

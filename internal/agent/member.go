@@ -20,6 +20,9 @@ import (
 type member struct {
 	rank   int
 	pid    int
+	node   int           // index of its machine; 0: this one
+	host   string        // of another machine
+	end    func()        // closes gone, once
 	gone   chan struct{} // closed when the process has ended
 	forgot chan struct{} // closed when the watch ends
 	forget func()        // ends the watch
@@ -38,7 +41,8 @@ func enlist(ctx context.Context, rank, pid int) (*member, error) {
 	if m.pid, err = same(caller, uid, rank, pid); err != nil {
 		return nil, err
 	}
-	stop, err := peer.Watch(m.pid, func() { close(m.gone) })
+	m.end = sync.OnceFunc(func() { close(m.gone) })
+	stop, err := peer.Watch(m.pid, m.end)
 	if errors.Is(err, unix.ESRCH) {
 		return nil, gone(rank, pid)
 	}
@@ -50,6 +54,25 @@ func enlist(ctx context.Context, rank, pid int) (*member, error) {
 		close(m.forgot)
 	})
 	return m, nil
+}
+
+// distant returns a process of another machine, whose agent watches it.
+func distant(node int, r remoteJoin) *member {
+	m := &member{rank: r.Rank, pid: r.PID, node: node, host: r.Host, gone: make(chan struct{}), forgot: make(chan struct{})}
+	m.end = sync.OnceFunc(func() { close(m.gone) })
+	m.forget = sync.OnceFunc(func() { close(m.forgot) })
+	return m
+}
+
+// is reports whether two members are one process.
+func (m *member) is(other *member) bool { return m.pid == other.pid && m.node == other.node }
+
+// String names the process.
+func (m *member) String() string {
+	if m.host == "" {
+		return fmt.Sprint("process ", m.pid)
+	}
+	return fmt.Sprintf("process %d on %s", m.pid, m.host)
 }
 
 func gone(rank, pid int) error {

@@ -5,10 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -31,7 +31,7 @@ type server struct {
 // listen opens the agent's socket. The caller holds the agent's lock, so an
 // existing socket belongs to a dead agent.
 func (a *Agent) listen() (*server, error) {
-	path := filepath.Join(a.at.Runtime, socketName)
+	path := fileOf(a.at.Runtime, a.launch(), socketFile)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("open the agent's socket: %w", err)
 	}
@@ -48,7 +48,7 @@ func (a *Agent) listen() (*server, error) {
 		ConnContext: peer.Context,
 	}}
 	go func() { s.done <- s.http.Serve(l) }()
-	if err := publish(a.at.Runtime, a.card); err != nil {
+	if err := publish(a.at.Runtime, a.launch(), a.card); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
@@ -76,6 +76,7 @@ func (s *server) close() error {
 func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/join", httpkit.Handle(maxBody, a.onJoin))
+	mux.Handle("POST /v1/launch", httpkit.Handle(maxBody, a.onLaunch))
 	mux.Handle("POST /v1/status", httpkit.Handle(maxBody, a.onStatus))
 	mux.Handle("POST /v1/stop", httpkit.Handle(maxBody, a.onStop))
 	mux.HandleFunc("POST "+session.ServicePath, func(w http.ResponseWriter, r *http.Request) {
@@ -91,7 +92,7 @@ func (a *Agent) handler() http.Handler {
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !httpkit.Authorized(r, a.card.Token) {
-			httpkit.Refuse(w, problem.Errorf(problem.Unauthorized, "wrong token: it is in %s, and another agent's is another", filepath.Join(a.at.Runtime, cardName)))
+			httpkit.Refuse(w, problem.Errorf(problem.Unauthorized, "wrong token: it is in %s, and another agent's is another", fileOf(a.at.Runtime, a.launch(), cardFile)))
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -122,6 +123,10 @@ type Status struct {
 	Stopping  string          `json:"stopping,omitempty"` // why no more sessions are taken
 	Busy      string          `json:"busy,omitempty"`     // what other than sessions keeps it from stopping
 	Sessions  []SessionStatus `json:"sessions"`
+	// Launches are the keys of the launches over several machines that it coordinates.
+	Launches []string `json:"launches,omitempty"`
+	// Follows is the host of the agent that it follows in one launch.
+	Follows string `json:"follows,omitempty"`
 }
 
 // SessionStatus is the state of one group of processes at an agent.
@@ -151,6 +156,12 @@ func (a *Agent) status() Status {
 	}
 	if a.cfg.Busy != nil {
 		s.Busy = a.cfg.Busy()
+	}
+	if a.machines != nil {
+		s.Launches = slices.Sorted(maps.Keys(a.machines.launches))
+	}
+	if a.link != nil {
+		s.Follows = a.link.Host()
 	}
 	for _, g := range a.groups {
 		s.Sessions = append(s.Sessions, g.status())

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -40,6 +42,9 @@ func refused(err error) error {
 
 // serve runs the session of a group, after the run's previous session has ended.
 func (a *Agent) serve(g *group) (err error) {
+	if a.link != nil {
+		return a.serveAway(g)
+	}
 	if err := a.succeed(g); err != nil {
 		return err
 	}
@@ -48,16 +53,52 @@ func (a *Agent) serve(g *group) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
-	cfg := launch.AttendConfig{Config: a.cfg.Session, Ends: g.ends}
+	place, endpoint, err := a.spread(ctx, g)
+	if err != nil {
+		return err
+	}
+	cfg := a.attending(g, place, 0)
+	if endpoint != nil {
+		defer func() { err = errors.Join(err, a.endSession(endpoint, err)) }()
+		cfg.Endpoint, cfg.GatherTimeout = endpoint, a.cfg.Join
+	}
+	return launch.Attend(ctx, cfg, a.sessionStore())
+}
+
+// endSession tells the other machines how a session has ended.
+func (a *Agent) endSession(endpoint *nodes.Endpoint, err error) error {
+	reason, code := "the session is over", 0
+	if err != nil {
+		reason, code = session.Beginning(refused(err).Error(), session.MaxMessage), httpkit.DetailsOf(err).Status
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Silence)
+	defer cancel()
+	if lost := endpoint.End(ctx, reason, code); lost != nil {
+		a.log.Warn("machines not told of the session's end", "error", lost)
+	}
+	return endpoint.Close()
+}
+
+// attending configures the session of a group for the ranks of one machine.
+func (a *Agent) attending(g *group, place session.Nodes, node int) launch.AttendConfig {
+	cfg := launch.AttendConfig{Config: a.cfg.Session, Ends: g.ends, PIDs: map[int]int{}}
 	cfg.Run, cfg.Trial, cfg.Job, cfg.TrialConfig = g.Run, g.Trial, g.job, g.JoinRequest.Config
-	cfg.Nodes, cfg.Resume = session.OneNode(g.WorldSize), g.Resume
+	cfg.Nodes, cfg.Node, cfg.Resume = place, node, g.Resume
 	cfg.Services, cfg.Logger, cfg.NewID = a.cfg.Services, a.log, store.NewID
 	a.mu.Lock()
-	for rank := range g.WorldSize {
-		cfg.PIDs = append(cfg.PIDs, g.members[rank].pid)
+	defer a.mu.Unlock()
+	for _, rank := range place[node] {
+		m := g.members[rank]
+		if m == nil { // its request ended at the last moment
+			m = &member{rank: rank, forget: func() {}}
+			g.members[rank] = m
+			g.part(launch.MemberEnd{Rank: rank})
+		}
+		cfg.PIDs[rank] = m.pid
 	}
-	cfg.Command = g.members[0].command()
-	a.mu.Unlock()
+	if first := g.members[0]; first != nil {
+		cfg.Command = first.command()
+	}
 	cfg.Serve = func(at launch.Serving) {
 		g.serving = at
 		close(g.ready)
@@ -67,12 +108,21 @@ func (a *Agent) serve(g *group) (err error) {
 		defer a.mu.Unlock()
 		g.part(launch.MemberEnd{Rank: rank, Left: true})
 	}
+	cfg.Parted = func(rank int) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		g.parts(rank)
+	}
+	return cfg
+}
+
+func (a *Agent) sessionStore() session.Store {
 	st := a.store
-	return launch.Attend(ctx, cfg, session.Store{
+	return session.Store{
 		ID: st.ID, Log: st.Log, Views: store.Queries{From: st.Views()}, Blobs: st.Blobs, Data: st.Data, Foreign: store.OpenForeign,
 		Conflict: func(err error) bool { return errors.Is(err, jetlog.ErrConflict) }, Unserved: store.Unserved,
 		Runtime: st.Runtime, Shared: a.cfg.Shared,
-	})
+	}
 }
 
 // succeed waits for the end of a session of the same run whose members are

@@ -38,6 +38,7 @@ type StartOptions struct {
 	Args    []string      // after `agent`; the store is passed in $CKPTSTORE_STORE
 	Version string        // of the caller's program, for messages
 	Limit   time.Duration // until the agent answers
+	Launch  string        // key of the launch in which the agent follows; see [StartRank]
 }
 
 // Start returns the agent of a store. If none answers, it starts an agent that
@@ -50,7 +51,7 @@ func Start(ctx context.Context, at store.Whereabouts, o StartOptions) (_ Card, s
 	if c, err := usable(ctx, at, o); err == nil || errors.Is(err, ErrVersions) {
 		return c, false, err
 	}
-	lock, err := lockFile(ctx, filepath.Join(at.Runtime, startName), o.Limit)
+	lock, err := takeLock(ctx, fileOf(at.Runtime, o.Launch, startFile), o.Limit)
 	if err != nil {
 		return Card{}, false, fmt.Errorf("start an agent of %s: another process starts one, and has not within %v: %w", at.Name, o.Limit, err)
 	}
@@ -81,7 +82,7 @@ var errStopping = errors.New("the agent is stopping")
 
 // usable returns the agent that answers, if it takes sessions of this program.
 func usable(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, error) {
-	c, err := readCard(at.Runtime)
+	c, err := readCard(at.Runtime, o.Launch)
 	if err != nil {
 		return c, err
 	}
@@ -102,7 +103,8 @@ func usable(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, er
 // startAgent starts an agent and waits until it answers. The caller holds the
 // start lock.
 func startAgent(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, error) {
-	path := filepath.Join(at.Runtime, logName)
+	path := fileOf(at.Runtime, o.Launch, logFile)
+	forgetLogs(at.Runtime)
 	log, err := openLog(path)
 	if err != nil {
 		return Card{}, err
@@ -128,7 +130,7 @@ func startAgent(ctx context.Context, at store.Whereabouts, o StartOptions) (Card
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	for {
-		if c, err := readCard(at.Runtime); err == nil && c.PID == cmd.Process.Pid {
+		if c, err := readCard(at.Runtime, o.Launch); err == nil && c.PID == cmd.Process.Pid {
 			if _, err := Ask(ctx, c, true); err == nil {
 				return c, nil
 			}
@@ -153,6 +155,19 @@ func cmpErr(err error) error {
 
 // maxLog is the size in bytes from which an agent's log is rotated.
 const maxLog = 1 << 20
+
+// oldLog is the age from which the log of a launch's agent is removed.
+const oldLog = 7 * 24 * time.Hour
+
+// forgetLogs removes the logs of followers of old launches.
+func forgetLogs(runtime string) {
+	logs, _ := filepath.Glob(fileOf(runtime, "*", logFile)) // the pattern is valid
+	for _, path := range logs {
+		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > oldLog {
+			_ = os.Remove(path) // best effort
+		}
+	}
+}
 
 // openLog opens the log of background agents. A large log is first renamed to
 // agent.log.1.
@@ -182,9 +197,10 @@ func tail(path string, from int64) string {
 	return string(bytes.TrimSpace(text[max(0, len(text)-maxTail):]))
 }
 
-// Find returns the agent of a store, or [ErrNoAgent] if none answers.
-func Find(ctx context.Context, at store.Whereabouts) (Card, Status, error) {
-	c, err := readCard(at.Runtime)
+// Find returns the agent of a store, or with a launch the agent that follows in it on this
+// machine. It returns [ErrNoAgent] if none answers.
+func Find(ctx context.Context, at store.Whereabouts, launch string) (Card, Status, error) {
+	c, err := readCard(at.Runtime, launch)
 	if errors.Is(err, os.ErrNotExist) {
 		return c, Status{}, fmt.Errorf("%w: %s: `ckptstore agent start --store %s` starts one", ErrNoAgent, at.Name, at.Name)
 	}
@@ -213,7 +229,7 @@ func Stop(ctx context.Context, c Card, r StopRequest) (s Status, err error) {
 func Gone(ctx context.Context, c Card) error {
 	for {
 		if _, err := Ask(ctx, c, false); errors.Is(err, errSilent) {
-			lock, err := lockFile(ctx, filepath.Join(filepath.Dir(c.Socket), lockName), time.Hour)
+			lock, err := takeLock(ctx, strings.TrimSuffix(c.Socket, socketFile)+lockFile, time.Hour)
 			if err != nil {
 				return fmt.Errorf("the agent (process %d) has not ended: %w", c.PID, err)
 			}

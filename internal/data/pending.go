@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -63,6 +65,112 @@ func (r *Root) NewPending(ctx context.Context) (*Pending, error) {
 		return nil, fmt.Errorf("lock %s: %w", p.Path(), err)
 	}
 	return p, nil
+}
+
+// JoinPending returns the directory of a [Pending] that a process of another machine has
+// made and keeps. The caller writes files there under names of that process, and gives it
+// their descriptions: see [Pending.Give].
+func (r *Root) JoinPending(dir string) (*Pending, error) {
+	if _, ok := r.b.(grower); !ok {
+		return nil, fmt.Errorf("%s: files of other formats need a store in a directory: %w", r.Dir(), errors.ErrUnsupported)
+	}
+	id, ok := strings.CutPrefix(dir, pendingDir+"/")
+	if raw, err := hex.DecodeString(id); !ok || err != nil || len(raw) != 8 {
+		return nil, fmt.Errorf("%q is no directory of pending files", dir)
+	}
+	return &Pending{root: r, dir: dir, files: map[string]*PendingFile{}}, nil
+}
+
+// Dir returns the directory of the files in the backend, for [Root.JoinPending].
+func (p *Pending) Dir() string { return p.dir }
+
+// Reserve returns the name in the directory for a file of another machine.
+func (p *Pending) Reserve() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count++
+	return fmt.Sprintf("f%d", p.count)
+}
+
+// CreateAs begins a file under a name that [Pending.Reserve] returned on another machine.
+func (p *Pending) CreateAs(ctx context.Context, name, lies string) (*PendingFile, error) {
+	if err := PendingName(name); err != nil {
+		return nil, err
+	}
+	if lies == "" || lies != path.Base(lies) {
+		return nil, fmt.Errorf("%q is no name of a pending file", lies)
+	}
+	var up *local.Growing
+	err := visible(ctx, p.Path(), func() (err error) {
+		up, err = p.root.b.(grower).Grow(ctx, path.Join(p.dir, lies))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	f := newPendingFile(p, lies, up)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.files[name] = f
+	return f, nil
+}
+
+// Give adds a whole file that another machine has written, and described by
+// [PendingFile.Describe].
+func (p *Pending) Give(ctx context.Context, name, lies string, d Description) error {
+	if err := PendingName(name); err != nil {
+		return err
+	}
+	err := visible(ctx, p.Path(), func() error {
+		info, err := p.root.b.Stat(ctx, path.Join(p.dir, lies))
+		if err == nil && info.Size != d.Size {
+			err = fmt.Errorf("%s has %d bytes on this machine, and its writer reports %d: %w", path.Join(p.Path(), lies), info.Size, d.Size, fs.ErrNotExist)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	of, err := d.segments()
+	if err != nil {
+		return err
+	}
+	f := &PendingFile{p: p, name: lies, ended: make(chan struct{}), closed: true, whole: true, said: d.Size, segments: of}
+	close(f.ended)
+	p.mu.Lock()
+	before := p.files[name]
+	p.files[name] = f
+	p.mu.Unlock()
+	if before != nil {
+		before.Abort()
+	}
+	return nil
+}
+
+// visibleLimit is how long what another machine has written may be invisible here.
+const visibleLimit = time.Minute
+
+// visible repeats an operation while it finds no file. A network file system remembers
+// for a while that a name did not exist; listing the directories asks its server.
+func visible(ctx context.Context, dir string, do func() error) error {
+	limit := time.NewTimer(visibleLimit)
+	defer limit.Stop()
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		err := do()
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for _, d := range []string{filepath.Dir(dir), dir} {
+			_, _ = os.ReadDir(d) // best effort
+		}
+		select {
+		case <-time.After(pause):
+		case <-limit.C:
+			return err
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // SweepPending removes the pending files of processes that have ended.

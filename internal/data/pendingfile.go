@@ -2,6 +2,7 @@ package data
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -354,4 +355,66 @@ func (g *segments) payload(off, n int64) *segment {
 		return nil
 	}
 	return s
+}
+
+// Description is what the machine that wrote a pending file knows of it.
+type Description struct {
+	Size     int64     `json:"size"`
+	Segments []Segment `json:"segments"`
+}
+
+// Segment is a run of bytes that was written as one: a tensor with its digest and the
+// checksums of its blocks, or other bytes themselves, unless they are too many.
+type Segment struct {
+	Offset  int64              `json:"offset"`
+	Size    int64              `json:"size"`
+	Payload bool               `json:"payload,omitempty"`
+	Digest  *checkpoint.Digest `json:"digest,omitempty"`
+	Sums    []byte             `json:"sums,omitempty"` // u32 little endian
+	Data    []byte             `json:"data,omitempty"`
+}
+
+// Describe describes a whole file for [Pending.Give] on another machine.
+func (f *PendingFile) Describe() Description {
+	d := Description{Size: f.size}
+	for _, s := range f.segs {
+		out := Segment{Offset: s.offset, Size: s.size, Payload: s.payload, Data: s.data}
+		if s.payload {
+			out.Digest = &s.digest
+			for _, sum := range s.sums {
+				out.Sums = binary.LittleEndian.AppendUint32(out.Sums, sum)
+			}
+		}
+		d.Segments = append(d.Segments, out)
+	}
+	return d
+}
+
+// segments checks the description and returns the contents that it describes.
+func (d Description) segments() (g segments, err error) {
+	end := int64(0)
+	for i, s := range d.Segments {
+		switch {
+		case s.Offset != end || s.Size < 0:
+			return g, fmt.Errorf("segment %d of %d bytes is at %d, after %d", i, s.Size, s.Offset, end)
+		case s.Payload && (s.Digest == nil || int64(len(s.Sums)) != 4*checkpoint.Blocks(s.Size)):
+			return g, fmt.Errorf("segment %d of %d bytes has no digest, or %d bytes of checksums", i, s.Size, len(s.Sums))
+		case int64(len(s.Data)) > s.Size:
+			return g, fmt.Errorf("segment %d of %d bytes has %d", i, s.Size, len(s.Data))
+		}
+		end += s.Size
+		in := segment{offset: s.Offset, size: s.Size, payload: s.Payload, data: s.Data}
+		if s.Payload {
+			in.digest = *s.Digest
+			for sums := s.Sums; len(sums) > 0; sums = sums[4:] {
+				in.sums = append(in.sums, binary.LittleEndian.Uint32(sums))
+			}
+		}
+		g.segs = append(g.segs, in)
+	}
+	if end != d.Size {
+		return g, fmt.Errorf("the segments have %d bytes, and the file %d", end, d.Size)
+	}
+	g.size = end
+	return g, nil
 }

@@ -154,7 +154,12 @@ func (f *fleet) gather(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	f.mu.Lock()
 	f.members = group
+	f.mu.Unlock()
+	if f.job.members != nil {
+		return nil // they chose their ranks, and this node is the first
+	}
 	for _, m := range f.endpoint.Members() {
 		if m.State == nodes.StateSpare {
 			if err := f.endpoint.Send(m.Index, cmdSpare, attemptOnly{}); err != nil {
@@ -400,6 +405,7 @@ func (o *others) leave(why error, ranks ...int) {
 	for _, rank := range fresh {
 		o.group.EndMessages(rank)
 		o.group.Gone(rank, why)
+		o.job.members.parted(rank)
 	}
 }
 
@@ -427,10 +433,24 @@ func (f *fleet) joined(ctx context.Context, m nodes.Member) {
 	}
 }
 
+// name names a node in messages. Members know machines, not nodes.
+func (f *fleet) name(index int) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.job.members != nil {
+		for _, m := range f.members {
+			if m.Index == index {
+				return "machine " + m.Host
+			}
+		}
+	}
+	return fmt.Sprint("node ", index)
+}
+
 // lost ends the part of a node that is silent, was replaced, or left in order, with what
 // it had started up to a joining: the node may have joined again, and be in the next group.
 func (f *fleet) lost(ctx context.Context, index int, joining uint64, disorderly bool, reason string) {
-	why := fmt.Errorf("node %d is lost: %s", index, reason)
+	why := fmt.Errorf("%s is lost: %s", f.name(index), reason)
 	left := &events.NodeLeft{Job: f.cfg.Job, Node: index, Reason: session.Beginning(reason, session.MaxMessage), Lost: disorderly}
 	if err := f.AppendOfRun(ctx, left); err != nil {
 		f.log.Warn("loss of a node not recorded", "node", index, "error", err)
@@ -513,10 +533,10 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		}
 		out := nodeEvent{index: e.Node, ended: e.Kind == msgStopped}
 		if b.Failed {
-			out.end = &FailedError{Rank: b.Rank, Kind: b.Kind, Cause: fmt.Sprintf("node %d: %s", e.Node, b.Cause), Tail: b.Tail}
+			out.end = &FailedError{Rank: b.Rank, Kind: b.Kind, Cause: f.name(e.Node) + ": " + b.Cause, Tail: b.Tail}
 		}
 		if out.ended {
-			o.leave(fmt.Errorf("the processes of node %d have ended", e.Node), o.order.Nodes[at]...)
+			o.leave(fmt.Errorf("the processes of %s have ended", f.name(e.Node)), o.order.Nodes[at]...)
 		}
 		o.give(out)
 	case msgClosed:

@@ -49,23 +49,30 @@ func Follow(ctx context.Context, cfg Config, store session.Store, link *nodes.Li
 	}
 	defer j.guard.Stop()
 	cfg.Contact.extend(j.guard)
-	opening, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() { // the log is behind the link
-		select {
-		case <-link.Done():
-			cancel()
-		case <-opening.Done():
-		}
-	}()
-	if err := j.ReapEarlier(opening); err != nil {
-		if ended := link.Err(); ended != nil {
-			return ended
-		}
+	if err := j.reapLinked(ctx); err != nil {
 		return err
 	}
 	defer j.takeRequests(ctx)()
 	return j.follow(ctx)
+}
+
+// reapLinked kills the processes of earlier jobs here. The log, which names them, is behind
+// the link.
+func (j *job) reapLinked(ctx context.Context) error {
+	opening, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-j.link.Done():
+			cancel()
+		case <-opening.Done():
+		}
+	}()
+	err := j.ReapEarlier(opening)
+	if ended := j.link.Err(); err != nil && ended != nil {
+		return ended
+	}
+	return err
 }
 
 // follow runs the parts of the attempts that the coordinating process starts.
@@ -121,7 +128,7 @@ type part struct {
 	*job
 	order  startOrder
 	end    context.CancelCauseFunc // ends the processes
-	stop   context.CancelFunc      // ends the session, and all that waits for the log
+	stop   context.CancelCauseFunc // ends the session, and all that waits for the log
 	next   chan<- nodes.Command
 	closed chan struct{} // closed when the coordinating process has ended the attempt's saves
 }
@@ -137,21 +144,33 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	j.cfg.Nodes, j.cfg.Node = order.Nodes, order.Node
 	j.cfg.Torch.MasterAddr = order.MasterAddr
 	j.JoinAttempt(order.Attempt)
-	work, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
+	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil)
 	life, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	p := &part{job: j, order: order, end: end, stop: stop, next: next, closed: make(chan struct{})}
-	w := &watch{job: j, part: p, stop: &stopState{orders: newOrders()}, signals: newHeldSignals(j.ask)}
-	g := j.Begin(work, session.Attempt{
-		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Signals: w.signals, Hooks: w,
+	w := &watch{job: j, part: p, stop: &stopState{orders: newOrders()}}
+	at := session.Attempt{
+		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Hooks: w,
 		Nodes: order.Nodes, Node: order.Node, Peer: p, Loads: p,
-	})
+	}
+	if j.members != nil {
+		w.signals, at.Leave = newHeldSignals(nil), j.members.cfg.Leave
+	} else {
+		w.signals = newHeldSignals(j.ask)
+	}
+	at.Signals = w.signals
+	g := j.Begin(work, at)
 	defer func() { err = errors.Join(err, g.Close()) }()
 	w.group, w.pulses, w.hello, w.saving = g, g.Pulses(), g.Hello(), g.Saved()
 	j.log.Info("attempt started", "attempt", order.Attempt, "node", order.Node, "ranks", j.cfg.Local(), "world_size", j.cfg.World())
 	defer inBackground(work, p.obey)()
-	cause, failed := w.run(life, work, order.Restart)
+	run := func() (*FailedError, error) { return w.run(life, work, order.Restart) }
+	if j.members != nil {
+		run = func() (*FailedError, error) { return w.serveMembers(life, work) }
+		defer func() { err = errors.Join(err, g.ShutDownServers()) }()
+	}
+	cause, failed := run()
 	if failed != nil && cause == nil {
 		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: failed.Error()}
 	}
@@ -159,31 +178,61 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 		j.log.Error("part of the attempt failed", "attempt", order.Attempt, "error", failed)
 	}
 	p.tell(msgStopped, p.ended(cause))
-	drained := time.NewTimer(j.cfg.DrainTimeout + j.cfg.Grace)
-	defer drained.Stop()
-	select { // even if ctx has ended: staged saves are being finished
-	case <-p.closed:
-	case <-j.link.Done():
-	case <-drained.C:
-		j.log.Warn("part ended: the coordinating node has not ended the saves in time", "attempt", order.Attempt)
-	}
-	stop()
+	p.closing(ctx, work, w, cause)
+	stop(nil)
 	if !w.savingEnded {
 		if stuck := g.StopSaves(); stuck != nil {
 			return stuck
 		}
 	}
-	if j.port0 == nil {
-		if j.port0, err = HoldPort(); err != nil {
-			return err
+	if j.members == nil {
+		if j.port0 == nil {
+			if j.port0, err = HoldPort(); err != nil {
+				return err
+			}
 		}
+		j.link.SetPort(j.port0.port)
 	}
-	j.link.SetPort(j.port0.port)
+	if errors.Is(context.Cause(life), errSilent) && j.members != nil {
+		return errSilent // they join again
+	}
 	p.tell(msgClosed, attemptOnly{order.Attempt})
 	if errors.Is(failed, errLeft) {
 		return failed
 	}
 	return nil
+}
+
+// closing waits until the coordinating process has ended the attempt, also when ctx has
+// ended: staged saves are being finished. Members of other nodes may live on, so for a
+// session it has no limit, and ends what this node has staged when ctx ends.
+func (p *part) closing(ctx, work context.Context, w *watch, cause *FailedError) {
+	var asked <-chan struct{}
+	limit := time.NewTimer(p.cfg.DrainTimeout + p.cfg.Grace)
+	defer limit.Stop()
+	if p.members != nil {
+		asked = ctx.Done()
+		limit.Stop()
+	}
+	select {
+	case <-p.closed:
+	case <-p.link.Done():
+	case <-work.Done(): // without contact
+	case <-limit.C:
+		p.log.Warn("part ended: the coordinating node has not ended the saves in time", "attempt", p.order.Attempt)
+	case <-asked:
+		if w.savingEnded {
+			return
+		}
+		why := "the members have left"
+		if cause != nil {
+			why = cause.Cause
+		}
+		var err error
+		if w.savingEnded, err = w.group.Drain(work, why); err != nil {
+			p.log.Warn("staged saves not finished", "attempt", p.order.Attempt, "error", err)
+		}
+	}
 }
 
 // ended describes the end of the part for the coordinating process.
@@ -196,12 +245,21 @@ func (p *part) ended(cause *FailedError) partEnd {
 }
 
 // obey follows the commands of the coordinating process, and kills the processes when
-// it is silent.
+// it is silent. Members are not killed: they get errors once the coordinating process
+// counts them as gone.
 func (p *part) obey(ctx context.Context) {
 	silent := p.link.Silent()
 	commands := p.link.Commands()
+	var lost <-chan time.Time
+	var contact <-chan struct{}
 	for {
 		select {
+		case <-contact:
+			contact, lost, silent = nil, nil, p.link.Silent()
+		case <-lost:
+			p.end(errSilent)
+			p.stop(errSilent)
+			return
 		case c, open := <-commands:
 			if !open {
 				commands = nil // the link is ending
@@ -227,13 +285,17 @@ func (p *part) obey(ctx context.Context) {
 			}
 		case <-silent:
 			silent = nil
+			if p.members != nil {
+				contact, lost = p.link.Contact(), time.After(p.link.Timeout()/2)
+				continue
+			}
 			p.end(errSilent)
 			if err := p.processes.Kill(context.WithoutCancel(ctx)); err != nil {
 				p.log.Error("processes not killed", "error", err)
 			}
 		case <-p.link.Done():
 			p.end(p.link.Err())
-			p.stop() // the log is behind the link
+			p.stop(p.link.Err()) // the log is behind the link
 			return
 		case <-ctx.Done():
 			return
@@ -298,6 +360,11 @@ func (p *part) request(ctx context.Context, op string, req, reply any) error {
 // Abort implements [session.Peer].
 func (p *part) Abort(_ context.Context, checkpoint, reason string, ranks []int) error {
 	return p.link.Tell(msgAbort, saveRef{p.order.Attempt, checkpoint, reason, ranks})
+}
+
+// Request implements [session.Peer].
+func (p *part) Request(ctx context.Context, rank int, path string, in, out any) error {
+	return p.link.Request(ctx, fmt.Sprintf("/v1/attempts/%d/ranks/%d%s", p.order.Attempt, rank, path), in, out)
 }
 
 // Settled implements [session.Peer].

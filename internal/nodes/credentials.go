@@ -44,13 +44,16 @@ var jobName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 
 func credentialsPath(dir, job string) string { return filepath.Join(dir, job+".json") }
 
-// write writes the file durably, with all its bytes or not at all. Its mode is 0600 in a
-// group's directory too: the token is this user's.
-func (c credentials) write(dir, job string) error {
+// write writes the file of a job.
+func (c credentials) write(dir, job string) error { return writeSecret(dir, job, c) }
+
+// writeSecret writes DIR/NAME.json durably, with all its bytes or not at all. Its mode is
+// 0600 in a group's directory too: its content is this user's.
+func writeSecret(dir, name string, content any) error {
 	if err := share.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	data, err := json.Marshal(c)
+	data, err := json.Marshal(content)
 	if err != nil {
 		return err
 	}
@@ -64,7 +67,7 @@ func (c credentials) write(dir, job string) error {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(temp, credentialsPath(dir, job))
+		err = os.Rename(temp, credentialsPath(dir, name))
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(temp))
@@ -78,27 +81,36 @@ func readCredentials(dir, job string) (c credentials, err error) {
 	if !jobName.MatchString(job) {
 		return c, problem.Errorf(problem.Invalid, "the endpoint has the malformed job ID %q; check the address of the endpoint", job)
 	}
-	path := credentialsPath(dir, job)
-	f, err := beneath.At(dir).Open(path)
+	data, err := readSecret(dir, job)
 	if err != nil {
 		return c, err
 	}
-	defer f.Close()
+	if err = json.Unmarshal(data, &c); err != nil {
+		return c, fmt.Errorf("read %s: %w", credentialsPath(dir, job), err)
+	}
+	return c, nil
+}
+
+// readSecret reads a file that the same user has written on another machine.
+func readSecret(dir, name string) ([]byte, error) {
+	path := credentialsPath(dir, name)
+	f, err := beneath.At(dir).Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
 	info, err := f.Stat()
 	if err == nil {
 		err = private.File(path, info, "run all agents as the user of the coordinator")
 	}
-	if err != nil {
-		return c, err
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxCredentials))
+	var data []byte
 	if err == nil {
-		err = json.Unmarshal(data, &c)
+		data, err = io.ReadAll(io.LimitReader(f, maxCredentials))
 	}
 	if err != nil {
-		return c, fmt.Errorf("read %s: %w", path, err)
+		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
-	return c, nil
+	return data, nil
 }
 
 // look makes a name visible that another node has made: listing a directory asks its

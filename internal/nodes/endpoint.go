@@ -133,6 +133,9 @@ func Listen(ctx context.Context, c EndpointConfig) (*Endpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen at endpoint %s: %w; choose a free port and an address of this node", c.Address, err)
 	}
+	if _, port, err := net.SplitHostPort(c.Address); err == nil && port == "0" {
+		c.Address = listener.Addr().String() // the port is known now
+	}
 	e := &Endpoint{
 		c: c, token: cmp.Or(c.Token, rand.Text()+rand.Text()), certificate: digest(certificate.Certificate[0]), listener: listener,
 		relay: http.NewServeMux(), events: newQueue[Event](), sessions: map[string]*session{}, conns: map[net.Conn]*conn{}, changed: make(chan struct{}),

@@ -247,7 +247,7 @@ func TestCredentials(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
-	if c, err := readCredentials(dir, "job-1"); err != nil || c.Address != "127.0.0.1:0" || c.Token != j.token || c.Certificate != j.certificate {
+	if c, err := readCredentials(dir, "job-1"); err != nil || c.Address != j.Addr().String() || c.Token != j.token || c.Certificate != j.certificate {
 		t.Error(err)
 	}
 	if err := j.Close(); err != nil {

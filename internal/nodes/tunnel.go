@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Tunnel returns a handler of [Link.Dial]: it connects each caller with what dial
@@ -120,7 +121,11 @@ func (l *Link) Request(ctx context.Context, path string, in, out any) error {
 		return fmt.Errorf("ask the coordinator: %w", err)
 	}
 	if response.StatusCode != http.StatusOK {
-		return refused(response)
+		err := refused(response)
+		if of := (*refusal)(nil); errors.As(err, &of) {
+			err = problem.Wrap(of.Kind, of) // of the caller's peer, so it is final
+		}
+		return err
 	}
 	defer func() { _ = response.Body.Close() }()
 	if err := json.NewDecoder(response.Body).Decode(out); err != nil {

@@ -30,11 +30,21 @@ var _ http.Handler = (*Services)(nil)
 
 // New serves a store, which must stay open until Close.
 func New(st *store.Store, log *slog.Logger) *Services {
-	s := &Services{ServeMux: http.NewServeMux(), reading: reading.New(st, reading.Options{Logger: log}), filesystem: filesystem.New(st, log)}
+	return serving(reading.New(st, reading.Options{Logger: log}), filesystem.New(st, log))
+}
+
+func serving(r *reading.Server, f *filesystem.Handler) *Services {
+	s := &Services{ServeMux: http.NewServeMux(), reading: r, filesystem: f}
 	s.reading.Handle(s.ServeMux)
 	s.filesystem.Handle(s.ServeMux)
 	s.HandleFunc("/v1/store/", unknown)
 	return s
+}
+
+// Following is New for a machine whose ranks another machine's process coordinates: see
+// [filesystem.Following].
+func Following(st *store.Store, log *slog.Logger, up filesystem.Upstream) *Services {
+	return serving(reading.New(st, reading.Options{Logger: log}), filesystem.Following(st, log, up))
 }
 
 // Reading serves the checkpoints in a store's receipts, to users who may not

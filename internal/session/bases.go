@@ -125,7 +125,7 @@ func (s *saver) share(b *events.CheckpointBegun) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	own := slices.DeleteFunc(slices.Clone(b.All()), func(rank int) bool { return !s.writes(rank) })
+	own := slices.DeleteFunc(slices.Clone(b.All()), func(rank int) bool { return !s.serves(rank) })
 	s.uses[b.Checkpoint] = data.NewUses(own, func() { <-s.permits }, func() { s.permits <- struct{}{} })
 }
 

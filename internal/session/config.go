@@ -15,6 +15,9 @@ import (
 // ErrConfig reports that a job's configuration is invalid.
 var ErrConfig = problem.New(problem.Invalid, "bad configuration")
 
+// ErrTaken reports that another process of this machine has the memory of a run's ranks.
+var ErrTaken = staging.ErrTaken
+
 // Nodes lists the ranks on each node, indexed by node number. Together the nodes
 // hold the ranks from 0 on, each exactly once.
 type Nodes [][]int

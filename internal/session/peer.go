@@ -23,6 +23,9 @@ type Peer interface {
 	// Settled records that this node writes no more files of an aborted save. It must
 	// not block.
 	Settled(checkpoint string)
+	// Request makes a request of a local rank to the coordinating process, such as one
+	// below [ServicePath].
+	Request(ctx context.Context, rank int, path string, in, out any) error
 }
 
 // Relayed returns the handler of the requests that the process of another node relays
@@ -31,6 +34,7 @@ func (g *Group) Relayed(rank int) http.Handler {
 	s := &rankServer{Group: g, rank: rank, relayed: true}
 	mux := http.NewServeMux()
 	s.meet(mux)
+	mux.Handle("POST "+ServicePath, s.service())
 	return mux
 }
 

@@ -106,8 +106,12 @@ func (s *saver) onCommit(kept func(), costs func(bytes int64)) {
 // event at known: a coordinator that takes over must know what the dead one did.
 func (s *saver) run(ctx context.Context, from, known uint64) error {
 	err := s.follow(ctx, from, known)
+	why := cmpErr(err, errors.New("the trainer no longer takes saves"))
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		why = context.Cause(ctx)
+	}
 	s.mu.Lock()
-	s.err = cmpErr(err, errors.New("the trainer no longer takes saves"))
+	s.err = why
 	close(s.moved)
 	s.moved = nil
 	s.mu.Unlock()

@@ -14,19 +14,31 @@ import (
 	"github.com/ckptstore/ckptstore/planner"
 )
 
-// writes reports whether this process writes a rank.
-func (s *saver) writes(rank int) bool { return s.local == nil || slices.Contains(s.local, rank) }
+// writes reports whether this process writes a rank in a save. The coordinating process
+// writes all ranks of a save whose bytes are in files.
+func (s *saver) writes(checkpoint string, rank int) bool {
+	switch {
+	case s.whole(checkpoint) != nil:
+		return true
+	case !s.serves(rank):
+		return false
+	}
+	return s.peer == nil || s.slots.Holds(checkpoint, rank)
+}
+
+// serves reports whether a rank is on this node.
+func (s *saver) serves(rank int) bool { return s.local == nil || slices.Contains(s.local, rank) }
 
 // execute runs a command of the coordinator, if it concerns this process: one process
 // decides, and each writes and answers for its own ranks.
 func (s *saver) execute(ctx context.Context, c planner.Command) error {
 	switch c := c.(type) {
 	case planner.Ask:
-		if !s.writes(c.Rank) {
+		if !s.serves(c.Rank) {
 			return nil
 		}
 	case planner.Write:
-		if !s.writes(c.Rank) {
+		if !s.writes(c.Checkpoint, c.Rank) {
 			return nil
 		}
 	case planner.Decide, planner.Publish, planner.Commit:

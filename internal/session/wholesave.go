@@ -24,6 +24,17 @@ type Caller struct {
 	group *Group
 }
 
+// Coordinator returns how to make a request of the caller to the process that
+// coordinates its group; nil if this process does.
+func (c Caller) Coordinator() func(ctx context.Context, path string, in, out any) error {
+	if c.group == nil || c.group.Peer == nil {
+		return nil
+	}
+	return func(ctx context.Context, path string, in, out any) error {
+		return c.group.Peer.Request(ctx, c.Rank, path, in, out)
+	}
+}
+
 // callerKey is the key of a request's Caller in its context.
 type callerKey struct{}
 

@@ -145,6 +145,7 @@ type Whereabouts struct {
 	Location string // an absolute path, or a URL as it was given
 	Name     string // the location for messages: a URL without its password
 	Runtime  string // private directory for sockets of this store; Locate makes it
+	Dir      string // with the store's files, shared by all machines; behind a URL, that of the data
 }
 
 // Identity returns a store's ID without opening its log or making its runtime directory.
@@ -181,7 +182,7 @@ func Locate(ctx context.Context, o Options) (Whereabouts, error) {
 		if err != nil {
 			return Whereabouts{}, err
 		}
-		return Whereabouts{s.ID, location, s.Location, s.Runtime}, s.Close()
+		return Whereabouts{s.ID, location, s.Location, s.Runtime, s.Dir()}, s.Close()
 	}
 	dir, err := filepath.Abs(location)
 	if err != nil {
@@ -195,7 +196,7 @@ func Locate(ctx context.Context, o Options) (Whereabouts, error) {
 	if err != nil {
 		return Whereabouts{}, fmt.Errorf("find the store %s: %w", dir, err)
 	}
-	return Whereabouts{id.Store, dir, dir, runtime}, nil
+	return Whereabouts{id.Store, dir, dir, runtime, dir}, nil
 }
 
 // markName is the file that identifies the store whose data is in the data location of a

@@ -22,8 +22,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ckptstore/ckptstore/internal/claim"
-	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/backend"
 	"github.com/ckptstore/ckptstore/internal/nodes"
@@ -211,7 +209,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		}()
 		endpoint.Handle("POST /v1/store/{door}", tunnelTo(st))
 		if !url {
-			endpoint.Handle("POST /v1/store/probe", look(listen.Dir, cfg.Logger))
+			endpoint.ServeProbes(listen.Dir, cfg.Logger)
 		}
 		cfg.Endpoint, cfg.GatherTimeout, cfg.LastCall = endpoint, o.endpointWait, o.lastCall
 		cfg.Logger.Info("waiting for nodes", "endpoint", at, "least", n.min, "most", n.max)
@@ -278,7 +276,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 	cfg.Logger.Info("joined", "endpoint", at, "run", job.Run, "job", job.Job, "node", link.Index())
 	open := store.Options{Location: o.store, Patience: o.wait, Logger: cfg.Logger}
 	if !url {
-		if err := proveShared(ctx, link, join.Dir); err != nil {
+		if err := link.ProveShared(ctx, join.Dir); err != nil {
 			return fmt.Errorf("join the job at %s: %w", at, err)
 		}
 		open.Patience = o.endpointWait // the link ends before, if the coordinating trainer does
@@ -298,7 +296,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 	followed := false
 	err = o.opened(life, cfg, open, func(_ context.Context, st *store.Store, cfg launch.Config) (err error) {
 		followed = true
-		about := services.New(st, cfg.Logger)
+		about := services.Following(st, cfg.Logger, nil)
 		defer func() { err = errors.Join(err, about.Close()) }()
 		cfg.Services, cfg.Contact, cfg.Port = about, contact, port
 		return launch.Follow(ctx, cfg, sessionStore(st, cfg, o.parts.Storage), link)
@@ -320,48 +318,6 @@ func leave(ctx context.Context, link *nodes.Link, why error, log *slog.Logger) {
 
 // leaveTimeout bounds the last words of a node that fails.
 const leaveTimeout = 5 * time.Second
-
-// probe asks the coordinating trainer to look for a file that this node has made.
-type probe struct {
-	Name string `json:"name"`
-	Text string `json:"text"`
-	Host string `json:"host"`
-}
-
-// probeTimeout is how long a file of another node may take to appear.
-const probeTimeout = time.Minute
-
-// proveShared proves that the coordinating trainer sees what this node writes in dir. The
-// other way is proved by joining.
-func proveShared(ctx context.Context, link *nodes.Link, dir string) (err error) {
-	trace, err := claim.Leave(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, trace.Remove()) }()
-	var found claim.Sharing
-	return link.Request(ctx, "/v1/store/probe", probe{trace.Name, trace.Text, link.Self().Host}, &found)
-}
-
-// look serves the probes of other nodes.
-func look(dir string, log *slog.Logger) http.Handler {
-	return httpkit.Handle(maxProbe, func(ctx context.Context, p probe) (claim.Sharing, error) {
-		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-		defer cancel()
-		found, err := claim.Look(ctx, dir, p.Name, p.Text)
-		if err != nil {
-			here, _ := os.Hostname()
-			return found, problem.Errorf(problem.Invalid, "store of node %s, as node %s sees it: %w: mount one directory on both under the same path", p.Host, here, err)
-		}
-		if !found.Locks {
-			log.Warn("locks on the store's filesystem hold for one machine only; the owner claims the store by a file instead", "dir", dir, "node", p.Host)
-		}
-		return found, nil
-	})
-}
-
-// maxProbe is the size of a probe's request, in bytes.
-const maxProbe = 4 << 10
 
 // tunnelTo connects the other nodes to the owner of the store.
 func tunnelTo(st *store.Store) http.Handler {

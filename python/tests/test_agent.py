@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 
 from launch import CKPTSTORE, DEADLINE, Launches, emitted
 
@@ -61,6 +63,27 @@ class Agents(Launches):
         # The same variables again, as of torchrun without a rendezvous: another launch.
         heard = [self.heard(rank) for rank in self.ranks(2, SAVES, "2")]
         self.assertEqual([values[0][1] for values in heard], [2, 2])
+
+    def test_ranks_on_two_machines(self) -> None:
+        """Each machine has an agent of its own; here, a runtime directory of its own."""
+        there = tempfile.mkdtemp(prefix="ck", dir="/tmp")  # short enough for sockets
+        self.addCleanup(shutil.rmtree, there, ignore_errors=True)
+        source = SAVES + """
+    session.wait(slot.checkpoint, "committed")
+    emit(ckptstore.all_gather_object(session.context.rank))
+    ckptstore.report({"loss": 1.0})
+"""
+        machines: list[dict[str, str]] = [{}, {"XDG_RUNTIME_DIR": there}]
+        for attempt, resume in ((1, None), (2, "step-1.a1")):
+            variables = {
+                "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+                "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            }
+            programs = [self.start(source, str(attempt), RANK=str(rank), **variables, **machines[rank]) for rank in (1, 0)]
+            heard = [self.heard(program) for program in reversed(programs)]
+            self.assertEqual(heard, [[["train", attempt, rank, 2, resume, f"step-{attempt}.a{attempt}"], [0, 1]] for rank in range(2)])
+        status = json.loads(self.ckptstore("agent", "status", "--json").stdout)
+        self.assertEqual(len(status["launches"]), 2)
 
     def test_launches_are_told_apart(self) -> None:
         script = self.script("""

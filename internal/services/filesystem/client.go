@@ -70,6 +70,9 @@ func (h *Handler) gone(pid int, c *client) {
 	left := map[target]*pending{}
 	if len(h.clients) == 0 {
 		left = maps.Clone(h.pending)
+		for _, f := range h.placed { // another machine writes there
+			delete(left, f.to)
+		}
 	}
 	h.mu.Unlock()
 	go c.stop() // it waits for this function

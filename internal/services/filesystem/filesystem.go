@@ -38,8 +38,9 @@ import (
 // Prefix is the path prefix of the requests.
 const Prefix = session.ServicePath + "fs/"
 
-// maxBody bounds the body of a request, in bytes.
-const maxBody = 1 << 20
+// maxBody bounds the body of a request, in bytes. maxDescription bounds that of a file's
+// description, which has its bytes between tensors.
+const maxBody, maxDescription = 1 << 20, 256 << 20
 
 // Handler answers the requests. Close abandons pending saves.
 type Handler struct {
@@ -49,6 +50,8 @@ type Handler struct {
 	// memory is the shared memory that clients write to.
 	memory *memory
 
+	up Upstream // leads to the process that commits what no rank writes; nil: this one
+
 	mu      sync.Mutex
 	closed  bool
 	next    uint64 // number of the last stream or reading
@@ -56,6 +59,7 @@ type Handler struct {
 	streams map[uint64]*stream
 	reads   map[uint64]*reading
 	clients map[int]*client
+	placed  map[uint64]*placed // files that other machines write
 	opened  opened
 }
 
@@ -65,17 +69,25 @@ const sweepTimeout = time.Minute
 // New serves the checkpoints of a store. It removes the pending files of
 // processes that are gone.
 func New(s *store.Store, log *slog.Logger) *Handler {
-	shared, _ := shm.Dir()
-	h := &Handler{
-		store: s, log: log, memory: newMemory(shared, log), clients: map[int]*client{},
-		pending: map[target]*pending{}, streams: map[uint64]*stream{}, reads: map[uint64]*reading{},
-	}
-	h.job = (&jobs{store: s, log: log, runs: map[string]chan struct{}{}}).save
+	h := Following(s, log, nil)
 	ctx, cancel := context.WithTimeout(context.Background(), sweepTimeout)
 	defer cancel()
 	if err := s.Data.SweepPending(ctx); err != nil {
 		log.Warn("files of uncommitted saves not removed", "error", err)
 	}
+	return h
+}
+
+// Following is New for a machine whose ranks another machine's process coordinates: up
+// leads there for callers that are no ranks of a group; it may be nil. It removes no
+// pending files: whether they are in use is known on the machine of their process.
+func Following(s *store.Store, log *slog.Logger, up Upstream) *Handler {
+	shared, _ := shm.Dir()
+	h := &Handler{
+		store: s, log: log, memory: newMemory(shared, log), clients: map[int]*client{},
+		pending: map[target]*pending{}, streams: map[uint64]*stream{}, reads: map[uint64]*reading{}, placed: map[uint64]*placed{}, up: up,
+	}
+	h.job = (&jobs{store: s, log: log, runs: map[string]chan struct{}{}}).save
 	return h
 }
 
@@ -92,14 +104,17 @@ func (h *Handler) Handle(mux *http.ServeMux) {
 	handle(mux, "open", h.open)
 	handle(mux, "verify", h.verify)
 	handle(mux, "done", h.done)
+	handle(mux, "place", h.onPlace)
+	handleUpTo(mux, "placed", maxDescription, h.onPlaced)
+	handle(mux, "unplaced", h.onUnplaced)
 }
 
 // Close abandons pending saves, and ends every reading.
 func (h *Handler) Close() error {
 	h.mu.Lock()
 	h.closed = true
-	pending, reads, streams, clients := h.pending, h.reads, h.streams, h.clients
-	h.pending, h.reads, h.streams, h.clients = nil, nil, nil, nil
+	pending, reads, streams, clients, placed := h.pending, h.reads, h.streams, h.clients, h.placed
+	h.pending, h.reads, h.streams, h.clients, h.placed = nil, nil, nil, nil, nil
 	h.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), sweepTimeout)
 	defer cancel()
@@ -116,6 +131,11 @@ func (h *Handler) Close() error {
 	for _, s := range streams {
 		s.end(h)
 	}
+	for _, f := range placed {
+		if f.own != nil {
+			problems = append(problems, f.own.Remove(ctx))
+		}
+	}
 	return errors.Join(append(problems, h.memory.close())...)
 }
 
@@ -130,7 +150,12 @@ func conflict(format string, args ...any) error {
 // handle answers one request in JSON. A missing file is the requested one: its
 // checkpoint was deleted meanwhile.
 func handle[In, Out any](mux *http.ServeMux, name string, answer func(context.Context, In) (Out, error)) {
-	mux.Handle("POST "+Prefix+name, httpkit.Handle(maxBody, func(ctx context.Context, in In) (Out, error) {
+	handleUpTo(mux, name, maxBody, answer)
+}
+
+// handleUpTo is handle for bodies of at most limit bytes.
+func handleUpTo[In, Out any](mux *http.ServeMux, name string, limit int64, answer func(context.Context, In) (Out, error)) {
+	mux.Handle("POST "+Prefix+name, httpkit.Handle(limit, func(ctx context.Context, in In) (Out, error) {
 		out, err := answer(ctx, in)
 		if !problem.Given(err) && errors.Is(err, fs.ErrNotExist) {
 			err = problem.Wrap(problem.NotFound, err)

@@ -218,6 +218,9 @@ type keptReply struct {
 // checkpoint are not removed one by one, except that of a single-file checkpoint.
 // .metadata, if its successor is pending, stays until that replaces it.
 func (h *Handler) remove(ctx context.Context, in removeRequest) (removeReply, error) {
+	if up := h.upstream(ctx); up != nil {
+		return pass[removeReply](ctx, up, "remove", in)
+	}
 	if in.Checkpoint != "" {
 		c, err := store.Committed(ctx, h.store.Views(), in.Checkpoint)
 		if err != nil {

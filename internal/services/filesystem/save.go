@@ -133,6 +133,9 @@ type renameReply struct {
 
 // rename renames a pending file; renaming to .metadata is the commit.
 func (h *Handler) rename(ctx context.Context, in renameRequest) (renameReply, error) {
+	if up := h.upstream(ctx); up != nil {
+		return pass[renameReply](ctx, up, "rename", in)
+	}
 	from, err := parse(in.From)
 	if err != nil {
 		return renameReply{}, err

@@ -18,6 +18,8 @@ type stream struct {
 	// own has only this file, so that concurrent writers of one name do not
 	// conflict; nil for a file of DCP, which is one of the pending files.
 	own *data.Pending
+	// away is set where another process has the pending save.
+	away *away
 
 	mu    sync.Mutex
 	ended bool
@@ -47,7 +49,12 @@ func (h *Handler) create(ctx context.Context, in createRequest) (createReply, er
 		return createReply{}, err
 	}
 	s := &stream{to: to, name: name}
-	if err := h.place(ctx, s); err != nil {
+	if up := h.upstream(ctx); up != nil {
+		err = h.placeAway(ctx, up, s, in.Path)
+	} else {
+		err = h.place(ctx, s)
+	}
+	if err != nil {
 		return createReply{}, err
 	}
 	if s.ring, err = h.memory.take(); err == nil {
@@ -197,6 +204,8 @@ func (h *Handler) finish(ctx context.Context, in closeRequest) (out closeReply, 
 	}
 	switch {
 	case err != nil:
+	case s.away != nil:
+		out, err = s.hand(ctx)
 	case s.own == nil:
 		out.Pending = true
 	default:
@@ -244,6 +253,12 @@ func (s *stream) end(h *Handler) {
 		h.memory.keep(s.ring)
 	default:
 		h.memory.lose(s.ring)
+	}
+	if s.away != nil {
+		if !whole {
+			s.away.drop(h)
+		}
+		return
 	}
 	if s.own == nil {
 		if p := h.pendingOf(s.to); p != nil && !whole {

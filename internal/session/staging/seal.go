@@ -21,6 +21,13 @@ func (s *Slots) holding(rank int, checkpoint string) *slot {
 	return nil
 }
 
+// Holds reports whether a slot of a rank holds a checkpoint.
+func (s *Slots) Holds(checkpoint string, rank int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.holding(rank, checkpoint) != nil
+}
+
 // Seal ends the copying of a rank's part of a save and returns its size. ok is
 // false if there is no slot to seal.
 func (s *Slots) Seal(rank int, checkpoint string) (size int64, ok bool, err error) {

@@ -17,6 +17,7 @@ from typing import Any
 from .errors import NoAgent, TooOld
 
 START_DEADLINE = 120.0  # seconds until a started agent must answer
+MEET_DEADLINE = 120.0  # more seconds, for the agents of several machines to find each other
 
 # Variables of this rank that an agent must not inherit: it is not a rank.
 _OURS = ("CKPTSTORE_SOCKET", "CKPTSTORE_TOKEN", "CKPTSTORE_JOINED", "CKPTSTORE_RPC", "CKPTSTORE_JOB", "CKPTSTORE_ATTEMPT")
@@ -30,6 +31,15 @@ class Agent:
     token: str
     pid: int
     store: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A rank of a launch over several machines: what its agent needs to find the others'."""
+
+    key: str
+    rank: int
+    master: str
 
 
 def find(name: str = "ckptstore") -> str:
@@ -67,8 +77,11 @@ def version() -> str:
         return "unknown"
 
 
-def start(store: str, protocols: tuple[int, ...], limit: float = START_DEADLINE) -> Agent:
+def start(store: str, protocols: tuple[int, ...], limit: float = START_DEADLINE, launch: Launch | None = None) -> Agent:
     """Start an agent for a store unless one runs. The agent creates a missing store.
+
+    In a launch over several machines, the agent of rank 0's machine coordinates, and each
+    other machine has an agent that follows it. The latter waits for rank 0's.
 
     Raises:
         NoAgent: no agent can be started, or none answers within limit seconds.
@@ -76,6 +89,8 @@ def start(store: str, protocols: tuple[int, ...], limit: float = START_DEADLINE)
     """
     program = find()
     command = [program, "agent", "start", "--store", store, "--json"]
+    if launch is not None:
+        command += ["--launch", launch.key, "--rank", str(launch.rank), "--master", launch.master]
     environment = {name: value for name, value in os.environ.items() if name not in _OURS}
     try:
         done = subprocess.run(

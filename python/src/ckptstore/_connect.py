@@ -4,6 +4,9 @@
     else: the store's agent, started if need be ─ join ─▶ a session with the
           other ranks of this launch: one job with one attempt
 
+In a launch over several machines, the agents of the machines find each other through the
+store's directory, and form one session.
+
 A child process of a rank (a data loader, a process that saves in parallel with the
 training) uses the session of that rank. A child that is another rank joins separately. A
 forked child inherits neither connections nor mapped memory.
@@ -26,7 +29,7 @@ import time
 from typing import Any, Mapping
 
 from . import _agent, _signals
-from ._identity import Identity, elastic, identity
+from ._identity import Identity, elastic, identity, master
 from ._session import PROTOCOLS, Session
 from ._wire import Wire
 from .errors import Error, NoStore, Refused, Unreachable
@@ -286,7 +289,10 @@ def store_of(store: str | None) -> str:
 
 def start(where: str, timeout: float | None = None) -> _agent.Agent:
     """Start the agent of a store unless it runs. Raise NoAgent if that fails or times out."""
-    return _agent.start(where, PROTOCOLS, _agent.START_DEADLINE if timeout is None else min(timeout, _agent.START_DEADLINE))
+    limit, who, launch = _agent.START_DEADLINE, identity(), None
+    if who.spans():
+        launch, limit = _agent.Launch(who.key(), who.rank, master()), limit + _agent.MEET_DEADLINE
+    return _agent.start(where, PROTOCOLS, limit if timeout is None else min(timeout, limit), launch)
 
 
 def _revived(where: str) -> tuple[str, str]:
@@ -300,9 +306,6 @@ def _join(where: str, run: str, who: Identity, timeout: float | None = None, der
     derived means that the run's name comes from the script. If another process uses that
     run, this one joins NAME-2 or the like and prints that on stderr.
     """
-    here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if here.isdigit() and int(here) < who.world_size and elastic():
-        raise NoStore(f"an agent serves the ranks of one machine, and {here} of this launch's {who.world_size} are on this one: run all of them on one machine")
     configured = settings()
     began = time.monotonic()
     until = began + RESTARTS

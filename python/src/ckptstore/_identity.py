@@ -3,6 +3,9 @@
 Both come from torchrun's variables; else from torch.distributed, if the program has
 initialized it; else the process is the only rank of its own launch. A *key* names the
 launch: it is the same on all its ranks and differs from that of every other launch.
+
+A launch may span several machines. Then its key holds only what all machines know: a
+launch with the same variables as an earlier one has the same key.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import dataclasses
 import hashlib
 import os
 import sys
+import time
 import uuid
 import weakref
 from typing import Any
@@ -46,7 +50,22 @@ class Identity:
         if _environment() is None:
             return _own()
         values = [os.environ.get(name, "") for name in _LAUNCH]
-        return hashlib.sha256("\0".join([*values, _launcher()]).encode()).hexdigest()[:32]
+        launcher = "" if self.spans() else _launcher()
+        return hashlib.sha256("\0".join([*values, launcher]).encode()).hexdigest()[:32]
+
+    def spans(self) -> bool:
+        """Report whether ranks of the launch are on other machines.
+
+        With torch.distributed alone, and a master that other machines reach, the ranks
+        compare their machines through the group's store, so every rank must call this.
+        """
+        if self.world_size == 1:
+            return False
+        group = _group()
+        if _environment() is None and group is not None:
+            return master() != "" and not _is_loopback(master()) and _elsewhere(group)
+        here = _local_world(self.world_size)
+        return here is not None and here < self.world_size
 
 
 def identity() -> Identity:
@@ -71,6 +90,32 @@ def local_rank(rank: int) -> int:
     """Return this process's rank on its machine."""
     value = os.environ.get("LOCAL_RANK", "")
     return int(value) if value.isdigit() else rank
+
+
+def master() -> str:
+    """Return the host of rank 0 as the launcher names it, or ""."""
+    return os.environ.get("MASTER_ADDR", "")
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+# The ranks of this machine: torchrun's variable, then those of Open MPI and of MPICH.
+_LOCAL_WORLDS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def _local_world(world: int) -> int | None:
+    """Return how many ranks of the launch are on this machine; None if that is unknown."""
+    for name in _LOCAL_WORLDS:
+        value = os.environ.get(name, "")
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    # Slurm reports how many machines a step has, not how its ranks are distributed.
+    nodes, tasks = os.environ.get("SLURM_STEP_NUM_NODES", ""), os.environ.get("SLURM_STEP_NUM_TASKS", "")
+    if nodes.isdigit() and int(nodes) > 1 and tasks == str(world):
+        return world - int(nodes) + 1
+    return None
 
 
 def _environment() -> tuple[int, int] | None:
@@ -111,6 +156,44 @@ def _agreed(group: Any) -> str:
         first = c10d._get_default_store().compare_set("ckptstore/launch", "", uuid.uuid4().hex)
         _agreements[group] = first.decode()
     return _agreements[group]
+
+
+_COMPARE = 120.0  # seconds for all ranks to publish their machine
+_spans: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def _elsewhere(group: Any) -> bool:
+    """Report whether ranks of a process group are on different machines.
+
+    Each rank compares its machine with that of the first rank that has come. Two counters
+    in the group's store tell every rank the result.
+
+    Raises:
+        NoStore: not all ranks have called this within two minutes.
+    """
+    if group not in _spans:
+        store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
+        first = store.compare_set("ckptstore/machine", "", _machine()).decode()
+        store.add("ckptstore/elsewhere", int(first != _machine()))
+        world, until = group.size(), time.monotonic() + _COMPARE
+        seen = store.add("ckptstore/seen", 1)
+        while seen < world:
+            if time.monotonic() > until:
+                raise NoStore(f"{seen} of {world} ranks use the store after {_COMPARE:.0f} s: every rank must, at the same time")
+            time.sleep(0.05)
+            seen = store.add("ckptstore/seen", 0)
+        _spans[group] = store.add("ckptstore/elsewhere", 0) > 0
+    return _spans[group]
+
+
+def _machine() -> str:
+    """Return a name that other machines do not have."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError:
+        boot = ""
+    return f"{os.uname().nodename} {boot}"
 
 
 _single: tuple[int, str] | None = None
