@@ -130,7 +130,7 @@ func (p *campaign) disturb(ctx context.Context) (r report, err error) {
 	r = report{Seed: p.seed, Timeout: p.timeout.String(), Cores: runtime.NumCPU(), Faults: map[string]int{}}
 	j := job{
 		nnodes: "2", nproc: 2, timeout: p.timeout,
-		more: []string{"--max-restarts", "-1", "--max-infra-restarts", "-1"},
+		more: []string{"--max-restarts", "-1", "--max-infra-restarts", "-1"}, worker: []string{"--stubborn"},
 	}
 	for _, m := range p.nodes {
 		if p.trainers[m.Name()], err = p.start(ctx, m, j); err != nil {

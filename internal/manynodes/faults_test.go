@@ -13,6 +13,8 @@ func threeNodes() setting {
 // withSpare starts a job of two nodes on a and b, and then its spare c.
 func withSpare(t *testing.T, j job) *scene {
 	t.Helper()
+	// A training that does not communicate does not notice that its node is cut off.
+	j.worker = append(j.worker, "--stubborn")
 	ctx, c := start(t, threeNodes())
 	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
 	s.a = s.launch("a")

@@ -42,6 +42,7 @@ func runWorker(ctx context.Context, args []string) (err error) {
 	flags.StringVar(&w.dir, "lives", "", "directory of the ranks' records")
 	flags.Int64Var(&w.every, "every", 10, "steps between saves; 0 for none")
 	flags.Int64Var(&w.last, "steps", 1<<40, "steps of the training")
+	stubborn := flags.Bool("stubborn", false, "after an error do not end, and be killed")
 	flags.DurationVar(&w.pace, "pace", 5*time.Millisecond, "shortest time of a step")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -59,6 +60,9 @@ func runWorker(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	if err := w.train(ctx); err != nil {
+		if *stubborn {
+			select {}
+		}
 		return err
 	}
 	return w.record.record(line{What: whatEnd, Step: w.step})
