@@ -266,7 +266,7 @@ func (c *cluster) finish() error {
 
 // await polls until done returns true.
 func await(ctx context.Context, what string, done func() (bool, error)) error {
-	tick := time.NewTicker(10 * time.Millisecond)
+	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		if ok, err := done(); ok || err != nil {

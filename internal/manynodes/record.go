@@ -21,7 +21,7 @@ import (
 //	NAME.pulse  the last time at which it ran, 8 bytes, rewritten each [pulseInterval]
 //
 // All times are CLOCK_MONOTONIC in nanoseconds, which the nodes and the host share.
-const pulseInterval = 2 * time.Millisecond
+const pulseInterval = 5 * time.Millisecond
 
 // identity is what the environment of a rank states.
 type identity struct {

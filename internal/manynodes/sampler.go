@@ -13,7 +13,7 @@ import (
 )
 
 // sampleInterval is the time between two looks at /proc.
-const sampleInterval = 20 * time.Millisecond
+const sampleInterval = 50 * time.Millisecond
 
 // machine is a node, and when it was frozen.
 type machine struct {
