@@ -84,6 +84,9 @@ func blocksOf(text string) (blocks []block) {
 	return blocks
 }
 
+// pageEndpoint is where the nodes of a job meet in the pages.
+const pageEndpoint = "127.0.0.1:29400"
+
 // between separates the outputs of two blocks.
 const between = "\x01next block\n"
 
@@ -97,12 +100,16 @@ func runPage(t *testing.T, blocks []block) []string {
 	if err := os.Symlink(fixture, filepath.Join(dir, "dcp-checkpoint")); err != nil {
 		t.Fatal(err)
 	}
+	endpoint, err := freeEndpoint(t.Context()) // other tests use the pages' port at the same time
+	if err != nil {
+		t.Fatal(err)
+	}
 	var script strings.Builder
 	for n, b := range blocks {
 		if n > 0 {
 			script.WriteString("printf '\\001next block\\n'\n")
 		}
-		script.WriteString(b.script)
+		script.WriteString(strings.ReplaceAll(b.script, pageEndpoint, endpoint))
 	}
 	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script.String())
 	cmd.Dir = dir
@@ -111,7 +118,7 @@ func runPage(t *testing.T, blocks []block) []string {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	printed := strings.Split(string(out), between)
+	printed := strings.Split(strings.ReplaceAll(string(out), endpoint, pageEndpoint), between)
 	if len(printed) != len(blocks) {
 		t.Fatalf("%d blocks printed %d parts", len(blocks), len(printed))
 	}
