@@ -1,3 +1,5 @@
+//go:build testbed || outlive
+
 package testbed_test
 
 import (
