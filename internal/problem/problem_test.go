@@ -123,7 +123,7 @@ Codes without a kind:
 | 6 | trainer | ` + "`doctor`" + ` found problems |
 | 64 | trainer | wrong usage or configuration |
 | 70 | trainer | internal error |
-| 75 | trainer | preempted; the work is in a checkpoint |
+| 75 | trainer | preempted; the work is in a checkpoint. Over several nodes also: too few nodes, or no contact with the coordinating one; start the job again |
 | 130 | ckptstore | interrupted |
 | 143 | trainer | preempted; some work is in no checkpoint |
 | 128+n | trainer | ended by signal n |
