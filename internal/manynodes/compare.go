@@ -31,18 +31,19 @@ const compareRanks = 2
 // compareLimit bounds the wait for a new group. torchrun does not notice some faults at all.
 const compareLimit = 60 * time.Second
 
-// disturbance is one fault that is measured: of node b, with the spare c.
+// disturbance is one fault of node b that is measured.
 type disturbance struct {
-	name string
-	do   func(*cluster) error
+	name  string
+	spare bool // node c waits for a place
+	do    func(*cluster) error
 }
 
 func disturbances() []disturbance {
 	return []disturbance{
-		{"worker killed", func(c *cluster) error { return c.killAny(c.node("b")) }},
-		{"node killed", func(c *cluster) error { return c.node("b").PowerOff() }},
-		{"link cut", func(c *cluster) error { c.cut("b"); return nil }},
-		{"node frozen", func(c *cluster) error { return c.node("b").freeze() }},
+		{"worker killed", false, func(c *cluster) error { return c.killAny(c.node("b")) }},
+		{"node killed", true, func(c *cluster) error { return c.node("b").PowerOff() }},
+		{"link cut", true, func(c *cluster) error { c.cut("b"); return nil }},
+		{"node frozen", true, func(c *cluster) error { return c.node("b").freeze() }},
 	}
 }
 
@@ -113,7 +114,10 @@ func (o options) restarts(ctx context.Context, s setting, by, python string, d d
 	}
 	began := monotonic()
 	for i, name := range s.nodes {
-		if i == 2 { // the spare comes when the group is complete
+		if i == 2 && !d.spare {
+			break
+		}
+		if i == 2 { // it comes when the group is complete
 			if err := c.executed(ctx, began); err != nil {
 				return 0, err
 			}
