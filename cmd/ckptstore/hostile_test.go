@@ -169,6 +169,7 @@ func TestHostileStoreOnATerminal(t *testing.T) {
 		{[]string{"views", "rebuild"}, ""},
 		{[]string{"jobs"}, `"g\x1b[2J\u009b1m\u202e\nh" `},
 		{[]string{"jobs", ghost, "-o", "wide"}, `\x1b[2J`},
+		{[]string{"nodes", ghost}, `NODE`},
 		{[]string{"logs", ghost}, `\x1b[2J`},
 		{[]string{"stop", ghost}, `\x1b[2J`},
 		{[]string{"preempt", ghost}, `\x1b[2J`},
