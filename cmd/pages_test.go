@@ -1,13 +1,16 @@
 package cmd_test
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // notRun are the how-to pages without a block that runs here, and why.
@@ -111,8 +114,14 @@ func runPage(t *testing.T, blocks []block) []string {
 		}
 		script.WriteString(strings.ReplaceAll(b.script, pageEndpoint, endpoint))
 	}
-	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script.String())
+	ctx, cancel := context.WithTimeout(t.Context(), pageLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script.String())
 	cmd.Dir = dir
+	// A page's trainers end with its shell.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 10 * time.Second
 	cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+filepath.Join(dir, ".state"))
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -124,6 +133,9 @@ func runPage(t *testing.T, blocks []block) []string {
 	}
 	return printed
 }
+
+// pageLimit bounds the blocks of one page.
+const pageLimit = 4 * time.Minute
 
 // varying is what differs between two runs of the same commands: identities, digests,
 // dates, times, durations and paths. python/tests/pages.py has the same pattern.
