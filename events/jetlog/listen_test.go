@@ -301,3 +301,20 @@ func TestServed(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
+
+// A server starts when the process that had the log open is still ending: the kernel may
+// release the lock of the store first.
+func TestLockOfAnEndingProcess(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	ending, err := lockDir(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(100*time.Millisecond, func() { _ = ending.Close() })
+	s, err := StartServer(t.Context(), ServerOptions{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Shutdown()
+}

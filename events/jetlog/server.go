@@ -93,7 +93,7 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	if err := os.MkdirAll(filepath.Clean(o.Dir), 0o700); err != nil {
 		return bad(err)
 	}
-	lock, err := lockDir(o.Dir)
+	lock, err := lockDir(ctx, o.Dir)
 	if err != nil {
 		return bad(err)
 	}
@@ -126,13 +126,27 @@ func StartServer(ctx context.Context, o ServerOptions) (*Server, error) {
 	return s, nil
 }
 
-// lockDir takes the lock of a directory. The kernel releases it when the process ends.
-func lockDir(dir string) (*os.File, error) {
+// lockDir waits this long for the lock of a process that is ending.
+const (
+	lockPatience = 2 * time.Second
+	lockAgain    = 5 * time.Millisecond
+)
+
+// lockDir takes the lock of a directory. The kernel releases it when the process ends, and
+// releases a killed process's locks one after another: a process that has got the store's
+// lock may come here before this one is free.
+func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	patient, cancel := context.WithTimeout(ctx, lockPatience)
+	defer cancel()
+	for err = unix.EWOULDBLOCK; errors.Is(err, unix.EWOULDBLOCK) && patient.Err() == nil; {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			<-time.After(lockAgain)
+		}
+	}
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		err = fmt.Errorf("%w: connect to that one, or end it", ErrServed)
 	}

@@ -237,6 +237,12 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 		}
 	}
 	alive, done := len(w.cfg.Local()), ctx.Done()
+	var limit <-chan time.Time // of the other nodes, once they have the command to stop
+	stop := func() {
+		alive = 0 // the members live on
+		w.others.stop(cause.Cause)
+		limit = time.After(w.cfg.DrainTimeout)
+	}
 	for alive > 0 || w.others.running() > 0 {
 		select {
 		case e := <-w.job.members.cfg.Ends:
@@ -274,13 +280,15 @@ func (w *watch) follow(ctx, work context.Context) (cause *FailedError, err error
 		case serr := <-w.saving:
 			w.savingEnded, w.saving = true, nil
 			fail(&FailedError{Rank: -1, Cause: "saves are no longer possible"})
-			alive, err = 0, errors.Join(err, serr)
-			w.others.stop(cause.Cause)
+			err = errors.Join(err, serr)
+			stop()
 		case <-done:
 			done = nil
 			fail(&FailedError{Rank: -1, Cause: context.Cause(ctx).Error()})
-			alive = 0 // the members live on
-			w.others.stop(cause.Cause)
+			stop()
+		case <-limit:
+			w.log.Warn("other nodes have not ended the session", "attempt", w.group.Number, "after", w.cfg.DrainTimeout)
+			return cause, err
 		}
 	}
 	return cause, err

@@ -517,7 +517,11 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 	if o == nil {
 		return // of an attempt that has ended
 	}
-	at := o.place[e.Node]
+	at, member := o.place[e.Node]
+	if !member {
+		f.log.Error("message of a node that has no part in the attempt", "node", e.Node, "message", e.Kind, "attempt", of.Attempt)
+		return
+	}
 	switch e.Kind {
 	case msgHello:
 		o.give(nodeEvent{index: e.Node, hello: true})

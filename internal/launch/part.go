@@ -203,27 +203,32 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	return nil
 }
 
-// closing waits until the coordinating process has ended the attempt, also when ctx has
-// ended: staged saves are being finished. Members of other nodes may live on, so for a
-// session it has no limit, and ends what this node has staged when ctx ends.
+// closing waits until the coordinating process has ended the attempt: ranks of other nodes
+// may live on. When ctx has ended, staged saves are still being finished, for a while; a
+// session then ends what this node has staged.
 func (p *part) closing(ctx, work context.Context, w *watch, cause *FailedError) {
-	var asked <-chan struct{}
-	limit := time.NewTimer(p.cfg.DrainTimeout + p.cfg.Grace)
-	defer limit.Stop()
-	if p.members != nil {
-		asked = ctx.Done()
-		limit.Stop()
-	}
 	select {
 	case <-p.closed:
+		return
 	case <-p.link.Done():
+		return
 	case <-work.Done(): // without contact
-	case <-limit.C:
-		p.log.Warn("part ended: the coordinating node has not ended the saves in time", "attempt", p.order.Attempt)
-	case <-asked:
-		if w.savingEnded {
-			return
+		return
+	case <-ctx.Done():
+	}
+	if p.members == nil {
+		limit := time.NewTimer(p.cfg.DrainTimeout + p.cfg.Grace)
+		defer limit.Stop()
+		select {
+		case <-p.closed:
+		case <-p.link.Done():
+		case <-work.Done():
+		case <-limit.C:
+			p.log.Warn("part ended: the coordinating node has not ended the saves in time", "attempt", p.order.Attempt)
 		}
+		return
+	}
+	if !w.savingEnded {
 		why := "the members have left"
 		if cause != nil {
 			why = cause.Cause
