@@ -69,7 +69,7 @@ type RankPlacement struct {
 // GroupStarted opens an attempt: one life of a trial's worker group. It fences all
 // older attempts of the trial. Resume is the full ID of the checkpoint that the attempt
 // continues from; it is empty for a fresh start. Later checkpoints of the old line
-// become superseded.
+// become superseded. Version 2 places the ranks of a group over several nodes by node.
 type GroupStarted struct {
 	Attempt   int             `json:"attempt"`
 	Job       string          `json:"job"`
@@ -77,6 +77,9 @@ type GroupStarted struct {
 	Ranks     []RankPlacement `json:"ranks"`
 	Backend   string          `json:"backend"`
 	Resume    string          `json:"resume,omitempty"`
+
+	Nodes []NodeRun `json:"nodes,omitempty"` // version 2: placement of all ranks, in place of ranks
+	Map   *Blob     `json:"map,omitempty"`   // version 2: index, key, host and address of each node: arrays in a JSON object
 
 	PassedOver     []PassedOver `json:"passed_over,omitempty"`      // newer checkpoints of the line whose files are incomplete or damaged, newest first, at most 100
 	MorePassedOver int          `json:"more_passed_over,omitempty"` // number of such checkpoints beyond those listed
@@ -156,14 +159,29 @@ type TrialErrored struct {
 
 // Metrics is one iteration's report of all ranks. Values are numbers,
 // strings or booleans; non-finite numbers are the strings "NaN", "Infinity"
-// and "-Infinity". Its natural key is (attempt, iteration).
+// and "-Infinity". Its natural key is (attempt, iteration). In a large group, a summary
+// stands for the metrics of the ranks other than 0.
 type Metrics struct {
-	Attempt   int            `json:"attempt"`
-	Iteration int            `json:"iteration"` // from 1 within the attempt
-	Step      int64          `json:"step"`
-	Metrics   map[string]any `json:"metrics"`          // of rank 0; they stand for the trial
-	Others    []RankMetrics  `json:"others,omitempty"` // ranks whose metrics differ from rank 0's
-	Seconds   float64        `json:"time_this_iter_s"` // rank 0's wall time since its last report
+	Attempt   int             `json:"attempt"`
+	Iteration int             `json:"iteration"` // from 1 within the attempt
+	Step      int64           `json:"step"`
+	Metrics   map[string]any  `json:"metrics"`           // of rank 0; they stand for the trial
+	Others    []RankMetrics   `json:"others,omitempty"`  // ranks whose metrics differ from rank 0's; with a summary, only the furthest from the mean
+	Summary   []MetricSummary `json:"summary,omitempty"` // of each metric that is a number, over all ranks
+	Seconds   float64         `json:"time_this_iter_s"`  // rank 0's wall time since its last report
+}
+
+// MetricSummary is one metric over all ranks of a group. Ranks that report NaN count in
+// nans only.
+type MetricSummary struct {
+	Name  string `json:"name"`           // of the metric
+	Ranks int    `json:"ranks"`          // number of ranks that report a number
+	NaNs  int    `json:"nans,omitempty"` // number of ranks that report NaN
+	Min   any    `json:"min,omitempty"`  // least value
+	MinOf int    `json:"min_of"`         // lowest rank with the least value
+	Max   any    `json:"max,omitempty"`  // largest value
+	MaxOf int    `json:"max_of"`         // lowest rank with the largest value
+	Mean  any    `json:"mean,omitempty"` // over the ranks that report a number
 }
 
 // RankMetrics is the report of one rank.

@@ -26,7 +26,7 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := readDocs(t, "bodies.go", "checkpoint.go")
+	d := readDocs(t, "bodies.go", "checkpoint.go", "node.go")
 	page := string(old)
 	page = between(t, page, "example", "```go\n"+function(t, "example_test.go", "ExampleDecode")+"```")
 	page = between(t, page, "read", "```go\n"+function(t, filepath.Join("jetlog", "example_test.go"), "ExampleLog_Read")+"```")
@@ -225,6 +225,8 @@ func (d docs) typeName(t *testing.T, e ast.Expr, parts map[string]bool) string {
 			return "true or false"
 		case "byte":
 			return "byte"
+		case "any":
+			return "number or string"
 		}
 		if d.types[e.Name] == nil {
 			t.Fatalf("the type %s is in none of the files", e.Name)
@@ -295,4 +297,5 @@ var usual = map[string]string{
 	"bytes_written":      "bytes of chunks written",
 	"bytes_reused":       "bytes of chunks already stored, by an earlier checkpoint or under another name",
 	"tag":                "the additional name",
+	"index":              "number of the node in the run",
 }

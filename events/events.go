@@ -96,10 +96,25 @@ func newEvent(stamp Stamp, scope Scope, body Body) (Event, error) {
 		return Event{}, fmt.Errorf("event %s: encode body: %w", body.Kind(), err)
 	}
 	return Event{
-		ID: stamp.ID, Kind: body.Kind(), Version: 1, Source: stamp.Source,
+		ID: stamp.ID, Kind: body.Kind(), Version: versionOf(body), Source: stamp.Source,
 		Time: stamp.Time.UTC(), Scope: scope, Data: data,
 	}, nil
 }
+
+// versioned is a body whose version depends on its content.
+type versioned interface{ SchemaVersion() int }
+
+var _ versioned = GroupStarted{}
+
+func versionOf(body Body) int {
+	if v, ok := body.(versioned); ok {
+		return v.SchemaVersion()
+	}
+	return 1
+}
+
+// Known reports whether this version of the program has a body type for the event.
+func (e Event) Known() bool { return e.Kind.KnownAt(e.Version) }
 
 // Body decodes the body into the type of its kind. If the body does not fit its kind,
 // Body returns a [*Void], which carries no information. For an unknown kind or a newer
@@ -113,7 +128,7 @@ func (e Event) Body() (Body, error) {
 		return v, nil
 	}
 	spec, ok := kinds[e.Kind]
-	if !ok || e.Version != 1 {
+	if !ok || !e.Known() {
 		return nil, &NewerError{ID: e.ID, Kind: e.Kind, Version: e.Version}
 	}
 	body := spec.zero()
@@ -131,8 +146,17 @@ func decodeBody(data []byte, body Body) error {
 	if tooDeep(data) {
 		return fmt.Errorf("more than %d objects and lists lie in one another", deepest)
 	}
-	return json.Unmarshal(data, body)
+	if err := json.Unmarshal(data, body); err != nil {
+		return err
+	}
+	if b, ok := body.(checked); ok {
+		return b.check()
+	}
+	return nil
 }
+
+// checked is a body whose members must fit each other.
+type checked interface{ check() error }
 
 // tooDeep only counts brackets, because encoding/json already checks that they match.
 func tooDeep(data []byte) bool {

@@ -14,6 +14,12 @@ func (k Kind) Family() string {
 // Known reports whether this version of the program has a body type for k.
 func (k Kind) Known() bool { _, ok := kinds[k]; return ok }
 
+// KnownAt reports whether this version of the program has a body type for a version of k.
+func (k Kind) KnownAt(version int) bool {
+	s, ok := kinds[k]
+	return ok && version >= 1 && version <= max(1, s.newest)
+}
+
 // Decides reports whether events of this kind are decisions.
 func (k Kind) Decides() bool { return kinds[k].decides }
 
@@ -22,6 +28,7 @@ type Body interface{ Kind() Kind }
 
 type spec struct {
 	decides bool
+	newest  int         // version; 0 is 1
 	zero    func() Body // a pointer to a new, empty body
 }
 
@@ -41,6 +48,11 @@ func decision[T any, P interface {
 	return s
 }
 
+func (s spec) until(version int) spec {
+	s.newest = version
+	return s
+}
+
 // kinds is the one table of all kinds. Changes are additive; each kind and
 // version has a golden file in testdata/golden that is never edited.
 var kinds = map[Kind]spec{
@@ -53,7 +65,7 @@ var kinds = map[Kind]spec{
 	"job.node_left":   fact[NodeLeft](),
 	"job.ended":       fact[JobEnded](),
 
-	"group.started":          decision[GroupStarted](),
+	"group.started":          decision[GroupStarted]().until(2),
 	"group.training_started": fact[TrainingStarted](),
 	"group.worker_exited":    fact[WorkerExited](),
 	"group.stopped":          fact[GroupStopped](),
@@ -69,10 +81,14 @@ var kinds = map[Kind]spec{
 	"plan.local":  fact[LocalPlan](),
 	"plan.global": fact[GlobalPlan](),
 	"plan.load":   fact[LoadPlan](),
+	"plan.node":   fact[NodePlan](),
+
+	"seal.node": fact[NodeSeal](),
 
 	"write.sealed":    fact[WriteSealed](),
 	"write.completed": fact[WriteCompleted](),
 	"write.failed":    fact[WriteFailed](),
+	"write.node":      fact[NodeWrite](),
 
 	"checkpoint.begun":      decision[CheckpointBegun](),
 	"checkpoint.staged":     decision[CheckpointStaged](),

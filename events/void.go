@@ -27,7 +27,7 @@ type NewerError struct {
 func (e *NewerError) Error() string {
 	what := fmt.Sprintf("the unknown kind %q", e.Kind)
 	if e.Kind.Known() {
-		what = fmt.Sprintf("version %d of %s, this program knows version 1", e.Version, e.Kind)
+		what = fmt.Sprintf("version %d of %s, this program knows version %d", e.Version, e.Kind, max(1, kinds[e.Kind].newest))
 	}
 	return fmt.Sprintf("event %s has %s: it was %v: upgrade this program to read it", e.ID, what, ErrNewer)
 }

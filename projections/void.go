@@ -37,7 +37,7 @@ type Newer struct {
 }
 
 // Known reports whether this version of the program knows such an event.
-func (n Newer) Known() bool { return n.Kind.Known() && n.Version == 1 }
+func (n Newer) Known() bool { return n.Kind.KnownAt(n.Version) }
 
 // NewerError reports that a run, or the store, has an event which this version does not
 // know. Its state is therefore unknown. It matches [events.ErrNewer].

@@ -255,7 +255,7 @@ func (c *checker) see(ctx context.Context, e events.Recorded, header nats.Header
 		if !void && e.Kind.Known() {
 			c.out.Decisions++
 		}
-		if !void && e.Kind.Known() && e.Version == 1 { // the rules of a newer version are unknown
+		if !void && e.Known() { // the rules of a newer version are unknown
 			c.chain(e, header)
 		}
 		c.lanes[e.Scope] = e.Sequence

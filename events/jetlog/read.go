@@ -249,7 +249,7 @@ func inPlace(e events.Event, header nats.Header, seq uint64) error {
 		return nil // nothing precedes it
 	case e.Kind == events.StoreCreated{}.Kind():
 		return fmt.Errorf("%s is event 1 and no other", e.Kind)
-	case !e.Kind.Known() || e.Version != 1:
+	case !e.Known():
 		return nil
 	case e.Kind.Decides() != (e.Scope.Actor == events.Server):
 		return fmt.Errorf("%s cannot have the actor %s: decisions have %s, and facts do not", e.Kind, e.Scope.Actor, events.Server)

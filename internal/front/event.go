@@ -93,7 +93,7 @@ func (j judge) event(subject string, h header, payload []byte) (events.Event, *R
 	switch decides := e.Kind.Decides(); {
 	case !e.Kind.Known():
 		return e, refuse(CodeUnknownKind, "the owner of the store does not know the kind %s: it is of an older version: upgrade it first", e.Kind)
-	case e.Version != 1:
+	case !e.Known():
 		return e, refuse(CodeNewer, "version %d of %s is newer than the owner of the store: upgrade it first", e.Version, e.Kind)
 	case e.ID != h.get(events.HeaderMsgID) || len(e.ID) > longID:
 		return e, refuse(CodeEvent, "header %s is %q, want the event's ID", events.HeaderMsgID, h.get(events.HeaderMsgID))

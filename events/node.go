@@ -1,0 +1,380 @@
+package events
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+)
+
+// Bodies about the ranks of one node. A save of a group over several nodes would otherwise
+// take three events of each rank: each of these stands for one event of every rank in it.
+// Columns have one value for each rank, in the order of the ranks. A column of integers with
+// one value has the same value for all ranks.
+
+// RankRun is a run of consecutive ranks.
+type RankRun struct {
+	First int `json:"first"` // lowest rank
+	Count int `json:"count"` // number of ranks, at least 1
+}
+
+// maxNodeRanks bounds the ranks of one event of a node.
+const maxNodeRanks = 1 << 16
+
+// maxRank bounds a rank, and the ranks of a group that are placed by node.
+const maxRank = 1 << 20
+
+// RankRuns returns the runs of ascending ranks.
+func RankRuns(ranks []int) (runs []RankRun) {
+	for _, rank := range ranks {
+		if n := len(runs); n > 0 && runs[n-1].First+runs[n-1].Count == rank {
+			runs[n-1].Count++
+			continue
+		}
+		runs = append(runs, RankRun{First: rank, Count: 1})
+	}
+	return runs
+}
+
+// RanksIn is the inverse of [RankRuns].
+func RanksIn(runs []RankRun) (ranks []int) {
+	for _, run := range runs {
+		for i := range run.Count {
+			ranks = append(ranks, run.First+i)
+		}
+	}
+	return ranks
+}
+
+// checkRuns returns the number of ranks in runs, which are ascending.
+func checkRuns(runs []RankRun) (n int, err error) {
+	next := 0
+	for _, run := range runs {
+		if run.First < next || run.First > maxRank || run.Count < 1 || run.Count > maxNodeRanks {
+			return 0, fmt.Errorf("ranks %d and %d more are no run of ascending ranks", run.First, run.Count-1)
+		}
+		next = run.First + run.Count
+		n += run.Count
+	}
+	if n == 0 || n > maxNodeRanks {
+		return 0, fmt.Errorf("%d ranks, want 1 to %d", n, maxNodeRanks)
+	}
+	return n, nil
+}
+
+// column returns the shortest form of one value for each rank.
+func column(values []int64) []int64 {
+	if len(values) > 1 && !slices.ContainsFunc(values, func(v int64) bool { return v != values[0] }) {
+		return values[:1:1]
+	}
+	return values
+}
+
+// at returns the value of the i-th rank in a column.
+func at(column []int64, i int) int64 {
+	if len(column) == 1 {
+		return column[0]
+	}
+	return column[i]
+}
+
+func checkColumn(name string, column []int64, ranks int) error {
+	if len(column) != 1 && len(column) != ranks {
+		return fmt.Errorf("%s has %d values for %d ranks", name, len(column), ranks)
+	}
+	return nil
+}
+
+// digestBytes is the size of a digest.
+const digestBytes = 32
+
+// NodePlan records that ranks of one node save by plans that the log has. It stands for a
+// plan.local of each rank with its fingerprint only. A digest stands for fingerprints that
+// an earlier plan.node of the same ranks lists.
+type NodePlan struct {
+	Attempt      int       `json:"attempt"`
+	Checkpoint   string    `json:"checkpoint"`
+	Name         string    `json:"name"`
+	Step         int64     `json:"step"`
+	Participants []int     `json:"participants,omitempty"` // ranks that take part, ascending
+	Ranks        []RankRun `json:"ranks"`                  // the ranks of the node that save
+	Fingerprints []byte    `json:"fingerprints,omitempty"` // 32 bytes for each rank: planner.Fingerprint
+	Digest       string    `json:"digest,omitempty"`       // of the fingerprints: BLAKE3-256, hexadecimal
+}
+
+// Each returns the plans of the ranks with these fingerprints, those of b or those that its
+// digest stands for.
+func (b NodePlan) Each(fingerprints []byte) iter.Seq[*LocalPlan] {
+	return func(yield func(*LocalPlan) bool) {
+		for i, rank := range RanksIn(b.Ranks) {
+			print := fingerprints[i*digestBytes:][:digestBytes]
+			if !yield(&LocalPlan{
+				Attempt: b.Attempt, Checkpoint: b.Checkpoint, Name: b.Name, Step: b.Step, Rank: rank,
+				Participants: b.Participants, Fingerprint: hex.EncodeToString(print),
+			}) {
+				return
+			}
+		}
+	}
+}
+
+func (b NodePlan) check() error {
+	n, err := checkRuns(b.Ranks)
+	switch {
+	case err != nil:
+		return err
+	case (len(b.Fingerprints) == 0) == (b.Digest == ""):
+		return errors.New("want either fingerprints or their digest")
+	case b.Digest == "" && len(b.Fingerprints) != n*digestBytes:
+		return fmt.Errorf("the fingerprints of %d ranks have %d bytes", n, len(b.Fingerprints))
+	}
+	return nil
+}
+
+// JoinPlans returns the event that stands for plans of one save, whose ranks ascend. Each
+// has a fingerprint only.
+func JoinPlans(plans []*LocalPlan) (*NodePlan, error) {
+	first, ranks := plans[0], make([]int, len(plans))
+	b := &NodePlan{Attempt: first.Attempt, Checkpoint: first.Checkpoint, Name: first.Name, Step: first.Step, Participants: first.Participants}
+	for i, p := range plans {
+		if p.Name != first.Name || p.Step != first.Step || !slices.Equal(p.Participants, first.Participants) {
+			return nil, fmt.Errorf("ranks %d and %d save %s differently", first.Rank, p.Rank, first.Checkpoint)
+		}
+		print, err := hex.DecodeString(p.Fingerprint)
+		if err != nil {
+			return nil, err
+		}
+		ranks[i] = p.Rank
+		b.Fingerprints = append(b.Fingerprints, print...)
+	}
+	b.Ranks = RankRuns(ranks)
+	return b, b.check()
+}
+
+// NodeSeal records that the bytes of ranks of one node are complete in their staging slots.
+// It stands for a write.sealed of each rank.
+type NodeSeal struct {
+	Attempt    int       `json:"attempt"`
+	Checkpoint string    `json:"checkpoint"`
+	Ranks      []RankRun `json:"ranks"` // the ranks of the node that have sealed
+	Bytes      []int64   `json:"bytes"` // of each rank, or one value for all
+}
+
+// Each returns the seals of the ranks.
+func (b NodeSeal) Each() iter.Seq[*WriteSealed] {
+	return func(yield func(*WriteSealed) bool) {
+		for i, rank := range RanksIn(b.Ranks) {
+			if !yield(&WriteSealed{Attempt: b.Attempt, Checkpoint: b.Checkpoint, Rank: rank, Bytes: at(b.Bytes, i)}) {
+				return
+			}
+		}
+	}
+}
+
+func (b NodeSeal) check() error {
+	n, err := checkRuns(b.Ranks)
+	return errors.Join(err, checkColumn("bytes", b.Bytes, n))
+}
+
+// JoinSeals returns the event that stands for seals of one save, whose ranks ascend.
+func JoinSeals(seals []*WriteSealed) *NodeSeal {
+	b := &NodeSeal{Attempt: seals[0].Attempt, Checkpoint: seals[0].Checkpoint}
+	ranks := make([]int, len(seals))
+	for i, s := range seals {
+		ranks[i] = s.Rank
+		b.Bytes = append(b.Bytes, s.Bytes)
+	}
+	b.Ranks, b.Bytes = RankRuns(ranks), column(b.Bytes)
+	return b
+}
+
+// NodeFile is one file of each of several ranks.
+type NodeFile struct {
+	Name  string  `json:"name"`  // of a rank's file, with * in place of the rank's number in at least five digits
+	Sizes []int64 `json:"sizes"` // of each rank's file, or one value for all; -1 for a rank without this file
+}
+
+// NodeWrite records that the files of ranks of one node are durable. It stands for a
+// write.completed of each rank.
+type NodeWrite struct {
+	Attempt      int        `json:"attempt"`
+	Checkpoint   string     `json:"checkpoint"`
+	Ranks        []RankRun  `json:"ranks"` // the ranks of the node whose files are durable
+	Files        []NodeFile `json:"files"`
+	Indexes      []byte     `json:"indexes"`       // 32 bytes for each rank: BLAKE3-256 of its index file
+	BytesWritten []int64    `json:"bytes_written"` // of each rank, or one value for all
+	BytesReused  []int64    `json:"bytes_reused"`  // of each rank, or one value for all
+}
+
+// Each returns the writes of the ranks.
+func (b NodeWrite) Each() iter.Seq[*WriteCompleted] {
+	return func(yield func(*WriteCompleted) bool) {
+		for i, rank := range RanksIn(b.Ranks) {
+			w := &WriteCompleted{
+				Attempt: b.Attempt, Checkpoint: b.Checkpoint, Rank: rank,
+				IndexDigest:  hex.EncodeToString(b.Indexes[i*digestBytes:][:digestBytes]),
+				BytesWritten: at(b.BytesWritten, i), BytesReused: at(b.BytesReused, i),
+			}
+			for _, f := range b.Files {
+				if size := at(f.Sizes, i); size >= 0 {
+					w.Files = append(w.Files, File{Name: strings.Replace(f.Name, anyRank, rankNumber(rank), 1), Size: size})
+				}
+			}
+			if !yield(w) {
+				return
+			}
+		}
+	}
+}
+
+func (b NodeWrite) check() error {
+	n, err := checkRuns(b.Ranks)
+	if err == nil && len(b.Indexes) != n*digestBytes {
+		err = fmt.Errorf("the index digests of %d ranks have %d bytes", n, len(b.Indexes))
+	}
+	for _, f := range b.Files {
+		err = errors.Join(err, checkColumn("sizes", f.Sizes, n))
+	}
+	return errors.Join(err, checkColumn("bytes_written", b.BytesWritten, n), checkColumn("bytes_reused", b.BytesReused, n))
+}
+
+// anyRank stands for the number of a rank in the name of a file.
+const anyRank = "*"
+
+func rankNumber(rank int) string { return fmt.Sprintf("%05d", rank) }
+
+// JoinWrites returns the events that stand for writes of one save, whose ranks ascend: one
+// of the node, and the writes that it cannot hold.
+func JoinWrites(writes []*WriteCompleted) (out []Body) {
+	b := &NodeWrite{Attempt: writes[0].Attempt, Checkpoint: writes[0].Checkpoint}
+	var ranks []int
+	names := map[string]int{} // indexes of files
+	for _, w := range writes {
+		index, err := hex.DecodeString(w.IndexDigest)
+		odd := func(f File) bool { return f.Size < 0 || strings.Contains(f.Name, anyRank) }
+		if err != nil || len(index) != digestBytes || slices.ContainsFunc(w.Files, odd) {
+			out = append(out, w)
+			continue
+		}
+		b.Indexes = append(b.Indexes, index...)
+		b.BytesWritten, b.BytesReused = append(b.BytesWritten, w.BytesWritten), append(b.BytesReused, w.BytesReused)
+		for _, f := range w.Files {
+			name := strings.Replace(f.Name, rankNumber(w.Rank), anyRank, 1)
+			at, known := names[name]
+			if !known {
+				at = len(b.Files)
+				names[name], b.Files = at, append(b.Files, NodeFile{Name: name})
+			}
+			b.Files[at].Sizes = append(absent(b.Files[at].Sizes, len(ranks)), f.Size)
+		}
+		ranks = append(ranks, w.Rank)
+	}
+	if len(ranks) == 0 {
+		return out
+	}
+	for i := range b.Files {
+		b.Files[i].Sizes = column(absent(b.Files[i].Sizes, len(ranks)))
+	}
+	b.Ranks, b.BytesWritten, b.BytesReused = RankRuns(ranks), column(b.BytesWritten), column(b.BytesReused)
+	return append([]Body{b}, out...)
+}
+
+// absent fills a column of sizes up to a length.
+func absent(sizes []int64, n int) []int64 {
+	for len(sizes) < n {
+		sizes = append(sizes, -1)
+	}
+	return sizes
+}
+
+// NodeRun places consecutive ranks on consecutive nodes, the same number on each.
+type NodeRun struct {
+	Node  int `json:"node"`  // place of the first node in the group
+	Nodes int `json:"nodes"` // number of nodes, at least 1
+	First int `json:"first"` // lowest rank of the first node
+	Count int `json:"count"` // ranks of each node, at least 1
+}
+
+// NodeRuns returns the runs of a placement: the number of ranks of each node of a group. The
+// ranks are placed in the order of the nodes.
+func NodeRuns(counts []int) (runs []NodeRun) {
+	rank := 0
+	for node, count := range counts {
+		switch n := len(runs); {
+		case count == 0:
+		case n > 0 && runs[n-1].Count == count && runs[n-1].Node+runs[n-1].Nodes == node:
+			runs[n-1].Nodes++
+		default:
+			runs = append(runs, NodeRun{Node: node, Nodes: 1, First: rank, Count: count})
+		}
+		rank += count
+	}
+	return runs
+}
+
+// checkNodeRuns returns an error unless runs place all ranks of a world, each once.
+func checkNodeRuns(runs []NodeRun, world int) error {
+	node, rank := 0, 0
+	for _, run := range runs {
+		if run.Node < node || run.First != rank || run.Nodes < 1 || run.Count < 1 || run.Node > maxRank || run.Nodes > (world-rank)/run.Count {
+			return fmt.Errorf("%d nodes with %d ranks each cannot follow at node %d and rank %d of %d", run.Nodes, run.Count, run.Node, run.First, world)
+		}
+		node, rank = run.Node+run.Nodes, rank+run.Nodes*run.Count
+	}
+	if rank != world || world > maxRank {
+		return fmt.Errorf("%d of %d ranks have a place", rank, world)
+	}
+	return nil
+}
+
+// Placed returns the placement of each rank, from [GroupStarted.Ranks] or its nodes.
+func (b GroupStarted) Placed() iter.Seq[RankPlacement] {
+	return func(yield func(RankPlacement) bool) {
+		for _, p := range b.Ranks {
+			if !yield(p) {
+				return
+			}
+		}
+		for _, run := range b.Nodes {
+			for i := range run.Nodes * run.Count {
+				if !yield(RankPlacement{Rank: run.First + i, Node: run.Node + i/run.Count, LocalRank: i % run.Count}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// SchemaVersion returns 2 for a group whose ranks are placed by node: a reader of version 1
+// would find no ranks.
+func (b GroupStarted) SchemaVersion() int {
+	if len(b.Nodes) > 0 {
+		return 2
+	}
+	return 1
+}
+
+func (b GroupStarted) check() error {
+	if len(b.Nodes) == 0 {
+		return nil
+	}
+	if len(b.Ranks) > 0 {
+		return errors.New("ranks are placed twice, by rank and by node")
+	}
+	return checkNodeRuns(b.Nodes, b.WorldSize)
+}
+
+// NodeMap names the nodes of a group, one value for each, in the order of their places.
+type NodeMap struct {
+	Index   []int    `json:"index"`   // number in the run
+	Key     []string `json:"key"`     // identity, the same over restarts of the node's trainer
+	Host    []string `json:"host"`    // its name
+	Address []string `json:"address"` // numeric
+}
+
+// Kind implements [Body] for each type.
+func (NodePlan) Kind() Kind  { return "plan.node" }
+func (NodeSeal) Kind() Kind  { return "seal.node" }
+func (NodeWrite) Kind() Kind { return "write.node" }
