@@ -21,6 +21,7 @@ import (
 //	plan.global, write.sealed of a rank    → write that rank
 //	write.sealed of all                    → decide checkpoint.staged
 //	staged, write.completed of all         → commit
+//	plan.node, seal.node, write.node       → as such an event of each rank in them
 //	write.failed (also before any plan),
 //	a death before its seal,
 //	a deadline, a drain                    → decide checkpoint.aborted
@@ -41,6 +42,7 @@ type Coordinator struct {
 	exited   map[int]string                   // ranks whose process ended, and how
 	exits    []int                            // ranks, in the order of their exits
 	prints   *prints                          // of the last full plan
+	nodeSets map[int][]nodeSet                // by their first rank: the last listed, the newest last
 	draining string                           // reason, if no new save may begin
 	lost     bool                             // staged bytes are gone: only complete saves can be finished,
 	kept     []string                         // and these, whose bytes are not gone
@@ -105,7 +107,7 @@ func (Ask) command()     {}
 // NewCoordinator returns a coordinator without open saves. The caller feeds it the log from
 // the attempt's group.started on.
 func NewCoordinator(cfg CoordinatorConfig) *Coordinator {
-	return &Coordinator{cfg: cfg, saves: map[string]*save{}, cache: NewCache(cachedSets), ended: map[string]bool{}, refused: map[string][]*events.WriteFailed{}, exited: map[int]string{}}
+	return &Coordinator{cfg: cfg, saves: map[string]*save{}, cache: NewCache(cachedSets), ended: map[string]bool{}, refused: map[string][]*events.WriteFailed{}, exited: map[int]string{}, nodeSets: map[int][]nodeSet{}}
 }
 
 // Fenced returns the number of the newer attempt that took over, or 0.

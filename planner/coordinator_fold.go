@@ -32,6 +32,10 @@ func (c *Coordinator) Apply(r events.Recorded) error {
 		if b.Attempt == c.cfg.Attempt {
 			c.localPlan(r.Sequence, b)
 		}
+	case *events.NodePlan:
+		if b.Attempt == c.cfg.Attempt {
+			c.nodePlan(r.Sequence, b)
+		}
 	case *events.WorkerExited:
 		if b.Attempt == c.cfg.Attempt {
 			c.exited[b.Rank] = exited(b)
@@ -65,21 +69,28 @@ func (c *Coordinator) progress(body events.Body) {
 			c.globalPlan(s, b)
 		}
 	case *events.WriteSealed:
-		if s := c.change(b.Checkpoint); s != nil && s.participants.has(b.Rank) {
+		if s := c.change(b.Checkpoint); s != nil {
 			s.seal(b.Rank)
+		}
+	case *events.NodeSeal:
+		if s := c.change(b.Checkpoint); s != nil {
+			for of := range b.Each() {
+				s.seal(of.Rank)
+			}
 		}
 	case *events.CheckpointStaged:
 		if s := c.change(b.Checkpoint); s != nil {
 			s.staged = true
 		}
 	case *events.WriteCompleted:
-		if s := c.change(b.Checkpoint); s != nil && s.participants.has(b.Rank) {
-			index, err := checkpoint.ParseDigest(b.IndexDigest)
-			if err != nil {
-				s.fail(fmt.Sprintf("the write of rank %d has no index: %v", b.Rank, err), b.Rank)
-				return
+		if s := c.change(b.Checkpoint); s != nil {
+			s.completed(b)
+		}
+	case *events.NodeWrite:
+		if s := c.change(b.Checkpoint); s != nil {
+			for of := range b.Each() {
+				s.completed(of)
 			}
-			s.wrote(b.Rank, index)
 		}
 	case *events.WriteFailed:
 		c.failed(b)

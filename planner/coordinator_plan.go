@@ -3,6 +3,7 @@ package planner
 import (
 	"bytes"
 	"fmt"
+	"slices"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -43,6 +44,56 @@ func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) {
 		made, err = c.learn(b)
 		known = true
 	}
+	c.offered(seq, b, made, known, err)
+}
+
+// nodePlan folds the plans of ranks of one node.
+func (c *Coordinator) nodePlan(seq uint64, b *events.NodePlan) {
+	all, known := c.nodePrints(b)
+	if !known {
+		all = make([]byte, len(events.RanksIn(b.Ranks))*len(checkpoint.Digest{}))
+	}
+	for of := range b.Each(all) {
+		switch {
+		case known:
+			c.localPlan(seq, of)
+		case !c.ended[of.Checkpoint]:
+			c.offered(seq, of, offer{}, false, nil)
+		}
+	}
+}
+
+// nodePrints returns the fingerprints of a node's plans. It remembers the last sets of the
+// ranks of each node, for which a later event gives the digest only.
+func (c *Coordinator) nodePrints(b *events.NodePlan) (all []byte, known bool) {
+	first := b.Ranks[0].First
+	sets := c.nodeSets[first]
+	if b.Digest != "" {
+		for _, set := range sets {
+			if set.digest == b.Digest && slices.Equal(set.ranks, b.Ranks) {
+				return set.all, true
+			}
+		}
+		return nil, false
+	}
+	digest := checkpoint.Sum(b.Fingerprints).String()
+	sets = slices.DeleteFunc(sets, func(set nodeSet) bool { return set.digest == digest })
+	if len(sets) == cachedSets {
+		sets = slices.Delete(sets, 0, 1)
+	}
+	c.nodeSets[first] = append(sets, nodeSet{b.Ranks, digest, b.Fingerprints})
+	return b.Fingerprints, true
+}
+
+// nodeSet is the fingerprints that one plan.node lists.
+type nodeSet struct {
+	ranks  []events.RankRun
+	digest string
+	all    []byte
+}
+
+// offered folds the offer that was made of a plan.
+func (c *Coordinator) offered(seq uint64, b *events.LocalPlan, made offer, known bool, err error) {
 	participants := c.participants(b)
 	old := c.saves[b.Checkpoint] != nil
 	s := c.open(b.Checkpoint, seq)

@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -56,13 +57,26 @@ func (s *save) involve(participants ranks) {
 	}
 }
 
-// seal records that a participant's bytes are complete.
+// seal records that a rank's bytes are complete, if it is a participant.
 func (s *save) seal(rank int) {
-	if !s.sealed[rank] {
+	if s.participants.has(rank) && !s.sealed[rank] {
 		s.sealed[rank] = true
 		s.unsealed--
 		s.ready = append(s.ready, rank)
 	}
+}
+
+// completed folds a rank's write, if it is a participant.
+func (s *save) completed(b *events.WriteCompleted) {
+	if !s.participants.has(b.Rank) {
+		return
+	}
+	index, err := checkpoint.ParseDigest(b.IndexDigest)
+	if err != nil {
+		s.fail(fmt.Sprintf("the write of rank %d has no index: %v", b.Rank, err), b.Rank)
+		return
+	}
+	s.wrote(b.Rank, index)
 }
 
 // wrote records the index of a participant's file.

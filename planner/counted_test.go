@@ -1,6 +1,7 @@
 package planner_test
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,7 +16,8 @@ import (
 
 // For any sequence of events the coordinator returns the same commands as the reference, which
 // scans all ranks of all saves. The reference's log lists the participants of every save, so
-// the test also covers saves by all ranks with and without their list.
+// the test also covers saves by all ranks with and without their list. It has events of ranks
+// where the other log may have one of a node.
 func TestCoordinatorEqualsTheReference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) { newTwins(t).play(t) })
 }
@@ -28,10 +30,12 @@ type twins struct {
 	reference *planner.Coordinator
 	now       time.Time
 	held      []events.Body // commanded, not in the log yet
+
+	listed map[int]*events.NodePlan // by first rank: the last that listed fingerprints
 }
 
 func newTwins(t *rapid.T) *twins {
-	w := &twins{world: rapid.IntRange(1, 4).Draw(t, "world"), now: start}
+	w := &twins{world: rapid.IntRange(1, 4).Draw(t, "world"), now: start, listed: map[int]*events.NodePlan{}}
 	w.tested, w.reference = w.coordinator(), w.coordinator()
 	return w
 }
@@ -48,10 +52,14 @@ func (w *twins) play(t *rapid.T) {
 	rank := func() int { return rapid.IntRange(0, w.world).Draw(t, "rank") } // one of them does not exist
 	say := func(body events.Body) { w.append(t, body) }
 	steps := map[string]func(){
-		"plan":   func() { say(w.plan(t, id(), rank())) },
-		"plans":  func() { w.all(t, id(), func(id string, rank int) { say(w.plan(t, id, rank)) }) },
-		"good":   func() { w.all(t, id(), func(id string, rank int) { say(w.local(id, rank, true)) }) },
-		"steady": func() { w.all(t, id(), func(id string, rank int) { say(w.local(id, rank, false)) }) },
+		"plan":        func() { say(w.plan(t, id(), rank())) },
+		"plans":       func() { w.all(t, id(), func(id string, rank int) { say(w.plan(t, id, rank)) }) },
+		"good":        func() { w.all(t, id(), func(id string, rank int) { say(w.local(id, rank, true)) }) },
+		"steady":      func() { w.all(t, id(), func(id string, rank int) { say(w.local(id, rank, false)) }) },
+		"node":        func() { w.node(t, id(), "plans"); w.node(t, id(), "seals"); w.node(t, id(), "writes") },
+		"node plans":  func() { w.node(t, id(), "plans") },
+		"node seals":  func() { w.node(t, id(), "seals") },
+		"node writes": func() { w.node(t, id(), "writes") },
 		"some": func() { // the plans list the same ranks, perhaps unordered or twice
 			id, participants := id(), w.participants(t)
 			for _, rank := range events.Participants(participants, w.world) {
@@ -110,7 +118,7 @@ func (w *twins) play(t *rapid.T) {
 	for name := range steps {
 		weight := 4
 		switch name {
-		case "good", "steady", "seals", "writes", "execute", "time":
+		case "good", "steady", "seals", "writes", "execute", "time", "node plans", "node seals", "node writes":
 			weight = 12
 		case "abandon":
 			weight = 2
@@ -195,8 +203,90 @@ func (w *twins) plan(t *rapid.T, id string, rank int) *events.LocalPlan {
 	return p
 }
 
+// node appends the events of some ranks, usually of all: as events of nodes to the tested
+// log, and as events of ranks to the other.
+func (w *twins) node(t *rapid.T, id, phase string) {
+	for first := 0; first < w.world; {
+		count := rapid.IntRange(1, w.world-first).Draw(t, "ranks")
+		ranks := make([]int, count)
+		for i := range ranks {
+			ranks[i] = first + i
+		}
+		first += count
+		if rapid.IntRange(0, 9).Draw(t, "absent") == 0 {
+			continue
+		}
+		switch phase {
+		case "plans":
+			w.nodePlan(t, id, ranks)
+		case "seals":
+			var each []*events.WriteSealed
+			for _, rank := range ranks {
+				each = append(each, sealed(id, rank))
+			}
+			w.both(t, events.JoinSeals(each), bodies(each)...)
+		case "writes":
+			var each []*events.WriteCompleted
+			for _, rank := range ranks {
+				each = append(each, written(id, rank))
+			}
+			w.both(t, events.JoinWrites(each)[0], bodies(each)...)
+		}
+	}
+}
+
+func (w *twins) nodePlan(t *rapid.T, id string, ranks []int) {
+	var each []*events.LocalPlan
+	participants, unknown := w.participants(t), rapid.IntRange(0, 9).Draw(t, "unknown digest") == 0
+	step := int64(5 + rapid.IntRange(0, 9).Draw(t, "step")/9)
+	for _, rank := range ranks {
+		p := w.local(id, rank, false)
+		p.Participants, p.Step = participants, step
+		if unknown {
+			p.Fingerprint = checkpoint.Sum([]byte("unknown")).String()
+		}
+		each = append(each, p)
+	}
+	joined, err := events.JoinPlans(each)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := w.listed[ranks[0]]
+	switch {
+	case unknown:
+		joined.Fingerprints, joined.Digest = nil, checkpoint.Sum([]byte("unknown")).String()
+	case last != nil && slices.Equal(last.Ranks, joined.Ranks) && bytes.Equal(last.Fingerprints, joined.Fingerprints):
+		joined.Fingerprints, joined.Digest = nil, checkpoint.Sum(joined.Fingerprints).String()
+	default:
+		w.listed[ranks[0]] = joined
+	}
+	w.both(t, joined, bodies(each)...)
+}
+
+func bodies[B events.Body](of []B) (out []events.Body) {
+	for _, b := range of {
+		out = append(out, b)
+	}
+	return out
+}
+
+// both appends an event to the tested log, and to the other log the events of ranks that it
+// stands for.
+func (w *twins) both(t *rapid.T, joined events.Body, each ...events.Body) {
+	w.appendTo(t, 0, joined)
+	for _, body := range each {
+		w.appendTo(t, 1, w.listing(body))
+	}
+}
+
 // append appends an event to both logs and applies it.
 func (w *twins) append(t *rapid.T, body events.Body) {
+	w.appendTo(t, 0, body)
+	w.appendTo(t, 1, w.listing(body))
+}
+
+// listing returns the body with its participants listed.
+func (w *twins) listing(body events.Body) events.Body {
 	listed := body
 	switch b := body.(type) {
 	case *events.LocalPlan:
@@ -208,15 +298,17 @@ func (w *twins) append(t *rapid.T, body events.Body) {
 		all.Participants = b.All()
 		listed = &all
 	}
-	for i, coord := range []*planner.Coordinator{w.tested, w.reference} {
-		r, err := recorded([]events.Body{body, listed}[i], uint64(len(w.log[i])+1), events.Scope{Run: "run", Trial: "t0"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.log[i] = append(w.log[i], r)
-		if err := coord.Apply(r); err != nil {
-			t.Fatal(err)
-		}
+	return listed
+}
+
+func (w *twins) appendTo(t *rapid.T, i int, body events.Body) {
+	r, err := recorded(body, uint64(len(w.log[i])+1), events.Scope{Run: "run", Trial: "t0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.log[i] = append(w.log[i], r)
+	if err := []*planner.Coordinator{w.tested, w.reference}[i].Apply(r); err != nil {
+		t.Fatal(err)
 	}
 }
 
