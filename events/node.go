@@ -109,10 +109,10 @@ type NodePlan struct {
 func (b NodePlan) Each(fingerprints []byte) iter.Seq[*LocalPlan] {
 	return func(yield func(*LocalPlan) bool) {
 		for i, rank := range RanksIn(b.Ranks) {
-			print := fingerprints[i*digestBytes:][:digestBytes]
+			sum := fingerprints[i*digestBytes:][:digestBytes]
 			if !yield(&LocalPlan{
 				Attempt: b.Attempt, Checkpoint: b.Checkpoint, Name: b.Name, Step: b.Step, Rank: rank,
-				Participants: b.Participants, Fingerprint: hex.EncodeToString(print),
+				Participants: b.Participants, Fingerprint: hex.EncodeToString(sum),
 			}) {
 				return
 			}
@@ -142,12 +142,12 @@ func JoinPlans(plans []*LocalPlan) (*NodePlan, error) {
 		if p.Name != first.Name || p.Step != first.Step || !slices.Equal(p.Participants, first.Participants) {
 			return nil, fmt.Errorf("ranks %d and %d save %s differently", first.Rank, p.Rank, first.Checkpoint)
 		}
-		print, err := hex.DecodeString(p.Fingerprint)
+		sum, err := hex.DecodeString(p.Fingerprint)
 		if err != nil {
 			return nil, err
 		}
 		ranks[i] = p.Rank
-		b.Fingerprints = append(b.Fingerprints, print...)
+		b.Fingerprints = append(b.Fingerprints, sum...)
 	}
 	b.Ranks = RankRuns(ranks)
 	return b, b.check()

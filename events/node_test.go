@@ -66,12 +66,12 @@ func TestJoinKeepsOddWrites(t *testing.T) {
 
 // Members that do not fit each other make a void.
 func TestNodeBodiesAreChecked(t *testing.T) {
-	print := `"` + strings.Repeat("CgoK", 10) + `Cgo="` // 32 bytes
+	sum := `"` + strings.Repeat("CgoK", 10) + `Cgo="` // 32 bytes
 	for kind, texts := range map[Kind][]string{
 		"plan.node": {
-			`{"ranks":[{"first":0,"count":2}],"fingerprints":` + print + `}`,
+			`{"ranks":[{"first":0,"count":2}],"fingerprints":` + sum + `}`,
 			`{"ranks":[{"first":0,"count":1}]}`,
-			`{"ranks":[{"first":0,"count":1}],"fingerprints":` + print + `,"digest":"ab"}`,
+			`{"ranks":[{"first":0,"count":1}],"fingerprints":` + sum + `,"digest":"ab"}`,
 			`{"ranks":[],"digest":"ab"}`,
 			`{"ranks":[{"first":0,"count":2},{"first":1,"count":1}],"digest":"ab"}`,
 			`{"ranks":[{"first":-1,"count":2}],"digest":"ab"}`,
@@ -80,8 +80,8 @@ func TestNodeBodiesAreChecked(t *testing.T) {
 		"seal.node": {`{"ranks":[{"first":0,"count":3}],"bytes":[1,2]}`, `{"ranks":[{"first":0,"count":3}]}`},
 		"write.node": {
 			`{"ranks":[{"first":0,"count":1}],"indexes":"","bytes_written":[1],"bytes_reused":[1]}`,
-			`{"ranks":[{"first":0,"count":1}],"indexes":` + print + `,"bytes_written":[1],"bytes_reused":[]}`,
-			`{"ranks":[{"first":0,"count":1}],"indexes":` + print + `,"bytes_written":[1],"bytes_reused":[1],"files":[{"name":"r*","sizes":[]}]}`,
+			`{"ranks":[{"first":0,"count":1}],"indexes":` + sum + `,"bytes_written":[1],"bytes_reused":[]}`,
+			`{"ranks":[{"first":0,"count":1}],"indexes":` + sum + `,"bytes_written":[1],"bytes_reused":[1],"files":[{"name":"r*","sizes":[]}]}`,
 		},
 		"group.started": {
 			`{"world_size":4,"nodes":[{"node":0,"nodes":1,"first":0,"count":2}]}`,

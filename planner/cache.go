@@ -18,7 +18,14 @@ const Version = 1
 // determines boxes and ranks. Checks are not: they change with every step. No participants
 // are all ranks of the world.
 func Fingerprint(l checkpoint.Local, world int, participants []int) checkpoint.Digest {
-	return fingerprints(world, ranksOf(participants, world)).Sum(unchecked(l))
+	return Fingerprints(world, participants)(l)
+}
+
+// Fingerprints returns [Fingerprint] for plans of one save, whose participants it hashes
+// once.
+func Fingerprints(world int, participants []int) func(checkpoint.Local) checkpoint.Digest {
+	prefix := fingerprints(world, ranksOf(participants, world))
+	return func(l checkpoint.Local) checkpoint.Digest { return prefix.Sum(unchecked(l)) }
 }
 
 // fingerprints returns the part that the fingerprints of the plans of one save have in common.

@@ -76,9 +76,41 @@ func (f *fold) staged(b *events.CheckpointStaged) error {
 	})
 }
 
-// wrote folds a fact about one rank's part of a checkpoint. The numbers of a committed
-// or aborted checkpoint no longer change.
-func (f *fold) wrote(id string, attempt, rank int, apply func(*Write) bool) error {
+// writing folds a fact about parts of a checkpoint.
+func (f *fold) writing(body events.Body) error {
+	seq := f.r.Sequence
+	switch b := body.(type) {
+	case *events.WriteSealed:
+		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.seal(b, seq) }})
+	case *events.WriteCompleted:
+		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.complete(b, seq) }})
+	case *events.WriteFailed:
+		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.fail(b, seq) }})
+	case *events.NodeSeal:
+		var each []rankWrite
+		for of := range b.Each() {
+			each = append(each, rankWrite{of.Rank, func(w *Write) bool { return w.seal(of, seq) }})
+		}
+		return f.wrote(b.Checkpoint, b.Attempt, each...)
+	case *events.NodeWrite:
+		var each []rankWrite
+		for of := range b.Each() {
+			each = append(each, rankWrite{of.Rank, func(w *Write) bool { return w.complete(of, seq) }})
+		}
+		return f.wrote(b.Checkpoint, b.Attempt, each...)
+	}
+	return nil
+}
+
+// rankWrite changes one rank's part, and reports whether it did.
+type rankWrite struct {
+	rank  int
+	apply func(*Write) bool
+}
+
+// wrote folds changes of ranks' parts of a checkpoint. The numbers of a committed or
+// aborted checkpoint no longer change.
+func (f *fold) wrote(id string, attempt int, each ...rankWrite) error {
 	c, begun, err := f.checkpoint(id)
 	if err != nil || begun && !c.InProgress() {
 		return err
@@ -90,20 +122,27 @@ func (f *fold) wrote(id string, attempt, rank int, apply func(*Write) bool) erro
 			return err
 		}
 	}
-	k := writeKey(f.run, f.name, id, rank)
-	before, _, err := load[Write](f.t, k)
-	if err != nil {
-		return err
+	counted := false
+	for _, part := range each {
+		k := writeKey(f.run, f.name, id, part.rank)
+		before, _, err := load[Write](f.t, k)
+		if err != nil {
+			return err
+		}
+		now := before
+		now.Rank = part.rank
+		if !part.apply(&now) {
+			continue
+		}
+		if err := store(f.t, k, now); err != nil {
+			return err
+		}
+		counted = true
+		c.count(before, now)
 	}
-	now := before
-	now.Rank = rank
-	if !apply(&now) {
+	if !begun || !counted {
 		return nil
 	}
-	if err := store(f.t, k, now); err != nil || !begun {
-		return err
-	}
-	c.count(before, now)
 	return f.put(c)
 }
 

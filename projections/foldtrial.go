@@ -28,7 +28,7 @@ func (f *fold) groupStarted(b *events.GroupStarted) error {
 		}
 		segment.ResumeSeq = t.HeadSeq
 	}
-	for _, p := range b.Ranks {
+	for p := range b.Placed() {
 		w := Worker{
 			Attempt: b.Attempt, Rank: p.Rank, Node: p.Node, LocalRank: p.LocalRank,
 			Devices: p.Devices, State: Starting,

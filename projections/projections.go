@@ -168,12 +168,8 @@ func (f *fold) fact(body events.Body) error {
 		return f.groupStopped(b)
 	case *events.Metrics:
 		return f.reported(b)
-	case *events.WriteSealed:
-		return f.wrote(b.Checkpoint, b.Attempt, b.Rank, func(w *Write) bool { return w.seal(b, f.r.Sequence) })
-	case *events.WriteCompleted:
-		return f.wrote(b.Checkpoint, b.Attempt, b.Rank, func(w *Write) bool { return w.complete(b, f.r.Sequence) })
-	case *events.WriteFailed:
-		return f.wrote(b.Checkpoint, b.Attempt, b.Rank, func(w *Write) bool { return w.fail(b, f.r.Sequence) })
+	case *events.WriteSealed, *events.WriteCompleted, *events.WriteFailed, *events.NodeSeal, *events.NodeWrite:
+		return f.writing(b)
 	case *events.RestoreCompleted:
 		return f.restoreCompleted(b)
 	case *events.RestoreFailed:
@@ -182,7 +178,7 @@ func (f *fold) fact(body events.Body) error {
 		return f.deviceUnhealthy(b)
 	case *events.GPURecovered:
 		return f.deviceRecovered(b)
-	case *events.LocalPlan, *events.GlobalPlan, *events.LoadPlan:
+	case *events.LocalPlan, *events.NodePlan, *events.GlobalPlan, *events.LoadPlan:
 		return nil // these have no row: plans are in the log
 	}
 	return fmt.Errorf("facts of this kind have no fold")

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
@@ -70,7 +71,7 @@ func (j *Job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*o
 	if err != nil {
 		return nil, err
 	}
-	saves := map[string]*openSave{}
+	saves, sets := map[string]*openSave{}, map[string][]byte{} // the sets are fingerprints, by digest
 	of := func(id string) *openSave {
 		if saves[id] == nil {
 			saves[id] = &openSave{planned: map[int]string{}, sealed: map[int]int64{}, written: map[int]bool{}}
@@ -88,6 +89,16 @@ func (j *Job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*o
 		switch b := body.(type) {
 		case *events.LocalPlan:
 			of(b.Checkpoint).planned[b.Rank] = b.Fingerprint
+		case *events.NodePlan:
+			all := b.Fingerprints
+			if b.Digest == "" {
+				sets[checkpoint.Sum(all).String()] = all
+			} else if all = sets[b.Digest]; len(all) != len(events.RanksIn(b.Ranks))*len(checkpoint.Digest{}) {
+				continue // as if these had no plan
+			}
+			for p := range b.Each(all) {
+				of(p.Checkpoint).planned[p.Rank] = p.Fingerprint
+			}
 		case *events.CheckpointBegun:
 			if b.Attempt == attempt {
 				of(b.Checkpoint).begun = b
@@ -95,8 +106,16 @@ func (j *Job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*o
 			}
 		case *events.WriteSealed:
 			of(b.Checkpoint).sealed[b.Rank] = b.Bytes
+		case *events.NodeSeal:
+			for sealed := range b.Each() {
+				of(b.Checkpoint).sealed[sealed.Rank] = sealed.Bytes
+			}
 		case *events.WriteCompleted:
 			of(b.Checkpoint).written[b.Rank] = true
+		case *events.NodeWrite:
+			for _, rank := range events.RanksIn(b.Ranks) {
+				of(b.Checkpoint).written[rank] = true
+			}
 		}
 		if id := ends(body); id != "" {
 			open = slices.DeleteFunc(open, func(o *openSave) bool { return o == saves[id] })
@@ -110,6 +129,7 @@ func (j *Job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*o
 // them.
 func (o *openSave) matches(a *adopted, world int) bool {
 	participants := o.begun.All()
+	prints := planner.Fingerprints(world, participants)
 	for _, rank := range participants {
 		if _, sealed := o.sealed[rank]; sealed && o.written[rank] {
 			continue
@@ -118,7 +138,7 @@ func (o *openSave) matches(a *adopted, world int) bool {
 		if !ok || s.Local.Rank != rank {
 			return false
 		}
-		own := planner.Fingerprint(s.Local, world, participants)
+		own := prints(s.Local)
 		said, planned := o.planned[rank]
 		bytes, sealed := o.sealed[rank]
 		if own != s.Fingerprint || planned && said != own.String() || sealed && bytes != s.Bytes() {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
@@ -86,7 +87,7 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	if err := s.loader.EndProof(ctx); err != nil {
 		return client.SaveReply{}, err
 	}
-	sl, err := s.slots.Take(ctx, part, participants, known.slot)
+	sl, err := s.slots.Take(ctx, part, s.onNode(participants), known.slot)
 	if err == nil {
 		err = s.waiting(ctx)
 	}
@@ -124,13 +125,30 @@ func (s *rankServer) waiting(ctx context.Context) error {
 	return nil
 }
 
+// ranksOnce lists the ranks of a world once: a list for each save of each rank would be
+// quadratic.
+type ranksOnce struct {
+	once sync.Once
+	all  []int
+}
+
+func (r *ranksOnce) of(world int) []int {
+	r.once.Do(func() { r.all = events.Participants(nil, world) })
+	return r.all
+}
+
+// onNode returns those of some ranks that live on this node: it has no slots of others.
+func (s *rankServer) onNode(ranks []int) []int {
+	if len(s.cfg.Nodes) == 1 {
+		return ranks
+	}
+	return among(s.cfg.Local(), ranks)
+}
+
 // participants returns the sorted ranks of a save or load.
 func (s *rankServer) participants(asked []int) ([]int, error) {
 	if len(asked) == 0 {
-		for rank := range s.cfg.World() {
-			asked = append(asked, rank)
-		}
-		return asked, nil
+		return s.everyone.of(s.cfg.World()), nil
 	}
 	ranks := slices.Sorted(slices.Values(asked))
 	if len(slices.Compact(slices.Clone(ranks))) != len(ranks) || ranks[0] < 0 || ranks[len(ranks)-1] >= s.cfg.World() {

@@ -43,6 +43,7 @@ type saver struct {
 	// once.
 	settled func(checkpoint string, sweep func())
 	reuse   bases
+	joined  *joining // appends facts of local ranks; nil: they are appended one by one
 
 	drain   chan drain // once
 	idle    chan struct{}
@@ -53,7 +54,8 @@ type saver struct {
 	mu      sync.Mutex
 	states  map[string]client.WaitReply    // of each save of the attempt
 	moved   chan struct{}                  // closed when states or a field below changed
-	part    map[rankSave]bool              // ranks whose plan has been read
+	part    map[string]map[int]bool        // ranks whose plan has been read, by ID; of saves that have ended only the local ones
+	waits   map[rankSave]int               // callers that wait
 	refused map[rankSave]string            // why a rank has no part in a save
 	plans   map[rankSave]*events.LocalPlan // in full, of open saves
 	newest  string                         // newest save, by the first mention by any rank
@@ -84,7 +86,7 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 		now:   func() time.Time { return l.now().Add(-store.silence()) },
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
-		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[rankSave]bool{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
+		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
 		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{},
 	}
 	s.put, s.kept, s.costs = s.writeData, func() {}, func(int64) {}
@@ -255,7 +257,9 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	}
 	switch b := body.(type) {
 	case *events.LocalPlan:
-		s.joined(b)
+		s.take(b.Attempt, b.Checkpoint, b.Rank)
+	case *events.NodePlan:
+		s.take(b.Attempt, b.Checkpoint, events.RanksIn(b.Ranks)...)
 	case *events.GlobalPlan:
 		s.disagree(b)
 	case *events.CheckpointBegun:

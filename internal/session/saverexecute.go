@@ -164,6 +164,14 @@ func (s *rankServer) recordAsRank(ctx context.Context, bodies ...events.Body) er
 			bodies[i] = said
 		}
 	}
+	if s.saver.joined != nil {
+		for _, b := range bodies {
+			if err := s.saver.joined.record(ctx, s.rank, b); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	return s.decisions.recordAs(ctx, s.decisions.trial, events.Rank(s.rank), bodies...)
 }
 
@@ -239,9 +247,9 @@ func (s *saver) ref(id string) checkpoint.Ref {
 // write is a fact too; only a failed append stops the saver.
 func (s *saver) write(ctx context.Context, c planner.Write) error {
 	s.permits <- struct{}{}
-	defer func() { <-s.permits }()
 	attempt := s.decisions.attempt
 	w, err := s.putOf(ctx, c)
+	<-s.permits
 	if u := s.usesOf(c.Checkpoint); u != nil {
 		u.Done(c.Rank)
 	}
@@ -269,7 +277,15 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	for _, f := range w.Files {
 		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
 	}
-	return s.unsaid(ctx, attempt, c.Checkpoint, s.decisions.record(ctx, done))
+	return s.unsaid(ctx, attempt, c.Checkpoint, s.recordOf(ctx, c.Rank, done))
+}
+
+// recordOf durably appends the fact that the files of a rank are durable.
+func (s *saver) recordOf(ctx context.Context, rank int, done *events.WriteCompleted) error {
+	if s.joined != nil {
+		return s.joined.record(ctx, rank, done)
+	}
+	return s.decisions.record(ctx, done)
 }
 
 func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, error) {
@@ -395,9 +411,14 @@ func (s *saver) clear(ctx context.Context, checkpoint string) {
 func (s *saver) lose(ctx context.Context, ranks []int, why error) error {
 	s.mu.Lock()
 	var open []rankSave
-	for of := range s.part {
-		if slices.Contains(ranks, of.rank) && order(s.states[of.checkpoint].State) < order(client.Committed) {
-			open = append(open, of)
+	for id, part := range s.part {
+		if order(s.states[id].State) >= order(client.Committed) {
+			continue
+		}
+		for _, rank := range ranks {
+			if part[rank] {
+				open = append(open, rankSave{id, rank})
+			}
 		}
 	}
 	s.mu.Unlock()

@@ -39,36 +39,60 @@ func (s *saver) last() (l LastSave) {
 	return l
 }
 
-// joined records that the log has the plan of a rank. It refuses a plan for a
-// save that has ended without it: the checkpoint with that ID is not this rank's.
-func (s *saver) joined(b *events.LocalPlan) {
-	if b.Attempt != s.decisions.attempt {
+// take records that the log has the plans of ranks. It refuses a plan for a save that has
+// ended without it: the checkpoint with that ID is not that rank's. It wakes only callers
+// that wait for these ranks.
+func (s *saver) take(attempt int, id string, ranks ...int) {
+	if attempt != s.decisions.attempt {
 		return
 	}
-	who, now := rankSave{b.Checkpoint, b.Rank}, s.state(b.Checkpoint, b.Rank)
-	late := order(now.State) >= order(client.Committed)
 	s.mu.Lock()
-	again := s.part[who]
-	s.part[who] = true
-	if late = late && !again; late {
-		if now.State == client.Committed {
-			now.Reason = fmt.Sprintf("rank %d was late: other ranks had committed it; ranks that save one name must all name the same participants", b.Rank)
+	over := order(s.states[id].State) >= order(client.Committed)
+	part := s.part[id]
+	if part == nil {
+		part = map[int]bool{}
+		s.part[id] = part
+	}
+	wake := false
+	var late []int
+	for _, rank := range ranks {
+		who := rankSave{id, rank}
+		if over && !s.writes(rank) {
+			continue // its own process refuses it
 		}
-		s.refused[who] = now.Reason
+		if over && !part[rank] {
+			late = append(late, rank)
+			if s.refused[who] == "" {
+				s.refused[who] = s.tooLate(id, rank)
+			}
+		}
+		part[rank] = true
+		wake = wake || s.waits[who] > 0 || over
 	}
-	close(s.moved)
-	s.moved = make(chan struct{})
+	if wake && s.moved != nil {
+		close(s.moved)
+		s.moved = make(chan struct{})
+	}
 	s.mu.Unlock()
-	if late {
-		s.slots.Abort(b.Checkpoint, b.Rank)
+	for _, rank := range late {
+		s.slots.Abort(id, rank)
 	}
+}
+
+// tooLate returns why a plan has no part in a save that has ended. The caller holds the
+// lock.
+func (s *saver) tooLate(id string, rank int) string {
+	if now := s.states[id]; now.State != client.Committed {
+		return now.Reason
+	}
+	return fmt.Sprintf("rank %d was late: other ranks had committed it; ranks that save one name must all name the same participants", rank)
 }
 
 // has reports whether the log has the plan of a rank for a save.
 func (s *saver) has(id string, rank int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.part[rankSave{id, rank}]
+	return s.part[id][rank]
 }
 
 // disagree warns of replicas that differ.
@@ -97,9 +121,26 @@ func (s *saver) move(id string, state client.WaitReply) {
 			u.Stop()
 			delete(s.uses, id)
 		}
+		s.joined.forget(id)
+		s.part[id] = s.localPart(id)
 	}
 	close(s.moved)
 	s.moved = make(chan struct{})
+}
+
+// localPart returns the local ranks whose plan of a save has been read. The caller holds the
+// lock.
+func (s *saver) localPart(id string) map[int]bool {
+	if s.local == nil {
+		return s.part[id]
+	}
+	own := map[int]bool{}
+	for _, rank := range s.local {
+		if s.part[id][rank] {
+			own[rank] = true
+		}
+	}
+	return own
 }
 
 // state returns the state of a rank's save in the log so far.
@@ -118,6 +159,17 @@ func order(state string) int {
 
 // wait blocks until a rank's save has reached a state or was aborted.
 func (s *saver) wait(ctx context.Context, id string, rank int, state string) (client.WaitReply, error) {
+	who := rankSave{id, rank}
+	s.mu.Lock()
+	s.waits[who]++
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.waits[who]--; s.waits[who] == 0 {
+			delete(s.waits, who)
+		}
+	}()
 	for {
 		s.mu.Lock()
 		moved, err := s.moved, s.err

@@ -141,8 +141,9 @@ type Group struct {
 
 	messages messages
 	membership
-	names  saveNames
-	aborts aborts
+	names    saveNames
+	aborts   aborts
+	everyone ranksOnce
 }
 
 // never is a deadline for what another process decides.
@@ -179,6 +180,9 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	g.saver = newSaver(j.decisions, j.store, planner.NewCoordinator(coordinator), j.log, g.slots)
 	g.saver.onCommit(cfg.Committed, cfg.Costs)
 	g.saver.resume, g.saver.together, g.saver.local, g.saver.peer = a.Resume, true, cfg.Local(), a.Peer
+	if len(cfg.Nodes) > 1 {
+		g.saver.joined = newJoining(work, j.writer, cfg.Local())
+	}
 	if a.Peer == nil && len(cfg.Nodes) > 1 {
 		g.saver.settled = g.aborts.expect(cfg.Nodes, cfg.Node)
 	}

@@ -282,6 +282,10 @@ func blobsOf(body events.Body) []events.Blob {
 		b = body.Plan
 	case *events.GlobalPlan:
 		b = body.Layout
+	case *events.GroupStarted:
+		if body.Map != nil {
+			b = *body.Map
+		}
 	}
 	if b.Digest == "" {
 		return nil
