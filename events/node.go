@@ -289,25 +289,26 @@ func absent(sizes []int64, n int) []int64 {
 	return sizes
 }
 
-// NodeRun places consecutive ranks on consecutive nodes, the same number on each.
+// NodeRun places consecutive ranks on nodes with consecutive numbers, the same number of
+// ranks on each.
 type NodeRun struct {
-	Node  int `json:"node"`  // place of the first node in the group
+	Node  int `json:"node"`  // number of the first node in the job
 	Nodes int `json:"nodes"` // number of nodes, at least 1
 	First int `json:"first"` // lowest rank of the first node
 	Count int `json:"count"` // ranks of each node, at least 1
 }
 
-// NodeRuns returns the runs of a placement: the number of ranks of each node of a group. The
-// ranks are placed in the order of the nodes.
-func NodeRuns(counts []int) (runs []NodeRun) {
+// NodeRuns returns the runs of a group whose ranks are placed in order: nodes lists the
+// numbers of the nodes, and counts the ranks of each.
+func NodeRuns(nodes, counts []int) (runs []NodeRun) {
 	rank := 0
-	for node, count := range counts {
+	for i, count := range counts {
 		switch n := len(runs); {
 		case count == 0:
-		case n > 0 && runs[n-1].Count == count && runs[n-1].Node+runs[n-1].Nodes == node:
+		case n > 0 && runs[n-1].Count == count && runs[n-1].Node+runs[n-1].Nodes == nodes[i]:
 			runs[n-1].Nodes++
 		default:
-			runs = append(runs, NodeRun{Node: node, Nodes: 1, First: rank, Count: count})
+			runs = append(runs, NodeRun{Node: nodes[i], Nodes: 1, First: rank, Count: count})
 		}
 		rank += count
 	}
@@ -316,12 +317,12 @@ func NodeRuns(counts []int) (runs []NodeRun) {
 
 // checkNodeRuns returns an error unless runs place all ranks of a world, each once.
 func checkNodeRuns(runs []NodeRun, world int) error {
-	node, rank := 0, 0
+	rank := 0
 	for _, run := range runs {
-		if run.Node < node || run.First != rank || run.Nodes < 1 || run.Count < 1 || run.Node > maxRank || run.Nodes > (world-rank)/run.Count {
-			return fmt.Errorf("%d nodes with %d ranks each cannot follow at node %d and rank %d of %d", run.Nodes, run.Count, run.Node, run.First, world)
+		if run.Node < 0 || run.Node > maxRank || run.First != rank || run.Nodes < 1 || run.Count < 1 || run.Nodes > (world-rank)/run.Count {
+			return fmt.Errorf("%d nodes from %d on with %d ranks each cannot follow at rank %d of %d", run.Nodes, run.Node, run.Count, run.First, world)
 		}
-		node, rank = run.Node+run.Nodes, rank+run.Nodes*run.Count
+		rank += run.Nodes * run.Count
 	}
 	if rank != world || world > maxRank {
 		return fmt.Errorf("%d of %d ranks have a place", rank, world)
@@ -374,7 +375,24 @@ type NodeMap struct {
 	Address []string `json:"address"` // numeric
 }
 
+// NodeDevices records the devices of ranks of one node, in a group whose ranks are placed by
+// node.
+type NodeDevices struct {
+	Attempt int        `json:"attempt"`
+	Ranks   []RankRun  `json:"ranks"`   // the ranks of the node
+	Devices [][]string `json:"devices"` // of each rank: UUIDs of its GPUs
+}
+
+func (b NodeDevices) check() error {
+	n, err := checkRuns(b.Ranks)
+	if err == nil && len(b.Devices) != n {
+		err = fmt.Errorf("%d lists of devices for %d ranks", len(b.Devices), n)
+	}
+	return err
+}
+
 // Kind implements [Body] for each type.
-func (NodePlan) Kind() Kind  { return "plan.node" }
-func (NodeSeal) Kind() Kind  { return "seal.node" }
-func (NodeWrite) Kind() Kind { return "write.node" }
+func (NodeDevices) Kind() Kind { return "group.node_devices" }
+func (NodePlan) Kind() Kind    { return "plan.node" }
+func (NodeSeal) Kind() Kind    { return "seal.node" }
+func (NodeWrite) Kind() Kind   { return "write.node" }

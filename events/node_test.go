@@ -86,7 +86,7 @@ func TestNodeBodiesAreChecked(t *testing.T) {
 		"group.started": {
 			`{"world_size":4,"nodes":[{"node":0,"nodes":1,"first":0,"count":2}]}`,
 			`{"world_size":4,"nodes":[{"node":0,"nodes":2,"first":0,"count":2}],"ranks":[{"rank":0}]}`,
-			`{"world_size":4,"nodes":[{"node":1,"nodes":1,"first":0,"count":2},{"node":0,"nodes":1,"first":2,"count":2}]}`,
+			`{"world_size":4,"nodes":[{"node":0,"nodes":1,"first":0,"count":2},{"node":-1,"nodes":1,"first":2,"count":2}]}`,
 			`{"world_size":9000000000,"nodes":[{"node":0,"nodes":9000000000,"first":0,"count":1}]}`,
 		},
 	} {
@@ -108,24 +108,29 @@ func TestNodeBodiesAreChecked(t *testing.T) {
 func TestNodeRuns(t *testing.T) {
 	counts := slices.Repeat([]int{8}, 2048)
 	counts = append(counts, 0, 4)
-	b := GroupStarted{WorldSize: 16388, Nodes: NodeRuns(counts)}
+	nodes := make([]int, len(counts))
+	for i := range nodes {
+		nodes[i] = i
+	}
+	nodes[7] = 3000 // in place of node 7
+	b := GroupStarted{WorldSize: 16388, Nodes: NodeRuns(nodes, counts)}
 	if err := b.check(); err != nil {
 		t.Fatal(err)
 	}
-	if len(b.Nodes) != 2 || b.SchemaVersion() != 2 {
+	if len(b.Nodes) != 4 || b.SchemaVersion() != 2 {
 		t.Errorf("runs %+v, version %d", b.Nodes, b.SchemaVersion())
 	}
 	rank := 0
 	placed := slices.Collect(b.Placed())
 	for node, count := range counts {
 		for local := range count {
-			if p := placed[rank]; p.Rank != rank || p.Node != node || p.LocalRank != local {
+			if p := placed[rank]; p.Rank != rank || p.Node != nodes[node] || p.LocalRank != local {
 				t.Fatalf("rank %d is placed %+v", rank, p)
 			}
 			rank++
 		}
 	}
-	if text, err := json.Marshal(b); err != nil || len(text) > 300 {
+	if text, err := json.Marshal(b); err != nil || len(text) > 400 {
 		t.Errorf("%d bytes, %v", len(text), err)
 	}
 }

@@ -44,6 +44,25 @@ func (f *fold) groupStarted(b *events.GroupStarted) error {
 	})
 }
 
+// nodeDevices sets the devices of workers that have a place.
+func (f *fold) nodeDevices(b *events.NodeDevices) error {
+	for i, rank := range events.RanksIn(b.Ranks) {
+		k := workerKey(f.run, f.name, b.Attempt, rank)
+		w, found, err := load[Worker](f.t, k)
+		if err != nil {
+			return err
+		}
+		if !found {
+			continue
+		}
+		w.Devices = b.Devices[i]
+		if err := store(f.t, k, w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // changeAttempt changes the row of an attempt, and does nothing if there is none: only
 // a decision starts an attempt.
 func (f *fold) changeAttempt(attempt int, change func(*Attempt)) error {

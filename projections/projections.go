@@ -160,6 +160,8 @@ func (f *fold) fact(body events.Body) error {
 		return f.nodeLeft(b)
 	case *events.JobEnded:
 		return f.jobEnded(b)
+	case *events.NodeDevices:
+		return f.nodeDevices(b)
 	case *events.TrainingStarted:
 		return f.trainingStarted(b)
 	case *events.WorkerExited:

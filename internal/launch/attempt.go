@@ -1,9 +1,11 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -18,9 +20,16 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 	if err := j.devices.admit(ctx, n); err != nil {
 		return nil, err
 	}
-	started, err := j.StartAttempt(ctx, j.groupStarted(n, resume))
+	group, err := j.groupStarted(ctx, n, resume)
 	if err != nil {
 		return nil, err
+	}
+	started, err := j.StartAttempt(ctx, group)
+	if err != nil {
+		return nil, err
+	}
+	if err := j.recordDevices(ctx, n); err != nil {
+		j.log.Warn("devices not recorded", "attempt", n, "error", err)
 	}
 	cause, err := j.live(ctx, n, restart, resume, started)
 	if err != nil {
@@ -148,17 +157,34 @@ func (j *job) paused(ctx context.Context, n int, reason string) error {
 	return j.Decide(ctx, &events.TrialPaused{Attempt: n, Reason: reason})
 }
 
-func (j *job) groupStarted(n int, resume string) *events.GroupStarted {
+// groupStarted returns the decision that opens an attempt. It places the ranks of a group
+// over several nodes by node, because its size must not grow with their number.
+func (j *job) groupStarted(ctx context.Context, n int, resume string) (*events.GroupStarted, error) {
 	g := &events.GroupStarted{Attempt: n, Job: j.cfg.Job, WorldSize: j.cfg.World(), Backend: j.cfg.Backend, Resume: resume, PassedOver: j.passed, MorePassedOver: j.morePassed}
-	for rank := range j.cfg.World() {
-		at, local := j.cfg.Nodes.Of(rank)
-		p := events.RankPlacement{Rank: rank, Node: j.fleet.indexAt(at), LocalRank: local}
-		if at == j.cfg.Node {
-			p = j.hooks.place(p)
-		}
-		g.Ranks = append(g.Ranks, p)
+	if j.fleet != nil && len(j.cfg.Nodes) > 1 && j.cfg.Nodes.InOrder() {
+		return g, j.fleet.place(ctx, g)
 	}
-	return g
+	for at, ranks := range j.cfg.Nodes {
+		for local, rank := range ranks {
+			p := events.RankPlacement{Rank: rank, Node: j.fleet.indexAt(at), LocalRank: local}
+			if at == j.cfg.Node {
+				p = j.hooks.place(p)
+			}
+			g.Ranks = append(g.Ranks, p)
+		}
+	}
+	slices.SortFunc(g.Ranks, func(a, b events.RankPlacement) int { return cmp.Compare(a.Rank, b.Rank) })
+	return g, nil
+}
+
+// recordDevices records the devices of this node's ranks, in an attempt whose group.started
+// does not.
+func (j *job) recordDevices(ctx context.Context, n int) error {
+	has := func(devices []string) bool { return len(devices) > 0 }
+	if j.hooks == nil || len(j.cfg.Nodes) == 1 || !j.cfg.Nodes.InOrder() || !slices.ContainsFunc(j.hooks.given, has) {
+		return nil
+	}
+	return j.Append(ctx, &events.NodeDevices{Attempt: n, Ranks: events.RankRuns(j.cfg.Local()), Devices: j.hooks.given})
 }
 
 // errLeft is returned if processes of the attempt are alive at its end.

@@ -193,6 +193,25 @@ func (f *fleet) indexAt(place int) int {
 	return f.members[place].Index
 }
 
+// place adds the placement of the group's nodes to its decision.
+func (f *fleet) place(ctx context.Context, g *events.GroupStarted) error {
+	var nodes events.NodeMap
+	var counts []int
+	for at, m := range f.members {
+		nodes.Index, nodes.Key = append(nodes.Index, m.Index), append(nodes.Key, m.Key)
+		nodes.Host, nodes.Address = append(nodes.Host, m.Host), append(nodes.Address, m.Address)
+		counts = append(counts, len(f.job.cfg.Nodes[at]))
+	}
+	g.Nodes = events.NodeRuns(nodes.Index, counts)
+	data, err := json.Marshal(nodes)
+	if err != nil {
+		return err
+	}
+	blob, err := f.Store().Blobs.Put(ctx, data)
+	g.Map = &blob
+	return err
+}
+
 // others are the other nodes of an attempt's group.
 type others struct {
 	*fleet

@@ -163,6 +163,9 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	g := j.Begin(work, at)
 	defer func() { err = errors.Join(err, g.Close()) }()
 	w.group, w.pulses, w.hello, w.saving = g, g.Pulses(), g.Hello(), g.Saved()
+	if err := j.recordDevices(work, order.Attempt); err != nil {
+		j.log.Warn("devices not recorded", "attempt", order.Attempt, "error", err)
+	}
 	j.log.Info("attempt started", "attempt", order.Attempt, "node", order.Node, "ranks", j.cfg.Local(), "world_size", j.cfg.World())
 	defer inBackground(work, p.obey)()
 	run := func() (*FailedError, error) { return w.run(life, work, order.Restart) }

@@ -1,7 +1,10 @@
 package session
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -37,6 +40,73 @@ func (n Nodes) World() (ranks int) {
 		ranks += len(of)
 	}
 	return ranks
+}
+
+// InOrder reports whether the ranks are placed in the order of the nodes.
+func (n Nodes) InOrder() bool {
+	next := 0
+	for _, of := range n {
+		for _, rank := range of {
+			if rank != next {
+				return false
+			}
+			next++
+		}
+	}
+	return true
+}
+
+// nodeCounts is the form of a placement in order: pairs of a number of ranks, and of the
+// consecutive nodes that have so many. Its size does not depend on the number of ranks.
+type nodeCounts struct {
+	Counts [][2]int `json:"counts"`
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (n Nodes) MarshalJSON() ([]byte, error) {
+	if !n.InOrder() {
+		return json.Marshal([][]int(n))
+	}
+	var c nodeCounts
+	for _, of := range n {
+		if last := len(c.Counts) - 1; last >= 0 && c.Counts[last][0] == len(of) {
+			c.Counts[last][1]++
+			continue
+		}
+		c.Counts = append(c.Counts, [2]int{len(of), 1})
+	}
+	return json.Marshal(c)
+}
+
+// mostRanks bounds the ranks of a placement that is decoded.
+const mostRanks = 1 << 20
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (n *Nodes) UnmarshalJSON(text []byte) error {
+	if !bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
+		return json.Unmarshal(text, (*[][]int)(n))
+	}
+	var c nodeCounts
+	if err := json.Unmarshal(text, &c); err != nil {
+		return err
+	}
+	*n = nil
+	rank := 0
+	for _, run := range c.Counts {
+		ranks, nodes := run[0], run[1]
+		if ranks < 0 || nodes < 1 || nodes > mostRanks || ranks > (mostRanks-rank)/nodes {
+			return fmt.Errorf("a placement of %d ranks on each of %d nodes", ranks, nodes)
+		}
+		for range nodes {
+			of := make([]int, ranks)
+			for i := range of {
+				of[i] = rank
+				rank++
+			}
+			*n = append(*n, of)
+		}
+	}
+	return nil
 }
 
 // Of returns the node of a rank and its index on that node, or -1 for a rank that

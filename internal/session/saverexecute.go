@@ -282,7 +282,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 
 // recordOf durably appends the fact that the files of a rank are durable.
 func (s *saver) recordOf(ctx context.Context, rank int, done *events.WriteCompleted) error {
-	if s.joined != nil {
+	if s.joined != nil && s.whole(done.Checkpoint) == nil {
 		return s.joined.record(ctx, rank, done)
 	}
 	return s.decisions.record(ctx, done)

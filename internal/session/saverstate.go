@@ -57,7 +57,7 @@ func (s *saver) take(attempt int, id string, ranks ...int) {
 	var late []int
 	for _, rank := range ranks {
 		who := rankSave{id, rank}
-		if over && !s.writes(rank) {
+		if over && !s.serves(rank) {
 			continue // its own process refuses it
 		}
 		if over && !part[rank] {
