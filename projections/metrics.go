@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/ckptstore/ckptstore/events"
 )
 
 // MetricsRange selects reports of a trial. Iterations count from 1 along the line: an
@@ -42,6 +44,9 @@ type MetricsRow struct {
 	Reports        int                `json:"reports"`
 	Hidden         bool               `json:"hidden,omitempty"` // a resume went back before it
 	Metrics        map[string]Summary `json:"metrics"`          // rank 0's
+
+	// Ranks are the metrics of the last report over all ranks, in a large group.
+	Ranks []events.MetricSummary `json:"ranks,omitempty"`
 }
 
 // Summary summarizes one metric over the reports of a row. Numbers that are not finite
@@ -148,7 +153,7 @@ func (s *summing) add(report Report, hidden bool) {
 	if row == nil {
 		row = &MetricsRow{
 			Attempt: report.Attempt, Iteration: report.LineIteration, UntilIteration: report.LineIteration,
-			Step: report.Step, Time: report.Time, Hidden: hidden, Metrics: map[string]Summary{},
+			Step: report.Step, Time: report.Time, Hidden: hidden, Metrics: map[string]Summary{}, Ranks: s.selected(report.Summary),
 		}
 		s.rows[k] = row
 	}
@@ -163,6 +168,16 @@ func (s *summing) add(report Report, hidden bool) {
 		}
 		row.Metrics[name] = row.Metrics[name].with(value)
 	}
+}
+
+// selected returns the summaries of the metrics that are asked for.
+func (s *summing) selected(all []events.MetricSummary) (out []events.MetricSummary) {
+	for _, of := range all {
+		if len(s.q.Names) == 0 || slices.Contains(s.q.Names, of.Name) {
+			out = append(out, of)
+		}
+	}
+	return out
 }
 
 // with adds an older value.

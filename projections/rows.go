@@ -157,13 +157,14 @@ type Restore struct {
 
 // Report is one iteration's metrics, as queries return it.
 type Report struct {
-	Sequence      uint64               `json:"sequence"`
-	Time          time.Time            `json:"time"`
-	Attempt       int                  `json:"attempt"`
-	Iteration     int                  `json:"iteration"`                // from 1 within the attempt
-	LineIteration int                  `json:"line_iteration,omitempty"` // from 1 along the line; set only by [Reports]
-	Step          int64                `json:"step"`
-	Metrics       map[string]any       `json:"metrics"` // rank 0's
-	Others        []events.RankMetrics `json:"others,omitempty"`
-	Seconds       float64              `json:"time_this_iter_s"`
+	Sequence      uint64                 `json:"sequence"`
+	Time          time.Time              `json:"time"`
+	Attempt       int                    `json:"attempt"`
+	Iteration     int                    `json:"iteration"`                // from 1 within the attempt
+	LineIteration int                    `json:"line_iteration,omitempty"` // from 1 along the line; set only by [Reports]
+	Step          int64                  `json:"step"`
+	Metrics       map[string]any         `json:"metrics"` // rank 0's
+	Others        []events.RankMetrics   `json:"others,omitempty"`
+	Summary       []events.MetricSummary `json:"summary,omitempty"` // over all ranks of a large group
+	Seconds       float64                `json:"time_this_iter_s"`
 }

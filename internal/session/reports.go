@@ -182,8 +182,15 @@ const (
 )
 
 // ReportLimit returns the maximum size in bytes of a rank's metrics, as JSON. The
-// metrics of all ranks share one event.
-func ReportLimit(world int) int { return min(maxReport, (maxEvent-eventSpare)/world-rankSpare) }
+// metrics of all ranks share one event; of a large group, it has those of few ranks and
+// a summary.
+func ReportLimit(world int) int {
+	if world > exactRanks {
+		const summary = 4 // times the text of the names, for their numbers
+		return (maxEvent-eventSpare-summary*summarizedText)/(1+mostOutliers) - rankSpare
+	}
+	return min(maxReport, (maxEvent-eventSpare)/world-rankSpare)
+}
 
 // checkMetrics returns an error if an event cannot hold the metrics of one rank
 // of a world.
