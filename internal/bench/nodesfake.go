@@ -134,7 +134,7 @@ func (f *fakeNode) start(ctx context.Context) error {
 	}
 	f.ranks = place[f.link.Index()]
 	var err error
-	f.log, err = jetlog.Connect(ctx, jetlog.Options{Dial: func(ctx context.Context) (net.Conn, error) {
+	f.log, err = jetlog.Connect(ctx, jetlog.Options{Timeout: nodesTimeout, Dial: func(ctx context.Context) (net.Conn, error) {
 		return f.link.Dial(ctx, "/v1/store/"+string(store.LogDoor))
 	}})
 	if err != nil {

@@ -47,7 +47,7 @@ func (l Limits) withDefaults() (Limits, error) {
 			*n = of
 		}
 	}
-	number(&l.Connections, 1024)
+	number(&l.Connections, 4096) // a job may have thousands of nodes, each with one
 	number(&l.PerAddress, 512)
 	number(&l.Waiting, 64)
 	number(&l.Subscriptions, 1024)
