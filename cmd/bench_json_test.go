@@ -26,6 +26,9 @@ func TestBenchStoreJSON(t *testing.T) {
 			"owner_rss_bytes", "owner_peak_rss_bytes", "verify_log_seconds", "verify_log_rss_bytes", "log_bytes", "data_bytes", "views_bytes",
 		}},
 		{"jobs", []string{"--jobs", "2", "--seconds", "1"}, []string{"seconds"}},
+		{"nodes", []string{"--ranks", "40", "--nodes", "5", "--saves", "1"}, []string{
+			"join_seconds", "first_commit_seconds", "commit_seconds", "views_seconds", "log_bytes", "events", "coordinator_cpu_seconds", "coordinator_peak_rss_bytes",
+		}},
 	} {
 		args := append([]string{"bench", b.name, "--dir", dir, "--json"}, b.args...)
 		text := output(t, 0, "ckptstore", args...)
@@ -56,6 +59,7 @@ func TestBenchStoreJSON(t *testing.T) {
 	output(t, 2, "ckptstore", "bench", "log", "--writers", "0")
 	output(t, 2, "ckptstore", "bench", "load", "--to-ranks", "0")
 	output(t, 2, "ckptstore", "bench", "load", "--size", "1000", "--tensors", "64")
+	output(t, 2, "ckptstore", "bench", "nodes", "--ranks", "3", "--nodes", "4")
 	output(t, 2, "ckptstore", "bench", "age", "--keep")
 	output(t, 2, "ckptstore", "bench", "age", "--events", "10")
 }

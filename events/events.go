@@ -102,19 +102,22 @@ func newEvent(stamp Stamp, scope Scope, body Body) (Event, error) {
 }
 
 // versioned is a body whose version depends on its content.
-type versioned interface{ SchemaVersion() int }
+type versioned interface{ schemaVersion() int }
 
 var _ versioned = GroupStarted{}
 
 func versionOf(body Body) int {
 	if v, ok := body.(versioned); ok {
-		return v.SchemaVersion()
+		return v.schemaVersion()
 	}
 	return 1
 }
 
 // Known reports whether this version of the program has a body type for the event.
-func (e Event) Known() bool { return e.Kind.KnownAt(e.Version) }
+func (e Event) Known() bool {
+	s, ok := kinds[e.Kind]
+	return ok && e.Version >= 1 && e.Version <= max(1, s.newest)
+}
 
 // Body decodes the body into the type of its kind. If the body does not fit its kind,
 // Body returns a [*Void], which carries no information. For an unknown kind or a newer

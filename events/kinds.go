@@ -14,12 +14,6 @@ func (k Kind) Family() string {
 // Known reports whether this version of the program has a body type for k.
 func (k Kind) Known() bool { _, ok := kinds[k]; return ok }
 
-// KnownAt reports whether this version of the program has a body type for a version of k.
-func (k Kind) KnownAt(version int) bool {
-	s, ok := kinds[k]
-	return ok && version >= 1 && version <= max(1, s.newest)
-}
-
 // Decides reports whether events of this kind are decisions.
 func (k Kind) Decides() bool { return kinds[k].decides }
 

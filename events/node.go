@@ -348,9 +348,9 @@ func (b GroupStarted) Placed() iter.Seq[RankPlacement] {
 	}
 }
 
-// SchemaVersion returns 2 for a group whose ranks are placed by node: a reader of version 1
+// schemaVersion returns 2 for a group whose ranks are placed by node: a reader of version 1
 // would find no ranks.
-func (b GroupStarted) SchemaVersion() int {
+func (b GroupStarted) schemaVersion() int {
 	if len(b.Nodes) > 0 {
 		return 2
 	}

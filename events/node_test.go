@@ -117,8 +117,8 @@ func TestNodeRuns(t *testing.T) {
 	if err := b.check(); err != nil {
 		t.Fatal(err)
 	}
-	if len(b.Nodes) != 4 || b.SchemaVersion() != 2 {
-		t.Errorf("runs %+v, version %d", b.Nodes, b.SchemaVersion())
+	if len(b.Nodes) != 4 || b.schemaVersion() != 2 {
+		t.Errorf("runs %+v, version %d", b.Nodes, b.schemaVersion())
 	}
 	rank := 0
 	placed := slices.Collect(b.Placed())

@@ -24,7 +24,7 @@ var goldenLogs = []struct{ name, sum string }{
 	{"golden-log-tags", "642ad735c9428dec07eea6e3c2debf48ad9ea63c1e4da4325012f9fcaa373d52"},
 	{"golden-log-sessions", "0f1cff4f41a7f7f98d6db8651d17c22173c70a98947a9f6dc437ca83df8b4c3c"}, // processes whose exit was not observed, and a load from another run
 	{"golden-log-voids", "2c7143fd3f3ec3c3b7d2aa0e6d98923a3f3b77ab590a14adc218aeaca2c1668d"},    // invalid messages, and their record
-	{"golden-log-nodes", "0b5e1bbf7485f47ab6990ecfaf3a7e546dffdab259523c9984cbab165bb2a7ed"},    // saves of two nodes
+	{"golden-log-nodes", "25804c4e3c7f61caeb5e447ef6ec4c528142d3a6a69a3e2c0d0ef2ea19b8b23b"},    // saves of two nodes
 }
 
 func readGolden(t *testing.T, name, want string) []events.Recorded {

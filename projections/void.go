@@ -37,7 +37,7 @@ type Newer struct {
 }
 
 // Known reports whether this version of the program knows such an event.
-func (n Newer) Known() bool { return n.Kind.KnownAt(n.Version) }
+func (n Newer) Known() bool { return events.Event{Kind: n.Kind, Version: n.Version}.Known() }
 
 // NewerError reports that a run, or the store, has an event which this version does not
 // know. Its state is therefore unknown. It matches [events.ErrNewer].

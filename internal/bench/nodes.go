@@ -183,7 +183,7 @@ func (h *hostBench) hear(want string) error {
 		return fmt.Errorf("the nodes ended, before %q: %w", want, errors.Join(h.says.Err(), io.ErrUnexpectedEOF))
 	}
 	if got := h.says.Text(); got != want {
-		return fmt.Errorf("the nodes say %q, want %q", got, want)
+		return fmt.Errorf("the nodes report %q, want %q", got, want)
 	}
 	return nil
 }
