@@ -39,6 +39,7 @@ type nodesBench struct {
 	Ranks  int     `json:"ranks"`
 	Nodes  int     `json:"nodes"`
 	Saves  int     `json:"saves"`
+	Follow bool    `json:"follow,omitempty"`
 	Join   float64 `json:"join_seconds"`            // from the first join to group.started in the log
 	First  float64 `json:"first_commit_seconds"`    // of the first save, which has all plans in full
 	Commit float64 `json:"commit_seconds"`          // from all ranks' seals to checkpoint.committed in the log
@@ -61,7 +62,8 @@ each joins by TCP, and appends the events of its ranks through its own connectio
 
 The ranks and their bytes are not real. A save begins when all ranks have sealed
 their bytes, and ends when checkpoint.committed is in the log. The nodes learn from
-one reader of the log when to write, and no file of a rank is written or checked.
+one reader of the log when to write, unless --follow is given, and no file of a rank
+is written or checked.
 The first save has the plans of all ranks; figures of saves are medians of the
 --saves after the second. CPU time is of the whole coordinating process.`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -81,8 +83,10 @@ The first save has the plans of all ranks; figures of saves are medians of the
 	f.IntVar(&b.Ranks, "ranks", 10_000, "ranks that save")
 	f.IntVar(&b.Nodes, "nodes", 1250, "nodes, besides the coordinating one, which has no rank")
 	f.IntVar(&b.Saves, "saves", 3, "saves that are measured")
+	f.BoolVar(&b.Follow, "follow", false, "each node reads the whole log of the trial itself, as the processes of nodes do today")
 	f.StringVar(&dir, "dir", ".", "parent of the new directory, which determines the measured disk")
 	f.StringVar(&profile, "cpuprofile", "", "file for the CPU profile of the measured saves")
+	_ = f.MarkHidden("cpuprofile") // it exists
 	return c
 }
 
@@ -130,6 +134,7 @@ type nodesOrder struct {
 	Job     string `json:"job"`
 	Ranks   int    `json:"ranks"`
 	Nodes   int    `json:"nodes"`
+	Follow  bool   `json:"follow"`
 }
 
 // nodesTimeout is the time without a beat after which a node is lost.
@@ -165,7 +170,7 @@ func (h *hostBench) listen(ctx context.Context) (err error) {
 	if err := h.child.Start(); err != nil {
 		return err
 	}
-	if err := json.NewEncoder(h.orders).Encode(nodesOrder{h.endpoint.Addr().String(), token, h.job, h.Ranks, h.Nodes}); err != nil {
+	if err := json.NewEncoder(h.orders).Encode(nodesOrder{h.endpoint.Addr().String(), token, h.job, h.Ranks, h.Nodes, h.Follow}); err != nil {
 		return err
 	}
 	return h.hear("ready")

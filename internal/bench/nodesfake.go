@@ -140,6 +140,9 @@ func (f *fakeNode) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if f.order.Follow {
+		go (&watchedLog{planned: map[string]chan struct{}{}}).follow(context.WithoutCancel(ctx), f.log)
+	}
 	prints := planner.Fingerprints(f.order.Ranks, nil)
 	for _, rank := range f.ranks {
 		local := f.local(rank)

@@ -149,8 +149,12 @@ const finishers = 8
 // checkpoint must not be committed if a file disappeared after its write.
 func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest) error {
 	items := itemsByRank(m.Layout)
+	indexed := make(map[int]bool, len(m.Ranks))
+	for _, r := range m.Ranks {
+		indexed[r.Rank] = true
+	}
 	for rank := range items {
-		if !slices.ContainsFunc(m.Ranks, func(r checkpoint.RankIndex) bool { return r.Rank == rank }) {
+		if !indexed[rank] {
 			return fmt.Errorf("the layout has chunks of rank %d, the manifest has no index of it", rank)
 		}
 	}
