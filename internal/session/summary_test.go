@@ -73,7 +73,7 @@ func summarizedOf(t *testing.T, got []delivery) (summaries, others int) {
 // The largest reports that a group may make fit in an event, however large the group is.
 func TestReportsFitAnEvent(t *testing.T) {
 	t.Parallel()
-	for _, world := range []int{1, 8, exactRanks, exactRanks + 1, 16_384, 100_000} {
+	for _, world := range []int{1, 8, exactRanks, exactRanks + 1, 16_384} {
 		limit := ReportLimit(world)
 		if limit < 512 {
 			t.Fatalf("%d bytes each of %d ranks", limit, world)
@@ -81,7 +81,7 @@ func TestReportsFitAnEvent(t *testing.T) {
 		got := make([]delivery, world)
 		for rank := range got {
 			metrics := map[string]any{"loss": float64(rank % 50)}
-			if rank < 500 || rank%(world/40+1) == 0 { // the others would only take time
+			if world <= exactRanks || rank < 40 || rank%(world/40+1) == 0 { // the others would only take time
 				for size := 64; size < limit-512; size += 64 {
 					metrics[fmt.Sprintf("r%06d.%06d.\x01%s", rank, size, strings.Repeat("x", 16))] = math.Pow(float64(rank), 9) + 0.123456789
 				}
