@@ -70,7 +70,9 @@ func TestFactsOfNodeAreJoined(t *testing.T) {
 			}
 		}
 		pass := func(d time.Duration) { <-time.After(d) }
-		seal := func(id string, rank int) events.Body { return &events.WriteSealed{Attempt: 1, Checkpoint: id, Rank: rank} }
+		seal := func(id string, rank int) events.Body {
+			return &events.WriteSealed{Attempt: 1, Checkpoint: id, Rank: rank}
+		}
 		for _, rank := range []int{9, 8, 10} {
 			record(0, rank, shortPlan("x.a1", rank))
 		}
