@@ -142,12 +142,17 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	}
 	patient, cancel := context.WithTimeout(ctx, lockPatience)
 	defer cancel()
-	for err = unix.EWOULDBLOCK; errors.Is(err, unix.EWOULDBLOCK) && patient.Err() == nil; {
-		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			<-time.After(lockAgain)
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) || patient.Err() != nil {
+			break
 		}
+		<-time.After(lockAgain)
 	}
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	switch {
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case errors.Is(err, unix.EWOULDBLOCK):
 		err = fmt.Errorf("%w: connect to that one, or end it", ErrServed)
 	}
 	if err != nil {

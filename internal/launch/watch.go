@@ -181,6 +181,12 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			ready()
 		}
 	}
+	noSaves := func(why error) {
+		w.savingEnded = true
+		w.saving = nil
+		err = errors.Join(err, why)
+		end(&FailedError{Rank: -1, Cause: "the trainer can no longer accept saves"})
+	}
 	reported, done := w.reported, ctx.Done()
 	if w.part != nil {
 		reported = nil // the coordinating process takes the reports
@@ -190,6 +196,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		case e := <-w.exits:
 			if interrupted.Load() { // done may be chosen last, after workers that ended well
 				stopped()
+			}
+			if len(w.saving) > 0 { // so may this, after workers that failed of it
+				noSaves(<-w.saving)
 			}
 			if alive--; alive == 0 && w.others.running() == 0 {
 				w.group.EndReports()
@@ -240,10 +249,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				end(unsaid.from(rerr))
 			}
 		case serr := <-w.saving:
-			w.savingEnded = true
-			w.saving = nil
-			err = errors.Join(err, serr)
-			end(&FailedError{Rank: -1, Cause: "the trainer can no longer accept saves"})
+			noSaves(serr)
 		case <-deviceFailed:
 			deviceFailed = nil
 			end(w.devices.blame(nil))

@@ -42,6 +42,7 @@ type saver struct {
 	// settled removes the files of an aborted save once no node writes them; nil: at
 	// once.
 	settled func(checkpoint string, sweep func())
+	over    func(error) // told why the saves have ended, before ranks that wait: they may fail of it
 	reuse   bases
 	joined  *joining // appends facts of local ranks; nil: they are appended one by one
 
@@ -89,7 +90,7 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
 		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{},
 	}
-	s.put, s.kept, s.costs = s.writeData, func() {}, func(int64) {}
+	s.put, s.kept, s.costs, s.over = s.writeData, func() {}, func(int64) {}, func(error) {}
 	return s
 }
 
@@ -108,6 +109,7 @@ func (s *saver) onCommit(kept func(), costs func(bytes int64)) {
 // event at known: a coordinator that takes over must know what the dead one did.
 func (s *saver) run(ctx context.Context, from, known uint64) error {
 	err := s.follow(ctx, from, known)
+	s.over(err)
 	why := cmpErr(err, errors.New("the trainer no longer takes saves"))
 	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		why = context.Cause(ctx)

@@ -187,7 +187,8 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 		g.saver.settled = g.aborts.expect(cfg.Nodes, cfg.Node)
 	}
 	g.loader.Prove()
-	go func() { g.saved <- g.saver.run(work, a.Started, a.Started) }()
+	g.saver.over = func(err error) { g.saved <- err }
+	go func() { _ = g.saver.run(work, a.Started, a.Started) }()
 	return g
 }
 
