@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
@@ -23,6 +26,7 @@ import (
 type follower struct {
 	out, log *transcript
 	link     *nodes.Link
+	reads    atomic.Int32 // of the trial's log
 	done     chan error
 	stop     context.CancelFunc
 }
@@ -67,7 +71,9 @@ func (j *job) spread(procs ...int) (others []*follower) {
 		}
 		ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 		f.stop = stop
-		go func() { f.done <- launch.Follow(ctx, cfg, storeOf(home, memory), f.link) }()
+		own := storeOf(home, memory)
+		own.Log = unreadLog{own.Log, &f.reads}
+		go func() { f.done <- launch.Follow(ctx, cfg, own, f.link) }()
 		t.Cleanup(func() {
 			_ = endpoint.Close() // tells the node
 			stop()
@@ -82,7 +88,20 @@ func (j *job) spread(procs ...int) (others []*follower) {
 	return others
 }
 
-// What ranks of one node do together, ranks of several nodes do too.
+// unreadLog counts the readings of trials.
+type unreadLog struct {
+	session.Log
+	reads *atomic.Int32
+}
+
+// ReadTrial implements session.Log.
+func (l unreadLog) ReadTrial(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error] {
+	l.reads.Add(1)
+	return l.Log.ReadTrial(ctx, of, from, until)
+}
+
+// What ranks of one node do together, ranks of several nodes do too. The process of a node
+// that does not coordinate never reads the log of the trial.
 func TestRanksOfSeveralNodes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -99,9 +118,44 @@ func TestRanksOfSeveralNodes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			j := newJob(t, c.ranks, c.does...)
-			j.spread(c.ranks-1, 1)
+			other := j.spread(c.ranks-1, 1)[0]
 			j.must()
+			if n := other.reads.Load(); n > 0 {
+				t.Errorf("node 1 has read the log of the trial %d times", n)
+			}
 		})
+	}
+}
+
+// savesAfterMisfit makes a save whose plans do not fit together, and then a good one. The plan
+// of rank 1 is the same in both.
+var savesAfterMisfit = workerRole("saves after plans that do not fit", func(ctx context.Context, c *client.Client) error {
+	s, err := c.Save(ctx, 1, state(1, c.Rank, 4-2*c.Rank), client.SaveOptions{})
+	if err != nil {
+		return err
+	}
+	if err := s.Wait(ctx, client.Committed); err == nil || !strings.Contains(err.Error(), "do not fit together") {
+		return fmt.Errorf("plans that do not fit: %w", err)
+	}
+	return save(ctx, c, 2)
+})
+
+// A plan of another node that was in the log with an aborted save only is unknown by its
+// fingerprint: its node is asked for it.
+func TestUnknownPlanOfAnotherNode(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, savesAfterMisfit...)
+	j.spread(1, 1)
+	j.must()
+	wantEnded(t, []string{"step-2.a1"}, []string{"step-1.a1"})
+	var sizes []int64
+	for _, b := range bodiesOf[events.LocalPlan](t, runOf(t)) {
+		if b.Checkpoint == "step-2.a1" && b.Rank == 1 {
+			sizes = append(sizes, b.Plan.Size)
+		}
+	}
+	if len(sizes) != 2 || sizes[0] != 0 || sizes[1] == 0 {
+		t.Errorf("plans of rank 1 in the second save have %d bytes, want a fingerprint and a plan", sizes)
 	}
 }
 
