@@ -101,7 +101,7 @@ func TestReportsFitAnEvent(t *testing.T) {
 // The time of an iteration grows with the number of ranks, and not with its square.
 func TestHandoffOfManyRanks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const world = 4_000 // goroutines: the race detector allows 8,128
+		const world = 2_000 // with several goroutines each: the race detector allows 8,128
 		d := openDesk(t.Context(), world)
 		var answers []<-chan error
 		for rank := range world {
