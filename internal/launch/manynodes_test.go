@@ -36,17 +36,8 @@ type follower struct {
 func (j *job) spread(procs ...int) (others []*follower) {
 	t := j.t
 	t.Helper()
-	dir := t.TempDir()
-	j.cfg.Nodes = session.OneNode(procs[0])
-	endpoint, err := nodes.Listen(t.Context(), nodes.EndpointConfig{
-		Address: "127.0.0.1:0", Dir: dir, Job: j.cfg.Job, Run: j.cfg.Run, Store: home.ID, Version: "test", Min: len(procs), Max: len(procs),
-		Self: nodes.Node{Index: 0, Key: "0", Procs: procs[0]}, Timeout: patience / 6, Logger: j.cfg.Logger,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = endpoint.Close() })
-	j.cfg.Endpoint, j.cfg.GatherTimeout, j.cfg.LastCall = endpoint, patience, patience
+	j.coordinate(procs...)
+	endpoint := j.cfg.Endpoint
 	for index := 1; index < len(procs); index++ {
 		f := &follower{out: newTranscript(), log: newTranscript(), done: make(chan error, 1)}
 		others = append(others, f)
@@ -55,13 +46,7 @@ func (j *job) spread(procs ...int) (others []*follower) {
 			t.Fatal(err)
 		}
 		contact := &launch.Contact{}
-		f.link, err = nodes.Join(t.Context(), nodes.JoinConfig{
-			Address: endpoint.Addr().String(), Dir: dir, Wait: patience, Answered: contact.Answered,
-			Self: nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: procs[index], Port: port.Port(), Version: "test", Store: home.ID},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		f.link = j.join(index, procs[index], port, contact)
 		cfg := config(j.cfg.Run, procs[index], j.cfg.Command, f.out, f.log)
 		cfg.Job, cfg.Contact, cfg.Port = j.cfg.Job, contact, port
 		cfg.Logger = slog.New(slog.NewTextHandler(f.log, nil))
@@ -86,6 +71,35 @@ func (j *job) spread(procs ...int) (others []*follower) {
 		})
 	}
 	return others
+}
+
+// coordinate makes the job's process the coordinating one of nodes with so many workers.
+func (j *job) coordinate(procs ...int) {
+	j.t.Helper()
+	j.shared = j.t.TempDir()
+	j.cfg.Nodes = session.OneNode(procs[0])
+	endpoint, err := nodes.Listen(j.t.Context(), nodes.EndpointConfig{
+		Address: "127.0.0.1:0", Dir: j.shared, Job: j.cfg.Job, Run: j.cfg.Run, Store: home.ID, Version: "test", Min: len(procs), Max: len(procs),
+		Self: nodes.Node{Index: 0, Key: "0", Procs: procs[0]}, Timeout: patience / 6, Logger: j.cfg.Logger,
+	})
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.t.Cleanup(func() { _ = endpoint.Close() })
+	j.cfg.Endpoint, j.cfg.GatherTimeout, j.cfg.LastCall = endpoint, patience, patience
+}
+
+// join joins the job as a node.
+func (j *job) join(index, procs int, port *launch.HeldPort, contact *launch.Contact) *nodes.Link {
+	j.t.Helper()
+	link, err := nodes.Join(j.t.Context(), nodes.JoinConfig{
+		Address: j.cfg.Endpoint.Addr().String(), Dir: j.shared, Wait: patience, Answered: contact.Answered,
+		Self: nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: procs, Port: port.Port(), Version: "test", Store: home.ID},
+	})
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	return link
 }
 
 // unreadLog counts the readings of trials.
@@ -229,6 +243,39 @@ var savesWhenAsked = workerRole("saves when it is asked to end", func(ctx contex
 		}
 	}
 })
+
+// A node that beats and does not obey is expelled: its part ends when its workers cannot live
+// any more, and the job goes on without it.
+func TestNodeThatDoesNotObey(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, failsAlone...)
+	j.cfg.MaxRestarts, j.cfg.Grace, j.cfg.DrainTimeout = 0, time.Second, time.Second
+	j.coordinate(1, 1)
+	port, err := launch.HoldPort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := j.join(1, 1, port, &launch.Contact{})
+	defer link.Close()
+	j.start()
+	err = j.wait()
+	var failed *launch.FailedError
+	if !errors.As(err, &failed) || failed.Rank != 0 {
+		t.Errorf("error %v, want the failure of rank 0", err)
+	}
+	select {
+	case <-link.Done():
+	case <-time.After(patience):
+		t.Fatal("the node was not expelled")
+	}
+	if !errors.Is(link.Err(), nodes.ErrExpelled) || !strings.Contains(link.Err().Error(), "its processes have not ended 4s after the command") {
+		t.Errorf("the link ended by %v", link.Err())
+	}
+	wantText(t, j.log, `msg="node lost" node=1 reason="its processes have not ended 4s after the command"`)
+}
+
+// failsAlone has rank 0 fail at once.
+var failsAlone = workerRole("rank 0 fails", func(context.Context, *client.Client) error { return errors.New("fails") })
 
 // A node that leaves in the middle of a save, with bytes that it has sealed and not
 // written, aborts that save by name, and nothing of a committed one is lost.

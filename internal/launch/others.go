@@ -3,6 +3,7 @@ package launch
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -28,6 +29,7 @@ type others struct {
 	open     map[int]bool   // indexes of nodes whose part has not ended
 	gone     map[int]bool   // ranks
 	stopped  bool           // the nodes have the command to stop
+	overdue  *time.Timer    // after which nodes that have not obeyed it are expelled
 
 	forwarding sync.Mutex // held while commands are sent that the nodes must get in order
 	started    bool       // the nodes have the command to start
@@ -151,6 +153,22 @@ func (o *others) stop(why string) {
 	for index := range o.alive {
 		o.tell(index, cmdStop, stopCommand{o.order.Attempt, why})
 	}
+	limit := 2 * (o.cfg.Grace + o.cfg.DrainTimeout) // twice as long as a node that obeys takes
+	o.overdue = time.AfterFunc(limit, func() { o.expel(limit) })
+}
+
+// expel ends the membership of the nodes that beat and do not obey, such as one whose disk
+// hangs: the attempt's loop waits until no node has processes.
+func (o *others) expel(limit time.Duration) {
+	o.mu.Lock()
+	left := slices.Collect(maps.Keys(o.alive))
+	o.mu.Unlock()
+	for _, index := range left {
+		why := fmt.Sprintf("its processes have not ended %v after the command", limit)
+		if err := o.endpoint.Expel(index, why); err != nil {
+			o.log.Debug("node not expelled", "node", index, "error", err)
+		}
+	}
 }
 
 // tell sends a command to a node. A node that left gets none.
@@ -197,8 +215,14 @@ func (o *others) abandon(why string, limit time.Duration) {
 
 // loopOver records that the attempt's loop takes no more events.
 func (o *others) loopOver() {
-	if o != nil {
-		close(o.over)
+	if o == nil {
+		return
+	}
+	close(o.over)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.overdue != nil {
+		o.overdue.Stop()
 	}
 }
 
