@@ -43,6 +43,36 @@ func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.lastCall, "last-call", 30*time.Second, "with MIN:MAX, how long to wait for more nodes than MIN")
 }
 
+// conf takes the timeouts of --rdzv-conf, in seconds, that this trainer has too. A flag of its
+// own takes precedence. Notes report the other settings.
+func (o *nodesOptions) conf(text string, asked func(flag string) bool) (notes []string, err error) {
+	settings, err := confOf(text)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --rdzv-conf: %w", launch.ErrConfig, err)
+	}
+	for _, of := range settings {
+		key, value := of[0], of[1]
+		flag, limit := "", (*time.Duration)(nil)
+		switch key {
+		case "join_timeout":
+			flag, limit = "endpoint-wait", &o.endpointWait
+		case "last_call_timeout":
+			flag, limit = "last-call", &o.lastCall
+		default:
+			notes = append(notes, "--rdzv-conf "+key+" has no effect: --node-timeout, --endpoint-wait and --last-call bound the waiting for nodes")
+			continue
+		}
+		seconds, err := strconv.Atoi(value)
+		if err != nil || seconds < 1 {
+			return nil, fmt.Errorf("%w: --rdzv-conf %s=%s: give a number of seconds above 0", launch.ErrConfig, key, value)
+		}
+		if !asked(flag) {
+			*limit = time.Duration(seconds) * time.Second
+		}
+	}
+	return notes, nil
+}
+
 // The port of an endpoint that is given without one: torchrun's.
 const defaultEndpointPort = 29400
 
