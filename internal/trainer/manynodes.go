@@ -262,6 +262,7 @@ func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, 
 			continue
 		}
 		if ended := (*nodes.EndedError)(nil); errors.As(err, &ended) && ended.Code == 0 {
+			cfg.Logger.Info("job has ended", "node", me.Index)
 			return nil
 		}
 		return err
@@ -304,7 +305,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 	cfg.Run, cfg.Job, cfg.TrialConfig, cfg.StrictReplicas = job.Run, job.Job, job.Config, job.Strict
 	cfg.SaveTimeout, cfg.DrainTimeout, cfg.Collective = job.SaveTimeout, job.Drain, job.Collective
 	cfg.Logger.Info("joined", "endpoint", at, "run", job.Run, "job", job.Job, "node", link.Index())
-	open := store.Options{Location: o.store, Patience: o.wait, Logger: cfg.Logger}
+	open := store.Options{Location: o.store, Patience: o.wait, Logger: slog.New(quietAfter{cfg.Logger.Handler(), link})}
 	if !url {
 		if err := link.ProveShared(ctx, join.Dir); err != nil {
 			return fmt.Errorf("join the job at %s: %w", at, err)
@@ -335,6 +336,28 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 		return ended
 	}
 	return err
+}
+
+// quietAfter drops what is not a warning once the job has ended: the connections to its log
+// end with it.
+type quietAfter struct {
+	slog.Handler
+	link *nodes.Link
+}
+
+// Enabled implements [slog.Handler].
+func (h quietAfter) Enabled(ctx context.Context, level slog.Level) bool {
+	return h.Handler.Enabled(ctx, level) && (level >= slog.LevelWarn || !h.link.Ending())
+}
+
+// WithAttrs implements [slog.Handler].
+func (h quietAfter) WithAttrs(of []slog.Attr) slog.Handler {
+	return quietAfter{h.Handler.WithAttrs(of), h.link}
+}
+
+// WithGroup implements [slog.Handler].
+func (h quietAfter) WithGroup(name string) slog.Handler {
+	return quietAfter{h.Handler.WithGroup(name), h.link}
 }
 
 // leave tells the coordinating trainer that this node ends because of why.
