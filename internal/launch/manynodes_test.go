@@ -245,7 +245,7 @@ var savesWhenAsked = workerRole("saves when it is asked to end", func(ctx contex
 })
 
 // A node that beats and does not obey is expelled: its part ends when its workers cannot live
-// any more, and the job goes on without it.
+// any more, and the job continues without it.
 func TestNodeThatDoesNotObey(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, failsAlone...)
