@@ -63,7 +63,7 @@ func newMachines(t *testing.T, n int) *machines {
 		node, err := bed.Start(ctx, testbed.Config{
 			Name: fmt.Sprint("machine", i), Shm: 1 << 30, Disks: []testbed.Disk{{At: filepath.Dir(sharedStore), Server: disk, Options: options}},
 			Env: []string{
-				"CKPTSTORE_STORE=" + sharedStore, "CKPTSTORE_BIN=" + filepath.Join(bin, "ckptstore"), "PYTHONPATH=" + filepath.Join(root, "python/src"),
+				"CKPTSTORE_STORE=" + sharedStore, "CKPTSTORE_BIN=" + filepath.Join(bin, "ckptstore"), "PYTHONPATH=" + strings.Join([]string{filepath.Join(root, "python/src"), os.Getenv("PYTHONPATH")}, ":"),
 				"OMP_NUM_THREADS=1", "PYTHONWARNINGS=ignore",
 			},
 		})

@@ -1,4 +1,4 @@
-//go:build torch
+//go:build torch && (testbed || outlive)
 
 package cmd_test
 
@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// torchEnv names a python3 that has PyTorch: go test -tags torch ./cmd -run Torchrun.
+// torchEnv names a python3 that has PyTorch: go test -tags torch,testbed ./cmd -run OnTwoMachines.
 const torchEnv = "TORCH_PYTHON"
 
 // ranksOfTorchrun saves and loads by a StorageWriter, by URL and by the functions, on
