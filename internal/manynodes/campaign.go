@@ -25,6 +25,7 @@ type options struct {
 	duration time.Duration
 	seed     uint64
 	timeout  time.Duration
+	skew     int // percent
 	bin      string
 	source   string
 	keep     bool
@@ -58,16 +59,18 @@ type campaign struct {
 	*cluster
 	options
 	random   *rand.Rand
+	rates    map[string]float64 // of the nodes' clocks
 	trainers map[string]*trainer
 }
 
 // report is what a campaign prints.
 type report struct {
-	Seed    uint64         `json:"seed"`
-	Timeout string         `json:"node_timeout"`
-	Cores   int            `json:"cores"`
-	Faults  map[string]int `json:"faults"`
-	Seconds float64        `json:"seconds"`
+	Seed    uint64             `json:"seed"`
+	Timeout string             `json:"node_timeout"`
+	Rates   map[string]float64 `json:"clock_rates"`
+	Cores   int                `json:"cores"`
+	Faults  map[string]int     `json:"faults"`
+	Seconds float64            `json:"seconds"`
 	verdict
 }
 
@@ -77,7 +80,7 @@ func (o options) programsOf(ctx context.Context, dir string) (string, error) {
 		return filepath.Abs(o.bin)
 	}
 	dir = filepath.Join(dir, "bin")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", dir+"/", "./cmd/ckptstore", "./cmd/trainer")
+	cmd := exec.CommandContext(ctx, "go", "build", "-tags", skewTag, "-o", dir+"/", "./cmd/ckptstore", "./cmd/trainer")
 	cmd.Dir = o.source
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the programs: %w\n%s", err, out)
@@ -106,11 +109,19 @@ func (o options) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if o.skew != 0 {
+			if err := canSkew(bin); err != nil {
+				return err
+			}
+		}
 		c, err := newCluster(ctx, setting{bin: bin, dir: dir, nodes: []string{"a", "b", "c"}, seed: o.seed, disk: netfs.NFS()})
 		if err != nil {
 			return err
 		}
-		p := &campaign{cluster: c, options: o, random: rand.New(rand.NewPCG(o.seed, 0)), trainers: map[string]*trainer{}} //nolint:gosec // for tests
+		p := &campaign{
+			cluster: c, options: o, rates: drawRates(o.seed, o.skew, c.names()),
+			random: rand.New(rand.NewPCG(o.seed, 0)), trainers: map[string]*trainer{}, //nolint:gosec // for tests
+		}
 		r, err := p.disturb(ctx)
 		err = errors.Join(err, c.close())
 		enc := json.NewEncoder(o.out)
@@ -127,10 +138,11 @@ func (o options) run(ctx context.Context) error {
 
 // disturb runs the job, the faults one after the other, and judges the whole.
 func (p *campaign) disturb(ctx context.Context) (r report, err error) {
-	r = report{Seed: p.seed, Timeout: p.timeout.String(), Cores: runtime.NumCPU(), Faults: map[string]int{}}
+	r = report{Seed: p.seed, Timeout: p.timeout.String(), Rates: p.rates, Cores: runtime.NumCPU(), Faults: map[string]int{}}
 	j := job{
 		nnodes: "2", nproc: 2, timeout: p.timeout,
 		more: []string{"--max-restarts", "-1", "--max-infra-restarts", "-1"}, worker: []string{"--stubborn"},
+		rates: p.rates,
 	}
 	for _, m := range p.nodes {
 		if p.trainers[m.Name()], err = p.start(ctx, m, j); err != nil {

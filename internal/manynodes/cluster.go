@@ -138,6 +138,14 @@ func (c *cluster) node(name string) *machine {
 	return c.nodes[i]
 }
 
+// names returns the names of the nodes.
+func (c *cluster) names() (all []string) {
+	for _, m := range c.nodes {
+		all = append(all, m.Name())
+	}
+	return all
+}
+
 // close powers all nodes off.
 func (c *cluster) close() error {
 	var errs []error
@@ -169,6 +177,7 @@ type job struct {
 	worker  []string      // flags of the worker
 	command []string      // in place of the worker of this program
 	env     []string
+	rates   map[string]float64 // of the nodes' clocks; 1 for others
 }
 
 // trainer is one trainer process on a node.
@@ -197,7 +206,11 @@ func (c *cluster) start(ctx context.Context, m *machine, j job) (*trainer, error
 	} else {
 		args = append(append(args, self, workerVerb, "--lives", livesAt), j.worker...)
 	}
-	return c.execute(ctx, m, filepath.Join(c.bin, "trainer"), args, j.env)
+	env := slices.Clone(j.env)
+	if rate, ok := j.rates[m.Name()]; ok {
+		env = append(env, fmt.Sprintf("%s=%v", envRate, rate))
+	}
+	return c.execute(ctx, m, filepath.Join(c.bin, "trainer"), args, env)
 }
 
 // execute starts a program of a job on a node.
