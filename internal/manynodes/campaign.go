@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
@@ -233,35 +235,5 @@ func (p *campaign) act(ctx context.Context, f fault) error {
 func (p *campaign) recovered(ctx context.Context, after int) (attempt int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, recovery)
 	defer cancel()
-	before, err := readLives(p.lives, after)
-	if err != nil {
-		return 0, err
-	}
-	had := map[identity]int{}
-	for _, l := range before {
-		had[l.identity] = l.steps()
-	}
-	err = await(ctx, fmt.Sprintf("12 steps after attempt %d", after), func() (bool, error) {
-		for name, t := range p.trainers {
-			select {
-			case <-t.ended:
-				return false, fmt.Errorf("the trainer on %s has ended: %w", name, t.err)
-			default:
-			}
-		}
-		lives, err := readLives(p.lives, after)
-		if err != nil {
-			return false, err
-		}
-		moved := map[int]int{}
-		for _, l := range lives {
-			if l.steps() >= had[l.identity]+12 {
-				if moved[l.Attempt]++; moved[l.Attempt] == l.World {
-					attempt = max(attempt, l.Attempt)
-				}
-			}
-		}
-		return attempt > 0, nil
-	})
-	return attempt, err
+	return p.moves(ctx, after, slices.Collect(maps.Values(p.trainers))...)
 }

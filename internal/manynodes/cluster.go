@@ -264,6 +264,16 @@ func (t *trainer) code(ctx context.Context) (int, error) {
 	return t.ProcessState.ExitCode(), nil
 }
 
+// gone reports whether the trainer has ended.
+func (t *trainer) gone() bool {
+	select {
+	case <-t.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // kill kills the trainer's process alone.
 func (t *trainer) kill() error { return unix.Kill(t.Process.Pid, unix.SIGKILL) }
 
@@ -314,6 +324,40 @@ func (c *cluster) trains(ctx context.Context, after int, steps int) (group []lif
 	return group, err
 }
 
+// moves waits until every rank of a group after an attempt has trained 12 steps from now,
+// and returns the group's attempt. The trainers must not end meanwhile.
+func (c *cluster) moves(ctx context.Context, after int, trainers ...*trainer) (attempt int, err error) {
+	before, err := readLives(c.lives, after)
+	if err != nil {
+		return 0, err
+	}
+	had := map[identity]int{}
+	for _, l := range before {
+		had[l.identity] = l.steps()
+	}
+	err = await(ctx, fmt.Sprintf("12 steps after attempt %d", after), func() (bool, error) {
+		for _, t := range trainers {
+			if t.gone() {
+				return false, fmt.Errorf("the trainer on %s has ended: %w", t.on.Name(), t.err)
+			}
+		}
+		lives, err := readLives(c.lives, after)
+		if err != nil {
+			return false, err
+		}
+		moved := map[int]int{}
+		for _, l := range lives {
+			if l.steps() >= had[l.identity]+12 {
+				if moved[l.Attempt]++; moved[l.Attempt] == l.World {
+					attempt = max(attempt, l.Attempt)
+				}
+			}
+		}
+		return attempt > 0, nil
+	})
+	return attempt, err
+}
+
 func groupOf(lives []life, attempt int) (group []life) {
 	for _, l := range lives {
 		if l.Attempt == attempt {
@@ -330,24 +374,23 @@ func (t *trainer) prints(ctx context.Context, text string) error {
 	})
 }
 
-// workersOn counts the workers' processes on a node.
-func (c *cluster) workersOn(m *machine) (n int, err error) {
+// workersOf returns the workers' processes on a node.
+func (c *cluster) workersOf(m *machine) ([]testbed.Process, error) {
 	all, err := m.Processes()
-	for _, p := range all {
-		if p.Getenv("RANK") != "" && p.State != "Z" {
-			n++
-		}
-	}
-	return n, err
+	return slices.DeleteFunc(all, func(p testbed.Process) bool { return p.Getenv("RANK") == "" || p.State == "Z" }), err
+}
+
+// workersOn counts the workers' processes on a node.
+func (c *cluster) workersOn(m *machine) (int, error) {
+	all, err := c.workersOf(m)
+	return len(all), err
 }
 
 // killAny kills one of the workers of a node, if it has any.
 func (c *cluster) killAny(m *machine) error {
-	all, err := m.Processes()
-	for _, p := range all {
-		if p.Getenv("RANK") != "" && p.State != "Z" {
-			return unix.Kill(p.PID, unix.SIGKILL)
-		}
+	all, err := c.workersOf(m)
+	if len(all) > 0 {
+		return unix.Kill(all[0].PID, unix.SIGKILL)
 	}
 	return err
 }
