@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -172,6 +173,8 @@ func (c *cluster) close() error {
 type job struct {
 	nnodes  string
 	nproc   int
+	store   string        // "": that of the shared disk
+	meet    string        // node with the endpoint; "": the first one
 	timeout time.Duration // of a node
 	more    []string      // flags of trainer run
 	worker  []string      // flags of the worker
@@ -189,16 +192,19 @@ type trainer struct {
 	err   error // valid once ended
 }
 
-// start starts the job's trainer on a node. The first node of the cluster has the
-// endpoint's address.
+// start starts the job's trainer on a node.
 func (c *cluster) start(ctx context.Context, m *machine, j job) (*trainer, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
+	meet := c.nodes[0]
+	if j.meet != "" {
+		meet = c.node(j.meet)
+	}
 	args := []string{
-		"run", "--store", storeAt, "--name", run, "--nnodes", j.nnodes, "--nproc", fmt.Sprint(j.nproc), "--node-timeout", j.timeout.String(),
-		"--rdzv-endpoint", fmt.Sprintf("%v:%d", c.nodes[0].Addr(), endpointPort), "--grace", "2s",
+		"run", "--store", cmp.Or(j.store, storeAt), "--name", run, "--nnodes", j.nnodes, "--nproc", fmt.Sprint(j.nproc), "--node-timeout", j.timeout.String(),
+		"--rdzv-endpoint", fmt.Sprintf("%v:%d", meet.Addr(), endpointPort), "--grace", "2s",
 	}
 	args = append(append(args, j.more...), "--")
 	if j.command != nil {

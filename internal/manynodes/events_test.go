@@ -11,6 +11,8 @@ import (
 // event is an event of the log, with the fields that scenarios look at.
 type event struct {
 	Type     string
+	Source   string
+	Subject  string
 	Sequence uint64
 	Data     struct {
 		Attempt    int
