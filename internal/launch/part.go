@@ -130,7 +130,9 @@ type part struct {
 	end    context.CancelCauseFunc // ends the processes
 	stop   context.CancelCauseFunc // ends the session, and all that waits for the log
 	next   chan<- nodes.Command
-	closed chan struct{} // closed when the coordinating process has ended the attempt's saves
+	closed chan struct{}   // closed when the coordinating process has ended the attempt's saves
+	over   <-chan struct{} // closed when the session has ended
+	silent <-chan struct{} // closed when the coordinating process was silent since the start
 }
 
 var (
@@ -148,7 +150,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	defer stop(nil)
 	life, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	p := &part{job: j, order: order, end: end, stop: stop, next: next, closed: make(chan struct{})}
+	p := &part{job: j, order: order, end: end, stop: stop, next: next, closed: make(chan struct{}), over: work.Done(), silent: j.link.Silent()}
 	w := &watch{job: j, part: p, stop: &stopState{orders: newOrders()}}
 	at := session.Attempt{
 		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Hooks: w,
@@ -252,6 +254,20 @@ func (p *part) ended(cause *FailedError) partEnd {
 	return end
 }
 
+// cutOff ends the part if the coordinating process was silent for too long, and reports
+// whether it was. A rank that fails then is not at fault: the guard may have killed it before
+// obey could.
+func (p *part) cutOff() bool {
+	p.link.Silent() // it looks at the time
+	select {
+	case <-p.silent:
+		p.end(errSilent)
+		return true
+	default:
+		return false
+	}
+}
+
 // obey follows the commands of the coordinating process, and kills the processes when
 // it is silent. Members are not killed: they get errors once the coordinating process
 // counts them as gone.
@@ -322,7 +338,7 @@ func (p *part) tell(kind string, body any) {
 func (p *part) Relay(rank int) http.Handler {
 	prefix := fmt.Sprintf("/v1/attempts/%d/ranks/%d", p.order.Attempt, rank)
 	return &httputil.ReverseProxy{
-		Transport: p.link.Client().Transport,
+		Transport: &repeating{by: p.link.Client().Transport, over: p.over},
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.Header.Del("Authorization")                                         // the link has its own
 			if to, err := url.Parse(p.link.URL(prefix + r.In.URL.Path)); err == nil { // otherwise the link refuses it

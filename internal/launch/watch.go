@@ -197,6 +197,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			if interrupted.Load() { // done may be chosen last, after workers that ended well
 				stopped()
 			}
+			if e.Failed() && w.part != nil && w.part.cutOff() {
+				stopped()
+			}
 			if len(w.saving) > 0 { // so may this, after workers that failed of it
 				noSaves(<-w.saving)
 			}

@@ -15,7 +15,8 @@ import (
 // it. The methods may be called concurrently.
 type Peer interface {
 	// Relay returns the handler of a local rank's requests that concern all ranks. It
-	// passes them to [Group.Relayed] of the coordinating process.
+	// passes them to [Group.Relayed] of the coordinating process, numbered by
+	// [RelayHeader]. A request whose answer is lost is repeated.
 	Relay(rank int) http.Handler
 	// Abort asks for the abort of a save because of ranks of this node, whose facts
 	// the log refuses.
@@ -42,15 +43,15 @@ func (g *Group) Relayed(rank int) http.Handler {
 // them, and every other one relays them.
 func (s *rankServer) meet(mux *http.ServeMux) {
 	if s.Peer != nil {
-		relay := s.relay(s.Peer.Relay(s.rank))
+		relay := s.relay(http.MaxBytesHandler(s.Peer.Relay(s.rank), maxBody))
 		for _, op := range []string{"report", "should_stop", "send", "recv", "set", "get", "gather", "broadcast"} {
 			mux.Handle("POST /v1/"+op, relay)
 		}
 		return
 	}
-	mux.Handle("POST /v1/report", s.raw(func(r *http.Request, body []byte) ([]byte, error) {
+	mux.Handle("POST /v1/report", s.exactlyOnce(s.raw(func(r *http.Request, body []byte) ([]byte, error) {
 		return decoded(r, bareNumbers(body), s.onReport)
-	}))
+	})))
 	mux.Handle("POST /v1/should_stop", handle(s, s.onShouldStop))
 	s.serveMessages(mux)
 	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))

@@ -143,6 +143,7 @@ type Group struct {
 	membership
 	names    saveNames
 	aborts   aborts
+	repeats  repeats
 	everyone ranksOnce
 }
 
