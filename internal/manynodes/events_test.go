@@ -51,7 +51,7 @@ func of(all []event, kind string) (some []event) {
 	return some
 }
 
-// lostNodes returns what the log says about nodes that did not leave in order.
+// lostNodes returns the departures of nodes that did not leave in order.
 func lostNodes(all []event) (some []event) {
 	for _, e := range of(all, "job.node_left") {
 		if e.Data.Lost {

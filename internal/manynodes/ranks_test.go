@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/testbed"
 )
 
-// seat is what the environment of a worker's process says, as /proc of its node shows it.
+// seat is the environment of a worker's process, as /proc of the host shows it.
 type seat struct {
 	host                                     string
 	rank                                     int

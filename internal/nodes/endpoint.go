@@ -80,7 +80,7 @@ func (c EndpointConfig) validate() (EndpointConfig, error) {
 // all goroutines.
 type Endpoint struct {
 	c           EndpointConfig
-	timeout     time.Duration // T by this node's clock; agents are told c.Timeout
+	timeout     time.Duration // T by this node's clock; agents receive c.Timeout
 	token       string
 	certificate string // digest
 	listener    net.Listener
