@@ -397,26 +397,49 @@ func (p *part) Settled(checkpoint string) {
 }
 
 // Contact holds how long the group of this node may live: until half of the timeout has
-// passed since the last answered beat was sent. It exists because the beats begin before
-// the guard does.
+// passed since the last answered beat was sent, or in the coordinating process since its
+// last tick. It exists because the beats begin before the guard does.
 type Contact struct {
-	mu    sync.Mutex
-	until time.Time
-	guard *process.Guard
+	mu     sync.Mutex
+	until  time.Time
+	lapses int // how often until had passed when it was extended
+	guard  *process.Guard
 }
 
-// Answered records an answered beat: see [nodes.JoinConfig].
+// Answered records an answered beat, or a tick: see [nodes.JoinConfig] and
+// [nodes.EndpointConfig].
 func (c *Contact) Answered(sent time.Time, timeout time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.late() {
+		c.lapses++
+	}
 	c.until = sent.Add(timeout / 2)
 	if c.guard != nil {
 		c.guard.LiveUntil(c.until)
 	}
 }
 
+func (c *Contact) late() bool { return !c.until.IsZero() && time.Now().After(c.until) }
+
+// lapsed counts how often the guard had to kill the group.
+func (c *Contact) lapsed() int {
+	if c == nil {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.late() {
+		return c.lapses + 1
+	}
+	return c.lapses
+}
+
 // extend passes the deadline to the guard from now on.
 func (c *Contact) extend(g *process.Guard) {
+	if c == nil {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.guard = g; !c.until.IsZero() {

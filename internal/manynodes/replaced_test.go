@@ -22,11 +22,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
 
-// A coordinator's node is frozen when it has only the commit of a save left to do. The job
-// is started again on other nodes, whose coordinator takes the run when the lease has
-// expired, and commits the save. When the first node continues, the log refuses all that its
-// coordinator decides: it ends with 5, and its workers die. The log is served from another
-// node, because a coordinator that owns the log cannot be replaced while it lives.
+// A coordinator is stopped when it has only the commit of a save left to do. Its guard kills
+// its ranks. The job is started again on other nodes, whose coordinator takes the run when
+// the lease has expired, and commits the save. When the first coordinator continues, the log
+// refuses all that it decides, and it ends with 5. The log is served from another node,
+// because a coordinator that owns the log cannot be replaced while it lives.
 func TestReplacedCoordinator(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
@@ -46,7 +46,7 @@ func TestReplacedCoordinator(t *testing.T) {
 		open = openSave(all)
 		return open != "" && wrote(all, open, "n0"), err
 	}))
-	check(t, s.node("a").freeze())
+	check(t, s.a.pause())
 	disk.Heal()
 	check(t, await(ctx, "the writes of b in the log", func() (bool, error) {
 		all, err := s.eventsFrom("d")
@@ -61,7 +61,7 @@ func TestReplacedCoordinator(t *testing.T) {
 	s.job.more = []string{"--node-rank", "0"} // in place of a
 	s.c = s.launch("c")
 	s.on(s.group(1, 12), "c", "b")
-	check(t, s.node("a").thaw())
+	check(t, s.a.resume())
 	code := must[int](t)(s.a.code(ctx))
 	if code != 5 {
 		t.Errorf("the trainer on a exits with %d, want 5", code)

@@ -39,8 +39,11 @@ type EndpointConfig struct {
 	Self     Node            // the coordinator's own node; it needs no beats
 	Timeout  time.Duration   // T; 10 s if 0
 	Welcome  json.RawMessage // given to each agent that joins
-	Logger   *slog.Logger    // may be nil
-	Now      func() time.Time
+	// Ticked, if set, is called each T/10 with the time and T, as long as this process
+	// runs. It must not block.
+	Ticked func(now time.Time, timeout time.Duration)
+	Logger *slog.Logger // may be nil
+	Now    func() time.Time
 
 	machine machine
 	wrap    func(net.Listener) net.Listener
@@ -203,6 +206,9 @@ func (e *Endpoint) ticks(ctx context.Context) {
 		case <-ticker.C:
 		case <-ctx.Done():
 			return
+		}
+		if e.c.Ticked != nil {
+			e.c.Ticked(time.Now(), e.timeout)
 		}
 		e.mu.Lock()
 		e.roster.tick(e.c.Now())
