@@ -30,8 +30,9 @@ import (
 // counts its missing seals and writes, and Tick looks only at saves that an event or the clock
 // has changed. Only a few steps, such as the global plan and the commit, look at all ranks.
 //
-// Every node of a job may run one; only the coordinating node executes decisions, and the log
-// refuses those of a fenced attempt.
+// Only the coordinating node executes decisions, and the log refuses those of a fenced
+// attempt. Every other node of a job runs a coordinator of its part: see
+// [CoordinatorConfig.Part].
 type Coordinator struct {
 	cfg      CoordinatorConfig
 	saves    map[string]*save
@@ -47,6 +48,8 @@ type Coordinator struct {
 	lost     bool                             // staged bytes are gone: only complete saves can be finished,
 	kept     []string                         // and these, whose bytes are not gone
 	fenced   int                              // the newer attempt that ended this one
+
+	layouts []Shared // of the last global plans, the newest last, if this is one of a part
 
 	changed []*save // saves that the next Tick looks at
 	waiting []*save // saves with a deadline, the earliest first
@@ -65,6 +68,10 @@ type CoordinatorConfig struct {
 	Timeout time.Duration
 	// Strict aborts a save in which replicas disagree, instead of storing the lowest rank's.
 	Strict bool
+	// Part is for a node that does not coordinate. Of the facts it folds only those of its
+	// own ranks and the global plans, in any order, besides the decisions. It requests the
+	// writes of these ranks, and nothing else: the coordinating node judges the saves.
+	Part bool
 }
 
 // Command is an action that a coordinator requests: [Decide], [Publish], [Write], [Commit] or
@@ -173,6 +180,9 @@ func (c *Coordinator) Tick(now time.Time) (due []Command, next time.Time) {
 		switch {
 		case s.over:
 			continue
+		case c.cfg.Part:
+			due = append(due, s.ranksToWrite()...)
+			continue
 		case c.draining != "" && !s.begun && !s.asked["begin"]:
 			c.end(s.id) // no other process knows of it: there is nothing to abort
 			continue
@@ -223,21 +233,28 @@ func (c *Coordinator) commands(s *save) (due []Command) {
 		return due
 	}
 	due = append(due, c.ask(s)...)
-	if s.shared != nil {
-		for _, rank := range s.participants.ordered(s.ready) {
-			if _, done := s.writes[rank]; !done && !s.written[rank] {
-				s.written[rank] = true
-				due = append(due, Write{Checkpoint: s.id, Rank: rank, Items: s.shared.Shares.Items(rank)})
-			}
-		}
-		s.ready = nil
-	}
+	due = append(due, s.ranksToWrite()...)
 	if len(s.sealed) == s.participants.n && !s.staged && s.ask("stage") {
 		due = append(due, Decide{&events.CheckpointStaged{Attempt: c.cfg.Attempt, Checkpoint: s.id}})
 	}
 	if s.staged && s.complete() && s.ask("commit") {
 		due = append(due, Commit{Manifest: c.manifest(s), Bytes: s.shared.Layout.Bytes()})
 	}
+	return due
+}
+
+// ranksToWrite requests the writes of the ranks that have sealed since the last time.
+func (s *save) ranksToWrite() (due []Command) {
+	if s.shared == nil || s.failure != nil {
+		return nil
+	}
+	for _, rank := range s.participants.ordered(s.ready) {
+		if _, done := s.writes[rank]; !done && !s.written[rank] {
+			s.written[rank] = true
+			due = append(due, Write{Checkpoint: s.id, Rank: rank, Items: s.shared.Shares.Items(rank)})
+		}
+	}
+	s.ready = nil
 	return due
 }
 

@@ -35,6 +35,10 @@ func (c *Coordinator) localPlan(seq uint64, b *events.LocalPlan) {
 	if c.ended[b.Checkpoint] {
 		return
 	}
+	if c.cfg.Part { // the plan itself is for the coordinating node
+		c.offered(seq, b, offer{}, true, nil)
+		return
+	}
 	var made offer
 	var known bool
 	var err error
@@ -55,7 +59,7 @@ func (c *Coordinator) nodePlan(seq uint64, b *events.NodePlan) {
 	}
 	for of := range b.Each(all) {
 		switch {
-		case known:
+		case known || c.cfg.Part:
 			c.localPlan(seq, of)
 		case !c.ended[of.Checkpoint]:
 			c.offered(seq, of, offer{}, false, nil)
@@ -215,28 +219,54 @@ func (c *Coordinator) global(s *save) []Command {
 // globalPlan folds a global plan, and remembers it. The cache follows from the log alone: a
 // coordinator that takes over knows as much as its predecessor.
 func (c *Coordinator) globalPlan(s *save, b *events.GlobalPlan) {
-	plans, whole := s.plans(), len(s.offers) == s.participants.n
-	made, ok := c.cache.Layout(plans)
-	if !ok || !bytes.Equal(made.Encoded, b.Layout.Inline) {
-		err := unresolved(b.Layout)
-		var layout checkpoint.Layout
-		if err == nil {
-			layout, err = checkpoint.DecodeLayout(b.Layout.Inline)
-		}
-		if err != nil {
-			s.fail(fmt.Sprintf("the plan of all ranks cannot be read: %v", err))
-			return
-		}
-		made = Shared{Layout: layout, Shares: layout.Shares(), Encoded: b.Layout.Inline}
-	}
-	if whole {
-		c.cache.Add(plans, made)
+	made, err := c.sharedOf(s, b.Layout)
+	if err != nil {
+		s.fail(fmt.Sprintf("the plan of all ranks cannot be read: %v", err))
+		return
 	}
 	s.shared = &made
 	for rank, o := range s.offers {
 		o.local = nil // its items are no longer needed
 		s.offers[rank] = o
 	}
+}
+
+// sharedOf returns a layout, decoded only if it is none of the last ones.
+func (c *Coordinator) sharedOf(s *save, encoded events.Blob) (Shared, error) {
+	same := func(made Shared) bool { return bytes.Equal(made.Encoded, encoded.Inline) }
+	if c.cfg.Part {
+		if at := slices.IndexFunc(c.layouts, same); at >= 0 {
+			return c.layouts[at], nil
+		}
+		made, err := decodeShared(encoded)
+		if err == nil {
+			c.layouts = append(c.layouts[max(0, len(c.layouts)-cachedSets+1):], made)
+		}
+		return made, err
+	}
+	plans := s.plans()
+	made, ok := c.cache.Layout(plans)
+	if !ok || !same(made) {
+		var err error
+		if made, err = decodeShared(encoded); err != nil {
+			return Shared{}, err
+		}
+	}
+	if len(s.offers) == s.participants.n {
+		c.cache.Add(plans, made)
+	}
+	return made, nil
+}
+
+func decodeShared(encoded events.Blob) (Shared, error) {
+	if err := unresolved(encoded); err != nil {
+		return Shared{}, err
+	}
+	layout, err := checkpoint.DecodeLayout(encoded.Inline)
+	if err != nil {
+		return Shared{}, err
+	}
+	return Shared{Layout: layout, Shares: layout.Shares(), Encoded: encoded.Inline}, nil
 }
 
 // participants returns the participants that a plan names.

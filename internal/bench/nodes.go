@@ -39,7 +39,6 @@ type nodesBench struct {
 	Ranks  int     `json:"ranks"`
 	Nodes  int     `json:"nodes"`
 	Saves  int     `json:"saves"`
-	Follow bool    `json:"follow,omitempty"`
 	Join   float64 `json:"join_seconds"`            // from the first join to group.started in the log
 	First  float64 `json:"first_commit_seconds"`    // of the first save, which has all plans in full
 	Commit float64 `json:"commit_seconds"`          // from all ranks' seals to checkpoint.committed in the log
@@ -61,9 +60,9 @@ store with its log and views, and listens for nodes. A second process is all nod
 each joins by TCP, and appends the events of its ranks through its own connection.
 
 The ranks and their bytes are not real. A save begins when all ranks have sealed
-their bytes, and ends when checkpoint.committed is in the log. The nodes learn from
-one reader of the log when to write, unless --follow is given, and no file of a rank
-is written or checked.
+their bytes, and ends when checkpoint.committed is in the log. Each node hears of the
+save from the coordinating process, as in a job. No file of a rank is written or
+checked.
 The first save has the plans of all ranks; figures of saves are medians of the
 --saves after the second. CPU time is of the whole coordinating process.`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -83,7 +82,6 @@ The first save has the plans of all ranks; figures of saves are medians of the
 	f.IntVar(&b.Ranks, "ranks", 10_000, "ranks that save")
 	f.IntVar(&b.Nodes, "nodes", 1250, "nodes, besides the coordinating one, which has no rank")
 	f.IntVar(&b.Saves, "saves", 3, "saves that are measured")
-	f.BoolVar(&b.Follow, "follow", false, "each node reads the whole log of the trial itself, as the processes of nodes do today")
 	f.StringVar(&dir, "dir", ".", "parent of the new directory, which determines the measured disk")
 	f.StringVar(&profile, "cpuprofile", "", "file for the CPU profile of the measured saves")
 	_ = f.MarkHidden("cpuprofile") // it exists
@@ -125,6 +123,8 @@ type hostBench struct {
 	orders   io.WriteCloser // of the child
 	says     *bufio.Scanner
 	commits  chan time.Time
+
+	forwarded chan error // why an event could not be forwarded to the nodes
 }
 
 // nodesOrder is what the process of the nodes needs to know.
@@ -134,7 +134,6 @@ type nodesOrder struct {
 	Job     string `json:"job"`
 	Ranks   int    `json:"ranks"`
 	Nodes   int    `json:"nodes"`
-	Follow  bool   `json:"follow"`
 }
 
 // nodesTimeout is the time without a beat after which a node is lost.
@@ -170,7 +169,7 @@ func (h *hostBench) listen(ctx context.Context) (err error) {
 	if err := h.child.Start(); err != nil {
 		return err
 	}
-	if err := json.NewEncoder(h.orders).Encode(nodesOrder{h.endpoint.Addr().String(), token, h.job, h.Ranks, h.Nodes, h.Follow}); err != nil {
+	if err := json.NewEncoder(h.orders).Encode(nodesOrder{h.endpoint.Addr().String(), token, h.job, h.Ranks, h.Nodes}); err != nil {
 		return err
 	}
 	return h.hear("ready")
@@ -262,12 +261,14 @@ func (h *hostBench) gather(ctx context.Context) error {
 	h.Join = time.Since(begin).Seconds()
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	h.stop = stop
-	h.group = h.held.Begin(work, session.Attempt{Number: 1, Resume: "", Started: from, Nodes: place})
+	forward := &benchForward{h.endpoint, members[1:], make(chan error, 1)}
 	for _, m := range members[1:] {
 		if err := h.endpoint.Send(m.Index, "start", place); err != nil {
 			return err
 		}
 	}
+	h.forwarded = forward.failed
+	h.group = h.held.Begin(work, session.Attempt{Number: 1, Resume: "", Started: from, Nodes: place, Forward: forward})
 	return h.hear("started")
 }
 
@@ -345,6 +346,8 @@ func (h *hostBench) save(ctx context.Context, n int) (s savedOnce, err error) {
 		}
 	case <-time.After(5 * time.Minute):
 		return s, errors.New("not committed in five minutes")
+	case err := <-h.forwarded:
+		return s, err
 	case err := <-h.group.Saved():
 		return s, fmt.Errorf("the saver has ended: %w", err)
 	case <-ctx.Done():
@@ -363,6 +366,41 @@ func (h *hostBench) save(ctx context.Context, n int) (s savedOnce, err error) {
 	s.agents -= own
 	s.log, s.events = float64(after.Bytes-before.Bytes), float64(after.Last-before.Last)
 	return s, nil
+}
+
+// benchForward forwards events as a trainer does.
+type benchForward struct {
+	endpoint *nodes.Endpoint
+	to       []nodes.Member
+	failed   chan error
+}
+
+var _ session.Forwarder = (*benchForward)(nil)
+
+// Event implements [session.Forwarder].
+func (f *benchForward) Event(e session.Forwarded) {
+	text, err := json.Marshal(e)
+	for _, m := range f.to {
+		if err == nil {
+			err = f.endpoint.Send(m.Index, nodesEvent, json.RawMessage(text))
+		}
+	}
+	f.fail(err)
+}
+
+// Ask implements [session.Forwarder]. The ranks send in full what the log does not have.
+func (f *benchForward) Ask(checkpoint string, rank int) {
+	f.fail(fmt.Errorf("the plan of rank %d in %s is unknown", rank, checkpoint))
+}
+
+func (f *benchForward) fail(err error) {
+	if err == nil {
+		return
+	}
+	select {
+	case f.failed <- err:
+	default:
+	}
 }
 
 // close ends all that was started.

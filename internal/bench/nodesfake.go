@@ -29,6 +29,9 @@ import (
 // nodesCommand is the process of all nodes of `bench nodes`.
 const nodesCommand = "nodes-agents"
 
+// nodesEvent is the command that forwards an event to a node.
+const nodesEvent = "event"
+
 func (a *bench) nodesAgentsVerb() *cobra.Command {
 	return &cobra.Command{
 		Use: nodesCommand, Hidden: true, Args: console.Args(cobra.NoArgs),
@@ -46,6 +49,7 @@ type fakeNode struct {
 	plans []*events.LocalPlan // with fingerprints only
 	bytes int64               // of each rank
 	last  string              // digest of the fingerprints that the log lists
+	heard heard
 }
 
 // fakeNodes obeys the coordinating process.
@@ -60,11 +64,10 @@ func (a *bench) fakeNodes(ctx context.Context, in io.Reader) error {
 	}
 	all := make([]*fakeNode, order.Nodes)
 	for i := range all {
-		all[i] = &fakeNode{order: order, actor: events.Node(i + 1)}
+		all[i] = &fakeNode{order: order, actor: events.Node(i + 1), heard: heard{of: map[string]chan struct{}{}}}
 	}
 	say := func(format string, args ...any) { fmt.Fprintf(a.Out, format+"\n", args...) }
 	say("ready")
-	w := &watchedLog{planned: map[string]chan struct{}{}}
 	for lines.Scan() {
 		verb, n, _ := strings.Cut(lines.Text(), " ")
 		switch verb {
@@ -75,15 +78,13 @@ func (a *bench) fakeNodes(ctx context.Context, in io.Reader) error {
 			if err := each(ctx, all, (*fakeNode).start); err != nil {
 				return err
 			}
-			go w.follow(ctx, all[0].log)
 			say("started")
 		case "save":
 			id := "step-" + n + ".a1"
-			err := each(ctx, all, func(f *fakeNode, ctx context.Context) error { return f.save(ctx, w, "step-"+n) })
+			err := each(ctx, all, func(f *fakeNode, ctx context.Context) error { return f.save(ctx, "step-"+n) })
 			if err != nil {
 				return err
 			}
-			<-w.wait(id + " committed")
 			say("committed %s", id)
 		default:
 			return fmt.Errorf("no order %q", lines.Text())
@@ -140,9 +141,7 @@ func (f *fakeNode) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if f.order.Follow {
-		go (&watchedLog{planned: map[string]chan struct{}{}}).follow(context.WithoutCancel(ctx), f.log)
-	}
+	go f.hear()
 	prints := planner.Fingerprints(f.order.Ranks, nil)
 	for _, rank := range f.ranks {
 		local := f.local(rank)
@@ -164,9 +163,9 @@ func (f *fakeNode) local(rank int) checkpoint.Local {
 }
 
 // save is one save of the node's ranks, which have sealed their bytes.
-func (f *fakeNode) save(ctx context.Context, w *watchedLog, name string) error {
+func (f *fakeNode) save(ctx context.Context, name string) error {
 	id := name + ".a1"
-	planned := w.wait(id)
+	planned, committed := f.heard.wait(events.GlobalPlan{}.Kind(), id), f.heard.wait(events.CheckpointCommitted{}.Kind(), id)
 	step := int64(0)
 	if _, err := fmt.Sscanf(name, "step-%d", &step); err != nil {
 		return err
@@ -210,7 +209,39 @@ func (f *fakeNode) save(ctx context.Context, w *watchedLog, name string) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return f.append(ctx, events.JoinWrites(writes)...)
+	if err := f.append(ctx, events.JoinWrites(writes)...); err != nil {
+		return err
+	}
+	select {
+	case <-committed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// hear obeys the coordinating process until the link ends.
+func (f *fakeNode) hear() {
+	for c := range f.link.Commands() {
+		var e session.Forwarded
+		if c.Kind != nodesEvent || json.Unmarshal(c.Body, &e) != nil {
+			continue
+		}
+		event, err := events.Decode(e.Event)
+		if err != nil {
+			continue
+		}
+		body, err := event.Body()
+		if err != nil {
+			continue
+		}
+		switch b := body.(type) {
+		case *events.GlobalPlan:
+			close(f.heard.wait(b.Kind(), b.Checkpoint))
+		case *events.CheckpointCommitted:
+			close(f.heard.wait(b.Kind(), b.Checkpoint))
+		}
+	}
 }
 
 // plan appends plans, as a session does.
@@ -254,42 +285,19 @@ func (f *fakeNode) end(ctx context.Context) error {
 	return f.link.Leave(ctx, "done")
 }
 
-// watchedLog tells the nodes what the log has.
-type watchedLog struct {
-	mu      sync.Mutex
-	planned map[string]chan struct{} // by ID
+// heard is what a node has heard of.
+type heard struct {
+	mu sync.Mutex
+	of map[string]chan struct{} // by kind and ID
 }
 
-// wait returns a channel that is closed when the log has the global plan of a checkpoint,
-// or with " committed" after its ID, its commit.
-func (w *watchedLog) wait(what string) chan struct{} {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	c := w.planned[what]
-	if c == nil {
-		c = make(chan struct{})
-		w.planned[what] = c
+// wait returns a channel that is closed once the node has heard of an event of a checkpoint.
+func (h *heard) wait(kind events.Kind, id string) chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	what := string(kind) + " " + id
+	if h.of[what] == nil {
+		h.of[what] = make(chan struct{})
 	}
-	return c
-}
-
-func (w *watchedLog) follow(ctx context.Context, log *jetlog.Log) {
-	for r, err := range log.ReadTrial(ctx, events.Aggregate{Run: benchRun, Trial: projections.DefaultTrial}, 1, 0) {
-		if err != nil {
-			return // the process is ending
-		}
-		if r.Kind != (events.GlobalPlan{}).Kind() && r.Kind != (events.CheckpointCommitted{}).Kind() {
-			continue
-		}
-		body, err := r.Body()
-		if err != nil {
-			return
-		}
-		switch b := body.(type) {
-		case *events.GlobalPlan:
-			close(w.wait(b.Checkpoint))
-		case *events.CheckpointCommitted:
-			close(w.wait(b.Checkpoint + " committed"))
-		}
-	}
+	return h.of[what]
 }

@@ -55,6 +55,10 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	defer stop()
 	w := &watch{job: j, stop: &stopState{orders: j.orders}}
 	at := session.Attempt{Number: n, Resume: resume, Started: from, Orders: w.stop, Hooks: w, Nodes: j.cfg.Nodes, Node: j.cfg.Node}
+	w.others = j.fleet.others(work, startOrder{Attempt: n, Restart: restart, Resume: resume, Started: from, Nodes: j.cfg.Nodes})
+	if w.others != nil {
+		at.Forward = w.others
+	}
 	if j.members != nil {
 		w.signals, at.Leave = newHeldSignals(nil), j.members.cfg.Leave
 	} else {
@@ -64,7 +68,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	g := j.Begin(work, at)
 	defer func() { err = errors.Join(err, g.Close()) }()
 	w.group, w.pulses, w.hello, w.saving = g, g.Pulses(), g.Hello(), g.Saved()
-	w.others = j.fleet.begin(g, startOrder{Attempt: n, Restart: restart, Resume: resume, Started: from, Nodes: j.cfg.Nodes})
+	w.others.begin(g)
 	if j.members != nil {
 		cause, err = w.serveMembers(ctx, work)
 		defer func() { err = errors.Join(err, g.ShutDownServers()) }()

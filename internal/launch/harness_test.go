@@ -76,6 +76,7 @@ type job struct {
 	cancel context.CancelCauseFunc
 	done   chan error
 	ended  bool
+	shared string // directory with the credentials of a job over several nodes
 }
 
 var (

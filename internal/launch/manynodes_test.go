@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
@@ -23,6 +26,7 @@ import (
 type follower struct {
 	out, log *transcript
 	link     *nodes.Link
+	reads    atomic.Int32 // of the trial's log
 	done     chan error
 	stop     context.CancelFunc
 }
@@ -32,17 +36,8 @@ type follower struct {
 func (j *job) spread(procs ...int) (others []*follower) {
 	t := j.t
 	t.Helper()
-	dir := t.TempDir()
-	j.cfg.Nodes = session.OneNode(procs[0])
-	endpoint, err := nodes.Listen(t.Context(), nodes.EndpointConfig{
-		Address: "127.0.0.1:0", Dir: dir, Job: j.cfg.Job, Run: j.cfg.Run, Store: home.ID, Version: "test", Min: len(procs), Max: len(procs),
-		Self: nodes.Node{Index: 0, Key: "0", Procs: procs[0]}, Timeout: patience / 6, Logger: j.cfg.Logger,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = endpoint.Close() })
-	j.cfg.Endpoint, j.cfg.GatherTimeout, j.cfg.LastCall = endpoint, patience, patience
+	j.coordinate(procs...)
+	endpoint := j.cfg.Endpoint
 	for index := 1; index < len(procs); index++ {
 		f := &follower{out: newTranscript(), log: newTranscript(), done: make(chan error, 1)}
 		others = append(others, f)
@@ -51,13 +46,7 @@ func (j *job) spread(procs ...int) (others []*follower) {
 			t.Fatal(err)
 		}
 		contact := &launch.Contact{}
-		f.link, err = nodes.Join(t.Context(), nodes.JoinConfig{
-			Address: endpoint.Addr().String(), Dir: dir, Wait: patience, Answered: contact.Answered,
-			Self: nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: procs[index], Port: port.Port(), Version: "test", Store: home.ID},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		f.link = j.join(index, procs[index], port, contact)
 		cfg := config(j.cfg.Run, procs[index], j.cfg.Command, f.out, f.log)
 		cfg.Job, cfg.Contact, cfg.Port = j.cfg.Job, contact, port
 		cfg.Logger = slog.New(slog.NewTextHandler(f.log, nil))
@@ -67,7 +56,9 @@ func (j *job) spread(procs ...int) (others []*follower) {
 		}
 		ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 		f.stop = stop
-		go func() { f.done <- launch.Follow(ctx, cfg, storeOf(home, memory), f.link) }()
+		own := storeOf(home, memory)
+		own.Log = unreadLog{own.Log, &f.reads}
+		go func() { f.done <- launch.Follow(ctx, cfg, own, f.link) }()
 		t.Cleanup(func() {
 			_ = endpoint.Close() // tells the node
 			stop()
@@ -82,7 +73,49 @@ func (j *job) spread(procs ...int) (others []*follower) {
 	return others
 }
 
-// What ranks of one node do together, ranks of several nodes do too.
+// coordinate makes the job's process the coordinating one of nodes with so many workers.
+func (j *job) coordinate(procs ...int) {
+	j.t.Helper()
+	j.shared = j.t.TempDir()
+	j.cfg.Nodes = session.OneNode(procs[0])
+	endpoint, err := nodes.Listen(j.t.Context(), nodes.EndpointConfig{
+		Address: "127.0.0.1:0", Dir: j.shared, Job: j.cfg.Job, Run: j.cfg.Run, Store: home.ID, Version: "test", Min: len(procs), Max: len(procs),
+		Self: nodes.Node{Index: 0, Key: "0", Procs: procs[0]}, Timeout: patience / 6, Logger: j.cfg.Logger,
+	})
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.t.Cleanup(func() { _ = endpoint.Close() })
+	j.cfg.Endpoint, j.cfg.GatherTimeout, j.cfg.LastCall = endpoint, patience, patience
+}
+
+// join joins the job as a node.
+func (j *job) join(index, procs int, port *launch.HeldPort, contact *launch.Contact) *nodes.Link {
+	j.t.Helper()
+	link, err := nodes.Join(j.t.Context(), nodes.JoinConfig{
+		Address: j.cfg.Endpoint.Addr().String(), Dir: j.shared, Wait: patience, Answered: contact.Answered,
+		Self: nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: procs, Port: port.Port(), Version: "test", Store: home.ID},
+	})
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	return link
+}
+
+// unreadLog counts the readings of trials.
+type unreadLog struct {
+	session.Log
+	reads *atomic.Int32
+}
+
+// ReadTrial implements session.Log.
+func (l unreadLog) ReadTrial(ctx context.Context, of events.Aggregate, from, until uint64) iter.Seq2[events.Recorded, error] {
+	l.reads.Add(1)
+	return l.Log.ReadTrial(ctx, of, from, until)
+}
+
+// What ranks of one node do together, ranks of several nodes do too. The process of a node
+// that does not coordinate never reads the log of the trial.
 func TestRanksOfSeveralNodes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -99,9 +132,44 @@ func TestRanksOfSeveralNodes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			j := newJob(t, c.ranks, c.does...)
-			j.spread(c.ranks-1, 1)
+			other := j.spread(c.ranks-1, 1)[0]
 			j.must()
+			if n := other.reads.Load(); n > 0 {
+				t.Errorf("node 1 has read the log of the trial %d times", n)
+			}
 		})
+	}
+}
+
+// savesAfterMisfit makes a save whose plans do not fit together, and then a good one. The plan
+// of rank 1 is the same in both.
+var savesAfterMisfit = workerRole("saves after plans that do not fit", func(ctx context.Context, c *client.Client) error {
+	s, err := c.Save(ctx, 1, state(1, c.Rank, 4-2*c.Rank), client.SaveOptions{})
+	if err != nil {
+		return err
+	}
+	if err := s.Wait(ctx, client.Committed); err == nil || !strings.Contains(err.Error(), "do not fit together") {
+		return fmt.Errorf("plans that do not fit: %w", err)
+	}
+	return save(ctx, c, 2)
+})
+
+// A plan of another node that was in the log with an aborted save only is unknown by its
+// fingerprint: its node is asked for it.
+func TestUnknownPlanOfAnotherNode(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, savesAfterMisfit...)
+	j.spread(1, 1)
+	j.must()
+	wantEnded(t, []string{"step-2.a1"}, []string{"step-1.a1"})
+	var sizes []int64
+	for _, b := range bodiesOf[events.LocalPlan](t, runOf(t)) {
+		if b.Checkpoint == "step-2.a1" && b.Rank == 1 {
+			sizes = append(sizes, b.Plan.Size)
+		}
+	}
+	if len(sizes) != 2 || sizes[0] != 0 || sizes[1] == 0 {
+		t.Errorf("plans of rank 1 in the second save have %d bytes, want a fingerprint and a plan", sizes)
 	}
 }
 
@@ -175,6 +243,39 @@ var savesWhenAsked = workerRole("saves when it is asked to end", func(ctx contex
 		}
 	}
 })
+
+// A node that beats and does not obey is expelled: its part ends when its workers cannot live
+// any more, and the job continues without it.
+func TestNodeThatDoesNotObey(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, failsAlone...)
+	j.cfg.MaxRestarts, j.cfg.Grace, j.cfg.DrainTimeout = 0, time.Second, time.Second
+	j.coordinate(1, 1)
+	port, err := launch.HoldPort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := j.join(1, 1, port, &launch.Contact{})
+	defer link.Close()
+	j.start()
+	err = j.wait()
+	var failed *launch.FailedError
+	if !errors.As(err, &failed) || failed.Rank != 0 {
+		t.Errorf("error %v, want the failure of rank 0", err)
+	}
+	select {
+	case <-link.Done():
+	case <-time.After(patience):
+		t.Fatal("the node was not expelled")
+	}
+	if !errors.Is(link.Err(), nodes.ErrExpelled) || !strings.Contains(link.Err().Error(), "its processes have not ended 4s after the command") {
+		t.Errorf("the link ended by %v", link.Err())
+	}
+	wantText(t, j.log, `msg="node lost" node=1 reason="its processes have not ended 4s after the command"`)
+}
+
+// failsAlone has rank 0 fail at once.
+var failsAlone = workerRole("rank 0 fails", func(context.Context, *client.Client) error { return errors.New("fails") })
 
 // A node that leaves in the middle of a save, with bytes that it has sealed and not
 // written, aborts that save by name, and nothing of a committed one is lost.

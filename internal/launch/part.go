@@ -126,6 +126,7 @@ func (j *job) leave(ctx context.Context) error {
 // part is this node's part of one attempt.
 type part struct {
 	*job
+	group  *session.Group
 	order  startOrder
 	end    context.CancelCauseFunc // ends the processes
 	stop   context.CancelCauseFunc // ends the session, and all that waits for the log
@@ -164,7 +165,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	at.Signals = w.signals
 	g := j.Begin(work, at)
 	defer func() { err = errors.Join(err, g.Close()) }()
-	w.group, w.pulses, w.hello, w.saving = g, g.Pulses(), g.Hello(), g.Saved()
+	w.group, w.pulses, w.hello, w.saving, p.group = g, g.Pulses(), g.Hello(), g.Saved(), g
 	if err := j.recordDevices(work, order.Attempt); err != nil {
 		j.log.Warn("devices not recorded", "attempt", order.Attempt, "error", err)
 	}
@@ -295,17 +296,20 @@ func (p *part) obey(ctx context.Context) {
 				close(p.closed)
 				return
 			}
-			var stop stopCommand
-			if err := json.Unmarshal(c.Body, &stop); err != nil || stop.Attempt != p.order.Attempt {
-				p.log.Error("command not understood", "command", c.Kind, "attempt", stop.Attempt, "error", err)
-				continue
-			}
-			switch c.Kind {
-			case cmdStop:
-				p.end(errors.New(stop.Why))
-			case cmdClose:
+			var of attemptOnly
+			err := json.Unmarshal(c.Body, &of)
+			switch {
+			case err != nil:
+			case of.Attempt != p.order.Attempt:
+				p.log.Error("command of another attempt ignored", "command", c.Kind, "attempt", of.Attempt)
+			case c.Kind == cmdClose:
 				close(p.closed)
 				return // the next command is for another attempt
+			default:
+				err = p.command(c)
+			}
+			if err != nil {
+				p.end(fmt.Errorf("command %s of the coordinating node: %w", c.Kind, err))
 			}
 		case <-silent:
 			silent = nil
@@ -325,6 +329,31 @@ func (p *part) obey(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// command obeys a command that does not end the part.
+func (p *part) command(c nodes.Command) error {
+	switch c.Kind {
+	case cmdStop:
+		var stop stopCommand
+		if err := json.Unmarshal(c.Body, &stop); err != nil {
+			return err
+		}
+		p.end(errors.New(stop.Why))
+	case cmdEvent:
+		var e session.Forwarded
+		if err := json.Unmarshal(c.Body, &e); err != nil {
+			return err
+		}
+		return p.group.Heard(e)
+	case cmdAsk:
+		var ask askedPlan
+		if err := json.Unmarshal(c.Body, &ask); err != nil {
+			return err
+		}
+		p.group.Asked(ask.Checkpoint, ask.Rank)
+	}
+	return nil
 }
 
 // tell sends a message of the attempt.

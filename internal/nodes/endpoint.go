@@ -369,15 +369,15 @@ func (e *Endpoint) Release(nodes []int) {
 	e.announce()
 }
 
-// Exclude removes a node from the job. Its agent gets the reason, and its key cannot join
-// again. No event follows.
-func (e *Endpoint) Exclude(node int, why string) error {
+// Expel ends the membership of a node that does not obey. Its agent gets the reason with
+// its next request, and may join again. [Lost] or [Rejoined] follows.
+func (e *Endpoint) Expel(node int, why string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if err := e.roster.exclude(node, why); err != nil {
+	if err := e.roster.expel(node, why); err != nil {
 		return err
 	}
-	e.c.Logger.Warn("node excluded", "node", node, "reason", why)
+	e.c.Logger.Warn("node expelled", "node", node, "reason", why)
 	e.announce()
 	return nil
 }

@@ -128,6 +128,13 @@ func (l *Link) Err() error {
 	return l.err
 }
 
+// Ending reports whether the end of the link is decided: [Link.Done] follows.
+func (l *Link) Ending() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ended
+}
+
 // decide notes the reason of the end, unless there is one already. Its caller ends the link
 // if it returns true.
 func (l *Link) decide(err error) bool {

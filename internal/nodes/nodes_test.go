@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -440,25 +439,27 @@ func TestRejoin(t *testing.T) {
 	}
 }
 
-// TestExclude: an excluded node learns it, and cannot join again.
-func TestExclude(t *testing.T) {
+// TestExpel: an expelled node learns it, and is lost no earlier than a silent one.
+func TestExpel(t *testing.T) {
 	t.Parallel()
 	j := listen(t, nil)
 	l := join1(t, j.agent("a", -1))
-	if err := j.Exclude(1, "its GPU fails"); err != nil {
+	if err := j.Expel(1, "its GPU fails"); err != nil {
 		t.Fatal(err)
 	}
 	closed(t, "the end of the link", l.Done())
 	if !errors.Is(l.Err(), ErrExpelled) || !strings.Contains(l.Err().Error(), "its GPU fails") {
 		t.Error(l.Err())
 	}
-	if _, err := Join(within(t), j.agent("a", -1)); kindOf(err) != problem.Denied || !strings.Contains(err.Error(), "its GPU fails") {
-		t.Error(err)
+	state := func() State { return j.Members()[1].State }
+	if got := state(); got != StateSuspect {
+		t.Errorf("an expelled node is %s", got)
 	}
-	if slices.ContainsFunc(j.Members(), func(m Member) bool { return m.Key == "a" }) {
-		t.Error("an excluded node is a member")
+	if lost := await[Lost](t, j.Endpoint); lost.Node != 1 || lost.Why != "its GPU fails" {
+		t.Errorf("%+v", lost)
 	}
-	if err := j.Exclude(9, ""); kindOf(err) != problem.NotFound {
+	join1(t, j.agent("a", -1))
+	if err := j.Expel(9, ""); kindOf(err) != problem.NotFound {
 		t.Error(err)
 	}
 }

@@ -33,7 +33,6 @@ type roster struct {
 	ended    map[string]string // sessions that are gone, and why
 	kept     map[string]int    // the index of each key
 	known    map[string]bool   // keys that joined before
-	excluded map[string]string // keys, and why
 
 	ticked time.Time // the last tick
 	steady time.Time // the first tick since which all ticks were in time
@@ -45,23 +44,24 @@ type roster struct {
 
 // entry is one node, as one agent process declared it.
 type entry struct {
-	node    Node // Index is the assigned one
-	session string
-	joining uint64
-	self    bool // the coordinator's own node: it does not beat
-	active  bool
-	place   int    // see [Member.Place]
-	suspect string // why, or empty
-	lost    string // why, or empty
-	beaten  time.Time
-	open    int // connections
+	node     Node // Index is the assigned one
+	session  string
+	joining  uint64
+	self     bool // the coordinator's own node: it does not beat
+	active   bool
+	place    int    // see [Member.Place]
+	suspect  string // why, or empty
+	lost     string // why, or empty
+	expelled string // why, or empty
+	beaten   time.Time
+	open     int // connections
 }
 
 func newRoster(timeout time.Duration, limit int, now time.Time) *roster {
 	return &roster{
 		timeout: timeout, max: limit, ticked: now, steady: now,
 		entries: map[int]*entry{}, sessions: map[string]*entry{}, ended: map[string]string{},
-		kept: map[string]int{}, known: map[string]bool{}, excluded: map[string]string{},
+		kept: map[string]int{}, known: map[string]bool{},
 	}
 }
 
@@ -78,7 +78,7 @@ func (r *roster) emit(e Event) { r.out = append(r.out, e) }
 // after T.
 func (r *roster) join(now time.Time, n Node, session string) (*entry, error) {
 	if e := r.sessions[session]; e != nil {
-		if e.lost == "" {
+		if e.lost == "" && e.expelled == "" {
 			e.beaten = now
 			return e, nil
 		}
@@ -86,9 +86,6 @@ func (r *roster) join(now time.Time, n Node, session string) (*entry, error) {
 	}
 	if _, ok := r.ended[session]; ok {
 		return nil, r.gone(session)
-	}
-	if why, ok := r.excluded[n.Key]; ok {
-		return nil, problem.Errorf(problem.Denied, "join: node %s is excluded from this job: %s; start the job without it", n.describe(), why)
 	}
 	if n.Key == "" || n.Index < -1 || n.Index >= maxIndex {
 		return nil, problem.Errorf(problem.Invalid, "join: node %s: key %q, index %d; declare a key, and an index from 0 to %d or -1", n.describe(), n.Key, n.Index, maxIndex-1)
@@ -192,8 +189,8 @@ func (r *roster) drop(e *entry, why string) {
 // gone returns the error for a session that has ended.
 func (r *roster) gone(session string) error {
 	why, ok := r.ended[session]
-	if e := r.sessions[session]; e != nil && e.lost != "" {
-		why, ok = e.lost, true
+	if e := r.sessions[session]; e != nil && (e.lost != "" || e.expelled != "") {
+		why, ok = cmp.Or(e.expelled, e.lost), true
 	}
 	if !ok {
 		why = "the coordinator does not know this agent"
@@ -204,7 +201,7 @@ func (r *roster) gone(session string) error {
 // hear notes a request of a session. It returns a Gone error unless the session is live.
 func (r *roster) hear(now time.Time, session string) (*entry, error) {
 	e := r.sessions[session]
-	if e == nil || e.lost != "" {
+	if e == nil || e.lost != "" || e.expelled != "" {
 		return nil, r.gone(session)
 	}
 	e.beaten = now
@@ -256,7 +253,7 @@ func (r *roster) tick(now time.Time) {
 		switch {
 		case e.self, e.lost != "":
 		case silence >= r.timeout && watched >= r.timeout:
-			e.lost = fmt.Sprintf("nothing was received for %v", silence.Round(time.Millisecond))
+			e.lost = cmp.Or(e.expelled, fmt.Sprintf("nothing was received for %v", silence.Round(time.Millisecond)))
 			e.suspect = ""
 			r.emit(Lost{e.node.Index, e.joining, e.lost})
 		case silence >= r.patience() && watched >= r.patience():
@@ -273,14 +270,15 @@ func (r *roster) leave(session, reason string) {
 	}
 }
 
-// exclude removes a node. Its key cannot join again.
-func (r *roster) exclude(index int, why string) error {
+// expel refuses the agent of a node from now on. As for a silent one, its workers live
+// until T/2 has passed since its last answered beat, so the node is lost after T.
+func (r *roster) expel(index int, why string) error {
 	e := r.entries[index]
-	if e == nil || e.self {
-		return problem.Errorf(problem.NotFound, "exclude node %d: no other node has this index", index)
+	if e == nil || e.self || e.lost != "" {
+		return problem.Errorf(problem.NotFound, "expel node %d: no other live node has this index", index)
 	}
-	r.excluded[e.node.Key] = why
-	r.drop(e, "it is excluded: "+why)
+	e.expelled = why
+	r.doubt(e, why)
 	return nil
 }
 

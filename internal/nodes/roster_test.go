@@ -134,7 +134,7 @@ func TestRosterRefuses(t *testing.T) {
 	mustJoin(t, r, at(0), node("a", 1), "s-a")
 	r.connect("s-a")
 	mustJoin(t, r, at(0), node("x", 2), "s-x")
-	if err := r.exclude(2, "bad memory"); err != nil {
+	if err := r.expel(2, "bad memory"); err != nil {
 		t.Fatal(err)
 	}
 	mustJoin(t, r, at(0), node("gone", 3), "s-gone")
@@ -152,7 +152,6 @@ func TestRosterRefuses(t *testing.T) {
 		{"the index of a live node", node("b", 1), problem.Conflict, []string{"index 1", "host-a (process 10)", "host-b (process 10)"}},
 		{"another index than before", node("gone", 4), problem.Conflict, []string{`key "gone" has index 3`, "index 4"}},
 		{"the coordinator's key", Node{Key: "self", Index: 0, Host: "h0", PID: 2}, problem.Conflict, []string{`key "self"`}},
-		{"an excluded key", node("x", -1), problem.Denied, []string{"bad memory"}},
 		{"no key", node("", -1), problem.Invalid, []string{"key"}},
 		{"an index out of range", node("b", maxIndex), problem.Invalid, []string{"index"}},
 		{"a negative index", node("b", -2), problem.Invalid, []string{"index"}},
@@ -173,8 +172,11 @@ func TestRosterRefuses(t *testing.T) {
 			t.Errorf("a session that has ended: %v", err)
 		}
 	}
-	if err := r.exclude(0, "no reason"); err == nil {
-		t.Error("the coordinator's node was excluded")
+	if _, err := r.hear(at(1), "s-x"); err == nil || !strings.Contains(err.Error(), "bad memory") {
+		t.Errorf("a beat of an expelled node: %v", err)
+	}
+	if err := r.expel(0, "no reason"); err == nil {
+		t.Error("the coordinator's node was expelled")
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -33,7 +34,8 @@ type eventWriter struct {
 	node   events.Actor
 	now    func() time.Time
 	newID  func() string
-	names  redact.Names // of secrets, which stay out of the log
+	names  redact.Names         // of secrets, which stay out of the log
+	heard  atomic.Pointer[feed] // gets the facts that were appended; nil: the log is read
 }
 
 // newEventWriter returns a writer that appends as the job on its node.
@@ -66,7 +68,15 @@ func (s *eventWriter) recordAs(ctx context.Context, trial string, actor events.A
 func (s *eventWriter) recordNow(ctx context.Context, trial string, actor events.Actor, bodies ...events.Body) error {
 	facts, err := s.facts(trial, actor, bodies)
 	if err == nil {
-		_, err = s.log.Append(ctx, facts...)
+		err = s.put(ctx, facts)
+	}
+	return err
+}
+
+func (s *eventWriter) put(ctx context.Context, facts []events.Fact) error {
+	sequences, err := s.log.Append(ctx, facts...)
+	if f := s.heard.Load(); f != nil && err == nil {
+		f.appended(facts, sequences)
 	}
 	return err
 }
@@ -78,10 +88,7 @@ func (s *eventWriter) measured(ctx context.Context, bodies ...events.Body) error
 
 // append appends facts and waits for room.
 func (s *eventWriter) append(ctx context.Context, facts ...events.Fact) error {
-	return s.words.forRoom(ctx, func() error {
-		_, err := s.log.Append(ctx, facts...)
-		return err
-	})
+	return s.words.forRoom(ctx, func() error { return s.put(ctx, facts) })
 }
 
 func (s *eventWriter) facts(trial string, actor events.Actor, bodies []events.Body) ([]events.Fact, error) {

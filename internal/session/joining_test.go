@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,18 +16,24 @@ import (
 // factLog is a log that takes facts.
 type factLog struct {
 	Log
+	err error
+
+	mu    sync.Mutex
 	facts []events.Fact
-	err   error
 }
 
 // Append implements [Log].
 func (l *factLog) Append(_ context.Context, facts ...events.Fact) ([]uint64, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.facts = append(l.facts, facts...)
 	return make([]uint64, len(facts)), l.err
 }
 
 // text returns the facts so far, in short.
 func (l *factLog) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	var out []string
 	for _, f := range l.facts {
 		text := fmt.Sprint(f.Scope.Actor, " ", f.Kind)

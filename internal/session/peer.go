@@ -10,8 +10,10 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/planner"
 )
 
 // Peer is the coordinating process of a group, as the process of another node sees
@@ -252,4 +254,126 @@ func (s *rankServer) exactlyOnce(do http.Handler) http.Handler {
 		w.WriteHeader(a.status)
 		_, _ = w.Write(a.body.Bytes()) // without an answer, the request is repeated
 	})
+}
+
+// Forwarder passes to the processes of a group's other nodes what they must know of its
+// saves. The methods must not block; each process gets what was passed in the same order.
+type Forwarder interface {
+	// Event passes on an event of the log: see [Group.Heard].
+	Event(Forwarded)
+	// Ask asks for the plan of a rank: see [Group.Asked].
+	Ask(checkpoint string, rank int)
+}
+
+// Forwarded is an event of the log, as the coordinating process forwards it.
+type Forwarded struct {
+	Attempt  int            `json:"attempt"`
+	Sequence uint64         `json:"sequence"`
+	Event    events.Message `json:"event"`
+}
+
+// forwarded has the kinds of events that concern the ranks of all nodes.
+var forwarded = map[events.Kind]bool{
+	(events.GlobalPlan{}).Kind():          true,
+	(events.CheckpointBegun{}).Kind():     true,
+	(events.CheckpointStaged{}).Kind():    true,
+	(events.CheckpointCommitted{}).Kind(): true,
+	(events.CheckpointAborted{}).Kind():   true,
+}
+
+// feed is what the saver of a node that does not coordinate reads in place of the log: the
+// events that the coordinating process forwards, and the facts that this process has
+// appended. If every process read the whole trial, a save would cost the square of the
+// number of nodes.
+type feed struct {
+	trial string
+
+	mu    sync.Mutex
+	queue []fed
+	came  chan struct{} // has a value if the queue has
+}
+
+// fed is an event, or a question about the plan of a rank.
+type fed struct {
+	event events.Recorded
+	ask   *planner.Ask
+}
+
+func newFeed(trial string) *feed { return &feed{trial: trial, came: make(chan struct{}, 1)} }
+
+func (f *feed) put(of fed) {
+	f.mu.Lock()
+	f.queue = append(f.queue, of)
+	f.mu.Unlock()
+	select {
+	case f.came <- struct{}{}:
+	default:
+	}
+}
+
+// appended puts facts that the log has taken.
+func (f *feed) appended(facts []events.Fact, sequences []uint64) {
+	for i, fact := range facts {
+		switch fact.Kind.Family() {
+		case "plan", "seal", "write":
+			if fact.Scope.Trial == f.trial {
+				f.put(fed{event: events.Recorded{Event: fact.Event, Sequence: sequences[i]}})
+			}
+		}
+	}
+}
+
+// next waits for what was put.
+func (f *feed) next(ctx context.Context) ([]fed, error) {
+	select {
+	case <-f.came:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	of := f.queue
+	f.queue = nil
+	return of, nil
+}
+
+// Heard takes an event that the coordinating process has forwarded.
+func (g *Group) Heard(of Forwarded) error {
+	e, err := events.Decode(of.Event)
+	if err == nil {
+		g.saver.feed.put(fed{event: events.Recorded{Event: e, Sequence: of.Sequence}})
+	}
+	return err
+}
+
+// Asked takes a question of the coordinating process, which does not know the plan of a
+// local rank by its fingerprint: the plan is appended in full.
+func (g *Group) Asked(checkpoint string, rank int) {
+	g.saver.feed.put(fed{ask: &planner.Ask{Checkpoint: checkpoint, Rank: rank}})
+}
+
+// lastBlobs remembers the last blobs that were read: the layout of most saves is that of an
+// earlier one. It is not for concurrent use.
+type lastBlobs struct {
+	Blobs
+	last []lastBlob
+}
+
+type lastBlob struct {
+	of   events.Blob
+	data []byte
+}
+
+// Get implements [Blobs].
+func (b *lastBlobs) Get(ctx context.Context, of events.Blob) ([]byte, error) {
+	for _, l := range b.last {
+		if l.of.Digest == of.Digest && l.of.Size == of.Size {
+			return l.data, nil
+		}
+	}
+	data, err := b.Blobs.Get(ctx, of)
+	if err == nil {
+		b.last = append(b.last[max(0, len(b.last)-planSets+1):], lastBlob{of, data})
+	}
+	return data, err
 }

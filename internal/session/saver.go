@@ -45,6 +45,9 @@ type saver struct {
 	over    func(error) // told why the saves have ended, before ranks that wait: they may fail of it
 	reuse   bases
 	joined  *joining // appends facts of local ranks; nil: they are appended one by one
+	forward Forwarder
+	feed    *feed            // read in place of the log; nil: the log is read
+	asks    chan planner.Ask // from the feed
 
 	drain   chan drain // once
 	idle    chan struct{}
@@ -86,8 +89,8 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 		decisions: l, store: store, log: log, coord: coord, slots: slots,
 		now:   func() time.Time { return l.now().Add(-store.silence()) },
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
-		permits: make(chan struct{}, defaultWorkers()),
-		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
+		permits: make(chan struct{}, defaultWorkers()), asks: make(chan planner.Ask),
+		states: map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
 		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{},
 	}
 	s.put, s.kept, s.costs, s.over = s.writeData, func() {}, func(int64) {}, func(error) {}
@@ -160,7 +163,11 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 					return err
 				}
 			}
-			seen = r.Sequence
+			seen = max(seen, r.Sequence)
+		case c := <-s.asks:
+			if err := s.execute(ctx, c); err != nil {
+				return err
+			}
 		case err := <-s.written:
 			s.writing--
 			if err != nil {
@@ -216,6 +223,9 @@ func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Rec
 	}
 	read := func(from, until uint64) error {
 		for r, err := range s.store.Log.ReadTrial(ctx, s.decisions.agg, from, until) {
+			if err == nil && s.forward != nil && forwarded[r.Kind] {
+				s.forward.Event(Forwarded{s.decisions.attempt, r.Sequence, events.Encode(r.Event)})
+			}
 			if err == nil {
 				r, err = resolveBlobs(ctx, s.store.Blobs, r)
 			}
@@ -230,6 +240,10 @@ func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Rec
 	}
 	go func() {
 		defer close(out)
+		if s.feed != nil {
+			failed <- s.tailFeed(ctx, known, give)
+			return
+		}
 		var err error
 		if known > from { // otherwise it is the first event
 			if err = read(from, known); err == nil {
@@ -243,6 +257,39 @@ func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Rec
 		failed <- cmpErr(err, errors.New("the log ended"))
 	}()
 	return out, failed
+}
+
+// tailFeed passes on what the feed gets.
+func (s *saver) tailFeed(ctx context.Context, known uint64, give func(events.Recorded) error) error {
+	if err := give(events.Recorded{Sequence: known}); err != nil {
+		return err
+	}
+	blobs := &lastBlobs{Blobs: s.store.Blobs}
+	for {
+		queue, err := s.feed.next(ctx)
+		if err != nil {
+			return err
+		}
+		for _, of := range queue {
+			if of.ask != nil {
+				select {
+				case s.asks <- *of.ask:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+				continue
+			}
+			if of.event.Kind == (events.GlobalPlan{}).Kind() {
+				of.event, err = resolveBlobs(ctx, blobs, of.event)
+			}
+			if err == nil {
+				err = give(of.event)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // apply folds one event and wakes the callers that wait for its checkpoint.

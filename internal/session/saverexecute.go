@@ -35,6 +35,9 @@ func (s *saver) execute(ctx context.Context, c planner.Command) error {
 	switch c := c.(type) {
 	case planner.Ask:
 		if !s.serves(c.Rank) {
+			if s.forward != nil {
+				s.forward.Ask(c.Checkpoint, c.Rank)
+			}
 			return nil
 		}
 	case planner.Write:

@@ -66,6 +66,9 @@ type Attempt struct {
 	// Nodes and Node replace those of [Config], in a job whose groups differ.
 	Nodes Nodes
 	Node  int
+	// Forward is how the processes of the other nodes learn of the group's saves; nil if
+	// there are none, or this process does not coordinate.
+	Forward Forwarder
 	// Peer is the coordinating process; nil if this process is it.
 	Peer Peer
 	// Loads passes the loads of this node's ranks to [Group.Meeting] of the
@@ -147,9 +150,6 @@ type Group struct {
 	everyone ranksOnce
 }
 
-// never is a deadline for what another process decides.
-const never = 365 * 24 * time.Hour
-
 // Begin begins the session of an attempt's group: it follows the group's saves
 // from now on, and [Group.Serve] serves the ranks one by one. work ends the
 // session. The caller calls [Group.Close] before it closes the job.
@@ -175,12 +175,14 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 		g.handoff.stop = a.Orders.Tell
 	}
 	coordinator := j.coordinator(a.Number, world)
-	if a.Peer != nil {
-		coordinator.Timeout = never // the coordinating process judges by the clock
-	}
+	coordinator.Part = a.Peer != nil
 	g.saver = newSaver(j.decisions, j.store, planner.NewCoordinator(coordinator), j.log, g.slots)
 	g.saver.onCommit(cfg.Committed, cfg.Costs)
-	g.saver.resume, g.saver.together, g.saver.local, g.saver.peer = a.Resume, true, cfg.Local(), a.Peer
+	g.saver.resume, g.saver.together, g.saver.local, g.saver.peer, g.saver.forward = a.Resume, true, cfg.Local(), a.Peer, a.Forward
+	if a.Peer != nil {
+		g.saver.feed = newFeed(cfg.Trial)
+	}
+	j.writer.heard.Store(g.saver.feed)
 	if len(cfg.Nodes) > 1 {
 		g.saver.joined = newJoining(work, j.writer, cfg.Local())
 	}
@@ -318,9 +320,11 @@ func (g *Group) ShutDownServers() (err error) {
 // saves have ended; otherwise the caller stops them with [Group.StopSaves]. It
 // returns [ErrDrain] if the saves were not finished in time.
 func (g *Group) Drain(ctx context.Context, why string) (ended bool, err error) {
-	end, err := g.store.Log.LastOf(ctx, g.decisions.agg)
-	if err != nil {
-		return false, err
+	end := g.Started // all that a part has put counts
+	if g.Peer == nil {
+		if end, err = g.store.Log.LastOf(ctx, g.decisions.agg); err != nil {
+			return false, err
+		}
 	}
 	g.saver.drain <- drain{why, end}
 	drained, cancel := g.store.answering(context.WithoutCancel(ctx), g.cfg.DrainTimeout)

@@ -43,6 +43,36 @@ func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.lastCall, "last-call", 30*time.Second, "with MIN:MAX, how long to wait for more nodes than MIN")
 }
 
+// conf takes the timeouts of --rdzv-conf, in seconds, that this trainer has too. A flag of its
+// own takes precedence. Notes report the other settings.
+func (o *nodesOptions) conf(text string, asked func(flag string) bool) (notes []string, err error) {
+	settings, err := confOf(text)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --rdzv-conf: %w", launch.ErrConfig, err)
+	}
+	for _, of := range settings {
+		key, value := of[0], of[1]
+		flag, limit := "", (*time.Duration)(nil)
+		switch key {
+		case "join_timeout":
+			flag, limit = "endpoint-wait", &o.endpointWait
+		case "last_call_timeout":
+			flag, limit = "last-call", &o.lastCall
+		default:
+			notes = append(notes, "--rdzv-conf "+key+" has no effect: --node-timeout, --endpoint-wait and --last-call bound the waiting for nodes")
+			continue
+		}
+		seconds, err := strconv.Atoi(value)
+		if err != nil || seconds < 1 {
+			return nil, fmt.Errorf("%w: --rdzv-conf %s=%s: give a number of seconds above 0", launch.ErrConfig, key, value)
+		}
+		if !asked(flag) {
+			*limit = time.Duration(seconds) * time.Second
+		}
+	}
+	return notes, nil
+}
+
 // The port of an endpoint that is given without one: torchrun's.
 const defaultEndpointPort = 29400
 
@@ -234,6 +264,7 @@ func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, 
 			continue
 		}
 		if ended := (*nodes.EndedError)(nil); errors.As(err, &ended) && ended.Code == 0 {
+			cfg.Logger.Info("job has ended", "node", me.Index)
 			return nil
 		}
 		return err
@@ -276,7 +307,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 	cfg.Run, cfg.Job, cfg.TrialConfig, cfg.StrictReplicas = job.Run, job.Job, job.Config, job.Strict
 	cfg.SaveTimeout, cfg.DrainTimeout, cfg.Collective = job.SaveTimeout, job.Drain, job.Collective
 	cfg.Logger.Info("joined", "endpoint", at, "run", job.Run, "job", job.Job, "node", link.Index())
-	open := store.Options{Location: o.store, Patience: o.wait, Logger: cfg.Logger}
+	open := store.Options{Location: o.store, Patience: o.wait, Logger: slog.New(quietAfter{cfg.Logger.Handler(), link})}
 	if !url {
 		if err := link.ProveShared(ctx, join.Dir); err != nil {
 			return fmt.Errorf("join the job at %s: %w", at, err)
@@ -307,6 +338,28 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 		return ended
 	}
 	return err
+}
+
+// quietAfter drops what is not a warning once the job has ended: the connections to its log
+// end with it.
+type quietAfter struct {
+	slog.Handler
+	link *nodes.Link
+}
+
+// Enabled implements [slog.Handler].
+func (h quietAfter) Enabled(ctx context.Context, level slog.Level) bool {
+	return h.Handler.Enabled(ctx, level) && (level >= slog.LevelWarn || !h.link.Ending())
+}
+
+// WithAttrs implements [slog.Handler].
+func (h quietAfter) WithAttrs(of []slog.Attr) slog.Handler {
+	return quietAfter{h.Handler.WithAttrs(of), h.link}
+}
+
+// WithGroup implements [slog.Handler].
+func (h quietAfter) WithGroup(name string) slog.Handler {
+	return quietAfter{h.Handler.WithGroup(name), h.link}
 }
 
 // leave tells the coordinating trainer that this node ends because of why.

@@ -50,20 +50,21 @@ func (o *torchrunOptions) placed(getenv func(string) string) (n placement, err e
 		return n, nil
 	}
 	n.ranked = o.asked("node-rank")
+	beyond := false // a scheduler may start more nodes than a group has: spares
 	if !n.ranked {
 		for _, name := range []string{"SLURM_NODEID", "JOB_COMPLETION_INDEX"} {
 			v := getenv(name)
 			if v == "" {
 				continue
 			}
-			said, n.ranked = name+"="+v, true
+			said, n.ranked, beyond = name+"="+v, true, true
 			if n.rank, err = strconv.Atoi(v); err != nil {
 				return n, fmt.Errorf("%w: %s: want the number of this node", launch.ErrConfig, said)
 			}
 			break
 		}
 	}
-	if n.rank < 0 || n.rank >= n.max {
+	if n.rank < 0 || n.rank >= n.max && !beyond {
 		return n, fmt.Errorf("%w: %s: with %d nodes give a number from 0 to %d", launch.ErrConfig, said, n.max, n.max-1)
 	}
 	if o.asked("master-addr") {

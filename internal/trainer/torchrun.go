@@ -219,14 +219,13 @@ func endpoint(text string) (host string, port int, err error) {
 // checkConf rejects a rendezvous configuration under which torchrun would wait
 // for other nodes.
 func (o *torchrunOptions) checkConf() error {
-	if o.rdzvConf == "" {
-		return nil
+	settings, err := confOf(o.rdzvConf)
+	if err != nil {
+		return err
 	}
-	for _, pair := range strings.Split(o.rdzvConf, ",") {
-		key, value, ok := strings.Cut(strings.TrimSpace(pair), "=")
+	for _, of := range settings {
+		key, value := of[0], of[1]
 		switch {
-		case !ok || key == "":
-			return fmt.Errorf("%q: want KEY=VALUE,KEY=VALUE", pair)
 		case key == "is_host" && slices.Contains([]string{"0", "false", "f", "no", "n"}, strings.ToLower(value)):
 			return fmt.Errorf("is_host=%s: on one node this one is the host; leave it out", value)
 		case key == "rank" && value != "0":
@@ -234,6 +233,21 @@ func (o *torchrunOptions) checkConf() error {
 		}
 	}
 	return nil
+}
+
+// confOf returns the keys and values of a rendezvous configuration.
+func confOf(text string) (settings [][2]string, err error) {
+	if text == "" {
+		return nil, nil
+	}
+	for _, pair := range strings.Split(text, ",") {
+		key, value, ok := strings.Cut(strings.TrimSpace(pair), "=")
+		if !ok || key == "" {
+			return nil, fmt.Errorf("%q: want KEY=VALUE,KEY=VALUE", pair)
+		}
+		settings = append(settings, [2]string{key, value})
+	}
+	return settings, nil
 }
 
 // command returns the workers' command line, and a name for the run.

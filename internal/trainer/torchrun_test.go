@@ -26,6 +26,7 @@ func options(t *testing.T, env map[string]string, args ...string) (o *runOptions
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
 	o.torchrunOptions.flags(f)
+	o.nodesOptions.flags(f)
 	o.backendOptions.flags(f)
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "")
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "")
@@ -176,6 +177,34 @@ func TestTorchrunEnvironment(t *testing.T) {
 	}
 }
 
+// Timeouts of a rendezvous bound the waiting for nodes, unless a flag does.
+func TestRendezvousConf(t *testing.T) {
+	for line, want := range map[string]string{
+		"": "10m0s 30s []",
+		"--rdzv-conf join_timeout=60,last_call_timeout=5":    "1m0s 5s []",
+		"--rdzv-conf join_timeout=60 --endpoint-wait 2m":     "2m0s 30s []",
+		"--rdzv-conf timeout=3,is_host=1":                    "10m0s 30s [--rdzv-conf timeout has no effect: --node-timeout, --endpoint-wait and --last-call bound the waiting for nodes --rdzv-conf is_host",
+		"--rdzv-conf join_timeout=0":                         "error: --rdzv-conf join_timeout=0: give a number of seconds above 0",
+		"--rdzv-conf join_timeout":                           `error: --rdzv-conf: "join_timeout": want KEY=VALUE`,
+		"--rdzv-conf last_call_timeout=99999999999999999999": "error: --rdzv-conf last_call_timeout=99999999999999999999: give",
+	} {
+		o, _, err := options(t, nil, strings.Fields(line)...)
+		if err != nil {
+			t.Fatal(line, err)
+		}
+		notes, err := o.conf(o.rdzvConf, o.asked)
+		if says, fails := strings.CutPrefix(want, "error: "); fails {
+			if !errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s: error %v, want %q", line, err, says)
+			}
+			continue
+		}
+		if got := fmt.Sprint(o.endpointWait, " ", o.lastCall, " ", notes); err != nil || !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %s, %v, want %s", line, got, err, want)
+		}
+	}
+}
+
 func TestNodes(t *testing.T) {
 	slurm := map[string]string{"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "n[001-002]", "SLURM_LAUNCH_NODE_IPADDR": "9.9.9.9"}
 	for _, c := range []struct {
@@ -193,13 +222,16 @@ func TestNodes(t *testing.T) {
 		{map[string]string{"JOB_COMPLETION_INDEX": "2"}, "--nnodes 2:4", "2:4 2  --nnodes 2:4"},
 		{map[string]string{"SLURM_NNODES": "2", "SLURM_STEP_NODELIST": "b,a", "SLURM_JOB_NODELIST": "c"}, "", "2:2 0 b SLURM_NNODES=2"},
 
+		{map[string]string{"JOB_COMPLETION_INDEX": "4"}, "--nnodes 2:4", "2:4 4  --nnodes 2:4"},
+		{nil, "--nnodes 2 --node-rank 2", "error: --node-rank 2: with 2 nodes give a number from 0 to 1"},
+
 		{nil, "--nnodes 0", "error: --nnodes 0: give a number of nodes of 1 or more"},
 		{nil, "--nnodes 3:2", "error: --nnodes 3:2: give"},
 		{nil, "--nnodes x", "error: --nnodes x: give"},
 		{map[string]string{"SLURM_NNODES": "two"}, "", "error: SLURM_NNODES=two: give"},
 		{nil, "--node-rank 1", "error: --node-rank 1: the only node of a job has rank 0"},
 		{nil, "--nnodes 2 --node-rank 2", "error: --node-rank 2: with 2 nodes give a number from 0 to 1"},
-		{map[string]string{"JOB_COMPLETION_INDEX": "5"}, "--nnodes 2", "error: JOB_COMPLETION_INDEX=5: with 2 nodes"},
+		{map[string]string{"JOB_COMPLETION_INDEX": "5"}, "--nnodes 2", "2:2 5  --nnodes 2"},
 		{map[string]string{"SLURM_NODEID": "x"}, "--nnodes 2", "error: SLURM_NODEID=x: want the number"},
 		{map[string]string{"SLURM_JOB_NODELIST": "n["}, "--nnodes 2", "error: SLURM_JOB_NODELIST: node list"},
 	} {

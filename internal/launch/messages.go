@@ -1,0 +1,77 @@
+package launch
+
+import (
+	"github.com/ckptstore/ckptstore/internal/session"
+)
+
+// Commands to the process of another node, and its messages. Each names an attempt.
+const (
+	cmdStart = "start" // to start its part of the group: a startOrder
+	cmdStop  = "stop"  // to end its processes: a stopCommand
+	cmdClose = "close" // to end its part: the saves of the attempt have ended
+	cmdSpare = "spare" // to wait: the next group has no place for it
+	cmdEvent = "event" // to fold an event of the log: a session.Forwarded
+	cmdAsk   = "ask"   // to append the plan of a rank in full: an askedPlan
+
+	msgHello   = "hello"   // all its ranks have connected
+	msgExited  = "exited"  // a rank has ended: a rankEnd
+	msgFailed  = "failed"  // its part fails, and its processes are being ended: a partEnd
+	msgStopped = "stopped" // none of its processes is left, and the log has all their facts: a partEnd
+	msgClosed  = "closed"  // its part has ended
+	msgSettled = "settled" // it writes no more files of an aborted save: a saveRef
+	msgAbort   = "abort"   // it cannot finish a save: a saveRef
+	msgAsked   = "asked"   // the job was asked to end there: a StopRequest
+)
+
+// startOrder places a node's part of a group.
+type startOrder struct {
+	Attempt    int           `json:"attempt"`
+	Restart    int           `json:"restart"`
+	Resume     string        `json:"resume,omitempty"`
+	Started    uint64        `json:"started"` // sequence of group.started
+	Nodes      session.Nodes `json:"nodes"`
+	Node       int           `json:"node"` // the receiver's place in the group
+	MasterAddr string        `json:"master_addr"`
+	MasterPort int           `json:"master_port"`
+}
+
+type stopCommand struct {
+	Attempt int    `json:"attempt"`
+	Why     string `json:"why"`
+}
+
+type rankEnd struct {
+	Attempt int    `json:"attempt"`
+	Rank    int    `json:"rank"`
+	How     string `json:"how"`
+}
+
+// partEnd is the end of a node's part of a group; without a cause, all its ranks ended
+// well.
+type partEnd struct {
+	Attempt int         `json:"attempt"`
+	Failed  bool        `json:"failed"`
+	Rank    int         `json:"rank"`
+	Kind    FailureKind `json:"kind,omitempty"`
+	Cause   string      `json:"cause,omitempty"`
+	Tail    []string    `json:"tail,omitempty"`
+}
+
+type saveRef struct {
+	Attempt    int    `json:"attempt"`
+	Checkpoint string `json:"checkpoint"`
+	Reason     string `json:"reason,omitempty"`
+	Ranks      []int  `json:"ranks,omitempty"`
+}
+
+// askedPlan names a plan whose fingerprint is unknown.
+type askedPlan struct {
+	Attempt    int    `json:"attempt"`
+	Checkpoint string `json:"checkpoint"`
+	Rank       int    `json:"rank"`
+}
+
+// attemptOnly is the part that all commands and messages have.
+type attemptOnly struct {
+	Attempt int `json:"attempt"`
+}
