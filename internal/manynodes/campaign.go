@@ -17,11 +17,17 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
 
 // recovery bounds the time from the end of a fault to a group that trains.
 const recovery = 90 * time.Second
+
+// manyFiles is the limit of open files that a campaign needs: the server of the shared disk
+// has a descriptor for each file that the kernel of a node remembers.
+const manyFiles = 1 << 20
 
 // options are the flags of all commands.
 type options struct {
@@ -117,6 +123,9 @@ func (o options) run(ctx context.Context) error {
 			if err := canSkew(bin); err != nil {
 				return err
 			}
+		}
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: manyFiles, Max: manyFiles}); err != nil {
+			fmt.Fprintf(o.out, "a campaign of more than 50 faults may run out of descriptors: %v\n", err)
 		}
 		c, err := newCluster(ctx, setting{bin: bin, dir: dir, nodes: []string{"a", "b", "c"}, seed: o.seed, disk: netfs.NFS()})
 		if err != nil {
