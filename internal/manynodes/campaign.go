@@ -17,17 +17,15 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
 
 // recovery bounds the time from the end of a fault to a group that trains.
 const recovery = 90 * time.Second
 
-// manyFiles is the limit of open files that a campaign needs: the server of the shared disk
-// has a descriptor for each file that the kernel of a node remembers.
-const manyFiles = 1 << 20
+// pace bounds the checkpoints of a long campaign: the server of the shared disk has an open
+// file for each one that the kernel of a node remembers.
+const pace = 20 * time.Millisecond
 
 // options are the flags of all commands.
 type options struct {
@@ -124,9 +122,6 @@ func (o options) run(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: manyFiles, Max: manyFiles}); err != nil {
-			fmt.Fprintf(o.out, "a campaign of more than 50 faults may run out of descriptors: %v\n", err)
-		}
 		c, err := newCluster(ctx, setting{bin: bin, dir: dir, nodes: []string{"a", "b", "c"}, seed: o.seed, disk: netfs.NFS()})
 		if err != nil {
 			return err
@@ -154,7 +149,7 @@ func (p *campaign) disturb(ctx context.Context) (r report, err error) {
 	r = report{Seed: p.seed, Timeout: p.timeout.String(), Rates: p.rates, Cores: runtime.NumCPU(), Faults: map[string]int{}}
 	j := job{
 		nnodes: "2", nproc: 2, timeout: p.timeout,
-		more: []string{"--max-restarts", "-1", "--max-infra-restarts", "-1"}, worker: []string{"--stubborn"},
+		more: []string{"--max-restarts", "-1", "--max-infra-restarts", "-1"}, worker: []string{"--stubborn", "--pace", pace.String()},
 		rates: p.rates,
 	}
 	for _, m := range p.nodes {
