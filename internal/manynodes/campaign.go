@@ -23,8 +23,8 @@ import (
 // recovery bounds the time from the end of a fault to a group that trains.
 const recovery = 90 * time.Second
 
-// pace bounds the checkpoints of a long campaign: the server of the shared disk has an open
-// file for each one that the kernel of a node remembers.
+// pace bounds the checkpoints of a long campaign. The server of the shared disk keeps a file
+// open as long as the kernel of a node remembers it.
 const pace = 20 * time.Millisecond
 
 // options are the flags of all commands.
