@@ -151,6 +151,8 @@ func Repository() Law {
 			{"internal/backstop/backstop.go", "the whole room"},
 			{"internal/bytesize/bytesize.go", "the whole room"},
 			{"internal/natstest/natstest.go", "the whole room"},
+			{"internal/nodes/clock.go", "one build"},
+			{"internal/nodes/clock_testbed.go", "the build for a testbed"},
 			{"internal/problem/system/system.go", "the whole room"},
 			{"internal/testbed/doc.go", "the page of a large room"},
 		},

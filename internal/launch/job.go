@@ -118,6 +118,7 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 		return err
 	}
 	defer j.guard.Stop()
+	cfg.Contact.extend(j.guard)
 	keeper.start()
 	defer keeper.stop(ctx, cfg.DrainTimeout)
 	return j.run(ctx)

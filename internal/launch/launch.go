@@ -54,7 +54,8 @@ type Config struct {
 	Endpoint      *nodes.Endpoint
 	GatherTimeout time.Duration
 	LastCall      time.Duration
-	// Contact passes the answers of the coordinating process to the guard of [Follow].
+	// Contact passes to the guard how long the processes of this node may live; nil if the
+	// job has one node.
 	Contact *Contact
 	// Port is what the node of [Follow] promised for rank 0 when it joined.
 	Port *HeldPort

@@ -131,7 +131,9 @@ type part struct {
 	end    context.CancelCauseFunc // ends the processes
 	stop   context.CancelCauseFunc // ends the session, and all that waits for the log
 	next   chan<- nodes.Command
-	closed chan struct{} // closed when the coordinating process has ended the attempt's saves
+	closed chan struct{}   // closed when the coordinating process has ended the attempt's saves
+	over   <-chan struct{} // closed when the session has ended
+	silent <-chan struct{} // closed when the coordinating process was silent since the start
 }
 
 var (
@@ -149,7 +151,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	defer stop(nil)
 	life, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	p := &part{job: j, order: order, end: end, stop: stop, next: next, closed: make(chan struct{})}
+	p := &part{job: j, order: order, end: end, stop: stop, next: next, closed: make(chan struct{}), over: work.Done(), silent: j.link.Silent()}
 	w := &watch{job: j, part: p, stop: &stopState{orders: newOrders()}}
 	at := session.Attempt{
 		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Hooks: w,
@@ -253,6 +255,20 @@ func (p *part) ended(cause *FailedError) partEnd {
 	return end
 }
 
+// cutOff ends the part if the coordinating process was silent for too long, and reports
+// whether it was. A rank that fails then is not at fault: the guard may have killed it before
+// obey could.
+func (p *part) cutOff() bool {
+	p.link.Silent() // it looks at the time
+	select {
+	case <-p.silent:
+		p.end(errSilent)
+		return true
+	default:
+		return false
+	}
+}
+
 // obey follows the commands of the coordinating process, and kills the processes when
 // it is silent. Members are not killed: they get errors once the coordinating process
 // counts them as gone.
@@ -351,7 +367,7 @@ func (p *part) tell(kind string, body any) {
 func (p *part) Relay(rank int) http.Handler {
 	prefix := fmt.Sprintf("/v1/attempts/%d/ranks/%d", p.order.Attempt, rank)
 	return &httputil.ReverseProxy{
-		Transport: p.link.Client().Transport,
+		Transport: &repeating{by: p.link.Client().Transport, over: p.over},
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.Header.Del("Authorization")                                         // the link has its own
 			if to, err := url.Parse(p.link.URL(prefix + r.In.URL.Path)); err == nil { // otherwise the link refuses it
@@ -410,26 +426,49 @@ func (p *part) Settled(checkpoint string) {
 }
 
 // Contact holds how long the group of this node may live: until half of the timeout has
-// passed since the last answered beat was sent. It exists because the beats begin before
-// the guard does.
+// passed since the last answered beat was sent, or in the coordinating process since its
+// last tick. It exists because the beats begin before the guard does.
 type Contact struct {
-	mu    sync.Mutex
-	until time.Time
-	guard *process.Guard
+	mu     sync.Mutex
+	until  time.Time
+	lapses int // how often until had passed when it was extended
+	guard  *process.Guard
 }
 
-// Answered records an answered beat: see [nodes.JoinConfig].
+// Answered records an answered beat, or a tick: see [nodes.JoinConfig] and
+// [nodes.EndpointConfig].
 func (c *Contact) Answered(sent time.Time, timeout time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.late() {
+		c.lapses++
+	}
 	c.until = sent.Add(timeout / 2)
 	if c.guard != nil {
 		c.guard.LiveUntil(c.until)
 	}
 }
 
+func (c *Contact) late() bool { return !c.until.IsZero() && time.Now().After(c.until) }
+
+// lapsed counts how often the guard had to kill the group.
+func (c *Contact) lapsed() int {
+	if c == nil {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.late() {
+		return c.lapses + 1
+	}
+	return c.lapses
+}
+
 // extend passes the deadline to the guard from now on.
 func (c *Contact) extend(g *process.Guard) {
+	if c == nil {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.guard = g; !c.until.IsZero() {

@@ -155,6 +155,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	defer unwatch()
 	var failures []failure
 	var unsaid handoffEnd
+	lapsed := w.cfg.Contact.lapsed()
 	greeted := map[int]bool{}
 	hosts := 1 // nodes whose ranks have not all connected
 	if w.others != nil {
@@ -195,6 +196,13 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		select {
 		case e := <-w.exits:
 			if interrupted.Load() { // done may be chosen last, after workers that ended well
+				stopped()
+			}
+			switch {
+			case !e.Failed():
+			case w.part == nil && w.cfg.Contact.lapsed() > lapsed:
+				end(&FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: "the coordinating process was paused, and the guard has killed its ranks"})
+			case w.part != nil && w.part.cutOff():
 				stopped()
 			}
 			if len(w.saving) > 0 { // so may this, after workers that failed of it

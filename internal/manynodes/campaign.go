@@ -2,15 +2,19 @@ package main
 
 import (
 	"context"
+	"debug/buildinfo"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
@@ -19,12 +23,17 @@ import (
 // recovery bounds the time from the end of a fault to a group that trains.
 const recovery = 90 * time.Second
 
+// pace bounds the checkpoints of a long campaign. The server of the shared disk keeps a file
+// open as long as the kernel of a node remembers it.
+const pace = 20 * time.Millisecond
+
 // options are the flags of all commands.
 type options struct {
 	faults   int
 	duration time.Duration
 	seed     uint64
 	timeout  time.Duration
+	skew     int // percent
 	bin      string
 	source   string
 	keep     bool
@@ -58,16 +67,18 @@ type campaign struct {
 	*cluster
 	options
 	random   *rand.Rand
+	rates    map[string]float64 // of the nodes' clocks
 	trainers map[string]*trainer
 }
 
 // report is what a campaign prints.
 type report struct {
-	Seed    uint64         `json:"seed"`
-	Timeout string         `json:"node_timeout"`
-	Cores   int            `json:"cores"`
-	Faults  map[string]int `json:"faults"`
-	Seconds float64        `json:"seconds"`
+	Seed    uint64             `json:"seed"`
+	Timeout string             `json:"node_timeout"`
+	Rates   map[string]float64 `json:"clock_rates"`
+	Cores   int                `json:"cores"`
+	Faults  map[string]int     `json:"faults"`
+	Seconds float64            `json:"seconds"`
 	verdict
 }
 
@@ -77,7 +88,7 @@ func (o options) programsOf(ctx context.Context, dir string) (string, error) {
 		return filepath.Abs(o.bin)
 	}
 	dir = filepath.Join(dir, "bin")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", dir+"/", "./cmd/ckptstore", "./cmd/trainer")
+	cmd := exec.CommandContext(ctx, "go", "build", "-tags", skewTag, "-o", dir+"/", "./cmd/ckptstore", "./cmd/trainer")
 	cmd.Dir = o.source
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the programs: %w\n%s", err, out)
@@ -106,11 +117,19 @@ func (o options) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if o.skew != 0 {
+			if err := canSkew(bin); err != nil {
+				return err
+			}
+		}
 		c, err := newCluster(ctx, setting{bin: bin, dir: dir, nodes: []string{"a", "b", "c"}, seed: o.seed, disk: netfs.NFS()})
 		if err != nil {
 			return err
 		}
-		p := &campaign{cluster: c, options: o, random: rand.New(rand.NewPCG(o.seed, 0)), trainers: map[string]*trainer{}} //nolint:gosec // for tests
+		p := &campaign{
+			cluster: c, options: o, rates: drawRates(o.seed, o.skew, c.names()),
+			random: rand.New(rand.NewPCG(o.seed, 0)), trainers: map[string]*trainer{}, //nolint:gosec // for tests
+		}
 		r, err := p.disturb(ctx)
 		err = errors.Join(err, c.close())
 		enc := json.NewEncoder(o.out)
@@ -127,10 +146,11 @@ func (o options) run(ctx context.Context) error {
 
 // disturb runs the job, the faults one after the other, and judges the whole.
 func (p *campaign) disturb(ctx context.Context) (r report, err error) {
-	r = report{Seed: p.seed, Timeout: p.timeout.String(), Cores: runtime.NumCPU(), Faults: map[string]int{}}
+	r = report{Seed: p.seed, Timeout: p.timeout.String(), Rates: p.rates, Cores: runtime.NumCPU(), Faults: map[string]int{}}
 	j := job{
 		nnodes: "2", nproc: 2, timeout: p.timeout,
-		more: []string{"--max-restarts", "-1", "--max-infra-restarts", "-1"}, worker: []string{"--stubborn"},
+		more: []string{"--max-restarts", "-1", "--max-infra-restarts", "-1"}, worker: []string{"--stubborn", "--pace", pace.String()},
+		rates: p.rates,
 	}
 	for _, m := range p.nodes {
 		if p.trainers[m.Name()], err = p.start(ctx, m, j); err != nil {
@@ -221,35 +241,44 @@ func (p *campaign) act(ctx context.Context, f fault) error {
 func (p *campaign) recovered(ctx context.Context, after int) (attempt int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, recovery)
 	defer cancel()
-	before, err := readLives(p.lives, after)
+	return p.moves(ctx, after, slices.Collect(maps.Values(p.trainers))...)
+}
+
+// Programs that are built with skewTag read the rate of their node's clock from envRate.
+// internal/nodes/clock_testbed.go has the reason why that equals a skewed clock.
+const (
+	skewTag = "testbed"
+	envRate = "CKPTSTORE_TESTBED_CLOCK_RATE"
+)
+
+// canSkew returns an error if the trainer in a directory does not read envRate: the clocks
+// would be right, and nothing proved.
+func canSkew(bin string) error {
+	path := filepath.Join(bin, "trainer")
+	info, err := buildinfo.ReadFile(path)
 	if err != nil {
-		return 0, err
+		return fmt.Errorf("skew the clocks: %w", err)
 	}
-	had := map[identity]int{}
-	for _, l := range before {
-		had[l.identity] = l.steps()
+	for _, s := range info.Settings {
+		if s.Key == "-tags" && slices.Contains(strings.Split(s.Value, ","), skewTag) {
+			return nil
+		}
 	}
-	err = await(ctx, fmt.Sprintf("12 steps after attempt %d", after), func() (bool, error) {
-		for name, t := range p.trainers {
-			select {
-			case <-t.ended:
-				return false, fmt.Errorf("the trainer on %s has ended: %w", name, t.err)
-			default:
-			}
+	return fmt.Errorf("skew the clocks: %s is built without the tag %s; build it with it, or give --skew 0", path, skewTag)
+}
+
+// drawRates draws the rates of the nodes' clocks: each is right, or slow or fast by so many
+// percent, and at least two of them differ.
+func drawRates(seed uint64, percent int, nodes []string) map[string]float64 {
+	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // for tests
+	rates := map[string]float64{}
+	for {
+		for _, name := range nodes {
+			rates[name] = 1 + float64((random.IntN(3)-1)*percent)/100
 		}
-		lives, err := readLives(p.lives, after)
-		if err != nil {
-			return false, err
+		same := func(name string) bool { return rates[name] == rates[nodes[0]] }
+		if percent == 0 || len(nodes) < 2 || slices.ContainsFunc(nodes, func(name string) bool { return !same(name) }) {
+			return rates
 		}
-		moved := map[int]int{}
-		for _, l := range lives {
-			if l.steps() >= had[l.identity]+12 {
-				if moved[l.Attempt]++; moved[l.Attempt] == l.World {
-					attempt = max(attempt, l.Attempt)
-				}
-			}
-		}
-		return attempt > 0, nil
-	})
-	return attempt, err
+	}
 }

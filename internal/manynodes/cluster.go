@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -138,6 +139,14 @@ func (c *cluster) node(name string) *machine {
 	return c.nodes[i]
 }
 
+// names returns the names of the nodes.
+func (c *cluster) names() (all []string) {
+	for _, m := range c.nodes {
+		all = append(all, m.Name())
+	}
+	return all
+}
+
 // close powers all nodes off.
 func (c *cluster) close() error {
 	var errs []error
@@ -164,11 +173,14 @@ func (c *cluster) close() error {
 type job struct {
 	nnodes  string
 	nproc   int
+	store   string        // "": that of the shared disk
+	meet    string        // node with the endpoint; "": the first one
 	timeout time.Duration // of a node
 	more    []string      // flags of trainer run
 	worker  []string      // flags of the worker
 	command []string      // in place of the worker of this program
 	env     []string
+	rates   map[string]float64 // of the nodes' clocks; 1 for others
 }
 
 // trainer is one trainer process on a node.
@@ -180,16 +192,19 @@ type trainer struct {
 	err   error // valid once ended
 }
 
-// start starts the job's trainer on a node. The first node of the cluster has the
-// endpoint's address.
+// start starts the job's trainer on a node.
 func (c *cluster) start(ctx context.Context, m *machine, j job) (*trainer, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
+	meet := c.nodes[0]
+	if j.meet != "" {
+		meet = c.node(j.meet)
+	}
 	args := []string{
-		"run", "--store", storeAt, "--name", run, "--nnodes", j.nnodes, "--nproc", fmt.Sprint(j.nproc), "--node-timeout", j.timeout.String(),
-		"--rdzv-endpoint", fmt.Sprintf("%v:%d", c.nodes[0].Addr(), endpointPort), "--grace", "2s",
+		"run", "--store", cmp.Or(j.store, storeAt), "--name", run, "--nnodes", j.nnodes, "--nproc", fmt.Sprint(j.nproc), "--node-timeout", j.timeout.String(),
+		"--rdzv-endpoint", fmt.Sprintf("%v:%d", meet.Addr(), endpointPort), "--grace", "2s",
 	}
 	args = append(append(args, j.more...), "--")
 	if j.command != nil {
@@ -197,7 +212,11 @@ func (c *cluster) start(ctx context.Context, m *machine, j job) (*trainer, error
 	} else {
 		args = append(append(args, self, workerVerb, "--lives", livesAt), j.worker...)
 	}
-	return c.execute(ctx, m, filepath.Join(c.bin, "trainer"), args, j.env)
+	env := slices.Clone(j.env)
+	if rate, ok := j.rates[m.Name()]; ok {
+		env = append(env, fmt.Sprintf("%s=%v", envRate, rate))
+	}
+	return c.execute(ctx, m, filepath.Join(c.bin, "trainer"), args, env)
 }
 
 // execute starts a program of a job on a node.
@@ -251,6 +270,16 @@ func (t *trainer) code(ctx context.Context) (int, error) {
 	return t.ProcessState.ExitCode(), nil
 }
 
+// gone reports whether the trainer has ended.
+func (t *trainer) gone() bool {
+	select {
+	case <-t.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // kill kills the trainer's process alone.
 func (t *trainer) kill() error { return unix.Kill(t.Process.Pid, unix.SIGKILL) }
 
@@ -301,6 +330,40 @@ func (c *cluster) trains(ctx context.Context, after int, steps int) (group []lif
 	return group, err
 }
 
+// moves waits until every rank of a group after an attempt has trained 12 steps from now,
+// and returns the group's attempt. The trainers must not end meanwhile.
+func (c *cluster) moves(ctx context.Context, after int, trainers ...*trainer) (attempt int, err error) {
+	before, err := readLives(c.lives, after)
+	if err != nil {
+		return 0, err
+	}
+	had := map[identity]int{}
+	for _, l := range before {
+		had[l.identity] = l.steps()
+	}
+	err = await(ctx, fmt.Sprintf("12 steps after attempt %d", after), func() (bool, error) {
+		for _, t := range trainers {
+			if t.gone() {
+				return false, fmt.Errorf("the trainer on %s has ended: %w", t.on.Name(), t.err)
+			}
+		}
+		lives, err := readLives(c.lives, after)
+		if err != nil {
+			return false, err
+		}
+		moved := map[int]int{}
+		for _, l := range lives {
+			if l.steps() >= had[l.identity]+12 {
+				if moved[l.Attempt]++; moved[l.Attempt] == l.World {
+					attempt = max(attempt, l.Attempt)
+				}
+			}
+		}
+		return attempt > 0, nil
+	})
+	return attempt, err
+}
+
 func groupOf(lives []life, attempt int) (group []life) {
 	for _, l := range lives {
 		if l.Attempt == attempt {
@@ -317,24 +380,23 @@ func (t *trainer) prints(ctx context.Context, text string) error {
 	})
 }
 
-// workersOn counts the workers' processes on a node.
-func (c *cluster) workersOn(m *machine) (n int, err error) {
+// workersOf returns the workers' processes on a node.
+func (c *cluster) workersOf(m *machine) ([]testbed.Process, error) {
 	all, err := m.Processes()
-	for _, p := range all {
-		if p.Getenv("RANK") != "" && p.State != "Z" {
-			n++
-		}
-	}
-	return n, err
+	return slices.DeleteFunc(all, func(p testbed.Process) bool { return p.Getenv("RANK") == "" || p.State == "Z" }), err
+}
+
+// workersOn counts the workers' processes on a node.
+func (c *cluster) workersOn(m *machine) (int, error) {
+	all, err := c.workersOf(m)
+	return len(all), err
 }
 
 // killAny kills one of the workers of a node, if it has any.
 func (c *cluster) killAny(m *machine) error {
-	all, err := m.Processes()
-	for _, p := range all {
-		if p.Getenv("RANK") != "" && p.State != "Z" {
-			return unix.Kill(p.PID, unix.SIGKILL)
-		}
+	all, err := c.workersOf(m)
+	if len(all) > 0 {
+		return unix.Kill(all[0].PID, unix.SIGKILL)
 	}
 	return err
 }

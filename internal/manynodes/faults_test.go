@@ -78,6 +78,24 @@ func TestLinkCut(t *testing.T) {
 	}
 }
 
+// A cut of about T/2 breaks connections, and may end the group or not. It is never the fault
+// of a worker: a request of a rank that is lost with its connection is repeated.
+func TestShortCuts(t *testing.T) {
+	t.Parallel()
+	j := twoNodes()
+	j.more = []string{"--max-restarts", "0", "--max-infra-restarts", "-1"}
+	s := scenario(t, setting{nodes: []string{"a", "b"}, disk: netfs.NFS()}, j)
+	group := s.group(0, 12)
+	for d := nodeTimeout / 4; d < nodeTimeout/2; d += nodeTimeout / 40 {
+		s.cut("b")
+		check(t, s.pass(d))
+		s.heal("b")
+		attempt := must[int](t)(s.moves(s.ctx, group[0].Attempt-1, s.a, s.b))
+		group = s.group(attempt-1, 12)
+	}
+	s.ends(s.ctx, t, s.a, s.b)
+}
+
 // The guard of a node kills its workers when the trainer is stopped.
 func TestAgentStopped(t *testing.T) {
 	t.Parallel()

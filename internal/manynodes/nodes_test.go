@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	}
 	if dir := os.Getenv("MANYNODES_BIN"); dir != "" {
 		programs = dir
-	} else if out, err := exec.Command("go", "build", "-o", programs+"/", "../../cmd/ckptstore", "../../cmd/trainer").CombinedOutput(); err != nil {
+	} else if out, err := exec.Command("go", "build", "-tags", skewTag, "-o", programs+"/", "../../cmd/ckptstore", "../../cmd/trainer").CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("%v\n%s", err, out))
 	}
 	goleak.VerifyTestMain(m)
@@ -54,7 +54,7 @@ const (
 // start returns a cluster of nodes. What it did is judged when the test ends well.
 func start(t *testing.T, s setting) (context.Context, *cluster) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := context.WithTimeout(t.Context(), limit+longest)
 	s.bin = programs
 	var err error
 	if s.dir, err = os.MkdirTemp("", "manynodes-"); err != nil { //nolint:usetesting // kept if the test fails

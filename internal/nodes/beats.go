@@ -137,6 +137,7 @@ func (l *Link) watch() {
 func (l *Link) Silent() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.expire(time.Now()) // the watch may be late
 	return l.silent
 }
 

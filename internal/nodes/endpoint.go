@@ -39,8 +39,11 @@ type EndpointConfig struct {
 	Self     Node            // the coordinator's own node; it needs no beats
 	Timeout  time.Duration   // T; 10 s if 0
 	Welcome  json.RawMessage // given to each agent that joins
-	Logger   *slog.Logger    // may be nil
-	Now      func() time.Time
+	// Ticked, if set, is called each T/10 with the time and T, as long as this process
+	// runs. It must not block.
+	Ticked func(now time.Time, timeout time.Duration)
+	Logger *slog.Logger // may be nil
+	Now    func() time.Time
 
 	machine machine
 	wrap    func(net.Listener) net.Listener
@@ -80,6 +83,7 @@ func (c EndpointConfig) validate() (EndpointConfig, error) {
 // all goroutines.
 type Endpoint struct {
 	c           EndpointConfig
+	timeout     time.Duration // T by this node's clock; agents receive c.Timeout
 	token       string
 	certificate string // digest
 	listener    net.Listener
@@ -137,9 +141,9 @@ func Listen(ctx context.Context, c EndpointConfig) (*Endpoint, error) {
 		c.Address = listener.Addr().String() // the port is known now
 	}
 	e := &Endpoint{
-		c: c, token: cmp.Or(c.Token, rand.Text()+rand.Text()), certificate: digest(certificate.Certificate[0]), listener: listener,
+		c: c, timeout: skewed(c.Timeout), token: cmp.Or(c.Token, rand.Text()+rand.Text()), certificate: digest(certificate.Certificate[0]), listener: listener,
 		relay: http.NewServeMux(), events: newQueue[Event](), sessions: map[string]*session{}, conns: map[net.Conn]*conn{}, changed: make(chan struct{}),
-		roster: newRoster(c.Timeout, c.Max, c.Now()),
+		roster: newRoster(skewed(c.Timeout), c.Max, c.Now()),
 	}
 	if address, ok := numeric(listener.Addr()); e.c.Self.Address == "" && (ok || address != "") {
 		e.c.Self.Address = address
@@ -164,7 +168,7 @@ func Listen(ctx context.Context, c EndpointConfig) (*Endpoint, error) {
 func (e *Endpoint) serve(certificate tls.Certificate) {
 	ctx, stop := context.WithCancel(context.Background())
 	e.stop = stop
-	slow := max(e.c.Timeout, time.Second)
+	slow := max(e.timeout, time.Second)
 	e.server = &http.Server{
 		Handler:           e.handler(),
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13},
@@ -202,6 +206,9 @@ func (e *Endpoint) ticks(ctx context.Context) {
 		case <-ticker.C:
 		case <-ctx.Done():
 			return
+		}
+		if e.c.Ticked != nil {
+			e.c.Ticked(time.Now(), e.timeout)
 		}
 		e.mu.Lock()
 		e.roster.tick(e.c.Now())

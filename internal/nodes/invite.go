@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -220,13 +221,24 @@ func (e *Endpoint) ServeProbes(dir string, log *slog.Logger) {
 }
 
 // ProveShared proves that the coordinator sees what this node writes in a directory. The
-// other way is proved by joining.
+// other way is proved by joining. A request without an answer is repeated: the coordinator
+// may be paused. If the link ends meanwhile, its error is returned.
 func (l *Link) ProveShared(ctx context.Context, dir string) (err error) {
 	trace, err := claim.Leave(dir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, trace.Remove()) }()
-	var found claim.Sharing
-	return l.Request(ctx, probePath, probe{trace.Name, trace.Text, l.Self().Host}, &found)
+	for {
+		var found claim.Sharing
+		err := l.Request(ctx, probePath, probe{trace.Name, trace.Text, l.Self().Host}, &found)
+		switch {
+		case err == nil:
+			return nil
+		case l.final(err), l.ctx.Err() != nil:
+			return cmp.Or(l.Err(), err)
+		case problem.Given(err), pauseFor(ctx, l.interval()) != nil:
+			return err
+		}
+	}
 }

@@ -70,9 +70,10 @@ type Link struct {
 // newLink starts a link. The join request, sent at that time, was its first beat.
 func newLink(c JoinConfig, self Node, base string, as credential, certificate string, answer joinAnswer, sent time.Time) *Link {
 	ctx, stop := context.WithCancel(context.Background())
-	patience := max(answer.Timeout/4, 500*time.Millisecond)
+	timeout := skewed(answer.Timeout)
+	patience := max(timeout/4, 500*time.Millisecond)
 	l := &Link{
-		c: c, base: base, as: as, index: answer.Index, timeout: answer.Timeout, welcome: answer.Welcome,
+		c: c, base: base, as: as, index: answer.Index, timeout: timeout, welcome: answer.Welcome,
 		beats: connect(c.dial, certificate, patience), rest: connect(c.dial, certificate, patience),
 		commands: newQueue[Command](), ctx: ctx, stop: stop, done: make(chan struct{}),
 		port: self.Port, answered: sent, silent: make(chan struct{}), contact: make(chan struct{}),

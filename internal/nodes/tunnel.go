@@ -145,7 +145,7 @@ func (e *Endpoint) Self() Node {
 }
 
 // Timeout returns T.
-func (e *Endpoint) Timeout() time.Duration { return e.c.Timeout }
+func (e *Endpoint) Timeout() time.Duration { return e.timeout }
 
 // Max returns the most nodes of a group.
 func (e *Endpoint) Max() int { return e.c.Max }

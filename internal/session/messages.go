@@ -118,7 +118,7 @@ func (b *mailbox) get(ctx context.Context, seq uint64) (rpc.Message, error) {
 
 // serveMessages registers the requests of messages and the store.
 func (s *rankServer) serveMessages(mux *http.ServeMux) {
-	mux.Handle("POST /v1/send", http.MaxBytesHandler(s.raw(s.onSend), client.MaxMessage))
+	mux.Handle("POST /v1/send", http.MaxBytesHandler(s.exactlyOnce(s.raw(s.onSend)), client.MaxMessage))
 	mux.HandleFunc("POST /v1/recv", func(w http.ResponseWriter, r *http.Request) {
 		s.raw(func(r *http.Request, _ []byte) ([]byte, error) {
 			m, err := s.receive(r)

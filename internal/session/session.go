@@ -146,6 +146,7 @@ type Group struct {
 	membership
 	names    saveNames
 	aborts   aborts
+	repeats  repeats
 	everyone ranksOnce
 }
 

@@ -211,9 +211,11 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		if err != nil {
 			return err
 		}
+		cfg.Contact = &launch.Contact{}
 		listen := nodes.EndpointConfig{
 			Address: at, Token: os.Getenv(store.EnvToken), Job: cfg.Job, Run: cfg.Run, Store: st.ID, Version: release,
 			Min: n.min, Max: n.max, Self: self(n, cfg, o.localAddr), Timeout: o.nodeTimeout, Welcome: hello, Logger: cfg.Logger,
+			Ticked: cfg.Contact.Answered,
 		}
 		if !url {
 			listen.Dir, listen.Token = joinDir(st.Dir()), ""

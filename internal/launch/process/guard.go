@@ -151,8 +151,9 @@ func (g *Guard) keep() {
 	}
 }
 
+// deadlineLine rounds up: if a rank was killed by the guard, the deadline has passed.
 func deadlineLine(until time.Time) string {
-	return fmt.Sprintf("~%d\n", max(0, time.Until(until)).Milliseconds())
+	return fmt.Sprintf("~%d\n", (max(0, time.Until(until)) + time.Millisecond - 1).Milliseconds())
 }
 
 func rankLine(p Entry) string { return fmt.Sprintf("+%d %d %d\n", p.pid, p.start, p.session) }
