@@ -491,6 +491,7 @@ func (l *Log) CreateBuckets(ctx context.Context) error {
 	all := func(subject string) bool {
 		return subject == apiAccount || strings.HasPrefix(subject, "$JS.API.") && strings.Contains(subject, ".KV_CKPT_")
 	}
+	patience := newPeerPatience()
 	err := l.retry(concerning(ctx, all), func(ctx context.Context) error {
 		info, err := l.ours(ctx)
 		if err != nil {
@@ -498,6 +499,9 @@ func (l *Log) CreateBuckets(ctx context.Context) error {
 		}
 		for _, b := range []struct{ name, is string }{{Leases, leasesAre}, {Cursors, cursorsAre}, {Witnesses, witnessesAre}} {
 			kv, err := l.bucket(ctx, b.name, b.is)
+			if patience.again(err) {
+				return fmt.Errorf("%w: %w", errAgain, err)
+			}
 			if err != nil {
 				return err
 			}

@@ -165,6 +165,24 @@ func TestDeniedUser(t *testing.T) {
 	}
 }
 
+// A cluster that seems to have too few servers is asked again for a while, and for nothing
+// else.
+func TestPeerPatience(t *testing.T) {
+	few, other := &jetstream.APIError{Code: 400, ErrorCode: codeNoPeers}, &jetstream.APIError{Code: 503, ErrorCode: codeNotClustered}
+	p := newPeerPatience()
+	for _, c := range []struct {
+		err   error
+		again bool
+	}{{few, true}, {fmt.Errorf("bucket: %w", few), true}, {other, false}, {nil, false}} {
+		if got := p.again(c.err); got != c.again {
+			t.Errorf("%v: %t", c.err, got)
+		}
+	}
+	if (peerPatience{time.Now().Add(-time.Second)}).again(few) {
+		t.Error("it never ends")
+	}
+}
+
 // Buckets have as many copies as the log and are not compressed either; a bucket with
 // another number of copies is named.
 func TestBucketsReplicated(t *testing.T) {

@@ -74,6 +74,23 @@ func (l *Log) createOnce(ctx context.Context, created events.Decision, want even
 	return l.adopt(info, want.Store)
 }
 
+// peerPatience is how long a cluster may seem to have too few servers: one that is busy, or
+// has just been started, counts as missing for a moment. Without it a log could get one copy
+// in a cluster of three servers.
+type peerPatience struct{ until time.Time }
+
+const (
+	peerWait  = 3 * time.Second
+	peerPause = 100 * time.Millisecond
+)
+
+func newPeerPatience() peerPatience { return peerPatience{time.Now().Add(peerWait)} }
+
+// again reports whether the request that ended with err should be made again.
+func (p peerPatience) again(err error) bool {
+	return hasCode(err, codeNoPeers) && time.Now().Before(p.until)
+}
+
 func (l *Log) createStream(ctx context.Context) error {
 	want := []int{l.opts.Replicas}
 	if l.opts.Replicas == 0 {
@@ -82,8 +99,13 @@ func (l *Log) createStream(ctx context.Context) error {
 			want = []int{3, 1}
 		}
 	}
+	patience := newPeerPatience()
 	for {
 		_, err := l.js.CreateStream(ctx, streamConfig(want[0]))
+		if patience.again(err) {
+			<-time.After(peerPause)
+			continue
+		}
 		few := hasCode(err, codeNoPeers, codeNotClustered, codeInsufficient)
 		if few && len(want) > 1 {
 			want = want[1:]
