@@ -278,6 +278,13 @@ func JoinWrites(writes []*WriteCompleted) (out []Body) {
 		b.Files[i].Sizes = column(absent(b.Files[i].Sizes, len(ranks)))
 	}
 	b.Ranks, b.BytesWritten, b.BytesReused = RankRuns(ranks), column(b.BytesWritten), column(b.BytesReused)
+	if b.check() != nil { // such as a rank that lists a file twice
+		out = nil
+		for _, w := range writes {
+			out = append(out, w)
+		}
+		return out
+	}
 	return append([]Body{b}, out...)
 }
 

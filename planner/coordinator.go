@@ -70,7 +70,8 @@ type CoordinatorConfig struct {
 	Strict bool
 	// Part is for a node that does not coordinate. Of the facts it folds only those of its
 	// own ranks and the global plans, in any order, besides the decisions. It requests the
-	// writes of these ranks, and nothing else: the coordinating node judges the saves.
+	// writes of these ranks, and the abort of a save whose global plan cannot be read. The
+	// coordinating node judges all else.
 	Part bool
 }
 
@@ -181,6 +182,9 @@ func (c *Coordinator) Tick(now time.Time) (due []Command, next time.Time) {
 		case s.over:
 			continue
 		case c.cfg.Part:
+			if s.unreadable != "" && s.ask("abort") {
+				due = append(due, Decide{&events.CheckpointAborted{Attempt: c.cfg.Attempt, Checkpoint: s.id, Reason: s.unreadable}})
+			}
 			due = append(due, s.ranksToWrite()...)
 			continue
 		case c.draining != "" && !s.begun && !s.asked["begin"]:

@@ -221,7 +221,8 @@ func (c *Coordinator) global(s *save) []Command {
 func (c *Coordinator) globalPlan(s *save, b *events.GlobalPlan) {
 	made, err := c.sharedOf(s, b.Layout)
 	if err != nil {
-		s.fail(fmt.Sprintf("the plan of all ranks cannot be read: %v", err))
+		s.unreadable = fmt.Sprintf("the plan of all ranks cannot be read: %v", err)
+		s.fail(s.unreadable)
 		return
 	}
 	s.shared = &made

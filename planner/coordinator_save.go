@@ -26,6 +26,7 @@ type save struct {
 	sealed       map[int]bool
 	writes       map[int]checkpoint.Digest
 	failure      *events.CheckpointAborted // why it must be aborted
+	unreadable   string                    // why its global plan cannot be read
 	over         bool                      // it is committed, aborted or forgotten
 
 	// Derived from the fields above and from the exits.

@@ -3,7 +3,9 @@ package planner_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/planner"
@@ -225,5 +227,30 @@ func (w *parted) deliver(t *rapid.T, from *[]events.Recorded) {
 		}
 		w.got[what] = fmt.Sprint(c.Items)
 		w.phase[what] = mayWrite
+	}
+}
+
+// A part that cannot read the global plan requests the abort of the save, once.
+func TestPartCannotReadGlobalPlan(t *testing.T) {
+	cfg := config(2)
+	cfg.Part = true
+	c := planner.NewCoordinator(cfg)
+	for i, body := range []events.Body{
+		&events.CheckpointBegun{Attempt: 2, Checkpoint: "x.a2", Name: "x", WorldSize: 2},
+		&events.WriteSealed{Attempt: 2, Checkpoint: "x.a2", Rank: 1},
+		&events.GlobalPlan{Attempt: 2, Checkpoint: "x.a2", Layout: events.Blob{Digest: "00", Size: 300_000}}, // ErrNoBlob
+	} {
+		r, err := recorded(body, uint64(i+1), events.Scope{Run: "run", Trial: "t0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Apply(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	due, _ := c.Tick(start)
+	again, _ := c.Tick(start.Add(time.Hour))
+	if got := commands(append(due, again...)); strings.Count(got, "\n") != 1 || !strings.Contains(got, "decide checkpoint.aborted") || !strings.Contains(got, "cannot be read") {
+		t.Errorf("requested: %s", got)
 	}
 }

@@ -74,7 +74,7 @@ func (l *Log) createOnce(ctx context.Context, created events.Decision, want even
 	return l.adopt(info, want.Store)
 }
 
-// peerPatience is how long a cluster may seem to have too few servers: one that is busy, or
+// peerPatience is how long a cluster may seem to have too few servers: a server that is busy, or
 // has just been started, counts as missing for a moment. Without it a log could get one copy
 // in a cluster of three servers.
 type peerPatience struct{ until time.Time }

@@ -275,6 +275,11 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		var b rankEnd
 		if decode(&b) && slices.Contains(o.order.Nodes[at], b.Rank) {
 			o.leave(errors.New(b.How), b.Rank)
+			o.mu.Lock()
+			if !slices.ContainsFunc(o.order.Nodes[at], func(rank int) bool { return !o.gone[rank] }) {
+				o.hurry(e.Node)
+			}
+			o.mu.Unlock()
 		}
 	case msgFailed, msgStopped:
 		var b partEnd
@@ -285,7 +290,15 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		if b.Failed {
 			out.end = &FailedError{Rank: b.Rank, Kind: b.Kind, Cause: f.name(e.Node) + ": " + b.Cause, Tail: b.Tail}
 		}
+		if b.Unsaved {
+			if err := o.group.Lost(ctx, at, fmt.Errorf("%s writes no more: %s", f.name(e.Node), b.Cause)); err != nil {
+				f.log.Warn("end of a node's saves not recorded", "node", e.Node, "error", err)
+			}
+		}
 		if out.ended {
+			o.mu.Lock()
+			o.obeyed[e.Node] = true
+			o.mu.Unlock()
 			o.leave(fmt.Errorf("the processes of %s have ended", f.name(e.Node)), o.order.Nodes[at]...)
 		}
 		o.give(out)
@@ -303,7 +316,7 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 			o.group.Settled(at, b.Checkpoint)
 			return
 		}
-		if err := o.group.Abort(ctx, b.Checkpoint, b.Reason, b.Ranks); err != nil {
+		if err := o.group.Abort(ctx, b.Checkpoint, f.name(e.Node)+": "+b.Reason, b.Ranks); err != nil {
 			f.log.Warn("save not aborted", "checkpoint", b.Checkpoint, "node", e.Node, "error", err)
 		}
 	}

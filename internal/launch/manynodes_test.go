@@ -268,10 +268,10 @@ func TestNodeThatDoesNotObey(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the node was not expelled")
 	}
-	if !errors.Is(link.Err(), nodes.ErrExpelled) || !strings.Contains(link.Err().Error(), "its processes have not ended 4s after the command") {
+	if !errors.Is(link.Err(), nodes.ErrExpelled) || !strings.Contains(link.Err().Error(), "its processes have not ended for 4s") {
 		t.Errorf("the link ended by %v", link.Err())
 	}
-	wantText(t, j.log, `msg="node lost" node=1 reason="its processes have not ended 4s after the command"`)
+	wantText(t, j.log, `msg="node lost" node=1 reason="its processes have not ended for 4s"`)
 }
 
 // failsAlone has rank 0 fail at once.

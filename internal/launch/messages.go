@@ -51,6 +51,7 @@ type rankEnd struct {
 type partEnd struct {
 	Attempt int         `json:"attempt"`
 	Failed  bool        `json:"failed"`
+	Unsaved bool        `json:"unsaved,omitempty"` // it writes no sealed bytes any more
 	Rank    int         `json:"rank"`
 	Kind    FailureKind `json:"kind,omitempty"`
 	Cause   string      `json:"cause,omitempty"`

@@ -3,12 +3,14 @@ package launch
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
@@ -23,13 +25,14 @@ type others struct {
 	closing chan struct{}  // closed when all parts have ended
 
 	mu       sync.Mutex
-	place    map[int]int    // in the group, by the node's index
-	joinings map[int]uint64 // of these nodes, by index
-	alive    map[int]bool   // indexes of nodes with processes
-	open     map[int]bool   // indexes of nodes whose part has not ended
-	gone     map[int]bool   // ranks
-	stopped  bool           // the nodes have the command to stop
-	overdue  *time.Timer    // after which nodes that have not obeyed it are expelled
+	place    map[int]int                // in the group, by the node's index
+	joinings map[int]uint64             // of these nodes, by index
+	alive    map[int]bool               // indexes of nodes with processes
+	open     map[int]bool               // indexes of nodes whose part has not ended
+	gone     map[int]bool               // ranks
+	stopped  bool                       // the nodes have the command to stop
+	overdue  map[int]context.CancelFunc // by node's index: see hurry
+	obeyed   map[int]bool               // indexes of nodes whose processes have ended, by their own word
 
 	forwarding sync.Mutex // held while commands are sent that the nodes must get in order
 	started    bool       // the nodes have the command to start
@@ -37,6 +40,10 @@ type others struct {
 }
 
 var _ session.Forwarder = (*others)(nil)
+
+// eventsOfNode is the most events that the attempt's loop learns of one node: hello, failed,
+// stopped and lost. The messages of nodes must not wait for a loop that waits for the log.
+const eventsOfNode = 4
 
 // nodeEvent is what the attempt's loop learns of another node.
 type nodeEvent struct {
@@ -52,8 +59,8 @@ func (f *fleet) others(work context.Context, order startOrder) *others {
 		return nil
 	}
 	o := &others{
-		fleet: f, work: work, order: order, in: make(chan nodeEvent), over: make(chan struct{}), closing: make(chan struct{}),
-		place: map[int]int{}, joinings: map[int]uint64{}, alive: map[int]bool{}, open: map[int]bool{}, gone: map[int]bool{},
+		fleet: f, work: work, order: order, in: make(chan nodeEvent, eventsOfNode*len(f.members)), over: make(chan struct{}), closing: make(chan struct{}),
+		place: map[int]int{}, joinings: map[int]uint64{}, alive: map[int]bool{}, open: map[int]bool{}, gone: map[int]bool{}, overdue: map[int]context.CancelFunc{}, obeyed: map[int]bool{},
 	}
 	for at, m := range f.members {
 		if m.Index != f.index() {
@@ -87,7 +94,9 @@ func (o *others) start(ctx context.Context, port int) {
 	for index, at := range o.place {
 		order := o.order
 		order.Node = at
-		o.must(ctx, index, cmdStart, order)
+		if err := o.endpoint.Send(index, cmdStart, order); err != nil {
+			go o.lost(ctx, index, o.joinings[index], true, err.Error()) // waits for the attempt's loop
+		}
 	}
 	o.started = true
 	for _, e := range o.early {
@@ -96,10 +105,12 @@ func (o *others) start(ctx context.Context, port int) {
 	o.early = nil
 }
 
-// must sends a command to a node, which is lost if it does not take commands.
-func (o *others) must(ctx context.Context, index int, kind string, body any) {
-	if err := o.endpoint.Send(index, kind, body); err != nil {
-		go o.lost(ctx, index, o.joinings[index], true, err.Error()) // waits for the attempt's loop
+// must sends a command to a node of the started group. A node that does not take it is
+// expelled, unless the endpoint reports its end anyway.
+func (o *others) must(index int, kind string, body any) {
+	err := o.endpoint.Send(index, kind, body)
+	if err != nil && !slices.Contains(problem.Kinds(err), problem.Gone) {
+		o.expel(index, err.Error())
 	}
 }
 
@@ -126,7 +137,7 @@ func (o *others) all(kind string, body any) {
 	to := slices.Collect(maps.Keys(o.open))
 	o.mu.Unlock()
 	for _, index := range to {
-		o.must(o.work, index, kind, json.RawMessage(text))
+		o.must(index, kind, json.RawMessage(text))
 	}
 }
 
@@ -134,7 +145,7 @@ func (o *others) all(kind string, body any) {
 func (o *others) Ask(checkpoint string, rank int) {
 	for index, at := range o.place {
 		if slices.Contains(o.order.Nodes[at], rank) {
-			o.must(o.work, index, cmdAsk, askedPlan{o.order.Attempt, checkpoint, rank})
+			o.must(index, cmdAsk, askedPlan{o.order.Attempt, checkpoint, rank})
 		}
 	}
 }
@@ -152,22 +163,35 @@ func (o *others) stop(why string) {
 	o.stopped = true
 	for index := range o.alive {
 		o.tell(index, cmdStop, stopCommand{o.order.Attempt, why})
+		o.hurry(index)
 	}
-	limit := 2 * (o.cfg.Grace + o.cfg.DrainTimeout) // twice as long as a node that obeys takes
-	o.overdue = time.AfterFunc(limit, func() { o.expel(limit) })
 }
 
-// expel ends the membership of the nodes that beat and do not obey, such as one whose disk
-// hangs: the attempt's loop waits until no node has processes.
-func (o *others) expel(limit time.Duration) {
-	o.mu.Lock()
-	left := slices.Collect(maps.Keys(o.alive))
-	o.mu.Unlock()
-	for _, index := range left {
-		why := fmt.Sprintf("its processes have not ended %v after the command", limit)
-		if err := o.endpoint.Expel(index, why); err != nil {
-			o.log.Debug("node not expelled", "node", index, "error", err)
+// hurry expels a node that beats and does not end its part, such as one whose disk hangs: the
+// attempt's loop waits until no node has processes. While the log does not answer, nodes
+// cannot end their parts, and no time passes. The caller holds the lock.
+func (o *others) hurry(index int) {
+	if o.overdue[index] != nil || o.obeyed[index] {
+		return
+	}
+	limit := 2 * (o.cfg.Grace + o.cfg.DrainTimeout)
+	late, cancel := o.group.Answering(o.work, limit)
+	o.overdue[index] = cancel
+	go func() {
+		<-late.Done()
+		o.mu.Lock()
+		left := o.alive[index] && !o.obeyed[index] && errors.Is(late.Err(), context.DeadlineExceeded)
+		o.mu.Unlock()
+		if left {
+			o.expel(index, fmt.Sprintf("its processes have not ended for %v", limit))
 		}
+	}()
+}
+
+// expel ends the membership of a node, which is lost after T.
+func (o *others) expel(index int, why string) {
+	if err := o.endpoint.Expel(index, o.joinings[index], why); err != nil {
+		o.log.Debug("node not expelled", "node", index, "error", err)
 	}
 }
 
@@ -221,8 +245,8 @@ func (o *others) loopOver() {
 	close(o.over)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.overdue != nil {
-		o.overdue.Stop()
+	for _, cancel := range o.overdue {
+		cancel()
 	}
 }
 
@@ -269,6 +293,12 @@ func (o *others) closed() {
 
 // give passes an event to the attempt's loop, unless that has ended.
 func (o *others) give(e nodeEvent) {
+	select {
+	case <-o.over:
+		o.ended(e)
+		return
+	default:
+	}
 	select {
 	case o.in <- e:
 	case <-o.over:

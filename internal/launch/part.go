@@ -155,7 +155,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	w := &watch{job: j, part: p, stop: &stopState{orders: newOrders()}}
 	at := session.Attempt{
 		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Hooks: w,
-		Nodes: order.Nodes, Node: order.Node, Peer: p, Loads: p,
+		Nodes: order.Nodes, Node: order.Node, Peer: p, Loads: p, Closed: p.closed,
 	}
 	if j.members != nil {
 		w.signals, at.Leave = newHeldSignals(nil), j.members.cfg.Leave
@@ -183,8 +183,13 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	if failed != nil {
 		j.log.Error("part of the attempt failed", "attempt", order.Attempt, "error", failed)
 	}
-	p.tell(msgStopped, p.ended(cause))
+	last := p.ended(cause)
+	last.Unsaved = w.savingEnded
+	p.tell(msgStopped, last)
 	p.closing(ctx, work, w, cause)
+	folding, cancel := context.WithTimeout(work, session.LastWordsTimeout)
+	g.Fold(folding) // a member may wait for a commit that this process has heard of
+	cancel()
 	stop(nil)
 	if !w.savingEnded {
 		if stuck := g.StopSaves(); stuck != nil {
@@ -352,6 +357,8 @@ func (p *part) command(c nodes.Command) error {
 			return err
 		}
 		p.group.Asked(ask.Checkpoint, ask.Rank)
+	default:
+		return errors.New("it is unknown")
 	}
 	return nil
 }

@@ -186,7 +186,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		w.savingEnded = true
 		w.saving = nil
 		err = errors.Join(err, why)
-		end(&FailedError{Rank: -1, Cause: "the trainer can no longer accept saves"})
+		end(&FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: fmt.Sprintf("the trainer can no longer accept saves: %v", why)})
 	}
 	reported, done := w.reported, ctx.Done()
 	if w.part != nil {

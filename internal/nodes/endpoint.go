@@ -369,12 +369,12 @@ func (e *Endpoint) Release(nodes []int) {
 	e.announce()
 }
 
-// Expel ends the membership of a node that does not obey. Its agent gets the reason with
+// Expel ends the membership of a node that does not obey, by its joining. Its agent gets the reason with
 // its next request, and may join again. [Lost] or [Rejoined] follows.
-func (e *Endpoint) Expel(node int, why string) error {
+func (e *Endpoint) Expel(node int, joining uint64, why string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if err := e.roster.expel(node, why); err != nil {
+	if err := e.roster.expel(node, joining, why); err != nil {
 		return err
 	}
 	e.c.Logger.Warn("node expelled", "node", node, "reason", why)

@@ -16,7 +16,7 @@ import (
 // Errors of [Link.Err]. Test with errors.Is.
 var (
 	// ErrExpelled reports that the coordinator no longer counts this node as a member:
-	// it was lost, replaced or excluded. The caller ends its group and joins again.
+	// it was lost, replaced or expelled. The caller ends its group and joins again.
 	ErrExpelled = problem.New(problem.Gone, "this node is no member of the job")
 	// ErrNoContact reports that the endpoint did not answer for [JoinConfig.Wait].
 	ErrNoContact = problem.New(problem.Unavailable, "no contact with the coordinator")

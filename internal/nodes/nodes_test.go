@@ -444,7 +444,7 @@ func TestExpel(t *testing.T) {
 	t.Parallel()
 	j := listen(t, nil)
 	l := join1(t, j.agent("a", -1))
-	if err := j.Expel(1, "its GPU fails"); err != nil {
+	if err := j.Expel(1, j.Members()[1].Joining, "its GPU fails"); err != nil {
 		t.Fatal(err)
 	}
 	closed(t, "the end of the link", l.Done())
@@ -459,7 +459,7 @@ func TestExpel(t *testing.T) {
 		t.Errorf("%+v", lost)
 	}
 	join1(t, j.agent("a", -1))
-	if err := j.Expel(9, ""); kindOf(err) != problem.NotFound {
+	if err := j.Expel(9, 1, ""); kindOf(err) != problem.NotFound {
 		t.Error(err)
 	}
 }

@@ -34,7 +34,7 @@ func TestProbeOfLostNode(t *testing.T) {
 	bury(t)
 	j := listen(t, short)
 	j.Handle("POST "+probePath, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		if err := j.Expel(1, "the test"); err != nil {
+		if err := j.Expel(1, j.Members()[1].Joining, "the test"); err != nil {
 			t.Error(err)
 		}
 		panic(http.ErrAbortHandler)

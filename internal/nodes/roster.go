@@ -139,6 +139,8 @@ func (r *roster) superseded(now time.Time, old *entry, n Node) bool {
 		return false
 	case old.node.Boot != n.Boot && old.node.Boot != "" && n.Boot != "":
 		return true // the machine was restarted
+	case old.expelled != "": // it may beat still, and have processes
+		return now.Sub(old.beaten) >= r.timeout
 	}
 	// The new agent has ended what the old one left on this machine, before it joined.
 	return old.suspect != "" || now.Sub(old.beaten) >= r.patience()
@@ -272,9 +274,9 @@ func (r *roster) leave(session, reason string) {
 
 // expel refuses the agent of a node from now on. As for a silent one, its workers live
 // until T/2 has passed since its last answered beat, so the node is lost after T.
-func (r *roster) expel(index int, why string) error {
+func (r *roster) expel(index int, joining uint64, why string) error {
 	e := r.entries[index]
-	if e == nil || e.self || e.lost != "" {
+	if e == nil || e.self || e.lost != "" || e.joining != joining {
 		return problem.Errorf(problem.NotFound, "expel node %d: no other live node has this index", index)
 	}
 	e.expelled = why

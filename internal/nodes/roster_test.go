@@ -134,7 +134,7 @@ func TestRosterRefuses(t *testing.T) {
 	mustJoin(t, r, at(0), node("a", 1), "s-a")
 	r.connect("s-a")
 	mustJoin(t, r, at(0), node("x", 2), "s-x")
-	if err := r.expel(2, "bad memory"); err != nil {
+	if err := r.expel(2, r.entries[2].joining, "bad memory"); err != nil {
 		t.Fatal(err)
 	}
 	mustJoin(t, r, at(0), node("gone", 3), "s-gone")
@@ -175,7 +175,7 @@ func TestRosterRefuses(t *testing.T) {
 	if _, err := r.hear(at(1), "s-x"); err == nil || !strings.Contains(err.Error(), "bad memory") {
 		t.Errorf("a beat of an expelled node: %v", err)
 	}
-	if err := r.expel(0, "no reason"); err == nil {
+	if err := r.expel(0, 0, "no reason"); err == nil {
 		t.Error("the coordinator's node was expelled")
 	}
 }

@@ -238,7 +238,7 @@ func TestRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer reply.Body.Close()
-	if err := j.Expel(1, "a test"); err != nil {
+	if err := j.Expel(1, j.Members()[1].Joining, "a test"); err != nil {
 		t.Fatal(err)
 	}
 	closed(t, "the end of the request", ended)

@@ -202,16 +202,22 @@ func (j *joining) record(ctx context.Context, rank int, body events.Body) error 
 	of, checkpoint := phaseOf(body)
 	j.mu.Lock()
 	save := j.saves[checkpoint]
-	if save == nil && checkpoint != "" {
-		save = &joinedSave{ranks: len(j.local)}
-		j.saves[checkpoint] = save
+	if p, ok := body.(*events.LocalPlan); ok {
+		if save == nil {
+			save = &joinedSave{ranks: len(j.local)}
+			j.saves[checkpoint] = save
+		}
+		if len(p.Participants) > 0 {
+			save.ranks = len(among(j.local, p.Participants))
+		}
 	}
-	if p, ok := body.(*events.LocalPlan); ok && len(p.Participants) > 0 {
-		save.ranks = len(among(j.local, p.Participants))
-	}
-	if of == phases {
+	if of == phases || save == nil { // nil: the save has ended
 		j.mu.Unlock()
-		return j.facts.recordAs(ctx, j.facts.trial, events.Rank(rank), body)
+		actor := events.Rank(rank)
+		if of == written {
+			actor = j.facts.node
+		}
+		return j.facts.recordAs(ctx, j.facts.trial, actor, body)
 	}
 	p := &save.of[of]
 	own := p.open

@@ -161,6 +161,7 @@ const RelayHeader = "Ckptstore-Relay"
 type repeats struct {
 	mu  sync.Mutex
 	all map[int]map[uint64]*answer // by rank and number
+	low map[int]uint64             // by rank: all lower numbers have their answers
 }
 
 // answer is the answer to one request. It can be read once done is closed.
@@ -194,8 +195,12 @@ func (r *repeats) take(rank int, n, low uint64) (a *answer, first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.all == nil {
-		r.all = map[int]map[uint64]*answer{}
+		r.all, r.low = map[int]map[uint64]*answer{}, map[int]uint64{}
 	}
+	if n < r.low[rank] {
+		return nil, false // a late copy: the rank has the answer
+	}
+	r.low[rank] = max(r.low[rank], low)
 	of := r.all[rank]
 	if of == nil {
 		of = map[uint64]*answer{}
@@ -230,6 +235,10 @@ func (s *rankServer) exactlyOnce(do http.Handler) http.Handler {
 			return
 		}
 		a, first := s.repeats.take(s.rank, n, low)
+		if a == nil {
+			httpkit.Refuse(w, problem.Errorf(problem.Gone, "request %d was answered", n))
+			return
+		}
 		if first {
 			ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
 			stop := context.AfterFunc(s.work, cancel)
@@ -290,20 +299,24 @@ type feed struct {
 
 	mu    sync.Mutex
 	queue []fed
+	ended bool          // it is not read any more
 	came  chan struct{} // has a value if the queue has
 }
 
-// fed is an event, or a question about the plan of a rank.
+// fed is an event, a question about the plan of a rank, or a mark.
 type fed struct {
-	event events.Recorded
-	ask   *planner.Ask
+	event  events.Recorded
+	ask    *planner.Ask
+	folded chan struct{} // closed once all that was put before is folded
 }
 
 func newFeed(trial string) *feed { return &feed{trial: trial, came: make(chan struct{}, 1)} }
 
 func (f *feed) put(of fed) {
 	f.mu.Lock()
-	f.queue = append(f.queue, of)
+	if !f.ended {
+		f.queue = append(f.queue, of)
+	}
 	f.mu.Unlock()
 	select {
 	case f.came <- struct{}{}:
@@ -321,6 +334,13 @@ func (f *feed) appended(facts []events.Fact, sequences []uint64) {
 			}
 		}
 	}
+}
+
+// end drops what comes from now on.
+func (f *feed) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.queue, f.ended = nil, true
 }
 
 // next waits for what was put.
@@ -344,6 +364,18 @@ func (g *Group) Heard(of Forwarded) error {
 		g.saver.feed.put(fed{event: events.Recorded{Event: e, Sequence: of.Sequence}})
 	}
 	return err
+}
+
+// Fold waits until all that the coordinating process has forwarded so far is folded, the
+// saves have ended, or ctx has.
+func (g *Group) Fold(ctx context.Context) {
+	mark := make(chan struct{})
+	g.saver.feed.put(fed{folded: mark})
+	select {
+	case <-mark:
+	case <-g.saver.idle:
+	case <-ctx.Done():
+	}
 }
 
 // Asked takes a question of the coordinating process, which does not know the plan of a

@@ -46,8 +46,7 @@ type saver struct {
 	reuse   bases
 	joined  *joining // appends facts of local ranks; nil: they are appended one by one
 	forward Forwarder
-	feed    *feed            // read in place of the log; nil: the log is read
-	asks    chan planner.Ask // from the feed
+	feed    *feed // read in place of the log; nil: the log is read
 
 	drain   chan drain // once
 	idle    chan struct{}
@@ -89,8 +88,8 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 		decisions: l, store: store, log: log, coord: coord, slots: slots,
 		now:   func() time.Time { return l.now().Add(-store.silence()) },
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
-		permits: make(chan struct{}, defaultWorkers()), asks: make(chan planner.Ask),
-		states: map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
+		permits: make(chan struct{}, defaultWorkers()),
+		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
 		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{},
 	}
 	s.put, s.kept, s.costs, s.over = s.writeData, func() {}, func(int64) {}, func(error) {}
@@ -112,6 +111,9 @@ func (s *saver) onCommit(kept func(), costs func(bytes int64)) {
 // event at known: a coordinator that takes over must know what the dead one did.
 func (s *saver) run(ctx context.Context, from, known uint64) error {
 	err := s.follow(ctx, from, known)
+	if s.feed != nil {
+		s.feed.end()
+	}
 	s.over(err)
 	why := cmpErr(err, errors.New("the trainer no longer takes saves"))
 	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
@@ -154,20 +156,14 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case r, ok := <-tail:
+		case of, ok := <-tail:
 			if !ok {
 				return <-tailErr
 			}
-			if r.Kind != "" {
-				if err := s.apply(ctx, r); err != nil {
-					return err
-				}
-			}
-			seen = max(seen, r.Sequence)
-		case c := <-s.asks:
-			if err := s.execute(ctx, c); err != nil {
+			if err := s.obey(ctx, of); err != nil {
 				return err
 			}
+			seen = max(seen, of.event.Sequence)
 		case err := <-s.written:
 			s.writing--
 			if err != nil {
@@ -211,11 +207,11 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 // from being committed until the deadline. After the trial's events up to known
 // comes an event without a kind and with that sequence: the trial's last event
 // may be far before it.
-func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Recorded, <-chan error) {
-	out, failed := make(chan events.Recorded, 64), make(chan error, 1)
-	give := func(r events.Recorded) error {
+func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan fed, <-chan error) {
+	out, failed := make(chan fed, 64), make(chan error, 1)
+	give := func(of fed) error {
 		select {
-		case out <- r:
+		case out <- of:
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -230,7 +226,7 @@ func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Rec
 				r, err = resolveBlobs(ctx, s.store.Blobs, r)
 			}
 			if err == nil {
-				err = give(r)
+				err = give(fed{event: r})
 			}
 			if err != nil {
 				return err
@@ -247,7 +243,7 @@ func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Rec
 		var err error
 		if known > from { // otherwise it is the first event
 			if err = read(from, known); err == nil {
-				err = give(events.Recorded{Sequence: known})
+				err = give(fed{event: events.Recorded{Sequence: known}})
 			}
 			from = known + 1
 		}
@@ -260,8 +256,8 @@ func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan events.Rec
 }
 
 // tailFeed passes on what the feed gets.
-func (s *saver) tailFeed(ctx context.Context, known uint64, give func(events.Recorded) error) error {
-	if err := give(events.Recorded{Sequence: known}); err != nil {
+func (s *saver) tailFeed(ctx context.Context, known uint64, give func(fed) error) error {
+	if err := give(fed{event: events.Recorded{Sequence: known}}); err != nil {
 		return err
 	}
 	blobs := &lastBlobs{Blobs: s.store.Blobs}
@@ -271,25 +267,30 @@ func (s *saver) tailFeed(ctx context.Context, known uint64, give func(events.Rec
 			return err
 		}
 		for _, of := range queue {
-			if of.ask != nil {
-				select {
-				case s.asks <- *of.ask:
-				case <-ctx.Done():
-					return ctx.Err()
-				}
-				continue
-			}
 			if of.event.Kind == (events.GlobalPlan{}).Kind() {
 				of.event, err = resolveBlobs(ctx, blobs, of.event)
 			}
 			if err == nil {
-				err = give(of.event)
+				err = give(of)
 			}
 			if err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// obey folds an event, answers a question, or confirms a mark.
+func (s *saver) obey(ctx context.Context, of fed) error {
+	switch {
+	case of.ask != nil:
+		return s.execute(ctx, *of.ask)
+	case of.folded != nil:
+		close(of.folded)
+	case of.event.Kind != "":
+		return s.apply(ctx, of.event)
+	}
+	return nil
 }
 
 // apply folds one event and wakes the callers that wait for its checkpoint.

@@ -46,7 +46,7 @@ func (s *saver) execute(ctx context.Context, c planner.Command) error {
 		}
 	case planner.Decide, planner.Publish, planner.Commit:
 		if s.peer != nil {
-			return nil
+			return s.askToAbort(ctx, c)
 		}
 	}
 	switch c := c.(type) {
@@ -73,6 +73,16 @@ func (s *saver) execute(ctx context.Context, c planner.Command) error {
 		return s.commit(ctx, c)
 	}
 	return fmt.Errorf("unknown command %T", c)
+}
+
+// askToAbort passes the abort that a part requests to the coordinating process.
+func (s *saver) askToAbort(ctx context.Context, c planner.Command) error {
+	if d, ok := c.(planner.Decide); ok {
+		if b, ok := d.Body.(*events.CheckpointAborted); ok {
+			return s.abort(ctx, b.Attempt, b.Checkpoint, b.Reason, b.Ranks...)
+		}
+	}
+	return nil
 }
 
 func (s *saver) publish(ctx context.Context, body events.Body) error {

@@ -26,7 +26,8 @@
 // is the coordinating one. Only it decides, and the reports, messages and collectives
 // of all ranks meet in its memory: the other processes relay them to it, see [Peer].
 // Loads meet there too, node by node: see [restore.Meeting].
-// Each process folds the same log, and writes what its own ranks have sealed.
+// It alone reads the log, and forwards what concerns all ranks. Each process writes what
+// its own ranks have sealed.
 package session
 
 import (
@@ -35,10 +36,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"path/filepath"
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -66,6 +69,8 @@ type Attempt struct {
 	// Nodes and Node replace those of [Config], in a job whose groups differ.
 	Nodes Nodes
 	Node  int
+	// Closed is closed when the coordinating process has ended the saves of a part.
+	Closed <-chan struct{}
 	// Forward is how the processes of the other nodes learn of the group's saves; nil if
 	// there are none, or this process does not coordinate.
 	Forward Forwarder
@@ -320,11 +325,11 @@ func (g *Group) ShutDownServers() (err error) {
 // saves have ended; otherwise the caller stops them with [Group.StopSaves]. It
 // returns [ErrDrain] if the saves were not finished in time.
 func (g *Group) Drain(ctx context.Context, why string) (ended bool, err error) {
-	end := g.Started // all that a part has put counts
-	if g.Peer == nil {
-		if end, err = g.store.Log.LastOf(ctx, g.decisions.agg); err != nil {
-			return false, err
-		}
+	end := uint64(math.MaxUint64)
+	if g.Peer != nil {
+		g.saver.feed.put(fed{event: events.Recorded{Sequence: end}}) // after all that this part has received and appended
+	} else if end, err = g.store.Log.LastOf(ctx, g.decisions.agg); err != nil {
+		return false, err
 	}
 	g.saver.drain <- drain{why, end}
 	drained, cancel := g.store.answering(context.WithoutCancel(ctx), g.cfg.DrainTimeout)
@@ -332,10 +337,17 @@ func (g *Group) Drain(ctx context.Context, why string) (ended bool, err error) {
 	select {
 	case err := <-g.saved:
 		return true, err
+	case <-g.Closed:
+		return false, nil
 	case <-drained.Done():
 		g.log.Warn("staged saves abandoned: not finished in time", "drain_timeout", g.cfg.DrainTimeout)
 	}
 	return false, ErrDrain
+}
+
+// Answering returns a context that ends when the log has answered for so long.
+func (g *Group) Answering(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return g.store.answering(ctx, limit)
 }
 
 // StopSaves waits for the end of the saves after the session's context has ended.

@@ -151,6 +151,7 @@ type welcome struct {
 	Config      map[string]any `json:"config,omitempty"`
 	SaveTimeout time.Duration  `json:"save_timeout"`
 	Drain       time.Duration  `json:"drain_timeout"`
+	Grace       time.Duration  `json:"grace"`
 	Collective  time.Duration  `json:"collective_timeout"`
 	Strict      bool           `json:"strict_replicas,omitempty"`
 }
@@ -205,7 +206,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 	url := strings.Contains(o.store, "://")
 	return o.opened(ctx, cfg, store.Options{Location: o.store, Patience: o.wait, Logger: cfg.Logger}, func(ctx context.Context, st *store.Store, cfg launch.Config) (err error) {
 		hello, err := json.Marshal(welcome{
-			Run: cfg.Run, Job: cfg.Job, Config: cfg.TrialConfig, SaveTimeout: cfg.SaveTimeout, Drain: cfg.DrainTimeout, Collective: cfg.Collective,
+			Run: cfg.Run, Job: cfg.Job, Config: cfg.TrialConfig, SaveTimeout: cfg.SaveTimeout, Drain: cfg.DrainTimeout, Grace: cfg.Grace, Collective: cfg.Collective,
 			Strict: cfg.StrictReplicas,
 		})
 		if err != nil {
@@ -305,7 +306,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 		return fmt.Errorf("join the job at %s: %w", at, err)
 	}
 	cfg.Run, cfg.Job, cfg.TrialConfig, cfg.StrictReplicas = job.Run, job.Job, job.Config, job.Strict
-	cfg.SaveTimeout, cfg.DrainTimeout, cfg.Collective = job.SaveTimeout, job.Drain, job.Collective
+	cfg.SaveTimeout, cfg.DrainTimeout, cfg.Grace, cfg.Collective = job.SaveTimeout, job.Drain, job.Grace, job.Collective
 	cfg.Logger.Info("joined", "endpoint", at, "run", job.Run, "job", job.Job, "node", link.Index())
 	open := store.Options{Location: o.store, Patience: o.wait, Logger: slog.New(quietAfter{cfg.Logger.Handler(), link})}
 	if !url {

@@ -1,0 +1,166 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/planner"
+)
+
+// partSaver is the saver of a node that does not coordinate.
+func partSaver(local ...int) *saver {
+	w := &eventWriter{run: "run", trial: "main", source: "test", node: events.Node(1), now: time.Now, newID: func() string { return "id" }}
+	coord := planner.NewCoordinator(planner.CoordinatorConfig{Run: "run", Trial: "main", Attempt: 1, WorldSize: 2, Timeout: time.Hour, Part: true})
+	s := newSaver(&decisionLog{eventWriter: w, attempt: 1, agg: events.Aggregate{Run: "run", Trial: "main"}}, Store{}, coord, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
+	s.peer, s.local, s.feed = nopPeer{}, local, newFeed("main")
+	return s
+}
+
+type nopPeer struct{ Peer }
+
+func (nopPeer) Settled(string) {}
+
+func (s *saver) hears(seq uint64, actor events.Actor, body events.Body) {
+	f, err := events.NewFact(events.Stamp{ID: fmt.Sprint(seq), Source: "test", Time: time.Unix(1, 0)}, events.Scope{Run: "run", Trial: "main", Actor: actor}, body)
+	if err != nil {
+		panic(err)
+	}
+	s.feed.put(fed{event: events.Recorded{Event: f.Event, Sequence: seq}})
+}
+
+func (s *saver) decided(seq uint64, body events.Body) {
+	d, err := events.NewDecision(events.Stamp{ID: fmt.Sprint(seq), Source: "test", Time: time.Unix(1, 0)}, events.Aggregate{Run: "run", Trial: "main"}, body)
+	if err != nil {
+		panic(err)
+	}
+	s.feed.put(fed{event: events.Recorded{Event: d.Event, Sequence: seq}})
+}
+
+// A part that drains does not end before it has folded what it has heard.
+func TestPartDrainsWhatItHeard(t *testing.T) {
+	early := 0
+	const n = 300
+	for range n {
+		s := partSaver(1)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.run(ctx, 10, 10) }()
+		<-time.After(200 * time.Microsecond)
+		s.hears(11, events.Rank(1), &events.LocalPlan{Attempt: 1, Checkpoint: "x.a1", Name: "x", Rank: 1, Fingerprint: "00"})
+		s.hears(12, events.Rank(1), &events.WriteSealed{Attempt: 1, Checkpoint: "x.a1", Rank: 1})
+		g := &Group{Attempt: Attempt{Peer: nopPeer{}, Started: 10}, saver: s, saved: make(chan error), log: s.log, cfg: Config{DrainTimeout: time.Millisecond}}
+		_, _ = g.Drain(ctx, "drained")
+		select {
+		case err := <-done:
+			if err == nil {
+				early++
+			}
+		case <-time.After(20 * time.Millisecond):
+		}
+		stop()
+	}
+	if early > 0 {
+		t.Errorf("in %d of %d drains the saver ended before it had folded the plan and the seal of its rank", early, n)
+	}
+}
+
+// A rank that waits for a commit hears of it, although the part is closed right after it.
+func TestCommitThenClose(t *testing.T) {
+	failed := 0
+	const n = 200
+	for range n {
+		s := partSaver(1)
+		g := &Group{saver: s}
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { _ = s.run(ctx, 10, 10) }()
+		s.hears(11, events.Rank(1), &events.LocalPlan{Attempt: 1, Checkpoint: "x.a1", Name: "x", Rank: 1, Fingerprint: "00"})
+		s.decided(12, &events.CheckpointBegun{Attempt: 1, Checkpoint: "x.a1", Name: "x", WorldSize: 2})
+		got := make(chan error, 1)
+		go func() {
+			now, err := s.wait(t.Context(), "x.a1", 1, client.Committed)
+			if err == nil && now.State != client.Committed {
+				err = fmt.Errorf("state %s", now.State)
+			}
+			got <- err
+		}()
+		<-time.After(2 * time.Millisecond)
+		s.decided(13, &events.CheckpointCommitted{Attempt: 1, Checkpoint: "x.a1"}) // Heard
+		g.Fold(ctx)                                                                // the part is closed
+		stop()
+		if err := <-got; err != nil {
+			failed++
+		}
+	}
+	if failed > 0 {
+		t.Errorf("in %d of %d sessions a rank got an error for a save whose commit its node had heard", failed, n)
+	}
+}
+
+// A fact that comes after the end of its save leaves nothing behind.
+func TestJoiningForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j, _ := newTestJoining(t, 0, 1)
+		for i := range 1000 {
+			id := fmt.Sprint("x", i, ".a1")
+			for rank := range 2 {
+				go func() { _ = j.record(t.Context(), rank, shortPlan(id, rank)) }()
+			}
+			synctest.Wait()
+			j.forget(id) // aborted
+			for rank := range 2 {
+				go func() { _ = j.record(t.Context(), rank, &events.WriteSealed{Attempt: 1, Checkpoint: id, Rank: rank}) }()
+			}
+			synctest.Wait()
+			<-time.After(time.Second)
+		}
+		if n := len(j.saves); n > 0 {
+			t.Errorf("%d saves that have ended are kept", n)
+		}
+	})
+}
+
+// A copy of a request that a broken connection delivers late is not served again: a paused
+// coordinator may have the first one unread in one socket and the second in another.
+func TestLateCopyOfRelayedRequest(t *testing.T) {
+	served := 0
+	s := &rankServer{Group: &Group{work: t.Context()}, rank: 1, relayed: true}
+	h := s.exactlyOnce(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
+	ask := func(number string) {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/send", strings.NewReader("text"))
+		r.Header.Set(RelayHeader, number)
+		h.ServeHTTP(httptest.NewRecorder(), r)
+	}
+	ask("1 1")
+	ask("2 2") // the rank has the answer of 1
+	ask("1 1") // the first copy of 1, late
+	if served != 2 {
+		t.Errorf("2 requests were served %d times", served)
+	}
+}
+
+// A part whose save the coordinating process has dropped without an event drains until it is
+// closed.
+func TestPartDrainsUntilClosed(t *testing.T) {
+	s := partSaver(1)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	go func() { _ = s.run(ctx, 10, 10) }()
+	s.hears(11, events.Rank(1), &events.LocalPlan{Attempt: 1, Checkpoint: "x.a1", Name: "x", Rank: 1, Fingerprint: "00"})
+	<-time.After(50 * time.Millisecond)
+	closed := make(chan struct{})
+	g := &Group{Attempt: Attempt{Peer: nopPeer{}, Closed: closed}, saver: s, saved: make(chan error), log: s.log, cfg: Config{DrainTimeout: time.Hour}}
+	time.AfterFunc(50*time.Millisecond, func() { close(closed) })
+	if ended, err := g.Drain(ctx, "drained"); ended || err != nil {
+		t.Errorf("drained: %t, %v", ended, err)
+	}
+}
