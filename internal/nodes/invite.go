@@ -237,7 +237,10 @@ func (l *Link) ProveShared(ctx context.Context, dir string) (err error) {
 			return nil
 		case l.final(err), l.ctx.Err() != nil:
 			return cmp.Or(l.Err(), err)
-		case problem.Given(err), pauseFor(ctx, l.interval()) != nil:
+		case problem.Given(err):
+			return err
+		}
+		if pauseFor(ctx, l.interval()) != nil {
 			return err
 		}
 	}

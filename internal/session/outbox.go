@@ -136,8 +136,8 @@ const (
 	phases
 )
 
-// windows are how long an event waits for the node's other ranks. Nothing waits for a write
-// but the commit, which waits for the last one anyway.
+// windows are how long an event waits for the node's other ranks. It is appended at once when
+// the last of them has come. Only the commit waits for writes, and it needs all of them.
 var windows = [phases]time.Duration{planned: 20 * time.Millisecond, sealed: 50 * time.Millisecond, written: time.Second}
 
 // joinedSave is one save of the node's ranks.
