@@ -153,7 +153,7 @@ func (f *fakeNode) start(ctx context.Context) error {
 	return nil
 }
 
-// columns is the width of the one tensor of which each rank has a row.
+// nodesColumns is the number of columns of the tensor. Each rank saves one row.
 const nodesColumns = 1 << 20
 
 func (f *fakeNode) local(rank int) checkpoint.Local {

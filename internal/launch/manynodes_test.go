@@ -102,6 +102,19 @@ func (j *job) join(index, procs int, port *launch.HeldPort, contact *launch.Cont
 	return link
 }
 
+// beatsOnly makes the job one of two nodes. The other beats, and obeys nothing.
+func (j *job) beatsOnly() *nodes.Link {
+	j.t.Helper()
+	j.coordinate(1, 1)
+	port, err := launch.HoldPort()
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	link := j.join(1, 1, port, &launch.Contact{})
+	j.t.Cleanup(link.Close)
+	return link
+}
+
 // unreadLog counts the readings of trials.
 type unreadLog struct {
 	session.Log
@@ -250,15 +263,9 @@ func TestNodeThatDoesNotObey(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, failsAlone...)
 	j.cfg.MaxRestarts, j.cfg.Grace, j.cfg.DrainTimeout = 0, time.Second, time.Second
-	j.coordinate(1, 1)
-	port, err := launch.HoldPort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	link := j.join(1, 1, port, &launch.Contact{})
-	defer link.Close()
+	link := j.beatsOnly()
 	j.start()
-	err = j.wait()
+	err := j.wait()
 	var failed *launch.FailedError
 	if !errors.As(err, &failed) || failed.Rank != 0 {
 		t.Errorf("error %v, want the failure of rank 0", err)

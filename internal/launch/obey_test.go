@@ -241,13 +241,7 @@ func TestNodeHangsAfterGoodEnd(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, endsWell...)
 	j.cfg.MaxRestarts, j.cfg.Grace, j.cfg.DrainTimeout = 0, time.Second, time.Second
-	j.coordinate(1, 1)
-	port, err := launch.HoldPort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	link := j.join(1, 1, port, &launch.Contact{})
-	defer link.Close()
+	link := j.beatsOnly()
 	j.start()
 	<-link.Commands() // start
 	if err := errors.Join(link.Tell("hello", map[string]int{"attempt": 1}), link.Tell("exited", map[string]any{"attempt": 1, "rank": 1, "how": "rank 1 ended"})); err != nil {
