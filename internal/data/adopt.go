@@ -103,7 +103,7 @@ func (r *Root) Unlearned(ctx context.Context, ref checkpoint.Ref) ([]int, error)
 	if err := ref.Validate(); err != nil {
 		return nil, err
 	}
-	names, err := r.b.List(ctx, nameOf(ref))
+	names, err := r.names(ctx, nameOf(ref))
 	if err != nil {
 		return nil, fmt.Errorf("find adopted files of checkpoint %s: %w", ref, err)
 	}
@@ -140,7 +140,7 @@ func (r *Root) AdoptedBy(ctx context.Context, ref checkpoint.Ref) ([]string, err
 }
 
 func (r *Root) adoptedBy(ctx context.Context, ref checkpoint.Ref) (files []string, err error) {
-	names, err := r.b.List(ctx, nameOf(ref))
+	names, err := r.names(ctx, nameOf(ref))
 	problems := []error{disk.Gone(err)}
 	for _, file := range names {
 		rank := -1

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -44,7 +45,8 @@ func TestCoalesce(t *testing.T) {
 			}
 		}
 		got := map[spot]int{}
-		for _, r := range coalesce(chunks) {
+		by := reachOf(object.Reading{Span: rapid.SampledFrom([]int64{0, 1, 1 << 20, 16 << 20}).Draw(t, "span")})
+		for _, r := range coalesce(chunks, by) {
 			wanted := int64(0)
 			for i, p := range r.parts {
 				if p.chunk.path != r.parts[0].chunk.path || i > 0 && p.from() < r.parts[i-1].to() {
@@ -56,7 +58,7 @@ func TestCoalesce(t *testing.T) {
 				wanted += p.to() - p.from()
 			}
 			all := r.parts[len(r.parts)-1].to() - r.parts[0].from()
-			if len(r.parts) > 1 && (all > windowSize || all-wanted > wanted/gapShare) || all > taskBlocks*checkpoint.BlockSize {
+			if len(r.parts) > 1 && (all > by.most || all-wanted > wanted/gapShare) || all > by.task*checkpoint.BlockSize {
 				t.Fatalf("a run of %d parts reads %d bytes for %d", len(r.parts), all, wanted)
 			}
 		}

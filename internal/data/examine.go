@@ -90,7 +90,7 @@ func (r *Root) linkTo(ctx context.Context, ref checkpoint.Ref, to *Root) error {
 	if !ok || !same {
 		return fmt.Errorf("one of them is not a directory: %w", errors.ErrUnsupported)
 	}
-	names, err := r.b.List(ctx, nameOf(ref))
+	names, err := r.names(ctx, nameOf(ref))
 	if err != nil {
 		return err
 	}

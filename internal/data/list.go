@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/disk"
+	"github.com/ckptstore/ckptstore/internal/object"
 )
 
 // Damaged is a receipt that could not be read, or a symbolic link in place of a directory.
@@ -118,14 +119,14 @@ func (r *Root) subdirs(ctx context.Context, dir string, linked func(Damaged)) ([
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	names, err := r.b.List(ctx, dir)
+	entries, err := r.b.List(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	found, err := r.changes(ctx, dir, names, linked)
+	found, err := r.changes(ctx, dir, entries, linked)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +168,7 @@ func (r *Root) removeDir(ctx context.Context, ref checkpoint.Ref, committed bool
 
 func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool) error {
 	dir := nameOf(ref)
-	names, err := r.b.List(ctx, dir)
+	names, err := r.names(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		// An interrupted call may have removed it before it made this durable.
 		return disk.Gone(r.b.Sync(ctx, path.Dir(dir)))
@@ -241,16 +242,17 @@ func (r *Root) linkAt(name string, err error) (Damaged, bool) {
 // removeAll removes a directory and its contents. Directories that remain after its files are
 // removed were not made by the store.
 func (r *Root) removeAll(ctx context.Context, dir string, names []string) error {
-	var refused error
-	for _, file := range names {
-		refused = errors.Join(refused, r.b.Remove(ctx, path.Join(dir, file)))
+	files := make([]string, len(names))
+	for i, name := range names {
+		files[i] = path.Join(dir, name)
 	}
-	left, err := r.b.List(ctx, dir)
+	refused := r.b.Remove(ctx, files...)
+	left, err := r.names(ctx, dir)
 	if err != nil {
 		return errors.Join(refused, disk.Gone(err))
 	}
 	for _, sub := range left {
-		inner, err := r.b.List(ctx, path.Join(dir, sub))
+		inner, err := r.names(ctx, path.Join(dir, sub))
 		if stray(err, r.b.Path(path.Join(dir, sub))) {
 			err = r.b.Remove(ctx, path.Join(dir, sub)) // it was made meanwhile
 			if err == nil {
@@ -311,7 +313,7 @@ type changed struct {
 
 // trials returns the directories of all trials. It calls linked for each link.
 func (r *Root) trials(ctx context.Context, linked func(Damaged)) (dirs []changed, err error) {
-	runs, err := r.b.List(ctx, "")
+	runs, err := r.names(ctx, "")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -322,7 +324,7 @@ func (r *Root) trials(ctx context.Context, linked func(Damaged)) (dirs []changed
 		if run == pendingDir {
 			continue
 		}
-		names, err := r.b.List(ctx, run)
+		entries, err := r.b.List(ctx, run)
 		if link, ok := r.linkAt(run, err); ok {
 			linked(link)
 			continue
@@ -333,7 +335,7 @@ func (r *Root) trials(ctx context.Context, linked func(Damaged)) (dirs []changed
 		if err != nil {
 			return nil, err
 		}
-		some, err := r.changes(ctx, run, names, linked)
+		some, err := r.changes(ctx, run, entries, linked)
 		if err != nil {
 			return nil, err
 		}
@@ -347,23 +349,28 @@ func isFile(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*beneath.TypeError)) || err != nil && strings.Contains(err.Error(), "not a directory")
 }
 
-// changes returns the directories among names with their times. It calls linked for each
-// link.
-func (r *Root) changes(ctx context.Context, dir string, names []string, linked func(Damaged)) (dirs []changed, err error) {
-	for _, name := range names {
-		info, err := r.b.Stat(ctx, path.Join(dir, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if link, ok := r.linkAt(path.Join(dir, name), err); ok {
-			linked(link)
-			continue
-		}
-		if err != nil {
-			return nil, err
+// changes returns the directories among entries with their times, which are zero where
+// directories are not kept. It calls linked for each link.
+func (r *Root) changes(ctx context.Context, dir string, entries []object.Entry, linked func(Damaged)) (dirs []changed, err error) {
+	for _, e := range entries {
+		name := path.Join(dir, e.Name)
+		info := e.Info
+		if info == nil {
+			is, err := r.b.Stat(ctx, name)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if link, ok := r.linkAt(name, err); ok {
+				linked(link)
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			info = &is
 		}
 		if info.Dir {
-			dirs = append(dirs, changed{path.Join(dir, name), info.Modified})
+			dirs = append(dirs, changed{name, info.Modified})
 		}
 	}
 	return dirs, nil
@@ -372,17 +379,18 @@ func (r *Root) changes(ctx context.Context, dir string, names []string, linked f
 // newestOf returns the names of a trial's checkpoints that changed last, and of those with
 // the highest numbers, up to most of each.
 func (r *Root) newestOf(ctx context.Context, dir string, most int) ([]string, error) {
-	names, err := r.b.List(ctx, dir)
+	entries, err := r.b.List(ctx, dir)
 	if isFile(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
+	names := object.Names(entries)
 	slices.SortFunc(names, func(a, b string) int { return byNumbers(b, a) })
 	found := slices.Clone(names[:min(most, len(names))])
 	if len(names) > most && len(names) <= statMost {
-		dirs, err := r.changes(ctx, dir, names, func(Damaged) {}) // Newest reports the links among those that it reads
+		dirs, err := r.changes(ctx, dir, entries, func(Damaged) {}) // Newest reports the links among those that it reads
 		if err != nil {
 			return nil, err
 		}

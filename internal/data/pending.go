@@ -175,7 +175,7 @@ func visible(ctx context.Context, dir string, do func() error) error {
 
 // SweepPending removes the pending files of processes that have ended.
 func (r *Root) SweepPending(ctx context.Context) error {
-	names, err := r.b.List(ctx, pendingDir)
+	names, err := r.names(ctx, pendingDir)
 	if err != nil {
 		return disk.Gone(err)
 	}
@@ -190,7 +190,7 @@ func (r *Root) SweepPending(ctx context.Context) error {
 		if err != nil {
 			continue // another process writes there, or has just removed it
 		}
-		files, err := r.b.List(ctx, dir)
+		files, err := r.names(ctx, dir)
 		if err == nil {
 			err = r.removeAll(ctx, dir, files)
 		}
@@ -214,7 +214,7 @@ func (p *Pending) Remove(ctx context.Context) error {
 	for _, f := range files {
 		f.Abort()
 	}
-	names, err := p.root.b.List(ctx, p.dir)
+	names, err := p.root.names(ctx, p.dir)
 	if err == nil {
 		err = p.root.removeAll(ctx, p.dir, names)
 	}

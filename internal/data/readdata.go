@@ -22,6 +22,8 @@ import (
 type chunkReader struct {
 	load func(ctx context.Context, rank int) (*rankIndex, error)
 	opener
+	reach   reach
+	readers int // runs read at a time
 }
 
 // opener opens the files that indexes describe.
@@ -73,7 +75,7 @@ type copyTo struct {
 }
 
 // ReadData implements [Reader]. It holds a few files open and uses 1 MiB for each of its
-// goroutines.
+// goroutines, of which there are a few, or as many as the backend is best read by.
 func (r *FileReader) ReadData(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination) (int64, error) {
 	n, err := r.readData(ctx, wants, reads, dst)
 	return n, r.wrap("load", err)
@@ -91,7 +93,7 @@ func (r *FileReader) readData(ctx context.Context, wants []checkpoint.Want, read
 
 // chunks returns a reader of the chunks that the indexes name.
 func (r *FileReader) chunks() chunkReader {
-	return chunkReader{load: r.load, opener: checkpointFiles{r.root, r.ref}}
+	return chunkReader{r.load, checkpointFiles{r.root, r.ref}, reachOf(r.root.b.Reading()), r.root.readers()}
 }
 
 func (r chunkReader) read(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination) (int64, error) {
@@ -100,7 +102,7 @@ func (r chunkReader) read(ctx context.Context, wants []checkpoint.Want, reads []
 		return 0, err
 	}
 	files := map[string]*sharedFile{}
-	runs := coalesce(chunks)
+	runs := coalesce(chunks, r.reach)
 	for i := range runs {
 		c := runs[i].parts[0].chunk
 		f := files[c.path]
@@ -116,7 +118,7 @@ func (r chunkReader) read(ctx context.Context, wants []checkpoint.Want, reads []
 	}
 	var total atomic.Int64
 	g, inner := errgroup.WithContext(ctx)
-	g.SetLimit(readers())
+	g.SetLimit(r.readers)
 	for _, run := range runs {
 		g.Go(func() error {
 			defer run.file.done()
@@ -131,7 +133,8 @@ func (r chunkReader) read(ctx context.Context, wants []checkpoint.Want, reads []
 	return total.Load(), checkRecords(ctx, chunks, files)
 }
 
-// readers returns the number of runs read at a time: some wait for the disk.
+// readers returns the number of runs read at a time where that is a matter of cores: some
+// wait for the disk.
 func readers() int { return runtime.GOMAXPROCS(0) + 2 }
 
 // checkRecords compares the chunks without sums, once all of their bytes are read, with the
@@ -331,7 +334,7 @@ func (p part) to() int64 {
 // coalesce plans the reads of chunks, in the order of their files. It is a pure function. A
 // block is in one part only. The gaps between parts that are read together are at most
 // 1/[gapShare] of them.
-func coalesce(chunks []*chunkRead) []run {
+func coalesce(chunks []*chunkRead, by reach) []run {
 	var runs []run
 	wanted := int64(0) // bytes of the last run
 	for _, c := range chunks {
@@ -343,15 +346,21 @@ func coalesce(chunks []*chunkRead) []run {
 			continue
 		}
 		for _, b := range c.blocks {
-			for lo := b.lo; lo < b.hi; lo += taskBlocks {
-				p := part{c, blockRange{lo, min(lo+taskBlocks, b.hi)}}
+			for lo := b.lo; lo < b.hi; {
+				p := part{c, blockRange{lo, min(lo+by.task, b.hi)}}
+				n := len(runs) - 1
+				if n >= 0 && by.fill {
+					p.blocks.hi = runs[n].fill(p, by)
+				}
 				size := p.to() - p.from()
-				if n := len(runs) - 1; n >= 0 && runs[n].takes(p, size, wanted) {
+				if n >= 0 && runs[n].takes(p, size, wanted, by) {
 					runs[n].parts = append(runs[n].parts, p)
 					wanted += size
-					continue
+				} else {
+					p.blocks.hi = min(lo+by.task, b.hi)
+					runs, wanted = append(runs, run{parts: []part{p}}), p.to()-p.from()
 				}
-				runs, wanted = append(runs, run{parts: []part{p}}), size
+				lo = p.blocks.hi
 			}
 		}
 	}
@@ -360,13 +369,23 @@ func coalesce(chunks []*chunkRead) []run {
 
 // takes reports whether a part is read together with the parts of a run, of which wanted
 // bytes are wanted.
-func (r *run) takes(p part, size, wanted int64) bool {
+func (r *run) takes(p part, size, wanted int64, by reach) bool {
 	first, last := r.parts[0], r.parts[len(r.parts)-1]
-	if first.chunk.path != p.chunk.path || first.chunk.entry.Strides != nil || size > smallPart || last.to()-last.from() > smallPart {
+	if first.chunk.path != p.chunk.path || first.chunk.entry.Strides != nil || size > by.small || last.to()-last.from() > by.small {
 		return false
 	}
 	all := p.to() - first.from()
-	return p.from() >= last.to() && all <= windowSize && all-wanted-size <= (wanted+size)/gapShare
+	return p.from() >= last.to() && all <= by.most && all-wanted-size <= (wanted+size)/gapShare
+}
+
+// fill returns the end of as many blocks of a part as the run has space for; that of the
+// part, if it has none.
+func (r *run) fill(p part, by reach) int64 {
+	end := r.parts[0].from() + by.most
+	if blocks := (end - p.from()) / checkpoint.BlockSize; p.to() > end && blocks > 0 {
+		return p.blocks.lo + blocks
+	}
+	return p.blocks.hi
 }
 
 // read reads, verifies and copies, a window at a time. It returns the number of bytes read
@@ -386,6 +405,9 @@ func (r *run) read(ctx context.Context) (int64, error) {
 	if len(r.parts) == 1 {
 		return first.chunk.readBlocks(ctx, r.file.path, file, first.blocks)
 	}
+	if _, far := file.(object.Ranger); far {
+		return r.readStream(ctx, file)
+	}
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	all := (*buf)[:r.parts[len(r.parts)-1].to()-first.from()]
@@ -400,6 +422,24 @@ func (r *run) read(ctx context.Context) (int64, error) {
 		}
 	}
 	return int64(n), nil
+}
+
+// readStream reads the parts from one stream.
+func (r *run) readStream(ctx context.Context, file object.Object) (total int64, err error) {
+	first, last := r.parts[0], r.parts[len(r.parts)-1]
+	src, stop, err := play(file, first.from(), last.to())
+	if err != nil {
+		return 0, first.chunk.missing(r.file.path, err)
+	}
+	defer stop()
+	for _, p := range r.parts {
+		n, err := p.chunk.readBlocks(ctx, r.file.path, src, p.blocks)
+		total += n
+		if err != nil {
+			return total, err
+		}
+	}
+	return last.to() - first.from(), nil
 }
 
 // readBlocks reads blocks of a chunk. Reading them directly into their destination would save
@@ -447,6 +487,9 @@ func (c *chunkRead) verify(path string, first int64, window []byte) error {
 
 // short returns the error for a file that ends, or cannot be read, at a byte of the chunk.
 func (c *chunkRead) short(path string, at int64, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return c.missing(path, err)
+	}
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("read %s at %d: %w", path, c.entry.Offset+at, err)
 	}

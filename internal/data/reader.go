@@ -145,7 +145,7 @@ func (r *FileReader) SetUp(ctx context.Context, m checkpoint.Manifest, _ bool) e
 	}
 	if err == nil {
 		var names []string
-		if names, err = r.root.b.List(ctx, nameOf(r.ref)); err == nil && len(names) == 0 {
+		if names, err = r.root.names(ctx, nameOf(r.ref)); err == nil && len(names) == 0 {
 			err = fmt.Errorf("%s: %w", r.root.path(r.ref), fs.ErrNotExist)
 		}
 	}

@@ -116,7 +116,7 @@ func (r *Root) OfStore(id string, formerly ...string) {
 
 // contents returns the names in the directory of ref; none if it does not exist.
 func (r *Root) contents(ctx context.Context, ref checkpoint.Ref) ([]string, error) {
-	names, err := r.b.List(ctx, nameOf(ref))
+	names, err := r.names(ctx, nameOf(ref))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -194,7 +194,7 @@ func (p *repair) held(ctx context.Context, wanted func(link string) bool) (by ma
 	by = map[string][]holder{}
 	var errs []error
 	err = p.root.walk(ctx, func(ref checkpoint.Ref) {
-		names, err := p.root.b.List(ctx, nameOf(ref))
+		names, err := p.root.names(ctx, nameOf(ref))
 		if err != nil {
 			errs = append(errs, disk.Gone(err)) // a directory may disappear meanwhile
 			return
@@ -249,7 +249,7 @@ func (p *repair) one(ctx context.Context, a, b string) (bool, error) {
 	if err != nil {
 		return false, disk.Gone(err)
 	}
-	if x.ID != (object.FileID{}) {
+	if x.ID != "" {
 		return x.ID == y.ID, nil
 	}
 	return sameFile(ctx, p.root.b, a, p.root.b, b) == nil, nil
@@ -308,7 +308,7 @@ func (p *repair) follow(ctx context.Context, f followed, old object.Object, fixe
 		if err != nil {
 			return err
 		}
-		if info.ID != (object.FileID{}) && info.Links == 0 {
+		if info.ID != "" && info.Links == 0 {
 			return nil // without a name it cannot be linked
 		}
 		names, err := p.held(ctx, func(link string) bool { return link == f.link })
@@ -339,8 +339,8 @@ func (p *repair) follow(ctx context.Context, f followed, old object.Object, fixe
 
 // late reports whether a name still belongs to the damaged file. Where files have no ID, that
 // is a new name of a file that is damaged.
-func (p *repair) late(ctx context.Context, f followed, old object.FileID, h holder, listed bool) (bool, error) {
-	if old == (object.FileID{}) {
+func (p *repair) late(ctx context.Context, f followed, old string, h holder, listed bool) (bool, error) {
+	if old == "" {
 		if listed {
 			return false, nil
 		}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"path"
 	"sync"
 	"sync/atomic"
@@ -66,18 +66,23 @@ func (r *Root) path(ref checkpoint.Ref, file ...string) string { return r.b.Path
 // sync makes the names in the directory of ref durable.
 func (r *Root) sync(ctx context.Context, ref checkpoint.Ref) error { return r.b.Sync(ctx, nameOf(ref)) }
 
+// names returns the names in a directory of the backend.
+func (r *Root) names(ctx context.Context, dir string) ([]string, error) {
+	entries, err := r.b.List(ctx, dir)
+	return object.Names(entries), err
+}
+
+// mostMeta is more bytes than any index, manifest or receipt has. Their decoders have
+// their own limits.
+const mostMeta = 1 << 31
+
 // readFile returns the content of a small file.
 func (r *Root) readFile(ctx context.Context, ref checkpoint.Ref, file string) ([]byte, error) {
-	f, err := r.b.Open(ctx, nameOf(ref, file))
-	if err != nil {
+	data, err := r.b.Get(ctx, nameOf(ref, file), mostMeta)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read: %w", err)
 	}
-	info, err := f.Stat()
-	var data []byte
-	if err == nil {
-		data, err = io.ReadAll(io.NewSectionReader(f, 0, info.Size))
-	}
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", r.path(ref, file), err)
 	}
 	return data, nil

@@ -78,7 +78,17 @@ func shortOf(err error) *shortError {
 // scan allocates nothing: the buffer is pooled, and visit does not escape. It copies
 // windows out of the page cache, because mapping them takes half as much time again:
 // the kernel maps pages one by one.
+//
+// A file whose reads are requests is read as one stream.
 func scan(ctx context.Context, src io.ReaderAt, lo, hi int64, visit func(window []byte, at int64) error) (int64, error) {
+	if _, far := src.(object.Ranger); far && hi > lo {
+		on, stop, err := play(src.(object.Object), lo, hi)
+		if err != nil {
+			return 0, &shortError{at: lo, err: err}
+		}
+		defer stop()
+		src = on
+	}
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	for at := lo; at < hi; {

@@ -157,7 +157,7 @@ func (v *verifier) findError(name string, err error) {
 }
 
 func (v *verifier) run(ctx context.Context, digest checkpoint.Digest) error {
-	names, err := v.root.b.List(ctx, nameOf(v.ref))
+	names, err := v.root.names(ctx, nameOf(v.ref))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.As(err, new(*beneath.TypeError)) {
 		return err // a link is not followed: each file gives a finding
 	}

@@ -63,7 +63,7 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.In
 	if v.quick {
 		return
 	}
-	known := info.ID != (object.FileID{})
+	known := info.ID != ""
 	for i := range x.Entries {
 		e := &x.Entries[i]
 		if e.File != n {
@@ -362,7 +362,7 @@ func (t *Together) release() { <-t.reading }
 
 // chunkPlace is a range of bytes in a file and their expected digest.
 type chunkPlace struct {
-	file         object.FileID
+	file         string
 	offset, size int64
 	digest       checkpoint.Digest
 }

@@ -358,7 +358,7 @@ func (c *claim) give() { c.use(math.MaxInt64) }
 // there returns the names in the directory of the checkpoint, and whether it is sealed: it
 // has a manifest or a receipt, so its bytes may have been committed.
 func (w *FileWriter) there(ctx context.Context) (names []string, sealed bool, err error) {
-	names, err = w.root.b.List(ctx, nameOf(w.ref))
+	names, err = w.root.names(ctx, nameOf(w.ref))
 	if err != nil {
 		return nil, false, fmt.Errorf("list %s, which SetUp creates: %w", w.root.path(w.ref), err)
 	}

@@ -47,20 +47,26 @@ type Backend interface {
 	// independent: the name always has all bytes of exactly one of them.
 	Create(ctx context.Context, name string, size int64, mode Mode) (Upload, error)
 
-	// Open opens a file for reading, until ctx ends.
+	// Open opens a file for reading, until ctx ends. Where opening costs a request, a missing
+	// file may be an error of the first read instead.
 	Open(ctx context.Context, name string) (Object, error)
+
+	// Get returns all bytes of a small file, in one request where requests count. A file of
+	// more than most bytes is [ErrTooLarge].
+	Get(ctx context.Context, name string, most int64) ([]byte, error)
 
 	// Stat returns the Info of a file or directory. Where directories are not kept, a name
 	// with files below it is one.
 	Stat(ctx context.Context, name string) (Info, error)
 
-	// List returns the names in a directory, without the directory's own, in any order; "" is
-	// the backend's root. The result may include uploads, whose names end in [Partial]. A
-	// missing directory is [fs.ErrNotExist], or empty where directories are not kept.
-	List(ctx context.Context, dir string) ([]string, error)
+	// List returns what is in a directory, in any order; "" is the backend's root. The result
+	// may include uploads, whose names end in [Partial]. A missing directory is
+	// [fs.ErrNotExist], or empty where directories are not kept.
+	List(ctx context.Context, dir string) ([]Entry, error)
 
-	// Remove removes a file or an empty directory. A missing one is success.
-	Remove(ctx context.Context, name string) error
+	// Remove removes files and empty directories, in any order, in as few requests as
+	// possible. A missing one is success. After an error some may be left.
+	Remove(ctx context.Context, names ...string) error
 
 	// Link gives a file a second name, so that removing the first leaves its bytes. An
 	// existing name is [fs.ErrExist], or replaced atomically, according to mode. Where links
@@ -72,7 +78,22 @@ type Backend interface {
 
 	// Usage returns the remaining space, or [errors.ErrUnsupported] where it is unknown.
 	Usage(ctx context.Context) (Usage, error)
+
+	// Reading returns how files are read best.
+	Reading() Reading
 }
+
+// Reading is how the files of a backend are read best.
+type Reading struct {
+	Span  int64 // bytes of one read: a read of fewer takes as long; 0: reads of any size cost the same
+	Depth int   // reads at the same time; 0: as many as there are cores
+}
+
+// ErrChanged reports bytes that arrived other than they were summed.
+var ErrChanged = errors.New("bytes changed after they were digested")
+
+// ErrTooLarge reports a file that is larger than the caller of Get expects.
+var ErrTooLarge = errors.New("the file is larger than any of its kind")
 
 // Partial ends the names of files that are being written, which begin with their final name.
 // They are never read. A file that was left by a crash stays until it, or its directory, is
@@ -115,13 +136,44 @@ type Upload interface {
 	Abort()
 }
 
-// Object is an open file.
+// Gatherer is an [Upload] that sends pieces from where they lie.
+type Gatherer interface {
+	// WriteFrom is WriteAt for a piece in several runs of memory, which stay as they are until
+	// Commit or Abort returns. sum is the CRC-32C of the piece. A backend that can compares it
+	// with the bytes that arrive, so that a byte which changes after it was summed is an error.
+	WriteFrom(p [][]byte, off int64, sum uint32) error
+}
+
+// Object is an open file. It never has bytes of two files: once its name belongs to another
+// file, or to none, reads return the bytes of the file that was opened, or an error.
 type Object interface {
 	io.ReaderAt
 	io.Closer
-	// Stat describes the file that was opened, even if its name belongs to another file by
-	// now.
+	// Stat describes the file that was opened.
 	Stat() (Info, error)
+}
+
+// Ranger is an [Object] of which each ReadAt is a request to another machine. Its bytes are
+// read as streams.
+type Ranger interface {
+	// ReadRange returns the n bytes from off on, as they arrive. Where the file ends before,
+	// the stream ends with [io.ErrUnexpectedEOF].
+	ReadRange(off, n int64) (io.ReadCloser, error)
+}
+
+// Entry is a name in a directory.
+type Entry struct {
+	Name string // without the directory's own
+	Info *Info  // nil where a listing does not know it: Stat does
+}
+
+// Names returns the names of entries.
+func Names(entries []Entry) []string {
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name
+	}
+	return names
 }
 
 // Info describes a file without reading it.
@@ -130,11 +182,8 @@ type Info struct {
 	Modified time.Time
 	Dir      bool
 	Links    uint64 // number of names; 0 where unknown
-	ID       FileID // zero where unknown
+	ID       string // the same for all names of a file, and of no other; empty where unknown
 }
-
-// FileID identifies a file that has several names.
-type FileID struct{ Device, Inode uint64 }
 
 // Usage is the space on a disk, in bytes.
 type Usage struct {

@@ -176,6 +176,17 @@ func (s *Store) sweep() error {
 			return err
 		}
 	}
+	early, err := filepath.Glob(filepath.Join(s.sockets(), earlySocket+"*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range early {
+		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()) > earlyAge {
+			if err := abandoned(path); err != nil {
+				return err
+			}
+		}
+	}
 	if err := sweepJobs(s.Runtime); err != nil {
 		return err
 	}
@@ -260,23 +271,50 @@ func abandoned(path string) error {
 }
 
 // listenUnix listens for processes of this user, or of the group that the store is shared
-// with.
+// with. The socket gets its name when it answers: between bind(2) and listen(2) it refuses
+// connections, as a dead one does, and the owner of a copy of this store would remove it.
 func (s *Store) listenUnix(path string) (net.Listener, error) {
-	l, err := net.Listen("unix", path)
+	dir, name := filepath.Split(path)
+	early := filepath.Join(dir, earlySocket+name[1:]) // as long as path, which may be the longest possible
+	l, err := net.Listen("unix", early)
 	if err != nil {
 		return nil, err
 	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	mode := os.FileMode(0o600)
 	gid, shared := s.group()
 	if shared {
 		mode = 0o660
-		l = members{l, gid}
 	}
-	if err := os.Chmod(path, mode); err != nil {
-		return nil, errors.Join(err, l.Close())
+	err = os.Chmod(early, mode)
+	if err == nil {
+		err = os.Rename(early, path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close(), removed(early))
+	}
+	l = named{l, path}
+	if shared {
+		l = members{l, gid}
 	}
 	return l, nil
 }
+
+// earlySocket begins the names of sockets that do not answer yet, in place of the "o" of an
+// owner's. One that is older than earlyAge was left by a process that was killed.
+const (
+	earlySocket = "n"
+	earlyAge    = time.Minute
+)
+
+// named is a listener that removes the name of its socket.
+type named struct {
+	net.Listener
+	path string
+}
+
+// Close implements [net.Listener].
+func (n named) Close() error { return errors.Join(n.Listener.Close(), removed(n.path)) }
 
 // close releases everything, the lock last.
 func (w *ownership) close() error {

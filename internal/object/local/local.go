@@ -16,8 +16,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"syscall"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -158,27 +160,57 @@ func Stat(files vfs.FS, path string) (object.Info, error) {
 func infoOf(of vfs.FileInfo) object.Info {
 	info := object.Info{Size: of.Size(), Modified: of.ModTime(), Dir: of.IsDir()}
 	if s, ok := of.Sys().(*syscall.Stat_t); ok {
-		info.Links, info.ID = uint64(s.Nlink), object.FileID{Device: s.Dev, Inode: s.Ino} //nolint:unconvert // its width depends on the machine
+		info.Links, info.ID = uint64(s.Nlink), strconv.FormatUint(uint64(s.Dev), 16)+":"+strconv.FormatUint(s.Ino, 16) //nolint:unconvert // their width depends on the machine
 	}
 	return info
 }
 
 // List implements [object.Backend].
-func (d *Dir) List(ctx context.Context, dir string) ([]string, error) {
+func (d *Dir) List(ctx context.Context, dir string) ([]object.Entry, error) {
 	path, err := d.at(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
-	return d.fs.List(path)
+	names, err := d.fs.List(path)
+	entries := make([]object.Entry, len(names))
+	for i, name := range names {
+		entries[i].Name = name
+	}
+	return entries, err
 }
 
-// Remove implements [object.Backend].
-func (d *Dir) Remove(ctx context.Context, name string) error {
-	path, err := d.at(ctx, name)
+// Get implements [object.Backend].
+func (d *Dir) Get(ctx context.Context, name string, most int64) ([]byte, error) {
+	f, err := d.Open(ctx, name)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return disk.Gone(d.fs.Remove(path))
+	info, err := f.Stat()
+	var data []byte
+	switch {
+	case err != nil:
+	case info.Size > most:
+		err = fmt.Errorf("%s has %d bytes: %w", d.Path(name), info.Size, object.ErrTooLarge)
+	default:
+		data, err = io.ReadAll(io.NewSectionReader(f, 0, info.Size))
+	}
+	return data, errors.Join(err, f.Close())
+}
+
+// Reading implements [object.Backend].
+func (d *Dir) Reading() object.Reading { return object.Reading{} }
+
+// Remove implements [object.Backend].
+func (d *Dir) Remove(ctx context.Context, names ...string) error {
+	var problems error
+	for _, name := range names {
+		path, err := d.at(ctx, name)
+		if err == nil {
+			err = disk.Gone(d.fs.Remove(path))
+		}
+		problems = errors.Join(problems, err)
+	}
+	return problems
 }
 
 // Link implements [object.Backend].

@@ -7,10 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path"
 	"strings"
 	"sync"
+	"testing/iotest"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/object"
@@ -42,6 +44,14 @@ func (o *opened) Stat() (object.Info, error) {
 // Close implements [object.Object].
 func (o *opened) Close() error { return nil }
 
+// ReadRange implements [object.Ranger].
+func (o *opened) ReadRange(off, n int64) (io.ReadCloser, error) {
+	if off+n > o.Size() {
+		return io.NopCloser(io.MultiReader(io.NewSectionReader(o, off, n), iotest.ErrReader(io.ErrUnexpectedEOF))), nil
+	}
+	return io.NopCloser(io.NewSectionReader(o, off, n)), nil
+}
+
 func check(ctx context.Context, name string) error {
 	return errors.Join(ctx.Err(), object.Validate(name))
 }
@@ -67,6 +77,14 @@ func (b *Bucket) Usage(context.Context) (object.Usage, error) {
 
 // Open implements [object.Backend].
 func (b *Bucket) Open(ctx context.Context, name string) (object.Object, error) {
+	o, err := b.find(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+func (b *Bucket) find(ctx context.Context, name string) (*opened, error) {
 	if err := check(ctx, name); err != nil {
 		return nil, err
 	}
@@ -85,14 +103,14 @@ func (b *Bucket) Stat(ctx context.Context, name string) (object.Info, error) {
 	if err == nil {
 		return o.Stat()
 	}
-	if names, no := b.List(ctx, name); no == nil && len(names) > 0 {
+	if in, no := b.List(ctx, name); no == nil && len(in) > 0 {
 		return object.Info{Dir: true}, nil
 	}
 	return object.Info{}, err
 }
 
 // List implements [object.Backend].
-func (b *Bucket) List(ctx context.Context, dir string) ([]string, error) {
+func (b *Bucket) List(ctx context.Context, dir string) ([]object.Entry, error) {
 	prefix := ""
 	if dir != "" {
 		if err := check(ctx, dir); err != nil {
@@ -102,28 +120,56 @@ func (b *Bucket) List(ctx context.Context, dir string) ([]string, error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var names []string
+	var entries []object.Entry
 	seen := map[string]bool{}
-	for name := range b.objects {
+	for name, o := range b.objects {
 		if rest, ok := strings.CutPrefix(name, prefix); ok {
-			if first, _, _ := strings.Cut(rest, "/"); !seen[first] {
-				seen[first] = true
-				names = append(names, first)
+			first, _, dir := strings.Cut(rest, "/")
+			if seen[first] {
+				continue
 			}
+			seen[first] = true
+			info := object.Info{Dir: true}
+			if !dir {
+				info, _ = o.Stat() // never fails
+			}
+			entries = append(entries, object.Entry{Name: first, Info: &info})
 		}
 	}
-	return names, ctx.Err()
+	return entries, ctx.Err()
 }
 
-// Remove implements [object.Backend].
-func (b *Bucket) Remove(ctx context.Context, name string) error {
+// Get implements [object.Backend].
+func (b *Bucket) Get(ctx context.Context, name string, most int64) ([]byte, error) {
 	if err := check(ctx, name); err != nil {
-		return err
+		return nil, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.objects, name)
-	return nil
+	o := b.objects[name]
+	switch {
+	case o == nil:
+		return nil, &fs.PathError{Op: "get", Path: b.Path(name), Err: fs.ErrNotExist}
+	case o.Size() > most:
+		return nil, fmt.Errorf("%s has %d bytes: %w", b.Path(name), o.Size(), object.ErrTooLarge)
+	}
+	return io.ReadAll(io.NewSectionReader(o, 0, o.Size()))
+}
+
+// Reading implements [object.Backend].
+func (b *Bucket) Reading() object.Reading { return object.Reading{Span: 1 << 20, Depth: 4} }
+
+// Remove implements [object.Backend].
+func (b *Bucket) Remove(ctx context.Context, names ...string) error {
+	for _, name := range names {
+		if err := check(ctx, name); err != nil {
+			return err
+		}
+		b.mu.Lock()
+		delete(b.objects, name)
+		b.mu.Unlock()
+	}
+	return ctx.Err()
 }
 
 // Create implements [object.Backend].

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -22,8 +23,17 @@ func directory(t *testing.T, b object.Backend) {
 		}
 	}
 	for dir, want := range map[string][]string{"": {"run"}, "run": {"main", "other"}, "run/main": {"a", "b"}} {
-		names, err := b.List(t.Context(), dir)
+		in, err := b.List(t.Context(), dir)
+		names := object.Names(in)
 		slices.Sort(names)
+		for _, e := range in {
+			if e.Info == nil {
+				continue
+			}
+			if is, err := b.Stat(t.Context(), path.Join(dir, e.Name)); err != nil || is.Dir != e.Info.Dir || !is.Dir && is.Size != e.Info.Size {
+				t.Errorf("%s in %q is listed as %+v, and is %+v, %v", e.Name, dir, *e.Info, is, err)
+			}
+		}
 		if err != nil || !slices.Equal(names, want) {
 			t.Errorf("list of %q: %v, %v; want %v", dir, names, err, want)
 		}
@@ -49,6 +59,9 @@ func removed(t *testing.T, b object.Backend) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := f.ReadAt(make([]byte, 1), 0); err != nil {
+		t.Fatal(err)
+	}
 	_ = b.Remove(t.Context(), "run/main") // refused, or nothing: the file must stay
 	want(t, b, "run/main/a", noise(1))
 	for range 2 {
@@ -59,8 +72,9 @@ func removed(t *testing.T, b object.Backend) {
 	if _, err := b.Stat(t.Context(), "run/main/a"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("stat of what was removed: %v", err)
 	}
-	if _, err := f.ReadAt(make([]byte, 1), 0); err != nil {
-		t.Errorf("a reader that has it open: %v", err)
+	got := []byte{^noise(1)[0]}
+	if _, err := f.ReadAt(got, 0); err == nil && got[0] != noise(1)[0] {
+		t.Error("a reader that has it open reads something else")
 	}
 	if err := f.Close(); err != nil {
 		t.Error(err)
@@ -119,6 +133,9 @@ func badNames(t *testing.T, b object.Backend) {
 		if _, err := b.Open(t.Context(), name); err == nil || errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("open of %q: %v", name, err)
 		}
+		if _, err := b.Get(t.Context(), name, 1); err == nil || errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("get of %q: %v", name, err)
+		}
 		if err := b.Remove(t.Context(), name); err == nil {
 			t.Errorf("removed %q", name)
 		}
@@ -135,9 +152,10 @@ func ended(t *testing.T, b object.Backend) {
 	_, create := b.Create(ctx, "run/main/b", 1, object.Replace)
 	_, open := b.Open(ctx, "run/main/a")
 	_, stat := b.Stat(ctx, "run/main/a")
+	_, get := b.Get(ctx, "run/main/a", 1)
 	_, list := b.List(ctx, "run/main")
 	for what, err := range map[string]error{
-		"create": create, "open": open, "stat": stat, "list": list,
+		"create": create, "open": open, "stat": stat, "get": get, "list": list,
 		"make a directory": b.MakeDir(ctx, "run/more"), "remove": b.Remove(ctx, "run/main/a"), "sync": b.Sync(ctx, "run/main"),
 	} {
 		if !errors.Is(err, context.Canceled) {
@@ -148,14 +166,20 @@ func ended(t *testing.T, b object.Backend) {
 }
 
 func notThere(t *testing.T, b object.Backend) {
-	if _, err := b.Open(t.Context(), "run/main/none"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("open: %v", err)
+	if err := read(t, b, "run/main/none"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("read: %v", err)
+	}
+	if _, err := b.Get(t.Context(), "run/main/none", 1<<20); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("get: %v", err)
 	}
 	if _, err := b.Stat(t.Context(), "nowhere/none"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("stat: %v", err)
 	}
-	if err := b.Remove(t.Context(), "nowhere/none"); err != nil {
+	if err := b.Remove(t.Context(), "nowhere/none", "run/main/none"); err != nil {
 		t.Errorf("remove: %v", err)
+	}
+	if err := b.Remove(t.Context()); err != nil {
+		t.Errorf("remove of nothing: %v", err)
 	}
 }
 

@@ -34,6 +34,10 @@ func Test(t *testing.T, open func(t testing.TB) object.Backend) {
 		"not there":  notThere,
 		"usage":      usage,
 		"short read": shortRead,
+		"ranges":     ranges,
+		"get":        small,
+		"gathered":   gathered,
+		"many":       many,
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := open(t)
@@ -84,6 +88,17 @@ func get(t *testing.T, b object.Backend, name string) []byte {
 		t.Fatal(err)
 	}
 	return data
+}
+
+// read opens a file and reads a byte of it.
+func read(t *testing.T, b object.Backend, name string) error {
+	t.Helper()
+	f, err := b.Open(t.Context(), name)
+	if err != nil {
+		return err
+	}
+	_, err = f.ReadAt(make([]byte, 1), 0)
+	return errors.Join(err, f.Close())
 }
 
 func want(t *testing.T, b object.Backend, name string, data []byte) {
@@ -149,17 +164,17 @@ func unseen(t *testing.T, b object.Backend) {
 	const name = "run/main/f"
 	look := func(when string) {
 		t.Helper()
-		if _, err := b.Open(t.Context(), name); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: open gives %v", when, err)
+		if err := read(t, b, name); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: a read gives %v", when, err)
 		}
 		if _, err := b.Stat(t.Context(), name); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: stat gives %v", when, err)
 		}
-		names, err := b.List(t.Context(), "run/main")
+		in, err := b.List(t.Context(), "run/main")
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Error(err)
 		}
-		for _, n := range names {
+		for _, n := range object.Names(in) {
 			if !strings.HasSuffix(n, object.Partial) {
 				t.Errorf("%s: listed as %s", when, n)
 			}
@@ -208,12 +223,18 @@ func replaced(t *testing.T, b object.Backend) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	got := make([]byte, 3000)
+	if n, err := f.ReadAt(got[:1000], 0); n < 1000 || !bytes.Equal(got[:1000], noise(3000)[:1000]) {
+		t.Fatalf("before the replacement: %d, %v", n, err)
+	}
 	if err := put(t, b, name, noise(2000), object.Replace); err != nil {
 		t.Fatal(err)
 	}
-	got := make([]byte, 3000)
-	if _, err := f.ReadAt(got, 0); err != nil && !errors.Is(err, io.EOF) || !bytes.Equal(got, noise(3000)) {
-		t.Errorf("a reader that has it open reads something else: %v", err)
+	for at := 1000; at < 3000; at += 500 {
+		n, err := f.ReadAt(got[at:at+500], int64(at))
+		if !bytes.Equal(got[at:at+n], noise(3000)[at:at+n]) || n < 500 && err == nil {
+			t.Errorf("after it, %d bytes at %d are not those that were opened: %v", n, at, err)
+		}
 	}
 	if err := f.Close(); err != nil {
 		t.Error(err)
