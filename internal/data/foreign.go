@@ -217,7 +217,7 @@ func (f *Foreign) load(_ context.Context, rank int) (*rankIndex, error) {
 func (f *Foreign) Verify(ctx context.Context, progress func(bytes int64)) (Report, error) {
 	v := &verifier{
 		files: foreignFiles{f.fs}, progress: progress,
-		known: map[string]bool{}, broken: map[int]bool{}, together: NewTogether(),
+		known: map[string]bool{}, broken: map[int]bool{}, together: newTogether(readers()),
 	}
 	var g errgroup.Group
 	g.SetLimit(readers())

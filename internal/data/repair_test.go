@@ -105,7 +105,7 @@ func TestTogether(t *testing.T) {
 		if broken {
 			flip(t, vfs.Default, s.path(root, 0, 0), 4096+100)
 		}
-		together := data.NewTogether()
+		together := root.NewTogether()
 		reports := make([]data.Report, 2)
 		if err := together.Each(t.Context(), 2, func(ctx context.Context, i int) (err error) {
 			reports[i], err = root.VerifyWith(ctx, s.past[i].ref, s.past[i].receipt.Manifest, data.VerifyOptions{Together: together})

@@ -60,7 +60,7 @@ func (r *Root) Learn(ctx context.Context, ref checkpoint.Ref, manifest checkpoin
 
 func (r *Root) verify(ctx context.Context, ref checkpoint.Ref, manifest checkpoint.Digest, v *verifier) (Report, error) {
 	if v.together == nil {
-		v.together = NewTogether()
+		v.together = r.NewTogether()
 	}
 	err := errors.Join(ctx.Err(), ref.Validate())
 	v.root, v.ref, v.known, v.broken = r, ref, map[string]bool{}, map[int]bool{}
@@ -166,7 +166,7 @@ func (v *verifier) run(ctx context.Context, digest checkpoint.Digest) error {
 		digest = receipt.Manifest
 	}
 	var g errgroup.Group
-	g.SetLimit(readers())
+	g.SetLimit(v.root.readers())
 	if m := v.manifest(ctx, digest, receipt); m != nil {
 		items := itemsByRank(m.Layout)
 		for _, rank := range m.Ranks {

@@ -2,10 +2,12 @@ package data
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -15,7 +17,8 @@ import (
 )
 
 // data checks one data file of an index: its size and header immediately, each chunk in a
-// goroutine of its own. The file is open until the last is done.
+// goroutine of its own, or of a file whose reads are requests each stretch of chunks. The file
+// is open until the last is done.
 func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.Index, n int) {
 	name := x.Files[n].Name
 	shared := &sharedFile{path: v.files.path(x, n), users: 1, opener: func(ctx context.Context) (object.Object, error) { return v.files.open(ctx, x, n) }}
@@ -26,8 +29,26 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.In
 		v.findError(name, err)
 		return
 	}
-	info, err := file.Stat()
+	stretches := v.stretches(file, x, n)
+	first := file
+	if len(stretches) > 0 && len(stretches[0].entries) > 0 && !v.quick {
+		// The first stream tells the size, and begins with the header.
+		var stop func()
+		if first, stop, err = play(file, 0, stretches[0].end); err != nil {
+			v.breaks(x)
+			v.findError(name, err)
+			return
+		}
+		stretches[0].on, stretches[0].stop = first, stop
+		defer func() {
+			if len(stretches) > 0 && stretches[0].stop != nil {
+				stretches[0].stop()
+			}
+		}()
+	}
+	info, err := first.Stat()
 	if err != nil {
+		v.breaks(x)
 		v.findError(name, err)
 		return
 	}
@@ -50,7 +71,7 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.In
 		}
 	} else if !x.Adopted() {
 		if !v.sizes {
-			v.header(x, n, file, size)
+			v.header(x, n, first, size)
 		}
 	} else if err := unchanged(x, n, info); err != nil {
 		// The places of its chunks are unknown now.
@@ -63,15 +84,24 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.In
 	if v.quick {
 		return
 	}
+	for _, s := range stretches {
+		shared.again()
+		g.Go(func() error {
+			defer shared.done()
+			return v.stretch(ctx, x, name, file, s)
+		})
+	}
+	if stretches != nil {
+		stretches = nil // their goroutines stop the streams
+		return
+	}
 	known := info.ID != ""
 	for i := range x.Entries {
 		e := &x.Entries[i]
 		if e.File != n {
 			continue
 		}
-		shared.mu.Lock()
-		shared.users++
-		shared.mu.Unlock()
+		shared.again()
 		g.Go(func() error {
 			defer shared.done()
 			if !known || !e.Learned() {
@@ -80,6 +110,66 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.In
 			return v.chunkOnce(ctx, x, name, file, e, chunkPlace{info.ID, e.Offset, e.Item.Bytes, e.Digest})
 		})
 	}
+}
+
+// stretch is a run of a file that has some chunks, and is read as one stream.
+type stretch struct {
+	entries []*checkpoint.Entry // in the order of the file
+	end     int64
+	on      object.Object // the stream, if it has begun
+	stop    func()
+}
+
+// stretches returns the stretches of a file whose reads are requests: chunks next to each
+// other, up to the span of its backend together, and larger ones alone. For another file it
+// returns nil.
+func (v *verifier) stretches(file object.Object, x *checkpoint.Index, n int) []*stretch {
+	if _, far := file.(object.Ranger); !far || x.Adopted() {
+		return nil
+	}
+	span := v.root.b.Reading().Span
+	var entries []*checkpoint.Entry
+	for i := range x.Entries {
+		if x.Entries[i].File == n {
+			entries = append(entries, &x.Entries[i])
+		}
+	}
+	slices.SortStableFunc(entries, func(a, b *checkpoint.Entry) int { return cmp.Compare(a.Offset, b.Offset) })
+	out := []*stretch{{}}
+	from := int64(0) // of the last; the first begins with the header
+	for _, e := range entries {
+		last, end := out[len(out)-1], e.Offset+e.Item.Bytes
+		// Tied chunks lie at the same place, in front of the end of a stream: each has a
+		// stream of its own.
+		if len(last.entries) > 0 && (end-from > span || e.Offset < last.end || e.Offset-last.end > span/gapShare) {
+			last, from = &stretch{}, e.Offset
+			out = append(out, last)
+		}
+		last.entries, last.end = append(last.entries, e), end
+	}
+	return out
+}
+
+// stretch checks the chunks of a stretch, one after the other.
+func (v *verifier) stretch(ctx context.Context, x *checkpoint.Index, name string, file object.Object, s *stretch) error {
+	if s.stop != nil {
+		defer s.stop()
+	} else if len(s.entries) > 0 {
+		on, stop, err := play(file, s.entries[0].Offset, s.end)
+		if err != nil {
+			v.breaks(x)
+			v.findError(name, err)
+			return nil
+		}
+		defer stop()
+		s.on = on
+	}
+	for _, e := range s.entries {
+		if err := v.chunk(ctx, x, name, s.on, e, nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // uncheckable counts a chunk that could not be compared.
@@ -330,9 +420,11 @@ type Together struct {
 	seen map[chunkPlace]*seenChunk
 }
 
-// NewTogether begins a round.
-func NewTogether() *Together {
-	return &Together{reading: make(chan struct{}, readers()), seen: map[chunkPlace]*seenChunk{}}
+// NewTogether begins a round of verifications of a root's checkpoints.
+func (r *Root) NewTogether() *Together { return newTogether(r.readers()) }
+
+func newTogether(reading int) *Together {
+	return &Together{reading: make(chan struct{}, reading), seen: map[chunkPlace]*seenChunk{}}
 }
 
 // Each calls do for 0 to n-1, a few at a time, until a call fails.

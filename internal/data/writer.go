@@ -306,13 +306,23 @@ func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []
 		return err
 	}
 	defer up.Abort()
-	if err := newStream(up, header, open).run(ctx, x, order, src); err != nil {
+	if err := put(ctx, up, header, open, x, order, src); err != nil {
 		return fmt.Errorf("write %s: %w", w.root.path(w.ref, x.Files[0].Name), err)
 	}
 	if err := tieReused(&x, u); err != nil {
 		return err
 	}
 	return up.Commit(ctx)
+}
+
+// put writes a header and the items after it: from where they lie, if the upload and the
+// source allow it, else in copies.
+func put(ctx context.Context, up object.Upload, header []byte, c *claim, x checkpoint.Index, order []int, src Source) error {
+	_, lasts := src.(Lasting)
+	if to, ok := up.(object.Gatherer); ok && lasts {
+		return send(ctx, up, to, header, c, x, order, src)
+	}
+	return newStream(up, header, c).run(ctx, x, order, src)
 }
 
 // begin creates a file for which space is claimed. Where the disk counts the file as used

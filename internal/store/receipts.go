@@ -247,7 +247,7 @@ type VerifyOptions struct {
 func (s *Store) VerifyAll(ctx context.Context, list []projections.Checkpoint, o VerifyOptions) ([]data.Report, error) {
 	s.learning.Lock()
 	defer s.learning.Unlock()
-	together := data.NewTogether()
+	together := s.Data.NewTogether()
 	return verifyAll(ctx, together, len(list), o.Progress, func(ctx context.Context, i int, progress func(int64)) (data.Report, error) {
 		if !o.Quick {
 			report, err := s.learnOne(ctx, list[i], data.LearnOptions{Progress: progress, Together: together})
@@ -265,7 +265,7 @@ func (s *Store) VerifyAll(ctx context.Context, list []projections.Checkpoint, o 
 // VerifyReceipts verifies checkpoints against their receipts, as [Store.VerifyAll] does against
 // the log. It learns no digests.
 func VerifyReceipts(ctx context.Context, root *data.Root, list []checkpoint.Receipt, o VerifyOptions) ([]data.Report, error) {
-	together := data.NewTogether()
+	together := root.NewTogether()
 	return verifyAll(ctx, together, len(list), o.Progress, func(ctx context.Context, i int, progress func(int64)) (data.Report, error) {
 		return root.VerifyWith(ctx, list[i].Ref, list[i].Manifest, data.VerifyOptions{Progress: progress, Quick: o.Quick, Together: together})
 	})

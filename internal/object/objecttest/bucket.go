@@ -15,6 +15,7 @@ import (
 	"testing/iotest"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
@@ -205,6 +206,16 @@ func (u *upload) WriteAt(p []byte, off int64) (int, error) {
 	}
 	u.written[off] = true
 	return copy(u.data[off:], p), nil
+}
+
+// WriteFrom implements [object.Gatherer].
+func (u *upload) WriteFrom(p [][]byte, off int64, sum uint32) error {
+	piece := bytes.Join(p, nil)
+	if crc32c.Checksum(piece) != sum {
+		return fmt.Errorf("write %d bytes at %d of %s: %w", len(piece), off, path.Base(u.name), object.ErrChanged)
+	}
+	_, err := u.WriteAt(piece, off)
+	return err
 }
 
 // piece is less than the part size of a real store, so that small files have several parts.

@@ -154,7 +154,10 @@ type slotSource [][]byte
 // Item implements data.Source.
 func (s slotSource) Item(i int) ([]byte, error) { return s[i], nil }
 
-var _ data.Source = slotSource{}
+// Lasts implements [data.Lasting]: a slot stays sealed until it is written.
+func (slotSource) Lasts() {}
+
+var _ data.Lasting = slotSource{}
 
 const digestsFixed = 16 // bytes before the digests of a slot
 
