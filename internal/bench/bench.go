@@ -5,6 +5,7 @@
 //	log, lookup        appends to the log, and reading it
 //	replay             views rebuilt from a log
 //	save, load         bytes through the trainer's sockets and from the disk
+//	bucket             saves to a bucket and loads from it
 //	nodes              saves of a job over many nodes
 //	age, jobs          stores with a long history, and with many jobs
 package bench
@@ -77,7 +78,7 @@ func Command(c *console.Console, open OpenStore) *cobra.Command {
 			return console.Usagef("unknown benchmark %q; see `%s --help`", given[0], c.CommandPath())
 		},
 	}
-	verb.AddCommand(a.planVerb(), a.logVerb(), a.replayVerb(), a.lookupVerb(), a.saveVerb(), a.saveRankVerb(), a.loadVerb(), a.nodesVerb(), a.nodesAgentsVerb(), a.ageVerb(),
+	verb.AddCommand(a.planVerb(), a.logVerb(), a.replayVerb(), a.lookupVerb(), a.saveVerb(), a.saveRankVerb(), a.bucketVerb(), a.loadVerb(), a.nodesVerb(), a.nodesAgentsVerb(), a.ageVerb(),
 		a.jobsVerb(), a.jobVerb(), a.jobRankVerb())
 	return verb
 }

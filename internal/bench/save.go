@@ -174,6 +174,9 @@ func (r *benchRank) Item(i int) ([]byte, error) {
 	return r.slot[int64(i)*r.each:][:r.each], nil
 }
 
+// Lasts implements [data.Lasting], as a slot of the trainer does.
+func (r *benchRank) Lasts() {}
+
 func (s *benchSaver) addRank(rank, tensors int, each int64) error {
 	slot, err := sharedMemory(each * int64(tensors))
 	if err != nil {
