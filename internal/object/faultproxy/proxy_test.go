@@ -209,7 +209,11 @@ func TestServerIsGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.Close()
+	defer func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
 	if got := get(t, p, "/b/k"); got.status != http.StatusBadGateway || !bytes.Contains(got.body, []byte("does not answer")) {
 		t.Errorf("status %d, %q, %v", got.status, got.body, got.err)
 	}

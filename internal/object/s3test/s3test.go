@@ -193,7 +193,10 @@ func (s *Server) ready(ctx context.Context, p *process, health string) error {
 		}
 		select {
 		case <-p.ended:
-			return fmt.Errorf("it ended: %v; its output: %s", p.err, p.output.Bytes())
+			if p.cmd.ProcessState == nil {
+				return p.err // it was not started
+			}
+			return fmt.Errorf("it ended: %s; its output: %s", p.cmd.ProcessState, p.output.Bytes())
 		case <-ctx.Done():
 			return fmt.Errorf("not ready within %v; its output: %s", startLimit, p.output.Bytes())
 		case <-tick.C:

@@ -64,6 +64,23 @@ func TestVersioning(t *testing.T) {
 	}
 }
 
+// proxied starts a proxy in front of a server, and returns the server behind it.
+func proxied(t *testing.T, s *Server) (*faultproxy.Proxy, *Server) {
+	t.Helper()
+	p, err := faultproxy.Start(faultproxy.Options{Target: s.Endpoint, Key: s.Key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	behind := &Server{Endpoint: p.URL(), Bucket: s.Bucket, Region: s.Region, Key: s.Key}
+	t.Cleanup(func() {
+		behind.client.CloseIdleConnections()
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p, behind
+}
+
 // crcHeader is the header that has a server check a body.
 func crcHeader(body string) http.Header {
 	sum := crc32.Checksum([]byte(body), crc32.MakeTable(crc32.Castagnoli))
@@ -74,13 +91,7 @@ func crcHeader(body string) http.Header {
 // proxy that drops the headers. Tests of these guards can therefore be seen failing.
 func TestGuardsBehindTheProxy(t *testing.T) {
 	s := Start(t, Options{})
-	p, err := faultproxy.Start(faultproxy.Options{Target: s.Endpoint, Key: s.Key})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	behind := &Server{Endpoint: p.URL(), Bucket: s.Bucket, Region: s.Region, Key: s.Key}
-	defer behind.client.CloseIdleConnections()
+	p, behind := proxied(t, s)
 	exclusive := http.Header{"If-None-Match": {"*"}}
 	want(t, behind, 200, "PUT", "/k", exclusive, []byte("first"))
 	want(t, behind, 412, "PUT", "/k", exclusive, []byte("second"))
@@ -125,13 +136,7 @@ func multipart(t *testing.T, s *Server, key string, header http.Header, other st
 // guards end where the proxy drops them.
 func TestMultipartBehindTheProxy(t *testing.T) {
 	s := Start(t, Options{})
-	p, err := faultproxy.Start(faultproxy.Options{Target: s.Endpoint, Key: s.Key})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	behind := &Server{Endpoint: p.URL(), Bucket: s.Bucket, Region: s.Region, Key: s.Key}
-	defer behind.client.CloseIdleConnections()
+	p, behind := proxied(t, s)
 	exclusive := http.Header{"If-None-Match": {"*"}}
 	part := strings.Repeat("0123456789abcdef", 5<<20/16)
 	if status := multipart(t, behind, "/run/k", exclusive, "", part, part[1:]); status != 200 {
