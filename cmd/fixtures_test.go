@@ -82,7 +82,7 @@ func TestImportEveryFixture(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.compare(t, s, c)
-		files, err := filepath.Glob(filepath.Join(s.DataDir, store.RefOf(c).String(), "*.safetensors"))
+		files, err := filepath.Glob(filepath.Join(s.Data.Dir(), store.RefOf(c).String(), "*.safetensors"))
 		if copied := strings.HasPrefix(run, "copied"); err != nil || copied != (len(files) > 0) {
 			t.Errorf("%s (%s) has the data files %v: %v", run, f.dir, files, err)
 		}

@@ -163,7 +163,7 @@ func checkAgainstReference(t *testing.T, dir, planted string) {
 				aborted++
 				aborts[c.Step] = true
 				left = append(left, fmt.Sprintf("%s@%s: %s", c.Run, c.ID, c.Reason))
-				path := filepath.Join(s.DataDir, store.RefOf(c).String())
+				path := filepath.Join(s.Data.Dir(), store.RefOf(c).String())
 				if _, err := os.Stat(path); err == nil && path != planted {
 					t.Errorf("%s@%s was aborted and its files are still there", c.Run, c.ID)
 				}

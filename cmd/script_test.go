@@ -18,9 +18,12 @@ import (
 
 // TestScripts runs testdata/script: one file per subject, in the language of package
 // testscript, with the commands below.
-func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{
-		Dir: filepath.Join("testdata", "script"),
+func TestScripts(t *testing.T) { testscript.Run(t, scripts(filepath.Join("testdata", "script"))) }
+
+// scripts returns the parameters of the scripts in a directory.
+func scripts(dir string) testscript.Params {
+	return testscript.Params{
+		Dir: dir,
 		Setup: func(e *testscript.Env) error {
 			// A socket's path must be short, and $WORK may be long.
 			short, err := os.MkdirTemp("/tmp", "ck") //nolint:usetesting // t.TempDir is long too
@@ -46,7 +49,7 @@ func TestScripts(t *testing.T) {
 			"owned": func(ts *testscript.TestScript, _ bool, args []string) { ownerOf(ts, ts.MkAbs(args[0])) },
 			"pause": pauseCommand,
 		},
-	})
+	}
 }
 
 // freeEndpoint returns an address of this machine at which no process listens.

@@ -5,9 +5,10 @@ package events
 
 // StoreCreated is the first event of a store, at sequence 1.
 type StoreCreated struct {
-	Store  string `json:"store"`  // identity, a UUID
-	Format int    `json:"format"` // of the store's directory and log
-	Data   string `json:"data"`   // where checkpoint data lives
+	Store  string `json:"store"`            // identity, a UUID
+	Format int    `json:"format"`           // of the store's directory and log
+	Data   string `json:"data"`             // where checkpoint data lives: "data" next to the log, a directory, or the URL of a bucket
+	Bucket string `json:"bucket,omitempty"` // URL of the bucket, where the log is in a directory and the data is not
 
 	Formerly []string `json:"formerly,omitempty"` // earlier identities, from receipts whose log was lost; newest first
 }

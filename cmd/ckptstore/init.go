@@ -19,6 +19,13 @@ directory that must have the same path on every node of every job. The directory
 is marked with the store's identity; on nodes where it is not mounted, nothing is
 read or written.
 
+With --data s3://BUCKET/PREFIX the checkpoints are in a bucket, of a store in a
+directory too; the log stays where it is. The prefix must be empty. The bucket is
+tried out first: without conditional writes, it is refused. The URL may have the
+parameters endpoint, region, path-style, profile, kms, payer and class, and never
+a secret: credentials come from the environment, the shared files of AWS, or the
+machine's role.
+
 By default only you can access the directory. With --shared, the members of a
 group own the store together and take over from each other: directories have the
 mode 2770 and files 0660, whatever the umask. Every member can change or delete
@@ -50,6 +57,7 @@ func (a *app) initCommand() *cobra.Command {
 		Long: initHelp,
 		Example: `  ckptstore init --store ckpts
   ckptstore init --store /mnt/team/ckpts --shared=research
+  ckptstore init --store ckpts --data 's3://models/team?region=eu-central-1'
   ckptstore init --store nats://127.0.0.1:4222 --data /mnt/shared/ckpts --replicas 3`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			made := store.Made{Location: a.location, Replicas: 1}
@@ -76,7 +84,7 @@ func (a *app) initCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&o.Data, "data", "", "with a URL: directory for checkpoints")
+	c.Flags().StringVar(&o.Data, "data", "", "where the checkpoints are: s3://BUCKET/PREFIX, or with a URL a directory")
 	c.Flags().StringVar(&group, "shared", "", "share the store with GROUP (default: the directory's group); all members can save, load and delete")
 	c.Flags().Lookup("shared").NoOptDefVal = ownGroup
 	c.Flags().IntVar(&o.Replicas, "replicas", 0, "with a URL: copies of the log, 1, 3 or 5 (default: 3 on a cluster of three or more servers, else 1)")

@@ -12,11 +12,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -137,7 +139,7 @@ func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then
 			l.Checkpoints = append(l.Checkpoints, fromRow(c))
 		}
 	}
-	if err := a.measure(ctx, l.Checkpoints, s.DataDir); err != nil {
+	if err := a.measure(ctx, l.Checkpoints, s.Data); err != nil {
 		return err
 	}
 	return errors.Join(append(unknown, a.printListing(l))...)
@@ -158,11 +160,11 @@ func fromRow(c projections.Checkpoint) listed {
 }
 
 func (a *app) lsOffline(ctx context.Context, run string) error {
-	data, err := a.data()
+	root, err := a.data()
 	if err != nil {
 		return err
 	}
-	receipts, damaged, err := data.Checkpoints(ctx)
+	receipts, damaged, err := root.Checkpoints(ctx)
 	if err != nil {
 		return err
 	}
@@ -171,13 +173,12 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 	for _, d := range damaged {
 		errs = append(errs, d.Problem())
 	}
-	for _, r := range receipts {
-		if run != "" && r.Run != run {
-			continue
-		}
-		m, err := data.Reader(r.Ref).WithManifest(r.Manifest).ReadMetadata(ctx)
-		if err != nil {
-			errs = append(errs, err)
+	receipts = slices.DeleteFunc(receipts, func(r checkpoint.Receipt) bool { return run != "" && r.Run != run })
+	manifests, problems := manifestsOf(ctx, root, receipts)
+	for i, r := range receipts {
+		m := manifests[i]
+		if problems[i] != nil {
+			errs = append(errs, problems[i])
 			continue
 		}
 		l.Store = r.Store
@@ -193,22 +194,38 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 	slices.SortFunc(l.Checkpoints, func(x, y listed) int {
 		return cmp.Or(cmp.Compare(x.Run, y.Run), cmp.Compare(y.Sequence, x.Sequence))
 	})
-	if err := a.measure(ctx, l.Checkpoints, data.Dir()); err != nil {
+	if err := a.measure(ctx, l.Checkpoints, root); err != nil {
 		return err
 	}
 	return errors.Join(append([]error{a.printListing(l)}, errs...)...)
 }
 
+// manifestsOf reads the manifests of some receipts, several at a time where each is a request
+// to a bucket. Each has its error.
+func manifestsOf(ctx context.Context, root *data.Root, receipts []checkpoint.Receipt) ([]checkpoint.Manifest, []error) {
+	manifests, problems := make([]checkpoint.Manifest, len(receipts)), make([]error, len(receipts))
+	var g errgroup.Group
+	g.SetLimit(root.Width())
+	for i, r := range receipts {
+		g.Go(func() error {
+			manifests[i], problems[i] = root.Reader(r.Ref).WithManifest(r.Manifest).ReadMetadata(ctx)
+			return nil
+		})
+	}
+	_ = g.Wait() // never fails
+	return manifests, problems
+}
+
 // measure fills in Shared and Exclusive if the format prints them: with many
 // checkpoints, reading the files' metadata dominates the time. The fields stay nil for
 // checkpoints without files.
-func (a *app) measure(ctx context.Context, list []listed, dataDir string) error {
+func (a *app) measure(ctx context.Context, list []listed, root *data.Root) error {
 	if a.Format == "table" {
 		return nil
 	}
 	for i := range list {
 		var err error
-		if list[i].Shared, list[i].Exclusive, err = a.footprint(ctx, dataDir, list[i].ref); err != nil {
+		if list[i].Shared, list[i].Exclusive, err = a.footprint(ctx, root, list[i].ref); err != nil {
 			return err
 		}
 	}
@@ -217,8 +234,8 @@ func (a *app) measure(ctx context.Context, list []listed, dataDir string) error 
 
 // footprint returns the shared and exclusive bytes of a checkpoint's files, or nil if
 // they are unknown.
-func (a *app) footprint(ctx context.Context, dataDir string, ref checkpoint.Ref) (shared, exclusive *int64, err error) {
-	f, err := store.MeasureFiles(ctx, dataDir, ref)
+func (a *app) footprint(ctx context.Context, root *data.Root, ref checkpoint.Ref) (shared, exclusive *int64, err error) {
+	f, err := store.MeasureFiles(ctx, root, ref)
 	switch {
 	case ctx.Err() != nil:
 		return nil, nil, ctx.Err()

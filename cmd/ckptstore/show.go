@@ -125,7 +125,7 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int,
 		return err
 	}
 	c.Participants = c.Saving()
-	return a.showStored(ctx, s.DataDir, source{store: s.ID, checkpoint: c, manifest: m}, reshard)
+	return a.showStored(ctx, s.Data, source{store: s.ID, checkpoint: c, manifest: m}, reshard)
 }
 
 // showSource shows a source from withOffline, a checkpoint of a store or of another
@@ -136,17 +136,17 @@ func (a *app) showSource(ctx context.Context, s source, reshard int) error {
 		return a.showPath(ctx, s.name, reshard)
 	}
 	s.checkpoint.WorldSize, s.checkpoint.Bytes = s.manifest.WorldSize, s.manifest.Layout.Bytes()
-	return a.showStored(ctx, r.Root().Dir(), s, reshard)
+	return a.showStored(ctx, r.Root(), s, reshard)
 }
 
 // showStored shows a checkpoint of a store by its row and its manifest.
-func (a *app) showStored(ctx context.Context, dataDir string, s source, reshard int) (err error) {
+func (a *app) showStored(ctx context.Context, root *data.Root, s source, reshard int) (err error) {
 	c, m := s.checkpoint, s.manifest
 	out := shown{
-		Store: s.store, Checkpoint: c, Path: dataDir + "/" + store.RefOf(c).String(),
+		Store: s.store, Checkpoint: c, Path: root.Path(store.RefOf(c)),
 		Ranks: []shownRank{},
 	}
-	if out.Shared, out.Exclusive, err = a.footprint(ctx, dataDir, store.RefOf(c)); err != nil {
+	if out.Shared, out.Exclusive, err = a.footprint(ctx, root, store.RefOf(c)); err != nil {
 		return err
 	}
 	out.Tensors, out.Values = shownLayout(m.Layout)

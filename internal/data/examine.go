@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
+	"golang.org/x/sync/errgroup"
 )
 
 // Examined describes a checkpoint's directory from its files, without a log.
@@ -36,14 +37,24 @@ func (r *Root) Examine(ctx context.Context, visit func(Examined) error) error {
 	if err := errors.Join(err, link); err != nil {
 		return fmt.Errorf("examine the checkpoints in %s: %w", r.Dir(), err)
 	}
-	for _, ref := range refs {
-		x := Examined{Ref: ref}
-		x.Err = r.examine(ctx, &x)
-		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("examine the checkpoints in %s: %w", r.Dir(), err)
+	for batch := range slices.Chunk(refs, r.Width()) {
+		examined := make([]Examined, len(batch))
+		var g errgroup.Group
+		for i, ref := range batch {
+			g.Go(func() error {
+				examined[i].Ref = ref
+				examined[i].Err = r.examine(ctx, &examined[i])
+				return nil
+			})
 		}
-		if err := visit(x); err != nil {
-			return err
+		_ = g.Wait() // never fails
+		for _, x := range examined {
+			if err := ctx.Err(); err != nil {
+				return fmt.Errorf("examine the checkpoints in %s: %w", r.Dir(), err)
+			}
+			if err := visit(x); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -190,7 +190,7 @@ func (f *Foreign) ReadData(ctx context.Context, wants []checkpoint.Want, reads [
 }
 
 func (f *Foreign) chunks() chunkReader {
-	return chunkReader{load: f.load, opener: foreignFiles{f.fs}}
+	return chunkReader{f.load, foreignFiles{f.fs}, near, readers()}
 }
 
 // foreignFiles are files of another program, named by their paths.

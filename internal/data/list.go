@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/disk"
@@ -45,22 +47,46 @@ func (d Damaged) Problem() error {
 // Both results are sorted by run, trial and checkpoint. A root that was never made has no
 // checkpoints.
 func (r *Root) Checkpoints(ctx context.Context) ([]checkpoint.Receipt, []Damaged, error) {
-	var receipts []checkpoint.Receipt
-	var damaged []Damaged
-	err := r.walk(ctx, func(ref checkpoint.Ref) {
-		receipt, err := r.readReceipt(ctx, ref)
-		switch {
-		case err == nil:
-			receipts = append(receipts, receipt)
-		case !errors.Is(err, ErrNotCommitted):
-			damaged = append(damaged, Damaged{Ref: ref, File: r.path(ref, checkpoint.ReceiptFile), Err: err})
-		}
-	}, func(link Damaged) { damaged = append(damaged, link) })
+	var refs []checkpoint.Ref
+	var links []Damaged
+	err := r.walk(ctx, func(ref checkpoint.Ref) { refs = append(refs, ref) }, func(link Damaged) { links = append(links, link) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("list checkpoints in %s: %w", r.Dir(), err)
 	}
-	return receipts, damaged, nil
+	receipts, damaged := r.readReceipts(ctx, refs)
+	return receipts, append(links, damaged...), ctx.Err()
 }
+
+// readReceipts returns the receipts of checkpoints, in order, without those that have none.
+func (r *Root) readReceipts(ctx context.Context, refs []checkpoint.Ref) (receipts []checkpoint.Receipt, damaged []Damaged) {
+	type found struct {
+		receipt checkpoint.Receipt
+		err     error
+	}
+	all := make([]found, len(refs))
+	var g errgroup.Group
+	g.SetLimit(r.Width())
+	for i, ref := range refs {
+		g.Go(func() error {
+			all[i].receipt, all[i].err = r.readReceipt(ctx, ref)
+			return nil
+		})
+	}
+	_ = g.Wait() // never fails
+	for i, f := range all {
+		switch {
+		case f.err == nil:
+			receipts = append(receipts, f.receipt)
+		case !errors.Is(f.err, ErrNotCommitted):
+			damaged = append(damaged, Damaged{Ref: refs[i], File: r.path(refs[i], checkpoint.ReceiptFile), Err: f.err})
+		}
+	}
+	return receipts, damaged
+}
+
+// Width returns how many small files are best read at a time: one after the other on a disk,
+// many where each is a request.
+func (r *Root) Width() int { return max(2*r.b.Reading().Depth, 1) }
 
 // Receipt returns the receipt of a checkpoint. Without a receipt, the error has
 // [ErrNotCommitted] in its chain.
@@ -167,6 +193,7 @@ func (r *Root) removeDir(ctx context.Context, ref checkpoint.Ref, committed bool
 }
 
 func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool) error {
+	r.wrote.forget(ref)
 	dir := nameOf(ref)
 	names, err := r.names(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -291,18 +318,14 @@ func (r *Root) Newest(ctx context.Context, trials, each int) ([]checkpoint.Recei
 			return nil, nil, fmt.Errorf("list checkpoints in %s: %w", r.b.Path(dir.name), err)
 		}
 		run, trial := path.Split(dir.name)
-		for _, name := range names {
-			ref := checkpoint.Ref{Run: path.Clean(run), Trial: trial, Checkpoint: name}
-			receipt, err := r.readReceipt(ctx, ref)
-			switch {
-			case err == nil:
-				receipts = append(receipts, receipt)
-			case !errors.Is(err, ErrNotCommitted):
-				damaged = append(damaged, Damaged{Ref: ref, File: r.path(ref, checkpoint.ReceiptFile), Err: err})
-			}
+		refs := make([]checkpoint.Ref, len(names))
+		for i, name := range names {
+			refs[i] = checkpoint.Ref{Run: path.Clean(run), Trial: trial, Checkpoint: name}
 		}
+		some, bad := r.readReceipts(ctx, refs)
+		receipts, damaged = append(receipts, some...), append(damaged, bad...)
 	}
-	return receipts, damaged, nil
+	return receipts, damaged, ctx.Err()
 }
 
 // changed is a directory and the time when a name in it was last made or removed.

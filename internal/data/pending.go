@@ -22,6 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -51,8 +52,9 @@ type grower interface {
 
 // NewPending makes a directory for the files of a future checkpoint.
 func (r *Root) NewPending(ctx context.Context) (*Pending, error) {
-	if _, ok := r.b.(grower); !ok {
-		return nil, fmt.Errorf("%s: files of other formats need a store in a directory: %w", r.Dir(), errors.ErrUnsupported)
+	r, err := r.growing()
+	if err != nil {
+		return nil, err
 	}
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -60,19 +62,28 @@ func (r *Root) NewPending(ctx context.Context) (*Pending, error) {
 	if err := r.b.MakeDir(ctx, p.dir); err != nil {
 		return nil, err
 	}
-	var err error
 	if p.lock, err = lockDir(r.Dir(), p.Path()); err != nil {
 		return nil, fmt.Errorf("lock %s: %w", p.Path(), err)
 	}
 	return p, nil
 }
 
+// growing returns the root in which pending files lie, if it is a directory.
+func (r *Root) growing() (*Root, error) {
+	in := r.pendingRoot()
+	if _, ok := in.b.(grower); !ok {
+		return nil, fmt.Errorf("%s: files of other formats grow in a directory, and this store has none: %w", r.Dir(), errors.ErrUnsupported)
+	}
+	return in, nil
+}
+
 // JoinPending returns the directory of a [Pending] that a process of another machine has
 // made and keeps. The caller writes files there under names of that process, and gives it
 // their descriptions: see [Pending.Give].
 func (r *Root) JoinPending(dir string) (*Pending, error) {
-	if _, ok := r.b.(grower); !ok {
-		return nil, fmt.Errorf("%s: files of other formats need a store in a directory: %w", r.Dir(), errors.ErrUnsupported)
+	r, err := r.growing()
+	if err != nil {
+		return nil, err
 	}
 	id, ok := strings.CutPrefix(dir, pendingDir+"/")
 	if raw, err := hex.DecodeString(id); !ok || err != nil || len(raw) != 8 {
@@ -175,6 +186,7 @@ func visible(ctx context.Context, dir string, do func() error) error {
 
 // SweepPending removes the pending files of processes that have ended.
 func (r *Root) SweepPending(ctx context.Context) error {
+	r = r.pendingRoot()
 	names, err := r.names(ctx, pendingDir)
 	if err != nil {
 		return disk.Gone(err)
@@ -438,4 +450,97 @@ func lockDir(data, path string) (io.Closer, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// Spool makes another root the place of pending files, which grow and are renamed as a bucket
+// allows no file to. Whole ones are sent to this root's backend. It is called before anything
+// is written.
+func (r *Root) Spool(in *Root) { r.spool = in }
+
+// pending returns the root in which pending files lie.
+func (r *Root) pendingRoot() *Root {
+	if r.spool != nil {
+		return r.spool
+	}
+	return r
+}
+
+// bring gives a whole file in another root, of which nothing changes, a name in this one: a
+// link where both are one backend that has links, else a copy. The same bytes under that name
+// are success.
+func (r *Root) bring(ctx context.Context, from *Root, lies, name string) error {
+	if r.b == from.b {
+		err := r.b.Link(ctx, lies, name, object.Replace)
+		if !errors.Is(err, errors.ErrUnsupported) {
+			return err
+		}
+	}
+	f, err := from.b.Open(ctx, lies)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // nothing was written to it
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	err = r.send(ctx, name, f, info.Size)
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	same, err := r.holds(ctx, name, f, info.Size)
+	if err == nil && !same {
+		err = fmt.Errorf("%s has other bytes already; save under another name", r.b.Path(name))
+	}
+	return err
+}
+
+// sendDepth is how many pieces of a copy are read and sent at a time. Each has memory of its
+// own.
+const sendDepth = 4
+
+// send makes a file of size bytes of another.
+func (r *Root) send(ctx context.Context, name string, f io.ReaderAt, size int64) error {
+	u, err := r.b.Create(ctx, name, size, r.once())
+	if err != nil {
+		return err
+	}
+	defer u.Abort()
+	g, inner := errgroup.WithContext(ctx)
+	g.SetLimit(max(min(u.Depth(), sendDepth), 1))
+	for at := int64(0); at < size && inner.Err() == nil; at += int64(u.Piece()) {
+		g.Go(func() error {
+			buf := pieceBuffer(int(min(int64(u.Piece()), size)))
+			defer pieceBuffers.Put(buf)
+			p := (*buf)[:min(int64(len(*buf)), size-at)]
+			if n, err := f.ReadAt(p, at); n < len(p) {
+				return fmt.Errorf("read %d bytes at %d: %w", len(p), at, errors.Join(err, io.ErrUnexpectedEOF))
+			}
+			_, err := u.WriteAt(p, at)
+			return err
+		})
+	}
+	if err := errors.Join(g.Wait(), ctx.Err()); err != nil {
+		return fmt.Errorf("copy to %s: %w", r.b.Path(name), err)
+	}
+	return u.Commit(ctx)
+}
+
+// holds reports whether a file has the size and digest of another.
+func (r *Root) holds(ctx context.Context, name string, f io.ReaderAt, size int64) (bool, error) {
+	there, err := r.b.Open(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = there.Close() }() // nothing was written to it
+	if info, err := there.Stat(); err != nil || info.Size != size {
+		return false, err
+	}
+	var digests [2]checkpoint.Digest
+	for i, file := range []io.ReaderAt{f, there} {
+		if digests[i], err = digestOf(ctx, file, 0, size); err != nil {
+			return false, err
+		}
+	}
+	return digests[0] == digests[1], nil
 }

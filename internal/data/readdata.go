@@ -97,6 +97,7 @@ func (r *FileReader) chunks() chunkReader {
 }
 
 func (r chunkReader) read(ctx context.Context, wants []checkpoint.Want, reads []checkpoint.Read, dst Destination) (int64, error) {
+	r.loadAhead(ctx, reads)
 	chunks, _, err := r.resolve(ctx, wants, reads, dst)
 	if err != nil {
 		return 0, err
@@ -131,6 +132,30 @@ func (r chunkReader) read(ctx context.Context, wants []checkpoint.Want, reads []
 		return total.Load(), err
 	}
 	return total.Load(), checkRecords(ctx, chunks, files)
+}
+
+// indexesAtATime is how many indexes are read at a time where each is a request.
+const indexesAtATime = 16
+
+// loadAhead reads the indexes that some reads need, several at a time, where each is a
+// request. Its errors are found again by the reads.
+func (r chunkReader) loadAhead(ctx context.Context, reads []checkpoint.Read) {
+	if !r.reach.fill {
+		return
+	}
+	ranks := map[int]bool{}
+	for _, read := range reads {
+		ranks[read.Rank] = true
+	}
+	var g errgroup.Group
+	g.SetLimit(indexesAtATime)
+	for rank := range ranks {
+		g.Go(func() error {
+			_, err := r.load(ctx, rank)
+			return err
+		})
+	}
+	_ = g.Wait() // the reads load what is missing, and report why it is
 }
 
 // readers returns the number of runs read at a time where that is a matter of cores: some
@@ -448,7 +473,18 @@ func (r *run) readStream(ctx context.Context, file object.Object) (total int64, 
 func (c *chunkRead) readBlocks(ctx context.Context, path string, file io.ReaderAt, b blockRange) (int64, error) {
 	p := part{c, b}
 	n, err := scan(ctx, file, p.from(), p.to(), func(window []byte, at int64) error {
-		return c.take(path, window, (at-c.entry.Offset)/checkpoint.BlockSize)
+		first := (at - c.entry.Offset) / checkpoint.BlockSize
+		err := c.verify(path, first, window)
+		for range rereads {
+			if err == nil || !reread(file, window, at) {
+				break
+			}
+			err = c.verify(path, first, window)
+		}
+		if err != nil {
+			return err
+		}
+		return c.place(window, first)
 	})
 	if short := shortOf(err); short != nil {
 		err = c.short(path, short.at-c.entry.Offset, short.err)
@@ -461,6 +497,11 @@ func (c *chunkRead) take(path string, window []byte, first int64) error {
 	if err := c.verify(path, first, window); err != nil {
 		return err
 	}
+	return c.place(window, first)
+}
+
+// place copies the wanted parts of a window, which is verified.
+func (c *chunkRead) place(window []byte, first int64) error {
 	if err := c.copyOut(window, first*checkpoint.BlockSize); err != nil {
 		return fmt.Errorf("%q: %w", c.entry.Item.Shard.FQN, err)
 	}

@@ -57,6 +57,15 @@ func (r *Root) repairReceipt(ctx context.Context, ref checkpoint.Ref, receipt ch
 }
 
 func (r *Root) writeReceipt(ctx context.Context, ref checkpoint.Ref, receipt checkpoint.Receipt) error {
+	data, err := checkpoint.EncodeReceipt(receipt)
+	if err != nil {
+		return err
+	}
+	if r.far() { // a new receipt needs no question
+		if err := r.writeFile(ctx, ref, checkpoint.ReceiptFile, data, object.Exclusive); !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
 	there, err := r.readReceipt(ctx, ref)
 	var damaged *CorruptError
 	switch {
@@ -66,11 +75,10 @@ func (r *Root) writeReceipt(ctx context.Context, ref checkpoint.Ref, receipt che
 	case err != nil && !errors.Is(err, ErrNotCommitted) && !errors.As(err, &damaged):
 		return err
 	}
-	// Rewrite an existing receipt: it may not be durable.
-	data, err := checkpoint.EncodeReceipt(receipt)
-	if err != nil {
-		return err
+	if err == nil && r.far() {
+		return nil
 	}
+	// Rewrite an existing receipt: it may not be durable.
 	if err := r.writeFile(ctx, ref, checkpoint.ReceiptFile, data, object.Replace); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -20,6 +21,7 @@ import (
 type Root struct {
 	b       object.Backend
 	outside vfs.FS   // where adopted files lie
+	spool   *Root    // where pending files lie; nil: here
 	stores  []string // whose checkpoints these are
 
 	space    sync.Mutex
@@ -31,6 +33,8 @@ type Root struct {
 	reuse    sync.Mutex
 	bases    []*base     // whose indexes are kept, the latest used first
 	linkless atomic.Bool // links are impossible here, so looking for equal chunks is useless
+
+	wrote wrote
 
 	tell     sync.Mutex
 	notified map[checkpoint.Ref]bool // refs that were passed to notify
@@ -60,11 +64,115 @@ func nameOf(ref checkpoint.Ref, file ...string) string {
 	return path.Join(append([]string{ref.Run, ref.Trial, ref.Checkpoint}, file...)...)
 }
 
+// Local returns the directory of the data, if it is one of this machine.
+func (r *Root) Local() (dir string, ok bool) {
+	if _, ok := r.b.(*local.Dir); ok {
+		return r.b.Path(""), true
+	}
+	return "", false
+}
+
+// Path returns the name of a checkpoint's directory, or of a file in it, that is shown to users.
+func (r *Root) Path(ref checkpoint.Ref, file ...string) string { return r.path(ref, file...) }
+
+// Stored returns the bytes of all files of a checkpoint, committed or not, or -1 if it has none.
+func (r *Root) Stored(ctx context.Context, ref checkpoint.Ref) (int64, error) {
+	entries, err := r.b.List(ctx, nameOf(ref))
+	if errors.Is(err, fs.ErrNotExist) {
+		return -1, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("list %s: %w", r.path(ref), err)
+	}
+	if len(entries) == 0 {
+		return -1, nil
+	}
+	bytes := int64(0)
+	for _, e := range entries {
+		info := e.Info
+		if info == nil {
+			is, err := r.b.Stat(ctx, nameOf(ref, e.Name))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return 0, fmt.Errorf("measure %s: %w", r.path(ref, e.Name), err)
+			}
+			info = &is
+		}
+		bytes += info.Size
+	}
+	return bytes, nil
+}
+
+// FileSize returns the size of a file of a checkpoint, in bytes.
+func (r *Root) FileSize(ctx context.Context, ref checkpoint.Ref, file string) (int64, error) {
+	info, err := r.b.Stat(ctx, nameOf(ref, file))
+	return info.Size, err
+}
+
 // path returns the name that is shown to users.
 func (r *Root) path(ref checkpoint.Ref, file ...string) string { return r.b.Path(nameOf(ref, file...)) }
 
 // sync makes the names in the directory of ref durable.
 func (r *Root) sync(ctx context.Context, ref checkpoint.Ref) error { return r.b.Sync(ctx, nameOf(ref)) }
+
+// far reports whether each read, and each question whether a file exists, is a request to
+// another machine.
+func (r *Root) far() bool { return r.b.Reading().Span > 0 }
+
+// once returns how a rank's files are made. In a bucket a name is written once, so that a
+// process that was given up changes nothing; in a directory, leftovers of an interrupted write
+// are removed first, and a name is given in one step either way.
+func (r *Root) once() object.Mode {
+	if r.far() {
+		return object.Exclusive
+	}
+	return object.Replace
+}
+
+// wrote holds the indexes that this process wrote to a bucket and that it acknowledged, for
+// the commit. It keeps those of the last few checkpoints.
+type wrote struct {
+	mu    sync.Mutex
+	order []checkpoint.Ref
+	by    map[checkpoint.Ref]map[int][]byte
+}
+
+// wroteMost is how many checkpoints wrote keeps: saves that overlap.
+const wroteMost = 8
+
+func (w *wrote) add(ref checkpoint.Ref, rank int, index []byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.by == nil {
+		w.by = map[checkpoint.Ref]map[int][]byte{}
+	}
+	if w.by[ref] == nil {
+		if w.order = append(w.order, ref); len(w.order) > wroteMost {
+			delete(w.by, w.order[0])
+			w.order = w.order[1:]
+		}
+		w.by[ref] = map[int][]byte{}
+	}
+	w.by[ref][rank] = index
+}
+
+func (w *wrote) get(ref checkpoint.Ref, rank int) []byte {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.by[ref][rank]
+}
+
+// forget drops a checkpoint's indexes.
+func (w *wrote) forget(ref checkpoint.Ref) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.by[ref] != nil {
+		delete(w.by, ref)
+		w.order = slices.DeleteFunc(w.order, func(r checkpoint.Ref) bool { return r == ref })
+	}
+}
 
 // names returns the names in a directory of the backend.
 func (r *Root) names(ctx context.Context, dir string) ([]string, error) {

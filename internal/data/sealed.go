@@ -141,7 +141,7 @@ func (w *FileWriter) keepData(ctx context.Context, rank int, items []checkpoint.
 		if of == nil {
 			return Written{}, fmt.Errorf("%s was removed meanwhile", f.Name)
 		}
-		err := w.root.b.Link(ctx, path.Join(from.pending.dir, of.name), nameOf(w.ref, f.Name), object.Replace)
+		err := w.root.bring(ctx, from.pending.root, path.Join(from.pending.dir, of.name), nameOf(w.ref, f.Name))
 		if err != nil {
 			return Written{}, err
 		}

@@ -200,10 +200,10 @@ func (r *Root) attach(ctx context.Context, ref checkpoint.Ref, from *Pending, na
 	lies := path.Join(from.dir, of.name)
 	if seen := of.payload(0, of.size); seen != nil {
 		digest = seen.digest
-	} else if digest, err = r.fileDigest(ctx, lies, of.size); err != nil {
+	} else if digest, err = from.root.fileDigest(ctx, lies, of.size); err != nil {
 		return digest, 0, err
 	}
-	return digest, of.size, r.link(ctx, ref, lies, name, digest)
+	return digest, of.size, r.link(ctx, ref, from.root, lies, name, digest)
 }
 
 // AttachKept adds a file of another committed checkpoint to a committed one, as [Root.Attach]
@@ -215,7 +215,7 @@ func (r *Root) AttachKept(ctx context.Context, ref checkpoint.Ref, f *VerbatimFi
 		digest, err = r.fileDigest(ctx, f.lies, f.Size)
 	}
 	if err == nil {
-		err = r.link(ctx, ref, f.lies, f.Name, digest)
+		err = r.link(ctx, ref, f.root, f.lies, f.Name, digest)
 	}
 	if err != nil {
 		err = fmt.Errorf("attach %s to checkpoint %s: %w", f.Name, ref, err)
@@ -233,9 +233,9 @@ func (r *Root) fileDigest(ctx context.Context, lies string, size int64) (checkpo
 	return digest, errors.Join(err, file.Close())
 }
 
-// link links a file into a checkpoint's directory, as an attachment of that name.
-func (r *Root) link(ctx context.Context, ref checkpoint.Ref, lies, name string, digest checkpoint.Digest) error {
-	if err := r.b.Link(ctx, lies, nameOf(ref, checkpoint.AttachedFile(name, digest)), object.Replace); err != nil {
+// link brings a file into a checkpoint's directory, as an attachment of that name.
+func (r *Root) link(ctx context.Context, ref checkpoint.Ref, from *Root, lies, name string, digest checkpoint.Digest) error {
+	if err := r.bring(ctx, from, lies, nameOf(ref, checkpoint.AttachedFile(name, digest))); err != nil {
 		return err
 	}
 	return r.sync(ctx, ref)

@@ -120,6 +120,10 @@ type stretch struct {
 	stop    func()
 }
 
+// stretchSpans is how many spans a stretch has: files are verified next to each other, so
+// their streams may be longer than those of a load, which waits for the last.
+const stretchSpans = 4
+
 // stretches returns the stretches of a file whose reads are requests: chunks next to each
 // other, up to the span of its backend together, and larger ones alone. For another file it
 // returns nil.
@@ -127,7 +131,7 @@ func (v *verifier) stretches(file object.Object, x *checkpoint.Index, n int) []*
 	if _, far := file.(object.Ranger); !far || x.Adopted() {
 		return nil
 	}
-	span := v.root.b.Reading().Span
+	span := stretchSpans * v.root.b.Reading().Span
 	var entries []*checkpoint.Entry
 	for i := range x.Entries {
 		if x.Entries[i].File == n {

@@ -158,6 +158,10 @@ func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest) er
 			return fmt.Errorf("the layout has chunks of rank %d, the manifest has no index of it", rank)
 		}
 	}
+	sizes, err := w.root.sizes(ctx, w.ref)
+	if err != nil {
+		return err
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(finishers)
 	for _, r := range m.Ranks {
@@ -165,7 +169,7 @@ func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest) er
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			x, err := w.root.readIndex(ctx, w.ref, r)
+			x, err := w.written(ctx, r)
 			if err != nil {
 				return err
 			}
@@ -176,10 +180,19 @@ func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest) er
 			if x.Adopted() {
 				return w.root.checkUnchanged(ctx, &x)
 			}
-			return w.root.checkFiles(ctx, w.ref, &x)
+			return w.root.checkFiles(ctx, w.ref, &x, sizes)
 		})
 	}
 	return g.Wait()
+}
+
+// written returns the index that a rank has written: the one that this process made, and a
+// bucket acknowledged, or else the one in the directory.
+func (w *FileWriter) written(ctx context.Context, r checkpoint.RankIndex) (checkpoint.Index, error) {
+	if data := w.root.wrote.get(w.ref, r.Rank); data != nil && checkpoint.Sum(data) == r.Index {
+		return checkpoint.DecodeIndex(data)
+	}
+	return w.root.readIndex(ctx, w.ref, r)
 }
 
 // itemsByRank returns the items that every rank has to write.
@@ -246,6 +259,22 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 	if rank < 0 {
 		return Written{}, errors.New("the rank is negative")
 	}
+	var there []string
+	if !w.root.far() {
+		var sealed bool
+		var err error
+		if there, sealed, err = w.there(ctx); err != nil {
+			return Written{}, err
+		}
+		if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
+			return written, err
+		}
+	}
+	written, err := w.writeRank(ctx, rank, items, src, there)
+	if !w.root.far() || !errors.Is(err, fs.ErrExist) {
+		return written, err
+	}
+	// A bucket is asked only now: a name that is taken is found when it is written.
 	there, sealed, err := w.there(ctx)
 	if err != nil {
 		return Written{}, err
@@ -253,6 +282,11 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 	if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
 		return written, err
 	}
+	return w.writeRank(ctx, rank, items, src, there)
+}
+
+// writeRank writes the files of a rank. there has the names of leftovers in the directory.
+func (w *FileWriter) writeRank(ctx context.Context, rank int, items []checkpoint.Item, src Source, there []string) (Written, error) {
 	u, err := w.reuse(ctx, rank, items, src)
 	if err != nil {
 		return Written{}, err
@@ -275,11 +309,14 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 		return Written{}, err
 	}
 	data := x.Encode()
-	if err := w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, object.Replace); err != nil {
+	if err := w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, w.root.once()); err != nil {
 		return Written{}, err
 	}
 	if err := w.root.sync(ctx, w.ref); err != nil {
 		return Written{}, err
+	}
+	if w.root.far() {
+		w.root.wrote.add(w.ref, rank, data)
 	}
 	return writtenOf(&x, data), nil
 }
@@ -333,7 +370,7 @@ func (r *Root) begin(ctx context.Context, name string, size int64, c *claim) (up
 	r.space.Lock()
 	r.creating++
 	r.space.Unlock()
-	up, err = r.b.Create(ctx, name, size, object.Replace)
+	up, err = r.b.Create(ctx, name, size, r.once())
 	open = c
 	if err == nil && up.Reserved() {
 		c.use(size)
@@ -401,7 +438,7 @@ func (w *FileWriter) repeated(ctx context.Context, rank int, items []checkpoint.
 	if missing, extra := compareItems(&x, items); len(missing)+len(extra) > 0 {
 		return refuse()
 	}
-	if err := w.root.checkFiles(ctx, w.ref, &x); err != nil {
+	if err := w.root.checkFiles(ctx, w.ref, &x, nil); err != nil {
 		if sealed {
 			return Written{}, false, err
 		}
@@ -440,18 +477,40 @@ func holdsBytes(ctx context.Context, x *checkpoint.Index, items []checkpoint.Ite
 	return true, nil
 }
 
-// checkFiles checks that the files of an index exist and have their recorded size.
-func (r *Root) checkFiles(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index) error {
+// checkFiles checks that the files of an index exist and have their recorded size. sizes has
+// those that a listing told, by name.
+func (r *Root) checkFiles(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index, sizes map[string]int64) error {
 	for _, f := range x.Files {
-		info, err := r.b.Stat(ctx, nameOf(ref, f.Name))
-		if err != nil {
-			return fmt.Errorf("file of rank %d: %w", x.Rank, err)
+		size, told := sizes[f.Name]
+		if !told {
+			var err error
+			if size, err = r.FileSize(ctx, ref, f.Name); err != nil {
+				return fmt.Errorf("file of rank %d: %w", x.Rank, err)
+			}
 		}
-		if info.Size != f.Size {
-			return fmt.Errorf("file of rank %d: %s has %d bytes, %d were written", x.Rank, r.path(ref, f.Name), info.Size, f.Size)
+		if size != f.Size {
+			return fmt.Errorf("file of rank %d: %s has %d bytes, %d were written", x.Rank, r.path(ref, f.Name), size, f.Size)
 		}
 	}
 	return nil
+}
+
+// sizes returns the sizes of a checkpoint's files, by name, where a listing tells them.
+func (r *Root) sizes(ctx context.Context, ref checkpoint.Ref) (map[string]int64, error) {
+	if !r.far() {
+		return nil, nil
+	}
+	entries, err := r.b.List(ctx, nameOf(ref))
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", r.path(ref), err)
+	}
+	out := make(map[string]int64, len(entries))
+	for _, e := range entries {
+		if e.Info != nil {
+			out[e.Name] = e.Info.Size
+		}
+	}
+	return out, nil
 }
 
 // clear removes the files of a rank that will be rewritten, with the leftovers of an

@@ -194,7 +194,7 @@ func (d *demo) flip(ctx context.Context) (found bool, err error) {
 		return false, err
 	}
 	const file = "r00001.safetensors"
-	path := filepath.Join(d.store.DataDir, ref.Run, ref.Trial, ref.Checkpoint, file)
+	path := filepath.Join(d.store.Data.Dir(), ref.Run, ref.Trial, ref.Checkpoint, file)
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return false, err

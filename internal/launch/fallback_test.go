@@ -31,7 +31,7 @@ var loadsResume = workerRole("loads what it resumes from", func(ctx context.Cont
 
 // filesOf is the directory of a checkpoint of the test's run.
 func filesOf(t *testing.T, id string) string {
-	return filepath.Join(home.DataDir, events.EncodeName(runOf(t)), "main", id)
+	return filepath.Join(home.Data.Dir(), events.EncodeName(runOf(t)), "main", id)
 }
 
 // damages damage the files of a checkpoint in one way.

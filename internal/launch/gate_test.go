@@ -100,7 +100,7 @@ func (j *job) gated(part string) *gate {
 	j.t.Helper()
 	g := newGate(part)
 	var err error
-	if j.store.Data, err = data.Open(g, home.DataDir); err != nil {
+	if j.store.Data, err = data.Open(g, home.Data.Dir()); err != nil {
 		j.t.Fatal(err)
 	}
 	j.store.Data.OfStore(home.ID)

@@ -99,5 +99,5 @@ func trialOf(t *testing.T) projections.Trial {
 
 // dirOf is where a checkpoint of the test's run lies.
 func dirOf(t *testing.T, id string) string {
-	return filepath.Join(home.DataDir, checkpoint.RefOf(runOf(t), projections.DefaultTrial, id).String())
+	return filepath.Join(home.Data.Dir(), checkpoint.RefOf(runOf(t), projections.DefaultTrial, id).String())
 }

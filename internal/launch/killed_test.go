@@ -39,7 +39,7 @@ var trainer = role("trainer", func(ctx context.Context, args []string) error {
 		s.Log = deafLog{s.Log, kind}
 	} else if args[3] != "" {
 		g := newGate(args[3])
-		if s.Data, err = data.Open(g, st.DataDir); err != nil {
+		if s.Data, err = data.Open(g, st.Data.Dir()); err != nil {
 			return err
 		}
 		s.Data.OfStore(st.ID)

@@ -41,14 +41,14 @@ func TestFilesAreLent(t *testing.T) {
 	}
 	for item, in := range got.In {
 		path := got.Arenas[in].Path
-		if lent := strings.HasPrefix(path, home.DataDir); lent == (item == len(got.In)-1) {
+		if lent := strings.HasPrefix(path, home.Data.Dir()); lent == (item == len(got.In)-1) {
 			t.Errorf("item %d is in %s", item, path)
 		}
 	}
 	if read := readLoad(t, other); !slices.Equal(read, dataOf(second)) {
 		t.Errorf("rank 1 reads %q, want %q", read, dataOf(second))
 	}
-	if slices.ContainsFunc(other.Arenas, func(a client.LoadArena) bool { return !strings.HasPrefix(a.Path, home.DataDir) }) {
+	if slices.ContainsFunc(other.Arenas, func(a client.LoadArena) bool { return !strings.HasPrefix(a.Path, home.Data.Dir()) }) {
 		t.Errorf("rank 1 got %s", replies[1])
 	}
 	file, err := os.OpenFile(got.Arenas[got.In[0]].Path, os.O_WRONLY, 0)

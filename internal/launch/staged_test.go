@@ -52,7 +52,7 @@ var stagingTrainer = role("trainer that only stages", func(ctx context.Context, 
 	}
 	defer func() { _ = st.Close() }()
 	s := storeOf(st, args[1])
-	if s.Data, err = data.Open(newGate("step-2.a1/r00001.safetensors"), st.DataDir); err != nil {
+	if s.Data, err = data.Open(newGate("step-2.a1/r00001.safetensors"), st.Data.Dir()); err != nil {
 		return err
 	}
 	s.Data.OfStore(st.ID)

@@ -152,12 +152,15 @@ func (b *backup) run(ctx context.Context, dir string) (err error) {
 
 // newCheckpointCopier returns a copier for the data of s. It sets the backup's copier too.
 func (b *backup) newCheckpointCopier(s *Store) (*checkpointCopier, error) {
+	if s.InBucket() {
+		return nil, fmt.Errorf("backup: %w: the checkpoints are in %s, which keeps them: copy the directory of the log while no process has the store open, and let the bucket keep versions or copies", errors.ErrUnsupported, s.Data.Dir())
+	}
 	to, err := data.Open(vfs.Default, filepath.Join(b.to.dir, "data"))
 	if err != nil {
 		return nil, err
 	}
 	to.OfStore(s.ID, s.formerly...)
-	f := &checkpointCopier{from: s.DataDir, data: to, lacking: map[checkpoint.Ref]Incomplete{}, outside: map[checkpoint.Ref]OutsideFiles{}}
+	f := &checkpointCopier{from: s.dataDir(), data: to, lacking: map[checkpoint.Ref]Incomplete{}, outside: map[checkpoint.Ref]OutsideFiles{}}
 	b.copier = newCopier(s.Location, b.to.dir, b.opts.Link, f.progress(b.opts.Progress))
 	f.copier = b.copier
 	return f, nil

@@ -266,7 +266,7 @@ func (c *collector) ahead(ctx context.Context, runs []string, err error) iter.Se
 // finish removes the files of the chosen checkpoints, or computes what that would free.
 func (c *collector) finish(ctx context.Context, r *collectedRun) {
 	for _, t := range r.trials {
-		r.all = append(r.all, c.leftovers(t, r.all)...)
+		r.all = append(r.all, c.leftovers(ctx, t, r.all)...)
 	}
 	for _, i := range oldestFirst(r.all) {
 		r.fail(c.free(ctx, &r.all[i], r.trials))
@@ -383,7 +383,7 @@ func (c *collector) successor(ctx context.Context, t retention.Trial) error {
 		if err != nil {
 			break
 		}
-		err = c.present(x, f.Name, f.Size)
+		err = c.present(ctx, x, f.Name, f.Size)
 	}
 	if err != nil {
 		return fmt.Errorf("trial %s: nothing is deleted, because the newest checkpoint is incomplete: %w: run `ckptstore verify %s@%s`", t.Name, err, x.Run, x.ID)
@@ -392,21 +392,20 @@ func (c *collector) successor(ctx context.Context, t retention.Trial) error {
 }
 
 // present checks that a checkpoint has a file of the given size.
-func (c *collector) present(x projections.Checkpoint, name string, size int64) error {
+func (c *collector) present(ctx context.Context, x projections.Checkpoint, name string, size int64) error {
 	if !filepath.IsLocal(name) {
 		return fmt.Errorf("the log names a file %q, which is not in its directory", name)
 	}
-	path := filepath.Join(c.store.DataDir, RefOf(x).String(), name)
-	info, err := c.store.insideData().Stat(path)
-	if err == nil && info.Size() != size {
-		err = &data.CorruptError{File: path, Block: -1, Problem: "size of the file", Want: fmt.Sprint(size), Got: fmt.Sprint(info.Size())}
+	got, err := c.store.Data.FileSize(ctx, RefOf(x), name)
+	if err == nil && got != size {
+		err = &data.CorruptError{File: c.store.Data.Path(RefOf(x), name), Block: -1, Problem: "size of the file", Want: fmt.Sprint(size), Got: fmt.Sprint(got)}
 	}
 	return err
 }
 
 // leftovers returns the checkpoints that ended before and still have files. all has
 // those of this collection.
-func (c *collector) leftovers(t retention.Trial, all []Collected) (more []Collected) {
+func (c *collector) leftovers(ctx context.Context, t retention.Trial, all []Collected) (more []Collected) {
 	now := map[string]bool{}
 	for _, x := range all {
 		now[x.ID] = now[x.ID] || x.Trial == t.Name && x.Action == Delete
@@ -416,21 +415,17 @@ func (c *collector) leftovers(t retention.Trial, all []Collected) (more []Collec
 			continue
 		}
 		// Most of these were removed long ago.
-		if _, err := c.store.insideData().Lstat(c.dir(row)); err == nil {
+		if has, err := c.store.hasFiles(ctx, RefOf(row)); has || err != nil {
 			more = append(more, collected(row, Sweep, fmt.Sprintf("left by a %s checkpoint", row.State)))
 		}
 	}
 	return more
 }
 
-func (c *collector) dir(row projections.Checkpoint) string {
-	return filepath.Join(c.store.DataDir, RefOf(row).String())
-}
-
 // free removes the files of a checkpoint chosen for removal, and computes the bytes
 // freed; without Apply it only computes them. trials were read after the decisions.
 func (c *collector) free(ctx context.Context, x *Collected, trials []retention.Trial) error {
-	freed, err := c.exclusive(c.dir(x.row))
+	freed, err := c.exclusive(ctx, RefOf(x.row))
 	if err != nil {
 		return err
 	}
@@ -465,10 +460,14 @@ func (c *collector) free(ctx context.Context, x *Collected, trials []retention.T
 	return nil
 }
 
-// exclusive returns the size in bytes of the files whose links are all in dir and in
-// directories removed before it. A missing directory has none.
-func (c *collector) exclusive(dir string) (bytes int64, err error) {
-	files, err := linkedFiles(c.store.DataDir, dir)
+// exclusive returns the size in bytes of a checkpoint's files whose links are all in its
+// directory and in directories removed before it. A missing directory has none.
+func (c *collector) exclusive(ctx context.Context, ref checkpoint.Ref) (bytes int64, err error) {
+	if c.store.bucket != nil {
+		bytes, err = c.store.Data.Stored(ctx, ref)
+		return max(bytes, 0), err
+	}
+	files, err := linkedFiles(c.store.dataDir(), filepath.Join(c.store.dataDir(), ref.String()))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}

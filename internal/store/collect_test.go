@@ -75,13 +75,13 @@ func TestCollect(t *testing.T) {
 	for step := range int64(4) {
 		committed(t, s, "run", step)
 	}
-	before := snapshot(t, s.DataDir)
+	before := snapshot(t, s.Data.Dir())
 
 	shown, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=2")})
 	if err != nil || went(shown) != "delete step-0.a1, delete step-1.a1" || shown.Applied {
 		t.Errorf("shown are %+v, %v", shown, err)
 	}
-	if after := snapshot(t, s.DataDir); len(after) != len(before) || visible(t, s, "run") != "step-0.a1 step-1.a1 step-2.a1 step-3.a1" {
+	if after := snapshot(t, s.Data.Dir()); len(after) != len(before) || visible(t, s, "run") != "step-0.a1 step-1.a1 step-2.a1 step-3.a1" {
 		t.Error("something was done without --apply")
 	}
 
@@ -92,7 +92,7 @@ func TestCollect(t *testing.T) {
 	if got := visible(t, s, "run"); got != "step-2.a1 step-3.a1" {
 		t.Errorf("left are %s", got)
 	}
-	for path := range snapshot(t, s.DataDir) {
+	for path := range snapshot(t, s.Data.Dir()) {
 		if strings.Contains(path, "step-0") || strings.Contains(path, "step-1.") {
 			t.Errorf("%s is left", path)
 		}
@@ -196,7 +196,7 @@ func TestCollectCut(t *testing.T) {
 		if list := listed(t, dir); list != "step-3.a1" {
 			t.Errorf("cut at %d: offline it lists %s", k, list)
 		}
-		if dirs, err := os.ReadDir(filepath.Join(s.DataDir, "run", trialName)); err != nil || len(dirs) != 1 {
+		if dirs, err := os.ReadDir(filepath.Join(s.Data.Dir(), "run", trialName)); err != nil || len(dirs) != 1 {
 			t.Errorf("cut at %d: directories %v, %v", k, dirs, err)
 		}
 		shut(t, s)
@@ -367,11 +367,11 @@ func TestCollectOthers(t *testing.T) {
 	gone := committed(t, s, "run", 1)
 	taken := committed(t, s, "run", 2)
 	committed(t, s, "run", 3)
-	copied, bare := filepath.Join(s.DataDir, "run", trialName, "copy"), filepath.Join(s.DataDir, "run", trialName, "bare")
-	if err := errors.Join(os.CopyFS(copied, os.DirFS(taken)), os.CopyFS(bare, os.DirFS(taken)), os.Remove(filepath.Join(bare, checkpoint.ReceiptFile)), os.RemoveAll(gone), os.RemoveAll(taken), os.CopyFS(taken, os.DirFS(filepath.Join(s.DataDir, "run", trialName, "step-3.a1")))); err != nil {
+	copied, bare := filepath.Join(s.Data.Dir(), "run", trialName, "copy"), filepath.Join(s.Data.Dir(), "run", trialName, "bare")
+	if err := errors.Join(os.CopyFS(copied, os.DirFS(taken)), os.CopyFS(bare, os.DirFS(taken)), os.Remove(filepath.Join(bare, checkpoint.ReceiptFile)), os.RemoveAll(gone), os.RemoveAll(taken), os.CopyFS(taken, os.DirFS(filepath.Join(s.Data.Dir(), "run", trialName, "step-3.a1")))); err != nil {
 		t.Fatal(err)
 	}
-	before := snapshot(t, s.DataDir)
+	before := snapshot(t, s.Data.Dir())
 	out := collect(t, s, "last=1")
 	if went(out) != "delete step-1.a1, delete step-2.a1" || out.Freed != 0 {
 		t.Errorf("it did %s and freed %d", went(out), out.Freed)
@@ -381,7 +381,7 @@ func TestCollectOthers(t *testing.T) {
 			t.Errorf("%s: left %q", c.ID, c.Left)
 		}
 	}
-	after := snapshot(t, s.DataDir)
+	after := snapshot(t, s.Data.Dir())
 	for path := range before {
 		if _, ok := after[path]; !ok {
 			t.Errorf("%s was removed", path)

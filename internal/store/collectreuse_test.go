@@ -97,7 +97,7 @@ func TestCollectReused(t *testing.T) {
 			t.Errorf("linked %t: left are %s", linked, list)
 		}
 		// The successor needs the linked file.
-		if err := os.Remove(filepath.Join(s.DataDir, "run", trialName, "step-3.a1", got.Files[0].Name)); err != nil {
+		if err := os.Remove(filepath.Join(s.Data.Dir(), "run", trialName, "step-3.a1", got.Files[0].Name)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1"), Apply: true}); err == nil {

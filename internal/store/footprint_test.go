@@ -32,7 +32,7 @@ func TestFootprint(t *testing.T) {
 	}
 	measure := func(id string) Footprint {
 		t.Helper()
-		f, err := MeasureFiles(t.Context(), s.DataDir, refOf("run", id))
+		f, err := MeasureFiles(t.Context(), s.Data, refOf("run", id))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,7 +42,7 @@ func TestFootprint(t *testing.T) {
 	for _, id := range []string{"step-1.a1", "step-2.a1", "step-3.a1"} {
 		f := measure(id)
 		size := int64(0)
-		err := filepath.WalkDir(filepath.Join(s.DataDir, refOf("run", id).String()), func(_ string, e os.DirEntry, err error) error {
+		err := filepath.WalkDir(filepath.Join(s.Data.Dir(), refOf("run", id).String()), func(_ string, e os.DirEntry, err error) error {
 			if err == nil && !e.IsDir() {
 				var info os.FileInfo
 				if info, err = e.Info(); err == nil {
@@ -73,7 +73,7 @@ func TestFootprint(t *testing.T) {
 	}
 	// Without the third, removing both others frees what they share; removing either alone does
 	// not.
-	if err := os.RemoveAll(filepath.Join(s.DataDir, refOf("run", "step-3.a1").String())); err != nil {
+	if err := os.RemoveAll(filepath.Join(s.Data.Dir(), refOf("run", "step-3.a1").String())); err != nil {
 		t.Fatal(err)
 	}
 	committed(t, s, "run", 4)
@@ -81,7 +81,7 @@ func TestFootprint(t *testing.T) {
 	if out := dry("last=1"); out.Freed != two || two < data.MinReuse {
 		t.Errorf("both: %d bytes freed, want %d", out.Freed, two)
 	}
-	if _, err := MeasureFiles(t.Context(), s.DataDir, refOf("run", "step-3.a1")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := MeasureFiles(t.Context(), s.Data, refOf("run", "step-3.a1")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of files that are gone: %v", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/store/place"
 )
 
 // identity is store.json.
@@ -30,6 +31,9 @@ type identity struct {
 	// Copy names a backup or a restored store. Store is the identity in its log, which it
 	// shares with the original.
 	Copy string `json:"copy,omitempty"`
+	// Data is the URL of the bucket that has the checkpoints and blobs; empty if they are in
+	// the directory.
+	Data string `json:"data,omitempty"`
 	// Owner is the user or group that the directory belongs to; nil in a store of an earlier version.
 	// Earlier versions ignore it.
 	Owner *ownerRecord `json:"owner,omitempty"`
@@ -117,6 +121,9 @@ func IsURL(location string) bool {
 // lower case. Text that only looks like a URL is an error: a directory of that name would
 // surprise the user.
 func parseLocation(location string) (normal string, isURL bool, err error) {
+	if place.IsBucket(location) {
+		return "", true, fmt.Errorf("%w %s: a bucket has the checkpoints of a store, not its log: name the store's directory or server, or read the bucket alone with `--offline --store %s`", ErrLocation, place.Redacted(location), place.Redacted(location))
+	}
 	head, after, ok := strings.Cut(location, ":")
 	if !ok || !strings.HasPrefix(after, "/") || strings.ContainsAny(head, "/.") {
 		return location, false, nil // a directory, perhaps of a strange name
@@ -204,36 +211,40 @@ func Locate(ctx context.Context, o Options) (Whereabouts, error) {
 // that no other machine sees.
 const markName = "location.json"
 
-// place is the location of a server store's data on this machine.
-type place struct {
-	dir   string // with data/ and blobs/
-	store string
-	owned bool   // a process owns the directory and serves its log
-	on    string // host of that process
+// where is the location of a server store's data on this machine.
+type where struct {
+	dir    string // with data/ and blobs/; "" if they are in a bucket
+	bucket string
+	store  string
+	owned  bool   // a process owns the directory and serves its log
+	on     string // host of that process
 }
 
 // locate finds the data: where the log's first event records it, or next to a log that is
 // served from a store's directory, under the same path as there.
-func locate(ctx context.Context, log *jetlog.Log, created events.StoreCreated) (place, error) {
+func locate(ctx context.Context, log *jetlog.Log, created events.StoreCreated) (where, error) {
 	if filepath.IsAbs(created.Data) {
-		return place{dir: created.Data, store: created.Store}, nil
+		return where{dir: created.Data, store: created.Store}, nil
+	}
+	if place.IsBucket(created.Data) {
+		return where{bucket: created.Data, store: created.Store}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	served, err := log.Served(ctx)
 	if err != nil {
-		return place{}, fmt.Errorf("find the data of store %s: it is next to its log, in %q of a directory that no `ckptstore serve --listen` reports: %w", created.Store, created.Data, err)
+		return where{}, fmt.Errorf("find the data of store %s: it is next to its log, in %q of a directory that no `ckptstore serve --listen` reports: %w", created.Store, created.Data, err)
 	}
 	if served.Store != created.Store || !filepath.IsAbs(served.Directory) {
-		return place{}, fmt.Errorf("%w: find the data of store %s: its server reports store %s in %q", ErrForeign, created.Store, served.Store, served.Directory)
+		return where{}, fmt.Errorf("%w: find the data of store %s: its server reports store %s in %q", ErrForeign, created.Store, served.Store, served.Directory)
 	}
-	return place{dir: served.Directory, store: created.Store, owned: true, on: served.Host}, nil
+	return where{dir: served.Directory, bucket: created.Bucket, store: created.Store, owned: true, on: served.Host}, nil
 }
 
 // probe checks that the directory is this store's and, with a test file, that it can be
 // written and read here. A reader makes no file. probe returns the identity in the
 // directory.
-func (p place) probe(reader bool) (id identity, err error) {
+func (p where) probe(reader bool) (id identity, err error) {
 	if p.owned {
 		id, err = readIdentity(p.dir)
 	} else {

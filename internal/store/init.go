@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/share"
+	"github.com/ckptstore/ckptstore/internal/store/place"
 )
 
 // ErrExists reports that a store exists already.
@@ -37,7 +38,7 @@ func Init(ctx context.Context, location, data string) (string, error) {
 
 // InitOptions configure [InitWith].
 type InitOptions struct {
-	Data   string // with a URL: see [InitURL]
+	Data   string // URL of a prefix of a bucket; empty: the checkpoints lie in the directory. With a URL: see [InitURL]
 	Shared bool   // share it with a group, whose members may all write to it
 	Group  string // name or number; empty: the directory's group
 }
@@ -56,8 +57,11 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 		made, err := InitURL(ctx, location, URLOptions{Data: data})
 		return made.Store, err
 	}
-	if data != "" {
-		return "", fmt.Errorf("init %s: %w: --data goes with a URL; in a directory, the data is in its data/", location, ErrLocation)
+	if data != "" && !place.IsBucket(data) {
+		return "", fmt.Errorf("init %s: %w: the checkpoints of a directory lie in its data/, or in a bucket: --data s3://BUCKET/PREFIX", location, ErrLocation)
+	}
+	if data != "" && o.Shared {
+		return "", fmt.Errorf("init %s: %w: a store of a group keeps its checkpoints in its directory: the bucket's policy decides who may write there", location, ErrLocation)
 	}
 	dir, err := filepath.Abs(location)
 	if err != nil {
@@ -98,10 +102,18 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 		}
 	}
 	id := identity{Product: product, Store: NewID(), Format: Format, Created: time.Now().UTC(), Owner: owner}
-	if err := createLog(ctx, filepath.Join(dir, "log"), id.Store); err != nil {
+	subs := []string{"data", "blobs"}
+	var bucket *place.Bucket
+	if data != "" {
+		if bucket, err = place.Open(data, nil); err != nil {
+			return "", fmt.Errorf("init: %w", err)
+		}
+		id.Data, subs = bucket.Location(), nil
+	}
+	if err := createLog(ctx, filepath.Join(dir, "log"), id); err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
-	for _, sub := range []string{"data", "blobs"} {
+	for _, sub := range subs {
 		if err := beneath.At(dir).MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return "", fmt.Errorf("init: %w", err)
 		}
@@ -113,7 +125,17 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 	if err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
-	if err := durable.Write(filepath.Join(dir, "store.json"), append(text, '\n')); err != nil {
+	text = append(text, '\n')
+	if bucket != nil {
+		// The last step but one: an init that is interrupted before has claimed nothing.
+		if err := bucket.Claim(ctx, text); err != nil {
+			return "", fmt.Errorf("init: %w", err)
+		}
+	}
+	if err := durable.Write(filepath.Join(dir, "store.json"), text); err != nil {
+		if bucket != nil {
+			err = errors.Join(err, bucket.Withdraw(context.WithoutCancel(ctx)))
+		}
 		return "", fmt.Errorf("init: %w", err)
 	}
 	return id.Store, durable.SyncDir(filepath.Dir(dir))
@@ -191,7 +213,7 @@ func largestFile(dir string) (size int64, err error) {
 	return size, err
 }
 
-func createLog(ctx context.Context, dir, id string) error {
+func createLog(ctx context.Context, dir string, id identity) error {
 	server, err := jetlog.StartServer(ctx, jetlog.ServerOptions{Dir: dir})
 	if err != nil {
 		return err
@@ -202,11 +224,12 @@ func createLog(ctx context.Context, dir, id string) error {
 		return err
 	}
 	defer log.Close()
-	return create(ctx, log, id, "data")
+	return create(ctx, log, &events.StoreCreated{Store: id.Store, Data: "data", Bucket: id.Data})
 }
 
-func create(ctx context.Context, log *jetlog.Log, id, data string, formerly ...string) error {
-	created, err := events.NewDecision(Stamp("init"), events.Aggregate{}, &events.StoreCreated{Store: id, Format: Format, Data: data, Formerly: formerly})
+func create(ctx context.Context, log *jetlog.Log, of *events.StoreCreated) error {
+	of.Format = Format
+	created, err := events.NewDecision(Stamp("init"), events.Aggregate{}, of)
 	if err != nil {
 		return err
 	}
@@ -215,7 +238,7 @@ func create(ctx context.Context, log *jetlog.Log, id, data string, formerly ...s
 
 // URLOptions configure [InitURL].
 type URLOptions struct {
-	Data     string  // absolute path of a directory that every node of every job sees
+	Data     string  // absolute path of a directory that every node of every job sees, or URL of a prefix of a bucket
 	Replicas int     // servers that keep a copy of the log; 0: three on a cluster that has them, else one
 	Access   *Access // nil reads the environment
 }
@@ -237,8 +260,15 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 	if !isURL {
 		return Made{}, fmt.Errorf("init %s: %w: it is not a URL", url, ErrLocation)
 	}
-	if o.Data == "" || !filepath.IsAbs(o.Data) {
-		return Made{}, fmt.Errorf("init %s: %w: --data must be the absolute path of a directory that every node sees, got %q", where, ErrLocation, o.Data)
+	if !filepath.IsAbs(o.Data) && !place.IsBucket(o.Data) {
+		return Made{}, fmt.Errorf("init %s: %w: --data must be the absolute path of a directory that every node sees, or s3://BUCKET/PREFIX, got %q", where, ErrLocation, o.Data)
+	}
+	var bucket *place.Bucket
+	if place.IsBucket(o.Data) {
+		if bucket, err = place.Open(o.Data, nil); err != nil {
+			return Made{}, fmt.Errorf("init: %w", err)
+		}
+		o.Data = bucket.Location()
 	}
 	if o.Replicas < 0 || o.Replicas > 5 || o.Replicas > 0 && o.Replicas%2 == 0 {
 		return Made{}, fmt.Errorf("init %s: %w: --replicas %d: want 1, 3 or 5: an even number survives no more failures than the odd one below it", where, ErrLocation, o.Replicas)
@@ -250,7 +280,7 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 	defer log.Close()
 	created, info, err := log.Open(ctx)
 	switch {
-	case err == nil && info.Last == 1 && created.Data == o.Data && !exists(filepath.Join(o.Data, markName)):
+	case err == nil && bucket == nil && info.Last == 1 && created.Data == o.Data && !exists(filepath.Join(o.Data, markName)):
 		// An init that was interrupted before its last step.
 		if err := log.CreateBuckets(ctx); err != nil {
 			return Made{}, fmt.Errorf("init: %w", err)
@@ -266,6 +296,9 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 		return Made{}, fmt.Errorf("init %s: %w: it is %s, with its data in %s", where, ErrExists, created.Store, created.Data)
 	case !errors.Is(err, jetlog.ErrNoLog):
 		return Made{}, fmt.Errorf("init %s: existing data is not overwritten: %w", where, damage(err))
+	}
+	if bucket != nil {
+		return initInBucket(ctx, log, bucket, where)
 	}
 	// The directory outlives a log that cannot be seen, as when its server runs with
 	// another key. A new log in its place would destroy it.
@@ -287,7 +320,7 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 		return Made{}, err
 	}
 	id := NewID()
-	if err := create(ctx, log, id, o.Data); err != nil {
+	if err := create(ctx, log, &events.StoreCreated{Store: id, Data: o.Data}); err != nil {
 		return Made{}, fmt.Errorf("init: %w", err)
 	}
 	if err := log.CreateBuckets(ctx); err != nil {
@@ -297,6 +330,30 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 		return Made{}, fmt.Errorf("init: %w", err)
 	}
 	return finish(o.Data, id, where, info.Replicas)
+}
+
+// initInBucket makes a store whose log is on a server and whose data is in a bucket. It claims
+// the prefix first: of two that claim it, one has a log.
+func initInBucket(ctx context.Context, log *jetlog.Log, bucket *place.Bucket, where string) (_ Made, err error) {
+	id := NewID()
+	text, err := json.MarshalIndent(identity{Product: product, Store: id, Format: Format, Created: time.Now().UTC()}, "", "  ")
+	if err != nil {
+		return Made{}, fmt.Errorf("init: %w", err)
+	}
+	if err := bucket.Claim(ctx, append(text, '\n')); err != nil {
+		return Made{}, fmt.Errorf("init: %w", err)
+	}
+	if err := create(ctx, log, &events.StoreCreated{Store: id, Data: bucket.Location()}); err != nil {
+		return Made{}, fmt.Errorf("init: %w", errors.Join(err, bucket.Withdraw(context.WithoutCancel(ctx))))
+	}
+	if err := log.CreateBuckets(ctx); err != nil {
+		return Made{}, fmt.Errorf("init: %w", err)
+	}
+	info, err := log.Info(ctx)
+	if err != nil {
+		return Made{}, fmt.Errorf("init: %w", err)
+	}
+	return Made{Store: id, Location: where, Replicas: info.Replicas}, nil
 }
 
 // finish records durably whose data is in dir.

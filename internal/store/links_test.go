@@ -169,7 +169,7 @@ func TestLinksOfData(t *testing.T) {
 				if err != nil || len(reports) != 1 || reports[0].Clean() || !strings.Contains(reports[0].Findings[0].Problem, path+" is a symbolic link") {
 					t.Errorf("verified: %+v, %v", reports, err)
 				}
-				if _, err := MeasureFiles(t.Context(), s.DataDir, refOf("run", "step-1.a1")); err == nil && name != "data/run/main/step-1.a1" {
+				if _, err := MeasureFiles(t.Context(), s.Data, refOf("run", "step-1.a1")); err == nil && name != "data/run/main/step-1.a1" {
 					t.Error("measured")
 				}
 			}
@@ -198,7 +198,7 @@ func TestAbortedSaveIsALink(t *testing.T) {
 	write(t, filepath.Join(away, "thesis.tex"), "thesis")
 	write(t, filepath.Join(away, "sub", "id_rsa"), "key")
 	before := snapshot(t, away)
-	one, two := filepath.Join(s.DataDir, refOf("run", "step-1.a1").String()), filepath.Join(s.DataDir, refOf("run", "step-2.a1").String())
+	one, two := filepath.Join(s.Data.Dir(), refOf("run", "step-1.a1").String()), filepath.Join(s.Data.Dir(), refOf("run", "step-2.a1").String())
 	if err := errors.Join(os.MkdirAll(two, 0o700), os.Symlink(away, one), os.Symlink(away, filepath.Join(two, "sub"))); err != nil {
 		t.Fatal(err)
 	}

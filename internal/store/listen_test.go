@@ -46,8 +46,8 @@ func TestServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer shut(t, remote)
-	if remote.ID != owner.ID || remote.DataDir != filepath.Join(dir, "data") || remote.Owns() {
-		t.Errorf("opened %s with data in %s, owned: %v", remote.ID, remote.DataDir, remote.Owns())
+	if remote.ID != owner.ID || remote.Data.Dir() != filepath.Join(dir, "data") || remote.Owns() {
+		t.Errorf("opened %s with data in %s, owned: %v", remote.ID, remote.Data.Dir(), remote.Owns())
 	}
 	committed(t, remote, "run", 1)
 	sees := func(s *Store, n int) {

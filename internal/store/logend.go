@@ -162,6 +162,10 @@ const (
 // is settled.
 func recorded(ctx context.Context, s *Store, log *jetlog.Log) (settled uint64, err error) {
 	receipts, damaged, err := s.Data.Newest(ctx, compareTrials, compareEach)
+	if err != nil && s.bucket != nil && ctx.Err() == nil {
+		s.opts.Logger.Warn("the log was not compared with the receipts in the bucket: a log that was rolled back goes unnoticed until they can be read", "bucket", s.Data.Dir(), "error", err)
+		err = nil
+	}
 	if err != nil {
 		return 0, fmt.Errorf("list receipts: %w", err)
 	}
@@ -251,10 +255,10 @@ func compareReceipt(ctx context.Context, s *Store, log *jetlog.Log, r checkpoint
 	}
 	where, offline := "log/", s.Location
 	if IsURL(s.Location) {
-		where, offline = "the server's stream "+jetlog.Stream, filepath.Dir(s.DataDir)
+		where, offline = "the server's stream "+jetlog.Stream, cmp.Or(s.top, s.Data.Dir())
 	}
 	return fmt.Errorf("%w: the log was rolled back: by %s, event %d is %s, which commits %s@%s; %s: restore %s from a backup, or run `ckptstore recover`, which makes a log of the receipts; a copy that was not made by `ckptstore backup` looks like this too; to continue without that checkpoint, move its directory away; `ckptstore ls --offline --store %s` reads the checkpoints",
-		ErrDamaged, filepath.Join(s.DataDir, r.Ref.String(), checkpoint.ReceiptFile), r.Sequence, r.Event, r.Run, r.Checkpoint, has, where, offline)
+		ErrDamaged, s.Data.Path(r.Ref, checkpoint.ReceiptFile), r.Sequence, r.Event, r.Run, r.Checkpoint, has, where, offline)
 }
 
 // damage converts the damage errors of the log and the views to [ErrDamaged].
@@ -372,7 +376,7 @@ func (a *allReceipts) findings(ctx context.Context, s *Store, last uint64) (foun
 			}
 		}
 		found = append(found, LogFinding{Sequence: r.Sequence, Problem: fmt.Sprintf("by %s it is %s, which commits %s@%s; %s: the log was rolled back",
-			filepath.Join(s.DataDir, r.Ref.String(), checkpoint.ReceiptFile), r.Event, r.Run, r.Checkpoint, has)})
+			s.Data.Path(r.Ref, checkpoint.ReceiptFile), r.Event, r.Run, r.Checkpoint, has)})
 		if len(found) == maxReceiptFindings {
 			return errEnough
 		}

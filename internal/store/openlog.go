@@ -14,6 +14,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
 // openedLog is the log of a directory whose server runs in this process, after it passed
@@ -202,7 +203,24 @@ func sameFile(a, b string) bool {
 func (s *Store) inside() beneath.Root { return beneath.At(s.Location) }
 
 // insideData returns the directory that holds data/, on any kind of store.
-func (s *Store) insideData() beneath.Root { return beneath.At(filepath.Dir(s.DataDir)) }
+func (s *Store) insideData() beneath.Root { return beneath.At(s.top) }
+
+// dataDir returns the directory of the checkpoints, of a store whose data is in no bucket.
+func (s *Store) dataDir() string { return filepath.Join(s.top, "data") }
+
+// hasFiles reports whether a checkpoint, committed or not, has files. One of a directory whose
+// name leads elsewhere has an error of type [*beneath.TypeError].
+func (s *Store) hasFiles(ctx context.Context, ref checkpoint.Ref) (bool, error) {
+	if s.bucket != nil {
+		bytes, err := s.Data.Stored(ctx, ref)
+		return bytes >= 0, err
+	}
+	_, err := s.insideData().Lstat(filepath.Join(s.dataDir(), ref.String()))
+	if errors.As(err, new(*beneath.TypeError)) {
+		return true, err
+	}
+	return err == nil, nil
+}
 
 // readFile returns the content of a small file in the directory of a store. It does not
 // follow a symbolic link or wait for a pipe.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/share"
+	"github.com/ckptstore/ckptstore/internal/store/place"
 )
 
 // ErrNothing reports that there is nothing to recover.
@@ -33,7 +35,8 @@ type RecoverOptions struct {
 	// one.
 	Location string
 	// From is a directory with the data/ of a damaged store. It is only read; its files
-	// are linked. Empty: the data stays where it is.
+	// are linked. Or it is the URL of the bucket with the data, which stays there and is the
+	// new store's from then on. Empty: the data stays where it is.
 	From string
 	// Of lists the identities of the stores whose receipts count. Empty: the identity in
 	// store.json and its earlier ones or, without that file, the identity that all
@@ -121,13 +124,16 @@ func Recover(ctx context.Context, o RecoverOptions) (Recovered, error) {
 type recovery struct {
 	RecoverOptions
 	dir, data string // of the store; where the checkpoints are
+	bucket    string // URL of the bucket that has the checkpoints; empty: they are in data
+	root      *data.Root
+	marked    identity // in the bucket
 	report    Recovered
 	newest    map[string]int // attempts, by trial
 }
 
 func (r *recovery) run(ctx context.Context) error {
-	if _, err := r.inside().Stat(r.data); err != nil {
-		return fmt.Errorf("%w in %s: %w: its checkpoints would be in data/", ErrNoStore, filepath.Dir(r.data), err)
+	if err := r.open(ctx); err != nil {
+		return err
 	}
 	if r.From != "" {
 		if err := makeOwn(r.dir); err != nil {
@@ -164,7 +170,34 @@ func (r *recovery) run(ctx context.Context) error {
 		}
 	}
 	r.report = j.Report
-	return r.finish()
+	return r.finish(ctx)
+}
+
+// open opens the data.
+func (r *recovery) open(ctx context.Context) (err error) {
+	if r.bucket == "" {
+		if _, err := r.inside().Stat(r.data); err != nil {
+			return fmt.Errorf("%w in %s: %w: its checkpoints would be in data/", ErrNoStore, filepath.Dir(r.data), err)
+		}
+		r.root, err = data.Open(vfs.Default, r.data)
+		return err
+	}
+	var bucket *place.Bucket
+	if r.root, _, bucket, err = openPlace("", r.bucket, r.Logger); err != nil {
+		return err
+	}
+	r.bucket, r.data = bucket.Location(), r.root.Dir()
+	mark, err := bucket.Mark(ctx)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w in %s: there is no %s", ErrNoStore, r.bucket, place.MarkName)
+	}
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(mark, &r.marked); err != nil || r.marked.Product != product {
+		return fmt.Errorf("%w: the %s in %s does not identify a store", ErrDamaged, place.MarkName, r.bucket)
+	}
+	return nil
 }
 
 // inside returns the directory that holds the checkpoints, as a root.
@@ -183,7 +216,11 @@ func (r *recovery) build(ctx context.Context) error {
 		return fmt.Errorf("%w: none of %d directories in %s is a checkpoint with a valid receipt, manifest and indexes", ErrNothing, len(r.report.Rejected), r.data)
 	}
 	r.report.Store, r.report.Location, r.report.From, r.report.Unknown = NewID(), r.dir, r.From, unknown
-	if r.From != "" {
+	if r.From != "" && r.bucket != "" {
+		if err := writeJournal(r.dir, journal{From: r.From}); err != nil {
+			return err
+		}
+	} else if r.From != "" {
 		if err := r.link(ctx, found); err != nil {
 			return err
 		}
@@ -216,10 +253,6 @@ func (r *recovery) link(ctx context.Context, found []data.Examined) error {
 	if err := writeJournal(r.dir, journal{From: r.From}); err != nil {
 		return err
 	}
-	from, err := data.Open(vfs.Default, r.data)
-	if err != nil {
-		return err
-	}
 	to, err := data.Open(vfs.Default, filepath.Join(r.dir, "data"))
 	if err != nil {
 		return err
@@ -228,7 +261,7 @@ func (r *recovery) link(ctx context.Context, found []data.Examined) error {
 		if err := r.step("link " + x.Ref.String()); err != nil {
 			return err
 		}
-		if err := from.LinkTo(ctx, x.Ref, to); err != nil {
+		if err := r.root.LinkTo(ctx, x.Ref, to); err != nil {
 			return fmt.Errorf("%w: links need one filesystem and the rights to the files: choose a --store on that of %s, or recover in place without --from", err, r.data)
 		}
 	}
@@ -241,6 +274,10 @@ func (r *recovery) believed(ctx context.Context) error {
 		r.report.Formerly = r.Of
 		return nil
 	}
+	if r.bucket != "" {
+		r.report.Formerly = append([]string{r.marked.Store}, r.marked.Formerly...)
+		return nil
+	}
 	id, err := identityIn(filepath.Dir(r.data))
 	switch {
 	case err == nil:
@@ -249,11 +286,7 @@ func (r *recovery) believed(ctx context.Context) error {
 	case !errors.Is(err, ErrNoStore) && !errors.Is(err, ErrDamaged):
 		return err
 	}
-	data, err := data.Open(vfs.Default, r.data)
-	if err != nil {
-		return err
-	}
-	receipts, _, err := data.Checkpoints(ctx)
+	receipts, _, err := r.root.Checkpoints(ctx)
 	if err != nil {
 		return err
 	}
@@ -289,11 +322,11 @@ type journal struct {
 }
 
 // finish puts the new log in place. Every step may have been done before.
-func (r *recovery) finish() error {
+func (r *recovery) finish(ctx context.Context) error {
 	built, log := filepath.Join(r.dir, recoverTemp, "log"), filepath.Join(r.dir, "log")
 	id := identity{
 		Product: product, Store: r.report.Store, Format: Format, Created: time.Now().UTC(),
-		Formerly: r.report.Formerly, Recovered: r.report.Sequence, Owner: ownerAfter(r.dir),
+		Formerly: r.report.Formerly, Recovered: r.report.Sequence, Data: r.bucket, Owner: ownerAfter(r.dir),
 	}
 	text, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {
@@ -328,6 +361,16 @@ func (r *recovery) finish() error {
 		{"make directories", func() error {
 			return errors.Join(root.MkdirAll(filepath.Join(r.dir, "data"), 0o700), root.MkdirAll(filepath.Join(r.dir, "blobs"), 0o700),
 				share.Dirs(r.dir, log), share.Tree(log, nil), sync())
+		}},
+		{"mark the bucket", func() error {
+			if r.bucket == "" {
+				return nil
+			}
+			bucket, err := place.Open(r.bucket, r.Logger)
+			if err != nil {
+				return err
+			}
+			return bucket.TakeOver(ctx, append(text, '\n'))
 		}},
 		{"write the identity", func() error { return durable.Write(filepath.Join(r.dir, "store.json"), append(text, '\n')) }},
 		{"remove the temporary log", func() error { return errors.Join(os.RemoveAll(filepath.Join(r.dir, recoverTemp)), sync()) }},
@@ -370,6 +413,9 @@ func (r *recovery) places() error {
 		return fmt.Errorf("%w: %s is a server: recover into a directory, with --from the directory of the data", ErrLocation, jetlog.Redacted(r.Location))
 	}
 	for _, location := range []string{r.Location, r.From} {
+		if location == r.From && place.IsBucket(location) {
+			continue
+		}
 		if _, isURL, err := parseLocation(location); err != nil {
 			return err
 		} else if isURL {
@@ -387,6 +433,18 @@ func (r *recovery) places() error {
 		return fmt.Errorf("%w, or an unfinished one: recover it into another directory, with --from %s", ErrBackup, dir)
 	}
 	if r.From == "" {
+		if id, err := identityIn(dir); err == nil {
+			r.bucket = id.Data
+		}
+		return nil
+	}
+	if place.IsBucket(r.From) {
+		bucket, err := place.Open(r.From, nil)
+		if err != nil {
+			return err
+		}
+		r.bucket = bucket.Location()
+		r.From = r.bucket
 		return nil
 	}
 	from, err := filepath.Abs(r.From)
@@ -425,7 +483,7 @@ func within(path, dir string) bool {
 // an empty place outside it.
 func (r *recovery) mayBegin(ctx context.Context) error {
 	if r.From != "" {
-		if err := r.vacantFor(); err != nil {
+		if err := r.vacantFor(); err != nil || r.bucket != "" {
 			return err
 		}
 		return r.mayLeave(ctx)
@@ -527,7 +585,7 @@ func (r *recovery) opensCopied(ctx context.Context, id identity) (err error) {
 	if err != nil {
 		return err
 	}
-	s := &Store{ID: id.Store, Location: r.From, DataDir: r.data, Data: data, recovered: id.Recovered, opts: Options{Location: r.From, Logger: r.Logger}}
+	s := &Store{ID: id.Store, Location: r.From, top: filepath.Dir(r.data), Data: data, recovered: id.Recovered, opts: Options{Location: r.From, Logger: r.Logger}}
 	_, err = recorded(ctx, s, l)
 	return err
 }

@@ -50,7 +50,7 @@ func ruined(t *testing.T) (dir, id string) {
 	if _, err := w.Finish(t.Context(), m, refuse); err == nil {
 		t.Fatal("committed without the log")
 	}
-	data := s.DataDir
+	data := s.Data.Dir()
 	if err := os.Rename(filepath.Join(data, "a", trialName, "step-3.a1"), filepath.Join(data, "a", trialName, "step-3.a4")); err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +334,7 @@ func TestRecoveredLogRolledBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	remove(t, dir, "log", "views")
-	if err := createLog(t.Context(), filepath.Join(dir, "log"), r.Store); err != nil {
+	if err := createLog(t.Context(), filepath.Join(dir, "log"), identity{Store: r.Store}); err != nil {
 		t.Fatal(err)
 	}
 	refused(t, Options{Location: dir}, ErrDamaged, "rolled back", "when the store was recovered", "ckptstore recover")

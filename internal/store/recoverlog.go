@@ -13,8 +13,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -35,12 +33,8 @@ var attemptOf = regexp.MustCompile(`\.a([0-9]{1,9})(\.[0-9]+)?$`)
 // examine returns the checkpoints to recover, in the order of their commits, and reports the
 // others.
 func (r *recovery) examine(ctx context.Context) (found []data.Examined, err error) {
-	root, err := data.Open(vfs.Default, r.data)
-	if err != nil {
-		return nil, err
-	}
 	r.newest, r.report.Checkpoints, r.report.Rejected = map[string]int{}, nil, []Rejected{}
-	err = root.Examine(ctx, func(x data.Examined) error {
+	err = r.root.Examine(ctx, func(x data.Examined) error {
 		// No ID is assigned twice, not even that of an interrupted save.
 		trial := filepath.Join(x.Ref.Run, x.Ref.Trial)
 		if m := attemptOf.FindStringSubmatch(x.Ref.Checkpoint); m != nil {
@@ -79,7 +73,7 @@ func (r *recovery) examine(ctx context.Context) (found []data.Examined, err erro
 // reject returns why a directory does not become a checkpoint, or nil if it does.
 func (r *recovery) reject(x data.Examined) *Rejected {
 	why := func(kind, reason string) *Rejected {
-		return &Rejected{Path: filepath.Join(r.data, x.Ref.String()), Kind: kind, Reason: reason}
+		return &Rejected{Path: r.root.Path(x.Ref), Kind: kind, Reason: reason}
 	}
 	name := events.Scope{Run: x.Receipt.Run, Trial: x.Receipt.Trial, Actor: events.Server}.Validate()
 	switch {
@@ -108,7 +102,7 @@ func (r *recovery) writeLog(ctx context.Context, dir string) error {
 	}
 	defer log.Close()
 	w := &relog{recovery: r, log: log, job: NewID(), lanes: map[events.Aggregate]uint64{}}
-	if err := create(ctx, log, r.report.Store, "data", r.report.Formerly...); err != nil {
+	if err := create(ctx, log, &events.StoreCreated{Store: r.report.Store, Data: "data", Bucket: r.bucket, Formerly: r.report.Formerly}); err != nil {
 		return err
 	}
 	if err := w.commits(ctx); err != nil {
@@ -209,11 +203,7 @@ type summary struct {
 // manifest reads the parts of a manifest that the report leaves out, so that thousands of
 // manifests are not kept in memory.
 func (w *relog) manifest(ctx context.Context, c RecoveredCheckpoint) (s summary, err error) {
-	root, err := data.Open(vfs.Default, w.data)
-	if err != nil {
-		return s, err
-	}
-	m, err := root.Reader(checkpoint.RefOf(c.Run, c.Trial, c.Checkpoint)).ReadMetadata(ctx)
+	m, err := w.root.Reader(checkpoint.RefOf(c.Run, c.Trial, c.Checkpoint)).ReadMetadata(ctx)
 	if err != nil {
 		return s, err
 	}

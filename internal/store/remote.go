@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/private"
@@ -113,15 +112,22 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	id, err := at.probe(o.Reader)
-	if err != nil {
-		return nil, err
+	if at.bucket == "" {
+		id, err := at.probe(o.Reader)
+		if err != nil {
+			return nil, err
+		}
+		s.Copy = id.Copy
+	} else if id, err := readIdentity(at.dir); at.dir == "" || err != nil || id.Store != s.ID {
+		at.dir = "" // the owner's directory is not on this machine, and nothing in it is needed
 	}
-	s.Copy = id.Copy
-	if at.owned {
+	if at.owned && at.dir != "" {
 		log.UseArchive(archiveDir(at.dir)) // the owner may cut the log later
 	}
-	if err := s.openData(filepath.Join(at.dir, "data"), filepath.Join(at.dir, "blobs")); err != nil {
+	if err := s.openData(at.dir, at.bucket); err != nil {
+		return nil, err
+	}
+	if err := s.checkBucket(ctx); err != nil {
 		return nil, err
 	}
 	if _, err := recorded(ctx, s, log); err != nil {

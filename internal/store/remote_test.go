@@ -44,8 +44,8 @@ func TestURL(t *testing.T) {
 
 	p.do(request{Do: "open", Location: url})
 	s := open(t, url)
-	if s.ID != id || s.DataDir != filepath.Join(data, "data") || s.Owns() {
-		t.Errorf("opened %s with data in %s, owned: %v", s.ID, s.DataDir, s.Owns())
+	if s.ID != id || s.Data.Dir() != filepath.Join(data, "data") || s.Owns() {
+		t.Errorf("opened %s with data in %s, owned: %v", s.ID, s.Data.Dir(), s.Owns())
 	}
 	path := committed(t, s, "run", 1)
 	if !strings.HasPrefix(path, data) {

@@ -12,11 +12,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/projections"
@@ -104,11 +104,8 @@ func settledInData(ctx context.Context, s *Store, c projections.Checkpoint) (boo
 		return err == nil, err
 	case projections.Aborted, projections.Deleted:
 		// Most of these were removed long ago.
-		_, err := s.insideData().Lstat(filepath.Join(s.DataDir, RefOf(c).String()))
-		if errors.As(err, new(*beneath.TypeError)) {
-			return false, err // files behind a link are not removed
-		}
-		return err != nil, nil
+		has, err := s.hasFiles(ctx, RefOf(c))
+		return !has && err == nil, err // files behind a link are not removed
 	}
 	return true, nil
 }
@@ -140,14 +137,22 @@ func repairAll(ctx context.Context, s *Store, log *jetlog.Log, read func(func(pr
 		if err != nil {
 			return err
 		}
+		var g errgroup.Group
+		g.SetLimit(s.Data.Width())
 		for _, c := range list {
 			if age > 0 && (c.State == projections.Deleted || time.Since(c.EndedAt) < age) {
 				continue
 			}
-			repairOne(ctx, s, log, c)
-			if err := pace(ctx, each); err != nil {
-				return err
+			if err = pace(ctx, each); err != nil {
+				break
 			}
+			g.Go(func() error {
+				repairOne(ctx, s, log, c)
+				return nil
+			})
+		}
+		if err := errors.Join(err, g.Wait()); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -191,9 +196,9 @@ const repairName = "REPAIR"
 // [errors.ErrUnsupported] if nothing can be locked: the data is in no directory, or its filesystem
 // has no locks.
 func (s *Store) LockRepair() (unlock func() error, err error) {
-	path := filepath.Join(filepath.Dir(s.DataDir), repairName)
-	if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("repair: %w: the data of the store, %s, is in no directory of this machine that could be locked against another repair: run the command where it is", errors.ErrUnsupported, s.DataDir)
+	path := filepath.Join(s.top, repairName)
+	if info, err := os.Stat(s.top); s.top == "" || err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("repair: %w: the data of the store, %s, is in no directory of this machine that could be locked against another repair: run the command where it is", errors.ErrUnsupported, s.Data.Dir())
 	}
 	f, err := s.insideData().OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

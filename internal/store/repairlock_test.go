@@ -7,6 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/ckptstore/ckptstore/internal/data"
 )
 
 // TestLockRepair: a second repair is refused with an error that names the first, whichever process
@@ -41,8 +45,13 @@ func TestLockRepair(t *testing.T) {
 // TestLockRepairNowhere: data that is not in a directory cannot be locked.
 func TestLockRepairNowhere(t *testing.T) {
 	t.Parallel()
-	s := &Store{DataDir: filepath.Join(t.TempDir(), "gone", "data")}
-	if _, err := s.LockRepair(); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), s.DataDir) {
+	gone := filepath.Join(t.TempDir(), "gone")
+	root, err := data.Open(vfs.Default, filepath.Join(gone, "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Store{top: gone, Data: root}
+	if _, err := s.LockRepair(); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), s.Data.Dir()) {
 		t.Errorf("%v", err)
 	}
 }

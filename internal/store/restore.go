@@ -276,7 +276,7 @@ func (r *restore) check(ctx context.Context, id identity) error {
 			return err
 		}
 	}
-	n, err := countCheckpoints(s.DataDir)
+	n, err := countCheckpoints(s.dataDir())
 	if err != nil {
 		return err
 	}

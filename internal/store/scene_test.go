@@ -212,7 +212,7 @@ func committed(t *testing.T, s *Store, run string, step int64) string {
 	if _, err := w.Finish(t.Context(), m, decision(s, m)); err != nil {
 		t.Fatal(err)
 	}
-	return filepath.Join(s.DataDir, refOf(run, m.Checkpoint).String())
+	return filepath.Join(s.Data.Dir(), refOf(run, m.Checkpoint).String())
 }
 
 // decision returns a function that commits a checkpoint in the log.

@@ -169,7 +169,7 @@ func rewrite(t *testing.T, s *Store, dir string, change func(*checkpoint.Receipt
 	t.Helper()
 	var found checkpoint.Receipt
 	err := s.Data.EachReceipt(t.Context(), func(r checkpoint.Receipt) error {
-		if filepath.Join(s.DataDir, r.Ref.String()) == dir {
+		if filepath.Join(s.Data.Dir(), r.Ref.String()) == dir {
 			found = r
 		}
 		return nil

@@ -87,7 +87,9 @@ type gauge struct {
 // lookTimeout bounds one check of a disk that does not answer.
 const lookTimeout = 10 * time.Second
 
-func newGauge(dir string, root *data.Root) *gauge {
+func newGauge(dir string, root interface {
+	Usage(context.Context) (data.Usage, error)
+}) *gauge {
 	return &gauge{dir: dir, free: func() (data.Usage, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
 		defer cancel()
@@ -250,12 +252,19 @@ type Footprint struct {
 
 // MeasureFiles returns the footprint of the checkpoint at ref below a data directory. Without a
 // directory it returns [fs.ErrNotExist]: the footprint is then unknown, not 0.
-func MeasureFiles(ctx context.Context, dataDir string, ref checkpoint.Ref) (Footprint, error) {
-	dir := filepath.Join(dataDir, ref.String())
+func MeasureFiles(ctx context.Context, root *data.Root, ref checkpoint.Ref) (Footprint, error) {
 	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
-		return Footprint{}, fmt.Errorf("measure %s: %w", dir, err)
+		return Footprint{}, fmt.Errorf("measure %s: %w", root.Path(ref), err)
 	}
-	files, err := linkedFiles(dataDir, dir)
+	dataDir, local := root.Local()
+	if !local {
+		bytes, err := root.Stored(ctx, ref)
+		if err == nil && bytes < 0 {
+			err = fmt.Errorf("measure %s: %w", root.Path(ref), fs.ErrNotExist)
+		}
+		return Footprint{Exclusive: bytes}, err
+	}
+	files, err := linkedFiles(dataDir, filepath.Join(dataDir, ref.String()))
 	if err != nil {
 		return Footprint{}, err
 	}

@@ -36,6 +36,7 @@ package store
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -56,8 +57,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/object"
+	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/place"
 )
 
 // Format is the version of the directory and of the log that this program reads and writes.
@@ -122,7 +126,7 @@ type Store struct {
 	Blobs    *Blobs
 	Runtime  string // private directory for sockets of this store
 	place    string // its name: a copy of a store has its own
-	DataDir  string
+	top      string // directory of the store's other files on this machine; "" if there is none
 
 	runtime   *heldRuntime
 	formerly  []string     // its identities before it was recovered
@@ -130,6 +134,7 @@ type Store struct {
 	holder    *ownerRecord // nil in a store of an earlier version
 	backup    error        // [ErrBackup] if this is a backup, which is read-only
 
+	bucket  *place.Bucket // that has the data; nil: it is in a directory
 	opts    Options
 	cutting cutting  // of the log, while this process owns it
 	space   *gauge   // of the disk that log and data share, in a directory
@@ -192,6 +197,11 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 			return nil, fmt.Errorf("open store: %w", s.backup)
 		}
 	}
+	if !o.Reader {
+		if err := s.checkBucket(ctx); err != nil {
+			return nil, fmt.Errorf("open store %s: %w", dir, err)
+		}
+	}
 	if s.runtime, err = holdRuntime(s.place); err != nil {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
@@ -228,14 +238,15 @@ func closedStoreOf(dir string, id identity, o Options) (_ *Store, err error) {
 	} else if s.cutting, err = cuttingByEnv(s.cutting); err != nil {
 		return nil, err
 	}
-	return s, s.openData(filepath.Join(dir, "data"), filepath.Join(dir, "blobs"))
+	return s, s.openData(dir, id.Data)
 }
 
-func (s *Store) openData(root, blobs string) (err error) {
+// openData opens the data of a store: in a bucket, or else in dir, which is "" if this machine
+// has no directory of the store.
+func (s *Store) openData(dir, bucket string) (err error) {
 	s.life, s.end = context.WithCancel(context.Background())
-	s.DataDir = root
-	s.Blobs = &Blobs{dir: blobs}
-	if s.Data, err = data.Open(vfs.Default, root); err != nil {
+	s.top = dir
+	if s.Data, s.Blobs, s.bucket, err = openPlace(dir, bucket, s.opts.Logger); err != nil {
 		return err
 	}
 	s.Data.OfStore(s.ID, s.formerly...)
@@ -243,13 +254,71 @@ func (s *Store) openData(root, blobs string) (err error) {
 	s.Data.OnUnverified(func(ref checkpoint.Ref) {
 		s.opts.Logger.Warn("adopted files without digests are read unchecked; `ckptstore verify --learn` learns the digests", "checkpoint", ref.String())
 	})
-	s.space = newGauge(root, s.Data)
+	s.space = newGauge(s.Dir(), s.Data)
+	if s.bucket != nil && dir != "" {
+		s.space = newGauge(dir, local.New(vfs.Default, dir)) // of the log
+	}
 	return nil
 }
 
-// OpenData opens only the data of a store's directory, for reading, without the lock, the log or
-// write permission. It works when the log is lost.
+// openPlace opens the data and the blobs of a store.
+func openPlace(dir, bucket string, log *slog.Logger) (*data.Root, *Blobs, *place.Bucket, error) {
+	if bucket == "" {
+		root, err := data.Open(vfs.Default, filepath.Join(dir, "data"))
+		return root, &Blobs{dir: filepath.Join(dir, "blobs")}, nil, err
+	}
+	b, err := place.Open(bucket, log)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	root := data.OpenBackend(b.Data(), vfs.Default)
+	if dir != "" {
+		spool, err := data.Open(vfs.Default, filepath.Join(dir, "data"))
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		root.Spool(spool)
+	}
+	return root, &Blobs{far: b.Blobs()}, b, nil
+}
+
+// checkBucket checks that the bucket's prefix is this store's. A bucket that cannot be asked
+// is reported, and does not keep the log from being read.
+func (s *Store) checkBucket(ctx context.Context) error {
+	if s.bucket == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, bucketPatience)
+	defer cancel()
+	text, err := s.bucket.Mark(ctx)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("data location: %w: %s: nothing there identifies it as the data of store %s: the bucket or its %s was removed", ErrForeign, s.bucket.Location(), s.ID, place.MarkName)
+	}
+	if err != nil {
+		s.opts.Logger.Warn("the bucket does not answer: saves and loads fail until it does", "bucket", s.bucket.Location(), "error", err)
+		return nil
+	}
+	var id identity
+	if err := json.Unmarshal(text, &id); err != nil || id.Product != product || id.Store != s.ID {
+		return fmt.Errorf("data location: %w: %s holds the data of store %q, not of %s", ErrForeign, s.bucket.Location(), id.Store, s.ID)
+	}
+	return nil
+}
+
+// bucketPatience bounds the check of a bucket when a store is opened.
+const bucketPatience = 10 * time.Second
+
+// OpenData opens only the data of a store, for reading, without the lock, the log or write
+// permission. It works when the log is lost. The location is the store's directory, or the URL of
+// the bucket that has its data.
 func OpenData(location string) (*data.Root, error) {
+	if place.IsBucket(location) {
+		root, _, _, err := openPlace("", location, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return nil, fmt.Errorf("open data: %w", err)
+		}
+		return root, nil
+	}
 	_, isURL, err := parseLocation(location)
 	if err != nil {
 		return nil, fmt.Errorf("open data: %w", err)
@@ -259,6 +328,9 @@ func OpenData(location string) (*data.Root, error) {
 	}
 	if err := unfinished(location); err != nil {
 		return nil, fmt.Errorf("open data: %w", err)
+	}
+	if id, err := identityIn(location); err == nil && id.Data != "" {
+		return OpenData(id.Data)
 	}
 	dir := filepath.Join(location, "data")
 	_, err = beneath.At(location).Stat(dir)
@@ -283,9 +355,16 @@ func (s *Store) Close() error {
 		}
 		err := s.local.close()
 		s.Log.Close()
-		return errors.Join(ended, err, s.runtime.release())
+		return errors.Join(ended, err, s.closeBucket(), s.runtime.release())
 	}
-	return errors.Join(s.owner.close(), s.runtime.release())
+	return errors.Join(s.owner.close(), s.closeBucket(), s.runtime.release())
+}
+
+func (s *Store) closeBucket() error {
+	if s.bucket == nil {
+		return nil
+	}
+	return s.bucket.Close()
 }
 
 // checkLog opens the log of l and checks that it has the store's identity.
@@ -341,20 +420,32 @@ func (c complaints) WithGroup(name string) slog.Handler { return complaints{c.Ha
 func serverLogger(to *slog.Logger) *slog.Logger { return slog.New(complaints{to.Handler()}) }
 
 // Dir returns the directory that has the store's files: its location, or that of the data behind a
-// URL.
-func (s *Store) Dir() string { return filepath.Dir(s.DataDir) }
+// URL. It is "" if the log is on a server and the data in a bucket.
+func (s *Store) Dir() string { return s.top }
+
+// InBucket reports whether the checkpoints lie in a bucket, not in a directory.
+func (s *Store) InBucket() bool { return s.bucket != nil }
 
 // Blobs stores event bodies that are too large for the log, in files named by their digest:
 // blobs/<first two digits>/<digest>.
-type Blobs struct{ dir string }
+type Blobs struct {
+	dir string
+	far object.Backend // of a bucket, in place of dir
+}
 
 // Put returns small data inline. It makes larger data durable in a file and returns the claim
 // check. It may be repeated.
-func (b *Blobs) Put(_ context.Context, data []byte) (events.Blob, error) {
+func (b *Blobs) Put(ctx context.Context, data []byte) (events.Blob, error) {
 	if len(data) <= events.MaxInline {
 		return events.InlineBlob(data), nil
 	}
 	digest := checkpoint.Sum(data).String()
+	if b.far != nil {
+		if err := b.send(ctx, digest, data); err != nil {
+			return events.Blob{}, fmt.Errorf("store blob: %w", err)
+		}
+		return events.Blob{Digest: digest, Size: int64(len(data))}, nil
+	}
 	path, root := b.path(digest), b.root()
 	if err := root.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return events.Blob{}, fmt.Errorf("store blob: %w", err)
@@ -370,7 +461,7 @@ func (b *Blobs) Put(_ context.Context, data []byte) (events.Blob, error) {
 
 // Get returns the data of a blob, verified against its digest. It returns [events.ErrNoBlob] if the
 // data is missing or corrupt.
-func (b *Blobs) Get(_ context.Context, blob events.Blob) ([]byte, error) {
+func (b *Blobs) Get(ctx context.Context, blob events.Blob) ([]byte, error) {
 	if blob.Digest == "" {
 		return blob.Inline, nil
 	}
@@ -379,7 +470,13 @@ func (b *Blobs) Get(_ context.Context, blob events.Blob) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %w", events.ErrNoBlob, err)
 	}
 	path := b.path(blob.Digest)
-	data, err := b.root().ReadFile(path)
+	var data []byte
+	if b.far != nil {
+		path = b.far.Path(farBlob(blob.Digest))
+		data, err = b.far.Get(ctx, farBlob(blob.Digest), blob.Size)
+	} else {
+		data, err = b.root().ReadFile(path)
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %w: restore the file from a backup", events.ErrNoBlob, err)
 	}
@@ -390,6 +487,25 @@ func (b *Blobs) Get(_ context.Context, blob events.Blob) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %s is corrupt: its digest differs; restore the file from a backup", events.ErrNoBlob, path)
 	}
 	return data, nil
+}
+
+// farBlob returns the name of a blob in a bucket.
+func farBlob(digest string) string { return digest[:2] + "/" + digest }
+
+// send makes a blob in a bucket. The same blob may be there already.
+func (b *Blobs) send(ctx context.Context, digest string, data []byte) error {
+	u, err := b.far.Create(ctx, farBlob(digest), int64(len(data)), object.Exclusive)
+	if err != nil {
+		return err
+	}
+	defer u.Abort()
+	if _, err := u.WriteAt(data, 0); err != nil {
+		return err
+	}
+	if err := u.Commit(ctx); !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
 }
 
 // root returns the directory that holds blobs/. No link is followed below it.

@@ -120,6 +120,10 @@ func (o *logsOptions) launch(cfg *launch.Config) (err error) {
 // place sets where the files of a job are, once its store is open.
 func (o *logsOptions) place(st *store.Store, cfg *launch.Config) error {
 	below := logs.Below(checkpoint.RefOf(cfg.Run, "", "").Run, cfg.Job)
+	if o.logDir == "" && st.Dir() == "" {
+		cfg.Logger.Info("the workers' output is not kept: the store has no directory; --log-dir names one")
+		return nil
+	}
 	if o.logDir == "" {
 		cfg.Output.Top, cfg.Output.Dir, cfg.Output.Recorded = st.Dir(), filepath.Join(st.Dir(), below), below
 		return nil

@@ -23,14 +23,23 @@ import (
 // no limit of space. Concurrent writes are parts of one upload. Committed files are durable
 // immediately.
 type Bucket struct {
+	piece int   // of an upload, in bytes
+	span  int64 // of a read, in bytes
+
 	mu      sync.Mutex
 	objects map[string]*opened
 }
 
 var _ object.Backend = (*Bucket)(nil)
 
-// NewBucket returns an empty bucket.
-func NewBucket() *Bucket { return &Bucket{objects: map[string]*opened{}} }
+// NewBucket returns an empty bucket. Its pieces and spans are smaller than those of a real
+// store, so that small files have several.
+func NewBucket() *Bucket { return NewBucketOf(256<<10, 1<<20) }
+
+// NewBucketOf returns an empty bucket with uploads in pieces of some bytes, and reads of spans.
+func NewBucketOf(piece int, span int64) *Bucket {
+	return &Bucket{piece: piece, span: span, objects: map[string]*opened{}}
+}
 
 type opened struct {
 	*bytes.Reader
@@ -158,7 +167,7 @@ func (b *Bucket) Get(ctx context.Context, name string, most int64) ([]byte, erro
 }
 
 // Reading implements [object.Backend].
-func (b *Bucket) Reading() object.Reading { return object.Reading{Span: 1 << 20, Depth: 4} }
+func (b *Bucket) Reading() object.Reading { return object.Reading{Span: b.span, Depth: 4} }
 
 // Remove implements [object.Backend].
 func (b *Bucket) Remove(ctx context.Context, names ...string) error {
@@ -200,8 +209,9 @@ func (u *upload) WriteAt(p []byte, off int64) (int, error) {
 	if u.ended || off < 0 || off+int64(len(p)) > int64(len(u.data)) {
 		return 0, fmt.Errorf("write %d bytes at %d of %s: it has %d, or has ended", len(p), off, path.Base(u.name), len(u.data))
 	}
+	piece := u.b.piece
 	whole, last := len(p) == len(u.data), off+int64(len(p)) == int64(len(u.data))
-	if off%piece != 0 || !whole && !last && len(p) != piece || !whole && len(p) > piece || u.written[off] {
+	if off%int64(piece) != 0 || !whole && !last && len(p) != piece || !whole && len(p) > piece || u.written[off] {
 		return 0, fmt.Errorf("write %d bytes at %d of %s: a piece has %d, except the last, and is written once", len(p), off, path.Base(u.name), piece)
 	}
 	u.written[off] = true
@@ -218,11 +228,8 @@ func (u *upload) WriteFrom(p [][]byte, off int64, sum uint32) error {
 	return err
 }
 
-// piece is less than the part size of a real store, so that small files have several parts.
-const piece = 256 << 10
-
 // Piece implements [object.Upload].
-func (u *upload) Piece() int { return piece }
+func (u *upload) Piece() int { return u.b.piece }
 
 // Reserved implements [object.Upload].
 func (u *upload) Reserved() bool { return false }

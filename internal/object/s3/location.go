@@ -41,7 +41,7 @@ var parameters = []struct {
 	{"region", func(l *Location) *string { return &l.Region }, regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`), "a name such as eu-west-1"},
 	{"path-style", func(l *Location) *string { return &l.PathStyle }, regexp.MustCompile(`^[01]$`), "1 or 0"},
 	{"profile", func(l *Location) *string { return &l.Profile }, regexp.MustCompile(`^[^\x00-\x1f\x7f]{1,255}$`), "the name of a profile"},
-	{"kms", func(l *Location) *string { return &l.KMS }, regexp.MustCompile(`^[\x21-\x7e]{1,2048}$`), "the ID or ARN of a key"},
+	{"kms", func(l *Location) *string { return &l.KMS }, regexp.MustCompile(`^[\x21-\x7e]{1,1000}$`), "the ID or ARN of a key"},
 	{"payer", func(l *Location) *string { return &l.Payer }, regexp.MustCompile(`^requester$`), "requester"},
 	{"class", func(l *Location) *string { return &l.Class }, regexp.MustCompile(`^[A-Z][A-Z0-9_-]{0,62}$`), "a storage class such as STANDARD_IA"},
 }

@@ -88,10 +88,10 @@ func TestFileAlone(t *testing.T) {
 	if ranks, err := st.Data.Unlearned(t.Context(), store.RefOf(row)); err != nil || len(ranks) > 0 {
 		t.Errorf("ranks %v have adopted files, %v", ranks, err)
 	}
-	if left, err := os.ReadDir(filepath.Join(st.DataDir, ".pending")); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(filepath.Join(st.Data.Dir(), ".pending")); err != nil || len(left) > 0 {
 		t.Errorf("left %v, %v", left, err)
 	}
-	step, err := filepath.Glob(filepath.Join(st.DataDir, "run", "main", "*", "step-7.pt"))
+	step, err := filepath.Glob(filepath.Join(st.Data.Dir(), "run", "main", "*", "step-7.pt"))
 	if err != nil || len(step) != 1 {
 		t.Fatal(step, err)
 	}
@@ -130,7 +130,7 @@ func TestRemovedFile(t *testing.T) {
 	if _, err := a.names("run/out"); err == nil {
 		t.Error("it is there still")
 	}
-	dirs, err := filepath.Glob(filepath.Join(st.DataDir, "run", "main", "*"))
+	dirs, err := filepath.Glob(filepath.Join(st.Data.Dir(), "run", "main", "*"))
 	if err != nil || len(dirs) != 1 || !strings.Contains(dirs[0], "step-1") {
 		t.Errorf("there are %q, %v", dirs, err)
 	}
@@ -140,7 +140,7 @@ func TestRemovedFile(t *testing.T) {
 	if err := errors.Join(a.put("run/x/a.pt", alone(9)), a.ask("remove", removeRequest{Path: "run/x", Recursive: true}, nil)); err != nil {
 		t.Fatal(err)
 	}
-	if dirs, err := filepath.Glob(filepath.Join(st.DataDir, "run", "main", "*")); err != nil || len(dirs) > 0 {
+	if dirs, err := filepath.Glob(filepath.Join(st.Data.Dir(), "run", "main", "*")); err != nil || len(dirs) > 0 {
 		t.Errorf("there are %q, %v", dirs, err)
 	}
 }
@@ -303,7 +303,7 @@ func TestOneFileByMany(t *testing.T) {
 			t.Errorf("%s has %d bytes", row.ID, row.Bytes)
 		}
 	}
-	if left, err := os.ReadDir(filepath.Join(st.DataDir, ".pending")); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(filepath.Join(st.Data.Dir(), ".pending")); err != nil || len(left) > 0 {
 		t.Errorf("left %v, %v", left, err)
 	}
 }
@@ -403,7 +403,7 @@ func TestGivenUpWrites(t *testing.T) {
 			}
 		}
 	}
-	if left, err := os.ReadDir(filepath.Join(st.DataDir, ".pending")); err != nil || len(left) > 1 {
+	if left, err := os.ReadDir(filepath.Join(st.Data.Dir(), ".pending")); err != nil || len(left) > 1 {
 		t.Errorf("left %v, %v", left, err)
 	}
 	if err := a.put("run/out/x.pt", alone(1)); err != nil {

@@ -307,7 +307,7 @@ func TestFilesComeBack(t *testing.T) {
 		if err != nil || len(report.Findings) > 0 || len(report.Extra) > 0 || row.Step != int64(i) {
 			t.Errorf("%s: step %d, %+v, %v", dir, row.Step, report, err)
 		}
-		if left, err := os.ReadDir(filepath.Join(st.DataDir, ".pending")); err != nil || len(left) > 0 {
+		if left, err := os.ReadDir(filepath.Join(st.Data.Dir(), ".pending")); err != nil || len(left) > 0 {
 			t.Errorf("left %v, %v", left, err)
 		}
 	}

@@ -292,7 +292,7 @@ func TestKilledClient(t *testing.T) {
 	if got, err := a.get("run/last"); err != nil || !same(got, files(t, every)) {
 		t.Errorf("the checkpoint before: %v", err)
 	}
-	left, err := filepath.Glob(filepath.Join(st.DataDir, ".pending", "*", "*"))
+	left, err := filepath.Glob(filepath.Join(st.Data.Dir(), ".pending", "*", "*"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("left %v, %v", left, err)
 	}
