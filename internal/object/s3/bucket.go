@@ -50,8 +50,8 @@ type Options struct {
 const (
 	defaultPart  = 32 << 20
 	defaultDepth = 64
-	readDepth    = 32      // reads of one process at the same time
-	writeDepth   = 8       // parts of one file at the same time
+	readDepth    = 32       // reads of one process at the same time
+	writeDepth   = 8        // parts of one file at the same time
 	span         = 16 << 20 // bytes of one read
 )
 

@@ -24,15 +24,19 @@ func (u *upload) Commit(ctx context.Context) error {
 		return fmt.Errorf("commit %s: the upload has ended", u.b.url(u.key))
 	}
 	u.writing.Wait()
-	defer u.stop()
 	err := ctx.Err()
 	if err == nil {
 		err = u.commit(ctx)
 	}
 	if err != nil {
 		u.abandon()
+		return err
 	}
-	return err
+	u.stop()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.parts = nil // the memory is its owner's
+	return nil
 }
 
 func (u *upload) commit(ctx context.Context) error {

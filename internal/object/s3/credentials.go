@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"time"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/minio/minio-go/v7/pkg/s3utils"
 
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
@@ -37,6 +39,7 @@ type keyring struct {
 	turn    chan struct{} // holds a value while one asks
 	creds   *credentials.Credentials
 	last    credentials.Value
+	again   time.Time      // when keys that could not be renewed are asked for again
 	clients []*http.Client // to close
 }
 
@@ -61,6 +64,10 @@ func (k *keyring) get(ctx context.Context) (credentials.Value, error) {
 	case <-ctx.Done():
 		return credentials.Value{}, ctx.Err()
 	}
+	if now := time.Now(); now.Before(k.again) && now.Before(k.last.Expiration) {
+		defer func() { <-k.turn }()
+		return k.last, nil
+	}
 	if !k.creds.IsExpired() {
 		defer func() { <-k.turn }()
 		return k.creds.GetWithContext(&credentials.CredContext{Context: ctx})
@@ -79,17 +86,17 @@ func (k *keyring) get(ctx context.Context) (credentials.Value, error) {
 		switch {
 		case err == nil:
 			k.last = value
-		case time.Now().Before(k.last.Expiration):
-			value, err = k.last, nil // they are renewed before they expire
+		case time.Now().Before(k.last.Expiration): // they are renewed before they expire
+			k.again = time.Now().Add(renewTime)
+			value, err = k.last, nil
+		default:
+			err = &keysError{err, k.last.AccessKeyID != ""}
 		}
 		asked <- answer{value, err}
 	}()
 	select {
 	case a := <-asked:
-		if a.err != nil {
-			return a.value, &keysError{a.err}
-		}
-		return a.value, nil
+		return a.value, a.err
 	case <-ctx.Done():
 		return credentials.Value{}, ctx.Err()
 	}
@@ -108,13 +115,19 @@ func (k *keyring) close() {
 	}
 }
 
-// keysError is the failure to find keys.
-type keysError struct{ err error }
+// renewTime is the wait after a failure to renew keys that are still valid.
+const renewTime = 30 * time.Second
+
+// keysError is the failure to find keys. It does not unwrap: a missing file of keys is no
+// missing object.
+type keysError struct {
+	err error
+	had bool // there were keys before: the failure may pass
+}
 
 func (e *keysError) Error() string {
 	return fmt.Sprintf("no credentials: %v; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile (AWS_PROFILE, or profile= in the URL)", e.err)
 }
-func (e *keysError) Unwrap() error             { return e.err }
 func (e *keysError) ProblemKind() problem.Kind { return problem.Denied }
 
 // given is a [Source] as a provider.
@@ -217,8 +230,8 @@ func (k *keyring) httpClient(pool *x509.CertPool, connect time.Duration) *http.C
 // regionOf returns the region that requests are signed for. Empty: the server has to be asked.
 func regionOf(at Location) string {
 	region := cmp.Or(at.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
-	if region == "" && at.Endpoint != "" {
-		region = "us-east-1"
+	if u, err := url.Parse(at.Endpoint); region == "" && at.Endpoint != "" && err == nil {
+		region = cmp.Or(s3utils.GetRegionFromURL(*u), "us-east-1")
 	}
 	return region
 }

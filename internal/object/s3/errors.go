@@ -57,7 +57,12 @@ func judge(err error, r request, c *call) verdict {
 	switch {
 	case errors.As(err, &answer):
 		return judgeAnswer(answer, r, c)
-	case errors.As(err, &keys), errors.As(err, &cert), errors.As(err, new(x509.UnknownAuthorityError)), errors.As(err, new(x509.HostnameError)),
+	case errors.As(err, &keys):
+		if keys.had {
+			return unclear
+		}
+		return final
+	case errors.As(err, &cert), errors.As(err, new(x509.UnknownAuthorityError)), errors.As(err, new(x509.HostnameError)),
 		errors.As(err, new(x509.CertificateInvalidError)), errors.Is(err, errMemory), errors.Is(err, errPermanent),
 		errors.Is(err, object.ErrTooLarge), errors.Is(err, object.ErrChanged), errors.Is(err, fs.ErrExist), errors.Is(err, fs.ErrNotExist),
 		errors.As(err, &dns) && dns.IsNotFound && !dns.IsTemporary:

@@ -23,12 +23,15 @@ func newGate(depth int) *gate { return &gate{limit: float64(depth), depth: depth
 
 // enter waits for a turn, and returns when it came.
 func (g *gate) enter(ctx context.Context) (time.Time, error) {
+	if err := ctx.Err(); err != nil {
+		return time.Time{}, err
+	}
 	g.mu.Lock()
 	g.grow()
 	if len(g.queue) == 0 && g.inside < int(g.limit) {
 		g.inside++
 		g.mu.Unlock()
-		return time.Now(), ctx.Err()
+		return time.Now(), nil
 	}
 	turn := make(chan struct{})
 	g.queue = append(g.queue, turn)

@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"regexp"
@@ -95,7 +96,7 @@ func parse(text string) (l Location, err error) {
 }
 
 // errSecret refuses a secret in a URL: URLs are printed, logged and stored.
-var errSecret = fmt.Errorf("a URL holds no secrets; use the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile of the shared files, or the role of the machine")
+var errSecret = errors.New("a URL holds no secrets; use the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile of the shared files, or the role of the machine")
 
 // set assigns the parameters.
 func (l *Location) set(query url.Values) error {

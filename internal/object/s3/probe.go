@@ -108,7 +108,7 @@ func (p *prober) verdict() error {
 	return problem.Errorf(problem.Invalid, "probe of %s: %s at %s lacks %s; use a newer version of it, or another server", p.b.at.Path(""), name, p.b.endpoint(), strings.Join(lacks, ", "))
 }
 
-// put commits a small file exclusively, and remembers the name of the server.
+// put commits a small file exclusively.
 func (p *prober) put(ctx context.Context, name string, data []byte) error {
 	u, err := p.b.Create(ctx, name, int64(len(data)), object.Exclusive)
 	if err != nil {
@@ -130,8 +130,13 @@ func (p *prober) parts(ctx context.Context) error {
 		if err == nil {
 			err = u.completeOnce(ctx, parts)
 		}
-		if err != nil {
+		switch {
+		case u == nil:
+			return err
+		case err != nil:
 			u.abandon()
+		default:
+			u.stop()
 		}
 		taken := name == p.name
 		p.c.ExclusiveComplete = taken && errors.Is(err, fs.ErrExist)
@@ -158,6 +163,7 @@ func (p *prober) upload(ctx context.Context, name string, data [][]byte, crc uin
 		return nil, nil, err
 	}
 	u := created.(*upload)
+	_ = u.end() // it is written below its own methods
 	id, err := u.begin(ctx)
 	if err != nil {
 		return u, nil, err
@@ -184,20 +190,23 @@ func (p *prober) checksum(ctx context.Context) error {
 	return err
 }
 
-// condition reads an object by the ETag of another.
+// condition reads a range of an object by the ETag of another.
 func (p *prober) condition(ctx context.Context) error {
-	o := &opened{b: p.b, ctx: ctx, key: p.b.at.key(p.name)}
-	info, err := o.Stat()
-	if err != nil {
+	key := p.b.at.key(p.name)
+	return p.b.do(ctx, request{op: "read", key: key, class: classGet}, func(ctx context.Context, c *call) error {
+		var options minio.GetObjectOptions
+		options.Set("Range", "bytes=1-2")
+		options.Set("If-Match", `"00000000000000000000000000000000"`)
+		body, _, _, err := c.core.GetObject(ctx, p.b.at.Bucket, key, options)
+		if err == nil {
+			return body.Close()
+		}
+		p.c.Conditions = c.status == http.StatusPreconditionFailed
+		if p.c.Conditions {
+			return nil
+		}
 		return err
-	}
-	o.etag, o.info = "00000000000000000000000000000000", info
-	_, err = o.ReadAt(make([]byte, 2), 1)
-	p.c.Conditions = errors.Is(err, errReplaced)
-	if p.c.Conditions || errors.Is(err, errPermanent) {
-		err = nil
-	}
-	return err
+	})
 }
 
 // configuration looks at the rules of the bucket. A server that has none of a kind, or hides

@@ -53,7 +53,7 @@ type request struct {
 func (b *Bucket) do(ctx context.Context, r request, send func(context.Context, *call) error) error {
 	renewed := false
 	for try := 1; ; try++ {
-		err, c := b.attempt(ctx, r, send)
+		c, err := b.attempt(ctx, r, try, send)
 		if err == nil {
 			return nil
 		}
@@ -97,14 +97,14 @@ func interrupted(ended, last error) error {
 }
 
 // attempt sends a request once.
-func (b *Bucket) attempt(ctx context.Context, r request, send func(context.Context, *call) error) (error, *call) {
-	c := &call{class: r.class, header: r.header, first: r.first}
+func (b *Bucket) attempt(ctx context.Context, r request, try int, send func(context.Context, *call) error) (*call, error) {
+	c := &call{class: r.class, header: r.header, first: r.first, try: try}
 	if c.first == 0 {
 		c.first = b.transport.patience.first
 	}
 	began, err := b.gate.enter(ctx)
 	if err != nil {
-		return err, c
+		return c, err
 	}
 	defer b.gate.leave()
 	if r.runs != nil {
@@ -112,14 +112,14 @@ func (b *Bucket) attempt(ctx context.Context, r request, send func(context.Conte
 		defer c.body.detach()
 	}
 	if c.core, err = b.core(ctx); err != nil {
-		return err, c
+		return c, err
 	}
 	err = send(with(ctx, c), c)
 	if err != nil && judge(err, r, c) == throttled {
 		b.transport.counts.throttled.Add(1)
 		b.gate.throttled(began)
 	}
-	return err, c
+	return c, err
 }
 
 // sleep waits, or returns the error of ctx.

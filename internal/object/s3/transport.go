@@ -30,6 +30,7 @@ type call struct {
 	header http.Header   // to add to the request
 	body   *gather       // its body; nil: the client's, or none
 	first  time.Duration // until the answer begins, after the request was sent
+	try    int           // number of the attempt
 	core   *minio.Core
 
 	used   credentials.Value
@@ -99,7 +100,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(req.Context())
-	w := newWatch(t.patience, cancel)
+	w := newWatch(t.patience.of(c.try), cancel)
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { w.sent(c.first) }})
 	req = req.Clone(ctx)
 	for _, header := range []http.Header{t.header, c.header} {
@@ -125,7 +126,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	w.answered()
 	c.status, c.answer = res.StatusCode, res.Header
 	// A server that may take long for an answer may also take long for its body.
-	window := max(t.patience.window, c.first)
+	window := max(w.patience.window, c.first)
 	res.Body = &receiving{body: res.Body, watch: w, cancel: cancel, counts: &t.counts, window: window}
 	if c.class != classGet && c.class != classComplete && c.class != classHead && res.StatusCode/100 == 2 {
 		refuseError(res)

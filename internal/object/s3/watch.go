@@ -21,6 +21,13 @@ type patience struct {
 // patient is less than 1 MB/s for 10 s.
 var patient = patience{first: 10 * time.Second, commit: 10 * time.Minute, window: 10 * time.Second, quantum: 10 << 20}
 
+// of returns the patience with an attempt. Each accepts half the speed of the one before: on
+// a slow link no attempt would succeed otherwise.
+func (p patience) of(try int) patience {
+	p.quantum >>= min(max(try-1, 0), 6)
+	return p
+}
+
 // errStalled ends a request whose connection is silent or slow. A new connection may not be.
 var errStalled = errors.New("the connection has stalled")
 
