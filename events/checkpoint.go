@@ -84,9 +84,20 @@ type WriteSealed struct {
 
 // File is one file of a checkpoint.
 type File struct {
-	Name string `json:"name"` // within the checkpoint's directory
-	Size int64  `json:"size"`
+	Name string        `json:"name"` // within the checkpoint's directory
+	Size int64         `json:"size"`
+	From CheckpointRef `json:"from,omitzero"` // the checkpoint that wrote it and in whose directory it lies, if another
 }
+
+// CheckpointRef names a checkpoint of any run.
+type CheckpointRef struct {
+	Run        string `json:"run"`
+	Trial      string `json:"trial"`
+	Checkpoint string `json:"checkpoint"`
+}
+
+// String returns the reference as users write it.
+func (r CheckpointRef) String() string { return r.Run + "/" + r.Trial + "@" + r.Checkpoint }
 
 // WriteCompleted records that a rank's files are durable.
 type WriteCompleted struct {
@@ -108,14 +119,17 @@ type WriteFailed struct {
 }
 
 // CheckpointBegun opens a save. No file is created before this event is acknowledged.
-// Without participants all ranks from 0 to world_size - 1 take part.
+// Without participants all ranks from 0 to world_size - 1 take part. Where files have no
+// links, bases lists the checkpoints whose files the save may name: a collection keeps them
+// while the save is open, except those that were deleted before this event.
 type CheckpointBegun struct {
-	Attempt      int    `json:"attempt"`
-	Checkpoint   string `json:"checkpoint"`
-	Name         string `json:"name"`
-	Step         int64  `json:"step"`
-	WorldSize    int    `json:"world_size"`
-	Participants []int  `json:"participants,omitempty"`
+	Attempt      int             `json:"attempt"`
+	Checkpoint   string          `json:"checkpoint"`
+	Name         string          `json:"name"`
+	Step         int64           `json:"step"`
+	WorldSize    int             `json:"world_size"`
+	Participants []int           `json:"participants,omitempty"`
+	Bases        []CheckpointRef `json:"bases,omitempty"` // checkpoints whose files the save may name
 }
 
 // All returns the ranks that take part, listed.

@@ -203,7 +203,7 @@ func (d docs) fields(t *testing.T, b *strings.Builder, name string, parts map[st
 		if text == "" {
 			t.Errorf("%s.%s has no comment: describe it", name, f.Names[0].Name)
 		}
-		if strings.Contains(options, "omitempty") {
+		if strings.Contains(options, "omitempty") || strings.Contains(options, "omitzero") {
 			text += " (may be left out)"
 		}
 		fmt.Fprintf(b, "| `%s` | %s | %s |\n", member, d.typeName(t, f.Type, parts), text)

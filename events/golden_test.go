@@ -56,7 +56,7 @@ var samples = []Body{
 	WriteSealed{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Bytes: 1 << 31},
 	WriteCompleted{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Files: []File{{Name: "r00001.safetensors", Size: 1 << 31}, {Name: "r00001.idx", Size: 8192}}, IndexDigest: strings.Repeat("2c", 32), BytesWritten: 1 << 30, BytesReused: 1 << 30},
 	WriteFailed{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Error: "no space left on device"},
-	CheckpointBegun{Attempt: 2, Checkpoint: "step-200.a2", Name: "step-200", Step: 200, WorldSize: 2, Participants: []int{0, 1}},
+	CheckpointBegun{Attempt: 2, Checkpoint: "step-200.a2", Name: "step-200", Step: 200, WorldSize: 2, Participants: []int{0, 1}, Bases: []CheckpointRef{{Run: "gpt.small", Trial: "main", Checkpoint: "step-100.a1"}, {Run: "base", Trial: "t0", Checkpoint: "step-100.a1"}}},
 	CheckpointStaged{Attempt: 2, Checkpoint: "step-200.a2"},
 	CheckpointCommitted{Attempt: 2, Checkpoint: "step-200.a2", Manifest: strings.Repeat("3d", 32), Bytes: 1 << 32},
 	CheckpointAborted{Attempt: 2, Checkpoint: "step-200.a2", Reason: "deadline", Ranks: []int{1}},
@@ -85,6 +85,14 @@ var forms = map[string]Body{
 		Map: &Blob{Digest: strings.Repeat("1b", 32), Size: 300_000},
 	},
 	"checkpoint.begun.v1-all": CheckpointBegun{Attempt: 2, Checkpoint: "step-200.a2", Name: "step-200", Step: 200, WorldSize: 2},
+	"write.completed.v1-from": WriteCompleted{
+		Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, IndexDigest: strings.Repeat("2c", 32), BytesWritten: 1 << 20, BytesReused: 1 << 31,
+		Files: []File{{Name: "r00001.safetensors", Size: 1 << 20}, {Name: "r00001.safetensors", Size: 1 << 31, From: CheckpointRef{Run: "base", Trial: "t0", Checkpoint: "step-100.a1"}}, {Name: "r00001.idx", Size: 8192}},
+	},
+	"write.node.v1-from": NodeWrite{
+		Attempt: 2, Checkpoint: "step-200.a2", Ranks: []RankRun{{First: 2, Count: 2}}, Indexes: bytes.Repeat([]byte{44}, 64), BytesWritten: []int64{1 << 20}, BytesReused: []int64{1 << 31},
+		Files: []NodeFile{{Name: "r*.safetensors", Sizes: []int64{1 << 20}}, {Name: "r*.safetensors", Sizes: []int64{1 << 31}, From: CheckpointRef{Run: "base", Trial: "t0", Checkpoint: "step-100.a1"}}, {Name: "r*.idx", Sizes: []int64{8192}}},
+	},
 }
 
 // scopeOf returns a scope that a kind is used with.
@@ -140,6 +148,7 @@ func pretty(t *testing.T, m Message) []byte {
 // files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
 	"store.created": 2, "restore.begun": 1, "restore.completed": 2, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1, "group.started": 1, "job.node_left": 1, "report.metrics": 1,
+	"checkpoint.begun": 1,
 }
 
 // goldenPath returns the newest golden file of a kind.

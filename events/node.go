@@ -192,8 +192,9 @@ func JoinSeals(seals []*WriteSealed) *NodeSeal {
 
 // NodeFile is one file of each of several ranks.
 type NodeFile struct {
-	Name  string  `json:"name"`  // of a rank's file, with * in place of the rank's number in at least five digits
-	Sizes []int64 `json:"sizes"` // of each rank's file, or one value for all; -1 for a rank without this file
+	Name  string        `json:"name"`          // of a rank's file, with * in place of the rank's number in at least five digits
+	Sizes []int64       `json:"sizes"`         // of each rank's file, or one value for all; -1 for a rank without this file
+	From  CheckpointRef `json:"from,omitzero"` // as in write.completed
 }
 
 // NodeWrite records that the files of ranks of one node are durable. It stands for a
@@ -219,7 +220,7 @@ func (b NodeWrite) Each() iter.Seq[*WriteCompleted] {
 			}
 			for _, f := range b.Files {
 				if size := at(f.Sizes, i); size >= 0 {
-					w.Files = append(w.Files, File{Name: strings.Replace(f.Name, anyRank, rankNumber(rank), 1), Size: size})
+					w.Files = append(w.Files, File{Name: strings.Replace(f.Name, anyRank, rankNumber(rank), 1), Size: size, From: f.From})
 				}
 			}
 			if !yield(w) {
@@ -250,7 +251,11 @@ func rankNumber(rank int) string { return fmt.Sprintf("%05d", rank) }
 func JoinWrites(writes []*WriteCompleted) (out []Body) {
 	b := &NodeWrite{Attempt: writes[0].Attempt, Checkpoint: writes[0].Checkpoint}
 	var ranks []int
-	names := map[string]int{} // indexes of files
+	type place struct {
+		name string
+		from CheckpointRef
+	}
+	places := map[place]int{} // indexes of files
 	for _, w := range writes {
 		index, err := hex.DecodeString(w.IndexDigest)
 		odd := func(f File) bool { return f.Size < 0 || strings.Contains(f.Name, anyRank) }
@@ -261,11 +266,11 @@ func JoinWrites(writes []*WriteCompleted) (out []Body) {
 		b.Indexes = append(b.Indexes, index...)
 		b.BytesWritten, b.BytesReused = append(b.BytesWritten, w.BytesWritten), append(b.BytesReused, w.BytesReused)
 		for _, f := range w.Files {
-			name := strings.Replace(f.Name, rankNumber(w.Rank), anyRank, 1)
-			at, known := names[name]
+			file := place{strings.Replace(f.Name, rankNumber(w.Rank), anyRank, 1), f.From}
+			at, known := places[file]
 			if !known {
 				at = len(b.Files)
-				names[name], b.Files = at, append(b.Files, NodeFile{Name: name})
+				places[file], b.Files = at, append(b.Files, NodeFile{Name: file.name, From: file.from})
 			}
 			b.Files[at].Sizes = append(absent(b.Files[at].Sizes, len(ranks)), f.Size)
 		}

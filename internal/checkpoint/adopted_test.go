@@ -17,7 +17,7 @@ func adoptedSample() Index {
 		return Item{Shard: s, Bytes: s.Bytes()}
 	}
 	return Index{
-		Rank: 3, Files: []File{{"/a/__3_0.distcp", 5000}, {"/a/__3_1.distcp", 1 << 40}}, Modified: []int64{1, 1700000000123456789},
+		Rank: 3, Files: []File{{Name: "/a/__3_0.distcp", Size: 5000}, {Name: "/a/__3_1.distcp", Size: 1 << 40}}, Modified: []int64{1, 1700000000123456789},
 		Entries: []Entry{
 			{Item: Item{Value: true, PerRank: true, Bytes: 7, Shard: tensor.Shard{FQN: "v"}}, Offset: 3},
 			{Item: shard("w", 3, 4), File: 1, Offset: 64, Record: &Record{64, 48, 0xdeadbeef}},

@@ -100,9 +100,13 @@
 //	       [offset size CRC-32 (u32 LE)]        record: bytes with a checksum
 //	                                            of the program that wrote them
 //
-// Version 3, of a verbatim rank, is described at [Frame], the file of sums at
-// [EncodeSums], the receipt at [Receipt], the names of all files at [DataFile] and its
-// neighbours.
+// Version 3, of a verbatim rank, is described at [Frame]. Version 4 is version 1 for a rank
+// that reuses data files in the directories of other checkpoints, where files have no links:
+//
+//	file   name size from                       from: empty, or run/trial/checkpoint
+//
+// The file of sums is described at [EncodeSums], the receipt at [Receipt], the names of all
+// files at [DataFile] and its neighbours.
 package checkpoint
 
 import (

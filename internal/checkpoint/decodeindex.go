@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -17,7 +18,7 @@ func DecodeIndex(data []byte) (Index, error) {
 		return Index{}, errors.New("decode index: bad magic or too short")
 	}
 	version := data[len(indexMagic)]
-	if v := version; v < indexVersion || v > verbatimVersion {
+	if v := version; v < indexVersion || v > fromVersion {
 		return Index{}, fmt.Errorf("decode index: version %d is not known, upgrade to read it", v)
 	}
 	want, got := binary.LittleEndian.Uint32(data[body:]), crc32c.Checksum(data[:body])
@@ -35,6 +36,9 @@ func DecodeIndex(data []byte) (Index, error) {
 	}
 	for range d.count(2) {
 		f := File{Name: d.text(), Size: d.number(1 << 62)}
+		if version == fromVersion {
+			d.from(&f, len(x.Files))
+		}
 		if err := valid(f.Name); err != nil && d.err == nil {
 			d.fail("file %d: %v", len(x.Files), err)
 		}
@@ -45,6 +49,9 @@ func DecodeIndex(data []byte) (Index, error) {
 		if x.Verbatim() && d.err == nil {
 			x.Frames = append(x.Frames, d.frames(f))
 		}
+	}
+	if version == fromVersion && d.err == nil && !x.refers() {
+		d.fail("no file of version %d lies in another checkpoint", version)
 	}
 	n := d.count(least)
 	x.Entries = make([]Entry, 0, n)
@@ -63,6 +70,26 @@ func DecodeIndex(data []byte) (Index, error) {
 	return x, nil
 }
 
+// from reads the checkpoint in whose directory the n-th file lies. The first is the rank's own.
+func (d *decoder) from(f *File, n int) {
+	text := d.text()
+	if text == "" || d.err != nil {
+		return
+	}
+	parts := strings.Split(text, "/")
+	if len(parts) != 3 {
+		d.fail("file %d lies in %q, which is not the path of a checkpoint", n, text)
+		return
+	}
+	f.From = Ref{Run: parts[0], Trial: parts[1], Checkpoint: parts[2]}
+	if err := f.From.Validate(); err != nil {
+		d.fail("file %d: %v", n, err)
+	}
+	if n == 0 || !HoldsData(f.Name) {
+		d.fail("file %d, %q, of checkpoint %s is not a data file that can be reused", n, f.Name, text)
+	}
+}
+
 // entry reads one entry of an index whose files are known.
 func (d *decoder) entry(files []File, version byte) Entry {
 	known := int64(entryValue | entryPerRank)
@@ -75,7 +102,8 @@ func (d *decoder) entry(files []File, version byte) Entry {
 	flags := d.number(known)
 	e := Entry{Item: Item{Value: flags&entryValue != 0, PerRank: flags&entryPerRank != 0}}
 	e.Item.Shard.FQN = d.text()
-	if version == indexVersion {
+	own := version == indexVersion || version == fromVersion
+	if own {
 		e.Key = d.text()
 	}
 	e.File = int(d.number(1 << 31))
@@ -105,7 +133,7 @@ func (d *decoder) entry(files []File, version byte) Entry {
 		d.fail("%v", err)
 		return e
 	}
-	if version != indexVersion {
+	if !own {
 		if err := e.ValidatePlace(files); err != nil {
 			d.fail("%v", err)
 			return e

@@ -16,6 +16,7 @@ const (
 	indexVersion    = 1
 	adoptedVersion  = 2
 	verbatimVersion = 3 // see [Frame]
+	fromVersion     = 4 // version 1 with files of other checkpoints
 
 	entryValue   = 1
 	entryPerRank = 2
@@ -36,6 +37,11 @@ type Index struct {
 	// Frames holds, for each file, the bytes between chunks, if the files are in the format
 	// of another program and kept here; else nil.
 	Frames [][]Frame
+}
+
+// refers reports whether a file lies in the directory of another checkpoint.
+func (x Index) refers() bool {
+	return slices.ContainsFunc(x.Files, func(f File) bool { return f.From != Ref{} })
 }
 
 // Adopted reports whether the files are those of another program, read in place.
@@ -79,11 +85,13 @@ func (x Index) Encode() []byte {
 	text := func(s string) { number(int64(len(s))); b = append(b, s...) }
 
 	version := byte(indexVersion)
-	if x.Adopted() {
+	switch {
+	case x.Adopted():
 		version = adoptedVersion
-	}
-	if x.Verbatim() {
+	case x.Verbatim():
 		version = verbatimVersion
+	case x.refers():
+		version = fromVersion
 	}
 	b = append(append(b, indexMagic...), version)
 	number(int64(x.Rank))
@@ -91,6 +99,9 @@ func (x Index) Encode() []byte {
 	for i, f := range x.Files {
 		text(f.Name)
 		number(f.Size)
+		if version == fromVersion {
+			text(f.from())
+		}
 		if x.Adopted() {
 			number(x.Modified[i])
 		}
@@ -162,6 +173,25 @@ func (x Index) Encode() []byte {
 type File struct {
 	Name string
 	Size int64 // in bytes
+	// From is the checkpoint in whose directory the file lies, if not in that of the index: the
+	// checkpoint that wrote it. Only data files, and none of adopted or verbatim ranks, have it.
+	From Ref
+}
+
+// In returns the checkpoint in whose directory a file of an index of ref lies.
+func (f File) In(ref Ref) Ref {
+	if f.From != (Ref{}) {
+		return f.From
+	}
+	return ref
+}
+
+// from returns the encoding of From: empty, or the path of the checkpoint.
+func (f File) from() string {
+	if f.From == (Ref{}) {
+		return ""
+	}
+	return f.From.String()
 }
 
 // Record is a run of bytes in the file of another program, with that program's checksum.

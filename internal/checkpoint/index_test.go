@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/internal/crc32c"
@@ -19,6 +20,8 @@ import (
 func FuzzIndex(f *testing.F) {
 	data := sample(f).Encode()
 	f.Add(data[:len(data)-4])
+	from := sampleFrom(f).Encode()
+	f.Add(from[:len(from)-4])
 	f.Add([]byte("CKIX\x01\x03\x00\x00"))
 	f.Add([]byte("CKIX\x01\x03\xff\xff\xff\xff\x0f"))
 	f.Add([]byte("CKIX\x01\x00\x01\x02..\x05\x00"))
@@ -110,6 +113,69 @@ func TestIndexGolden(t *testing.T) {
 	}
 	if !bytes.Equal(back.Encode(), got) || len(back.Entries) != len(x.Entries) {
 		t.Errorf("decoded %+v", back)
+	}
+}
+
+// sampleFrom is an index with a file of another checkpoint.
+func sampleFrom(t testing.TB) Index {
+	x := sample(t)
+	x.Files = append(x.Files, File{Name: "r00001.safetensors", Size: 8192, From: Ref{Run: "base", Trial: "t0", Checkpoint: "step-100.a1"}})
+	x.Entries[1].File = 1
+	return x
+}
+
+// TestIndexFromGolden holds the bytes of version 4 for ever. Without a file of another
+// checkpoint an index has version 1.
+func TestIndexFromGolden(t *testing.T) {
+	golden, err := os.ReadFile("testdata/index.v4.hex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := sampleFrom(t)
+	got := x.Encode()
+	if text := hex.Dump(got); text != string(golden) {
+		t.Errorf("encoding differs; got:\n%s", text)
+	}
+	back, err := DecodeIndex(got)
+	if err != nil || !bytes.Equal(back.Encode(), got) || back.Files[1] != x.Files[1] {
+		t.Errorf("decoded %+v, %v", back.Files, err)
+	}
+	x.Files[1].From = Ref{}
+	if v := x.Encode()[len(indexMagic)]; v != indexVersion {
+		t.Errorf("an index of own files has version %d", v)
+	}
+}
+
+// TestIndexFromIsValidated refuses files of other checkpoints that none can have written, or
+// that lead elsewhere.
+func TestIndexFromIsValidated(t *testing.T) {
+	for name, change := range map[string]func(*Index){
+		"the first file":  func(x *Index) { x.Files[0].From = x.Files[1].From },
+		"an index":        func(x *Index) { x.Files[1].Name = "r00001.idx" },
+		"a receipt":       func(x *Index) { x.Files[1].Name = ReceiptFile },
+		"a partial file":  func(x *Index) { x.Files[1].Name = "r00001.safetensors.1.tmp" },
+		"a path":          func(x *Index) { x.Files[1].Name = "../r00001.safetensors" },
+		"no run":          func(x *Index) { x.Files[1].From.Run = "" },
+		"out of the root": func(x *Index) { x.Files[1].From.Run = ".." },
+		"in place":        func(x *Index) { x.Files[1].From.Trial = "." },
+		"four parts":      func(x *Index) { x.Files[1].From.Checkpoint = "a/b" },
+		"a NUL":           func(x *Index) { x.Files[1].From.Checkpoint = "a\x00" },
+		"a long name":     func(x *Index) { x.Files[1].From.Checkpoint = strings.Repeat("a", 256) },
+	} {
+		x := sampleFrom(t)
+		change(&x)
+		if got, err := DecodeIndex(x.Encode()); err == nil {
+			t.Errorf("%s: decoded as %+v", name, got.Files)
+		}
+	}
+	x := sample(t)
+	data := x.Encode()
+	data[len(indexMagic)] = fromVersion
+	at := bytes.Index(data, []byte(x.Files[0].Name)) + len(x.Files[0].Name) + 3 // a size of three bytes
+	data = slices.Insert(data[:len(data)-4], at, 0)
+	data = binary.LittleEndian.AppendUint32(data, crc32c.Checksum(data))
+	if _, err := DecodeIndex(data); err == nil || !strings.Contains(err.Error(), "no file") {
+		t.Errorf("version 4 without a file of another checkpoint: %v", err)
 	}
 }
 

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -32,6 +33,28 @@ func fileName(name string) string {
 		default:
 			fmt.Fprintf(&b, "%%%02X", c)
 		}
+	}
+	return b.String()
+}
+
+// Names is the inverse of [RefOf]. Of a reference that RefOf did not make, it may return the
+// names of the directories.
+func (r Ref) Names() (run, trial, checkpoint string) {
+	return nameOfFile(r.Run), nameOfFile(r.Trial), nameOfFile(r.Checkpoint)
+}
+
+// nameOfFile is the inverse of fileName.
+func nameOfFile(file string) string {
+	var b strings.Builder
+	for i := 0; i < len(file); i++ {
+		if file[i] == '%' && i+2 < len(file) {
+			if c, err := strconv.ParseUint(file[i+1:i+3], 16, 8); err == nil {
+				b.WriteByte(byte(c))
+				i += 2
+				continue
+			}
+		}
+		b.WriteByte(file[i])
 	}
 	return b.String()
 }

@@ -162,6 +162,17 @@ func (w *FileWriter) openBases(ctx context.Context, rank int, items []checkpoint
 	return out
 }
 
+// file returns the place of a file of the base. A file that lies in the directory of another
+// checkpoint is that checkpoint's: reused again, it is not the base's.
+func (b *base) file(f checkpoint.File) heldFile {
+	in := f.In(b.of.Ref)
+	h := heldFile{name: checkpoint.LinkName(in, f.Name), from: nameOf(in, f.Name), size: f.Size}
+	if !b.root.HasLinks() {
+		h.name, h.in = f.Name, in
+	}
+	return h
+}
+
 // find returns the chunks that may equal a chunk with this probe.
 func (bs openedBases) find(p probe) []held {
 	var out []held
@@ -169,10 +180,7 @@ func (bs openedBases) find(p probe) []held {
 		for _, part := range b.parts {
 			for _, i := range part.by[p] {
 				e := &part.index.Entries[i]
-				f := part.index.Files[e.File]
-				out = append(out, held{e, heldFile{
-					name: checkpoint.LinkName(b.of.Ref, f.Name), from: nameOf(b.of.Ref, f.Name), size: f.Size,
-				}})
+				out = append(out, held{e, b.file(part.index.Files[e.File])})
 			}
 		}
 	}

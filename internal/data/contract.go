@@ -120,7 +120,7 @@ type Source interface {
 
 // Written reports what a rank wrote.
 type Written struct {
-	Files        []checkpoint.File // the data file, files that were linked in, then the index
+	Files        []checkpoint.File // the data file, files that were linked in or named, then the index
 	Index        checkpoint.Digest // of the index file; never zero
 	BytesWritten int64             // of chunks and values in the data file
 	BytesReused  int64             // of chunks and values that were stored already

@@ -120,7 +120,7 @@ func (r *Root) sameChunks(ctx context.Context, ref checkpoint.Ref, copied checkp
 		e, was := &x.Entries[i], &original.Entries[i]
 		if was.Learned() && e.Digest != was.Digest {
 			return &CorruptError{
-				File: r.path(ref, x.Files[e.File].Name), FQN: e.Item.Shard.FQN, Chunk: e.BoxString(), Block: -1, Offset: e.Offset,
+				File: checkpointFiles{r, ref}.path(&x, e.File), FQN: e.Item.Shard.FQN, Chunk: e.BoxString(), Block: -1, Offset: e.Offset,
 				Problem: "digest of the copied chunk", Want: was.Digest.String(), Got: e.Digest.String(),
 			}
 		}

@@ -106,7 +106,7 @@ func keys(items []checkpoint.Item, which []int) []string {
 // file, it leaves the digest to the writer.
 func placeReused(x *checkpoint.Index, u reuse) {
 	for _, f := range u.files {
-		x.Files = append(x.Files, checkpoint.File{Name: f.name, Size: f.size})
+		x.Files = append(x.Files, checkpoint.File{Name: f.name, Size: f.size, From: f.in})
 	}
 	for i, s := range u.of {
 		e := &x.Entries[i]

@@ -42,7 +42,8 @@
 // format lacks, are stored as bytes (U8, one dimension). Keys are for other readers: this
 // package finds chunks by the index alone.
 //
-// For a reused chunk, the index names the linked file and the chunk's key in that file. Equal
+// For a reused chunk, the index names the linked file and the chunk's key in that file. Where
+// files have no links, it names the file in the directory of the checkpoint that wrote it. Equal
 // chunks of 1 MiB or more in one data file are stored once, and all have the place and key of
 // the first. A data file therefore need not hold all of a rank's tensors. Readers that do not
 // know the index need an export.

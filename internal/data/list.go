@@ -111,6 +111,20 @@ func (r *Root) Links(ctx context.Context) (links []Damaged, err error) {
 	return links, nil
 }
 
+// Directories returns the names of the directories of a trial's checkpoints, committed or not.
+// Of run and trial, ref has the names of the directories.
+func (r *Root) Directories(ctx context.Context, ref checkpoint.Ref) (map[string]bool, error) {
+	dirs, err := r.subdirs(ctx, path.Join(ref.Run, ref.Trial), func(Damaged) {})
+	if err != nil {
+		return nil, fmt.Errorf("list checkpoints in %s: %w", r.b.Path(path.Join(ref.Run, ref.Trial)), err)
+	}
+	found := make(map[string]bool, len(dirs))
+	for _, name := range dirs {
+		found[name] = true
+	}
+	return found, nil
+}
+
 // walk calls visit for each directory of a checkpoint, committed or not, and linked for each
 // link among them.
 func (r *Root) walk(ctx context.Context, visit func(checkpoint.Ref), linked func(Damaged)) error {
@@ -170,7 +184,7 @@ func (r *Root) subdirs(ctx context.Context, dir string, linked func(Damaged)) ([
 // place of the directory is removed itself. A directory that is gone, or partly gone, is
 // success. The removal is durable on return.
 func (r *Root) Remove(ctx context.Context, ref checkpoint.Ref) error {
-	return r.removeDir(ctx, ref, false)
+	return r.removeDir(ctx, ref, false, nil)
 }
 
 // RemoveCommitted removes a checkpoint that was committed and then deleted according to the
@@ -178,13 +192,20 @@ func (r *Root) Remove(ctx context.Context, ref checkpoint.Ref) error {
 // its data; then the other files, then the directory. It refuses a checkpoint of another
 // store as [Root.Remove] does.
 func (r *Root) RemoveCommitted(ctx context.Context, ref checkpoint.Ref) error {
-	return r.removeDir(ctx, ref, true)
+	return r.removeDir(ctx, ref, true, nil)
 }
 
-func (r *Root) removeDir(ctx context.Context, ref checkpoint.Ref, committed bool) error {
+// RemoveExcept is [Root.RemoveCommitted] for a checkpoint with data files that others name: it
+// leaves the data files for which keeps returns true, and the directory. Another call removes
+// the rest.
+func (r *Root) RemoveExcept(ctx context.Context, ref checkpoint.Ref, keeps func(name string) bool) error {
+	return r.removeDir(ctx, ref, true, keeps)
+}
+
+func (r *Root) removeDir(ctx context.Context, ref checkpoint.Ref, committed bool, keeps func(name string) bool) error {
 	err := errors.Join(ctx.Err(), ref.Validate())
 	if err == nil {
-		err = r.remove(ctx, ref, committed)
+		err = r.remove(ctx, ref, committed, keeps)
 	}
 	if err != nil {
 		return fmt.Errorf("remove checkpoint %s: %w", ref, err)
@@ -192,7 +213,7 @@ func (r *Root) removeDir(ctx context.Context, ref checkpoint.Ref, committed bool
 	return nil
 }
 
-func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool) error {
+func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool, keeps func(name string) bool) error {
 	r.wrote.forget(ref)
 	dir := nameOf(ref)
 	names, err := r.names(ctx, dir)
@@ -224,6 +245,15 @@ func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool) e
 	}
 	if err := disk.Gone(r.sync(ctx, ref)); err != nil {
 		return err
+	}
+	unkept := slices.DeleteFunc(slices.Clone(names), func(n string) bool {
+		return keeps != nil && checkpoint.HoldsData(n) && keeps(n)
+	})
+	if len(unkept) < len(names) {
+		for i, name := range unkept {
+			unkept[i] = path.Join(dir, name)
+		}
+		return errors.Join(r.b.Remove(ctx, unkept...), r.sync(ctx, ref))
 	}
 	if err := r.removeAll(ctx, dir, names); err != nil {
 		return err

@@ -32,7 +32,7 @@ type opener interface {
 	open(ctx context.Context, x *checkpoint.Index, n int) (object.Object, error)
 }
 
-// checkpointFiles are the files of a checkpoint, and the files that it adopts.
+// checkpointFiles are the files that a checkpoint has, names or adopts.
 type checkpointFiles struct {
 	root *Root
 	ref  checkpoint.Ref
@@ -42,14 +42,14 @@ func (f checkpointFiles) path(x *checkpoint.Index, n int) string {
 	if x.Adopted() {
 		return x.Files[n].Name
 	}
-	return f.root.path(f.ref, x.Files[n].Name)
+	return f.root.path(x.Files[n].In(f.ref), x.Files[n].Name)
 }
 
 func (f checkpointFiles) open(ctx context.Context, x *checkpoint.Index, n int) (object.Object, error) {
 	if x.Adopted() {
 		return local.Open(f.root.outside, x.Files[n].Name)
 	}
-	return f.root.b.Open(ctx, nameOf(f.ref, x.Files[n].Name))
+	return f.root.b.Open(ctx, nameOf(x.Files[n].In(f.ref), x.Files[n].Name))
 }
 
 // chunkRead holds all reads of one stored chunk.

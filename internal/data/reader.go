@@ -291,6 +291,24 @@ func (r *FileReader) Contents(ctx context.Context) ([]Stored, error) {
 	return all, nil
 }
 
+// Named returns the files in the directories of other checkpoints that this one names, by rank.
+// SetUp must have been called.
+func (r *FileReader) Named(ctx context.Context) (map[int][]checkpoint.File, error) {
+	named := map[int][]checkpoint.File{}
+	for _, rank := range slices.Sorted(maps.Keys(r.ranks)) {
+		x, err := r.load(ctx, rank)
+		if err != nil {
+			return nil, r.wrap("list the files of others", err)
+		}
+		for _, f := range x.index.Files {
+			if f.From != (checkpoint.Ref{}) {
+				named[rank] = append(named[rank], f)
+			}
+		}
+	}
+	return named, nil
+}
+
 // ChunkDigest is the digest of a chunk or value that a rank has written.
 type ChunkDigest struct {
 	Item   checkpoint.Item

@@ -76,6 +76,7 @@ type Repairs struct {
 // The caller must not run two repairs of the same data at a time: each would take the other's
 // files for damaged ones.
 func (r *Root) Repair(ctx context.Context, damaged map[checkpoint.Ref][]string, all []Target, sources ...ChunkSource) (Repairs, error) {
+	damaged = inPlace(damaged)
 	p := &repair{root: r, all: all, sources: sources, done: map[holder]bool{}, poor: map[string]map[donorAt]bool{}}
 	if err := p.survey(ctx, damaged); err != nil {
 		return p.out, fmt.Errorf("repair: %w", err)
@@ -99,6 +100,22 @@ func (r *Root) Repair(ctx context.Context, damaged map[checkpoint.Ref][]string, 
 		}
 	}
 	return p.out, nil
+}
+
+// inPlace returns the damaged files by the checkpoint in whose directory they lie: a finding
+// may be of a file of another checkpoint.
+func inPlace(damaged map[checkpoint.Ref][]string) map[checkpoint.Ref][]string {
+	out := map[checkpoint.Ref][]string{}
+	for ref, names := range damaged {
+		for _, name := range names {
+			in := ref
+			if of := strings.Split(name, "/"); len(of) == 4 {
+				in, name = checkpoint.Ref{Run: of[0], Trial: of[1], Checkpoint: of[2]}, of[3]
+			}
+			out[in] = append(out[in], name)
+		}
+	}
+	return out
 }
 
 // repair is the state of one call of Repair.
@@ -416,7 +433,7 @@ func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header 
 		return err
 	}
 	defer claim.give()
-	up, _, err := p.root.begin(ctx, here.at(), k.size, claim)
+	up, _, err := p.root.begin(ctx, here.at(), k.size, object.Replace, claim)
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,7 @@ func (p *repair) survey(ctx context.Context, damaged map[checkpoint.Ref][]string
 			if x.Adopted() {
 				break
 			}
-			link := checkpoint.LinkName(ref, f.Name)
+			link := checkpoint.LinkName(f.In(ref), f.Name)
 			k := p.known[link]
 			if k == nil {
 				continue

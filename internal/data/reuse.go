@@ -27,7 +27,9 @@ type Base struct {
 // Reusing makes WriteData skip chunks that a base holds, and chunks that the rank's own file
 // already holds, as with tied weights. Two chunks are equal if digest, dtype and size are.
 // The file that holds the chunk is hard-linked into the checkpoint's directory, which
-// therefore stays complete whenever the base is removed.
+// therefore stays complete whenever the base is removed. Where files have no links, the index
+// names the file in the directory of the checkpoint that wrote it: the caller makes sure that
+// it stays, see [Root.HasLinks].
 //
 // A chunk is nevertheless written if it is smaller than [MinReuse], if the link cannot be
 // made, or if less than half of the file would be used by this rank, or by all ranks of
@@ -83,15 +85,16 @@ func probeOf(it checkpoint.Item, crc uint32) probe {
 
 // reuse lists the items of a rank that need no writing.
 type reuse struct {
-	files []heldFile   // to be linked in
+	files []heldFile   // to be linked in, or named
 	of    map[int]spot // by item
 }
 
 // heldFile is a file of a base.
 type heldFile struct {
-	name string // in the directory of this checkpoint
+	name string // in the directory of this checkpoint, or where it lies
 	from string // where it lies now, in the backend
 	size int64
+	in   checkpoint.Ref // the directory where it stays; zero if it is linked in
 }
 
 // spot is the place of an item's bytes.
@@ -108,8 +111,8 @@ type match struct {
 	held    *held
 }
 
-// reuse finds the items that need no writing, and links in the files that hold them. It reads
-// only the first block of an item, unless another chunk may be equal.
+// reuse finds the items that need no writing, and links in or names the files that hold them.
+// It reads only the first block of an item, unless another chunk may be equal.
 func (w *FileWriter) reuse(ctx context.Context, rank int, items []checkpoint.Item, src Source) (reuse, error) {
 	if !w.reusing {
 		return reuse{}, nil
@@ -124,6 +127,10 @@ func (w *FileWriter) reuse(ctx context.Context, rank int, items []checkpoint.Ite
 			return reuse{}, err
 		}
 	}
+	place := w.link
+	if !w.root.HasLinks() {
+		place = w.refer
+	}
 	unfit := map[string]bool{}
 	for {
 		u := settle(items, matches, live, unfit)
@@ -132,7 +139,7 @@ func (w *FileWriter) reuse(ctx context.Context, rank int, items []checkpoint.Ite
 			if err := ctx.Err(); err != nil {
 				return reuse{}, err
 			}
-			if err := w.link(ctx, f, u, n); err != nil {
+			if err := place(ctx, f, u, n); err != nil {
 				if errors.Is(err, errors.ErrUnsupported) {
 					w.root.linkless.Store(true)
 				}
@@ -377,6 +384,15 @@ func undecided(live map[string]int64, matches map[int]match) bool {
 		}
 	}
 	return false
+}
+
+// refer checks a file of a base that is named where it lies. It changes nothing there.
+func (w *FileWriter) refer(ctx context.Context, f heldFile, _ reuse, _ int) error {
+	info, err := w.root.b.Stat(ctx, f.from)
+	if err == nil && info.Size != f.size {
+		err = fmt.Errorf("size is %d bytes, %d were written", info.Size, f.size)
+	}
+	return err
 }
 
 // link gives a file of a base a name in this checkpoint's directory. From then on its bytes

@@ -32,7 +32,8 @@ type Root struct {
 
 	reuse    sync.Mutex
 	bases    []*base     // whose indexes are kept, the latest used first
-	linkless atomic.Bool // links are impossible here, so looking for equal chunks is useless
+	linkless atomic.Bool // links are impossible here although the backend has them, so looking for equal chunks is useless
+	hasLinks func() bool // see HasLinks
 
 	wrote wrote
 
@@ -53,8 +54,22 @@ func Open(fs vfs.FS, dir string) (*Root, error) {
 // OpenBackend returns the data of a store in any backend. Adopted files of other programs lie
 // outside of it, in a filesystem.
 func OpenBackend(b object.Backend, outside vfs.FS) *Root {
-	return &Root{b: b, outside: outside, created: make(chan struct{})}
+	return &Root{b: b, outside: outside, created: make(chan struct{}), hasLinks: sync.OnceValue(func() bool {
+		if _, is := b.(*local.Dir); is {
+			return true
+		}
+		err := b.Link(context.Background(), unlinked, unlinked+"2", object.Exclusive)
+		return !errors.Is(err, errors.ErrUnsupported)
+	})}
 }
+
+// unlinked is the name of no file. To link it tells whether a backend has links.
+const unlinked = ".links"
+
+// HasLinks reports whether files have links here. Without them a checkpoint names the files of
+// earlier ones that it reuses, and needs them after those are deleted: package refs has the
+// law. With them a checkpoint stays complete whatever happens to others.
+func (r *Root) HasLinks() bool { return r.hasLinks() }
 
 // Dir returns the location of the data: a path, or the URL of a bucket.
 func (r *Root) Dir() string { return r.b.Path("") }
@@ -76,7 +91,8 @@ func (r *Root) Local() (dir string, ok bool) {
 func (r *Root) Path(ref checkpoint.Ref, file ...string) string { return r.path(ref, file...) }
 
 // Stored returns the bytes of all files of a checkpoint, committed or not, or -1 if it has none.
-func (r *Root) Stored(ctx context.Context, ref checkpoint.Ref) (int64, error) {
+// It does not count data files for which but, if not nil, returns true.
+func (r *Root) Stored(ctx context.Context, ref checkpoint.Ref, but func(name string) bool) (int64, error) {
 	entries, err := r.b.List(ctx, nameOf(ref))
 	if errors.Is(err, fs.ErrNotExist) {
 		return -1, nil
@@ -89,6 +105,9 @@ func (r *Root) Stored(ctx context.Context, ref checkpoint.Ref) (int64, error) {
 	}
 	bytes := int64(0)
 	for _, e := range entries {
+		if but != nil && checkpoint.HoldsData(e.Name) && but(e.Name) {
+			continue
+		}
 		info := e.Info
 		if info == nil {
 			is, err := r.b.Stat(ctx, nameOf(ref, e.Name))

@@ -285,9 +285,19 @@ func (v *verifier) rank(ctx context.Context, g *errgroup.Group, rank int, want *
 		v.sums(ctx, &x, checkpoint.Sum(data))
 	}
 	for i, f := range x.Files {
-		v.known[f.Name] = true
+		if f.From == (checkpoint.Ref{}) {
+			v.known[f.Name] = true
+		}
 		v.data(ctx, g, &x, i)
 	}
+}
+
+// findingName returns the name of a file in findings.
+func findingName(f checkpoint.File) string {
+	if f.From == (checkpoint.Ref{}) {
+		return f.Name
+	}
+	return nameOf(f.From, f.Name)
 }
 
 // Kind is the kind of damage of a finding.
@@ -305,7 +315,7 @@ const (
 // Finding is one problem of a checkpoint.
 type Finding struct {
 	Kind    Kind   `json:"kind"`
-	File    string `json:"file"`            // within the checkpoint's directory
+	File    string `json:"file"`            // within the checkpoint's directory; with run, trial and checkpoint in front if in another's
 	FQN     string `json:"fqn,omitempty"`   // affected tensor or value
 	Chunk   string `json:"chunk,omitempty"` // box of the affected chunk
 	Block   int    `json:"block"`           // 64 KiB block in the chunk; -1 for none

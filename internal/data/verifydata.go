@@ -20,7 +20,7 @@ import (
 // goroutine of its own, or of a file whose reads are requests each stretch of chunks. The file
 // is open until the last is done.
 func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.Index, n int) {
-	name := x.Files[n].Name
+	name := findingName(x.Files[n])
 	shared := &sharedFile{path: v.files.path(x, n), users: 1, opener: func(ctx context.Context) (object.Object, error) { return v.files.open(ctx, x, n) }}
 	defer shared.done()
 	file, err := shared.open(ctx)
@@ -145,7 +145,8 @@ func (v *verifier) stretches(file object.Object, x *checkpoint.Index, n int) []*
 		last, end := out[len(out)-1], e.Offset+e.Item.Bytes
 		// Tied chunks lie at the same place, in front of the end of a stream: each has a
 		// stream of its own.
-		if len(last.entries) > 0 && (end-from > span || e.Offset < last.end || e.Offset-last.end > span/gapShare) {
+		// Of a file of another checkpoint, the first chunks may be of no use here.
+		if (len(last.entries) > 0 || e.Offset > span) && (end-from > span || e.Offset < last.end || e.Offset-last.end > span/gapShare) {
 			last, from = &stretch{}, e.Offset
 			out = append(out, last)
 		}
@@ -187,7 +188,7 @@ func (v *verifier) uncheckable() {
 // that its items give, byte for byte.
 func (v *verifier) header(x *checkpoint.Index, n int, file object.Object, size int64) {
 	name := x.Files[n].Name
-	if n > 0 && checkpoint.IsLink(name) {
+	if n > 0 && (checkpoint.IsLink(name) || x.Files[n].From != checkpoint.Ref{}) {
 		v.linkHeader(x, n, file, size)
 		return
 	}
@@ -360,10 +361,10 @@ func (v *verifier) scanChunk(ctx context.Context, src io.ReaderAt, e *checkpoint
 // foundFunc adds a finding about a chunk; offset is that in the file.
 type foundFunc func(kind Kind, block, offset int64, problem string)
 
-// linkHeader checks that the header of a linked file and the index agree about the reused
-// chunks. The file's other contents belong to another checkpoint.
+// linkHeader checks that the header of a linked or named file and the index agree about the
+// reused chunks. The file's other contents belong to another checkpoint.
 func (v *verifier) linkHeader(x *checkpoint.Index, n int, file object.Object, size int64) {
-	name := x.Files[n].Name
+	name := findingName(x.Files[n])
 	h, err := safetensors.Parse(file, size)
 	if err != nil {
 		if size == x.Files[n].Size {

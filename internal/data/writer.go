@@ -338,7 +338,7 @@ func writtenOf(x *checkpoint.Index, data []byte) Written {
 // writeFile writes a data file, the header after the data, so that a truncated file has no
 // header. It fills in the digests and sums of x, whose index describes the file from then on.
 func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []int, header []byte, src Source, c *claim, u reuse) error {
-	up, open, err := w.root.begin(ctx, nameOf(w.ref, x.Files[0].Name), x.Files[0].Size, c)
+	up, open, err := w.root.begin(ctx, nameOf(w.ref, x.Files[0].Name), x.Files[0].Size, w.root.once(), c)
 	if err != nil {
 		return err
 	}
@@ -366,11 +366,11 @@ func put(ctx context.Context, up object.Upload, header []byte, c *claim, x check
 // from now on, begin returns that part of the claim. open is the part that the writes will
 // return, nil if none is left. In between, both count the space: a writer that finds too
 // little space then retries when begin has ended.
-func (r *Root) begin(ctx context.Context, name string, size int64, c *claim) (up object.Upload, open *claim, err error) {
+func (r *Root) begin(ctx context.Context, name string, size int64, mode object.Mode, c *claim) (up object.Upload, open *claim, err error) {
 	r.space.Lock()
 	r.creating++
 	r.space.Unlock()
-	up, err = r.b.Create(ctx, name, size, r.once())
+	up, err = r.b.Create(ctx, name, size, mode)
 	open = c
 	if err == nil && up.Reserved() {
 		c.use(size)
@@ -482,14 +482,14 @@ func holdsBytes(ctx context.Context, x *checkpoint.Index, items []checkpoint.Ite
 func (r *Root) checkFiles(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index, sizes map[string]int64) error {
 	for _, f := range x.Files {
 		size, told := sizes[f.Name]
-		if !told {
+		if !told || f.From != (checkpoint.Ref{}) {
 			var err error
-			if size, err = r.FileSize(ctx, ref, f.Name); err != nil {
+			if size, err = r.FileSize(ctx, f.In(ref), f.Name); err != nil {
 				return fmt.Errorf("file of rank %d: %w", x.Rank, err)
 			}
 		}
 		if size != f.Size {
-			return fmt.Errorf("file of rank %d: %s has %d bytes, %d were written", x.Rank, r.path(ref, f.Name), size, f.Size)
+			return fmt.Errorf("file of rank %d: %s has %d bytes, %d were written", x.Rank, r.path(f.In(ref), f.Name), size, f.Size)
 		}
 	}
 	return nil

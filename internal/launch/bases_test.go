@@ -5,12 +5,17 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/object/objecttest"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -77,6 +82,39 @@ func TestUnchangedIsWrittenOnce(t *testing.T) {
 		}
 	}
 	report, err := home.Data.Verify(t.Context(), checkpoint.RefOf(runOf(t), trialOf(t).Name, "step-4.a2"), checkpoint.Digest{}, nil)
+	if err != nil || !report.Clean() {
+		t.Errorf("findings %v, %v", report.Findings, err)
+	}
+}
+
+// Where files have no links, unchanged data is named where the first save wrote it. Each save
+// lists in its begin which checkpoints it may name.
+func TestUnchangedIsNamed(t *testing.T) {
+	t.Parallel()
+	root := data.OpenBackend(objecttest.NewBucket(), vfs.Default)
+	root.OfStore(home.ID)
+	for range 2 {
+		j := newJob(t, 1, freezes...)
+		j.store.Data = root
+		j.must()
+	}
+	wantEnded(t, []string{"step-1.a1", "step-2.a1", "step-3.a2", "step-4.a2"}, nil)
+	at := func(id string) events.CheckpointRef {
+		return events.CheckpointRef{Run: runOf(t), Trial: trialOf(t).Name, Checkpoint: id}
+	}
+	last := ""
+	for _, b := range bodiesOf[events.CheckpointBegun](t, runOf(t)) {
+		if last == "" && len(b.Bases) > 0 || last != "" && !slices.Contains(b.Bases, at(last)) {
+			t.Errorf("%s begins with bases %v", b.Checkpoint, b.Bases)
+		}
+		last = b.Checkpoint
+	}
+	for i, w := range bodiesOf[events.WriteCompleted](t, runOf(t)) {
+		if i > 0 && (w.BytesReused != frozenBytes || len(w.Files) != 3 || w.Files[1].From != at("step-1.a1")) {
+			t.Errorf("%s: %d bytes reused, files %+v", w.Checkpoint, w.BytesReused, w.Files)
+		}
+	}
+	report, err := root.Verify(t.Context(), checkpoint.RefOf(runOf(t), trialOf(t).Name, "step-4.a2"), checkpoint.Digest{}, nil)
 	if err != nil || !report.Clean() {
 		t.Errorf("findings %v, %v", report.Findings, err)
 	}

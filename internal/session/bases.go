@@ -26,6 +26,85 @@ type bases struct {
 	mu   sync.Mutex
 	of   string // checkpoint being saved
 	list []data.Base
+
+	begun map[string]*begunBases // of open saves, by checkpoint; where files have no links
+}
+
+// begunBases are the bases of a save that the log has begun.
+type begunBases struct {
+	names  []events.CheckpointRef
+	list   []data.Base // those that may be reused, once looked up
+	looked bool
+}
+
+// begin records the bases with which the log began a save.
+func (b *bases) begin(of *events.CheckpointBegun) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(of.Bases) == 0 {
+		return
+	}
+	if b.begun == nil {
+		b.begun = map[string]*begunBases{}
+	}
+	b.begun[of.Checkpoint] = &begunBases{names: of.Bases}
+}
+
+// end forgets the bases of a save that has ended.
+func (b *bases) end(checkpoint string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.begun, checkpoint)
+}
+
+// nameOf returns the name of a checkpoint in events.
+func nameOf(ref checkpoint.Ref) (name events.CheckpointRef) {
+	name.Run, name.Trial, name.Checkpoint = ref.Names()
+	return name
+}
+
+// named returns the bases of a save for checkpoint.begun. Where files have links there are
+// none: no collection has to know them.
+func (s *saver) named(ctx context.Context, checkpoint string) (names []events.CheckpointRef) {
+	if s.store.Data.HasLinks() || s.whole(checkpoint) != nil {
+		return nil
+	}
+	for _, b := range s.basesOf(ctx, checkpoint) {
+		names = append(names, nameOf(b.Ref))
+	}
+	return names
+}
+
+// usable returns the bases that a save may reuse. Where files have no links, these are the
+// bases in its checkpoint.begun, except those that were deleted before that event: a collection
+// may be removing their files. The views have that event, so they have such deletions too.
+// Bases that were deleted later are left out as well, although their files stay.
+func (s *saver) usable(ctx context.Context, checkpoint string) []data.Base {
+	if s.store.Data.HasLinks() {
+		return s.basesOf(ctx, checkpoint)
+	}
+	s.reuse.mu.Lock()
+	defer s.reuse.mu.Unlock()
+	of := s.reuse.begun[checkpoint]
+	if of == nil {
+		return nil
+	}
+	if of.looked {
+		return of.list
+	}
+	ctx, cancel := context.WithTimeout(ctx, basesTimeout)
+	defer cancel()
+	of.looked = true
+	for _, name := range of.names {
+		b, found, err := s.base(ctx, name.String())
+		if err != nil {
+			s.log.Warn("checkpoint not reused; all chunks are written", "save", checkpoint, "of", name, "error", err)
+		}
+		if found && nameOf(b.Ref) == name {
+			of.list = append(of.list, b)
+		}
+	}
+	return of.list
 }
 
 // basesOf returns the newest checkpoint of the trial's line and, if different,
@@ -152,5 +231,5 @@ func (s *saver) reusing(ctx context.Context, checkpoint string) *data.FileWriter
 	warn := func(err error) {
 		s.log.Info("chunks written again; their base is not reused", "save", checkpoint, "reason", err)
 	}
-	return s.store.Data.Writer(s.ref(checkpoint)).Reusing(warn, s.basesOf(ctx, checkpoint)...)
+	return s.store.Data.Writer(s.ref(checkpoint)).Reusing(warn, s.usable(ctx, checkpoint)...)
 }

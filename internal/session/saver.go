@@ -317,15 +317,18 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 			s.asked(b.Checkpoint)
 		}
 		s.share(b)
+		s.reuse.begin(b)
 		s.move(b.Checkpoint, client.WaitReply{State: client.Begun})
 	case *events.CheckpointStaged:
 		s.move(b.Checkpoint, client.WaitReply{State: client.Staged})
 	case *events.CheckpointCommitted:
+		s.reuse.end(b.Checkpoint)
 		s.log.Info("checkpoint committed", "checkpoint", b.Checkpoint, "bytes", b.Bytes)
 		s.kept()
 		s.costs(b.Bytes)
 		s.move(b.Checkpoint, client.WaitReply{State: client.Committed})
 	case *events.CheckpointAborted:
+		s.reuse.end(b.Checkpoint)
 		s.log.Warn("checkpoint aborted", "checkpoint", b.Checkpoint, "reason", b.Reason, "ranks", b.Ranks)
 		reason := b.Reason
 		if len(b.Ranks) > 0 {

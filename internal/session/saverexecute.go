@@ -51,6 +51,9 @@ func (s *saver) execute(ctx context.Context, c planner.Command) error {
 	}
 	switch c := c.(type) {
 	case planner.Decide:
+		if b, ok := c.Body.(*events.CheckpointBegun); ok {
+			b.Bases = s.named(ctx, b.Checkpoint)
+		}
 		_, err := s.decisions.decide(ctx, c.Body)
 		if errors.Is(err, errEnded) {
 			return nil // the log holds the outcome; follow reads it
@@ -288,7 +291,7 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 		IndexDigest: w.Index.String(), BytesWritten: w.BytesWritten, BytesReused: w.BytesReused,
 	}
 	for _, f := range w.Files {
-		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
+		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size, From: nameOf(f.From)})
 	}
 	return s.unsaid(ctx, attempt, c.Checkpoint, s.recordOf(ctx, c.Rank, done))
 }

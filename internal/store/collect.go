@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/refs"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -101,7 +102,7 @@ func (s *Store) Collect(ctx context.Context, o CollectOptions) (Collection, erro
 			runs = append(runs, r.Name)
 		}
 	}
-	c := &collector{store: s, opts: o, gone: map[inode]uint64{}}
+	c := &collector{store: s, opts: o, gone: map[inode]uint64{}, refs: s.references(!o.Apply)}
 	if o.at == nil {
 		c.opts.at = func(string) error { return nil }
 	}
@@ -141,6 +142,7 @@ type collector struct {
 	opts   CollectOptions
 	others []retention.Need // needs of runs, as last read
 	gone   map[inode]uint64 // in a dry run: links that would be removed, by file with several links
+	refs   *references      // nil where files have links
 }
 
 // collectedRun is the outcome of one run.
@@ -266,7 +268,13 @@ func (c *collector) ahead(ctx context.Context, runs []string, err error) iter.Se
 // finish removes the files of the chosen checkpoints, or computes what that would free.
 func (c *collector) finish(ctx context.Context, r *collectedRun) {
 	for _, t := range r.trials {
-		r.all = append(r.all, c.leftovers(ctx, t, r.all)...)
+		more, err := c.leftovers(ctx, t, r.all)
+		r.all = append(r.all, more...)
+		r.fail(err)
+	}
+	if err := c.refer(ctx, r.all); err != nil {
+		r.fail(err)
+		return
 	}
 	for _, i := range oldestFirst(r.all) {
 		r.fail(c.free(ctx, &r.all[i], r.trials))
@@ -275,6 +283,20 @@ func (c *collector) finish(ctx context.Context, r *collectedRun) {
 		}
 	}
 	slices.SortFunc(r.all, func(a, b Collected) int { return cmp.Compare(b.row.BegunSeq, a.row.BegunSeq) })
+}
+
+// refer reads which files of the chosen checkpoints others name, after the decisions.
+func (c *collector) refer(ctx context.Context, all []Collected) error {
+	if c.refs == nil || len(oldestFirst(all)) == 0 {
+		return nil
+	}
+	if err := c.refs.fold(ctx, c.store.Log); err != nil {
+		return err
+	}
+	if !c.opts.Apply {
+		c.refs.suppose(slices.DeleteFunc(slices.Clone(all), func(x Collected) bool { return x.Action == Keep }))
+	}
+	return nil
 }
 
 // oldestFirst returns the indexes of the checkpoints to remove, in order of removal.
@@ -383,7 +405,7 @@ func (c *collector) successor(ctx context.Context, t retention.Trial) error {
 		if err != nil {
 			break
 		}
-		err = c.present(ctx, x, f.Name, f.Size)
+		err = c.present(ctx, x, f)
 	}
 	if err != nil {
 		return fmt.Errorf("trial %s: nothing is deleted, because the newest checkpoint is incomplete: %w: run `ckptstore verify %s@%s`", t.Name, err, x.Run, x.ID)
@@ -391,21 +413,31 @@ func (c *collector) successor(ctx context.Context, t retention.Trial) error {
 	return nil
 }
 
-// present checks that a checkpoint has a file of the given size.
-func (c *collector) present(ctx context.Context, x projections.Checkpoint, name string, size int64) error {
-	if !filepath.IsLocal(name) {
-		return fmt.Errorf("the log names a file %q, which is not in its directory", name)
+// present checks that a file of a checkpoint is in its place with its size.
+func (c *collector) present(ctx context.Context, x projections.Checkpoint, f events.File) error {
+	if !filepath.IsLocal(f.Name) {
+		return fmt.Errorf("the log names a file %q, which is not in its directory", f.Name)
 	}
-	got, err := c.store.Data.FileSize(ctx, RefOf(x), name)
-	if err == nil && got != size {
-		err = &data.CorruptError{File: c.store.Data.Path(RefOf(x), name), Block: -1, Problem: "size of the file", Want: fmt.Sprint(size), Got: fmt.Sprint(got)}
+	in := RefOf(x)
+	if f.From != (refs.Ref{}) {
+		in = checkpoint.RefOf(f.From.Run, f.From.Trial, f.From.Checkpoint)
+	}
+	got, err := c.store.Data.FileSize(ctx, in, f.Name)
+	if err == nil && got != f.Size {
+		err = &data.CorruptError{File: c.store.Data.Path(in, f.Name), Block: -1, Problem: "size of the file", Want: fmt.Sprint(f.Size), Got: fmt.Sprint(got)}
 	}
 	return err
 }
 
 // leftovers returns the checkpoints that ended before and still have files. all has
 // those of this collection.
-func (c *collector) leftovers(ctx context.Context, t retention.Trial, all []Collected) (more []Collected) {
+func (c *collector) leftovers(ctx context.Context, t retention.Trial, all []Collected) (more []Collected, err error) {
+	var dirs map[string]bool
+	if c.refs != nil {
+		if dirs, err = c.store.Data.Directories(ctx, checkpoint.RefOf(t.Run, t.Name, "")); err != nil {
+			return nil, err
+		}
+	}
 	now := map[string]bool{}
 	for _, x := range all {
 		now[x.ID] = now[x.ID] || x.Trial == t.Name && x.Action == Delete
@@ -415,22 +447,27 @@ func (c *collector) leftovers(ctx context.Context, t retention.Trial, all []Coll
 			continue
 		}
 		// Most of these were removed long ago.
-		if has, err := c.store.hasFiles(ctx, RefOf(row)); has || err != nil {
+		left := dirs[RefOf(row).Checkpoint]
+		if c.refs == nil {
+			has, err := c.store.hasFiles(ctx, RefOf(row))
+			left = has || err != nil
+		}
+		if left {
 			more = append(more, collected(row, Sweep, fmt.Sprintf("left by a %s checkpoint", row.State)))
 		}
 	}
-	return more
+	return more, nil
 }
 
 // free removes the files of a checkpoint chosen for removal, and computes the bytes
 // freed; without Apply it only computes them. trials were read after the decisions.
 func (c *collector) free(ctx context.Context, x *Collected, trials []retention.Trial) error {
-	freed, err := c.exclusive(ctx, RefOf(x.row))
+	freed, kept, err := c.measure(ctx, x.row)
 	if err != nil {
 		return err
 	}
-	if !c.opts.Apply {
-		x.Freed = freed
+	if !c.opts.Apply || kept.All {
+		x.Freed, x.Left = freed, stays(kept)
 		return nil
 	}
 	for _, t := range trials {
@@ -445,7 +482,7 @@ func (c *collector) free(ctx context.Context, x *Collected, trials []retention.T
 	if x.State == projections.Aborted {
 		err = c.store.Data.Remove(ctx, RefOf(x.row))
 	} else {
-		err = c.store.Data.RemoveCommitted(ctx, RefOf(x.row))
+		err = c.store.Data.RemoveExcept(ctx, RefOf(x.row), kept.Keeps)
 	}
 	var taken *data.TakenError
 	switch {
@@ -456,17 +493,27 @@ func (c *collector) free(ctx context.Context, x *Collected, trials []retention.T
 		x.Left = err.Error()
 		return err
 	}
-	x.Freed = freed
+	x.Freed, x.Left = freed, stays(kept)
 	return nil
+}
+
+// measure returns the bytes that the removal of a checkpoint's files frees, and the files that
+// must stay for others.
+func (c *collector) measure(ctx context.Context, row projections.Checkpoint) (freed int64, kept refs.Kept, err error) {
+	if c.refs == nil {
+		freed, err = c.exclusive(RefOf(row))
+		return freed, kept, err
+	}
+	kept = c.refs.kept(row)
+	if !kept.All {
+		freed, err = c.store.Data.Stored(ctx, RefOf(row), kept.Keeps)
+	}
+	return max(freed, 0), kept, err
 }
 
 // exclusive returns the size in bytes of a checkpoint's files whose links are all in its
 // directory and in directories removed before it. A missing directory has none.
-func (c *collector) exclusive(ctx context.Context, ref checkpoint.Ref) (bytes int64, err error) {
-	if c.store.bucket != nil {
-		bytes, err = c.store.Data.Stored(ctx, ref)
-		return max(bytes, 0), err
-	}
+func (c *collector) exclusive(ref checkpoint.Ref) (bytes int64, err error) {
 	files, err := linkedFiles(c.store.dataDir(), filepath.Join(c.store.dataDir(), ref.String()))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, err

@@ -20,11 +20,11 @@ type large struct{}
 func (large) Item(int) ([]byte, error) { return bytes.Repeat([]byte{7}, data.MinReuse), nil }
 
 // largeSave begins a checkpoint of one large tensor. write writes its files, reusing those of
-// bases; commit commits it.
-func largeSave(t *testing.T, s *Store, step int64) (write func(bases ...data.Base) data.Written, commit func()) {
+// bases; commit commits it. Where files have no links, named are the bases of its begin.
+func largeSave(t *testing.T, s *Store, step int64, named ...events.CheckpointRef) (write func(bases ...data.Base) data.Written, commit func()) {
 	t.Helper()
 	b := begun(fmt.Sprintf("step-%d", step))
-	b.Step = step
+	b.Step, b.Bases = step, named
 	must(t, s, "run", b)
 	layout := checkpoint.Layout{Tensors: []checkpoint.Tensor{{
 		FQN: "w", DType: tensor.Uint8, Shape: tensor.Shape{data.MinReuse},
@@ -43,7 +43,7 @@ func largeSave(t *testing.T, s *Store, step int64) (write func(bases ...data.Bas
 		}
 		done := events.WriteCompleted{Attempt: 1, Checkpoint: b.Checkpoint, IndexDigest: got.Index.String(), BytesWritten: got.BytesWritten}
 		for _, f := range got.Files {
-			done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size})
+			done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size, From: fromName(f.From)})
 		}
 		say(t, s, "run", done)
 		return got

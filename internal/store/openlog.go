@@ -211,8 +211,8 @@ func (s *Store) dataDir() string { return filepath.Join(s.top, "data") }
 // hasFiles reports whether a checkpoint, committed or not, has files. One of a directory whose
 // name leads elsewhere has an error of type [*beneath.TypeError].
 func (s *Store) hasFiles(ctx context.Context, ref checkpoint.Ref) (bool, error) {
-	if s.bucket != nil {
-		bytes, err := s.Data.Stored(ctx, ref)
+	if _, local := s.Data.Local(); !local {
+		bytes, err := s.Data.Stored(ctx, ref, nil)
 		return bytes >= 0, err
 	}
 	_, err := s.insideData().Lstat(filepath.Join(s.dataDir(), ref.String()))

@@ -182,11 +182,17 @@ func (w *relog) commits(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		err = w.decide(ctx, agg, c.CommittedAt,
-			&events.CheckpointBegun{
-				Attempt: c.Attempt, Checkpoint: c.Checkpoint, Name: m.name, Step: c.Step, WorldSize: m.world, Participants: m.ranks,
-			},
-			&events.CheckpointCommitted{Attempt: c.Attempt, Checkpoint: c.Checkpoint, Manifest: c.Manifest, Bytes: c.Bytes})
+		err = w.decide(ctx, agg, c.CommittedAt, &events.CheckpointBegun{
+			Attempt: c.Attempt, Checkpoint: c.Checkpoint, Name: m.name, Step: c.Step, WorldSize: m.world, Participants: m.ranks,
+		})
+		for _, write := range m.writes { // a collection must know which files of others it names
+			if err == nil {
+				err = w.say(ctx, agg, write)
+			}
+		}
+		if err == nil {
+			err = w.decide(ctx, agg, c.CommittedAt, &events.CheckpointCommitted{Attempt: c.Attempt, Checkpoint: c.Checkpoint, Manifest: c.Manifest, Bytes: c.Bytes})
+		}
 		if err != nil {
 			return err
 		}
@@ -198,12 +204,15 @@ type summary struct {
 	name  string
 	world int
 	ranks []int
+
+	writes []*events.WriteCompleted // of the ranks that name files of other checkpoints, with these
 }
 
 // manifest reads the parts of a manifest that the report leaves out, so that thousands of
 // manifests are not kept in memory.
 func (w *relog) manifest(ctx context.Context, c RecoveredCheckpoint) (s summary, err error) {
-	m, err := w.root.Reader(checkpoint.RefOf(c.Run, c.Trial, c.Checkpoint)).ReadMetadata(ctx)
+	reader := w.root.Reader(checkpoint.RefOf(c.Run, c.Trial, c.Checkpoint))
+	m, err := reader.ReadMetadata(ctx)
 	if err != nil {
 		return s, err
 	}
@@ -211,7 +220,30 @@ func (w *relog) manifest(ctx context.Context, c RecoveredCheckpoint) (s summary,
 	for _, r := range m.Ranks {
 		s.ranks = append(s.ranks, r.Rank)
 	}
-	return s, nil
+	if w.root.HasLinks() {
+		return s, nil
+	}
+	if err := reader.SetUp(ctx, m, true); err != nil {
+		return s, err
+	}
+	named, err := reader.Named(ctx)
+	for _, r := range m.Ranks {
+		if len(named[r.Rank]) == 0 {
+			continue
+		}
+		w := &events.WriteCompleted{Attempt: c.Attempt, Checkpoint: c.Checkpoint, Rank: r.Rank, IndexDigest: r.Index.String()}
+		for _, f := range named[r.Rank] {
+			w.Files = append(w.Files, events.File{Name: f.Name, Size: f.Size, From: fromName(f.From)})
+		}
+		s.writes = append(s.writes, w)
+	}
+	return s, err
+}
+
+// fromName returns the name of a checkpoint in events.
+func fromName(ref checkpoint.Ref) (name events.CheckpointRef) {
+	name.Run, name.Trial, name.Checkpoint = ref.Names()
+	return name
 }
 
 // attempts gives each trial an attempt of the recovery, with a number above all attempts in its

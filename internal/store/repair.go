@@ -82,7 +82,9 @@ func repairOne(ctx context.Context, s *Store, log *jetlog.Log, c projections.Che
 		case projections.Committed:
 			err = repairReceipt(ctx, s, log, c)
 		case projections.Deleted:
-			err = s.Data.RemoveCommitted(ctx, ref)
+			if s.Data.HasLinks() { // otherwise a collection knows which files must stay
+				err = s.Data.RemoveCommitted(ctx, ref)
+			}
 		case projections.Aborted:
 			err = s.Data.Remove(ctx, ref)
 		}

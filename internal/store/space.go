@@ -15,10 +15,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/refs"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // Space that must be free on the disk of a store, in bytes and as a share of the disk. Saves stop
@@ -258,7 +261,7 @@ func MeasureFiles(ctx context.Context, root *data.Root, ref checkpoint.Ref) (Foo
 	}
 	dataDir, local := root.Local()
 	if !local {
-		bytes, err := root.Stored(ctx, ref)
+		bytes, err := root.Stored(ctx, ref, nil)
 		if err == nil && bytes < 0 {
 			err = fmt.Errorf("measure %s: %w", root.Path(ref), fs.ErrNotExist)
 		}
@@ -277,6 +280,81 @@ func MeasureFiles(ctx context.Context, root *data.Root, ref checkpoint.Ref) (Foo
 		}
 	}
 	return out, nil
+}
+
+// references are the files of checkpoints that others name, in a store whose files have no
+// links.
+type references struct {
+	mu     sync.Mutex
+	ledger *refs.Ledger
+}
+
+// references returns those of the store for a collection; nil where files have links. A dry run
+// has its own, because it supposes deletions.
+func (s *Store) references(dry bool) *references {
+	switch {
+	case s.Data.HasLinks():
+		return nil
+	case dry:
+		return &references{}
+	}
+	return &s.refs
+}
+
+// fold reads the log up to its present end.
+func (r *references) fold(ctx context.Context, log *jetlog.Log) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ledger == nil {
+		r.ledger = refs.New()
+	}
+	last, err := log.Last(ctx)
+	if err != nil || last <= r.ledger.Sequence() {
+		return err
+	}
+	for e, err := range log.Read(ctx, r.ledger.Sequence()+1, last) {
+		if err == nil {
+			err = r.ledger.Apply(e)
+		}
+		if err != nil {
+			return fmt.Errorf("read which checkpoints name files of others: %w", err)
+		}
+	}
+	return nil
+}
+
+// suppose changes the state as deletions would.
+func (r *references) suppose(deleted []Collected) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, x := range deleted {
+		r.ledger.Suppose(refNameOf(x.row))
+	}
+}
+
+// kept returns the files of a checkpoint that must stay. The log was read before.
+func (r *references) kept(c projections.Checkpoint) refs.Kept {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ledger.Kept(refNameOf(c))
+}
+
+// refNameOf returns the name of a checkpoint in events.
+func refNameOf(c projections.Checkpoint) refs.Ref {
+	return refs.Ref{Run: c.Run, Trial: c.Trial, Checkpoint: c.ID}
+}
+
+// stays returns why files of a checkpoint stay, or "".
+func stays(k refs.Kept) string {
+	switch {
+	case k.All:
+		return "an open save may name them; collect again when it has ended"
+	case len(k.By) == 1:
+		return "kept for 1 later checkpoint"
+	case len(k.Names) > 0:
+		return fmt.Sprintf("kept for %d later checkpoints", len(k.By))
+	}
+	return ""
 }
 
 // inode identifies a file with any number of names.

@@ -135,6 +135,7 @@ type Store struct {
 	backup    error        // [ErrBackup] if this is a backup, which is read-only
 
 	bucket  *place.Bucket // that has the data; nil: it is in a directory
+	refs    references    // of the last collection
 	opts    Options
 	cutting cutting  // of the log, while this process owns it
 	space   *gauge   // of the disk that log and data share, in a directory
