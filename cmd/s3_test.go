@@ -9,7 +9,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object/s3test"
 )
 
-// TestBucketScripts runs testdata/s3 as [TestScripts] does its scripts, beside a server. $DATA
+// TestBucketScripts runs testdata/s3 as [TestScripts] does its scripts, with an S3 server. $DATA
 // is the URL of an empty prefix, and the credentials are in the environment.
 func TestBucketScripts(t *testing.T) {
 	server := s3test.Start(t, s3test.Options{})

@@ -12,7 +12,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -123,7 +122,7 @@ func (b *bucketBench) run(ctx context.Context, where string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, bucket.Close()) }()
-	root := data.OpenBackend(bucket, vfs.Default)
+	root := data.OpenBucket(bucket)
 	root.OfStore("bench")
 	s := &benchSaver{root: root}
 	defer s.close()

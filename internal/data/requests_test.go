@@ -72,7 +72,7 @@ func TestRequests(t *testing.T) {
 }
 
 // hold reports requests that differ from the numbers that are held. More is a regression, and
-// fewer are to be held from now on.
+// fewer must be held from now on.
 func hold(t *testing.T, what string, got, want objecttest.Requests) {
 	t.Helper()
 	if want.Read == 1<<62 {

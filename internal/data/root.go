@@ -71,6 +71,9 @@ const unlinked = ".links"
 // law. With them a checkpoint stays complete whatever happens to others.
 func (r *Root) HasLinks() bool { return r.hasLinks() }
 
+// OpenBucket is [OpenBackend] with the files of other programs on this machine.
+func OpenBucket(b object.Backend) *Root { return OpenBackend(b, vfs.Default) }
+
 // Dir returns the location of the data: a path, or the URL of a bucket.
 func (r *Root) Dir() string { return r.b.Path("") }
 
@@ -141,7 +144,7 @@ func (r *Root) sync(ctx context.Context, ref checkpoint.Ref) error { return r.b.
 func (r *Root) far() bool { return r.b.Reading().Span > 0 }
 
 // once returns how a rank's files are made. In a bucket a name is written once, so that a
-// process that was given up changes nothing; in a directory, leftovers of an interrupted write
+// process that was taken for dead changes nothing; in a directory, leftovers of an interrupted write
 // are removed first, and a name is given in one step either way.
 func (r *Root) once() object.Mode {
 	if r.far() {

@@ -342,7 +342,7 @@ func (t *tape) ReadAt(p []byte, off int64) (int, error) {
 const rereads = 2
 
 // reread fills a window again, by a request of its own. It reports false for a file whose
-// reads are no requests, and for one that cannot be read.
+// reads are no requests, and for an unreadable file.
 func reread(file io.ReaderAt, window []byte, at int64) bool {
 	if t, ok := file.(*tape); ok {
 		file = t.Object
@@ -356,7 +356,7 @@ func reread(file io.ReaderAt, window []byte, at int64) bool {
 
 // atEnd returns io.EOF for an end of a stream, as [io.ReaderAt] has it.
 func atEnd(err error) error {
-	if err == io.ErrUnexpectedEOF { //nolint:errorlint // the stream's own error may wrap it and says more
+	if err == io.ErrUnexpectedEOF { //nolint:errorlint // the stream's own error may wrap it, and is more exact
 		return io.EOF
 	}
 	return err

@@ -192,7 +192,7 @@ func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src
 // opposed to one buffer for all.
 type Lasting interface {
 	Source
-	// Lasts does nothing. It says that the bytes of every item stay as they are.
+	// Lasts does nothing. It declares that the bytes of every item stay as they are.
 	Lasts()
 }
 

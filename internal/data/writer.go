@@ -186,8 +186,8 @@ func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest) er
 	return g.Wait()
 }
 
-// written returns the index that a rank has written: the one that this process made, and a
-// bucket acknowledged, or else the one in the directory.
+// written returns the index that a rank has written: its own copy, if this process made the
+// index and a bucket acknowledged it, else the index in the directory.
 func (w *FileWriter) written(ctx context.Context, r checkpoint.RankIndex) (checkpoint.Index, error) {
 	if data := w.root.wrote.get(w.ref, r.Rank); data != nil && checkpoint.Sum(data) == r.Index {
 		return checkpoint.DecodeIndex(data)

@@ -301,7 +301,7 @@ func (s *Store) listenUnix(path string) (net.Listener, error) {
 }
 
 // earlySocket begins the names of sockets that do not answer yet, in place of the "o" of an
-// owner's. One that is older than earlyAge was left by a process that was killed.
+// owner's. A socket that is older than earlyAge was left by a process that was killed.
 const (
 	earlySocket = "n"
 	earlyAge    = time.Minute

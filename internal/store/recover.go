@@ -441,7 +441,7 @@ func (r *recovery) places() error {
 	if place.IsBucket(r.From) {
 		bucket, err := place.Open(r.From, nil)
 		if err != nil {
-			return err
+			return fmt.Errorf("%w: --from: %w", ErrLocation, err)
 		}
 		r.bucket = bucket.Location()
 		r.From = r.bucket

@@ -163,7 +163,14 @@ func TestLocation(t *testing.T) {
 			t.Errorf("%s is %s, a URL: %v, %v", given, got, isURL, err)
 		}
 	}
-	for _, bad := range []string{"s3://bucket", "http://h", "nats:/h", "NATS:/h", "gs:/b", "nats://h,http://i", "s3+x://token@b", "://h"} {
+	// A bucket is no place of a log, and can be read without one.
+	if _, _, err := parseLocation("s3://bucket"); !errors.Is(err, ErrLocation) || !strings.Contains(err.Error(), "--offline") {
+		t.Errorf("a bucket: %v", err)
+	}
+	if _, err := Init(t.Context(), "s3://bucket", ""); !errors.Is(err, ErrLocation) {
+		t.Errorf("a store in a bucket: %v", err)
+	}
+	for _, bad := range []string{"s4://bucket", "http://h", "nats:/h", "NATS:/h", "gs:/b", "nats://h,http://i", "s3+x://token@b", "://h"} {
 		if _, _, err := parseLocation(bad); !errors.Is(err, ErrLocation) || !strings.Contains(err.Error(), "nats://") || strings.Contains(err.Error(), "token") {
 			t.Errorf("%s: %v", bad, err)
 		}

@@ -272,7 +272,7 @@ func openPlace(dir, bucket string, log *slog.Logger) (*data.Root, *Blobs, *place
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	root := data.OpenBackend(b.Data(), vfs.Default)
+	root := data.OpenBucket(b.Data())
 	if dir != "" {
 		spool, err := data.Open(vfs.Default, filepath.Join(dir, "data"))
 		if err != nil {

@@ -206,7 +206,7 @@ func (u *upload) settle(parts []part) func(context.Context, error) (bool, error)
 		case token != u.token && exclusive:
 			return true, fs.ErrExist
 		case token != u.token:
-			return false, nil // the one that this upload replaces
+			return false, nil // the object that this upload replaces
 		case size != u.size:
 			return true, fmt.Errorf("the server has made %d bytes of %d: %w", size, u.size, failed)
 		case crc != "" && crc != want && !strings.Contains(crc, "-"):

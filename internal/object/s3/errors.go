@@ -229,7 +229,7 @@ func (b *Bucket) explain(e *Error, r request, answer minio.ErrorResponse) {
 	case "NoSuchUpload":
 		e.kind, e.Hint = problem.Conflict, "another process, or a lifecycle rule for incomplete uploads, has removed the upload: save again"
 	case "NotImplemented", "APINotSupported", "MethodNotAllowed":
-		e.kind, e.Hint = problem.Invalid, "the server lacks this operation: use one that has it"
+		e.kind, e.Hint = problem.Invalid, "the server lacks this operation: use a server that has it"
 	case "InvalidBucketName", "KMS.DisabledException", "KMS.NotFoundException", "InvalidStorageClass":
 		e.kind, e.Hint = problem.Invalid, "correct the parameters of the URL"
 	default:

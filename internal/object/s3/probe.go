@@ -121,7 +121,7 @@ func (p *prober) put(ctx context.Context, name string, data []byte) error {
 	return u.Commit(ctx)
 }
 
-// parts commits an upload of one part twice: under a new name, and under one that is taken.
+// parts commits an upload of one part twice: under a new name, and under a name that is taken.
 func (p *prober) parts(ctx context.Context) error {
 	data := [][]byte{[]byte("a part")}
 	crc := crc32c.Checksum(data[0])

@@ -18,7 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// errReplaced is the error of a reader whose object is no longer the one that it opened.
+// errReplaced is the error of a reader whose object is no longer the object that it opened.
 var errReplaced = problem.New(problem.Conflict, "the object was replaced since it was opened")
 
 // Get implements [object.Backend].
