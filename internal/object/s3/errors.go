@@ -197,8 +197,7 @@ func (b *Bucket) fail(r request, tries int, err error, c *call) error {
 		b.explain(e, r, answer)
 		return e
 	}
-	var inner *Error
-	if errors.As(err, &inner) && error(inner) == err {
+	if inner, whole := err.(*Error); whole { //nolint:errorlint // an error that wraps it has more to report
 		return inner
 	}
 	b.explainLocal(e, err)
@@ -261,11 +260,10 @@ func (b *Bucket) explainStatus(e *Error, answer minio.ErrorResponse) {
 // explainLocal is explain for a request without an answer.
 func (b *Bucket) explainLocal(e *Error, err error) {
 	var (
-		failed *url.Error
-		dns    *net.DNSError
-		keys   *keysError
+		dns  *net.DNSError
+		keys *keysError
 	)
-	if errors.As(err, &failed) && error(failed) == err {
+	if failed, whole := err.(*url.Error); whole { //nolint:errorlint // an error that wraps it has more to report
 		e.Err = withoutURL{failed}
 	}
 	switch {
@@ -281,7 +279,7 @@ func (b *Bucket) explainLocal(e *Error, err error) {
 		e.kind, e.Hint = problem.Unavailable, "check the name of the endpoint, the region, and the DNS of this machine"
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
 		e.kind, e.Hint = problem.Unavailable, "no server answers at "+b.endpoint()+": check endpoint=, and that the server runs"
-	case errors.Is(err, errStalled), errors.Is(err, errBroken), failed != nil, errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.Is(err, errStalled), errors.Is(err, errBroken), errors.As(err, new(*url.Error)), errors.Is(err, io.ErrUnexpectedEOF):
 		e.kind, e.Hint = problem.Unavailable, "the connection to "+b.endpoint()+" fails: check the network and the server"
 	}
 }
