@@ -94,7 +94,12 @@ func judgeAnswer(answer minio.ErrorResponse, r request, c *call) verdict {
 	case c.class == classHead && answer.StatusCode == http.StatusBadRequest && c.used.SessionToken != "":
 		return expired // an answer to HEAD has no body for the code
 	}
+	if c.status == http.StatusOK && answer.StatusCode != http.StatusOK {
+		return final // the document names the failure, and the status is made up from it
+	}
 	switch answer.StatusCode {
+	case http.StatusOK: // of which the document is cut off
+		return unclear
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		return throttled
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusGatewayTimeout, http.StatusRequestTimeout, 499, 520, 521, 522, 523, 524:
