@@ -37,7 +37,7 @@ var parameters = []struct {
 	pattern *regexp.Regexp
 	wants   string
 }{
-	{"endpoint", func(l *Location) *string { return &l.Endpoint }, regexp.MustCompile(`^https?://`), "a URL such as https://host:9000"},
+	{"endpoint", func(l *Location) *string { return &l.Endpoint }, regexp.MustCompile(`(?i)^https?://`), "a URL such as https://host:9000"},
 	{"region", func(l *Location) *string { return &l.Region }, regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`), "a name such as eu-west-1"},
 	{"path-style", func(l *Location) *string { return &l.PathStyle }, regexp.MustCompile(`^[01]$`), "1 or 0"},
 	{"profile", func(l *Location) *string { return &l.Profile }, regexp.MustCompile(`^[^\x00-\x1f\x7f]{1,255}$`), "the name of a profile"},

@@ -53,7 +53,7 @@ type upload struct {
 	mode  object.Mode
 	token string // random
 
-	beginning sync.Mutex // held while the multipart upload begins
+	beginning chan struct{} // holds a value while the multipart upload begins
 	mu        sync.Mutex
 	id        string // of the multipart upload; empty until it has begun
 	parts     map[int]part
@@ -79,7 +79,7 @@ func (b *Bucket) Create(ctx context.Context, name string, size int64, mode objec
 		return nil, fmt.Errorf("create %s: no object has %d bytes", b.Path(name), size)
 	}
 	ctx, stop := context.WithCancel(ctx)
-	return &upload{b: b, ctx: ctx, stop: stop, key: b.at.key(name), size: size, piece: piece, mode: mode, token: rand.Text(), parts: map[int]part{}}, nil
+	return &upload{b: b, ctx: ctx, stop: stop, key: b.at.key(name), size: size, piece: piece, mode: mode, token: rand.Text(), beginning: make(chan struct{}, 1), parts: map[int]part{}}, nil
 }
 
 // Piece implements [object.Upload].
@@ -212,8 +212,12 @@ func (b *Bucket) sendPart(ctx context.Context, key, id string, number int, runs 
 // begin returns the ID of the multipart upload, which it begins once. After an error the next
 // write tries again.
 func (u *upload) begin(ctx context.Context) (string, error) {
-	u.beginning.Lock()
-	defer u.beginning.Unlock()
+	select {
+	case u.beginning <- struct{}{}:
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	defer func() { <-u.beginning }()
 	u.mu.Lock()
 	id := u.id
 	u.mu.Unlock()
