@@ -205,10 +205,6 @@ func (b *Bucket) fail(r request, tries int, err error, c *call) error {
 		b.explain(e, r, answer)
 		return e
 	}
-	var inner *Error
-	if errors.As(err, &inner) && error(inner) == err {
-		return inner
-	}
 	b.explainLocal(e, err)
 	return e
 }
@@ -272,7 +268,7 @@ func (b *Bucket) explainLocal(e *Error, err error) {
 		dns    *net.DNSError
 		keys   *keysError
 	)
-	if errors.As(err, &failed) && error(failed) == err {
+	if errors.As(err, &failed) && error(failed) == err { //nolint:errorlint // only the outermost is replaced
 		e.Err = withoutURL{failed}
 	}
 	switch {

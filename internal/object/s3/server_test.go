@@ -238,7 +238,7 @@ func TestErrorsOfAServer(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer b.Close()
+		defer func() { _ = b.Close() }()
 		_, err = b.Get(t.Context(), "none", 1)
 		return err
 	}

@@ -36,11 +36,10 @@ type watch struct {
 	patience patience
 	cancel   context.CancelCauseFunc
 
-	mu     sync.Mutex
-	timer  *time.Timer
-	reason error // for which the timer runs
-	fired  error
-	phase  phase
+	mu    sync.Mutex
+	timer *time.Timer
+	fired error
+	phase phase
 }
 
 // phase is the part of a request that is under way.
