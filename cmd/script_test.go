@@ -26,7 +26,7 @@ func scripts(dir string) testscript.Params {
 		Dir: dir,
 		Setup: func(e *testscript.Env) error {
 			// A socket's path must be short, and $WORK may be long.
-			short, err := os.MkdirTemp("/tmp", "ck") //nolint:usetesting // t.TempDir is long too
+			short, err := os.MkdirTemp("/tmp", "ck")
 			e.Defer(func() { _ = os.RemoveAll(short) })
 			e.Setenv("XDG_RUNTIME_DIR", short)
 			e.Setenv("XDG_STATE_HOME", filepath.Join(e.WorkDir, ".state"))

@@ -92,7 +92,8 @@ const lookTimeout = 10 * time.Second
 
 func newGauge(dir string, root interface {
 	Usage(context.Context) (data.Usage, error)
-}) *gauge {
+},
+) *gauge {
 	return &gauge{dir: dir, free: func() (data.Usage, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
 		defer cancel()

@@ -45,7 +45,7 @@ var verdicts = map[string]verdict{
 	"ExpiredToken": expired, "ExpiredTokenException": expired, "TokenRefreshRequired": expired,
 	"RequestExpired": expired,
 
-	// These may come with the status of a success.
+	// A completion has these with the status of a success.
 	"AccessDenied": final, "NoSuchBucket": final, "NoSuchKey": final, "InvalidAccessKeyId": final,
 	"SignatureDoesNotMatch": final, "InvalidPart": final, "InvalidPartOrder": final,
 	"EntityTooSmall": final, "EntityTooLarge": final, "InvalidRequest": final, "InvalidArgument": final,
@@ -87,8 +87,6 @@ func judgeAnswer(answer minio.ErrorResponse, r request, c *call) verdict {
 		return v
 	}
 	switch {
-	case answer.StatusCode/100 == 2:
-		return unclear // the answer cannot be read
 	case isMismatch(answer):
 		// The caller's memory has changed, or the bytes were damaged on the way.
 		if r.runs != nil {
@@ -102,7 +100,12 @@ func judgeAnswer(answer minio.ErrorResponse, r request, c *call) verdict {
 	case c.class == classHead && answer.StatusCode == http.StatusBadRequest && c.used.SessionToken != "":
 		return expired // an answer to HEAD has no body for the code
 	}
+	if c.status == http.StatusOK && answer.StatusCode != http.StatusOK {
+		return final // the document names the failure, and the status is made up from it
+	}
 	switch answer.StatusCode {
+	case http.StatusOK: // of which the document is cut off
+		return unclear
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		return throttled
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusGatewayTimeout, http.StatusRequestTimeout, 499, 520, 521, 522, 523, 524:
@@ -205,6 +208,9 @@ func (b *Bucket) fail(r request, tries int, err error, c *call) error {
 		b.explain(e, r, answer)
 		return e
 	}
+	if inner, whole := err.(*Error); whole { //nolint:errorlint // an error that wraps it has more to report
+		return inner
+	}
 	b.explainLocal(e, err)
 	return e
 }
@@ -264,11 +270,10 @@ func (b *Bucket) explainStatus(e *Error, answer minio.ErrorResponse) {
 // explainLocal is explain for a request without an answer.
 func (b *Bucket) explainLocal(e *Error, err error) {
 	var (
-		failed *url.Error
-		dns    *net.DNSError
-		keys   *keysError
+		dns  *net.DNSError
+		keys *keysError
 	)
-	if errors.As(err, &failed) && error(failed) == err { //nolint:errorlint // only the outermost is replaced
+	if failed, whole := err.(*url.Error); whole { //nolint:errorlint // an error that wraps it has more to report
 		e.Err = withoutURL{failed}
 	}
 	switch {
@@ -284,7 +289,7 @@ func (b *Bucket) explainLocal(e *Error, err error) {
 		e.kind, e.Hint = problem.Unavailable, "check the name of the endpoint, the region, and the DNS of this machine"
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
 		e.kind, e.Hint = problem.Unavailable, "no server answers at "+b.endpoint()+": check endpoint=, and that the server runs"
-	case errors.Is(err, errStalled), errors.Is(err, errBroken), failed != nil, errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.Is(err, errStalled), errors.Is(err, errBroken), errors.As(err, new(*url.Error)), errors.Is(err, io.ErrUnexpectedEOF):
 		e.kind, e.Hint = problem.Unavailable, "the connection to "+b.endpoint()+" fails: check the network and the server"
 	}
 }

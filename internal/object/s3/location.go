@@ -83,7 +83,7 @@ func parse(text string) (l Location, err error) {
 		return l, fmt.Errorf("bucket %.100q: %w", l.Bucket, err)
 	}
 	if l.Prefix != "" && object.Validate(l.Prefix) != nil {
-		return l, fmt.Errorf("prefix %.200q is not a clean path; leave out empty parts and dots", l.Prefix)
+		return l, fmt.Errorf("prefix %.200q is not a clean path; leave out the parts . and .. and empty ones", l.Prefix)
 	}
 	if len(l.Prefix) > 512 {
 		return l, fmt.Errorf("the prefix has %d bytes, at most 512 leave room for names", len(l.Prefix))

@@ -141,7 +141,7 @@ func (o *opened) ReadAt(p []byte, off int64) (int, error) {
 		return 0, o.ctx.Err()
 	}
 	s := &stream{o: o, at: off, end: off + int64(len(p))}
-	defer s.drop()
+	defer func() { _ = s.Close() }() // nothing was written to it
 	n, err := io.ReadFull(s, p)
 	if err != nil && s.beyond && s.at == s.end {
 		err = io.EOF // all that the object has was read

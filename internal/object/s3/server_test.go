@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"strings"
 	"sync"
@@ -257,7 +256,8 @@ func TestErrorsOfAServer(t *testing.T) {
 	}
 }
 
-// BenchmarkPut and BenchmarkGet measure this client with a server on the same machine.
+// BenchmarkPut and BenchmarkGet measure this client with a server on the same machine, which
+// takes part of the processors.
 func BenchmarkPut(b *testing.B) {
 	s := s3test.Start(b, s3test.Options{})
 	bucket := on(b, s, s.Endpoint, "")
@@ -275,11 +275,37 @@ func BenchmarkPut(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+func BenchmarkGet(b *testing.B) {
+	s := s3test.Start(b, s3test.Options{})
+	bucket := on(b, s, s.Endpoint, "")
+	const size = 4 * span
+	u, err := bucket.Create(b.Context(), "f", size, object.Replace)
+	if err == nil {
+		_, err = u.WriteAt(noise(size), 0)
+	}
+	if err == nil {
+		err = u.Commit(b.Context())
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
 	o, err := bucket.Open(b.Context(), "f")
 	if err != nil {
 		b.Fatal(err)
 	}
-	if n, err := io.Copy(io.Discard, io.NewSectionReader(o, 0, int64(len(data)))); n != int64(len(data)) || err != nil {
-		b.Fatal(n, err)
+	into := make([]byte, size)
+	b.SetBytes(size)
+	for b.Loop() {
+		var g sync.WaitGroup
+		for at := 0; at < size; at += span {
+			g.Go(func() {
+				if _, err := o.ReadAt(into[at:at+span], int64(at)); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		g.Wait()
 	}
 }

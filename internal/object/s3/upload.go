@@ -53,7 +53,7 @@ type upload struct {
 	mode  object.Mode
 	token string // random
 
-	beginning chan struct{} // holds a value while the multipart upload begins
+	beginning chan struct{} // has an element while the multipart upload begins
 	mu        sync.Mutex
 	id        string // of the multipart upload; empty until it has begun
 	parts     map[int]part
@@ -79,7 +79,7 @@ func (b *Bucket) Create(ctx context.Context, name string, size int64, mode objec
 		return nil, fmt.Errorf("create %s: no object has %d bytes", b.Path(name), size)
 	}
 	ctx, stop := context.WithCancel(ctx)
-	return &upload{b: b, ctx: ctx, stop: stop, key: b.at.key(name), size: size, piece: piece, mode: mode, token: rand.Text(), beginning: make(chan struct{}, 1), parts: map[int]part{}}, nil
+	return &upload{b: b, ctx: ctx, stop: stop, key: b.at.key(name), size: size, piece: piece, mode: mode, token: rand.Text(), parts: map[int]part{}, beginning: make(chan struct{}, 1)}, nil
 }
 
 // Piece implements [object.Upload].
