@@ -44,6 +44,12 @@ var verdicts = map[string]verdict{
 
 	"ExpiredToken": expired, "ExpiredTokenException": expired, "TokenRefreshRequired": expired,
 	"RequestExpired": expired,
+
+	// A completion has these with the status of a success.
+	"AccessDenied": final, "NoSuchBucket": final, "NoSuchKey": final, "InvalidAccessKeyId": final,
+	"SignatureDoesNotMatch": final, "InvalidPart": final, "InvalidPartOrder": final,
+	"EntityTooSmall": final, "EntityTooLarge": final, "InvalidRequest": final, "InvalidArgument": final,
+	"NotImplemented": final, "MalformedXML": final,
 }
 
 // judge returns the verdict on a failed attempt.
@@ -77,7 +83,7 @@ func judge(err error, r request, c *call) verdict {
 var errPermanent = errors.New("the server does not do what it is asked")
 
 func judgeAnswer(answer minio.ErrorResponse, r request, c *call) verdict {
-	if v, ok := verdicts[answer.Code]; ok {
+	if v, ok := verdicts[answer.Code]; ok && !isMismatch(answer) {
 		return v
 	}
 	switch {
@@ -209,14 +215,15 @@ func (b *Bucket) fail(r request, tries int, err error, c *call) error {
 	return e
 }
 
-// explain adds what an answer means, and the next step.
+// explain adds what an answer means, and the next step. A status of 404 alone does not tell
+// that the object is missing: versitygw has it for an unknown access key.
 func (b *Bucket) explain(e *Error, r request, answer minio.ErrorResponse) {
 	switch answer.Code {
 	case "NoSuchKey", "NotFound", "NoSuchVersion":
 		e.means = fs.ErrNotExist
 	case "NoSuchBucket":
 		e.kind, e.Hint = problem.Invalid, "create the bucket, or correct its name, endpoint and region"
-	case "InvalidAccessKeyId":
+	case "InvalidAccessKeyId", "XAdminUserNotFound":
 		e.kind, e.Hint = problem.Denied, "the server does not know this access key: check AWS_ACCESS_KEY_ID or the profile, and that the endpoint is the right one"
 	case "SignatureDoesNotMatch":
 		e.kind, e.Hint = problem.Denied, "the secret key is not that of the access key: check AWS_SECRET_ACCESS_KEY or the profile"
@@ -251,8 +258,6 @@ func (b *Bucket) explainStatus(e *Error, answer minio.ErrorResponse) {
 		e.means = object.ErrChanged
 	case answer.StatusCode == http.StatusMovedPermanently || answer.StatusCode == http.StatusTemporaryRedirect:
 		e.kind, e.Hint = problem.Invalid, "the bucket is in another region: "+regionHint(answer.Region)
-	case answer.StatusCode == http.StatusNotFound:
-		e.means = fs.ErrNotExist
 	case answer.StatusCode == http.StatusForbidden:
 		e.kind, e.Hint = problem.Denied, "check the access key and its permissions"
 	case answer.StatusCode == http.StatusTooManyRequests || answer.StatusCode == http.StatusServiceUnavailable:
