@@ -15,14 +15,15 @@ import (
 
 // notRun are the how-to pages without a block that runs here, and why.
 var notRun = map[string]string{
-	"extend":     "Go of another module: examples/backend is its program, and has tests",
-	"frameworks": "frameworks that are not installed: python/programs runs them",
-	"go-workers": "parts of programs",
-	"lightning":  "Lightning and transformers: python/tests/integrations runs them",
-	"notebook":   "PyTorch: python/tests/pages.py runs it",
-	"pytorch":    "PyTorch: python/tests/pages.py runs it",
-	"serve":      "servers that run until they are stopped",
-	"torch-save": "PyTorch: python/tests/pages.py runs it",
+	"extend":         "Go of another module: examples/backend is its program, and has tests",
+	"frameworks":     "frameworks that are not installed: python/programs runs them",
+	"go-workers":     "parts of programs",
+	"lightning":      "Lightning and transformers: python/tests/integrations runs them",
+	"notebook":       "PyTorch: python/tests/pages.py runs it",
+	"object-storage": "a bucket: TestBucketScripts runs its commands",
+	"pytorch":        "PyTorch: python/tests/pages.py runs it",
+	"serve":          "servers that run until they are stopped",
+	"torch-save":     "PyTorch: python/tests/pages.py runs it",
 }
 
 // TestPages runs the shell blocks of the pages for users: those of one page in order, in
