@@ -144,6 +144,33 @@ type Gatherer interface {
 	WriteFrom(p [][]byte, off int64, sum uint32) error
 }
 
+// Unfinished names an upload at a server, which keeps its pieces after the process that began
+// it has died.
+type Unfinished struct {
+	ID    string // of the upload, the server's
+	Token string // that the file will carry, by which its upload is recognized
+	Piece int64  // bytes of a piece
+}
+
+// Outliving is an [Upload] that may become [Unfinished].
+type Outliving interface {
+	// OnBegin has use called before the first piece is sent, unless the file is sent in one
+	// request. If use fails, so does the write.
+	OnBegin(use func(ctx context.Context, as Unfinished) error)
+}
+
+// Resumer is a [Backend] with unfinished uploads.
+type Resumer interface {
+	// Resume is Create, except that pieces of an earlier upload are not sent again: those that
+	// the server has with the same size and sum. The pieces of the new upload may have another
+	// size than asked for. An earlier upload that was committed, but did not learn of it, is
+	// committed again without a piece. One that is gone or cannot be continued is discarded.
+	Resume(ctx context.Context, name string, size int64, mode Mode, earlier Unfinished) (Upload, error)
+
+	// Discard removes what the server has of an upload. If there is none, that is success.
+	Discard(ctx context.Context, name string, upload Unfinished) error
+}
+
 // Object is an open file. It never has bytes of two files: once its name belongs to another
 // file, or to none, reads return the bytes of the file that was opened, or an error.
 type Object interface {

@@ -46,6 +46,10 @@ func (u *upload) commit(ctx context.Context) error {
 		return err
 	case !u.multipart():
 		return u.put(ctx, parts)
+	case u.made == encode(whole(parts)):
+		return nil
+	case u.made != "":
+		return fs.ErrExist
 	}
 	return u.complete(ctx, parts)
 }
@@ -190,13 +194,7 @@ func (u *upload) again(ctx context.Context, parts []part) ([]part, error) {
 func (u *upload) settle(parts []part) func(context.Context, error) (bool, error) {
 	want := encode(whole(parts))
 	return func(ctx context.Context, failed error) (bool, error) {
-		var token, crc string
-		var size int64
-		err := u.b.do(ctx, request{op: "look at", key: u.key, class: classHead}, func(ctx context.Context, c *call) error {
-			found, err := c.core.StatObject(ctx, u.b.at.Bucket, u.key, minio.StatObjectOptions{Checksum: true})
-			size, token, crc = found.Size, c.answer.Get(tokenHeader), c.answer.Get(sumHeader)
-			return err
-		})
+		size, token, crc, err := u.look(ctx)
 		exclusive := u.mode == object.Exclusive
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
@@ -214,4 +212,14 @@ func (u *upload) settle(parts []part) func(context.Context, error) (bool, error)
 		}
 		return true, nil
 	}
+}
+
+// look returns what the object at the upload's key carries.
+func (u *upload) look(ctx context.Context) (size int64, token, crc string, err error) {
+	err = u.b.do(ctx, request{op: "look at", key: u.key, class: classHead}, func(ctx context.Context, c *call) error {
+		found, err := c.core.StatObject(ctx, u.b.at.Bucket, u.key, minio.StatObjectOptions{Checksum: true})
+		size, token, crc = found.Size, c.answer.Get(tokenHeader), c.answer.Get(sumHeader)
+		return err
+	})
+	return size, token, crc, err
 }

@@ -53,6 +53,10 @@ type upload struct {
 	mode  object.Mode
 	token string // random
 
+	onBegin func(context.Context, object.Unfinished) error // nil: nobody is told
+	has     map[int]part                                   // parts that the server has of an earlier process
+	made    string                                         // checksum of the object that an earlier process committed
+
 	beginning chan struct{} // has an element while the multipart upload begins
 	mu        sync.Mutex
 	id        string // of the multipart upload; empty until it has begun
@@ -62,12 +66,21 @@ type upload struct {
 }
 
 var (
-	_ object.Upload   = (*upload)(nil)
-	_ object.Gatherer = (*upload)(nil)
+	_ object.Upload    = (*upload)(nil)
+	_ object.Gatherer  = (*upload)(nil)
+	_ object.Outliving = (*upload)(nil)
 )
 
 // Create implements [object.Backend]. It makes no request.
 func (b *Bucket) Create(ctx context.Context, name string, size int64, mode object.Mode) (object.Upload, error) {
+	u, err := b.create(ctx, name, size, mode)
+	if err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+func (b *Bucket) create(ctx context.Context, name string, size int64, mode object.Mode) (*upload, error) {
 	if err := b.check(ctx, name); err != nil {
 		return nil, err
 	}
@@ -175,15 +188,22 @@ func (u *upload) keep(p part) error {
 	return nil
 }
 
-// send sends a part.
+// OnBegin implements [object.Outliving].
+func (u *upload) OnBegin(use func(context.Context, object.Unfinished) error) { u.onBegin = use }
+
+// send sends a part, unless the server has it.
 func (u *upload) send(ctx context.Context, number int, runs [][]byte, crc uint32, stays bool) error {
-	id, err := u.begin(ctx)
-	if err != nil {
-		return err
-	}
 	p := part{number: number, size: length(runs), sum: crc}
 	if stays {
 		p.runs = runs
+	}
+	if has := u.has[number]; u.made != "" || has.etag != "" && has.size == p.size && has.sum == p.sum {
+		p.etag = has.etag
+		return u.keep(p)
+	}
+	id, err := u.begin(ctx)
+	if err != nil {
+		return err
 	}
 	if p.etag, err = u.b.sendPart(ctx, u.key, id, number, runs, crc); err != nil {
 		return err
@@ -225,6 +245,11 @@ func (u *upload) begin(ctx context.Context) (string, error) {
 		return id, nil
 	}
 	id, err := u.b.begin(ctx, u.key, u.token)
+	if err == nil && u.onBegin != nil {
+		if err = u.onBegin(ctx, object.Unfinished{ID: id, Token: u.token, Piece: u.piece}); err != nil {
+			u.b.abort(u.key, id)
+		}
+	}
 	if err != nil {
 		return "", err
 	}
@@ -310,12 +335,25 @@ func (b *Bucket) abort(key, id string) {
 	b.background.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), abortTime)
 		defer cancel()
-		err := b.do(ctx, request{op: "abort upload of", key: key, class: classAbort}, func(ctx context.Context, c *call) error {
-			return c.core.AbortMultipartUpload(ctx, b.at.Bucket, key, id)
-		})
-		var failed *Error
-		if err != nil && !(errors.As(err, &failed) && failed.Code == "NoSuchUpload") {
+		if err := b.discard(ctx, key, id); err != nil {
 			b.log.Warn("upload not removed", "object", b.url(key), "upload", id, "err", err)
 		}
 	})
+}
+
+// discard removes what the server has of an upload.
+func (b *Bucket) discard(ctx context.Context, key, id string) error {
+	err := b.do(ctx, request{op: "abort upload of", key: key, class: classAbort}, func(ctx context.Context, c *call) error {
+		return c.core.AbortMultipartUpload(ctx, b.at.Bucket, key, id)
+	})
+	if isNoUpload(err) {
+		return nil
+	}
+	return err
+}
+
+// isNoUpload reports whether a server has no upload of that ID: it has ended.
+func isNoUpload(err error) bool {
+	var failed *Error
+	return errors.As(err, &failed) && failed.Code == "NoSuchUpload"
 }

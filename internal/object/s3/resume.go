@@ -1,0 +1,84 @@
+package s3
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/ckptstore/ckptstore/internal/object"
+)
+
+var _ object.Resumer = (*Bucket)(nil)
+
+// Resume implements [object.Resumer]. It asks for the parts of the earlier upload, 1,000 in a
+// request, and if there is no such upload, for the object.
+func (b *Bucket) Resume(ctx context.Context, name string, size int64, mode object.Mode, earlier object.Unfinished) (object.Upload, error) {
+	u, err := b.create(ctx, name, size, mode)
+	if err != nil {
+		return nil, err
+	}
+	piece := earlier.Piece
+	if !u.multipart() || piece <= 0 || piece > mostPart || piece%object.Align != 0 || size <= piece || size > piece*mostParts {
+		// The file has become another one since.
+		b.abort(u.key, earlier.ID)
+		return u, nil
+	}
+	switch has, err := b.parts(ctx, u.key, earlier.ID); {
+	case err == nil:
+		u.id, u.token, u.piece, u.has = earlier.ID, earlier.Token, piece, has
+		return u, nil
+	case !isNoUpload(err):
+		u.stop()
+		return nil, fmt.Errorf("resume %s: %w", b.Path(name), err)
+	}
+	made, token, crc, err := u.look(ctx)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		u.stop()
+		return nil, fmt.Errorf("resume %s: %w", b.Path(name), err)
+	case mode == object.Exclusive && token == earlier.Token && made == size && !b.options.Composite && crc != "":
+		u.token, u.piece, u.made = earlier.Token, piece, crc
+	}
+	return u, nil
+}
+
+// parts returns the parts of an unfinished upload whose checksum the server tells.
+func (b *Bucket) parts(ctx context.Context, key, id string) (map[int]part, error) {
+	has := map[int]part{}
+	for after, more := 0, true; more; {
+		err := b.do(ctx, request{op: "list the parts of", key: key, class: classList}, func(ctx context.Context, c *call) error {
+			list, err := c.core.ListObjectParts(ctx, b.at.Bucket, key, id, after, page)
+			if err != nil {
+				return err
+			}
+			more = list.IsTruncated && list.NextPartNumberMarker > after
+			after = list.NextPartNumberMarker
+			for _, p := range list.ObjectParts {
+				crc, err := base64.StdEncoding.DecodeString(p.ChecksumCRC32C)
+				if err == nil && len(crc) == 4 && p.ETag != "" {
+					has[p.PartNumber] = part{number: p.PartNumber, size: p.Size, sum: binary.BigEndian.Uint32(crc), etag: p.ETag}
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return has, nil
+}
+
+// Discard implements [object.Resumer].
+func (b *Bucket) Discard(ctx context.Context, name string, upload object.Unfinished) error {
+	if err := b.check(ctx, name); err != nil {
+		return err
+	}
+	if upload.ID == "" {
+		return fmt.Errorf("discard an upload of %s: it has no ID", b.Path(name))
+	}
+	return b.discard(ctx, b.at.key(name), upload.ID)
+}
