@@ -99,6 +99,19 @@ type CheckpointRef struct {
 // String returns the reference as users write it.
 func (r CheckpointRef) String() string { return r.Run + "/" + r.Trial + "@" + r.Checkpoint }
 
+// WriteStarted records that a rank's file is sent in parts to an object store, before the
+// first part is sent. The store keeps the parts if the sender dies: the process that finishes
+// the save continues the upload, and the process that aborts the save removes it.
+type WriteStarted struct {
+	Attempt    int    `json:"attempt"`
+	Checkpoint string `json:"checkpoint"`
+	Rank       int    `json:"rank"`
+	File       string `json:"file"`      // within the checkpoint's directory
+	Upload     string `json:"upload"`    // the object store's ID of it
+	Token      string `json:"token"`     // in the metadata of the object that the upload becomes
+	PartSize   int64  `json:"part_size"` // in bytes, of every part but the last
+}
+
 // WriteCompleted records that a rank's files are durable.
 type WriteCompleted struct {
 	Attempt      int    `json:"attempt"`
@@ -232,6 +245,7 @@ func (LocalPlan) Kind() Kind            { return "plan.local" }
 func (GlobalPlan) Kind() Kind           { return "plan.global" }
 func (LoadPlan) Kind() Kind             { return "plan.load" }
 func (WriteSealed) Kind() Kind          { return "write.sealed" }
+func (WriteStarted) Kind() Kind         { return "write.started" }
 func (WriteCompleted) Kind() Kind       { return "write.completed" }
 func (WriteFailed) Kind() Kind          { return "write.failed" }
 func (CheckpointBegun) Kind() Kind      { return "checkpoint.begun" }

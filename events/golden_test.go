@@ -54,6 +54,7 @@ var samples = []Body{
 		Indexes: bytes.Repeat([]byte{44}, 64), BytesWritten: []int64{1 << 30, 0}, BytesReused: []int64{1 << 30},
 	},
 	WriteSealed{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Bytes: 1 << 31},
+	WriteStarted{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, File: "r00001.safetensors", Upload: "2~VmFsaWRVcGxvYWRJRA", Token: "CJQ5ZKN2ETV7LX3OYRGWBHAM4D", PartSize: 32 << 20},
 	WriteCompleted{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Files: []File{{Name: "r00001.safetensors", Size: 1 << 31}, {Name: "r00001.idx", Size: 8192}}, IndexDigest: strings.Repeat("2c", 32), BytesWritten: 1 << 30, BytesReused: 1 << 30},
 	WriteFailed{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Error: "no space left on device"},
 	CheckpointBegun{Attempt: 2, Checkpoint: "step-200.a2", Name: "step-200", Step: 200, WorldSize: 2, Participants: []int{0, 1}, Bases: []CheckpointRef{{Run: "gpt.small", Trial: "main", Checkpoint: "step-100.a1"}, {Run: "base", Trial: "t0", Checkpoint: "step-100.a1"}}},

@@ -81,6 +81,7 @@ var kinds = map[Kind]spec{
 	"seal.node": fact[NodeSeal](),
 
 	"write.sealed":    fact[WriteSealed](),
+	"write.started":   fact[WriteStarted](),
 	"write.completed": fact[WriteCompleted](),
 	"write.failed":    fact[WriteFailed](),
 	"write.node":      fact[NodeWrite](),

@@ -433,7 +433,9 @@ func (p *repair) publish(ctx context.Context, here holder, k *knowledge, header 
 		return err
 	}
 	defer claim.give()
-	up, _, err := p.root.begin(ctx, here.at(), k.size, object.Replace, claim)
+	up, _, err := p.root.begin(claim, k.size, func() (object.Upload, error) {
+		return p.root.b.Create(ctx, here.at(), k.size, object.Replace)
+	})
 	if err != nil {
 		return err
 	}

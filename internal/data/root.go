@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"path"
 	"slices"
 	"sync"
@@ -352,3 +353,43 @@ type lazyFile struct{ vfs.File }
 func (lazyFile) Sync() error                { return nil }
 func (lazyFile) SyncData() error            { return nil }
 func (lazyFile) SyncTo(int64) (bool, error) { return true, nil }
+
+// begin creates a file of size bytes, for which space is claimed. Where the disk counts the
+// file as used from now on, begin returns that part of the claim. open is the part that the
+// writes will return, nil if none is left. In between, both count the space: a writer that
+// finds too little space then retries when begin has ended.
+func (r *Root) begin(c *claim, size int64, create func() (object.Upload, error)) (up object.Upload, open *claim, err error) {
+	r.space.Lock()
+	r.creating++
+	r.space.Unlock()
+	up, err = create()
+	open = c
+	if err == nil && up.Reserved() {
+		c.use(size)
+		open = nil
+	}
+	r.space.Lock()
+	defer r.space.Unlock()
+	r.creating--
+	close(r.created)
+	r.created = make(chan struct{})
+	return up, open, err
+}
+
+// claim is the part of a write's reserved space that it has yet to use.
+type claim struct {
+	root *Root
+	mu   sync.Mutex
+	left int64
+}
+
+// use returns the part of the claim that the disk itself counts from now on.
+func (c *claim) use(bytes int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	bytes = min(bytes, c.left)
+	c.left -= bytes
+	c.root.release(bytes)
+}
+
+func (c *claim) give() { c.use(math.MaxInt64) }

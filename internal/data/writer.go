@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
@@ -24,6 +22,7 @@ type FileWriter struct {
 	bases   []Base
 	warn    func(error) // called with the reason why a file was not reused
 	uses    *Uses       // of all ranks; nil: each rank is judged alone
+	uploads Uploads     // nil: no upload outlives its process
 }
 
 var _ Writer = (*FileWriter)(nil)
@@ -338,7 +337,7 @@ func writtenOf(x *checkpoint.Index, data []byte) Written {
 // writeFile writes a data file, the header after the data, so that a truncated file has no
 // header. It fills in the digests and sums of x, whose index describes the file from then on.
 func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []int, header []byte, src Source, c *claim, u reuse) error {
-	up, open, err := w.root.begin(ctx, nameOf(w.ref, x.Files[0].Name), x.Files[0].Size, w.root.once(), c)
+	up, open, err := w.root.begin(c, x.Files[0].Size, func() (object.Upload, error) { return w.create(ctx, x.Rank, x.Files[0]) })
 	if err != nil {
 		return err
 	}
@@ -362,45 +361,76 @@ func put(ctx context.Context, up object.Upload, header []byte, c *claim, x check
 	return newStream(up, header, c).run(ctx, x, order, src)
 }
 
-// begin creates a file for which space is claimed. Where the disk counts the file as used
-// from now on, begin returns that part of the claim. open is the part that the writes will
-// return, nil if none is left. In between, both count the space: a writer that finds too
-// little space then retries when begin has ended.
-func (r *Root) begin(ctx context.Context, name string, size int64, mode object.Mode, c *claim) (up object.Upload, open *claim, err error) {
-	r.space.Lock()
-	r.creating++
-	r.space.Unlock()
-	up, err = r.b.Create(ctx, name, size, mode)
-	open = c
-	if err == nil && up.Reserved() {
-		c.use(size)
-		open = nil
+// Upload is a file of a checkpoint that is sent in pieces to a server. The server keeps them
+// after the sender has died.
+type Upload struct {
+	File  string // within the checkpoint's directory
+	ID    string // of the server
+	Token string // in the metadata of the object that the upload becomes
+	Piece int64  // bytes of a piece
+}
+
+// unfinished returns the backend's name of the upload.
+func (u Upload) unfinished() object.Unfinished {
+	return object.Unfinished{ID: u.ID, Token: u.Token, Piece: u.Piece}
+}
+
+// Uploads records the uploads of a checkpoint, so that they do not depend on the process that
+// began them.
+type Uploads interface {
+	// Began durably records an upload of a rank, before its first piece is sent. If it fails,
+	// so does the write.
+	Began(ctx context.Context, rank int, u Upload) error
+	// Left returns the upload that an earlier process began for a rank, if any.
+	Left(rank int) (Upload, bool)
+}
+
+// Resuming makes the writer record its uploads, and continue those of earlier processes: it
+// does not send again what the server has. It returns w. Where a file is written on a disk,
+// it changes nothing.
+func (w *FileWriter) Resuming(u Uploads) *FileWriter {
+	w.uploads = u
+	return w
+}
+
+// create begins the data file of a rank, or continues what an earlier process sent of it.
+func (w *FileWriter) create(ctx context.Context, rank int, f checkpoint.File) (object.Upload, error) {
+	name := nameOf(w.ref, f.Name)
+	backend, resumes := w.root.b.(object.Resumer)
+	if !resumes || w.uploads == nil {
+		return w.root.b.Create(ctx, name, f.Size, w.root.once())
 	}
-	r.space.Lock()
-	defer r.space.Unlock()
-	r.creating--
-	close(r.created)
-	r.created = make(chan struct{})
-	return up, open, err
+	var up object.Upload
+	var err error
+	if left, ok := w.uploads.Left(rank); ok && left.File == f.Name {
+		up, err = backend.Resume(ctx, name, f.Size, w.root.once(), left.unfinished())
+	} else {
+		up, err = w.root.b.Create(ctx, name, f.Size, w.root.once())
+	}
+	if err != nil {
+		return nil, err
+	}
+	if outlives, ok := up.(object.Outliving); ok {
+		outlives.OnBegin(func(ctx context.Context, as object.Unfinished) error {
+			return w.uploads.Began(ctx, rank, Upload{f.Name, as.ID, as.Token, as.Piece})
+		})
+	}
+	return up, nil
 }
 
-// claim is the part of a write's reserved space that it has yet to use.
-type claim struct {
-	root *Root
-	mu   sync.Mutex
-	left int64
+// Discard removes what a server has of an upload that no process continues. If it has nothing,
+// that is success.
+func (r *Root) Discard(ctx context.Context, ref checkpoint.Ref, u Upload) error {
+	err := ref.Validate()
+	backend, resumes := r.b.(object.Resumer)
+	if err == nil && resumes {
+		err = backend.Discard(ctx, nameOf(ref, u.File), u.unfinished())
+	}
+	if err != nil {
+		return fmt.Errorf("discard the unfinished upload %s of checkpoint %s: %w", u.ID, ref, err)
+	}
+	return nil
 }
-
-// use returns the part of the claim that the disk itself counts from now on.
-func (c *claim) use(bytes int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	bytes = min(bytes, c.left)
-	c.left -= bytes
-	c.root.release(bytes)
-}
-
-func (c *claim) give() { c.use(math.MaxInt64) }
 
 // there returns the names in the directory of the checkpoint, and whether it is sealed: it
 // has a manifest or a receipt, so its bytes may have been committed.

@@ -164,7 +164,7 @@ type Resumer interface {
 	// Resume is Create, except that pieces of an earlier upload are not sent again: those that
 	// the server has with the same size and sum. The pieces of the new upload may have another
 	// size than asked for. An earlier upload that was committed, but did not learn of it, is
-	// committed again without a piece. One that is gone or cannot be continued is discarded.
+	// committed again without a piece. An upload that is gone or cannot be continued is replaced by a new one.
 	Resume(ctx context.Context, name string, size int64, mode Mode, earlier Unfinished) (Upload, error)
 
 	// Discard removes what the server has of an upload. If there is none, that is success.

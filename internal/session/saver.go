@@ -44,6 +44,7 @@ type saver struct {
 	settled func(checkpoint string, sweep func())
 	over    func(error) // told why the saves have ended, before ranks that wait: they may fail of it
 	reuse   bases
+	uploads uploads
 	joined  *joining // appends facts of local ranks; nil: they are appended one by one
 	forward Forwarder
 	feed    *feed // read in place of the log; nil: the log is read
@@ -319,10 +320,19 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		s.share(b)
 		s.reuse.begin(b)
 		s.move(b.Checkpoint, client.WaitReply{State: client.Begun})
+	case *events.WriteStarted:
+		if b.Attempt == s.decisions.attempt {
+			s.uploads.begin(b)
+		}
+	case *events.WriteCompleted:
+		s.uploads.end(b.Checkpoint, b.Rank)
+	case *events.NodeWrite:
+		s.uploads.end(b.Checkpoint, events.RanksIn(b.Ranks)...)
 	case *events.CheckpointStaged:
 		s.move(b.Checkpoint, client.WaitReply{State: client.Staged})
 	case *events.CheckpointCommitted:
 		s.reuse.end(b.Checkpoint)
+		s.uploads.take(b.Checkpoint)
 		s.log.Info("checkpoint committed", "checkpoint", b.Checkpoint, "bytes", b.Bytes)
 		s.kept()
 		s.costs(b.Bytes)

@@ -324,7 +324,7 @@ func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, e
 
 // writeFrom makes the bytes of one rank durable.
 func (s *saver) writeFrom(ctx context.Context, c planner.Write, src data.Source) (data.Written, error) {
-	own := s.reusing(ctx, c.Checkpoint)
+	own := s.reusing(ctx, c.Checkpoint).Resuming(uploadsOf{s, c.Checkpoint})
 	if u := s.usesOf(c.Checkpoint); u != nil {
 		own.Together(u)
 	}
@@ -383,9 +383,10 @@ func (s *saver) abort(ctx context.Context, attempt int, checkpoint, reason strin
 	return err
 }
 
-// sweep removes the files of an aborted save. A failure costs disk space, not
+// sweep removes the files and uploads of an aborted save. A failure costs disk space, not
 // correctness: files without a receipt are never read.
 func (s *saver) sweep(ctx context.Context, checkpoint string) {
+	s.discard(ctx, checkpoint)
 	if err := s.store.Data.Remove(ctx, s.ref(checkpoint)); err != nil {
 		s.log.Warn("files of an aborted save not removed", "checkpoint", checkpoint, "error", err)
 	}

@@ -22,10 +22,10 @@ func TestResume(t *testing.T) {
 		name   string
 		sent   []byte // by the process that died
 		parts  int
-		commit bool                                                    // it died after the commit
-		then   func(*testing.T, *Bucket, string, object.Unfinished)    // before the resumption
+		commit bool                                                     // it died after the commit
+		then   func(*testing.T, *Bucket, string, object.Unfinished)     // before the resumption
 		change func(object.Unfinished) (object.Unfinished, object.Mode) // of what the next process knows
-		want   Requests                                                // of the resumption
+		want   Requests                                                 // of the resumption
 		err    error
 	}{
 		{name: "no part", sent: data, want: Requests{List: 1, Part: 4, Complete: 1}},

@@ -53,7 +53,7 @@ type upload struct {
 	mode  object.Mode
 	token string // random
 
-	onBegin func(context.Context, object.Unfinished) error // nil: nobody is told
+	onBegin func(context.Context, object.Unfinished) error // may be nil
 	has     map[int]part                                   // parts that the server has of an earlier process
 	made    string                                         // checksum of the object that an earlier process committed
 
