@@ -3,6 +3,7 @@
 package cmd_test
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -29,6 +30,13 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		return
+	}
+	if os.Getenv(savedEnv) != "" {
+		if err := saveOnce(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	if dir := os.Getenv(abortEnv); dir != "" {
 		if err := abortSave(dir); err != nil {
