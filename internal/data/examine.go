@@ -77,7 +77,11 @@ func (r *Root) examine(ctx context.Context, x *Examined) (err error) {
 	if err := x.Receipt.Matches(x.Manifest); err != nil {
 		return err
 	}
-	return r.Writer(x.Ref).checkWritten(ctx, x.Manifest)
+	entries, err := r.b.List(ctx, nameOf(x.Ref))
+	if err != nil {
+		return fmt.Errorf("list %s: %w", r.path(x.Ref), err)
+	}
+	return r.Writer(x.Ref).checkWritten(ctx, x.Manifest, sizesOf(entries))
 }
 
 // LinkTo links the files of a checkpoint into the same place below another root on the same

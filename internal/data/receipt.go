@@ -178,11 +178,29 @@ func (r *Root) own(ctx context.Context, ref checkpoint.Ref, names []string) (rec
 	return receipt, manifest, nil
 }
 
-// free checks that the directory of ref, if it exists, has nothing of another checkpoint.
-func (r *Root) free(ctx context.Context, ref checkpoint.Ref) error {
-	names, err := r.contents(ctx, ref)
-	if err == nil {
-		_, _, err = r.own(ctx, ref, names)
+// free checks that the directory of ref does not hold another checkpoint. Of the files in it,
+// it returns those sizes that the listing has, by name.
+func (r *Root) free(ctx context.Context, ref checkpoint.Ref) (map[string]int64, error) {
+	entries, err := r.b.List(ctx, nameOf(ref))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	return err
+	if err == nil {
+		_, _, err = r.own(ctx, ref, object.Names(entries))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return sizesOf(entries), nil
+}
+
+// sizesOf returns the sizes of files that a listing has, by name.
+func sizesOf(entries []object.Entry) map[string]int64 {
+	sizes := make(map[string]int64, len(entries))
+	for _, e := range entries {
+		if e.Info != nil {
+			sizes[e.Name] = e.Info.Size
+		}
+	}
+	return sizes
 }

@@ -42,7 +42,7 @@ func TestRequests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hold(t, "save", bucket.Since(), objecttest.Requests{List: 3, Put: 10, Create: 8, Part: 24, Complete: 8})
+	hold(t, "save", bucket.Since(), objecttest.Requests{List: 2, Put: 10, Create: 8, Part: 24, Complete: 8})
 
 	if report := verify(t, root, receipt.Manifest); !report.Clean() {
 		t.Fatalf("%+v", report)

@@ -154,40 +154,69 @@ func (r *Root) once() object.Mode {
 	return object.Replace
 }
 
-// wrote holds the indexes that this process wrote to a bucket and that it acknowledged, for
-// the commit. It keeps those of the last few checkpoints.
+// wrote holds what this process knows of the last few checkpoints that it writes to a bucket,
+// so that it does not ask the bucket again.
 type wrote struct {
 	mu    sync.Mutex
 	order []checkpoint.Ref
-	by    map[checkpoint.Ref]map[int][]byte
+	by    map[checkpoint.Ref]*known
+}
+
+// known is what this process knows of a checkpoint that it writes.
+type known struct {
+	setUp sync.Mutex
+	isSet bool           // the directory was found free
+	index map[int][]byte // of each rank, as the bucket acknowledged it
 }
 
 // wroteMost is how many checkpoints wrote keeps: saves that overlap.
 const wroteMost = 8
 
-func (w *wrote) add(ref checkpoint.Ref, rank int, index []byte) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+// of returns what is known of a checkpoint. The caller holds the lock.
+func (w *wrote) of(ref checkpoint.Ref) *known {
 	if w.by == nil {
-		w.by = map[checkpoint.Ref]map[int][]byte{}
+		w.by = map[checkpoint.Ref]*known{}
 	}
 	if w.by[ref] == nil {
 		if w.order = append(w.order, ref); len(w.order) > wroteMost {
 			delete(w.by, w.order[0])
 			w.order = w.order[1:]
 		}
-		w.by[ref] = map[int][]byte{}
+		w.by[ref] = &known{index: map[int][]byte{}}
 	}
-	w.by[ref][rank] = index
+	return w.by[ref]
+}
+
+// setUp calls check for a checkpoint until it succeeds. Callers wait for one another.
+func (w *wrote) setUp(ref checkpoint.Ref, check func() error) (err error) {
+	w.mu.Lock()
+	k := w.of(ref)
+	w.mu.Unlock()
+	k.setUp.Lock()
+	defer k.setUp.Unlock()
+	if !k.isSet {
+		err = check()
+		k.isSet = err == nil
+	}
+	return err
+}
+
+func (w *wrote) add(ref checkpoint.Ref, rank int, index []byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.of(ref).index[rank] = index
 }
 
 func (w *wrote) get(ref checkpoint.Ref, rank int) []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.by[ref][rank]
+	if k := w.by[ref]; k != nil {
+		return k.index[rank]
+	}
+	return nil
 }
 
-// forget drops a checkpoint's indexes.
+// forget drops what is known of a checkpoint.
 func (w *wrote) forget(ref checkpoint.Ref) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

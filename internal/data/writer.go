@@ -45,8 +45,15 @@ func (w *FileWriter) check(ctx context.Context) error {
 // SetUp implements [Writer].
 func (w *FileWriter) SetUp(ctx context.Context, _ bool) error {
 	err := w.check(ctx)
-	if err == nil {
-		err = w.root.free(ctx, w.ref)
+	if err == nil && w.root.far() {
+		// The ranks of a process ask once: names are written once, so that a directory which
+		// another checkpoint takes meanwhile loses nothing.
+		err = w.root.wrote.setUp(w.ref, func() error {
+			_, err := w.root.free(ctx, w.ref)
+			return err
+		})
+	} else if err == nil {
+		_, err = w.root.free(ctx, w.ref)
 	}
 	if err == nil {
 		err = w.root.b.MakeDir(ctx, nameOf(w.ref))
@@ -98,12 +105,13 @@ func (w *FileWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit C
 // finish checks the ranks' files first if they are this writer's own.
 func (w *FileWriter) finish(ctx context.Context, m checkpoint.Manifest, commit Commit, own bool) (checkpoint.Receipt, error) {
 	err := w.check(ctx)
+	var sizes map[string]int64
 	if err == nil {
 		// Another checkpoint may have been put there since the writes.
-		err = w.root.free(ctx, w.ref)
+		sizes, err = w.root.free(ctx, w.ref)
 	}
 	if err == nil && own {
-		err = w.checkWritten(ctx, m)
+		err = w.checkWritten(ctx, m, sizes)
 	}
 	var digest checkpoint.Digest
 	if err == nil {
@@ -145,8 +153,9 @@ func (e *UnrecordedError) Unwrap() error { return e.Err }
 const finishers = 8
 
 // checkWritten checks that every index in m and its data exist with the right size: a
-// checkpoint must not be committed if a file disappeared after its write.
-func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest) error {
+// checkpoint must not be committed if a file disappeared after its write. sizes has those that
+// a listing has, by name.
+func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest, sizes map[string]int64) error {
 	items := itemsByRank(m.Layout)
 	indexed := make(map[int]bool, len(m.Ranks))
 	for _, r := range m.Ranks {
@@ -156,10 +165,6 @@ func (w *FileWriter) checkWritten(ctx context.Context, m checkpoint.Manifest) er
 		if !indexed[rank] {
 			return fmt.Errorf("the layout has chunks of rank %d, the manifest has no index of it", rank)
 		}
-	}
-	sizes, err := w.root.sizes(ctx, w.ref)
-	if err != nil {
-		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(finishers)
@@ -508,7 +513,7 @@ func holdsBytes(ctx context.Context, x *checkpoint.Index, items []checkpoint.Ite
 }
 
 // checkFiles checks that the files of an index exist and have their recorded size. sizes has
-// those that a listing told, by name.
+// those that a listing has, by name.
 func (r *Root) checkFiles(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index, sizes map[string]int64) error {
 	for _, f := range x.Files {
 		size, told := sizes[f.Name]
@@ -523,24 +528,6 @@ func (r *Root) checkFiles(ctx context.Context, ref checkpoint.Ref, x *checkpoint
 		}
 	}
 	return nil
-}
-
-// sizes returns the sizes of a checkpoint's files, by name, where a listing tells them.
-func (r *Root) sizes(ctx context.Context, ref checkpoint.Ref) (map[string]int64, error) {
-	if !r.far() {
-		return nil, nil
-	}
-	entries, err := r.b.List(ctx, nameOf(ref))
-	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", r.path(ref), err)
-	}
-	out := make(map[string]int64, len(entries))
-	for _, e := range entries {
-		if e.Info != nil {
-			out[e.Name] = e.Info.Size
-		}
-	}
-	return out, nil
 }
 
 // clear removes the files of a rank that will be rewritten, with the leftovers of an
