@@ -3,13 +3,16 @@ package cmd_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,6 +32,10 @@ const (
 	savedBytes = 65 << 20
 	savedParts = 2 * 3
 )
+
+// finishing is the highest number of requests with which a save of two ranks is finished,
+// without parts. Ten of them are those of the load that follows.
+const finishing = 24
 
 // saveOnce saves a state that depends on the run and the rank, or after a resumption checks it.
 func saveOnce(ctx context.Context) error {
@@ -66,39 +73,12 @@ func saveOnce(ctx context.Context) error {
 // after the server has acted. The next trainer of the run finishes the save, and sends only
 // the parts that the server lacks, or the checkpoint does not exist and no upload is left.
 func TestKilledAtEveryRequest(t *testing.T) {
-	server := s3test.Start(t, s3test.Options{})
-	proxy, err := faultproxy.Start(faultproxy.Options{Target: server.Endpoint, Key: server.Key})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := proxy.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	env := append(os.Environ(), savedEnv+"=1", "AWS_ACCESS_KEY_ID="+server.Key.Access, "AWS_SECRET_ACCESS_KEY="+server.Key.Secret,
-		"AWS_REGION="+server.Region, "AWS_EC2_METADATA_DISABLED=true", "NO_COLOR=1")
-	dir := filepath.Join(t.TempDir(), "store")
-	run := func(args ...string) *exec.Cmd {
-		cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
-		cmd.Env = env
-		return cmd
-	}
-	if out, err := run("ckptstore", "init", "--store", dir, "--data", "s3://"+server.Bucket+"/p?endpoint="+proxy.URL()).CombinedOutput(); err != nil {
-		t.Fatalf("init: %v\n%s", err, out)
-	}
-	job := func(name string) *exec.Cmd {
-		return run("trainer", "run", "--store", dir, "--name", name, "--nproc", "2", "--grace=1s", "--", os.Args[0])
-	}
+	b := newBucketStore(t)
+	proxy := b.proxy
 
 	// The requests of a whole save, without those that open the store.
-	of := func(name string) func(faultproxy.Request) bool {
-		return func(r faultproxy.Request) bool {
-			return strings.Contains(r.Key, "/"+name+"/") || strings.Contains(r.Query.Get("prefix"), "/"+name+"/")
-		}
-	}
-	whole := proxy.Inject(faultproxy.Fault{Match: of("whole"), Do: faultproxy.Delay(0)})
-	if out, err := job("whole").CombinedOutput(); err != nil {
+	whole := proxy.Inject(faultproxy.Fault{Match: ofRun("whole"), Do: faultproxy.Delay(0)})
+	if out, err := b.job("whole").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	requests := whole.Hits()
@@ -107,15 +87,14 @@ func TestKilledAtEveryRequest(t *testing.T) {
 		t.Fatalf("a save has %d requests", requests)
 	}
 
-	resumed, killed := 0, 0
+	resumed, killed, most := 0, 0, 0
 	for k := range requests {
 		for _, when := range []faultproxy.When{faultproxy.Before, faultproxy.After} {
 			name := fmt.Sprintf("kill-%d-%d", k, when)
-			cmd := job(name)
+			cmd := b.job(name)
 			var out bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &out, &out
-			acted := proxy.Inject(faultproxy.Fault{Match: func(r faultproxy.Request) bool { return of(name)(r) && r.Class == faultproxy.Part }, Do: faultproxy.Delay(0)})
-			fault := proxy.Inject(faultproxy.Fault{Match: of(name), Skip: k, Times: 1, Do: faultproxy.Stop(when, func(faultproxy.Request) { _ = cmd.Process.Kill() })})
+			fault := proxy.Inject(faultproxy.Fault{Match: ofRun(name), Skip: k, Times: 1, Do: faultproxy.Stop(when, func(faultproxy.Request) { _ = cmd.Process.Kill() })})
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -128,12 +107,14 @@ func TestKilledAtEveryRequest(t *testing.T) {
 			}
 			waitGone(t, name)
 			fault.Remove()
-			acted.Remove()
-			sent := acted.Hits()
 			proxy.Resume()
 
-			proxy.Reset()
-			again, err := job(name).CombinedOutput()
+			missing := savedParts - b.parts(name)
+			of := func(classes ...faultproxy.Class) *faultproxy.Injection {
+				return proxy.Inject(faultproxy.Fault{Match: func(r faultproxy.Request) bool { return ofRun(name)(r) && slices.Contains(classes, r.Class) }, Do: faultproxy.Delay(0)})
+			}
+			parts, others := of(faultproxy.Part), of(faultproxy.List, faultproxy.Head, faultproxy.Put, faultproxy.Create, faultproxy.Complete, faultproxy.ListParts, faultproxy.Abort)
+			again, err := b.job(name).CombinedOutput()
 			if err != nil {
 				t.Fatalf("%s, after the kill: %v\n%s\nbefore it:\n%s", name, err, again, out.String())
 			}
@@ -141,48 +122,169 @@ func TestKilledAtEveryRequest(t *testing.T) {
 				continue
 			}
 			resumed++
-			counts := proxy.Reset()
-			// The parts of which the answer was lost were cut off, at most 8 at a time.
-			parts := counts.Of(faultproxy.Part).Requests
-			t.Logf("%s: %d parts sent before the kill, %d after it, of %d requests", name, sent, parts, counts.Of().Requests)
+			parts.Remove()
+			others.Remove()
+			most = max(most, others.Hits())
+			if parts.Hits() > missing { // fewer if the server had yet to store one
+				t.Errorf("%s: %d parts were sent after the kill, %d were missing", name, parts.Hits(), missing)
+			}
 			if bytes.Contains(again, []byte("checkpoint aborted")) {
 				t.Errorf("%s: the save was not finished:\n%s", name, again)
 			}
 		}
 	}
-	t.Logf("%d requests a save, %d kills, %d saves finished by the next trainer", requests, killed, resumed)
+	t.Logf("%d requests a save, %d kills, %d saves finished by the next trainer with at most %d requests that are no parts", requests, killed, resumed, most)
+	if most > finishing {
+		t.Errorf("a save was finished with %d requests that are no parts, at most %d are allowed", most, finishing)
+	}
 	if killed < requests || resumed < requests/2 {
 		t.Errorf("%d kills and %d finished saves of %d requests: too few", killed, resumed, requests)
 	}
-	if out, err := run("ckptstore", "verify", "--store", dir).CombinedOutput(); err != nil {
-		t.Errorf("verify: %v\n%s", err, out)
-	}
-	checkNoUploads(t, server, time.Now().Add(10*time.Second))
+	b.run("ckptstore", "verify")
+	b.run("ckptstore", "gc", "--apply") // removes uploads of which no trainer got the ID
+	checkUploads(t, b.server, 0)
 }
 
-// checkNoUploads makes sure that the server has no unfinished upload, of which trainers may
-// remove the last ones in the background.
-func checkNoUploads(t *testing.T, server *s3test.Server, until time.Time) {
+// TestUploadsOfAbortedSaves aborts saves whose trainers were killed while they uploaded. The
+// next trainer removes what the server has of them. If it cannot, a collection does.
+func TestUploadsOfAbortedSaves(t *testing.T) {
+	b := newBucketStore(t)
+	for _, refused := range []bool{false, true} {
+		name := fmt.Sprint("aborted-", refused)
+		cmd := b.job(name)
+		fault := b.proxy.Inject(faultproxy.Fault{Match: func(r faultproxy.Request) bool {
+			return ofRun(name)(r) && r.Class == faultproxy.Complete
+		}, Do: faultproxy.Stop(faultproxy.Before, func(faultproxy.Request) { _ = cmd.Process.Kill() })})
+		if out, err := cmd.CombinedOutput(); diedOf(cmd) != syscall.SIGKILL {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		waitGone(t, name)
+		fault.Remove()
+		b.proxy.Resume()
+		checkUploads(t, b.server, 2)
+		b.run("ckptstore", "gc", "--apply") // the save is open: the next trainer may finish it
+		checkUploads(t, b.server, 2)
+
+		b.run("ckptstore", "gc", "--staging") // its bytes are lost
+		if refused {
+			fault = b.proxy.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Abort), Do: faultproxy.Refuse(http.StatusForbidden, "AccessDenied")})
+		}
+		if out, err := b.job(name).CombinedOutput(); err != nil || !bytes.Contains(out, []byte("checkpoint aborted")) {
+			t.Fatalf("%v\n%s", err, out)
+		} else if refused && !bytes.Contains(out, []byte("not discarded")) {
+			t.Errorf("no warning of the uploads:\n%s", out)
+		}
+		if refused {
+			checkUploads(t, b.server, 2)
+			fault.Remove()
+			if out := b.run("ckptstore", "gc"); !bytes.Contains(out, []byte("left by an aborted checkpoint")) {
+				t.Errorf("a dry run does not show the checkpoint:\n%s", out)
+			}
+			checkUploads(t, b.server, 2)
+			b.run("ckptstore", "gc", "--apply")
+		}
+		checkUploads(t, b.server, 0)
+	}
+	b.run("ckptstore", "verify")
+}
+
+// bucketStore is a store in a directory with its data in a bucket, behind a proxy.
+type bucketStore struct {
+	*testing.T
+	server *s3test.Server
+	proxy  *faultproxy.Proxy
+	dir    string
+	env    []string
+}
+
+func newBucketStore(t *testing.T) *bucketStore {
+	t.Helper()
+	server := s3test.Start(t, s3test.Options{})
+	proxy, err := faultproxy.Start(faultproxy.Options{Target: server.Endpoint, Key: server.Key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := proxy.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	b := &bucketStore{T: t, server: server, proxy: proxy, dir: filepath.Join(t.TempDir(), "store")}
+	b.env = append(os.Environ(), "CKPTSTORE_STORE="+b.dir, "AWS_ACCESS_KEY_ID="+server.Key.Access, "AWS_SECRET_ACCESS_KEY="+server.Key.Secret,
+		"AWS_REGION="+server.Region, "AWS_EC2_METADATA_DISABLED=true", "NO_COLOR=1")
+	b.run("ckptstore", "init", "--data", "s3://"+server.Bucket+"/p?endpoint="+proxy.URL())
+	return b
+}
+
+func (b *bucketStore) command(args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(b.Context(), args[0], args[1:]...)
+	cmd.Env = b.env
+	return cmd
+}
+
+// run runs a command that must succeed.
+func (b *bucketStore) run(args ...string) []byte {
+	b.Helper()
+	out, err := b.command(args...).CombinedOutput()
+	if err != nil {
+		b.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// parts returns how many parts of a run's save the server has.
+func (b *bucketStore) parts(name string) (n int) {
+	b.Helper()
+	sum := sha256.New // of a key: the server's name of its uploads
+	for rank := range 2 {
+		key := fmt.Sprintf("p/data/%s/main/step-1.a1/r%05d.safetensors", name, rank)
+		if _, err := os.Stat(filepath.Join(b.server.Dir, key)); err == nil {
+			n += savedParts / 2
+			continue
+		}
+		h := sum()
+		h.Write([]byte(key))
+		found, err := filepath.Glob(filepath.Join(b.server.Dir, ".sgwtmp", "multipart", hex.EncodeToString(h.Sum(nil)), "*", "[0-9]*"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		n += len(found)
+	}
+	return n
+}
+
+// job is a run of two ranks that save once.
+func (b *bucketStore) job(name string) *exec.Cmd {
+	cmd := b.command("trainer", "run", "--name", name, "--nproc", "2", "--grace=1s", "--", os.Args[0])
+	cmd.Env = append(cmd.Env, savedEnv+"=1")
+	return cmd
+}
+
+// ofRun chooses the requests for the files of a run.
+func ofRun(name string) func(faultproxy.Request) bool {
+	return func(r faultproxy.Request) bool {
+		return strings.Contains(r.Key, "/"+name+"/") || strings.Contains(r.Query.Get("prefix"), "/"+name+"/")
+	}
+}
+
+// uploadsLimit is how long a process may remove an upload in the background.
+const uploadsLimit = 10 * time.Second
+
+// checkUploads makes sure that the server has so many unfinished uploads.
+func checkUploads(t *testing.T, server *s3test.Server, want int) {
 	t.Helper()
 	if server.MinIO {
 		return // it keeps them elsewhere
 	}
-	for {
-		var left []string
-		err := filepath.WalkDir(filepath.Join(server.Dir, ".sgwtmp", "multipart"), func(path string, d fs.DirEntry, err error) error {
-			if err == nil && !d.IsDir() {
-				left = append(left, path)
-			}
-			return err
-		})
+	for until := time.Now().Add(uploadsLimit); ; time.Sleep(20 * time.Millisecond) {
+		got, err := filepath.Glob(filepath.Join(server.Dir, ".sgwtmp", "multipart", "*", "*"))
 		switch {
 		case err != nil:
 			t.Fatal(err)
-		case len(left) == 0:
+		case len(got) == want:
 			return
 		case time.Now().After(until):
-			t.Fatalf("unfinished uploads are left: %s", strings.Join(left, ", "))
+			t.Fatalf("%d unfinished uploads, want %d: %s", len(got), want, strings.Join(got, ", "))
 		}
-		time.Sleep(50 * time.Millisecond)
 	}
 }

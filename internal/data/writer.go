@@ -423,6 +423,26 @@ func (w *FileWriter) create(ctx context.Context, rank int, f checkpoint.File) (o
 	return up, nil
 }
 
+// Uploads returns the uploads below the root of which a server has anything, with their IDs
+// only.
+func (r *Root) Uploads(ctx context.Context) (map[checkpoint.Ref][]Upload, error) {
+	backend, resumes := r.b.(object.Resumer)
+	if !resumes {
+		return nil, nil
+	}
+	found := map[checkpoint.Ref][]Upload{}
+	err := backend.Uploads(ctx, "", func(name string, u object.Unfinished) {
+		if of := strings.Split(name, "/"); len(of) == 4 {
+			ref := checkpoint.Ref{Run: of[0], Trial: of[1], Checkpoint: of[2]}
+			found[ref] = append(found[ref], Upload{File: of[3], ID: u.ID})
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the unfinished uploads below %s: %w", r.Dir(), err)
+	}
+	return found, nil
+}
+
 // Discard removes what a server has of an upload that no process continues. If it has nothing,
 // that is success.
 func (r *Root) Discard(ctx context.Context, ref checkpoint.Ref, u Upload) error {

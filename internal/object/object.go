@@ -169,6 +169,10 @@ type Resumer interface {
 
 	// Discard removes what the server has of an upload. If there is none, that is success.
 	Discard(ctx context.Context, name string, upload Unfinished) error
+
+	// Uploads calls use with each upload below a directory of which the server has anything,
+	// with its ID only. Some servers list none.
+	Uploads(ctx context.Context, dir string, use func(name string, upload Unfinished)) error
 }
 
 // Object is an open file. It never has bytes of two files: once its name belongs to another

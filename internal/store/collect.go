@@ -84,6 +84,9 @@ type Collection struct {
 //     they read to the next collection
 //  4. remove the files
 //
+// The uploads of checkpoints that have ended, of which an object store has parts, are removed
+// with the files.
+//
 // After a crash at any point, the next collection, or the next process that opens the
 // store, continues. A missing file counts as removed. Collect leaves directories that
 // the log does not know or that hold another checkpoint's files.
@@ -105,6 +108,10 @@ func (s *Store) Collect(ctx context.Context, o CollectOptions) (Collection, erro
 	c := &collector{store: s, opts: o, gone: map[inode]uint64{}, refs: s.references(!o.Apply)}
 	if o.at == nil {
 		c.opts.at = func(string) error { return nil }
+	}
+	var err error
+	if c.uploads, err = s.Data.Uploads(ctx); err != nil {
+		return out, fmt.Errorf("collect: %w", err)
 	}
 	seen := map[string]bool{}
 	runs = slices.DeleteFunc(slices.Clone(runs), func(run string) bool {
@@ -143,6 +150,8 @@ type collector struct {
 	others []retention.Need // needs of runs, as last read
 	gone   map[inode]uint64 // in a dry run: links that would be removed, by file with several links
 	refs   *references      // nil where files have links
+
+	uploads map[checkpoint.Ref][]data.Upload // unfinished ones
 }
 
 // collectedRun is the outcome of one run.
@@ -443,20 +452,40 @@ func (c *collector) leftovers(ctx context.Context, t retention.Trial, all []Coll
 		now[x.ID] = now[x.ID] || x.Trial == t.Name && x.Action == Delete
 	}
 	for _, row := range t.Checkpoints {
+		if row.State == projections.Committed && c.opts.Apply {
+			// An answer to the request that begins an upload was lost, and another began.
+			err = errors.Join(err, c.discard(ctx, RefOf(row)))
+		}
 		if row.State != projections.Aborted && row.State != projections.Deleted || now[row.ID] {
 			continue
 		}
 		// Most of these were removed long ago.
-		left := dirs[RefOf(row).Checkpoint]
+		has := dirs[RefOf(row).Checkpoint]
 		if c.refs == nil {
-			has, err := c.store.hasFiles(ctx, RefOf(row))
-			left = has || err != nil
+			files, err := c.store.hasFiles(ctx, RefOf(row))
+			has = files || err != nil
 		}
-		if left {
-			more = append(more, collected(row, Sweep, fmt.Sprintf("left by a %s checkpoint", row.State)))
+		if has || len(c.uploads[RefOf(row)]) > 0 {
+			more = append(more, collected(row, Sweep, leftBy(row.State)))
 		}
 	}
-	return more, nil
+	return more, err
+}
+
+// leftBy returns the reason to sweep the files of a checkpoint that ended before.
+func leftBy(was projections.State) string {
+	if was == projections.Aborted {
+		return "left by an aborted checkpoint"
+	}
+	return "left by a deleted checkpoint"
+}
+
+// discard removes the uploads of a checkpoint that has ended.
+func (c *collector) discard(ctx context.Context, ref checkpoint.Ref) (err error) {
+	for _, u := range c.uploads[ref] {
+		err = errors.Join(err, c.store.Data.Discard(ctx, ref, u))
+	}
+	return err
 }
 
 // free removes the files of a checkpoint chosen for removal, and computes the bytes
@@ -479,10 +508,11 @@ func (c *collector) free(ctx context.Context, x *Collected, trials []retention.T
 	if err := c.opts.at("remove " + x.ID); err != nil {
 		return err
 	}
+	err = c.discard(ctx, RefOf(x.row))
 	if x.State == projections.Aborted {
-		err = c.store.Data.Remove(ctx, RefOf(x.row))
+		err = errors.Join(err, c.store.Data.Remove(ctx, RefOf(x.row)))
 	} else {
-		err = c.store.Data.RemoveExcept(ctx, RefOf(x.row), kept.Keeps)
+		err = errors.Join(err, c.store.Data.RemoveExcept(ctx, RefOf(x.row), kept.Keeps))
 	}
 	var taken *data.TakenError
 	switch {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/object"
 )
@@ -81,4 +82,36 @@ func (b *Bucket) Discard(ctx context.Context, name string, upload object.Unfinis
 		return fmt.Errorf("discard an upload of %s: it has no ID", b.Path(name))
 	}
 	return b.discard(ctx, b.at.key(name), upload.ID)
+}
+
+// Uploads implements [object.Resumer]. MinIO lists none by a prefix.
+func (b *Bucket) Uploads(ctx context.Context, dir string, use func(string, object.Unfinished)) error {
+	root, prefix := b.at.key(""), b.at.key(dir)
+	if root != "" {
+		root += "/"
+	}
+	if prefix != "" {
+		prefix += "/"
+	}
+	key, id := "", ""
+	for more := true; more; {
+		err := b.do(ctx, request{op: "list the uploads below", key: prefix, class: classList}, func(ctx context.Context, c *call) error {
+			list, err := c.core.ListMultipartUploads(ctx, b.at.Bucket, prefix, key, id, "", page)
+			if err != nil {
+				return err
+			}
+			more = list.IsTruncated && (list.NextKeyMarker != key || list.NextUploadIDMarker != id)
+			key, id = list.NextKeyMarker, list.NextUploadIDMarker
+			for _, u := range list.Uploads {
+				if name, below := strings.CutPrefix(u.Key, root); below && strings.HasPrefix(u.Key, prefix) && u.UploadID != "" {
+					use(name, object.Unfinished{ID: u.UploadID})
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
