@@ -16,7 +16,7 @@ const faultsPage = "docs/explanation/faults.md"
 // heldBy matches a package and its tests in the last column of a table: `worker`:
 // `TestA`, `TestB`.
 var (
-	heldBy   = regexp.MustCompile("`([a-z/]+)`: ((?:`Test\\w+`(?:, )?)+)")
+	heldBy   = regexp.MustCompile("`([a-z0-9/]+)`: ((?:`Test\\w+`(?:, )?)+)")
 	testName = regexp.MustCompile(`Test\w+`)
 )
 
