@@ -28,10 +28,11 @@ type verified struct {
 	Files       int            `json:"files"`
 	Chunks      int            `json:"chunks"`
 	Bytes       int64          `json:"bytes"`
-	Read        int64          `json:"bytes_read"`        // of Bytes; a file of several checkpoints is read once
-	Quick       bool           `json:"quick"`             // no tensor was read
-	Log         *store.ReadLog `json:"log,omitempty"`     // without REF
-	Learned     []learned      `json:"learned,omitempty"` // digests of adopted files, now recorded
+	Read        int64          `json:"bytes_read"`               // of Bytes; a file of several checkpoints is read once
+	Quick       bool           `json:"quick"`                    // no tensor was read
+	Attested    int64          `json:"bytes_attested,omitempty"` // of files whose server keeps the checksum that the index has
+	Log         *store.ReadLog `json:"log,omitempty"`            // without REF
+	Learned     []learned      `json:"learned,omitempty"`        // digests of adopted files, now recorded
 	Repaired    []repaired     `json:"repaired,omitempty"`
 	Unrepaired  []unrepaired   `json:"unrepaired,omitempty"`
 	Findings    []finding      `json:"findings"` // after repairs
@@ -100,7 +101,9 @@ checkpoints that are committed according to their receipts.
 
 By default (--deep) every byte is read, because only that finds damage in tensors. With
 --quick, verify compares receipts, manifests, indexes, and the sizes and headers of
-files, which takes no longer than a listing. Checkpoints, files and tensors are read in
+files, which takes no longer than a listing. In a bucket it also compares the checksum
+that the server keeps of each file with the index: damage on the server's disks is not
+found by that. Checkpoints, files and tensors are read in
 parallel, and a file of several checkpoints is read once.
 
 With --learn, verify records the digests of files that were imported in place, if the
@@ -305,7 +308,11 @@ func (a *app) printVerified(out verified) error {
 			return
 		}
 		if out.Quick {
-			fmt.Fprintf(w, "%d checkpoints, %d files, no tensor was read: %d findings\n", out.Checkpoints, out.Files, len(out.Findings))
+			attested := ""
+			if out.Attested > 0 {
+				attested = ", " + bytesize.Text(out.Attested) + " attested by the server's checksums"
+			}
+			fmt.Fprintf(w, "%d checkpoints, %d files, no tensor was read%s: %d findings\n", out.Checkpoints, out.Files, attested, len(out.Findings))
 			return
 		}
 		fmt.Fprintf(w, "%d checkpoints, %d files, %d chunks, %s: %d findings\n",
@@ -449,6 +456,7 @@ func (v *verified) add(run, checkpoint string, report data.Report) {
 	v.Chunks += report.Chunks
 	v.Bytes += report.Bytes
 	v.Read += report.Read
+	v.Attested += report.Attested
 	for _, sums := range report.Sums {
 		if sums.New {
 			v.Learned = append(v.Learned, learned{run, checkpoint, sums.Name})

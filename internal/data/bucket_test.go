@@ -93,6 +93,60 @@ func TestBucket(t *testing.T) {
 	}
 }
 
+// TestAttested verifies without reading tensors: the server's checksum of each file must be
+// that of its index.
+func TestAttested(t *testing.T) {
+	m := newModel()
+	m.full(0, "w", tensor.Float32, 300_000)
+	m.full(0, "empty", tensor.Float32, 0)
+	m.full(1, "s", tensor.BFloat16, 8, 6)
+	m.value("step", 1, 9, false)
+	bucket := objecttest.Count(objecttest.NewBucket())
+	root := data.OpenBackend(bucket, vfs.NewMem())
+	receipt := m.save(t, root)
+	names := []string{ref.String() + "/" + checkpoint.DataFile(0), ref.String() + "/" + checkpoint.DataFile(1)}
+	quick := func() data.Report {
+		report, err := root.VerifyWith(t.Context(), ref, receipt.Manifest, data.VerifyOptions{Quick: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return report
+	}
+	var sizes int64
+	for _, name := range names {
+		info, err := bucket.Stat(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sizes += info.Size
+	}
+	bucket.Since()
+	if report := quick(); !report.Clean() || report.Attested != sizes {
+		t.Errorf("%d of %d bytes are attested: %+v", report.Attested, sizes, report)
+	}
+	hold(t, "quick", bucket.Since(), objecttest.Requests{List: 1, Head: 2, Get: 4, Read: 1 << 62})
+
+	whole, err := bucket.Get(t.Context(), names[0], 1<<30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole[len(whole)-1] ^= 1
+	up, err := bucket.Create(t.Context(), names[0], int64(len(whole)), object.Replace)
+	if err == nil {
+		_, err = up.WriteAt(whole, 0)
+	}
+	if err == nil {
+		err = up.Commit(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := quick()
+	if len(report.Findings) != 1 || report.Findings[0].File != checkpoint.DataFile(0) || report.Findings[0].Kind != data.Corrupt {
+		t.Errorf("a replaced file: %+v", report.Findings)
+	}
+}
+
 // reserving is a disk that gives a file its blocks when it is created.
 type reserving struct {
 	*objecttest.Bucket

@@ -356,6 +356,9 @@ type Report struct {
 	// Unknown counts the chunks and values that could not be compared: their digest is not
 	// known, and the program that wrote them left no checksum.
 	Unknown int
+	// Attested is the size of data files that were not read, and whose checksum, as their
+	// server attests it, is that of the index.
+	Attested int64
 }
 
 // Clean reports whether there are no findings.

@@ -214,6 +214,11 @@ type Info struct {
 	Dir      bool
 	Links    uint64 // number of names; 0 where unknown
 	ID       string // the same for all names of a file, and of no other; empty where unknown
+
+	// Sum is the CRC-32C of all bytes if Attested: a server compared it with the bytes that
+	// arrived, and keeps it.
+	Sum      uint32
+	Attested bool
 }
 
 // Usage is the space on a disk, in bytes.

@@ -48,8 +48,14 @@ type opened struct {
 
 // Stat implements [object.Object].
 func (o *opened) Stat() (object.Info, error) {
-	return object.Info{Size: o.Size(), Modified: o.modified}, nil
+	info := o.listed()
+	all, err := io.ReadAll(io.NewSectionReader(o, 0, o.Size()))
+	info.Sum, info.Attested = crc32c.Checksum(all), true
+	return info, err
 }
+
+// listed returns what a listing has of the object.
+func (o *opened) listed() object.Info { return object.Info{Size: o.Size(), Modified: o.modified} }
 
 // Close implements [object.Object].
 func (o *opened) Close() error { return nil }
@@ -141,7 +147,7 @@ func (b *Bucket) List(ctx context.Context, dir string) ([]object.Entry, error) {
 			seen[first] = true
 			info := object.Info{Dir: true}
 			if !dir {
-				info, _ = o.Stat() // never fails
+				info = o.listed()
 			}
 			entries = append(entries, object.Entry{Name: first, Info: &info})
 		}

@@ -97,11 +97,18 @@ func (o *opened) Stat() (object.Info, error) {
 		return info, nil
 	}
 	err := o.b.do(o.ctx, request{op: "stat", key: o.key, class: classHead}, func(ctx context.Context, c *call) error {
-		found, err := c.core.StatObject(ctx, o.b.at.Bucket, o.key, minio.StatObjectOptions{})
+		found, err := c.core.StatObject(ctx, o.b.at.Bucket, o.key, minio.StatObjectOptions{Checksum: true})
 		if err != nil {
 			return err
 		}
 		info, err = o.pin(found.ETag, found.Size, found.LastModified)
+		// Sums of parts end in their number.
+		if sum, whole := decode(found.ChecksumCRC32C); whole {
+			info.Sum, info.Attested = sum, true
+			o.mu.Lock()
+			o.info = info
+			o.mu.Unlock()
+		}
 		return err
 	})
 	return info, err

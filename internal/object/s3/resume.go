@@ -2,8 +2,6 @@ package s3
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -59,9 +57,8 @@ func (b *Bucket) parts(ctx context.Context, key, id string) (map[int]part, error
 			more = list.IsTruncated && list.NextPartNumberMarker > after
 			after = list.NextPartNumberMarker
 			for _, p := range list.ObjectParts {
-				crc, err := base64.StdEncoding.DecodeString(p.ChecksumCRC32C)
-				if err == nil && len(crc) == 4 && p.ETag != "" {
-					has[p.PartNumber] = part{number: p.PartNumber, size: p.Size, sum: binary.BigEndian.Uint32(crc), etag: p.ETag}
+				if crc, ok := decode(p.ChecksumCRC32C); ok && p.ETag != "" {
+					has[p.PartNumber] = part{number: p.PartNumber, size: p.Size, sum: crc, etag: p.ETag}
 				}
 			}
 			return nil

@@ -297,6 +297,15 @@ func encode(crc uint32) string {
 	return base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, crc))
 }
 
+// decode returns the checksum in a header of a whole object, or of a part.
+func decode(header string) (crc uint32, ok bool) {
+	text, err := base64.StdEncoding.DecodeString(header)
+	if err != nil || len(text) != 4 {
+		return 0, false
+	}
+	return binary.BigEndian.Uint32(text), true
+}
+
 // Abort implements [object.Upload]. It returns when no memory of the caller is read any more;
 // the server is asked in the background.
 func (u *upload) Abort() {
