@@ -150,6 +150,10 @@ func TestKilledAtEveryRequest(t *testing.T) {
 func TestUploadsOfAbortedSaves(t *testing.T) {
 	b := newBucketStore(t)
 	for _, refused := range []bool{false, true} {
+		if refused && b.server.MinIO {
+			t.Log("MinIO lists no uploads, so that a collection finds none")
+			continue
+		}
 		name := fmt.Sprint("aborted-", refused)
 		cmd := b.job(name)
 		fault := b.proxy.Inject(faultproxy.Fault{Match: func(r faultproxy.Request) bool {

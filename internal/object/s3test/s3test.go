@@ -207,7 +207,13 @@ func (s *Server) ready(ctx context.Context, p *process, health string) error {
 // make makes the bucket.
 func (s *Server) make(tb testing.TB, o Options) {
 	tb.Helper()
-	if a := s.Do(tb, http.MethodPut, "", nil, nil); a.Status != http.StatusOK {
+	a := s.Do(tb, http.MethodPut, "", nil, nil)
+	// MinIO is ready before its disks are.
+	for until := time.Now().Add(startLimit); a.Status == http.StatusServiceUnavailable && time.Now().Before(until); {
+		time.Sleep(20 * time.Millisecond)
+		a = s.Do(tb, http.MethodPut, "", nil, nil)
+	}
+	if a.Status != http.StatusOK {
 		tb.Fatalf("make bucket %s: status %d: %s", s.Bucket, a.Status, a.Body)
 	}
 	if !o.Versioning {
