@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -246,5 +248,39 @@ func TestReservedOnce(t *testing.T) {
 	}
 	if err := <-second; err != nil {
 		t.Errorf("the second rank: %v", err)
+	}
+}
+
+// TestMemoryIsTruncated truncates the file behind a slot while a rank is written to a bucket:
+// the save fails, and not the process.
+func TestMemoryIsTruncated(t *testing.T) {
+	m := newModel()
+	m.full(0, "w", tensor.Uint8, 1<<20)
+	f, err := os.Create(filepath.Join(t.TempDir(), "slot"))
+	if err == nil {
+		err = f.Truncate(1 << 20)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	slot, err := syscall.Mmap(int(f.Fd()), 0, 1<<20, syscall.PROT_READ, syscall.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := syscall.Munmap(slot); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := f.Truncate(1 << 19); err != nil {
+		t.Fatal(err)
+	}
+	w := data.OpenBackend(objecttest.NewBucket(), vfs.NewMem()).Writer(ref)
+	if err := w.SetUp(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.WriteData(t.Context(), 0, m.layout.Items(0), lasting{items: [][]byte{slot}}); !errors.Is(err, object.ErrUnreadable) {
+		t.Errorf("written from a truncated slot: %v", err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 )
 
@@ -148,7 +149,7 @@ func (f *PendingFile) digest() {
 	for j := range f.digests {
 		if f.Err() == nil {
 			var err error
-			if !local.Readable(func() { err = f.see(j.data, j.cuts) }) {
+			if !object.Readable(func() { err = f.see(j.data, j.cuts) }) {
 				err = fmt.Errorf("read %d bytes in memory, which are at %d of the file: the memory was unmapped or truncated", len(j.data), j.offset)
 			}
 			f.fail(err)

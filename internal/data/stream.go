@@ -264,8 +264,12 @@ func (s *sender) add(data []byte, take func([]byte)) error {
 		}
 		step := data[:min(int64(len(data)), stepSize, s.size-s.n)]
 		data = data[len(step):]
-		take(step)
-		s.sum = crc32c.Update(s.sum, step)
+		if !object.Readable(func() {
+			take(step)
+			s.sum = crc32c.Update(s.sum, step)
+		}) {
+			return object.ErrUnreadable
+		}
 		s.gather(step)
 		if s.n == s.size {
 			if err := s.flush(); err != nil {

@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"runtime/debug"
 	"strings"
 	"time"
 	"unsafe"
@@ -260,5 +261,26 @@ func Aligned(p []byte, off int64) bool {
 
 // address returns the address of p. The garbage collector does not move heap memory.
 func address(p []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(p))) }
+
+// ErrUnreadable reports memory of a caller that cannot be read.
+var ErrUnreadable = errors.New("memory of the file cannot be read: it was truncated, or its disk fails")
+
+// Readable runs use, which reads mapped memory. It reports false if that memory is not
+// available, because its file was truncated, or a disk or full shared memory does not provide
+// it: use is then incomplete.
+func Readable(use func()) (ok bool) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch fault := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }:
+			ok = false
+		default:
+			panic(fault)
+		}
+	}()
+	use()
+	return true
+}
 
 func quote(name string) string { return fmt.Sprintf("%.200q", name) }

@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime/debug"
 	"strconv"
 	"syscall"
 
@@ -274,22 +273,4 @@ func (d *Dir) Usage(ctx context.Context) (object.Usage, error) {
 		}
 		return object.Usage{Free: usage.AvailBytes, Size: usage.UsedBytes + usage.AvailBytes}, nil
 	}
-}
-
-// Readable runs use, which reads mapped memory. It reports false if that memory is not
-// available, because its file was truncated, or a disk or full shared memory does not provide
-// it: use is then incomplete.
-func Readable(use func()) (ok bool) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		switch fault := recover().(type) {
-		case nil:
-		case interface{ Addr() uintptr }:
-			ok = false
-		default:
-			panic(fault)
-		}
-	}()
-	use()
-	return true
 }

@@ -69,7 +69,7 @@ func judge(err error, r request, c *call) verdict {
 		}
 		return final
 	case errors.As(err, &cert), errors.As(err, new(x509.UnknownAuthorityError)), errors.As(err, new(x509.HostnameError)),
-		errors.As(err, new(x509.CertificateInvalidError)), errors.Is(err, errMemory), errors.Is(err, errPermanent),
+		errors.As(err, new(x509.CertificateInvalidError)), errors.Is(err, object.ErrUnreadable), errors.Is(err, errPermanent),
 		errors.Is(err, object.ErrTooLarge), errors.Is(err, object.ErrChanged), errors.Is(err, fs.ErrExist), errors.Is(err, fs.ErrNotExist),
 		errors.As(err, &dns) && dns.IsNotFound && !dns.IsTemporary:
 		return final

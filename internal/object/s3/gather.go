@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime/debug"
 	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/internal/object"
 )
 
 // gather is the body of a request that lies in several runs of memory. The connection may read
@@ -21,10 +21,7 @@ type gather struct {
 	at   int // and a byte in it
 }
 
-var (
-	errDetached = errors.New("the request has ended")
-	errMemory   = errors.New("memory of the file cannot be read: it was truncated, or its disk fails")
-)
+var errDetached = errors.New("the request has ended")
 
 func newGather(runs [][]byte) *gather { return &gather{runs: runs} }
 
@@ -35,7 +32,7 @@ func (g *gather) Read(p []byte) (n int, err error) {
 	if g.gone {
 		return 0, errDetached
 	}
-	ok := readable(func() {
+	ok := object.Readable(func() {
 		for n < len(p) && g.run < len(g.runs) {
 			more := copy(p[n:], g.runs[g.run][g.at:])
 			n, g.at = n+more, g.at+more
@@ -46,7 +43,7 @@ func (g *gather) Read(p []byte) (n int, err error) {
 	})
 	switch {
 	case !ok:
-		return 0, errMemory
+		return 0, object.ErrUnreadable
 	case n == 0 && len(p) > 0:
 		return 0, io.EOF
 	}
@@ -73,13 +70,13 @@ func (g *gather) detach() {
 
 // sum returns the CRC-32C of runs.
 func sum(runs [][]byte) (crc uint32, err error) {
-	ok := readable(func() {
+	ok := object.Readable(func() {
 		for _, run := range runs {
 			crc = crc32c.Update(crc, run)
 		}
 	})
 	if !ok {
-		return 0, errMemory
+		return 0, object.ErrUnreadable
 	}
 	return crc, nil
 }
@@ -89,21 +86,4 @@ func length(runs [][]byte) (n int64) {
 		n += int64(len(run))
 	}
 	return n
-}
-
-// readable runs use, which reads memory that may be mapped. It reports false where a fault
-// ended it.
-func readable(use func()) (ok bool) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		switch fault := recover().(type) {
-		case nil:
-		case interface{ Addr() uintptr }:
-			ok = false
-		default:
-			panic(fault)
-		}
-	}()
-	use()
-	return true
 }
