@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"net/http"
@@ -57,7 +58,12 @@ func saveOnce(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return s.Wait(ctx, client.Committed)
+		err = s.Wait(ctx, client.Committed)
+		var aborted *client.AbortedError
+		if os.Getenv(savedEnv) == "aborted" && errors.As(err, &aborted) {
+			return c.Report(ctx, 2, map[string]any{"trains": "on"})
+		}
+		return err
 	}
 	state.Tensors[0].Data = make([]byte, savedBytes)
 	if _, err := c.Load(ctx, &state, client.LoadOptions{Ref: c.Resume, Strict: true}); err != nil {
@@ -190,6 +196,32 @@ func TestUploadsOfAbortedSaves(t *testing.T) {
 		checkUploads(t, b.server, 0)
 	}
 	b.run("ckptstore", "verify")
+}
+
+// TestBucketThatRefuses saves to a server that asks for fewer requests, however few there are.
+// The save is aborted by its deadline, with that reason, and the training goes on.
+func TestBucketThatRefuses(t *testing.T) {
+	b := newBucketStore(t)
+	b.proxy.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Part), Do: faultproxy.SlowDown()})
+	cmd := b.command("trainer", "run", "--name", "refused", "--nproc", "2", "--save-timeout=3s", "--", os.Args[0])
+	cmd.Env = append(cmd.Env, savedEnv+"=aborted")
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 1 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{"request repeated", "SlowDown", "checkpoint aborted", "the workers ended well, but their last save, step-1.a1, was aborted"} {
+		if !bytes.Contains(out, []byte(want)) {
+			t.Errorf("%q is not in the output:\n%s", want, out)
+		}
+	}
+	// Each part would be sent ten times, within a minute or two.
+	if sent := b.proxy.Counts().Of(faultproxy.Part).Requests; sent >= 8*savedParts {
+		t.Errorf("%d requests: the writes of the aborted save went on", sent)
+	}
+	if events := b.run("ckptstore", "events", "refused", "--type", "report.metrics"); !bytes.Contains(events, []byte("trains")) {
+		t.Errorf("no report after the abort:\n%s", events)
+	}
+	checkUploads(t, b.server, 0)
 }
 
 // bucketStore is a store in a directory with its data in a bucket, behind a proxy.

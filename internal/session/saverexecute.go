@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
@@ -264,7 +265,7 @@ func (s *saver) ref(id string) checkpoint.Ref {
 func (s *saver) write(ctx context.Context, c planner.Write) error {
 	s.permits <- struct{}{}
 	attempt := s.decisions.attempt
-	w, err := s.putOf(ctx, c)
+	w, err := s.putOf(s.whileOpen(ctx, c.Checkpoint), c)
 	<-s.permits
 	if u := s.usesOf(c.Checkpoint); u != nil {
 		u.Done(c.Rank)
@@ -294,6 +295,29 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size, From: nameOf(f.From)})
 	}
 	return s.unsaid(ctx, attempt, c.Checkpoint, s.recordOf(ctx, c.Rank, done))
+}
+
+// openWrites is the context of a save's writes.
+type openWrites struct {
+	ctx  context.Context
+	stop context.CancelFunc
+}
+
+// whileOpen returns a context that ends with a save: an object store that does not answer can
+// keep a write of an aborted save for minutes.
+func (s *saver) whileOpen(ctx context.Context, checkpoint string) context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w, ok := s.underWay[checkpoint]; ok {
+		return w.ctx
+	}
+	ctx, stop := context.WithCancel(ctx)
+	if order(s.states[checkpoint].State) >= order(client.Committed) {
+		stop()
+		return ctx
+	}
+	s.underWay[checkpoint] = openWrites{ctx, stop}
+	return ctx
 }
 
 // recordOf durably appends the fact that the files of a rank are durable.
@@ -342,7 +366,9 @@ func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	if err != nil {
 		return s.abort(ctx, c.Manifest.Attempt, id, "commit: "+err.Error())
 	}
-	_, err = w.Finish(ctx, c.Manifest, func(ctx context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error) {
+	limited, cancel := s.store.answering(ctx, s.store.limit) // all saves of the job wait for it
+	defer cancel()
+	_, err = w.Finish(limited, c.Manifest, func(_ context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error) {
 		r, err := s.decisions.decide(ctx, &events.CheckpointCommitted{
 			Attempt: c.Manifest.Attempt, Checkpoint: id, Manifest: manifest.String(), Bytes: c.Bytes,
 		})
@@ -383,9 +409,14 @@ func (s *saver) abort(ctx context.Context, attempt int, checkpoint, reason strin
 	return err
 }
 
+// sweepTimeout bounds the removal of files that are no longer needed.
+const sweepTimeout = 30 * time.Second
+
 // sweep removes the files and uploads of an aborted save. A failure costs disk space, not
 // correctness: files without a receipt are never read.
 func (s *saver) sweep(ctx context.Context, checkpoint string) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
 	s.discard(ctx, checkpoint)
 	if err := s.store.Data.Remove(ctx, s.ref(checkpoint)); err != nil {
 		s.log.Warn("files of an aborted save not removed", "checkpoint", checkpoint, "error", err)

@@ -116,6 +116,10 @@ func (s *saver) move(id string, state client.WaitReply) {
 	s.states[id] = state
 	if order(state.State) >= order(client.Committed) {
 		delete(s.known, id)
+		if w, ok := s.underWay[id]; ok {
+			w.stop()
+			delete(s.underWay, id)
+		}
 		maps.DeleteFunc(s.plans, func(p rankSave, _ *events.LocalPlan) bool { return p.checkpoint == id })
 		if u := s.uses[id]; u != nil {
 			u.Stop()

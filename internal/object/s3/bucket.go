@@ -66,6 +66,7 @@ type Bucket struct {
 
 	mu     sync.Mutex
 	client *minio.Core // nil until the region is known
+	warned time.Time   // of a request that fails again and again
 
 	background sync.WaitGroup // abandoned uploads
 }

@@ -80,12 +80,32 @@ func (b *Bucket) do(ctx context.Context, r request, send func(context.Context, *
 			return b.fail(r, try, err, c)
 		}
 		wait := max(b.law.pause(try), min(retryAfter(c), b.law.most))
-		b.log.LogAttrs(ctx, slog.LevelDebug, "request repeated", slog.String("op", r.op), slog.String("object", b.url(r.key)), slog.Int("try", try), slog.Duration("wait", wait), slog.Any("err", err))
+		b.log.LogAttrs(ctx, b.notice(try), "request repeated", slog.Duration("wait", wait.Round(time.Millisecond)), slog.Any("error", b.fail(r, try, err, c)))
 		if ended := sleep(ctx, wait); ended != nil {
 			return b.fail(r, try, interrupted(ended, err), c)
 		}
 		b.transport.counts.repeated.Add(1)
 	}
+}
+
+// A request that fails so often is a warning, once in a while: callers wait for it.
+const (
+	warnAfter = 4
+	warnEvery = 10 * time.Second
+)
+
+// notice returns the level at which the failure of an attempt is logged.
+func (b *Bucket) notice(try int) slog.Level {
+	if try < warnAfter {
+		return slog.LevelDebug
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now := time.Now(); now.Sub(b.warned) >= warnEvery {
+		b.warned = now
+		return slog.LevelWarn
+	}
+	return slog.LevelDebug
 }
 
 // interrupted returns the error of a context that ended a request, with the last failure.
