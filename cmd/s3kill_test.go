@@ -216,7 +216,7 @@ func TestBucketThatRefuses(t *testing.T) {
 	}
 	// Each part would be sent ten times, within a minute or two.
 	if sent := b.proxy.Counts().Of(faultproxy.Part).Requests; sent >= 8*savedParts {
-		t.Errorf("%d requests: the writes of the aborted save went on", sent)
+		t.Errorf("%d requests: the writes of the aborted save continued", sent)
 	}
 	if events := b.run("ckptstore", "events", "refused", "--type", "report.metrics"); !bytes.Contains(events, []byte("trains")) {
 		t.Errorf("no report after the abort:\n%s", events)
