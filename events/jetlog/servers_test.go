@@ -26,8 +26,8 @@ func startCluster(t *testing.T, n int) *cluster {
 	t.Helper()
 	c := &cluster{t: t}
 	var routes []*url.URL
-	// Every server must know the ports of all before it starts. Nobody takes a port meanwhile,
-	// because nobody else uses the address.
+	// Every server must know the ports of all before it starts. No other test takes a port
+	// meanwhile, because none uses this address.
 	host := fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
 	for range n {
 		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))

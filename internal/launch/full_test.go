@@ -170,7 +170,7 @@ func TestFullForSaves(t *testing.T) {
 	}
 }
 
-// sealsWithoutRoom makes a file, named by its argument, while the disk is to be full. What it
+// sealsWithoutRoom makes a file, named by its argument, while the disk must be full. What it
 // prints may reach the test later than its saves do.
 var sealsWithoutRoom = role("seals a save that has no room", func(ctx context.Context, args []string) error {
 	c, err := client.Connect(ctx)

@@ -28,7 +28,7 @@ func (n *notes) Append(_ context.Context, facts ...events.Fact) ([]uint64, error
 }
 
 // The memory of a rank is lost before the saver reads that rank's plans: a save that is open then
-// fails as one whose plan was read earlier, because nobody will write it.
+// fails as one whose plan was read earlier, because no process will write it.
 func TestMemoryLostBeforeThePlan(t *testing.T) {
 	t.Parallel()
 	log := &notes{}

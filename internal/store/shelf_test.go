@@ -38,8 +38,8 @@ func TestViewsDirectoryFails(t *testing.T) {
 	}
 }
 
-// A directory that does not answer is one that fails. This takes long: a subtest would start after
-// most other tests, and all would wait for it.
+// TestViewsDirectoryDoesNotAnswer takes long, until the directory counts as failed: a subtest
+// would start after most other tests, and all would wait for it.
 func TestViewsDirectoryDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	viewsFail(t, "silent")
