@@ -92,14 +92,13 @@ func TestFullAtTheEnd(t *testing.T) {
 	}
 }
 
-var goesOn = workerRole("continues ahead of its metrics", func(ctx context.Context, c *client.Client) error {
+var goesOn = signalRole("continues ahead of its metrics", func(ctx context.Context, c *client.Client, done string) error {
 	for step := range int64(5) {
 		if err := c.Report(ctx, step, map[string]any{"loss": 1.0}); err != nil {
 			return err
 		}
 	}
-	emit("five steps are done")
-	return nil
+	return os.WriteFile(done, nil, 0o600)
 })
 
 // roomyLog is a fullLog that has room once the workers have got far enough.
@@ -127,9 +126,11 @@ func TestFullForMetrics(t *testing.T) {
 	}{"and there is room": {true, 5}, "and there is none": {false, 0}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			j := newJob(t, 2, goesOn...)
+			done := filepath.Join(t.TempDir(), "done")
+			j := newJob(t, 2, slices.Concat(goesOn, []string{done})...)
 			j.store.Log = roomyLog{full, func() bool {
-				return c.room && strings.Count(j.out.String(), "five steps are done") > 0
+				_, err := os.Stat(done)
+				return c.room && err == nil
 			}}
 			j.must()
 			wantText(t, j.log, "no room for metrics; retrying")
@@ -170,19 +171,13 @@ func TestFullForSaves(t *testing.T) {
 	}
 }
 
-// sealsWithoutRoom makes a file, named by its argument, while the disk must be full. What it
-// prints may reach the test later than its saves do.
-var sealsWithoutRoom = role("seals a save that has no room", func(ctx context.Context, args []string) error {
-	c, err := client.Connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+// sealsWithoutRoom makes a file while the disk must be full.
+var sealsWithoutRoom = signalRole("seals a save that has no room", func(ctx context.Context, c *client.Client, full string) error {
 	if err := save(ctx, c, 0); err != nil {
 		return err
 	}
 	if c.Rank == 0 {
-		if err := os.WriteFile(args[0], nil, 0o600); err != nil {
+		if err := os.WriteFile(full, nil, 0o600); err != nil {
 			return err
 		}
 	}
@@ -212,7 +207,7 @@ var sealsWithoutRoom = role("seals a save that has no room", func(ctx context.Co
 		}
 	}
 	if c.Rank == 0 {
-		if err := os.Remove(args[0]); err != nil {
+		if err := os.Remove(full); err != nil {
 			return err
 		}
 	}
