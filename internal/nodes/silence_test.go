@@ -91,10 +91,11 @@ func TestShortSilence(t *testing.T) {
 			t.Fatal(err)
 		}
 		if round == 0 {
-			clock.allow(5)
+			clock.allow(8)
 			if got := await[Suspect](t, j.Endpoint); got.Node != 1 {
 				t.Errorf("%+v", got)
 			}
+			waitFor(t, func() bool { return clock.passed.Load() == clock.allowed.Load() })
 		}
 		n.mend()
 		if round == 0 {
