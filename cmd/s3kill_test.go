@@ -199,7 +199,7 @@ func TestUploadsOfAbortedSaves(t *testing.T) {
 }
 
 // TestBucketThatRefuses saves to a server that asks for fewer requests, however few there are.
-// The save is aborted by its deadline, with that reason, and the training goes on.
+// The save is aborted by its deadline, with that reason, and the training continues.
 func TestBucketThatRefuses(t *testing.T) {
 	b := newBucketStore(t)
 	b.proxy.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Part), Do: faultproxy.SlowDown()})

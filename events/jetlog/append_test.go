@@ -148,6 +148,7 @@ func TestAppendConcurrently(t *testing.T) {
 }
 
 func TestAppendLostAcknowledgement(t *testing.T) {
+	t.Parallel()
 	_, s := newLog(t)
 	d := &lossy{s: s}
 	l := connectTo(t, Options{Dial: d.dial})

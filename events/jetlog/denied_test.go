@@ -276,7 +276,7 @@ func TestLeaseOutlivesQuorum(t *testing.T) {
 	}
 	c.servers[0].Shutdown()
 	c.servers[1].Shutdown()
-	short, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	short, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond) // five terms
 	defer cancel()
 	if err := lease.Renew(short); err == nil || errors.Is(err, ErrLeaseLost) {
 		t.Fatalf("without a quorum: %v", err)

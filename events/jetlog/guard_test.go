@@ -89,6 +89,7 @@ func (c cutConn) Write(p []byte) (int, error) {
 
 // A batch that is cut between its messages leaves nothing.
 func TestBatchIsAllOrNothing(t *testing.T) {
+	t.Parallel()
 	l, s := newLog(t)
 	for _, passed := range []int{1, 5, 11} {
 		mu, facts := &sync.Mutex{}, passed
@@ -117,6 +118,7 @@ func TestBatchIsAllOrNothing(t *testing.T) {
 // A batch is retried after a later one was acknowledged. Each event is in the log once,
 // at the sequence that its writer received.
 func TestRetriesOutOfOrder(t *testing.T) {
+	t.Parallel()
 	for name, n := range map[string]int{"single": 1, "batch": 12} {
 		t.Run(name, func(t *testing.T) {
 			other, s := newLog(t)

@@ -13,6 +13,7 @@ import (
 // TestWatch checks that a server that no longer accepts writes is noticed, and that a
 // healthy one is left alone.
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	_, s := newLog(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*healthEvery)
 	defer cancel()
@@ -29,6 +30,7 @@ func TestWatch(t *testing.T) {
 
 // TestDown checks that an abandoned request reports why no process serves the log.
 func TestDown(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, filepath.Join(t.TempDir(), "log"))
 	l := connectTo(t, Options{Dial: dial(s), Down: func() error { return syscall.ENOSPC }})
 	if err := l.Create(t.Context(), created(t, "store")); err != nil {

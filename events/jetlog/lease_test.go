@@ -136,6 +136,7 @@ func expires(t *testing.T, l *Log, name string) {
 // A lease whose entry or bucket is gone is taken again, unless another holder came
 // first.
 func TestLeaseGone(t *testing.T) {
+	t.Parallel()
 	l, s := newLog(t)
 	other := reopen(t, s)
 	for _, c := range []struct {
@@ -180,6 +181,7 @@ func TestLeaseGone(t *testing.T) {
 // A renewal that the log's server does not answer is no loss, however long that takes;
 // an unanswered release is repeated.
 func TestLeaseOutlivesItsServer(t *testing.T) {
+	t.Parallel()
 	p := startProcess(t)
 	l := connectTo(t, Options{URL: p.url, Timeout: 500 * time.Millisecond})
 	if err := l.Create(t.Context(), created(t, "store-1")); err != nil {
@@ -274,6 +276,7 @@ func TestLeaseContention(t *testing.T) {
 
 // Lost acknowledgements of acquiring, renewing and releasing do no harm.
 func TestLeaseLostAcknowledgement(t *testing.T) {
+	t.Parallel()
 	_, s := newLog(t)
 	d := &lossy{s: s}
 	l := connectTo(t, Options{Dial: d.dial})

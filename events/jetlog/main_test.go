@@ -3,6 +3,7 @@ package jetlog
 import (
 	"bufio"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -34,6 +35,11 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	// These tests wait for servers more than they compute. A number on the command line takes
+	// precedence.
+	if err := flag.Set("test.parallel", "5"); err != nil {
+		panic(err)
 	}
 	goleak.VerifyTestMain(m)
 }

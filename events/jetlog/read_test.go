@@ -164,6 +164,7 @@ func TestReadGap(t *testing.T) {
 // Every acknowledged event survives kill -9 of the server, at its sequence, and a
 // concurrent reader sees each event once.
 func TestKillServer(t *testing.T) {
+	t.Parallel()
 	p := startProcess(t)
 	l := connectTo(t, Options{URL: p.url})
 	if err := l.Create(t.Context(), created(t, "store-1")); err != nil {

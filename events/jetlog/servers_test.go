@@ -3,6 +3,7 @@ package jetlog
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"strings"
@@ -25,9 +26,11 @@ func startCluster(t *testing.T, n int) *cluster {
 	t.Helper()
 	c := &cluster{t: t}
 	var routes []*url.URL
+	// Every server must know the ports of all before it starts. No other test takes a port
+	// meanwhile, because none uses this address.
+	host := fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
 	for range n {
-		// Every server must know the ports of all before it starts.
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,7 +50,7 @@ func startCluster(t *testing.T, n int) *cluster {
 		}
 		o.ServerName, o.Host, o.Port, o.NoSigs, o.NoLog = fmt.Sprint("n", i), "127.0.0.1", server.RANDOM_PORT, true, true
 		o.JetStream, o.StoreDir, o.SyncAlways = true, t.TempDir(), true
-		o.Cluster = server.ClusterOpts{Name: "ckpt", Host: "127.0.0.1", Port: port}
+		o.Cluster = server.ClusterOpts{Name: "ckpt", Host: host, Port: port}
 		o.Routes = routes
 		start := func() *server.Server {
 			o := o.Clone()

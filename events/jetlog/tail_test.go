@@ -67,6 +67,7 @@ func TestRawIsWhatIsStored(t *testing.T) {
 // A reader that is slower than the server loses no connection, however large the
 // messages are.
 func TestRawOfLargeMessages(t *testing.T) {
+	t.Parallel()
 	l, _ := newLog(t)
 	big := strings.Repeat("x", 900<<10)
 	var last uint64

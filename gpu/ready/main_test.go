@@ -151,8 +151,8 @@ func TestScriptCannotRun(t *testing.T) {
 			}
 		})
 	}
-	code, got := ready(t, none, "--timeout", "1s", "--script", script(t, "import time; time.sleep(600)"))
-	if code != 1 || got.Failed < 5 || !strings.Contains(got.Checks[7].Text, "not finished within 1s") {
+	code, got := ready(t, none, "--timeout", "200ms", "--script", script(t, "import time; time.sleep(600)"))
+	if code != 1 || got.Failed < 5 || !strings.Contains(got.Checks[7].Text, "not finished within 200ms") {
 		t.Errorf("hanging script: exit code %d, %+v", code, got)
 	}
 }

@@ -72,6 +72,11 @@ func runTests(m *testing.M) int {
 			return status(err)
 		}
 	}
+	// These tests wait for processes more than they compute. A number on the command line takes
+	// precedence.
+	if err := flag.Set("test.parallel", "5"); err != nil {
+		return status(err)
+	}
 	return m.Run()
 }
 

@@ -171,12 +171,12 @@ func TestGPUs(t *testing.T) {
 	})
 	t.Run("hanging driver", func(t *testing.T) {
 		e := examination{Options: here(t)}
-		e.Patience = time.Second
+		e.Patience = 50 * time.Millisecond
 		release := make(chan struct{})
 		defer close(release)
 		e.Inventory = func(context.Context) (gpu.Inventory, error) { <-release; return a100s(), nil }
 		e.gpus(t.Context())
-		want(t, e.report, "gpu.driver", Problem, "no answer after 1s", "state D")
+		want(t, e.report, "gpu.driver", Problem, "no answer after 50ms", "state D")
 		if len(e.report.Checks) != 1 {
 			t.Errorf("%+v", e.report)
 		}

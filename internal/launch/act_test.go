@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/client"
@@ -28,13 +29,20 @@ func role(name string, play func(ctx context.Context, args []string) error) []st
 
 // workerRole declares a role that is connected to its trainer.
 func workerRole(name string, play func(ctx context.Context, c *client.Client) error) []string {
-	return role(name, func(ctx context.Context, _ []string) error {
+	return signalRole(name, func(ctx context.Context, c *client.Client, _ string) error { return play(ctx, c) })
+}
+
+// signalRole declares a role that is connected to its trainer, and whose argument, if it gets one,
+// is a file by which it signals to the test. What it prints may come later than its requests, and
+// than its end.
+func signalRole(name string, play func(ctx context.Context, c *client.Client, file string) error) []string {
+	return role(name, func(ctx context.Context, args []string) error {
 		c, err := client.Connect(ctx)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		return play(ctx, c)
+		return play(ctx, c, strings.Join(args, ""))
 	})
 }
 

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -89,14 +92,13 @@ func TestFullAtTheEnd(t *testing.T) {
 	}
 }
 
-var goesOn = workerRole("continues ahead of its metrics", func(ctx context.Context, c *client.Client) error {
+var goesOn = signalRole("continues ahead of its metrics", func(ctx context.Context, c *client.Client, done string) error {
 	for step := range int64(5) {
 		if err := c.Report(ctx, step, map[string]any{"loss": 1.0}); err != nil {
 			return err
 		}
 	}
-	emit("five steps are done")
-	return nil
+	return os.WriteFile(done, nil, 0o600)
 })
 
 // roomyLog is a fullLog that has room once the workers have got far enough.
@@ -124,9 +126,11 @@ func TestFullForMetrics(t *testing.T) {
 	}{"and there is room": {true, 5}, "and there is none": {false, 0}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			j := newJob(t, 2, goesOn...)
+			done := filepath.Join(t.TempDir(), "done")
+			j := newJob(t, 2, slices.Concat(goesOn, []string{done})...)
 			j.store.Log = roomyLog{full, func() bool {
-				return c.room && strings.Count(j.out.String(), "five steps are done") > 0
+				_, err := os.Stat(done)
+				return c.room && err == nil
 			}}
 			j.must()
 			wantText(t, j.log, "no room for metrics; retrying")
@@ -167,11 +171,16 @@ func TestFullForSaves(t *testing.T) {
 	}
 }
 
-var sealsWithoutRoom = workerRole("seals a save that has no room", func(ctx context.Context, c *client.Client) error {
+// sealsWithoutRoom makes a file while the disk must be full.
+var sealsWithoutRoom = signalRole("seals a save that has no room", func(ctx context.Context, c *client.Client, full string) error {
 	if err := save(ctx, c, 0); err != nil {
 		return err
 	}
-	emit("room is short")
+	if c.Rank == 0 {
+		if err := os.WriteFile(full, nil, 0o600); err != nil {
+			return err
+		}
+	}
 	if err := meet(ctx, c); err != nil {
 		return err
 	}
@@ -197,7 +206,11 @@ var sealsWithoutRoom = workerRole("seals a save that has no room", func(ctx cont
 			return err
 		}
 	}
-	emit("room is needed")
+	if c.Rank == 0 {
+		if err := os.Remove(full); err != nil {
+			return err
+		}
+	}
 	if err := meet(ctx, c); err != nil {
 		return err
 	}
@@ -208,11 +221,12 @@ var sealsWithoutRoom = workerRole("seals a save that has no room", func(ctx cont
 // that copies and seals fails, neither before the abort nor after it.
 func TestSaveThatDoesNotFit(t *testing.T) {
 	t.Parallel()
-	j := newJob(t, 2, sealsWithoutRoom...)
+	full := filepath.Join(t.TempDir(), "full")
+	j := newJob(t, 2, slices.Concat(sealsWithoutRoom, []string{full})...)
 	j.cfg.StagingSlots = 1
 	j.gated("no file has this name")
 	j.store.Data.KeepFree(func(u data.Usage) int64 {
-		if said := j.out.String(); !strings.Contains(said, "room is short") || strings.Contains(said, "room is needed") {
+		if _, err := os.Stat(full); err != nil {
 			return 0
 		}
 		return int64(u.Free) //nolint:gosec // bytes of a disk

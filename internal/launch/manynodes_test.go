@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -293,6 +294,7 @@ func TestNodeLostInSave(t *testing.T) {
 	other := j.spread(1, 1)[0]
 	j.start()
 	other.out.await(t, 1, "[rank1] sealed")
+	awaitBegun(t, j.cfg.Run) // else the end of rank 0 may come before the loss that it follows
 	if err := other.link.Leave(t.Context(), "the test"); err != nil {
 		t.Fatal(err)
 	}
@@ -304,6 +306,21 @@ func TestNodeLostInSave(t *testing.T) {
 	wantText(t, j.log, "checkpoint aborted", "node 1 is lost")
 	if left, _ := filepath.Glob(filepath.Join(filesOf(t, "*"), "r*")); len(left) > 0 {
 		t.Errorf("files of the aborted save are left: %q", left)
+	}
+}
+
+// awaitBegun waits until a save of a run has begun: the trainer has read a plan of it.
+func awaitBegun(t *testing.T, run string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for r, err := range home.Log.Read(ctx, 1, math.MaxUint64) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Scope.Run == run && r.Kind == (events.CheckpointBegun{}).Kind() {
+			return
+		}
 	}
 }
 

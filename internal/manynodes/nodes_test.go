@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	}
 	if dir := os.Getenv("MANYNODES_BIN"); dir != "" {
 		programs = dir
-	} else if out, err := exec.Command("go", "build", "-tags", skewTag, "-o", programs+"/", "../../cmd/ckptstore", "../../cmd/trainer").CombinedOutput(); err != nil {
+	} else if out, err := exec.Command("go", "build", "-ldflags=-w", "-tags", skewTag, "-o", programs+"/", "../../cmd/ckptstore", "../../cmd/trainer").CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("%v\n%s", err, out))
 	}
 	goleak.VerifyTestMain(m)

@@ -26,7 +26,11 @@ import (
 // TestJoinRefused lists the agents that cannot join, and what their errors name.
 func TestJoinRefused(t *testing.T) {
 	t.Parallel()
-	shared := listen(t, func(c *EndpointConfig) { c.Timeout = time.Second })
+	// The coordinator's clock stands still, so that it loses no node.
+	shared := listen(t, func(c *EndpointConfig) {
+		c.Timeout = 200 * time.Millisecond
+		c.Now = func() time.Time { return epoch }
+	})
 	token := listen(t, func(c *EndpointConfig) { c.Dir, c.Token = "", "a long and secret token" })
 	join1(t, shared.agent("held", 1))
 	other := listen(t, func(c *EndpointConfig) { c.Self.Host = "beta" })

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net"
@@ -18,7 +19,14 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// These tests wait for time limits more than they compute. A number on the command line
+	// takes precedence.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // patient bounds waits for events that come.
 const patient = time.Minute
@@ -95,14 +103,19 @@ func (j *job) agent(key string, index int) JoinConfig {
 	}
 }
 
-// join joins, or fails the test.
+// join1 joins, or fails the test. At its end the node leaves, so that the endpoint does not wait
+// for it.
 func join1(t *testing.T, c JoinConfig) *Link {
 	t.Helper()
 	l, err := Join(within(t), c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(l.Close)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = l.Leave(ctx, "the test has ended") // not if the link has ended
+	})
 	return l
 }
 
@@ -139,12 +152,23 @@ func closed(t *testing.T, what string, c <-chan struct{}) {
 // pass no bytes any more. After mending it, new connections work, and old ones stay
 // dead.
 type network struct {
-	mu    sync.Mutex
-	cut   chan struct{} // closed while the network is cut
-	isCut bool
+	mu     sync.Mutex
+	cut    chan struct{} // closed while the network is cut
+	isCut  bool
+	buried []net.Conn // they must not send FIN while the test runs
 }
 
-func newNetwork() *network { return &network{cut: make(chan struct{})} }
+func newNetwork(t *testing.T) *network {
+	n := &network{cut: make(chan struct{})}
+	t.Cleanup(func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for _, c := range n.buried {
+			_ = c.Close()
+		}
+	})
+	return n
+}
 
 func (n *network) sever() {
 	n.mu.Lock()
@@ -171,12 +195,13 @@ func (n *network) dial(ctx context.Context, network, address string) (net.Conn, 
 	if err != nil {
 		return nil, err
 	}
-	return &wire{Conn: raw, cut: cut, closed: make(chan struct{})}, nil
+	return &wire{Conn: raw, of: n, cut: cut, closed: make(chan struct{})}, nil
 }
 
 // wire is a connection of a network.
 type wire struct {
 	net.Conn
+	of     *network
 	cut    chan struct{}
 	once   sync.Once
 	closed chan struct{}
@@ -212,29 +237,12 @@ func (w *wire) Close() error {
 	w.once.Do(func() { close(w.closed) })
 	if w.dead() {
 		// Reset later, by the end of the test: the descriptor is leaked until then.
-		buried.Lock()
-		buried.list = append(buried.list, w.Conn)
-		buried.Unlock()
+		w.of.mu.Lock()
+		w.of.buried = append(w.of.buried, w.Conn)
+		w.of.mu.Unlock()
 		return w.Conn.SetReadDeadline(time.Unix(1, 0))
 	}
 	return w.Conn.Close()
-}
-
-// buried are connections that must not send FIN while their test runs.
-var buried struct {
-	sync.Mutex
-	list []net.Conn
-}
-
-func bury(t *testing.T) {
-	t.Cleanup(func() {
-		buried.Lock()
-		defer buried.Unlock()
-		for _, c := range buried.list {
-			_ = c.Close()
-		}
-		buried.list = nil
-	})
 }
 
 func kindOf(err error) problem.Kind {
@@ -442,7 +450,8 @@ func TestRejoin(t *testing.T) {
 // TestExpel: an expelled node learns it, and is lost no earlier than a silent one.
 func TestExpel(t *testing.T) {
 	t.Parallel()
-	j := listen(t, nil)
+	clock := &ticks{}
+	j := listen(t, clock.set)
 	l := join1(t, j.agent("a", -1))
 	if err := j.Expel(1, j.Members()[1].Joining, "its GPU fails"); err != nil {
 		t.Fatal(err)
@@ -455,6 +464,7 @@ func TestExpel(t *testing.T) {
 	if got := state(); got != StateSuspect {
 		t.Errorf("an expelled node is %s", got)
 	}
+	clock.allow(11) // T has passed
 	if lost := await[Lost](t, j.Endpoint); lost.Node != 1 || lost.Why != "its GPU fails" {
 		t.Errorf("%+v", lost)
 	}

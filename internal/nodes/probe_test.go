@@ -10,7 +10,6 @@ import (
 // An agent repeats a probe of the shared directory that got no answer.
 func TestProbeWithoutAnswer(t *testing.T) {
 	t.Parallel()
-	bury(t)
 	j := listen(t, short)
 	asked := atomic.Int32{}
 	j.Handle("POST "+probePath, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -31,7 +30,6 @@ func TestProbeWithoutAnswer(t *testing.T) {
 // ErrExpelled.
 func TestProbeOfLostNode(t *testing.T) {
 	t.Parallel()
-	bury(t)
 	j := listen(t, short)
 	j.Handle("POST "+probePath, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		if err := j.Expel(1, j.Members()[1].Joining, "the test"); err != nil {

@@ -19,14 +19,28 @@ const silenceT = 500 * time.Millisecond
 
 func short(c *EndpointConfig) { c.Timeout = silenceT }
 
+// ticks is a coordinator's clock that moves by T/10 at each tick, as long as a test allows it.
+type ticks struct{ allowed, passed atomic.Int64 }
+
+func (k *ticks) set(c *EndpointConfig) {
+	short(c)
+	c.Ticked = func(time.Time, time.Duration) {
+		if k.passed.Load() < k.allowed.Load() {
+			k.passed.Add(1)
+		}
+	}
+	c.Now = func() time.Time { return epoch.Add(time.Duration(k.passed.Load()) * silenceT / 10) }
+}
+
+func (k *ticks) allow(n int64) { k.allowed.Add(n) }
+
 // TestSilence cuts the network of an agent without closing a connection. Both sides
 // notice: the agent after T/2, the coordinator after T. When the network is back, the
 // agent learns that it is lost, and can join again.
 func TestSilence(t *testing.T) {
 	t.Parallel()
-	bury(t)
 	j := listen(t, short)
-	n := newNetwork()
+	n := newNetwork(t)
 	c := j.agent("a", -1)
 	c.dial = n.dial
 	l := join1(t, c)
@@ -65,9 +79,9 @@ func TestSilence(t *testing.T) {
 // of the meantime arrive, once each, over new connections.
 func TestShortSilence(t *testing.T) {
 	t.Parallel()
-	bury(t)
-	j := listen(t, func(c *EndpointConfig) { c.Timeout = 4 * time.Second })
-	n := newNetwork()
+	clock := &ticks{}
+	j := listen(t, clock.set)
+	n := newNetwork(t)
 	c := j.agent("a", -1)
 	c.dial = n.dial
 	l := join1(t, c)
@@ -77,9 +91,11 @@ func TestShortSilence(t *testing.T) {
 			t.Fatal(err)
 		}
 		if round == 0 {
+			clock.allow(8)
 			if got := await[Suspect](t, j.Endpoint); got.Node != 1 {
 				t.Errorf("%+v", got)
 			}
+			waitFor(t, func() bool { return clock.passed.Load() == clock.allowed.Load() })
 		}
 		n.mend()
 		if round == 0 {
@@ -105,13 +121,12 @@ func TestShortSilence(t *testing.T) {
 // TestSilentAgain: after contact is back, the next silence is reported too.
 func TestSilentAgain(t *testing.T) {
 	t.Parallel()
-	bury(t)
 	// The coordinator's clock stands still, so that it judges no node.
 	j := listen(t, func(c *EndpointConfig) {
 		short(c)
 		c.Now = func() time.Time { return epoch }
 	})
-	n := newNetwork()
+	n := newNetwork(t)
 	c := j.agent("a", -1)
 	c.dial = n.dial
 	var beats atomic.Int64
@@ -147,9 +162,8 @@ func waitFor(t *testing.T, ok func() bool) bool {
 // TestNoContact: a link ends when no endpoint answers for Wait.
 func TestNoContact(t *testing.T) {
 	t.Parallel()
-	bury(t)
 	j := listen(t, short)
-	n := newNetwork()
+	n := newNetwork(t)
 	c := j.agent("a", -1)
 	c.dial = n.dial
 	c.Wait = 2 * silenceT

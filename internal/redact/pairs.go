@@ -1,19 +1,16 @@
 package redact
 
-import (
-	"regexp"
-	"strings"
-)
+import "strings"
 
 // In the text of an argument, such as the script of sh -c or a JSON object, a
 // secret follows its name.
 var (
-	name = regexp.MustCompile(`-{0,2}[A-Za-z_][A-Za-z0-9_.-]*`)
+	name = pattern(`-{0,2}[A-Za-z_][A-Za-z0-9_.-]*`)
 	// assigned is = or : and a value, which may be quoted. The name before it may
 	// end in a quote or bracket, and a scheme may precede the value.
-	assigned = regexp.MustCompile(`^["']?\]?\s*[=:]\s*(?i:(?:bearer|basic|digest|token)\s+)?("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"',;&|)}\]=][^\s"',;&|)}\]]*)`)
+	assigned = pattern(`^["']?\]?\s*[=:]\s*(?i:(?:bearer|basic|digest|token)\s+)?("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"',;&|)}\]=][^\s"',;&|)}\]]*)`)
 	// given is the value of an option.
-	given = regexp.MustCompile(`^\s+("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"'-][^\s"';&|)]*)`)
+	given = pattern(`^\s+("(?:[^"\\]|\\.)*"|'[^']*'|[^\s"'-][^\s"';&|)]*)`)
 )
 
 // text redacts the values after secret names in a text, and the secrets that
@@ -21,7 +18,7 @@ var (
 func (n Names) text(text string) string {
 	var out strings.Builder
 	done := 0 // how much of text is in out
-	for _, at := range name.FindAllStringIndex(text, -1) {
+	for _, at := range name().FindAllStringIndex(text, -1) {
 		if at[0] < done {
 			continue // within a value
 		}
@@ -31,9 +28,9 @@ func (n Names) text(text string) string {
 			continue
 		}
 		isOption := strings.HasPrefix(word, "-")
-		m := assigned.FindStringSubmatchIndex(text[at[1]:])
+		m := assigned().FindStringSubmatchIndex(text[at[1]:])
 		if m == nil && isOption {
-			m = given.FindStringSubmatchIndex(text[at[1]:])
+			m = given().FindStringSubmatchIndex(text[at[1]:])
 		}
 		if m == nil {
 			continue

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // Mark replaces a redacted value.
@@ -48,17 +49,23 @@ func More(names ...string) (Names, error) {
 	return n, nil
 }
 
+// pattern returns a function that compiles an expression at its first call: most processes
+// redact nothing.
+func pattern(expression string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expression) })
+}
+
 // assignment is an argument of the form NAME=VALUE.
-var assignment = regexp.MustCompile(`(?s)^([-+~]{0,2}[A-Za-z_][A-Za-z0-9_.-]*)=(.*)$`)
+var assignment = pattern(`(?s)^([-+~]{0,2}[A-Za-z_][A-Za-z0-9_.-]*)=(.*)$`)
 
 // option is an argument whose value is the next argument.
-var option = regexp.MustCompile(`^--?[A-Za-z_][A-Za-z0-9_.-]*$`)
+var option = pattern(`^--?[A-Za-z_][A-Za-z0-9_.-]*$`)
 
 // Args returns the arguments of a command with secrets redacted.
 func (n Names) Args(args []string) []string {
 	out := slices.Clone(args)
 	for i := range out {
-		if i > 0 && option.MatchString(args[i-1]) && !isOption(args[i]) && n.hides(args[i-1], args[i]) {
+		if i > 0 && option().MatchString(args[i-1]) && !isOption(args[i]) && n.hides(args[i-1], args[i]) {
 			out[i] = Mark
 			continue
 		}
@@ -76,7 +83,7 @@ func isOption(arg string) bool {
 // arg redacts one argument. The value of a name may itself be an assignment, as
 // in --set=api_key=VALUE.
 func (n Names) arg(arg string) string {
-	m := assignment.FindStringSubmatch(arg)
+	m := assignment().FindStringSubmatch(arg)
 	switch {
 	case m == nil:
 		return n.text(arg)

@@ -50,25 +50,28 @@ func (s *saver) decided(seq uint64, body events.Body) {
 func TestPartDrainsWhatItHeard(t *testing.T) {
 	early := 0
 	const n = 300
-	for range n {
-		s := partSaver(1)
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- s.run(ctx, 10, 10) }()
-		<-time.After(200 * time.Microsecond)
-		s.hears(11, events.Rank(1), &events.LocalPlan{Attempt: 1, Checkpoint: "x.a1", Name: "x", Rank: 1, Fingerprint: "00"})
-		s.hears(12, events.Rank(1), &events.WriteSealed{Attempt: 1, Checkpoint: "x.a1", Rank: 1})
-		g := &Group{Attempt: Attempt{Peer: nopPeer{}, Started: 10}, saver: s, saved: make(chan error), log: s.log, cfg: Config{DrainTimeout: time.Millisecond}}
-		_, _ = g.Drain(ctx, "drained")
-		select {
-		case err := <-done:
-			if err == nil {
-				early++
+	synctest.Test(t, func(t *testing.T) {
+		for range n {
+			s := partSaver(1)
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- s.run(ctx, 10, 10) }()
+			synctest.Wait()
+			s.hears(11, events.Rank(1), &events.LocalPlan{Attempt: 1, Checkpoint: "x.a1", Name: "x", Rank: 1, Fingerprint: "00"})
+			s.hears(12, events.Rank(1), &events.WriteSealed{Attempt: 1, Checkpoint: "x.a1", Rank: 1})
+			g := &Group{Attempt: Attempt{Peer: nopPeer{}, Started: 10}, saver: s, saved: make(chan error), log: s.log, cfg: Config{DrainTimeout: time.Millisecond}}
+			_, _ = g.Drain(ctx, "drained")
+			synctest.Wait()
+			select {
+			case err := <-done:
+				if err == nil {
+					early++
+				}
+			default:
 			}
-		case <-time.After(20 * time.Millisecond):
+			stop()
 		}
-		stop()
-	}
+	})
 	if early > 0 {
 		t.Errorf("in %d of %d drains the saver ended before it had folded the plan and the seal of its rank", early, n)
 	}

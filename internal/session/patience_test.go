@@ -19,11 +19,12 @@ const patienceEnv = "CKPTSTORE_TEST_PATIENCE"
 // TestStoppedProcess checks that a deadline does not pass while the process is
 // stopped, and passes once it has run for that long.
 func TestStoppedProcess(t *testing.T) {
-	const limit = 5 * time.Second
+	const limit = 3 * time.Second
 	if os.Getenv(patienceEnv) != "" {
 		s := Store{words: newLastWords(t.Context(), nil)}
 		ctx, cancel := s.answering(t.Context(), limit)
 		defer cancel()
+		<-time.After(limit / 30) // by now it measures
 		fmt.Println("waiting")
 		if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 			t.Fatal(err)
@@ -31,7 +32,7 @@ func TestStoppedProcess(t *testing.T) {
 		select {
 		case <-ctx.Done():
 			t.Fatal("the deadline has passed while this process was stopped")
-		case <-time.After(limit / 10):
+		case <-time.After(limit / 30):
 		}
 		<-ctx.Done()
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {

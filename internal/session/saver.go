@@ -61,6 +61,7 @@ type saver struct {
 	part     map[string]map[int]bool        // ranks whose plan has been read, by ID; of saves that have ended only the local ones
 	waits    map[rankSave]int               // callers that wait
 	refused  map[rankSave]string            // why a rank has no part in a save
+	lost     map[int]error                  // why the memory of ranks is lost
 	plans    map[rankSave]*events.LocalPlan // in full, of open saves
 	newest   string                         // newest save, by the first mention by any rank
 	noRoom   map[string]bool                // saves that end, or ended, because the disk is full
@@ -91,7 +92,7 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 		now:   func() time.Time { return l.now().Add(-store.silence()) },
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
-		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, plans: map[rankSave]*events.LocalPlan{},
+		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, lost: map[int]error{}, plans: map[rankSave]*events.LocalPlan{},
 		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{}, underWay: map[string]openWrites{},
 	}
 	s.put, s.kept, s.costs, s.over = s.writeData, func() {}, func(int64) {}, func(error) {}
@@ -309,9 +310,9 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	}
 	switch b := body.(type) {
 	case *events.LocalPlan:
-		s.take(b.Attempt, b.Checkpoint, b.Rank)
+		return s.fail(ctx, s.take(b.Attempt, b.Checkpoint, b.Rank))
 	case *events.NodePlan:
-		s.take(b.Attempt, b.Checkpoint, events.RanksIn(b.Ranks)...)
+		return s.fail(ctx, s.take(b.Attempt, b.Checkpoint, events.RanksIn(b.Ranks)...))
 	case *events.GlobalPlan:
 		s.disagree(b)
 	case *events.CheckpointBegun:

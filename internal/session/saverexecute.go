@@ -455,9 +455,13 @@ func (s *saver) clear(ctx context.Context, checkpoint string) {
 	}
 }
 
-// lose fails the open saves in which ranks take part whose memory is lost.
+// lose fails the open saves in which ranks take part whose memory is lost, and those whose
+// plans of these ranks it reads later.
 func (s *saver) lose(ctx context.Context, ranks []int, why error) error {
 	s.mu.Lock()
+	for _, rank := range ranks {
+		s.lost[rank] = why
+	}
 	var open []rankSave
 	for id, part := range s.part {
 		if order(s.states[id].State) >= order(client.Committed) {
@@ -470,7 +474,15 @@ func (s *saver) lose(ctx context.Context, ranks []int, why error) error {
 		}
 	}
 	s.mu.Unlock()
+	return s.fail(ctx, open)
+}
+
+// fail records that ranks whose memory is lost cannot finish saves.
+func (s *saver) fail(ctx context.Context, open []rankSave) error {
 	for _, of := range open {
+		s.mu.Lock()
+		why := s.lost[of.rank]
+		s.mu.Unlock()
 		// A rank whose files are written is not at fault: the coordinator ignores what
 		// fails after that.
 		if err := s.refuse(ctx, s.decisions.attempt, of.checkpoint, of.rank, why); err != nil {

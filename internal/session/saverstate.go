@@ -41,10 +41,10 @@ func (s *saver) last() (l LastSave) {
 
 // take records that the log has the plans of ranks. It refuses a plan for a save that has
 // ended without it: the checkpoint with that ID is not that rank's. It wakes only callers
-// that wait for these ranks.
-func (s *saver) take(attempt int, id string, ranks ...int) {
+// that wait for these ranks, and returns those whose memory is lost.
+func (s *saver) take(attempt int, id string, ranks ...int) (lost []rankSave) {
 	if attempt != s.decisions.attempt {
-		return
+		return nil
 	}
 	s.mu.Lock()
 	over := order(s.states[id].State) >= order(client.Committed)
@@ -66,6 +66,9 @@ func (s *saver) take(attempt int, id string, ranks ...int) {
 				s.refused[who] = s.tooLate(id, rank)
 			}
 		}
+		if !over && s.lost[rank] != nil {
+			lost = append(lost, who)
+		}
 		part[rank] = true
 		wake = wake || s.waits[who] > 0 || over
 	}
@@ -77,6 +80,7 @@ func (s *saver) take(attempt int, id string, ranks ...int) {
 	for _, rank := range late {
 		s.slots.Abort(id, rank)
 	}
+	return lost
 }
 
 // tooLate returns why a plan has no part in a save that has ended. The caller holds the

@@ -33,7 +33,7 @@ func calmStore(t *testing.T) (o check.Options) {
 	t.Helper()
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "bin")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin+"/", "../../cmd/ckptstore", "../../cmd/trainer")
+	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-w", "-o", bin+"/", "../../cmd/ckptstore", "../../cmd/trainer")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

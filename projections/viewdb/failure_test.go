@@ -3,6 +3,7 @@ package viewdb_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,10 +25,11 @@ import (
 // its goroutines, which must not leak into other tests.
 const failingEnv = "CKPTSTORE_TEST_FAILING_VIEWS"
 
-// apart runs the calling test in a separate process. It returns false in the process
-// that only waits for it.
+// apart runs the calling test in a separate process, next to other tests. It returns false in
+// the process that only waits for it.
 func apart(t *testing.T) bool {
 	t.Helper()
+	t.Parallel()
 	if os.Getenv(failingEnv) != "" {
 		return true
 	}
@@ -172,36 +174,39 @@ func TestFileSystemFailsWhileOpening(t *testing.T) {
 	}
 	for _, cause := range []error{syscall.ENOSPC, syscall.EIO, syscall.EROFS} {
 		for name, how := range map[string]func(error) func(errorfs.Op) error{"writes": writes, "tables": tables} {
-			mem := vfs.NewCrashableMem()
-			src := newLog(story()...)
-			db, err := viewdb.Open("views", viewdb.Options{FS: mem, Store: storeID})
-			if err != nil {
-				t.Fatal(err)
-			}
-			at := big(src, 3)
-			if err := db.CatchUp(t.Context(), src); err != nil {
-				t.Fatal(err)
-			}
-			fs := newFaulty(mem.CrashClone(vfs.CrashCloneCfg{})) // its rows are only in the write-ahead log
-			shut(t, db)
-			fs.breaks(how(cause))
-			err = within(t, name+" open", func() error {
-				_, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
-				return err
+			t.Run(fmt.Sprintf("%s, %v", name, cause), func(t *testing.T) {
+				t.Parallel()
+				mem := vfs.NewCrashableMem()
+				src := newLog(story()...)
+				db, err := viewdb.Open("views", viewdb.Options{FS: mem, Store: storeID})
+				if err != nil {
+					t.Fatal(err)
+				}
+				at := big(src, 3)
+				if err := db.CatchUp(t.Context(), src); err != nil {
+					t.Fatal(err)
+				}
+				fs := newFaulty(mem.CrashClone(vfs.CrashCloneCfg{})) // its rows are only in the write-ahead log
+				shut(t, db)
+				fs.breaks(how(cause))
+				err = within(t, name+" open", func() error {
+					_, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
+					return err
+				})
+				wantFailed(t, name, err, cause)
+				if calls := fs.calls.Load(); calls > 1000 {
+					t.Errorf("%s, %v: %d calls of a file system that fails", name, cause, calls)
+				}
+				fs.fail.Store(nil)
+				again, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if again.Cursor() != at {
+					t.Errorf("%s, %v: opened again at event %d, want %d", name, cause, again.Cursor(), at)
+				}
+				shut(t, again)
 			})
-			wantFailed(t, name, err, cause)
-			if calls := fs.calls.Load(); calls > 1000 {
-				t.Errorf("%s, %v: %d calls of a file system that fails", name, cause, calls)
-			}
-			fs.fail.Store(nil)
-			again, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if again.Cursor() != at {
-				t.Errorf("%s, %v: opened again at event %d, want %d", name, cause, again.Cursor(), at)
-			}
-			shut(t, again)
 		}
 	}
 }
@@ -213,31 +218,34 @@ func TestFileSystemFailsInUse(t *testing.T) {
 	}
 	for _, cause := range []error{syscall.ENOSPC, syscall.EIO} {
 		for name, how := range map[string]func(error) func(errorfs.Op) error{"writes": writes, "tables": tables} {
-			fs := newFaulty(vfs.NewMem())
-			src := newLog(story()...)
-			db, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
-			if err != nil {
-				t.Fatal(err)
-			}
-			stopped := make(chan error, 1)
-			go func() { stopped <- db.Follow(context.Background(), src) }()
-			await(t, db, 6)
-			fs.breaks(how(cause))
-			last := big(src, 48)
-			wantFailed(t, name+" follow", within(t, "follow", func() error { return <-stopped }), cause)
-			wantFailed(t, name+" wait", db.Wait(t.Context(), last+1), cause)
-			wantFailed(t, name+" view", db.View(func(projections.Reader) error { return nil }), cause)
-			wantFailed(t, name+" close", within(t, "close", db.Close), cause)
-			calls := fs.calls.Load()
-			fs.fail.Store(nil)
-			again, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
-			if err != nil {
-				t.Fatalf("%s, %v, after %d calls: %v", name, cause, calls, err)
-			}
-			if err := again.CatchUp(t.Context(), src); err != nil || again.Cursor() != last {
-				t.Errorf("opened again: at event %d, %v", again.Cursor(), err)
-			}
-			shut(t, again)
+			t.Run(fmt.Sprintf("%s, %v", name, cause), func(t *testing.T) {
+				t.Parallel()
+				fs := newFaulty(vfs.NewMem())
+				src := newLog(story()...)
+				db, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
+				if err != nil {
+					t.Fatal(err)
+				}
+				stopped := make(chan error, 1)
+				go func() { stopped <- db.Follow(context.Background(), src) }()
+				await(t, db, 6)
+				fs.breaks(how(cause))
+				last := big(src, 48)
+				wantFailed(t, name+" follow", within(t, "follow", func() error { return <-stopped }), cause)
+				wantFailed(t, name+" wait", db.Wait(t.Context(), last+1), cause)
+				wantFailed(t, name+" view", db.View(func(projections.Reader) error { return nil }), cause)
+				wantFailed(t, name+" close", within(t, "close", db.Close), cause)
+				calls := fs.calls.Load()
+				fs.fail.Store(nil)
+				again, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID})
+				if err != nil {
+					t.Fatalf("%s, %v, after %d calls: %v", name, cause, calls, err)
+				}
+				if err := again.CatchUp(t.Context(), src); err != nil || again.Cursor() != last {
+					t.Errorf("opened again: at event %d, %v", again.Cursor(), err)
+				}
+				shut(t, again)
+			})
 		}
 	}
 }
@@ -255,39 +263,46 @@ func TestFileSystemDoesNotAnswer(t *testing.T) {
 		}
 		return nil
 	}
-	fs := newFaulty(vfs.NewMem())
-	fs.breaks(silent)
-	err := within(t, "open", func() error {
-		_, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID, Patience: 100 * time.Millisecond})
-		return err
+	t.Run("while it opens", func(t *testing.T) {
+		t.Parallel()
+		fs := newFaulty(vfs.NewMem())
+		fs.breaks(silent)
+		err := within(t, "open", func() error {
+			_, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID, Patience: 100 * time.Millisecond})
+			return err
+		})
+		wantFailed(t, "open", err, errors.New("did not return within 100ms"))
 	})
-	wantFailed(t, "open", err, errors.New("did not return within 100ms"))
-
-	fs = newFaulty(vfs.NewMem())
-	fs.breaks(silent)
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(50*time.Millisecond, cancel)
-	err = within(t, "open", func() error {
-		_, err := viewdb.OpenContext(ctx, "views", viewdb.Options{FS: fs, Store: storeID})
-		return err
+	t.Run("while it opens, and the caller gives up", func(t *testing.T) {
+		t.Parallel()
+		fs := newFaulty(vfs.NewMem())
+		fs.breaks(silent)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(50*time.Millisecond, cancel)
+		err := within(t, "open", func() error {
+			_, err := viewdb.OpenContext(ctx, "views", viewdb.Options{FS: fs, Store: storeID})
+			return err
+		})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("opened with a context that ended: %v", err)
+		}
 	})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("opened with a context that ended: %v", err)
-	}
-
-	fs = newFaulty(vfs.NewMem())
-	db, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID, Patience: 100 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	src := newLog(story()...)
-	stopped := make(chan error, 1)
-	go func() { stopped <- db.Follow(context.Background(), src) }()
-	await(t, db, 6)
-	fs.breaks(silent)
-	big(src, 1)
-	wantFailed(t, "follow", within(t, "follow", func() error { return <-stopped }), errors.New("did not return within 100ms"))
-	if err := within(t, "close", db.Close); !errors.Is(err, viewdb.ErrFailed) {
-		t.Errorf("closed: %v", err)
-	}
+	t.Run("in use", func(t *testing.T) {
+		t.Parallel()
+		fs := newFaulty(vfs.NewMem())
+		db, err := viewdb.Open("views", viewdb.Options{FS: fs, Store: storeID, Patience: 100 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		src := newLog(story()...)
+		stopped := make(chan error, 1)
+		go func() { stopped <- db.Follow(context.Background(), src) }()
+		await(t, db, 6)
+		fs.breaks(silent)
+		big(src, 1)
+		wantFailed(t, "follow", within(t, "follow", func() error { return <-stopped }), errors.New("did not return within 100ms"))
+		if err := within(t, "close", db.Close); !errors.Is(err, viewdb.ErrFailed) {
+			t.Errorf("closed: %v", err)
+		}
+	})
 }

@@ -3,6 +3,7 @@ package viewdb_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,6 +21,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	// The tests of failing file systems wait more than they compute. A number on the
+	// command line takes precedence.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
 	if os.Getenv(failingEnv) != "" {
 		os.Exit(m.Run())
 	}

@@ -34,21 +34,25 @@ type Location struct {
 var parameters = []struct {
 	name    string
 	of      func(*Location) *string
-	pattern *regexp.Regexp
+	pattern string
 	wants   string
 }{
-	{"endpoint", func(l *Location) *string { return &l.Endpoint }, regexp.MustCompile(`(?i)^https?://`), "a URL such as https://host:9000"},
-	{"region", func(l *Location) *string { return &l.Region }, regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`), "a name such as eu-west-1"},
-	{"path-style", func(l *Location) *string { return &l.PathStyle }, regexp.MustCompile(`^[01]$`), "1 or 0"},
-	{"profile", func(l *Location) *string { return &l.Profile }, regexp.MustCompile(`^[^\x00-\x1f\x7f]{1,255}$`), "the name of a profile"},
-	{"kms", func(l *Location) *string { return &l.KMS }, regexp.MustCompile(`^[\x21-\x7e]{1,1000}$`), "the ID or ARN of a key"},
-	{"payer", func(l *Location) *string { return &l.Payer }, regexp.MustCompile(`^requester$`), "requester"},
-	{"class", func(l *Location) *string { return &l.Class }, regexp.MustCompile(`^[A-Z][A-Z0-9_-]{0,62}$`), "a storage class such as STANDARD_IA"},
+	{"endpoint", func(l *Location) *string { return &l.Endpoint }, `(?i)^https?://`, "a URL such as https://host:9000"},
+	{"region", func(l *Location) *string { return &l.Region }, `^[a-z0-9][a-z0-9-]{0,62}$`, "a name such as eu-west-1"},
+	{"path-style", func(l *Location) *string { return &l.PathStyle }, `^[01]$`, "1 or 0"},
+	{"profile", func(l *Location) *string { return &l.Profile }, `^[^\x00-\x1f\x7f]{1,255}$`, "the name of a profile"},
+	{"kms", func(l *Location) *string { return &l.KMS }, `^[\x21-\x7e]{1,1000}$`, "the ID or ARN of a key"},
+	{"payer", func(l *Location) *string { return &l.Payer }, `^requester$`, "requester"},
+	{"class", func(l *Location) *string { return &l.Class }, `^[A-Z][A-Z0-9_-]{0,62}$`, "a storage class such as STANDARD_IA"},
 }
 
 // secret matches the names of parameters that hold secrets, after dashes, underscores and
 // dots are removed.
-var secret = regexp.MustCompile(`(?i)secret|accesskey|token|passw|credential|signature|^key$|^user(name)?$`)
+const secret = `(?i)secret|accesskey|token|passw|credential|signature|^key$|^user(name)?$`
+
+// matches compiles the pattern: at the start of a process that uses no bucket, the compilation
+// of all of them would be in vain.
+func matches(pattern, text string) bool { return regexp.MustCompile(pattern).MatchString(text) }
 
 // Parse returns the location of a URL s3://bucket/prefix?parameters. Its errors never quote a
 // secret.
@@ -105,7 +109,7 @@ func (l *Location) set(query url.Values) error {
 		names = append(names, p.name)
 	}
 	for name := range query {
-		if secret.MatchString(strings.NewReplacer("-", "", "_", "", ".", "").Replace(name)) {
+		if matches(secret, strings.NewReplacer("-", "", "_", "", ".", "").Replace(name)) {
 			return fmt.Errorf("parameter %.50q: %w", name, errSecret)
 		}
 	}
@@ -117,7 +121,7 @@ func (l *Location) set(query url.Values) error {
 			continue
 		case len(values) > 1:
 			return fmt.Errorf("parameter %s is there %d times", p.name, len(values))
-		case !p.pattern.MatchString(values[0]):
+		case !matches(p.pattern, values[0]):
 			return fmt.Errorf("parameter %s wants %s", p.name, p.wants)
 		}
 		*p.of(l) = values[0]
