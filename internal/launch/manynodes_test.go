@@ -16,6 +16,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/collective"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
@@ -156,10 +157,23 @@ func TestRanksOfSeveralNodes(t *testing.T) {
 }
 
 // savesAfterMisfit makes a save whose plans do not fit together, and then a good one. The plan
-// of rank 1 is the same in both.
+// of rank 1 is the same in both. Rank 0 saves after rank 1 has: otherwise the abort may come
+// before the reply from which rank 1 learns that its plan is known.
 var savesAfterMisfit = workerRole("saves after plans that do not fit", func(ctx context.Context, c *client.Client) error {
+	meet := func() error {
+		_, err := collective.New(c.Collectives(), collective.Options{}).AllGatherBytes(ctx, nil)
+		return err
+	}
+	if c.Rank == 0 {
+		if err := meet(); err != nil {
+			return err
+		}
+	}
 	s, err := c.Save(ctx, 1, state(1, c.Rank, 4-2*c.Rank), client.SaveOptions{})
-	if err == nil { // else the save was aborted before this rank had sealed its part
+	if err == nil && c.Rank == 1 {
+		err = meet()
+	}
+	if err == nil {
 		err = s.Wait(ctx, client.Committed)
 	}
 	if err == nil || !strings.Contains(err.Error(), "do not fit together") {
