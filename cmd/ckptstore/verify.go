@@ -102,7 +102,7 @@ checkpoints that are committed according to their receipts.
 By default (--deep) every byte is read, because only that finds damage in tensors. With
 --quick, verify compares receipts, manifests, indexes, and the sizes and headers of
 files, which takes no longer than a listing. In a bucket it also compares the checksum
-that the server keeps of each file with the index: damage on the server's disks is not
+that the server keeps of each rank's file with the index: damage on the server's disks is not
 found by that. Checkpoints, files and tensors are read in
 parallel, and a file of several checkpoints is read once.
 

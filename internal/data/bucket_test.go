@@ -3,6 +3,7 @@ package data_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -251,36 +252,49 @@ func TestReservedOnce(t *testing.T) {
 	}
 }
 
-// TestMemoryIsTruncated truncates the file behind a slot while a rank is written to a bucket:
-// the save fails, and not the process.
+// TestMemoryIsTruncated truncates the file behind a slot while a rank is written: the save
+// fails, and not the process.
 func TestMemoryIsTruncated(t *testing.T) {
-	m := newModel()
-	m.full(0, "w", tensor.Uint8, 1<<20)
-	f, err := os.Create(filepath.Join(t.TempDir(), "slot"))
-	if err == nil {
-		err = f.Truncate(1 << 20)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	slot, err := syscall.Mmap(int(f.Fd()), 0, 1<<20, syscall.PROT_READ, syscall.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := syscall.Munmap(slot); err != nil {
-			t.Error(err)
+	const size = 2 << 20
+	for _, where := range []string{"bucket", "directory"} {
+		for _, left := range []int64{0, size / 2} {
+			t.Run(fmt.Sprintf("%s, %d bytes left", where, left), func(t *testing.T) {
+				m := newModel()
+				m.full(0, "w", tensor.Uint8, size)
+				f, err := os.Create(filepath.Join(t.TempDir(), "slot"))
+				if err == nil {
+					err = f.Truncate(size)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer f.Close()
+				slot, err := syscall.Mmap(int(f.Fd()), 0, size, syscall.PROT_READ, syscall.MAP_SHARED)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() {
+					if err := syscall.Munmap(slot); err != nil {
+						t.Error(err)
+					}
+				}()
+				if err := f.Truncate(left); err != nil {
+					t.Fatal(err)
+				}
+				root := data.OpenBackend(objecttest.NewBucket(), vfs.NewMem())
+				if where == "directory" {
+					if root, err = data.Open(vfs.Default, t.TempDir()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w := root.Writer(ref).Reusing(func(error) {})
+				if err := w.SetUp(t.Context(), true); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := w.WriteData(t.Context(), 0, m.layout.Items(0), lasting{items: [][]byte{slot}}); !errors.Is(err, object.ErrUnreadable) {
+					t.Errorf("written from a truncated slot: %v", err)
+				}
+			})
 		}
-	}()
-	if err := f.Truncate(1 << 19); err != nil {
-		t.Fatal(err)
-	}
-	w := data.OpenBackend(objecttest.NewBucket(), vfs.NewMem()).Writer(ref)
-	if err := w.SetUp(t.Context(), true); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.WriteData(t.Context(), 0, m.layout.Items(0), lasting{items: [][]byte{slot}}); !errors.Is(err, object.ErrUnreadable) {
-		t.Errorf("written from a truncated slot: %v", err)
 	}
 }

@@ -174,7 +174,10 @@ func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			step, err := s.take(data)
+			var step []byte
+			if !object.Readable(func() { step, err = s.take(data) }) {
+				err = object.ErrUnreadable
+			}
 			if err != nil {
 				return err
 			}

@@ -23,6 +23,7 @@ type FileWriter struct {
 	warn    func(error) // called with the reason why a file was not reused
 	uses    *Uses       // of all ranks; nil: each rank is judged alone
 	uploads Uploads     // nil: no upload outlives its process
+	begun   []string    // IDs of this writer's own uploads
 }
 
 var _ Writer = (*FileWriter)(nil)
@@ -248,8 +249,11 @@ func (r *Root) create(ctx context.Context, ref checkpoint.Ref, file string, data
 
 // WriteData implements [Writer]. It opens one file at a time and uses a fixed amount of
 // memory.
-func (w *FileWriter) WriteData(ctx context.Context, rank int, items []checkpoint.Item, src Source) (Written, error) {
-	written, err := w.writeData(ctx, rank, items, src)
+func (w *FileWriter) WriteData(ctx context.Context, rank int, items []checkpoint.Item, src Source) (written Written, err error) {
+	// Items are probed and digested here before they are written: a slot may be truncated.
+	if !object.Readable(func() { written, err = w.writeData(ctx, rank, items, src) }) {
+		err = object.ErrUnreadable
+	}
 	if err != nil {
 		return Written{}, w.wrap(fmt.Sprintf("write rank %d", rank), err)
 	}
@@ -386,7 +390,7 @@ type Uploads interface {
 	// Began durably records an upload of a rank, before its first piece is sent. If it fails,
 	// so does the write.
 	Began(ctx context.Context, rank int, u Upload) error
-	// Left returns the upload that an earlier process began for a rank, if any.
+	// Left returns the newest upload that was recorded for a rank, if any.
 	Left(rank int) (Upload, bool)
 }
 
@@ -407,7 +411,8 @@ func (w *FileWriter) create(ctx context.Context, rank int, f checkpoint.File) (o
 	}
 	var up object.Upload
 	var err error
-	if left, ok := w.uploads.Left(rank); ok && left.File == f.Name {
+	// An upload of its own that has failed is being removed.
+	if left, ok := w.uploads.Left(rank); ok && left.File == f.Name && !slices.Contains(w.begun, left.ID) {
 		up, err = backend.Resume(ctx, name, f.Size, w.root.once(), left.unfinished())
 	} else {
 		up, err = w.root.b.Create(ctx, name, f.Size, w.root.once())
@@ -417,6 +422,7 @@ func (w *FileWriter) create(ctx context.Context, rank int, f checkpoint.File) (o
 	}
 	if outlives, ok := up.(object.Outliving); ok {
 		outlives.OnBegin(func(ctx context.Context, as object.Unfinished) error {
+			w.begun = append(w.begun, as.ID)
 			return w.uploads.Began(ctx, rank, Upload{f.Name, as.ID, as.Token, as.Piece})
 		})
 	}

@@ -326,6 +326,9 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		if b.Attempt == s.decisions.attempt {
 			s.uploads.begin(b)
 		}
+		if s.peer == nil && s.state(b.Checkpoint, b.Rank).State == client.Aborted {
+			s.sweep(ctx, b.Checkpoint) // it was recorded after the first sweep
+		}
 	case *events.WriteCompleted:
 		s.uploads.end(b.Checkpoint, b.Rank)
 	case *events.NodeWrite:

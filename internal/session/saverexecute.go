@@ -442,6 +442,7 @@ func (s *saver) fly(checkpoint string, by int) {
 func (s *saver) clear(ctx context.Context, checkpoint string) {
 	switch {
 	case s.peer != nil:
+		s.uploads.take(checkpoint) // the coordinating process discards them
 		s.mu.Lock()
 		flying := s.flying[checkpoint] > 0
 		s.mu.Unlock()

@@ -84,8 +84,8 @@ type Collection struct {
 //     they read to the next collection
 //  4. remove the files
 //
-// The uploads of checkpoints that have ended, of which an object store has parts, are removed
-// with the files.
+// Unfinished uploads to an object store of checkpoints that were aborted or deleted are removed
+// with the files. Those of committed checkpoints stay: a repair may be under way.
 //
 // After a crash at any point, the next collection, or the next process that opens the
 // store, continues. A missing file counts as removed. Collect leaves directories that
@@ -111,7 +111,8 @@ func (s *Store) Collect(ctx context.Context, o CollectOptions) (Collection, erro
 	}
 	var err error
 	if c.uploads, err = s.Data.Uploads(ctx); err != nil {
-		return out, fmt.Errorf("collect: %w", err)
+		// Their space is little, and a rule of the bucket removes them.
+		s.opts.Logger.Warn("unfinished uploads are left", "error", err)
 	}
 	seen := map[string]bool{}
 	runs = slices.DeleteFunc(slices.Clone(runs), func(run string) bool {
@@ -452,10 +453,6 @@ func (c *collector) leftovers(ctx context.Context, t retention.Trial, all []Coll
 		now[x.ID] = now[x.ID] || x.Trial == t.Name && x.Action == Delete
 	}
 	for _, row := range t.Checkpoints {
-		if row.State == projections.Committed && c.opts.Apply {
-			// An answer to the request that begins an upload was lost, and another began.
-			err = errors.Join(err, c.discard(ctx, RefOf(row)))
-		}
 		if row.State != projections.Aborted && row.State != projections.Deleted || now[row.ID] {
 			continue
 		}
@@ -469,7 +466,7 @@ func (c *collector) leftovers(ctx context.Context, t retention.Trial, all []Coll
 			more = append(more, collected(row, Sweep, leftBy(row.State)))
 		}
 	}
-	return more, err
+	return more, nil
 }
 
 // leftBy returns the reason to sweep the files of a checkpoint that ended before.

@@ -320,7 +320,7 @@ func permission(of class) string {
 	case classGet, classHead:
 		return "s3:GetObject and s3:ListBucket" // without the second a missing object is denied too
 	case classList:
-		return "s3:ListBucket"
+		return "s3:ListBucket, s3:ListBucketMultipartUploads and s3:ListMultipartUploadParts"
 	case classDelete:
 		return "s3:DeleteObject"
 	case classAbort:

@@ -2,19 +2,23 @@ package s3
 
 import (
 	"context"
+	"math/bits"
 	"sync"
 	"time"
 )
 
 // gate limits the requests at the same time. The limit is halved when the server asks for
 // fewer, and grows by one a second up to the depth: many clients of one server thereby share
-// what it can do.
+// what it can do. Servers refuse a few requests at any load, as while they divide a partition.
+// If each of these halved the limit, 5 % of them would keep it at a few requests, and a save
+// would take four times as long. So a fifth of the recent answers must be such.
 type gate struct {
 	mu     sync.Mutex
 	limit  float64
 	depth  int
 	inside int
 	halved time.Time
+	recent uint32 // the last answers, a bit each: set if it asked for fewer requests
 	grown  time.Time
 	queue  []chan struct{} // in order; closed when it is their turn
 }
@@ -95,8 +99,22 @@ func (g *gate) grow() {
 	g.grown = now
 }
 
-// throttled halves the limit for an answer to a request that began after the last halving: of
-// many at the same time one counts.
+// How many of how many recent answers halve the limit.
+const (
+	recently  = 20
+	tooMany   = 4
+	recentSet = 1<<recently - 1
+)
+
+// served notes an answer that did not ask for fewer requests.
+func (g *gate) served() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.recent = g.recent << 1 & recentSet
+}
+
+// throttled notes an answer that asks for fewer requests. Those to requests that began before
+// the last halving do not count.
 func (g *gate) throttled(began time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -104,6 +122,11 @@ func (g *gate) throttled(began time.Time) {
 	if !began.After(g.halved) {
 		return
 	}
+	g.recent = (g.recent<<1 | 1) & recentSet
+	if bits.OnesCount32(g.recent) < min(tooMany, int(g.limit)) {
+		return
+	}
+	g.recent = 0
 	now := time.Now()
 	g.limit, g.halved, g.grown = max(g.limit/2, 1), now, now
 }

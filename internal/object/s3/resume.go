@@ -20,6 +20,9 @@ func (b *Bucket) Resume(ctx context.Context, name string, size int64, mode objec
 		return nil, err
 	}
 	piece := earlier.Piece
+	if earlier.ID == "" {
+		return u, nil
+	}
 	if !u.multipart() || piece <= 0 || piece > mostPart || piece%object.Align != 0 || size <= piece || size > piece*mostParts {
 		// The file has become another one since.
 		b.abort(u.key, earlier.ID)
@@ -29,9 +32,14 @@ func (b *Bucket) Resume(ctx context.Context, name string, size int64, mode objec
 	case err == nil:
 		u.id, u.token, u.piece, u.has = earlier.ID, earlier.Token, piece, has
 		return u, nil
-	case !isNoUpload(err):
+	case ctx.Err() != nil:
 		u.stop()
 		return nil, fmt.Errorf("resume %s: %w", b.Path(name), err)
+	case !isNoUpload(err):
+		// Such as a right that is missing: a new upload needs it no more.
+		b.log.Warn("upload begun afresh", "object", b.url(u.key), "error", err)
+		b.abort(u.key, earlier.ID)
+		return u, nil
 	}
 	made, token, crc, err := u.look(ctx)
 	switch {

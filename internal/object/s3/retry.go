@@ -138,6 +138,8 @@ func (b *Bucket) attempt(ctx context.Context, r request, try int, send func(cont
 	if err != nil && judge(err, r, c) == throttled {
 		b.transport.counts.throttled.Add(1)
 		b.gate.throttled(began)
+	} else {
+		b.gate.served()
 	}
 	return c, err
 }

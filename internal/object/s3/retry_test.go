@@ -182,6 +182,16 @@ func TestGate(t *testing.T) {
 		if n := most(10 * time.Second); n != 16 {
 			t.Errorf("%d after 14 s, want 16", n)
 		}
+		for range 1000 { // 1 of 20 answers
+			_ = sleep(t.Context(), time.Millisecond)
+			g.throttled(time.Now())
+			for range 19 {
+				g.served()
+			}
+		}
+		if n := most(100 * time.Millisecond); n != 16 {
+			t.Errorf("%d with 5 %% of such answers, want 16", n)
+		}
 		for range 20 {
 			_ = sleep(t.Context(), time.Millisecond)
 			g.throttled(time.Now())
