@@ -20,7 +20,7 @@ import (
 const torchEnv = "TORCH_PYTHON"
 
 // TestResumeFromBucket kills a training whose checkpoints are in a bucket, and compares it with
-// one that is never killed: python/tests/torch/prove_resume.py.
+// a training without kills: python/tests/torch/prove_resume.py.
 func TestResumeFromBucket(t *testing.T) {
 	python := os.Getenv(torchEnv)
 	if python == "" {
