@@ -33,7 +33,7 @@ func TestResumeFromBucket(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, python, filepath.Join(root, "python/tests/torch/prove_resume.py"), "--quick", "--bin", bin,
+	cmd := exec.CommandContext(ctx, python, filepath.Join(root, "python/tests/torch/prove_resume.py"), "--ways", "save", "url", "--kills", "2", "--bin", bin,
 		"--data", "s3://"+server.Bucket+"/proof?endpoint="+server.Endpoint)
 	// The Python may have directories of its own.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "XDG_") || strings.HasPrefix(v, "TMPDIR=") })
