@@ -1,7 +1,9 @@
 package cmd_test
 
 import (
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -16,10 +18,7 @@ func TestBucketScripts(t *testing.T) {
 	params := scripts(filepath.Join("testdata", "s3"))
 	setup := params.Setup
 	params.Setup = func(e *testscript.Env) error {
-		e.Setenv("AWS_ACCESS_KEY_ID", server.Key.Access)
-		e.Setenv("AWS_SECRET_ACCESS_KEY", server.Key.Secret)
-		e.Setenv("AWS_REGION", server.Region)
-		e.Setenv("AWS_EC2_METADATA_DISABLED", "true")
+		e.Vars = append(e.Vars, bucketEnv(server)...)
 		e.Setenv("SERVER", server.Endpoint)
 		e.Setenv("OBJECTS", server.Dir)
 		e.Setenv("DATA", "s3://"+server.Bucket+"/"+filepath.Base(e.WorkDir)+"?endpoint="+server.Endpoint)
@@ -27,4 +26,44 @@ func TestBucketScripts(t *testing.T) {
 		return setup(e)
 	}
 	testscript.Run(t, params)
+}
+
+// bucketEnv is the environment of a server's clients.
+func bucketEnv(server *s3test.Server) []string {
+	return []string{
+		"AWS_ACCESS_KEY_ID=" + server.Key.Access, "AWS_SECRET_ACCESS_KEY=" + server.Key.Secret, "AWS_REGION=" + server.Region,
+		"AWS_EC2_METADATA_DISABLED=true",
+	}
+}
+
+// pageBucket is the URL of the pages' bucket.
+const pageBucket = "s3://models/team?region=eu-central-1"
+
+// TestBucketPages runs the blocks with a bucket as [TestPages] does the others, with an S3 server
+// in the place of Amazon's.
+func TestBucketPages(t *testing.T) {
+	t.Parallel()
+	server := s3test.Start(t, s3test.Options{})
+	for name, page := range map[string]string{
+		"README": filepath.Join("..", "README.md"), "object-storage": filepath.Join("..", "docs", "howto", "object-storage.md"),
+	} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var blocks []block
+			for _, b := range blocksOf(string(text)) {
+				if b.inBucket() {
+					b.script = strings.ReplaceAll(b.script, pageBucket, "s3://"+server.Bucket+"/"+name+"?endpoint="+server.Endpoint)
+					blocks = append(blocks, b)
+				}
+			}
+			if len(blocks) == 0 {
+				t.Fatalf("%s has no block with %s", page, pageBucket)
+			}
+			checkPage(t, blocks, runPage(t, blocks, bucketEnv(server)...))
+		})
+	}
 }

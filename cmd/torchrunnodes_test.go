@@ -10,9 +10,6 @@ import (
 	"testing"
 )
 
-// torchEnv names a python3 that has PyTorch: go test -tags torch,testbed ./cmd -run OnTwoMachines.
-const torchEnv = "TORCH_PYTHON"
-
 // ranksOfTorchrun saves and loads by a StorageWriter, by URL and by the functions, on
 // every rank.
 const ranksOfTorchrun = `

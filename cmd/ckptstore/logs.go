@@ -129,10 +129,13 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 		return err
 	}
 	if job.Logs == "" {
-		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: "the job kept none: its trainer had no log directory, as in `trainer demo`"}
+		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: "the job kept none: its trainer had no log directory, as in `trainer demo`, or with a store that has no directory and no --log-dir"}
 	}
 	dir := job.Logs
 	sel.Top = filepath.Dir(filepath.Dir(dir)) // the directory of --log-dir
+	if !filepath.IsAbs(dir) && s.Dir() == "" {
+		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: fmt.Sprintf("it is in %s of the store's directory, which this machine does not have: run the command where the directory is", dir)}
+	}
 	if !filepath.IsAbs(dir) {
 		sel.Top, dir = s.Dir(), filepath.Join(s.Dir(), dir)
 	} else if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {

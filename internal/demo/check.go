@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
@@ -194,16 +197,10 @@ func (d *demo) flip(ctx context.Context) (found bool, err error) {
 		return false, err
 	}
 	const file = "r00001.safetensors"
-	path := filepath.Join(d.store.Data.Dir(), ref.Run, ref.Trial, ref.Checkpoint, file)
-	data, err := os.ReadFile(path)
-	if err != nil {
+	if err := d.flipBit(ctx, ref, file); err != nil {
 		return false, err
 	}
-	at := int64(len(data)) - 100
-	if err := flipBit(path, at); err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, flipBit(path, at)) }()
+	defer func() { err = errors.Join(err, d.flipBit(context.WithoutCancel(ctx), ref, file)) }()
 	report, err := d.store.Data.Verify(ctx, ref, manifest, nil)
 	if err != nil {
 		return false, err
@@ -215,16 +212,53 @@ func (d *demo) flip(ctx context.Context) (found bool, err error) {
 	return found && len(report.Findings) == 1 && clean.Clean(), nil
 }
 
-func flipBit(path string, at int64) error {
+// flipFromEnd is how far before the end of its file the flipped bit is: within a tensor.
+const flipFromEnd = 100
+
+// flipBit flips one bit of a file of a checkpoint: in place, or, as an object cannot be written to,
+// by an object that replaces it.
+func (d *demo) flipBit(ctx context.Context, ref checkpoint.Ref, file string) error {
+	if d.bucket == nil {
+		return flipFile(filepath.Join(d.store.Data.Dir(), ref.Run, ref.Trial, ref.Checkpoint, file))
+	}
+	ctx, cancel := context.WithTimeout(ctx, flipLimit)
+	defer cancel()
+	objects, name := d.bucket.Data(), path.Join(ref.Run, ref.Trial, ref.Checkpoint, file)
+	bytes, err := objects.Get(ctx, name, flipMost)
+	if err != nil {
+		return err
+	}
+	bytes[len(bytes)-flipFromEnd] ^= flipped
+	u, err := objects.Create(ctx, name, int64(len(bytes)), object.Replace)
+	if err != nil {
+		return err
+	}
+	defer u.Abort()
+	if _, err := u.WriteAt(bytes, 0); err != nil {
+		return err
+	}
+	return u.Commit(ctx)
+}
+
+const (
+	flipped   = 1 << 3 // the bit
+	flipMost  = 1 << 20
+	flipLimit = time.Minute
+)
+
+func flipFile(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	var b [1]byte
-	_, err = f.ReadAt(b[:], at)
+	info, err := f.Stat()
 	if err == nil {
-		b[0] ^= 1 << 3
-		_, err = f.WriteAt(b[:], at)
+		at := info.Size() - flipFromEnd
+		if _, err = f.ReadAt(b[:], at); err == nil {
+			b[0] ^= flipped
+			_, err = f.WriteAt(b[:], at)
+		}
 	}
 	return errors.Join(err, f.Close())
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/place"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -34,7 +35,11 @@ const demoHelp = `Train a small real network on handwritten digits and show what
   5. one flipped bit in a shard file: found and named
 
 The store stays in --dir to be looked at. A demo replaces the store of an
-earlier demo there, and nothing else.`
+earlier demo there, and nothing else.
+
+With --data s3://BUCKET/PREFIX the checkpoints are in a bucket, as those of
+ckptstore init --data: the same five steps, and the bit is flipped in an object.
+The prefix must be empty, or that of the earlier demo in --dir.`
 
 // result is the last line of `trainer demo --json`. Every value is computed.
 type result struct {
@@ -58,12 +63,17 @@ type JobRunner func(ctx context.Context, st *store.Store, cfg launch.Config) err
 // Command returns the verb. run runs its jobs, whose command lines start this program
 // as demoWorkerCommand.
 func Command(std console.Streams, run JobRunner) *cobra.Command {
-	var dir string
+	var dir, bucket string
 	var asJSON bool
 	c := &cobra.Command{
 		Use: "demo", Short: "Show everything on a small real model, in under a minute", Long: demoHelp, Args: cobra.NoArgs,
+		Example: `  trainer demo
+  trainer demo --data 's3://models/demo?region=eu-central-1'`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			d := &demo{std: std, runJob: run, dir: dir, began: time.Now()}
+			if c.Flags().Changed("data") && !place.IsBucket(bucket) {
+				return fmt.Errorf("%w: --data %q is not the URL of a bucket: give s3://BUCKET/PREFIX, or leave it out and choose the directory with --dir", launch.ErrConfig, bucket)
+			}
+			d := &demo{std: std, runJob: run, dir: dir, data: bucket, began: time.Now()}
 			r, err := d.run(c.Context())
 			if err != nil {
 				return err
@@ -78,6 +88,7 @@ func Command(std console.Streams, run JobRunner) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&dir, "dir", "ckptstore-demo", "directory of the demo's store")
+	c.Flags().StringVar(&bucket, "data", "", "where the checkpoints are: s3://BUCKET/PREFIX (default: in the store's directory)")
 	c.Flags().BoolVar(&asJSON, "json", false, "print the result as one JSON object on the last line")
 	return c
 }
@@ -87,9 +98,11 @@ type demo struct {
 	std    console.Streams
 	runJob JobRunner
 	dir    string
+	data   string // URL of the bucket that has the checkpoints; empty: the store's directory has them
 	began  time.Time
 	log    *slog.Logger
-	mark   *os.File // locked while the demo runs
+	mark   *os.File      // locked while the demo runs
+	bucket *place.Bucket // of data
 	store  *store.Store
 	out    *progress
 }
@@ -110,6 +123,9 @@ func (d *demo) run(ctx context.Context) (r result, err error) {
 	defer func() {
 		if d.mark != nil {
 			err = errors.Join(err, d.mark.Close())
+		}
+		if d.bucket != nil {
+			err = errors.Join(err, d.bucket.Close())
 		}
 	}()
 	if err := d.prepare(ctx); err != nil {
@@ -157,7 +173,11 @@ func (d *demo) run(ctx context.Context) (r result, err error) {
 	if r.ReplayEqual, err = d.rebuild(ctx); err != nil {
 		return r, err
 	}
-	d.out.phase("5/5 one bit flipped in a shard file")
+	if d.bucket != nil {
+		d.out.phase("5/5 one bit flipped in the object of a shard file")
+	} else {
+		d.out.phase("5/5 one bit flipped in a shard file")
+	}
 	if r.CorruptionFound, err = d.flip(ctx); err != nil {
 		return r, err
 	}
@@ -175,6 +195,12 @@ const demoMark = "this-is-a-demo"
 // prepare creates the store, in place of an earlier demo's.
 func (d *demo) prepare(ctx context.Context) error {
 	d.log = slog.New(slog.DiscardHandler)
+	if d.data != "" {
+		var err error
+		if d.bucket, err = place.Open(d.data, d.log); err != nil {
+			return fmt.Errorf("--data: %w", err)
+		}
+	}
 	mark := filepath.Join(d.dir, demoMark)
 	entries, err := os.ReadDir(d.dir)
 	if err == nil && len(entries) > 0 {
@@ -197,10 +223,10 @@ func (d *demo) prepare(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("lock the demo's directory: %w", err)
 	}
-	if err := store.Remove(d.storeDir()); err != nil {
-		return fmt.Errorf("remove the earlier demo: %w", err)
+	if err := store.Remove(ctx, d.storeDir()); err != nil {
+		return fmt.Errorf("remove the earlier demo: %w; or choose another directory with --dir", err)
 	}
-	if _, err := store.Init(ctx, d.storeDir(), ""); err != nil {
+	if _, err := store.Init(ctx, d.storeDir(), d.data); err != nil {
 		return err
 	}
 	return d.open(ctx)

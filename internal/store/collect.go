@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/refs"
+	"github.com/ckptstore/ckptstore/internal/store/place"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -556,13 +558,15 @@ func (c *collector) exclusive(ref checkpoint.Ref) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// Remove deletes the store in a directory, and the directory. It returns [ErrLocked]
-// while a process has the store open, and nil if the directory does not exist.
-func Remove(dir string) error {
+// Remove deletes the store in a directory, with its data in a bucket if it has one there, and the
+// directory. It returns [ErrLocked] while a process has the store open, and nil if the directory
+// does not exist. If another store has taken over the bucket's prefix, that is left as it is.
+func Remove(ctx context.Context, dir string) error {
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	if _, err := readIdentity(dir); errors.Is(err, ErrNoStore) {
+	id, err := readIdentity(dir)
+	if errors.Is(err, ErrNoStore) {
 		if err := vacant(dir); err != nil { // not the leftovers of an init
 			return fmt.Errorf("remove: %w", err)
 		}
@@ -576,7 +580,33 @@ func Remove(dir string) error {
 	if lock == nil {
 		return fmt.Errorf("remove: %w: another process holds %s: wait for it or end it", ErrLocked, filepath.Join(dir, lockName))
 	}
+	if err := clearBucket(ctx, id); err != nil {
+		return fmt.Errorf("remove the checkpoints of store %s: %w", dir, errors.Join(err, lock.Close()))
+	}
 	return errors.Join(os.RemoveAll(dir), lock.Close())
+}
+
+// clearBucket removes the data of a store from its bucket.
+func clearBucket(ctx context.Context, id identity) (err error) {
+	if id.Data == "" {
+		return nil
+	}
+	b, err := place.Open(id.Data, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	mark, err := b.Mark(ctx)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // cleared by a removal that was interrupted
+	}
+	if err != nil {
+		return err
+	}
+	if there := (identity{}); json.Unmarshal(mark, &there) != nil || there.Store != id.Store {
+		return nil
+	}
+	return b.Clear(ctx)
 }
 
 // Withdraw takes committed checkpoints of one run out of its line and deletes them, on

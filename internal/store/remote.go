@@ -57,6 +57,10 @@ func findArchive(ctx context.Context, log *jetlog.Log) error {
 	if err != nil {
 		return err
 	}
+	if id, err := readIdentity(served.Directory); err != nil || id.Store != served.Store { // not even store.json is there
+		return fmt.Errorf("the old part of the log is in files of %s, served by %s from there: %w: mount that directory on this machine under the same path; a store whose log is on a NATS server needs none",
+			served.Directory, served.Host, os.ErrNotExist)
+	}
 	log.UseArchive(archiveDir(served.Directory))
 	return nil
 }

@@ -104,14 +104,14 @@ func TestServerWarnings(t *testing.T) {
 // TestRemove: stores in use and foreign directories stay.
 func TestRemove(t *testing.T) {
 	t.Parallel()
-	if err := Remove(filepath.Join(t.TempDir(), "none")); err != nil {
+	if err := Remove(t.Context(), filepath.Join(t.TempDir(), "none")); err != nil {
 		t.Error(err)
 	}
 	dir := made(t)
 	s := open(t, dir)
-	wrong(t, Remove(dir), ErrLocked, dir)
+	wrong(t, Remove(t.Context(), dir), ErrLocked, dir)
 	shut(t, s)
-	if err := Remove(dir); err != nil {
+	if err := Remove(t.Context(), dir); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(dir); err == nil {
@@ -119,5 +119,5 @@ func TestRemove(t *testing.T) {
 	}
 	other := t.TempDir()
 	write(t, filepath.Join(other, "precious"), "text")
-	wrong(t, Remove(other), ErrNotEmpty, "precious")
+	wrong(t, Remove(t.Context(), other), ErrNotEmpty, "precious")
 }

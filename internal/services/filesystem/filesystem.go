@@ -12,6 +12,7 @@
 //	         SHARED/ckptstore-writes-<…>-n0/N
 //	reading  a committed file that is read: the client reads it by its path, after
 //	         the requested blocks were compared with their checksums
+//	copied   what was read of a file in a bucket, in shared memory: its client's path
 //
 // Pending files are invisible: until the commit, paths lead only to committed
 // checkpoints of the run's line, and afterwards to the new one. The files of a

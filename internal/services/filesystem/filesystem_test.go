@@ -247,6 +247,12 @@ func handled(t *testing.T, change func(*Handler)) (*asker, *store.Store, *Handle
 	if err := store.Ensure(t.Context(), dir, limit, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
+	return handledIn(t, dir, change)
+}
+
+// handledIn is handled with a store that exists.
+func handledIn(t *testing.T, dir string, change func(*Handler)) (*asker, *store.Store, *Handler) {
+	t.Helper()
 	st, err := store.Open(t.Context(), store.Options{Location: dir})
 	if err != nil {
 		t.Fatal(err)

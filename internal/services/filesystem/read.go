@@ -21,6 +21,7 @@ const (
 type reading struct {
 	file   *data.VerbatimFile
 	object object.Object
+	here   *copied // in place of the object, where that is on another machine; nil: its path is one of this machine
 	ctx    context.Context
 	stop   context.CancelFunc
 
@@ -40,7 +41,7 @@ type piece struct {
 
 type openReply struct {
 	Read uint64 `json:"read"`
-	Path string `json:"path"` // of the file
+	Path string `json:"path"` // of the file, or of a copy that has the verified bytes
 	Size int64  `json:"size"`
 }
 
@@ -67,6 +68,14 @@ func (h *Handler) open(ctx context.Context, in pathRequest) (openReply, error) {
 		pieces: make([]*piece, (f.size()+pieceSize-1)/pieceSize),
 	}
 	r.ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx))
+	path := f.file.Path
+	if far, is := object.(ranger); is {
+		if r.here, err = h.memory.copyOf(f.file, far); err != nil {
+			r.close()
+			return openReply{}, fmt.Errorf("open %s%s: %w", scheme, p.text, err)
+		}
+		path = r.here.file.Name()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	id, err := h.number()
@@ -82,7 +91,7 @@ func (h *Handler) open(ctx context.Context, in pathRequest) (openReply, error) {
 	if c != nil {
 		c.reads[id] = r
 	}
-	return openReply{Read: id, Path: f.file.Path, Size: f.size()}, nil
+	return openReply{Read: id, Path: path, Size: f.size()}, nil
 }
 
 type verifyRequest struct {
@@ -129,7 +138,7 @@ func (h *Handler) verify(ctx context.Context, in verifyRequest) (verifyReply, er
 	if in.Length == 0 {
 		return verifyReply{From: in.Offset, To: in.Offset}, nil
 	}
-	if in.Sums {
+	if in.Sums && r.here == nil {
 		if reply := r.sums(in.Offset, in.Offset+in.Length); reply.Runs != nil {
 			return reply, nil
 		}
@@ -193,7 +202,7 @@ func (r *reading) ask(first, last int) ([]*piece, error) {
 			defer close(p.done)
 			select {
 			case r.permits <- struct{}{}:
-				_, _, p.err = r.file.Verify(r.ctx, r.object, int64(i)*pieceSize, int64(i+1)*pieceSize)
+				p.err = r.verified(int64(i)*pieceSize, min(int64(i+1)*pieceSize, r.file.Size))
 				<-r.permits
 			case <-r.ctx.Done():
 				p.err = r.ctx.Err()
@@ -201,6 +210,15 @@ func (r *reading) ask(first, last int) ([]*piece, error) {
 		}()
 	}
 	return slices.Clone(r.pieces[first : last+1]), nil
+}
+
+// verified compares bytes of the file with their checksums. Those of a copy are fetched first.
+func (r *reading) verified(from, to int64) error {
+	if r.here != nil {
+		return r.here.fetch(r.ctx, from, to)
+	}
+	_, _, err := r.file.Verify(r.ctx, r.object, from, to)
+	return err
 }
 
 // around extends a range of pieces to the verified ones before and after it.
@@ -240,6 +258,9 @@ func (r *reading) close() {
 	go func() {
 		r.busy.Wait()
 		_ = r.object.Close() // nothing was written to it
+		if r.here != nil {
+			r.here.discard()
+		}
 	}()
 }
 

@@ -149,5 +149,35 @@ func (b *Bucket) write(ctx context.Context, mark []byte, mode object.Mode) error
 	return u.Commit(ctx)
 }
 
-// Withdraw removes the mark of a store that could not be made.
+// Clear removes everything below the prefix, the mark last: a Clear that was interrupted can be
+// repeated by the store whose mark it is.
+func (b *Bucket) Clear(ctx context.Context) error {
+	for _, in := range []*s3.Bucket{b.data, b.blobs} {
+		if err := clearDir(ctx, in, ""); err != nil {
+			return err
+		}
+	}
+	return b.Withdraw(ctx)
+}
+
+// clearDir removes the files in a directory and below it. A bucket has no directories, so they go
+// with their files.
+func clearDir(ctx context.Context, in object.Backend, dir string) error {
+	entries, err := in.List(ctx, dir)
+	if err != nil {
+		return err
+	}
+	var files []string
+	for _, e := range entries {
+		name := path.Join(dir, e.Name)
+		if e.Info == nil || !e.Info.Dir {
+			files = append(files, name)
+		} else if err := clearDir(ctx, in, name); err != nil {
+			return err
+		}
+	}
+	return in.Remove(ctx, files...)
+}
+
+// Withdraw removes the mark of a store that could not be made, or that was cleared.
 func (b *Bucket) Withdraw(ctx context.Context) error { return b.top.Remove(ctx, MarkName) }

@@ -4,13 +4,16 @@ Both messages go to the logger ``ckptstore`` as warnings, once in a process for 
 so that they are visible without a logging configuration. They do not use
 ``warnings.warn``: a filter can turn that into an error during a save.
 
-Under a trainer, the trainer logs the same.
+Under a trainer, the trainer logs the same. A store with its checkpoints in a bucket has no
+such disk.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import pathlib
 from typing import Callable
 
 from ._connect import store_of
@@ -51,6 +54,8 @@ def _report(where: str, run: str, size: Callable[[], int]) -> None:
     if where in _warned and where in _told:
         return
     try:
+        if json.loads(pathlib.Path(where, "store.json").read_bytes()).get("data"):  # the URL of a bucket
+            return
         disk = os.statvfs(where)
         nbytes = 0 if where in _told else size()
     except (OSError, ValueError):  # a store on another machine: a save without room fails by itself

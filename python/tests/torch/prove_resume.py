@@ -1,6 +1,6 @@
 """Kills a training at random moments and proves that it resumes bit by bit.
 
-    python3 prove_resume.py [--ways save dcp url] [--kills 6] [--seed N] [--bin DIR]
+    python3 prove_resume.py [--ways save dcp url] [--kills 6] [--seed N] [--bin DIR] [--data URL]
 
 examples/transformer.py trains with FSDP2 under `trainer run`. At random moments a rank or the
 trainer receives SIGKILL. The trainer restarts the same number of ranks; a killed trainer is
@@ -14,6 +14,9 @@ log, must have the same bits as
 The trainings without kills save only with FileSystemWriter. It prints a line for each life of
 a killed training. Exit code 0: all claims hold; 1: a claim fails. --quick is one kill of each
 kind and one way.
+
+With --data s3://BUCKET/PREFIX?…, the checkpoints of the killed trainings are in a bucket, each
+training's below a new prefix there, which stays. In the end they are verified without the log.
 """
 
 import argparse
@@ -151,8 +154,11 @@ class Killed:
         self.options, self.way, self.chance = options, way, chance
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"killed-{way}-", dir=options.folder))
         self.lives, self.line = [], {}
+        self.data = options.data and below(options.data, f"{options.folder.name}/{self.folder.name}")
 
     def run(self):
+        if self.data:
+            self.ckptstore("init", "--store", str(self.folder / "store"), "--data", self.data)
         kills = [("rank", None), ("trainer", 4), ("trainer", 2)][: self.options.kills]
         while len(kills) < self.options.kills:
             kills.append(self.chance.choice([("rank", None), ("trainer", 2), ("trainer", 4)]))
@@ -174,6 +180,8 @@ class Killed:
         if set(changed) != {False, True}:
             raise Wrong(f"way {self.way}: nothing was resumed on {'as many ranks' if True in changed else 'another number of ranks'}")
         self.log()
+        if self.data:
+            self.bucket()
 
     def follow(self, launch, kills, world):
         """Read until the launch ends, and carry out the kills.
@@ -232,11 +240,33 @@ class Killed:
 
     def log(self):
         """Check that the log's metrics of the run equal the printed ones."""
-        out = subprocess.run([self.options.ckptstore, "metrics", "gpt", "--json", "--store", str(self.folder / "store")], check=True, capture_output=True, text=True, timeout=LIMIT)
-        rows = json.loads(out.stdout)["rows"]
+        rows = json.loads(self.ckptstore("metrics", "gpt", "--json", "--store", str(self.folder / "store")))["rows"]
         logged = {row["step"]: tuple(repr(float(row["metrics"][name]["last"])) for name in ("loss", "norm")) for row in rows}
         if len(rows) != self.options.steps or logged != self.line:
             raise Wrong(f"way {self.way}: the log's metrics of {len(rows)} iterations are not what was printed of {len(self.line)} steps")
+
+    def bucket(self):
+        """Check that the bucket alone has the checkpoints of the log, undamaged."""
+        logged, found = (
+            {row["id"] for row in json.loads(self.ckptstore("ls", "gpt", "--all", "--json", *where))["checkpoints"] if row["state"] == "committed"}
+            for where in (("--store", str(self.folder / "store")), ("--offline", "--store", self.data))
+        )
+        if not found or logged != found:
+            raise Wrong(f"way {self.way}: {self.data} has the checkpoints {sorted(found)}, the log {sorted(logged)}")
+        self.ckptstore("verify", "--offline", "--store", self.data)
+
+    def ckptstore(self, *arguments):
+        """Run a command, and return its output."""
+        done = subprocess.run([self.options.ckptstore, *arguments], check=False, capture_output=True, text=True, timeout=LIMIT)
+        if done.returncode != 0:
+            raise Wrong(f"way {self.way}: ckptstore {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+
+def below(data, name):
+    """Return the URL of a prefix below that of a bucket."""
+    place, mark, parameters = data.partition("?")
+    return f"{place.rstrip('/')}/{name}{mark}{parameters}"
 
 
 def main():
@@ -247,6 +277,7 @@ def main():
     parser.add_argument("--seed", type=int, help="of the moments (a random one)")
     parser.add_argument("--bin", type=pathlib.Path, help="directory of trainer and ckptstore (PATH)")
     parser.add_argument("--folder", type=pathlib.Path, help="where the stores go (a temporary one)")
+    parser.add_argument("--data", help="s3://BUCKET/PREFIX for the checkpoints (the store's directory); credentials are in the environment")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary files are removed
