@@ -320,12 +320,17 @@ func checkUploads(t *testing.T, server *s3test.Server, want int) {
 	if server.MinIO {
 		return // it keeps them elsewhere
 	}
-	for until := time.Now().Add(uploadsLimit); ; time.Sleep(20 * time.Millisecond) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	over := time.After(uploadsLimit)
+	for {
 		got := uploadsOf(t, server)
-		switch {
-		case len(got) == want:
+		if len(got) == want {
 			return
-		case time.Now().After(until):
+		}
+		select {
+		case <-tick.C:
+		case <-over:
 			t.Fatalf("%d unfinished uploads, want %d: %s", len(got), want, strings.Join(got, ", "))
 		}
 	}

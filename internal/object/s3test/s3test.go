@@ -209,8 +209,9 @@ func (s *Server) make(tb testing.TB, o Options) {
 	tb.Helper()
 	a := s.Do(tb, http.MethodPut, "", nil, nil)
 	// MinIO is ready before its disks are.
-	for until := time.Now().Add(startLimit); a.Status == http.StatusServiceUnavailable && time.Now().Before(until); {
-		time.Sleep(20 * time.Millisecond)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for until := time.Now().Add(startLimit); a.Status == http.StatusServiceUnavailable && time.Now().Before(until); <-tick.C {
 		a = s.Do(tb, http.MethodPut, "", nil, nil)
 	}
 	if a.Status != http.StatusOK {
