@@ -223,9 +223,19 @@ func (a *app) measure(ctx context.Context, list []listed, root *data.Root) error
 	if a.Format == "table" {
 		return nil
 	}
+	feet, problems := make([]store.Footprint, len(list)), make([]error, len(list))
+	var g errgroup.Group
+	g.SetLimit(root.Width())
+	for i, c := range list {
+		g.Go(func() error {
+			feet[i], problems[i] = store.MeasureFiles(ctx, root, c.ref)
+			return nil
+		})
+	}
+	_ = g.Wait() // never fails
 	for i := range list {
 		var err error
-		if list[i].Shared, list[i].Exclusive, err = a.footprint(ctx, root, list[i].ref); err != nil {
+		if list[i].Shared, list[i].Exclusive, err = a.known(ctx, feet[i], problems[i]); err != nil {
 			return err
 		}
 	}
@@ -236,6 +246,11 @@ func (a *app) measure(ctx context.Context, list []listed, root *data.Root) error
 // they are unknown.
 func (a *app) footprint(ctx context.Context, root *data.Root, ref checkpoint.Ref) (shared, exclusive *int64, err error) {
 	f, err := store.MeasureFiles(ctx, root, ref)
+	return a.known(ctx, f, err)
+}
+
+// known returns the bytes of a footprint, or nil if err is why they are unknown.
+func (a *app) known(ctx context.Context, f store.Footprint, err error) (shared, exclusive *int64, _ error) {
 	switch {
 	case ctx.Err() != nil:
 		return nil, nil, ctx.Err()

@@ -47,6 +47,9 @@ func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower, set
 	}
 	type id struct{ run, trial, checkpoint string }
 	seen := map[id]bool{}
+	var g errgroup.Group // a check is a request where the data is in a bucket
+	g.SetLimit(s.Data.Width())
+	defer func() { _ = g.Wait() }() // never fails
 	for e, err := range log.ReadCheckpoints(ctx, from, last) {
 		if err != nil {
 			return 0, err
@@ -67,8 +70,12 @@ func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower, set
 		}); err != nil {
 			return 0, err
 		}
-		repairOne(ctx, s, log, row)
+		g.Go(func() error {
+			repairOne(ctx, s, log, row)
+			return nil
+		})
 	}
+	_ = g.Wait()
 	return last, ctx.Err()
 }
 
