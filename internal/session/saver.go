@@ -55,21 +55,21 @@ type saver struct {
 	writing int
 	permits chan struct{}
 
-	mu       sync.Mutex
-	states   map[string]client.WaitReply    // of each save of the attempt
-	moved    chan struct{}                  // closed when states or a field below changed
-	part     map[string]map[int]bool        // ranks whose plan has been read, by ID; of saves that have ended only the local ones
-	waits    map[rankSave]int               // callers that wait
-	refused  map[rankSave]string            // why a rank has no part in a save
-	lost     map[int]error                  // why the memory of ranks is lost
-	plans    map[rankSave]*events.LocalPlan // in full, of open saves
-	newest   string                         // newest save, by the first mention by any rank
-	noRoom   map[string]bool                // saves that end, or ended, because the disk is full
-	known    map[string]bool                // saves that were newest and have not ended
-	uses     map[string]*data.Uses          // of open saves, by ID
-	flying   map[string]int                 // writes of a save that have not ended, by ID
-	underWay map[string]openWrites          // contexts of open saves that are being written, by ID
-	err      error                          // why the saver stopped
+	mu        sync.Mutex
+	states    map[string]client.WaitReply    // of each save of the attempt
+	moved     chan struct{}                  // closed when states or a field below changed
+	part      map[string]map[int]bool        // ranks whose plan has been read, by ID; of saves that have ended only the local ones
+	waits     map[rankSave]int               // callers that wait
+	refused   map[rankSave]string            // why a rank has no part in a save
+	lostRanks map[int]error                  // why the memory of ranks is lost
+	plans     map[rankSave]*events.LocalPlan // in full, of open saves
+	newest    string                         // newest save, by the first mention by any rank
+	noRoom    map[string]bool                // saves that end, or ended, because the disk is full
+	known     map[string]bool                // saves that were newest and have not ended
+	uses      map[string]*data.Uses          // of open saves, by ID
+	flying    map[string]int                 // writes of a save that have not ended, by ID
+	underWay  map[string]openWrites          // contexts of open saves that are being written, by ID
+	err       error                          // why the saver stopped
 }
 
 // rankSave is one rank's part in a save.
@@ -92,7 +92,7 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 		now:   func() time.Time { return l.now().Add(-store.silence()) },
 		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
-		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, lost: map[int]error{}, plans: map[rankSave]*events.LocalPlan{},
+		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, lostRanks: map[int]error{}, plans: map[rankSave]*events.LocalPlan{},
 		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{}, underWay: map[string]openWrites{},
 	}
 	s.put, s.kept, s.costs, s.over = s.writeData, func() {}, func(int64) {}, func(error) {}
@@ -337,7 +337,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		s.move(b.Checkpoint, client.WaitReply{State: client.Staged})
 	case *events.CheckpointCommitted:
 		s.reuse.end(b.Checkpoint)
-		s.uploads.take(b.Checkpoint)
+		s.uploads.remove(b.Checkpoint)
 		s.log.Info("checkpoint committed", "checkpoint", b.Checkpoint, "bytes", b.Bytes)
 		s.kept()
 		s.costs(b.Bytes)

@@ -442,7 +442,7 @@ func (s *saver) fly(checkpoint string, by int) {
 func (s *saver) clear(ctx context.Context, checkpoint string) {
 	switch {
 	case s.peer != nil:
-		s.uploads.take(checkpoint) // the coordinating process discards them
+		s.uploads.remove(checkpoint) // the coordinating process discards them
 		s.mu.Lock()
 		flying := s.flying[checkpoint] > 0
 		s.mu.Unlock()
@@ -461,7 +461,7 @@ func (s *saver) clear(ctx context.Context, checkpoint string) {
 func (s *saver) lose(ctx context.Context, ranks []int, why error) error {
 	s.mu.Lock()
 	for _, rank := range ranks {
-		s.lost[rank] = why
+		s.lostRanks[rank] = why
 	}
 	var open []rankSave
 	for id, part := range s.part {
@@ -482,7 +482,7 @@ func (s *saver) lose(ctx context.Context, ranks []int, why error) error {
 func (s *saver) fail(ctx context.Context, open []rankSave) error {
 	for _, of := range open {
 		s.mu.Lock()
-		why := s.lost[of.rank]
+		why := s.lostRanks[of.rank]
 		s.mu.Unlock()
 		// A rank whose files are written is not at fault: the coordinator ignores what
 		// fails after that.

@@ -66,7 +66,7 @@ func (s *saver) take(attempt int, id string, ranks ...int) (lost []rankSave) {
 				s.refused[who] = s.tooLate(id, rank)
 			}
 		}
-		if !over && s.lost[rank] != nil {
+		if !over && s.lostRanks[rank] != nil {
 			lost = append(lost, who)
 		}
 		part[rank] = true

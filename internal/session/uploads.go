@@ -48,8 +48,8 @@ func (u *uploads) end(checkpoint string, ranks ...int) {
 	}
 }
 
-// take removes and returns the uploads of a save.
-func (u *uploads) take(checkpoint string) (left []data.Upload) {
+// remove forgets and returns the uploads of a save.
+func (u *uploads) remove(checkpoint string) (left []data.Upload) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	maps.DeleteFunc(u.open, func(of rankSave, begun []data.Upload) bool {
@@ -88,7 +88,7 @@ func (s *saver) discard(ctx context.Context, checkpoint string) {
 	defer cancel()
 	var g errgroup.Group
 	g.SetLimit(defaultWorkers())
-	for _, u := range s.uploads.take(checkpoint) {
+	for _, u := range s.uploads.remove(checkpoint) {
 		g.Go(func() error {
 			if err := s.store.Data.Discard(ctx, s.ref(checkpoint), u); err != nil {
 				s.log.Warn("upload of an aborted save not discarded", "checkpoint", checkpoint, "file", u.File, "error", err)
