@@ -51,11 +51,9 @@ def committed(store: str | None, path: str, size: Callable[[], int], one: bool) 
 
 
 def _report(where: str, run: str, size: Callable[[], int]) -> None:
-    if where in _warned and where in _told:
+    if where in _warned and where in _told or _in_bucket(where):
         return
     try:
-        if json.loads(pathlib.Path(where, "store.json").read_bytes()).get("data"):  # the URL of a bucket
-            return
         disk = os.statvfs(where)
         nbytes = 0 if where in _told else size()
     except (OSError, ValueError):  # a store on another machine: a save without room fails by itself
@@ -69,3 +67,12 @@ def _report(where: str, run: str, size: Callable[[], int]) -> None:
     if full >= _NEARLY_FULL and where not in _warned:
         _warned.add(where)
         _log.warning("the disk of the store %s is %d %% full, and checkpoints are kept until they are removed: %s", where, full, bound)
+
+
+def _in_bucket(where: str) -> bool:
+    """Report whether the checkpoints of a store are in a bucket, whose URL its store.json has."""
+    try:
+        store = json.loads(pathlib.Path(where, "store.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(store, dict) and bool(store.get("data"))
