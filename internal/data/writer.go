@@ -429,8 +429,7 @@ func (w *FileWriter) create(ctx context.Context, rank int, f checkpoint.File) (o
 	return up, nil
 }
 
-// Uploads returns the uploads below the root of which a server has anything, with their IDs
-// only.
+// Uploads returns the unfinished uploads below the root. Of each it has the file and the ID.
 func (r *Root) Uploads(ctx context.Context) (map[checkpoint.Ref][]Upload, error) {
 	backend, resumes := r.b.(object.Resumer)
 	if !resumes {

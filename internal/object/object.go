@@ -162,17 +162,17 @@ type Outliving interface {
 
 // Resumer is a [Backend] with unfinished uploads.
 type Resumer interface {
-	// Resume is Create, except that pieces of an earlier upload are not sent again: those that
-	// the server has with the same size and sum. The pieces of the new upload may have another
-	// size than asked for. An earlier upload that was committed, but did not learn of it, is
-	// committed again without a piece. An upload that is gone or cannot be continued is replaced by a new one.
+	// Resume is Create for a file of which an earlier process has sent pieces. A piece that the
+	// server has with the same size and sum is not sent again. Pieces have the size of the
+	// earlier ones. If the earlier process died after the server had committed its upload, no
+	// piece is sent. If the upload is gone or cannot be continued, a new one begins.
 	Resume(ctx context.Context, name string, size int64, mode Mode, earlier Unfinished) (Upload, error)
 
 	// Discard removes what the server has of an upload. If there is none, that is success.
 	Discard(ctx context.Context, name string, upload Unfinished) error
 
-	// Uploads calls use with each upload below a directory of which the server has anything,
-	// with its ID only. Some servers list none.
+	// Uploads calls use with each unfinished upload below a directory. Of an upload it gives the
+	// ID only. Some servers list none.
 	Uploads(ctx context.Context, dir string, use func(name string, upload Unfinished)) error
 }
 

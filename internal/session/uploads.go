@@ -82,7 +82,8 @@ func (o uploadsOf) Left(rank int) (data.Upload, bool) {
 }
 
 // discard removes what the object store has of the uploads of a save that is aborted. A
-// failure costs space until the bucket's rule for unfinished uploads removes them.
+// failure costs space until a collection, or the bucket's rule for unfinished uploads, removes
+// them.
 func (s *saver) discard(ctx context.Context, checkpoint string) {
 	ctx, cancel := context.WithTimeout(ctx, discardTimeout)
 	defer cancel()

@@ -260,7 +260,7 @@ func (u *upload) begin(ctx context.Context) (string, error) {
 }
 
 // begin begins a multipart upload. If the answer is lost and the request repeated, the first
-// upload stays, empty, until a lifecycle rule of the bucket removes it.
+// upload stays, empty, until a lifecycle rule of the bucket removes it: no process has its ID.
 func (b *Bucket) begin(ctx context.Context, key, token string) (id string, err error) {
 	header := b.written(token)
 	header.Set("X-Amz-Checksum-Algorithm", "CRC32C")
