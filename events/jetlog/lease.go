@@ -321,8 +321,8 @@ func (l *Log) LeaseHolder(ctx context.Context, name string) (held *LeaseHeldErro
 //
 // Each acquisition has its own token. A renewal writes the same value again. A lease
 // has expired when its last write is older than its term. Both times are the server's,
-// so no client's clock matters. On a cluster, the members' clocks must agree to a
-// fraction of the terms.
+// so no client's clock matters. On a cluster, the term counts from the election of the
+// leader if that is later.
 const Leases = "CKPT_LEASES"
 
 const (
@@ -360,13 +360,19 @@ func (e *Lease) read(ctx context.Context) (leaseEntry, error) {
 	return entry, nil
 }
 
-// left returns the rest of the entry's term, by the server's clock.
+// left returns the rest of the entry's term, by the server's clock. On a cluster, a leader
+// that was elected after the entry was written gives it a whole term from its election: it
+// has another clock than the leader before, and without a leader no holder could renew.
 func (e *Lease) left(ctx context.Context, entry leaseEntry) (time.Duration, error) {
 	s, err := e.l.js.Stream(ctx, leaseStream)
 	if err != nil {
 		return 0, err
 	}
-	return entry.value.term() - s.CachedInfo().TimeStamp.Sub(entry.at), nil
+	info, from := s.CachedInfo(), entry.at
+	if c := info.Cluster; c != nil && c.LeaderSince != nil && c.LeaderSince.After(from) {
+		from = *c.LeaderSince
+	}
+	return entry.value.term() - info.TimeStamp.Sub(from), nil
 }
 
 // moved reports whether the key was not at the revision that a write expected, or

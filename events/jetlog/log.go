@@ -1,5 +1,5 @@
 // Package jetlog keeps the events of a store in one JetStream stream. It is
-// the only package that knows NATS.
+// the only package that speaks to NATS; internal/logpeers runs servers for it.
 //
 //	log       all events, from sequence 1 without a gap; no event ever expires
 //	          or is purged or deleted
@@ -133,6 +133,19 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
+// Intervals of pings. The client leaves a server that answers none of two.
+const (
+	pingOne     = 5 * time.Second // there is no other server
+	pingSeveral = time.Second     // another server of the cluster may answer
+)
+
+func (o Options) pingInterval() time.Duration {
+	if strings.Contains(o.URL, ",") {
+		return pingSeveral
+	}
+	return pingOne
+}
+
 // where names the server in errors, without its password.
 func (o Options) where() string {
 	if o.Dial != nil {
@@ -205,7 +218,7 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 		// Nothing is buffered while the connection is down: callers that wait for an
 		// acknowledgement send their messages again.
 		nats.ReconnectBufSize(-1),
-		nats.PingInterval(5 * time.Second),
+		nats.PingInterval(o.pingInterval()),
 		nats.MaxPingsOutstanding(2),
 		nats.DisconnectErrHandler(l.onDisconnect),
 		nats.ReconnectHandler(l.onReconnect),

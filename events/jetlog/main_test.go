@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/natstest"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nuid"
 	"go.uber.org/goleak"
@@ -29,6 +30,13 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	if text := os.Getenv(serverPeer); text != "" {
+		if err := natstest.ServePeer(text, os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if dir := os.Getenv(serverDir); dir != "" {
 		if err := serveProcess(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
