@@ -131,7 +131,7 @@ func TestSizes(t *testing.T) {
 
 func TestArchtestFailsWhenACoreRoomImportsNATS(t *testing.T) {
 	wantFinding(t, os.DirFS("testdata/broken"),
-		"projections/nats.go:4: room projections imports github.com/nats-io/nats.go: only events/jetlog, internal/natstest may")
+		"projections/nats.go:4: room projections imports github.com/nats-io/nats.go: only events/jetlog, internal/logpeers, internal/natstest may")
 }
 
 func TestArchtestFailsWhenACoreRoomReadsTheClock(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/ckptstore/ckptstore/internal/natstest"
 	"github.com/ckptstore/ckptstore/internal/testbed"
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
@@ -24,6 +25,13 @@ func TestMain(m *testing.M) {
 	testbed.Main()
 	if len(os.Args) > 1 && os.Args[1] == workerVerb {
 		if err := runWorker(context.Background(), os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if len(os.Args) > 2 && os.Args[1] == serverVerb {
+		if err := natstest.ServePeer(os.Args[2], neverEnds{}, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -47,7 +55,7 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	limit       = 60 * time.Second // of a test
+	limit       = 90 * time.Second // of a test
 	nodeTimeout = 2 * time.Second
 )
 

@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store/place"
 )
@@ -162,7 +163,7 @@ func Identity(ctx context.Context, o Options) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("find the store: %w", err)
 	}
-	if isURL {
+	if isURL || logpeers.Replicated(location) {
 		s, err := Open(ctx, o)
 		if err != nil {
 			return "", err
@@ -184,7 +185,7 @@ func Locate(ctx context.Context, o Options) (Whereabouts, error) {
 	if err != nil {
 		return Whereabouts{}, fmt.Errorf("find the store: %w", err)
 	}
-	if isURL {
+	if isURL || logpeers.Replicated(location) {
 		s, err := Open(ctx, o)
 		if err != nil {
 			return Whereabouts{}, err

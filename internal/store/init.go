@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/claim"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/share"
 	"github.com/ckptstore/ckptstore/internal/store/place"
@@ -375,7 +376,7 @@ func Ensure(ctx context.Context, location string, patience time.Duration, log *s
 	if err != nil {
 		return fmt.Errorf("make the store: %w", err)
 	}
-	if isURL {
+	if isURL || logpeers.Replicated(location) {
 		return nil
 	}
 	patient, cancel := context.WithTimeout(ctx, patience)

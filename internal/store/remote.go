@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/private"
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
@@ -116,6 +117,9 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.dir != "" {
+		at.dir = o.dir
+	}
 	if at.bucket == "" {
 		id, err := at.probe(o.Reader)
 		if err != nil {
@@ -175,6 +179,37 @@ type relay struct {
 	token *localToken // that clients show; nil if this process did not make it
 }
 
+// openPeers opens a store whose log has several copies: through the trainers that serve
+// them, or else by serving the copies in this process until the store is closed.
+func openPeers(ctx context.Context, o Options, dir string) (*Store, error) {
+	if o.Listen != nil {
+		return nil, fmt.Errorf("open store %s: %w: its log has copies that the trainers of its jobs serve: it has no other address", dir, ErrLocation)
+	}
+	o.dir = dir
+	at, err := logpeers.Find(dir)
+	if err == nil {
+		var s *Store
+		o.Location, o.Access = at.URL, &Access{Token: at.Token, TLS: at.TLS}
+		if s, err = openURL(ctx, o); err == nil || !errors.Is(err, ErrNoStore) {
+			return s, err
+		}
+	}
+	patient, cancel := context.WithTimeout(ctx, o.Patience)
+	defer cancel()
+	local, here, lerr := logpeers.Serve(patient, dir, o.Logger)
+	if lerr != nil {
+		return nil, fmt.Errorf("open store: %w (and no trainer serves them: %w)", lerr, err)
+	}
+	o.Location, o.Access = here.URL, &Access{Token: here.Token, TLS: here.TLS}
+	s, err := openURL(ctx, o)
+	if err != nil {
+		local.Close()
+		return nil, err
+	}
+	s.copies = local
+	return s, nil
+}
+
 // startRelay listens at the address in the options.
 func (s *Store) startRelay(ctx context.Context) (*relay, error) {
 	r, addr, err := s.Log.Relay(ctx, jetlog.RelayOptions{Listen: *s.opts.Listen})
@@ -218,10 +253,11 @@ var ErrAccess = problem.New(problem.Invalid, "bad credentials")
 // Access holds the credentials of one side of a connection, and how it verifies the other side.
 // Certificates and keys are PEM files.
 type Access struct {
-	Token     string // has precedence over TokenFile
-	TokenFile string // readable only by its user
-	CA        string // verifies the other side's certificate; "" means the machine's CAs, for a server none
-	Cert, Key string // both or neither
+	Token     string      // has precedence over TokenFile
+	TokenFile string      // readable only by its user
+	CA        string      // verifies the other side's certificate; "" means the machine's CAs, for a server none
+	Cert, Key string      // both or neither
+	TLS       *tls.Config // of a client, in place of CA, Cert and Key
 }
 
 // AccessFromEnv returns this process's credentials for servers from the environment.
@@ -236,6 +272,10 @@ func AccessFromEnv() Access {
 func (a Access) client(o *jetlog.Options) (err error) {
 	if o.Token, err = a.token(); err != nil {
 		return err
+	}
+	if a.TLS != nil {
+		o.TLS = a.TLS
+		return nil
 	}
 	if a == (Access{Token: a.Token, TokenFile: a.TokenFile}) {
 		return nil

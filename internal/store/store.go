@@ -57,6 +57,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -103,6 +104,7 @@ type Options struct {
 	// shared directory, a lock may hold for one machine only.
 	Owner func(ctx context.Context, door Door) (net.Conn, error)
 
+	dir        string        // of a store whose log has copies: its data is there, wherever that was when the log began
 	sharing    bool          // this process made the token of Listen
 	cutting    *cutting      // default: defaultCutting
 	viewsFS    vfs.FS        // for the views on disk; nil: the machine's filesystem
@@ -148,9 +150,10 @@ type Store struct {
 	end     context.CancelFunc // of life, with Close
 	leasing sync.WaitGroup     // pending lease releases, and goroutines that end with life
 
-	learning sync.Mutex // one checkpoint at a time
-	local    *follower  // of a URL; nil with a directory
-	relay    *relay     // of a URL, with Listen
+	learning sync.Mutex      // one checkpoint at a time
+	local    *follower       // of a URL; nil with a directory
+	relay    *relay          // of a URL, with Listen
+	copies   *logpeers.Local // of the log, that this process serves; nil of others
 }
 
 // Views answers queries from the projections. An answer includes at least everything that was in the
@@ -185,6 +188,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	dir, err := filepath.Abs(o.Location)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
+	}
+	if logpeers.Replicated(dir) {
+		return openPeers(ctx, o, dir)
 	}
 	s, err := closedStore(dir, o)
 	if err != nil {
@@ -356,6 +362,9 @@ func (s *Store) Close() error {
 		}
 		err := s.local.close()
 		s.Log.Close()
+		if s.copies != nil {
+			s.copies.Close()
+		}
 		return errors.Join(ended, err, s.closeBucket(), s.runtime.release())
 	}
 	return errors.Join(s.owner.close(), s.closeBucket(), s.runtime.release())

@@ -35,11 +35,14 @@ import (
 // nodesOptions configure a job over several nodes.
 type nodesOptions struct {
 	nodeTimeout, endpointWait, lastCall time.Duration
+	logOptions
 }
 
 func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
 	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
+	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3, of which one may be lost")
+	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
 	f.DurationVar(&o.lastCall, "last-call", 30*time.Second, "with MIN:MAX, how long to wait for more nodes than MIN")
 }
 
@@ -193,6 +196,15 @@ func (o runOptions) runMany(ctx context.Context, cfg launch.Config, n placement)
 	if err != nil {
 		return err
 	}
+	meet := func() error { return o.meet(ctx, cfg, n, at) }
+	if o.logReplicas == 1 {
+		return meet()
+	}
+	return o.withPeers(ctx, cfg, n, at, meet)
+}
+
+// meet coordinates the job, or follows the trainer that does.
+func (o runOptions) meet(ctx context.Context, cfg launch.Config, n placement, at string) error {
 	if isHere(ctx, at) && !taken(ctx, at) {
 		if err := o.coordinate(ctx, cfg, n, at); !errors.Is(err, errTaken) {
 			return err
@@ -314,6 +326,8 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 			return fmt.Errorf("join the job at %s: %w", at, err)
 		}
 		open.Patience = o.endpointWait // the link ends before, if the coordinating trainer does
+	}
+	if !url && o.logReplicas == 1 {
 		open.Owner = func(ctx context.Context, door store.Door) (net.Conn, error) {
 			return link.Dial(ctx, "/v1/store/"+string(door))
 		}

@@ -202,6 +202,11 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 	if err != nil {
 		return err
 	}
+	if o.logReplicas != 1 {
+		if _, err := o.replicated(where); err != nil {
+			return err
+		}
+	}
 	if where.max > 1 {
 		return o.runMany(ctx, cfg, where)
 	}

@@ -1,0 +1,295 @@
+package logpeers
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/problem/system"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+func config(store string, index int) Config {
+	return Config{Store: store, Index: index, Address: "127.0.0.1", Wait: time.Minute, Logger: quiet}
+}
+
+// joined is the peers of a log, each as a trainer of its own node would run it.
+type joined struct {
+	t      *testing.T
+	store  string
+	peers  [Copies]*Peer
+	access Access
+
+	refused atomic.Int32 // routes
+}
+
+// together joins several peers at once.
+func (j *joined) together(formed bool, indexes ...int) {
+	j.t.Helper()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for _, k := range indexes {
+		wg.Go(func() {
+			c := config(j.store, k)
+			c.Formed, c.Logger = formed, slog.New(counter{slog.DiscardHandler, &j.refused})
+			p, a, err := Join(j.t.Context(), c)
+			if err != nil {
+				j.t.Errorf("peer %d: %v", k, err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			j.peers[k], j.access = p, a
+			j.t.Cleanup(p.Close)
+		})
+	}
+	wg.Wait()
+	if j.t.Failed() {
+		j.t.FailNow()
+	}
+}
+
+func (j *joined) connect(a Access) *jetlog.Log {
+	j.t.Helper()
+	l, err := jetlog.Connect(j.t.Context(), jetlog.Options{URL: a.URL, Token: a.Token, TLS: a.TLS, Replicas: Copies, Timeout: time.Second})
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.t.Cleanup(l.Close)
+	return l
+}
+
+// newLog returns the peers of a log that has one event.
+func newLog(t *testing.T) (*joined, *jetlog.Log) {
+	t.Helper()
+	j := &joined{t: t, store: t.TempDir()}
+	j.together(false, 0, 1, 2)
+	l := j.connect(j.access)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	d, err := events.NewDecision(stamp("created"), events.Aggregate{}, events.StoreCreated{Store: "store-1", Format: 1, Data: "/data"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Create(ctx, d); err != nil {
+		t.Fatal(err)
+	}
+	return j, l
+}
+
+func stamp(id string) events.Stamp { return events.Stamp{ID: id, Source: "test", Time: time.Now()} }
+
+func fact(t *testing.T, id string) events.Fact {
+	t.Helper()
+	f, err := events.NewFact(stamp(id), events.Scope{Run: "run", Trial: "main", Actor: events.Rank(0)}, events.Metrics{Attempt: 1, Iteration: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// ids returns the events of a log.
+func ids(t *testing.T, l *jetlog.Log) (all []string) {
+	t.Helper()
+	if _, _, err := l.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	last, err := l.Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for e, err := range l.Read(t.Context(), 1, last) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, e.ID)
+	}
+	return all
+}
+
+// Three peers form a log of three copies. One ends, and the log takes events. It comes back
+// at other addresses, another one ends, and the log is still there. After all have ended,
+// two copies suffice to read it, and one does not.
+func TestPeers(t *testing.T) {
+	t.Parallel()
+	j, l := newLog(t)
+	if info, err := l.Info(t.Context()); err != nil || info.Replicas != Copies {
+		t.Fatalf("%d copies, %v", info.Replicas, err)
+	}
+	want := []string{"created"}
+	add := func(id string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := l.Append(ctx, fact(t, id)); err != nil {
+			t.Fatalf("append %s: %v", id, err)
+		}
+		want = append(want, id)
+	}
+	add("of three")
+	j.peers[0].Close()
+	add("of two")
+	j.together(true, 0)
+	await(t, "copy 0 has caught up", func() bool { return j.peers[0].settled() })
+	j.peers[1].Close()
+	add("of the other two")
+	if got := ids(t, l); !slices.Equal(got, want) {
+		t.Errorf("events %q, want %q", got, want)
+	}
+	l.Close()
+	j.peers[0].Close()
+	j.peers[2].Close()
+
+	// Copy 1 has missed an event.
+	local, here, err := Serve(t.Context(), j.store, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := ids(t, j.connect(here)); !slices.Equal(got, want) {
+		t.Errorf("events %q, want %q", got, want)
+	}
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, _, err := Serve(short, j.store, quiet); !slices.Contains(system.Kinds(err), problem.Locked) {
+		t.Errorf("a second server of the copies: %v", err)
+	}
+	local.Close()
+	for _, k := range []int{0, 2} {
+		if err := os.RemoveAll(CopyDir(j.store, k)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := Serve(t.Context(), j.store, quiet); err == nil {
+		t.Error("one copy is served as the log")
+	}
+}
+
+func await(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for !done() {
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			t.Fatalf("not in time: %s", what)
+		}
+	}
+}
+
+// A copy that is gone does not come back as an empty one, which would outvote the one copy
+// that knows the log.
+func TestLostCopyStaysLost(t *testing.T) {
+	t.Parallel()
+	j, _ := newLog(t)
+	j.peers[2].Close()
+	if err := os.RemoveAll(CopyDir(j.store, 2)); err != nil {
+		t.Fatal(err)
+	}
+	c := config(j.store, 2)
+	c.Formed = true
+	if _, _, err := Join(t.Context(), c); !errors.Is(err, ErrCopyLost) {
+		t.Errorf("an empty copy joins: %v", err)
+	}
+}
+
+// Two peers of three do not form a log, and each names the one that is missing.
+func TestMajorityDoesNotForm(t *testing.T) {
+	t.Parallel()
+	store := t.TempDir()
+	var wg sync.WaitGroup
+	for k := range 2 {
+		wg.Go(func() {
+			c := config(store, k)
+			c.Wait = time.Second
+			_, _, err := Join(t.Context(), c)
+			if !slices.Contains(system.Kinds(err), problem.Unavailable) {
+				t.Errorf("peer %d: %v", k, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// A client without the token, and a server without the certificate, are not let in. A
+// process that has made its own secret is such a server.
+func TestStrangers(t *testing.T) {
+	t.Parallel()
+	j, l := newLog(t)
+	bad := j.access
+	bad.Token = "another token, which is as long as it should be"
+	if l, err := jetlog.Connect(t.Context(), jetlog.Options{URL: bad.URL, Token: bad.Token, TLS: bad.TLS, Timeout: time.Second}); err == nil {
+		l.Close()
+		t.Error("a client with another token is let in")
+	}
+	if l, err := jetlog.Connect(t.Context(), jetlog.Options{URL: j.access.URL, Token: j.access.Token, Timeout: time.Second}); err == nil {
+		l.Close()
+		t.Error("a client trusts a certificate that it does not know")
+	}
+	all, err := cards(j.store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger, err := newSecret(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, err := newCard("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, err := readSecret(j.store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stranger.Token, stranger.trust = known.Token, known.trust // only the certificate differs
+	all[2] = &mine
+	dir := t.TempDir()
+	h, err := holdCopy(t.Context(), dir, false, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := startPeer(t.Context(), 2, h, all, stranger, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	await(t, "a peer that has refused it", func() bool { return j.refused.Load() > 0 || p.ns.NumRoutes() > 0 })
+	if n := p.ns.NumRoutes(); n != 0 {
+		t.Errorf("the stranger has %d routes", n)
+	}
+	if _, err := l.Append(t.Context(), fact(t, "after the strangers")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// counter counts the messages about TLS of a server.
+type counter struct {
+	slog.Handler
+	n *atomic.Int32
+}
+
+// Enabled implements [slog.Handler].
+func (counter) Enabled(context.Context, slog.Level) bool { return true }
+
+// Handle implements [slog.Handler].
+func (c counter) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, "TLS route handshake error") {
+		c.n.Add(1)
+	}
+	return nil
+}
+
+// WithAttrs implements [slog.Handler].
+func (c counter) WithAttrs([]slog.Attr) slog.Handler { return c }

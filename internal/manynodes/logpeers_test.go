@@ -1,0 +1,195 @@
+//go:build testbed || outlive
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/natstest"
+	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
+)
+
+// copies starts a job of three nodes, each with a copy of the log, and has a fourth node for
+// a spare.
+func copies(t *testing.T) *scene {
+	t.Helper()
+	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
+	s := &scene{t: t, ctx: ctx, cluster: c, job: job{nnodes: "3", nproc: 1, timeout: nodeTimeout}}
+	s.a, s.b, s.c = s.copyOn("a", "0"), s.copyOn("b", "1"), s.copyOn("c", "2")
+	return s
+}
+
+// copyOn launches the trainer of a node with an index, or of a spare, which has no copy.
+func (s *scene) copyOn(name, index string) *trainer {
+	s.t.Helper()
+	s.job.more = []string{"--log-replicas", "3", "--max-infra-restarts", "5"}
+	if index != "" {
+		s.job.more = append(s.job.more, "--node-rank", index)
+	}
+	return s.launch(name)
+}
+
+// A node with a copy of the log loses its power. The others and a spare continue with the
+// two copies that are left, and every acknowledged checkpoint is there.
+func TestNodeWithCopyOfLogLost(t *testing.T) {
+	t.Parallel()
+	s := copies(t)
+	s.group(0, 25)
+	spare := s.copyOn("d", "")
+	check(t, s.a.prints(s.ctx, "node=3"))
+	check(t, s.node("c").PowerOff())
+	lost := time.Now()
+	s.on(s.group(1, 25), "a", "b")
+	t.Logf("trains again %v after the loss", time.Since(lost))
+	if v := s.ends(s.ctx, t, s.a, s.b, spare); v.Saved < 4 || v.Attempts != 2 {
+		t.Errorf("%+v", v)
+	}
+}
+
+// The coordinating node loses its power, and its copy of the log with it. The log lives on:
+// the same run, started again on the other nodes, continues from the newest checkpoint.
+func TestCoordinatingNodeWithCopyOfLogLost(t *testing.T) {
+	t.Parallel()
+	s := copies(t)
+	s.group(0, 25)
+	check(t, s.node("a").PowerOff())
+	lost := time.Now()
+	check(t, s.noWorkers(s.ctx, s.node("b")))
+	check(t, s.noWorkers(s.ctx, s.node("c")))
+	for _, old := range []*trainer{s.b, s.c} {
+		check(t, old.kill())
+		must[int](t)(old.code(s.ctx))
+	}
+	s.job.meet = "b"
+	s.b, s.c = s.copyOn("b", "1"), s.copyOn("c", "2")
+	spare := s.copyOn("d", "")
+	s.group(1, 25)
+	t.Logf("trains again %v after the loss", time.Since(lost))
+	s.ends(s.ctx, t, s.b, s.c, spare)
+	if groups := of(s.events(), "group.started"); len(groups) != 2 || groups[1].Data.Resume == "" {
+		t.Errorf("groups %+v", groups)
+	}
+}
+
+// serverVerb makes the test binary a NATS server of a cluster.
+const serverVerb = "nats-server"
+
+// neverEnds is a standard input that stays open.
+type neverEnds struct{}
+
+// Read implements io.Reader.
+func (neverEnds) Read([]byte) (int, error) { select {} }
+
+// Ports of NATS servers on their nodes.
+const (
+	clientPort = 4222
+	routePort  = 6222
+)
+
+// natsCluster starts a NATS server on each of the nodes, makes a store whose log has three
+// copies there, and has the job use it.
+func (s *scene) natsCluster(nodes ...string) (servers []*trainer) {
+	s.t.Helper()
+	var routes, urls []string
+	for _, name := range nodes {
+		routes = append(routes, fmt.Sprintf("%v:%d", s.node(name).Addr(), routePort))
+		urls = append(urls, fmt.Sprintf("nats://%v:%d", s.node(name).Addr(), clientPort))
+	}
+	for _, name := range nodes {
+		p := natstest.Peer{Name: name, Dir: filepath.Join(s.dir, "log-"+name), Host: s.node(name).Addr().String(), Client: clientPort, Route: routePort, Routes: routes}
+		servers = append(servers, s.natsServer(name, p))
+	}
+	s.job.store = strings.Join(urls, ",")
+	program := filepath.Join(s.bin, "ckptstore")
+	check(s.t, await(s.ctx, "a log of three copies", func() (bool, error) {
+		out, err := s.node(nodes[0]).Command(s.ctx, program, "init", "--store", s.job.store, "--data", storeAt, "--replicas", "3").CombinedOutput()
+		if err != nil {
+			s.t.Logf("%s", out)
+		}
+		return err == nil, s.ctx.Err()
+	}))
+	s.job.env = []string{"CKPTSTORE_STORE_TOKEN=" + strings.Repeat("0123456789abcdef", 4)}
+	return servers
+}
+
+func (s *scene) natsServer(name string, p natstest.Peer) *trainer {
+	s.t.Helper()
+	self, err := os.Executable()
+	check(s.t, err)
+	return must[*trainer](s.t)(s.execute(s.ctx, s.node(name), self, []string{serverVerb, p.Text()}, nil))
+}
+
+// again starts a NATS server that was killed.
+func (s *scene) again(old *trainer) *trainer {
+	s.t.Helper()
+	return must[*trainer](s.t)(s.execute(s.ctx, old.on, old.Path, old.Args[1:], nil))
+}
+
+// The log is on a NATS cluster of three servers. Each is killed in turn, so the leader too,
+// and then two of three are away for longer than half of the node timeout. The training
+// continues from one save to the next, no group restarts, and the saves commit when there is
+// a quorum again.
+func TestClusterOfLogLosesServersAndQuorum(t *testing.T) {
+	t.Parallel()
+	ctx, c := start(t, setting{nodes: []string{"a", "b", "c"}, disk: netfs.NFS()})
+	j := twoNodes()
+	j.worker = []string{"--every", "50", "--pace", "20ms"}
+	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
+	servers := s.natsCluster("a", "b", "c")
+	s.a, s.b = s.launch("a"), s.launch("b")
+	s.group(0, 60)
+	for i, server := range servers {
+		check(t, server.kill())
+		must[int](t)(server.code(ctx))
+		must[int](t)(s.moves(ctx, 0, s.a, s.b))
+		servers[i] = s.again(server)
+		must[int](t)(s.moves(ctx, 0, s.a, s.b))
+		check(t, servers[i].prints(ctx, "nats://"))
+	}
+	for _, server := range servers[1:] {
+		check(t, server.kill())
+		must[int](t)(server.code(ctx))
+	}
+	before := s.commits()
+	must[int](t)(s.moves(ctx, 0, s.a, s.b)) // on the slots
+	check(t, s.pass(2*nodeTimeout))
+	if now := s.commits(); now > before+1 { // one may have been acknowledged just before
+		t.Errorf("%d saves committed without a quorum", now-before)
+	}
+	for i := range servers[1:] {
+		servers[1+i] = s.again(servers[1+i])
+	}
+	check(t, await(ctx, "saves after the quorum is back", func() (bool, error) { return s.commits() > before+1, nil }))
+	check(t, s.finish())
+	s.ended(s.a, s.b)
+	lives := must[[]life](t)(readLives(s.lives, 0))
+	if slices.ContainsFunc(lives, func(l life) bool { return l.Attempt != 1 }) {
+		t.Errorf("the group was restarted: %+v", lives)
+	}
+	for _, server := range servers {
+		check(t, unix.Kill(server.Process.Pid, unix.SIGKILL))
+	}
+}
+
+// commits counts the saves that rank 0 knows to be committed.
+func (s *scene) commits() (n int) {
+	s.t.Helper()
+	for _, l := range must[[]life](s.t)(readLives(s.lives, 0)) {
+		if l.Rank == 0 {
+			for _, line := range l.Lines {
+				if line.What == whatSaved {
+					n++
+				}
+			}
+		}
+	}
+	return n
+}
