@@ -188,7 +188,7 @@ func await(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// A copy that is gone does not come back as an empty one, which would outvote the one copy
+// A copy that is gone does not come back empty: with another, it would outvote the copy
 // that knows the log.
 func TestLostCopyStaysLost(t *testing.T) {
 	t.Parallel()
@@ -204,7 +204,7 @@ func TestLostCopyStaysLost(t *testing.T) {
 	}
 }
 
-// Two peers of three do not form a log, and each names the one that is missing.
+// Two peers of three do not form a log. Their errors name the missing peer.
 func TestMajorityDoesNotForm(t *testing.T) {
 	t.Parallel()
 	store := t.TempDir()

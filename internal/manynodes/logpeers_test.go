@@ -54,28 +54,63 @@ func TestNodeWithCopyOfLogLost(t *testing.T) {
 	}
 }
 
-// The coordinating node loses its power, and its copy of the log with it. The log lives on:
-// the same run, started again on the other nodes, continues from the newest checkpoint.
+// The coordinating node loses its power, and its copy of the log with it. The node that is
+// next takes the run, a spare takes the place, and the group continues from the newest
+// checkpoint. No trainer was started.
 func TestCoordinatingNodeWithCopyOfLogLost(t *testing.T) {
 	t.Parallel()
 	s := copies(t)
 	s.group(0, 25)
+	spare := s.copyOn("d", "")
+	check(t, s.a.prints(s.ctx, "node=3"))
 	check(t, s.node("a").PowerOff())
 	lost := time.Now()
-	check(t, s.noWorkers(s.ctx, s.node("b")))
-	check(t, s.noWorkers(s.ctx, s.node("c")))
-	for _, old := range []*trainer{s.b, s.c} {
-		check(t, old.kill())
-		must[int](t)(old.code(s.ctx))
-	}
-	s.job.meet = "b"
-	s.b, s.c = s.copyOn("b", "1"), s.copyOn("c", "2")
-	spare := s.copyOn("d", "")
-	s.group(1, 25)
+	group := s.group(1, 25)
 	t.Logf("trains again %v after the loss", time.Since(lost))
+	for _, l := range group {
+		if l.Host == "a" {
+			t.Errorf("rank %d runs on the lost node", l.Rank)
+		}
+	}
 	s.ends(s.ctx, t, s.b, s.c, spare)
-	if groups := of(s.events(), "group.started"); len(groups) != 2 || groups[1].Data.Resume == "" {
+	groups := of(s.events(), "group.started")
+	if len(groups) != 2 || groups[1].Data.Resume == "" || groups[0].Data.Job == groups[1].Data.Job {
 		t.Errorf("groups %+v", groups)
+	}
+}
+
+// The coordinating trainer is paused for longer than its lease lasts. Another node takes the
+// run. When the trainer continues, the log refuses its decisions, and no rank of its group
+// is alive.
+func TestPausedCoordinatorIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := copies(t)
+	s.group(0, 25)
+	spare := s.copyOn("d", "")
+	check(t, s.a.prints(s.ctx, "node=3"))
+	check(t, s.node("a").freeze())
+	group := s.group(1, 12)
+	for _, l := range group {
+		if l.Host == "a" {
+			t.Errorf("rank %d runs on the frozen node", l.Rank)
+		}
+	}
+	check(t, s.node("a").thaw())
+	if code := must[int](t)(s.a.code(s.ctx)); code != 5 {
+		t.Errorf("the trainer on a exits with %d, want 5", code)
+	}
+	s.group(1, 40)
+	s.ends(s.ctx, t, s.b, s.c, spare)
+	all := s.events()
+	groups := of(all, "group.started")
+	if len(groups) != 2 {
+		t.Fatalf("groups %+v", groups)
+	}
+	for _, e := range all {
+		decision := strings.Contains(e.Subject, ".s.") && e.Source == "trainer/"+groups[0].Data.Job
+		if decision && e.Sequence > groups[1].Sequence {
+			t.Errorf("the first coordinator has decided after the second: %+v", e)
+		}
 	}
 }
 

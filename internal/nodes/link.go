@@ -154,6 +154,9 @@ func (l *Link) end(err error) {
 	}
 }
 
+// Abandon ends the link for a reason that [Link.Err] returns. The coordinator is not told.
+func (l *Link) Abandon(why error) { l.end(why) }
+
 // Close ends the link without a word to the coordinator, which loses the node after T.
 func (l *Link) Close() {
 	l.decide(nil)

@@ -21,6 +21,17 @@ import (
 type logOptions struct {
 	logReplicas   int
 	logReplicaDir string
+
+	peerAddress string // of this node; where its copy of the log is served
+	succeeding  bool   // this node coordinates in place of another one
+}
+
+// copyIndex returns which copy of the log a node has; [logpeers.Copies] for none.
+func (o runOptions) copyIndex(n placement) int {
+	if !n.ranked || n.rank >= logpeers.Copies {
+		return logpeers.Copies // a node without an index has no copy
+	}
+	return n.rank
 }
 
 // replicated checks the flags of a job whose log has several copies, and returns the
@@ -43,8 +54,8 @@ func (o runOptions) replicated(n placement) (dir string, err error) {
 	return dir, nil
 }
 
-// withPeers calls run while this node serves its copy of the log.
-func (o runOptions) withPeers(ctx context.Context, cfg launch.Config, n placement, at string, run func() error) error {
+// withPeers runs this node's part of a job while it serves its copy of the log.
+func (o runOptions) withPeers(ctx context.Context, cfg launch.Config, n placement, at string) error {
 	dir, err := o.replicated(n)
 	if err != nil {
 		return err
@@ -62,10 +73,7 @@ func (o runOptions) withPeers(ctx context.Context, cfg launch.Config, n placemen
 	if net.ParseIP(host) != nil && isHere(ctx, at) {
 		address = host
 	}
-	index := logpeers.Copies // a node without an index has no copy
-	if n.ranked {
-		index = n.rank
-	}
+	index := o.copyIndex(n)
 	join := logpeers.Config{Store: dir, Formed: formed(dir), Index: index, Dir: o.logReplicaDir, Address: address, Wait: o.endpointWait, Logger: cfg.Logger}
 	cfg.Logger.Info("waiting for the copies of the log", "store", dir)
 	peer, access, err := logpeers.Join(ctx, join)
@@ -85,7 +93,8 @@ func (o runOptions) withPeers(ctx context.Context, cfg launch.Config, n placemen
 			return err
 		}
 	}
-	return run()
+	o.peerAddress = address
+	return o.meet(ctx, cfg, n, at)
 }
 
 // formed reports whether the store in a directory has a log of several copies.

@@ -196,15 +196,17 @@ func (o runOptions) runMany(ctx context.Context, cfg launch.Config, n placement)
 	if err != nil {
 		return err
 	}
-	meet := func() error { return o.meet(ctx, cfg, n, at) }
 	if o.logReplicas == 1 {
-		return meet()
+		return o.meet(ctx, cfg, n, at)
 	}
-	return o.withPeers(ctx, cfg, n, at, meet)
+	return o.withPeers(ctx, cfg, n, at)
 }
 
 // meet coordinates the job, or follows the trainer that does.
 func (o runOptions) meet(ctx context.Context, cfg launch.Config, n placement, at string) error {
+	if now := o.elsewhere(ctx, at); now != at {
+		return o.follow(ctx, cfg, n, now)
+	}
 	if isHere(ctx, at) && !taken(ctx, at) {
 		if err := o.coordinate(ctx, cfg, n, at); !errors.Is(err, errTaken) {
 			return err
@@ -223,6 +225,13 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		})
 		if err != nil {
 			return err
+		}
+		if o.succeeding {
+			release, held := outlast(ctx, st, cfg)
+			if held != nil {
+				return held
+			}
+			defer func() { err = errors.Join(err, release()) }()
 		}
 		cfg.Contact = &launch.Contact{}
 		listen := nodes.EndpointConfig{
@@ -252,6 +261,11 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			}
 			err = errors.Join(err, endpoint.Close())
 		}()
+		withdraw, err := o.announce(cfg, n, at)
+		if err != nil {
+			return err
+		}
+		defer withdraw()
 		endpoint.Handle("POST /v1/store/{door}", tunnelTo(st))
 		if !url {
 			endpoint.ServeProbes(listen.Dir, cfg.Logger)
@@ -267,13 +281,23 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, at string) error {
 	me := self(n, cfg, o.localAddr)
 	for {
-		err := o.followOnce(ctx, cfg, &me, at)
+		err := o.followOnce(ctx, cfg, n, &me, at)
 		if !n.ranked && me.Index >= 0 && slices.Contains(system.Kinds(err), problem.Conflict) {
 			me.Index = -1 // another node was faster to take the index that this one had
 			continue
 		}
+		if ctx.Err() == nil && errors.Is(err, errSucceed) {
+			err = o.succeed(ctx, cfg, n, at)
+			if !errors.Is(err, errTaken) && !errors.As(err, new(*store.RunningError)) {
+				return err
+			}
+			cfg.Logger.Warn("not taking over", "because", err)
+			at = o.elsewhere(ctx, at)
+			continue
+		}
 		if ctx.Err() == nil && (errors.Is(err, nodes.ErrExpelled) || errors.Is(err, nodes.ErrRestarted)) {
 			cfg.Logger.Warn("joining again", "because", err)
+			at = o.elsewhere(ctx, at)
 			continue
 		}
 		if ended := (*nodes.EndedError)(nil); errors.As(err, &ended) && ended.Code == 0 {
@@ -285,7 +309,7 @@ func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, 
 }
 
 // followOnce follows one job, as the node me.
-func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes.Node, at string) (err error) {
+func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placement, me *nodes.Node, at string) (err error) {
 	port, err := launch.HoldPort()
 	if err != nil {
 		return err
@@ -320,6 +344,11 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, me *nodes
 	cfg.Run, cfg.Job, cfg.TrialConfig, cfg.StrictReplicas = job.Run, job.Job, job.Config, job.Strict
 	cfg.SaveTimeout, cfg.DrainTimeout, cfg.Grace, cfg.Collective = job.SaveTimeout, job.Drain, job.Grace, job.Collective
 	cfg.Logger.Info("joined", "endpoint", at, "run", job.Run, "job", job.Job, "node", link.Index())
+	if o.logReplicas != 1 {
+		watching, stop := context.WithCancel(ctx)
+		defer stop()
+		go successor{o.store, o.copyIndex(n), cfg.Logger}.watch(watching, link, job.Job)
+	}
 	open := store.Options{Location: o.store, Patience: o.wait, Logger: slog.New(quietAfter{cfg.Logger.Handler(), link})}
 	if !url {
 		if err := link.ProveShared(ctx, join.Dir); err != nil {

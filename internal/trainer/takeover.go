@@ -1,0 +1,156 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/logpeers"
+	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/store"
+)
+
+// errSucceed reports that the coordinator is silent and that this node is next to
+// coordinate.
+var errSucceed = errors.New("the coordinating node is silent; this node is next")
+
+// Times of a takeover.
+const (
+	succeedPoll = 500 * time.Millisecond
+	// succeedTurn is how long a peer of the log leaves the one before it to take over.
+	succeedTurn = time.Minute
+	// succeedWait bounds the wait for the lease of the coordinator that is gone.
+	succeedWait = 90 * time.Second
+	// succeedDial bounds the look whether another coordinator answers.
+	succeedDial = 2 * time.Second
+)
+
+// successor follows what happens to the coordinator of a job whose log has copies.
+type successor struct {
+	store string
+	me    int // index of this node in the job's command line; logpeers.Copies without one
+	log   *slog.Logger
+}
+
+// watch ends a link whose coordinator is gone: with [nodes.ErrRestarted] when another one
+// is announced and answers, and with [errSucceed] when it is this node's turn.
+func (s successor) watch(ctx context.Context, link *nodes.Link, job string) {
+	was, err := logpeers.ReadCoordinator(s.store)
+	if err != nil || was.Job != job {
+		was = logpeers.Coordinator{Job: job}
+	}
+	tick := time.NewTicker(succeedPoll)
+	defer tick.Stop()
+	var since time.Time // of the silence
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		case <-link.Done():
+			return
+		}
+		select {
+		case <-link.Silent():
+		default:
+			since = time.Time{}
+			continue
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		now, err := logpeers.ReadCoordinator(s.store)
+		if err != nil {
+			s.log.Debug("coordinator not read", "error", err)
+			continue
+		}
+		if now.Job != "" && now.Job != job && answers(ctx, now.Endpoint) {
+			link.Abandon(fmt.Errorf("%w: job %s at %s", nodes.ErrRestarted, now.Job, now.Endpoint))
+			return
+		}
+		turn := was.Turn(s.me)
+		if turn >= 0 && time.Since(since) > link.Timeout()/2+time.Duration(turn)*succeedTurn {
+			link.Abandon(errSucceed)
+			return
+		}
+	}
+}
+
+// answers reports whether a process listens at an endpoint.
+func answers(ctx context.Context, endpoint string) bool {
+	ctx, cancel := context.WithTimeout(ctx, succeedDial)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", endpoint)
+	if err != nil {
+		return false
+	}
+	_ = conn.Close() // a probe
+	return true
+}
+
+// elsewhere returns where the job's nodes meet now: at another endpoint than at, if the
+// coordinator there was replaced.
+func (o runOptions) elsewhere(ctx context.Context, at string) string {
+	if o.logReplicas == 1 {
+		return at
+	}
+	now, err := logpeers.ReadCoordinator(o.store)
+	if err == nil && now.Endpoint != "" && now.Endpoint != at && answers(ctx, now.Endpoint) {
+		return now.Endpoint
+	}
+	return at
+}
+
+// succeed coordinates in place of a coordinator that is gone, at this node's own address.
+// It returns a [store.RunningError] if that one still holds the run.
+func (o runOptions) succeed(ctx context.Context, cfg launch.Config, n placement, at string) error {
+	_, port, err := net.SplitHostPort(at)
+	if err != nil {
+		return err
+	}
+	o.succeeding = true
+	cfg.Logger.Warn("coordinating node is gone; taking over", "endpoint", at)
+	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
+}
+
+// outlast takes the lease of the run when its holder has let it expire. No node is invited
+// before: a coordinator that is only slow keeps its nodes.
+func outlast(ctx context.Context, st *store.Store, cfg launch.Config) (release func() error, err error) {
+	until := time.Now().Add(succeedWait)
+	for {
+		_, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
+		if err == nil || !errors.As(err, new(*store.RunningError)) || time.Now().After(until) {
+			return release, err
+		}
+		select {
+		case <-time.After(succeedPoll):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// announce makes this node known as the coordinator, until the caller calls withdraw.
+func (o runOptions) announce(cfg launch.Config, n placement, at string) (withdraw func(), err error) {
+	if o.logReplicas == 1 {
+		return func() {}, nil
+	}
+	dir, err := filepath.Abs(o.store)
+	if err != nil {
+		return nil, fmt.Errorf("--store: %w", err)
+	}
+	c := logpeers.Coordinator{Job: cfg.Job, Index: o.copyIndex(n), Endpoint: at}
+	if err := c.Announce(dir); err != nil {
+		return nil, err
+	}
+	return func() {
+		if err := c.Withdraw(dir); err != nil {
+			cfg.Logger.Warn("announcement of the coordinator not withdrawn", "error", err)
+		}
+	}, nil
+}
