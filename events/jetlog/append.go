@@ -111,6 +111,7 @@ func (l *Log) publishTo(ctx context.Context, stream string, m *nats.Msg, opts ..
 	if err != nil {
 		return 0, err
 	}
+	l.saw(ack.Sequence)
 	return ack.Sequence, nil
 }
 
@@ -319,6 +320,7 @@ func (l *Log) sendAtomically(ctx context.Context, all []events.Event) (uint64, e
 		if !IsTail(ack.Stream) || ack.Batch != id || ack.Count != len(all) || ack.Sequence < uint64(len(all)) {
 			return 0, fmt.Errorf("batch of %d: the server acknowledged something else: %s", len(all), reply.Data)
 		}
+		l.saw(ack.Sequence)
 		return ack.Sequence - uint64(len(all)) + 1, nil
 	}
 	return 0, errors.New("batch of no events")

@@ -108,6 +108,7 @@ func (c *Cursor) open(ctx context.Context) error {
 			return err
 		}
 	}
+	c.l.saw(value.Sequence)
 	info, err := c.l.ours(ctx)
 	if err != nil {
 		return err

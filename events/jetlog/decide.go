@@ -112,6 +112,10 @@ func (l *Log) refused(ctx context.Context, d events.Decision, lane string, after
 	if err != nil {
 		return 0, err
 	}
+	if actual <= after && l.replicated() {
+		// This answer is older than the refusal: another server leads by now.
+		return 0, fmt.Errorf("%w: the lane is at %d by one server, and was refused after %d", errAgain, actual, after)
+	}
 	return 0, &ConflictError{Lane: lane, After: after, Actual: actual}
 }
 

@@ -177,6 +177,8 @@ type Log struct {
 	checked  int                        // the epoch in which the stream was last verified as ours
 	tail     tail                       // of the log that was opened; zero before
 	store    string                     // identity of the store whose log was opened
+	seen     uint64                     // the log has at least the events up to here
+	behind   time.Time                  // since then servers have fewer; zero if the last one had not
 	old      *archive.Archive           // archive before the tail, once it was needed
 	noOld    error                      // why the archive could not be opened
 	noOldAt  time.Time                  // when that was

@@ -109,6 +109,7 @@ func (r *reader) session(ctx context.Context) error {
 	once, stop := context.WithTimeout(inner, l.opts.Timeout)
 	defer stop()
 	defer l.denials.watch(stop, concernOf(concerning(ctx, consuming)))()
+	l.saw(r.next - 1)
 	info, err := l.ours(once)
 	if err != nil {
 		return err

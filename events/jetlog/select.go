@@ -146,6 +146,7 @@ func (s *selection) session(ctx context.Context) (done bool, err error) {
 	defer l.watch(func() { cancel(nats.ErrDisconnected) })()
 	once, stop := context.WithTimeout(inner, l.opts.Timeout)
 	defer stop()
+	l.saw(s.next - 1)
 	info, err := l.ours(once)
 	if err != nil {
 		return false, err

@@ -252,10 +252,51 @@ func (l *Log) ours(ctx context.Context) (*jetstream.StreamInfo, error) {
 		return nil, fmt.Errorf("%w: the stream %s was recreated at %s; connect to the server that has this store",
 			ErrForeign, info.Config.Name, info.Created.Format(time.RFC3339))
 	}
+	if err := l.upToDate(info); err != nil {
+		return nil, err
+	}
 	l.mu.Lock()
 	l.checked = max(l.checked, epoch)
 	l.mu.Unlock()
 	return info, nil
+}
+
+// behindPatience is how long the servers of a replicated log may have fewer events than this
+// process has seen before that counts as a loss.
+const behindPatience = 30 * time.Second
+
+// saw notes that the log has an event.
+func (l *Log) saw(sequence uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seen = max(l.seen, sequence)
+}
+
+// upToDate returns a transient error for the answer of a server that has not all events
+// which this process has seen. In a cluster, two servers may believe to be the leader for a
+// while, and a new one does not have all events at once. A log of one copy has no such
+// server: what it lacks is lost.
+func (l *Log) upToDate(info *jetstream.StreamInfo) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last := info.State.LastSeq
+	switch {
+	case info.Config.Replicas <= 1 || last >= l.seen:
+		l.seen, l.behind = max(l.seen, last), time.Time{}
+		return nil
+	case l.behind.IsZero():
+		l.behind = time.Now()
+	case time.Since(l.behind) > behindPatience:
+		return nil
+	}
+	return fmt.Errorf("%w: the server that answered has events up to %d, and the log has event %d", errAgain, last, l.seen)
+}
+
+// replicated reports whether the log has several copies, as far as it is known.
+func (l *Log) replicated() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.tail.replicas > 1
 }
 
 // known checks, once per connection, that the server behind it has our stream, so that

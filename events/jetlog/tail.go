@@ -64,8 +64,9 @@ func IsTail(name string) bool {
 
 // tail is the live stream behind a connection.
 type tail struct {
-	created time.Time
-	sealed  archive.Link
+	created  time.Time
+	sealed   archive.Link
+	replicas int
 }
 
 // sealedOf returns where the archive before a stream ends, and the store that it
@@ -214,7 +215,7 @@ func (l *Log) adopt(info *jetstream.StreamInfo, store string) error {
 		l.dropArchive() // a reader inside it continues in the next one
 	}
 	l.noOld = nil
-	l.store, l.tail, l.checked = store, tail{created: info.Created, sealed: sealed}, l.epoch
+	l.store, l.tail, l.checked = store, tail{created: info.Created, sealed: sealed, replicas: info.Config.Replicas}, l.epoch
 	return nil
 }
 

@@ -114,6 +114,30 @@ func TestPausedCoordinatorIsReplaced(t *testing.T) {
 	}
 }
 
+// The node that would be next is cut off from the coordinating node alone, for longer than a
+// lease lasts. It reaches the log, where the lease is renewed, and takes nothing over. It
+// joins again when the link is back.
+func TestNodeCutFromCoordinatorTakesNothingOver(t *testing.T) {
+	t.Parallel()
+	s := copies(t)
+	s.group(0, 25)
+	spare := s.copyOn("d", "")
+	check(t, s.a.prints(s.ctx, "node=3"))
+	s.bed.Switch().Cut("a", "b")
+	check(t, s.b.prints(s.ctx, "taking over"))
+	s.on(s.group(1, 12), "a", "d", "c")
+	check(t, s.pass(20*time.Second))
+	s.bed.Switch().Heal("a", "b")
+	check(t, await(s.ctx, "the return of b", func() (bool, error) { return strings.Count(s.b.log.String(), "msg=joined") > 1, nil }))
+	s.ends(s.ctx, t, s.a, s.b, s.c, spare)
+	groups := of(s.events(), "group.started")
+	for _, g := range groups {
+		if g.Data.Job != groups[0].Data.Job {
+			t.Errorf("a group of another job: %+v", g)
+		}
+	}
+}
+
 // serverVerb makes the test binary a NATS server of a cluster.
 const serverVerb = "nats-server"
 

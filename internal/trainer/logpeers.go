@@ -22,8 +22,8 @@ type logOptions struct {
 	logReplicas   int
 	logReplicaDir string
 
-	peerAddress string // of this node; where its copy of the log is served
-	succeeding  bool   // this node coordinates in place of another one
+	peerAddress string                // of this node; where its copy of the log is served
+	succeeding  *logpeers.Coordinator // that this node coordinates in place of; nil of none
 }
 
 // copyIndex returns which copy of the log a node has; [logpeers.Copies] for none.

@@ -226,8 +226,8 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		if err != nil {
 			return err
 		}
-		if o.succeeding {
-			release, held := outlast(ctx, st, cfg)
+		if o.succeeding != nil {
+			release, held := o.outlast(ctx, st, cfg)
 			if held != nil {
 				return held
 			}
@@ -281,13 +281,13 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, at string) error {
 	me := self(n, cfg, o.localAddr)
 	for {
-		err := o.followOnce(ctx, cfg, n, &me, at)
+		job, err := o.followOnce(ctx, cfg, n, &me, at)
 		if !n.ranked && me.Index >= 0 && slices.Contains(system.Kinds(err), problem.Conflict) {
 			me.Index = -1 // another node was faster to take the index that this one had
 			continue
 		}
 		if ctx.Err() == nil && errors.Is(err, errSucceed) {
-			err = o.succeed(ctx, cfg, n, at)
+			err = o.succeed(ctx, cfg, n, job, at)
 			if !errors.Is(err, errTaken) && !errors.As(err, new(*store.RunningError)) {
 				return err
 			}
@@ -308,11 +308,11 @@ func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, 
 	}
 }
 
-// followOnce follows one job, as the node me.
-func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placement, me *nodes.Node, at string) (err error) {
+// followOnce follows one job, as the node me, and returns its ID, if it joined one.
+func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placement, me *nodes.Node, at string) (id string, err error) {
 	port, err := launch.HoldPort()
 	if err != nil {
-		return err
+		return "", err
 	}
 	me.Port = port.Port()
 	contact := &launch.Contact{}
@@ -321,13 +321,19 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 	if !url {
 		dir, err := filepath.Abs(o.store)
 		if err != nil {
-			return fmt.Errorf("--store: %w", err)
+			return "", fmt.Errorf("--store: %w", err)
 		}
 		join.Dir, join.Token = joinDir(dir), ""
 	}
-	link, err := nodes.Join(ctx, join)
+	joining, joined := o.unlessMoved(ctx, at)
+	defer joined()
+	link, err := nodes.Join(joining, join)
+	joined()
+	if errors.Is(err, errMoved) {
+		return "", fmt.Errorf("%w: %w", nodes.ErrRestarted, err)
+	}
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer func() {
 		if err != nil && link.Err() == nil {
@@ -339,7 +345,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 	me.Index = link.Index()
 	var job welcome
 	if err := json.Unmarshal(link.Welcome(), &job); err != nil {
-		return fmt.Errorf("join the job at %s: %w", at, err)
+		return "", fmt.Errorf("join the job at %s: %w", at, err)
 	}
 	cfg.Run, cfg.Job, cfg.TrialConfig, cfg.StrictReplicas = job.Run, job.Job, job.Config, job.Strict
 	cfg.SaveTimeout, cfg.DrainTimeout, cfg.Grace, cfg.Collective = job.SaveTimeout, job.Drain, job.Grace, job.Collective
@@ -352,7 +358,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 	open := store.Options{Location: o.store, Patience: o.wait, Logger: slog.New(quietAfter{cfg.Logger.Handler(), link})}
 	if !url {
 		if err := link.ProveShared(ctx, join.Dir); err != nil {
-			return fmt.Errorf("join the job at %s: %w", at, err)
+			return job.Job, fmt.Errorf("join the job at %s: %w", at, err)
 		}
 		open.Patience = o.endpointWait // the link ends before, if the coordinating trainer does
 	}
@@ -379,9 +385,9 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 		return launch.Follow(ctx, cfg, sessionStore(st, cfg, o.parts.Storage), link)
 	})
 	if ended := link.Err(); !followed && ended != nil { // while the store was being opened
-		return ended
+		return job.Job, ended
 	}
-	return err
+	return job.Job, err
 }
 
 // quietAfter drops what is not a warning once the job has ended: the connections to its log

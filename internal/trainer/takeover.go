@@ -26,8 +26,6 @@ const (
 	succeedTurn = time.Minute
 	// succeedWait bounds the wait for the lease of the coordinator that is gone.
 	succeedWait = 90 * time.Second
-	// succeedDial bounds the look whether another coordinator answers.
-	succeedDial = 2 * time.Second
 )
 
 // successor follows what happens to the coordinator of a job whose log has copies.
@@ -69,7 +67,7 @@ func (s successor) watch(ctx context.Context, link *nodes.Link, job string) {
 			s.log.Debug("coordinator not read", "error", err)
 			continue
 		}
-		if now.Job != "" && now.Job != job && answers(ctx, now.Endpoint) {
+		if now.Job != "" && now.Job != job && answers(ctx, s.store, now) {
 			link.Abandon(fmt.Errorf("%w: job %s at %s", nodes.ErrRestarted, now.Job, now.Endpoint))
 			return
 		}
@@ -81,16 +79,11 @@ func (s successor) watch(ctx context.Context, link *nodes.Link, job string) {
 	}
 }
 
-// answers reports whether a process listens at an endpoint.
-func answers(ctx context.Context, endpoint string) bool {
-	ctx, cancel := context.WithTimeout(ctx, succeedDial)
-	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", endpoint)
-	if err != nil {
-		return false
-	}
-	_ = conn.Close() // a probe
-	return true
+// answers reports whether a coordinator answers at its endpoint. A connection alone proves
+// nothing: the system accepts it for a process that is frozen.
+func answers(ctx context.Context, dir string, c logpeers.Coordinator) bool {
+	_, err := nodes.Invitation{Job: c.Job, Host: c.Endpoint, Addresses: []string{c.Endpoint}}.Reach(ctx, joinDir(dir))
+	return err == nil
 }
 
 // elsewhere returns where the job's nodes meet now: at another endpoint than at, if the
@@ -100,31 +93,54 @@ func (o runOptions) elsewhere(ctx context.Context, at string) string {
 		return at
 	}
 	now, err := logpeers.ReadCoordinator(o.store)
-	if err == nil && now.Endpoint != "" && now.Endpoint != at && answers(ctx, now.Endpoint) {
+	if err == nil && now.Endpoint != "" && now.Endpoint != at && answers(ctx, o.store, now) {
 		return now.Endpoint
 	}
 	return at
 }
 
+// errMoved reports that the nodes of the job meet at another endpoint by now.
+var errMoved = errors.New("the job has another coordinator")
+
+// unlessMoved returns a context that ends with [errMoved] when the nodes meet elsewhere.
+func (o runOptions) unlessMoved(ctx context.Context, at string) (context.Context, context.CancelFunc) {
+	joining, cancel := context.WithCancelCause(ctx)
+	if o.logReplicas != 1 {
+		go func() {
+			tick := time.NewTicker(succeedPoll)
+			defer tick.Stop()
+			for o.elsewhere(joining, at) == at {
+				select {
+				case <-tick.C:
+				case <-joining.Done():
+					return
+				}
+			}
+			cancel(errMoved)
+		}()
+	}
+	return joining, func() { cancel(nil) }
+}
+
 // succeed coordinates in place of a coordinator that is gone, at this node's own address.
-// It returns a [store.RunningError] if that one still holds the run.
-func (o runOptions) succeed(ctx context.Context, cfg launch.Config, n placement, at string) error {
+// It returns a [store.RunningError] if that one holds the run and answers again.
+func (o runOptions) succeed(ctx context.Context, cfg launch.Config, n placement, job, at string) error {
 	_, port, err := net.SplitHostPort(at)
 	if err != nil {
 		return err
 	}
-	o.succeeding = true
+	o.succeeding = &logpeers.Coordinator{Job: job, Endpoint: at}
 	cfg.Logger.Warn("coordinating node is gone; taking over", "endpoint", at)
 	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
 }
 
-// outlast takes the lease of the run when its holder has let it expire. No node is invited
-// before: a coordinator that is only slow keeps its nodes.
-func outlast(ctx context.Context, st *store.Store, cfg launch.Config) (release func() error, err error) {
+// outlast takes the lease of the run when its holder, which coordinated before, has let it
+// expire. No node is invited before: a coordinator that is only slow keeps its nodes.
+func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Config) (release func() error, err error) {
 	until := time.Now().Add(succeedWait)
 	for {
 		_, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
-		if err == nil || !errors.As(err, new(*store.RunningError)) || time.Now().After(until) {
+		if err == nil || !errors.As(err, new(*store.RunningError)) || time.Now().After(until) || answers(ctx, o.store, *o.succeeding) {
 			return release, err
 		}
 		select {

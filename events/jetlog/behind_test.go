@@ -1,0 +1,100 @@
+package jetlog
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+)
+
+// behind is a connection to the server of a log that seems to have three copies. Its next
+// answers may be those of a leader that is behind, or was deposed.
+type behind struct {
+	s  *Server
+	mu sync.Mutex
+
+	last, stale string // of the stream; the next answers have stale in place of last
+	answers     int
+	refuse      int // decisions whose condition is spoiled on the way
+}
+
+func (b *behind) dial(context.Context) (net.Conn, error) {
+	c, err := b.s.Dial()
+	return &behindConn{c, b}, err
+}
+
+type behindConn struct {
+	net.Conn
+	b *behind
+}
+
+// Read implements [net.Conn].
+func (c *behindConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.b.mu.Lock()
+	defer c.b.mu.Unlock()
+	if at := bytes.Index(p[:n], []byte(`"num_replicas":1`)); at >= 0 {
+		copy(p[at:], `"num_replicas":3`)
+	}
+	if at := bytes.Index(p[:n], []byte(`"last_seq":`+c.b.last)); at >= 0 && c.b.answers > 0 {
+		c.b.answers--
+		copy(p[at:], `"last_seq":`+c.b.stale)
+	}
+	return n, err
+}
+
+// Write implements [net.Conn].
+func (c *behindConn) Write(p []byte) (int, error) {
+	c.b.mu.Lock()
+	defer c.b.mu.Unlock()
+	name := []byte("Nats-Expected-Last-Subject-Sequence: ")
+	if at := bytes.Index(p, name); at >= 0 && c.b.refuse > 0 {
+		c.b.refuse--
+		p = bytes.Clone(p)
+		p[at+len(name)]++
+	}
+	return c.Conn.Write(p)
+}
+
+// A server of a replicated log that has fewer events than were seen is asked again: nothing
+// is lost. A refusal of a decision is no conflict when the lane has not moved.
+func TestLeaderThatIsBehind(t *testing.T) {
+	t.Parallel()
+	_, s := newLog(t)
+	b := &behind{s: s}
+	l := connectTo(t, Options{Dial: b.dial})
+	if _, _, err := l.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Append(t.Context(), factsOf(t, 4)...); err != nil {
+		t.Fatal(err)
+	}
+	set := func(answers, refuse int) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.last, b.stale, b.answers, b.refuse = "5", "3", answers, refuse
+	}
+	left := func() string {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return fmt.Sprint(b.answers, b.refuse)
+	}
+	set(3, 0)
+	if last, err := l.Last(t.Context()); err != nil || last != 5 {
+		t.Errorf("the log ends at %d, %v", last, err)
+	}
+	set(2, 0)
+	if n := len(readAll(t, l, 1, 5)); n != 5 {
+		t.Errorf("%d events", n)
+	}
+	set(0, 2)
+	at, err := l.Decide(t.Context(), begun(t, "step-1"), 0)
+	if err != nil || at != 6 {
+		t.Errorf("decided at %d, %v", at, err)
+	}
+	if left := left(); left != "0 0" {
+		t.Errorf("%s answers were not used", left)
+	}
+}
