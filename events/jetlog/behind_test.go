@@ -3,6 +3,7 @@ package jetlog
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -96,5 +97,61 @@ func TestLeaderThatIsBehind(t *testing.T) {
 	}
 	if left := left(); left != "0 0" {
 		t.Errorf("%s answers were not used", left)
+	}
+}
+
+// counting is a connection that counts the messages that are requested one by one.
+type counting struct {
+	s  *Server
+	mu sync.Mutex
+	n  int
+}
+
+func (c *counting) dial(context.Context) (net.Conn, error) {
+	conn, err := c.s.Dial()
+	return &countingConn{conn, c}, err
+}
+
+type countingConn struct {
+	net.Conn
+	c *counting
+}
+
+// Write implements [net.Conn].
+func (c *countingConn) Write(p []byte) (int, error) {
+	c.c.mu.Lock()
+	c.c.n += bytes.Count(p, []byte("PUB $JS.API.STREAM.MSG.GET."))
+	c.c.mu.Unlock()
+	return c.Conn.Write(p)
+}
+
+// A decision that has seen nothing of a long lane is refused without reading it: the time
+// for that may be longer than an attempt may take, and no attempt would ever end.
+func TestLateDecisionReadsNoLane(t *testing.T) {
+	t.Parallel()
+	l, s := newLog(t)
+	end := uint64(0)
+	for i := range 50 {
+		var err error
+		if end, err = l.Decide(t.Context(), begun(t, fmt.Sprint("step-", i)), end); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := &counting{s: s}
+	late := connectTo(t, Options{Dial: c.dial})
+	if _, _, err := late.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.mu.Lock()
+	c.n = 0
+	c.mu.Unlock()
+	var conflict *ConflictError
+	if _, err := late.Decide(t.Context(), begun(t, "late"), 0); !errors.As(err, &conflict) || conflict.Actual != end {
+		t.Errorf("a late decision: %v, want a conflict at %d", err, end)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == 0 || c.n > 4 {
+		t.Errorf("%d messages were requested", c.n)
 	}
 }

@@ -119,21 +119,21 @@ func (l *Log) refused(ctx context.Context, d events.Decision, lane string, after
 	return 0, &ConflictError{Lane: lane, After: after, Actual: actual}
 }
 
-// find returns the sequence of the event with this ID in the lane, later than after; 0
-// if there is none.
+// find returns the sequence of the event with this ID in the lane, if it was decided after
+// the decision at after; 0 otherwise. Such an event is the first one there: its condition
+// was that nothing follows. So a long lane is not read, which would take more than one
+// attempt may.
 func (l *Log) find(ctx context.Context, id, lane string, after uint64) (uint64, error) {
-	for {
-		e, err := l.get(ctx, msgGet{Seq: after + 1, NextFor: lane})
-		switch {
-		case errors.Is(err, errNoMessage):
-			return 0, nil
-		case err != nil:
-			return 0, err
-		case e.ID == id:
-			return e.Sequence, nil
-		}
-		after = e.Sequence
+	e, err := l.get(ctx, msgGet{Seq: after + 1, NextFor: lane})
+	switch {
+	case errors.Is(err, errNoMessage):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	case e.ID == id:
+		return e.Sequence, nil
 	}
+	return 0, nil
 }
 
 // LaneEnd returns the sequence of the last decision of agg, 0 if there is none. The

@@ -200,7 +200,7 @@ func TestClusterOfLogLosesServersAndQuorum(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c"}, disk: netfs.NFS()})
 	j := twoNodes()
-	j.worker = []string{"--every", "50", "--pace", "20ms"}
+	j.timeout, j.worker = usualTimeout, []string{"--every", "50", "--pace", "20ms"}
 	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
 	servers := s.natsCluster("a", "b", "c")
 	s.a, s.b = s.launch("a"), s.launch("b")
@@ -219,7 +219,7 @@ func TestClusterOfLogLosesServersAndQuorum(t *testing.T) {
 	}
 	before := s.commits()
 	must[int](t)(s.moves(ctx, 0, s.a, s.b)) // on the slots
-	check(t, s.pass(2*nodeTimeout))
+	check(t, s.pass(usualTimeout/2+time.Second))
 	if now := s.commits(); now > before+1 { // one may have been acknowledged just before
 		t.Errorf("%d saves committed without a quorum", now-before)
 	}
