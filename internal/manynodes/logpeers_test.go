@@ -54,6 +54,26 @@ func TestNodeWithCopyOfLogLost(t *testing.T) {
 	}
 }
 
+// Two nodes with a copy lose their power one after the other, and each is back before the next
+// fault. Its copy catches up, so a majority has every event.
+func TestNodesWithCopiesLostInTurn(t *testing.T) {
+	t.Parallel()
+	s := copies(t)
+	attempt := s.group(0, 25)[0].Attempt
+	for _, lost := range []struct {
+		name, index string
+		trainer     **trainer
+	}{{"c", "2", &s.c}, {"b", "1", &s.b}} {
+		check(t, s.node(lost.name).PowerOff())
+		check(t, s.node(lost.name).PowerOn(s.ctx))
+		*lost.trainer = s.copyOn(lost.name, lost.index)
+		group := s.group(attempt, 25)
+		s.on(group, "a", "b", "c")
+		attempt = group[0].Attempt
+	}
+	s.ends(s.ctx, t, s.a, s.b, s.c)
+}
+
 // The coordinating node loses its power, and its copy of the log with it. The node that is
 // next takes the run, a spare takes the place, and the group continues from the newest
 // checkpoint. No trainer was started.

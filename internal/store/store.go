@@ -9,6 +9,7 @@
 //	  end.json       the log's last known end: the log is at least that long
 //	  read.json      how far the log was read, and the findings
 //	  log/           the log: the embedded NATS server's streams, and its archive
+//	  log.0/ … 2/    the copies of a log that has three, in place of log/: see package logpeers
 //	  views/         projections; may be deleted, is rebuilt from the log; in
 //	                 memory while its file system fails
 //	  blobs/         event bodies that are too large for the log
