@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/front"
+	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -68,6 +69,9 @@ func (a *app) serveCommand() *cobra.Command {
   ckptstore serve --store ckpts --listen 0.0.0.0:4222 --token-file token --tls-cert cert.pem --tls-key key.pem
   ckptstore serve --store nats://user:secret@cluster:4222 --listen 127.0.0.1:4223`,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if !store.IsURL(a.location) && logpeers.Replicated(a.location) {
+				return console.Usagef("serve %s: its log has %d copies: the trainers of its jobs serve them, and after a job each command does", a.location, logpeers.Copies)
+			}
 			if store.IsURL(a.location) && address == "" {
 				return console.Usagef("serve %s: a store on a server has no owner; give --listen HOST:PORT to serve clients without that server's credentials, or a directory with --store",
 					jetlog.Redacted(a.location))
