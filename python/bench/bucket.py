@@ -1,6 +1,6 @@
 """Compares saves to a bucket and loads from it with those of s3torchconnector's DCP classes.
 
-    pip install s3torchconnector
+    pip install s3torchconnector[dcp]
     python3 bucket.py 's3://BUCKET/PREFIX?endpoint=http://127.0.0.1:7070&region=us-east-1&path-style=1'
         [--ranks 2] [--bytes 268435456] [--tensors 32] [--rounds 5] [--bin DIR]
 
@@ -50,7 +50,7 @@ def main() -> None:
         store, result = f"{base}/store", f"{base}/result.json"
         subprocess.run([program["ckptstore"], "init", "-q", "--store", store, "--data", at._replace(path=f"{prefix}/ours").geturl()], check=True)
         rank = [sys.executable, __file__, at._replace(path=f"{prefix}/peer").geturl(), "--bytes", str(options.bytes), "--tensors", str(options.tensors), "--rounds", str(options.rounds), "--result", result]
-        subprocess.run([program["trainer"], "run", "--store", store, "--name", "bench", "--nproc", str(options.ranks), "--", *rank], check=True, stdout=sys.stderr, env=os.environ | {"CKPTSTORE_BIN": program["ckptstore"]})
+        subprocess.run([program["trainer"], "run", "--store", store, "--name", "bench", "--nproc", str(options.ranks), "--max-restarts", "0", "--", *rank], check=True, stdout=sys.stderr, env=os.environ | {"CKPTSTORE_BIN": program["ckptstore"], "BENCH_STORE": store})
         show(json.loads(pathlib.Path(result).read_text()))
 
 
@@ -172,7 +172,7 @@ class Rank:
                 self.load(way, *saved[way])
             self.dist.barrier()
             if self.rank == 0:
-                subprocess.run([os.environ["CKPTSTORE_BIN"], "gc", "bench", "--policy", "last=1,superseded=delete", "--apply", "-q"], check=True, stdout=subprocess.DEVNULL)
+                subprocess.run([os.environ["CKPTSTORE_BIN"], "gc", "bench", "--policy", "last=1,superseded=delete", "--apply", "-q", "--store", os.environ["BENCH_STORE"]], check=True, stdout=subprocess.DEVNULL)
                 print(f"round {number}: " + ", ".join(f"{name} {times[-1]:.3f}" for name, times in self.times.items()), flush=True)
             self.dist.barrier()
         self.ours.report({"rounds": self.options.rounds}, done=True)
