@@ -48,7 +48,6 @@ func (j *job) spread(procs ...int) (others []*follower) {
 			t.Fatal(err)
 		}
 		contact := &launch.Contact{}
-		f.link = j.join(index, procs[index], port, contact)
 		cfg := config(j.cfg.Run, procs[index], j.cfg.Command, f.out, f.log)
 		cfg.Job, cfg.Contact, cfg.Port = j.cfg.Job, contact, port
 		cfg.Logger = slog.New(slog.NewTextHandler(f.log, nil))
@@ -60,6 +59,10 @@ func (j *job) spread(procs ...int) (others []*follower) {
 		f.stop = stop
 		own := storeOf(home, memory)
 		own.Log = unreadLog{own.Log, &f.reads}
+		if j.differs != nil {
+			j.differs(index, &cfg, &own)
+		}
+		f.link = j.join(index, cfg, contact)
 		go func() { f.done <- launch.Follow(ctx, cfg, own, f.link) }()
 		t.Cleanup(func() {
 			_ = endpoint.Close() // tells the node
@@ -80,9 +83,14 @@ func (j *job) coordinate(procs ...int) {
 	j.t.Helper()
 	j.shared = j.t.TempDir()
 	j.cfg.Nodes = session.OneNode(procs[0])
+	if j.differs != nil {
+		j.differs(0, &j.cfg, &j.store)
+	}
+	self := nodes.Node{Index: 0, Key: "0", Procs: procs[0]}
+	j.cfg.Peers.Declare(&self)
 	endpoint, err := nodes.Listen(j.t.Context(), nodes.EndpointConfig{
 		Address: "127.0.0.1:0", Dir: j.shared, Job: j.cfg.Job, Run: j.cfg.Run, Store: home.ID, Version: "test", Min: len(procs), Max: len(procs),
-		Self: nodes.Node{Index: 0, Key: "0", Procs: procs[0]}, Timeout: patience / 6, Logger: j.cfg.Logger,
+		Self: self, Timeout: patience / 6, Logger: j.cfg.Logger,
 	})
 	if err != nil {
 		j.t.Fatal(err)
@@ -92,11 +100,13 @@ func (j *job) coordinate(procs ...int) {
 }
 
 // join joins the job as a node.
-func (j *job) join(index, procs int, port *launch.HeldPort, contact *launch.Contact) *nodes.Link {
+func (j *job) join(index int, cfg launch.Config, contact *launch.Contact) *nodes.Link {
 	j.t.Helper()
+	self := nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: len(cfg.Local()), Port: cfg.Port.Port(), Version: "test", Store: home.ID}
+	cfg.Peers.Declare(&self)
 	link, err := nodes.Join(j.t.Context(), nodes.JoinConfig{
 		Address: j.cfg.Endpoint.Addr().String(), Dir: j.shared, Wait: patience, Answered: contact.Answered,
-		Self: nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: procs, Port: port.Port(), Version: "test", Store: home.ID},
+		Self: self,
 	})
 	if err != nil {
 		j.t.Fatal(err)
@@ -112,7 +122,9 @@ func (j *job) beatsOnly() *nodes.Link {
 	if err != nil {
 		j.t.Fatal(err)
 	}
-	link := j.join(1, 1, port, &launch.Contact{})
+	cfg := config(j.cfg.Run, 1, j.cfg.Command, j.out, j.log)
+	cfg.Port = port
+	link := j.join(1, cfg, &launch.Contact{})
 	j.t.Cleanup(link.Close)
 	return link
 }
