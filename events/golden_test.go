@@ -53,6 +53,7 @@ var samples = []Body{
 		Attempt: 2, Checkpoint: "step-200.a2", Ranks: []RankRun{{First: 2, Count: 2}}, Files: []NodeFile{{Name: "r*.safetensors", Sizes: []int64{1 << 31, -1}}, {Name: "r*.idx", Sizes: []int64{8192}}},
 		Indexes: bytes.Repeat([]byte{44}, 64), BytesWritten: []int64{1 << 30, 0}, BytesReused: []int64{1 << 30},
 	},
+	ReplicaNode{Attempt: 2, Checkpoint: "step-200.a2", Ranks: []RankRun{{First: 2, Count: 2}}, Node: 3, Bytes: 1 << 32, Seconds: 1.5},
 	WriteSealed{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Bytes: 1 << 31},
 	WriteStarted{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, File: "r00001.safetensors", Upload: "2~VmFsaWRVcGxvYWRJRA", Token: "CJQ5ZKN2ETV7LX3OYRGWBHAM4D", PartSize: 32 << 20},
 	WriteCompleted{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Files: []File{{Name: "r00001.safetensors", Size: 1 << 31}, {Name: "r00001.idx", Size: 8192}}, IndexDigest: strings.Repeat("2c", 32), BytesWritten: 1 << 30, BytesReused: 1 << 30},

@@ -182,6 +182,8 @@ func (f *fold) fact(body events.Body) error {
 		return f.deviceRecovered(b)
 	case *events.LocalPlan, *events.NodePlan, *events.GlobalPlan, *events.LoadPlan:
 		return nil // these have no row: plans are in the log
+	case *events.ReplicaNode:
+		return nil // memory of a node: it is gone with its job
 	case *events.WriteStarted:
 		return nil // only who ends the save asks for it, and reads the save in the log
 	}

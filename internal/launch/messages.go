@@ -39,7 +39,7 @@ type startOrder struct {
 
 // replicaOrder is a node's part in the replication of slots.
 type replicaOrder struct {
-	To   string `json:"to,omitempty"`  // name of the node that keeps the receiver's slots
+	To   int    `json:"to"`            // index of the node that keeps the receiver's slots
 	URL  string `json:"url,omitempty"` // where it takes them
 	Pin  string `json:"pin,omitempty"` // digest of the certificate there
 	From []int  `json:"from"`          // ranks whose slots the receiver keeps

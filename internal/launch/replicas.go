@@ -59,7 +59,7 @@ func (f *fleet) replicaOrder(at []int, place int, group session.Nodes) *replicaO
 	order := &replicaOrder{From: []int{}}
 	if to := at[place]; to >= 0 {
 		m := f.members[to]
-		order.To, order.URL, order.Pin = fmt.Sprint("node ", m.Index), m.PeerURL(), m.PeerPin
+		order.To, order.URL, order.Pin = m.Index, m.PeerURL(), m.PeerPin
 	}
 	if from := slices.Index(at, place); from >= 0 {
 		order.From = group[from]
@@ -78,7 +78,7 @@ func (j *job) replication(order *replicaOrder) *session.Replicas {
 		if j.link != nil {
 			client = j.link.PeerClient
 		}
-		r.To = &replica.Partner{Node: order.To, URL: order.URL, Client: client(order.Pin)}
+		r.To = &replica.Partner{Node: fmt.Sprint("node ", order.To), Index: order.To, URL: order.URL, Client: client(order.Pin)}
 	}
 	return r
 }

@@ -122,6 +122,11 @@ func TestCommittedFromReplica(t *testing.T) {
 					written++
 				}
 			}
+			for _, b := range bodiesOf[events.ReplicaNode](t, runOf(t)) {
+				if ranks := events.RanksIn(b.Ranks); ranks[0] == c.procs[0] && (len(ranks) != c.procs[c.lost] || fmt.Sprint("n", b.Node) != c.adopter || b.Bytes == 0) {
+					t.Errorf("recorded %+v", b)
+				}
+			}
 			if written < c.procs[c.lost] {
 				t.Errorf("%s wrote %d ranks of node 1, want %d", c.adopter, written, c.procs[c.lost])
 			}

@@ -258,7 +258,18 @@ func (g *Group) replicate(work context.Context, keeper *replica.Keeper) {
 	keeper.Keep(g.Number, of.From)
 	g.saver.replicas = &replicas{Replicas: of, node: g.cfg.Node, keeper: keeper, adopted: map[rankSave]bool{}, ordered: map[rankSave]int{}, lost: map[int]bool{}}
 	if of.To != nil {
-		g.sender = replica.NewSender(work, g.Number, *of.To, g.cfg.ReplicaRate, g.log)
+		g.sender = replica.NewSender(work, g.Number, *of.To, g.cfg.ReplicaRate, g.replicated, g.log)
+	}
+}
+
+// replicated records that another node has all slots that this node's ranks have sealed for a
+// save.
+func (g *Group) replicated(ctx context.Context, w replica.Whole) {
+	err := g.decisions.record(ctx, &events.ReplicaNode{
+		Attempt: g.Number, Checkpoint: w.Checkpoint, Ranks: events.RankRuns(w.Ranks), Node: g.Replicas.To.Index, Bytes: w.Bytes, Seconds: w.Took.Seconds(),
+	})
+	if err != nil && ctx.Err() == nil {
+		g.log.Warn("replica not recorded", "checkpoint", w.Checkpoint, "error", err)
 	}
 }
 

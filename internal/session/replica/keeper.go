@@ -363,6 +363,6 @@ func (k *Keeper) whole(a *arrival) error {
 	a.over = true
 	of.next, of.whole = nil, &copied{a.beginRequest, a.replica}
 	delete(k.arrive, a.id)
-	k.log.Debug("replica is whole", "rank", a.Rank, "checkpoint", a.Checkpoint)
+	k.log.Debug("replica kept", "rank", a.Rank, "checkpoint", a.Checkpoint)
 	return nil
 }

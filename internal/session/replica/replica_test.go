@@ -165,7 +165,7 @@ func (p *pair) sender() *Sender {
 
 // sends sends one slot.
 func (p *pair) sends(s *Sender, id string, slot Slot) error {
-	s.Send(id, 0, slot)
+	s.Send(id, 0, 1, slot)
 	of, _ := s.next()
 	return s.send(p.t.Context(), of, make([]byte, staging.ReplicaBlock))
 }
@@ -311,7 +311,7 @@ func TestForgedSlots(t *testing.T) {
 	} {
 		s := p.sender()
 		s.last = 1000
-		s.Send(c.id, c.rank, memorySlot{bytes.NewReader(c.data)})
+		s.Send(c.id, c.rank, 1, memorySlot{bytes.NewReader(c.data)})
 		of, _ := s.next()
 		err := s.send(t.Context(), of, make([]byte, staging.ReplicaBlock))
 		if kinds := problem.Kinds(err); len(kinds) == 0 || kinds[0] != c.want {
@@ -389,12 +389,12 @@ func TestSilentPartner(t *testing.T) {
 		}
 		return nil, errors.New("no answer")
 	}
-	s := NewSender(t.Context(), 1, Partner{Node: "node 1", URL: p.server.URL, Client: &http.Client{Transport: p.way}}, 0, slog.New(slog.DiscardHandler))
-	s.Send("step-0.a1", 0, memorySlot{bytes.NewReader(nil)})
+	s := NewSender(t.Context(), 1, Partner{Node: "node 1", URL: p.server.URL, Client: &http.Client{Transport: p.way}}, 0, func(context.Context, Whole) {}, slog.New(slog.DiscardHandler))
+	s.Send("step-0.a1", 0, 1, memorySlot{bytes.NewReader(nil)})
 	<-asked
 	for range 100 {
-		s.Send("step-1.a1", 0, memorySlot{bytes.NewReader(nil)})
-		s.Send("step-2.a1", 0, memorySlot{bytes.NewReader(nil)})
+		s.Send("step-1.a1", 0, 1, memorySlot{bytes.NewReader(nil)})
+		s.Send("step-2.a1", 0, 1, memorySlot{bytes.NewReader(nil)})
 	}
 	s.mu.Lock()
 	waiting := len(s.waiting)

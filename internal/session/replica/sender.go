@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +23,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // Partner is the node to which a sender sends.
 type Partner struct {
 	Node   string // name for messages
+	Index  int    // of the node
 	URL    string // where its keeper answers, without a path
 	Client *http.Client
 }
@@ -41,8 +43,12 @@ type Sender struct {
 	attempt int
 	rate    int64 // bytes in a second; 0: any number
 	log     *slog.Logger
+	whole   func(ctx context.Context, w Whole)
 	stop    context.CancelFunc
 	done    chan struct{}
+	telling sync.WaitGroup
+
+	sent map[string]*Whole // of checkpoints, the last few; the goroutine of run has them
 
 	mu      sync.Mutex
 	orders  map[string]uint64 // of checkpoints, the last few
@@ -58,12 +64,30 @@ type sealedSlot struct {
 	order      uint64
 	rank       int
 	slot       Slot
+	of         int // ranks of this node that take part in the save
+	at         time.Time
 }
 
-// NewSender starts a sender, which ends with ctx.
-func NewSender(ctx context.Context, attempt int, to Partner, rate int64, log *slog.Logger) *Sender {
+// Whole describes the replica of all slots that a node has sealed for one checkpoint.
+type Whole struct {
+	Checkpoint string
+	Ranks      []int
+	Bytes      int64
+	Took       time.Duration // since the first seal
+
+	order uint64
+	since time.Time
+}
+
+// NewSender starts a sender, which ends with ctx. whole is called for each checkpoint of which
+// the partner has the slots of all ranks of this node; it may block, for as long as its context
+// lasts.
+func NewSender(ctx context.Context, attempt int, to Partner, rate int64, whole func(context.Context, Whole), log *slog.Logger) *Sender {
 	ctx, stop := context.WithCancel(ctx)
-	s := &Sender{to: to, attempt: attempt, rate: rate, log: log, stop: stop, done: make(chan struct{}), orders: map[string]uint64{}, came: make(chan struct{}, 1)}
+	s := &Sender{
+		to: to, attempt: attempt, rate: rate, whole: whole, log: log, stop: stop, done: make(chan struct{}),
+		orders: map[string]uint64{}, sent: map[string]*Whole{}, came: make(chan struct{}, 1),
+	}
 	go s.run(ctx)
 	return s
 }
@@ -75,15 +99,16 @@ func (s *Sender) Stop() {
 	}
 	s.stop()
 	<-s.done
+	s.telling.Wait()
 }
 
 // knownOrders is how many checkpoints a sender tells apart: ranks seal the same one at about the
 // same time.
 const knownOrders = 64
 
-// Send makes a sealed slot the newest of its rank. It does not block. A nil sender does
-// nothing.
-func (s *Sender) Send(checkpoint string, rank int, slot Slot) {
+// Send makes a sealed slot the newest of its rank; of ranks of this node take part in the
+// save. It does not block. A nil sender does nothing.
+func (s *Sender) Send(checkpoint string, rank, of int, slot Slot) {
 	if s == nil {
 		return
 	}
@@ -100,7 +125,7 @@ func (s *Sender) Send(checkpoint string, rank int, slot Slot) {
 			}
 		}
 	}
-	next := sealedSlot{checkpoint, order, rank, slot}
+	next := sealedSlot{checkpoint, order, rank, slot, of, time.Now()}
 	for i, old := range s.waiting {
 		if old.rank == rank {
 			s.waiting[i] = next
@@ -156,6 +181,9 @@ func (s *Sender) run(ctx context.Context) {
 			}
 		}
 		err := s.send(ctx, of, buf)
+		if err == nil {
+			s.arrived(ctx, of)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -173,6 +201,32 @@ func (s *Sender) run(ctx context.Context) {
 		}
 		failing = err != nil
 	}
+}
+
+// arrived counts a slot that the partner has.
+func (s *Sender) arrived(ctx context.Context, of sealedSlot) {
+	w := s.sent[of.checkpoint]
+	if w == nil {
+		w = &Whole{Checkpoint: of.checkpoint, order: of.order, since: of.at}
+		s.sent[of.checkpoint] = w
+		for id, old := range s.sent {
+			if old.order+knownOrders < of.order {
+				delete(s.sent, id) // never whole
+			}
+		}
+	}
+	w.Ranks, w.Bytes = append(w.Ranks, of.rank), w.Bytes+of.slot.Size()
+	if of.at.Before(w.since) {
+		w.since = of.at
+	}
+	if len(w.Ranks) < of.of {
+		return
+	}
+	delete(s.sent, of.checkpoint)
+	slices.Sort(w.Ranks)
+	w.Took = time.Since(w.since)
+	s.log.Debug("replica is whole", "checkpoint", w.Checkpoint, "ranks", w.Ranks, "partner", s.to.Node, "bytes", w.Bytes, "took", w.Took)
+	s.telling.Go(func() { s.whole(ctx, *w) })
 }
 
 // tries is how often a request is sent before the slot is abandoned.
