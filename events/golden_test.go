@@ -70,7 +70,7 @@ var samples = []Body{
 	CheckpointAttached{Checkpoint: "step-200.a2", Name: "tokenizer.json", Digest: strings.Repeat("4e", 32), Size: 1234},
 	CheckpointDeleted{Checkpoint: "step-200.a2", Reason: "retention"},
 	RestoreBegun{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", From: "base/t0", WorldSize: 2},
-	RestoreCompleted{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Tier: "slots+files", Bytes: 1 << 32, Slots: 1 << 30, Wanted: 1 << 31, Unread: []string{"optimizer.state"}},
+	RestoreCompleted{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Tier: "slots+peers+files", Bytes: 1 << 32, Slots: 1 << 30, Peers: 1 << 29, Wanted: 1 << 31, Unread: []string{"optimizer.state"}},
 	RestoreFailed{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Error: "r00001.safetensors: block 7: checksum mismatch"},
 	GPUUnhealthy{Node: 1, Device: "GPU-1b2c", Reason: "Xid 79"},
 	GPURecovered{Node: 1, Device: "GPU-1b2c"},
@@ -149,7 +149,7 @@ func pretty(t *testing.T, m Message) []byte {
 // grown counts how often members were added to a kind's version 1. The earlier golden
 // files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
-	"store.created": 2, "restore.begun": 1, "restore.completed": 2, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1, "group.started": 1, "job.node_left": 1, "report.metrics": 1,
+	"store.created": 2, "restore.begun": 1, "restore.completed": 3, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1, "group.started": 1, "job.node_left": 1, "report.metrics": 1,
 	"checkpoint.begun": 1,
 }
 

@@ -39,43 +39,50 @@ func (j *job) spread(procs ...int) (others []*follower) {
 	t := j.t
 	t.Helper()
 	j.coordinate(procs...)
-	endpoint := j.cfg.Endpoint
 	for index := 1; index < len(procs); index++ {
-		f := &follower{out: newTranscript(), log: newTranscript(), done: make(chan error, 1)}
-		others = append(others, f)
-		port, err := launch.HoldPort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		contact := &launch.Contact{}
-		cfg := config(j.cfg.Run, procs[index], j.cfg.Command, f.out, f.log)
-		cfg.Job, cfg.Contact, cfg.Port = j.cfg.Job, contact, port
-		cfg.Logger = slog.New(slog.NewTextHandler(f.log, nil))
-		memory, err := os.MkdirTemp("/dev/shm", "ckptstore-test-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-		f.stop = stop
-		own := storeOf(home, memory)
-		own.Log = unreadLog{own.Log, &f.reads}
-		if j.differs != nil {
-			j.differs(index, &cfg, &own)
-		}
-		f.link = j.join(index, cfg, contact)
-		go func() { f.done <- launch.Follow(ctx, cfg, own, f.link) }()
-		t.Cleanup(func() {
-			_ = endpoint.Close() // tells the node
-			stop()
-			err := <-f.done
-			f.link.Close()
-			_ = os.RemoveAll(memory)
-			if t.Failed() {
-				t.Logf("node %d ended: %v; its workers:\n%strainer:\n%s", index, err, f.out, f.log)
-			}
-		})
+		others = append(others, j.follow(index, procs[index]))
 	}
 	return others
+}
+
+// follow starts another node of the job.
+func (j *job) follow(index, procs int) *follower {
+	t := j.t
+	t.Helper()
+	endpoint := j.cfg.Endpoint
+	f := &follower{out: newTranscript(), log: newTranscript(), done: make(chan error, 1)}
+	port, err := launch.HoldPort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	contact := &launch.Contact{}
+	cfg := config(j.cfg.Run, procs, j.cfg.Command, f.out, f.log)
+	cfg.Job, cfg.Contact, cfg.Port = j.cfg.Job, contact, port
+	cfg.Logger = slog.New(slog.NewTextHandler(f.log, nil))
+	memory, err := os.MkdirTemp("/dev/shm", "ckptstore-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	f.stop = stop
+	own := storeOf(home, memory)
+	own.Log = unreadLog{own.Log, &f.reads}
+	if j.differs != nil {
+		j.differs(index, &cfg, &own)
+	}
+	f.link = j.join(index, cfg, contact)
+	go func() { f.done <- launch.Follow(ctx, cfg, own, f.link) }()
+	t.Cleanup(func() {
+		_ = endpoint.Close() // tells the node
+		stop()
+		err := <-f.done
+		f.link.Close()
+		_ = os.RemoveAll(memory)
+		if t.Failed() {
+			t.Logf("node %d ended: %v; its workers:\n%strainer:\n%s", index, err, f.out, f.log)
+		}
+	})
+	return f
 }
 
 // coordinate makes the job's process the coordinating one of nodes with so many workers.

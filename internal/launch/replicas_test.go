@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -31,12 +34,14 @@ func (unwrittenRank) WriteData(ctx context.Context, _ int, _ []checkpoint.Item, 
 }
 
 // replicates makes a job of several nodes whose slots have replicas, except of the nodes in
-// without. The node lost writes no rank.
+// without. The node lost, if not 0, writes no rank.
 func (j *job) replicates(lost int, without ...int) {
 	t := j.t
 	j.differs = func(index int, cfg *launch.Config, s *session.Store) {
-		s.Storage = passesOn{}
-		if index == lost {
+		if lost > 0 {
+			s.Storage = passesOn{}
+		}
+		if lost > 0 && index == lost {
 			s.Storage = unwritten{}
 		}
 		for _, node := range without {
@@ -171,5 +176,84 @@ func TestNoReplica(t *testing.T) {
 			wantEnded(t, nil, []string{"step-1.a1"})
 			wantText(t, j.log, c.says, "node 1 is lost")
 		})
+	}
+}
+
+// savesAndStays has each rank commit a save and stay alive. The next life loads it.
+var savesAndStays = workerRole("commits a save and stays", func(ctx context.Context, c *client.Client) error {
+	if c.Resume != "" {
+		return load(ctx, c, c.Resume, 1)
+	}
+	if err := save(ctx, c, 1); err != nil {
+		return err
+	}
+	emit("committed")
+	<-ctx.Done()
+	return ctx.Err()
+})
+
+// A node that replaces a lost one takes the slots of its ranks from the lost node's partner,
+// and compares them with the digests of the manifest: a replica that differs is not used.
+func TestRestoredFromReplica(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		damaged bool
+		tier    string
+		files   int64 // bytes, at most; the weights of a rank have 60
+	}{
+		"whole":   {false, "slots+peers+files", 59},
+		"damaged": {true, "slots+files", math.MaxInt64},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := newJob(t, 2, savesAndStays...)
+			j.cfg.MaxInfraRestarts = 1
+			j.replicates(0)
+			lost := j.spread(1, 1)[0]
+			j.start()
+			awaitText(t, lost.out, "[rank1] committed")
+			awaitText(t, lost.out, `msg="replica sent" checkpoint=step-1.a1 rank=1`)
+			if c.damaged {
+				changeReplica(t, j)
+			}
+			if err := lost.link.Leave(t.Context(), "the test"); err != nil {
+				t.Fatal(err)
+			}
+			j.follow(2, 1)
+			if err := j.wait(); err != nil {
+				t.Fatal(err)
+			}
+			restored := bodiesOf[events.RestoreCompleted](t, runOf(t))
+			if len(restored) != 1 {
+				t.Fatalf("%d restores", len(restored))
+			}
+			if b := restored[0]; b.Tier != c.tier || (b.Peers > 0) == c.damaged || b.Slots == 0 || b.Bytes-b.Slots-b.Peers > c.files {
+				t.Errorf("restored %+v, want the tiers %s with at most %d bytes of files", *b, c.tier, c.files)
+			}
+		})
+	}
+}
+
+// changeReplica changes the last bytes of the replica on the coordinating node.
+func changeReplica(t *testing.T, j *job) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(j.store.Shared, "*", "*-"+events.EncodeName(j.cfg.Run)+"-n0", "r00001.peer.*"))
+	if err != nil || len(paths) != 1 {
+		t.Fatalf("replicas %q: %v", paths, err)
+	}
+	f, err := os.OpenFile(paths[0], os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	for at := int64(4096); ; at++ {
+		b := make([]byte, 1)
+		if _, err := f.ReadAt(b, at); err != nil {
+			return // the end
+		}
+		b[0] ^= 1
+		if _, err := f.WriteAt(b, at); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -71,6 +71,8 @@ func NewKeeper(arenas *staging.Arenas, memory staging.Memory, log *slog.Logger) 
 	k.mux.HandleFunc("POST /v1/replicas/begin", k.onBegin)
 	k.mux.HandleFunc("POST /v1/replicas/{id}/blocks/{n}", k.onBlock)
 	k.mux.HandleFunc("POST /v1/replicas/{id}/whole", k.onWhole)
+	k.mux.HandleFunc("POST /v1/replicas/find", k.onFind)
+	k.mux.HandleFunc("POST /v1/replicas/read", k.onRead)
 	return k
 }
 
@@ -208,7 +210,7 @@ func (k *Keeper) begin(ctx context.Context, in beginRequest) (uint64, error) {
 	}
 	k.stop(of)
 	replica := of.spare
-	if replica != nil && (replica.Held() || !replica.Reset(in.Size)) {
+	if replica != nil && !replica.Reset(in.Size) {
 		_ = replica.Drop() // a file that cannot be removed stays until the job ends
 		replica = nil
 	}
@@ -361,6 +363,7 @@ func (k *Keeper) whole(a *arrival) error {
 		of.spare = of.whole.Replica
 	}
 	a.over = true
+	a.replica.Offer()
 	of.next, of.whole = nil, &copied{a.beginRequest, a.replica}
 	delete(k.arrive, a.id)
 	k.log.Debug("replica kept", "rank", a.Rank, "checkpoint", a.Checkpoint)

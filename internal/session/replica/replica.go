@@ -3,7 +3,8 @@
 //
 //	Partners   which node sends its slots to which
 //	Sender     sends the sealed slots of this node's ranks to its partner
-//	Keeper     receives slots of another node, and holds the newest whole one of each rank
+//	Keeper     receives slots of another node, and holds the newest whole one of each rank;
+//	           restores read it, also those of a node that replaces the lost one
 //
 // Replication is best effort and never on the path of a save: a rank continues when its slot
 // is sealed, and a partner that is slow, silent or gone costs the replica only.
@@ -16,6 +17,8 @@
 //	POST /v1/replicas/begin                 announces a slot; the answer has an ID, or refuses
 //	POST /v1/replicas/ID/blocks/N           block N of 4 MiB, with its CRC-32C in a header
 //	POST /v1/replicas/ID/whole              all blocks are sent: the slot replaces the old one
+//	POST /v1/replicas/find                  describes the whole replica of a rank's part
+//	POST /v1/replicas/read                  a block of it, with its CRC-32C in a header
 //
 // A request may be repeated. The keeper holds two slots of a rank at most: the old one stays
 // until the new one is whole. A slot is refused if a newer one of its rank is there.

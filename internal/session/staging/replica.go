@@ -45,10 +45,10 @@ func (a *Arenas) NewReplica(ctx context.Context, rank int, size int64) (*Replica
 	return r, nil
 }
 
-// Reset makes the memory of a replica that nothing reads available for another slot of size
-// bytes. It reports false if the memory is too small.
+// Reset makes the memory of a replica available for another slot of size bytes. It reports false
+// if the memory is being read, or too small.
 func (r *Replica) Reset(size int64) bool {
-	if size < slotFixed || size > int64(len(r.arena.data)) {
+	if size < slotFixed || size > int64(len(r.arena.data)) || !r.arenas.overwrite(r.arena) {
 		return false
 	}
 	r.begin(size)
@@ -155,11 +155,24 @@ func (r *Replica) Hold() (release func()) {
 	return func() { r.arenas.Release(held) }
 }
 
-// Held reports whether the replica is being read.
-func (r *Replica) Held() bool {
-	_, held := r.arenas.age(r.arena)
-	return held
+// Offer makes a whole replica a source of restores: see [Arenas.Hold]. Its digests are not
+// those of its sender, but computed from its bytes.
+func (r *Replica) Offer() {
+	r.arenas.keep(r.arena, keptOf(r.Checkpoint, r.Rank, r.Local.Items, r.Spans, nil))
 }
+
+// Block returns the bytes of a block and their checksum. The caller holds the replica.
+func (r *Replica) Block(n int) (block []byte, sum uint32) {
+	at := int64(n) * ReplicaBlock
+	return r.arena.data[at : at+r.BlockSize(n)], r.sums[n]
+}
+
+// Size returns the size of the slot in bytes.
+func (r *Replica) Size() int64 { return r.size }
+
+// Give makes the replica's memory available for another use of its rank. Until then its content
+// is a source of restores.
+func (r *Replica) Give() { r.arenas.Give(r.arena) }
 
 // Drop frees the replica's memory, once nothing holds it.
 func (r *Replica) Drop() error { return r.arenas.Drop(r.arena) }
