@@ -152,7 +152,7 @@ func peerClient(dial dialFunc, token, pin string) *http.Client {
 // peerTransport adds the job's token to requests to another node.
 type peerTransport struct {
 	token string
-	by    http.RoundTripper
+	by    *http.Transport
 }
 
 var _ http.RoundTripper = peerTransport{}
@@ -163,6 +163,9 @@ func (t peerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	credential{token: t.token}.set(r)
 	return t.by.RoundTrip(r)
 }
+
+// CloseIdleConnections closes the connections that serve no request: see [http.Client].
+func (t peerTransport) CloseIdleConnections() { t.by.CloseIdleConnections() }
 
 // LocalAddress returns the address from which this node reaches an endpoint, HOST:PORT. It
 // sends nothing.

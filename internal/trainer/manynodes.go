@@ -52,7 +52,10 @@ func (o *nodesOptions) flags(f *pflag.FlagSet) {
 }
 
 // replication sets how the job replicates slots.
-func (o *nodesOptions) replication(cfg *launch.Config) error {
+func (o *nodesOptions) replication(cfg *launch.Config, n placement) error {
+	if o.replicas == 1 && n.max == 1 {
+		return fmt.Errorf("%w: --replicas 1: a job on one node has no other node for the copies; give --nnodes too, or leave it out", launch.ErrConfig)
+	}
 	if o.replicas < 0 || o.replicas > 1 {
 		return fmt.Errorf("%w: --replicas %d: give 0 or 1; more copies are not supported", launch.ErrConfig, o.replicas)
 	}
@@ -238,9 +241,6 @@ func (o runOptions) runMany(ctx context.Context, cfg launch.Config, n placement)
 	}
 	at, err := o.endpoint(n, os.Getenv)
 	if err != nil {
-		return err
-	}
-	if err := o.replication(&cfg); err != nil {
 		return err
 	}
 	if cfg.Peers, err = o.listenPeers(ctx, cfg, at); err != nil {

@@ -33,11 +33,7 @@ type node struct {
 
 func newNode(t *testing.T, slots int) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "ckptstore-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := t.TempDir()
 	arenas, err := staging.Open(dir, storeID, "run", 0, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

@@ -100,6 +100,7 @@ func (s *Sender) Stop() {
 	s.stop()
 	<-s.done
 	s.telling.Wait()
+	s.to.Client.CloseIdleConnections()
 }
 
 // knownOrders is how many checkpoints a sender tells apart: ranks seal the same one at about the

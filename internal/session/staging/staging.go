@@ -164,6 +164,9 @@ func (s *Slots) fit(rank int, size int64) error {
 		return err
 	}
 	n := int(min(int64(s.cfg.Slots), budget/int64(s.cfg.Ranks+s.cfg.Peers)/max(size, 1)))
+	if n < 1 { // a replica must not fail a save
+		n = int(min(1, budget/int64(s.cfg.Ranks)/max(size, 1)))
+	}
 	switch {
 	case n < 1 && s.cfg.Memory != (Memory{}):
 		return fmt.Errorf("one staging slot of %d bytes for each of %d ranks is more than the %d bytes of --staging-memory: %w", size, s.cfg.Ranks, budget, errTooSmall)
