@@ -3,7 +3,6 @@ package projections
 import (
 	"strconv"
 	"strings"
-
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"

@@ -61,9 +61,6 @@ func (r *Replica) begin(size int64) {
 	r.Header, r.Local, r.size, r.sums, r.have = Header{}, checkpoint.Local{}, size, make([]uint32, n), make([]bool, n)
 }
 
-// Memory returns the size of the replica's memory in bytes.
-func (r *Replica) Memory() int64 { return r.arena.size.Load() }
-
 // Blocks returns the number of blocks.
 func (r *Replica) Blocks() int { return len(r.have) }
 
