@@ -167,8 +167,9 @@ func (t peerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 // CloseIdleConnections closes the connections that serve no request: see [http.Client].
 func (t peerTransport) CloseIdleConnections() { t.by.CloseIdleConnections() }
 
-// LocalAddress returns the address from which this node reaches an endpoint, HOST:PORT. It
-// sends nothing.
+// LocalAddress returns the address from which this node reaches an endpoint, HOST:PORT. It is
+// empty if a name stands for this node's loopback address here, as in /etc/hosts of some
+// systems: other nodes have another address for it. LocalAddress sends nothing.
 func LocalAddress(ctx context.Context, endpoint string) (string, error) {
 	c, err := (&net.Dialer{Timeout: peerPatience}).DialContext(ctx, "udp", endpoint)
 	if err != nil {
@@ -178,6 +179,10 @@ func LocalAddress(ctx context.Context, endpoint string) (string, error) {
 	at, ok := c.LocalAddr().(*net.UDPAddr)
 	if !ok {
 		return "", errors.New("no address")
+	}
+	host, _, err := net.SplitHostPort(endpoint)
+	if literal := net.ParseIP(host); err == nil && literal == nil && host != "localhost" && at.IP.IsLoopback() {
+		return "", nil
 	}
 	return at.IP.String(), nil
 }

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 )
@@ -56,5 +58,26 @@ func TestPeersKnowEachOther(t *testing.T) {
 	}
 	if url := (Node{Address: "127.0.0.1"}).PeerURL(); url != "" {
 		t.Errorf("a node without a port has the URL %s", url)
+	}
+}
+
+// An endpoint on this node is reached from its own address. A name of this node that means its
+// loopback address is not what other nodes connect to.
+func TestLocalAddress(t *testing.T) {
+	t.Parallel()
+	for endpoint, want := range map[string]string{"127.0.0.1:29400": "127.0.0.1", "127.0.0.7:29400": "127.0.0.1"} {
+		if got, err := LocalAddress(t.Context(), endpoint); got != want || err != nil {
+			t.Errorf("%s: %q, %v; want %q", endpoint, got, err, want)
+		}
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := LocalAddress(t.Context(), net.JoinHostPort(name, "29400")); err == nil && strings.HasPrefix(got, "127.") {
+		t.Errorf("%s: %q is of no use for other nodes", name, got)
+	}
+	if _, err := LocalAddress(t.Context(), "no port"); err == nil {
+		t.Error("an endpoint without a port has an address")
 	}
 }
