@@ -202,6 +202,9 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 	if err != nil {
 		return err
 	}
+	if err := o.replication(&cfg, where); err != nil {
+		return err
+	}
 	if where.max > 1 {
 		return o.runMany(ctx, cfg, where)
 	}
