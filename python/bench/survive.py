@@ -1,11 +1,11 @@
-"""Shows what a save to a bucket and a load from it survive, beside s3torchconnector's DCP classes.
+"""Shows what a save to a bucket and a load from it survive, compared with s3torchconnector's DCP classes.
 
     pip install s3torchconnector[dcp]
     go build -o slow ./internal/object/faultproxy/slow
     python3 survive.py 's3://BUCKET/PREFIX?endpoint=http://127.0.0.1:7070&region=us-east-1&path-style=1' --slow ./slow [--bin DIR]
 
 Each fault happens in a proxy in front of the server, to one save or one load of 48 MB by one
-process. The outcome is what the program then has: the right bytes, wrong bytes, or an error.
+process. The outcome is what the program has afterwards: the right bytes, wrong bytes, or an error.
 """
 
 import argparse
