@@ -13,9 +13,17 @@ import (
 
 // TestBucketScripts runs testdata/s3 as [TestScripts] does its scripts, with an S3 server. $DATA
 // is the URL of an empty prefix, and the credentials are in the environment.
-func TestBucketScripts(t *testing.T) {
-	server := s3test.Start(t, s3test.Options{})
-	params := scripts(filepath.Join("testdata", "s3"))
+func TestBucketScripts(t *testing.T) { runBucketScripts(t, "s3", s3test.Options{}) }
+
+// TestVersionedBucketScripts runs testdata/s3versions in a bucket that keeps versions.
+func TestVersionedBucketScripts(t *testing.T) {
+	runBucketScripts(t, "s3versions", s3test.Options{Versioning: true})
+}
+
+func runBucketScripts(t *testing.T, dir string, options s3test.Options) {
+	t.Helper()
+	server := s3test.Start(t, options)
+	params := scripts(filepath.Join("testdata", dir))
 	setup := params.Setup
 	params.Setup = func(e *testscript.Env) error {
 		e.Vars = append(e.Vars, bucketEnv(server)...)

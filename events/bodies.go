@@ -205,9 +205,10 @@ type RestoreCompleted struct {
 	Attempt    int      `json:"attempt"`
 	Load       int      `json:"load"`
 	Checkpoint string   `json:"checkpoint"`
-	Tier       string   `json:"tier"`             // source of the bytes: "slots" of shared memory, "files", or "slots+files"
+	Tier       string   `json:"tier"`             // sources of the bytes, with "+" between: "slots" of shared memory, "peers", "files"
 	Bytes      int64    `json:"bytes"`            // bytes read, in whole blocks; each is counted once for all ranks
 	Slots      int64    `json:"slots,omitempty"`  // part of bytes that came from slots of shared memory
+	Peers      int64    `json:"peers,omitempty"`  // part of bytes that came from replicas of other nodes' slots
 	Wanted     int64    `json:"wanted,omitempty"` // stored bytes that the ranks asked for, each counted once: the least that must be read
 	Unread     []string `json:"unread,omitempty"` // saved keys that no rank asked for
 }

@@ -53,6 +53,7 @@ var samples = []Body{
 		Attempt: 2, Checkpoint: "step-200.a2", Ranks: []RankRun{{First: 2, Count: 2}}, Files: []NodeFile{{Name: "r*.safetensors", Sizes: []int64{1 << 31, -1}}, {Name: "r*.idx", Sizes: []int64{8192}}},
 		Indexes: bytes.Repeat([]byte{44}, 64), BytesWritten: []int64{1 << 30, 0}, BytesReused: []int64{1 << 30},
 	},
+	ReplicaNode{Attempt: 2, Checkpoint: "step-200.a2", Ranks: []RankRun{{First: 2, Count: 2}}, Node: 3, Bytes: 1 << 32, Seconds: 1.5},
 	WriteSealed{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Bytes: 1 << 31},
 	WriteStarted{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, File: "r00001.safetensors", Upload: "2~VmFsaWRVcGxvYWRJRA", Token: "CJQ5ZKN2ETV7LX3OYRGWBHAM4D", PartSize: 32 << 20},
 	WriteCompleted{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Files: []File{{Name: "r00001.safetensors", Size: 1 << 31}, {Name: "r00001.idx", Size: 8192}}, IndexDigest: strings.Repeat("2c", 32), BytesWritten: 1 << 30, BytesReused: 1 << 30},
@@ -69,7 +70,7 @@ var samples = []Body{
 	CheckpointAttached{Checkpoint: "step-200.a2", Name: "tokenizer.json", Digest: strings.Repeat("4e", 32), Size: 1234},
 	CheckpointDeleted{Checkpoint: "step-200.a2", Reason: "retention"},
 	RestoreBegun{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", From: "base/t0", WorldSize: 2},
-	RestoreCompleted{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Tier: "slots+files", Bytes: 1 << 32, Slots: 1 << 30, Wanted: 1 << 31, Unread: []string{"optimizer.state"}},
+	RestoreCompleted{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Tier: "slots+peers+files", Bytes: 1 << 32, Slots: 1 << 30, Peers: 1 << 29, Wanted: 1 << 31, Unread: []string{"optimizer.state"}},
 	RestoreFailed{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Error: "r00001.safetensors: block 7: checksum mismatch"},
 	GPUUnhealthy{Node: 1, Device: "GPU-1b2c", Reason: "Xid 79"},
 	GPURecovered{Node: 1, Device: "GPU-1b2c"},
@@ -148,7 +149,7 @@ func pretty(t *testing.T, m Message) []byte {
 // grown counts how often members were added to a kind's version 1. The earlier golden
 // files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
-	"store.created": 2, "restore.begun": 1, "restore.completed": 2, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1, "group.started": 1, "job.node_left": 1, "report.metrics": 1,
+	"store.created": 2, "restore.begun": 1, "restore.completed": 3, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1, "group.started": 1, "job.node_left": 1, "report.metrics": 1,
 	"checkpoint.begun": 1,
 }
 

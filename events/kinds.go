@@ -86,6 +86,8 @@ var kinds = map[Kind]spec{
 	"write.failed":    fact[WriteFailed](),
 	"write.node":      fact[NodeWrite](),
 
+	"replica.node": fact[ReplicaNode](),
+
 	"checkpoint.begun":      decision[CheckpointBegun](),
 	"checkpoint.staged":     decision[CheckpointStaged](),
 	"checkpoint.committed":  decision[CheckpointCommitted](),

@@ -403,8 +403,25 @@ func (b NodeDevices) check() error {
 	return err
 }
 
+// ReplicaNode records that another node has a whole copy, in its memory, of the sealed slots of
+// a node's ranks. The save survives the loss of that node: the other one writes them.
+type ReplicaNode struct {
+	Attempt    int       `json:"attempt"`
+	Checkpoint string    `json:"checkpoint"`
+	Ranks      []RankRun `json:"ranks"` // whose slots were copied
+	Node       int       `json:"node"`  // index of the node that has the copy
+	Bytes      int64     `json:"bytes"`
+	Seconds    float64   `json:"seconds"` // since the first of the slots was sealed
+}
+
+func (b ReplicaNode) check() error {
+	_, err := checkRuns(b.Ranks)
+	return err
+}
+
 // Kind implements [Body] for each type.
 func (NodeDevices) Kind() Kind { return "group.node_devices" }
 func (NodePlan) Kind() Kind    { return "plan.node" }
 func (NodeSeal) Kind() Kind    { return "seal.node" }
 func (NodeWrite) Kind() Kind   { return "write.node" }
+func (ReplicaNode) Kind() Kind { return "replica.node" }

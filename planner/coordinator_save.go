@@ -148,6 +148,35 @@ func (s *save) complete() bool {
 	return s.shared != nil && len(s.sealed) == n && len(s.writes) == n
 }
 
+// Sealed returns the fingerprint of a rank's plan in an open save if the log has the rank's
+// seal and not its write: the rank's bytes are in memory only. The other participants may
+// still be copying.
+func (c *Coordinator) Sealed(id string, rank int) (fingerprint checkpoint.Digest, ok bool) {
+	s := c.saves[id]
+	if s == nil || !s.sealed[rank] || s.failure != nil {
+		return fingerprint, false
+	}
+	if _, written := s.writes[rank]; written {
+		return fingerprint, false
+	}
+	return s.offers[rank].known.Fingerprint, true
+}
+
+// Adopt makes this node write a rank's part of an open save, from a copy of its sealed bytes:
+// the node of the rank is lost. In a part, which knows no seals of other nodes, the copy is the
+// seal.
+func (c *Coordinator) Adopt(id string, rank int) {
+	s := c.change(id)
+	switch {
+	case s == nil:
+	case c.cfg.Part && !s.sealed[rank]:
+		s.seal(rank)
+	case s.sealed[rank]:
+		delete(s.written, rank)
+		s.ready = append(s.ready, rank)
+	}
+}
+
 func (s *save) fail(reason string, ranks ...int) {
 	if s.failure == nil {
 		s.failure = &events.CheckpointAborted{Checkpoint: s.id, Reason: reason, Ranks: ranks}

@@ -1,6 +1,8 @@
 package projections
 
 import (
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -97,6 +99,22 @@ func (f *fold) nodeJoined(b *events.NodeJoined) error {
 			}
 		}
 		job.Nodes = append(job.Nodes, JobNode{Node: b.Node, Host: b.Host, JoinedAt: f.at()})
+	})
+}
+
+// replicated keeps the newest replica of a node. A repeated fact carries the time of the first.
+func (f *fold) replicated(b *events.ReplicaNode) error {
+	node, err := strconv.Atoi(strings.TrimPrefix(string(f.r.Scope.Actor), "n"))
+	if err != nil {
+		return nil // it is not a node's
+	}
+	k := replicaKey(f.run, f.name, node)
+	old, found, err := load[Replica](f.t, k)
+	if err != nil || found && !f.at().After(old.At) {
+		return err
+	}
+	return store(f.t, k, Replica{
+		Run: f.run, Trial: f.name, Node: node, Attempt: b.Attempt, Checkpoint: b.Checkpoint, On: b.Node, At: f.at(), Bytes: b.Bytes, Seconds: b.Seconds,
 	})
 }
 

@@ -26,6 +26,7 @@ var goldenLogs = []struct{ name, sum string }{
 	{"golden-log-voids", "2c7143fd3f3ec3c3b7d2aa0e6d98923a3f3b77ab590a14adc218aeaca2c1668d"},    // invalid messages, and their record
 	{"golden-log-nodes", "25804c4e3c7f61caeb5e447ef6ec4c528142d3a6a69a3e2c0d0ef2ea19b8b23b"},    // saves of two nodes
 	{"golden-log-uploads", "4dbf92f68cd5abca04d8754f842bcc2361d2672d7a41ace27c3d872fe6857be6"},  // a save to a bucket, which the next trainer finishes
+	{"golden-log-replicas", "c0db701aab40cf14333d390b255d36cea8a48e750fe91ac9032740ba914ddab9"}, // saves whose slots have a copy on another node
 }
 
 func readGolden(t *testing.T, name, want string) []events.Recorded {

@@ -24,6 +24,7 @@ const (
 	keyValue      = 'b'
 	keyAwait      = 'q'
 	keyDevice     = 'd'
+	keyReplica    = 'k'
 	keyVoid       = 'v'
 	keyNewer      = 'n'
 )
@@ -88,6 +89,10 @@ func awaitKey(run, trial string, attempt, iteration int) []byte {
 
 func deviceKey(run, trial string, node int, device string) []byte {
 	return append(number(key(keyDevice, run, trial), uint64(node)), device...)
+}
+
+func replicaKey(run, trial string, node int) []byte {
+	return number(key(keyReplica, run, trial), uint64(node))
 }
 
 func voidKey(sequence uint64) []byte { return number(key(keyVoid), sequence) }

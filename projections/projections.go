@@ -36,6 +36,7 @@
 //	'g' run trial tag                 sequence of the checkpoint's begun event
 //	'p' run trial checkpoint rank     [Write], until the checkpoint is deleted
 //	'd' run trial node device         [Device], once it was unhealthy
+//	'k' run trial node                [Replica]: the newest of the node
 //	'b' run trial metric ~begun       a committed checkpoint's value of a metric
 //	'v' sequence                      [Void]: a message that is not a valid event
 //	'n' run                           [Newer]: the first unknown event
@@ -55,7 +56,7 @@ import (
 
 // Version is the version of the folds and rows. Rows of another version are discarded,
 // and the log is folded again from its start.
-const Version = 7
+const Version = 8
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"
@@ -182,6 +183,8 @@ func (f *fold) fact(body events.Body) error {
 		return f.deviceRecovered(b)
 	case *events.LocalPlan, *events.NodePlan, *events.GlobalPlan, *events.LoadPlan:
 		return nil // these have no row: plans are in the log
+	case *events.ReplicaNode:
+		return f.replicated(b)
 	case *events.WriteStarted:
 		return nil // only who ends the save asks for it, and reads the save in the log
 	}

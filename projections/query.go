@@ -240,3 +240,8 @@ func ParentRef(p events.TrialParent) string {
 	}
 	return p.Run + "/" + p.Trial + "@" + p.Checkpoint
 }
+
+// Replicas lists the newest replicas of the nodes of a run, by trial and node.
+func Replicas(r Reader, run string) ([]Replica, error) {
+	return all[Replica](r, key(keyReplica, run))
+}

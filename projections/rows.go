@@ -61,6 +61,19 @@ type JobNode struct {
 	Lost     bool      `json:"lost,omitempty"`   // it did not leave in order
 }
 
+// Replica is the newest copy of a node's sealed slots in the memory of another node.
+type Replica struct {
+	Run        string    `json:"run"`
+	Trial      string    `json:"trial"`
+	Node       int       `json:"node"` // index of the node whose slots were copied
+	Attempt    int       `json:"attempt"`
+	Checkpoint string    `json:"checkpoint"`
+	On         int       `json:"on"` // index of the node that has the copy
+	At         time.Time `json:"at"`
+	Bytes      int64     `json:"bytes"`
+	Seconds    float64   `json:"seconds"` // from the first seal to the whole copy
+}
+
 // Trial is one configuration trained in a run. Iterations and LastMetrics follow the
 // line: queries derive them, and stored rows do not have them.
 type Trial struct {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -36,7 +37,8 @@ Every policy keeps checkpoints that are pinned, tagged, the origin of a fork, be
 restored, or the newest. Without a policy, gc only deletes leftovers, and checkpoints
 removed by name (see ` + "`ckptstore rm`" + `) whose files had to stay until now.
 
-FREED counts bytes to which no other checkpoint has a link. gc records each decision in
+FREED counts bytes to which no other checkpoint has a link. In a bucket, the summary also
+has what they cost a month by --prices. gc records each decision in
 the log before it deletes files. An interrupted collection is finished by the next one,
 or when the store is next opened. gc does not touch directories that are not in the
 log, or copies of other checkpoints.
@@ -52,6 +54,7 @@ checkpoint of a trial is damaged, so nothing of that trial was deleted.`
 func (a *app) gcCommand() *cobra.Command {
 	var policy string
 	var apply, dry, staging, allStores bool
+	prices := object.Standard()
 	c := &cobra.Command{
 		Use: "gc [RUN...]", Short: "Delete the checkpoints that a policy does not keep", Long: gcHelp,
 		Example: "  ckptstore gc bert --policy last=3,best=1:loss:min\n  ckptstore gc --policy last=2,every=1000steps --apply",
@@ -78,10 +81,11 @@ func (a *app) gcCommand() *cobra.Command {
 				}
 				return a.freeStaging(c.Context(), allStores)
 			}
-			return a.with(c.Context(), func(s *store.Store) error { return a.gc(c.Context(), s, o) })
+			return a.with(c.Context(), func(s *store.Store) error { return a.gc(c.Context(), s, o, prices) })
 		},
 	}
 	c.Flags().StringVar(&policy, "policy", "", "rules that keep checkpoints, such as last=2,every=1000steps,best=1:loss:min")
+	c.Flags().Var(&prices, "prices", pricesHelp)
 	c.Flags().BoolVar(&staging, "staging", false, "free the shared memory of this store's dead trainers on this machine")
 	c.Flags().BoolVar(&allStores, "all-stores", false, "with --staging: for the dead trainers and agents of all stores")
 	c.Flags().BoolVar(&apply, "apply", false, "delete, instead of only showing what would be deleted")
@@ -89,7 +93,7 @@ func (a *app) gcCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) error {
+func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions, prices object.Prices) error {
 	out, err := s.Collect(ctx, o)
 	if len(out.Checkpoints) == 0 && err != nil {
 		return err
@@ -112,12 +116,19 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions) er
 			console.Row(w, cells...)
 		}
 	})
-	a.sayCollected(out)
+	note := ""
+	if s.Data.Metered() {
+		note = fmt.Sprintf(" (%s a month)", dollars(prices.Kept(out.Freed)))
+	}
+	if out.Versions {
+		note += " once a rule of the bucket has removed the versions that it keeps"
+	}
+	a.sayCollected(out, note)
 	return errors.Join(printed, err)
 }
 
-// sayCollected prints a summary to stderr.
-func (a *app) sayCollected(out store.Collection) {
+// sayCollected prints a summary to stderr. note follows the freed bytes.
+func (a *app) sayCollected(out store.Collection, note string) {
 	if a.Quiet {
 		return
 	}
@@ -128,9 +139,9 @@ func (a *app) sayCollected(out store.Collection) {
 			fmt.Fprintf(a.Err, "%s@%s: some files remain: %s\n", c.Run, c.ID, c.Left)
 		}
 	}
-	text := fmt.Sprintf("%d kept, %d deleted, %d swept, %s freed", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed))
+	text := fmt.Sprintf("%d kept, %d deleted, %d swept, %s freed%s", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed), note)
 	if !out.Applied {
-		text = fmt.Sprintf("dry run: %d would be kept, %d deleted, %d swept, %s freed; delete with --apply", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed))
+		text = fmt.Sprintf("dry run: %d would be kept, %d deleted, %d swept, %s freed%s; delete with --apply", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed), note)
 	}
 	fmt.Fprintln(a.Err, text)
 }

@@ -61,6 +61,7 @@ func (a *app) initCommand() *cobra.Command {
   ckptstore init --store nats://127.0.0.1:4222 --data /mnt/shared/ckpts --replicas 3`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			made := store.Made{Location: a.location, Replicas: 1}
+			o.Warn = func(text string) { a.Warn("warning: %s", text) }
 			var err error
 			if store.IsURL(a.location) && c.Flags().Changed("shared") {
 				return console.Usagef("init %s: --shared goes with a directory; on a server, its own accounts decide who may write", jetlog.Redacted(a.location))
@@ -70,7 +71,7 @@ func (a *app) initCommand() *cobra.Command {
 			} else if c.Flags().Changed("replicas") {
 				return console.Usagef("init %s: --replicas goes with a URL: the log of a directory is in that directory", a.location)
 			} else {
-				made.Store, err = store.InitWith(c.Context(), a.location, store.InitOptions{Data: o.Data, Shared: c.Flags().Changed("shared"), Group: strings.TrimPrefix(group, ownGroup)})
+				made.Store, err = store.InitWith(c.Context(), a.location, store.InitOptions{Data: o.Data, Shared: c.Flags().Changed("shared"), Group: strings.TrimPrefix(group, ownGroup), Warn: o.Warn})
 			}
 			if err != nil {
 				return err

@@ -174,9 +174,8 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 		errs = append(errs, d.Problem())
 	}
 	receipts = slices.DeleteFunc(receipts, func(r checkpoint.Receipt) bool { return run != "" && r.Run != run })
-	manifests, problems := manifestsOf(ctx, root, receipts)
+	rows, problems := store.RowsOf(ctx, root, receipts)
 	for i, r := range receipts {
-		m := manifests[i]
 		if problems[i] != nil {
 			errs = append(errs, problems[i])
 			continue
@@ -184,7 +183,7 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 		l.Store = r.Store
 		l.Checkpoints = append(l.Checkpoints, listed{
 			Run: r.Run, Trial: r.Trial, ID: r.Checkpoint, Name: r.Name, Step: r.Step, Attempt: r.Attempt,
-			WorldSize: m.WorldSize, State: string(projections.Committed), Bytes: m.Layout.Bytes(),
+			WorldSize: rows[i].WorldSize, State: string(projections.Committed), Bytes: rows[i].Bytes,
 			Manifest: r.Manifest.String(), Sequence: r.Sequence, CommittedAt: r.CommittedAt, ref: r.Ref,
 		})
 	}
@@ -198,22 +197,6 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 		return err
 	}
 	return errors.Join(append([]error{a.printListing(l)}, errs...)...)
-}
-
-// manifestsOf reads the manifests of some receipts, several at a time where each is a request
-// to a bucket. Each has its error.
-func manifestsOf(ctx context.Context, root *data.Root, receipts []checkpoint.Receipt) ([]checkpoint.Manifest, []error) {
-	manifests, problems := make([]checkpoint.Manifest, len(receipts)), make([]error, len(receipts))
-	var g errgroup.Group
-	g.SetLimit(root.Width())
-	for i, r := range receipts {
-		g.Go(func() error {
-			manifests[i], problems[i] = root.Reader(r.Ref).WithManifest(r.Manifest).ReadMetadata(ctx)
-			return nil
-		})
-	}
-	_ = g.Wait() // never fails
-	return manifests, problems
 }
 
 // measure fills in Shared and Exclusive if the format prints them: with many

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -33,6 +35,9 @@ A node is ready (joined, while no group runs), active (part of the running group
 was silent for --node-timeout, its trainer started again, or the whole job is lost). RANKS
 are its ranks in the job's newest group. A node that replaces a lost one takes its index:
 JOINS in -o wide counts the nodes that had the index.
+
+In a job with --replicas, REPLICA is the newest save of which another node, ON, has a whole copy of
+the node's slots in memory, and LAG the time from the first seal to the whole copy.
 
 The states are those in the log. How long a node has been silent is known to the job's
 coordinating trainer only, whose output names a node that misses beats.`,
@@ -78,7 +83,12 @@ func (a *app) nodes(ctx context.Context, s *store.Store, run, id string) error {
 			return err
 		}
 	}
+	replicas, err := query.Ask(ctx, s.Views(), query.Replicas, query.Params{Run: run})
+	if err != nil {
+		return err
+	}
 	l := nodesListing{Store: s.ID, Run: run, Job: job.ID, Nodes: r.Nodes(job, workers)}
+	r.Copied(job, l.Nodes, replicas)
 	err = console.Emit(a.Console, l, l.Nodes, func(w *tabwriter.Writer, wide bool) { printNodes(w, wide, l.Nodes) })
 	if a.Quiet {
 		return err
@@ -112,12 +122,22 @@ func newestRun(ctx context.Context, s *store.Store) (string, error) {
 
 func printNodes(w *tabwriter.Writer, wide bool, nodes []insight.Node) {
 	head := []any{"NODE", "HOST", "STATE", "RANKS", "SINCE", "WHY"}
+	copied := slices.ContainsFunc(nodes, func(n insight.Node) bool { return n.Replica != nil })
+	if copied {
+		head = slices.Insert(head, 5, any("REPLICA"), any("ON"), any("LAG"))
+	}
 	if wide {
 		head = append(head, "JOINS")
 	}
 	console.Row(w, head...)
 	for _, n := range nodes {
 		cells := []any{n.Node, n.Host, n.State, ranges(n.Ranks), console.When(n.Since), n.Why}
+		switch of := n.Replica; {
+		case of != nil:
+			cells = slices.Insert(cells, 5, any(of.Checkpoint), any(of.Node), any(time.Duration(of.Lag*float64(time.Second)).Round(time.Millisecond)))
+		case copied:
+			cells = slices.Insert(cells, 5, any(""), any(""), any(""))
+		}
 		if wide {
 			cells = append(cells, n.Joins)
 		}

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/insight"
+	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
@@ -29,6 +32,7 @@ type shown struct {
 	Tensors    []shownTensor          `json:"tensors"`
 	Values     []shownValue           `json:"values"`
 	Ranks      []shownRank            `json:"ranks"`
+	Cost       *shownCost             `json:"cost,omitempty"` // in a bucket
 	Reshard    *planner.Preview       `json:"reshard,omitempty"`
 }
 
@@ -57,8 +61,25 @@ type shownRank struct {
 	Index checkpoint.Digest `json:"index"`
 }
 
+// shownCost is what a checkpoint in a bucket costs, in US dollars. The requests do not include
+// repeated ones, or those of reused bytes.
+type shownCost struct {
+	SaveRequests int     `json:"save_requests"`
+	Save         float64 `json:"save_usd"`
+	LoadRequests int     `json:"load_requests"` // by as many ranks
+	Load         float64 `json:"load_usd"`
+	Bytes        int64   `json:"bytes"`     // of its own files
+	Month        float64 `json:"month_usd"` // for those
+}
+
+// showOptions are the flags of `show`.
+type showOptions struct {
+	reshard int // ranks; 0: none
+	prices  object.Prices
+}
+
 func (a *app) showCommand() *cobra.Command {
-	reshard := 0
+	o := showOptions{prices: object.Standard()}
 	var asOf *string
 	c := &cobra.Command{
 		Use: "show REF", Short: "Show the contents of a checkpoint", Args: console.Args(cobra.ExactArgs(1)),
@@ -70,21 +91,25 @@ With --reshard N, show how much N ranks would read, and from which files, if eac
 its rows of every tensor (Shard(0)), every tensor without dimensions, every shared value
 and its own per-rank values.
 
+Of a checkpoint in a bucket, show the requests of its save and of a load, and what they
+and a month cost by --prices. The default is the list price of S3 Standard in us-east-1,
+without data that leaves the region.
+
 With --as-of, resolve REF and show the checkpoint as of that moment; its files are read
 as they are now.
 
 ` + pathHelp,
 		Example: "  ckptstore show bert\n  ckptstore show bert@step-2000 --json\n  ckptstore show bert --reshard 64\n  ckptstore show out/checkpoint-2000",
 		RunE: func(c *cobra.Command, refs []string) error {
-			if c.Flags().Changed("reshard") && (reshard < 1 || reshard > planner.MaxPreview) {
-				return console.Usagef("--reshard %d: want a number of ranks from 1 to %d", reshard, planner.MaxPreview)
+			if c.Flags().Changed("reshard") && (o.reshard < 1 || o.reshard > planner.MaxPreview) {
+				return console.Usagef("--reshard %d: want a number of ranks from 1 to %d", o.reshard, planner.MaxPreview)
 			}
 			then, err := parseMoment("as-of", *asOf)
 			if err != nil {
 				return err
 			}
 			if then.isEnd() && !spelledPath(refs[0]) && a.byReceipts() {
-				return a.withOffline(c.Context(), refs[0], all, func(s source) error { return a.showSource(c.Context(), s, reshard) })
+				return a.withOffline(c.Context(), refs[0], all, func(s source) error { return a.showSource(c.Context(), s, o) })
 			}
 			path, err := a.isPath(c.Context(), refs[0])
 			if err != nil {
@@ -94,17 +119,18 @@ as they are now.
 				return console.Usagef("--as-of: %s is a path, which has no history", refs[0])
 			}
 			if path {
-				return a.showPath(c.Context(), refs[0], reshard)
+				return a.showPath(c.Context(), refs[0], o.reshard)
 			}
-			return a.read(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0], reshard, then) })
+			return a.read(c.Context(), func(s *store.Store) error { return a.show(c.Context(), s, refs[0], o, then) })
 		},
 	}
 	asOf = asOfFlag(c)
-	c.Flags().IntVar(&reshard, "reshard", 0, "show how much this many ranks would read, and from which files")
+	c.Flags().Var(&o.prices, "prices", pricesHelp)
+	c.Flags().IntVar(&o.reshard, "reshard", 0, "show how much this many ranks would read, and from which files")
 	return c
 }
 
-func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int, then moment) error {
+func (a *app) show(ctx context.Context, s *store.Store, ref string, o showOptions, then moment) error {
 	views, err := past(ctx, s, then)
 	if err != nil {
 		return err
@@ -125,22 +151,22 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, reshard int,
 		return err
 	}
 	c.Participants = c.Saving()
-	return a.showStored(ctx, s.Data, source{store: s.ID, checkpoint: c, manifest: m}, reshard)
+	return a.showStored(ctx, s.Data, source{store: s.ID, checkpoint: c, manifest: m}, o)
 }
 
 // showSource shows a source from withOffline, a checkpoint of a store or of another
 // program.
-func (a *app) showSource(ctx context.Context, s source, reshard int) error {
+func (a *app) showSource(ctx context.Context, s source, o showOptions) error {
 	r, ours := s.reader.(*data.FileReader)
 	if !ours {
-		return a.showPath(ctx, s.name, reshard)
+		return a.showPath(ctx, s.name, o.reshard)
 	}
 	s.checkpoint.WorldSize, s.checkpoint.Bytes = s.manifest.WorldSize, s.manifest.Layout.Bytes()
-	return a.showStored(ctx, r.Root(), s, reshard)
+	return a.showStored(ctx, r.Root(), s, o)
 }
 
 // showStored shows a checkpoint of a store by its row and its manifest.
-func (a *app) showStored(ctx context.Context, root *data.Root, s source, reshard int) (err error) {
+func (a *app) showStored(ctx context.Context, root *data.Root, s source, o showOptions) (err error) {
 	c, m := s.checkpoint, s.manifest
 	out := shown{
 		Store: s.store, Checkpoint: c, Path: root.Path(store.RefOf(c)),
@@ -153,7 +179,10 @@ func (a *app) showStored(ctx context.Context, root *data.Root, s source, reshard
 	for _, r := range m.Ranks {
 		out.Ranks = append(out.Ranks, shownRank(r))
 	}
-	if out.Reshard, err = preview(m.Layout, reshard); err != nil {
+	if out.Cost, err = costOf(ctx, root, store.RefOf(c), m, o.prices); err != nil {
+		return err
+	}
+	if out.Reshard, err = preview(m.Layout, o.reshard); err != nil {
 		return err
 	}
 	if out.Reshard != nil {
@@ -163,6 +192,30 @@ func (a *app) showStored(ctx context.Context, root *data.Root, s source, reshard
 		})
 	}
 	return console.Emit(a.Console, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
+}
+
+// pricesHelp is the text of --prices.
+const pricesHelp = "US dollars of 1000 PUT and LIST requests, of 1000 GET and HEAD requests, and of a GiB kept a month"
+
+// costOf returns what a checkpoint costs; nil where requests have no price.
+func costOf(ctx context.Context, root *data.Root, ref checkpoint.Ref, m checkpoint.Manifest, prices object.Prices) (*shownCost, error) {
+	n, priced, err := root.Requests(ctx, ref, m)
+	if err != nil || !priced {
+		return nil, err
+	}
+	return &shownCost{
+		SaveRequests: n.Writes, Save: prices.Puts(n.Writes),
+		LoadRequests: n.Reads, Load: prices.Gets(n.Reads),
+		Bytes: n.Bytes, Month: prices.Kept(n.Bytes),
+	}, nil
+}
+
+// dollars prints a price with two digits that count.
+func dollars(usd float64) string {
+	if usd >= 1 {
+		return fmt.Sprintf("$%.2f", usd)
+	}
+	return "$" + strconv.FormatFloat(usd, 'f', max(2, 1-int(math.Floor(math.Log10(max(usd, 1e-9))))), 64)
 }
 
 func (s shown) print(w *tabwriter.Writer, wide bool) {
@@ -179,6 +232,10 @@ func (s shown) printHead(w *tabwriter.Writer) {
 	console.Row(w, "continues", c.Parent)
 	console.Row(w, "size", fmt.Sprintf("%s: %s written, %s reused", bytesize.Text(c.Bytes), bytesize.Text(c.BytesWritten), bytesize.Text(c.BytesReused)))
 	console.Row(w, "files", fmt.Sprintf("%s shared with other checkpoints, %s exclusive", orDash(console.MaybeSize(s.Shared)), orDash(console.MaybeSize(s.Exclusive))))
+	if x := s.Cost; x != nil {
+		console.Row(w, "cost", fmt.Sprintf("%s saved (%d requests), %s a load (%d requests), %s a month (%s)",
+			dollars(x.Save), x.SaveRequests, dollars(x.Load), x.LoadRequests, dollars(x.Month), bytesize.Text(x.Bytes)))
+	}
 	console.Row(w, "manifest", c.Manifest)
 	console.Row(w, "path", s.Path)
 }

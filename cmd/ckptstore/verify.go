@@ -31,6 +31,7 @@ type verified struct {
 	Read        int64          `json:"bytes_read"`               // of Bytes; a file of several checkpoints is read once
 	Quick       bool           `json:"quick"`                    // no tensor was read
 	Attested    int64          `json:"bytes_attested,omitempty"` // of files whose server keeps the checksum that the index has
+	BySize      int64          `json:"bytes_by_size,omitempty"`  // of files of which --quick compared no checksum
 	Log         *store.ReadLog `json:"log,omitempty"`            // without REF
 	Learned     []learned      `json:"learned,omitempty"`        // digests of adopted files, now recorded
 	Repaired    []repaired     `json:"repaired,omitempty"`
@@ -312,6 +313,9 @@ func (a *app) printVerified(out verified) error {
 			if out.Attested > 0 {
 				attested = ", " + bytesize.Text(out.Attested) + " attested by the server's checksums"
 			}
+			if out.Attested > 0 && out.BySize > 0 {
+				attested += ", " + bytesize.Text(out.BySize) + " compared by size alone"
+			}
 			fmt.Fprintf(w, "%d checkpoints, %d files, no tensor was read%s: %d findings\n", out.Checkpoints, out.Files, attested, len(out.Findings))
 			return
 		}
@@ -457,6 +461,7 @@ func (v *verified) add(run, checkpoint string, report data.Report) {
 	v.Bytes += report.Bytes
 	v.Read += report.Read
 	v.Attested += report.Attested
+	v.BySize += report.BySize
 	for _, sums := range report.Sums {
 		if sums.New {
 			v.Learned = append(v.Learned, learned{run, checkpoint, sums.Name})

@@ -27,16 +27,16 @@ import (
 
 // bucketBench is `bench bucket --json`. Seconds are medians of benchRuns runs.
 type bucketBench struct {
-	Bench    string      `json:"bench"`
-	Location string      `json:"location"`
-	Ranks    int         `json:"ranks"`
-	Tensors  int         `json:"tensors"` // of each rank
-	Bytes    int64       `json:"bytes"`   // of all ranks together
-	Part     int         `json:"part_bytes"`
-	Span     int64       `json:"span_bytes"`
-	Put      bucketSide  `json:"put"`
-	Get      bucketSide  `json:"get"`
-	Prices   bucketPrice `json:"usd_per_1000_requests"`
+	Bench    string        `json:"bench"`
+	Location string        `json:"location"`
+	Ranks    int           `json:"ranks"`
+	Tensors  int           `json:"tensors"` // of each rank
+	Bytes    int64         `json:"bytes"`   // of all ranks together
+	Part     int           `json:"part_bytes"`
+	Span     int64         `json:"span_bytes"`
+	Put      bucketSide    `json:"put"`
+	Get      bucketSide    `json:"get"`
+	Prices   object.Prices `json:"usd"`
 }
 
 // bucketSide is one direction. Raw is the same bytes in the same parts or spans, by the same
@@ -54,15 +54,8 @@ type bucketSide struct {
 	OverRead   float64 `json:"over_read,omitempty"`
 }
 
-// bucketPrice is what a thousand requests cost. The defaults are those of S3 Standard in
-// us-east-1.
-type bucketPrice struct {
-	Put float64 `json:"put"` // PUT, POST, LIST
-	Get float64 `json:"get"` // GET, HEAD
-}
-
 func (a *bench) bucketVerb() *cobra.Command {
-	b := bucketBench{Bench: "bucket", Prices: bucketPrice{Put: 0.005, Get: 0.0004}}
+	b := bucketBench{Bench: "bucket", Prices: object.Standard()}
 	text := ""
 	c := &cobra.Command{
 		Use: "bucket URL", Short: "Time saves to a bucket and loads from it, compared with raw requests", Args: console.Args(cobra.ExactArgs(1)),
@@ -104,8 +97,7 @@ PREFIX/bench-…, and are removed afterwards.`,
 	f.IntVar(&b.Ranks, "ranks", 4, "ranks that save")
 	f.IntVar(&b.Tensors, "tensors", 32, "tensors of each rank")
 	f.StringVar(&text, "size", "1GB", "bytes of all ranks together")
-	f.Float64Var(&b.Prices.Put, "usd-put", b.Prices.Put, "price of 1000 PUT, POST and LIST requests")
-	f.Float64Var(&b.Prices.Get, "usd-get", b.Prices.Get, "price of 1000 GET and HEAD requests")
+	f.Var(&b.Prices, "prices", "of 1000 PUT and LIST requests, of 1000 GET and HEAD requests, and of a GiB a month, in US dollars")
 	return c
 }
 
@@ -224,12 +216,12 @@ func since(now, before s3.Requests) s3.Requests {
 	}
 }
 
-func (r *sideRuns) side(size int64, prices bucketPrice) bucketSide {
+func (r *sideRuns) side(size int64, prices object.Prices) bucketSide {
 	out := bucketSide{Seconds: middle(r.seconds), RawSeconds: middle(r.raw), CPU: middle(r.cpu), RawCPU: middle(r.rawCPU), Requests: r.asked.String()}
 	out.Rate, out.RawRate = float64(size)/out.Seconds, float64(size)/out.RawSeconds
 	out.Ratio = out.Rate / out.RawRate
 	n := r.asked
-	out.Dollars = (float64(n.Put+n.Part+n.Create+n.Complete+n.List)*prices.Put + float64(n.Get+n.Head)*prices.Get) / 1000
+	out.Dollars = prices.Puts(int(n.Put+n.Part+n.Create+n.Complete+n.List)) + prices.Gets(int(n.Get+n.Head))
 	return out
 }
 

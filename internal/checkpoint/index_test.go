@@ -179,18 +179,30 @@ func TestIndexFromIsValidated(t *testing.T) {
 	}
 }
 
-// TestReceiptGolden holds the bytes of the receipt for ever.
+// TestReceiptGolden holds the bytes of receipts for ever: those of this version, and of earlier
+// ones, which had no sizes.
 func TestReceiptGolden(t *testing.T) {
-	golden, err := os.ReadFile("testdata/COMMIT.json")
-	if err != nil {
-		t.Fatal(err)
+	read := func(name string) (r Receipt) {
+		t.Helper()
+		golden, err := os.ReadFile("testdata/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err = DecodeReceipt(golden); err != nil {
+			t.Fatal(err)
+		}
+		got, err := EncodeReceipt(r)
+		if err != nil || !bytes.Equal(got, golden) {
+			t.Errorf("%s is encoded as\n%s, %v", name, got, err)
+		}
+		return r
 	}
-	r, err := DecodeReceipt(golden)
-	if err != nil {
-		t.Fatal(err)
+	now, before := read("COMMIT.json"), read("COMMIT-without-size.json")
+	if now.WorldSize != 2 || now.Bytes == 0 || before.WorldSize != 0 || !now.Same(before) || !before.Same(now) {
+		t.Errorf("%+v is not the same as %+v", now, before)
 	}
-	got, err := EncodeReceipt(r)
-	if err != nil || !bytes.Equal(got, golden) {
-		t.Errorf("encoded as\n%s, %v", got, err)
+	other := now
+	if other.Bytes++; other.Same(now) || !other.Same(before) {
+		t.Error("another size is the same, or differs from none")
 	}
 }

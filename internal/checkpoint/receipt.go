@@ -26,6 +26,10 @@ type Receipt struct {
 	Event       string    `json:"event"`    // ID of the committed event
 	Manifest    Digest    `json:"manifest"` // names the manifest's file
 	CommittedAt time.Time `json:"committed_at"`
+
+	// For a list of checkpoints without their manifests; zero in receipts of older versions.
+	WorldSize int   `json:"world_size,omitempty"`
+	Bytes     int64 `json:"bytes,omitempty"` // of all tensors and values, as [Layout.Bytes]
 }
 
 // NewReceipt returns the receipt of a manifest with a digest that d has committed.
@@ -34,12 +38,17 @@ func NewReceipt(m Manifest, digest Digest, d Decision) Receipt {
 		Store: m.Store, Run: m.Run, Trial: m.Trial, Checkpoint: m.Checkpoint, Name: m.Name,
 		Step: m.Step, Attempt: m.Attempt,
 		Sequence: d.Sequence, Event: d.Event, Manifest: digest, CommittedAt: d.Time.UTC().Round(0),
+		WorldSize: m.WorldSize, Bytes: m.Layout.Bytes(),
 	}
 }
 
-// Same reports whether both receipts have the same content, wherever they lie.
+// Same reports whether both receipts have the same content, wherever they lie. A receipt without
+// world size, of an older version, has that of the other, and its bytes.
 func (r Receipt) Same(o Receipt) bool {
 	at := r.CommittedAt.Equal(o.CommittedAt)
+	if r.WorldSize == 0 || o.WorldSize == 0 {
+		r.WorldSize, r.Bytes = o.WorldSize, o.Bytes
+	}
 	r.Ref, o.Ref, r.CommittedAt, o.CommittedAt = Ref{}, Ref{}, time.Time{}, time.Time{}
 	return at && r == o
 }
@@ -48,9 +57,9 @@ func (r Receipt) Same(o Receipt) bool {
 func (r Receipt) Matches(m Manifest) error {
 	d := Decision{Sequence: r.Sequence, Event: r.Event, Time: r.CommittedAt}
 	if want := NewReceipt(m, r.Manifest, d); !r.Same(want) {
-		return fmt.Errorf("the receipt is that of %s/%s/%s, step %d, attempt %d in store %s; the manifest is that of %s/%s/%s, step %d, attempt %d in store %s",
-			r.Run, r.Trial, r.Checkpoint, r.Step, r.Attempt, r.Store,
-			m.Run, m.Trial, m.Checkpoint, m.Step, m.Attempt, m.Store)
+		return fmt.Errorf("the receipt is that of %s/%s/%s, step %d, attempt %d, %d ranks, %d bytes in store %s; the manifest is that of %s/%s/%s, step %d, attempt %d, %d ranks, %d bytes in store %s",
+			r.Run, r.Trial, r.Checkpoint, r.Step, r.Attempt, r.WorldSize, r.Bytes, r.Store,
+			m.Run, m.Trial, m.Checkpoint, m.Step, m.Attempt, m.WorldSize, m.Layout.Bytes(), m.Store)
 	}
 	return nil
 }

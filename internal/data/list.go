@@ -323,6 +323,9 @@ func (r *Root) removeAll(ctx context.Context, dir string, names []string) error 
 			return err
 		}
 	}
+	if r.far() { // a directory is gone with its files
+		return refused
+	}
 	return r.b.Remove(ctx, dir)
 }
 

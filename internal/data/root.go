@@ -97,21 +97,34 @@ func (r *Root) Path(ref checkpoint.Ref, file ...string) string { return r.path(r
 // Stored returns the bytes of all files of a checkpoint, committed or not, or -1 if it has none.
 // It does not count data files for which but, if not nil, returns true.
 func (r *Root) Stored(ctx context.Context, ref checkpoint.Ref, but func(name string) bool) (int64, error) {
-	entries, err := r.b.List(ctx, nameOf(ref))
-	if errors.Is(err, fs.ErrNotExist) {
-		return -1, nil
-	}
+	sizes, err := r.fileSizes(ctx, ref)
 	if err != nil {
-		return 0, fmt.Errorf("list %s: %w", r.path(ref), err)
+		return 0, err
 	}
-	if len(entries) == 0 {
+	if len(sizes) == 0 {
 		return -1, nil
 	}
 	bytes := int64(0)
-	for _, e := range entries {
-		if but != nil && checkpoint.HoldsData(e.Name) && but(e.Name) {
-			continue
+	for name, size := range sizes {
+		if but == nil || !checkpoint.HoldsData(name) || !but(name) {
+			bytes += size
 		}
+	}
+	return bytes, nil
+}
+
+// fileSizes returns the sizes of all files of a checkpoint, by name; none if there is no such
+// directory.
+func (r *Root) fileSizes(ctx context.Context, ref checkpoint.Ref) (map[string]int64, error) {
+	entries, err := r.b.List(ctx, nameOf(ref))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", r.path(ref), err)
+	}
+	sizes := make(map[string]int64, len(entries))
+	for _, e := range entries {
 		info := e.Info
 		if info == nil {
 			is, err := r.b.Stat(ctx, nameOf(ref, e.Name))
@@ -119,13 +132,62 @@ func (r *Root) Stored(ctx context.Context, ref checkpoint.Ref, but func(name str
 				continue
 			}
 			if err != nil {
-				return 0, fmt.Errorf("measure %s: %w", r.path(ref, e.Name), err)
+				return nil, fmt.Errorf("measure %s: %w", r.path(ref, e.Name), err)
 			}
 			info = &is
 		}
-		bytes += info.Size
+		sizes[e.Name] = info.Size
 	}
-	return bytes, nil
+	return sizes, nil
+}
+
+// Requests are what a checkpoint asks of a bucket.
+type Requests struct {
+	Writes int   // PUT, POST and LIST, of its save
+	Reads  int   // GET, of a load of all its bytes by as many ranks
+	Bytes  int64 // of its own files, without those of other checkpoints that it names
+}
+
+// Metered reports whether requests have a price.
+func (r *Root) Metered() bool {
+	_, ok := r.b.(object.Metered)
+	return ok
+}
+
+// Versioned reports whether removed files stay as versions in a bucket, which still cost.
+func (r *Root) Versioned(ctx context.Context) (bool, error) {
+	if b, ok := r.b.(object.Metered); ok {
+		return b.Versioned(ctx)
+	}
+	return false, nil
+}
+
+// Requests counts the requests for a checkpoint, without repeated ones. It returns false where
+// requests have no price.
+func (r *Root) Requests(ctx context.Context, ref checkpoint.Ref, m checkpoint.Manifest) (Requests, bool, error) {
+	b, metered := r.b.(object.Metered)
+	if !metered {
+		return Requests{}, false, nil
+	}
+	sizes, err := r.fileSizes(ctx, ref)
+	if err != nil {
+		return Requests{}, false, err
+	}
+	span := r.b.Reading().Span
+	out := Requests{Writes: 2, Reads: 1 + len(m.Ranks)} // lists before and after; the manifest and the indexes
+	others := m.Layout.Bytes()
+	for name, size := range sizes {
+		out.Writes += b.Writes(size)
+		out.Bytes += size
+		if checkpoint.HoldsData(name) {
+			out.Reads += int((size + span - 1) / span)
+			others -= size
+		}
+	}
+	if others > 0 {
+		out.Reads += int((others + span - 1) / span)
+	}
+	return out, true, nil
 }
 
 // FileSize returns the size of a file of a checkpoint, in bytes.

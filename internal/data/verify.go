@@ -359,6 +359,9 @@ type Report struct {
 	// Attested is the size of data files that were not read, and whose checksum, as their
 	// server attests it, is that of the index.
 	Attested int64
+
+	// BySize is the size of the other data files that were not read.
+	BySize int64
 }
 
 // Clean reports whether there are no findings.

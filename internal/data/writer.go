@@ -1,6 +1,7 @@
 package data
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -282,7 +283,9 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 	if !w.root.far() || !errors.Is(err, fs.ErrExist) {
 		return written, err
 	}
-	// A bucket is asked only now: a name that is taken is found when it is written.
+	// A bucket is asked only now: a name that is taken is found when it is written. It has other
+	// bytes than these, and stays: the process that wrote it may be about to commit it, and no
+	// request removes an object on the condition that it is not committed.
 	there, sealed, err := w.there(ctx)
 	if err != nil {
 		return Written{}, err
@@ -290,7 +293,7 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 	if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
 		return written, err
 	}
-	return w.writeRank(ctx, rank, items, src, there)
+	return Written{}, &TakenError{Ref: w.ref, File: w.root.path(w.ref, checkpoint.DataFile(rank)), What: "another process's, with other bytes of this rank"}
 }
 
 // writeRank writes the files of a rank. there has the names of leftovers in the directory.
@@ -317,7 +320,13 @@ func (w *FileWriter) writeRank(ctx context.Context, rank int, items []checkpoint
 		return Written{}, err
 	}
 	data := x.Encode()
-	if err := w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, w.root.once()); err != nil {
+	err = w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, w.root.once())
+	if errors.Is(err, fs.ErrExist) {
+		if there, rerr := w.root.readFile(ctx, w.ref, checkpoint.IndexFile(rank)); rerr == nil && bytes.Equal(there, data) {
+			err = nil
+		}
+	}
+	if err != nil {
 		return Written{}, err
 	}
 	if err := w.root.sync(ctx, w.ref); err != nil {
@@ -357,7 +366,22 @@ func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []
 	if err := tieReused(&x, u); err != nil {
 		return err
 	}
-	return up.Commit(ctx)
+	err = up.Commit(ctx)
+	if errors.Is(err, fs.ErrExist) && w.root.attests(ctx, w.ref, &x) {
+		return nil // such as by a process that died before its index
+	}
+	return err
+}
+
+// attests reports whether the server of a bucket keeps the rank's own file with the bytes that an
+// index describes.
+func (r *Root) attests(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index) bool {
+	info, err := r.b.Stat(ctx, nameOf(ref, x.Files[0].Name))
+	if err != nil || !info.Attested || info.Size != x.Files[0].Size {
+		return false
+	}
+	want, ok := fileSum(x)
+	return ok && want == info.Sum
 }
 
 // put writes a header and the items after it: from where they lie, if the upload and the

@@ -27,6 +27,29 @@ type Node struct {
 	Since time.Time `json:"since,omitzero"` // start of the state; unknown for a node of a lost job
 	Why   string    `json:"why,omitempty"`  // why it is lost or left
 	Joins int       `json:"joins"`          // how often a node joined with this index
+	// Replica is the copy of the node's newest sealed slots; nil: there is none.
+	Replica *NodeReplica `json:"replica,omitempty"`
+}
+
+// NodeReplica is a copy of a node's slots in the memory of another node.
+type NodeReplica struct {
+	Node       int       `json:"node"` // index of the node that has it
+	Checkpoint string    `json:"checkpoint"`
+	At         time.Time `json:"at"`
+	Bytes      int64     `json:"bytes"`
+	Lag        float64   `json:"lag_seconds"` // from the first seal to the whole copy
+}
+
+// Copied adds the replicas of the job's newest group to its active nodes.
+func (r RunJobs) Copied(job projections.Job, nodes []Node, replicas []projections.Replica) {
+	group, started := r.NewestAttempt(job.ID)
+	for i := range nodes {
+		for _, of := range replicas {
+			if n := &nodes[i]; started && n.State == NodeActive && of.Node == n.Node && of.Trial == group.Trial && of.Attempt == group.Attempt {
+				n.Replica = &NodeReplica{of.On, of.Checkpoint, of.At, of.Bytes, of.Seconds}
+			}
+		}
+	}
 }
 
 // NewestAttempt returns the newest attempt of a job, and whether the job has one.

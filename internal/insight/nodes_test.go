@@ -66,3 +66,22 @@ func TestStatesOfNodes(t *testing.T) {
 		t.Errorf("nodes of a job without any: %v", list)
 	}
 }
+
+// The newest replica of a node of the running group is shown, and no other.
+func TestReplicasOfNodes(t *testing.T) {
+	job := projections.Job{ID: "j", Nodes: []projections.JobNode{{Node: 0, Host: "a", JoinedAt: time.Unix(1, 0)}, {Node: 1, Host: "b", JoinedAt: time.Unix(2, 0)}}}
+	r := RunJobs{Live: "j"}
+	r.Take(projections.Launches{Jobs: []projections.Job{job}, Attempts: []projections.Attempt{{Job: "j", Trial: "main", Attempt: 3, StartedSeq: 5, StartedAt: time.Unix(10, 0)}}})
+	list := r.Nodes(job, []projections.Worker{{Rank: 0}, {Rank: 1, Node: 1}})
+	r.Copied(job, list, []projections.Replica{
+		{Trial: "main", Node: 0, Attempt: 2, Checkpoint: "step-1.a2", On: 1},
+		{Trial: "main", Node: 1, Attempt: 3, Checkpoint: "step-2.a3", On: 0, Seconds: 1.5},
+		{Trial: "other", Node: 0, Attempt: 3, Checkpoint: "step-3.a3", On: 1},
+	})
+	if of := list[1].Replica; of == nil || of.Checkpoint != "step-2.a3" || of.Node != 0 || of.Lag != 1.5 {
+		t.Errorf("node 1 has %+v", of)
+	}
+	if of := list[0].Replica; of != nil {
+		t.Errorf("node 0 has %+v of another attempt or trial", of)
+	}
+}

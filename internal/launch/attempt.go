@@ -57,7 +57,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	at := session.Attempt{Number: n, Resume: resume, Started: from, Orders: w.stop, Hooks: w, Nodes: j.cfg.Nodes, Node: j.cfg.Node}
 	w.others = j.fleet.others(work, startOrder{Attempt: n, Restart: restart, Resume: resume, Started: from, Nodes: j.cfg.Nodes})
 	if w.others != nil {
-		at.Forward = w.others
+		at.Forward, at.Replicas = w.others, w.others.replicas()
 	}
 	if j.members != nil {
 		w.signals, at.Leave = newHeldSignals(nil), j.members.cfg.Leave

@@ -77,6 +77,8 @@ type job struct {
 	done   chan error
 	ended  bool
 	shared string // directory with the credentials of a job over several nodes
+	// differs changes a node of the job before it joins or listens, by its index; may be nil.
+	differs func(index int, cfg *launch.Config, s *session.Store)
 }
 
 var (

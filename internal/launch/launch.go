@@ -57,6 +57,8 @@ type Config struct {
 	// Contact passes to the guard how long the processes of this node may live; nil if the
 	// job has one node.
 	Contact *Contact
+	// Peers takes the replicas of other nodes, if the session's configuration has Replicas.
+	Peers *nodes.Peers
 	// Port is what the node of [Follow] promised for rank 0 when it joined.
 	Port *HeldPort
 	// Withheld names environment variables that workers do not inherit, such as

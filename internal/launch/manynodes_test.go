@@ -39,40 +39,50 @@ func (j *job) spread(procs ...int) (others []*follower) {
 	t := j.t
 	t.Helper()
 	j.coordinate(procs...)
-	endpoint := j.cfg.Endpoint
 	for index := 1; index < len(procs); index++ {
-		f := &follower{out: newTranscript(), log: newTranscript(), done: make(chan error, 1)}
-		others = append(others, f)
-		port, err := launch.HoldPort()
-		if err != nil {
-			t.Fatal(err)
-		}
-		contact := &launch.Contact{}
-		f.link = j.join(index, procs[index], port, contact)
-		cfg := config(j.cfg.Run, procs[index], j.cfg.Command, f.out, f.log)
-		cfg.Job, cfg.Contact, cfg.Port = j.cfg.Job, contact, port
-		cfg.Logger = slog.New(slog.NewTextHandler(f.log, nil))
-		memory, err := os.MkdirTemp("/dev/shm", "ckptstore-test-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-		f.stop = stop
-		own := storeOf(home, memory)
-		own.Log = unreadLog{own.Log, &f.reads}
-		go func() { f.done <- launch.Follow(ctx, cfg, own, f.link) }()
-		t.Cleanup(func() {
-			_ = endpoint.Close() // tells the node
-			stop()
-			err := <-f.done
-			f.link.Close()
-			_ = os.RemoveAll(memory)
-			if t.Failed() {
-				t.Logf("node %d ended: %v; its workers:\n%strainer:\n%s", index, err, f.out, f.log)
-			}
-		})
+		others = append(others, j.follow(index, procs[index]))
 	}
 	return others
+}
+
+// follow starts another node of the job.
+func (j *job) follow(index, procs int) *follower {
+	t := j.t
+	t.Helper()
+	endpoint := j.cfg.Endpoint
+	f := &follower{out: newTranscript(), log: newTranscript(), done: make(chan error, 1)}
+	port, err := launch.HoldPort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	contact := &launch.Contact{}
+	cfg := config(j.cfg.Run, procs, j.cfg.Command, f.out, f.log)
+	cfg.Job, cfg.Contact, cfg.Port = j.cfg.Job, contact, port
+	cfg.Logger = slog.New(slog.NewTextHandler(f.log, nil))
+	memory, err := os.MkdirTemp("/dev/shm", "ckptstore-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	f.stop = stop
+	own := storeOf(home, memory)
+	own.Log = unreadLog{own.Log, &f.reads}
+	if j.differs != nil {
+		j.differs(index, &cfg, &own)
+	}
+	f.link = j.join(index, cfg, contact)
+	go func() { f.done <- launch.Follow(ctx, cfg, own, f.link) }()
+	t.Cleanup(func() {
+		_ = endpoint.Close() // tells the node
+		stop()
+		err := <-f.done
+		f.link.Close()
+		_ = os.RemoveAll(memory)
+		if t.Failed() {
+			t.Logf("node %d ended: %v; its workers:\n%strainer:\n%s", index, err, f.out, f.log)
+		}
+	})
+	return f
 }
 
 // coordinate makes the job's process the coordinating one of nodes with so many workers.
@@ -80,9 +90,14 @@ func (j *job) coordinate(procs ...int) {
 	j.t.Helper()
 	j.shared = j.t.TempDir()
 	j.cfg.Nodes = session.OneNode(procs[0])
+	if j.differs != nil {
+		j.differs(0, &j.cfg, &j.store)
+	}
+	self := nodes.Node{Index: 0, Key: "0", Procs: procs[0]}
+	j.cfg.Peers.Declare(&self)
 	endpoint, err := nodes.Listen(j.t.Context(), nodes.EndpointConfig{
 		Address: "127.0.0.1:0", Dir: j.shared, Job: j.cfg.Job, Run: j.cfg.Run, Store: home.ID, Version: "test", Min: len(procs), Max: len(procs),
-		Self: nodes.Node{Index: 0, Key: "0", Procs: procs[0]}, Timeout: patience / 6, Logger: j.cfg.Logger,
+		Self: self, Timeout: patience / 6, Logger: j.cfg.Logger,
 	})
 	if err != nil {
 		j.t.Fatal(err)
@@ -92,11 +107,13 @@ func (j *job) coordinate(procs ...int) {
 }
 
 // join joins the job as a node.
-func (j *job) join(index, procs int, port *launch.HeldPort, contact *launch.Contact) *nodes.Link {
+func (j *job) join(index int, cfg launch.Config, contact *launch.Contact) *nodes.Link {
 	j.t.Helper()
+	self := nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: len(cfg.Local()), Port: cfg.Port.Port(), Version: "test", Store: home.ID}
+	cfg.Peers.Declare(&self)
 	link, err := nodes.Join(j.t.Context(), nodes.JoinConfig{
 		Address: j.cfg.Endpoint.Addr().String(), Dir: j.shared, Wait: patience, Answered: contact.Answered,
-		Self: nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: procs, Port: port.Port(), Version: "test", Store: home.ID},
+		Self: self,
 	})
 	if err != nil {
 		j.t.Fatal(err)
@@ -112,7 +129,9 @@ func (j *job) beatsOnly() *nodes.Link {
 	if err != nil {
 		j.t.Fatal(err)
 	}
-	link := j.join(1, 1, port, &launch.Contact{})
+	cfg := config(j.cfg.Run, 1, j.cfg.Command, j.out, j.log)
+	cfg.Port = port
+	link := j.join(1, cfg, &launch.Contact{})
 	j.t.Cleanup(link.Close)
 	return link
 }

@@ -11,6 +11,7 @@ const (
 	cmdClose = "close" // to end its part: the saves of the attempt have ended
 	cmdSpare = "spare" // to wait: the next group has no place for it
 	cmdEvent = "event" // to fold an event of the log: a session.Forwarded
+	cmdAdopt = "adopt" // to write what a lost node had sealed, from its replica: an adoptOrder
 	cmdAsk   = "ask"   // to append the plan of a rank in full: an askedPlan
 
 	msgHello   = "hello"   // all its ranks have connected
@@ -33,6 +34,21 @@ type startOrder struct {
 	Node       int           `json:"node"` // the receiver's place in the group
 	MasterAddr string        `json:"master_addr"`
 	MasterPort int           `json:"master_port"`
+	Replicas   *replicaOrder `json:"replicas,omitempty"` // nil: none
+}
+
+// replicaOrder is a node's part in the replication of slots.
+type replicaOrder struct {
+	To   int    `json:"to"`            // index of the node that keeps the receiver's slots
+	URL  string `json:"url,omitempty"` // where it takes them
+	Pin  string `json:"pin,omitempty"` // digest of the certificate there
+	From []int  `json:"from"`          // ranks whose slots the receiver keeps
+}
+
+// adoptOrder is the order to write a lost node's part of a save.
+type adoptOrder struct {
+	Attempt int `json:"attempt"`
+	session.Adoption
 }
 
 type stopCommand struct {

@@ -28,11 +28,11 @@ func (j *job) spreadOver(change func(*session.Store), configure func(*launch.Con
 		t.Fatal(err)
 	}
 	contact := &launch.Contact{}
-	f.link = j.join(1, 1, port, contact)
 	cfg := config(j.cfg.Run, 1, j.cfg.Command, f.out, f.log)
 	cfg.Job, cfg.Contact, cfg.Port = j.cfg.Job, contact, port
 	cfg.Logger = slog.New(slog.NewTextHandler(f.log, nil))
 	configure(&cfg)
+	f.link = j.join(1, cfg, contact)
 	memory, err := os.MkdirTemp("/dev/shm", "ckptstore-test-")
 	if err != nil {
 		t.Fatal(err)

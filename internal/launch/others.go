@@ -17,12 +17,15 @@ import (
 // others are the other nodes of an attempt's group.
 type others struct {
 	*fleet
-	work    context.Context
-	group   *session.Group
-	order   startOrder
-	in      chan nodeEvent // for the attempt's loop
-	over    chan struct{}  // closed when the loop has ended
-	closing chan struct{}  // closed when all parts have ended
+	work  context.Context
+	group *session.Group
+	order startOrder
+	// partners has for each place the place that keeps its slots, or -1; nil: there are no
+	// replicas.
+	partners []int
+	in       chan nodeEvent // for the attempt's loop
+	over     chan struct{}  // closed when the loop has ended
+	closing  chan struct{}  // closed when all parts have ended
 
 	mu       sync.Mutex
 	place    map[int]int                // in the group, by the node's index
@@ -62,6 +65,7 @@ func (f *fleet) others(work context.Context, order startOrder) *others {
 		fleet: f, work: work, order: order, in: make(chan nodeEvent, eventsOfNode*len(f.members)), over: make(chan struct{}), closing: make(chan struct{}),
 		place: map[int]int{}, joinings: map[int]uint64{}, alive: map[int]bool{}, open: map[int]bool{}, gone: map[int]bool{}, overdue: map[int]context.CancelFunc{}, obeyed: map[int]bool{},
 	}
+	o.partners = f.partners()
 	for at, m := range f.members {
 		if m.Index != f.index() {
 			o.place[m.Index], o.alive[m.Index], o.open[m.Index] = at, true, true
@@ -93,7 +97,7 @@ func (o *others) start(ctx context.Context, port int) {
 	o.order.MasterAddr, o.order.MasterPort = o.members[0].Address, port
 	for index, at := range o.place {
 		order := o.order
-		order.Node = at
+		order.Node, order.Replicas = at, o.replicaOrder(o.partners, at, o.order.Nodes)
 		if err := o.endpoint.Send(index, cmdStart, order); err != nil {
 			go o.lost(ctx, index, o.joinings[index], true, err.Error()) // waits for the attempt's loop
 		}

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/httpkit"
@@ -43,6 +44,7 @@ func Follow(ctx context.Context, cfg Config, store session.Store, link *nodes.Li
 	if err := j.Open(); err != nil {
 		return err
 	}
+	j.keepReplicas()
 	defer func() { err = j.Close(err) }()
 	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger, j.marks()...); err != nil {
 		return err
@@ -134,6 +136,7 @@ type part struct {
 	closed chan struct{}   // closed when the coordinating process has ended the attempt's saves
 	over   <-chan struct{} // closed when the session has ended
 	silent <-chan struct{} // closed when the coordinating process was silent since the start
+	fenced atomic.Bool     // it writes no sealed bytes any more
 }
 
 var (
@@ -156,6 +159,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	at := session.Attempt{
 		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Hooks: w,
 		Nodes: order.Nodes, Node: order.Node, Peer: p, Loads: p, Closed: p.closed,
+		Replicas: j.replication(order.Replicas),
 	}
 	if j.members != nil {
 		w.signals, at.Leave = newHeldSignals(nil), j.members.cfg.Leave
@@ -184,7 +188,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 		j.log.Error("part of the attempt failed", "attempt", order.Attempt, "error", failed)
 	}
 	last := p.ended(cause)
-	last.Unsaved = w.savingEnded
+	last.Unsaved = w.savingEnded || p.fenced.Load()
 	p.tell(msgStopped, last)
 	p.closing(ctx, work, w, cause)
 	folding, cancel := context.WithTimeout(work, session.LastWordsTimeout)
@@ -322,6 +326,7 @@ func (p *part) obey(ctx context.Context) {
 				contact, lost = p.link.Contact(), time.After(p.link.Timeout()/2)
 				continue
 			}
+			p.fenced.Store(p.group.Fence())
 			p.end(errSilent)
 			if err := p.processes.Kill(context.WithoutCancel(ctx)); err != nil {
 				p.log.Error("processes not killed", "error", err)
@@ -351,6 +356,12 @@ func (p *part) command(c nodes.Command) error {
 			return err
 		}
 		return p.group.Heard(e)
+	case cmdAdopt:
+		var order adoptOrder
+		if err := json.Unmarshal(c.Body, &order); err != nil {
+			return err
+		}
+		p.group.Adopt(order.Adoption)
 	case cmdAsk:
 		var ask askedPlan
 		if err := json.Unmarshal(c.Body, &ask); err != nil {

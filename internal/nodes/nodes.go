@@ -5,6 +5,7 @@
 // and transport only. It does not know checkpoints, ranks or processes.
 //
 //	Endpoint   the coordinator's side: members, commands to them, events from them
+//	Peers      requests from one node to another, next to the control plane
 //	Link       an agent's side: beats, commands from the coordinator, messages to it
 //	roster     the state machine of membership; pure, its caller passes the time
 //
@@ -56,6 +57,12 @@ type Node struct {
 	Procs   int    `json:"procs"`             // workers
 	Port    int    `json:"port,omitempty"`    // TCP port that the agent holds for rank 0, see [Link.SetPort]
 	Version string `json:"version"`           // of the program
+	// PeerPort and PeerPin are the port where the node serves the requests of other nodes, and
+	// the digest of the certificate there: see [Peers]. Domain is the failure domain of the
+	// node, such as a rack; empty: unknown.
+	PeerPort int    `json:"peer_port,omitempty"`
+	PeerPin  string `json:"peer_pin,omitempty"`
+	Domain   string `json:"domain,omitempty"`
 	// Command is a digest of the command and its entry point. The coordinator warns of a
 	// difference.
 	Command string `json:"command,omitempty"`

@@ -160,6 +160,7 @@ func (s *store) story() {
 		s.record(run, projections.DefaultTrial,
 			events.WorkerExited{Attempt: 1, Rank: 1, Signal: "SIGKILL", Traceback: "line 1\nline 2"},
 			events.GPUUnhealthy{Device: "GPU-1", Reason: "Xid 79"},
+			events.ReplicaNode{Attempt: 1, Checkpoint: "step-3.a1", Ranks: []events.RankRun{{First: 0, Count: 2}}, Node: 1, Bytes: 100, Seconds: 0.5},
 			events.GroupStopped{Attempt: 1, Reason: "a worker was killed"},
 			events.GroupStarted{Attempt: 2, Job: job, WorldSize: 1, Resume: "step-1.a1", Backend: "gloo", Ranks: []events.RankPlacement{{Rank: 0}}},
 			events.Metrics{Attempt: 2, Iteration: 1, Step: 2, Metrics: map[string]any{"loss": 0.1}},

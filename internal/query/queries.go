@@ -55,6 +55,10 @@ var (
 	Devices = Query[[]projections.Device]{"devices", func(r projections.Reader, p Params) ([]projections.Device, error) {
 		return projections.Devices(r, p.Run)
 	}}
+	// Replicas are those of one run.
+	Replicas = Query[[]projections.Replica]{"replicas", func(r projections.Reader, p Params) ([]projections.Replica, error) {
+		return projections.Replicas(r, p.Run)
+	}}
 	Run = Query[projections.Run]{"run", func(r projections.Reader, p Params) (projections.Run, error) {
 		return projections.GetRun(r, p.Run)
 	}}
@@ -128,7 +132,7 @@ var answers = map[string]func(projections.Reader, Params) (any, error){
 	Attempts.Name: erase(Attempts), Workers.Name: erase(Workers), Checkpoints.Name: erase(Checkpoints),
 	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Reports.Name: erase(Reports), Metrics.Name: erase(Metrics),
 	Retention.Name: erase(Retention), OwnRetention.Name: erase(OwnRetention), Needs.Name: erase(Needs), Digest.Name: erase(Digest),
-	Launches.Name: erase(Launches), Devices.Name: erase(Devices),
+	Launches.Name: erase(Launches), Devices.Name: erase(Devices), Replicas.Name: erase(Replicas),
 }
 
 func erase[T any](q Query[T]) func(projections.Reader, Params) (any, error) {

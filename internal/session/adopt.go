@@ -1,14 +1,19 @@
 package session
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
+	"sync"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
 )
@@ -207,4 +212,225 @@ func (a *adopted) close() {
 		s.Close()
 	}
 	a.slots = nil
+}
+
+// Replicas describes the copies of sealed slots in the memory of other nodes, in one attempt. A
+// save that all ranks have sealed is committed although a node is lost: the node that keeps its
+// slots writes them.
+type Replicas struct {
+	To   *replica.Partner // gets the slots of this node; nil: no node does
+	From []int            // ranks of another node, whose slots this node keeps
+	// At has for each node the node that keeps its slots, or -1. Order passes an order to the
+	// process of another node, and must not block: that process calls [Group.Adopt]. Only the
+	// coordinating process has them.
+	At    []int
+	Order func(node int, a Adoption)
+}
+
+// from returns the ranks whose slots this node keeps.
+func (r *Replicas) from() []int {
+	if r == nil {
+		return nil
+	}
+	return r.From
+}
+
+// Adoption is the order to write the parts of a save that a lost node had sealed.
+type Adoption struct {
+	Checkpoint string        `json:"checkpoint"`
+	Parts      []AdoptedPart `json:"parts"`
+	Why        string        `json:"why"` // the node is lost
+}
+
+// AdoptedPart is one rank's part of a save.
+type AdoptedPart struct {
+	Rank        int               `json:"rank"`
+	Fingerprint checkpoint.Digest `json:"fingerprint"` // of the rank's plan, as the log has it
+}
+
+// replicate starts to copy the sealed slots of this node's ranks, and to keep those of another
+// node's.
+func (g *Group) replicate(work context.Context, keeper *replica.Keeper) {
+	of := g.Replicas
+	if of == nil || keeper == nil {
+		return
+	}
+	keeper.Keep(g.Number, of.From)
+	g.saver.replicas = &replicas{Replicas: of, node: g.cfg.Node, keeper: keeper, adopted: map[rankSave]bool{}, ordered: map[rankSave]int{}, lost: map[int]bool{}}
+	if of.To != nil {
+		g.sender = replica.NewSender(work, g.Number, *of.To, g.cfg.ReplicaRate, g.replicated, g.log)
+	}
+}
+
+// replicated records that another node has all slots that this node's ranks have sealed for a
+// save.
+func (g *Group) replicated(ctx context.Context, w replica.Whole) {
+	err := g.decisions.record(ctx, &events.ReplicaNode{
+		Attempt: g.Number, Checkpoint: w.Checkpoint, Ranks: events.RankRuns(w.Ranks), Node: g.Replicas.To.Index, Bytes: w.Bytes, Seconds: w.Took.Seconds(),
+	})
+	if err != nil && ctx.Err() == nil {
+		g.log.Warn("replica not recorded", "checkpoint", w.Checkpoint, "error", err)
+	}
+}
+
+// Adopt takes the order of the coordinating process to write a lost node's part of a save.
+func (g *Group) Adopt(a Adoption) { g.saver.feed.put(fed{adopt: &a}) }
+
+// Fence ends the writes of this process, if another node may write in its place: the
+// coordinating process counts this node as lost soon. It reports whether it did.
+func (g *Group) Fence() bool {
+	s := g.saver
+	if s.replicas == nil || s.replicas.To == nil {
+		return false
+	}
+	s.fenced.Store(true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, w := range s.underWay {
+		w.stop()
+		delete(s.underWay, id)
+	}
+	return true
+}
+
+// replicas is a saver's view of the replicas of an attempt. A nil one has none.
+type replicas struct {
+	*Replicas
+	node   int // this node
+	keeper *replica.Keeper
+
+	mu      sync.Mutex
+	adopted map[rankSave]bool // that this process writes
+	// Of the coordinating process, only the goroutine of run uses them: which node writes the
+	// parts of lost nodes, and the lost nodes.
+	ordered map[rankSave]int
+	lost    map[int]bool
+}
+
+// writes reports whether this process writes a part of a save from a replica.
+func (r *replicas) writes(checkpoint string, rank int) bool {
+	if r == nil {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.adopted[rankSave{checkpoint, rank}]
+}
+
+// loss is the end of a node whose slots were copied.
+type loss struct {
+	node  int
+	ranks []int
+	why   error
+	upTo  uint64 // the trial's last event by then
+}
+
+// loseNode is [saver.lose] for a node whose slots were copied. It decides when the saver has
+// read all events of the node: a seal among them makes a difference.
+func (s *saver) loseNode(ctx context.Context, node int, ranks []int, why error) error {
+	end, err := s.store.Log.LastOf(ctx, s.decisions.agg)
+	if err != nil {
+		return err
+	}
+	select {
+	case s.losses <- loss{node, ranks, why, end}:
+		return nil
+	case <-s.idle:
+		return nil // no save is open
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// adoptFrom orders the writes of what a lost node has sealed and not written, and fails its
+// other parts of open saves.
+func (s *saver) adoptFrom(ctx context.Context, l loss) error {
+	r := s.replicas
+	r.lost[l.node] = true
+	var failed []rankSave
+	orders := map[string]*Adoption{}
+	at := -1
+	if l.node < len(r.At) {
+		at = r.At[l.node]
+	}
+	for _, of := range s.losing(l.ranks, l.why) {
+		fingerprint, sealed := s.coord.Sealed(of.checkpoint, of.rank)
+		if _, again := r.ordered[of]; again {
+			continue
+		}
+		if !sealed || at < 0 || r.lost[at] || s.whole(of.checkpoint) != nil {
+			failed = append(failed, of)
+			continue
+		}
+		r.ordered[of] = at
+		a := orders[of.checkpoint]
+		if a == nil {
+			a = &Adoption{Checkpoint: of.checkpoint, Why: l.why.Error()}
+			orders[of.checkpoint] = a
+		}
+		a.Parts = append(a.Parts, AdoptedPart{of.rank, fingerprint})
+	}
+	for of, node := range r.ordered { // that the lost node was to write
+		if _, sealed := s.coord.Sealed(of.checkpoint, of.rank); node == l.node && sealed {
+			failed = append(failed, of)
+		}
+	}
+	err := s.fail(ctx, failed)
+	for _, id := range slices.Sorted(maps.Keys(orders)) {
+		a := *orders[id]
+		slices.SortFunc(a.Parts, func(a, b AdoptedPart) int { return cmp.Compare(a.Rank, b.Rank) })
+		if at == r.node {
+			err = errors.Join(err, s.adopt(ctx, a))
+		} else {
+			r.Order(at, a)
+		}
+	}
+	return err
+}
+
+// adopt begins to write the parts of a save that a lost node had sealed, from the replicas of
+// this node. Without all of them it aborts the save.
+func (s *saver) adopt(ctx context.Context, a Adoption) error {
+	var ranks, missing []int
+	for _, p := range a.Parts {
+		ranks = append(ranks, p.Rank)
+		if s.replicas == nil {
+			missing = append(missing, p.Rank)
+			continue
+		}
+		part, ok := s.replicas.keeper.Has(a.Checkpoint, p.Rank)
+		if !ok || part.Attempt != s.decisions.attempt || part.Fingerprint != p.Fingerprint {
+			missing = append(missing, p.Rank)
+		}
+	}
+	if len(missing) > 0 {
+		return s.abort(ctx, s.decisions.attempt, a.Checkpoint, a.Why+"; no other node has a whole replica of its slots", missing...)
+	}
+	s.log.Warn("writing the sealed bytes of a lost node from their replicas", "checkpoint", a.Checkpoint, "ranks", ranks, "because", a.Why)
+	for _, rank := range ranks {
+		s.replicas.mu.Lock()
+		s.replicas.adopted[rankSave{a.Checkpoint, rank}] = true
+		s.replicas.mu.Unlock()
+		s.coord.Adopt(a.Checkpoint, rank)
+	}
+	return nil
+}
+
+// writeReplica makes the bytes of one rank of a lost node durable.
+func (s *saver) writeReplica(ctx context.Context, c planner.Write) (data.Written, error) {
+	r, release, err := s.replicas.keeper.Hold(c.Checkpoint, c.Rank)
+	if err != nil {
+		return data.Written{}, err
+	}
+	defer release()
+	src, err := r.Source(c.Items)
+	if err != nil {
+		return data.Written{}, err
+	}
+	// It reuses no file: the lost node may have decided otherwise with its other ranks.
+	w := s.writer(s.store.Data.Writer(s.ref(c.Checkpoint)).Resuming(uploadsOf{s, c.Checkpoint}))
+	if err := w.SetUp(ctx, c.Rank == 0); err != nil {
+		return data.Written{}, err
+	}
+	return w.WriteData(ctx, c.Rank, c.Items, src)
 }

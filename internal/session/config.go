@@ -147,6 +147,11 @@ type Config struct {
 	StagingMemory staging.Memory
 	WhenBusy      staging.WhenBusy
 
+	// Replicas is how many other nodes keep a copy of each sealed slot: 0 or 1. A node sends
+	// at most ReplicaRate bytes in a second; 0: any number.
+	Replicas    int
+	ReplicaRate int64
+
 	SaveTimeout  time.Duration // begun to committed; default 10 min
 	DrainTimeout time.Duration // finishing staged saves when a worker died; default 2 min
 	Collective   time.Duration // until all ranks have joined a collective or a report; default 10 min
@@ -166,6 +171,8 @@ type Config struct {
 	Logger *slog.Logger
 	Now    func() time.Time // default time.Now
 	NewID  func() string    // mints UUIDv7s
+
+	peers []int // ranks of another node whose replicas share the memory
 }
 
 // World returns the number of ranks of the group, on all nodes.

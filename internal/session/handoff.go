@@ -394,3 +394,66 @@ func loggable(v float64) any {
 	}
 	return v
 }
+
+// lastWord is a rank's last report, guarded by the rank's mailbox.
+type lastWord struct {
+	said bool
+	step int64
+}
+
+// enter takes a rank's mailbox for a report. It refuses reports after the rank's
+// last one. A marker does not count as an iteration and needs no mailbox: the
+// rank has ended as if its process had.
+func (h *handoff) enter(ctx context.Context, rank int, r client.Report) (counts bool, err error) {
+	select { // even after the end, to return the reason
+	case h.boxes[rank] <- struct{}{}:
+	default:
+		select {
+		case h.boxes[rank] <- struct{}{}:
+		case <-h.over:
+			return false, h.why
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
+	word := &h.words[rank]
+	switch marker := isMarker(r); {
+	case word.said:
+		err = alreadyDone(rank, word.step)
+	case marker:
+		*word = lastWord{true, r.Step}
+		h.finished <- rank
+	default:
+		word.said, word.step = r.Done, r.Step
+		return true, nil
+	}
+	<-h.boxes[rank]
+	return false, err
+}
+
+// finishedAll reports whether every rank has made its last report and all reports
+// are answered.
+func (h *handoff) finishedAll() bool {
+	for rank := range h.words {
+		select {
+		case h.boxes[rank] <- struct{}{}:
+		default:
+			return false
+		}
+		said := h.words[rank].said
+		<-h.boxes[rank]
+		if !said {
+			return false
+		}
+	}
+	return true
+}
+
+// leave removes the ranks whose last report was taken.
+func (h *handoff) leave(got []delivery) {
+	for rank, d := range got {
+		if d.Done {
+			h.left[rank] = true
+		}
+	}
+}

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
@@ -27,8 +29,9 @@ type Job struct {
 	writer    *eventWriter
 	decisions *decisionLog // nil before OpenTrial
 	arenas    *staging.Arenas
-	runtime   string // directory of this job's sockets
-	world     int    // ranks of the last group
+	runtime   string          // directory of this job's sockets
+	world     int             // ranks of the last group
+	keeper    *replica.Keeper // of replicas of other nodes; nil: the job has none
 }
 
 // NewJob returns a job's hold on its trial. The caller holds the run's lease. All
@@ -66,13 +69,28 @@ func (j *Job) Open() (err error) {
 	if j.arenas, err = staging.Open(j.store.Shared, j.store.ID, j.cfg.Run, j.cfg.Node, j.store.Room, j.log); err != nil {
 		return errors.Join(err, os.RemoveAll(j.runtime))
 	}
+	if j.cfg.Replicas > 0 {
+		j.keeper = replica.NewKeeper(j.arenas, j.cfg.StagingMemory, j.log)
+	}
 	return nil
+}
+
+// Keeper returns the handler by which another node copies its sealed slots to this one, or
+// nil if the job has no replicas. The caller authenticates the requests.
+func (j *Job) Keeper() http.Handler {
+	if j.keeper == nil {
+		return nil
+	}
+	return j.keeper
 }
 
 // Close releases what Open took, after the job has ended with err. It returns err
 // joined with its own errors. A hung writer may wake up and read its source, so
 // its memory is kept until the process ends, for the next trainer.
 func (j *Job) Close(err error) error {
+	if j.keeper != nil {
+		j.keeper.Close()
+	}
 	if !errors.Is(err, ErrStuck) {
 		err = errors.Join(err, j.arenas.Close())
 	}
@@ -217,5 +235,5 @@ func (j *Job) coordinator(attempt, world int) planner.CoordinatorConfig {
 }
 
 func (c Config) staging(log *slog.Logger) staging.Config {
-	return staging.Config{Slots: c.StagingSlots, Busy: c.WhenBusy, Ranks: len(c.Local()), Memory: c.StagingMemory, Log: log}
+	return staging.Config{Slots: c.StagingSlots, Busy: c.WhenBusy, Ranks: len(c.Local()), Peers: len(c.peers), Memory: c.StagingMemory, Log: log}
 }

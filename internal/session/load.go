@@ -21,6 +21,11 @@ func (j *Job) newLoader(g *Group) *restore.Loader {
 		Coordinator: g.Loads, Local: g.cfg.Local(),
 		Kind: func(err error) problem.Kind { return httpkit.DetailsOf(err).Kind },
 	}
+	if of := g.Replicas; of != nil && of.To != nil && j.keeper != nil {
+		cfg.Fetch = func(ctx context.Context, checkpoint string, ranks []int) {
+			j.keeper.Fetch(ctx, *of.To, checkpoint, ranks)
+		}
+	}
 	if g.Peer == nil && len(g.cfg.Nodes) > 1 {
 		g.meeting = restore.NewMeeting(cfg, g.cfg.Nodes, g.cfg.Collective)
 		cfg.Coordinator = g.meeting.Local(g.cfg.Node)

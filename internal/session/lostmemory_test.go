@@ -12,6 +12,8 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
 )
@@ -69,5 +71,42 @@ func TestMemoryLostBeforeThePlan(t *testing.T) {
 	}
 	if want := []string{"early.a1", "late.a1"}; !slices.Equal(failed, want) {
 		t.Errorf("failed saves %q, want %q", failed, want)
+	}
+}
+
+// A node whose slots have a copy, and which gets no answer, ends its writes and records nothing
+// of them: its partner may write in its place soon.
+func TestFenceEndsWrites(t *testing.T) {
+	t.Parallel()
+	log := &notes{}
+	w := &eventWriter{log: log, run: "run", trial: "main", source: "test", node: events.Node(1), now: time.Now, newID: func() string { return "id" }}
+	coord := planner.NewCoordinator(planner.CoordinatorConfig{Run: "run", Trial: "main", Attempt: 1, WorldSize: 2, Timeout: time.Hour, Part: true})
+	s := newSaver(&decisionLog{eventWriter: w, attempt: 1, agg: events.Aggregate{Run: "run", Trial: "main"}}, Store{}, coord, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
+	s.peer, s.local = nopPeer{}, []int{1}
+	g := &Group{saver: s}
+	if g.Fence() || s.fenced.Load() {
+		t.Error("a node without a partner ends its writes")
+	}
+	s.replicas = &replicas{Replicas: &Replicas{To: &replica.Partner{}}}
+	writing := make(chan struct{})
+	s.put = func(ctx context.Context, _ planner.Write) (data.Written, error) {
+		close(writing)
+		<-ctx.Done()
+		return data.Written{}, ctx.Err()
+	}
+	done := make(chan error)
+	go func() { done <- s.write(t.Context(), planner.Write{Checkpoint: "x.a1", Rank: 1}) }()
+	<-writing
+	if !g.Fence() {
+		t.Error("a node with a partner does not end its writes")
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if s.whileOpen(t.Context(), "y.a1").Err() == nil {
+		t.Error("another save can be written")
+	}
+	if len(log.facts) > 0 {
+		t.Errorf("%d facts are recorded, such as %s", len(log.facts), log.facts[0].Kind)
 	}
 }

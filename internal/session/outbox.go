@@ -241,6 +241,19 @@ func (j *joining) record(ctx context.Context, rank int, body events.Body) error 
 	}
 }
 
+// ranks returns how many ranks of this node take part in a save.
+func (j *joining) ranks(checkpoint string) int {
+	if j == nil {
+		return 1
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if save := j.saves[checkpoint]; save != nil {
+		return save.ranks
+	}
+	return len(j.local) // it has ended
+}
+
 // among returns those of some ranks that are in a sorted list.
 func among(some, list []int) []int {
 	return slices.DeleteFunc(slices.Clone(some), func(rank int) bool {

@@ -142,11 +142,15 @@ func (g *Group) Abort(ctx context.Context, checkpoint, reason string, ranks []in
 }
 
 // Lost ends the part of a node that is silent or has been replaced: what its ranks have
-// sealed and not written is lost with its memory. The caller reports its ranks as gone.
+// sealed and not written is lost with its memory, or written from its replica. The caller
+// reports its ranks as gone.
 func (g *Group) Lost(ctx context.Context, node int, why error) error {
 	g.aborts.change(func() { delete(g.aborts.nodes, node) })
 	if g.meeting != nil {
 		g.meeting.EndNode(node, why)
+	}
+	if g.saver.replicas != nil {
+		return g.saver.loseNode(ctx, node, g.cfg.Nodes[node], why)
 	}
 	return g.saver.lose(ctx, g.cfg.Nodes[node], why)
 }
@@ -303,10 +307,11 @@ type feed struct {
 	came  chan struct{} // has a value if the queue has
 }
 
-// fed is an event, a question about the plan of a rank, or a mark.
+// fed is an event, a question about the plan of a rank, an order to write replicas, or a mark.
 type fed struct {
 	event  events.Recorded
 	ask    *planner.Ask
+	adopt  *Adoption
 	folded chan struct{} // closed once all that was put before is folded
 }
 

@@ -216,6 +216,11 @@ func (s *rankServer) onSeal(_ context.Context, req client.CheckpointRef) (struct
 	}
 	sealed := &events.WriteSealed{Attempt: s.Number, Checkpoint: req.Checkpoint, Rank: s.rank, Bytes: size}
 	s.outbox.post(req.Checkpoint, sealed)
+	if s.sender != nil {
+		if slot := s.slots.Reader(req.Checkpoint, s.rank); slot != nil {
+			s.sender.Send(req.Checkpoint, s.rank, s.saver.joined.ranks(req.Checkpoint), slot)
+		}
+	}
 	return struct{}{}, nil
 }
 

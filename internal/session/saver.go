@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
@@ -49,6 +50,9 @@ type saver struct {
 	forward Forwarder
 	feed    *feed // read in place of the log; nil: the log is read
 
+	replicas *replicas // nil: no node keeps copies of slots
+	losses   chan loss // of nodes whose slots were copied
+
 	drain   chan drain // once
 	idle    chan struct{}
 	written chan error
@@ -70,6 +74,8 @@ type saver struct {
 	flying    map[string]int                 // writes of a save that have not ended, by ID
 	underWay  map[string]openWrites          // contexts of open saves that are being written, by ID
 	err       error                          // why the saver stopped
+
+	fenced atomic.Bool // this process writes no more: another node may write in its place
 }
 
 // rankSave is one rank's part in a save.
@@ -89,8 +95,8 @@ type drain struct {
 func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging.Slots) *saver {
 	s := &saver{
 		decisions: l, store: store, log: log, coord: coord, slots: slots,
-		now:   func() time.Time { return l.now().Add(-store.silence()) },
-		drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
+		now:    func() time.Time { return l.now().Add(-store.silence()) },
+		losses: make(chan loss), drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, lostRanks: map[int]error{}, plans: map[rankSave]*events.LocalPlan{},
 		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{}, underWay: map[string]openWrites{},
@@ -154,6 +160,7 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var draining *drain // until it is passed to the coordinator
+	var lost []loss     // whose events are not all read
 	drained, seen := false, from-1
 	for {
 		select {
@@ -174,10 +181,18 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 			}
 		case d := <-s.drain:
 			draining = &d
+		case l := <-s.losses:
+			lost = append(lost, l)
 		case <-timer.C:
 		}
 		if seen < known {
 			continue
+		}
+		for len(lost) > 0 && seen >= lost[0].upTo {
+			if err := s.adoptFrom(ctx, lost[0]); err != nil {
+				return err
+			}
+			lost = lost[1:]
 		}
 		due, next := s.coord.Tick(s.now())
 		for _, c := range due {
@@ -196,7 +211,7 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 			timer.Reset(0)
 			continue
 		}
-		if drained && s.writing == 0 && len(s.coord.Open()) == 0 {
+		if drained && s.writing == 0 && len(s.coord.Open()) == 0 && len(lost) == 0 {
 			return nil
 		}
 		if !next.IsZero() {
@@ -288,6 +303,8 @@ func (s *saver) obey(ctx context.Context, of fed) error {
 	switch {
 	case of.ask != nil:
 		return s.execute(ctx, *of.ask)
+	case of.adopt != nil:
+		return s.adopt(ctx, *of.adopt)
 	case of.folded != nil:
 		close(of.folded)
 	case of.event.Kind != "":

@@ -19,7 +19,7 @@ import (
 // writes all ranks of a save whose bytes are in files.
 func (s *saver) writes(checkpoint string, rank int) bool {
 	switch {
-	case s.whole(checkpoint) != nil:
+	case s.whole(checkpoint) != nil, s.replicas.writes(checkpoint, rank):
 		return true
 	case !s.serves(rank):
 		return false
@@ -267,8 +267,11 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	attempt := s.decisions.attempt
 	w, err := s.putOf(s.whileOpen(ctx, c.Checkpoint), c)
 	<-s.permits
-	if u := s.usesOf(c.Checkpoint); u != nil {
+	if u := s.usesOf(c.Checkpoint); u != nil && s.serves(c.Rank) {
 		u.Done(c.Rank)
+	}
+	if s.fenced.Load() {
+		return nil // another node writes it
 	}
 	if err != nil && ctx.Err() != nil {
 		return nil // the attempt is over; the disk is not at fault
@@ -312,7 +315,7 @@ func (s *saver) whileOpen(ctx context.Context, checkpoint string) context.Contex
 		return w.ctx
 	}
 	ctx, stop := context.WithCancel(ctx)
-	if order(s.states[checkpoint].State) >= order(client.Committed) {
+	if order(s.states[checkpoint].State) >= order(client.Committed) || s.fenced.Load() {
 		stop()
 		return ctx
 	}
@@ -322,13 +325,16 @@ func (s *saver) whileOpen(ctx context.Context, checkpoint string) context.Contex
 
 // recordOf durably appends the fact that the files of a rank are durable.
 func (s *saver) recordOf(ctx context.Context, rank int, done *events.WriteCompleted) error {
-	if s.joined != nil && s.whole(done.Checkpoint) == nil {
+	if s.joined != nil && s.whole(done.Checkpoint) == nil && s.serves(rank) {
 		return s.joined.record(ctx, rank, done)
 	}
 	return s.decisions.record(ctx, done)
 }
 
 func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, error) {
+	if s.replicas.writes(c.Checkpoint, c.Rank) {
+		return s.writeReplica(ctx, c)
+	}
 	src, release, err := s.slots.Open(c.Checkpoint, c.Rank, c.Items)
 	if err != nil {
 		return data.Written{}, err
@@ -459,11 +465,16 @@ func (s *saver) clear(ctx context.Context, checkpoint string) {
 // lose fails the open saves in which ranks take part whose memory is lost, and those whose
 // plans of these ranks it reads later.
 func (s *saver) lose(ctx context.Context, ranks []int, why error) error {
+	return s.fail(ctx, s.losing(ranks, why))
+}
+
+// losing notes that the memory of ranks is lost, and returns their parts of open saves.
+func (s *saver) losing(ranks []int, why error) (open []rankSave) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, rank := range ranks {
 		s.lostRanks[rank] = why
 	}
-	var open []rankSave
 	for id, part := range s.part {
 		if order(s.states[id].State) >= order(client.Committed) {
 			continue
@@ -474,8 +485,7 @@ func (s *saver) lose(ctx context.Context, ranks []int, why error) error {
 			}
 		}
 	}
-	s.mu.Unlock()
-	return s.fail(ctx, open)
+	return open
 }
 
 // fail records that ranks whose memory is lost cannot finish saves.

@@ -43,6 +43,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
+	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
@@ -76,6 +77,9 @@ type Attempt struct {
 	Forward Forwarder
 	// Peer is the coordinating process; nil if this process is it.
 	Peer Peer
+	// Replicas is where this node's sealed slots are copied to, and whose it keeps; nil:
+	// nowhere.
+	Replicas *Replicas
 	// Loads passes the loads of this node's ranks to [Group.Meeting] of the
 	// coordinating process. It is set if Peer is.
 	Loads restore.Coordinator
@@ -152,6 +156,7 @@ type Group struct {
 	names    saveNames
 	aborts   aborts
 	repeats  repeats
+	sender   *replica.Sender // of sealed slots; nil: there is no partner
 	everyone ranksOnce
 }
 
@@ -163,6 +168,7 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	if a.Nodes != nil {
 		cfg.Nodes, cfg.Node = a.Nodes, a.Node
 	}
+	cfg.peers = a.Replicas.from()
 	world := cfg.World()
 	j.world = world
 	if a.Hub == nil {
@@ -194,6 +200,7 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	if a.Peer == nil && len(cfg.Nodes) > 1 {
 		g.saver.settled = g.aborts.expect(cfg.Nodes, cfg.Node)
 	}
+	g.replicate(work, j.keeper)
 	g.loader.Prove()
 	g.saver.over = func(err error) { g.saved <- err }
 	go func() { _ = g.saver.run(work, a.Started, a.Started) }()
@@ -206,6 +213,7 @@ func (g *Group) Close() (err error) {
 	if !g.closeLoads() {
 		err = fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", ErrStuck, g.cfg.DrainTimeout)
 	}
+	g.sender.Stop()
 	g.slots.Close()
 	g.aborts.over()
 	return err

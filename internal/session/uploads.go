@@ -92,7 +92,7 @@ func (s *saver) discard(ctx context.Context, checkpoint string) {
 	for _, u := range s.uploads.remove(checkpoint) {
 		g.Go(func() error {
 			if err := s.store.Data.Discard(ctx, s.ref(checkpoint), u); err != nil {
-				s.log.Warn("upload of an aborted save not discarded", "checkpoint", checkpoint, "file", u.File, "error", err)
+				s.log.Warn("upload of an aborted save not discarded; run `ckptstore gc --apply`", "checkpoint", checkpoint, "file", u.File, "error", err)
 			}
 			return nil
 		})

@@ -42,6 +42,9 @@ type InitOptions struct {
 	Data   string // URL of a prefix of a bucket; empty: the checkpoints lie in the directory. With a URL: see [InitURL]
 	Shared bool   // share it with a group, whose members may all write to it
 	Group  string // name or number; empty: the directory's group
+
+	// Warn receives what the operator of the bucket should change; nil: nothing does.
+	Warn func(string)
 }
 
 // InitWith is [Init] with options.
@@ -55,7 +58,7 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 		return "", fmt.Errorf("init %s: %w: only a directory can be shared with a group: the server decides who may write to its log", jetlog.Redacted(location), ErrLocation)
 	}
 	if isURL {
-		made, err := InitURL(ctx, location, URLOptions{Data: data})
+		made, err := InitURL(ctx, location, URLOptions{Data: data, Warn: o.Warn})
 		return made.Store, err
 	}
 	if data != "" && !place.IsBucket(data) {
@@ -129,7 +132,7 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 	text = append(text, '\n')
 	if bucket != nil {
 		// The last step but one: an init that is interrupted before has claimed nothing.
-		if err := bucket.Claim(ctx, text); err != nil {
+		if err := claimPrefix(ctx, bucket, text, o.Warn); err != nil {
 			return "", fmt.Errorf("init: %w", err)
 		}
 	}
@@ -242,6 +245,8 @@ type URLOptions struct {
 	Data     string  // absolute path of a directory that every node of every job sees, or URL of a prefix of a bucket
 	Replicas int     // servers that keep a copy of the log; 0: three on a cluster that has them, else one
 	Access   *Access // nil reads the environment
+
+	Warn func(string) // as in [InitOptions]
 }
 
 // Made describes a new store.
@@ -299,7 +304,7 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 		return Made{}, fmt.Errorf("init %s: existing data is not overwritten: %w", where, damage(err))
 	}
 	if bucket != nil {
-		return initInBucket(ctx, log, bucket, where)
+		return initInBucket(ctx, log, bucket, where, o.Warn)
 	}
 	// The directory outlives a log that cannot be seen, as when its server runs with
 	// another key. A new log in its place would destroy it.
@@ -335,13 +340,13 @@ func InitURL(ctx context.Context, url string, o URLOptions) (Made, error) {
 
 // initInBucket makes a store whose log is on a server and whose data is in a bucket. It claims
 // the prefix first: of two that claim it, one has a log.
-func initInBucket(ctx context.Context, log *jetlog.Log, bucket *place.Bucket, where string) (_ Made, err error) {
+func initInBucket(ctx context.Context, log *jetlog.Log, bucket *place.Bucket, where string, warn func(string)) (_ Made, err error) {
 	id := NewID()
 	text, err := json.MarshalIndent(identity{Product: product, Store: id, Format: Format, Created: time.Now().UTC()}, "", "  ")
 	if err != nil {
 		return Made{}, fmt.Errorf("init: %w", err)
 	}
-	if err := bucket.Claim(ctx, append(text, '\n')); err != nil {
+	if err := claimPrefix(ctx, bucket, append(text, '\n'), warn); err != nil {
 		return Made{}, fmt.Errorf("init: %w", err)
 	}
 	if err := create(ctx, log, &events.StoreCreated{Store: id, Data: bucket.Location()}); err != nil {
@@ -355,6 +360,18 @@ func initInBucket(ctx context.Context, log *jetlog.Log, bucket *place.Bucket, wh
 		return Made{}, fmt.Errorf("init: %w", err)
 	}
 	return Made{Store: id, Location: where, Replicas: info.Replicas}, nil
+}
+
+// claimPrefix makes the mark of a new store in a bucket.
+func claimPrefix(ctx context.Context, bucket *place.Bucket, mark []byte, warn func(string)) error {
+	warnings, err := bucket.Claim(ctx, mark)
+	if warn == nil {
+		return err
+	}
+	for _, text := range warnings {
+		warn(bucket.Location() + ": " + text)
+	}
+	return err
 }
 
 // finish records durably whose data is in dir.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -72,27 +73,21 @@ func (r *Receipts) List(ctx context.Context, run string, _ bool) ([]projections.
 	if err != nil {
 		return nil, err
 	}
+	list = slices.DeleteFunc(list, func(of checkpoint.Receipt) bool { return run != "" && of.Run != run })
+	rows, problems := RowsOf(ctx, r.data, list)
 	out := []projections.Checkpoint{}
-	named := false
-	for _, of := range list {
-		if run != "" && of.Run != run {
-			continue
-		}
-		named = true
-		m, err := r.data.Reader(of.Ref).WithManifest(of.Manifest).ReadMetadata(ctx)
+	for i, err := range problems {
 		if errors.As(err, new(*data.CorruptError)) || errors.Is(err, fs.ErrNotExist) {
 			// Another process may be removing it, and the others are good.
-			r.log.Warn("checkpoint skipped: its manifest is damaged or missing; run `ckptstore verify`", "checkpoint", of.Run+"@"+of.Checkpoint, "error", err)
+			r.log.Warn("checkpoint skipped: its manifest is damaged or missing; run `ckptstore verify`", "checkpoint", list[i].Run+"@"+list[i].Checkpoint, "error", err)
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		row := RowOf(of)
-		row.WorldSize, row.Bytes = m.WorldSize, m.Layout.Bytes()
-		out = append(out, row)
+		out = append(out, rows[i])
 	}
-	if run != "" && !named {
+	if run != "" && len(list) == 0 {
 		return nil, &projections.NotFoundError{What: "run", Ref: run, Hint: "no receipt names it, and the log cannot be read without write permission"}
 	}
 	slices.SortFunc(out, func(x, y projections.Checkpoint) int {
@@ -127,12 +122,36 @@ func (r *Receipts) read(ctx context.Context) ([]checkpoint.Receipt, error) {
 	return list, err
 }
 
-// RowOf returns the row of a receipt's checkpoint.
+// RowOf returns the row of a receipt's checkpoint. World size and bytes are zero if the receipt
+// is of an older version.
 func RowOf(r checkpoint.Receipt) projections.Checkpoint {
 	return projections.Checkpoint{
 		Run: r.Run, Trial: r.Trial, ID: r.Checkpoint, Name: r.Name, Step: r.Step, Attempt: r.Attempt,
+		WorldSize: r.WorldSize, Bytes: r.Bytes,
 		State: projections.Committed, Manifest: r.Manifest.String(), CommittedSeq: r.Sequence, EndedAt: r.CommittedAt,
 	}
+}
+
+// RowsOf returns the rows of some receipts with world size and bytes, and for each receipt an
+// error or nil. It reads a manifest only where the receipt is of an older version, several at a
+// time where each is a request to a bucket.
+func RowsOf(ctx context.Context, root *data.Root, receipts []checkpoint.Receipt) ([]projections.Checkpoint, []error) {
+	rows, problems := make([]projections.Checkpoint, len(receipts)), make([]error, len(receipts))
+	var g errgroup.Group
+	g.SetLimit(root.Width())
+	for i, r := range receipts {
+		rows[i] = RowOf(r)
+		if r.WorldSize > 0 {
+			continue
+		}
+		g.Go(func() error {
+			m, err := root.Reader(r.Ref).WithManifest(r.Manifest).ReadMetadata(ctx)
+			rows[i].WorldSize, rows[i].Bytes, problems[i] = m.WorldSize, m.Layout.Bytes(), err
+			return nil
+		})
+	}
+	_ = g.Wait() // never fails
+	return rows, problems
 }
 
 // minPrefix is the shortest prefix of an ID that names a checkpoint, as with a log.

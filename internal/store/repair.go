@@ -192,6 +192,7 @@ func receiptOf(ctx context.Context, store string, log *jetlog.Log, c projections
 	return checkpoint.Receipt{
 		Store: store, Run: c.Run, Trial: c.Trial, Checkpoint: c.ID, Name: c.Name, Step: c.Step, Attempt: c.Attempt,
 		Sequence: r.Sequence, Event: r.ID, Manifest: digest, CommittedAt: r.Time,
+		WorldSize: c.WorldSize, Bytes: c.Bytes,
 	}, nil
 }
 

@@ -29,6 +29,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem/system"
 	"github.com/ckptstore/ckptstore/internal/services"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -36,6 +37,10 @@ import (
 type nodesOptions struct {
 	nodeTimeout, endpointWait, lastCall time.Duration
 	logOptions
+
+	replicas    int
+	replicaRate string
+	domain      string
 }
 
 func (o *nodesOptions) flags(f *pflag.FlagSet) {
@@ -43,7 +48,51 @@ func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
 	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3, of which one may be lost")
 	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
+	f.IntVar(&o.replicas, "replicas", 0, "how many other nodes keep a copy of each sealed slot in memory, 0 or 1: a save that all ranks have sealed survives the loss of a node")
+	f.StringVar(&o.replicaRate, "replica-rate", "256MiB", "most bytes that a node sends to its replica in a second, such as 1GiB; 0 for any number")
+	f.StringVar(&o.domain, "domain", "", "failure domain of this node, such as its rack: replicas are kept in another one")
 	f.DurationVar(&o.lastCall, "last-call", 30*time.Second, "with MIN:MAX, how long to wait for more nodes than MIN")
+}
+
+// replication sets how the job replicates slots.
+func (o *nodesOptions) replication(cfg *launch.Config, n placement) error {
+	if o.replicas == 1 && n.max == 1 {
+		return fmt.Errorf("%w: --replicas 1: a job on one node has no other node for the copies; give --nnodes too, or leave it out", launch.ErrConfig)
+	}
+	if o.replicas < 0 || o.replicas > 1 {
+		return fmt.Errorf("%w: --replicas %d: give 0 or 1; more copies are not supported", launch.ErrConfig, o.replicas)
+	}
+	if len(o.domain) > maxDomain {
+		return fmt.Errorf("%w: --domain has %d bytes: give at most %d", launch.ErrConfig, len(o.domain), maxDomain)
+	}
+	cfg.Replicas = o.replicas
+	if o.replicaRate == "0" {
+		return nil
+	}
+	rate, err := staging.ParseMemory(o.replicaRate)
+	if err != nil || rate.Bytes == 0 {
+		return fmt.Errorf("%w: --replica-rate %q: give a size such as 256MiB, or 0", launch.ErrConfig, o.replicaRate)
+	}
+	cfg.ReplicaRate = rate.Bytes
+	return nil
+}
+
+// maxDomain bounds the name of a failure domain in bytes.
+const maxDomain = 256
+
+// listenPeers listens for the replicas of other nodes; nil if the job has none.
+func (o runOptions) listenPeers(ctx context.Context, cfg launch.Config, endpoint string) (*nodes.Peers, error) {
+	if cfg.Replicas == 0 {
+		return nil, nil
+	}
+	host := o.localAddr
+	if host == "" {
+		var err error
+		if host, err = nodes.LocalAddress(ctx, endpoint); err != nil { // its name is not known yet
+			cfg.Logger.Info("taking replicas at all addresses", "because", err)
+		}
+	}
+	return nodes.ListenPeers(ctx, host, cfg.Logger)
 }
 
 // conf takes the timeouts of --rdzv-conf, in seconds, that this trainer has too. A flag of its
@@ -160,8 +209,9 @@ type welcome struct {
 }
 
 // self describes this node to the others.
-func self(n placement, cfg launch.Config, localAddr string) nodes.Node {
-	node := nodes.Node{Index: -1, Procs: len(cfg.Local()), Version: release, Command: commandDigest(cfg.Command), Address: localAddr}
+func (o runOptions) self(n placement, cfg launch.Config) nodes.Node {
+	node := nodes.Node{Index: -1, Procs: len(cfg.Local()), Version: release, Command: commandDigest(cfg.Command), Address: o.localAddr, Domain: o.domain}
+	cfg.Peers.Declare(&node)
 	if n.ranked {
 		node.Index, node.Key = n.rank, fmt.Sprint("index ", n.rank)
 	}
@@ -196,6 +246,10 @@ func (o runOptions) runMany(ctx context.Context, cfg launch.Config, n placement)
 	if err != nil {
 		return err
 	}
+	if cfg.Peers, err = o.listenPeers(ctx, cfg, at); err != nil {
+		return err
+	}
+	defer func() { _ = cfg.Peers.Close() }() // nothing is sent any more
 	if o.logReplicas == 1 {
 		return o.meet(ctx, cfg, n, at)
 	}
@@ -236,7 +290,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		cfg.Contact = &launch.Contact{}
 		listen := nodes.EndpointConfig{
 			Address: at, Token: os.Getenv(store.EnvToken), Job: cfg.Job, Run: cfg.Run, Store: st.ID, Version: release,
-			Min: n.min, Max: n.max, Self: self(n, cfg, o.localAddr), Timeout: o.nodeTimeout, Welcome: hello, Logger: cfg.Logger,
+			Min: n.min, Max: n.max, Self: o.self(n, cfg), Timeout: o.nodeTimeout, Welcome: hello, Logger: cfg.Logger,
 			Ticked: cfg.Contact.Answered,
 		}
 		if !url {
@@ -279,7 +333,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 // follow runs this node's part of a job that another trainer coordinates. A node that was
 // taken for lost joins again, and so does one whose coordinating trainer was started again.
 func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, at string) error {
-	me := self(n, cfg, o.localAddr)
+	me := o.self(n, cfg)
 	for {
 		job, err := o.followOnce(ctx, cfg, n, &me, at)
 		if !n.ranked && me.Index >= 0 && slices.Contains(system.Kinds(err), problem.Conflict) {

@@ -39,3 +39,33 @@ func TestStagingFlags(t *testing.T) {
 		}
 	}
 }
+
+func TestReplicationFlags(t *testing.T) {
+	for _, c := range []struct {
+		replicas     int
+		rate, domain string
+		nodes        int
+		want         int64 // rate
+		says         string
+	}{
+		{0, "256MiB", "", 1, 256 << 20, ""},
+		{1, "256MiB", "rack 7", 2, 256 << 20, ""},
+		{1, "0", "", 2, 0, ""},
+		{1, "256MiB", "", 1, 0, "--replicas 1: a job on one node has no other node for the copies"},
+		{2, "256MiB", "", 4, 0, "--replicas 2: give 0 or 1"},
+		{-1, "256MiB", "", 4, 0, "--replicas -1: give 0 or 1"},
+		{1, "40%", "", 2, 0, `--replica-rate "40%": give a size`},
+		{1, "fast", "", 2, 0, `--replica-rate "fast": give a size`},
+		{1, "0", strings.Repeat("x", maxDomain+1), 2, 0, "--domain has 257 bytes"},
+	} {
+		var cfg launch.Config
+		o := nodesOptions{replicas: c.replicas, replicaRate: c.rate, domain: c.domain}
+		err := o.replication(&cfg, placement{max: c.nodes})
+		if c.says == "" && (err != nil || cfg.Replicas != c.replicas || cfg.ReplicaRate != c.want) {
+			t.Errorf("%+v gives %d replicas and the rate %d: %v", c, cfg.Replicas, cfg.ReplicaRate, err)
+		}
+		if c.says != "" && (!errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%+v gives %v", c, err)
+		}
+	}
+}

@@ -262,3 +262,33 @@ func TestHookPanics(t *testing.T) {
 		}
 	}
 }
+
+// stuck is a backend whose DecodeData waits for a channel.
+type stuck struct {
+	Default
+	until chan struct{}
+}
+
+func (s stuck) DecodeData(data map[string]any) (map[string]any, error) {
+	<-s.until
+	return data, nil
+}
+
+// A DecodeData that does not end fails the report after the limit of hooks.
+func TestDecodeDataThatDoesNotEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := stuck{until: make(chan struct{})}
+		e := NewExecutor("test", b, Options{})
+		if err := e.Start(t.Context(), groupOf("")); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if _, err := e.Fetch(map[string]any{"loss": 1.0}); err == nil || !strings.Contains(err.Error(), "DecodeData does not end within 1m0s") || time.Since(began) != time.Minute {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		close(b.until)
+		if out, err := e.Fetch(map[string]any{"loss": 1.0}); err != nil || out["loss"] != 1.0 {
+			t.Errorf("the next: %v, %v", out, err)
+		}
+	})
+}

@@ -27,7 +27,7 @@ type Options struct {
 	Share *bool
 	// Ordered sets CUDA_DEVICE_ORDER in the workers' environment.
 	Ordered bool
-	Timeout time.Duration // of each hook; default 1 min
+	Timeout time.Duration // of each hook on the trainer; default 1 min
 	Log     *slog.Logger  // default: nothing is logged
 }
 
@@ -139,18 +139,37 @@ func (e *Executor) TrainingStart(ctx context.Context) error {
 	return e.call(ctx, "OnTrainingStart", s.group, e.backend.OnTrainingStart)
 }
 
-// Fetch decodes a report of a worker of the live group.
-func (e *Executor) Fetch(data map[string]any) (out map[string]any, err error) {
+// Fetch decodes a report of a worker of the live group. After an error the caller must not use
+// data: a hook that has not ended in time may still change it.
+func (e *Executor) Fetch(data map[string]any) (map[string]any, error) {
 	e.mu.Lock()
 	started := e.live != nil && e.live.started
 	e.mu.Unlock()
 	if !started {
 		return nil, fmt.Errorf("backend %s: fetch a report: %w", e.name, ErrNoSession)
 	}
-	if err = guarded("DecodeData", func() (err error) { out, err = e.backend.DecodeData(data); return err }); err != nil {
-		return nil, fmt.Errorf("backend %s: decode a report: %w", e.name, err)
+	type decoded struct {
+		out map[string]any
+		err error
 	}
-	return out, nil
+	done := make(chan decoded, 1)
+	go func() {
+		var d decoded
+		d.err = guarded("DecodeData", func() (err error) { d.out, err = e.backend.DecodeData(data); return err })
+		done <- d
+	}()
+	limit := time.NewTimer(e.opts.Timeout)
+	defer limit.Stop()
+	var d decoded
+	select {
+	case d = <-done:
+	case <-limit.C:
+		d.err = fmt.Errorf("DecodeData does not end within %v", e.opts.Timeout)
+	}
+	if d.err != nil {
+		return nil, fmt.Errorf("backend %s: decode a report: %w", e.name, d.err)
+	}
+	return d.out, nil
 }
 
 // Shutdown begins the graceful end of the live group, unless it has begun or was

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -225,12 +224,12 @@ func TestShare(t *testing.T) {
 func TestStop(t *testing.T) {
 	for _, when := range []When{Before, After} {
 		p, k := begin(t, sigv4.Key{})
-		var called atomic.Int64
+		called := make(chan struct{}, 6)
 		p.Inject(Fault{Match: Of(Part), Skip: 2, Times: 1, Do: Stop(when, func(r Request) {
 			if r.Number != 4 || r.Key != "k" || r.Query.Get("partNumber") != "3" || !p.Stopped() {
 				t.Errorf("stopped at %+v", r)
 			}
-			called.Add(1)
+			called <- struct{}{}
 		})})
 		var failed []int
 		for n := range 6 {
@@ -242,8 +241,13 @@ func TestStop(t *testing.T) {
 				failed = append(failed, n)
 			}
 		}
-		if !slices.Equal(failed, []int{3, 4, 5}) || called.Load() != 1 || !p.Stopped() {
-			t.Errorf("%v: requests %v failed, the function was called %d times", when, failed, called.Load())
+		select { // it is called after the connections are closed
+		case <-called:
+		case <-time.After(time.Minute):
+			t.Errorf("%v: the function was not called", when)
+		}
+		if !slices.Equal(failed, []int{3, 4, 5}) || len(called) > 0 || !p.Stopped() {
+			t.Errorf("%v: requests %v failed, the function was called %d more times", when, failed, len(called))
 		}
 		if n, _ := k.seen(); n != 3+int(when) {
 			t.Errorf("%v: the server received %d requests", when, n)

@@ -41,7 +41,6 @@ import (
 type Options struct {
 	PartSize  int64             // of multipart uploads, at least; 0: 32 MiB
 	Depth     int               // requests at the same time; 0: 64
-	Composite bool              // the server has no CRC-32C of whole objects, as Probe finds
 	Transport http.RoundTripper // nil: connections of the bucket's own
 	Keys      Source            // nil: the usual chain, from the environment to the role of the machine
 	Logger    *slog.Logger      // nil: none

@@ -109,16 +109,23 @@ func (u *upload) put(ctx context.Context, parts []part) error {
 // lost by it, and must be sent again.
 var errConflict = problem.New(problem.Conflict, "another commit of the name was under way; save again")
 
+// errLost is the answer to the completion of an earlier process's upload that has ended since.
+var errLost = problem.New(problem.Conflict, "the upload was removed by another process or a rule of the bucket; save again")
+
 // conflicts is how often a file is sent again after a conflict.
 const conflicts = 3
 
 // complete makes a file of its parts.
 func (u *upload) complete(ctx context.Context, parts []part) error {
 	for range conflicts {
-		err := u.completeOnce(ctx, parts)
-		if !errors.Is(err, errConflict) {
+		err := errLost
+		if !u.gone.Swap(false) {
+			err = u.completeOnce(ctx, parts)
+		}
+		if !errors.Is(err, errConflict) && !errors.Is(err, errLost) {
 			return err
 		}
+		u.has = nil
 		for _, p := range parts {
 			if p.runs == nil {
 				return err // the bytes are gone
@@ -136,11 +143,9 @@ func (u *upload) completeOnce(ctx context.Context, parts []part) error {
 	id := u.id
 	u.mu.Unlock()
 	header := u.condition(http.Header{})
-	if !u.b.options.Composite {
-		header.Set(sumHeader, encode(whole(parts)))
-		header.Set("X-Amz-Checksum-Type", "FULL_OBJECT")
-		header.Set("X-Amz-Mp-Object-Size", strconv.FormatInt(u.size, 10))
-	}
+	header.Set(sumHeader, encode(whole(parts)))
+	header.Set("X-Amz-Checksum-Type", "FULL_OBJECT")
+	header.Set("X-Amz-Mp-Object-Size", strconv.FormatInt(u.size, 10))
 	list := make([]minio.CompletePart, len(parts))
 	for i, p := range parts {
 		list[i] = minio.CompletePart{PartNumber: p.number, ETag: p.etag, ChecksumCRC32C: encode(p.sum)}
@@ -151,6 +156,8 @@ func (u *upload) completeOnce(ctx context.Context, parts []part) error {
 		var answer minio.ErrorResponse
 		if !done && errors.As(failed, &answer) {
 			switch {
+			case answer.Code == "NoSuchUpload" && u.has != nil:
+				return true, fmt.Errorf("%w: %w", errLost, failed)
 			case answer.Code == "NoSuchUpload":
 				return true, failed
 			case answer.StatusCode == http.StatusConflict:

@@ -24,7 +24,7 @@ type Capabilities struct {
 	ExclusivePut      bool   // a PUT is refused if the name exists
 	ExclusiveComplete bool   // so is the completion of a multipart upload
 	Checksums         bool   // bytes that differ from their CRC-32C are refused
-	FullChecksum      bool   // it knows the CRC-32C of a whole object in parts; otherwise use Options.Composite
+	FullChecksum      bool   // it knows the CRC-32C of a whole object that was sent in parts
 	Conditions        bool   // a read of another ETag is refused
 	Consistent        bool   // a list has what was put before
 	Versioned         bool   // removed objects stay as versions
@@ -91,6 +91,7 @@ func (p *prober) verdict() error {
 		{p.c.ExclusivePut, "exclusive PUT (If-None-Match: *)"},
 		{p.c.ExclusiveComplete, "exclusive CompleteMultipartUpload (If-None-Match: *)"},
 		{p.c.Checksums, "checks of x-amz-checksum-crc32c"},
+		{p.c.FullChecksum, "CRC-32C of objects in parts (x-amz-checksum-type: FULL_OBJECT)"},
 		{p.c.Conditions, "conditional GET (If-Match)"},
 		{p.c.Consistent, "a LIST that shows what was put before"},
 	} {
@@ -149,7 +150,7 @@ func (p *prober) parts(ctx context.Context) error {
 		_, err := c.core.StatObject(ctx, p.b.at.Bucket, key, minio.StatObjectOptions{Checksum: true})
 		if err == nil {
 			p.c.Server = c.answer.Get("Server")
-			p.c.FullChecksum = !p.b.options.Composite && c.answer.Get(sumHeader) == encode(crc)
+			p.c.FullChecksum = c.answer.Get(sumHeader) == encode(crc)
 		}
 		return err
 	})
@@ -212,9 +213,8 @@ func (p *prober) condition(ctx context.Context) error {
 // configuration looks at the rules of the bucket. A server that has none of a kind, or hides
 // them, is a warning.
 func (p *prober) configuration(ctx context.Context) error {
-	p.ask(ctx, "versioning", func(ctx context.Context, c *call) error {
-		found, err := c.core.GetBucketVersioning(ctx, p.b.at.Bucket)
-		p.c.Versioned = found.Enabled()
+	p.ask(ctx, "versioning", func(ctx context.Context, c *call) (err error) {
+		p.c.Versioned, err = p.b.versioned(ctx, c)
 		return err
 	})
 	p.ask(ctx, "object lock", func(ctx context.Context, c *call) error {
@@ -222,6 +222,9 @@ func (p *prober) configuration(ctx context.Context) error {
 		p.c.Locked = enabled == "Enabled"
 		return err
 	})
+	if err := p.b.Uploads(ctx, "", func(string, object.Unfinished) {}); err != nil {
+		p.c.Warnings = append(p.c.Warnings, fmt.Sprintf("unfinished uploads cannot be listed (%v): grant s3:ListBucketMultipartUploads, or `ckptstore gc` cannot remove what crashes leave", err))
+	}
 	var rules []lifecycle.Rule
 	if !p.ask(ctx, "lifecycle rules", func(ctx context.Context, c *call) error {
 		found, err := c.core.GetBucketLifecycle(ctx, p.b.at.Bucket)
@@ -230,9 +233,26 @@ func (p *prober) configuration(ctx context.Context) error {
 		}
 		return err
 	}) {
+		if p.c.Versioned {
+			p.c.Warnings = append(p.c.Warnings, keepsVersions)
+		}
 		return ctx.Err()
 	}
 	return p.rules(rules)
+}
+
+// Versioned implements [object.Metered].
+func (b *Bucket) Versioned(ctx context.Context) (is bool, err error) {
+	err = b.do(ctx, request{op: "get versioning of", class: classOther}, func(ctx context.Context, c *call) (err error) {
+		is, err = b.versioned(ctx, c)
+		return err
+	})
+	return is, err
+}
+
+func (b *Bucket) versioned(ctx context.Context, c *call) (bool, error) {
+	found, err := c.core.GetBucketVersioning(ctx, b.at.Bucket)
+	return found.Enabled(), err
 }
 
 // ask asks for one part of the configuration. Nothing configured is an answer.
@@ -245,6 +265,8 @@ func (p *prober) ask(ctx context.Context, what string, send func(context.Context
 	p.c.Warnings = append(p.c.Warnings, fmt.Sprintf("the bucket's %s cannot be read (%v): check that no rule expires objects, and that one removes unfinished uploads", what, err))
 	return false
 }
+
+const keepsVersions = "the bucket keeps versions, and no rule is known that removes old ones: removed checkpoints free nothing; add NoncurrentVersionExpiration"
 
 // rules judges the lifecycle rules that are enabled and apply to objects of the prefix.
 func (p *prober) rules(rules []lifecycle.Rule) error {
@@ -270,7 +292,7 @@ func (p *prober) rules(rules []lifecycle.Rule) error {
 		p.c.Warnings = append(p.c.Warnings, "no lifecycle rule removes unfinished uploads: add one with AbortIncompleteMultipartUpload of 7 days, or pay for what crashes leave")
 	}
 	if p.c.Versioned && !frees {
-		p.c.Warnings = append(p.c.Warnings, "the bucket keeps versions and no rule removes old ones: removed checkpoints free nothing; add NoncurrentVersionExpiration")
+		p.c.Warnings = append(p.c.Warnings, keepsVersions)
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func (b *Bucket) Resume(ctx context.Context, name string, size int64, mode objec
 	case err != nil:
 		u.stop()
 		return nil, fmt.Errorf("resume %s: %w", b.Path(name), err)
-	case mode == object.Exclusive && token == earlier.Token && made == size && !b.options.Composite && crc != "":
+	case mode == object.Exclusive && token == earlier.Token && made == size && crc != "":
 		u.token, u.piece, u.made = earlier.Token, piece, crc
 	}
 	return u, nil

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	minio "github.com/minio/minio-go/v7"
@@ -50,9 +51,20 @@ type transport struct {
 	patience patience
 	counts   counts
 
+	// heedless is set if the server does not answer a request that asks before it sends its body.
+	heedless atomic.Bool
+
 	mu     sync.Mutex
 	region string
 }
+
+// A body of this size is sent after the server has agreed to the request, as the clients of
+// Amazon do: a server that refuses one of twenty at random would otherwise receive each of
+// these bodies whole before it refuses, and a save with 5 % of refusals takes 1.7 times as long.
+const askFrom = 1 << 20
+
+// continueTime is how long a request waits for the server to agree, and then sends its body.
+const continueTime = time.Second
 
 // connections returns connections of HTTP/1.1: of a higher version, all requests would share
 // one.
@@ -68,7 +80,7 @@ func connections(depth int, pool *x509.CertPool) *http.Transport {
 		WriteBufferSize:       bufferSize,
 		ReadBufferSize:        bufferSize,
 		DisableCompression:    true, // an object's bytes are those that were stored
-		ExpectContinueTimeout: time.Second,
+		ExpectContinueTimeout: continueTime,
 	}
 }
 
@@ -101,7 +113,11 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	ctx, cancel := context.WithCancelCause(req.Context())
 	w := newWatch(t.patience.of(c.try), cancel)
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { w.sent(c.first) }})
+	var agreed atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		WroteRequest:   func(httptrace.WroteRequestInfo) { w.sent(c.first) },
+		Got100Continue: func() { agreed.Store(true) },
+	})
 	req = req.Clone(ctx)
 	for _, header := range []http.Header{t.header, c.header} {
 		for name, values := range header {
@@ -110,6 +126,10 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	req.Header.Set("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD") // checksums and TLS protect it
 	req = signer.SignV4(*req, c.used.AccessKeyID, c.used.SecretAccessKey, c.used.SessionToken, t.regionToSign())
+	asks := req.ContentLength >= askFrom && !t.heedless.Load()
+	if asks {
+		req.Header.Set("Expect", "100-continue") // not signed: it is between two ends of a connection
+	}
 	if req.Body != nil && req.Body != http.NoBody {
 		req.Body = &sending{body: req.Body, watch: w, counts: &t.counts}
 	}
@@ -124,6 +144,9 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	w.answered()
+	if asks && !agreed.Load() && res.StatusCode/100 == 2 {
+		t.heedless.Store(true)
+	}
 	c.status, c.answer = res.StatusCode, res.Header
 	// A server that may take long for an answer may also take long for its body.
 	window := max(w.patience.window, c.first)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	minio "github.com/minio/minio-go/v7"
@@ -56,6 +57,7 @@ type upload struct {
 	onBegin func(context.Context, object.Unfinished) error // may be nil
 	has     map[int]part                                   // parts that the server has of an earlier process
 	made    string                                         // checksum of the object that an earlier process committed
+	gone    atomic.Bool                                    // the server has ended the upload of an earlier process: all parts are sent at the commit
 
 	beginning chan struct{} // has an element while the multipart upload begins
 	mu        sync.Mutex
@@ -84,15 +86,30 @@ func (b *Bucket) create(ctx context.Context, name string, size int64, mode objec
 	if err := b.check(ctx, name); err != nil {
 		return nil, err
 	}
-	piece := max(b.options.PartSize, (size+mostParts-1)/mostParts)
-	if piece > b.options.PartSize {
-		piece = (piece + mib - 1) / mib * mib
-	}
+	piece := b.piece(size)
 	if size < 0 || piece > mostPart {
 		return nil, fmt.Errorf("create %s: no object has %d bytes", b.Path(name), size)
 	}
 	ctx, stop := context.WithCancel(ctx)
 	return &upload{b: b, ctx: ctx, stop: stop, key: b.at.key(name), size: size, piece: piece, mode: mode, token: rand.Text(), parts: map[int]part{}, beginning: make(chan struct{}, 1)}, nil
+}
+
+// piece returns the part size of a file.
+func (b *Bucket) piece(size int64) int64 {
+	piece := max(b.options.PartSize, (size+mostParts-1)/mostParts)
+	if piece > b.options.PartSize {
+		piece = (piece + mib - 1) / mib * mib
+	}
+	return piece
+}
+
+// Writes implements [object.Metered].
+func (b *Bucket) Writes(size int64) int {
+	piece := b.piece(size)
+	if size <= piece {
+		return 1
+	}
+	return int((size+piece-1)/piece) + 2 // and the first and the last request of an upload
 }
 
 // Piece implements [object.Upload].
@@ -197,7 +214,8 @@ func (u *upload) send(ctx context.Context, number int, runs [][]byte, crc uint32
 	if stays {
 		p.runs = runs
 	}
-	if has := u.has[number]; u.made != "" || has.etag != "" && has.size == p.size && has.sum == p.sum {
+	has := u.has[number]
+	if u.made != "" || u.gone.Load() && stays || has.etag != "" && has.size == p.size && has.sum == p.sum {
 		p.etag = has.etag
 		return u.keep(p)
 	}
@@ -205,7 +223,13 @@ func (u *upload) send(ctx context.Context, number int, runs [][]byte, crc uint32
 	if err != nil {
 		return err
 	}
-	if p.etag, err = u.b.sendPart(ctx, u.key, id, number, runs, crc); err != nil {
+	p.etag, err = u.b.sendPart(ctx, u.key, id, number, runs, crc)
+	if isNoUpload(err) && u.has != nil && stays {
+		// Such as a rule of the bucket, or another process that collects what is left.
+		u.gone.Store(true)
+		err = nil
+	}
+	if err != nil {
 		return err
 	}
 	return u.keep(p)
@@ -216,7 +240,7 @@ func (u *upload) send(ctx context.Context, number int, runs [][]byte, crc uint32
 func (b *Bucket) sendPart(ctx context.Context, key, id string, number int, runs [][]byte, crc uint32) (etag string, err error) {
 	r := request{
 		op: fmt.Sprintf("put part %d of", number), key: key, class: classPart, runs: runs, sum: crc,
-		header: http.Header{sumHeader: {encode(crc)}},
+		header: http.Header{sumHeader: {encode(crc)}}, settle: b.stillOpen(key, id),
 	}
 	err = b.do(ctx, r, func(ctx context.Context, c *call) error {
 		sent, err := c.core.PutObjectPart(ctx, b.at.Bucket, key, id, number, c.body, length(runs), minio.PutObjectPartOptions{DisableContentSha256: true})
@@ -227,6 +251,26 @@ func (b *Bucket) sendPart(ctx context.Context, key, id string, number int, runs 
 		return err
 	})
 	return etag, err
+}
+
+// stillOpen returns the look at an upload after attempts to send a part whose connection broke:
+// a server that refuses a part may close the connection before its answer is read.
+func (b *Bucket) stillOpen(key, id string) func(context.Context, error) (bool, error) {
+	broken := 0
+	return func(ctx context.Context, failed error) (bool, error) {
+		var answer minio.ErrorResponse
+		if errors.As(failed, &answer) {
+			return judgeAnswer(answer, request{}, &call{}) == refused, failed
+		}
+		if broken++; broken < 2 {
+			return false, nil
+		}
+		err := b.do(ctx, request{op: "list the parts of", key: key, class: classList}, func(ctx context.Context, c *call) error {
+			_, err := c.core.ListObjectParts(ctx, b.at.Bucket, key, id, 0, 1)
+			return err
+		})
+		return isNoUpload(err), err
+	}
 }
 
 // begin returns the ID of the multipart upload, which it begins once. After an error the next
@@ -264,9 +308,7 @@ func (u *upload) begin(ctx context.Context) (string, error) {
 func (b *Bucket) begin(ctx context.Context, key, token string) (id string, err error) {
 	header := b.written(token)
 	header.Set("X-Amz-Checksum-Algorithm", "CRC32C")
-	if !b.options.Composite {
-		header.Set("X-Amz-Checksum-Type", "FULL_OBJECT")
-	}
+	header.Set("X-Amz-Checksum-Type", "FULL_OBJECT")
 	err = b.do(ctx, request{op: "create upload of", key: key, class: classCreate, header: header}, func(ctx context.Context, c *call) error {
 		id, err = c.core.NewMultipartUpload(ctx, b.at.Bucket, key, minio.PutObjectOptions{})
 		if err == nil && id == "" {

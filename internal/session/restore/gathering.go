@@ -105,6 +105,7 @@ func (g *gathering) sum() (all Report) {
 	for _, r := range g.reports {
 		all.Parts = append(all.Parts, r.Parts...)
 		all.Slots += r.Slots
+		all.Peers += r.Peers
 		all.Files += r.Files
 		all.Wanted += r.Wanted
 	}

@@ -73,10 +73,30 @@ func (of *restoreRank) allLent() bool {
 	return true
 }
 
-// lendSlots finds the wants that ranks can copy out of slots and verifies those that
-// the ranks do not verify themselves. The arenas then need room only for the
-// rest. It returns the lent bytes.
-func (r *restore) lendSlots(ctx context.Context, held staging.Copies) (bytes int64, err error) {
+// lendSlots finds the wants that ranks can copy out of slots and replicas. The arenas then
+// need room only for the rest. It returns the lent bytes.
+func (r *restore) lendSlots(ctx context.Context, held staging.Copies) (lent Report, err error) {
+	own, peers := held.BySource()
+	if lent.Slots, err = r.lendFrom(ctx, own); err == nil {
+		lent.Peers, err = r.lendFrom(ctx, peers)
+	}
+	if err != nil {
+		return Report{}, err
+	}
+	if len(held) == 0 {
+		return lent, nil
+	}
+	for rank := range r.ranks {
+		of := &r.ranks[rank]
+		r.l.cfg.Arenas.Retain(of.lent())
+		of.replace()
+	}
+	return lent, nil
+}
+
+// lendFrom is lendSlots for copies of one source. It verifies those that the ranks do not
+// verify themselves.
+func (r *restore) lendFrom(ctx context.Context, held staging.Copies) (bytes int64, err error) {
 	files, ok := r.reader.(*data.FileReader)
 	idle := held.Idle()
 	if !ok || len(held) == 0 {
@@ -131,12 +151,9 @@ func (r *restore) lendSlots(ctx context.Context, held staging.Copies) (bytes int
 		verified[read.Want].at = spot{}
 	}
 	for _, of := range append(verified, checked...) {
-		r.ranks[of.rank].lendAt(of.want, of.at)
-	}
-	for rank := range r.ranks {
-		of := &r.ranks[rank]
-		r.l.cfg.Arenas.Retain(of.lent())
-		of.replace()
+		if of.at.arena != nil { // otherwise it may be lent from another source
+			r.ranks[of.rank].lendAt(of.want, of.at)
+		}
 	}
 	return bytes + got.Bytes, nil
 }

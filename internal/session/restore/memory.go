@@ -15,6 +15,10 @@ func (r *restore) readBeside(ctx context.Context) error {
 	// Hold first, so that the load does not overwrite them.
 	held, release := r.hold()
 	defer func() { release() }()
+	if r.fetch(ctx, held) {
+		release()
+		held, release = r.hold()
+	}
 	lent, err := r.lendSlots(ctx, held)
 	if err != nil {
 		return err
@@ -31,7 +35,7 @@ func (r *restore) readBeside(ctx context.Context) error {
 			"checkpoint", r.ckpt.ID, "error", err)
 		release()
 		held, release = nil, func() {}
-		lent = 0
+		lent = Report{}
 		r.takeBack()
 		r.l.cfg.Spare()
 		if err := r.lendFiles(ctx, nil); err != nil {

@@ -77,6 +77,7 @@ func (c *Config) resolve(ctx context.Context, n int, asks []Ask, keys map[string
 type Report struct {
 	Parts  []Part `json:"parts"`           // by rank, ascending
 	Slots  int64  `json:"slots,omitempty"` // bytes that came from shared memory
+	Peers  int64  `json:"peers,omitempty"` // bytes that came from replicas of other nodes' slots
 	Files  int64  `json:"files,omitempty"` // bytes that came from files
 	Wanted int64  `json:"wanted,omitempty"`
 }
@@ -95,8 +96,8 @@ func (c *Config) completed(ctx context.Context, n int, checkpoint string, unread
 		plans[i] = &events.LoadPlan{Attempt: c.Attempt, Load: n, Checkpoint: checkpoint, Rank: p.Rank, Reads: p.Reads, Bytes: p.Bytes}
 	}
 	return c.Log.Completed(ctx, plans, &events.RestoreCompleted{
-		Attempt: c.Attempt, Load: n, Checkpoint: checkpoint, Tier: tierOf(got.Slots, got.Files), Bytes: got.Slots + got.Files, Slots: got.Slots,
-		Wanted: got.Wanted, Unread: unread,
+		Attempt: c.Attempt, Load: n, Checkpoint: checkpoint, Tier: tierOf(got), Bytes: got.Slots + got.Peers + got.Files, Slots: got.Slots,
+		Peers: got.Peers, Wanted: got.Wanted, Unread: unread,
 	})
 }
 

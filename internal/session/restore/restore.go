@@ -43,7 +43,10 @@ type Config struct {
 	Store  Store
 	Log    Log
 	Arenas *staging.Arenas
-	Spare  func() bool // frees the memory of free slots, and reports whether there were any
+	// Fetch copies slots of ranks from another node into Arenas, as far as that node has them
+	// for a checkpoint. It is bounded, and best effort; nil: there is none.
+	Fetch func(ctx context.Context, checkpoint string, ranks []int)
+	Spare func() bool // frees the memory of free slots, and reports whether there were any
 
 	// Coordinator decides the loads of a group on several nodes; nil: this loader
 	// does, for all ranks. Local are the ranks on this node, ascending.

@@ -128,7 +128,7 @@ func (r *restore) begin(ctx context.Context, ld *load) (begun bool, err error) {
 
 // read reads the wants of all ranks, except those that a rank takes from a slot
 // or verifies itself. It reads each block once, and then reports the load.
-func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) error {
+func (r *restore) read(ctx context.Context, held staging.Copies, lent Report) error {
 	var wants []checkpoint.Want
 	var all, reads []checkpoint.Read
 	var dst loadTarget
@@ -150,8 +150,12 @@ func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) err
 			dst = append(dst, of.target(i))
 		}
 	}
-	slots, rest, err := r.fromSlots(ctx, held, wants, reads, dst)
-	slots += lent
+	own, peers := held.BySource()
+	slots, rest, err := r.fromSlots(ctx, own, wants, reads, dst)
+	copied := int64(0)
+	if err == nil {
+		copied, rest, err = r.fromSlots(ctx, peers, wants, rest, dst)
+	}
 	if err != nil {
 		return err
 	}
@@ -161,13 +165,12 @@ func (r *restore) read(ctx context.Context, held staging.Copies, lent int64) err
 			return err
 		}
 	}
-	return r.record(ctx, all, slots, files+checked)
+	return r.record(ctx, all, Report{Slots: lent.Slots + slots, Peers: lent.Peers + copied, Files: files + checked})
 }
 
 // record reports the reads of every rank and the completion of the load: at once, or
 // after the ranks that verify their copies have confirmed them.
-func (r *restore) record(ctx context.Context, reads []checkpoint.Read, slots, files int64) error {
-	got := Report{Slots: slots, Files: files}
+func (r *restore) record(ctx context.Context, reads []checkpoint.Read, got Report) error {
 	for _, rank := range r.part {
 		of := r.ranks[rank]
 		got.Parts = append(got.Parts, Part{Rank: rank, Reads: len(of.reads), Bytes: r.planner.Stored(of.reads)})

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
@@ -60,7 +63,7 @@ func unreadable(c projections.Checkpoint, err error) error {
 	return fmt.Errorf("%w; `ckptstore ls %s` lists the others: end the job and start it with --resume %s@ID of an intact one", err, c.Run, c.Run)
 }
 
-// hold holds the slots of this node that have data of a checkpoint of this trial.
+// hold holds the slots and replicas of this node that have data of a checkpoint of this trial.
 func (r *restore) hold() (held staging.Copies, release func()) {
 	if r.ckpt.Run != r.l.cfg.Run || r.ckpt.Trial != r.l.cfg.Trial {
 		return nil, func() {}
@@ -86,16 +89,42 @@ func (r *restore) fromSlots(ctx context.Context, held staging.Copies, wants []ch
 // The tiers of a restore.
 const (
 	tierSlots = "slots"
+	tierPeers = "peers"
 	tierFiles = "files"
 )
 
-// tierOf returns the tier that a restore's bytes came from.
-func tierOf(slots, files int64) string {
-	switch {
-	case slots == 0:
-		return tierFiles
-	case files == 0:
-		return tierSlots
+// tierOf returns the tiers that a restore's bytes came from.
+func tierOf(of Report) string {
+	var tiers []string
+	if of.Slots > 0 {
+		tiers = append(tiers, tierSlots)
 	}
-	return tierSlots + "+" + tierFiles
+	if of.Peers > 0 {
+		tiers = append(tiers, tierPeers)
+	}
+	if of.Files > 0 || len(tiers) == 0 {
+		tiers = append(tiers, tierFiles)
+	}
+	return strings.Join(tiers, "+")
+}
+
+// fetch copies slots of this node's ranks from another node if the load reads their chunks and
+// this node does not have them: it replaces the node that had. It reports whether it tried.
+// Without an answer, files are read.
+func (r *restore) fetch(ctx context.Context, held staging.Copies) bool {
+	if _, own := r.reader.(*data.FileReader); !own || r.l.cfg.Fetch == nil || r.ckpt.Run != r.l.cfg.Run || r.ckpt.Trial != r.l.cfg.Trial {
+		return false
+	}
+	lacks := map[int]bool{}
+	for _, of := range r.ranks {
+		for _, read := range of.reads {
+			if held[read.Rank] == nil && slices.Contains(r.l.cfg.Local, read.Rank) {
+				lacks[read.Rank] = true
+			}
+		}
+	}
+	if len(lacks) > 0 {
+		r.l.cfg.Fetch(ctx, r.ckpt.ID, slices.Sorted(maps.Keys(lacks)))
+	}
+	return len(lacks) > 0
 }

@@ -86,6 +86,7 @@ type Copy struct {
 	data  []byte
 	arena *Arena
 	idle  bool // no worker of this group has received its path
+	peer  bool // it is a replica of another node's slot
 }
 
 var _ data.Memory = Copies{}
@@ -127,6 +128,19 @@ func (c Copies) Idle() Copies {
 	return out
 }
 
+// BySource returns the copies in slots of this node, and the replicas of other nodes' slots.
+func (c Copies) BySource() (own, peers Copies) {
+	own, peers = Copies{}, Copies{}
+	for rank, of := range c {
+		if of.peer {
+			peers[rank] = of
+		} else {
+			own[rank] = of
+		}
+	}
+	return own, peers
+}
+
 // Uses identifies the content of each slot, by rank: a number for a checkpoint in
 // one use of a slot, never 0 and never given twice.
 func (c Copies) Uses() map[int]int {
@@ -150,7 +164,7 @@ func (a *Arenas) Hold(checkpoint string) (c Copies, release func()) {
 		}
 		f.readers++
 		held = append(held, f)
-		c[f.kept.rank] = &Copy{f.kept, f.data, f, free}
+		c[f.kept.rank] = &Copy{f.kept, f.data, f, free || f.use == replicaUse, f.use == replicaUse}
 	}
 	return c, func() { a.Release(held) }
 }

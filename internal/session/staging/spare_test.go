@@ -195,3 +195,25 @@ func TestJudgeWhileMemoryIsMade(t *testing.T) {
 		s.Abort(id)
 	}
 }
+
+// Replicas of other nodes take slots of this node's ranks, but never the first one.
+func TestReplicasLeaveTheFirstSlot(t *testing.T) {
+	const size = 1 << 16
+	for _, c := range []struct {
+		peers int
+		bound int64
+		slots int
+	}{
+		{0, 3 * size, 2},
+		{1, 5 * size, 2},
+		{1, 3 * size, 1},
+		{7, 3 * size, 1},
+	} {
+		s, _ := bounded(t, c.bound)
+		s.cfg.Peers = c.peers
+		takes(t, s, "step-1.a1", size-arenaPage)
+		if made, err := s.Made(t.Context(), 0); len(made) != c.slots || err != nil {
+			t.Errorf("%d peers: %d slots in %d bytes, want %d: %v", c.peers, len(made), c.bound, c.slots, err)
+		}
+	}
+}

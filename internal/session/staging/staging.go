@@ -7,6 +7,8 @@
 //	Layout   the layout of a rank's plan in a slot, behind a self-describing header
 //	Copies   the data of one checkpoint that is still in slots
 //	Left     a sealed slot that a dead owner left
+//	Reader   reads a sealed slot, to copy it to another node
+//	Replica  a copy of a sealed slot of another node
 //
 // A worker, a separate process, writes to a slot by itself: docs/reference/protocol.md
 // specifies its replies and its duties. The header is for the next owner of the
@@ -57,6 +59,7 @@ type Config struct {
 	Slots  int      // per rank, as far as there is memory for them
 	Busy   WhenBusy // what a save does if it finds no free slot
 	Ranks  int      // size of the group
+	Peers  int      // ranks of other nodes whose replicas share the memory
 	Memory Memory   // of all slots of all ranks
 	Log    *slog.Logger
 }
@@ -160,7 +163,10 @@ func (s *Slots) fit(rank int, size int64) error {
 	if err != nil {
 		return err
 	}
-	n := int(min(int64(s.cfg.Slots), budget/int64(s.cfg.Ranks)/max(size, 1)))
+	n := int(min(int64(s.cfg.Slots), budget/int64(s.cfg.Ranks+s.cfg.Peers)/max(size, 1)))
+	if n < 1 { // a replica must not fail a save
+		n = int(min(1, budget/int64(s.cfg.Ranks)/max(size, 1)))
+	}
 	switch {
 	case n < 1 && s.cfg.Memory != (Memory{}):
 		return fmt.Errorf("one staging slot of %d bytes for each of %d ranks is more than the %d bytes of --staging-memory: %w", size, s.cfg.Ranks, budget, errTooSmall)

@@ -103,32 +103,33 @@ func (b *Bucket) Mark(ctx context.Context) ([]byte, error) {
 
 // Claim makes the mark of a store, after it has tried out whether the bucket keeps the
 // promises that a store needs. A mark that is there already is [ErrTaken], and so is a prefix
-// in which something else is.
-func (b *Bucket) Claim(ctx context.Context, mark []byte) error {
+// in which something else is. It returns what the operator of the bucket should change.
+func (b *Bucket) Claim(ctx context.Context, mark []byte) (warnings []string, err error) {
 	there, err := b.Mark(ctx)
 	if err == nil {
-		return fmt.Errorf("%w: %s has the mark %s; choose another prefix, or remove that object if its store was never made",
+		return nil, fmt.Errorf("%w: %s has the mark %s; choose another prefix, or remove that object if its store was never made",
 			ErrTaken, b.top.Path(MarkName), strings.TrimSpace(string(there)))
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return nil, err
 	}
 	in, err := b.top.List(ctx, "")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(in) > 0 {
-		return fmt.Errorf("%w: %s is not empty: it has %q; choose an empty prefix", ErrTaken, b.Location(), in[0].Name)
+		return nil, fmt.Errorf("%w: %s is not empty: it has %q; choose an empty prefix", ErrTaken, b.Location(), in[0].Name)
 	}
-	if _, err := b.top.Probe(ctx); err != nil {
-		return err
+	found, err := b.top.Probe(ctx)
+	if err != nil {
+		return nil, err
 	}
 	if err := b.write(ctx, mark, object.Exclusive); errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%w: another init has just claimed %s", ErrTaken, b.Location())
+		return nil, fmt.Errorf("%w: another init has just claimed %s", ErrTaken, b.Location())
 	} else if err != nil {
-		return err
+		return nil, err
 	}
-	return nil
+	return found.Warnings, nil
 }
 
 // TakeOver replaces the mark: the prefix is another store's from then on, which was recovered

@@ -10,13 +10,38 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/object/faultproxy"
 )
+
+// large is more bytes than a small file has.
+const large = 1 << 20
+
+// faults are by name what happens to requests of data files, and to none of metadata.
+var faults = map[string]faultproxy.Fault{
+	"flip-put":      {Match: sends, Times: 1, Do: faultproxy.FlipSent(large / 2)},
+	"flip-puts":     {Match: sends, Do: faultproxy.FlipSent(large / 2)},
+	"cut-put":       {Match: sends, Times: 1, Do: faultproxy.CutSent(large / 2)},
+	"flip-get":      {Match: reads, Times: 1, Do: faultproxy.FlipReceived(large / 2)},
+	"flip-gets":     {Match: reads, Do: faultproxy.FlipReceived(large / 2)},
+	"cut-get":       {Match: reads, Times: 1, Do: faultproxy.CutReceived(large / 2)},
+	"drop-complete": {Match: faultproxy.Of(faultproxy.Complete), Times: 1, Do: faultproxy.DropAnswer()},
+}
+
+// sends reports whether a request has a large body.
+func sends(r faultproxy.Request) bool { return r.Size > large }
+
+// reads reports whether a request reads a data file of ckptstore or of PyTorch.
+func reads(r faultproxy.Request) bool {
+	return r.Class == faultproxy.Get && (strings.HasSuffix(r.Key, ".safetensors") || strings.HasSuffix(r.Key, ".distcp"))
+}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -34,6 +59,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	target := flags.String("target", "", "URL of the server, http://host:port")
 	rate := flags.Int64("rate", 0, "bytes a second of each connection, in each direction; 0: no limit")
 	refused := flags.Float64("refused", 0, "share of requests that are answered with 503 SlowDown")
+	fault := flags.String("fault", "", "what happens to data files: "+strings.Join(slices.Sorted(maps.Keys(faults)), ", "))
 	every := flags.Duration("every", 10*time.Second, "interval of the counters")
 	flags.DurationVar(&shape.FirstByte, "first-byte", 0, "time added before the first byte of each answer")
 	if err := flags.Parse(args); err != nil {
@@ -41,6 +67,9 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	}
 	if *every <= 0 || *refused < 0 || *refused > 1 || flags.NArg() > 0 {
 		return errors.New("usage: the interval must be positive, the share at most 1, and there are no arguments")
+	}
+	if _, known := faults[*fault]; *fault != "" && !known {
+		return fmt.Errorf("usage: no fault %q", *fault)
 	}
 	p, err := faultproxy.Start(faultproxy.Options{Target: *target})
 	if err != nil {
@@ -51,6 +80,9 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	p.SetShape(shape)
 	if *refused > 0 {
 		p.Inject(faultproxy.Fault{Share: *refused, Seed: uint64(time.Now().UnixNano()), Do: faultproxy.SlowDown()})
+	}
+	if *fault != "" {
+		p.Inject(faults[*fault])
 	}
 	fmt.Fprintln(out, p.URL())
 	tick := time.NewTicker(*every)

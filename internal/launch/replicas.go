@@ -1,0 +1,97 @@
+package launch
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/replica"
+)
+
+// keepReplicas serves the replicas of other nodes, if the job has any.
+func (j *job) keepReplicas() {
+	h := j.Keeper()
+	switch {
+	case h == nil || j.cfg.Peers == nil:
+	case j.link != nil:
+		j.link.ServePeers(j.cfg.Peers, h)
+	case j.cfg.Endpoint != nil:
+		j.cfg.Endpoint.ServePeers(j.cfg.Peers, h)
+	}
+}
+
+// partners returns the place that keeps the slots of each place of the group, or -1; nil if
+// the job has no replicas. Nodes without a partner are named in the log.
+func (f *fleet) partners() []int {
+	if f.cfg.Replicas < 1 || f.job.members != nil {
+		return nil
+	}
+	var domains []string
+	var takes []bool
+	var alone []int
+	for _, m := range f.members {
+		domains, takes = append(domains, m.Domain), append(takes, m.PeerURL() != "")
+	}
+	at := replica.Partners(domains, takes)
+	same := 0
+	for place, partner := range at {
+		switch {
+		case partner < 0:
+			alone = append(alone, f.members[place].Index)
+		case domains[place] != "" && domains[place] == domains[partner]:
+			same++
+		}
+	}
+	if len(alone) > 0 {
+		f.log.Warn("slots of nodes have no replica; start their trainers with --replicas too", "nodes", alone)
+	}
+	if same > 0 {
+		f.log.Warn("replicas are in the same failure domain as their nodes; give nodes of other domains", "nodes", same)
+	}
+	return at
+}
+
+// replicaOrder returns a node's part in the replication, by its place; nil: none.
+func (f *fleet) replicaOrder(at []int, place int, group session.Nodes) *replicaOrder {
+	if at == nil {
+		return nil
+	}
+	order := &replicaOrder{From: []int{}}
+	if to := at[place]; to >= 0 {
+		m := f.members[to]
+		order.To, order.URL, order.Pin = m.Index, m.PeerURL(), m.PeerPin
+	}
+	if from := slices.Index(at, place); from >= 0 {
+		order.From = group[from]
+	}
+	return order
+}
+
+// replication returns a node's part in the replication as its session has it.
+func (j *job) replication(order *replicaOrder) *session.Replicas {
+	if order == nil {
+		return nil
+	}
+	r := &session.Replicas{From: order.From}
+	if order.URL != "" {
+		client := j.cfg.Endpoint.PeerClient
+		if j.link != nil {
+			client = j.link.PeerClient
+		}
+		r.To = &replica.Partner{Node: fmt.Sprint("node ", order.To), Index: order.To, URL: order.URL, Client: client(order.Pin)}
+	}
+	return r
+}
+
+// replicas returns this node's part in the replication of an attempt, with the orders that the
+// coordinating process may give.
+func (o *others) replicas() *session.Replicas {
+	if o == nil || o.partners == nil {
+		return nil
+	}
+	r := o.replication(o.replicaOrder(o.partners, o.job.cfg.Node, o.order.Nodes))
+	r.At, r.Order = o.partners, func(place int, a session.Adoption) {
+		o.must(o.members[place].Index, cmdAdopt, adoptOrder{o.order.Attempt, a})
+	}
+	return r
+}

@@ -1,0 +1,88 @@
+//go:build testbed || outlive
+
+package main
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
+)
+
+// sealedOnly is a job on a and b, with the spare c, whose slots have copies. It returns a save
+// that all ranks have sealed, and of which b has copied its slots and written nothing: the disk
+// of b hangs.
+func sealedOnly(t *testing.T) (s *scene, save string) {
+	t.Helper()
+	ctx, c := start(t, setting{nodes: []string{"a", "b", "c"}, disk: netfs.NFS()})
+	j := twoNodes()
+	j.more, j.worker = []string{"--replicas", "1"}, []string{"--stubborn"}
+	s = &scene{t: t, ctx: ctx, cluster: c, job: j}
+	s.a = s.launch("a")
+	check(t, s.a.prints(ctx, "waiting for nodes"))
+	s.b = s.launch("b")
+	s.group(0, 12)
+	s.c = s.launch("c")
+	check(t, s.a.prints(ctx, "node=2"))
+
+	disk := s.node("b").Disk(sharedAt)
+	disk.Break(netfs.Fault{Ops: []netfs.Op{netfs.OpWrite}, Hang: true})
+	check(t, await(ctx, "a save that b has sealed and copied and not written", func() (bool, error) {
+		all, err := s.eventsFrom("a")
+		for _, copied := range of(all, "replica.node") {
+			is := func(e event) bool { return e.Data.Checkpoint == copied.Data.Checkpoint }
+			if copied.Data.Node != 0 || !slices.ContainsFunc(of(all, "checkpoint.staged"), is) {
+				continue
+			}
+			if !slices.ContainsFunc(of(all, "checkpoint.committed"), is) && disk.Counters().Hanging > 0 {
+				save = copied.Data.Checkpoint
+			}
+		}
+		return save != "", err
+	}))
+	return s, save
+}
+
+// committed checks that a save was committed, from a, and not aborted.
+func (s *scene) committed(save string) {
+	s.t.Helper()
+	all := must[[]event](s.t)(s.eventsFrom("a"))
+	if !slices.ContainsFunc(of(all, "checkpoint.committed"), func(e event) bool { return e.Data.Checkpoint == save }) {
+		s.t.Errorf("%s, sealed on all ranks before b was lost, is not committed", save)
+	}
+	for _, e := range of(all, "checkpoint.aborted") {
+		if e.Data.Checkpoint == save {
+			s.t.Errorf("%s is aborted: %s", save, e.Data.Reason)
+		}
+	}
+}
+
+// A node loses its power after all ranks have sealed a save, and before it has written any of
+// its files: its disk hangs. Its partner has the slots and writes them, the save is committed,
+// and the next group resumes from it, byte for byte.
+func TestPowerOffAfterSeal(t *testing.T) {
+	t.Parallel()
+	s, save := sealedOnly(t)
+	check(t, s.node("b").PowerOff())
+	s.on(s.group(1, 12), "a", "c")
+	s.committed(save)
+	s.ends(s.ctx, t, s.a, s.c)
+}
+
+// A node is cut off in the same state, and lives. The writes that its disk held back reach the
+// shared directory after its partner has written in its place. They change no file of the
+// checkpoint.
+func TestCutOffAfterSeal(t *testing.T) {
+	t.Parallel()
+	s, save := sealedOnly(t)
+	disk := s.node("b").Disk(sharedAt)
+	s.cut("b")
+	s.on(s.group(1, 12), "a", "c")
+	s.committed(save)
+	disk.Heal()
+	check(t, await(s.ctx, "the writes of b", func() (bool, error) { return disk.Counters().Hanging == 0, nil }))
+	s.group(1, 40)
+	s.heal("b")
+	check(t, s.a.prints(s.ctx, "node rejoined"))
+	s.ends(s.ctx, t, s.a, s.b, s.c)
+}

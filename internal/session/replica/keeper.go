@@ -1,0 +1,371 @@
+package replica
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+)
+
+// receivers is how many blocks are received at a time. It bounds the memory outside of slots.
+const receivers = 2
+
+// Keeper holds the newest whole slot of each rank of another node, and the slots that are
+// arriving. All methods may be called concurrently.
+type Keeper struct {
+	arenas *staging.Arenas
+	memory staging.Memory
+	log    *slog.Logger
+	mux    *http.ServeMux
+	blocks chan []byte // buffers
+
+	mu      sync.Mutex
+	attempt int
+	ranks   map[int]*kept // that this node keeps
+	arrive  map[uint64]*arrival
+	last    uint64 // ID
+	closed  bool
+}
+
+// kept is what the keeper has of one rank.
+type kept struct {
+	whole *copied  // nil: none
+	next  *arrival // nil: none
+	spare *staging.Replica
+	makes bool // memory is being allocated
+}
+
+// copied is a whole replica.
+type copied struct {
+	beginRequest
+	*staging.Replica
+}
+
+// arrival is a replica that is being received.
+type arrival struct {
+	beginRequest
+	id uint64
+
+	mu      sync.Mutex // held while the memory is written
+	replica *staging.Replica
+	over    bool
+}
+
+// NewKeeper returns a keeper without ranks: see [Keeper.Keep]. Replicas and slots share the
+// memory.
+func NewKeeper(arenas *staging.Arenas, memory staging.Memory, log *slog.Logger) *Keeper {
+	k := &Keeper{arenas: arenas, memory: memory, log: log, mux: http.NewServeMux(), blocks: make(chan []byte, receivers), ranks: map[int]*kept{}, arrive: map[uint64]*arrival{}}
+	for range receivers {
+		k.blocks <- nil
+	}
+	k.mux.HandleFunc("POST /v1/replicas/begin", k.onBegin)
+	k.mux.HandleFunc("POST /v1/replicas/{id}/blocks/{n}", k.onBlock)
+	k.mux.HandleFunc("POST /v1/replicas/{id}/whole", k.onWhole)
+	k.mux.HandleFunc("POST /v1/replicas/find", k.onFind)
+	k.mux.HandleFunc("POST /v1/replicas/read", k.onRead)
+	return k
+}
+
+// ServeHTTP implements [http.Handler]. The caller has authenticated the request.
+func (k *Keeper) ServeHTTP(w http.ResponseWriter, r *http.Request) { k.mux.ServeHTTP(w, r) }
+
+// Keep makes the keeper accept the slots of ranks in an attempt, and of no others. It frees
+// the replicas of other ranks; those of the same ranks stay until newer ones are whole.
+func (k *Keeper) Keep(attempt int, ranks []int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.attempt = attempt
+	former := k.ranks
+	k.ranks = map[int]*kept{}
+	for _, rank := range ranks {
+		of := former[rank]
+		if of == nil {
+			of = &kept{}
+		}
+		delete(former, rank)
+		k.stop(of)
+		k.ranks[rank] = of
+	}
+	for _, of := range former {
+		k.drop(of)
+	}
+}
+
+// Close frees all replicas. Nothing is received any more.
+func (k *Keeper) Close() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.closed = true
+	for _, of := range k.ranks {
+		k.drop(of)
+	}
+	clear(k.ranks)
+}
+
+// drop frees what the keeper has of a rank. The caller holds the lock.
+func (k *Keeper) drop(of *kept) {
+	k.stop(of)
+	if of.whole != nil {
+		_ = of.whole.Drop() // a file that cannot be removed stays until the job ends
+	}
+	if of.spare != nil {
+		_ = of.spare.Drop()
+	}
+	of.whole, of.spare = nil, nil
+}
+
+// stop ends the arrival of a rank's next replica, and keeps its memory. The caller holds the
+// lock.
+func (k *Keeper) stop(of *kept) {
+	a := of.next
+	if a == nil {
+		return
+	}
+	of.next = nil
+	delete(k.arrive, a.id)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.over {
+		a.over, of.spare = true, a.replica
+	}
+}
+
+// Hold returns the whole replica of a rank's part of a save, whose bytes were compared with
+// the checksums of their arrival. It stays mapped until release.
+func (k *Keeper) Hold(checkpoint string, rank int) (r *staging.Replica, release func(), err error) {
+	k.mu.Lock()
+	of := k.ranks[rank]
+	if of == nil || of.whole == nil || of.whole.Checkpoint != checkpoint {
+		k.mu.Unlock()
+		return nil, nil, fmt.Errorf("this node has no whole replica of rank %d for %s", rank, checkpoint)
+	}
+	r = of.whole.Replica
+	release = r.Hold()
+	k.mu.Unlock()
+	if err := r.Verify(); err != nil {
+		release()
+		return nil, nil, fmt.Errorf("the replica of rank %d for %s has changed in memory: %w", rank, checkpoint, err)
+	}
+	return r, release, nil
+}
+
+// Has returns the description of the whole replica of a rank's part of a save.
+func (k *Keeper) Has(checkpoint string, rank int) (part staging.Part, ok bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	of := k.ranks[rank]
+	if of == nil || of.whole == nil || of.whole.Checkpoint != checkpoint {
+		return part, false
+	}
+	return of.whole.Part, true
+}
+
+// refuse answers with an error.
+func (k *Keeper) refuse(w http.ResponseWriter, err error) {
+	k.log.Debug("request for a replica refused", "error", err)
+	httpkit.Refuse(w, err)
+}
+
+// bound limits the time that a request may take to arrive and its answer to leave.
+func bound(w http.ResponseWriter, answer time.Duration) {
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(blockTimeout)) // best effort
+	_ = control.SetWriteDeadline(time.Now().Add(answer + blockTimeout))
+}
+
+func (k *Keeper) onBegin(w http.ResponseWriter, r *http.Request) {
+	bound(w, beginTimeout)
+	in, err := httpkit.Request[beginRequest](w, r, smallBody)
+	var out beginAnswer
+	if err == nil {
+		out.ID, err = k.begin(r.Context(), in)
+	}
+	if err != nil {
+		k.refuse(w, err)
+		return
+	}
+	_ = httpkit.Reply(w, out) // the sender repeats the request
+}
+
+// begin makes room for a slot. A repeated announcement continues the arrival.
+func (k *Keeper) begin(ctx context.Context, in beginRequest) (uint64, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	of, err := k.admit(in)
+	if err != nil {
+		return 0, err
+	}
+	if of.next != nil && of.next.beginRequest == in {
+		return of.next.id, nil
+	}
+	k.stop(of)
+	replica := of.spare
+	if replica != nil && !replica.Reset(in.Size) {
+		_ = replica.Drop() // a file that cannot be removed stays until the job ends
+		replica = nil
+	}
+	of.spare = nil
+	if replica == nil {
+		of.makes = true
+		k.mu.Unlock() // to touch memory for the first time takes long
+		replica, err = k.allocate(ctx, in)
+		k.mu.Lock()
+		of.makes = false
+		if err != nil {
+			return 0, err
+		}
+		if now, err := k.admit(in); err != nil || now != of {
+			_ = replica.Drop()
+			return 0, cmp.Or(err, gone(in))
+		}
+	}
+	k.last++
+	a := &arrival{beginRequest: in, id: k.last, replica: replica}
+	of.next, k.arrive[a.id] = a, a
+	return a.id, nil
+}
+
+// gone refuses a slot of another attempt.
+func gone(in beginRequest) error {
+	return problem.Errorf(problem.Gone, "replicas of attempt %d are not kept here", in.Attempt)
+}
+
+// admit returns what the keeper has of a rank whose slot is announced. The caller holds the
+// lock.
+func (k *Keeper) admit(in beginRequest) (*kept, error) {
+	of := k.ranks[in.Rank]
+	switch {
+	case k.closed || in.Attempt != k.attempt:
+		return nil, gone(in)
+	case of == nil:
+		return nil, problem.Errorf(problem.Denied, "replicas of rank %d are not kept here in attempt %d", in.Rank, in.Attempt)
+	case in.Size < 0 || in.Size > maxSlot || in.Checkpoint == "":
+		return nil, problem.Errorf(problem.Invalid, "a slot of %d bytes for %q", in.Size, in.Checkpoint)
+	case of.makes:
+		return nil, problem.Errorf(problem.Unavailable, "memory for rank %d is being allocated", in.Rank)
+	case of.whole != nil && !of.whole.older(in), of.next != nil && of.next.beginRequest != in && !of.next.older(in):
+		return nil, problem.Errorf(problem.Conflict, "a newer slot of rank %d is here", in.Rank)
+	}
+	return of, nil
+}
+
+// older reports whether a slot is older than another one of its rank.
+func (b beginRequest) older(than beginRequest) bool {
+	return b.Attempt < than.Attempt || b.Attempt == than.Attempt && b.Order < than.Order
+}
+
+// allocate takes memory for a slot, if the bound on the memory of slots and replicas allows it.
+func (k *Keeper) allocate(ctx context.Context, in beginRequest) (*staging.Replica, error) {
+	most, used, err := k.arenas.Room(k.memory)
+	if err == nil && used+in.Size > most {
+		err = problem.Errorf(problem.NoSpace, "%d bytes of slots and replicas, and %d more for rank %d, exceed %d bytes; raise --staging-memory, or leave --replicas out", used, in.Size, in.Rank, most)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return k.arenas.NewReplica(ctx, in.Rank, in.Size)
+}
+
+// find returns the arrival that a request concerns, or an error.
+func (k *Keeper) find(r *http.Request) (*arrival, error) {
+	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if a := k.arrive[id]; a != nil && err == nil {
+		return a, nil
+	}
+	return nil, problem.Errorf(problem.Gone, "no slot %q is expected; announce it again", r.PathValue("id"))
+}
+
+func (k *Keeper) onBlock(w http.ResponseWriter, r *http.Request) {
+	bound(w, blockTimeout)
+	if err := k.block(w, r); err != nil {
+		k.refuse(w, err)
+		return
+	}
+	_ = httpkit.Reply(w, nothing{}) // the sender repeats the request
+}
+
+// block receives one block. A block that was changed on its way does not reach the memory of
+// the slot.
+func (k *Keeper) block(w http.ResponseWriter, r *http.Request) error {
+	a, err := k.find(r)
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(r.PathValue("n"))
+	sum, serr := strconv.ParseUint(r.Header.Get(sumHeader), 16, 32)
+	if err != nil || serr != nil {
+		return problem.Errorf(problem.Invalid, "block %q with the checksum %q", r.PathValue("n"), r.Header.Get(sumHeader))
+	}
+	var buf []byte
+	select {
+	case buf = <-k.blocks:
+	case <-r.Context().Done():
+		return r.Context().Err()
+	}
+	if buf == nil {
+		buf = make([]byte, staging.ReplicaBlock)
+	}
+	defer func() { k.blocks <- buf }()
+	got, err := io.ReadFull(http.MaxBytesReader(w, r.Body, staging.ReplicaBlock), buf)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) { // a shorter block has another size than the last one, or is it
+		return problem.Wrap(problem.Invalid, fmt.Errorf("read block %d: %w", n, err))
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.over {
+		return problem.Errorf(problem.Gone, "the slot of rank %d for %s is not expected any more", a.Rank, a.Checkpoint)
+	}
+	return problem.Wrap(problem.Damage, a.replica.Put(n, buf[:got], uint32(sum)))
+}
+
+func (k *Keeper) onWhole(w http.ResponseWriter, r *http.Request) {
+	bound(w, blockTimeout)
+	a, err := k.find(r)
+	if err == nil {
+		err = k.whole(a)
+	}
+	if err != nil {
+		k.refuse(w, err)
+		return
+	}
+	_ = httpkit.Reply(w, nothing{}) // the sender repeats the request
+}
+
+// whole checks a slot of which all blocks were received, and makes it the rank's replica.
+func (k *Keeper) whole(a *arrival) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	of := k.ranks[a.Rank]
+	if of == nil || of.next != a {
+		if of != nil && of.whole != nil && of.whole.beginRequest == a.beginRequest {
+			return nil // the answer was lost
+		}
+		return problem.Errorf(problem.Gone, "the slot of rank %d for %s is not expected any more", a.Rank, a.Checkpoint)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.replica.Whole(a.part()); err != nil {
+		return problem.Wrap(problem.Damage, fmt.Errorf("the slot of rank %d for %s: %w", a.Rank, a.Checkpoint, err))
+	}
+	if of.whole != nil {
+		of.spare = of.whole.Replica
+	}
+	a.over = true
+	a.replica.Offer()
+	of.next, of.whole = nil, &copied{a.beginRequest, a.replica}
+	delete(k.arrive, a.id)
+	k.log.Debug("replica kept", "rank", a.Rank, "checkpoint", a.Checkpoint)
+	return nil
+}

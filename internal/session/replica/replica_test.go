@@ -1,0 +1,419 @@
+package replica
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/tensor"
+)
+
+const storeID = "01890000-0000-7000-8000-000000000001"
+
+// node is one node's memory.
+type node struct {
+	t      *testing.T
+	arenas *staging.Arenas
+	slots  *staging.Slots
+	path   string
+}
+
+func newNode(t *testing.T, slots int) *node {
+	t.Helper()
+	dir := t.TempDir()
+	arenas, err := staging.Open(dir, storeID, "run", 0, nil, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{t: t, arenas: arenas, path: dir, slots: staging.New(arenas, staging.Config{Slots: slots, Ranks: 1, Busy: staging.BusyWait, Memory: memory, Log: slog.New(slog.DiscardHandler)})}
+	t.Cleanup(func() {
+		n.slots.Close()
+		if err := arenas.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+var (
+	memory = staging.Memory{Bytes: 1 << 30}
+	item   = checkpoint.Item{Value: true, Bytes: 2*staging.ReplicaBlock + 12345, Shard: tensor.Shard{FQN: "value"}}
+)
+
+// content returns the bytes of a save.
+func content(seed uint64) []byte {
+	r := rand.New(rand.NewPCG(seed, 1))
+	out := make([]byte, item.Bytes)
+	for i := 0; i+8 <= len(out); i += 8 {
+		binary.LittleEndian.PutUint64(out[i:], r.Uint64())
+	}
+	return out
+}
+
+// take begins a save of rank 0, as its worker does.
+func (n *node) take(id string, data []byte) (seal func() *staging.Reader) {
+	n.t.Helper()
+	encoded := checkpoint.EncodeLocal(checkpoint.Local{Items: []checkpoint.Item{item}})
+	layout := staging.LayOut([]checkpoint.Item{item}, encoded)
+	grant, err := n.slots.Take(n.t.Context(), staging.Part{Attempt: 1, Fingerprint: checkpoint.Sum(encoded), Checkpoint: id}, []int{0}, layout)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	f, err := os.OpenFile(grant.Path, os.O_RDWR, 0)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	if _, err := f.WriteAt(data, layout.Offsets()[0]); err != nil {
+		n.t.Fatal(err)
+	}
+	if _, err := f.WriteAt(binary.LittleEndian.AppendUint64(nil, grant.Generation), 8); err != nil {
+		n.t.Fatal(err)
+	}
+	return func() *staging.Reader {
+		n.t.Helper()
+		if _, ok, err := n.slots.Seal(0, id); !ok || err != nil {
+			n.t.Fatal(ok, err)
+		}
+		r := n.slots.Reader(id, 0)
+		if r == nil {
+			n.t.Fatalf("no sealed slot for %s", id)
+		}
+		return r
+	}
+}
+
+// written frees the slot of a save, which keeps its content.
+func (n *node) written(id string) {
+	n.t.Helper()
+	_, release, err := n.slots.Open(id, 0, []checkpoint.Item{item})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	release(nil)
+}
+
+// pair is a sender's node, and a keeper behind a server.
+type pair struct {
+	*node
+	keeper *Keeper
+	server *httptest.Server
+	way    *way
+}
+
+// way changes requests on their way to the keeper.
+type way struct {
+	mu     sync.Mutex
+	change func(r *http.Request, body []byte) ([]byte, error)
+	blocks int
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (w *way) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	change := w.change
+	if strings.Contains(r.URL.Path, "/blocks/") {
+		w.blocks++
+	}
+	w.mu.Unlock()
+	if change != nil {
+		if body, err = change(r, body); err != nil {
+			return nil, err
+		}
+	}
+	again := r.Clone(r.Context())
+	again.Body, again.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	return http.DefaultTransport.RoundTrip(again)
+}
+
+func newPair(t *testing.T) *pair {
+	t.Helper()
+	to := newNode(t, 1)
+	p := &pair{node: newNode(t, 2), keeper: NewKeeper(to.arenas, memory, slog.New(slog.DiscardHandler)), way: &way{}}
+	p.keeper.Keep(1, []int{0})
+	p.server = httptest.NewServer(p.keeper)
+	t.Cleanup(p.keeper.Close)
+	t.Cleanup(p.server.Close)
+	return p
+}
+
+// sender returns a sender whose goroutine the test is.
+func (p *pair) sender() *Sender {
+	return &Sender{to: Partner{Node: "node 1", URL: p.server.URL, Client: &http.Client{Transport: p.way}}, attempt: 1, log: slog.New(slog.DiscardHandler), orders: map[string]uint64{}, came: make(chan struct{}, 1)}
+}
+
+// sends sends one slot.
+func (p *pair) sends(s *Sender, id string, slot Slot) error {
+	s.Send(id, 0, 1, slot)
+	of, _ := s.next()
+	return s.send(p.t.Context(), of, make([]byte, staging.ReplicaBlock))
+}
+
+// wants compares the whole replica with the bytes of a save.
+func (p *pair) wants(id string, data []byte) {
+	p.t.Helper()
+	r, release, err := p.keeper.Hold(id, 0)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer release()
+	src, err := r.Source([]checkpoint.Item{item})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	got, err := src.Item(0)
+	if err != nil || !bytes.Equal(got, data) {
+		p.t.Errorf("%s: %d bytes of the replica differ: %v", id, len(got), err)
+	}
+}
+
+// A slot arrives byte for byte. The old replica stays until the newer one is whole, and an
+// older slot does not replace a newer one.
+func TestNewestWholeWins(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	s := p.sender()
+	one, two := content(1), content(2)
+	first := p.take("step-1.a1", one)()
+	if err := p.sends(s, "step-1.a1", first); err != nil {
+		t.Fatal(err)
+	}
+	p.wants("step-1.a1", one)
+	second := p.take("step-2.a1", two)()
+	cut := errors.New("cut")
+	p.way.change = func(r *http.Request, body []byte) ([]byte, error) {
+		if strings.HasSuffix(r.URL.Path, "/blocks/2") {
+			return nil, cut
+		}
+		return body, nil
+	}
+	if err := p.sends(s, "step-2.a1", second); !errors.Is(err, cut) {
+		t.Fatalf("a transfer that is cut: %v", err)
+	}
+	p.wants("step-1.a1", one)
+	p.way.change = nil
+	if err := p.sends(s, "step-2.a1", second); err != nil { // after the cut, the same save again
+		t.Fatal(err)
+	}
+	p.wants("step-2.a1", two)
+	if _, ok := p.keeper.Has("step-1.a1", 0); ok {
+		t.Error("the old replica is still there")
+	}
+	if err := p.sends(s, "step-1.a1", first); problem.Kinds(err) == nil || problem.Kinds(err)[0] != problem.Conflict {
+		t.Errorf("an older slot: %v", err)
+	}
+	p.wants("step-2.a1", two)
+}
+
+// A block that was changed or cut on its way is sent again; none of its bytes become part of a
+// replica.
+func TestDamagedBlocks(t *testing.T) {
+	t.Parallel()
+	for name, damage := range map[string]func(body []byte) []byte{
+		"a flipped bit": func(body []byte) []byte { body[len(body)/2] ^= 4; return body },
+		"torn":          func(body []byte) []byte { clear(body[len(body)/2:]); return body },
+		"cut":           func(body []byte) []byte { return body[:len(body)-1] },
+		"too long":      func(body []byte) []byte { return append(body, 1) },
+		"empty":         func([]byte) []byte { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPair(t)
+			damaged := map[string]bool{}
+			p.way.change = func(r *http.Request, body []byte) ([]byte, error) {
+				if strings.Contains(r.URL.Path, "/blocks/") && !damaged[r.URL.Path] {
+					damaged[r.URL.Path] = true
+					return damage(bytes.Clone(body)), nil
+				}
+				return body, nil
+			}
+			data := content(3)
+			err := p.sends(p.sender(), "step-1.a1", p.take("step-1.a1", data)())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(damaged) != 3 || p.way.blocks < 6 && name != "too long" {
+				t.Errorf("%d blocks were damaged, and %d sent", len(damaged), p.way.blocks)
+			}
+			p.wants("step-1.a1", data)
+		})
+	}
+}
+
+// A slot that takes another save while it is sent ends its transfer, and no save waits for it.
+func TestSlotIsReusedWhileSent(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	s := p.sender()
+	slot := p.take("step-1.a1", content(1))()
+	p.way.change = func(r *http.Request, body []byte) ([]byte, error) {
+		if strings.HasSuffix(r.URL.Path, "/blocks/1") { // the first save is written; two more take both slots
+			p.written("step-1.a1")
+			p.take("step-2.a1", content(2))()
+			p.take("step-3.a1", content(3))()
+		}
+		return body, nil
+	}
+	if err := p.sends(s, "step-1.a1", slot); !errors.Is(err, staging.ErrReused) {
+		t.Errorf("error %v, want that the slot was reused", err)
+	}
+	if _, ok := p.keeper.Has("step-1.a1", 0); ok {
+		t.Error("a replica of two saves counts as whole")
+	}
+}
+
+// What is not a complete slot of the announced part is refused as a whole.
+func TestForgedSlots(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	data := content(1)
+	slot := p.take("step-1.a1", data)()
+	whole := make([]byte, slot.Size())
+	if _, err := slot.ReadAt(whole, 0); err != nil {
+		t.Fatal(err)
+	}
+	unsealed := bytes.Clone(whole)
+	clear(unsealed[8:16])
+	flipped := bytes.Clone(whole)
+	flipped[100] ^= 1
+	for name, c := range map[string]struct {
+		id   string
+		rank int
+		data []byte
+		want problem.Kind
+	}{
+		"of another save":     {"step-2.a1", 0, whole, problem.Damage},
+		"unsealed":            {"step-1.a1", 0, unsealed, problem.Damage},
+		"another description": {"step-1.a1", 0, flipped, problem.Damage},
+		"cut off":             {"step-1.a1", 0, whole[:staging.ReplicaBlock], problem.Damage},
+		"of another rank":     {"step-1.a1", 7, whole, problem.Denied},
+	} {
+		s := p.sender()
+		s.last = 1000
+		s.Send(c.id, c.rank, 1, memorySlot{bytes.NewReader(c.data)})
+		of, _ := s.next()
+		err := s.send(t.Context(), of, make([]byte, staging.ReplicaBlock))
+		if kinds := problem.Kinds(err); len(kinds) == 0 || kinds[0] != c.want {
+			t.Errorf("%s: error %v, want %s", name, err, c.want)
+		}
+		if _, ok := p.keeper.Has(c.id, c.rank); ok {
+			t.Errorf("%s: it is a replica", name)
+		}
+		p.keeper.Keep(2, nil)
+		p.keeper.Keep(1, []int{0})
+	}
+}
+
+// memorySlot is a slot that the test has made.
+type memorySlot struct{ *bytes.Reader }
+
+func (m memorySlot) Size() int64 { return m.Reader.Size() }
+
+// A replica that has changed in memory since its arrival is not used.
+func TestReplicaChangesInMemory(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	if err := p.sends(p.sender(), "step-1.a1", p.take("step-1.a1", content(1))()); err != nil {
+		t.Fatal(err)
+	}
+	r, release, err := p.keeper.Hold("step-1.a1", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, err := r.Source([]checkpoint.Item{item})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bytesOf, err := src.Item(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bytesOf[77] ^= 1
+	release()
+	if _, _, err := p.keeper.Hold("step-1.a1", 0); err == nil || !strings.Contains(err.Error(), "has changed in memory") {
+		t.Errorf("error %v, want that it has changed", err)
+	}
+}
+
+// Memory beyond the bound is refused, and the replica that is there stays.
+func TestMemoryOfReplicasIsBounded(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	p.keeper.memory = staging.Memory{Bytes: item.Bytes + item.Bytes/2}
+	s, one := p.sender(), content(1)
+	if err := p.sends(s, "step-1.a1", p.take("step-1.a1", one)()); err != nil {
+		t.Fatal(err)
+	}
+	err := p.sends(s, "step-2.a1", p.take("step-2.a1", content(2))())
+	if kinds := problem.Kinds(err); len(kinds) == 0 || kinds[0] != problem.NoSpace {
+		t.Errorf("error %v, want that there is no space", err)
+	}
+	p.wants("step-1.a1", one)
+}
+
+// A partner that does not answer costs its own replica: sending does not block, and of a rank
+// only the newest slot waits.
+func TestSilentPartner(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	asked, silent := make(chan struct{}, 1), make(chan struct{})
+	p.way.change = func(r *http.Request, _ []byte) ([]byte, error) {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		select {
+		case <-silent:
+		case <-r.Context().Done():
+		}
+		return nil, errors.New("no answer")
+	}
+	s := NewSender(t.Context(), 1, Partner{Node: "node 1", URL: p.server.URL, Client: &http.Client{Transport: p.way}}, 0, func(context.Context, Whole) {}, slog.New(slog.DiscardHandler))
+	s.Send("step-0.a1", 0, 1, memorySlot{bytes.NewReader(nil)})
+	<-asked
+	for range 100 {
+		s.Send("step-1.a1", 0, 1, memorySlot{bytes.NewReader(nil)})
+		s.Send("step-2.a1", 0, 1, memorySlot{bytes.NewReader(nil)})
+	}
+	s.mu.Lock()
+	waiting := len(s.waiting)
+	newest := s.waiting[0].checkpoint
+	s.mu.Unlock()
+	if waiting != 1 || newest != "step-2.a1" {
+		t.Errorf("%d slots wait, the first for %s", waiting, newest)
+	}
+	s.Stop() // does not wait for the partner
+	close(silent)
+}
+
+// A job that is over, or another attempt, is refused.
+func TestKeeperOfAnotherAttempt(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	slot := p.take("step-1.a1", content(1))()
+	p.keeper.Keep(2, []int{0})
+	if err := p.sends(p.sender(), "step-1.a1", slot); len(problem.Kinds(err)) == 0 || problem.Kinds(err)[0] != problem.Gone {
+		t.Errorf("another attempt: %v", err)
+	}
+	p.keeper.Close()
+	if _, err := p.keeper.begin(context.Background(), beginRequest{Attempt: 2, Checkpoint: "x", Size: 4096}); len(problem.Kinds(err)) == 0 || problem.Kinds(err)[0] != problem.Gone {
+		t.Errorf("after the end: %v", err)
+	}
+}

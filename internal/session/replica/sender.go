@@ -1,0 +1,338 @@
+package replica
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Partner is the node to which a sender sends.
+type Partner struct {
+	Node   string // name for messages
+	Index  int    // of the node
+	URL    string // where its keeper answers, without a path
+	Client *http.Client
+}
+
+// Slot is what a sender reads: [staging.Reader] implements it.
+type Slot interface {
+	io.ReaderAt
+	Size() int64
+}
+
+var _ Slot = (*staging.Reader)(nil)
+
+// Sender sends the sealed slots of one attempt's ranks to a partner, one after the other. Of
+// each rank only the newest one waits. It exists per attempt: [Sender.Stop] ends it.
+type Sender struct {
+	to      Partner
+	attempt int
+	rate    int64 // bytes in a second; 0: any number
+	log     *slog.Logger
+	whole   func(ctx context.Context, w Whole)
+	stop    context.CancelFunc
+	done    chan struct{}
+	telling sync.WaitGroup
+
+	sent map[string]*Whole // of checkpoints, the last few; the goroutine of run has them
+
+	mu      sync.Mutex
+	orders  map[string]uint64 // of checkpoints, the last few
+	last    uint64
+	waiting []sealedSlot
+	skipped int
+	came    chan struct{}
+}
+
+// sealedSlot is a slot to send.
+type sealedSlot struct {
+	checkpoint string
+	order      uint64
+	rank       int
+	slot       Slot
+	of         int // ranks of this node that take part in the save
+	at         time.Time
+}
+
+// Whole describes the replica of all slots that a node has sealed for one checkpoint.
+type Whole struct {
+	Checkpoint string
+	Ranks      []int
+	Bytes      int64
+	Took       time.Duration // since the first seal
+
+	order uint64
+	since time.Time
+}
+
+// NewSender starts a sender, which ends with ctx. whole is called for each checkpoint of which
+// the partner has the slots of all ranks of this node; it may block, for as long as its context
+// lasts.
+func NewSender(ctx context.Context, attempt int, to Partner, rate int64, whole func(context.Context, Whole), log *slog.Logger) *Sender {
+	ctx, stop := context.WithCancel(ctx)
+	s := &Sender{
+		to: to, attempt: attempt, rate: rate, whole: whole, log: log, stop: stop, done: make(chan struct{}),
+		orders: map[string]uint64{}, sent: map[string]*Whole{}, came: make(chan struct{}, 1),
+	}
+	go s.run(ctx)
+	return s
+}
+
+// Stop ends the sender and waits until it reads no slot any more. A nil sender does nothing.
+func (s *Sender) Stop() {
+	if s == nil {
+		return
+	}
+	s.stop()
+	<-s.done
+	s.telling.Wait()
+	s.to.Client.CloseIdleConnections()
+}
+
+// knownOrders is how many checkpoints a sender tells apart: ranks seal the same one at about the
+// same time.
+const knownOrders = 64
+
+// Send makes a sealed slot the newest of its rank; of ranks of this node take part in the
+// save. It does not block. A nil sender does nothing.
+func (s *Sender) Send(checkpoint string, rank, of int, slot Slot) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	order, known := s.orders[checkpoint]
+	if !known {
+		s.last++
+		order = s.last
+		s.orders[checkpoint] = order
+		for id, of := range s.orders {
+			if of+knownOrders < s.last {
+				delete(s.orders, id)
+			}
+		}
+	}
+	next := sealedSlot{checkpoint, order, rank, slot, of, time.Now()}
+	for i, old := range s.waiting {
+		if old.rank == rank {
+			s.waiting[i] = next
+			s.behind(old)
+			return
+		}
+	}
+	s.waiting = append(s.waiting, next)
+	select {
+	case s.came <- struct{}{}:
+	default:
+	}
+}
+
+// behind warns of slots that were never sent, the 1st, 2nd, 4th and so on. The caller holds the
+// lock.
+func (s *Sender) behind(of sealedSlot) {
+	if s.skipped++; s.skipped&(s.skipped-1) == 0 {
+		s.log.Warn("replication is slower than the saves: a save has no replica", "checkpoint", of.checkpoint, "rank", of.rank, "partner", s.to.Node, "slots_skipped", s.skipped)
+	}
+}
+
+// next returns the oldest slot that waits.
+func (s *Sender) next() (of sealedSlot, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.waiting) == 0 {
+		return of, false
+	}
+	at := 0
+	for i, w := range s.waiting {
+		if w.order < s.waiting[at].order {
+			at = i
+		}
+	}
+	of = s.waiting[at]
+	s.waiting = append(s.waiting[:at], s.waiting[at+1:]...)
+	return of, true
+}
+
+func (s *Sender) run(ctx context.Context) {
+	defer close(s.done)
+	buf := make([]byte, staging.ReplicaBlock)
+	failing := false
+	for {
+		of, ok := s.next()
+		if !ok {
+			select {
+			case <-s.came:
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		err := s.send(ctx, of, buf)
+		if err == nil {
+			s.arrived(ctx, of)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil && failing:
+			s.log.Info("replication works again", "partner", s.to.Node, "checkpoint", of.checkpoint)
+		case err == nil:
+			s.log.Debug("replica sent", "checkpoint", of.checkpoint, "rank", of.rank, "partner", s.to.Node)
+		case errors.Is(err, staging.ErrReused):
+			s.mu.Lock()
+			s.behind(of)
+			s.mu.Unlock()
+			continue
+		case !failing: // logged once, until one succeeds
+			s.log.Warn("replica missing: the save is lost with this node until its files are written", "checkpoint", of.checkpoint, "rank", of.rank, "partner", s.to.Node, "error", err)
+		}
+		failing = err != nil
+	}
+}
+
+// arrived counts a slot that the partner has.
+func (s *Sender) arrived(ctx context.Context, of sealedSlot) {
+	w := s.sent[of.checkpoint]
+	if w == nil {
+		w = &Whole{Checkpoint: of.checkpoint, order: of.order, since: of.at}
+		s.sent[of.checkpoint] = w
+		for id, old := range s.sent {
+			if old.order+knownOrders < of.order {
+				delete(s.sent, id) // never whole
+			}
+		}
+	}
+	w.Ranks, w.Bytes = append(w.Ranks, of.rank), w.Bytes+of.slot.Size()
+	if of.at.Before(w.since) {
+		w.since = of.at
+	}
+	if len(w.Ranks) < of.of {
+		return
+	}
+	delete(s.sent, of.checkpoint)
+	slices.Sort(w.Ranks)
+	w.Took = time.Since(w.since)
+	s.log.Debug("replica is whole", "checkpoint", w.Checkpoint, "ranks", w.Ranks, "partner", s.to.Node, "bytes", w.Bytes, "took", w.Took)
+	s.telling.Go(func() { s.whole(ctx, *w) })
+}
+
+// tries is how often a request is sent before the slot is abandoned.
+const tries = 3
+
+// pauseAgain is the pause before a request is repeated.
+const pauseAgain = 200 * time.Millisecond
+
+// send sends one slot.
+func (s *Sender) send(ctx context.Context, of sealedSlot, buf []byte) error {
+	began, sent := time.Now(), int64(0)
+	var begun beginAnswer
+	begin, err := json.Marshal(beginRequest{Attempt: s.attempt, Rank: of.rank, Checkpoint: of.checkpoint, Order: of.order, Size: of.slot.Size()})
+	if err != nil {
+		return err
+	}
+	if err := s.request(ctx, "begin", begin, "", &begun); err != nil {
+		return err
+	}
+	for n := int64(0); n*staging.ReplicaBlock < of.slot.Size(); n++ {
+		at := n * staging.ReplicaBlock
+		block := buf[:min(int64(len(buf)), of.slot.Size()-at)]
+		if _, err := of.slot.ReadAt(block, at); err != nil {
+			return err
+		}
+		sum := fmt.Sprintf("%08x", crc32.Checksum(block, castagnoli))
+		if err := s.request(ctx, fmt.Sprintf("%d/blocks/%d", begun.ID, n), block, sum, &nothing{}); err != nil {
+			return fmt.Errorf("block %d: %w", n, err)
+		}
+		sent += int64(len(block))
+		if err := s.pace(ctx, began, sent); err != nil {
+			return err
+		}
+	}
+	return s.request(ctx, fmt.Sprintf("%d/whole", begun.ID), nil, "", &nothing{})
+}
+
+// pace waits until so many bytes may have been sent since began.
+func (s *Sender) pace(ctx context.Context, began time.Time, sent int64) error {
+	if s.rate <= 0 {
+		return nil
+	}
+	wait := time.Until(began.Add(time.Duration(float64(sent) / float64(s.rate) * float64(time.Second))))
+	if wait <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// request sends a request, and repeats it if there is no answer, or the partner found the body
+// damaged.
+func (s *Sender) request(ctx context.Context, path string, body []byte, sum string, out any) (err error) {
+	for try := range tries {
+		if try > 0 {
+			timer := time.NewTimer(pauseAgain)
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+				return ctx.Err()
+			}
+		}
+		err = s.once(ctx, path, body, sum, out)
+		if err == nil || ctx.Err() != nil || final(err) {
+			return err
+		}
+	}
+	return err
+}
+
+// final reports whether a repeated request would fail too.
+func final(err error) bool {
+	for _, kind := range problem.Kinds(err) {
+		if kind != problem.Damage && kind != problem.Unavailable {
+			return true
+		}
+	}
+	return false
+}
+
+// once sends a request and waits for its answer.
+func (s *Sender) once(ctx context.Context, path string, body []byte, sum string, out any) error {
+	limit := blockTimeout
+	if path == "begin" {
+		limit = beginTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.to.URL+"/v1/replicas/"+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	if sum != "" {
+		r.Header.Set(sumHeader, sum)
+	}
+	reply, err := s.to.Client.Do(r)
+	if err != nil {
+		return err
+	}
+	return answer(reply, out)
+}

@@ -1,0 +1,183 @@
+package staging
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data"
+)
+
+// replicaUse is the use of an arena as the copy of a slot of another node. The next owner of
+// the directory frees such files.
+const replicaUse = "peer"
+
+// ReplicaBlock is the unit in which replicas are received, in bytes.
+const ReplicaBlock = 4 << 20
+
+// Replica is a copy of a sealed slot of another node. It exists so that the save of that slot
+// can be finished after the node is lost. A replica is filled block by block, then checked, and
+// then read; its methods must not be called concurrently before it is whole.
+type Replica struct {
+	Header
+	Local checkpoint.Local // the rank's plan, with as many items as the header has spans
+
+	arenas *Arenas
+	arena  *Arena
+	size   int64
+	sums   []uint32 // CRC-32C of each block that was received
+	have   []bool
+}
+
+// NewReplica allocates the memory for a copy of a rank's slot of size bytes.
+func (a *Arenas) NewReplica(ctx context.Context, rank int, size int64) (*Replica, error) {
+	if size < slotFixed {
+		return nil, fmt.Errorf("%w: %d bytes", errNoSlot, size)
+	}
+	f, err := a.Take(ctx, rank, replicaUse, size)
+	if err != nil {
+		return nil, err
+	}
+	r := &Replica{arenas: a, arena: f}
+	r.begin(size)
+	return r, nil
+}
+
+// Reset makes the memory of a replica available for another slot of size bytes. It reports false
+// if the memory is being read, or too small.
+func (r *Replica) Reset(size int64) bool {
+	if size < slotFixed || size > int64(len(r.arena.data)) || !r.arenas.overwrite(r.arena) {
+		return false
+	}
+	r.begin(size)
+	return true
+}
+
+func (r *Replica) begin(size int64) {
+	clear(r.arena.data[:slotFixed])
+	n := int((size + ReplicaBlock - 1) / ReplicaBlock)
+	r.Header, r.Local, r.size, r.sums, r.have = Header{}, checkpoint.Local{}, size, make([]uint32, n), make([]bool, n)
+}
+
+// Blocks returns the number of blocks.
+func (r *Replica) Blocks() int { return len(r.have) }
+
+// BlockSize returns the size of a block in bytes, or 0 if there is no such block.
+func (r *Replica) BlockSize(n int) int64 {
+	if n < 0 || n >= len(r.have) {
+		return 0
+	}
+	return min(ReplicaBlock, r.size-int64(n)*ReplicaBlock)
+}
+
+// Put stores a block. A block with another checksum or size changes nothing.
+func (r *Replica) Put(n int, block []byte, sum uint32) error {
+	if want := r.BlockSize(n); int64(len(block)) != want || want == 0 {
+		return fmt.Errorf("block %d has %d bytes, want %d", n, len(block), want)
+	}
+	if got := crc32.Checksum(block, castagnoli); got != sum {
+		return fmt.Errorf("block %d has the CRC-32C %08x, want %08x", n, got, sum)
+	}
+	copy(r.arena.data[int64(n)*ReplicaBlock:], block)
+	r.sums[n], r.have[n] = sum, true
+	return nil
+}
+
+// Missing returns the first block that was not received, or -1.
+func (r *Replica) Missing() int {
+	for n, have := range r.have {
+		if !have {
+			return n
+		}
+	}
+	return -1
+}
+
+// Whole reads the description of a replica whose blocks have all been received. It returns an
+// error unless they are the complete slot of that part of a save.
+func (r *Replica) Whole(of Part) error {
+	if n := r.Missing(); n >= 0 {
+		return fmt.Errorf("block %d of %d is missing", n, len(r.have))
+	}
+	h, complete, err := readHeader(r.arena.data[:r.size])
+	if err != nil {
+		return err
+	}
+	of.Fingerprint = h.Fingerprint
+	if !complete || h.Part != of {
+		return fmt.Errorf("%w: not a complete one of rank %d for %s in attempt %d", errNoSlot, of.Rank, of.Checkpoint, of.Attempt)
+	}
+	local, err := checkpoint.DecodeLocal(h.Plan)
+	if err == nil && (len(local.Items) != len(h.Spans) || local.Rank != h.Rank) {
+		err = errors.New("the plan is not that of the description")
+	}
+	for i := range h.Spans {
+		if err == nil && h.Spans[i].Size != local.Items[i].Bytes {
+			err = fmt.Errorf("item %d has %d bytes, its plan has %d", i, h.Spans[i].Size, local.Items[i].Bytes)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNoSlot, err)
+	}
+	r.Header, r.Local = h, local
+	return nil
+}
+
+// Verify reads the replica's bytes and compares them with the checksums of their arrival.
+func (r *Replica) Verify() error {
+	for n, sum := range r.sums {
+		at := int64(n) * ReplicaBlock
+		if got := crc32.Checksum(r.arena.data[at:at+r.BlockSize(n)], castagnoli); got != sum {
+			return fmt.Errorf("block %d of %s has the CRC-32C %08x, it arrived with %08x", n, r.arena.path, got, sum)
+		}
+	}
+	return nil
+}
+
+// Source returns the bytes of items in the replica.
+func (r *Replica) Source(items []checkpoint.Item) (data.Source, error) {
+	at := make(map[string]Span, len(r.Spans))
+	for i, it := range r.Local.Items {
+		at[Key(it)] = r.Spans[i]
+	}
+	return source(r.arena.data, at, r.Rank, items)
+}
+
+// Hold keeps the replica's memory mapped, also after [Replica.Drop], until release.
+func (r *Replica) Hold() (release func()) {
+	held := []*Arena{r.arena}
+	r.arenas.Retain(held)
+	return func() { r.arenas.Release(held) }
+}
+
+// Offer makes a whole replica a source of restores: see [Arenas.Hold]. Its digests are not
+// those of its sender, but computed from its bytes.
+func (r *Replica) Offer() {
+	r.arenas.keep(r.arena, keptOf(r.Checkpoint, r.Rank, r.Local.Items, r.Spans, nil))
+}
+
+// Block returns the bytes of a block and their checksum. The caller holds the replica.
+func (r *Replica) Block(n int) (block []byte, sum uint32) {
+	at := int64(n) * ReplicaBlock
+	return r.arena.data[at : at+r.BlockSize(n)], r.sums[n]
+}
+
+// Size returns the size of the slot in bytes.
+func (r *Replica) Size() int64 { return r.size }
+
+// Give makes the replica's memory available for another use of its rank. Until then its content
+// is a source of restores.
+func (r *Replica) Give() { r.arenas.Give(r.arena) }
+
+// Drop frees the replica's memory, once nothing holds it.
+func (r *Replica) Drop() error { return r.arenas.Drop(r.arena) }
+
+// Room returns how many bytes of shared memory all slots and replicas may use, and how many
+// they use.
+func (a *Arenas) Room(m Memory) (most, used int64, err error) {
+	used = a.held()
+	most, err = m.resolve(a.dir.Path(), used)
+	return most, used, err
+}
