@@ -61,8 +61,7 @@ type shownRank struct {
 	Index checkpoint.Digest `json:"index"`
 }
 
-// shownCost is what a checkpoint in a bucket costs, in US dollars. The requests do not include
-// repeated ones, or those of reused bytes.
+// shownCost is what a checkpoint in a bucket costs, in US dollars, without repeated requests.
 type shownCost struct {
 	SaveRequests int     `json:"save_requests"`
 	Save         float64 `json:"save_usd"`
@@ -180,7 +179,7 @@ func (a *app) showStored(ctx context.Context, root *data.Root, s source, o showO
 		out.Ranks = append(out.Ranks, shownRank(r))
 	}
 	if out.Cost, err = costOf(ctx, root, store.RefOf(c), m, o.prices); err != nil {
-		return err
+		a.Warn("the cost is unknown: %v", err)
 	}
 	if out.Reshard, err = preview(m.Layout, o.reshard); err != nil {
 		return err
@@ -205,13 +204,16 @@ func costOf(ctx context.Context, root *data.Root, ref checkpoint.Ref, m checkpoi
 	}
 	return &shownCost{
 		SaveRequests: n.Writes, Save: prices.Puts(n.Writes),
-		LoadRequests: n.Reads, Load: prices.Gets(n.Reads),
+		LoadRequests: n.Reads + n.Lists, Load: prices.Gets(n.Reads) + prices.Puts(n.Lists),
 		Bytes: n.Bytes, Month: prices.Kept(n.Bytes),
 	}, nil
 }
 
 // dollars prints a price with two digits that count.
 func dollars(usd float64) string {
+	if usd == 0 {
+		return "$0"
+	}
 	if usd >= 1 {
 		return fmt.Sprintf("$%.2f", usd)
 	}

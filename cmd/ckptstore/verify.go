@@ -314,7 +314,7 @@ func (a *app) printVerified(out verified) error {
 				attested = ", " + bytesize.Text(out.Attested) + " attested by the server's checksums"
 			}
 			if out.Attested > 0 && out.BySize > 0 {
-				attested += ", " + bytesize.Text(out.BySize) + " compared by size alone"
+				attested += ", " + bytesize.Text(out.BySize) + " compared by size and header"
 			}
 			fmt.Fprintf(w, "%d checkpoints, %d files, no tensor was read%s: %d findings\n", out.Checkpoints, out.Files, attested, len(out.Findings))
 			return

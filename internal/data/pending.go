@@ -501,7 +501,7 @@ const sendDepth = 4
 
 // send makes a file of size bytes of another.
 func (r *Root) send(ctx context.Context, name string, f io.ReaderAt, size int64) error {
-	u, err := r.b.Create(ctx, name, size, r.once())
+	u, err := r.b.Create(ctx, name, size, object.Exclusive)
 	if err != nil {
 		return err
 	}

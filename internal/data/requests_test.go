@@ -22,7 +22,8 @@ func TestRequests(t *testing.T) {
 		m.full(rank, fmt.Sprintf("large%d", rank), tensor.Uint8, 160_000)
 		m.value("step", rank, 9, true)
 	}
-	bucket := objecttest.Count(objecttest.NewBucketOf(2<<20, 1<<20))
+	kept := objecttest.NewBucketOf(2<<20, 1<<20)
+	bucket := objecttest.Count(kept)
 	root := data.OpenBackend(bucket, vfs.NewMem())
 	root.OfStore("store-1")
 
@@ -60,6 +61,10 @@ func TestRequests(t *testing.T) {
 	}
 	hold(t, "load", loaded, objecttest.Requests{List: 1, Get: 10 + 5*8, Read: loaded.Read})
 
+	count, priced, err := data.OpenBackend(kept, vfs.NewMem()).Requests(t.Context(), ref, m.manifest(written))
+	if want := (data.Requests{Writes: 52, Reads: 50, Lists: 1, Bytes: count.Bytes}); err != nil || !priced || count != want {
+		t.Errorf("counted as %+v, %v, want %+v", count, err, want)
+	}
 	if receipts, _, err := root.Checkpoints(t.Context()); err != nil || len(receipts) != 1 {
 		t.Fatalf("%v, %v", receipts, err)
 	}

@@ -144,7 +144,8 @@ func (r *Root) fileSizes(ctx context.Context, ref checkpoint.Ref) (map[string]in
 // Requests are what a checkpoint asks of a bucket.
 type Requests struct {
 	Writes int   // PUT, POST and LIST, of its save
-	Reads  int   // GET, of a load of all its bytes by as many ranks
+	Reads  int   // GET, of a load of all its bytes by as many ranks; at most, if tensors share bytes
+	Lists  int   // LIST, of that load
 	Bytes  int64 // of its own files, without those of other checkpoints that it names
 }
 
@@ -174,7 +175,8 @@ func (r *Root) Requests(ctx context.Context, ref checkpoint.Ref, m checkpoint.Ma
 		return Requests{}, false, err
 	}
 	span := r.b.Reading().Span
-	out := Requests{Writes: 2, Reads: 1 + len(m.Ranks)} // lists before and after; the manifest and the indexes
+	// Lists before and after the writes; the receipt, the manifest and the indexes.
+	out := Requests{Writes: 2, Reads: 2 + len(m.Ranks), Lists: 1}
 	others := m.Layout.Bytes()
 	for name, size := range sizes {
 		out.Writes += b.Writes(size)
@@ -205,16 +207,6 @@ func (r *Root) sync(ctx context.Context, ref checkpoint.Ref) error { return r.b.
 // far reports whether each read, and each question whether a file exists, is a request to
 // another machine.
 func (r *Root) far() bool { return r.b.Reading().Span > 0 }
-
-// once returns how a rank's files are made. In a bucket a name is written once, so that a
-// process that was taken for dead changes nothing; in a directory, leftovers of an interrupted write
-// are removed first, and a name is given in one step either way.
-func (r *Root) once() object.Mode {
-	if r.far() {
-		return object.Exclusive
-	}
-	return object.Replace
-}
 
 // wrote holds what this process knows of the last few checkpoints that it writes to a bucket,
 // so that it does not ask the bucket again.

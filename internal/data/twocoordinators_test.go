@@ -84,3 +84,85 @@ func TestTwoCoordinators(t *testing.T) {
 		t.Error("no coordinator ever committed")
 	}
 }
+
+// TestThawedWriter lets a process that was taken for dead give its files their names after another
+// process has written and committed the same checkpoint in its place, in a directory and in a
+// bucket. No byte of the checkpoint changes.
+func TestThawedWriter(t *testing.T) {
+	mem := memory(t)
+	bucket := objecttest.NewBucket()
+	for name, open := range map[string]func() *data.Root{
+		"directory": func() *data.Root { return open(t, mem) },
+		"bucket": func() *data.Root {
+			root := data.OpenBackend(bucket, vfs.NewMem())
+			root.OfStore("store-1")
+			return root
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, other := newModel(), newModel()
+			for i, m := range []*model{m, other} {
+				m.full(0, "w", tensor.Float32, 3000)
+				m.tensors["w"][0] = byte(i)
+			}
+			frozen := open().Writer(ref)
+			if err := frozen.SetUp(t.Context(), true); err != nil {
+				t.Fatal(err)
+			}
+			var receipt checkpoint.Receipt
+			src := source(func(i int) ([]byte, error) {
+				if receipt.Name == "" { // the writer has looked at the directory, and now reads its items
+					receipt = m.save(t, open())
+				}
+				return other.source(0).Item(i)
+			})
+			if _, err := frozen.WriteData(t.Context(), 0, other.layout.Items(0), src); err == nil {
+				t.Error("the late write succeeded")
+			}
+			root := open()
+			if report := verify(t, root, receipt.Manifest); !report.Clean() {
+				t.Errorf("%+v", report)
+			}
+			m.check(t, root.Reader(ref), m.wantAll())
+		})
+	}
+}
+
+// TestLeftoverWithoutIndex writes a rank whose data file an earlier process left in a bucket
+// without its index. The same bytes are taken as they are; others stay, unless that process is known
+// to be dead.
+func TestLeftoverWithoutIndex(t *testing.T) {
+	m, other := newModel(), newModel()
+	for i, m := range []*model{m, other} {
+		m.full(0, "w", tensor.Float32, 3000)
+		m.tensors["w"][0] = byte(i)
+	}
+	bucket := objecttest.Count(objecttest.NewBucket())
+	write := func(m *model, alone bool) error {
+		root := data.OpenBackend(bucket, vfs.NewMem())
+		root.OfStore("store-1")
+		w := root.Writer(ref)
+		if alone {
+			w.Alone()
+		}
+		if err := w.SetUp(t.Context(), true); err != nil {
+			return err
+		}
+		_, err := w.WriteData(t.Context(), 0, m.layout.Items(0), m.source(0))
+		return err
+	}
+	for _, c := range []struct {
+		of    *model
+		alone bool
+		puts  int
+		want  error
+	}{{m, false, 2, nil}, {m, false, 2, nil}, {other, false, 1, data.ErrOtherWriter}, {other, true, 3, nil}} {
+		bucket.Since()
+		if err := write(c.of, c.alone); !errors.Is(err, c.want) || bucket.Since().Put != c.puts {
+			t.Errorf("alone %v: %v", c.alone, err)
+		}
+		if err := bucket.Remove(t.Context(), ref.String()+"/"+checkpoint.IndexFile(0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

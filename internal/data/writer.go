@@ -25,6 +25,7 @@ type FileWriter struct {
 	uses    *Uses       // of all ranks; nil: each rank is judged alone
 	uploads Uploads     // nil: no upload outlives its process
 	begun   []string    // IDs of this writer's own uploads
+	alone   bool        // no other process writes the save
 }
 
 var _ Writer = (*FileWriter)(nil)
@@ -280,20 +281,37 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 		}
 	}
 	written, err := w.writeRank(ctx, rank, items, src, there)
-	if !w.root.far() || !errors.Is(err, fs.ErrExist) {
+	if !errors.Is(err, fs.ErrExist) {
 		return written, err
 	}
-	// A bucket is asked only now: a name that is taken is found when it is written. It has other
-	// bytes than these, and stays: the process that wrote it may be about to commit it, and no
-	// request removes an object on the condition that it is not committed.
-	there, sealed, err := w.there(ctx)
-	if err != nil {
-		return Written{}, err
+	// A file of that name is there. A bucket is asked only now whether it is that of an earlier call.
+	if w.root.far() {
+		var sealed bool
+		if there, sealed, err = w.there(ctx); err != nil {
+			return Written{}, err
+		}
+		if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
+			return written, err
+		}
+		if w.alone {
+			return w.writeRank(ctx, rank, items, src, there)
+		}
 	}
-	if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
-		return written, err
-	}
-	return Written{}, &TakenError{Ref: w.ref, File: w.root.path(w.ref, checkpoint.DataFile(rank)), What: "another process's, with other bytes of this rank"}
+	// It stays: its writer may be about to commit it, and no request removes a file on the
+	// condition that it is not committed.
+	return Written{}, fmt.Errorf("%s: %w; save again under another name: `ckptstore gc --apply` removes the file when this save has ended",
+		w.root.path(w.ref, checkpoint.DataFile(rank)), ErrOtherWriter)
+}
+
+// ErrOtherWriter reports a file of a rank that an earlier or concurrent writer of the same save
+// has made, and that cannot be known to have the bytes of this one.
+var ErrOtherWriter = errors.New("another writer of this save has made it")
+
+// Alone makes the writer replace the files of a save that is not committed: the caller knows that
+// no other process writes it any more. It returns w.
+func (w *FileWriter) Alone() *FileWriter {
+	w.alone = true
+	return w
 }
 
 // writeRank writes the files of a rank. there has the names of leftovers in the directory.
@@ -320,7 +338,7 @@ func (w *FileWriter) writeRank(ctx context.Context, rank int, items []checkpoint
 		return Written{}, err
 	}
 	data := x.Encode()
-	err = w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, w.root.once())
+	err = w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, object.Exclusive)
 	if errors.Is(err, fs.ErrExist) {
 		if there, rerr := w.root.readFile(ctx, w.ref, checkpoint.IndexFile(rank)); rerr == nil && bytes.Equal(there, data) {
 			err = nil
@@ -367,21 +385,26 @@ func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []
 		return err
 	}
 	err = up.Commit(ctx)
-	if errors.Is(err, fs.ErrExist) && w.root.attests(ctx, w.ref, &x) {
-		return nil // such as by a process that died before its index
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	// Such as by a process that died before its index.
+	if same, serr := w.root.attests(ctx, w.ref, &x); same || serr != nil {
+		return serr
 	}
 	return err
 }
 
-// attests reports whether the server of a bucket keeps the rank's own file with the bytes that an
-// index describes.
-func (r *Root) attests(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index) bool {
+// attests reports whether the server of a bucket keeps the rank's own file with the size and the
+// CRC-32C of the bytes that an index describes. Other bytes have them with a probability of 2^-32;
+// a load then finds that they have not the digests of the index.
+func (r *Root) attests(ctx context.Context, ref checkpoint.Ref, x *checkpoint.Index) (bool, error) {
 	info, err := r.b.Stat(ctx, nameOf(ref, x.Files[0].Name))
 	if err != nil || !info.Attested || info.Size != x.Files[0].Size {
-		return false
+		return false, err
 	}
 	want, ok := fileSum(x)
-	return ok && want == info.Sum
+	return ok && want == info.Sum, nil
 }
 
 // put writes a header and the items after it: from where they lie, if the upload and the
@@ -431,15 +454,15 @@ func (w *FileWriter) create(ctx context.Context, rank int, f checkpoint.File) (o
 	name := nameOf(w.ref, f.Name)
 	backend, resumes := w.root.b.(object.Resumer)
 	if !resumes || w.uploads == nil {
-		return w.root.b.Create(ctx, name, f.Size, w.root.once())
+		return w.root.b.Create(ctx, name, f.Size, object.Exclusive)
 	}
 	var up object.Upload
 	var err error
 	// An upload of its own that has failed is being removed.
 	if left, ok := w.uploads.Left(rank); ok && left.File == f.Name && !slices.Contains(w.begun, left.ID) {
-		up, err = backend.Resume(ctx, name, f.Size, w.root.once(), left.unfinished())
+		up, err = backend.Resume(ctx, name, f.Size, object.Exclusive, left.unfinished())
 	} else {
-		up, err = w.root.b.Create(ctx, name, f.Size, w.root.once())
+		up, err = w.root.b.Create(ctx, name, f.Size, object.Exclusive)
 	}
 	if err != nil {
 		return nil, err

@@ -29,6 +29,7 @@ type saver struct {
 	slots     *staging.Slots
 	// put writes the bytes of one rank, by default from the slots.
 	put    func(context.Context, planner.Write) (data.Written, error)
+	alone  bool                    // no other process writes the files of the attempt
 	wholes map[string]*data.Sealed // by ID, of saves whose bytes are in files
 	// kept is called after each commit, before the waiting workers are answered.
 	kept func()

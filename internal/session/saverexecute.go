@@ -355,6 +355,9 @@ func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, e
 // writeFrom makes the bytes of one rank durable.
 func (s *saver) writeFrom(ctx context.Context, c planner.Write, src data.Source) (data.Written, error) {
 	own := s.reusing(ctx, c.Checkpoint).Resuming(uploadsOf{s, c.Checkpoint})
+	if s.alone {
+		own.Alone()
+	}
 	if u := s.usesOf(c.Checkpoint); u != nil {
 		own.Together(u)
 	}

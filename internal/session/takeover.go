@@ -74,6 +74,7 @@ func (j *Job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 	const why = "the trainer ended before the save was complete"
 	coord := planner.NewCoordinator(j.coordinator(attempt, world))
 	s := newSaver(j.decisions, j.store, coord, j.log, staging.New(j.arenas, j.cfg.staging(j.log)))
+	s.alone = kept != nil // its slots are not locked: the trainer that wrote is dead
 	s.onCommit(j.cfg.Committed, nil)
 	if kept == nil {
 		coord.Abandon(why)

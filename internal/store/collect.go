@@ -75,8 +75,8 @@ type Collection struct {
 	Checkpoints []Collected `json:"checkpoints"`
 	Freed       int64       `json:"freed"` // sum
 
-	// Versions is set if the bucket keeps removed files as versions: nothing is freed until a
-	// rule of the bucket removes these.
+	// Versions is set by callers that asked the bucket, and if it keeps removed files as versions:
+	// nothing is freed until a rule of the bucket removes these.
 	Versions bool `json:"versions,omitempty"`
 }
 
@@ -119,9 +119,6 @@ func (s *Store) Collect(ctx context.Context, o CollectOptions) (Collection, erro
 	if c.uploads, err = s.Data.Uploads(ctx); err != nil {
 		// Their space is little, and a rule of the bucket removes them.
 		s.opts.Logger.Warn("unfinished uploads are left", "error", err)
-	}
-	if out.Versions, err = s.Data.Versioned(ctx); err != nil {
-		s.opts.Logger.Warn("the bucket does not tell whether it keeps removed files as versions, which would cost as before", "error", err)
 	}
 	seen := map[string]bool{}
 	runs = slices.DeleteFunc(slices.Clone(runs), func(run string) bool {

@@ -23,7 +23,6 @@ FAULTS = [
     ("save", "flip-puts", "a bit flips in each large request"),
     ("save", "cut-put", "the connection breaks in a part, once"),
     ("save", "drop-complete", "the answer to the last request of an upload is lost"),
-    ("save", "kill", "the process is killed in the save, and saves again under the same name"),
     ("load", "flip-get", "a bit of what is read flips, once"),
     ("load", "flip-gets", "a bit flips in each answer"),
     ("load", "cut-get", "the connection breaks in an answer, once"),
@@ -59,17 +58,15 @@ def outcome(options, at, program, base, way, kind, fault) -> str:
     name = uuid.uuid4().hex
     clean = at._replace(path=f"{at.path.rstrip('/')}/{name}").geturl()
     query = dict(urllib.parse.parse_qsl(at.query))
-    proxy = subprocess.Popen([options.slow, "--target", query["endpoint"], "--every", "1h", *(["--fault", fault] if fault not in ("kill", "change") else [])], stdout=subprocess.PIPE, text=True)
+    proxy = subprocess.Popen([options.slow, "--target", query["endpoint"], "--every", "1h", *(["--fault", fault] if fault != "change" else [])], stdout=subprocess.PIPE, text=True)
     try:
         faulty = at._replace(path=urllib.parse.urlsplit(clean).path, query=urllib.parse.urlencode(query | {"endpoint": proxy.stdout.readline().strip()})).geturl()
         store = f"{base}-store"
-        through = fault not in ("kill", "change")
+        through = fault != "change"
         if way == "ours":  # the store records the server's address; a fault of a load does not concern its save
             subprocess.run([program["ckptstore"], "init", "-q", "--store", store, "--data", faulty if through else clean], check=True, capture_output=True)
-        run = lambda what, url: act(options, program, store, way, what, url, fault == "kill" and what == "save")  # noqa: E731
+        run = lambda what, url: act(program, store, way, what, url)  # noqa: E731
         saved = run("save", faulty if through and kind == "save" else clean)
-        if fault == "kill":
-            saved = act(options, program, store, way, "save", clean, False)
         if saved != "right bytes":
             return saved if kind == "save" else f"the save: {saved}"
         if fault == "change":
@@ -91,16 +88,16 @@ def change(objects: pathlib.Path, name: str) -> None:
                 file.write(bytes([byte[0] ^ 1]))
 
 
-def act(options, program, store, way, what, url, kill) -> str:
+def act(program, store, way, what, url) -> str:
     """Save or load in a process of its own."""
     rank = [sys.executable, __file__, url, "--do", way, what, "1"]
     command = rank
     if way == "ours":
         command = [program["trainer"], "run", "-q", "--store", store, "--name", "bench", "--max-restarts", "0", "--save-timeout", "60s", "--", *rank]
-    env = os.environ | {"CKPTSTORE_BIN": program["ckptstore"], "SURVIVE_KILL": "1" if kill else ""}
+    env = os.environ | {"CKPTSTORE_BIN": program["ckptstore"]}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=300)
     words = [line.split("outcome: ")[1] for line in (done.stdout + done.stderr).splitlines() if "outcome: " in line]
-    return words[-1] if words else ("killed" if kill else "error")
+    return words[-1] if words else "error"
 
 
 def one(url: str, way: str, what: str, step: str) -> None:
@@ -113,10 +110,6 @@ def one(url: str, way: str, what: str, step: str) -> None:
     torch.manual_seed(1)
     made = {f"layer{i}.weight": torch.randn(1 << 20) for i in range(12)}
     state = made if what == "save" else {name: torch.zeros_like(tensor) for name, tensor in made.items()}
-    if os.environ.get("SURVIVE_KILL"):
-        import threading
-
-        threading.Timer(float(os.environ.get("SURVIVE_AFTER", "0.05")), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
     if way == "ours":
         import ckptstore
 

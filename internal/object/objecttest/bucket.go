@@ -172,6 +172,17 @@ func (b *Bucket) Get(ctx context.Context, name string, most int64) ([]byte, erro
 	return io.ReadAll(io.NewSectionReader(o, 0, o.Size()))
 }
 
+// Writes implements [object.Metered].
+func (b *Bucket) Writes(size int64) int {
+	if size <= int64(b.piece) {
+		return 1
+	}
+	return int((size+int64(b.piece)-1)/int64(b.piece)) + 2
+}
+
+// Versioned implements [object.Metered].
+func (b *Bucket) Versioned(ctx context.Context) (bool, error) { return false, ctx.Err() }
+
 // Reading implements [object.Backend].
 func (b *Bucket) Reading() object.Reading { return object.Reading{Span: b.span, Depth: 4} }
 

@@ -119,7 +119,7 @@ const conflicts = 3
 func (u *upload) complete(ctx context.Context, parts []part) error {
 	for range conflicts {
 		err := errLost
-		if !u.gone.Swap(false) {
+		if !u.lost.Swap(false) {
 			err = u.completeOnce(ctx, parts)
 		}
 		if !errors.Is(err, errConflict) && !errors.Is(err, errLost) {

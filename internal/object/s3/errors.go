@@ -108,6 +108,8 @@ func judgeAnswer(answer minio.ErrorResponse, r request, c *call) verdict {
 		return unclear
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		return throttled
+	case http.StatusExpectationFailed: // the next attempt expects nothing
+		return unclear
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusGatewayTimeout, http.StatusRequestTimeout, 499, 520, 521, 522, 523, 524:
 		return unclear
 	case http.StatusPreconditionFailed, http.StatusConflict:

@@ -42,9 +42,9 @@ func TestAsksBeforeItSends(t *testing.T) {
 	}
 }
 
-// TestServerThatAgreesToNothing puts objects to a server that waits for the body of each
-// request without agreeing to it: the first is sent after a time, and the next does not ask.
-func TestServerThatAgreesToNothing(t *testing.T) {
+// TestNo100Continue puts objects to a server that waits for the body of each request and sends no
+// 100 Continue: the first is sent after a time, and the next does not ask.
+func TestNo100Continue(t *testing.T) {
 	t.Parallel()
 	data := bytes.Repeat([]byte("checkpoint"), askFrom)
 	var asked atomic.Int64
@@ -85,4 +85,28 @@ func serverAt(t *testing.T, endpoint string) *Bucket {
 	}
 	t.Cleanup(func() { _ = b.Close() })
 	return b
+}
+
+// TestExpectationFailed puts an object through a proxy that refuses requests with Expect.
+func TestExpectationFailed(t *testing.T) {
+	data := bytes.Repeat([]byte("checkpoint"), askFrom)
+	var refused, received atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Expect") != "" {
+			refused.Add(1)
+			w.WriteHeader(http.StatusExpectationFailed)
+			return
+		}
+		if r.Method != http.MethodPut {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		n, _ := io.Copy(io.Discard, r.Body)
+		received.Add(n)
+		w.Header().Set("Etag", `"0123456789abcdef"`)
+	}))
+	defer server.Close()
+	if err := gathered(t, serverAt(t, server.URL), "file", data, object.Replace); err != nil || refused.Load() != 1 || received.Load() != int64(len(data)) {
+		t.Errorf("%d refused, %d bytes received: %v", refused.Load(), received.Load(), err)
+	}
 }

@@ -37,7 +37,7 @@ func (b *Bucket) Resume(ctx context.Context, name string, size int64, mode objec
 		return nil, fmt.Errorf("resume %s: %w", b.Path(name), err)
 	case !isNoUpload(err):
 		// Such as a right that is missing: a new upload needs it no more.
-		b.log.Warn("upload begun afresh", "object", b.url(u.key), "error", err)
+		b.log.Warn("upload restarted", "object", b.url(u.key), "error", err)
 		b.abort(u.key, earlier.ID)
 		return u, nil
 	}

@@ -51,16 +51,16 @@ type transport struct {
 	patience patience
 	counts   counts
 
-	// heedless is set if the server does not answer a request that asks before it sends its body.
-	heedless atomic.Bool
+	// ignoresExpect is set if the server, or a proxy, sends no 100 Continue.
+	ignoresExpect atomic.Bool
 
 	mu     sync.Mutex
 	region string
 }
 
-// A body of this size is sent after the server has agreed to the request, as the clients of
-// Amazon do: a server that refuses one of twenty at random would otherwise receive each of
-// these bodies whole before it refuses, and a save with 5 % of refusals takes 1.7 times as long.
+// A body of this size is sent after the server has sent 100 Continue, as Amazon's clients do: one
+// round trip for each part. A server that refuses one of twenty at random would otherwise receive
+// each of these bodies whole before it refuses, and a save would take 1.7 times as long.
 const askFrom = 1 << 20
 
 // continueTime is how long a request waits for the server to agree, and then sends its body.
@@ -126,7 +126,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	req.Header.Set("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD") // checksums and TLS protect it
 	req = signer.SignV4(*req, c.used.AccessKeyID, c.used.SecretAccessKey, c.used.SessionToken, t.regionToSign())
-	asks := req.ContentLength >= askFrom && !t.heedless.Load()
+	asks := req.ContentLength >= askFrom && !t.ignoresExpect.Load()
 	if asks {
 		req.Header.Set("Expect", "100-continue") // not signed: it is between two ends of a connection
 	}
@@ -144,8 +144,8 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	w.answered()
-	if asks && !agreed.Load() && res.StatusCode/100 == 2 {
-		t.heedless.Store(true)
+	if asks && !agreed.Load() && (res.StatusCode/100 == 2 || res.StatusCode == http.StatusExpectationFailed) {
+		t.ignoresExpect.Store(true)
 	}
 	c.status, c.answer = res.StatusCode, res.Header
 	// A server that may take long for an answer may also take long for its body.

@@ -57,7 +57,7 @@ type upload struct {
 	onBegin func(context.Context, object.Unfinished) error // may be nil
 	has     map[int]part                                   // parts that the server has of an earlier process
 	made    string                                         // checksum of the object that an earlier process committed
-	gone    atomic.Bool                                    // the server has ended the upload of an earlier process: all parts are sent at the commit
+	lost    atomic.Bool                                    // the server has ended the upload of an earlier process: all parts are sent at the commit
 
 	beginning chan struct{} // has an element while the multipart upload begins
 	mu        sync.Mutex
@@ -215,7 +215,7 @@ func (u *upload) send(ctx context.Context, number int, runs [][]byte, crc uint32
 		p.runs = runs
 	}
 	has := u.has[number]
-	if u.made != "" || u.gone.Load() && stays || has.etag != "" && has.size == p.size && has.sum == p.sum {
+	if u.made != "" || u.lost.Load() && stays || has.etag != "" && has.size == p.size && has.sum == p.sum {
 		p.etag = has.etag
 		return u.keep(p)
 	}
@@ -226,7 +226,7 @@ func (u *upload) send(ctx context.Context, number int, runs [][]byte, crc uint32
 	p.etag, err = u.b.sendPart(ctx, u.key, id, number, runs, crc)
 	if isNoUpload(err) && u.has != nil && stays {
 		// Such as a rule of the bucket, or another process that collects what is left.
-		u.gone.Store(true)
+		u.lost.Store(true)
 		err = nil
 	}
 	if err != nil {
@@ -240,7 +240,7 @@ func (u *upload) send(ctx context.Context, number int, runs [][]byte, crc uint32
 func (b *Bucket) sendPart(ctx context.Context, key, id string, number int, runs [][]byte, crc uint32) (etag string, err error) {
 	r := request{
 		op: fmt.Sprintf("put part %d of", number), key: key, class: classPart, runs: runs, sum: crc,
-		header: http.Header{sumHeader: {encode(crc)}}, settle: b.stillOpen(key, id),
+		header: http.Header{sumHeader: {encode(crc)}}, settle: b.uploadEnded(key, id),
 	}
 	err = b.do(ctx, r, func(ctx context.Context, c *call) error {
 		sent, err := c.core.PutObjectPart(ctx, b.at.Bucket, key, id, number, c.body, length(runs), minio.PutObjectPartOptions{DisableContentSha256: true})
@@ -253,22 +253,27 @@ func (b *Bucket) sendPart(ctx context.Context, key, id string, number int, runs 
 	return etag, err
 }
 
-// stillOpen returns the look at an upload after attempts to send a part whose connection broke:
-// a server that refuses a part may close the connection before its answer is read.
-func (b *Bucket) stillOpen(key, id string) func(context.Context, error) (bool, error) {
+// uploadEnded returns the look at an upload after attempts to send a part, once: a server that
+// refuses a part may close the connection before its answer is read.
+func (b *Bucket) uploadEnded(key, id string) func(context.Context, error) (bool, error) {
 	broken := 0
 	return func(ctx context.Context, failed error) (bool, error) {
 		var answer minio.ErrorResponse
 		if errors.As(failed, &answer) {
 			return judgeAnswer(answer, request{}, &call{}) == refused, failed
 		}
-		if broken++; broken < 2 {
+		if broken++; broken != 2 {
 			return false, nil
 		}
-		err := b.do(ctx, request{op: "list the parts of", key: key, class: classList}, func(ctx context.Context, c *call) error {
+		r := request{op: "list the parts of", key: key, class: classList}
+		c, err := b.attempt(ctx, r, 1, func(ctx context.Context, c *call) error {
 			_, err := c.core.ListObjectParts(ctx, b.at.Bucket, key, id, 0, 1)
 			return err
 		})
+		if err == nil {
+			return false, nil
+		}
+		err = b.fail(r, 1, err, c)
 		return isNoUpload(err), err
 	}
 }
