@@ -69,7 +69,7 @@ func TestCopyIdentity(t *testing.T) {
 }
 
 // The secret of a copied store leads nowhere: the servers of the original would let in who
-// shows it. One that was renamed keeps its log.
+// shows it. A renamed store keeps its log.
 func TestCopiedStore(t *testing.T) {
 	t.Parallel()
 	store := filepath.Join(t.TempDir(), "store")
