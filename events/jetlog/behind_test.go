@@ -8,6 +8,9 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // behind is a connection to the server of a log that seems to have three copies. Its next
@@ -97,6 +100,57 @@ func TestLeaderThatIsBehind(t *testing.T) {
 	}
 	if left := left(); left != "0 0" {
 		t.Errorf("%s answers were not used", left)
+	}
+}
+
+// A replicated log that stays behind was rolled back, and is reported as damaged after the
+// patience. A decision that stays refused is a conflict.
+func TestLogThatStaysBehind(t *testing.T) {
+	t.Parallel()
+	_, s := newLog(t)
+	b := &behind{s: s}
+	l := connectTo(t, Options{Dial: b.dial})
+	l.patience = 300 * time.Millisecond
+	if _, _, err := l.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Append(t.Context(), factsOf(t, 4)...); err != nil {
+		t.Fatal(err)
+	}
+	b.mu.Lock()
+	b.last, b.stale, b.answers, b.refuse = "5", "3", 1<<30, 1<<30
+	b.mu.Unlock()
+	begin := time.Now()
+	_, err := l.Last(t.Context())
+	if took := time.Since(begin); !errors.Is(err, ErrGap) || took < l.patience {
+		t.Errorf("after %v: %v", took, err)
+	}
+	for _, err := range l.Read(t.Context(), 6, 6) {
+		if !errors.Is(err, ErrGap) {
+			t.Errorf("read: %v", err)
+		}
+	}
+	var conflict *ConflictError
+	if _, err := l.Decide(t.Context(), begun(t, "step-1"), 0); !errors.As(err, &conflict) {
+		t.Errorf("decide: %v", err)
+	}
+}
+
+// A stale answer long after another one has its own patience.
+func TestStaleAnswerAgain(t *testing.T) {
+	t.Parallel()
+	l := &Log{patience: time.Minute, seen: 5}
+	info := &jetstream.StreamInfo{Config: jetstream.StreamConfig{Replicas: 3}, State: jetstream.StreamState{LastSeq: 3}}
+	if err := l.upToDate(info); err == nil {
+		t.Error("the first stale answer is taken")
+	}
+	l.behind, l.stale = l.behind.Add(-time.Hour), l.stale.Add(-time.Hour)
+	if err := l.upToDate(info); err == nil {
+		t.Error("a stale answer an hour later is taken")
+	}
+	l.behind = l.behind.Add(-time.Hour)
+	if err := l.upToDate(info); err != nil {
+		t.Errorf("after the patience: %v", err)
 	}
 }
 

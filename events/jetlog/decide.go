@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/nats-io/nats.go/jetstream"
@@ -43,9 +44,9 @@ func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint
 		l.opts.Deciding()
 	}
 
-	sequence := uint64(0)
+	sequence, until := uint64(0), time.Now().Add(l.patience)
 	err = l.retry(concerning(ctx, subjects(events.Subject(d.Scope, d.Kind))), func(ctx context.Context) error {
-		sequence, err = l.decideOnce(ctx, d, lane, after)
+		sequence, err = l.decideOnce(ctx, d, lane, after, until)
 		return err
 	})
 	var conflict *ConflictError
@@ -60,7 +61,7 @@ func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint
 	return 0, fmt.Errorf("decide %s at %s: %w", d.Kind, l.opts.where(), err)
 }
 
-func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, after uint64) (uint64, error) {
+func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, after uint64, until time.Time) (uint64, error) {
 	if err := l.known(ctx); err != nil {
 		return 0, err
 	}
@@ -79,7 +80,7 @@ func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, af
 			return 0, damagedArchive(err)
 		}
 		if head != after {
-			return l.refused(ctx, d, lane, after)
+			return l.refused(ctx, d, lane, after, until)
 		}
 		m.Header.Set(headerFollows, strconv.FormatUint(after, 10))
 		expected = 0
@@ -98,12 +99,13 @@ func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, af
 		// The append in flight may be this very event. It is settled soon.
 		return 0, fmt.Errorf("%w: %w", errAgain, refused)
 	}
-	return l.refused(ctx, d, lane, after)
+	return l.refused(ctx, d, lane, after, until)
 }
 
 // refused resolves a decision whose lane has moved: it returns the sequence if the
-// decision was a retry, and a conflict otherwise.
-func (l *Log) refused(ctx context.Context, d events.Decision, lane string, after uint64) (uint64, error) {
+// decision was a retry, and a conflict otherwise. Until then, an answer of a replicated log
+// may be older than the refusal.
+func (l *Log) refused(ctx context.Context, d events.Decision, lane string, after uint64, until time.Time) (uint64, error) {
 	sequence, err := l.find(ctx, d.ID, lane, after)
 	if err != nil || sequence != 0 {
 		return sequence, err
@@ -112,7 +114,7 @@ func (l *Log) refused(ctx context.Context, d events.Decision, lane string, after
 	if err != nil {
 		return 0, err
 	}
-	if actual <= after && l.replicated() {
+	if actual <= after && l.replicated() && time.Now().Before(until) {
 		// This answer is older than the refusal: another server leads by now.
 		return 0, fmt.Errorf("%w: the lane is at %d by one server, and was refused after %d", errAgain, actual, after)
 	}

@@ -162,6 +162,8 @@ type Log struct {
 	nc    *nats.Conn
 	js    jetstream.JetStream
 	stall time.Duration // time without an event after which a reader checks the log
+	// patience is how long the answers of a replicated log may be behind what was seen.
+	patience time.Duration
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -179,6 +181,7 @@ type Log struct {
 	store    string                     // identity of the store whose log was opened
 	seen     uint64                     // the log has at least the events up to here
 	behind   time.Time                  // since then servers have fewer; zero if the last one had not
+	stale    time.Time                  // of the last answer of such a server
 	old      *archive.Archive           // archive before the tail, once it was needed
 	noOld    error                      // why the archive could not be opened
 	noOldAt  time.Time                  // when that was
@@ -201,7 +204,7 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 		}
 	}
 	l := &Log{
-		opts: o, stall: 5 * time.Second, epoch: 1,
+		opts: o, stall: 5 * time.Second, patience: behindPatience, epoch: 1,
 		watchers: map[int]context.CancelFunc{}, idle: make(chan struct{}),
 	}
 	l.queue.ready, l.room = make(chan struct{}, 1), semaphore.NewWeighted(queueBytes)

@@ -262,8 +262,9 @@ func (l *Log) ours(ctx context.Context) (*jetstream.StreamInfo, error) {
 }
 
 // behindPatience is how long the servers of a replicated log may have fewer events than this
-// process has seen before that counts as a loss.
-const behindPatience = 30 * time.Second
+// process has seen before that counts as a loss. It is less than [DefaultAppend], so that a
+// call reports the loss and not its deadline.
+const behindPatience = 10 * time.Second
 
 // saw notes that the log has an event.
 func (l *Log) saw(sequence uint64) {
@@ -279,14 +280,16 @@ func (l *Log) saw(sequence uint64) {
 func (l *Log) upToDate(info *jetstream.StreamInfo) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	last := info.State.LastSeq
+	last, now := info.State.LastSeq, time.Now()
+	before := l.stale
+	l.stale = now
 	switch {
 	case info.Config.Replicas <= 1 || last >= l.seen:
 		l.seen, l.behind = max(l.seen, last), time.Time{}
 		return nil
-	case l.behind.IsZero():
-		l.behind = time.Now()
-	case time.Since(l.behind) > behindPatience:
+	case l.behind.IsZero() || now.Sub(before) > l.patience: // or nothing was asked since an earlier one
+		l.behind = now
+	case now.Sub(l.behind) > l.patience:
 		return nil
 	}
 	return fmt.Errorf("%w: the server that answered has events up to %d, and the log has event %d", errAgain, last, l.seen)

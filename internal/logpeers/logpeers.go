@@ -184,7 +184,7 @@ func (f *formation) enter(ctx context.Context) error {
 		f.Dir = CopyDir(f.Store, f.Index)
 	}
 	var err error
-	if f.held, err = holdCopy(ctx, f.Dir, f.Formed, f.Logger); err != nil {
+	if f.held, err = holdCopy(ctx, f.Dir, f.secret.copy(f.Index), f.Formed, f.Logger); err != nil {
 		return err
 	}
 	mine, err := newCard(f.Address)

@@ -256,7 +256,7 @@ func TestStrangers(t *testing.T) {
 	stranger.Token, stranger.trust = known.Token, known.trust // only the certificate differs
 	all[2] = &mine
 	dir := t.TempDir()
-	h, err := holdCopy(t.Context(), dir, false, quiet)
+	h, err := holdCopy(t.Context(), dir, stranger.copy(2), false, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}

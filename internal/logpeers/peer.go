@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/claim"
-	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // account has the log, as on every server of a store.
@@ -41,18 +39,14 @@ type hold struct {
 	claim *claim.Claim
 }
 
-// ErrCopyLost reports that the directory of a copy is empty, and the store has a log.
-var ErrCopyLost = problem.New(problem.Damage, "a copy of the log is gone")
-
 // lockAgain is the pause before a copy that another process has is tried again.
 const lockAgain = 50 * time.Millisecond
 
-// holdCopy locks and claims the directory of a copy. Its caller releases it.
-func holdCopy(ctx context.Context, dir string, formed bool, log *slog.Logger) (_ *hold, err error) {
-	if formed {
-		if _, err := os.Stat(filepath.Join(dir, "jetstream")); errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("%w: %s is empty: start this node's trainer where the copy is, or restore the directory; the other two copies serve the log without it", ErrCopyLost, dir)
-		}
+// holdCopy locks and claims the directory of a copy, and checks that the copy in it is want.
+// Its caller releases it.
+func holdCopy(ctx context.Context, dir string, want copyID, formed bool, log *slog.Logger) (_ *hold, err error) {
+	if formed && !hasCopy(dir) {
+		return nil, lostCopy(dir)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -63,6 +57,9 @@ func holdCopy(ctx context.Context, dir string, formed bool, log *slog.Logger) (_
 	}
 	h := &hold{dir: dir, lock: f}
 	defer func() {
+		if err != nil && h.claim != nil {
+			err = errors.Join(err, h.claim.Release())
+		}
 		if err != nil {
 			err = errors.Join(err, f.Close())
 		}
@@ -82,6 +79,9 @@ func holdCopy(ctx context.Context, dir string, formed bool, log *slog.Logger) (_
 		}
 	}
 	if h.claim, err = claim.Take(ctx, dir, log); err != nil {
+		return nil, err
+	}
+	if err := want.identify(dir, formed); err != nil {
 		return nil, err
 	}
 	return h, nil

@@ -4,9 +4,11 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -18,9 +20,12 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/private"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // secret is STORE/join/log/secret.json. All peers have the same certificate. It is its own
@@ -29,6 +34,7 @@ type secret struct {
 	Token       string `json:"token"`
 	Certificate string `json:"certificate"` // PEM
 	Key         string `json:"key"`         // PEM
+	Directory   uint64 `json:"directory"`   // inode of the directory that it was made in
 
 	pair  tls.Certificate
 	trust *x509.CertPool
@@ -45,7 +51,10 @@ func sharedSecret(store string) (*secret, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return s, err
 	}
-	if s, err = newSecret(time.Now()); err != nil {
+	if s, err = newSecret(time.Now()); err == nil {
+		s.Directory, err = inode(joinDir(store))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("make the secret of the log's peers: %w", err)
 	}
 	text, err := json.Marshal(s)
@@ -95,10 +104,45 @@ func readSecret(store string) (*secret, error) {
 	if err == nil {
 		err = s.parse()
 	}
+	if err == nil {
+		err = s.inPlace(store)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	return s, nil
+}
+
+// ErrCopied reports a secret that was not made where it is.
+var ErrCopied = problem.New(problem.Foreign, "the store was copied")
+
+// inPlace returns [ErrCopied] for the secret of another directory. Its cards lead to the
+// servers of that one's log, which would let this process in. A rename keeps the number of
+// a directory, and all machines that share it see the same.
+func (s *secret) inPlace(store string) error {
+	dir := joinDir(store)
+	number, err := inode(dir)
+	if err != nil || number == s.Directory {
+		return err
+	}
+	return fmt.Errorf("%w: it was made in directory number %d, and %s is number %d: its log may be in use there. "+
+		"For a store of its own, with the checkpoints: remove %s and run `ckptstore recover --store %s`. "+
+		"If the original is gone for good, as after a move to another filesystem: remove %s, and write %d in place of %d in secret.json",
+		ErrCopied, s.Directory, dir, number, dir, store, filepath.Join(dir, "[0-2].json"), number, s.Directory)
+}
+
+func inode(dir string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	return st.Ino, nil
+}
+
+// copy identifies a copy of the log of this secret.
+func (s *secret) copy(index int) copyID {
+	sum := sha256.Sum256([]byte("copy of the log\x00" + s.Token))
+	return copyID{Log: hex.EncodeToString(sum[:16]), Index: index}
 }
 
 func (s *secret) parse() (err error) {

@@ -47,7 +47,7 @@ func Serve(ctx context.Context, store string, log *slog.Logger) (_ *Local, _ Acc
 			without = append(without, err)
 			continue
 		}
-		h, err := holdCopy(ctx, CopyDir(store, k), true, log)
+		h, err := holdCopy(ctx, CopyDir(store, k), s.copy(k), true, log)
 		if err != nil {
 			without = append(without, err)
 			continue

@@ -74,6 +74,9 @@ func identityIn(dir string) (identity, error) {
 			return identity{}, cut
 		}
 	}
+	if errors.Is(err, os.ErrNotExist) && logpeers.Replicated(dir) {
+		return identity{}, fmt.Errorf("%w in %s with a log of one copy: its log is in three copies, %s to %s or on the disks of its nodes: this command cannot use it; `ckptstore ls` and a job with --log-replicas 3 can", ErrNoStore, dir, logpeers.CopyDir(dir, 0), filepath.Base(logpeers.CopyDir(dir, logpeers.Copies-1)))
+	}
 	if errors.Is(err, os.ErrNotExist) && hasData(dir) {
 		return identity{}, fmt.Errorf("%w in %s: store.json is missing, but data/ exists: restore that file from a backup, or run `ckptstore recover --store %s`; `ckptstore ls --offline` lists the checkpoints", ErrNoStore, dir, dir)
 	}

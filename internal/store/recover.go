@@ -21,6 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/claim"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/share"
 	"github.com/ckptstore/ckptstore/internal/store/place"
@@ -426,6 +427,9 @@ func (r *recovery) places() error {
 	if err != nil {
 		return err
 	}
+	if err := notReplicated(dir); err != nil {
+		return err
+	}
 	r.dir, r.data = dir, filepath.Join(dir, "data")
 	// A restore with a store.json is finished, whatever else it has left.
 	unfinished := exists(filepath.Join(dir, restoreName)) && !exists(filepath.Join(dir, "store.json"))
@@ -451,6 +455,9 @@ func (r *recovery) places() error {
 	if err != nil {
 		return err
 	}
+	if err := notReplicated(from); err != nil {
+		return err
+	}
 	r.From, r.data = from, filepath.Join(from, "data")
 	to, of := resolved(dir), resolved(from)
 	switch {
@@ -460,6 +467,16 @@ func (r *recovery) places() error {
 		return fmt.Errorf("%w: --store %s and --from %s overlap: choose a --store outside the lost one", ErrLocation, dir, from)
 	}
 	return nil
+}
+
+// notReplicated returns an error for a store whose log has copies: it is not lost without
+// the files that recovery misses, and a second log over its data would be another store.
+func notReplicated(dir string) error {
+	if !logpeers.Replicated(dir) {
+		return nil
+	}
+	return fmt.Errorf("%w: the log of %s is in three copies, in %s to %s or on the disks of its nodes: `ckptstore ls --store %s` opens it where two of them are, and so does a job with --log-replicas 3",
+		ErrExists, dir, logpeers.CopyDir(dir, 0), filepath.Base(logpeers.CopyDir(dir, logpeers.Copies-1)), dir)
 }
 
 // resolved returns a path without symbolic links, as far as it exists.

@@ -83,3 +83,25 @@ func TestRecoverKeepsPasswords(t *testing.T) {
 		}
 	}
 }
+
+// TestRecoverLeavesCopies: a store whose log has three copies is not lost because it has no
+// store.json. Recovery makes no second log for its checkpoints, in place or elsewhere.
+func TestRecoverLeavesCopies(t *testing.T) {
+	t.Parallel()
+	dir, _ := ruined(t)
+	remove(t, dir, "store.json", "log", "views")
+	write(t, filepath.Join(dir, "join", "log", "secret.json"), "{}")
+	before := snapshot(t, dir)
+	elsewhere := filepath.Join(filepath.Dir(dir), "new")
+	for _, o := range []RecoverOptions{{Location: dir}, {Location: elsewhere, From: dir}} {
+		_, err := Recover(t.Context(), o)
+		wrong(t, err, ErrExists, "log.0 to log.2", "ckptstore ls --store "+dir, "--log-replicas 3")
+	}
+	if !maps.Equal(before, snapshot(t, dir)) {
+		t.Error("the store was changed")
+	}
+	_, err := readIdentity(dir)
+	if wrong(t, err, ErrNoStore, "log.0 to log.2"); strings.Contains(err.Error(), "recover") {
+		t.Error(err)
+	}
+}

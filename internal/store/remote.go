@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/logpeers"
@@ -187,10 +188,20 @@ func openPeers(ctx context.Context, o Options, dir string) (*Store, error) {
 	}
 	o.dir = dir
 	at, err := logpeers.Find(dir)
+	if errors.Is(err, logpeers.ErrCopied) {
+		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	}
+	if !exists(filepath.Join(dir, markName)) {
+		return nil, fmt.Errorf("%w: the log of %s, of which %s is a part, has not formed: start the job with --log-replicas 3 on its first three nodes; if none ever ran, remove %s for a store whose log has one copy",
+			ErrNoStore, dir, filepath.Join(dir, "join", "log"), filepath.Join(dir, "join", "log"))
+	}
 	if err == nil {
 		var s *Store
 		o.Location, o.Access = at.URL, &Access{Token: at.Token, TLS: at.TLS}
-		if s, err = openURL(ctx, o); err == nil || !errors.Is(err, ErrNoStore) {
+		if s, err = openURL(ctx, o); err == nil {
+			s.Location = dir
+		}
+		if err == nil || !errors.Is(err, ErrNoStore) {
 			return s, err
 		}
 	}
@@ -206,7 +217,7 @@ func openPeers(ctx context.Context, o Options, dir string) (*Store, error) {
 		local.Close()
 		return nil, err
 	}
-	s.copies = local
+	s.copies, s.Location = local, dir
 	return s, nil
 }
 

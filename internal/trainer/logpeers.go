@@ -54,6 +54,16 @@ func (o runOptions) replicated(n placement) (dir string, err error) {
 	return dir, nil
 }
 
+// unreplicated checks that a job over several nodes, whose trainers serve no copies of the
+// log, has a store whose log has none: nothing would serve it.
+func (o runOptions) unreplicated(n placement) error {
+	if o.logReplicas != 1 || n.max == 1 || strings.Contains(o.store, "://") || !logpeers.Replicated(o.store) {
+		return nil
+	}
+	return fmt.Errorf("%w: the log of %s has %d copies (%s), which the trainers serve: give --log-replicas %d on each node, or another --store",
+		launch.ErrConfig, o.store, logpeers.Copies, filepath.Join(o.store, "join", "log"), logpeers.Copies)
+}
+
 // withPeers runs this node's part of a job while it serves its copy of the log.
 func (o runOptions) withPeers(ctx context.Context, cfg launch.Config, n placement, at string) error {
 	dir, err := o.replicated(n)
@@ -130,8 +140,10 @@ func (o runOptions) createReplicated(ctx context.Context, cfg launch.Config, dir
 		case err == nil:
 			cfg.Logger.Info("store created", "store", dir, "id", made.Store, "copies", made.Replicas)
 			return nil
-		case errors.Is(err, store.ErrExists):
+		case errors.Is(err, store.ErrExists) && formed(dir):
 			return nil
+		case errors.Is(err, store.ErrExists): // another store's log
+			return err
 		case formed(dir) || limit.Err() != nil:
 			return err
 		}
