@@ -122,7 +122,9 @@ func (u *upload) complete(ctx context.Context, parts []part) error {
 		if !u.lost.Swap(false) {
 			err = u.completeOnce(ctx, parts)
 		}
-		if !errors.Is(err, errConflict) && !errors.Is(err, errLost) {
+		// A part of an earlier process may have other bytes than the server listed.
+		changed := u.has != nil && errors.Is(err, object.ErrChanged)
+		if !errors.Is(err, errConflict) && !errors.Is(err, errLost) && !changed {
 			return err
 		}
 		u.has = nil
