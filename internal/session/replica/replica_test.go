@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -172,7 +173,7 @@ func newPair(t *testing.T) *pair {
 
 // sender returns a sender whose goroutine the test is.
 func (p *pair) sender() *Sender {
-	return &Sender{to: Partner{Node: "node 1", URL: p.server.URL, Client: &http.Client{Transport: p.way}}, attempt: 1, log: slog.New(slog.DiscardHandler), orders: map[string]uint64{}, came: make(chan struct{}, 1)}
+	return &Sender{to: Partner{Node: "node 1", URL: p.server.URL, Client: &http.Client{Transport: p.way}}, attempt: 1, log: slog.New(slog.DiscardHandler), saves: map[string]*sentSave{}, came: make(chan struct{}, 1)}
 }
 
 // sends sends one slot.
@@ -536,8 +537,48 @@ func TestMemoryOfReplicasIsBounded(t *testing.T) {
 	p.wants("step-1.a1", one)
 }
 
-// A partner that does not answer costs its own replica: sending does not block, and of a rank
-// only the newest slot waits.
+// A node of three ranks seals saves faster than its partner takes them. All slots of a checkpoint
+// of which one was sent are sent before the newest later checkpoint; those in between are not.
+func TestWholeCheckpointsAreSent(t *testing.T) {
+	t.Parallel()
+	s := newPair(t).sender()
+	send := func(id string, ranks ...int) {
+		for _, rank := range ranks {
+			s.Send(id, rank, 3, memorySlot{bytes.NewReader(nil)})
+		}
+	}
+	var sent []string
+	next := func(slots int) {
+		for range slots {
+			of, ok := s.next()
+			if !ok {
+				t.Fatalf("nothing waits after %q", sent)
+			}
+			sent = append(sent, fmt.Sprint(of.checkpoint, of.rank))
+		}
+	}
+	send("a", 0, 1)
+	next(1) // while this slot is sent
+	send("b", 0, 1)
+	send("a", 2)
+	send("c", 1, 0)
+	send("b", 2) // too late
+	next(3)
+	send("d", 0)
+	send("c", 2)
+	next(3)
+	send("d", 2, 1)
+	next(2)
+	if want := []string{"a0", "a1", "a2", "c1", "c0", "c2", "d0", "d2", "d1"}; !slices.Equal(sent, want) {
+		t.Errorf("sent %q, want %q", sent, want)
+	}
+	if s.skipped != 3 || len(s.waiting) > 0 {
+		t.Errorf("%d slots are skipped, and %d wait", s.skipped, len(s.waiting))
+	}
+}
+
+// A partner that does not answer costs its own replica: sending does not block, and only the
+// newest slot waits.
 func TestSilentPartner(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
