@@ -381,21 +381,40 @@ type loss struct {
 	upTo  uint64 // the trial's last event by then
 }
 
-// loseNode is [saver.lose] for a node whose slots were copied. It decides when the saver has
-// read all events of the node: a seal among them makes a difference.
+// losses are the lost nodes that the saver has not seen.
+type losses struct {
+	mu    sync.Mutex
+	queue []loss
+	came  chan struct{} // has a value if the queue has
+}
+
+func (l *losses) put(of loss) {
+	l.mu.Lock()
+	l.queue = append(l.queue, of)
+	l.mu.Unlock()
+	select {
+	case l.came <- struct{}{}:
+	default:
+	}
+}
+
+func (l *losses) take() []loss {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	of := l.queue
+	l.queue = nil
+	return of
+}
+
+// loseNode is [saver.lose] for a node whose slots were copied. It does not wait for the saver,
+// which decides when it has read all events of the node: a seal among them makes a difference.
 func (s *saver) loseNode(ctx context.Context, node int, ranks []int, why error) error {
 	end, err := s.store.Log.LastOf(ctx, s.decisions.agg)
 	if err != nil {
 		return err
 	}
-	select {
-	case s.losses <- loss{node, ranks, why, end}:
-		return nil
-	case <-s.idle:
-		return nil // no save is open
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	s.losses.put(loss{node, ranks, why, end}) // without effect once no save is open
+	return nil
 }
 
 // adoptFrom orders the writes of what a lost node has sealed and not written, and fails its

@@ -142,3 +142,21 @@ func TestHeldReplicasAreReleased(t *testing.T) {
 		t.Error("the end of the group releases nothing")
 	}
 }
+
+// Nodes are lost while the saver is busy: nothing waits for it, and it sees all of them.
+func TestLossesDoNotWait(t *testing.T) {
+	t.Parallel()
+	l := &losses{came: make(chan struct{}, 1)}
+	for node := range 3 {
+		l.put(loss{node: node})
+	}
+	<-l.came
+	if got := l.take(); len(got) != 3 || got[2].node != 2 {
+		t.Errorf("%d nodes are lost: %v", len(got), got)
+	}
+	select {
+	case <-l.came:
+		t.Error("the saver wakes again")
+	default:
+	}
+}
