@@ -416,7 +416,7 @@ func TestSlotIsTruncated(t *testing.T) {
 	}
 }
 
-// A block of a replica that cannot be read is refused, and so is one that cannot be stored.
+// A block of a replica that cannot be read is refused, and nothing is stored in such memory.
 func TestReplicaIsTruncated(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
