@@ -369,6 +369,7 @@ func (r *replicas) letGo(checkpoint string) {
 		if checkpoint == "" || of.checkpoint == checkpoint {
 			held.release()
 			delete(r.held, of)
+			delete(r.adopted, of)
 		}
 	}
 }
