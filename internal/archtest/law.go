@@ -102,7 +102,7 @@ func Repository() Law {
 			{Path: "gpu", Holds: "devices and their health; alone imports NVML. `gpu/ready` tries them out"},
 			{Path: "internal/peer", Holds: "the process at the other end of a socket, and its end"},
 			{Path: "internal/session/shm", Holds: "files in shared memory: ownership, reuse, leftovers of dead processes", May: []string{"internal/private"}},
-			{Path: "internal/session/staging", Holds: "slots in shared memory that ranks save into", May: []string{"internal/problem", "events", "internal/checkpoint", "internal/data", "internal/session/shm"}},
+			{Path: "internal/session/staging", Holds: "slots in shared memory that ranks save into", May: []string{"internal/problem", "events", "internal/checkpoint", "internal/object", "internal/data", "internal/session/shm"}},
 			{Path: "internal/session/replica", Holds: "copies of sealed slots in the memory of another node: pairs, sender, keeper", May: []string{"internal/problem", "internal/httpkit", "internal/session/staging"}},
 			{Path: "internal/session/restore", Holds: "collective loads: resolved once for all ranks, each block read once", May: []string{"internal/problem", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/data", "client", "internal/session/staging"}},
 			{Path: "internal/session", Holds: "one group of ranks, on one node or several: sockets, saves, loads, reports, collectives, decisions", May: []string{"internal/problem", "internal/httpkit", "internal/redact", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/data", "internal/collective", "internal/rpc", "client", "internal/peer", "internal/session/staging", "internal/session/replica", "internal/session/restore"}},

@@ -26,7 +26,7 @@ func sealedOnly(t *testing.T) (s *scene, save string) {
 	check(t, s.a.prints(ctx, "node=2"))
 
 	disk := s.node("b").Disk(sharedAt)
-	disk.Break(netfs.Fault{Ops: []netfs.Op{netfs.OpWrite}, Hang: true})
+	disk.Break(netfs.Fault{Ops: []netfs.Op{netfs.OpWrite, netfs.OpFsync}, Hang: true})
 	check(t, await(ctx, "a save that b has sealed and copied and not written", func() (bool, error) {
 		all, err := s.eventsFrom("a")
 		for _, copied := range of(all, "replica.node") {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
@@ -256,7 +257,7 @@ func (g *Group) replicate(work context.Context, keeper *replica.Keeper) {
 		return
 	}
 	keeper.Keep(g.Number, of.From)
-	g.saver.replicas = &replicas{Replicas: of, node: g.cfg.Node, keeper: keeper, adopted: map[rankSave]bool{}, ordered: map[rankSave]int{}, lost: map[int]bool{}}
+	g.saver.replicas = &replicas{Replicas: of, node: g.cfg.Node, keeper: keeper, adopted: map[rankSave]bool{}, held: map[rankSave]heldReplica{}, ordered: map[rankSave]int{}, lost: map[int]bool{}}
 	if of.To != nil {
 		g.sender = replica.NewSender(work, g.Number, *of.To, g.cfg.ReplicaRate, g.replicated, g.log)
 	}
@@ -283,6 +284,7 @@ func (g *Group) Fence() bool {
 	if s.replicas == nil || s.replicas.To == nil {
 		return false
 	}
+	g.sender.Stop() // first: the partner gets no slot of a save whose writes end here
 	s.fenced.Store(true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -300,7 +302,8 @@ type replicas struct {
 	keeper *replica.Keeper
 
 	mu      sync.Mutex
-	adopted map[rankSave]bool // that this process writes
+	adopted map[rankSave]bool        // that this process writes
+	held    map[rankSave]heldReplica // until they are written
 	// Of the coordinating process, only the goroutine of run uses them: which node writes the
 	// parts of lost nodes, and the lost nodes.
 	ordered map[rankSave]int
@@ -317,6 +320,60 @@ func (r *replicas) writes(checkpoint string, rank int) bool {
 	return r.adopted[rankSave{checkpoint, rank}]
 }
 
+// heldReplica is a replica that stays until release.
+type heldReplica struct {
+	*staging.Replica
+	release func()
+}
+
+// hold keeps the replica of a lost rank's part of a save until it is written or the save ends.
+func (r *replicas) hold(attempt int, checkpoint string, of AdoptedPart) error {
+	if r == nil {
+		return errors.New("this node keeps no replicas")
+	}
+	part := rankSave{checkpoint, of.Rank}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.adopted[part] {
+		return nil
+	}
+	found, release, err := r.keeper.Hold(checkpoint, of.Rank)
+	if err != nil {
+		return err
+	}
+	if found.Attempt != attempt || found.Fingerprint != of.Fingerprint {
+		release()
+		return fmt.Errorf("the replica of rank %d for %s has another plan", of.Rank, checkpoint)
+	}
+	r.adopted[part], r.held[part] = true, heldReplica{found, release}
+	return nil
+}
+
+// take returns a replica that was held, once. The caller releases it.
+func (r *replicas) take(of rankSave) (held heldReplica, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	held, ok = r.held[of]
+	delete(r.held, of)
+	return held, ok
+}
+
+// letGo releases the replicas that were held for a save, or for all of them.
+func (r *replicas) letGo(checkpoint string) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for of, held := range r.held {
+		if checkpoint == "" || of.checkpoint == checkpoint {
+			held.release()
+			delete(r.held, of)
+			delete(r.adopted, of)
+		}
+	}
+}
+
 // loss is the end of a node whose slots were copied.
 type loss struct {
 	node  int
@@ -325,21 +382,40 @@ type loss struct {
 	upTo  uint64 // the trial's last event by then
 }
 
-// loseNode is [saver.lose] for a node whose slots were copied. It decides when the saver has
-// read all events of the node: a seal among them makes a difference.
+// losses are the lost nodes that the saver has not seen.
+type losses struct {
+	mu    sync.Mutex
+	queue []loss
+	came  chan struct{} // has a value if the queue has
+}
+
+func (l *losses) put(of loss) {
+	l.mu.Lock()
+	l.queue = append(l.queue, of)
+	l.mu.Unlock()
+	select {
+	case l.came <- struct{}{}:
+	default:
+	}
+}
+
+func (l *losses) take() []loss {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	of := l.queue
+	l.queue = nil
+	return of
+}
+
+// loseNode is [saver.lose] for a node whose slots were copied. It does not wait for the saver,
+// which decides when it has read all events of the node: a seal among them makes a difference.
 func (s *saver) loseNode(ctx context.Context, node int, ranks []int, why error) error {
 	end, err := s.store.Log.LastOf(ctx, s.decisions.agg)
 	if err != nil {
 		return err
 	}
-	select {
-	case s.losses <- loss{node, ranks, why, end}:
-		return nil
-	case <-s.idle:
-		return nil // no save is open
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	s.losses.put(loss{node, ranks, why, end}) // without effect once no save is open
+	return nil
 }
 
 // adoptFrom orders the writes of what a lost node has sealed and not written, and fails its
@@ -391,26 +467,23 @@ func (s *saver) adoptFrom(ctx context.Context, l loss) error {
 // adopt begins to write the parts of a save that a lost node had sealed, from the replicas of
 // this node. Without all of them it aborts the save.
 func (s *saver) adopt(ctx context.Context, a Adoption) error {
+	if order(s.state(a.Checkpoint, -1).State) >= order(client.Committed) {
+		return nil
+	}
 	var ranks, missing []int
 	for _, p := range a.Parts {
 		ranks = append(ranks, p.Rank)
-		if s.replicas == nil {
-			missing = append(missing, p.Rank)
-			continue
-		}
-		part, ok := s.replicas.keeper.Has(a.Checkpoint, p.Rank)
-		if !ok || part.Attempt != s.decisions.attempt || part.Fingerprint != p.Fingerprint {
+		if err := s.replicas.hold(s.decisions.attempt, a.Checkpoint, p); err != nil {
+			s.log.Debug("no replica to write", "checkpoint", a.Checkpoint, "rank", p.Rank, "error", err)
 			missing = append(missing, p.Rank)
 		}
 	}
 	if len(missing) > 0 {
+		s.replicas.letGo(a.Checkpoint)
 		return s.abort(ctx, s.decisions.attempt, a.Checkpoint, a.Why+"; no other node has a whole replica of its slots", missing...)
 	}
 	s.log.Warn("writing the sealed bytes of a lost node from their replicas", "checkpoint", a.Checkpoint, "ranks", ranks, "because", a.Why)
 	for _, rank := range ranks {
-		s.replicas.mu.Lock()
-		s.replicas.adopted[rankSave{a.Checkpoint, rank}] = true
-		s.replicas.mu.Unlock()
 		s.coord.Adopt(a.Checkpoint, rank)
 	}
 	return nil
@@ -418,11 +491,14 @@ func (s *saver) adopt(ctx context.Context, a Adoption) error {
 
 // writeReplica makes the bytes of one rank of a lost node durable.
 func (s *saver) writeReplica(ctx context.Context, c planner.Write) (data.Written, error) {
-	r, release, err := s.replicas.keeper.Hold(c.Checkpoint, c.Rank)
-	if err != nil {
-		return data.Written{}, err
+	r, ok := s.replicas.take(rankSave{c.Checkpoint, c.Rank})
+	if !ok {
+		return data.Written{}, fmt.Errorf("the replica of rank %d for %s is gone", c.Rank, c.Checkpoint)
 	}
-	defer release()
+	defer r.release()
+	if err := r.Verify(); err != nil {
+		return data.Written{}, fmt.Errorf("the replica of rank %d for %s has changed in memory: %w", c.Rank, c.Checkpoint, err)
+	}
 	src, err := r.Source(c.Items)
 	if err != nil {
 		return data.Written{}, err

@@ -110,3 +110,53 @@ func TestFenceEndsWrites(t *testing.T) {
 		t.Errorf("%d facts are recorded, such as %s", len(log.facts), log.facts[0].Kind)
 	}
 }
+
+// Replicas that are held for a save are released when it ends without their write, and once.
+func TestHeldReplicasAreReleased(t *testing.T) {
+	t.Parallel()
+	coord := planner.NewCoordinator(planner.CoordinatorConfig{Run: "run", Trial: "main", Attempt: 1, WorldSize: 2, Timeout: time.Hour, Part: true})
+	s := newSaver(&decisionLog{attempt: 1, agg: events.Aggregate{Run: "run", Trial: "main"}}, Store{}, coord, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
+	s.replicas = &replicas{adopted: map[rankSave]bool{}, held: map[rankSave]heldReplica{}}
+	released := map[rankSave]int{}
+	for _, of := range []rankSave{{"x.a1", 0}, {"x.a1", 1}, {"y.a1", 0}, {"z.a1", 0}} {
+		s.replicas.adopted[of] = true
+		s.replicas.held[of] = heldReplica{release: func() { released[of]++ }}
+	}
+	if err := s.replicas.hold(1, "y.a1", AdoptedPart{}); err != nil { // the order again
+		t.Error(err)
+	}
+	held, ok := s.replicas.take(rankSave{"x.a1", 0})
+	if _, again := s.replicas.take(rankSave{"x.a1", 0}); !ok || again {
+		t.Error("a replica is written", ok, again)
+	}
+	s.move("x.a1", client.WaitReply{State: client.Aborted})
+	held.release()
+	s.move("y.a1", client.WaitReply{State: client.Committed})
+	for of, n := range map[rankSave]int{{"x.a1", 0}: 1, {"x.a1", 1}: 1, {"y.a1", 0}: 1, {"z.a1", 0}: 0} {
+		if released[of] != n {
+			t.Errorf("rank %d of %s is released %d times, want %d", of.rank, of.checkpoint, released[of], n)
+		}
+	}
+	s.replicas.letGo("")
+	if released[rankSave{"z.a1", 0}] != 1 {
+		t.Error("the end of the group releases nothing")
+	}
+}
+
+// Nodes are lost while the saver is busy: nothing waits for it, and it sees all of them.
+func TestLossesDoNotWait(t *testing.T) {
+	t.Parallel()
+	l := &losses{came: make(chan struct{}, 1)}
+	for node := range 3 {
+		l.put(loss{node: node})
+	}
+	<-l.came
+	if got := l.take(); len(got) != 3 || got[2].node != 2 {
+		t.Errorf("%d nodes are lost: %v", len(got), got)
+	}
+	select {
+	case <-l.came:
+		t.Error("the saver wakes again")
+	default:
+	}
+}

@@ -52,7 +52,7 @@ type saver struct {
 	feed    *feed // read in place of the log; nil: the log is read
 
 	replicas *replicas // nil: no node keeps copies of slots
-	losses   chan loss // of nodes whose slots were copied
+	losses   *losses   // of nodes whose slots were copied
 
 	drain   chan drain // once
 	idle    chan struct{}
@@ -97,7 +97,7 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 	s := &saver{
 		decisions: l, store: store, log: log, coord: coord, slots: slots,
 		now:    func() time.Time { return l.now().Add(-store.silence()) },
-		losses: make(chan loss), drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
+		losses: &losses{came: make(chan struct{}, 1)}, drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, lostRanks: map[int]error{}, plans: map[rankSave]*events.LocalPlan{},
 		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{}, underWay: map[string]openWrites{},
@@ -182,8 +182,8 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 			}
 		case d := <-s.drain:
 			draining = &d
-		case l := <-s.losses:
-			lost = append(lost, l)
+		case <-s.losses.came:
+			lost = append(lost, s.losses.take()...)
 		case <-timer.C:
 		}
 		if seen < known {

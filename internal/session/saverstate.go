@@ -130,6 +130,7 @@ func (s *saver) move(id string, state client.WaitReply) {
 			delete(s.uses, id)
 		}
 		s.joined.forget(id)
+		s.replicas.letGo(id)
 		s.part[id] = s.localPart(id)
 	}
 	close(s.moved)

@@ -214,6 +214,7 @@ func (g *Group) Close() (err error) {
 		err = fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", ErrStuck, g.cfg.DrainTimeout)
 	}
 	g.sender.Stop()
+	g.saver.replicas.letGo("")
 	g.slots.Close()
 	g.aborts.over()
 	return err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -32,11 +33,11 @@ type findAnswer struct {
 func (k *Keeper) held(in findRequest) (r *staging.Replica, release func(), err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	of := k.ranks[in.Rank]
-	if of == nil || of.whole == nil || of.whole.Checkpoint != in.Checkpoint {
+	of := k.ranks[in.Rank].of(in.Checkpoint)
+	if of == nil {
 		return nil, nil, problem.Errorf(problem.NotFound, "no whole replica of rank %d for %s is here", in.Rank, in.Checkpoint)
 	}
-	return of.whole.Replica, of.whole.Hold(), nil
+	return of.Replica, of.Hold(), nil
 }
 
 func (k *Keeper) onFind(w http.ResponseWriter, r *http.Request) {
@@ -75,19 +76,37 @@ func (k *Keeper) onRead(w http.ResponseWriter, r *http.Request) {
 		k.refuse(w, problem.Errorf(problem.Invalid, "no block %d", in.Block))
 		return
 	}
-	block, sum := of.Block(in.Block)
+	block, sum, err := of.Block(in.Block)
+	if err != nil {
+		k.refuse(w, problem.Wrap(problem.Damage, err))
+		return
+	}
 	w.Header().Set(sumHeader, fmt.Sprintf("%08x", sum))
 	w.Header().Set("Content-Length", strconv.Itoa(len(block)))
 	_, _ = w.Write(block) // the caller compares the checksum
 }
 
 // Fetch copies slots of ranks for a checkpoint from another node, as far as it has them, and
-// makes them a source of restores here. It does not repeat what fails: the files have the same
-// bytes. It returns how many slots and bytes came.
+// makes them a source of restores here. It does not repeat what fails, and ends if the bytes come
+// slower than fetchRate: the files have the same bytes. It returns how many slots and bytes came.
 func (k *Keeper) Fetch(ctx context.Context, from Partner, checkpoint string, ranks []int) (slots int, bytes int64) {
-	began := time.Now()
+	began, limit := time.Now(), fetchGrace
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	late := time.AfterFunc(limit, func() { stop(errSlow) })
+	defer late.Stop()
 	for _, rank := range ranks {
-		n, err := k.fetch(ctx, from, findRequest{Checkpoint: checkpoint, Rank: rank})
+		of := findRequest{Checkpoint: checkpoint, Rank: rank}
+		found, err := k.findAt(ctx, from, of)
+		n := found.Size
+		if err == nil {
+			limit += time.Duration(float64(n) / fetchRate * float64(time.Second))
+			late.Reset(time.Until(began.Add(limit)))
+			err = k.fetch(ctx, from, of, found)
+		}
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
 		if kinds := problem.Kinds(err); err != nil && (len(kinds) == 0 || kinds[0] != problem.NotFound) {
 			k.log.Warn("replica not fetched; reading files instead", "checkpoint", checkpoint, "rank", rank, "from", from.Node, "error", err)
 			break
@@ -103,19 +122,30 @@ func (k *Keeper) Fetch(ctx context.Context, from Partner, checkpoint string, ran
 	return slots, bytes
 }
 
+// Limits of all requests of one fetch: so many bytes in a second, after a pause.
+const (
+	fetchRate  = 100 << 20
+	fetchGrace = 10 * time.Second
+)
+
+// errSlow ends a fetch.
+var errSlow = errors.New("the replicas come too slowly")
+
+// findAt asks another node for a slot.
+func (k *Keeper) findAt(ctx context.Context, from Partner, of findRequest) (found findAnswer, err error) {
+	err = from.ask(ctx, "find", of, func(reply *http.Response) error { return answer(reply, &found) })
+	if err == nil && (found.Size < 0 || found.Size > maxSlot) {
+		err = problem.Errorf(problem.Foreign, "a slot of %d bytes", found.Size)
+	}
+	return found, err
+}
+
 // fetch copies one slot.
-func (k *Keeper) fetch(ctx context.Context, from Partner, of findRequest) (size int64, err error) {
-	var found findAnswer
-	if err := from.ask(ctx, "find", of, func(reply *http.Response) error { return answer(reply, &found) }); err != nil {
-		return 0, err
-	}
-	if found.Size < 0 || found.Size > maxSlot {
-		return 0, problem.Errorf(problem.Foreign, "a slot of %d bytes", found.Size)
-	}
+func (k *Keeper) fetch(ctx context.Context, from Partner, of findRequest, found findAnswer) (err error) {
 	in := beginRequest{Attempt: found.Attempt, Rank: of.Rank, Checkpoint: of.Checkpoint, Size: found.Size}
 	r, err := k.allocate(ctx, in)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() {
 		if err != nil {
@@ -127,15 +157,15 @@ func (k *Keeper) fetch(ctx context.Context, from Partner, of findRequest) (size 
 		block := buf[:r.BlockSize(of.Block)]
 		err := from.ask(ctx, "read", of, func(reply *http.Response) error { return read(reply, r, of.Block, block) })
 		if err != nil {
-			return 0, fmt.Errorf("block %d: %w", of.Block, err)
+			return fmt.Errorf("block %d: %w", of.Block, err)
 		}
 	}
 	if err := r.Whole(in.part()); err != nil {
-		return 0, problem.Wrap(problem.Damage, err)
+		return problem.Wrap(problem.Damage, err)
 	}
 	r.Offer()
 	r.Give()
-	return in.Size, nil
+	return nil
 }
 
 // read stores a block that was answered.

@@ -20,7 +20,7 @@ import (
 // receivers is how many blocks are received at a time. It bounds the memory outside of slots.
 const receivers = 2
 
-// Keeper holds the newest whole slot of each rank of another node, and the slots that are
+// Keeper holds the newest whole slots of each rank of another node, and the slots that are
 // arriving. All methods may be called concurrently.
 type Keeper struct {
 	arenas *staging.Arenas
@@ -39,15 +39,30 @@ type Keeper struct {
 
 // kept is what the keeper has of one rank.
 type kept struct {
-	whole *copied  // nil: none
-	next  *arrival // nil: none
-	spare *staging.Replica
-	makes bool // memory is being allocated
+	whole  *copied  // the newest one; nil: none
+	former *copied  // the one before, until its memory is needed; nil: none
+	next   *arrival // nil: none
+	spare  *staging.Replica
+	makes  bool // memory is being allocated
+}
+
+// of returns the whole replica of a save, or nil.
+func (k *kept) of(checkpoint string) *copied {
+	if k == nil {
+		return nil
+	}
+	for _, c := range []*copied{k.whole, k.former} {
+		if c != nil && c.Checkpoint == checkpoint {
+			return c
+		}
+	}
+	return nil
 }
 
 // copied is a whole replica.
 type copied struct {
 	beginRequest
+	id uint64 // of its arrival
 	*staging.Replica
 }
 
@@ -115,13 +130,15 @@ func (k *Keeper) Close() {
 // drop frees what the keeper has of a rank. The caller holds the lock.
 func (k *Keeper) drop(of *kept) {
 	k.stop(of)
-	if of.whole != nil {
-		_ = of.whole.Drop() // a file that cannot be removed stays until the job ends
+	for _, c := range []*copied{of.whole, of.former} {
+		if c != nil {
+			_ = c.Drop() // a file that cannot be removed stays until the job ends
+		}
 	}
 	if of.spare != nil {
 		_ = of.spare.Drop()
 	}
-	of.whole, of.spare = nil, nil
+	of.whole, of.former, of.spare = nil, nil, nil
 }
 
 // stop ends the arrival of a rank's next replica, and keeps its memory. The caller holds the
@@ -140,34 +157,28 @@ func (k *Keeper) stop(of *kept) {
 	}
 }
 
-// Hold returns the whole replica of a rank's part of a save, whose bytes were compared with
-// the checksums of their arrival. It stays mapped until release.
+// Hold returns the whole replica of a rank's part of a save. It stays mapped and unchanged until
+// release, also if newer ones come. Its bytes are those of its arrival if [staging.Replica.Verify]
+// finds so.
 func (k *Keeper) Hold(checkpoint string, rank int) (r *staging.Replica, release func(), err error) {
 	k.mu.Lock()
-	of := k.ranks[rank]
-	if of == nil || of.whole == nil || of.whole.Checkpoint != checkpoint {
-		k.mu.Unlock()
+	defer k.mu.Unlock()
+	of := k.ranks[rank].of(checkpoint)
+	if of == nil {
 		return nil, nil, fmt.Errorf("this node has no whole replica of rank %d for %s", rank, checkpoint)
 	}
-	r = of.whole.Replica
-	release = r.Hold()
-	k.mu.Unlock()
-	if err := r.Verify(); err != nil {
-		release()
-		return nil, nil, fmt.Errorf("the replica of rank %d for %s has changed in memory: %w", rank, checkpoint, err)
-	}
-	return r, release, nil
+	return of.Replica, of.Hold(), nil
 }
 
 // Has returns the description of the whole replica of a rank's part of a save.
 func (k *Keeper) Has(checkpoint string, rank int) (part staging.Part, ok bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	of := k.ranks[rank]
-	if of == nil || of.whole == nil || of.whole.Checkpoint != checkpoint {
+	of := k.ranks[rank].of(checkpoint)
+	if of == nil {
 		return part, false
 	}
-	return of.whole.Part, true
+	return of.Part, true
 }
 
 // refuse answers with an error.
@@ -188,7 +199,12 @@ func (k *Keeper) onBegin(w http.ResponseWriter, r *http.Request) {
 	in, err := httpkit.Request[beginRequest](w, r, smallBody)
 	var out beginAnswer
 	if err == nil {
-		out.ID, err = k.begin(r.Context(), in)
+		// The read deadline would end the context of the request. The body is read, and the
+		// memory may take longer.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+		ctx, cancel := context.WithTimeout(r.Context(), beginTimeout)
+		out.ID, err = k.begin(ctx, in)
+		cancel()
 	}
 	if err != nil {
 		k.refuse(w, err)
@@ -210,6 +226,9 @@ func (k *Keeper) begin(ctx context.Context, in beginRequest) (uint64, error) {
 	}
 	k.stop(of)
 	replica := of.spare
+	if replica == nil && of.former != nil {
+		replica, of.former = of.former.Replica, nil
+	}
 	if replica != nil && !replica.Reset(in.Size) {
 		_ = replica.Drop() // a file that cannot be removed stays until the job ends
 		replica = nil
@@ -333,8 +352,11 @@ func (k *Keeper) block(w http.ResponseWriter, r *http.Request) error {
 func (k *Keeper) onWhole(w http.ResponseWriter, r *http.Request) {
 	bound(w, blockTimeout)
 	a, err := k.find(r)
-	if err == nil {
+	switch {
+	case err == nil:
 		err = k.whole(a)
+	case k.isWhole(r.PathValue("id")):
+		err = nil // the answer was lost
 	}
 	if err != nil {
 		k.refuse(w, err)
@@ -343,13 +365,27 @@ func (k *Keeper) onWhole(w http.ResponseWriter, r *http.Request) {
 	_ = httpkit.Reply(w, nothing{}) // the sender repeats the request
 }
 
+// isWhole reports whether an arrival has become a replica that is still here.
+func (k *Keeper) isWhole(id string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, of := range k.ranks {
+		for _, c := range []*copied{of.whole, of.former} {
+			if c != nil && strconv.FormatUint(c.id, 10) == id {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // whole checks a slot of which all blocks were received, and makes it the rank's replica.
 func (k *Keeper) whole(a *arrival) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	of := k.ranks[a.Rank]
 	if of == nil || of.next != a {
-		if of != nil && of.whole != nil && of.whole.beginRequest == a.beginRequest {
+		if c := of.of(a.Checkpoint); c != nil && c.id == a.id {
 			return nil // the answer was lost
 		}
 		return problem.Errorf(problem.Gone, "the slot of rank %d for %s is not expected any more", a.Rank, a.Checkpoint)
@@ -359,12 +395,9 @@ func (k *Keeper) whole(a *arrival) error {
 	if err := a.replica.Whole(a.part()); err != nil {
 		return problem.Wrap(problem.Damage, fmt.Errorf("the slot of rank %d for %s: %w", a.Rank, a.Checkpoint, err))
 	}
-	if of.whole != nil {
-		of.spare = of.whole.Replica
-	}
 	a.over = true
 	a.replica.Offer()
-	of.next, of.whole = nil, &copied{a.beginRequest, a.replica}
+	of.next, of.former, of.whole = nil, of.whole, &copied{a.beginRequest, a.id, a.replica}
 	delete(k.arrive, a.id)
 	k.log.Debug("replica kept", "rank", a.Rank, "checkpoint", a.Checkpoint)
 	return nil

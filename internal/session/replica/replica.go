@@ -3,7 +3,7 @@
 //
 //	Partners   which node sends its slots to which
 //	Sender     sends the sealed slots of this node's ranks to its partner
-//	Keeper     receives slots of another node, and holds the newest whole one of each rank;
+//	Keeper     receives slots of another node, and holds the newest whole ones of each rank;
 //	           restores read it, also those of a node that replaces the lost one
 //
 // Replication is best effort and never on the path of a save: a rank continues when its slot
@@ -16,12 +16,12 @@
 //
 //	POST /v1/replicas/begin                 announces a slot; the answer has an ID, or refuses
 //	POST /v1/replicas/ID/blocks/N           block N of 4 MiB, with its CRC-32C in a header
-//	POST /v1/replicas/ID/whole              all blocks are sent: the slot replaces the old one
+//	POST /v1/replicas/ID/whole              all blocks are sent: the slot becomes a replica
 //	POST /v1/replicas/find                  describes the whole replica of a rank's part
 //	POST /v1/replicas/read                  a block of it, with its CRC-32C in a header
 //
-// A request may be repeated. The keeper holds two slots of a rank at most: the old one stays
-// until the new one is whole. A slot is refused if a newer one of its rank is there.
+// A request may be repeated. The keeper holds two slots of a rank at most: the last two whole
+// ones, until a newer one is announced, which takes the memory of the older one. A slot is refused if a newer one of its rank is there.
 package replica
 
 import (

@@ -5,17 +5,25 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -109,6 +117,7 @@ func (n *node) written(id string) {
 // pair is a sender's node, and a keeper behind a server.
 type pair struct {
 	*node
+	to     *node
 	keeper *Keeper
 	server *httptest.Server
 	way    *way
@@ -118,6 +127,7 @@ type pair struct {
 type way struct {
 	mu     sync.Mutex
 	change func(r *http.Request, body []byte) ([]byte, error)
+	answer func(r *http.Request) error // of an answer that is lost
 	blocks int
 }
 
@@ -140,13 +150,20 @@ func (w *way) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	again := r.Clone(r.Context())
 	again.Body, again.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	return http.DefaultTransport.RoundTrip(again)
+	reply, err := http.DefaultTransport.RoundTrip(again)
+	if err == nil && w.answer != nil {
+		if err = w.answer(r); err != nil {
+			_ = reply.Body.Close()
+			return nil, err
+		}
+	}
+	return reply, err
 }
 
 func newPair(t *testing.T) *pair {
 	t.Helper()
 	to := newNode(t, 1)
-	p := &pair{node: newNode(t, 2), keeper: NewKeeper(to.arenas, memory, slog.New(slog.DiscardHandler)), way: &way{}}
+	p := &pair{node: newNode(t, 2), to: to, keeper: NewKeeper(to.arenas, memory, slog.New(slog.DiscardHandler)), way: &way{}}
 	p.keeper.Keep(1, []int{0})
 	p.server = httptest.NewServer(p.keeper)
 	t.Cleanup(p.keeper.Close)
@@ -156,7 +173,7 @@ func newPair(t *testing.T) *pair {
 
 // sender returns a sender whose goroutine the test is.
 func (p *pair) sender() *Sender {
-	return &Sender{to: Partner{Node: "node 1", URL: p.server.URL, Client: &http.Client{Transport: p.way}}, attempt: 1, log: slog.New(slog.DiscardHandler), orders: map[string]uint64{}, came: make(chan struct{}, 1)}
+	return &Sender{to: Partner{Node: "node 1", URL: p.server.URL, Client: &http.Client{Transport: p.way}}, attempt: 1, log: slog.New(slog.DiscardHandler), saves: map[string]*sentSave{}, came: make(chan struct{}, 1)}
 }
 
 // sends sends one slot.
@@ -184,8 +201,8 @@ func (p *pair) wants(id string, data []byte) {
 	}
 }
 
-// A slot arrives byte for byte. The old replica stays until the newer one is whole, and an
-// older slot does not replace a newer one.
+// A slot arrives byte for byte. The old replica stays until the memory is needed for the one
+// after the next, and an older slot does not replace a newer one.
 func TestNewestWholeWins(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
@@ -213,13 +230,110 @@ func TestNewestWholeWins(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.wants("step-2.a1", two)
-	if _, ok := p.keeper.Has("step-1.a1", 0); ok {
-		t.Error("the old replica is still there")
-	}
+	p.wants("step-1.a1", one) // its save may be open
 	if err := p.sends(s, "step-1.a1", first); problem.Kinds(err) == nil || problem.Kinds(err)[0] != problem.Conflict {
 		t.Errorf("an older slot: %v", err)
 	}
 	p.wants("step-2.a1", two)
+	held, release, err := p.keeper.Hold("step-1.a1", 0) // it is being written
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.written("step-1.a1")
+	three := content(3)
+	if err := p.sends(s, "step-3.a1", p.take("step-3.a1", three)()); err != nil {
+		t.Fatal(err)
+	}
+	if err := held.Verify(); err != nil || held.Checkpoint != "step-1.a1" {
+		t.Errorf("a replica that is held, of %s: %v", held.Checkpoint, err)
+	}
+	release()
+	p.wants("step-2.a1", two)
+	p.wants("step-3.a1", three)
+	if _, ok := p.keeper.Has("step-1.a1", 0); ok {
+		t.Error("the oldest replica is still there")
+	}
+}
+
+// The answer to the last request of a slot is lost. The sender repeats the request, and the slot
+// counts as sent.
+func TestAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	lost := 0
+	p.way.answer = func(r *http.Request) error {
+		if strings.HasSuffix(r.URL.Path, "/whole") && lost == 0 {
+			lost++
+			return errors.New("the connection is cut")
+		}
+		return nil
+	}
+	one := content(1)
+	if err := p.sends(p.sender(), "step-1.a1", p.take("step-1.a1", one)()); err != nil || lost != 1 {
+		t.Fatalf("%d answers are lost: %v", lost, err)
+	}
+	p.wants("step-1.a1", one)
+}
+
+// readLimit has the read deadline of a connection.
+type readLimit struct {
+	*httptest.ResponseRecorder
+	at time.Time
+}
+
+func (r *readLimit) SetReadDeadline(at time.Time) error {
+	r.at = at
+	return nil
+}
+
+// Memory may be allocated for longer than a request may take to arrive.
+func TestAllocationHasNoReadDeadline(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	w := &readLimit{ResponseRecorder: httptest.NewRecorder()}
+	body := `{"attempt":1,"rank":0,"checkpoint":"step-1.a1","order":1,"size":8192}`
+	p.keeper.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/replicas/begin", strings.NewReader(body)))
+	if w.Code != http.StatusOK || !w.at.IsZero() {
+		t.Errorf("status %d, a read deadline at %v", w.Code, w.at)
+	}
+}
+
+// slowPartner answers each block after a while.
+type slowPartner struct {
+	size   int64
+	blocks int
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (s *slowPartner) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	if strings.HasSuffix(r.URL.Path, "/find") {
+		return w.Result(), httpkit.Reply(w, findAnswer{Attempt: 1, Size: s.size})
+	}
+	select {
+	case <-time.After(blockTimeout / 2):
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+	s.blocks++
+	block := make([]byte, staging.ReplicaBlock)
+	w.Header().Set(sumHeader, fmt.Sprintf("%08x", crc32.Checksum(block, castagnoli)))
+	_, err := w.Write(block)
+	return w.Result(), err
+}
+
+// A fetch ends if its blocks come too slowly, although each of them comes in time.
+func TestSlowFetch(t *testing.T) {
+	n := newNode(t, 1)
+	synctest.Test(t, func(t *testing.T) {
+		k := NewKeeper(n.arenas, memory, slog.New(slog.DiscardHandler))
+		slow := &slowPartner{size: 10 * staging.ReplicaBlock}
+		began := time.Now()
+		slots, _ := k.Fetch(t.Context(), Partner{Node: "node 1", URL: "http://replica", Client: &http.Client{Transport: slow}}, "step-1.a1", []int{0, 1})
+		if took := time.Since(began); slots != 0 || took > fetchGrace+time.Second || slow.blocks > 2 {
+			t.Errorf("%d slots and %d blocks in %v", slots, slow.blocks, took)
+		}
+	})
 }
 
 // A block that was changed or cut on its way is sent again; none of its bytes become part of a
@@ -276,6 +390,61 @@ func TestSlotIsReusedWhileSent(t *testing.T) {
 	}
 	if _, ok := p.keeper.Has("step-1.a1", 0); ok {
 		t.Error("a replica of two saves counts as whole")
+	}
+}
+
+// A worker cuts the file of its slot off. Its transfer fails, and the process lives.
+func TestSlotIsTruncated(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	slot := p.take("step-1.a1", content(1))()
+	files, err := filepath.Glob(filepath.Join(p.path, "*", "*", "r00000.save.*"))
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		err = errors.Join(err, os.Truncate(file, staging.ReplicaBlock))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.sends(p.sender(), "step-1.a1", slot); !errors.Is(err, object.ErrUnreadable) {
+		t.Errorf("error %v, want that the file cannot be read", err)
+	}
+	if _, ok := p.keeper.Has("step-1.a1", 0); ok {
+		t.Error("it is a replica")
+	}
+}
+
+// A block of a replica that cannot be read is refused, and nothing is stored in such memory.
+func TestReplicaIsTruncated(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	if err := p.sends(p.sender(), "step-1.a1", p.take("step-1.a1", content(1))()); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(p.to.path, "*", "*", "r00000.peer.*"))
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	if err := os.Truncate(files[0], 0); err != nil {
+		t.Fatal(err)
+	}
+	r, release, err := p.keeper.Hold("step-1.a1", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	block := make([]byte, staging.ReplicaBlock)
+	_, _, read := r.Block(0)
+	for of, err := range map[string]error{"read": read, "verify": r.Verify(), "put": r.Put(0, block, crc32.Checksum(block, castagnoli)), "whole": r.Whole(r.Part)} {
+		if !errors.Is(err, object.ErrUnreadable) {
+			t.Errorf("%s: error %v, want that the file cannot be read", of, err)
+		}
+	}
+	partner := Partner{Node: "node 1", URL: p.server.URL, Client: p.server.Client()}
+	if slots, _ := p.keeper.Fetch(t.Context(), partner, "step-1.a1", []int{0}); slots != 0 {
+		t.Error("it was fetched")
 	}
 }
 
@@ -346,8 +515,8 @@ func TestReplicaChangesInMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	bytesOf[77] ^= 1
-	release()
-	if _, _, err := p.keeper.Hold("step-1.a1", 0); err == nil || !strings.Contains(err.Error(), "has changed in memory") {
+	defer release()
+	if err := r.Verify(); err == nil || !strings.Contains(err.Error(), "it arrived with") {
 		t.Errorf("error %v, want that it has changed", err)
 	}
 }
@@ -368,8 +537,48 @@ func TestMemoryOfReplicasIsBounded(t *testing.T) {
 	p.wants("step-1.a1", one)
 }
 
-// A partner that does not answer costs its own replica: sending does not block, and of a rank
-// only the newest slot waits.
+// A node of three ranks seals saves faster than its partner takes them. All slots of a checkpoint
+// of which one was sent are sent before the newest later checkpoint; those in between are not.
+func TestWholeCheckpointsAreSent(t *testing.T) {
+	t.Parallel()
+	s := newPair(t).sender()
+	send := func(id string, ranks ...int) {
+		for _, rank := range ranks {
+			s.Send(id, rank, 3, memorySlot{bytes.NewReader(nil)})
+		}
+	}
+	var sent []string
+	next := func(slots int) {
+		for range slots {
+			of, ok := s.next()
+			if !ok {
+				t.Fatalf("nothing waits after %q", sent)
+			}
+			sent = append(sent, fmt.Sprint(of.checkpoint, of.rank))
+		}
+	}
+	send("a", 0, 1)
+	next(1) // while this slot is sent
+	send("b", 0, 1)
+	send("a", 2)
+	send("c", 1, 0)
+	send("b", 2) // too late
+	next(3)
+	send("d", 0)
+	send("c", 2)
+	next(3)
+	send("d", 2, 1)
+	next(2)
+	if want := []string{"a0", "a1", "a2", "c1", "c0", "c2", "d0", "d2", "d1"}; !slices.Equal(sent, want) {
+		t.Errorf("sent %q, want %q", sent, want)
+	}
+	if s.skipped != 3 || len(s.waiting) > 0 {
+		t.Errorf("%d slots are skipped, and %d wait", s.skipped, len(s.waiting))
+	}
+}
+
+// A partner that does not answer costs its own replica: sending does not block, and only the
+// newest slot waits.
 func TestSilentPartner(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)

@@ -36,8 +36,9 @@ type Slot interface {
 
 var _ Slot = (*staging.Reader)(nil)
 
-// Sender sends the sealed slots of one attempt's ranks to a partner, one after the other. Of
-// each rank only the newest one waits. It exists per attempt: [Sender.Stop] ends it.
+// Sender sends the sealed slots of one attempt's ranks to a partner, one after the other. Once a
+// slot of a checkpoint is sent, its others are too; behind them only the newest checkpoint waits,
+// so a partner has whole checkpoints although saves are faster than it. It exists per attempt: [Sender.Stop] ends it.
 type Sender struct {
 	to      Partner
 	attempt int
@@ -51,21 +52,28 @@ type Sender struct {
 	sent map[string]*Whole // of checkpoints, the last few; the goroutine of run has them
 
 	mu      sync.Mutex
-	orders  map[string]uint64 // of checkpoints, the last few
+	saves   map[string]*sentSave // by checkpoint, the last few
 	last    uint64
 	waiting []sealedSlot
 	skipped int
 	came    chan struct{}
 }
 
+// sentSave is what a sender does with the slots of a checkpoint.
+type sentSave struct {
+	order   uint64
+	begun   bool // a slot was sent, or is
+	skipped bool // a newer checkpoint took its place
+}
+
 // sealedSlot is a slot to send.
 type sealedSlot struct {
 	checkpoint string
-	order      uint64
-	rank       int
-	slot       Slot
-	of         int // ranks of this node that take part in the save
-	at         time.Time
+	*sentSave
+	rank int
+	slot Slot
+	of   int // ranks of this node that take part in the save
+	at   time.Time
 }
 
 // Whole describes the replica of all slots that a node has sealed for one checkpoint.
@@ -86,7 +94,7 @@ func NewSender(ctx context.Context, attempt int, to Partner, rate int64, whole f
 	ctx, stop := context.WithCancel(ctx)
 	s := &Sender{
 		to: to, attempt: attempt, rate: rate, whole: whole, log: log, stop: stop, done: make(chan struct{}),
-		orders: map[string]uint64{}, sent: map[string]*Whole{}, came: make(chan struct{}, 1),
+		saves: map[string]*sentSave{}, sent: map[string]*Whole{}, came: make(chan struct{}, 1),
 	}
 	go s.run(ctx)
 	return s
@@ -107,33 +115,37 @@ func (s *Sender) Stop() {
 // same time.
 const knownOrders = 64
 
-// Send makes a sealed slot the newest of its rank; of ranks of this node take part in the
-// save. It does not block. A nil sender does nothing.
+// Send gives a sealed slot to send; of ranks of this node take part in the save. It does not block. A nil sender does nothing.
 func (s *Sender) Send(checkpoint string, rank, of int, slot Slot) {
 	if s == nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	order, known := s.orders[checkpoint]
-	if !known {
+	save := s.saves[checkpoint]
+	if save == nil {
 		s.last++
-		order = s.last
-		s.orders[checkpoint] = order
-		for id, of := range s.orders {
-			if of+knownOrders < s.last {
-				delete(s.orders, id)
+		save = &sentSave{order: s.last}
+		s.saves[checkpoint] = save
+		for id, old := range s.saves {
+			if old.order+knownOrders < s.last {
+				delete(s.saves, id)
 			}
 		}
 	}
-	next := sealedSlot{checkpoint, order, rank, slot, of, time.Now()}
-	for i, old := range s.waiting {
-		if old.rank == rank {
-			s.waiting[i] = next
-			s.behind(old)
-			return
-		}
+	next := sealedSlot{checkpoint, save, rank, slot, of, time.Now()}
+	if save.skipped {
+		s.behind(next)
+		return
 	}
+	s.waiting = slices.DeleteFunc(s.waiting, func(old sealedSlot) bool {
+		if old.order < save.order && !old.begun {
+			old.skipped = true
+			s.behind(old)
+			return true
+		}
+		return old.sentSave == save && old.rank == rank
+	})
 	s.waiting = append(s.waiting, next)
 	select {
 	case s.came <- struct{}{}:
@@ -149,7 +161,7 @@ func (s *Sender) behind(of sealedSlot) {
 	}
 }
 
-// next returns the oldest slot that waits.
+// next returns a slot that waits, of the oldest checkpoint.
 func (s *Sender) next() (of sealedSlot, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,6 +175,7 @@ func (s *Sender) next() (of sealedSlot, ok bool) {
 		}
 	}
 	of = s.waiting[at]
+	of.begun = true
 	s.waiting = append(s.waiting[:at], s.waiting[at+1:]...)
 	return of, true
 }

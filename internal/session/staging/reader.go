@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/ckptstore/ckptstore/internal/object"
 )
 
 // ErrReused reports that a slot no longer holds the save that a reader was made for.
@@ -44,8 +46,12 @@ func (r *Reader) ReadAt(p []byte, at int64) (int, error) {
 	if !r.hold() {
 		return 0, ErrReused
 	}
-	n := copy(p, r.arena.data[at:r.size])
+	n := 0
+	ok := object.Readable(func() { n = copy(p, r.arena.data[at:r.size]) }) // the worker may have truncated its file
 	r.slots.arenas.Release([]*Arena{r.arena})
+	if !ok {
+		return 0, object.ErrUnreadable
+	}
 	if n < len(p) {
 		return n, io.EOF
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/object"
 )
 
 // replicaUse is the use of an arena as the copy of a slot of another node. The next owner of
@@ -56,7 +57,7 @@ func (r *Replica) Reset(size int64) bool {
 }
 
 func (r *Replica) begin(size int64) {
-	clear(r.arena.data[:slotFixed])
+	_ = object.Readable(func() { clear(r.arena.data[:slotFixed]) }) // otherwise the first block fails
 	n := int((size + ReplicaBlock - 1) / ReplicaBlock)
 	r.Header, r.Local, r.size, r.sums, r.have = Header{}, checkpoint.Local{}, size, make([]uint32, n), make([]bool, n)
 }
@@ -80,7 +81,9 @@ func (r *Replica) Put(n int, block []byte, sum uint32) error {
 	if got := crc32.Checksum(block, castagnoli); got != sum {
 		return fmt.Errorf("block %d has the CRC-32C %08x, want %08x", n, got, sum)
 	}
-	copy(r.arena.data[int64(n)*ReplicaBlock:], block)
+	if !object.Readable(func() { copy(r.arena.data[int64(n)*ReplicaBlock:], block) }) {
+		return object.ErrUnreadable
+	}
 	r.sums[n], r.have[n] = sum, true
 	return nil
 }
@@ -97,7 +100,14 @@ func (r *Replica) Missing() int {
 
 // Whole reads the description of a replica whose blocks have all been received. It returns an
 // error unless they are the complete slot of that part of a save.
-func (r *Replica) Whole(of Part) error {
+func (r *Replica) Whole(of Part) (err error) {
+	if !object.Readable(func() { err = r.readWhole(of) }) {
+		err = object.ErrUnreadable
+	}
+	return err
+}
+
+func (r *Replica) readWhole(of Part) error {
 	if n := r.Missing(); n >= 0 {
 		return fmt.Errorf("block %d of %d is missing", n, len(r.have))
 	}
@@ -126,7 +136,14 @@ func (r *Replica) Whole(of Part) error {
 }
 
 // Verify reads the replica's bytes and compares them with the checksums of their arrival.
-func (r *Replica) Verify() error {
+func (r *Replica) Verify() (err error) {
+	if !object.Readable(func() { err = r.verify() }) {
+		err = object.ErrUnreadable
+	}
+	return err
+}
+
+func (r *Replica) verify() error {
 	for n, sum := range r.sums {
 		at := int64(n) * ReplicaBlock
 		if got := crc32.Checksum(r.arena.data[at:at+r.BlockSize(n)], castagnoli); got != sum {
@@ -158,10 +175,15 @@ func (r *Replica) Offer() {
 	r.arenas.keep(r.arena, keptOf(r.Checkpoint, r.Rank, r.Local.Items, r.Spans, nil))
 }
 
-// Block returns the bytes of a block and their checksum. The caller holds the replica.
-func (r *Replica) Block(n int) (block []byte, sum uint32) {
+// Block returns a copy of the bytes of a block, and the checksum of their arrival. The caller
+// holds the replica.
+func (r *Replica) Block(n int) (block []byte, sum uint32, err error) {
 	at := int64(n) * ReplicaBlock
-	return r.arena.data[at : at+r.BlockSize(n)], r.sums[n]
+	block = make([]byte, r.BlockSize(n))
+	if !object.Readable(func() { copy(block, r.arena.data[at:]) }) {
+		return nil, 0, object.ErrUnreadable
+	}
+	return block, r.sums[n], nil
 }
 
 // Size returns the size of the slot in bytes.
