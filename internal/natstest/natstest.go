@@ -3,8 +3,14 @@
 package natstest
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -39,4 +45,94 @@ func Start(dir, config string) (url string, stop func(), err error) {
 		return "", nil, errors.New("start a NATS server: it was not ready in time")
 	}
 	return s.ClientURL(), stop, nil
+}
+
+// Peer is a server of a cluster. It exists to run in a process of its own, which a test
+// kills: a server that ends in order hands its leaderships over.
+type Peer struct {
+	Name   string   `json:"name"`
+	Dir    string   `json:"dir"`    // of its streams
+	Host   string   `json:"host"`   // address of this server
+	Client int      `json:"client"` // port for clients
+	Route  int      `json:"route"`  // port for the other servers
+	Routes []string `json:"routes"` // HOST:PORT of all servers, with this one
+	Config string   `json:"config"` // such as [Open]; "" lets any client use the global account
+}
+
+// URL returns where clients connect.
+func (p Peer) URL() string {
+	return "nats://" + net.JoinHostPort(p.Host, strconv.Itoa(p.Client))
+}
+
+// Peers returns the servers of a cluster of n on one address, with free ports and each
+// with a directory below dir.
+func Peers(n int, host string, dir func(name string) string) (all []Peer, err error) {
+	var held []net.Listener
+	defer func() {
+		for _, l := range held {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	free := func() int {
+		l, lerr := net.Listen("tcp", net.JoinHostPort(host, "0"))
+		if lerr != nil {
+			err = errors.Join(err, lerr)
+			return 0
+		}
+		held = append(held, l)
+		return l.Addr().(*net.TCPAddr).Port
+	}
+	var routes []string
+	for i := range n {
+		p := Peer{Name: fmt.Sprint("n", i), Host: host, Client: free(), Route: free()}
+		p.Dir = dir(p.Name)
+		routes = append(routes, net.JoinHostPort(host, strconv.Itoa(p.Route)))
+		all = append(all, p)
+	}
+	for i := range all {
+		all[i].Routes = routes
+	}
+	return all, err
+}
+
+// Text returns the peer in the form that [ServePeer] takes.
+func (p Peer) Text() string {
+	text, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // a struct of texts and numbers
+	}
+	return string(text)
+}
+
+// ServePeer runs the server that a text describes until in ends. It prints the URL for
+// clients once they can connect; the cluster may have no leader then.
+func ServePeer(text string, in io.Reader, out io.Writer) error {
+	var p Peer
+	if err := json.Unmarshal([]byte(text), &p); err != nil {
+		return fmt.Errorf("serve a peer: %w", err)
+	}
+	o := &server.Options{}
+	if err := o.ProcessConfigString(cmp.Or(p.Config, "no_sys_acc: false")); err != nil {
+		return fmt.Errorf("serve peer %s: %w", p.Name, err)
+	}
+	o.ServerName, o.Host, o.Port, o.NoSigs, o.NoLog = p.Name, p.Host, p.Client, true, true
+	o.JetStream, o.StoreDir, o.SyncAlways = true, p.Dir, true
+	o.Cluster = server.ClusterOpts{Name: "ckpt", Host: p.Host, Port: p.Route}
+	for _, route := range p.Routes {
+		o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: route})
+	}
+	s, err := server.NewServer(o)
+	if err != nil {
+		return fmt.Errorf("serve peer %s: %w", p.Name, err)
+	}
+	s.Start()
+	defer s.Shutdown()
+	if !s.ReadyForConnections(startTime) {
+		return fmt.Errorf("serve peer %s: it was not ready in time", p.Name)
+	}
+	if _, err := fmt.Fprintln(out, p.URL()); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, in)
+	return err
 }
