@@ -55,7 +55,8 @@ func (o runOptions) replicated(n placement) (dir string, err error) {
 }
 
 // unreplicated checks that a job over several nodes, whose trainers serve no copies of the
-// log, has a store whose log has none: nothing would serve it.
+// log, has a store whose log has none: nothing would serve it. A node that follows asks only once
+// it sees the store's directory: a network filesystem remembers names that were missing.
 func (o runOptions) unreplicated(n placement) error {
 	if o.logReplicas != 1 || n.max == 1 || strings.Contains(o.store, "://") || !logpeers.Replicated(o.store) {
 		return nil

@@ -272,6 +272,9 @@ func (o runOptions) meet(ctx context.Context, cfg launch.Config, n placement, at
 // coordinate runs the job from this node.
 func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placement, at string) (err error) {
 	url := strings.Contains(o.store, "://")
+	if err := o.unreplicated(n); err != nil {
+		return err
+	}
 	return o.opened(ctx, cfg, store.Options{Location: o.store, Patience: o.wait, Logger: cfg.Logger}, func(ctx context.Context, st *store.Store, cfg launch.Config) (err error) {
 		hello, err := json.Marshal(welcome{
 			Run: cfg.Run, Job: cfg.Job, Config: cfg.TrialConfig, SaveTimeout: cfg.SaveTimeout, Drain: cfg.DrainTimeout, Grace: cfg.Grace, Collective: cfg.Collective,
@@ -413,6 +416,9 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 	if !url {
 		if err := link.ProveShared(ctx, join.Dir); err != nil {
 			return job.Job, fmt.Errorf("join the job at %s: %w", at, err)
+		}
+		if err := o.unreplicated(n); err != nil {
+			return job.Job, err
 		}
 		open.Patience = o.endpointWait // the link ends before, if the coordinating trainer does
 	}

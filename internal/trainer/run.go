@@ -207,9 +207,6 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 			return err
 		}
 	}
-	if err := o.unreplicated(where); err != nil {
-		return err
-	}
 	if err := o.replication(&cfg, where); err != nil {
 		return err
 	}
