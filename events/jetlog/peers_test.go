@@ -380,6 +380,7 @@ func TestClientOfStoppedServer(t *testing.T) {
 	stopped := c.all[i]
 	stopped.signal(syscall.SIGSTOP)
 	defer stopped.signal(syscall.SIGCONT)
+	stopped.awaitStopped(ctx)
 	began := time.Now()
 	if _, err := l.Append(ctx, fact(t, 1)); err != nil {
 		t.Fatal(err)
@@ -387,6 +388,31 @@ func TestClientOfStoppedServer(t *testing.T) {
 	t.Logf("appended %v after the stop", time.Since(began))
 	if now := l.nc.ConnectedServerName(); now == stopped.Name {
 		t.Errorf("the client is still connected to the stopped server %s", now)
+	}
+}
+
+// awaitStopped returns when each thread of the process has stopped: until then, it still works.
+func (p *peer) awaitStopped(ctx context.Context) {
+	p.t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
+		if err != nil || len(threads) == 0 {
+			p.t.Fatalf("the threads of the server: %v, %v", threads, err)
+		}
+		if !slices.ContainsFunc(threads, func(path string) bool {
+			text, err := os.ReadFile(path)
+			_, state, _ := strings.Cut(string(text), ") ")
+			return err == nil && !strings.HasPrefix(state, "T")
+		}) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			p.t.Fatal("the server does not stop")
+		}
 	}
 }
 
