@@ -36,8 +36,8 @@ was silent for --node-timeout, its trainer started again, or the whole job is lo
 are its ranks in the job's newest group. A node that replaces a lost one takes its index:
 JOINS in -o wide counts the nodes that had the index.
 
-In a job with --replicas, REPLICA is the newest save of which another node, ON, has a whole copy of
-the node's slots in memory, and LAG the time from the first seal to the whole copy.
+In a job with --replicas, another node, ON, has a copy of the node's slots in memory. REPLICA is the
+newest save whose copy is whole, and LAG the time from the first seal to the whole copy.
 
 The states are those in the log. How long a node has been silent is known to the job's
 coordinating trainer only, whose output names a node that misses beats.`,

@@ -31,7 +31,7 @@ type verified struct {
 	Read        int64          `json:"bytes_read"`               // of Bytes; a file of several checkpoints is read once
 	Quick       bool           `json:"quick"`                    // no tensor was read
 	Attested    int64          `json:"bytes_attested,omitempty"` // of files whose server keeps the checksum that the index has
-	BySize      int64          `json:"bytes_by_size,omitempty"`  // of files of which --quick compared no checksum
+	BySize      int64          `json:"bytes_by_size,omitempty"`  // of other files: --quick compared their sizes and headers
 	Log         *store.ReadLog `json:"log,omitempty"`            // without REF
 	Learned     []learned      `json:"learned,omitempty"`        // digests of adopted files, now recorded
 	Repaired    []repaired     `json:"repaired,omitempty"`

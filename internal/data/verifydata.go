@@ -140,7 +140,7 @@ func (v *verifier) attested(x *checkpoint.Index, n int, info object.Info) bool {
 	return true
 }
 
-// bySize counts a file of which no checksum was compared.
+// bySize counts a file whose checksum was not compared.
 func (v *verifier) bySize(size int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

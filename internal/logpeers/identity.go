@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// copyID is copy.json in the directory of a copy: of which log it is which copy. Without it,
+// copyID is copy.json in the directory of a copy. It names the log and the copy. Without it,
 // the copy of another store, or a second one of another peer, would join and vote.
 type copyID struct {
 	Log   string `json:"log"` // digest of the secret, which each log has its own of

@@ -21,11 +21,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/durable"
@@ -100,10 +103,19 @@ func access(all [Copies]*card, s *secret) Access {
 	return Access{URL: strings.Join(urls, ","), Token: s.Token, TLS: s.client()}
 }
 
-// Replicated reports whether the log of the store in a directory has peers.
+// Replicated reports whether the log of the store in a directory has peers. It looks no name up
+// that is not listed: most stores have no such directory, and a network filesystem would remember
+// for a while that it is missing, also after a job has made it on another node.
 func Replicated(store string) bool {
-	_, err := os.Stat(secretPath(store))
-	return err == nil
+	dir := store
+	for _, name := range []string{"join", "log", "secret.json"} {
+		entries, err := os.ReadDir(dir)
+		if err != nil || !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == name }) {
+			return false
+		}
+		dir = filepath.Join(dir, name)
+	}
+	return true
 }
 
 // Find returns how to reach the peers that served the log last. They may have ended.
@@ -265,7 +277,7 @@ func (f *formation) late(ctx, limit context.Context, err error) error {
 func CopyDir(store string, k int) string { return filepath.Join(store, "log."+strconv.Itoa(k)) }
 
 // newCard describes a peer at an address, with free ports. Another process may take a port
-// before the server does; the server then does not start.
+// before the server does, but no outgoing connection can; the server then does not start.
 func newCard(address string) (card, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -273,7 +285,7 @@ func newCard(address string) (card, error) {
 	}
 	c := card{Host: host, PID: os.Getpid()}
 	for _, to := range []*string{&c.Client, &c.Route} {
-		l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
+		l, err := listenAside(address)
 		if err != nil {
 			return c, fmt.Errorf("listen on %s: %w; name an address of this node by --local-addr", address, err)
 		}
@@ -281,4 +293,26 @@ func newCard(address string) (card, error) {
 		*to = l.Addr().String()
 	}
 	return c, nil
+}
+
+// firstPort is the lowest port that a peer chooses.
+const firstPort = 15000
+
+// listenAside listens on a free port from which the system makes no outgoing connections: between
+// the choice of a port and the start of the server on it, such a connection would take it.
+func listenAside(address string) (net.Listener, error) {
+	end := 32768 // of Linux, unless it was changed
+	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+		_, _ = fmt.Sscan(string(text), &end) // else the usual one
+	}
+	for range 100 {
+		if end <= firstPort {
+			break
+		}
+		l, err := net.Listen("tcp", net.JoinHostPort(address, strconv.Itoa(firstPort+rand.IntN(end-firstPort))))
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return l, err
+		}
+	}
+	return net.Listen("tcp", net.JoinHostPort(address, "0"))
 }

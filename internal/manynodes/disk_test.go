@@ -32,6 +32,27 @@ func TestNegativeCache(t *testing.T) {
 	}
 }
 
+// A command on a node looked into the store before the first job of several nodes made the
+// directory where they meet. That name is remembered as missing for a minute, and the node joins.
+func TestCommandBeforeTheJob(t *testing.T) {
+	t.Parallel()
+	disk := netfs.NFS()
+	disk.NegativeCache, disk.EntryCache, disk.ListingRevalidates = time.Minute, time.Minute, false
+	const steps = 5
+	ctx, c := start(t, setting{nodes: []string{"a", "b"}, disk: disk})
+	s := &scene{t: t, ctx: ctx, cluster: c, job: saves(steps)}
+	for _, args := range [][]string{{"a", "init"}, {"b", "ls", "--offline"}, {"b", "ls"}} {
+		out, err := s.node(args[0]).Command(ctx, filepath.Join(s.bin, "ckptstore"), append(args[1:], "--store", storeAt)...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	s.a, s.b = s.launch("a"), s.launch("b")
+	if v := s.over(ctx, t, s.a, s.b); v.Saved != steps || v.Aborted != 0 || v.Attempts != 1 {
+		t.Errorf("%+v", v)
+	}
+}
+
 // A node looked for directories of checkpoints before they existed, as a user does that
 // waits for one.
 func TestNamesSoughtEarly(t *testing.T) {

@@ -379,7 +379,7 @@ func (k *Keeper) isWhole(id string) bool {
 	return false
 }
 
-// whole checks a slot of which all blocks were received, and makes it the rank's replica.
+// whole checks a slot whose blocks were all received, and makes it the rank's replica.
 func (k *Keeper) whole(a *arrival) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

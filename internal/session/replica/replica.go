@@ -70,7 +70,7 @@ type beginAnswer struct {
 // nothing is the body of an answer without content.
 type nothing struct{}
 
-// part returns which part of which save the slot has.
+// part names the save and the rank of the slot.
 func (b beginRequest) part() staging.Part {
 	return staging.Part{Attempt: b.Attempt, Rank: b.Rank, Checkpoint: b.Checkpoint}
 }

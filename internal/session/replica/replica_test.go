@@ -537,8 +537,8 @@ func TestMemoryOfReplicasIsBounded(t *testing.T) {
 	p.wants("step-1.a1", one)
 }
 
-// A node of three ranks seals saves faster than its partner takes them. All slots of a checkpoint
-// of which one was sent are sent before the newest later checkpoint; those in between are not.
+// A node of three ranks seals saves faster than its partner takes them. If a slot of a
+// checkpoint was sent, all are, before the newest later checkpoint; those in between are not.
 func TestWholeCheckpointsAreSent(t *testing.T) {
 	t.Parallel()
 	s := newPair(t).sender()

@@ -87,7 +87,7 @@ type Whole struct {
 	since time.Time
 }
 
-// NewSender starts a sender, which ends with ctx. whole is called for each checkpoint of which
+// NewSender starts a sender, which ends with ctx. whole is called for each checkpoint when
 // the partner has the slots of all ranks of this node; it may block, for as long as its context
 // lasts.
 func NewSender(ctx context.Context, attempt int, to Partner, rate int64, whole func(context.Context, Whole), log *slog.Logger) *Sender {
