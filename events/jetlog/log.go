@@ -72,6 +72,8 @@ type Options struct {
 	// URL of a NATS server or cluster, such as "nats://token@host:4222";
 	// several are separated by commas.
 	URL string
+	// InOrder has the servers of URL tried in their order. Otherwise the order is random.
+	InOrder bool
 	// Dial opens a connection to the process that currently serves the log. It is
 	// called again for every reconnect, so that a new owner of the store is found. Its
 	// context ends after Timeout.
@@ -232,6 +234,9 @@ func Connect(ctx context.Context, o Options) (*Log, error) {
 		nats.IgnoreAuthErrorAbort(),
 	}
 	opts = append(opts, nats.SetCustomDialer(dialer{l}))
+	if o.InOrder {
+		opts = append(opts, nats.DontRandomize())
+	}
 	if o.Dial != nil {
 		target = "nats://owner"
 		opts = append(opts, nats.SkipHostLookup())

@@ -23,8 +23,8 @@ type Coordinator struct {
 
 func coordinatorPath(store string) string { return filepath.Join(joinDir(store), "coordinator.json") }
 
-// Announce makes a coordinator known. Its caller holds the lease of the run, or is about to
-// take it.
+// Announce makes a coordinator known. Its caller holds the lease of the run until it has called
+// [Coordinator.Withdraw], so that no other coordinator is announced meanwhile.
 func (c Coordinator) Announce(store string) error {
 	text, err := json.Marshal(c)
 	if err == nil {

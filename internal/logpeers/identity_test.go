@@ -23,7 +23,7 @@ func TestCopyIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	hold := func(dir string, id copyID, formed bool) error {
-		h, err := holdCopy(t.Context(), dir, id, formed, quiet)
+		h, err := holdCopy(t.Context(), dir, id, formed, time.Minute, quiet)
 		if err == nil {
 			err = h.release()
 		}
@@ -93,10 +93,10 @@ func TestCopiedStore(t *testing.T) {
 	if err := os.Chmod(secretPath(twin), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Find(twin); !errors.Is(err, ErrCopied) {
+	if _, err := Find(t.Context(), twin); !errors.Is(err, ErrCopied) {
 		t.Errorf("found: %v", err)
 	}
-	if _, _, err := Serve(t.Context(), twin, quiet); !errors.Is(err, ErrCopied) {
+	if _, _, err := Serve(t.Context(), twin, time.Minute, quiet); !errors.Is(err, ErrCopied) {
 		t.Errorf("served: %v", err)
 	}
 	if _, _, err := Join(t.Context(), config(twin, 0)); !errors.Is(err, ErrCopied) || !strings.Contains(err.Error(), "ckptstore recover --store "+twin) {

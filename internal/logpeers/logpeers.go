@@ -93,7 +93,7 @@ func cards(store string) (all [Copies]*card, err error) {
 	return all, nil
 }
 
-func access(all [Copies]*card, s *secret) Access {
+func access(all []*card, s *secret) Access {
 	var urls []string
 	for _, c := range all {
 		if c != nil {
@@ -118,8 +118,13 @@ func Replicated(store string) bool {
 	return true
 }
 
-// Find returns how to reach the peers that served the log last. They may have ended.
-func Find(store string) (Access, error) {
+// reachTime bounds the search for peers that answer. Those of a job that has ended may be on nodes
+// that are off, where nothing refuses a connection.
+const reachTime = 2 * time.Second
+
+// Find returns how to reach the peers of the log, first one that accepts connections. If none
+// does, its error has the kind [problem.Unavailable].
+func Find(ctx context.Context, store string) (Access, error) {
 	s, err := readSecret(store)
 	if err != nil {
 		return Access{}, fmt.Errorf("find the log's peers: %w", err)
@@ -128,11 +133,37 @@ func Find(store string) (Access, error) {
 	if err != nil {
 		return Access{}, fmt.Errorf("find the log's peers: %w", err)
 	}
-	a := access(all, s)
-	if a.URL == "" {
-		return a, problem.Errorf(problem.Unavailable, "find the log's peers: %s has no card of one: start the job on its first %d nodes", joinDir(store), Copies)
+	first := reach(ctx, all)
+	if first < 0 {
+		return Access{}, problem.Errorf(problem.Unavailable, "find the log's peers: none of those in %s answers: start the job on its first %d nodes", joinDir(store), Copies)
 	}
-	return a, nil
+	inOrder := []*card{all[first]}
+	return access(append(inOrder, slices.Delete(all[:], first, first+1)...), s), nil
+}
+
+// reach returns the first peer that accepts a connection; -1 if none does.
+func reach(ctx context.Context, all [Copies]*card) int {
+	ctx, cancel := context.WithTimeout(ctx, reachTime)
+	defer cancel()
+	answers := make(chan int, Copies)
+	for k, c := range all {
+		go func() {
+			if c != nil {
+				if conn, err := new(net.Dialer).DialContext(ctx, "tcp", c.Client); err == nil {
+					_ = conn.Close() // it has shown what it could
+					answers <- k
+					return
+				}
+			}
+			answers <- -1
+		}()
+	}
+	for range all {
+		if k := <-answers; k >= 0 {
+			return k
+		}
+	}
+	return -1
 }
 
 // pollCards is the pause between looks at the cards of the other peers.
@@ -171,7 +202,7 @@ func Join(ctx context.Context, c Config) (_ *Peer, _ Access, err error) {
 		if done, err := f.step(limit, all); err != nil {
 			return nil, Access{}, fmt.Errorf("serve copy %d of the log: %w", c.Index, err)
 		} else if done {
-			return f.peer, access(all, s), nil
+			return f.peer, access(all[:], s), nil
 		}
 		select {
 		case <-time.After(pollCards):
@@ -196,7 +227,7 @@ func (f *formation) enter(ctx context.Context) error {
 		f.Dir = CopyDir(f.Store, f.Index)
 	}
 	var err error
-	if f.held, err = holdCopy(ctx, f.Dir, f.secret.copy(f.Index), f.Formed, f.Logger); err != nil {
+	if f.held, err = holdCopy(ctx, f.Dir, f.secret.copy(f.Index), f.Formed, f.Wait, f.Logger); err != nil {
 		return err
 	}
 	mine, err := newCard(f.Address)

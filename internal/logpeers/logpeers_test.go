@@ -2,8 +2,10 @@ package logpeers
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -152,16 +154,14 @@ func TestPeers(t *testing.T) {
 	j.peers[2].Close()
 
 	// Copy 1 has missed an event.
-	local, here, err := Serve(t.Context(), j.store, quiet)
+	local, here, err := Serve(t.Context(), j.store, time.Minute, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := ids(t, j.connect(here)); !slices.Equal(got, want) {
 		t.Errorf("events %q, want %q", got, want)
 	}
-	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if _, _, err := Serve(short, j.store, quiet); !slices.Contains(system.Kinds(err), problem.Locked) {
+	if _, _, err := Serve(t.Context(), j.store, 100*time.Millisecond, quiet); !slices.Contains(system.Kinds(err), problem.Locked) {
 		t.Errorf("a second server of the copies: %v", err)
 	}
 	local.Close()
@@ -170,7 +170,7 @@ func TestPeers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := Serve(t.Context(), j.store, quiet); err == nil {
+	if _, _, err := Serve(t.Context(), j.store, time.Minute, quiet); err == nil {
 		t.Error("one copy is served as the log")
 	}
 }
@@ -256,7 +256,7 @@ func TestStrangers(t *testing.T) {
 	stranger.Token, stranger.trust = known.Token, known.trust // only the certificate differs
 	all[2] = &mine
 	dir := t.TempDir()
-	h, err := holdCopy(t.Context(), dir, stranger.copy(2), false, quiet)
+	h, err := holdCopy(t.Context(), dir, stranger.copy(2), false, time.Minute, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,3 +293,43 @@ func (c counter) Handle(_ context.Context, r slog.Record) error {
 
 // WithAttrs implements [slog.Handler].
 func (c counter) WithAttrs([]slog.Attr) slog.Handler { return c }
+
+// Of three peers with cards, one accepts connections. Clients try it first.
+func TestFind(t *testing.T) {
+	t.Parallel()
+	store := t.TempDir()
+	if err := os.MkdirAll(joinDir(store), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sharedSecret(store); err != nil {
+		t.Fatal(err)
+	}
+	var all [Copies]card
+	for k := range all {
+		c, err := newCard("127.0.0.1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := json.Marshal(c)
+		if err == nil {
+			err = os.WriteFile(cardPath(store, k), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[k] = c
+	}
+	if _, err := Find(t.Context(), store); !slices.Contains(system.Kinds(err), problem.Unavailable) {
+		t.Errorf("no peer answers: %v", err)
+	}
+	l, err := net.Listen("tcp", all[2].Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }() // the process ends
+	a, err := Find(t.Context(), store)
+	want := "tls://" + strings.Join([]string{all[2].Client, all[0].Client, all[1].Client}, ",tls://")
+	if err != nil || a.URL != want {
+		t.Errorf("found %s (%v), want %s", a.URL, err, want)
+	}
+}

@@ -43,8 +43,9 @@ type hold struct {
 const lockAgain = 50 * time.Millisecond
 
 // holdCopy locks and claims the directory of a copy, and checks that the copy in it is want.
-// Its caller releases it.
-func holdCopy(ctx context.Context, dir string, want copyID, formed bool, log *slog.Logger) (_ *hold, err error) {
+// wait bounds the wait for the lock of a process of this machine. A claim of another machine that
+// is dead delays it by the term of claims. Its caller releases it.
+func holdCopy(ctx context.Context, dir string, want copyID, formed bool, wait time.Duration, log *slog.Logger) (_ *hold, err error) {
 	if formed && !hasCopy(dir) {
 		return nil, lostCopy(dir)
 	}
@@ -64,6 +65,8 @@ func holdCopy(ctx context.Context, dir string, want copyID, formed bool, log *sl
 			err = errors.Join(err, f.Close())
 		}
 	}()
+	locking, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
@@ -74,8 +77,8 @@ func holdCopy(ctx context.Context, dir string, want copyID, formed bool, log *sl
 		}
 		select {
 		case <-time.After(lockAgain):
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: another process serves %s: end it, or connect to it", context.Cause(ctx), dir)
+		case <-locking.Done():
+			return nil, fmt.Errorf("%w: another process serves %s: end it, or connect to it", context.Cause(locking), dir)
 		}
 	}
 	if h.claim, err = claim.Take(ctx, dir, log); err != nil {

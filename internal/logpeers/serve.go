@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -19,49 +20,40 @@ type Local struct{ peers []*Peer }
 const agreeTime = 30 * time.Second
 
 // Serve serves the copies that lie in a store on this machine's loopback address, if two of
-// them are there and no other process serves them. ctx bounds the wait for a process that is
+// them are there and no other process serves them. wait bounds the wait for a process that is
 // ending.
-func Serve(ctx context.Context, store string, log *slog.Logger) (_ *Local, _ Access, err error) {
+func Serve(ctx context.Context, store string, wait time.Duration, log *slog.Logger) (_ *Local, _ Access, err error) {
 	s, err := readSecret(store)
 	if err != nil {
 		return nil, Access{}, fmt.Errorf("serve the log of %s: %w", store, err)
 	}
-	var all [Copies]*card
-	var held [Copies]*hold
+	held, without := holdCopies(ctx, store, s, wait, log)
 	l := &Local{}
 	defer func() {
 		if err == nil {
 			return
 		}
 		l.Close()
-		for k, h := range held {
+		for _, h := range held {
 			if h != nil {
 				err = errors.Join(err, h.release())
-				held[k] = nil
 			}
 		}
 	}()
-	var without []error
-	for k := range all {
-		if _, err := os.Stat(CopyDir(store, k)); err != nil {
-			without = append(without, err)
+	if Copies-len(without) < Copies/2+1 {
+		return nil, Access{}, problem.Wrap(problem.Locked, fmt.Errorf("serve the log of %s: %d of its %d copies can be served here, want %d: run the command while the job runs, or where the copies are: %w",
+			store, Copies-len(without), Copies, Copies/2+1, errors.Join(without...)))
+	}
+	var all [Copies]*card
+	for k, h := range held {
+		if h == nil {
 			continue
 		}
-		h, err := holdCopy(ctx, CopyDir(store, k), s.copy(k), true, log)
-		if err != nil {
-			without = append(without, err)
-			continue
-		}
-		held[k] = h
 		c, err := newCard("127.0.0.1")
 		if err != nil {
 			return nil, Access{}, fmt.Errorf("serve the log of %s: %w", store, err)
 		}
 		all[k] = &c
-	}
-	if Copies-len(without) < Copies/2+1 {
-		return nil, Access{}, problem.Wrap(problem.Locked, fmt.Errorf("serve the log of %s: %d of its %d copies can be served here, want %d: run the command while the job runs, or where the copies are: %w",
-			store, Copies-len(without), Copies, Copies/2+1, errors.Join(without...)))
 	}
 	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), agreeTime)
 	defer cancel()
@@ -84,7 +76,29 @@ func Serve(ctx context.Context, store string, log *slog.Logger) (_ *Local, _ Acc
 			}
 		}
 	}
-	return l, access(all, s), nil
+	return l, access(all[:], s), nil
+}
+
+// holdCopies holds all copies that lie in a store, and returns an error for each that it could
+// not hold. It does so in parallel, because each claim of a dead machine takes its term.
+func holdCopies(ctx context.Context, store string, s *secret, wait time.Duration, log *slog.Logger) (held [Copies]*hold, without []error) {
+	var errs [Copies]error
+	var all sync.WaitGroup
+	for k := range held {
+		all.Go(func() {
+			dir := CopyDir(store, k)
+			if _, errs[k] = os.Stat(dir); errs[k] == nil {
+				held[k], errs[k] = holdCopy(ctx, dir, s.copy(k), true, wait, log)
+			}
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			without = append(without, err)
+		}
+	}
+	return held, without
 }
 
 // Close ends the servers.

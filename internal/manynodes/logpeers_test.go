@@ -99,6 +99,30 @@ func TestCoordinatingNodeWithCopyOfLogLost(t *testing.T) {
 	}
 }
 
+// The coordinating node and another one with a copy lose their power. The third one cannot take
+// the run without a majority, and waits for it. When the other one is back, it does.
+func TestTakeoverWaitsForMajority(t *testing.T) {
+	t.Parallel()
+	s := copies(t)
+	s.group(0, 25)
+	spare := s.copyOn("d", "")
+	check(t, s.a.prints(s.ctx, "node=3"))
+	check(t, s.node("c").PowerOff())
+	check(t, s.node("a").PowerOff())
+	check(t, s.b.prints(s.ctx, "log does not answer"))
+	check(t, s.node("c").PowerOn(s.ctx))
+	s.c = s.copyOn("c", "2")
+	group := s.group(1, 25)
+	for _, l := range group {
+		if l.Host == "a" {
+			t.Errorf("rank %d runs on the lost node", l.Rank)
+		}
+	}
+
+	s.ends(s.ctx, t, s.b, s.c, spare)
+
+}
+
 // The coordinating trainer is paused for longer than its lease lasts. Another node takes the
 // run. When the trainer continues, the log refuses its decisions, and no rank of its group
 // is alive.

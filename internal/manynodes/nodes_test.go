@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	limit       = 150 * time.Second // of a test
+	limit       = 240 * time.Second // of a test
 	nodeTimeout = 2 * time.Second
 )
 

@@ -70,7 +70,7 @@ func findArchive(ctx context.Context, log *jetlog.Log) error {
 // openURL connects to a NATS server, or to the owner of a directory that listens. It folds the
 // views in memory.
 func openURL(ctx context.Context, o Options) (_ *Store, err error) {
-	how := jetlog.Options{Logger: o.Logger}
+	how := jetlog.Options{Logger: o.Logger, InOrder: o.dir != ""}
 	if o.Reader {
 		how.ReadOnly = errReading
 	}
@@ -187,7 +187,7 @@ func openPeers(ctx context.Context, o Options, dir string) (*Store, error) {
 		return nil, fmt.Errorf("open store %s: %w: its log has copies that the trainers of its jobs serve: it has no other address", dir, ErrLocation)
 	}
 	o.dir = dir
-	at, err := logpeers.Find(dir)
+	at, err := logpeers.Find(ctx, dir)
 	if errors.Is(err, logpeers.ErrCopied) {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
@@ -205,9 +205,10 @@ func openPeers(ctx context.Context, o Options, dir string) (*Store, error) {
 			return s, err
 		}
 	}
-	patient, cancel := context.WithTimeout(ctx, o.Patience)
-	defer cancel()
-	local, here, lerr := logpeers.Serve(patient, dir, o.Logger)
+	if o.Served {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	local, here, lerr := logpeers.Serve(ctx, dir, o.Patience, o.Logger)
 	if lerr != nil {
 		return nil, fmt.Errorf("open store: %w (and no trainer serves them: %w)", lerr, err)
 	}

@@ -104,6 +104,9 @@ type Options struct {
 	// shares it, by [Store.DialOwner] there. This process then never takes the lock: on a
 	// shared directory, a lock may hold for one machine only.
 	Owner func(ctx context.Context, door Door) (net.Conn, error)
+	// Served is set where trainers serve the copies of the log. This process then serves
+	// none: the nodes of the others may have lost theirs for a while only.
+	Served bool
 
 	dir        string        // of a store whose log has copies: its data is there, wherever that was when the log began
 	sharing    bool          // this process made the token of Listen

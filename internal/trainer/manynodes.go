@@ -283,12 +283,14 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		if err != nil {
 			return err
 		}
+		hold := holdRun
 		if o.succeeding != nil {
-			release, held := o.outlast(ctx, st, cfg)
-			if held != nil {
-				return held
+			// No node is invited before: a coordinator that is only slow keeps its nodes.
+			var release func() error
+			if hold, release, err = o.outlast(ctx, st, cfg); err != nil {
+				return err
 			}
-			defer func() { err = errors.Join(err, release()) }()
+			defer func() { _ = release() }() // of the lease that leased did not release
 		}
 		cfg.Contact = &launch.Contact{}
 		listen := nodes.EndpointConfig{
@@ -318,18 +320,20 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			}
 			err = errors.Join(err, endpoint.Close())
 		}()
-		withdraw, err := o.announce(cfg, n, at)
-		if err != nil {
-			return err
-		}
-		defer withdraw()
 		endpoint.Handle("POST /v1/store/{door}", tunnelTo(st))
 		if !url {
 			endpoint.ServeProbes(listen.Dir, cfg.Logger)
 		}
 		cfg.Endpoint, cfg.GatherTimeout, cfg.LastCall = endpoint, o.endpointWait, o.lastCall
 		cfg.Logger.Info("waiting for nodes", "endpoint", at, "least", n.min, "most", n.max)
-		return runOn(ctx, st, cfg, o.parts.Storage)
+		return leased(ctx, st, cfg, hold, func(ctx context.Context) error {
+			withdraw, err := o.announce(cfg, n, at)
+			if err != nil {
+				return err
+			}
+			defer withdraw()
+			return runLeased(ctx, st, cfg, o.parts.Storage)
+		})
 	})
 }
 

@@ -221,12 +221,13 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 // opened opens the store of a job and calls run with it.
 func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Options, run func(context.Context, *store.Store, launch.Config) error) (err error) {
 	log := cfg.Logger
+	open.Served = o.logReplicas != 1
 	if open.Owner == nil {
 		if err := store.Ensure(ctx, o.store, o.wait, log); err != nil {
 			return err
 		}
 	}
-	st, err := store.Open(ctx, open)
+	st, err := o.open(ctx, open)
 	if err != nil {
 		return err
 	}
@@ -260,8 +261,16 @@ func recordLaunch(ctx context.Context, st *store.Store, started events.Recorded)
 
 // runOn runs a job of a run that no other job runs. storage writes and reads its
 // checkpoints; nil means the store's own.
-func runOn(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage) (err error) {
-	ctx, release, err := holdRun(ctx, st, cfg)
+func runOn(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage) error {
+	return leased(ctx, st, cfg, holdRun, func(ctx context.Context) error { return runLeased(ctx, st, cfg, storage) })
+}
+
+// holding takes the lease of a job's run. The context that it returns ends with the lease.
+type holding func(ctx context.Context, st *store.Store, cfg launch.Config) (_ context.Context, release func() error, err error)
+
+// leased calls run while it holds the lease of a job's run.
+func leased(ctx context.Context, st *store.Store, cfg launch.Config, hold holding, run func(context.Context) error) error {
+	ctx, release, err := hold(ctx, st, cfg)
 	if running := (*store.RunningError)(nil); errors.As(err, &running) {
 		return fmt.Errorf("%w, or choose another --name", err)
 	}
@@ -275,6 +284,11 @@ func runOn(ctx context.Context, st *store.Store, cfg launch.Config, storage data
 			cfg.Logger.Warn("lease not released; it will expire", "run", cfg.Run, "error", rerr)
 		}
 	}()
+	return run(ctx)
+}
+
+// runLeased runs a job that holds the lease of its run.
+func runLeased(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage) (err error) {
 	about := services.New(st, cfg.Logger)
 	defer func() { err = errors.Join(err, about.Close()) }()
 	cfg.Services = about

@@ -7,11 +7,15 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/problem/system"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -134,19 +138,49 @@ func (o runOptions) succeed(ctx context.Context, cfg launch.Config, n placement,
 	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
 }
 
+// open opens the store of a job. A node that takes over waits for a majority of the log's copies
+// for as long as a job waits for its nodes. It returns [errTaken] if the coordinator answers
+// meanwhile.
+func (o runOptions) open(ctx context.Context, with store.Options) (*store.Store, error) {
+	for until, warned := time.Now().Add(o.endpointWait), false; ; {
+		st, err := store.Open(ctx, with)
+		if err == nil || o.succeeding == nil || !unanswered(err) || ctx.Err() != nil || time.Now().After(until) {
+			return st, err
+		}
+		if now := o.elsewhere(ctx, ""); now != "" {
+			return nil, errTaken
+		}
+		if !warned {
+			warned = true
+			with.Logger.Warn("log does not answer; waiting for a majority of its copies", "at_most", o.endpointWait, "error", err)
+		}
+	}
+}
+
+// unanswered reports whether an error is that of a log without a majority.
+func unanswered(err error) bool {
+	return slices.ContainsFunc(system.Kinds(err), func(k problem.Kind) bool { return k == problem.Late || k == problem.Unavailable })
+}
+
 // outlast takes the lease of the run when its holder, which coordinated before, has let it
-// expire. No node is invited before: a coordinator that is only slow keeps its nodes.
-func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Config) (release func() error, err error) {
+// expire. It returns a [holding] of that lease. Of several calls of release, the first counts.
+func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Config) (_ holding, release func() error, err error) {
 	until := time.Now().Add(succeedWait)
 	for {
-		_, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
-		if err == nil || !errors.As(err, new(*store.RunningError)) || time.Now().After(until) || answers(ctx, o.store, *o.succeeding) {
-			return release, err
+		held, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
+		if err == nil {
+			release = sync.OnceValue(release)
+			return func(context.Context, *store.Store, launch.Config) (context.Context, func() error, error) {
+				return held, release, nil
+			}, release, nil
+		}
+		if !errors.As(err, new(*store.RunningError)) || time.Now().After(until) || answers(ctx, o.store, *o.succeeding) {
+			return nil, nil, err
 		}
 		select {
 		case <-time.After(succeedPoll):
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return nil, nil, context.Cause(ctx)
 		}
 	}
 }
