@@ -122,7 +122,7 @@ func Replicated(store string) bool {
 // that are off, where nothing refuses a connection.
 const reachTime = 2 * time.Second
 
-// Find returns how to reach the peers of the log, first one that accepts connections. If none
+// Find returns how to reach the peers of the log, a peer that accepts connections first. If none
 // does, its error has the kind [problem.Unavailable].
 func Find(ctx context.Context, store string) (Access, error) {
 	s, err := readSecret(store)

@@ -31,6 +31,8 @@ type joined struct {
 	t      *testing.T
 	store  string
 	peers  [Copies]*Peer
+	on     [Copies]string // directories of copies that are not in the store
+	log    slog.Handler
 	access Access
 
 	refused atomic.Int32 // routes
@@ -44,7 +46,7 @@ func (j *joined) together(formed bool, indexes ...int) {
 	for _, k := range indexes {
 		wg.Go(func() {
 			c := config(j.store, k)
-			c.Formed, c.Logger = formed, slog.New(counter{slog.DiscardHandler, &j.refused})
+			c.Formed, c.Dir, c.Logger = formed, j.on[k], slog.New(counter{j.log, &j.refused})
 			p, a, err := Join(j.t.Context(), c)
 			if err != nil {
 				j.t.Errorf("peer %d: %v", k, err)
@@ -75,19 +77,25 @@ func (j *joined) connect(a Access) *jetlog.Log {
 // newLog returns the peers of a log that has one event.
 func newLog(t *testing.T) (*joined, *jetlog.Log) {
 	t.Helper()
-	j := &joined{t: t, store: t.TempDir()}
+	j := &joined{t: t, store: t.TempDir(), log: slog.DiscardHandler}
+	return j, j.form()
+}
+
+// form joins all peers and makes a log that has one event.
+func (j *joined) form() *jetlog.Log {
+	j.t.Helper()
 	j.together(false, 0, 1, 2)
 	l := j.connect(j.access)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(j.t.Context(), time.Minute)
 	defer cancel()
 	d, err := events.NewDecision(stamp("created"), events.Aggregate{}, events.StoreCreated{Store: "store-1", Format: 1, Data: "/data"})
 	if err != nil {
-		t.Fatal(err)
+		j.t.Fatal(err)
 	}
 	if err := l.Create(ctx, d); err != nil {
-		t.Fatal(err)
+		j.t.Fatal(err)
 	}
-	return j, l
+	return l
 }
 
 func stamp(id string) events.Stamp { return events.Stamp{ID: id, Source: "test", Time: time.Now()} }

@@ -109,12 +109,15 @@ func (h *hold) release() error {
 
 // Peer is this process's server of a copy.
 type Peer struct {
-	ns   *server.Server
-	held *hold
-	log  *slog.Logger
-	over chan struct{}
-	ends sync.WaitGroup
-	once sync.Once
+	held    *hold
+	log     *slog.Logger
+	options *server.Options
+	token   string
+	over    context.CancelFunc
+	ends    sync.WaitGroup
+
+	mu sync.Mutex
+	ns *server.Server // another one after a full disk
 }
 
 // listenTime bounds the start of a server. The cluster may have no leader then.
@@ -145,7 +148,19 @@ func startPeer(ctx context.Context, k int, held *hold, all [Copies]*card, s *sec
 			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: c.Route, User: url.UserPassword("peer", s.Token)})
 		}
 	}
-	door := &door{token: s.Token}
+	life, over := context.WithCancel(context.Background())
+	p := &Peer{held: held, log: log.With("copy", k), options: o, token: s.Token, over: over}
+	if p.ns, err = p.start(ctx); err != nil {
+		over()
+		return nil, err
+	}
+	p.ends.Go(func() { p.watch(life) })
+	return p, nil
+}
+
+// start returns a server that accepts connections.
+func (p *Peer) start(ctx context.Context) (*server.Server, error) {
+	o, door := p.options.Clone(), &door{token: p.token}
 	o.CustomClientAuthentication = door
 	ns, err := server.NewServer(o)
 	if err != nil {
@@ -155,31 +170,89 @@ func startPeer(ctx context.Context, k int, held *hold, all [Copies]*card, s *sec
 		return nil, err
 	}
 	fatal := make(chan string, 1)
-	ns.SetLoggerV2(serverLog{log.With("copy", k), fatal}, false, false, false)
-	p := &Peer{ns: ns, held: held, log: log, over: make(chan struct{})}
-	p.ends.Go(ns.Start)
+	ns.SetLoggerV2(serverLog{p.log, fatal}, false, false, false)
+	go ns.Start()
 	limit, cancel := context.WithTimeout(ctx, listenTime)
 	defer cancel()
 	for !ns.ReadyForConnections(50 * time.Millisecond) {
 		select {
 		case why := <-fatal:
-			p.stop()
+			end(ns)
 			return nil, fmt.Errorf("%s: start the trainer again", why)
 		case <-limit.Done():
-			p.stop()
-			return nil, fmt.Errorf("the server in %s is not up: %w", held.dir, context.Cause(limit))
+			end(ns)
+			return nil, fmt.Errorf("the server in %s is not up: %w", p.held.dir, context.Cause(limit))
 		default:
 		}
 	}
-	p.ends.Go(func() {
+	return ns, nil
+}
+
+func end(ns *server.Server) {
+	ns.Shutdown()
+	ns.WaitForShutdown()
+}
+
+// watch ends the server when another machine takes the copy, and starts it again after its
+// disk was full: the server stops serving its copy then, until it is started again.
+func (p *Peer) watch(life context.Context) {
+	tick := time.NewTicker(fullPoll)
+	defer tick.Stop()
+	full := false
+	for {
 		select {
-		case <-held.lost():
-			log.Error("copy of the log was taken by another machine; its server here ends", "dir", held.dir)
-			ns.Shutdown()
-		case <-p.over:
+		case <-life.Done():
+			return
+		case <-p.held.lost():
+			p.log.Error("copy of the log was taken by another machine; its server here ends", "dir", p.held.dir)
+			p.server().Shutdown()
+			return
+		case <-tick.C:
 		}
-	})
-	return p, nil
+		if p.server().JetStreamEnabled() {
+			continue
+		}
+		if !full {
+			full = true
+			p.log.Error("copy of the log not served: its disk is full or fails; the other copies serve the log", "dir", p.held.dir, "starts_again_with", roomy)
+		}
+		if room(p.held.dir) < roomy {
+			continue
+		}
+		end(p.server())
+		ns, err := p.start(life)
+		if err != nil {
+			p.log.Warn("copy of the log not served again", "dir", p.held.dir, "error", err)
+			continue
+		}
+		p.mu.Lock()
+		p.ns, full = ns, false
+		p.mu.Unlock()
+		p.log.Info("copy of the log is served again", "dir", p.held.dir)
+	}
+}
+
+// A copy whose disk was full is served again when roomy bytes are free. The server's own files
+// grow by blocks of up to 8 MiB.
+const (
+	roomy    = 64 << 20
+	fullPoll = time.Second
+)
+
+// room returns the free bytes of a directory's disk; 0 if it does not answer.
+func room(dir string) int64 {
+	var s unix.Statfs_t
+	if unix.Statfs(dir, &s) != nil {
+		return 0
+	}
+	return int64(s.Bavail) * s.Bsize //nolint:unconvert // their types depend on the architecture
+}
+
+// server returns the server that runs now.
+func (p *Peer) server() *server.Server {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ns
 }
 
 func hostPort(address string) (host string, port int, err error) {
@@ -191,20 +264,19 @@ func hostPort(address string) (host string, port int, err error) {
 }
 
 // current reports whether the peers have a leader and this one follows it.
-func (p *Peer) current() bool { return p.ns.JetStreamIsCurrent() }
+func (p *Peer) current() bool { return p.server().JetStreamIsCurrent() }
 
 // settled reports whether the streams have leaders too, which a request would wait for.
 func (p *Peer) settled() bool {
-	h := p.ns.Healthz(nil)
+	h := p.server().Healthz(nil)
 	return p.current() && h.StatusCode == 200
 }
 
 // stop ends the server, and keeps the directory.
 func (p *Peer) stop() {
-	p.once.Do(func() { close(p.over) })
-	p.ns.Shutdown()
-	p.ns.WaitForShutdown()
+	p.over()
 	p.ends.Wait()
+	end(p.server())
 }
 
 // Close ends the server and releases its copy. The others serve the log as long as they

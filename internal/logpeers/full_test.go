@@ -1,0 +1,96 @@
+package logpeers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/events"
+)
+
+// diskEnv names the mount point of the process that has a disk of its own.
+const diskEnv = "CKPTSTORE_TEST_DISK"
+
+// The disk of one copy is full. Its server stops, and the log continues with the other two.
+// When there is room, the copy is served again and catches up: it is then needed for a majority.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	disk := os.Getenv(diskEnv)
+	if disk == "" {
+		cmd := exec.CommandContext(t.Context(), "unshare", "-rm", os.Args[0], "-test.run=^TestFullDisk$", "-test.v")
+		cmd.Env = append(os.Environ(), diskEnv+"="+t.TempDir())
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		t.Logf("%s", out)
+		return
+	}
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=192m"); err != nil {
+		t.Fatal(err)
+	}
+	j := &joined{t: t, store: t.TempDir(), log: slog.NewTextHandler(t.Output(), nil)}
+	j.on[2] = filepath.Join(disk, "copy")
+	l := j.form()
+	want := []string{"created"}
+	add := func(size int) error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		f, err := events.NewFact(stamp(fmt.Sprint("event-", len(want))), events.Scope{Run: "run", Trial: "main", Actor: events.Rank(0)},
+			events.WriteFailed{Attempt: 1, Checkpoint: "x", Rank: 1, Error: string(slices.Repeat([]byte("x"), size))})
+		if err != nil {
+			return err
+		}
+		if _, err := l.Append(ctx, f); err != nil {
+			return err
+		}
+		want = append(want, f.ID)
+		return nil
+	}
+	fill := filepath.Join(disk, "zeros")
+	if err := fillDisk(fill); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the copy on the full disk stops", func() bool {
+		if err := add(16 << 10); err != nil {
+			t.Fatal(err)
+		}
+		return !j.peers[2].server().JetStreamEnabled()
+	})
+	if err := os.Remove(fill); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the copy has caught up", func() bool { return j.peers[2].settled() })
+	j.peers[0].Close()
+	if err := add(1); err != nil {
+		t.Fatal(err)
+	}
+	if got := ids(t, l); !slices.Equal(got, want) {
+		t.Errorf("%d events, want %d", len(got), len(want))
+	}
+}
+
+// fillDisk writes a file until its disk is full.
+func fillDisk(path string) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	for {
+		if _, err := f.Write(make([]byte, 4096)); errors.Is(err, unix.ENOSPC) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
