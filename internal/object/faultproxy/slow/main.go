@@ -32,6 +32,8 @@ var faults = map[string]faultproxy.Fault{
 	"flip-get":      {Match: reads, Times: 1, Do: faultproxy.FlipReceived(large / 2)},
 	"flip-gets":     {Match: reads, Do: faultproxy.FlipReceived(large / 2)},
 	"cut-get":       {Match: reads, Times: 1, Do: faultproxy.CutReceived(large / 2)},
+	"dead-put":      {Match: sends, Skip: 3, Times: 1, Do: faultproxy.Hang()},
+	"stuck-put":     {Match: sends, Skip: 5, Times: 1, Do: faultproxy.StallSent(large / 2)},
 	"drop-complete": {Match: faultproxy.Of(faultproxy.Complete), Times: 1, Do: faultproxy.DropAnswer()},
 }
 
@@ -59,7 +61,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	target := flags.String("target", "", "URL of the server, http://host:port")
 	rate := flags.Int64("rate", 0, "bytes a second of each connection, in each direction; 0: no limit")
 	refused := flags.Float64("refused", 0, "share of requests that are answered with 503 SlowDown")
-	fault := flags.String("fault", "", "what happens to data files: "+strings.Join(slices.Sorted(maps.Keys(faults)), ", "))
+	fault := flags.String("fault", "", "what happens to data files, with commas between: "+strings.Join(slices.Sorted(maps.Keys(faults)), ", "))
 	every := flags.Duration("every", 10*time.Second, "interval of the counters")
 	flags.DurationVar(&shape.FirstByte, "first-byte", 0, "time added before the first byte of each answer")
 	if err := flags.Parse(args); err != nil {
@@ -68,8 +70,14 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if *every <= 0 || *refused < 0 || *refused > 1 || flags.NArg() > 0 {
 		return errors.New("usage: the interval must be positive, the share at most 1, and there are no arguments")
 	}
-	if _, known := faults[*fault]; *fault != "" && !known {
-		return fmt.Errorf("usage: no fault %q", *fault)
+	var chosen []faultproxy.Fault
+	for name := range strings.SplitSeq(*fault, ",") {
+		f, known := faults[name]
+		if known {
+			chosen = append(chosen, f)
+		} else if name != "" {
+			return fmt.Errorf("usage: no fault %q", name)
+		}
 	}
 	p, err := faultproxy.Start(faultproxy.Options{Target: *target})
 	if err != nil {
@@ -81,8 +89,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if *refused > 0 {
 		p.Inject(faultproxy.Fault{Share: *refused, Seed: uint64(time.Now().UnixNano()), Do: faultproxy.SlowDown()})
 	}
-	if *fault != "" {
-		p.Inject(faults[*fault])
+	for _, f := range chosen {
+		p.Inject(f)
 	}
 	fmt.Fprintln(out, p.URL())
 	tick := time.NewTicker(*every)
