@@ -98,9 +98,13 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions, pr
 	if len(out.Checkpoints) == 0 && err != nil {
 		return err
 	}
-	var verr error
-	if out.Versions, verr = s.Data.Versioned(ctx); verr != nil {
+	why, verr := s.Data.Unfreed(ctx)
+	if verr != nil {
 		a.Warn("warning: the bucket does not tell whether it keeps removed files as versions, which would cost as before: %v", verr)
+	}
+	if why != nil {
+		out.Versions, out.Unfreed = true, why.Error()
+		a.Warn("warning: the bucket keeps removed files as versions, which cannot be removed: %v", why)
 	}
 	printed := console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "ACTION", "SIZE", "FREED", "REASON"}

@@ -1,7 +1,6 @@
 package object
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -11,9 +10,6 @@ import (
 type Metered interface {
 	// Writes returns the requests that write a file of size bytes: PUT and POST.
 	Writes(size int64) int
-
-	// Versioned reports whether removed files stay as versions, which still cost.
-	Versioned(ctx context.Context) (bool, error)
 }
 
 // Prices are what a bucket costs, in US dollars. It implements the flag values of pflag.

@@ -62,6 +62,7 @@ type Bucket struct {
 	transport *transport
 	gate      *gate
 	law       law
+	history   history
 
 	mu     sync.Mutex
 	client *minio.Core // nil until the region is known

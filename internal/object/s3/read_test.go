@@ -141,6 +141,8 @@ func TestReadsCost(t *testing.T) {
 	_, _ = b.Stat(t.Context(), "none")
 	check("stat of nothing", "HEAD", "GET list-type")
 	_ = b.Remove(t.Context(), "f", "g", "h")
+	check("the first removal", "GET versioning", "POST delete")
+	_ = b.Remove(t.Context(), "f", "g", "h")
 	check("remove", "POST delete")
 	_ = b.MakeDir(t.Context(), "d")
 	_ = b.Sync(t.Context(), "d")
