@@ -277,7 +277,7 @@ func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool, k
 	return nil
 }
 
-// vacate removes a file whose name is to be free. If the server keeps its bytes until a time, it
+// vacate removes a file whose name must be free. If the server keeps its bytes until a time, it
 // returns them.
 func (r *Root) vacate(ctx context.Context, name string) (locked *object.LockedError, err error) {
 	err = r.b.Remove(ctx, name)

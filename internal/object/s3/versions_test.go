@@ -131,11 +131,11 @@ func TestRemoveManyVersions(t *testing.T) {
 	}
 }
 
-// TestRemoveWithoutPermission: the names go, the versions stay, and the reason is told.
+// TestRemoveWithoutPermission: the names go, the versions stay, and Unfreed has the reason.
 func TestRemoveWithoutPermission(t *testing.T) {
 	s := s3test.Start(t, s3test.Options{Versioning: true})
 	for missing, match := range map[string]func(faultproxy.Request) bool{
-		"s3:ListBucketVersions":  func(r faultproxy.Request) bool { return r.Query.Has("versions") },
+		"s3:ListBucketVersions": func(r faultproxy.Request) bool { return r.Query.Has("versions") },
 		"s3:DeleteObjectVersion": func(r faultproxy.Request) bool {
 			return r.Class == faultproxy.DeleteMany || r.Class == faultproxy.Delete && r.Query.Has("versionId")
 		},
