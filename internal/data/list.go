@@ -233,9 +233,7 @@ func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool, k
 		return err
 	}
 	names := object.Names(entries)
-	slices.Sort(names)
-	readable := slices.DeleteFunc(entries, func(e object.Entry) bool { return e.Info != nil && e.Info.Removed })
-	receipt, err := r.ownOrStray(ctx, ref, object.Names(readable))
+	receipt, err := r.ownOrStray(ctx, ref, names)
 	if err != nil {
 		return err
 	}

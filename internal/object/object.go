@@ -182,7 +182,7 @@ type Resumer interface {
 // others.
 type Versioned interface {
 	// Stored is List with all that takes space: the size of a file is that of its versions, and
-	// Removed files of which versions are left are there too.
+	// removed files of which versions are left are there too.
 	Stored(ctx context.Context, dir string) ([]Entry, error)
 
 	// Hide frees the names of files, whose bytes may stay as versions.
@@ -263,7 +263,6 @@ type Info struct {
 	Size     int64 // in bytes
 	Modified time.Time
 	Dir      bool
-	Removed  bool   // only older versions are left; in answers of [Versioned] alone
 	Links    uint64 // number of names; 0 where unknown
 	ID       string // the same for all names of a file, and of no other; empty where unknown
 

@@ -42,7 +42,6 @@ type version struct {
 	key, id string
 	size    int64
 	marker  bool
-	latest  bool
 }
 
 // noVersion is the ID of the version of an object that was put while the bucket kept none.
@@ -148,7 +147,7 @@ func (b *Bucket) versions(ctx context.Context, prefix string) (all []version, di
 			case found.VersionID == "" && strings.HasSuffix(rest, "/"):
 				dirs = append(dirs, found.Key)
 			default:
-				all = append(all, version{found.Key, cmp.Or(found.VersionID, noVersion), found.Size, found.IsDeleteMarker, found.IsLatest})
+				all = append(all, version{found.Key, cmp.Or(found.VersionID, noVersion), found.Size, found.IsDeleteMarker})
 			}
 		}
 		return ctx.Err()
@@ -218,12 +217,11 @@ func (b *Bucket) Stored(ctx context.Context, dir string) ([]object.Entry, error)
 		}
 		info := at[name]
 		if info == nil {
-			info = &object.Info{Removed: true}
+			info = &object.Info{}
 			at[name] = info
 			entries = append(entries, object.Entry{Name: name, Info: info})
 		}
 		info.Size += v.size
-		info.Removed = info.Removed && (v.marker || !v.latest)
 	}
 	for _, dir := range dirs {
 		name := strings.TrimSuffix(strings.TrimPrefix(dir, prefix), "/")
