@@ -464,6 +464,9 @@ func (c *collector) leftovers(ctx context.Context, t retention.Trial, all []Coll
 		if row.State != projections.Aborted && row.State != projections.Deleted || now[row.ID] {
 			continue
 		}
+		if c.opts.Apply && c.store.locked.has(RefOf(row)) {
+			continue
+		}
 		// Most of these were removed long ago.
 		has := dirs[RefOf(row).Checkpoint]
 		if c.refs == nil {
@@ -527,6 +530,9 @@ func (c *collector) free(ctx context.Context, x *Collected, trials []retention.T
 		return uploads
 	case errors.As(err, &locked):
 		x.Freed, x.Left = max(freed-locked.Bytes, 0), lasts(locked, kept)
+		if uploads == nil {
+			c.store.locked.add(RefOf(x.row), locked)
+		}
 		return uploads
 	case errors.Join(uploads, err) != nil:
 		err = errors.Join(uploads, err)
@@ -550,18 +556,6 @@ func (c *collector) measure(ctx context.Context, row projections.Checkpoint) (fr
 		freed, locked, err = c.store.Data.Frees(ctx, RefOf(row), kept.Keeps, !c.opts.Apply)
 	}
 	return freed, lasts(locked, kept), kept, err
-}
-
-// lasts returns why files of a checkpoint stay: they are locked, or others name them.
-func lasts(locked *object.LockedError, kept refs.Kept) string {
-	switch named := stays(kept); {
-	case locked == nil:
-		return named
-	case named == "":
-		return locked.Error()
-	default:
-		return locked.Error() + "; " + named
-	}
 }
 
 // exclusive returns the size in bytes of a checkpoint's files whose links are all in its

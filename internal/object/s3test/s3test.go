@@ -255,6 +255,17 @@ func (s *Server) Hold(tb testing.TB, key, status string) {
 	s.configure(tb, "/"+key+"?legal-hold", `<LegalHold xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>`+status+`</Status></LegalHold>`)
 }
 
+// Expire makes objects with a prefix expire after a day. It reports false if the server has no such
+// rules.
+func (s *Server) Expire(tb testing.TB, prefix string) bool {
+	tb.Helper()
+	if a := s.Do(tb, http.MethodGet, "?lifecycle", nil, nil); a.Status == http.StatusNotImplemented {
+		return false
+	}
+	s.configure(tb, "?lifecycle", `<LifecycleConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Rule><ID>expire</ID><Status>Enabled</Status><Filter><Prefix>`+prefix+`</Prefix></Filter><Expiration><Days>1</Days></Expiration></Rule></LifecycleConfiguration>`)
+	return true
+}
+
 // configure puts a part of the configuration.
 func (s *Server) configure(tb testing.TB, target, document string) {
 	tb.Helper()
