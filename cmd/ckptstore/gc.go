@@ -38,7 +38,8 @@ restored, or the newest. Without a policy, gc only deletes leftovers, and checkp
 removed by name (see ` + "`ckptstore rm`" + `) whose files had to stay until now.
 
 FREED counts bytes to which no other checkpoint has a link. In a bucket, the summary also
-has what they cost a month by --prices. gc records each decision in
+has what they cost a month by --prices. Old versions of removed files are removed too.
+What the bucket locks stays, and a later gc removes it. gc records each decision in
 the log before it deletes files. An interrupted collection is finished by the next one,
 or when the store is next opened. gc does not touch directories that are not in the
 log, or copies of other checkpoints.
@@ -98,9 +99,13 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions, pr
 	if len(out.Checkpoints) == 0 && err != nil {
 		return err
 	}
-	var verr error
-	if out.Versions, verr = s.Data.Versioned(ctx); verr != nil {
+	why, verr := s.Data.Unfreed(ctx)
+	if verr != nil {
 		a.Warn("warning: the bucket does not tell whether it keeps removed files as versions, which would cost as before: %v", verr)
+	}
+	if why != nil {
+		out.Versions, out.Unfreed = true, why.Error()
+		a.Warn("warning: the bucket keeps removed files as versions, which cannot be removed: %v", why)
 	}
 	printed := console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "ACTION", "SIZE", "FREED", "REASON"}

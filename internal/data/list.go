@@ -111,10 +111,11 @@ func (r *Root) Links(ctx context.Context) (links []Damaged, err error) {
 	return links, nil
 }
 
-// Directories returns the names of the directories of a trial's checkpoints, committed or not.
+// Directories returns the names of the directories of a trial's checkpoints, committed or not, and
+// of those of which a bucket keeps old versions.
 // Of run and trial, ref has the names of the directories.
 func (r *Root) Directories(ctx context.Context, ref checkpoint.Ref) (map[string]bool, error) {
-	dirs, err := r.subdirs(ctx, path.Join(ref.Run, ref.Trial), func(Damaged) {})
+	dirs, err := r.subdirs(ctx, path.Join(ref.Run, ref.Trial), r.stored, func(Damaged) {})
 	if err != nil {
 		return nil, fmt.Errorf("list checkpoints in %s: %w", r.b.Path(path.Join(ref.Run, ref.Trial)), err)
 	}
@@ -128,7 +129,7 @@ func (r *Root) Directories(ctx context.Context, ref checkpoint.Ref) (map[string]
 // walk calls visit for each directory of a checkpoint, committed or not, and linked for each
 // link among them.
 func (r *Root) walk(ctx context.Context, visit func(checkpoint.Ref), linked func(Damaged)) error {
-	runs, err := r.subdirs(ctx, "", linked)
+	runs, err := r.subdirs(ctx, "", r.b.List, linked)
 	if err != nil {
 		return err
 	}
@@ -136,12 +137,12 @@ func (r *Root) walk(ctx context.Context, visit func(checkpoint.Ref), linked func
 		if run == pendingDir {
 			continue
 		}
-		trials, err := r.subdirs(ctx, run, linked)
+		trials, err := r.subdirs(ctx, run, r.b.List, linked)
 		if err != nil {
 			return err
 		}
 		for _, trial := range trials {
-			checkpoints, err := r.subdirs(ctx, path.Join(run, trial), linked)
+			checkpoints, err := r.subdirs(ctx, path.Join(run, trial), r.b.List, linked)
 			if err != nil {
 				return err
 			}
@@ -155,11 +156,11 @@ func (r *Root) walk(ctx context.Context, visit func(checkpoint.Ref), linked func
 
 // subdirs returns the sorted names of the directories in dir; none if dir disappeared
 // meanwhile. It calls linked for each link.
-func (r *Root) subdirs(ctx context.Context, dir string, linked func(Damaged)) ([]string, error) {
+func (r *Root) subdirs(ctx context.Context, dir string, list lister, linked func(Damaged)) ([]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	entries, err := r.b.List(ctx, dir)
+	entries, err := list(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -182,7 +183,8 @@ func (r *Root) subdirs(ctx context.Context, dir string, linked func(Damaged)) ([
 // or with a manifest of another checkpoint or store, is a [*TakenError] and stays unchanged,
 // so a manifest is removed only if its commit was never decided. A symbolic link in or in
 // place of the directory is removed itself. A directory that is gone, or partly gone, is
-// success. The removal is durable on return.
+// success. The removal is durable on return. Files that the server keeps until a time are an
+// [*object.LockedError], once all others are removed.
 func (r *Root) Remove(ctx context.Context, ref checkpoint.Ref) error {
 	return r.removeDir(ctx, ref, false, nil)
 }
@@ -216,7 +218,7 @@ func (r *Root) removeDir(ctx context.Context, ref checkpoint.Ref, committed bool
 func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool, keeps func(name string) bool) error {
 	r.wrote.forget(ref)
 	dir := nameOf(ref)
-	names, err := r.names(ctx, dir)
+	entries, err := r.stored(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		// An interrupted call may have removed it before it made this durable.
 		return disk.Gone(r.b.Sync(ctx, path.Dir(dir)))
@@ -230,6 +232,7 @@ func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool, k
 	if err != nil {
 		return err
 	}
+	names := object.Names(entries)
 	receipt, err := r.ownOrStray(ctx, ref, names)
 	if err != nil {
 		return err
@@ -237,10 +240,13 @@ func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool, k
 	if receipt && !committed {
 		return &TakenError{Ref: ref, File: r.path(ref, checkpoint.ReceiptFile), What: "the receipt of a committed checkpoint"}
 	}
+	held := &object.LockedError{}
 	if receipt {
-		if err := r.b.Remove(ctx, nameOf(ref, checkpoint.ReceiptFile)); err != nil {
+		locked, err := r.vacate(ctx, nameOf(ref, checkpoint.ReceiptFile))
+		if err != nil {
 			return err
 		}
+		held.Add(locked)
 		names = slices.DeleteFunc(names, func(n string) bool { return n == checkpoint.ReceiptFile })
 	}
 	if err := disk.Gone(r.sync(ctx, ref)); err != nil {
@@ -253,12 +259,30 @@ func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool, k
 		for i, name := range unkept {
 			unkept[i] = path.Join(dir, name)
 		}
-		return errors.Join(r.b.Remove(ctx, unkept...), r.sync(ctx, ref))
+		err = errors.Join(r.b.Remove(ctx, unkept...), r.sync(ctx, ref))
+	} else if err = r.removeAll(ctx, dir, names); err == nil {
+		err = r.b.Sync(ctx, path.Dir(dir))
 	}
-	if err := r.removeAll(ctx, dir, names); err != nil {
+	var locked *object.LockedError
+	if errors.As(err, &locked) {
+		held.Add(locked)
+	} else if err != nil {
 		return err
 	}
-	return r.b.Sync(ctx, path.Dir(dir))
+	if held.Versions > 0 {
+		return held
+	}
+	return nil
+}
+
+// vacate removes a file whose name must be free. If the server keeps its bytes until a time, it
+// returns them.
+func (r *Root) vacate(ctx context.Context, name string) (locked *object.LockedError, err error) {
+	err = r.b.Remove(ctx, name)
+	if errors.As(err, &locked) {
+		return locked, r.b.(object.Versioned).Hide(ctx, name)
+	}
+	return &object.LockedError{}, err
 }
 
 // ownOrStray is like own, and also removes links and pipes that have the name of a receipt or
@@ -304,6 +328,9 @@ func (r *Root) removeAll(ctx context.Context, dir string, names []string) error 
 		files[i] = path.Join(dir, name)
 	}
 	refused := r.b.Remove(ctx, files...)
+	if errors.As(refused, new(*object.LockedError)) {
+		return refused
+	}
 	left, err := r.names(ctx, dir)
 	if err != nil {
 		return errors.Join(refused, disk.Gone(err))

@@ -3,6 +3,8 @@ package data_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"path"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -187,5 +189,84 @@ func store(t *testing.T, b object.Backend, name string, bytes []byte) {
 	}
 	if err := u.Commit(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// keeping is a bucket with old versions of files that have no name any more.
+type keeping struct {
+	*objecttest.Bucket
+	old     map[string]int64 // sizes of the versions
+	locked  string           // a file that cannot be removed
+	removed []string
+	hidden  []string
+}
+
+func (k *keeping) Stored(ctx context.Context, dir string) ([]object.Entry, error) {
+	entries, err := k.Bucket.List(ctx, dir)
+	for name, size := range k.old {
+		rest, below := strings.CutPrefix(name, dir+"/")
+		if sub, _, deep := strings.Cut(rest, "/"); below && deep {
+			entries = append(entries, object.Entry{Name: sub, Info: &object.Info{Dir: true}})
+		} else if below {
+			entries = append(entries, object.Entry{Name: rest, Info: &object.Info{Size: size}})
+		}
+	}
+	return entries, err
+}
+
+func (k *keeping) Remove(ctx context.Context, names ...string) error {
+	k.removed = append(k.removed, names...)
+	if i := slices.Index(names, k.locked); i >= 0 {
+		err := k.Bucket.Remove(ctx, slices.Delete(slices.Clone(names), i, i+1)...)
+		return errors.Join(err, k.Locked(ctx, k.locked))
+	}
+	return k.Bucket.Remove(ctx, names...)
+}
+
+func (k *keeping) Hide(ctx context.Context, names ...string) error {
+	k.hidden = append(k.hidden, names...)
+	return k.Bucket.Remove(ctx, names...)
+}
+
+func (k *keeping) Locked(_ context.Context, names ...string) error {
+	if slices.Contains(names, k.locked) {
+		return &object.LockedError{Versions: 1, Bytes: 10, Hold: true}
+	}
+	return nil
+}
+
+func (k *keeping) Unfreed(context.Context) (why, err error) { return nil, nil }
+
+// TestRemoveOldVersions removes a checkpoint of which a bucket keeps an old version without a name,
+// and whose receipt is locked: both are tried, and the receipt loses its name.
+func TestRemoveOldVersions(t *testing.T) {
+	s, b := inBucket(t, 1, mib)
+	c := s.save(t, "first")
+	dir := path.Join(c.ref.Run, c.ref.Trial, c.ref.Checkpoint)
+	receipt := path.Join(dir, checkpoint.ReceiptFile)
+	gone := path.Join(c.ref.Run, c.ref.Trial, "gone")
+	k := &keeping{Bucket: b.Bucket, old: map[string]int64{dir + "/old": 20, gone + "/old": 1}, locked: receipt}
+	root := data.OpenBackend(k, vfs.NewMem())
+	root.OfStore("store-1")
+	dirs, err := root.Directories(t.Context(), checkpoint.Ref{Run: c.ref.Run, Trial: c.ref.Trial})
+	if err != nil || !dirs["gone"] || !dirs[c.ref.Checkpoint] {
+		t.Errorf("directories are %v, %v", dirs, err)
+	}
+	named, err := root.Stored(t.Context(), c.ref, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes, held, err := root.Frees(t.Context(), c.ref, nil, true); err != nil || bytes != named+20-10 || held == nil {
+		t.Errorf("frees %d of %d, %v, %v", bytes, named, held, err)
+	}
+	var held *object.LockedError
+	if err := root.RemoveCommitted(t.Context(), c.ref); !errors.As(err, &held) || held.Bytes != 10 {
+		t.Errorf("the removal: %v", err)
+	}
+	if !slices.Contains(k.removed, dir+"/old") || !slices.Equal(k.hidden, []string{receipt}) || k.removed[0] != receipt {
+		t.Errorf("removed %q, hidden %q", k.removed, k.hidden)
+	}
+	if bytes, err := root.Stored(t.Context(), c.ref, nil); err != nil || bytes != -1 {
+		t.Errorf("left are %d bytes, %v", bytes, err)
 	}
 }

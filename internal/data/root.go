@@ -116,7 +116,12 @@ func (r *Root) Stored(ctx context.Context, ref checkpoint.Ref, but func(name str
 // fileSizes returns the sizes of all files of a checkpoint, by name; none if there is no such
 // directory.
 func (r *Root) fileSizes(ctx context.Context, ref checkpoint.Ref) (map[string]int64, error) {
-	entries, err := r.b.List(ctx, nameOf(ref))
+	return r.sizes(ctx, ref, r.b.List)
+}
+
+// sizes returns the sizes of files that list lists.
+func (r *Root) sizes(ctx context.Context, ref checkpoint.Ref, list lister) (map[string]int64, error) {
+	entries, err := list(ctx, nameOf(ref))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -155,12 +160,50 @@ func (r *Root) Metered() bool {
 	return ok
 }
 
-// Versioned reports whether removed files stay as versions in a bucket, which still cost.
-func (r *Root) Versioned(ctx context.Context) (bool, error) {
-	if b, ok := r.b.(object.Metered); ok {
-		return b.Versioned(ctx)
+// Unfreed returns why removed files stay as versions in a bucket, which still cost, or nil if they
+// do not.
+func (r *Root) Unfreed(ctx context.Context) (why, err error) {
+	if b, ok := r.b.(object.Versioned); ok {
+		return b.Unfreed(ctx)
 	}
-	return false, nil
+	return nil, nil
+}
+
+// lister lists a directory.
+type lister func(ctx context.Context, dir string) ([]object.Entry, error)
+
+// stored lists a directory with all that takes space there.
+func (r *Root) stored(ctx context.Context, dir string) ([]object.Entry, error) {
+	if b, ok := r.b.(object.Versioned); ok {
+		return b.Stored(ctx, dir)
+	}
+	return r.b.List(ctx, dir)
+}
+
+// Frees returns the bytes that [Root.RemoveExcept] frees, with those of older versions of the
+// files, and what is locked of them: its bytes are not among the freed.
+func (r *Root) Frees(ctx context.Context, ref checkpoint.Ref, keeps func(name string) bool, locked bool) (bytes int64, held *object.LockedError, err error) {
+	sizes, err := r.sizes(ctx, ref, r.stored)
+	if err != nil {
+		return 0, nil, err
+	}
+	var names []string
+	for name, size := range sizes {
+		if keeps == nil || !checkpoint.HoldsData(name) || !keeps(name) {
+			bytes += size
+			names = append(names, nameOf(ref, name))
+		}
+	}
+	b, ok := r.b.(object.Versioned)
+	if !ok || !locked {
+		return bytes, nil, nil
+	}
+	if err := b.Locked(ctx, names...); errors.As(err, &held) {
+		bytes -= held.Bytes
+	} else if err != nil {
+		return 0, nil, fmt.Errorf("ask what is locked of %s: %w", r.path(ref), err)
+	}
+	return bytes, held, nil
 }
 
 // Requests counts the requests for a checkpoint, without repeated ones. It returns false where

@@ -612,7 +612,7 @@ func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error 
 			if name != file && (!strings.HasPrefix(name, file+".") || !strings.HasSuffix(name, object.Partial)) {
 				continue
 			}
-			if err := w.root.b.Remove(ctx, nameOf(w.ref, name)); err != nil {
+			if _, err := w.root.vacate(ctx, nameOf(w.ref, name)); err != nil {
 				return fmt.Errorf("remove leftover %s: %w", w.root.path(w.ref, name), err)
 			}
 			cleared = true

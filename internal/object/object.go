@@ -176,6 +176,56 @@ type Resumer interface {
 	Uploads(ctx context.Context, dir string, use func(name string, upload Unfinished)) error
 }
 
+// Versioned is a [Backend] that may keep the bytes of files that were replaced or removed, as
+// versions of these files. Its Remove removes all versions of a file. A version that the server
+// keeps until a time stays as it is, and Remove returns a [*LockedError] once it has removed the
+// others.
+type Versioned interface {
+	// Stored is List with all that takes space: the size of a file is that of its versions, and
+	// removed files of which versions are left are there too.
+	Stored(ctx context.Context, dir string) ([]Entry, error)
+
+	// Hide frees the names of files, whose bytes may stay as versions.
+	Hide(ctx context.Context, names ...string) error
+
+	// Locked returns a [*LockedError] if the server keeps versions of files until a time.
+	Locked(ctx context.Context, names ...string) error
+
+	// Unfreed returns why Remove frees no space, or nil if it does. Before the first Remove it
+	// may return nil in spite of a permission that is missing.
+	Unfreed(ctx context.Context) (why, err error)
+}
+
+// LockedError reports versions of files that no client can remove yet.
+type LockedError struct {
+	Versions int       // how many
+	Bytes    int64     // of them
+	Until    time.Time // when the last can be removed; zero if none has a time
+	Hold     bool      // some stay until the owner of the bucket ends their legal hold
+}
+
+// Add adds what another error reports.
+func (e *LockedError) Add(o *LockedError) {
+	e.Versions += o.Versions
+	e.Bytes += o.Bytes
+	e.Hold = e.Hold || o.Hold
+	if o.Until.After(e.Until) {
+		e.Until = o.Until
+	}
+}
+
+// Error names the time.
+func (e *LockedError) Error() string {
+	until := "locked until " + e.Until.UTC().Format(time.RFC3339)
+	switch {
+	case e.Hold && e.Until.IsZero():
+		return "locked by a legal hold of the bucket"
+	case e.Hold:
+		return until + ", and by a legal hold of the bucket"
+	}
+	return until
+}
+
 // Object is an open file. It never has bytes of two files: once its name belongs to another
 // file, or to none, reads return the bytes of the file that was opened, or an error.
 type Object interface {

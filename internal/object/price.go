@@ -1,19 +1,18 @@
 package object
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 	"strings"
 )
 
-// Metered is a backend whose requests have a price.
+// Metered is a backend whose requests have a price, as the bytes that it keeps have. Stores charge
+// for each request by its class, whatever its size: those that write or list cost the same, and
+// those that read about a tenth of that. A request that removes something is free.
 type Metered interface {
-	// Writes returns the requests that write a file of size bytes: PUT and POST.
+	// Writes returns the requests that write a file of size bytes: PUT and POST. A file that is
+	// sent in parts has a request for each, and two for their begin and end.
 	Writes(size int64) int
-
-	// Versioned reports whether removed files stay as versions, which still cost.
-	Versioned(ctx context.Context) (bool, error)
 }
 
 // Prices are what a bucket costs, in US dollars. It implements the flag values of pflag.

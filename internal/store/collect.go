@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/refs"
 	"github.com/ckptstore/ckptstore/internal/store/place"
@@ -75,9 +76,10 @@ type Collection struct {
 	Checkpoints []Collected `json:"checkpoints"`
 	Freed       int64       `json:"freed"` // sum
 
-	// Versions is set by callers that asked the bucket, and if it keeps removed files as versions:
-	// nothing is freed until a rule of the bucket removes these.
-	Versions bool `json:"versions,omitempty"`
+	// Versions is set if the bucket keeps removed files as versions that could not be removed:
+	// nothing is freed until a rule of the bucket removes these. Unfreed has the reason.
+	Versions bool   `json:"versions,omitempty"`
+	Unfreed  string `json:"unfreed,omitempty"`
 }
 
 // Collect deletes the checkpoints that a policy does not keep, and sweeps the leftovers
@@ -462,6 +464,9 @@ func (c *collector) leftovers(ctx context.Context, t retention.Trial, all []Coll
 		if row.State != projections.Aborted && row.State != projections.Deleted || now[row.ID] {
 			continue
 		}
+		if c.opts.Apply && c.store.locked.has(RefOf(row)) {
+			continue
+		}
 		// Most of these were removed long ago.
 		has := dirs[RefOf(row).Checkpoint]
 		if c.refs == nil {
@@ -494,12 +499,12 @@ func (c *collector) discard(ctx context.Context, ref checkpoint.Ref) (err error)
 // free removes the files of a checkpoint chosen for removal, and computes the bytes
 // freed; without Apply it only computes them. trials were read after the decisions.
 func (c *collector) free(ctx context.Context, x *Collected, trials []retention.Trial) error {
-	freed, kept, err := c.measure(ctx, x.row)
+	freed, left, kept, err := c.measure(ctx, x.row)
 	if err != nil {
 		return err
 	}
 	if !c.opts.Apply || kept.All {
-		x.Freed, x.Left = freed, stays(kept)
+		x.Freed, x.Left = freed, left
 		return nil
 	}
 	for _, t := range trials {
@@ -511,37 +516,46 @@ func (c *collector) free(ctx context.Context, x *Collected, trials []retention.T
 	if err := c.opts.at("remove " + x.ID); err != nil {
 		return err
 	}
-	err = c.discard(ctx, RefOf(x.row))
+	uploads := c.discard(ctx, RefOf(x.row))
 	if x.State == projections.Aborted {
-		err = errors.Join(err, c.store.Data.Remove(ctx, RefOf(x.row)))
+		err = c.store.Data.Remove(ctx, RefOf(x.row))
 	} else {
-		err = errors.Join(err, c.store.Data.RemoveExcept(ctx, RefOf(x.row), kept.Keeps))
+		err = c.store.Data.RemoveExcept(ctx, RefOf(x.row), kept.Keeps)
 	}
 	var taken *data.TakenError
+	var locked *object.LockedError
 	switch {
 	case errors.As(err, &taken):
 		x.Left = taken.Error()
-		return nil
-	case err != nil:
+		return uploads
+	case errors.As(err, &locked):
+		x.Freed, x.Left = max(freed-locked.Bytes, 0), lasts(locked, kept)
+		if uploads == nil {
+			c.store.locked.add(RefOf(x.row), locked)
+		}
+		return uploads
+	case errors.Join(uploads, err) != nil:
+		err = errors.Join(uploads, err)
 		x.Left = err.Error()
 		return err
 	}
-	x.Freed, x.Left = freed, stays(kept)
+	x.Freed, x.Left = freed, left
 	return nil
 }
 
-// measure returns the bytes that the removal of a checkpoint's files frees, and the files that
-// must stay for others.
-func (c *collector) measure(ctx context.Context, row projections.Checkpoint) (freed int64, kept refs.Kept, err error) {
+// measure returns the bytes that the removal of a checkpoint's files frees, why others stay, and
+// those that must stay for others. A dry run asks for locks; otherwise the removal meets them.
+func (c *collector) measure(ctx context.Context, row projections.Checkpoint) (freed int64, left string, kept refs.Kept, err error) {
 	if c.refs == nil {
 		freed, err = c.exclusive(RefOf(row))
-		return freed, kept, err
+		return freed, "", kept, err
 	}
+	var locked *object.LockedError
 	kept = c.refs.kept(row)
 	if !kept.All {
-		freed, err = c.store.Data.Stored(ctx, RefOf(row), kept.Keeps)
+		freed, locked, err = c.store.Data.Frees(ctx, RefOf(row), kept.Keeps, !c.opts.Apply)
 	}
-	return max(freed, 0), kept, err
+	return freed, lasts(locked, kept), kept, err
 }
 
 // exclusive returns the size in bytes of a checkpoint's files whose links are all in its

@@ -1,14 +1,18 @@
 package store
 
 import (
+	"context"
+	"path"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/objecttest"
 	"github.com/ckptstore/ckptstore/internal/query"
 )
@@ -97,5 +101,59 @@ func TestCollectNamed(t *testing.T) {
 	}
 	if out = collect(t, s, "last=1"); went(out) != "" {
 		t.Errorf("it did %s", went(out))
+	}
+}
+
+// locking is a bucket that locks the data of checkpoints.
+type locking struct {
+	*objecttest.Bucket
+	err   object.LockedError
+	tried int
+}
+
+func (l *locking) Remove(ctx context.Context, names ...string) error {
+	free := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return checkpoint.HoldsData(path.Base(name)) })
+	if err := l.Bucket.Remove(ctx, free...); err != nil || len(free) == len(names) {
+		return err
+	}
+	l.tried++
+	return &l.err
+}
+
+// TestCollectLocked deletes a checkpoint whose data is locked: the rest is removed and counted, and
+// the data is removed after the lock has ended. A process does not try before, except for a legal
+// hold, which may end at any time.
+func TestCollectLocked(t *testing.T) {
+	t.Parallel()
+	s := open(t, made(t))
+	b := &locking{Bucket: objecttest.NewBucket(), err: object.LockedError{Versions: 1, Bytes: data.MinReuse, Until: time.Now().Add(time.Hour)}}
+	s.Data = data.OpenBackend(b, vfs.Default)
+	s.Data.OfStore(s.ID)
+	write, commit := largeSave(t, s, 1)
+	write()
+	commit()
+	committed(t, s, "run", 2)
+	out := collect(t, s, "last=1")
+	if went(out) != "delete step-1.a1" || left(out, "step-1.a1") != b.err.Error() || out.Freed <= 0 || out.Freed >= data.MinReuse || objects(t, b.Bucket, "step-1.a1") != checkpoint.DataFile(0) {
+		t.Errorf("it did %s: %s, and freed %d; left are %s", went(out), left(out, "step-1.a1"), out.Freed, objects(t, b.Bucket, "step-1.a1"))
+	}
+	if out = collect(t, s, "last=1"); went(out) != "" || b.tried != 1 {
+		t.Errorf("before the lock has ended it did %s, after %d tries", went(out), b.tried)
+	}
+	dry, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1")})
+	if err != nil || went(dry) != "sweep step-1.a1" {
+		t.Errorf("a dry run: %s, %v", went(dry), err)
+	}
+	s.locked.add(refOf("run", "step-1.a1"), &object.LockedError{Until: time.Now().Add(-time.Second)})
+	b.err = object.LockedError{Versions: 1, Hold: true, Until: time.Now().Add(time.Hour)}
+	for range 2 {
+		if out = collect(t, s, "last=1"); went(out) != "sweep step-1.a1" || left(out, "step-1.a1") != b.err.Error() {
+			t.Errorf("under a hold it did %s: %s", went(out), left(out, "step-1.a1"))
+		}
+	}
+	s.Data = data.OpenBackend(b.Bucket, vfs.Default)
+	s.Data.OfStore(s.ID)
+	if out = collect(t, s, "last=1"); went(out) != "sweep step-1.a1" || left(out, "step-1.a1") != "" || out.Freed < data.MinReuse {
+		t.Errorf("after the hold it did %s: %s, and freed %d", went(out), left(out, "step-1.a1"), out.Freed)
 	}
 }

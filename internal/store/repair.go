@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -95,6 +96,10 @@ func repairOne(ctx context.Context, s *Store, log *jetlog.Log, c projections.Che
 		case projections.Aborted:
 			err = s.Data.Remove(ctx, ref)
 		}
+	}
+	if locked := (*object.LockedError)(nil); errors.As(err, &locked) {
+		s.opts.Logger.Info("files of an aborted checkpoint stay", "checkpoint", c.Run+"@"+c.ID, "reason", locked)
+		return
 	}
 	if err != nil {
 		s.opts.Logger.Warn("checkpoint not repaired; run `ckptstore verify`", "checkpoint", c.Run+"@"+c.ID, "error", err)

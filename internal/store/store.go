@@ -142,6 +142,7 @@ type Store struct {
 
 	bucket  *place.Bucket // that has the data; nil: it is in a directory
 	refs    references    // of the last collection
+	locked  lockedFiles
 	opts    Options
 	cutting cutting  // of the log, while this process owns it
 	space   *gauge   // of the disk that log and data share, in a directory

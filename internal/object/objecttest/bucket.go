@@ -180,9 +180,6 @@ func (b *Bucket) Writes(size int64) int {
 	return int((size+int64(b.piece)-1)/int64(b.piece)) + 2
 }
 
-// Versioned implements [object.Metered].
-func (b *Bucket) Versioned(ctx context.Context) (bool, error) { return false, ctx.Err() }
-
 // Reading implements [object.Backend].
 func (b *Bucket) Reading() object.Reading { return object.Reading{Span: b.span, Depth: 4} }
 

@@ -62,6 +62,8 @@ type Bucket struct {
 	transport *transport
 	gate      *gate
 	law       law
+	history   history
+	hedger    *hedger
 
 	mu     sync.Mutex
 	client *minio.Core // nil until the region is known
@@ -92,10 +94,13 @@ func New(at Location, options Options) (*Bucket, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Bucket{at: at, options: options, log: options.Logger, law: usual, gate: newGate(options.Depth)}
+	b := &Bucket{at: at, options: options, log: options.Logger, law: usual, gate: newGate(options.Depth), hedger: newHedger()}
 	b.transport = &transport{base: options.Transport, keys: keys, region: regionOf(at), header: http.Header{}, patience: patient}
 	if b.transport.base == nil {
-		b.transport.base = connections(options.Depth, pool)
+		own := connections(options.Depth, pool)
+		fresh := own.Clone()
+		fresh.DisableKeepAlives = true
+		b.transport.base, b.transport.fresh = own, fresh
 	}
 	if at.Payer != "" {
 		b.transport.header.Set("X-Amz-Request-Payer", at.Payer)

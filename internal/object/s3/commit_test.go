@@ -172,7 +172,7 @@ func TestConditions(t *testing.T) {
 	if n := len(headers["PUT uploadId"]); n != 2 {
 		t.Errorf("%d parts", n)
 	}
-	if got, want := b.Requests(), (Requests{Put: 1, Create: 1, Part: 2, Complete: 1, Delete: 2, Sent: b.Requests().Sent, Received: b.Requests().Received}); got != want {
+	if got, want := b.Requests(), (Requests{Put: 1, Create: 1, Part: 2, Complete: 1, Delete: 2, Other: 1, Sent: b.Requests().Sent, Received: b.Requests().Received}); got != want {
 		t.Errorf("counted %+v, want %+v", got, want)
 	}
 }

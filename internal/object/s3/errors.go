@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -232,7 +233,7 @@ func (b *Bucket) explain(e *Error, r request, answer minio.ErrorResponse) {
 	case "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "InvalidToken":
 		e.kind, e.Hint = problem.Denied, "the session has expired: log in again, or use credentials that renew themselves (credential_process, a role)"
 	case "AccessDenied", "AllAccessDisabled", "AccountProblem", "Forbidden":
-		e.kind, e.Hint = problem.Denied, "allow "+permission(r.class)+" on this bucket and prefix to the access key in use"
+		e.kind, e.Hint = problem.Denied, "allow "+cmp.Or(r.needs, permission(r.class))+" on this bucket and prefix to the access key in use"
 	case "AuthorizationHeaderMalformed", "PermanentRedirect", "InvalidRegion", "IllegalLocationConstraintException", "TemporaryRedirect", "IncorrectEndpoint":
 		e.kind, e.Hint = problem.Invalid, "the bucket is in another region: "+regionHint(answer.Region)
 	case "RequestTimeTooSkewed":

@@ -95,7 +95,7 @@ func (f *fake) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	query := r.URL.Query()
 	kind := r.Method
-	for _, name := range []string{"uploads", "uploadId", "list-type", "delete", "versioning", "lifecycle", "object-lock"} {
+	for _, name := range []string{"uploads", "uploadId", "list-type", "delete", "versioning", "versions", "versionId", "lifecycle", "object-lock"} {
 		if query.Has(name) {
 			kind += " " + name
 		}

@@ -106,38 +106,61 @@ func (b *Bucket) list(ctx context.Context, prefix string, recursive bool, size i
 	return nil
 }
 
-// Remove implements [object.Backend]. In a bucket with versions the space is freed when their
-// rules remove them.
+// Remove implements [object.Backend]. In a bucket with versions it removes those of the files too,
+// unless a permission is missing: see [Bucket.Unfreed].
 func (b *Bucket) Remove(ctx context.Context, names ...string) error {
-	if err := ctx.Err(); err != nil {
+	return b.remove(ctx, names, b.purges)
+}
+
+// Hide implements [object.Versioned].
+func (b *Bucket) Hide(ctx context.Context, names ...string) error {
+	return b.remove(ctx, names, func(context.Context) (bool, error) { return false, nil })
+}
+
+// remove removes files, with their versions if purges returns true.
+func (b *Bucket) remove(ctx context.Context, names []string, purges func(context.Context) (bool, error)) error {
+	if err := ctx.Err(); err != nil || len(names) == 0 {
 		return err
 	}
-	var keys []string
-	var problems error
-	for _, name := range names {
-		if err := object.Validate(name); err != nil {
-			problems = errors.Join(problems, err)
-			continue
-		}
-		key := b.at.key(name)
-		if strings.ContainsFunc(key, func(r rune) bool { return r < 0x20 || r == 0xfffe || r == 0xffff }) {
-			problems = errors.Join(problems, b.removeOne(ctx, key)) // XML cannot name it
-			continue
-		}
-		keys = append(keys, key)
+	keys, problems := b.keys(names)
+	purge, err := purges(ctx)
+	if err != nil {
+		return err
 	}
-	if len(keys) == 1 {
-		return errors.Join(problems, b.removeOne(ctx, keys[0]))
+	if purge {
+		denied, err := b.purge(ctx, keys)
+		switch {
+		case denied:
+		case problems != nil && err != nil: // of two kinds of errors, that of locks is the lesser
+			return fmt.Errorf("%w; %s", problems, err.Error())
+		default:
+			return errors.Join(problems, err)
+		}
 	}
-	for batch := range slices.Chunk(keys, page) {
-		problems = errors.Join(problems, b.removeMany(ctx, batch))
+	all := make([]version, len(keys))
+	for i, key := range keys {
+		all[i].key = key
+	}
+	for batch := range slices.Chunk(all, page) {
+		failed, err := b.removeMany(ctx, batch)
+		problems = errors.Join(problems, err)
+		for _, v := range batch {
+			if failed[v] != nil {
+				problems = errors.Join(problems, b.removeOne(ctx, v))
+			}
+		}
 	}
 	return problems
 }
 
-func (b *Bucket) removeOne(ctx context.Context, key string) error {
-	err := b.do(ctx, request{op: "remove", key: key, class: classDelete}, func(ctx context.Context, c *call) error {
-		return c.core.RemoveObject(ctx, b.at.Bucket, key, minio.RemoveObjectOptions{})
+// removeOne removes a version, or the name if it has no ID.
+func (b *Bucket) removeOne(ctx context.Context, v version) error {
+	r := request{op: "remove", key: v.key, class: classDelete}
+	if v.id != "" {
+		r.op, r.needs = "remove version "+v.id+" of", purging
+	}
+	err := b.do(ctx, r, func(ctx context.Context, c *call) error {
+		return c.core.RemoveObject(ctx, b.at.Bucket, v.key, minio.RemoveObjectOptions{VersionID: v.id})
 	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -145,19 +168,37 @@ func (b *Bucket) removeOne(ctx context.Context, key string) error {
 	return err
 }
 
-// removeMany removes keys in one request. Those that the server could not remove for a reason
-// that may pass are removed one by one.
-func (b *Bucket) removeMany(ctx context.Context, keys []string) error {
-	failed := map[string]error{}
-	err := b.do(ctx, request{op: fmt.Sprintf("remove %d files below", len(keys)), key: common(keys), class: classDelete}, func(ctx context.Context, c *call) error {
-		left := map[string]bool{}
-		for _, key := range keys {
-			left[key] = true
+// removeMany removes versions, or names, in one request. It returns those that the server did not
+// remove, perhaps for a reason that passes. Those that XML cannot name are among them, and a
+// single one.
+func (b *Bucket) removeMany(ctx context.Context, all []version) (failed map[version]error, err error) {
+	failed = map[version]error{}
+	var sent []version
+	for _, v := range all {
+		if len(all) == 1 || strings.ContainsFunc(v.key, func(r rune) bool { return r < 0x20 || r == 0xfffe || r == 0xffff }) {
+			failed[v] = errUntried
+			continue
 		}
-		clear(failed)
+		sent = append(sent, v)
+	}
+	if len(sent) == 0 {
+		return failed, nil
+	}
+	type target struct{ key, id string }
+	keys := make([]string, len(sent))
+	for i, v := range sent {
+		keys[i] = v.key
+	}
+	refused := map[target]error{}
+	err = b.do(ctx, request{op: fmt.Sprintf("remove %d files below", len(sent)), key: common(keys), class: classDelete}, func(ctx context.Context, c *call) error {
+		left := map[target]bool{}
+		for _, v := range sent {
+			left[target{v.key, v.id}] = true
+		}
+		clear(refused)
 		results, err := c.core.RemoveObjectsWithIter(ctx, b.at.Bucket, func(yield func(minio.ObjectInfo) bool) {
-			for _, key := range keys {
-				if !yield(minio.ObjectInfo{Key: key}) {
+			for _, v := range sent {
+				if !yield(minio.ObjectInfo{Key: v.key, VersionID: v.id}) {
 					return
 				}
 			}
@@ -169,27 +210,32 @@ func (b *Bucket) removeMany(ctx context.Context, keys []string) error {
 			if result.Err != nil && (result.ObjectName == "" || c.status/100 != 2) {
 				return result.Err // of the request
 			}
-			if result.Err != nil {
-				failed[result.ObjectName] = result.Err
+			of := target{result.ObjectName, result.ObjectVersionID}
+			if sent[0].id == "" {
+				of.id = "" // that of the marker, on some servers
 			}
-			delete(left, result.ObjectName)
+			if result.Err != nil {
+				refused[of] = result.Err
+			}
+			delete(left, of)
 		}
-		for key := range left {
-			failed[key] = fmt.Errorf("the answer does not name it: %w", errAnswer)
+		for of := range left {
+			refused[of] = fmt.Errorf("the answer does not name it: %w", errAnswer)
 		}
 		return ctx.Err()
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var problems error
-	for _, key := range keys {
-		if failed[key] != nil {
-			problems = errors.Join(problems, b.removeOne(ctx, key))
+	for _, v := range sent {
+		if refusal := refused[target{v.key, v.id}]; refusal != nil {
+			failed[v] = refusal
 		}
 	}
-	return problems
+	return failed, nil
 }
+
+var errUntried = errors.New("it was not tried")
 
 // common returns the directory of all keys, for errors.
 func common(keys []string) string {

@@ -40,7 +40,7 @@ type Capabilities struct {
 func (b *Bucket) Probe(ctx context.Context) (c Capabilities, err error) {
 	p := &prober{b: b, name: "ckptstore-probe-" + strings.ToLower(rand.Text()), c: &c}
 	err = p.objects(ctx)
-	err = errors.Join(err, b.Remove(ctx, p.name, p.name+"-parts", p.name+"-wrong"))
+	err = errors.Join(err, p.remove(ctx, p.name, p.name+"-parts", p.name+"-wrong"))
 	if err == nil {
 		err = p.configuration(ctx)
 	}
@@ -52,6 +52,18 @@ type prober struct {
 	b    *Bucket
 	name string
 	c    *Capabilities
+}
+
+// remove removes the objects of the probe. If the bucket locks what is put there, they stay under
+// no name.
+func (p *prober) remove(ctx context.Context, names ...string) error {
+	err := p.b.Remove(ctx, names...)
+	var locked *object.LockedError
+	if !errors.As(err, &locked) {
+		return err
+	}
+	p.c.Warnings = append(p.c.Warnings, fmt.Sprintf("the bucket locks what is put there: %d bytes of this probe stay, %v, and so do checkpoints that are deleted before their lock ends", locked.Bytes, locked))
+	return p.b.Hide(ctx, names...)
 }
 
 // objects tries out requests of objects.
@@ -213,60 +225,51 @@ func (p *prober) condition(ctx context.Context) error {
 // configuration looks at the rules of the bucket. A server that has none of a kind, or hides
 // them, is a warning.
 func (p *prober) configuration(ctx context.Context) error {
-	p.ask(ctx, "versioning", func(ctx context.Context, c *call) (err error) {
-		p.c.Versioned, err = p.b.versioned(ctx, c)
-		return err
-	})
-	p.ask(ctx, "object lock", func(ctx context.Context, c *call) error {
-		enabled, _, _, _, err := c.core.GetObjectLockConfig(ctx, p.b.at.Bucket)
-		p.c.Locked = enabled == "Enabled"
-		return err
-	})
+	var err error
+	p.c.Versioned, err = p.b.versioned(ctx)
+	p.answered("versioning", err)
+	rule, err := p.b.locks(ctx)
+	p.answered("object lock", err)
+	p.c.Locked = rule.on
 	if err := p.b.Uploads(ctx, "", func(string, object.Unfinished) {}); err != nil {
 		p.c.Warnings = append(p.c.Warnings, fmt.Sprintf("unfinished uploads cannot be listed (%v): grant s3:ListBucketMultipartUploads, or `ckptstore gc` cannot remove what crashes leave", err))
 	}
 	var rules []lifecycle.Rule
-	if !p.ask(ctx, "lifecycle rules", func(ctx context.Context, c *call) error {
+	err = p.b.do(ctx, request{op: "get lifecycle rules of", class: classOther}, func(ctx context.Context, c *call) error {
 		found, err := c.core.GetBucketLifecycle(ctx, p.b.at.Bucket)
 		if err == nil {
 			rules = found.Rules
 		}
 		return err
-	}) {
-		if p.c.Versioned {
-			p.c.Warnings = append(p.c.Warnings, keepsVersions)
-		}
+	})
+	if !p.answered("lifecycle rules", err) {
+		p.keepsVersions()
 		return ctx.Err()
 	}
 	return p.rules(rules)
 }
 
-// Versioned implements [object.Metered].
-func (b *Bucket) Versioned(ctx context.Context) (is bool, err error) {
-	err = b.do(ctx, request{op: "get versioning of", class: classOther}, func(ctx context.Context, c *call) (err error) {
-		is, err = b.versioned(ctx, c)
-		return err
-	})
-	return is, err
-}
-
-func (b *Bucket) versioned(ctx context.Context, c *call) (bool, error) {
-	found, err := c.core.GetBucketVersioning(ctx, b.at.Bucket)
-	return found.Enabled(), err
-}
-
-// ask asks for one part of the configuration. Nothing configured is an answer.
-func (p *prober) ask(ctx context.Context, what string, send func(context.Context, *call) error) (answered bool) {
-	err := p.b.do(ctx, request{op: "get " + what + " of", class: classOther}, send)
+// unconfigured reports whether a failure tells that nothing is configured.
+func unconfigured(err error) bool {
 	var failed *Error
-	if err == nil || errors.As(err, &failed) && slices.Contains([]string{"NoSuchLifecycleConfiguration", "ObjectLockConfigurationNotFoundError", "NoSuchObjectLockConfiguration"}, failed.Code) {
+	return errors.As(err, &failed) && slices.Contains([]string{"NoSuchLifecycleConfiguration", "ObjectLockConfigurationNotFoundError", "NoSuchObjectLockConfiguration"}, failed.Code)
+}
+
+// answered notes the failure of a question for a part of the configuration.
+func (p *prober) answered(what string, err error) bool {
+	if err == nil || unconfigured(err) {
 		return true
 	}
 	p.c.Warnings = append(p.c.Warnings, fmt.Sprintf("the bucket's %s cannot be read (%v): check that no rule expires objects, and that one removes unfinished uploads", what, err))
 	return false
 }
 
-const keepsVersions = "the bucket keeps versions, and no rule is known that removes old ones: removed checkpoints free nothing; add NoncurrentVersionExpiration"
+// keepsVersions warns of versions that neither this client nor a rule removes.
+func (p *prober) keepsVersions() {
+	if why := p.b.denial(); p.c.Versioned && why != nil {
+		p.c.Warnings = append(p.c.Warnings, fmt.Sprintf("the bucket keeps versions, which cannot be removed (%v), and no rule is known that removes old ones: removed checkpoints free nothing; grant s3:ListBucketVersions and s3:DeleteObjectVersion, or add NoncurrentVersionExpiration", why))
+	}
+}
 
 // rules judges the lifecycle rules that are enabled and apply to objects of the prefix.
 func (p *prober) rules(rules []lifecycle.Rule) error {
@@ -291,8 +294,8 @@ func (p *prober) rules(rules []lifecycle.Rule) error {
 	if !aborts {
 		p.c.Warnings = append(p.c.Warnings, "no lifecycle rule removes unfinished uploads: add one with AbortIncompleteMultipartUpload of 7 days, or pay for what crashes leave")
 	}
-	if p.c.Versioned && !frees {
-		p.c.Warnings = append(p.c.Warnings, keepsVersions)
+	if !frees {
+		p.keepsVersions()
 	}
 	return nil
 }

@@ -259,7 +259,7 @@ func (s *stream) open() error {
 			options.Set("If-Match", `"`+etag+`"`)
 		}
 		// The body outlives this attempt; closing it releases the request's context.
-		body, found, header, err := c.core.GetObject(ctx, o.b.at.Bucket, o.key, options)
+		body, found, header, err := o.b.get(ctx, c, o.key, options)
 		if err != nil {
 			return s.explain(err, c)
 		}

@@ -9,12 +9,16 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/object"
+	"github.com/ckptstore/ckptstore/internal/object/faultproxy"
 	"github.com/ckptstore/ckptstore/internal/object/objecttest"
+	"github.com/ckptstore/ckptstore/internal/object/s3test"
 )
 
 // TestConformanceOfAFake runs the suite without a server: its failures are those of this
@@ -141,6 +145,8 @@ func TestReadsCost(t *testing.T) {
 	_, _ = b.Stat(t.Context(), "none")
 	check("stat of nothing", "HEAD", "GET list-type")
 	_ = b.Remove(t.Context(), "f", "g", "h")
+	check("the first removal", "GET versioning", "POST delete")
+	_ = b.Remove(t.Context(), "f", "g", "h")
 	check("remove", "POST delete")
 	_ = b.MakeDir(t.Context(), "d")
 	_ = b.Sync(t.Context(), "d")
@@ -202,4 +208,113 @@ func TestListContinues(t *testing.T) {
 			t.Error("an error was listed as empty")
 		}
 	})
+}
+
+// TestReadWithoutAnswer holds the answer to a read: another connection brings the bytes long before
+// the end of the held request.
+func TestReadWithoutAnswer(t *testing.T) {
+	s := s3test.Start(t, s3test.Options{})
+	b, p := behind(t, s, "p")
+	data := noise(4 << 20)
+	if err := gathered(t, b, "f", data, object.Exclusive); err != nil {
+		t.Fatal(err)
+	}
+	o, err := b.Open(t.Context(), "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hangs := p.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Get), Times: 1, Do: faultproxy.Hang()})
+	began := time.Now()
+	var g sync.WaitGroup
+	got := make([]byte, len(data))
+	for at := 0; at < len(data); at += 1 << 20 {
+		g.Go(func() {
+			if _, err := o.ReadAt(got[at:at+1<<20], int64(at)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	g.Wait()
+	if took := time.Since(began); took < hedgeLeast || took > 2*hedgeLeast || !bytes.Equal(got, data) {
+		t.Errorf("read in %v, right: %t", took, bytes.Equal(got, data))
+	}
+	if r := b.Requests(); hangs.Hits() != 1 || r.Hedged != 1 || r.Get != 5 || r.Repeated != 0 {
+		t.Errorf("%d held; %+v", hangs.Hits(), r)
+	}
+	// The bytes of another object are refused, whichever request brings them.
+	p.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Get), Times: 1, Do: faultproxy.Hang()})
+	p.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Get), Skip: 1, Times: 1, Do: faultproxy.WrongETag()})
+	before := p.Counts().Connections
+	if _, err := o.ReadAt(got[:100], 0); !errors.Is(err, errReplaced) {
+		t.Errorf("another object: %v", err)
+	}
+	if n := p.Counts().Connections - before; n != 1 {
+		t.Errorf("the second request is on one of %d new connections", n)
+	}
+	// An answer that comes after the second request was sent is used.
+	slow := p.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Get), Times: 1, Do: faultproxy.Delay(hedgeLeast + time.Second)})
+	p.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Get), Skip: 1, Times: 1, Do: faultproxy.Hang()})
+	began = time.Now()
+	if _, err := o.ReadAt(got[:100], 50); err != nil || slow.Hits() != 1 || time.Since(began) > 2*hedgeLeast || !bytes.Equal(got[:100], data[50:150]) {
+		t.Errorf("%v, after %v", err, time.Since(began))
+	}
+	if r := b.Requests(); r.Hedged != 3 || r.Repeated != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestStalledBody holds an answer after its first bytes: the rest is read on another connection.
+func TestStalledBody(t *testing.T) {
+	s := s3test.Start(t, s3test.Options{})
+	b, p := behind(t, s, "p")
+	b.transport.patience = patience{first: 10 * time.Second, commit: time.Minute, window: 300 * time.Millisecond, quantum: 64 << 10}
+	data := noise(1 << 20)
+	if err := gathered(t, b, "f", data, object.Exclusive); err != nil {
+		t.Fatal(err)
+	}
+	o, err := b.Open(t.Context(), "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Get), Times: 1, Do: faultproxy.StallReceived(100_000)})
+	began := time.Now()
+	got := make([]byte, len(data))
+	// The window of a body is at least the time that its request waits for an answer.
+	b.transport.patience.first = 300 * time.Millisecond
+	if _, err := o.ReadAt(got, 0); err != nil || !bytes.Equal(got, data) || time.Since(began) > 5*time.Second {
+		t.Errorf("%v, after %v, right: %t", err, time.Since(began), bytes.Equal(got, data))
+	}
+	if r := b.Requests(); r.Get != 2 || r.Repeated != 1 || r.Hedged != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestHedgesAreFew: of reads that all wait, one in twenty is sent again, and few before.
+func TestHedgesAreFew(t *testing.T) {
+	h := newHedger()
+	if after := h.begin(); after != hedgeLeast {
+		t.Errorf("the first waits %v", after)
+	}
+	sent := 0
+	for range 1000 {
+		h.begin()
+		if h.again() {
+			sent++
+		}
+	}
+	if sent < 50 || sent > 50+hedgeBurst {
+		t.Errorf("%d of 1000", sent)
+	}
+	for i := range 10 * hedgeRecent { // one in ten waits for 2 s
+		h.answered(time.Duration(i%10/9) * 2 * time.Second)
+	}
+	if after := h.begin(); after != 6*time.Second {
+		t.Errorf("where many wait for 2 s, it is %v", after)
+	}
+	for i := range 10 * hedgeRecent { // one in fifty
+		h.answered(time.Duration(i%50/49) * 2 * time.Second)
+	}
+	if after := h.begin(); after != hedgeLeast {
+		t.Errorf("where few wait for 2 s, it is %v", after)
+	}
 }

@@ -30,6 +30,7 @@ type Requests struct {
 	Sent, Received int64 // bytes
 	Repeated       int64 // attempts after the first
 	Throttled      int64 // answers that asked for fewer requests
+	Hedged         int64 // reads that were sent a second time, because no answer came
 }
 
 // Total returns the number of requests.
@@ -56,6 +57,7 @@ type counts struct {
 	requests            [classes]atomic.Int64
 	sent, received      atomic.Int64
 	repeated, throttled atomic.Int64
+	hedged              atomic.Int64
 }
 
 func (c *counts) began(of class) { c.requests[of].Add(1) }
@@ -67,6 +69,6 @@ func (b *Bucket) Requests() Requests {
 	return Requests{
 		Get: n(classGet), Head: n(classHead), Put: n(classPut), Part: n(classPart), Create: n(classCreate),
 		Complete: n(classComplete), Abort: n(classAbort), List: n(classList), Delete: n(classDelete), Other: n(classOther),
-		Sent: c.sent.Load(), Received: c.received.Load(), Repeated: c.repeated.Load(), Throttled: c.throttled.Load(),
+		Sent: c.sent.Load(), Received: c.received.Load(), Repeated: c.repeated.Load(), Throttled: c.throttled.Load(), Hedged: c.hedged.Load(),
 	}
 }

@@ -43,6 +43,7 @@ type request struct {
 	runs   [][]byte // the body, if it lies in memory of a caller
 	sum    uint32   // of the body
 	first  time.Duration
+	needs  string // permissions; empty: those of the class
 
 	// settle looks at the object after an attempt whose outcome is unclear, or that a condition
 	// refused. It reports whether the request is thereby done, and with which result.

@@ -98,6 +98,20 @@ func TestProbeOfAServer(t *testing.T) {
 	}
 }
 
+// TestExpirationRule refuses a prefix whose objects a rule of the server expires, and no other.
+func TestExpirationRule(t *testing.T) {
+	s := s3test.Start(t, s3test.Options{})
+	if !s.Expire(t, "p/data/") {
+		t.Skip("this server has no lifecycle rules; TestProbe has answers of servers that do") //nolint:forbidigo // MinIO has them
+	}
+	if _, err := on(t, s, s.Endpoint, "p").Probe(t.Context()); err == nil || !strings.Contains(err.Error(), `lifecycle rule "expire" expires objects below "p/data/"`) {
+		t.Errorf("below the prefix: %v", err)
+	}
+	if found, err := on(t, s, s.Endpoint, "q").Probe(t.Context()); err != nil || !strings.Contains(strings.Join(found.Warnings, "\n"), "no lifecycle rule removes unfinished uploads") {
+		t.Errorf("elsewhere: %v, %v", found.Warnings, err)
+	}
+}
+
 // TestFaults saves and loads a file behind a proxy with one fault at a time: it is there whole,
 // or the call has failed, and no unfinished upload is left.
 func TestFaults(t *testing.T) {

@@ -32,6 +32,7 @@ type call struct {
 	body   *gather       // its body; nil: the client's, or none
 	first  time.Duration // until the answer begins, after the request was sent
 	try    int           // number of the attempt
+	fresh  bool          // it gets a connection of its own
 	core   *minio.Core
 
 	used   credentials.Value
@@ -46,6 +47,7 @@ func with(ctx context.Context, c *call) context.Context { return context.WithVal
 // transport sends every request: it signs, counts and watches it.
 type transport struct {
 	base     http.RoundTripper
+	fresh    http.RoundTripper // with a connection for each request; nil: base has what connections there are
 	keys     *keyring
 	header   http.Header // of every request
 	patience patience
@@ -134,7 +136,11 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		req.Body = &sending{body: req.Body, watch: w, counts: &t.counts}
 	}
 	t.counts.began(c.class)
-	res, err := t.base.RoundTrip(req)
+	base := t.base
+	if c.fresh && t.fresh != nil {
+		base = t.fresh
+	}
+	res, err := base.RoundTrip(req)
 	if err != nil {
 		w.end()
 		if cause := w.cause(); cause != nil {

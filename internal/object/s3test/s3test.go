@@ -12,6 +12,8 @@ package s3test
 import (
 	"bytes"
 	"context"
+	"crypto/md5" //nolint:gosec // servers ask for it
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -46,6 +48,9 @@ const (
 type Options struct {
 	// Versioning keeps the old versions of objects in the bucket.
 	Versioning bool
+
+	// Lock makes a bucket with versions whose objects can be locked.
+	Lock bool
 
 	// Sidecar keeps the attributes of objects in files. It is used anyway on a filesystem
 	// without extended attributes.
@@ -128,7 +133,7 @@ func (s *Server) arguments(tb testing.TB, base, root string, o Options) []string
 	if o.Sidecar || syscall.Setxattr(root, "user.ckptstore", []byte("probe"), 0) != nil {
 		args = append(args, "--sidecar", directory(tb, base, "sidecar"))
 	}
-	if o.Versioning {
+	if o.Versioning || o.Lock {
 		args = append(args, "--versioning-dir", directory(tb, base, "versions"))
 	}
 	return append(args, root)
@@ -207,22 +212,67 @@ func (s *Server) ready(ctx context.Context, p *process, health string) error {
 // make makes the bucket.
 func (s *Server) make(tb testing.TB, o Options) {
 	tb.Helper()
-	a := s.Do(tb, http.MethodPut, "", nil, nil)
+	header := http.Header{}
+	if o.Lock {
+		header.Set("X-Amz-Bucket-Object-Lock-Enabled", "true")
+	}
+	a := s.Do(tb, http.MethodPut, "", header, nil)
 	// MinIO is ready before its disks are.
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for until := time.Now().Add(startLimit); a.Status == http.StatusServiceUnavailable && time.Now().Before(until); <-tick.C {
-		a = s.Do(tb, http.MethodPut, "", nil, nil)
+		a = s.Do(tb, http.MethodPut, "", header, nil)
 	}
 	if a.Status != http.StatusOK {
 		tb.Fatalf("make bucket %s: status %d: %s", s.Bucket, a.Status, a.Body)
 	}
-	if !o.Versioning {
-		return
+	if o.Versioning {
+		s.Versions(tb, "Enabled")
 	}
-	const on = `<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>Enabled</Status></VersioningConfiguration>`
-	if a := s.Do(tb, http.MethodPut, "?versioning", nil, []byte(on)); a.Status != http.StatusOK {
-		tb.Fatalf("enable versions in bucket %s: status %d: %s", s.Bucket, a.Status, a.Body)
+}
+
+// Versions makes the bucket keep the versions of objects (Enabled), or stop it (Suspended).
+func (s *Server) Versions(tb testing.TB, status string) {
+	tb.Helper()
+	s.configure(tb, "?versioning", `<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>`+status+`</Status></VersioningConfiguration>`)
+}
+
+// Retain locks what is put into the bucket from now on for some days.
+func (s *Server) Retain(tb testing.TB, days int) {
+	tb.Helper()
+	s.configure(tb, "?object-lock", fmt.Sprintf(`<ObjectLockConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><ObjectLockEnabled>Enabled</ObjectLockEnabled><Rule><DefaultRetention><Mode>COMPLIANCE</Mode><Days>%d</Days></DefaultRetention></Rule></ObjectLockConfiguration>`, days))
+}
+
+// Lock locks an object until a time.
+func (s *Server) Lock(tb testing.TB, key string, until time.Time) {
+	tb.Helper()
+	s.configure(tb, "/"+key+"?retention", `<Retention xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Mode>COMPLIANCE</Mode><RetainUntilDate>`+until.UTC().Format(time.RFC3339)+`</RetainUntilDate></Retention>`)
+}
+
+// Hold begins or ends the legal hold of an object: ON or OFF.
+func (s *Server) Hold(tb testing.TB, key, status string) {
+	tb.Helper()
+	s.configure(tb, "/"+key+"?legal-hold", `<LegalHold xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>`+status+`</Status></LegalHold>`)
+}
+
+// Expire makes objects with a prefix expire after a day. It reports false if the server has no such
+// rules.
+func (s *Server) Expire(tb testing.TB, prefix string) bool {
+	tb.Helper()
+	if a := s.Do(tb, http.MethodGet, "?lifecycle", nil, nil); a.Status == http.StatusNotImplemented {
+		return false
+	}
+	s.configure(tb, "?lifecycle", `<LifecycleConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Rule><ID>expire</ID><Status>Enabled</Status><Filter><Prefix>`+prefix+`</Prefix></Filter><Expiration><Days>1</Days></Expiration></Rule></LifecycleConfiguration>`)
+	return true
+}
+
+// configure puts a part of the configuration.
+func (s *Server) configure(tb testing.TB, target, document string) {
+	tb.Helper()
+	sum := md5.Sum([]byte(document)) //nolint:gosec // servers ask for it
+	header := http.Header{"Content-MD5": {base64.StdEncoding.EncodeToString(sum[:])}}
+	if a := s.Do(tb, http.MethodPut, target, header, []byte(document)); a.Status != http.StatusOK {
+		tb.Fatalf("put %s of bucket %s: status %d: %s", target, s.Bucket, a.Status, a.Body)
 	}
 }
 
