@@ -302,7 +302,7 @@ func (r *rawBucket) put(ctx context.Context) (time.Duration, error) {
 				return fmt.Errorf("the bucket has parts of %d bytes, not %d", u.Piece(), r.part)
 			}
 			var parts errgroup.Group
-			parts.SetLimit(u.Depth())
+			parts.SetLimit(to.GatherDepth())
 			for i, sum := range r.sums[rank] {
 				at := i * r.part
 				parts.Go(func() error {

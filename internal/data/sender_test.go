@@ -94,6 +94,8 @@ type changingUpload struct {
 	c changing
 }
 
+func (u changingUpload) GatherDepth() int { return u.Upload.(object.Gatherer).GatherDepth() }
+
 func (u changingUpload) WriteFrom(p [][]byte, off int64, sum uint32) error {
 	u.c.change(off)
 	return u.Upload.(object.Gatherer).WriteFrom(p, off, sum)

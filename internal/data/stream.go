@@ -228,7 +228,7 @@ type sender struct {
 func send(ctx context.Context, up object.Upload, to object.Gatherer, header []byte, c *claim, x checkpoint.Index, order []int, src Source) error {
 	s := &sender{to: to, claim: c, size: int64(up.Piece())}
 	s.sending, s.ctx = errgroup.WithContext(ctx)
-	s.sending.SetLimit(max(up.Depth(), 1))
+	s.sending.SetLimit(max(to.GatherDepth(), 1))
 	err := s.items(header, x, order, src)
 	if failed := s.sending.Wait(); failed != nil {
 		return failed // the cause of err

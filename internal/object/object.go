@@ -143,6 +143,9 @@ type Gatherer interface {
 	// Commit or Abort returns. sum is the CRC-32C of the piece. A backend that can compares it
 	// with the bytes that arrive, so that a byte which changes after it was summed is an error.
 	WriteFrom(p [][]byte, off int64, sum uint32) error
+	// GatherDepth returns the number of concurrent calls of WriteFrom that the backend can
+	// use: more than Depth, because the pieces need no memory of their own.
+	GatherDepth() int
 }
 
 // Unfinished names an upload at a server, which keeps its pieces after the process that began

@@ -232,6 +232,9 @@ func (u *upload) WriteAt(p []byte, off int64) (int, error) {
 	return copy(u.data[off:], p), nil
 }
 
+// GatherDepth implements [object.Gatherer].
+func (u *upload) GatherDepth() int { return 2 * u.Depth() }
+
 // WriteFrom implements [object.Gatherer].
 func (u *upload) WriteFrom(p [][]byte, off int64, sum uint32) error {
 	piece := bytes.Join(p, nil)

@@ -127,6 +127,10 @@ type countedGatherer struct {
 	to object.Gatherer
 }
 
+// GatherDepth implements [object.Gatherer].
+func (u countedGatherer) GatherDepth() int { return u.to.GatherDepth() }
+
+// WriteFrom implements [object.Gatherer].
 func (u countedGatherer) WriteFrom(p [][]byte, off int64, sum uint32) error {
 	u.part(off)
 	return u.to.WriteFrom(p, off, sum)

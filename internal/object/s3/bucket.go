@@ -50,7 +50,8 @@ const (
 	defaultPart  = 32 << 20
 	defaultDepth = 64
 	readDepth    = 32       // reads of one process at the same time
-	writeDepth   = 8        // parts of one file at the same time
+	writeDepth   = 8        // parts of one file at the same time, each with memory of its own
+	gatherDepth  = 32       // the same, from where they lie: a node may have one rank, and a connection 80 MB/s
 	span         = 16 << 20 // bytes of one read
 )
 

@@ -187,7 +187,7 @@ func (u *upload) again(ctx context.Context, parts []part) ([]part, error) {
 	}
 	sent := make([]part, len(parts))
 	g, sending := errgroup.WithContext(ctx)
-	g.SetLimit(u.Depth())
+	g.SetLimit(u.GatherDepth())
 	for i, p := range parts {
 		g.Go(func() (err error) {
 			p.etag, err = u.b.sendPart(sending, u.key, id, p.number, p.runs, p.sum)

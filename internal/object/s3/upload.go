@@ -121,6 +121,9 @@ func (u *upload) Reserved() bool { return false }
 // Depth implements [object.Upload].
 func (u *upload) Depth() int { return min(writeDepth, u.b.options.Depth) }
 
+// GatherDepth implements [object.Gatherer].
+func (u *upload) GatherDepth() int { return min(gatherDepth, u.b.options.Depth) }
+
 // multipart reports whether the file has several pieces.
 func (u *upload) multipart() bool { return u.size > u.piece }
 
