@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -77,6 +79,45 @@ func TestFullDisk(t *testing.T) {
 	if got := ids(t, l); !slices.Equal(got, want) {
 		t.Errorf("%d events, want %d", len(got), len(want))
 	}
+}
+
+// The server of a copy has stopped, as on a full disk, and the files of the copy are gone. The
+// empty directory is not served: it would vote without what the copy has acknowledged.
+func TestEmptiedCopyStaysLost(t *testing.T) {
+	t.Parallel()
+	var said said
+	j := &joined{t: t, store: t.TempDir(), log: slog.NewTextHandler(&said, nil)}
+	j.form()
+	p := j.peers[2]
+	if err := p.server().ShutdownJetStream(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(p.held.dir, "jetstream")); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the peer looks at its copy", func() bool { return strings.Contains(said.String(), "not served again") })
+	if p.server().JetStreamEnabled() || !strings.Contains(said.String(), ErrCopyLost.Error()) {
+		t.Errorf("the empty copy is served:\n%s", said.String())
+	}
+}
+
+// said is a log.
+type said struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+// Write implements [io.Writer].
+func (s *said) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
 }
 
 // fillDisk writes a file until its disk is full.

@@ -307,8 +307,8 @@ func (f *formation) late(ctx, limit context.Context, err error) error {
 // CopyDir returns the directory of a copy that lies in the store.
 func CopyDir(store string, k int) string { return filepath.Join(store, "log."+strconv.Itoa(k)) }
 
-// newCard describes a peer at an address, with free ports. Another process may take a port
-// before the server does, but no outgoing connection can; the server then does not start.
+// newCard describes a peer at an address, with free ports. The server does not start if another
+// process takes one of them before.
 func newCard(address string) (card, error) {
 	host, err := os.Hostname()
 	if err != nil {

@@ -183,6 +183,31 @@ func TestPeers(t *testing.T) {
 	}
 }
 
+// Two commands start together after a job. Each serves all copies in its turn.
+func TestCommandsTakeTurns(t *testing.T) {
+	t.Parallel()
+	j, l := newLog(t)
+	l.Close()
+	for _, p := range j.peers {
+		p.Close()
+	}
+	var both sync.WaitGroup
+	for range 2 {
+		both.Go(func() {
+			local, _, err := Serve(t.Context(), j.store, time.Minute, quiet)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if n := len(local.peers); n != Copies {
+				t.Errorf("%d copies are served", n)
+			}
+			local.Close()
+		})
+	}
+	both.Wait()
+}
+
 func await(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -282,7 +307,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// counter counts the messages about TLS of a server.
+// counter counts the messages about TLS of a server, and passes on what its handler takes.
 type counter struct {
 	slog.Handler
 	n *atomic.Int32
@@ -292,15 +317,20 @@ type counter struct {
 func (counter) Enabled(context.Context, slog.Level) bool { return true }
 
 // Handle implements [slog.Handler].
-func (c counter) Handle(_ context.Context, r slog.Record) error {
+func (c counter) Handle(ctx context.Context, r slog.Record) error {
 	if strings.Contains(r.Message, "TLS route handshake error") {
 		c.n.Add(1)
 	}
-	return nil
+	if !c.Handler.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return c.Handler.Handle(ctx, r)
 }
 
 // WithAttrs implements [slog.Handler].
-func (c counter) WithAttrs([]slog.Attr) slog.Handler { return c }
+func (c counter) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return counter{c.Handler.WithAttrs(attrs), c.n}
+}
 
 // Of three peers with cards, one accepts connections. Clients try it first.
 func TestFind(t *testing.T) {

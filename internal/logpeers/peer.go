@@ -35,6 +35,7 @@ var destructive = []string{
 // hold is the exclusive use of a copy's directory.
 type hold struct {
 	dir   string
+	copy  copyID
 	lock  *os.File
 	claim *claim.Claim
 }
@@ -43,9 +44,22 @@ type hold struct {
 const lockAgain = 50 * time.Millisecond
 
 // holdCopy locks and claims the directory of a copy, and checks that the copy in it is want.
-// wait bounds the wait for the lock of a process of this machine. A claim of another machine that
-// is dead delays it by the term of claims. Its caller releases it.
-func holdCopy(ctx context.Context, dir string, want copyID, formed bool, wait time.Duration, log *slog.Logger) (_ *hold, err error) {
+// wait bounds the wait for the lock of a process of this machine. Its caller releases it.
+func holdCopy(ctx context.Context, dir string, want copyID, formed bool, wait time.Duration, log *slog.Logger) (*hold, error) {
+	locking, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	h, err := lockCopy(locking, dir, want, formed)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.take(ctx, formed, log); err != nil {
+		return nil, errors.Join(err, h.release())
+	}
+	return h, nil
+}
+
+// lockCopy locks the directory of a copy on this machine.
+func lockCopy(ctx context.Context, dir string, want copyID, formed bool) (_ *hold, err error) {
 	if formed && !hasCopy(dir) {
 		return nil, lostCopy(dir)
 	}
@@ -56,38 +70,50 @@ func holdCopy(ctx context.Context, dir string, want copyID, formed bool, wait ti
 	if err != nil {
 		return nil, err
 	}
-	h := &hold{dir: dir, lock: f}
 	defer func() {
-		if err != nil && h.claim != nil {
-			err = errors.Join(err, h.claim.Release())
-		}
 		if err != nil {
 			err = errors.Join(err, f.Close())
 		}
 	}()
-	locking, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			break
+			return &hold{dir: dir, copy: want, lock: f}, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("lock %s: %w", dir, err)
 		}
 		select {
 		case <-time.After(lockAgain):
-		case <-locking.Done():
-			return nil, fmt.Errorf("%w: another process serves %s: end it, or connect to it", context.Cause(locking), dir)
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: another process serves %s: end it, or connect to it", context.Cause(ctx), dir)
 		}
 	}
-	if h.claim, err = claim.Take(ctx, dir, log); err != nil {
-		return nil, err
+}
+
+// take claims a locked directory on all machines, and checks the copy. The claim of a machine that
+// is dead delays it by the term of claims.
+func (h *hold) take(ctx context.Context, formed bool, log *slog.Logger) (err error) {
+	if h.claim, err = claim.Take(ctx, h.dir, log); err != nil {
+		return err
 	}
-	if err := want.identify(dir, formed); err != nil {
-		return nil, err
+	return h.copy.identify(h.dir, formed)
+}
+
+// intact returns an error if the directory no longer has the copy that was served from it.
+func (h *hold) intact() error {
+	locked, err := h.lock.Stat()
+	if err != nil {
+		return err
 	}
-	return h, nil
+	now, err := os.Stat(h.dir)
+	if err == nil && !os.SameFile(locked, now) {
+		err = fmt.Errorf("%w: %s is another directory than before", ErrForeignCopy, h.dir)
+	}
+	if err != nil {
+		return err
+	}
+	return h.copy.identify(h.dir, true)
 }
 
 // lost is closed when another machine has taken the directory; nil if that cannot be.
@@ -148,15 +174,25 @@ func startPeer(ctx context.Context, k int, held *hold, all [Copies]*card, s *sec
 			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: c.Route, User: url.UserPassword("peer", s.Token)})
 		}
 	}
-	life, over := context.WithCancel(context.Background())
-	p := &Peer{held: held, log: log.With("copy", k), options: o, token: s.Token, over: over}
+	life, over := context.WithCancelCause(context.Background())
+	p := &Peer{held: held, log: log.With("copy", k), options: o, token: s.Token, over: func() { over(nil) }}
 	if p.ns, err = p.start(ctx); err != nil {
-		over()
+		over(nil)
 		return nil, err
 	}
+	p.ends.Go(func() {
+		select {
+		case <-held.lost():
+			over(errTaken)
+		case <-life.Done():
+		}
+	})
 	p.ends.Go(func() { p.watch(life) })
 	return p, nil
 }
+
+// errTaken ends a server whose copy another machine has taken.
+var errTaken = errors.New("copy of the log was taken by another machine")
 
 // start returns a server that accepts connections.
 func (p *Peer) start(ctx context.Context) (*server.Server, error) {
@@ -196,47 +232,54 @@ func end(ns *server.Server) {
 // watch ends the server when another machine takes the copy, and starts it again after its
 // disk was full: the server stops serving its copy then, until it is started again.
 func (p *Peer) watch(life context.Context) {
-	tick := time.NewTicker(fullPoll)
-	defer tick.Stop()
-	full := false
-	for {
+	var restarted time.Time
+	for pause, stopped := fullPoll, false; ; {
 		select {
+		case <-time.After(pause):
 		case <-life.Done():
+			if err := context.Cause(life); errors.Is(err, errTaken) {
+				p.log.Error("copy of the log not served", "dir", p.held.dir, "error", err)
+				p.server().Shutdown()
+			}
 			return
-		case <-p.held.lost():
-			p.log.Error("copy of the log was taken by another machine; its server here ends", "dir", p.held.dir)
-			p.server().Shutdown()
-			return
-		case <-tick.C:
 		}
 		if p.server().JetStreamEnabled() {
+			if stopped = false; time.Since(restarted) > mostPoll {
+				pause = fullPoll
+			}
 			continue
 		}
-		if !full {
-			full = true
-			p.log.Error("copy of the log not served: its disk is full or fails; the other copies serve the log", "dir", p.held.dir, "starts_again_with", roomy)
+		if !stopped {
+			stopped = true
+			p.log.Error("copy of the log not served: its disk is full or fails; the other copies serve the log", "dir", p.held.dir, "free_bytes_wanted", roomy)
 		}
 		if room(p.held.dir) < roomy {
 			continue
+		}
+		if err := p.held.intact(); err != nil {
+			p.log.Error("copy of the log not served again", "dir", p.held.dir, "error", err)
+			return
 		}
 		end(p.server())
 		ns, err := p.start(life)
 		if err != nil {
 			p.log.Warn("copy of the log not served again", "dir", p.held.dir, "error", err)
-			continue
+		} else {
+			p.mu.Lock()
+			p.ns = ns
+			p.mu.Unlock()
+			p.log.Info("copy of the log is served again", "dir", p.held.dir)
 		}
-		p.mu.Lock()
-		p.ns, full = ns, false
-		p.mu.Unlock()
-		p.log.Info("copy of the log is served again", "dir", p.held.dir)
+		pause, restarted = min(2*pause, mostPoll), time.Now()
 	}
 }
 
 // A copy whose disk was full is served again when roomy bytes are free. The server's own files
-// grow by blocks of up to 8 MiB.
+// grow by blocks of up to 8 MiB. The pauses grow while that does not help.
 const (
 	roomy    = 64 << 20
 	fullPoll = time.Second
+	mostPoll = time.Minute
 )
 
 // room returns the free bytes of a directory's disk; 0 if it does not answer.

@@ -44,6 +44,9 @@ func Serve(ctx context.Context, store string, wait time.Duration, log *slog.Logg
 		return nil, Access{}, problem.Wrap(problem.Locked, fmt.Errorf("serve the log of %s: %d of its %d copies can be served here, want %d: run the command while the job runs, or where the copies are: %w",
 			store, Copies-len(without), Copies, Copies/2+1, errors.Join(without...)))
 	}
+	if len(without) > 0 {
+		log.Warn("log is served from two of its copies", "store", store, "error", errors.Join(without...))
+	}
 	var all [Copies]*card
 	for k, h := range held {
 		if h == nil {
@@ -80,15 +83,26 @@ func Serve(ctx context.Context, store string, wait time.Duration, log *slog.Logg
 }
 
 // holdCopies holds all copies that lie in a store, and returns an error for each that it could
-// not hold. It does so in parallel, because each claim of a dead machine takes its term.
+// not hold. It locks them in order, so that of several processes one gets all. It claims them in
+// parallel, because each claim of a dead machine takes its term.
 func holdCopies(ctx context.Context, store string, s *secret, wait time.Duration, log *slog.Logger) (held [Copies]*hold, without []error) {
 	var errs [Copies]error
-	var all sync.WaitGroup
+	locking, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
 	for k := range held {
+		dir := CopyDir(store, k)
+		if _, errs[k] = os.Stat(dir); errs[k] == nil {
+			held[k], errs[k] = lockCopy(locking, dir, s.copy(k), true)
+		}
+	}
+	var all sync.WaitGroup
+	for k, h := range held {
+		if h == nil {
+			continue
+		}
 		all.Go(func() {
-			dir := CopyDir(store, k)
-			if _, errs[k] = os.Stat(dir); errs[k] == nil {
-				held[k], errs[k] = holdCopy(ctx, dir, s.copy(k), true, wait, log)
+			if err := h.take(ctx, true, log); err != nil {
+				held[k], errs[k] = nil, errors.Join(err, h.release())
 			}
 		})
 	}

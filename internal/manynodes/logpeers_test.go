@@ -118,9 +118,7 @@ func TestTakeoverWaitsForMajority(t *testing.T) {
 			t.Errorf("rank %d runs on the lost node", l.Rank)
 		}
 	}
-
 	s.ends(s.ctx, t, s.b, s.c, spare)
-
 }
 
 // The coordinating trainer is paused for longer than its lease lasts. Another node takes the

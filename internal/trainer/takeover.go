@@ -154,6 +154,11 @@ func (o runOptions) open(ctx context.Context, with store.Options) (*store.Store,
 			warned = true
 			with.Logger.Warn("log does not answer; waiting for a majority of its copies", "at_most", o.endpointWait, "error", err)
 		}
+		select {
+		case <-time.After(succeedPoll):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
 }
 
