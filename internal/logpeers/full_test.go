@@ -85,8 +85,8 @@ func TestFullDisk(t *testing.T) {
 // empty directory is not served: it would vote without what the copy has acknowledged.
 func TestEmptiedCopyStaysLost(t *testing.T) {
 	t.Parallel()
-	var said said
-	j := &joined{t: t, store: t.TempDir(), log: slog.NewTextHandler(&said, nil)}
+	var output output
+	j := &joined{t: t, store: t.TempDir(), log: slog.NewTextHandler(&output, nil)}
 	j.form()
 	p := j.peers[2]
 	if err := p.server().ShutdownJetStream(); err != nil {
@@ -95,26 +95,26 @@ func TestEmptiedCopyStaysLost(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(p.held.dir, "jetstream")); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the peer looks at its copy", func() bool { return strings.Contains(said.String(), "not served again") })
-	if p.server().JetStreamEnabled() || !strings.Contains(said.String(), ErrCopyLost.Error()) {
-		t.Errorf("the empty copy is served:\n%s", said.String())
+	await(t, "the peer looks at its copy", func() bool { return strings.Contains(output.String(), "not served again") })
+	if p.server().JetStreamEnabled() || !strings.Contains(output.String(), ErrCopyLost.Error()) {
+		t.Errorf("the empty copy is served:\n%s", output.String())
 	}
 }
 
-// said is a log.
-type said struct {
+// output is the text of a log.
+type output struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
 // Write implements [io.Writer].
-func (s *said) Write(p []byte) (int, error) {
+func (s *output) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.Write(p)
 }
 
-func (s *said) String() string {
+func (s *output) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.String()

@@ -288,7 +288,7 @@ func room(dir string) int64 {
 	if unix.Statfs(dir, &s) != nil {
 		return 0
 	}
-	return int64(s.Bavail) * s.Bsize //nolint:unconvert // their types depend on the architecture
+	return int64(s.Bavail) * s.Bsize
 }
 
 // server returns the server that runs now.
