@@ -43,12 +43,17 @@ type NodeJoined struct {
 	Host string `json:"host"`
 }
 
-// NodeLeft records that a node left a job.
+// NodeLeft records that a node left a job. An excluded one was ended by the coordinating trainer, and its
+// machine cannot join the job again.
 type NodeLeft struct {
 	Job    string `json:"job"`
 	Node   int    `json:"node"`
 	Reason string `json:"reason"`
 	Lost   bool   `json:"lost,omitempty"` // the node was silent, or its trainer started again; otherwise its trainer ended in order
+
+	Excluded bool   `json:"excluded,omitempty"` // the node is excluded from the job
+	Host     string `json:"host,omitempty"`     // of an excluded node
+	Boot     string `json:"boot,omitempty"`     // boot ID of an excluded node's machine
 }
 
 // JobEnded records that a trainer exited in order. A killed trainer appends no such

@@ -56,7 +56,7 @@ import (
 
 // Version is the version of the folds and rows. Rows of another version are discarded,
 // and the log is folded again from its start.
-const Version = 8
+const Version = 9
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"

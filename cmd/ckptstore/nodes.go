@@ -31,8 +31,10 @@ func (a *app) nodesCommand() *cobra.Command {
 		Long: `List the nodes of the newest job of RUN, or of the newest job of the store, by index.
 
 A node is ready (joined, while no group runs), active (part of the running group), spare
-(joined, and not part of the running group), left (its trainer ended in order) or lost (it
-was silent for --node-timeout, its trainer started again, or the whole job is lost). RANKS
+(joined, and not part of the running group), left (its trainer ended in order), lost (it
+was silent for --node-timeout, its trainer started again, or the whole job is lost) or
+excluded (its ranks failed again and again while no others did: see --max-node-failures of
+trainer run). RANKS
 are its ranks in the job's newest group. A node that replaces a lost one takes its index:
 JOINS in -o wide counts the nodes that had the index.
 

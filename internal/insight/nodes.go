@@ -11,11 +11,12 @@ import (
 
 // States of a node in a job, as far as the log shows.
 const (
-	NodeReady  = "ready"  // joined, while no group runs
-	NodeActive = "active" // part of the running group
-	NodeSpare  = "spare"  // joined, and not part of the running group
-	NodeLeft   = "left"   // its trainer ended in order
-	NodeLost   = "lost"   // it was silent, its trainer started again, or the whole job is lost
+	NodeReady    = "ready"    // joined, while no group runs
+	NodeActive   = "active"   // part of the running group
+	NodeSpare    = "spare"    // joined, and not part of the running group
+	NodeLeft     = "left"     // its trainer ended in order
+	NodeExcluded = "excluded" // it is barred from the job
+	NodeLost     = "lost"     // it was silent, its trainer started again, or the whole job is lost
 )
 
 // Node is one node of a job. It is a line of `nodes`.
@@ -63,7 +64,7 @@ func (r RunJobs) NewestAttempt(job string) (newest projections.Attempt, found bo
 }
 
 // Nodes returns the nodes of a job, by index. workers are those of its newest attempt.
-// Of several nodes that had one index, it returns the last.
+// Of several nodes that had one index, it returns the last, after those that are excluded.
 func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node {
 	group, started := r.NewestAttempt(job.ID)
 	ranks, stays := map[int][]int{}, map[int][]projections.JobNode{}
@@ -96,7 +97,10 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 		switch {
 		case !last.LeftAt.IsZero():
 			n.State, n.Since = NodeLeft, last.LeftAt
-			if last.Lost {
+			switch {
+			case last.Excluded:
+				n.State = NodeExcluded
+			case last.Lost:
 				n.State = NodeLost
 			}
 		case state == Ended:
@@ -111,6 +115,11 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 			n.State = NodeReady
 			if group.StoppedAt.After(n.Since) {
 				n.Since = group.StoppedAt
+			}
+		}
+		for _, stay := range all[:len(all)-1] {
+			if stay.Excluded { // another node has its index
+				list = append(list, Node{Node: index, Host: stay.Host, State: NodeExcluded, Ranks: []int{}, Since: stay.LeftAt, Why: stay.Reason, Joins: 1})
 			}
 		}
 		list = append(list, n)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -165,6 +166,8 @@ func (f *fleet) handle(ctx context.Context, e nodes.Event) {
 		f.joined(ctx, e.Member)
 	case nodes.Lost:
 		f.lost(ctx, e.Node, e.Joining, true, e.Why)
+	case nodes.Excluded:
+		f.leaves(ctx, &events.NodeLeft{Node: e.Node, Reason: e.Why, Excluded: true, Host: e.Host, Boot: e.Boot})
 	case nodes.Left:
 		f.lost(ctx, e.Node, e.Joining, false, "its trainer ended: "+e.Reason)
 	case nodes.Message:
@@ -176,6 +179,14 @@ func (f *fleet) handle(ctx context.Context, e nodes.Event) {
 func (f *fleet) joined(ctx context.Context, m nodes.Member) {
 	if err := f.AppendOfRun(ctx, &events.NodeJoined{Job: f.cfg.Job, Node: m.Index, Host: m.Host}); err != nil {
 		f.log.Warn("join of a node not recorded", "node", m.Index, "error", err)
+	}
+}
+
+// leaves records a node that has left.
+func (f *fleet) leaves(ctx context.Context, left *events.NodeLeft) {
+	left.Job, left.Reason = f.cfg.Job, session.Beginning(left.Reason, session.MaxMessage)
+	if err := f.AppendOfRun(ctx, left); err != nil {
+		f.log.Warn("loss of a node not recorded", "node", left.Node, "error", err)
 	}
 }
 
@@ -197,10 +208,7 @@ func (f *fleet) name(index int) string {
 // it had started up to a joining: the node may have joined again, and be in the next group.
 func (f *fleet) lost(ctx context.Context, index int, joining uint64, disorderly bool, reason string) {
 	why := fmt.Errorf("%s is lost: %s", f.name(index), reason)
-	left := &events.NodeLeft{Job: f.cfg.Job, Node: index, Reason: session.Beginning(reason, session.MaxMessage), Lost: disorderly}
-	if err := f.AppendOfRun(ctx, left); err != nil {
-		f.log.Warn("loss of a node not recorded", "node", index, "error", err)
-	}
+	f.leaves(ctx, &events.NodeLeft{Node: index, Reason: reason, Lost: disorderly})
 	f.mu.Lock()
 	o := f.now
 	f.mu.Unlock()
@@ -320,4 +328,46 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 			f.log.Warn("save not aborted", "checkpoint", b.Checkpoint, "node", e.Node, "error", err)
 		}
 	}
+}
+
+// quarantine excludes the node whose ranks have caused the end of an attempt, if they fail again
+// and again. It returns for how many failures the workers' budget is not to be charged, this one
+// included; 0 if no node was excluded.
+func (f *fleet) quarantine(b *blame, cause *FailedError) (free int) {
+	if f == nil || f.job.members != nil || !blamesRank(cause) {
+		return 0
+	}
+	place, m := f.placeOf(cause.Rank)
+	if place < 0 || !b.failed(blamed{m.Index, m.Host}, place) {
+		return 0
+	}
+	keep := func(why string) int {
+		f.log.Warn("ranks of one node fail again and again, and it is not excluded", "node", m.Index, "host", m.Host, "failures", b.count, "because", why)
+		return 0
+	}
+	switch {
+	case m.Index == f.index():
+		return keep("it coordinates the job")
+	case !f.cfg.ExcludeAnyway && !f.endpoint.Dispensable(m.Index):
+		return keep("no spare is there; start the trainer on another node, or give --max-node-failures to wait for one")
+	}
+	free = b.count
+	why := fmt.Sprintf("its ranks failed %d times and those of other nodes did not; at last %s", free, strings.TrimPrefix(cause.Cause, fmt.Sprintf("node %d: ", m.Index)))
+	if err := f.endpoint.Exclude(m.Index, m.Joining, why); err != nil {
+		return keep(err.Error()) // it is gone
+	}
+	b.excluded(place)
+	return free
+}
+
+// placeOf returns the place of a rank in the last group, and its node; -1 if there is none.
+func (f *fleet) placeOf(rank int) (int, nodes.Member) {
+	for place, ranks := range f.job.cfg.Nodes {
+		for _, r := range ranks {
+			if r == rank && place < len(f.members) {
+				return place, f.members[place]
+			}
+		}
+	}
+	return -1, nodes.Member{}
 }
