@@ -56,6 +56,14 @@ type NodeLeft struct {
 	Boot     string `json:"boot,omitempty"`     // boot ID of an excluded node's machine
 }
 
+// NodeMeasured records the rate of a node's network in the preflight of a job.
+type NodeMeasured struct {
+	Job            string `json:"job"`
+	Node           int    `json:"node"`
+	BytesPerSecond int64  `json:"bytes_per_second"` // with its best partner, the slower direction; 0: it reached none
+	Partners       []int  `json:"partners"`         // nodes that it was measured with
+}
+
 // JobEnded records that a trainer exited in order. A killed trainer appends no such
 // event.
 type JobEnded struct {
@@ -244,6 +252,7 @@ func (StoreCreated) Kind() Kind       { return "store.created" }
 func (LogVoided) Kind() Kind          { return "log.voided" }
 func (JobStarted) Kind() Kind         { return "job.started" }
 func (NodeJoined) Kind() Kind         { return "job.node_joined" }
+func (NodeMeasured) Kind() Kind       { return "job.node_measured" }
 func (NodeLeft) Kind() Kind           { return "job.node_left" }
 func (JobEnded) Kind() Kind           { return "job.ended" }
 func (GroupStarted) Kind() Kind       { return "group.started" }

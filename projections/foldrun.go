@@ -141,3 +141,15 @@ func (f *fold) nodeLeft(b *events.NodeLeft) error {
 		job.Nodes[open].Excluded, job.Nodes[open].Boot = b.Excluded, b.Boot
 	})
 }
+
+// nodeMeasured gives the rate to the node's newest stay.
+func (f *fold) nodeMeasured(b *events.NodeMeasured) error {
+	return f.changeJob(b.Job, func(job *Job) {
+		for i := len(job.Nodes) - 1; i >= 0; i-- {
+			if job.Nodes[i].Node == b.Node {
+				job.Nodes[i].BytesPerSecond = &b.BytesPerSecond
+				return
+			}
+		}
+	})
+}

@@ -159,6 +159,8 @@ func (f *fold) fact(body events.Body) error {
 		return f.nodeJoined(b)
 	case *events.NodeLeft:
 		return f.nodeLeft(b)
+	case *events.NodeMeasured:
+		return f.nodeMeasured(b)
 	case *events.JobEnded:
 		return f.jobEnded(b)
 	case *events.NodeDevices:

@@ -103,6 +103,7 @@ func Repository() Law {
 			{Path: "internal/peer", Holds: "the process at the other end of a socket, and its end"},
 			{Path: "internal/session/shm", Holds: "files in shared memory: ownership, reuse, leftovers of dead processes", May: []string{"internal/private"}},
 			{Path: "internal/session/staging", Holds: "slots in shared memory that ranks save into", May: []string{"internal/problem", "events", "internal/checkpoint", "internal/object", "internal/data", "internal/session/shm"}},
+			{Path: "internal/preflight", Holds: "finds nodes with a bad network: rounds of pairs, their measurement, the verdicts", May: []string{"internal/httpkit"}},
 			{Path: "internal/session/replica", Holds: "copies of sealed slots in the memory of another node: pairs, sender, keeper", May: []string{"internal/problem", "internal/httpkit", "internal/session/staging"}},
 			{Path: "internal/session/restore", Holds: "collective loads: resolved once for all ranks, each block read once", May: []string{"internal/problem", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/data", "client", "internal/session/staging"}},
 			{Path: "internal/session", Holds: "one group of ranks, on one node or several: sockets, saves, loads, reports, collectives, decisions", May: []string{"internal/problem", "internal/httpkit", "internal/redact", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/data", "internal/collective", "internal/rpc", "client", "internal/peer", "internal/session/staging", "internal/session/replica", "internal/session/restore"}},
@@ -110,7 +111,7 @@ func Repository() Law {
 			{Path: "internal/launch/stacks", Holds: "stacks of a process that hangs", NoDeps: true},
 			{Path: "internal/launch/logs", Holds: "the workers' output in files: routes, rotation, following", May: []string{"internal/beneath"}},
 			{Path: "internal/launch/process", Holds: "the processes of one attempt: start, output, kill, guard", May: []string{"client"}},
-			{Path: "internal/launch", Holds: "one job, or this node's part of it: processes, restarts, hangs, devices, output, stops", May: []string{"internal/problem", "events", "projections", "internal/checkpoint", "internal/data", "internal/rpc", "client", "gpu", "internal/session/restore", "internal/session/replica", "internal/session", "internal/launch/backend", "internal/launch/stacks", "internal/launch/logs", "internal/launch/process", "internal/httpkit", "internal/nodes"}},
+			{Path: "internal/launch", Holds: "one job, or this node's part of it: processes, restarts, hangs, devices, output, stops", May: []string{"internal/preflight", "internal/problem", "events", "projections", "internal/checkpoint", "internal/data", "internal/rpc", "client", "gpu", "internal/session/restore", "internal/session/replica", "internal/session", "internal/launch/backend", "internal/launch/stacks", "internal/launch/logs", "internal/launch/process", "internal/httpkit", "internal/nodes"}},
 			{Path: "internal/launches", Holds: "which jobs this user's trainers started, for `continue`", NoDeps: true, May: []string{"internal/private", "events"}},
 			{Path: "internal/services/reading", Holds: "requests that look at checkpoints and read parts of them", May: []string{"internal/problem", "internal/httpkit", "tensor", "projections", "internal/checkpoint", "planner", "internal/query", "internal/data", "internal/store", "client", "internal/peer", "internal/session/shm"}},
 			{Path: "internal/services/filesystem", Holds: "requests that write and read files of checkpoints, for fsspec", May: []string{"internal/problem", "internal/httpkit", "projections", "internal/checkpoint", "planner", "events/jetlog", "internal/query", "internal/object", "internal/data", "internal/foreign", "internal/store", "internal/peer", "internal/session/shm", "internal/session", "internal/launch/process"}},
@@ -163,7 +164,7 @@ func Repository() Law {
 			{"internal/problem/system/system.go", "the whole room"},
 			{"internal/testbed/doc.go", "the page of a large room"},
 		},
-		Public: 663,
+		Public: 665,
 	}
 }
 

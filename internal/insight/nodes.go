@@ -28,6 +28,8 @@ type Node struct {
 	Since time.Time `json:"since,omitzero"` // start of the state; unknown for a node of a lost job
 	Why   string    `json:"why,omitempty"`  // why it is lost or left
 	Joins int       `json:"joins"`          // how often a node joined with this index
+	// BytesPerSecond is the rate of its network in the preflight; nil: it was not measured.
+	BytesPerSecond *int64 `json:"bytes_per_second,omitempty"`
 	// Replica is the copy of the node's newest sealed slots; nil: there is none.
 	Replica *NodeReplica `json:"replica,omitempty"`
 }
@@ -84,7 +86,7 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 	for _, index := range slices.Sorted(maps.Keys(stays)) {
 		all := stays[index]
 		last := all[len(all)-1]
-		n := Node{Node: index, Ranks: append([]int{}, ranks[index]...), Since: last.JoinedAt, Why: last.Reason}
+		n := Node{Node: index, Ranks: append([]int{}, ranks[index]...), Since: last.JoinedAt, Why: last.Reason, BytesPerSecond: last.BytesPerSecond}
 		for _, stay := range all {
 			n.Host = cmp.Or(stay.Host, n.Host)
 			if !stay.JoinedAt.IsZero() {
@@ -119,7 +121,7 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 		}
 		for _, stay := range all[:len(all)-1] {
 			if stay.Excluded { // another node has its index
-				list = append(list, Node{Node: index, Host: stay.Host, State: NodeExcluded, Ranks: []int{}, Since: stay.LeftAt, Why: stay.Reason, Joins: 1})
+				list = append(list, Node{Node: index, Host: stay.Host, State: NodeExcluded, Ranks: []int{}, Since: stay.LeftAt, Why: stay.Reason, Joins: 1, BytesPerSecond: stay.BytesPerSecond})
 			}
 		}
 		list = append(list, n)

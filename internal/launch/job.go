@@ -113,7 +113,7 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	if err := j.Open(); err != nil {
 		return err
 	}
-	j.keepReplicas()
+	j.servePeers()
 	defer func() { err = j.Close(err) }()
 	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger, j.marks()...); err != nil {
 		return err

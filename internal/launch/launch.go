@@ -59,6 +59,7 @@ type Config struct {
 	// nodes do not fail, a node is excluded; 0: never. ExcludeAnyway excludes it also if the job
 	// then has to wait for another node.
 	MaxNodeFailures int
+	Preflight       bool // the network of all nodes is measured before the first attempt, and bad nodes are excluded
 	ExcludeAnyway   bool
 	// Contact passes to the guard how long the processes of this node may live; nil if the
 	// job has one node.

@@ -41,6 +41,7 @@ type nodesOptions struct {
 
 	replicas        int
 	maxNodeFailures int
+	preflight       bool
 	replicaRate     string
 	domain          string
 }
@@ -49,6 +50,7 @@ func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
 	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
 	f.IntVar(&o.maxNodeFailures, "max-node-failures", 2, "failures in a row of one node's ranks, while those of other nodes do not fail, after which the node is excluded and a spare takes its place; if given, also without a spare; 0 for never")
+	f.BoolVar(&o.preflight, "preflight", false, "measure the network of all nodes before the first group, for up to 10 s, and exclude a node with less than half of the median rate")
 	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3 (one may be lost)")
 	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
 	f.IntVar(&o.replicas, "replicas", 0, "how many other nodes keep a copy of each sealed slot in memory, 0 or 1: a save that all ranks have sealed survives the loss of a node")
@@ -83,9 +85,10 @@ func (o *nodesOptions) replication(cfg *launch.Config, n placement) error {
 // maxDomain bounds the name of a failure domain in bytes.
 const maxDomain = 256
 
-// listenPeers listens for the replicas of other nodes; nil if the job has none.
+// listenPeers listens for the replicas and the measurements of other nodes; nil if the job has
+// neither.
 func (o runOptions) listenPeers(ctx context.Context, cfg launch.Config, endpoint string) (*nodes.Peers, error) {
-	if cfg.Replicas == 0 {
+	if cfg.Replicas == 0 && !o.preflight {
 		return nil, nil
 	}
 	host := o.localAddr
@@ -333,6 +336,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		if !url {
 			endpoint.ServeProbes(listen.Dir, cfg.Logger)
 		}
+		cfg.Preflight = o.preflight
 		cfg.MaxNodeFailures, cfg.ExcludeAnyway = o.maxNodeFailures, o.asked("max-node-failures")
 		cfg.Endpoint, cfg.GatherTimeout, cfg.LastCall = endpoint, o.endpointWait, o.lastCall
 		cfg.Logger.Info("waiting for nodes", "endpoint", at, "least", n.min, "most", n.max)
