@@ -535,7 +535,7 @@ func (f *fleet) rate(ctx context.Context, from, to nodes.Member) (float64, error
 	}
 }
 
-// measureSlack is for the order and its answer: four rounds take less than 10 s with it.
+// measureSlack is for the order and its answer: five rounds take less than 10 s with it.
 const measureSlack = 200 * time.Millisecond
 
 // measured takes the result of a measurement by another node.

@@ -16,6 +16,8 @@ import (
 // slow is the rate of a port of 100 Mbit/s, in bytes per second.
 const slow = 100e6 / 8
 
+// The tests of the preflight run alone: what else the machine does is measured too.
+
 // withSlowNode starts a job on four nodes, of which c has a slow port.
 func withSlowNode(t *testing.T, j job) *scene {
 	t.Helper()
@@ -41,7 +43,6 @@ func withSlowNode(t *testing.T, j job) *scene {
 // Of four nodes, the one with a port of 100 Mbit/s is excluded, its partners are not, and the job
 // trains on three.
 func TestPreflightFindsSlowNode(t *testing.T) {
-	t.Parallel()
 	s := withSlowNode(t, job{nnodes: "3:4", nproc: 1, timeout: nodeTimeout, more: []string{"--preflight", "--last-call", "1s"}})
 	group := s.group(0, 12)
 	hosts := map[string]bool{}
@@ -76,7 +77,6 @@ func TestPreflightFindsSlowNode(t *testing.T) {
 
 // Without a spare, a bad node stays with a warning.
 func TestPreflightWithoutSpare(t *testing.T) {
-	t.Parallel()
 	s := withSlowNode(t, job{nnodes: "4", nproc: 1, timeout: nodeTimeout, more: []string{"--preflight"}})
 	if group := s.group(0, 12); len(group) != 4 {
 		t.Errorf("%d ranks", len(group))
@@ -89,7 +89,6 @@ func TestPreflightWithoutSpare(t *testing.T) {
 
 // With --max-node-failures, the job waits for another node, and exits with 75 and the list.
 func TestPreflightTooFew(t *testing.T) {
-	t.Parallel()
 	s := withSlowNode(t, job{nnodes: "4", nproc: 1, timeout: nodeTimeout, more: []string{"--preflight", "--max-node-failures", "2", "--endpoint-wait", "4s"}})
 	if code := must[int](t)(s.a.code(s.ctx)); code != 75 || !regexp.MustCompile(`excluded: node \d on c: its network has`).MatchString(s.a.log.String()) {
 		t.Errorf("the trainer on a exits with %d", code)

@@ -13,8 +13,8 @@ import (
 const (
 	// window is how long bytes are sent in each direction.
 	window = 500 * time.Millisecond
-	// Limit bounds the measurement of one pair. [Run] has at most four rounds of them.
-	Limit = 2200 * time.Millisecond
+	// Limit bounds the measurement of one pair. [Run] has at most five rounds of them.
+	Limit = 1700 * time.Millisecond
 	block = 256 << 10
 )
 

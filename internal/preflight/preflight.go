@@ -2,7 +2,7 @@
 //
 // Each node is measured with two partners, in rounds of pairs: all pairs of a round at the same
 // time. In the second half, slow nodes are paired with fast ones, so that a slow node and a
-// partner that only shared its pair differ. The time does not grow with the number of nodes.
+// partner that only shared its pair differ. Nodes that seem bad are measured again. The time does not grow with the number of nodes.
 //
 //	Run      measures all nodes and judges them
 //	Measure  the rate of one pair, from one of its nodes
@@ -40,6 +40,7 @@ func Run(ctx context.Context, n int, measure func(ctx context.Context, a, b int)
 	r.round(ctx, odd(n, r.rates), measure)
 	r.round(ctx, second(n, r.rates), measure)
 	r.round(ctx, odd(n, r.rates), measure)
+	r.round(ctx, again(n, r.rates), measure)
 	return judge(n, r.rates, r.errs)
 }
 
@@ -56,8 +57,9 @@ func (r *results) round(ctx context.Context, pairs []pair, measure func(ctx cont
 			rate, err := measure(ctx, p.a, p.b)
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			if r.rates[p] = rate; err != nil {
-				r.rates[p], r.errs[p] = 0, err
+			r.rates[p] = max(r.rates[p], rate)
+			if r.errs[p] = err; err == nil {
+				delete(r.errs, p)
 			}
 		})
 	}
@@ -102,6 +104,25 @@ func odd(n int, rates map[pair]float64) (pairs []pair) {
 			if fast != node && !taken[fast] && !slices.Contains(list, fast) {
 				taken[node], taken[fast] = true, true
 				pairs = append(pairs, pairOf(node, fast))
+				break
+			}
+		}
+	}
+	return pairs
+}
+
+// again pairs the nodes that seem bad with fast ones again: a busy machine may have disturbed
+// their measurements.
+func again(n int, rates map[pair]float64) (pairs []pair) {
+	verdicts, taken := judge(n, rates, nil), map[int]bool{}
+	for _, slow := range byRate(n, rates) {
+		if !verdicts[slow].Bad {
+			break
+		}
+		for _, fast := range slices.Backward(byRate(n, rates)) {
+			if !verdicts[fast].Bad && !taken[fast] {
+				taken[fast] = true
+				pairs = append(pairs, pairOf(slow, fast))
 				break
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 )
@@ -85,6 +86,30 @@ func TestUnevenNodes(t *testing.T) {
 	for i, v := range Run(t.Context(), len(rates), func(_ context.Context, a, b int) (float64, error) { return min(rates[a], rates[b]), nil }) {
 		if v.Bad {
 			t.Errorf("node %d is bad: %+v", i, v)
+		}
+	}
+}
+
+// A node whose measurements were disturbed once is measured again, and is not bad.
+func TestDisturbedNode(t *testing.T) {
+	t.Parallel()
+	for n := 3; n < 12; n++ {
+		var mu sync.Mutex
+		count := 0
+		for i, v := range Run(t.Context(), n, func(_ context.Context, a, b int) (float64, error) {
+			if a != 1 && b != 1 {
+				return 1e9, nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if count++; count <= 2 {
+				return 0, errors.New("busy")
+			}
+			return 1e9, nil
+		}) {
+			if v.Bad {
+				t.Errorf("node %d of %d is bad: %+v", i, n, v)
+			}
 		}
 	}
 }
