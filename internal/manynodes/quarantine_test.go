@@ -102,6 +102,30 @@ func TestFailuresOfTwoNodes(t *testing.T) {
 	s.ends(s.ctx, t, s.a, s.b, s.c)
 }
 
+// A spare that is frozen takes no place: the node whose ranks fail stays, with a warning. When the
+// spare answers again, the next failure of that node excludes it.
+func TestQuarantineWithFrozenSpare(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	check(t, s.node("c").freeze())
+	check(t, s.a.prints(s.ctx, `msg="node lost" node=2`))
+	s.killOn(s.group(0, 12), 2)
+	s.killOn(s.group(1, 12), 2)
+	s.on(s.group(2, 12), "a", "b")
+	if want := "bad node is not excluded"; !strings.Contains(s.a.log.String(), want) {
+		t.Errorf("the trainer on a does not print %q", want)
+	}
+	check(t, s.node("c").thaw())
+	check(t, s.a.prints(s.ctx, "node rejoined"))
+	check(t, s.guarded("c"))
+	s.killOn(s.group(2, 12), 2)
+	s.on(s.group(3, 12), "a", "c")
+	if code := must[int](t)(s.b.code(s.ctx)); code != 1 || !strings.Contains(s.b.log.String(), "its ranks failed 3 times") {
+		t.Errorf("the trainer on b exits with %d", code)
+	}
+	s.ends(s.ctx, t, s.a, s.c)
+}
+
 // Without a spare, the job waits for another node when --max-node-failures is given, and exits
 // with 75 and the list of the excluded ones.
 func TestTooFewAfterQuarantine(t *testing.T) {
