@@ -43,12 +43,25 @@ type NodeJoined struct {
 	Host string `json:"host"`
 }
 
-// NodeLeft records that a node left a job.
+// NodeLeft records that a node left a job. An excluded one was ended by the coordinating trainer, and its
+// machine cannot join the job again.
 type NodeLeft struct {
 	Job    string `json:"job"`
 	Node   int    `json:"node"`
 	Reason string `json:"reason"`
 	Lost   bool   `json:"lost,omitempty"` // the node was silent, or its trainer started again; otherwise its trainer ended in order
+
+	Excluded bool   `json:"excluded,omitempty"` // the node is excluded from the job
+	Host     string `json:"host,omitempty"`     // of an excluded node
+	Boot     string `json:"boot,omitempty"`     // boot ID of an excluded node's machine
+}
+
+// NodeMeasured records the rate of a node's network in the preflight of a job.
+type NodeMeasured struct {
+	Job            string `json:"job"`
+	Node           int    `json:"node"`
+	BytesPerSecond int64  `json:"bytes_per_second"` // with its best partner, the slower direction; 0: it reached none
+	Partners       []int  `json:"partners"`         // nodes that it was measured with
 }
 
 // JobEnded records that a trainer exited in order. A killed trainer appends no such
@@ -239,6 +252,7 @@ func (StoreCreated) Kind() Kind       { return "store.created" }
 func (LogVoided) Kind() Kind          { return "log.voided" }
 func (JobStarted) Kind() Kind         { return "job.started" }
 func (NodeJoined) Kind() Kind         { return "job.node_joined" }
+func (NodeMeasured) Kind() Kind       { return "job.node_measured" }
 func (NodeLeft) Kind() Kind           { return "job.node_left" }
 func (JobEnded) Kind() Kind           { return "job.ended" }
 func (GroupStarted) Kind() Kind       { return "group.started" }

@@ -23,7 +23,8 @@ var samples = []Body{
 	LogVoided{Sequence: 73, Digest: strings.Repeat("5f", 32), Why: "message on \"ckpt.gpt\": not of the form ckpt.<run>.<trial>.<actor>.<family>.<kind>"},
 	JobStarted{Job: "0192f0c1-0000-7000-8000-000000000001", Host: "node-a", PID: 4711, Command: []string{"python", "train.py", "--lr=3e-4"}, NProc: 2, NNodes: 1, Resume: "auto", Flags: []string{"--name=gpt.small", "--nproc=2"}, Dir: "/home/ada/gpt", Logs: "logs/gpt%2Esmall/0192f0c1-0000-7000-8000-000000000001"},
 	NodeJoined{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Host: "node-b"},
-	NodeLeft{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Reason: "nothing was received for 10s", Lost: true},
+	NodeLeft{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Reason: "nothing was received for 10s", Lost: true, Excluded: true, Host: "node-b", Boot: "0192f0c1-0000-7000-8000-0000000000b0"},
+	NodeMeasured{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, BytesPerSecond: 1_250_000_000, Partners: []int{0, 3}},
 	JobEnded{Job: "0192f0c1-0000-7000-8000-000000000001", ExitCode: 1, Reason: "retries exhausted"},
 	GroupStarted{Attempt: 2, Job: "0192f0c1-0000-7000-8000-000000000001", WorldSize: 2, Ranks: []RankPlacement{
 		{Rank: 0, Node: 0, LocalRank: 0, Devices: []string{"GPU-1b2c"}}, {Rank: 1, Node: 0, LocalRank: 1},
@@ -149,7 +150,7 @@ func pretty(t *testing.T, m Message) []byte {
 // grown counts how often members were added to a kind's version 1. The earlier golden
 // files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
-	"store.created": 2, "restore.begun": 1, "restore.completed": 3, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1, "group.started": 1, "job.node_left": 1, "report.metrics": 1,
+	"store.created": 2, "restore.begun": 1, "restore.completed": 3, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1, "group.started": 1, "job.node_left": 2, "report.metrics": 1,
 	"checkpoint.begun": 1,
 }
 

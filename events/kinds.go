@@ -54,10 +54,11 @@ var kinds = map[Kind]spec{
 
 	"log.voided": decision[LogVoided](),
 
-	"job.started":     fact[JobStarted](),
-	"job.node_joined": fact[NodeJoined](),
-	"job.node_left":   fact[NodeLeft](),
-	"job.ended":       fact[JobEnded](),
+	"job.started":       fact[JobStarted](),
+	"job.node_joined":   fact[NodeJoined](),
+	"job.node_left":     fact[NodeLeft](),
+	"job.node_measured": fact[NodeMeasured](),
+	"job.ended":         fact[JobEnded](),
 
 	"group.started":          decision[GroupStarted]().until(2),
 	"group.node_devices":     fact[NodeDevices](),

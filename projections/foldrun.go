@@ -134,9 +134,22 @@ func (f *fold) nodeLeft(b *events.NodeLeft) error {
 		}
 		if open < 0 {
 			// Kept, because a repetition of this fact could otherwise end a later stay.
-			job.Nodes = append(job.Nodes, JobNode{Node: b.Node})
+			job.Nodes = append(job.Nodes, JobNode{Node: b.Node, Host: b.Host})
 			open = len(job.Nodes) - 1
 		}
 		job.Nodes[open].LeftAt, job.Nodes[open].Reason, job.Nodes[open].Lost = f.at(), b.Reason, b.Lost
+		job.Nodes[open].Excluded, job.Nodes[open].Boot = b.Excluded, b.Boot
+	})
+}
+
+// nodeMeasured gives the rate to the node's newest stay.
+func (f *fold) nodeMeasured(b *events.NodeMeasured) error {
+	return f.changeJob(b.Job, func(job *Job) {
+		for i := len(job.Nodes) - 1; i >= 0; i-- {
+			if job.Nodes[i].Node == b.Node {
+				job.Nodes[i].BytesPerSecond = &b.BytesPerSecond
+				return
+			}
+		}
 	})
 }

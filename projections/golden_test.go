@@ -27,6 +27,7 @@ var goldenLogs = []struct{ name, sum string }{
 	{"golden-log-nodes", "25804c4e3c7f61caeb5e447ef6ec4c528142d3a6a69a3e2c0d0ef2ea19b8b23b"},    // saves of two nodes
 	{"golden-log-uploads", "4dbf92f68cd5abca04d8754f842bcc2361d2672d7a41ace27c3d872fe6857be6"},  // a save to a bucket, which the next trainer finishes
 	{"golden-log-replicas", "c0db701aab40cf14333d390b255d36cea8a48e750fe91ac9032740ba914ddab9"}, // saves whose slots have a copy on another node
+	{"golden-log-excluded", "f64d514a1f0c43cef1ab60375f77f535918dfc630b2efff603b7b9b423cfe5a2"}, // a node that was measured and excluded
 }
 
 func readGolden(t *testing.T, name, want string) []events.Recorded {

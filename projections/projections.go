@@ -56,7 +56,7 @@ import (
 
 // Version is the version of the folds and rows. Rows of another version are discarded,
 // and the log is folded again from its start.
-const Version = 8
+const Version = 9
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"
@@ -159,6 +159,8 @@ func (f *fold) fact(body events.Body) error {
 		return f.nodeJoined(b)
 	case *events.NodeLeft:
 		return f.nodeLeft(b)
+	case *events.NodeMeasured:
+		return f.nodeMeasured(b)
 	case *events.JobEnded:
 		return f.jobEnded(b)
 	case *events.NodeDevices:

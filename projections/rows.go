@@ -59,6 +59,10 @@ type JobNode struct {
 	LeftAt   time.Time `json:"left_at,omitzero"`
 	Reason   string    `json:"reason,omitempty"` // why it left
 	Lost     bool      `json:"lost,omitempty"`   // it did not leave in order
+	Excluded bool      `json:"excluded,omitempty"`
+	// BytesPerSecond is the rate of its network in the preflight; nil: it was not measured.
+	BytesPerSecond *int64 `json:"bytes_per_second,omitempty"`
+	Boot           string `json:"boot,omitempty"` // boot ID of its machine, if it is excluded
 }
 
 // Replica is the newest copy of a node's sealed slots in the memory of another node.

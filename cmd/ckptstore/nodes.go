@@ -31,10 +31,13 @@ func (a *app) nodesCommand() *cobra.Command {
 		Long: `List the nodes of the newest job of RUN, or of the newest job of the store, by index.
 
 A node is ready (joined, while no group runs), active (part of the running group), spare
-(joined, and not part of the running group), left (its trainer ended in order) or lost (it
-was silent for --node-timeout, its trainer started again, or the whole job is lost). RANKS
+(joined, and not part of the running group), left (its trainer ended in order), lost (it
+was silent for --node-timeout, its trainer started again, or the whole job is lost) or
+excluded (its ranks failed again and again while no others did, or its network is slow: see
+--max-node-failures and --preflight of trainer run). RANKS
 are its ranks in the job's newest group. A node that replaces a lost one takes its index:
-JOINS in -o wide counts the nodes that had the index.
+JOINS in -o wide counts the nodes that had the index, and MB/S is the rate of the node's network in
+the preflight.
 
 In a job with --replicas, another node, ON, has a copy of the node's slots in memory. REPLICA is the
 newest save whose copy is whole, and LAG the time from the first seal to the whole copy.
@@ -127,7 +130,7 @@ func printNodes(w *tabwriter.Writer, wide bool, nodes []insight.Node) {
 		head = slices.Insert(head, 5, any("REPLICA"), any("ON"), any("LAG"))
 	}
 	if wide {
-		head = append(head, "JOINS")
+		head = append(head, "JOINS", "MB/S")
 	}
 	console.Row(w, head...)
 	for _, n := range nodes {
@@ -139,7 +142,11 @@ func printNodes(w *tabwriter.Writer, wide bool, nodes []insight.Node) {
 			cells = slices.Insert(cells, 5, any(""), any(""), any(""))
 		}
 		if wide {
-			cells = append(cells, n.Joins)
+			rate := ""
+			if n.BytesPerSecond != nil {
+				rate = fmt.Sprintf("%.1f", float64(*n.BytesPerSecond)/1e6)
+			}
+			cells = append(cells, n.Joins, rate)
 		}
 		console.Row(w, cells...)
 	}

@@ -103,6 +103,7 @@ func Repository() Law {
 			{Path: "internal/peer", Holds: "the process at the other end of a socket, and its end"},
 			{Path: "internal/session/shm", Holds: "files in shared memory: ownership, reuse, leftovers of dead processes", May: []string{"internal/private"}},
 			{Path: "internal/session/staging", Holds: "slots in shared memory that ranks save into", May: []string{"internal/problem", "events", "internal/checkpoint", "internal/object", "internal/data", "internal/session/shm"}},
+			{Path: "internal/preflight", Holds: "finds nodes with a bad network: rounds of pairs, their measurement, the verdicts", May: []string{"internal/httpkit"}},
 			{Path: "internal/session/replica", Holds: "copies of sealed slots in the memory of another node: pairs, sender, keeper", May: []string{"internal/problem", "internal/httpkit", "internal/session/staging"}},
 			{Path: "internal/session/restore", Holds: "collective loads: resolved once for all ranks, each block read once", May: []string{"internal/problem", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/data", "client", "internal/session/staging"}},
 			{Path: "internal/session", Holds: "one group of ranks, on one node or several: sockets, saves, loads, reports, collectives, decisions", May: []string{"internal/problem", "internal/httpkit", "internal/redact", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/data", "internal/collective", "internal/rpc", "client", "internal/peer", "internal/session/staging", "internal/session/replica", "internal/session/restore"}},
@@ -110,7 +111,7 @@ func Repository() Law {
 			{Path: "internal/launch/stacks", Holds: "stacks of a process that hangs", NoDeps: true},
 			{Path: "internal/launch/logs", Holds: "the workers' output in files: routes, rotation, following", May: []string{"internal/beneath"}},
 			{Path: "internal/launch/process", Holds: "the processes of one attempt: start, output, kill, guard", May: []string{"client"}},
-			{Path: "internal/launch", Holds: "one job, or this node's part of it: processes, restarts, hangs, devices, output, stops", May: []string{"internal/problem", "events", "projections", "internal/checkpoint", "internal/data", "internal/rpc", "client", "gpu", "internal/session/restore", "internal/session/replica", "internal/session", "internal/launch/backend", "internal/launch/stacks", "internal/launch/logs", "internal/launch/process", "internal/httpkit", "internal/nodes"}},
+			{Path: "internal/launch", Holds: "one job, or this node's part of it: processes, restarts, hangs, devices, output, stops", May: []string{"internal/problem", "events", "projections", "internal/checkpoint", "internal/data", "internal/rpc", "client", "gpu", "internal/session/restore", "internal/session/replica", "internal/session", "internal/launch/backend", "internal/launch/stacks", "internal/launch/logs", "internal/launch/process", "internal/httpkit", "internal/nodes", "internal/preflight"}},
 			{Path: "internal/launches", Holds: "which jobs this user's trainers started, for `continue`", NoDeps: true, May: []string{"internal/private", "events"}},
 			{Path: "internal/services/reading", Holds: "requests that look at checkpoints and read parts of them", May: []string{"internal/problem", "internal/httpkit", "tensor", "projections", "internal/checkpoint", "planner", "internal/query", "internal/data", "internal/store", "client", "internal/peer", "internal/session/shm"}},
 			{Path: "internal/services/filesystem", Holds: "requests that write and read files of checkpoints, for fsspec", May: []string{"internal/problem", "internal/httpkit", "projections", "internal/checkpoint", "planner", "events/jetlog", "internal/query", "internal/object", "internal/data", "internal/foreign", "internal/store", "internal/peer", "internal/session/shm", "internal/session", "internal/launch/process"}},
@@ -122,7 +123,7 @@ func Repository() Law {
 			{Path: "client/collective", Holds: "object collectives for a Go worker", NoDeps: true, May: []string{"internal/collective", "client"}},
 			{Path: "client/rpc", Holds: "the RPC registry and agents for a Go worker", NoDeps: true, May: []string{"internal/rpc", "client", "client/collective"}},
 			{Path: "internal/doctor", Holds: "`trainer doctor`: problems of this machine that would hurt a job", May: []string{"internal/bytesize", "internal/problem", "internal/terminal", "gpu", "internal/session/shm", "internal/launch", "internal/console"}},
-			{Path: "internal/trainer", Holds: "the program trainer: parse, start, report", May: []string{"internal/problem", "internal/problem/system", "internal/backstop", "internal/redact", "internal/terminal", "events", "projections", "internal/checkpoint", "planner", "events/jetlog", "internal/data", "internal/store", "gpu", "internal/session/shm", "internal/session/staging", "internal/session", "internal/launch/backend", "internal/launch/logs", "internal/launch/process", "internal/launch", "internal/launches", "internal/services", "internal/console", "internal/demo", "internal/doctor", "internal/nodes", "internal/logpeers"}},
+			{Path: "internal/trainer", Holds: "the program trainer: parse, start, report", May: []string{"internal/problem", "internal/problem/system", "internal/backstop", "internal/redact", "internal/terminal", "events", "projections", "internal/checkpoint", "planner", "events/jetlog", "internal/query", "internal/data", "internal/store", "gpu", "internal/session/shm", "internal/session/staging", "internal/session", "internal/launch/backend", "internal/launch/logs", "internal/launch/process", "internal/launch", "internal/launches", "internal/services", "internal/console", "internal/demo", "internal/doctor", "internal/nodes", "internal/logpeers"}},
 			{Path: "trainer", Holds: "a trainer of your own: `Main` with a backend, hooks and a storage", May: []string{"internal/checkpoint", "internal/data", "internal/launch/backend", "internal/trainer"}},
 			{Path: "internal/natstest", Holds: "a NATS server and client for tests"},
 			{Path: "internal/testbed/ethernet", Holds: "a switch in user space with slow, lossy and silent cables", NoDeps: true},
@@ -163,7 +164,7 @@ func Repository() Law {
 			{"internal/problem/system/system.go", "the whole room"},
 			{"internal/testbed/doc.go", "the page of a large room"},
 		},
-		Public: 663,
+		Public: 665,
 	}
 }
 

@@ -11,11 +11,12 @@ import (
 
 // States of a node in a job, as far as the log shows.
 const (
-	NodeReady  = "ready"  // joined, while no group runs
-	NodeActive = "active" // part of the running group
-	NodeSpare  = "spare"  // joined, and not part of the running group
-	NodeLeft   = "left"   // its trainer ended in order
-	NodeLost   = "lost"   // it was silent, its trainer started again, or the whole job is lost
+	NodeReady    = "ready"    // joined, while no group runs
+	NodeActive   = "active"   // part of the running group
+	NodeSpare    = "spare"    // joined, and not part of the running group
+	NodeLeft     = "left"     // its trainer ended in order
+	NodeExcluded = "excluded" // it is barred from the job
+	NodeLost     = "lost"     // it was silent, its trainer started again, or the whole job is lost
 )
 
 // Node is one node of a job. It is a line of `nodes`.
@@ -27,6 +28,8 @@ type Node struct {
 	Since time.Time `json:"since,omitzero"` // start of the state; unknown for a node of a lost job
 	Why   string    `json:"why,omitempty"`  // why it is lost or left
 	Joins int       `json:"joins"`          // how often a node joined with this index
+	// BytesPerSecond is the rate of its network in the preflight; nil: it was not measured.
+	BytesPerSecond *int64 `json:"bytes_per_second,omitempty"`
 	// Replica is the copy of the node's newest sealed slots; nil: there is none.
 	Replica *NodeReplica `json:"replica,omitempty"`
 }
@@ -63,7 +66,7 @@ func (r RunJobs) NewestAttempt(job string) (newest projections.Attempt, found bo
 }
 
 // Nodes returns the nodes of a job, by index. workers are those of its newest attempt.
-// Of several nodes that had one index, it returns the last.
+// Of several nodes that had one index, it returns the last, after those that are excluded.
 func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node {
 	group, started := r.NewestAttempt(job.ID)
 	ranks, stays := map[int][]int{}, map[int][]projections.JobNode{}
@@ -83,7 +86,7 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 	for _, index := range slices.Sorted(maps.Keys(stays)) {
 		all := stays[index]
 		last := all[len(all)-1]
-		n := Node{Node: index, Ranks: append([]int{}, ranks[index]...), Since: last.JoinedAt, Why: last.Reason}
+		n := Node{Node: index, Ranks: append([]int{}, ranks[index]...), Since: last.JoinedAt, Why: last.Reason, BytesPerSecond: last.BytesPerSecond}
 		for _, stay := range all {
 			n.Host = cmp.Or(stay.Host, n.Host)
 			if !stay.JoinedAt.IsZero() {
@@ -96,7 +99,10 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 		switch {
 		case !last.LeftAt.IsZero():
 			n.State, n.Since = NodeLeft, last.LeftAt
-			if last.Lost {
+			switch {
+			case last.Excluded:
+				n.State = NodeExcluded
+			case last.Lost:
 				n.State = NodeLost
 			}
 		case state == Ended:
@@ -111,6 +117,11 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 			n.State = NodeReady
 			if group.StoppedAt.After(n.Since) {
 				n.Since = group.StoppedAt
+			}
+		}
+		for _, stay := range all[:len(all)-1] {
+			if stay.Excluded { // another node has its index
+				list = append(list, Node{Node: index, Host: stay.Host, State: NodeExcluded, Ranks: []int{}, Since: stay.LeftAt, Why: stay.Reason, Joins: 1, BytesPerSecond: stay.BytesPerSecond})
 			}
 		}
 		list = append(list, n)

@@ -27,19 +27,21 @@ func TestStatesOfNodes(t *testing.T) {
 		ended   bool
 		want    string
 	}{
-		"before the first group":  {stays: []projections.JobNode{first, joined}, attempt: other, live: "j", want: "b ready [] 2  1"},
-		"in the group":            {stays: []projections.JobNode{first, joined}, attempt: group, workers: both, live: "j", want: "b active [2 3] 10  1"},
-		"join not recorded yet":   {stays: []projections.JobNode{first}, attempt: group, workers: both, live: "j", want: " active [2 3] 10  1"},
-		"not needed":              {stays: []projections.JobNode{first, joined}, attempt: group, workers: one, live: "j", want: "b spare [] 2  1"},
-		"between two groups":      {stays: []projections.JobNode{first, joined}, attempt: stopped, workers: both, live: "j", want: "b ready [2 3] 30  1"},
-		"lost":                    {stays: []projections.JobNode{first, silent}, attempt: group, workers: both, live: "j", want: "b lost [2 3] 20 silent 1"},
-		"lost, then the job":      {stays: []projections.JobNode{first, silent}, attempt: group, workers: both, want: "b lost [2 3] 20 silent 1"},
-		"replaced during a group": {stays: []projections.JobNode{first, silent, {Node: 1, Host: "c", JoinedAt: at(21)}}, attempt: group, workers: both, live: "j", want: "c spare [] 21  2"},
-		"replaced before it":      {stays: []projections.JobNode{first, {Node: 1, Host: "c", LeftAt: at(3), Lost: true}, joined}, attempt: group, workers: both, live: "j", want: "b active [2 3] 10  1"},
-		"left in order":           {stays: []projections.JobNode{first, {Node: 1, Host: "b", JoinedAt: at(2), LeftAt: at(20), Reason: "SIGTERM"}}, attempt: group, workers: both, live: "j", want: "b left [2 3] 20 SIGTERM 1"},
-		"left without a join":     {stays: []projections.JobNode{first, joined, {Node: 1, LeftAt: at(20), Reason: "silent", Lost: true}}, attempt: group, workers: both, live: "j", want: "b lost [2 3] 20 silent 1"},
-		"the job ended":           {stays: []projections.JobNode{first, joined}, attempt: stopped, workers: both, ended: true, want: "b left [2 3] 50 the job ended 1"},
-		"the job is lost":         {stays: []projections.JobNode{first, joined}, attempt: group, workers: both, want: "b lost [2 3] 0 the job is lost: it recorded no end 1"},
+		"before the first group":     {stays: []projections.JobNode{first, joined}, attempt: other, live: "j", want: "b ready [] 2  1"},
+		"in the group":               {stays: []projections.JobNode{first, joined}, attempt: group, workers: both, live: "j", want: "b active [2 3] 10  1"},
+		"join not recorded yet":      {stays: []projections.JobNode{first}, attempt: group, workers: both, live: "j", want: " active [2 3] 10  1"},
+		"not needed":                 {stays: []projections.JobNode{first, joined}, attempt: group, workers: one, live: "j", want: "b spare [] 2  1"},
+		"between two groups":         {stays: []projections.JobNode{first, joined}, attempt: stopped, workers: both, live: "j", want: "b ready [2 3] 30  1"},
+		"lost":                       {stays: []projections.JobNode{first, silent}, attempt: group, workers: both, live: "j", want: "b lost [2 3] 20 silent 1"},
+		"lost, then the job":         {stays: []projections.JobNode{first, silent}, attempt: group, workers: both, want: "b lost [2 3] 20 silent 1"},
+		"replaced during a group":    {stays: []projections.JobNode{first, silent, {Node: 1, Host: "c", JoinedAt: at(21)}}, attempt: group, workers: both, live: "j", want: "c spare [] 21  2"},
+		"replaced before it":         {stays: []projections.JobNode{first, {Node: 1, Host: "c", LeftAt: at(3), Lost: true}, joined}, attempt: group, workers: both, live: "j", want: "b active [2 3] 10  1"},
+		"left in order":              {stays: []projections.JobNode{first, {Node: 1, Host: "b", JoinedAt: at(2), LeftAt: at(20), Reason: "SIGTERM"}}, attempt: group, workers: both, live: "j", want: "b left [2 3] 20 SIGTERM 1"},
+		"left without a join":        {stays: []projections.JobNode{first, joined, {Node: 1, LeftAt: at(20), Reason: "silent", Lost: true}}, attempt: group, workers: both, live: "j", want: "b lost [2 3] 20 silent 1"},
+		"excluded":                   {stays: []projections.JobNode{first, {Node: 1, Host: "b", JoinedAt: at(2), LeftAt: at(20), Reason: "2 failures", Excluded: true}}, attempt: group, workers: one, live: "j", want: "b excluded [] 20 2 failures 1"},
+		"excluded, and the job over": {stays: []projections.JobNode{first, {Node: 1, Host: "b", JoinedAt: at(2), LeftAt: at(20), Reason: "2 failures", Excluded: true}}, attempt: group, workers: one, ended: true, want: "b excluded [] 20 2 failures 1"},
+		"the job ended":              {stays: []projections.JobNode{first, joined}, attempt: stopped, workers: both, ended: true, want: "b left [2 3] 50 the job ended 1"},
+		"the job is lost":            {stays: []projections.JobNode{first, joined}, attempt: group, workers: both, want: "b lost [2 3] 0 the job is lost: it recorded no end 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			job := projections.Job{ID: "j", Nodes: c.stays, Ended: c.ended}
@@ -61,6 +63,13 @@ func TestStatesOfNodes(t *testing.T) {
 				t.Errorf("%s, want %s", got, c.want)
 			}
 		})
+	}
+	// An excluded node stays in the list when another one has its index.
+	job := projections.Job{ID: "j", Nodes: []projections.JobNode{first, {Node: 1, Host: "b", JoinedAt: at(2), LeftAt: at(20), Reason: "2 failures", Excluded: true}, {Node: 1, Host: "c", JoinedAt: at(21)}}}
+	r := RunJobs{Live: "j"}
+	r.Take(projections.Launches{Jobs: []projections.Job{job}, Attempts: []projections.Attempt{group}})
+	if list := r.Nodes(job, one); len(list) != 3 || list[1].Host != "b" || list[1].State != NodeExcluded || list[1].Why != "2 failures" || list[2].Host != "c" || list[2].State != NodeSpare {
+		t.Errorf("nodes %+v", list)
 	}
 	if list := (RunJobs{}).Nodes(projections.Job{ID: "j"}, nil); list == nil || len(list) != 0 {
 		t.Errorf("nodes of a job without any: %v", list)

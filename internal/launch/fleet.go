@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/preflight"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/projections"
@@ -24,13 +26,18 @@ type fleet struct {
 	began    time.Time      // when the nodes could join
 	members  []nodes.Member // of the next or current attempt, by place
 
-	mu  sync.Mutex
-	now *others // of the current attempt
+	mu          sync.Mutex
+	now         *others               // of the current attempt
+	measures    map[int]chan measured // that are awaited, by their IDs
+	checked     bool                  // the preflight is over
+	serving     map[int]bool          // indexes of nodes that serve the requests of others
+	served      chan struct{}         // closed at the next change of it
+	nextMeasure int                   // ID of the last measurement
 }
 
 // newFleet follows the nodes of a job until the caller calls stop.
 func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
-	f = &fleet{job: j, endpoint: j.cfg.Endpoint, began: time.Now()}
+	f = &fleet{job: j, endpoint: j.cfg.Endpoint, began: time.Now(), serving: map[int]bool{}, served: make(chan struct{})}
 	f.endpoint.Handle("/v1/attempts/{attempt}/ranks/{rank}/", http.HandlerFunc(f.relayed))
 	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/resolve", loads(f, (*restore.Meeting).Resolve))
 	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/done", loads(f, (*restore.Meeting).Done))
@@ -84,6 +91,12 @@ func (f *fleet) gather(ctx context.Context) error {
 		}
 	}()
 	group, err := f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall)
+	if err == nil && f.cfg.Preflight && !f.checked && f.job.members == nil {
+		f.checked = true
+		if f.preflight(ctx, group) {
+			group, err = f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall)
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -159,12 +172,16 @@ func (f *fleet) current(attempt int) *others {
 func (f *fleet) handle(ctx context.Context, e nodes.Event) {
 	switch e := e.(type) {
 	case nodes.Joined:
+		f.setServing(e.Member.Index, false)
 		f.joined(ctx, e.Member)
 	case nodes.Rejoined: // the processes of its earlier trainer are gone
+		f.setServing(e.Member.Index, false)
 		f.lost(ctx, e.Member.Index, e.Member.Joining-1, true, "its trainer started again")
 		f.joined(ctx, e.Member)
 	case nodes.Lost:
 		f.lost(ctx, e.Node, e.Joining, true, e.Why)
+	case nodes.Excluded:
+		f.leaves(ctx, &events.NodeLeft{Node: e.Node, Reason: e.Why, Excluded: true, Host: e.Host, Boot: e.Boot})
 	case nodes.Left:
 		f.lost(ctx, e.Node, e.Joining, false, "its trainer ended: "+e.Reason)
 	case nodes.Message:
@@ -176,6 +193,14 @@ func (f *fleet) handle(ctx context.Context, e nodes.Event) {
 func (f *fleet) joined(ctx context.Context, m nodes.Member) {
 	if err := f.AppendOfRun(ctx, &events.NodeJoined{Job: f.cfg.Job, Node: m.Index, Host: m.Host}); err != nil {
 		f.log.Warn("join of a node not recorded", "node", m.Index, "error", err)
+	}
+}
+
+// leaves records a node that has left.
+func (f *fleet) leaves(ctx context.Context, left *events.NodeLeft) {
+	left.Job, left.Reason = f.cfg.Job, session.Beginning(left.Reason, session.MaxMessage)
+	if err := f.AppendOfRun(ctx, left); err != nil {
+		f.log.Warn("loss of a node not recorded", "node", left.Node, "error", err)
 	}
 }
 
@@ -197,10 +222,7 @@ func (f *fleet) name(index int) string {
 // it had started up to a joining: the node may have joined again, and be in the next group.
 func (f *fleet) lost(ctx context.Context, index int, joining uint64, disorderly bool, reason string) {
 	why := fmt.Errorf("%s is lost: %s", f.name(index), reason)
-	left := &events.NodeLeft{Job: f.cfg.Job, Node: index, Reason: session.Beginning(reason, session.MaxMessage), Lost: disorderly}
-	if err := f.AppendOfRun(ctx, left); err != nil {
-		f.log.Warn("loss of a node not recorded", "node", index, "error", err)
-	}
+	f.leaves(ctx, &events.NodeLeft{Node: index, Reason: reason, Lost: disorderly})
 	f.mu.Lock()
 	o := f.now
 	f.mu.Unlock()
@@ -252,6 +274,17 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		if decode(&r) {
 			r.Reason = fmt.Sprintf("node %d: %s", e.Node, r.Reason)
 			f.ask(r)
+		}
+		return
+	}
+	if e.Kind == msgServes {
+		f.setServing(e.Node, true)
+		return
+	}
+	if e.Kind == msgMeasured {
+		var m measured
+		if decode(&m) {
+			f.measured(m)
 		}
 		return
 	}
@@ -319,5 +352,198 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		if err := o.group.Abort(ctx, b.Checkpoint, f.name(e.Node)+": "+b.Reason, b.Ranks); err != nil {
 			f.log.Warn("save not aborted", "checkpoint", b.Checkpoint, "node", e.Node, "error", err)
 		}
+	}
+}
+
+// quarantine excludes the node whose ranks have caused the end of an attempt, if they fail again
+// and again. It returns for how many failures the workers' budget is not to be charged, this one
+// included; 0 if no node was excluded.
+func (f *fleet) quarantine(b *blame, cause *FailedError) (free int) {
+	if f == nil || f.job.members != nil || !blamesRank(cause) {
+		return 0
+	}
+	place, m := f.placeOf(cause.Rank)
+	if place < 0 || !b.failed(blamed{m.Index, m.Host}, place) {
+		return 0
+	}
+	free = b.count
+	why := fmt.Sprintf("its ranks failed %d times and those of other nodes did not; at last %s", free, strings.TrimPrefix(cause.Cause, fmt.Sprintf("node %d: ", m.Index)))
+	if !f.dismiss(m, why) {
+		return 0
+	}
+	b.excluded(place)
+	return free
+}
+
+// placeOf returns the place of a rank in the last group, and its node; -1 if there is none.
+func (f *fleet) placeOf(rank int) (int, nodes.Member) {
+	for place, ranks := range f.job.cfg.Nodes {
+		for _, r := range ranks {
+			if r == rank && place < len(f.members) {
+				return place, f.members[place]
+			}
+		}
+	}
+	return -1, nodes.Member{}
+}
+
+// preflight measures the nodes of a group and the spares, and excludes bad ones, of which the
+// group's are released. It reports whether the caller must gather a group again.
+func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool) {
+	var all []nodes.Member
+	waiting, cancel := context.WithTimeout(ctx, serveWait)
+	defer cancel()
+	for _, m := range f.endpoint.Members() {
+		switch {
+		case m.State == nodes.StateSuspect || m.State == nodes.StateLost:
+		case m.PeerURL() == "":
+			f.log.Warn("network of a node is not measured; start its trainer with --preflight too", "node", m.Index, "host", m.Host)
+		case m.Index != f.index() && !f.serves(waiting, m.Index):
+			f.log.Warn("network of a node is not measured: it has not opened the store in time", "node", m.Index, "host", m.Host, "limit", serveWait)
+		default:
+			all = append(all, m)
+		}
+	}
+	began := time.Now()
+	verdicts := preflight.Run(ctx, len(all), func(ctx context.Context, a, b int) (float64, error) { return f.rate(ctx, all[a], all[b]) })
+	if ctx.Err() != nil {
+		return false // Gather's caller learns it
+	}
+	var facts []events.Body
+	var bad []int
+	median := 0.0
+	for i, v := range verdicts {
+		fact := &events.NodeMeasured{Job: f.cfg.Job, Node: all[i].Index, BytesPerSecond: int64(v.Rate), Partners: []int{}}
+		for _, partner := range v.Partners {
+			fact.Partners = append(fact.Partners, all[partner].Index)
+		}
+		facts, median = append(facts, fact), v.Median
+		if v.Bad {
+			bad = append(bad, i)
+		}
+	}
+	f.log.Info("preflight", "nodes", len(all), "bad", len(bad), "median", mbps(median), "took", time.Since(began).Round(time.Millisecond))
+	if len(all) < 3 && len(all) > 0 {
+		f.log.Warn("preflight needs three nodes to tell a bad node from its partner; it only measures", "nodes", len(all))
+	}
+	if err := f.AppendOfRun(ctx, facts...); err != nil {
+		f.log.Warn("preflight not recorded", "error", err)
+	}
+	if len(bad) == 0 {
+		return false
+	}
+	var members []int
+	for _, m := range group {
+		members = append(members, m.Index)
+	}
+	f.endpoint.Release(members)
+	for _, i := range bad {
+		v, m := verdicts[i], all[i]
+		why := fmt.Sprintf("its network has %s with each of %d other nodes, and the median is %s", mbps(v.Rate), len(v.Partners), mbps(v.Median))
+		if v.Err != nil {
+			why += ": " + v.Err.Error()
+		}
+		f.dismiss(m, why)
+	}
+	return true
+}
+
+// serveWait bounds the wait until the nodes that have joined have opened the store.
+const serveWait = 30 * time.Second
+
+// serves waits until a node serves the requests of others.
+func (f *fleet) serves(ctx context.Context, index int) bool {
+	for {
+		f.mu.Lock()
+		ready, changed := f.serving[index], f.served
+		f.mu.Unlock()
+		if ready {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// setServing notes whether a node serves the requests of others.
+func (f *fleet) setServing(index int, does bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.serving[index] = does
+	close(f.served)
+	f.served = make(chan struct{})
+}
+
+func mbps(rate float64) string { return fmt.Sprintf("%.1f MB/s", rate/1e6) }
+
+// dismiss excludes a node that has no part in a running group, if the job may go without it.
+func (f *fleet) dismiss(m nodes.Member, why string) bool {
+	kept := ""
+	switch {
+	case m.Index == f.index():
+		kept = "it coordinates the job"
+	case !f.cfg.ExcludeAnyway && !f.endpoint.Dispensable(m.Index):
+		kept = "no spare is there; start the trainer on another node, or give --max-node-failures to wait for one"
+	default:
+		err := f.endpoint.Exclude(m.Index, m.Joining, why)
+		if err == nil {
+			return true
+		}
+		kept = err.Error() // it is gone
+	}
+	f.log.Warn("bad node is not excluded", "node", m.Index, "host", m.Host, "bad", why, "because", kept)
+	return false
+}
+
+// rate measures the network between two nodes, from the first one.
+func (f *fleet) rate(ctx context.Context, from, to nodes.Member) (float64, error) {
+	if from.Index == f.index() {
+		return preflight.Measure(ctx, f.endpoint.PeerClient(to.PeerPin), to.PeerURL())
+	}
+	answer := make(chan measured, 1)
+	f.mu.Lock()
+	f.nextMeasure++
+	id := f.nextMeasure
+	if f.measures == nil {
+		f.measures = map[int]chan measured{}
+	}
+	f.measures[id] = answer
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		delete(f.measures, id)
+		f.mu.Unlock()
+	}()
+	if err := f.endpoint.Send(from.Index, cmdMeasure, measureOrder{id, to.PeerURL(), to.PeerPin}); err != nil {
+		return 0, err
+	}
+	late := time.NewTimer(preflight.Limit + measureSlack)
+	defer late.Stop()
+	select {
+	case m := <-answer:
+		if m.Error != "" {
+			return 0, errors.New(m.Error)
+		}
+		return m.Rate, nil
+	case <-late.C:
+		return 0, fmt.Errorf("node %d has not measured its network to node %d in time", from.Index, to.Index)
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+}
+
+// measureSlack is for the order and its answer: five rounds take less than 10 s with it.
+const measureSlack = 200 * time.Millisecond
+
+// measured takes the result of a measurement by another node.
+func (f *fleet) measured(m measured) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if answer := f.measures[m.ID]; answer != nil {
+		delete(f.measures, m.ID)
+		answer <- m
 	}
 }

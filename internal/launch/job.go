@@ -113,7 +113,7 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	if err := j.Open(); err != nil {
 		return err
 	}
-	j.keepReplicas()
+	j.servePeers()
 	defer func() { err = j.Close(err) }()
 	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger, j.marks()...); err != nil {
 		return err
@@ -208,6 +208,7 @@ func (j *job) attempts(ctx context.Context) error {
 		}
 	}
 	backoff, head, loop := backoff{enough: j.cfg.ShortLife}, trial.Head, crashLoop{}
+	blamed := blame{limit: j.cfg.MaxNodeFailures}
 	budget := budgets{workers: j.cfg.MaxRestarts, infrastructure: j.cfg.MaxInfraRestarts}
 	for ran := false; ; ran = true {
 		if end, err := j.between(ctx, trial, ran); end {
@@ -243,6 +244,10 @@ func (j *job) attempts(ctx context.Context) error {
 		if cause.Advice != "" {
 			j.log.Warn(cause.Advice, "cause", cause.Cause)
 			lived = 0 // even if it takes long to fail, the next wait is longer
+		}
+		if free := j.fleet.quarantine(&blamed, cause); free > 0 {
+			budget.excuse(free - 1) // this one is not charged yet
+			cause.Kind = InfrastructureFailure
 		}
 		if !budget.charge(cause.Kind) {
 			cause.Attempt, cause.Restarts = n, budget.used(cause.Kind)

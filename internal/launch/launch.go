@@ -18,6 +18,7 @@
 //	stopState    whether the workers poll for such requests
 //	heldSignals  signals that workers hold back until the trainer ends them
 //	deviceGate   the health of the job's GPUs, before and during an attempt
+//	blame        failures in a row of the ranks of one node
 //	budgets      how many failures of each kind are tolerated
 //	candidate    a checkpoint to resume from, which must be whole
 //
@@ -54,6 +55,12 @@ type Config struct {
 	Endpoint      *nodes.Endpoint
 	GatherTimeout time.Duration
 	LastCall      time.Duration
+	// MaxNodeFailures is after how many failures of its ranks in a row, while the ranks of other
+	// nodes do not fail, a node is excluded; 0: never. ExcludeAnyway excludes it also if the job
+	// then has to wait for another node.
+	MaxNodeFailures int
+	Preflight       bool // the network of all nodes is measured before the first attempt, and bad nodes are excluded
+	ExcludeAnyway   bool
 	// Contact passes to the guard how long the processes of this node may live; nil if the
 	// job has one node.
 	Contact *Contact

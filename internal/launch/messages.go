@@ -14,6 +14,10 @@ const (
 	cmdAdopt = "adopt" // to write what a lost node had sealed, from its replica: an adoptOrder
 	cmdAsk   = "ask"   // to append the plan of a rank in full: an askedPlan
 
+	cmdMeasure  = "measure"  // to measure the network to another node: a measureOrder
+	msgServes   = "serves"   // it serves the requests of other nodes
+	msgMeasured = "measured" // its result: a measured
+
 	msgHello   = "hello"   // all its ranks have connected
 	msgExited  = "exited"  // a rank has ended: a rankEnd
 	msgFailed  = "failed"  // its part fails, and its processes are being ended: a partEnd
@@ -49,6 +53,20 @@ type replicaOrder struct {
 type adoptOrder struct {
 	Attempt int `json:"attempt"`
 	session.Adoption
+}
+
+// measureOrder names a node whose rate the receiver measures.
+type measureOrder struct {
+	ID  int    `json:"id"`
+	URL string `json:"url"`
+	Pin string `json:"pin"` // digest of the certificate there
+}
+
+// measured is the result of a measureOrder.
+type measured struct {
+	ID    int     `json:"id"`
+	Rate  float64 `json:"rate"` // bytes per second
+	Error string  `json:"error,omitempty"`
 }
 
 type stopCommand struct {

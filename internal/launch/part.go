@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/preflight"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
@@ -44,7 +45,7 @@ func Follow(ctx context.Context, cfg Config, store session.Store, link *nodes.Li
 	if err := j.Open(); err != nil {
 		return err
 	}
-	j.keepReplicas()
+	j.servePeers()
 	defer func() { err = j.Close(err) }()
 	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger, j.marks()...); err != nil {
 		return err
@@ -55,6 +56,9 @@ func Follow(ctx context.Context, cfg Config, store session.Store, link *nodes.Li
 		return err
 	}
 	defer j.takeRequests(ctx)()
+	if err := j.link.Tell(msgServes, struct{}{}); err != nil {
+		return err
+	}
 	return j.follow(ctx)
 }
 
@@ -95,6 +99,9 @@ func (j *job) follow(ctx context.Context) error {
 			if c.Kind == cmdSpare {
 				j.log.Info("node is a spare: it waits for the place of another one", "node", j.link.Index())
 			}
+			if c.Kind == cmdMeasure {
+				go j.measure(ctx, c.Body)
+			}
 			if c.Kind != cmdStart {
 				continue // of an attempt whose part has ended
 			}
@@ -115,6 +122,22 @@ func (j *job) follow(ctx context.Context) error {
 		case <-ctx.Done():
 			return j.leave(ctx)
 		}
+	}
+}
+
+// measure measures the network to another node for the coordinating process.
+func (j *job) measure(ctx context.Context, body json.RawMessage) {
+	var order measureOrder
+	err := json.Unmarshal(body, &order)
+	out := measured{ID: order.ID}
+	if err == nil {
+		out.Rate, err = preflight.Measure(ctx, j.link.PeerClient(order.Pin), order.URL)
+	}
+	if err != nil {
+		out.Error = err.Error()
+	}
+	if err := j.link.Tell(msgMeasured, out); err != nil {
+		j.log.Warn("measurement not sent", "error", err)
 	}
 }
 

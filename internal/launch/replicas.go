@@ -2,17 +2,24 @@ package launch
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 
+	"github.com/ckptstore/ckptstore/internal/preflight"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 )
 
-// keepReplicas serves the replicas of other nodes, if the job has any.
-func (j *job) keepReplicas() {
-	h := j.Keeper()
+// servePeers serves the requests of other nodes: their measurements, and their replicas if the
+// job has any.
+func (j *job) servePeers() {
+	h := http.NewServeMux()
+	h.Handle(preflight.Path, preflight.Handler())
+	if keeper := j.Keeper(); keeper != nil {
+		h.Handle("/", keeper)
+	}
 	switch {
-	case h == nil || j.cfg.Peers == nil:
+	case j.cfg.Peers == nil:
 	case j.link != nil:
 		j.link.ServePeers(j.cfg.Peers, h)
 	case j.cfg.Endpoint != nil:

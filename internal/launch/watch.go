@@ -157,7 +157,8 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	var unsaid handoffEnd
 	lapsed := w.cfg.Contact.lapsed()
 	greeted := map[int]bool{}
-	hosts := 1 // nodes whose ranks have not all connected
+	failedAt := -1 // index of another node whose ranks are the cause
+	hosts := 1     // nodes whose ranks have not all connected
 	if w.others != nil {
 		hosts = len(w.cfg.Nodes)
 	}
@@ -239,8 +240,11 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			switch {
 			case n.hello:
 				ready()
-			case n.end != nil:
+			case n.end != nil && cause == nil:
+				failedAt = n.index
 				end(n.end)
+			case n.end != nil && failedAt == n.index: // its ranks' output is complete by now
+				cause.Tail = n.end.Tail
 			}
 			if n.ended && alive == 0 && w.others.running() == 0 {
 				w.group.EndReports()

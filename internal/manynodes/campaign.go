@@ -149,7 +149,7 @@ func (p *campaign) disturb(ctx context.Context) (r report, err error) {
 	r = report{Seed: p.seed, Timeout: p.timeout.String(), Rates: p.rates, Cores: runtime.NumCPU(), Faults: map[string]int{}}
 	j := job{
 		nnodes: "2", nproc: 2, timeout: p.timeout,
-		more: []string{"--max-restarts", "-1", "--max-infra-restarts", "-1"}, worker: []string{"--stubborn", "--pace", pace.String()},
+		more: []string{"--max-restarts", "-1", "--max-infra-restarts", "-1", "--max-node-failures", "0"}, worker: []string{"--stubborn", "--pace", pace.String()},
 		rates: p.rates,
 	}
 	for _, m := range p.nodes {

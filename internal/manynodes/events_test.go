@@ -23,6 +23,7 @@ type event struct {
 		Reason     string
 		Slots      int64
 		Lost       bool
+		Excluded   bool
 	}
 }
 

@@ -35,6 +35,8 @@ func (l *Link) final(err error) bool {
 		return false
 	case refused.Kind == problem.Gone:
 		l.end(fmt.Errorf("%w: %s", ErrExpelled, refused.Detail))
+	case refused.Kind == problem.Failed:
+		l.end(fmt.Errorf("%w: %s", ErrExcluded, refused.Detail))
 	case refused.Kind == problem.Unauthorized:
 		l.end(fmt.Errorf("%w: %s", ErrRestarted, refused.Detail))
 	default:

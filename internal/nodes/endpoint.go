@@ -39,6 +39,9 @@ type EndpointConfig struct {
 	Self     Node            // the coordinator's own node; it needs no beats
 	Timeout  time.Duration   // T; 10 s if 0
 	Welcome  json.RawMessage // given to each agent that joins
+	// Excluded are machines that cannot join: those that an earlier coordinator has excluded. An
+	// event follows for each.
+	Excluded []Excluded
 	// Ticked, if set, is called each T/10 with the time and T, as long as this process
 	// runs. It must not block.
 	Ticked func(now time.Time, timeout time.Duration)
@@ -152,6 +155,7 @@ func Listen(ctx context.Context, c EndpointConfig) (*Endpoint, error) {
 	if err == nil {
 		self.self = true
 		e.roster.out = nil // the caller knows its own node
+		e.roster.inherit(c.Excluded)
 		if c.Token == "" {
 			// Agents look for the file after they have connected, so it exists then.
 			err = credentials{Address: c.Address, Token: e.token, Certificate: e.certificate}.write(c.Dir, c.Job)
@@ -258,6 +262,8 @@ func (e *Endpoint) log(event Event) {
 		e.c.Logger.Info("node recovered", "node", event.Node)
 	case Lost:
 		e.c.Logger.Warn("node lost", "node", event.Node, "reason", event.Why)
+	case Excluded:
+		e.c.Logger.Warn("node excluded", "node", event.Node, "host", event.Host, "reason", event.Why)
 	case Paused:
 		e.c.Logger.Warn("coordinator paused", "for", event.For)
 	}
@@ -337,7 +343,7 @@ func (*TooFewError) ProblemKind() problem.Kind { return problem.Late }
 func (e *Endpoint) tooFew(limit time.Duration) error {
 	ready, suspects := map[int]bool{}, ""
 	e.mu.Lock()
-	group, members := e.roster.choose(), e.roster.members(e.c.Now())
+	group, members, excluded := e.roster.choose(), e.roster.members(e.c.Now()), e.roster.excluded
 	e.mu.Unlock()
 	for _, c := range group {
 		ready[c.place] = true
@@ -346,6 +352,9 @@ func (e *Endpoint) tooFew(limit time.Duration) error {
 		if m.State == StateLost || m.State == StateSuspect {
 			suspects += fmt.Sprintf("; node %d on %s is %s: %s", m.Index, m.Host, m.State, m.Why)
 		}
+	}
+	for _, x := range excluded {
+		suspects += "; excluded: " + x.String()
 	}
 	var missing []string
 	for index := range e.c.Min {

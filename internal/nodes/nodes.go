@@ -95,7 +95,7 @@ type Member struct {
 }
 
 // Event is a change of membership, or a message of a node: [Joined], [Rejoined], [Left],
-// [Suspect], [Recovered], [Lost], [Paused] or [Message].
+// [Suspect], [Recovered], [Lost], [Excluded], [Paused] or [Message].
 type Event interface{ event() }
 
 // Joined reports a node with a key that is new in this run.

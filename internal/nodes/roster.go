@@ -33,6 +33,8 @@ type roster struct {
 	ended    map[string]string // sessions that are gone, and why
 	kept     map[string]int    // the index of each key
 	known    map[string]bool   // keys that joined before
+	excluded []Excluded        // machines that cannot join
+	outcasts map[string]string // sessions of excluded nodes, and why
 
 	ticked time.Time // the last tick
 	steady time.Time // the first tick since which all ticks were in time
@@ -61,7 +63,7 @@ func newRoster(timeout time.Duration, limit int, now time.Time) *roster {
 	return &roster{
 		timeout: timeout, max: limit, ticked: now, steady: now,
 		entries: map[int]*entry{}, sessions: map[string]*entry{}, ended: map[string]string{},
-		kept: map[string]int{}, known: map[string]bool{},
+		kept: map[string]int{}, known: map[string]bool{}, outcasts: map[string]string{},
 	}
 }
 
@@ -77,6 +79,9 @@ func (r *roster) emit(e Event) { r.out = append(r.out, e) }
 // returns the same entry. A Conflict may end by itself: a node that has died is lost
 // after T.
 func (r *roster) join(now time.Time, n Node, session string) (*entry, error) {
+	if err := r.barred(n); err != nil {
+		return nil, err
+	}
 	if e := r.sessions[session]; e != nil {
 		if e.lost == "" && e.expelled == "" {
 			e.beaten = now
@@ -188,8 +193,11 @@ func (r *roster) drop(e *entry, why string) {
 	}
 }
 
-// gone returns the error for a session that has ended.
+// gone returns the error for a session that has ended: of kind Failed if its node is excluded.
 func (r *roster) gone(session string) error {
+	if why, ok := r.outcasts[session]; ok {
+		return expulsion(why)
+	}
 	why, ok := r.ended[session]
 	if e := r.sessions[session]; e != nil && (e.lost != "" || e.expelled != "") {
 		why, ok = cmp.Or(e.expelled, e.lost), true
@@ -200,7 +208,7 @@ func (r *roster) gone(session string) error {
 	return problem.Errorf(problem.Gone, "this node is no member: %s; end its group and join again", why)
 }
 
-// hear notes a request of a session. It returns a Gone error unless the session is live.
+// hear notes a request of a session. It returns the error of gone unless the session is live.
 func (r *roster) hear(now time.Time, session string) (*entry, error) {
 	e := r.sessions[session]
 	if e == nil || e.lost != "" || e.expelled != "" {

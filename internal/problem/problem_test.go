@@ -117,7 +117,7 @@ Codes without a kind:
 | code | program | meaning |
 |---:|---|---|
 | 0 | both | done; of ` + "`trainer run`, also stopped by `ckptstore stop`" + ` |
-| 1 | trainer | no restart is left, the last save was lost, a disk is full, or a device is not healthy |
+| 1 | trainer | no restart is left, the last save was lost, a disk is full, a device is not healthy, or this node is excluded from its job |
 | 2 | ckptstore | wrong usage |
 | 6 | ckptstore | ` + "`verify` found damage; `diff --exit-code`" + ` found differences |
 | 6 | trainer | ` + "`doctor`" + ` found problems |

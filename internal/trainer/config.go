@@ -36,6 +36,9 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	if o.maxRestarts < -1 {
 		return bad("--max-restarts %d: give 0 or more, or -1 for any number", o.maxRestarts)
 	}
+	if o.maxNodeFailures < 0 {
+		return bad("--max-node-failures %d: give 1 or more, or 0 to exclude no node", o.maxNodeFailures)
+	}
 	memory, err := o.staging()
 	if err != nil {
 		return launch.Config{}, err

@@ -27,6 +27,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/problem/system"
+	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/services"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -38,14 +39,18 @@ type nodesOptions struct {
 	nodeTimeout, endpointWait, lastCall time.Duration
 	logOptions
 
-	replicas    int
-	replicaRate string
-	domain      string
+	replicas        int
+	maxNodeFailures int
+	preflight       bool
+	replicaRate     string
+	domain          string
 }
 
 func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
 	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
+	f.IntVar(&o.maxNodeFailures, "max-node-failures", 2, "failures in a row of one node's ranks, while those of other nodes do not fail, after which the node is excluded and a spare takes its place; if given, also without a spare; 0 for never")
+	f.BoolVar(&o.preflight, "preflight", false, "measure the network of all nodes before the first group, for up to 10 s, and exclude a node with less than half of the median rate")
 	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3 (one may be lost)")
 	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
 	f.IntVar(&o.replicas, "replicas", 0, "how many other nodes keep a copy of each sealed slot in memory, 0 or 1: a save that all ranks have sealed survives the loss of a node")
@@ -80,9 +85,10 @@ func (o *nodesOptions) replication(cfg *launch.Config, n placement) error {
 // maxDomain bounds the name of a failure domain in bytes.
 const maxDomain = 256
 
-// listenPeers listens for the replicas of other nodes; nil if the job has none.
+// listenPeers listens for the replicas and the measurements of other nodes; nil if the job has
+// neither.
 func (o runOptions) listenPeers(ctx context.Context, cfg launch.Config, endpoint string) (*nodes.Peers, error) {
-	if cfg.Replicas == 0 {
+	if cfg.Replicas == 0 && !o.preflight {
 		return nil, nil
 	}
 	host := o.localAddr
@@ -298,6 +304,9 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			Min: n.min, Max: n.max, Self: o.self(n, cfg), Timeout: o.nodeTimeout, Welcome: hello, Logger: cfg.Logger,
 			Ticked: cfg.Contact.Answered,
 		}
+		if listen.Excluded, err = inherited(ctx, st, cfg.Run); err != nil {
+			return err
+		}
 		if !url {
 			listen.Dir, listen.Token = joinDir(st.Dir()), ""
 		}
@@ -324,6 +333,8 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		if !url {
 			endpoint.ServeProbes(listen.Dir, cfg.Logger)
 		}
+		cfg.Preflight = o.preflight
+		cfg.MaxNodeFailures, cfg.ExcludeAnyway = o.maxNodeFailures, o.asked("max-node-failures")
 		cfg.Endpoint, cfg.GatherTimeout, cfg.LastCall = endpoint, o.endpointWait, o.lastCall
 		cfg.Logger.Info("waiting for nodes", "endpoint", at, "least", n.min, "most", n.max)
 		return leased(ctx, st, cfg, hold, func(ctx context.Context) error {
@@ -335,6 +346,21 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			return runLeased(ctx, st, cfg, o.parts.Storage)
 		})
 	})
+}
+
+// inherited returns the nodes that the run's last job has excluded, if that job did not end in
+// order: its nodes continue under this coordinator. A job that is started after an end excludes none.
+func inherited(ctx context.Context, st *store.Store, run string) (all []nodes.Excluded, err error) {
+	launches, err := query.Ask(ctx, st.Views(), query.Launches, query.Params{Run: run})
+	if err != nil || len(launches) == 0 || len(launches[0].Jobs) == 0 || launches[0].Jobs[0].Ended {
+		return nil, err
+	}
+	for _, n := range launches[0].Jobs[0].Nodes {
+		if n.Excluded {
+			all = append(all, nodes.Excluded{Node: n.Node, Host: n.Host, Boot: n.Boot, Why: n.Reason})
+		}
+	}
+	return all, nil
 }
 
 // follow runs this node's part of a job that another trainer coordinates. A node that was
