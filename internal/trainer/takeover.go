@@ -138,16 +138,16 @@ func (o runOptions) succeed(ctx context.Context, cfg launch.Config, n placement,
 	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
 }
 
-// open opens the store of a job. A node that takes over waits for a majority of the log's copies
-// for as long as a job waits for its nodes. It returns [errTaken] if the coordinator answers
+// open opens the store of a job. A node waits for a majority of the log's copies for as long as a
+// job waits for its nodes. A node that takes over returns [errTaken] if a coordinator answers
 // meanwhile.
 func (o runOptions) open(ctx context.Context, with store.Options) (*store.Store, error) {
 	for until, warned := time.Now().Add(o.endpointWait), false; ; {
 		st, err := store.Open(ctx, with)
-		if err == nil || o.succeeding == nil || !unanswered(err) || ctx.Err() != nil || time.Now().After(until) {
+		if err == nil || o.logReplicas == 1 || !unanswered(err) || ctx.Err() != nil || time.Now().After(until) {
 			return st, err
 		}
-		if now := o.elsewhere(ctx, ""); now != "" {
+		if o.succeeding != nil && o.elsewhere(ctx, "") != "" {
 			return nil, errTaken
 		}
 		if !warned {
