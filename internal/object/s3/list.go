@@ -137,13 +137,12 @@ func (b *Bucket) remove(ctx context.Context, names []string, purges func(context
 		return err
 	}
 	if purge {
-		denied, err := b.purge(ctx, keys)
-		switch {
-		case denied:
-		case problems != nil && err != nil: // of two kinds of errors, that of locks is the lesser
+		keys, err = b.purge(ctx, keys)
+		if problems != nil && err != nil { // of two kinds of errors, that of locks is the lesser
 			return fmt.Errorf("%w; %s", problems, err.Error())
-		default:
-			return errors.Join(problems, err)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	all := make([]version, len(keys))

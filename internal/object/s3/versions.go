@@ -49,6 +49,7 @@ type version struct {
 	key, id string
 	size    int64
 	marker  bool
+	latest  bool // the key shows it
 }
 
 // noVersion is the ID of the version of an object that was put while the bucket kept none.
@@ -190,7 +191,7 @@ func (b *Bucket) versions(ctx context.Context, prefix string) (all []version, di
 				case found.VersionID == "" && strings.HasSuffix(rest, "/"):
 					dirs = append(dirs, found.Key)
 				default:
-					all = append(all, version{found.Key, cmp.Or(found.VersionID, noVersion), found.Size, found.IsDeleteMarker})
+					all = append(all, version{found.Key, cmp.Or(found.VersionID, noVersion), found.Size, found.IsDeleteMarker, found.IsLatest})
 				}
 			}
 			return ctx.Err()
@@ -301,32 +302,50 @@ func (b *Bucket) ListAll(ctx context.Context, dir string) ([]object.Entry, error
 }
 
 // purge removes all versions of some keys. A marker goes after the versions that it may hide, and
-// stays while any of these does: no removal makes an old version visible. denied reports that
-// versions may not be removed at all.
-func (b *Bucket) purge(ctx context.Context, keys []string) (denied bool, err error) {
+// stays while any of these does: no removal makes an old version visible. If versions may not be
+// removed at all, it returns the keys that are still to be hidden.
+func (b *Bucket) purge(ctx context.Context, keys []string) (shown []string, err error) {
 	all, err := b.versionsOf(ctx, keys)
-	if err != nil {
-		return b.deny(err), err
+	if b.deny(err) {
+		return keys, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	shown = visible(all)
 	left := &remains{keys: map[string]bool{}}
 	markers := slices.DeleteFunc(slices.Clone(all), func(v version) bool { return !v.marker })
 	all = slices.DeleteFunc(all, func(v version) bool { return v.marker })
 	if err := b.removeVersions(ctx, all, left); err != nil {
-		return false, err
+		return nil, err
 	}
 	markers = slices.DeleteFunc(markers, func(v version) bool { return left.keys[v.key] })
 	if err := b.removeVersions(ctx, markers, left); err != nil {
-		return false, err
+		return nil, err
 	}
 	if left.count > 0 && left.count == len(all)+len(markers) && left.found.Until.IsZero() && !left.found.Hold {
 		// Nothing could be removed, and no lock is known. One file may have a lock that these keys
 		// may not see.
 		rule, err := b.locks(ctx)
 		if lockable := err != nil || rule.on; (len(left.keys) > 1 || !lockable) && b.deny(left.found.Refused) {
-			return true, nil
+			return shown, nil
 		}
 	}
-	return false, left.err()
+	return nil, left.err()
+}
+
+// visible returns the keys that have a version and no marker that hides it.
+func visible(all []version) (keys []string) {
+	hidden := map[string]bool{}
+	for _, v := range all {
+		hidden[v.key] = hidden[v.key] || v.marker && v.latest
+	}
+	for key, is := range hidden {
+		if !is {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
 
 // removeVersions removes versions. It notes those that cannot be removed.

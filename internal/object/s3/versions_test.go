@@ -159,6 +159,16 @@ func TestRemoveWithoutPermission(t *testing.T) {
 			if got := sizes(t, b, "d"); got != "" {
 				t.Errorf("stored are %s", got)
 			}
+			// The next collection finds the versions, and adds no markers.
+			b.Refresh()
+			if got := sizes(t, b, "d"); got != "" {
+				if err := b.Remove(t.Context(), "d/a", "d/b"); err != nil {
+					t.Error(err)
+				}
+			}
+			if got := kept(t, s, prefix+"/"); got != "-d/a -d/b d/a d/a d/b" {
+				t.Errorf("then left are %s", got)
+			}
 			// With the permission, a later process removes them.
 			later := on(t, s, s.Endpoint, prefix)
 			if got := sizes(t, later, "d"); got != "a:200 b:100" {
