@@ -180,6 +180,7 @@ type refusing struct {
 func (r *refusing) ListAll(ctx context.Context, dir string) ([]object.Entry, error) {
 	return r.List(ctx, dir)
 }
+
 func (r *refusing) Hide(ctx context.Context, names ...string) error { return r.Remove(ctx, names...) }
 func (r *refusing) Locked(context.Context, ...string) error         { return nil }
 func (r *refusing) Refresh()                                        { r.asked++ }

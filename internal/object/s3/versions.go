@@ -81,7 +81,7 @@ func (b *Bucket) versioned(ctx context.Context) (bool, error) {
 		found, err = c.core.GetBucketVersioning(ctx, b.at.Bucket)
 		return err
 	})
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		return false, err // another caller may have more time
 	}
 	now := &versioning{keeps: err == nil && (found.Enabled() || found.Suspended()), failed: err, stays: err == nil || lasting(err)}
