@@ -104,7 +104,7 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions, pr
 		a.Warn("warning: the bucket does not tell whether it keeps removed files as versions, which would cost as before: %v", verr)
 	}
 	if why != nil {
-		out.Versions, out.Unfreed = true, why.Error()
+		out.Unfreed = why.Error()
 		a.Warn("warning: the bucket keeps removed files as versions, which cannot be removed: %v", why)
 	}
 	printed := console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, wide bool) {
@@ -129,7 +129,11 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions, pr
 	if s.Data.Metered() {
 		note = fmt.Sprintf(" (%s a month)", dollars(prices.Kept(out.Freed)))
 	}
-	if out.Versions {
+	switch {
+	case out.Waits > 0 && out.Waits < out.Freed:
+		note += fmt.Sprintf(", %s of it", bytesize.Text(out.Waits))
+		fallthrough
+	case out.Waits > 0:
 		note += " once a rule of the bucket has removed the versions that it keeps"
 	}
 	a.sayCollected(out, note)
@@ -232,6 +236,7 @@ Exit codes: 0 deleted, 2 usage, 4 no such checkpoint, 5 a checkpoint is pinned o
 				}
 				for _, x := range out.Checkpoints {
 					out.Freed += x.Freed
+					out.Waits += x.Waits
 				}
 				return a.printRemoved(out)
 			})
@@ -243,7 +248,11 @@ func (a *app) printRemoved(out store.Collection) error {
 	return console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
 		console.Row(w, "RUN", "CHECKPOINT", "SIZE", "FREED", "STAYS")
 		for _, c := range out.Checkpoints {
-			console.Row(w, c.Run, c.ID, bytesize.Text(c.Bytes), bytesize.Text(c.Freed), c.Stays())
+			stays := c.Stays()
+			if stays == "" && c.Waits > 0 {
+				stays = "as versions, until a rule of the bucket removes them"
+			}
+			console.Row(w, c.Run, c.ID, bytesize.Text(c.Bytes), bytesize.Text(c.Freed), stays)
 		}
 	})
 }

@@ -111,11 +111,11 @@ func (r *Root) Links(ctx context.Context) (links []Damaged, err error) {
 	return links, nil
 }
 
-// Directories returns the names of the directories of a trial's checkpoints, committed or not, and
-// of those of which a bucket keeps old versions.
-// Of run and trial, ref has the names of the directories.
+// Directories returns the names of the directories of a trial's checkpoints, committed or not. A
+// directory of which a bucket keeps only old versions is among them. Run and Trial of ref are the
+// names of directories.
 func (r *Root) Directories(ctx context.Context, ref checkpoint.Ref) (map[string]bool, error) {
-	dirs, err := r.subdirs(ctx, path.Join(ref.Run, ref.Trial), r.stored, func(Damaged) {})
+	dirs, err := r.subdirs(ctx, path.Join(ref.Run, ref.Trial), r.listAll, func(Damaged) {})
 	if err != nil {
 		return nil, fmt.Errorf("list checkpoints in %s: %w", r.b.Path(path.Join(ref.Run, ref.Trial)), err)
 	}
@@ -218,7 +218,7 @@ func (r *Root) removeDir(ctx context.Context, ref checkpoint.Ref, committed bool
 func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool, keeps func(name string) bool) error {
 	r.wrote.forget(ref)
 	dir := nameOf(ref)
-	entries, err := r.stored(ctx, dir)
+	entries, err := r.listAll(ctx, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		// An interrupted call may have removed it before it made this durable.
 		return disk.Gone(r.b.Sync(ctx, path.Dir(dir)))
@@ -241,13 +241,13 @@ func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool, k
 		return &TakenError{Ref: ref, File: r.path(ref, checkpoint.ReceiptFile), What: "the receipt of a committed checkpoint"}
 	}
 	held := &object.LockedError{}
-	if receipt {
+	if i := slices.Index(names, checkpoint.ReceiptFile); i >= 0 { // also if only versions of it are left
 		locked, err := r.vacate(ctx, nameOf(ref, checkpoint.ReceiptFile))
 		if err != nil {
 			return err
 		}
 		held.Add(locked)
-		names = slices.DeleteFunc(names, func(n string) bool { return n == checkpoint.ReceiptFile })
+		names = slices.Delete(names, i, i+1)
 	}
 	if err := disk.Gone(r.sync(ctx, ref)); err != nil {
 		return err
@@ -275,14 +275,16 @@ func (r *Root) remove(ctx context.Context, ref checkpoint.Ref, committed bool, k
 	return nil
 }
 
-// vacate removes a file whose name must be free. If the server keeps its bytes until a time, it
-// returns them.
+// vacate removes a file whose name must be free. If the server keeps its bytes, it returns them.
 func (r *Root) vacate(ctx context.Context, name string) (locked *object.LockedError, err error) {
 	err = r.b.Remove(ctx, name)
-	if errors.As(err, &locked) {
-		return locked, r.b.(object.Versioned).Hide(ctx, name)
+	if !errors.As(err, &locked) {
+		return &object.LockedError{}, err
 	}
-	return &object.LockedError{}, err
+	if _, err := r.b.Stat(ctx, name); errors.Is(err, fs.ErrNotExist) {
+		return locked, nil // another marker would not change that
+	}
+	return locked, r.b.(object.Versioned).Hide(ctx, name)
 }
 
 // ownOrStray is like own, and also removes links and pipes that have the name of a receipt or

@@ -94,9 +94,9 @@ func (r *Root) Local() (dir string, ok bool) {
 // Path returns the name of a checkpoint's directory, or of a file in it, that is shown to users.
 func (r *Root) Path(ref checkpoint.Ref, file ...string) string { return r.path(ref, file...) }
 
-// Stored returns the bytes of all files of a checkpoint, committed or not, or -1 if it has none.
-// It does not count data files for which but, if not nil, returns true.
-func (r *Root) Stored(ctx context.Context, ref checkpoint.Ref, but func(name string) bool) (int64, error) {
+// Bytes returns the bytes of all files of a checkpoint, committed or not, or -1 if it has none. It
+// does not count data files for which but, if not nil, returns true.
+func (r *Root) Bytes(ctx context.Context, ref checkpoint.Ref, but func(name string) bool) (int64, error) {
 	sizes, err := r.fileSizes(ctx, ref)
 	if err != nil {
 		return 0, err
@@ -169,13 +169,20 @@ func (r *Root) Unfreed(ctx context.Context) (why, err error) {
 	return nil, nil
 }
 
+// Refresh makes the next call ask a bucket again whether it keeps versions, and which may be removed.
+func (r *Root) Refresh() {
+	if b, ok := r.b.(object.Versioned); ok {
+		b.Refresh()
+	}
+}
+
 // lister lists a directory.
 type lister func(ctx context.Context, dir string) ([]object.Entry, error)
 
-// stored lists a directory with all that takes space there.
-func (r *Root) stored(ctx context.Context, dir string) ([]object.Entry, error) {
+// listAll lists a directory with all that takes space there.
+func (r *Root) listAll(ctx context.Context, dir string) ([]object.Entry, error) {
 	if b, ok := r.b.(object.Versioned); ok {
-		return b.Stored(ctx, dir)
+		return b.ListAll(ctx, dir)
 	}
 	return r.b.List(ctx, dir)
 }
@@ -183,7 +190,7 @@ func (r *Root) stored(ctx context.Context, dir string) ([]object.Entry, error) {
 // Frees returns the bytes that [Root.RemoveExcept] frees, with those of older versions of the
 // files, and what is locked of them: its bytes are not among the freed.
 func (r *Root) Frees(ctx context.Context, ref checkpoint.Ref, keeps func(name string) bool, locked bool) (bytes int64, held *object.LockedError, err error) {
-	sizes, err := r.sizes(ctx, ref, r.stored)
+	sizes, err := r.sizes(ctx, ref, r.listAll)
 	if err != nil {
 		return 0, nil, err
 	}

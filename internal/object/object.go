@@ -181,12 +181,12 @@ type Resumer interface {
 
 // Versioned is a [Backend] that may keep the bytes of files that were replaced or removed, as
 // versions of these files. Its Remove removes all versions of a file. A version that the server
-// keeps until a time stays as it is, and Remove returns a [*LockedError] once it has removed the
-// others.
+// keeps stays as it is, and Remove returns a [*LockedError] once it has removed the others. A file
+// that had no name before Remove has none after it.
 type Versioned interface {
-	// Stored is List with all that takes space: the size of a file is that of its versions, and
+	// ListAll is List with all that takes space: the size of a file is that of its versions, and
 	// removed files of which versions are left are there too.
-	Stored(ctx context.Context, dir string) ([]Entry, error)
+	ListAll(ctx context.Context, dir string) ([]Entry, error)
 
 	// Hide frees the names of files, whose bytes may stay as versions.
 	Hide(ctx context.Context, names ...string) error
@@ -197,14 +197,19 @@ type Versioned interface {
 	// Unfreed returns why Remove frees no space, or nil if it does. Before the first Remove it
 	// may return nil in spite of a permission that is missing.
 	Unfreed(ctx context.Context) (why, err error)
+
+	// Refresh forgets what the server has told of its rules and permissions, which may have
+	// changed: the next call asks again.
+	Refresh()
 }
 
-// LockedError reports versions of files that no client can remove yet.
+// LockedError reports versions of files that the server keeps.
 type LockedError struct {
 	Versions int       // how many
 	Bytes    int64     // of them
 	Until    time.Time // when the last can be removed; zero if none has a time
 	Hold     bool      // some stay until the owner of the bucket ends their legal hold
+	Refused  error     // why some stay that no known lock keeps
 }
 
 // Add adds what another error reports.
@@ -215,18 +220,27 @@ func (e *LockedError) Add(o *LockedError) {
 	if o.Until.After(e.Until) {
 		e.Until = o.Until
 	}
+	if e.Refused == nil {
+		e.Refused = o.Refused
+	}
 }
 
 // Error names the time.
 func (e *LockedError) Error() string {
-	until := "locked until " + e.Until.UTC().Format(time.RFC3339)
-	switch {
-	case e.Hold && e.Until.IsZero():
-		return "locked by a legal hold of the bucket"
-	case e.Hold:
-		return until + ", and by a legal hold of the bucket"
+	var parts []string
+	if !e.Until.IsZero() {
+		parts = append(parts, "locked until "+e.Until.UTC().Format(time.RFC3339))
 	}
-	return until
+	switch {
+	case e.Hold && len(parts) > 0:
+		parts = append(parts, "and by a legal hold of the bucket")
+	case e.Hold:
+		parts = append(parts, "locked by a legal hold of the bucket")
+	}
+	if e.Refused != nil {
+		parts = append(parts, "the server refuses the removal: "+e.Refused.Error())
+	}
+	return strings.Join(parts, ", ")
 }
 
 // Object is an open file. It never has bytes of two files: once its name belongs to another

@@ -3,15 +3,14 @@ package store
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"iter"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
@@ -20,7 +19,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/refs"
-	"github.com/ckptstore/ckptstore/internal/store/place"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -62,6 +60,9 @@ type Collected struct {
 	Reason string            `json:"reason"`
 	Bytes  int64             `json:"bytes"` // of tensors and values
 	Freed  int64             `json:"freed"` // bytes of files
+	// Waits are those of the freed bytes that a bucket keeps as versions, which could not be removed:
+	// they are freed once a rule of the bucket removes them.
+	Waits int64 `json:"waits,omitempty"`
 	// Left explains why the files of a deleted or swept checkpoint stay for now.
 	Left string `json:"left,omitempty"`
 
@@ -74,12 +75,11 @@ type Collection struct {
 	Policy      string      `json:"policy"`
 	Applied     bool        `json:"applied"`
 	Checkpoints []Collected `json:"checkpoints"`
-	Freed       int64       `json:"freed"` // sum
+	Freed       int64       `json:"freed"`           // sum
+	Waits       int64       `json:"waits,omitempty"` // sum
 
-	// Versions is set if the bucket keeps removed files as versions that could not be removed:
-	// nothing is freed until a rule of the bucket removes these. Unfreed has the reason.
-	Versions bool   `json:"versions,omitempty"`
-	Unfreed  string `json:"unfreed,omitempty"`
+	// Unfreed is why the bucket keeps removed files as versions.
+	Unfreed string `json:"unfreed,omitempty"`
 }
 
 // Collect deletes the checkpoints that a policy does not keep, and sweeps the leftovers
@@ -117,6 +117,7 @@ func (s *Store) Collect(ctx context.Context, o CollectOptions) (Collection, erro
 	if o.at == nil {
 		c.opts.at = func(string) error { return nil }
 	}
+	s.Data.Refresh()
 	var err error
 	if c.uploads, err = s.Data.Uploads(ctx); err != nil {
 		// Their space is little, and a rule of the bucket removes them.
@@ -133,6 +134,7 @@ func (s *Store) Collect(ctx context.Context, o CollectOptions) (Collection, erro
 		for _, r := range c.group(ctx, some) {
 			for i := range r.all {
 				out.Freed += r.all[i].Freed
+				out.Waits += r.all[i].Waits
 				r.all[i].row = projections.Checkpoint{} // they are many
 			}
 			out.Checkpoints = append(out.Checkpoints, r.all...)
@@ -504,7 +506,8 @@ func (c *collector) free(ctx context.Context, x *Collected, trials []retention.T
 		return err
 	}
 	if !c.opts.Apply || kept.All {
-		x.Freed, x.Left = freed, left
+		x.Left = left
+		c.freed(ctx, x, freed)
 		return nil
 	}
 	for _, t := range trials {
@@ -529,18 +532,29 @@ func (c *collector) free(ctx context.Context, x *Collected, trials []retention.T
 		x.Left = taken.Error()
 		return uploads
 	case errors.As(err, &locked):
-		x.Freed, x.Left = max(freed-locked.Bytes, 0), lasts(locked, kept)
+		x.Left = whyLeft(locked, kept)
 		if uploads == nil {
 			c.store.locked.add(RefOf(x.row), locked)
 		}
+		c.freed(ctx, x, max(freed-locked.Bytes, 0))
 		return uploads
 	case errors.Join(uploads, err) != nil:
 		err = errors.Join(uploads, err)
 		x.Left = err.Error()
 		return err
 	}
-	x.Freed, x.Left = freed, left
+	x.Left = left
+	c.freed(ctx, x, freed)
 	return nil
+}
+
+// freed notes the bytes that the removal of a checkpoint's files frees, or will free. If the bucket
+// does not tell which, the caller of Collect learns that from Unfreed too.
+func (c *collector) freed(ctx context.Context, x *Collected, bytes int64) {
+	x.Freed = bytes
+	if why, _ := c.store.Data.Unfreed(ctx); why != nil {
+		x.Waits = bytes
+	}
 }
 
 // measure returns the bytes that the removal of a checkpoint's files frees, why others stay, and
@@ -555,7 +569,7 @@ func (c *collector) measure(ctx context.Context, row projections.Checkpoint) (fr
 	if !kept.All {
 		freed, locked, err = c.store.Data.Frees(ctx, RefOf(row), kept.Keeps, !c.opts.Apply)
 	}
-	return freed, lasts(locked, kept), kept, err
+	return freed, whyLeft(locked, kept), kept, err
 }
 
 // exclusive returns the size in bytes of a checkpoint's files whose links are all in its
@@ -574,57 +588,6 @@ func (c *collector) exclusive(ref checkpoint.Ref) (bytes int64, err error) {
 		}
 	}
 	return bytes, nil
-}
-
-// Remove deletes the store in a directory, with its data in a bucket if it has one there, and the
-// directory. It returns [ErrLocked] while a process has the store open, and nil if the directory
-// does not exist. If another store has taken over the bucket's prefix, that is left as it is.
-func Remove(ctx context.Context, dir string) error {
-	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	id, err := readIdentity(dir)
-	if errors.Is(err, ErrNoStore) {
-		if err := vacant(dir); err != nil { // not the leftovers of an init
-			return fmt.Errorf("remove: %w", err)
-		}
-	} else if errors.Is(err, ErrForeign) {
-		return fmt.Errorf("remove: %w", err)
-	}
-	lock, err := tryLock(dir)
-	if err != nil {
-		return fmt.Errorf("remove: %w", err)
-	}
-	if lock == nil {
-		return fmt.Errorf("remove: %w: another process holds %s: wait for it or end it", ErrLocked, filepath.Join(dir, lockName))
-	}
-	if err := clearBucket(ctx, id); err != nil {
-		return fmt.Errorf("remove the checkpoints of store %s: %w", dir, errors.Join(err, lock.Close()))
-	}
-	return errors.Join(os.RemoveAll(dir), lock.Close())
-}
-
-// clearBucket removes the data of a store from its bucket.
-func clearBucket(ctx context.Context, id identity) (err error) {
-	if id.Data == "" {
-		return nil
-	}
-	b, err := place.Open(id.Data, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, b.Close()) }()
-	mark, err := b.Mark(ctx)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // cleared by a removal that was interrupted
-	}
-	if err != nil {
-		return err
-	}
-	if there := (identity{}); json.Unmarshal(mark, &there) != nil || there.Store != id.Store {
-		return nil
-	}
-	return b.Clear(ctx)
 }
 
 // Withdraw takes committed checkpoints of one run out of its line and deletes them, on
@@ -658,4 +621,54 @@ func (c Collected) Stays() string {
 		return c.Reason
 	}
 	return c.Left
+}
+
+// whyLeft returns why files of a checkpoint stay: they are locked, or others name them.
+func whyLeft(locked *object.LockedError, kept refs.Kept) string {
+	switch named := stays(kept); {
+	case locked == nil:
+		return named
+	case named == "":
+		return locked.Error()
+	default:
+		return locked.Error() + "; " + named
+	}
+}
+
+// lockedFiles are the checkpoints of which this process could remove no more, because a bucket locks
+// the rest until a time. A trainer that collects after each commit would otherwise ask the bucket
+// for each file of each of them, again and again. A legal hold has no time, nor has a refusal.
+type lockedFiles struct {
+	mu    sync.Mutex
+	until map[checkpoint.Ref]time.Time
+}
+
+// lockedAtMost is how long a checkpoint is left alone: locks of some of its files may end earlier.
+const lockedAtMost = time.Hour
+
+func (l *lockedFiles) add(ref checkpoint.Ref, locked *object.LockedError) {
+	if locked.Hold || locked.Refused != nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.until == nil {
+		l.until = map[checkpoint.Ref]time.Time{}
+	}
+	l.until[ref] = locked.Until
+	if soon := time.Now().Add(lockedAtMost); soon.Before(locked.Until) {
+		l.until[ref] = soon
+	}
+}
+
+// has reports whether a checkpoint is still left alone.
+func (l *lockedFiles) has(ref checkpoint.Ref) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	until, is := l.until[ref]
+	if is && !time.Now().Before(until) {
+		delete(l.until, ref)
+		is = false
+	}
+	return is
 }

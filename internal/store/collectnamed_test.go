@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"path"
 	"slices"
 	"strings"
@@ -144,6 +145,11 @@ func TestCollectLocked(t *testing.T) {
 	if err != nil || went(dry) != "sweep step-1.a1" {
 		t.Errorf("a dry run: %s, %v", went(dry), err)
 	}
+	// The lock of one file may end before that of another.
+	s.locked.add(refOf("run", "step-1.a1"), &object.LockedError{Until: time.Now().Add(48 * time.Hour)})
+	if again := time.Until(s.locked.until[refOf("run", "step-1.a1")]); again > time.Hour {
+		t.Errorf("it tries again in %v", again)
+	}
 	s.locked.add(refOf("run", "step-1.a1"), &object.LockedError{Until: time.Now().Add(-time.Second)})
 	b.err = object.LockedError{Versions: 1, Hold: true, Until: time.Now().Add(time.Hour)}
 	for range 2 {
@@ -151,9 +157,59 @@ func TestCollectLocked(t *testing.T) {
 			t.Errorf("under a hold it did %s: %s", went(out), left(out, "step-1.a1"))
 		}
 	}
+	b.err = object.LockedError{Versions: 1, Refused: errors.New("denied")}
+	for range 2 {
+		if out = collect(t, s, "last=1"); went(out) != "sweep step-1.a1" || left(out, "step-1.a1") != "the server refuses the removal: denied" {
+			t.Errorf("without a permission it did %s: %s", went(out), left(out, "step-1.a1"))
+		}
+	}
 	s.Data = data.OpenBackend(b.Bucket, vfs.Default)
 	s.Data.OfStore(s.ID)
 	if out = collect(t, s, "last=1"); went(out) != "sweep step-1.a1" || left(out, "step-1.a1") != "" || out.Freed < data.MinReuse {
 		t.Errorf("after the hold it did %s: %s, and freed %d", went(out), left(out, "step-1.a1"), out.Freed)
+	}
+}
+
+// refusing is a bucket that keeps what is removed as versions, once a permission is gone.
+type refusing struct {
+	*objecttest.Bucket
+	left  int // collections until then
+	asked int
+}
+
+func (r *refusing) ListAll(ctx context.Context, dir string) ([]object.Entry, error) {
+	return r.List(ctx, dir)
+}
+
+func (r *refusing) Hide(ctx context.Context, names ...string) error { return r.Remove(ctx, names...) }
+func (r *refusing) Locked(context.Context, ...string) error         { return nil }
+func (r *refusing) Refresh()                                        { r.asked++ }
+
+func (r *refusing) Unfreed(context.Context) (why, err error) {
+	if r.asked > r.left {
+		why = errors.New("denied")
+	}
+	return why, nil
+}
+
+// TestCollectUnfreed asks a bucket in each collection whether it frees what is removed, and counts
+// what it does not.
+func TestCollectUnfreed(t *testing.T) {
+	t.Parallel()
+	s := open(t, made(t))
+	b := &refusing{Bucket: objecttest.NewBucket(), left: 1}
+	s.Data = data.OpenBackend(b, vfs.Default)
+	s.Data.OfStore(s.ID)
+	for n := int64(1); n <= 3; n++ {
+		write, commit := largeSave(t, s, n)
+		write()
+		commit()
+	}
+	out, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=2"), Apply: true})
+	if err != nil || out.Freed < data.MinReuse || out.Waits != 0 {
+		t.Errorf("freed %d, %d of it later, %v", out.Freed, out.Waits, err)
+	}
+	if out, err = s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1"), Apply: true}); err != nil || out.Freed < data.MinReuse || out.Waits != out.Freed {
+		t.Errorf("then freed %d, %d of it later, %v", out.Freed, out.Waits, err)
 	}
 }

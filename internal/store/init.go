@@ -423,3 +423,54 @@ func Ensure(ctx context.Context, location string, patience time.Duration, log *s
 		}
 	}
 }
+
+// Remove deletes the store in a directory, with its data in a bucket if it has one there, and the
+// directory. It returns [ErrLocked] while a process has the store open, and nil if the directory
+// does not exist. If another store has taken over the bucket's prefix, that is left as it is.
+func Remove(ctx context.Context, dir string) error {
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	id, err := readIdentity(dir)
+	if errors.Is(err, ErrNoStore) {
+		if err := vacant(dir); err != nil { // not the leftovers of an init
+			return fmt.Errorf("remove: %w", err)
+		}
+	} else if errors.Is(err, ErrForeign) {
+		return fmt.Errorf("remove: %w", err)
+	}
+	lock, err := tryLock(dir)
+	if err != nil {
+		return fmt.Errorf("remove: %w", err)
+	}
+	if lock == nil {
+		return fmt.Errorf("remove: %w: another process holds %s: wait for it or end it", ErrLocked, filepath.Join(dir, lockName))
+	}
+	if err := clearBucket(ctx, id); err != nil {
+		return fmt.Errorf("remove the checkpoints of store %s: %w", dir, errors.Join(err, lock.Close()))
+	}
+	return errors.Join(os.RemoveAll(dir), lock.Close())
+}
+
+// clearBucket removes the data of a store from its bucket.
+func clearBucket(ctx context.Context, id identity) (err error) {
+	if id.Data == "" {
+		return nil
+	}
+	b, err := place.Open(id.Data, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	mark, err := b.Mark(ctx)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // cleared by a removal that was interrupted
+	}
+	if err != nil {
+		return err
+	}
+	if there := (identity{}); json.Unmarshal(mark, &there) != nil || there.Store != id.Store {
+		return nil
+	}
+	return b.Clear(ctx)
+}

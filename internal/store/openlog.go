@@ -212,7 +212,7 @@ func (s *Store) dataDir() string { return filepath.Join(s.top, "data") }
 // name leads elsewhere has an error of type [*beneath.TypeError].
 func (s *Store) hasFiles(ctx context.Context, ref checkpoint.Ref) (bool, error) {
 	if _, local := s.Data.Local(); !local {
-		bytes, err := s.Data.Stored(ctx, ref, nil)
+		bytes, err := s.Data.Bytes(ctx, ref, nil)
 		return bytes >= 0, err
 	}
 	_, err := s.insideData().Lstat(filepath.Join(s.dataDir(), ref.String()))

@@ -20,7 +20,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
-	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/refs"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -263,7 +262,7 @@ func MeasureFiles(ctx context.Context, root *data.Root, ref checkpoint.Ref) (Foo
 	}
 	dataDir, local := root.Local()
 	if !local {
-		bytes, err := root.Stored(ctx, ref, nil)
+		bytes, err := root.Bytes(ctx, ref, nil)
 		if err == nil && bytes < 0 {
 			err = fmt.Errorf("measure %s: %w", root.Path(ref), fs.ErrNotExist)
 		}
@@ -395,48 +394,4 @@ func linkedFiles(dataDir, dir string) (map[inode]linkedFile, error) {
 		return nil, fmt.Errorf("measure %s: %w", dir, err)
 	}
 	return files, nil
-}
-
-// lasts returns why files of a checkpoint stay: they are locked, or others name them.
-func lasts(locked *object.LockedError, kept refs.Kept) string {
-	switch named := stays(kept); {
-	case locked == nil:
-		return named
-	case named == "":
-		return locked.Error()
-	default:
-		return locked.Error() + "; " + named
-	}
-}
-
-// lockedFiles are the checkpoints of which this process could remove no more, because a bucket locks
-// the rest until a time. A trainer that collects after each commit would otherwise ask the bucket
-// for each file of each of them, again and again. A legal hold has no time.
-type lockedFiles struct {
-	mu    sync.Mutex
-	until map[checkpoint.Ref]time.Time
-}
-
-func (l *lockedFiles) add(ref checkpoint.Ref, locked *object.LockedError) {
-	if locked.Hold {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.until == nil {
-		l.until = map[checkpoint.Ref]time.Time{}
-	}
-	l.until[ref] = locked.Until
-}
-
-// has reports whether the lock of a checkpoint's files has not ended yet.
-func (l *lockedFiles) has(ref checkpoint.Ref) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	until, is := l.until[ref]
-	if is && !time.Now().Before(until) {
-		delete(l.until, ref)
-		is = false
-	}
-	return is
 }

@@ -95,7 +95,7 @@ func New(at Location, options Options) (*Bucket, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Bucket{at: at, options: options, log: options.Logger, law: usual, gate: newGate(options.Depth), hedger: newHedger()}
+	b := &Bucket{at: at, options: options, log: options.Logger, law: usual, gate: newGate(options.Depth), hedger: newHedger(), history: history{asking: make(chan struct{}, 1)}}
 	b.transport = &transport{base: options.Transport, keys: keys, region: regionOf(at), header: http.Header{}, patience: patient}
 	if b.transport.base == nil {
 		own := connections(options.Depth, pool)

@@ -90,9 +90,10 @@ func (e endingBody) Close() error {
 	return e.ReadCloser.Close()
 }
 
-// get reads a range of an object. If no answer comes, it sends the request a second time: the first
-// answer is the result, and the other request ends. c has the outcome of the request whose answer
-// it was. The body outlives the attempt.
+// get reads an object, or a range of it. If no answer comes, it sends the request a second time: the
+// first answer is the result, and the other request ends. A failure that another attempt may not
+// have is no answer while the other request is under way. c has the outcome of the request whose
+// answer it was. The body outlives the attempt.
 func (b *Bucket) get(ctx context.Context, c *call, key string, options minio.GetObjectOptions) (io.ReadCloser, minio.ObjectInfo, http.Header, error) {
 	answers, done := make(chan got), make(chan struct{})
 	defer close(done)
@@ -118,7 +119,7 @@ func (b *Bucket) get(ctx context.Context, c *call, key string, options minio.Get
 	silent := time.NewTimer(b.hedger.begin())
 	defer silent.Stop()
 	send(false)
-	for failed := 0; ; {
+	for answered := 0; ; {
 		var g got
 		select {
 		case g = <-answers:
@@ -129,8 +130,10 @@ func (b *Bucket) get(ctx context.Context, c *call, key string, options minio.Get
 			}
 			continue
 		}
-		if failed++; g.err != nil && g.call.status == 0 && failed < len(ends) {
-			continue // the other may have an answer
+		if answered++; g.err != nil && answered < len(ends) {
+			if is := judge(g.err, request{class: c.class}, g.call); is != final && is != refused {
+				continue
+			}
 		}
 		for number, end := range ends {
 			if g.err != nil || number != g.number {

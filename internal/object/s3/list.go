@@ -41,19 +41,13 @@ func (b *Bucket) Stat(ctx context.Context, name string) (object.Info, error) {
 
 // List implements [object.Backend]. A missing directory is empty.
 func (b *Bucket) List(ctx context.Context, dir string) ([]object.Entry, error) {
-	prefix := b.at.key("")
-	if dir != "" {
-		if err := b.check(ctx, dir); err != nil {
-			return nil, err
-		}
-		prefix = b.at.key(dir)
-	}
-	if prefix != "" {
-		prefix += "/"
+	prefix, err := b.below(ctx, dir)
+	if err != nil {
+		return nil, err
 	}
 	var entries []object.Entry
 	seen := map[string]bool{} // a list that was continued may repeat a directory
-	err := b.list(ctx, prefix, false, page, func(found minio.ObjectInfo) bool {
+	err = b.list(ctx, prefix, false, page, func(found minio.ObjectInfo) bool {
 		name, isDir := strings.CutSuffix(strings.TrimPrefix(found.Key, prefix), "/")
 		if name == "" || seen[name] {
 			return true // a marker of the directory itself
@@ -70,6 +64,21 @@ func (b *Bucket) List(ctx context.Context, dir string) ([]object.Entry, error) {
 		return nil, err
 	}
 	return entries, nil
+}
+
+// below returns what the keys in a directory begin with.
+func (b *Bucket) below(ctx context.Context, dir string) (prefix string, err error) {
+	prefix = b.at.key("")
+	if dir != "" {
+		if err := b.check(ctx, dir); err != nil {
+			return "", err
+		}
+		prefix = b.at.key(dir)
+	}
+	if prefix != "" {
+		prefix += "/"
+	}
+	return prefix, nil
 }
 
 // list calls use for each object and directory with a prefix, until it returns false. After a
@@ -128,13 +137,12 @@ func (b *Bucket) remove(ctx context.Context, names []string, purges func(context
 		return err
 	}
 	if purge {
-		denied, err := b.purge(ctx, keys)
-		switch {
-		case denied:
-		case problems != nil && err != nil: // of two kinds of errors, that of locks is the lesser
+		keys, err = b.purge(ctx, keys)
+		if problems != nil && err != nil { // of two kinds of errors, that of locks is the lesser
 			return fmt.Errorf("%w; %s", problems, err.Error())
-		default:
-			return errors.Join(problems, err)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	all := make([]version, len(keys))

@@ -28,7 +28,7 @@ func (b *Bucket) Get(ctx context.Context, name string, most int64) (data []byte,
 	}
 	key := b.at.key(name)
 	err = b.do(ctx, request{op: "get", key: key, class: classGet}, func(ctx context.Context, c *call) error {
-		body, _, _, err := c.core.GetObject(ctx, b.at.Bucket, key, minio.GetObjectOptions{})
+		body, _, _, err := b.get(ctx, c, key, minio.GetObjectOptions{})
 		if err != nil {
 			return err
 		}

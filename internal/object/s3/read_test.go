@@ -2,10 +2,12 @@ package s3
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -260,6 +262,71 @@ func TestReadWithoutAnswer(t *testing.T) {
 	}
 	if r := b.Requests(); r.Hedged != 3 || r.Repeated != 0 {
 		t.Errorf("%+v", r)
+	}
+	// A failure of the second that may pass does not end the first.
+	earlier := b.Requests()
+	slow = p.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Get), Times: 1, Do: faultproxy.Delay(hedgeLeast + 300*time.Millisecond)})
+	p.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Get), Skip: 1, Times: 1, Do: faultproxy.Refuse(http.StatusServiceUnavailable, "SlowDown")})
+	began = time.Now()
+	if _, err := o.ReadAt(got[:100], 50); err != nil || slow.Hits() != 1 || time.Since(began) > 2*hedgeLeast || !bytes.Equal(got[:100], data[50:150]) {
+		t.Errorf("%v, after %v", err, time.Since(began))
+	}
+	if r := b.Requests(); r.Hedged != 4 || r.Get != earlier.Get+2 || r.Repeated != 0 {
+		t.Errorf("%+v, before %+v", r, earlier)
+	}
+	// A small file is read so too.
+	b.hedger = newHedger() // after reads that waited
+	p.Inject(faultproxy.Fault{Match: faultproxy.Of(faultproxy.Get), Times: 1, Do: faultproxy.Hang()})
+	began = time.Now()
+	if all, err := b.Get(t.Context(), "f", int64(len(data))); err != nil || !bytes.Equal(all, data) || time.Since(began) > 2*hedgeLeast {
+		t.Errorf("%v, after %v", err, time.Since(began))
+	}
+}
+
+// TestSharedLink sends and reads files over connections each of which is slower than one may be: at
+// the same time they are no stalls, and alone each is.
+func TestSharedLink(t *testing.T) {
+	s := s3test.Start(t, s3test.Options{})
+	b, p := behind(t, s, "p")
+	b.transport.patience = patience{first: 10 * time.Second, commit: time.Minute, window: 500 * time.Millisecond, quantum: 1 << 20, least: 16 << 10}
+	b.transport.base.(*http.Transport).DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err == nil {
+			err = errors.Join(c.(*net.TCPConn).SetWriteBuffer(16<<10), c.(*net.TCPConn).SetReadBuffer(16<<10))
+		}
+		return c, err
+	}
+	p.SetShape(faultproxy.Shape{Sent: 600 << 10, Received: 600 << 10}) // a body alone has to move by 1 MiB in 500 ms
+	data := noise(2 << 20)
+	for _, c := range []struct {
+		files  int
+		stalls bool
+	}{{8, false}, {1, true}} {
+		var g sync.WaitGroup
+		before := b.Requests()
+		for i := range c.files {
+			g.Go(func() {
+				if err := gathered(t, b, fmt.Sprint("f", i), data, object.Replace); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		g.Wait()
+		sent := b.Requests()
+		if stalled := sent.Repeated - before.Repeated; (stalled > 0) != c.stalls {
+			t.Errorf("%d files: %d stalled when they were sent", c.files, stalled)
+		}
+		for i := range c.files {
+			g.Go(func() {
+				if got, err := b.Get(t.Context(), fmt.Sprint("f", i), int64(len(data))); err != nil || !bytes.Equal(got, data) {
+					t.Errorf("right: %t, %v", bytes.Equal(got, data), err)
+				}
+			})
+		}
+		g.Wait()
+		if stalled := b.Requests().Repeated - sent.Repeated; stalled > 0 && !c.stalls {
+			t.Errorf("%d files: %d stalled when they were read", c.files, stalled)
+		}
 	}
 }
 

@@ -52,6 +52,8 @@ type transport struct {
 	header   http.Header // of every request
 	patience patience
 	counts   counts
+	sent     flow // bodies of requests
+	received flow // bodies of answers
 
 	// ignoresExpect is set if the server, or a proxy, sends no 100 Continue.
 	ignoresExpect atomic.Bool
@@ -133,7 +135,8 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		req.Header.Set("Expect", "100-continue") // not signed: it is between two ends of a connection
 	}
 	if req.Body != nil && req.Body != http.NoBody {
-		req.Body = &sending{body: req.Body, watch: w, counts: &t.counts}
+		leave := t.sent.enter()
+		req.Body = &sending{body: req.Body, watch: w, counts: &t.counts, flow: &t.sent, leave: leave}
 	}
 	t.counts.began(c.class)
 	base := t.base
@@ -156,7 +159,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	c.status, c.answer = res.StatusCode, res.Header
 	// A server that may take long for an answer may also take long for its body.
 	window := max(w.patience.window, c.first)
-	res.Body = &receiving{body: res.Body, watch: w, cancel: cancel, counts: &t.counts, window: window}
+	res.Body = &receiving{body: res.Body, watch: w, cancel: cancel, counts: &t.counts, flow: &t.received, leave: t.received.enter(), window: window}
 	if c.class != classGet && c.class != classComplete && c.class != classHead && res.StatusCode/100 == 2 {
 		refuseError(res)
 	}

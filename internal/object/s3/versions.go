@@ -21,14 +21,21 @@ import (
 
 var _ object.Versioned = (*Bucket)(nil)
 
-// history is what is known of the versions that a bucket keeps.
+// history is what is known of the versions that a bucket keeps, until the next [Bucket.Refresh].
 type history struct {
+	asking chan struct{} // held by the request that asks
+
 	mu     sync.Mutex
-	asked  bool
-	keeps  bool  // it keeps versions, or has kept some
-	failed error // of the question
+	answer *versioning // the last answer, or failure
 	rule   *lockRule
 	denied error // why versions cannot be listed or removed
+}
+
+// versioning is whether a bucket keeps versions.
+type versioning struct {
+	keeps  bool // it does, or has done so
+	failed error
+	stays  bool // the server would answer the same again
 }
 
 // lockRule is the rule of a bucket by which objects are locked.
@@ -42,6 +49,7 @@ type version struct {
 	key, id string
 	size    int64
 	marker  bool
+	latest  bool // the key shows it
 }
 
 // noVersion is the ID of the version of an object that was put while the bucket kept none.
@@ -51,22 +59,51 @@ const noVersion = "null"
 // looks like a missing permission.
 const purging = "s3:DeleteObjectVersion, and s3:GetObjectRetention and s3:GetObjectLegalHold where objects are locked,"
 
-// versioned reports whether the bucket keeps versions, also if it has stopped to. It asks once.
+// versioned reports whether the bucket keeps versions, also if it has stopped to. It asks once, and
+// again after a failure that may pass. Callers at the same time share one answer.
 func (b *Bucket) versioned(ctx context.Context) (bool, error) {
+	h := &b.history
+	before := h.last()
+	if before != nil && before.stays {
+		return before.keeps, before.failed
+	}
+	select {
+	case h.asking <- struct{}{}:
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+	defer func() { <-h.asking }()
+	if now := h.last(); now != before && now != nil {
+		return now.keeps, now.failed
+	}
+	var found minio.BucketVersioningConfiguration
+	err := b.do(ctx, request{op: "get versioning of", class: classOther}, func(ctx context.Context, c *call) (err error) {
+		found, err = c.core.GetBucketVersioning(ctx, b.at.Bucket)
+		return err
+	})
+	if err != nil && ctx.Err() != nil {
+		return false, err // another caller may have more time
+	}
+	now := &versioning{keeps: err == nil && (found.Enabled() || found.Suspended()), failed: err, stays: err == nil || lasting(err)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.answer = now
+	return now.keeps, now.failed
+}
+
+// last returns the last answer, or nil.
+func (h *history) last() *versioning {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.answer
+}
+
+// Refresh implements [object.Versioned].
+func (b *Bucket) Refresh() {
 	h := &b.history
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.asked {
-		return h.keeps, h.failed
-	}
-	err := b.do(ctx, request{op: "get versioning of", class: classOther}, func(ctx context.Context, c *call) error {
-		found, err := c.core.GetBucketVersioning(ctx, b.at.Bucket)
-		h.keeps = found.Enabled() || found.Suspended()
-		return err
-	})
-	var answer *Error
-	h.asked, h.failed = err == nil || errors.As(err, &answer) && answer.Code != "", err
-	return h.keeps, err
+	h.answer, h.rule, h.denied = nil, nil, nil
 }
 
 // purges reports whether Remove removes versions. Where that is unknown, it does not.
@@ -82,9 +119,10 @@ func (b *Bucket) purges(ctx context.Context) (bool, error) {
 func (b *Bucket) locks(ctx context.Context) (lockRule, error) {
 	h := &b.history
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.rule != nil {
-		return *h.rule, nil
+	known := h.rule
+	h.mu.Unlock()
+	if known != nil {
+		return *known, nil
 	}
 	var is lockRule
 	err := b.do(ctx, request{op: "get object lock of", class: classOther}, func(ctx context.Context, c *call) error {
@@ -99,10 +137,13 @@ func (b *Bucket) locks(ctx context.Context) (lockRule, error) {
 		}
 		return err
 	})
-	if err == nil || unconfigured(err) {
-		h.rule, err = &is, nil
+	if err != nil && !unconfigured(err) {
+		return is, err
 	}
-	return is, err
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rule = &is
+	return is, nil
 }
 
 func (b *Bucket) denial() error {
@@ -132,27 +173,60 @@ func (b *Bucket) Unfreed(ctx context.Context) (why, err error) {
 }
 
 // versions lists the versions and markers with a prefix, up to the next slash, and the
-// directories there.
+// directories there. After a failure it continues after the last key of which it has all versions.
 func (b *Bucket) versions(ctx context.Context, prefix string) (all []version, dirs []string, err error) {
-	err = b.do(ctx, request{op: "list versions of", key: prefix, class: classList, needs: "s3:ListBucketVersions"}, func(ctx context.Context, c *call) error {
-		all, dirs = nil, nil
-		for found := range c.core.ListObjectsIter(ctx, b.at.Bucket, minio.ListObjectsOptions{Prefix: prefix, WithVersions: true, MaxKeys: page}) {
-			if found.Err != nil {
-				return found.Err
+	r := request{op: "list versions of", key: prefix, class: classList, needs: "s3:ListBucketVersions"}
+	for from, done := "", false; !done; {
+		begun := from
+		err := b.do(ctx, r, func(ctx context.Context, c *call) error {
+			all, dirs, from = complete(all, dirs, from)
+			for found := range c.core.ListObjectsIter(ctx, b.at.Bucket, minio.ListObjectsOptions{Prefix: prefix, WithVersions: true, MaxKeys: page, StartAfter: from}) {
+				if found.Err != nil {
+					return found.Err
+				}
+				rest, below := strings.CutPrefix(found.Key, prefix)
+				switch {
+				case !below:
+					return fmt.Errorf("key %.100q is not below %.100q: %w", found.Key, prefix, errPermanent)
+				case found.VersionID == "" && strings.HasSuffix(rest, "/"):
+					dirs = append(dirs, found.Key)
+				default:
+					all = append(all, version{found.Key, cmp.Or(found.VersionID, noVersion), found.Size, found.IsDeleteMarker, found.IsLatest})
+				}
 			}
-			rest, below := strings.CutPrefix(found.Key, prefix)
-			switch {
-			case !below:
-				return fmt.Errorf("key %.100q is not below %.100q: %w", found.Key, prefix, errPermanent)
-			case found.VersionID == "" && strings.HasSuffix(rest, "/"):
-				dirs = append(dirs, found.Key)
-			default:
-				all = append(all, version{found.Key, cmp.Or(found.VersionID, noVersion), found.Size, found.IsDeleteMarker})
+			return ctx.Err()
+		})
+		if err != nil {
+			if all, dirs, from = complete(all, dirs, from); from == begun {
+				return nil, nil, err
 			}
 		}
-		return ctx.Err()
-	})
-	return all, dirs, err
+		done = err == nil
+	}
+	return all, dirs, nil
+}
+
+// complete returns what a list that broke off has of keys whose versions it has all, and the last
+// of these keys, or from if there is none after it. Of the last key there may be more.
+func complete(all []version, dirs []string, from string) ([]version, []string, string) {
+	last, before := from, from
+	note := func(key string) {
+		switch {
+		case key > last:
+			last, before = key, last
+		case key < last && key > before:
+			before = key
+		}
+	}
+	for _, v := range all {
+		note(v.key)
+	}
+	for _, dir := range dirs {
+		note(dir)
+	}
+	all = slices.DeleteFunc(all, func(v version) bool { return v.key > before })
+	dirs = slices.DeleteFunc(dirs, func(dir string) bool { return dir > before })
+	return all, dirs, before
 }
 
 // versionsOf lists the versions and markers of some keys, and of no other.
@@ -182,8 +256,8 @@ func (b *Bucket) versionsOf(ctx context.Context, keys []string) (all []version, 
 	return all, nil
 }
 
-// Stored implements [object.Versioned]. Where versions cannot be listed, it is List.
-func (b *Bucket) Stored(ctx context.Context, dir string) ([]object.Entry, error) {
+// ListAll implements [object.Versioned]. Where versions cannot be listed, it is List.
+func (b *Bucket) ListAll(ctx context.Context, dir string) ([]object.Entry, error) {
 	purges, err := b.purges(ctx)
 	if err != nil {
 		return nil, err
@@ -191,15 +265,9 @@ func (b *Bucket) Stored(ctx context.Context, dir string) ([]object.Entry, error)
 	if !purges {
 		return b.List(ctx, dir)
 	}
-	prefix := b.at.key("")
-	if dir != "" {
-		if err := b.check(ctx, dir); err != nil {
-			return nil, err
-		}
-		prefix = b.at.key(dir)
-	}
-	if prefix != "" {
-		prefix += "/"
+	prefix, err := b.below(ctx, dir)
+	if err != nil {
+		return nil, err
 	}
 	all, dirs, err := b.versions(ctx, prefix)
 	if b.deny(err) {
@@ -233,13 +301,55 @@ func (b *Bucket) Stored(ctx context.Context, dir string) ([]object.Entry, error)
 	return entries, nil
 }
 
-// purge removes all versions of some keys. denied reports that it may not.
-func (b *Bucket) purge(ctx context.Context, keys []string) (denied bool, err error) {
+// purge removes all versions of some keys. A marker goes after the versions that it may hide, and
+// stays while any of these does: no removal makes an old version visible. If versions may not be
+// removed at all, it returns the keys that are still to be hidden.
+func (b *Bucket) purge(ctx context.Context, keys []string) (shown []string, err error) {
 	all, err := b.versionsOf(ctx, keys)
-	if err != nil {
-		return b.deny(err), err
+	if b.deny(err) {
+		return keys, nil
 	}
-	locked := &lockedVersions{}
+	if err != nil {
+		return nil, err
+	}
+	shown = visible(all)
+	left := &remains{keys: map[string]bool{}}
+	markers := slices.DeleteFunc(slices.Clone(all), func(v version) bool { return !v.marker })
+	all = slices.DeleteFunc(all, func(v version) bool { return v.marker })
+	if err := b.removeVersions(ctx, all, left); err != nil {
+		return nil, err
+	}
+	markers = slices.DeleteFunc(markers, func(v version) bool { return left.keys[v.key] })
+	if err := b.removeVersions(ctx, markers, left); err != nil {
+		return nil, err
+	}
+	if left.count > 0 && left.count == len(all)+len(markers) && left.found.Until.IsZero() && !left.found.Hold {
+		// Nothing could be removed, and no lock is known. One file may have a lock that these keys
+		// may not see.
+		rule, err := b.locks(ctx)
+		if lockable := err != nil || rule.on; (len(left.keys) > 1 || !lockable) && b.deny(left.found.Refused) {
+			return shown, nil
+		}
+	}
+	return nil, left.err()
+}
+
+// visible returns the keys that have a version and no marker that hides it.
+func visible(all []version) (keys []string) {
+	hidden := map[string]bool{}
+	for _, v := range all {
+		hidden[v.key] = hidden[v.key] || v.marker && v.latest
+	}
+	for key, is := range hidden {
+		if !is {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// removeVersions removes versions. It notes those that cannot be removed.
+func (b *Bucket) removeVersions(ctx context.Context, all []version, left *remains) error {
 	for batch := range slices.Chunk(all, page) {
 		failed, err := b.removeMany(ctx, batch)
 		if refusal(err) { // of all, perhaps because one is locked
@@ -248,36 +358,54 @@ func (b *Bucket) purge(ctx context.Context, keys []string) (denied bool, err err
 				failed[v] = err
 			}
 		} else if err != nil {
-			return false, err
+			return err
 		}
 		g, ctx := errgroup.WithContext(ctx)
 		g.SetLimit(b.options.Depth)
 		for v := range failed {
-			g.Go(func() error { return b.removeVersion(ctx, v, locked) })
+			g.Go(func() error { return b.removeVersion(ctx, v, left) })
 		}
 		if err := g.Wait(); err != nil {
-			return b.deny(err), err
+			return err
 		}
 	}
-	return false, locked.err()
+	return nil
 }
 
-// removeVersion removes a version, unless it is locked.
-func (b *Bucket) removeVersion(ctx context.Context, v version, locked *lockedVersions) error {
+// removeVersion removes a version, unless the server refuses that.
+func (b *Bucket) removeVersion(ctx context.Context, v version, left *remains) error {
 	err := b.removeOne(ctx, v)
 	if !refusal(err) {
 		return err
 	}
-	if is, unknown := b.lockOf(ctx, v, true); unknown == nil && locked.add(v, is) {
-		return nil
+	is, unknown := b.lockOf(ctx, v, true)
+	switch {
+	case errors.Is(unknown, fs.ErrNotExist):
+		return nil // it was removed meanwhile
+	case unknown != nil && !lasting(unknown):
+		return unknown
+	case unknown == nil && is != lock{}:
+		left.add(v, &object.LockedError{Until: is.until, Hold: is.hold})
+	default:
+		left.add(v, &object.LockedError{Refused: err})
 	}
-	return err
+	return nil
 }
 
-// refusal reports whether a server refuses a request, and would do so again.
+// refusal reports whether a server refuses a removal, and would do so again.
 func refusal(err error) bool {
 	var answer *Error
-	return errors.As(err, &answer) && answer.Status/100 == 4
+	return errors.As(err, &answer) && answer.Status/100 == 4 && lasting(err)
+}
+
+// lasting reports whether a failure is an answer that would be the same again.
+func lasting(err error) bool {
+	var answer minio.ErrorResponse
+	if !errors.As(err, &answer) {
+		return false
+	}
+	is := judgeAnswer(answer, request{}, &call{})
+	return is == final || is == refused
 }
 
 // lock is what keeps a version from being removed.
@@ -302,45 +430,76 @@ func (b *Bucket) lockOf(ctx context.Context, v version, refused bool) (is lock, 
 		if err != nil {
 			return err
 		}
-		now, bad := http.ParseTime(c.answer.Get("Date"))
-		if bad != nil {
-			now = time.Now()
-		}
 		is.hold = c.answer.Get("X-Amz-Object-Lock-Legal-Hold") == "ON"
 		until, bad := time.Parse(time.RFC3339, c.answer.Get("X-Amz-Object-Lock-Retain-Until-Date"))
 		if bad != nil && refused && !is.hold && rule.days+rule.years > 0 {
 			until = found.LastModified.AddDate(rule.years, 0, rule.days)
 		}
-		if until.After(now) {
+		if until.After(c.date()) {
 			is.until = until
 		}
 		return nil
 	})
+	if err != nil || !refused || is != (lock{}) {
+		return is, err
+	}
+	return b.askLock(ctx, v)
+}
+
+// askLock returns the lock of a version by requests of its own. versitygw answers HEAD without the
+// lock, if the version is not the last of its key.
+func (b *Bucket) askLock(ctx context.Context, v version) (is lock, err error) {
+	hold := b.do(ctx, request{op: "get legal hold of", key: v.key, class: classOther, needs: "s3:GetObjectLegalHold"}, func(ctx context.Context, c *call) error {
+		status, err := c.core.GetObjectLegalHold(ctx, b.at.Bucket, v.key, minio.GetObjectLegalHoldOptions{VersionID: v.id})
+		is.hold = err == nil && status != nil && *status == minio.LegalHoldEnabled
+		return err
+	})
+	retention := b.do(ctx, request{op: "get retention of", key: v.key, class: classOther, needs: "s3:GetObjectRetention"}, func(ctx context.Context, c *call) error {
+		_, until, err := c.core.GetObjectRetention(ctx, b.at.Bucket, v.key, v.id)
+		if err == nil && until != nil && until.After(c.date()) {
+			is.until = *until
+		}
+		return err
+	})
+	for _, unknown := range []error{hold, retention} {
+		if is == (lock{}) && err == nil && !unconfigured(unknown) {
+			err = unknown
+		}
+	}
 	return is, err
 }
 
-// lockedVersions collects versions that are locked.
-type lockedVersions struct {
+// date returns the time of an answer by the server's clock.
+func (c *call) date() time.Time {
+	if date, err := http.ParseTime(c.answer.Get("Date")); err == nil {
+		return date
+	}
+	return time.Now()
+}
+
+// remains collects the versions that cannot be removed.
+type remains struct {
 	mu    sync.Mutex
+	keys  map[string]bool
+	count int
 	found object.LockedError
 }
 
-// add reports whether a version is locked.
-func (l *lockedVersions) add(v version, is lock) bool {
-	if is == (lock{}) {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.found.Add(&object.LockedError{Versions: 1, Bytes: v.size, Until: is.until, Hold: is.hold})
-	return true
+// add notes a version, and why it stays.
+func (r *remains) add(v version, why *object.LockedError) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.keys[v.key] = true
+	r.count++
+	why.Versions, why.Bytes = 1, v.size
+	r.found.Add(why)
 }
 
-func (l *lockedVersions) err() error {
-	if l.found.Versions == 0 {
+func (r *remains) err() error {
+	if r.count == 0 {
 		return nil
 	}
-	return &l.found
+	return &r.found
 }
 
 // Locked implements [object.Versioned].
@@ -360,14 +519,14 @@ func (b *Bucket) Locked(ctx context.Context, names ...string) error {
 	if err != nil {
 		return err
 	}
-	locked := &lockedVersions{}
+	locked := &remains{keys: map[string]bool{}}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(b.options.Depth)
 	for _, v := range all {
 		g.Go(func() error {
 			is, err := b.lockOf(ctx, v, false)
-			if err == nil {
-				locked.add(v, is)
+			if err == nil && is != (lock{}) {
+				locked.add(v, &object.LockedError{Until: is.until, Hold: is.hold})
 			}
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,18 +15,27 @@ type patience struct {
 	first  time.Duration // until an answer begins
 	commit time.Duration // the same, for the completion of an upload
 	window time.Duration // in which a body moves by quantum bytes
-	// quantum is counted in the time that a body waits for the network, not for its reader.
-	quantum int64
+	// quantum is counted in the time that a body waits for the network, not for its reader. Bodies
+	// that move in the same direction at the same time share it, as they share the link: each moves
+	// by its part, but by least bytes at least.
+	quantum, least int64
 }
 
-// patient is less than 1 MB/s for 10 s.
-var patient = patience{first: 10 * time.Second, commit: 10 * time.Minute, window: 10 * time.Second, quantum: 10 << 20}
+// patient is less than 1 MiB/s of all bodies, or 64 KiB/s of one, for 10 s.
+var patient = patience{first: 10 * time.Second, commit: 10 * time.Minute, window: 10 * time.Second, quantum: 10 << 20, least: 640 << 10}
 
 // of returns the patience with an attempt. Each accepts half the speed of the one before: on
 // a slow link no attempt would succeed otherwise.
 func (p patience) of(try int) patience {
-	p.quantum >>= min(max(try-1, 0), 6)
+	halved := min(max(try-1, 0), 6)
+	p.quantum >>= halved
+	p.least >>= halved
 	return p
+}
+
+// share returns the bytes by which each of some bodies moves in a window.
+func (p patience) share(bodies int64) int64 {
+	return min(p.quantum, max(p.quantum/max(bodies, 1), p.least))
 }
 
 // errStalled ends a request whose connection is silent or slow. A new connection may not be.
@@ -122,17 +132,35 @@ func (w *watch) answered() { w.enter(receivingAnswer) }
 
 func (w *watch) end() { w.enter(ended) }
 
-// pace is the progress of a body.
+// pace is the progress of a body since it last moved by its share.
 type pace struct {
 	blocked time.Duration
 	moved   int64
+	share   int64 // of the time when most bodies moved since then; 0: not known yet
 }
 
-func (p *pace) add(d time.Duration, n int, quantum int64) {
-	p.blocked += d
-	if p.moved += int64(n); p.moved >= quantum {
-		*p = pace{}
+func (p *pace) add(d time.Duration, n int, share int64) {
+	if p.share == 0 || share < p.share {
+		p.share = share
 	}
+	p.blocked += d
+	if p.moved += int64(n); p.moved >= p.share {
+		*p = pace{share: share}
+	}
+}
+
+// rate is the limit that a body has to keep, for errors.
+func (p *pace) rate(window time.Duration) string {
+	return fmt.Sprintf("less than %d bytes in %v", p.share, window)
+}
+
+// flow counts the bodies that move in one direction at the same time.
+type flow struct{ bodies atomic.Int64 }
+
+// enter counts a body until leave is called, once or more often.
+func (f *flow) enter() (leave func()) {
+	f.bodies.Add(1)
+	return sync.OnceFunc(func() { f.bodies.Add(-1) })
 }
 
 // sending is the body of a request. Between two reads of it the connection takes bytes.
@@ -140,6 +168,8 @@ type sending struct {
 	body   io.ReadCloser
 	watch  *watch
 	counts *counts
+	flow   *flow
+	leave  func() // the flow
 	pace   pace
 	since  time.Time
 }
@@ -147,22 +177,22 @@ type sending struct {
 // Read implements [io.Reader].
 func (s *sending) Read(p []byte) (int, error) {
 	s.watch.disarm(sendingRequest)
+	share := s.watch.patience.share(s.flow.bodies.Load())
 	if !s.since.IsZero() {
-		s.pace.add(time.Since(s.since), 0, s.watch.patience.quantum)
+		s.pace.add(time.Since(s.since), 0, share)
 	}
 	n, err := s.body.Read(p)
-	s.pace.add(0, n, s.watch.patience.quantum)
+	s.pace.add(0, n, share)
 	s.counts.sent.Add(int64(n))
 	s.since = time.Now()
-	s.watch.arm(sendingRequest, max(s.watch.patience.window-s.pace.blocked, time.Millisecond), "it takes less than "+rate(s.watch.patience))
+	s.watch.arm(sendingRequest, max(s.watch.patience.window-s.pace.blocked, time.Millisecond), "it takes "+s.pace.rate(s.watch.patience.window))
 	return n, err
 }
 
 // Close implements [io.Closer].
-func (s *sending) Close() error { return s.body.Close() }
-
-func rate(p patience) string {
-	return fmt.Sprintf("%d bytes in %v", p.quantum, p.window)
+func (s *sending) Close() error {
+	s.leave()
+	return s.body.Close()
 }
 
 // receiving is the body of an answer.
@@ -171,17 +201,21 @@ type receiving struct {
 	watch  *watch
 	cancel context.CancelCauseFunc
 	counts *counts
+	flow   *flow
+	leave  func() // the flow
 	window time.Duration
 	pace   pace
 }
 
 // Read implements [io.Reader].
 func (r *receiving) Read(p []byte) (int, error) {
-	r.watch.arm(receivingAnswer, max(r.window-r.pace.blocked, time.Millisecond), "it brings less than "+rate(r.watch.patience))
+	share := r.watch.patience.share(r.flow.bodies.Load())
+	r.pace.add(0, 0, share)
+	r.watch.arm(receivingAnswer, max(r.window-r.pace.blocked, time.Millisecond), "it brings "+r.pace.rate(r.window))
 	began := time.Now()
 	n, err := r.body.Read(p)
 	r.watch.disarm(receivingAnswer)
-	r.pace.add(time.Since(began), n, r.watch.patience.quantum)
+	r.pace.add(time.Since(began), n, share)
 	r.counts.received.Add(int64(n))
 	if err != nil && !errors.Is(err, io.EOF) {
 		if cause := r.watch.cause(); cause != nil {
@@ -194,6 +228,7 @@ func (r *receiving) Read(p []byte) (int, error) {
 // Close implements [io.Closer].
 func (r *receiving) Close() error {
 	r.watch.end()
+	r.leave()
 	err := r.body.Close()
 	r.cancel(nil)
 	return err

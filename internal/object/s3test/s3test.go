@@ -14,6 +14,7 @@ import (
 	"context"
 	"crypto/md5" //nolint:gosec // servers ask for it
 	"encoding/base64"
+	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
@@ -249,10 +250,27 @@ func (s *Server) Lock(tb testing.TB, key string, until time.Time) {
 	s.configure(tb, "/"+key+"?retention", `<Retention xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Mode>COMPLIANCE</Mode><RetainUntilDate>`+until.UTC().Format(time.RFC3339)+`</RetainUntilDate></Retention>`)
 }
 
-// Hold begins or ends the legal hold of an object: ON or OFF.
+// Hold begins or ends the legal hold of all versions of an object, also of one without a name: ON or
+// OFF.
 func (s *Server) Hold(tb testing.TB, key, status string) {
 	tb.Helper()
-	s.configure(tb, "/"+key+"?legal-hold", `<LegalHold xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>`+status+`</Status></LegalHold>`)
+	a := s.Do(tb, http.MethodGet, "?versions&prefix="+key, nil, nil)
+	var list struct {
+		Version []struct{ Key, VersionId string }
+	}
+	if err := xml.Unmarshal(a.Body, &list); err != nil || a.Status != http.StatusOK || len(list.Version) == 0 {
+		tb.Fatalf("list versions of %s: status %d, %v: %s", key, a.Status, err, a.Body)
+	}
+	for _, v := range list.Version {
+		if v.Key == key {
+			s.hold(tb, key, v.VersionId, status)
+		}
+	}
+}
+
+func (s *Server) hold(tb testing.TB, key, version, status string) {
+	tb.Helper()
+	s.configure(tb, "/"+key+"?legal-hold&versionId="+version, `<LegalHold xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>`+status+`</Status></LegalHold>`)
 }
 
 // Expire makes objects with a prefix expire after a day. It reports false if the server has no such
