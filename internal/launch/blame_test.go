@@ -83,3 +83,29 @@ func TestBudgetExcused(t *testing.T) {
 		t.Errorf("%d used", b.used(WorkerFailure))
 	}
 }
+
+// A bad node stays, with the reason, where the job needs it or the user wants it.
+func TestBadNodeKept(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		exclude            Exclusion
+		copies, index      int
+		coordinates, spare bool
+		want               string // part of the reason; "": it is excluded
+	}{
+		"a spare is there":          {ExcludeSpared, 0, 1, false, true, ""},
+		"no spare":                  {ExcludeSpared, 0, 1, false, false, "no spare"},
+		"no spare is needed":        {ExcludeAlways, 0, 1, false, false, ""},
+		"never":                     {ExcludeNever, 0, 1, false, true, "--max-node-failures is 0"},
+		"the coordinating node":     {ExcludeAlways, 0, 0, true, true, "coordinates"},
+		"a copy of the log":         {ExcludeAlways, 3, 2, false, true, "copies of the log"},
+		"a copy of the log, spared": {ExcludeSpared, 3, 1, false, true, "copies of the log"},
+		"a node beyond the copies":  {ExcludeAlways, 3, 3, false, true, ""},
+	} {
+		config := Config{Exclude: c.exclude, LogCopies: c.copies}
+		got := config.keeps(c.index, c.coordinates, func() bool { return c.spare })
+		if got == "" != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: kept because %q, want %q", name, got, c.want)
+		}
+	}
+}

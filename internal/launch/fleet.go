@@ -481,13 +481,8 @@ func mbps(rate float64) string { return fmt.Sprintf("%.1f MB/s", rate/1e6) }
 
 // dismiss excludes a node that has no part in a running group, if the job may go without it.
 func (f *fleet) dismiss(m nodes.Member, why string) bool {
-	kept := ""
-	switch {
-	case m.Index == f.index():
-		kept = "it coordinates the job"
-	case !f.cfg.ExcludeAnyway && !f.endpoint.Dispensable(m.Index):
-		kept = "no spare is there; start the trainer on another node, or give --max-node-failures to wait for one"
-	default:
+	kept := f.cfg.keeps(m.Index, m.Index == f.index(), func() bool { return f.endpoint.Dispensable(m.Index) })
+	if kept == "" {
 		err := f.endpoint.Exclude(m.Index, m.Joining, why)
 		if err == nil {
 			return true
@@ -496,6 +491,21 @@ func (f *fleet) dismiss(m nodes.Member, why string) bool {
 	}
 	f.log.Warn("bad node is not excluded", "node", m.Index, "host", m.Host, "bad", why, "because", kept)
 	return false
+}
+
+// keeps returns why a bad node is not excluded, or "".
+func (c *Config) keeps(index int, coordinates bool, dispensable func() bool) string {
+	switch {
+	case coordinates:
+		return "it coordinates the job"
+	case index < c.LogCopies:
+		return fmt.Sprintf("the nodes 0 to %d hold the copies of the log; repair its machine between two jobs", c.LogCopies-1)
+	case c.Exclude == ExcludeNever:
+		return "--max-node-failures is 0; leave it out to exclude a node that has a spare, or give a number above 0"
+	case c.Exclude == ExcludeSpared && !dispensable():
+		return "no spare is there; start the trainer on another node, or give --max-node-failures to wait for one"
+	}
+	return ""
 }
 
 // rate measures the network between two nodes, from the first one.

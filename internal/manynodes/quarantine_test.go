@@ -52,7 +52,7 @@ func (s *scene) excluded(l *trainer) {
 func TestNodeQuarantined(t *testing.T) {
 	t.Parallel()
 	j := twoNodes()
-	j.more = []string{"--max-restarts", "1"}
+	j.more = []string{"--max-restarts", "1", "--max-node-failures", "2"}
 	s := withSpare(t, j)
 	s.killOn(s.group(0, 12), 2)
 	s.killOn(s.group(1, 12), 3)

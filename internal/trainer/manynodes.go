@@ -49,8 +49,8 @@ type nodesOptions struct {
 func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
 	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
-	f.IntVar(&o.maxNodeFailures, "max-node-failures", 2, "failures in a row of one node's ranks, while those of other nodes do not fail, after which the node is excluded and a spare takes its place; if given, also without a spare; 0 for never")
-	f.BoolVar(&o.preflight, "preflight", false, "measure the network of all nodes before the first group, for up to 10 s, and exclude a node with less than half of the median rate")
+	f.IntVar(&o.maxNodeFailures, "max-node-failures", 0, "failures in a row of one node's ranks, while those of other nodes do not fail and nothing is committed, after which the node is excluded and a spare takes its place, or the job waits for one; 0 for never")
+	f.BoolVar(&o.preflight, "preflight", false, "measure the network of all nodes before the first group, for up to 10 s, and exclude a node with less than half of the median rate if a spare is there; with --max-node-failures 0, only measure")
 	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3 (one may be lost)")
 	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
 	f.IntVar(&o.replicas, "replicas", 0, "how many other nodes keep a copy of each sealed slot in memory, 0 or 1: a save that all ranks have sealed survives the loss of a node")
@@ -334,7 +334,10 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			endpoint.ServeProbes(listen.Dir, cfg.Logger)
 		}
 		cfg.Preflight = o.preflight
-		cfg.MaxNodeFailures, cfg.ExcludeAnyway = o.maxNodeFailures, o.asked("max-node-failures")
+		cfg.MaxNodeFailures, cfg.Exclude = o.maxNodeFailures, exclusion(o.maxNodeFailures, o.asked("max-node-failures"))
+		if o.logReplicas > 1 {
+			cfg.LogCopies = o.logReplicas
+		}
 		cfg.Endpoint, cfg.GatherTimeout, cfg.LastCall = endpoint, o.endpointWait, o.lastCall
 		cfg.Logger.Info("waiting for nodes", "endpoint", at, "least", n.min, "most", n.max)
 		return leased(ctx, st, cfg, hold, func(ctx context.Context) error {
@@ -346,6 +349,18 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			return runLeased(ctx, st, cfg, o.parts.Storage)
 		})
 	})
+}
+
+// exclusion returns when a bad node is excluded, given --max-node-failures and whether the user
+// gave it.
+func exclusion(limit int, given bool) launch.Exclusion {
+	switch {
+	case limit > 0:
+		return launch.ExcludeAlways
+	case given:
+		return launch.ExcludeNever
+	}
+	return launch.ExcludeSpared
 }
 
 // inherited returns the nodes that the run's last job has excluded, if that job did not end in
