@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"syscall"
 
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
@@ -13,9 +14,19 @@ import (
 // failure is the failed end of one rank's process.
 type failure struct {
 	process.Exit
-	told   told
-	at     int64 // when the process ended, in unix seconds
-	victim bool  // it ended without an error report after another failure had ended the group
+	told    told
+	at      int64 // when the process ended, in unix seconds
+	stopped bool  // another failure had ended the group before
+}
+
+// victim reports whether it ended without an error report after another failure.
+func (f failure) victim() bool { return f.stopped && f.told.message == "" }
+
+// itself reports whether the rank failed by itself: neither the signals that end a group nor the
+// end of another rank explain its end. tail is the end of its output.
+func (f failure) itself(tail []string) bool {
+	byStop := f.Signal == "SIGTERM" || f.Signal == "SIGKILL" || f.Code == 128+int(syscall.SIGTERM) || f.Code == 128+int(syscall.SIGKILL)
+	return !(f.victim() && byStop) && !blameless(f.String(), tail)
 }
 
 func (f failure) String() string {
@@ -78,9 +89,9 @@ func rootCause(failures []failure) failure {
 	}
 	order := slices.SortedStableFunc(slices.Values(failures), func(a, b failure) int {
 		switch {
-		case a.victim != b.victim && a.victim:
+		case a.victim() != b.victim() && a.victim():
 			return 1
-		case a.victim != b.victim:
+		case a.victim() != b.victim():
 			return -1
 		}
 		return cmp.Compare(when(a), when(b))

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -71,6 +72,26 @@ type FailedError struct {
 	Advice   string      // further findings and the next step; may be empty
 	Rank     int         // of the root cause; -1 if not a single rank
 	Tail     []string    // last lines of that rank's output
+
+	failed map[int]bool // indexes of the nodes whose ranks failed by themselves
+}
+
+// complete takes the output of the rank from a later report of its node about the same failure.
+func (e *FailedError) complete(later *FailedError) {
+	if later.Rank == e.Rank && len(later.Tail) > 0 {
+		e.Tail = later.Tail
+	}
+}
+
+// blames reports whether a failure is that of the rank that it names, on the node of an index, and
+// no rank of another node failed by itself in the same attempt.
+func (e *FailedError) blames(node int) bool {
+	for other, did := range e.failed {
+		if did && other != node {
+			return false
+		}
+	}
+	return e.Rank >= 0 && e.Kind.or() == WorkerFailure && !blameless(e.Cause, e.Tail)
 }
 
 func (e *FailedError) Error() string {
@@ -85,13 +106,14 @@ func (e *FailedError) Error() string {
 	return text
 }
 
-// blame counts the failures of the ranks of one node while no rank of another node fails.
+// blame counts the failures of the ranks of one node in a row: no rank of another node fails, and
+// no checkpoint is committed.
 type blame struct {
 	limit int // failures after which a node is excluded; 0: never
 
-	node   blamed
-	count  int         // consecutive failures of its ranks
-	places map[int]int // place in the group: its nodes that were excluded
+	node  blamed
+	count int  // consecutive failures of its ranks
+	spent bool // a node was excluded, and no checkpoint was committed since
 }
 
 // blamed is a node of a group. A node that joins again with its index and host is the same.
@@ -100,45 +122,53 @@ type blamed struct {
 	host  string
 }
 
-// failed counts the failure of a rank of a node, and reports whether the node must be excluded.
-// A rank that fails on the second node of its place, too, is not the fault of a node.
-func (b *blame) failed(node blamed, place int) bool {
-	if node != b.node {
+// culprit is what is to blame for failures.
+type culprit int
+
+const (
+	nobody     culprit = iota // yet
+	theNode                   // it must be excluded
+	theProgram                // ranks fail so on a second node
+)
+
+// failed counts the end of an attempt, for which a node may be to blame. progress means that a
+// checkpoint was committed since the end before.
+func (b *blame) failed(node blamed, isBlamed, progress bool) culprit {
+	if progress {
+		b.count, b.spent = 0, false
+	}
+	if node != b.node || !isBlamed {
 		b.node, b.count = node, 0
 	}
-	b.count++
-	return b.limit > 0 && b.count >= b.limit && b.places[place] == 0
-}
-
-// excluded notes that the node of a place is gone.
-func (b *blame) excluded(place int) {
-	if b.places == nil {
-		b.places = map[int]int{}
+	if isBlamed {
+		b.count++
 	}
-	b.places[place]++
-	b.node, b.count = blamed{}, 0
+	switch {
+	case b.limit == 0 || b.count < b.limit:
+		return nobody
+	case b.spent:
+		return theProgram
+	}
+	return theNode
 }
 
-// blameless are parts of messages of ranks that fail because others do not answer: a collective
+// excluded notes that the node is gone.
+func (b *blame) excluded() { *b = blame{limit: b.limit, spent: true} }
+
+// blamelessTexts are parts of messages of ranks that fail because others do not answer: a collective
 // times out everywhere, and the connections of a dead rank break at all others.
-var blameless = []string{
-	"collective operation timeout", "watchdog caught collective", "nccl remote process exited", "ncclremoteerror",
-	"timed out waiting", "wait timeout", "connection closed by peer", "connection reset by peer",
-	"which did not join", "out of step since an earlier collective", "no longer receives messages", "does not receive its messages",
+var blamelessTexts = []string{
+	"collective operation timeout", "watchdog caught collective", "watchdog got stuck", "nccl remote process exited", "ncclremoteerror", "ncclsystemerror",
+	"timed out waiting", "wait timeout", "connection timed out", "client socket has timed out", "connection refused", "no route to host",
+	"connection closed by peer", "connection reset by peer", "connection was likely closed", "broken pipe",
+	"which did not join", "is a collective, and", "out of step since an earlier collective", "no longer receives messages", "does not receive its messages",
 }
 
-// blamesRank reports whether a failure is that of the rank that it names.
-func blamesRank(f *FailedError) bool {
-	if f.Rank < 0 || f.Kind.or() != WorkerFailure {
-		return false
-	}
-	text := strings.ToLower(f.Cause + "\n" + strings.Join(f.Tail, "\n"))
-	for _, part := range blameless {
-		if strings.Contains(text, part) {
-			return false
-		}
-	}
-	return true
+// blameless reports whether a rank failed because others do not answer, by its failure and the end
+// of its output.
+func blameless(cause string, tail []string) bool {
+	text := strings.ToLower(cause + "\n" + strings.Join(tail, "\n"))
+	return slices.ContainsFunc(blamelessTexts, func(part string) bool { return strings.Contains(text, part) })
 }
 
 // Waits between attempts that end at once: otherwise a program that cannot run

@@ -321,7 +321,7 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		}
 		out := nodeEvent{index: e.Node, ended: e.Kind == msgStopped}
 		if b.Failed {
-			out.end = &FailedError{Rank: b.Rank, Kind: b.Kind, Cause: f.name(e.Node) + ": " + b.Cause, Tail: b.Tail}
+			out.end = &FailedError{Rank: b.Rank, Kind: b.Kind, Cause: f.name(e.Node) + ": " + b.Cause, Tail: b.Tail, failed: map[int]bool{e.Node: b.Itself}}
 		}
 		if b.Unsaved {
 			if err := o.group.Lost(ctx, at, fmt.Errorf("%s writes no more: %s", f.name(e.Node), b.Cause)); err != nil {
@@ -356,35 +356,36 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 }
 
 // quarantine excludes the node whose ranks have caused the end of an attempt, if they fail again
-// and again. It returns for how many failures the workers' budget is not to be charged, this one
-// included; 0 if no node was excluded.
-func (f *fleet) quarantine(b *blame, cause *FailedError) (free int) {
-	if f == nil || f.job.members != nil || !blamesRank(cause) {
+// and again. progress means that a checkpoint was committed since the failure before. It returns for
+// how many failures the workers' budget is not to be charged, this one included; 0 if no node was
+// excluded.
+func (f *fleet) quarantine(b *blame, cause *FailedError, progress bool) (free int) {
+	if f == nil || f.job.members != nil {
 		return 0
 	}
-	place, m := f.placeOf(cause.Rank)
-	if place < 0 || !b.failed(blamed{m.Index, m.Host}, place) {
-		return 0
-	}
-	free = b.count
-	why := fmt.Sprintf("its ranks failed %d times and those of other nodes did not; at last %s", free, strings.TrimPrefix(cause.Cause, fmt.Sprintf("node %d: ", m.Index)))
-	if !f.dismiss(m, why) {
-		return 0
-	}
-	b.excluded(place)
-	return free
-}
-
-// placeOf returns the place of a rank in the last group, and its node; -1 if there is none.
-func (f *fleet) placeOf(rank int) (int, nodes.Member) {
-	for place, ranks := range f.job.cfg.Nodes {
-		for _, r := range ranks {
-			if r == rank && place < len(f.members) {
-				return place, f.members[place]
-			}
+	m, found := f.memberOf(cause.Rank)
+	switch b.failed(blamed{m.Index, m.Host}, found && cause.blames(m.Index), progress) {
+	case theProgram:
+		f.log.Warn("node is not excluded: ranks fail on a second node alike; the program may be bad", "node", m.Index, "host", m.Host, "failures", b.count)
+	case theNode:
+		free = b.count
+		why := fmt.Sprintf("its ranks failed %d times and those of other nodes did not; at last %s", free, strings.TrimPrefix(cause.Cause, fmt.Sprintf("node %d: ", m.Index)))
+		if f.dismiss(m, why) {
+			b.excluded()
+			return free
 		}
 	}
-	return -1, nodes.Member{}
+	return 0
+}
+
+// memberOf returns the node of a rank in the last group.
+func (f *fleet) memberOf(rank int) (m nodes.Member, found bool) {
+	for place, ranks := range f.job.cfg.Nodes {
+		if place < len(f.members) && slices.Contains(ranks, rank) {
+			return f.members[place], true
+		}
+	}
+	return nodes.Member{}, false
 }
 
 // preflight measures the nodes of a group and the spares, and excludes bad ones, of which the
