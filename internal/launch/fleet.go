@@ -93,7 +93,8 @@ func (f *fleet) gather(ctx context.Context) error {
 	group, err := f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall)
 	if err == nil && f.cfg.Preflight && !f.checked && f.job.members == nil {
 		f.checked = true
-		if f.preflight(ctx, group) {
+		var again bool
+		if again, err = f.preflight(ctx, group); again {
 			group, err = f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall)
 		}
 	}
@@ -390,7 +391,7 @@ func (f *fleet) memberOf(rank int) (m nodes.Member, found bool) {
 
 // preflight measures the nodes of a group and the spares, and excludes bad ones, of which the
 // group's are released. It reports whether the caller must gather a group again.
-func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool) {
+func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool, err error) {
 	var all []nodes.Member
 	waiting, cancel := context.WithTimeout(ctx, serveWait)
 	defer cancel()
@@ -408,7 +409,7 @@ func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool
 	began := time.Now()
 	verdicts := preflight.Run(ctx, len(all), func(ctx context.Context, a, b int) (float64, error) { return f.rate(ctx, all[a], all[b]) })
 	if ctx.Err() != nil {
-		return false // Gather's caller learns it
+		return false, context.Cause(ctx)
 	}
 	var facts []events.Body
 	var bad []int
@@ -431,7 +432,7 @@ func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool
 		f.log.Warn("preflight not recorded", "error", err)
 	}
 	if len(bad) == 0 {
-		return false
+		return false, nil
 	}
 	var members []int
 	for _, m := range group {
@@ -440,13 +441,13 @@ func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool
 	f.endpoint.Release(members)
 	for _, i := range bad {
 		v, m := verdicts[i], all[i]
-		why := fmt.Sprintf("its network has %s with each of %d other nodes, and the median is %s", mbps(v.Rate), len(v.Partners), mbps(v.Median))
+		why := fmt.Sprintf("its network has at most %s with each of %d other nodes, and the median is %s", mbps(v.Rate), len(v.Partners), mbps(v.Median))
 		if v.Err != nil {
 			why += ": " + v.Err.Error()
 		}
 		f.dismiss(m, why)
 	}
-	return true
+	return true, nil
 }
 
 // serveWait bounds the wait until the nodes that have joined have opened the store.

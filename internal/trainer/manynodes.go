@@ -32,6 +32,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // nodesOptions configure a job over several nodes.
@@ -304,7 +305,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			Min: n.min, Max: n.max, Self: o.self(n, cfg), Timeout: o.nodeTimeout, Welcome: hello, Logger: cfg.Logger,
 			Ticked: cfg.Contact.Answered,
 		}
-		if listen.Excluded, err = inherited(ctx, st, cfg.Run); err != nil {
+		if listen.Excluded, err = o.inherited(ctx, st, cfg.Run); err != nil {
 			return err
 		}
 		if !url {
@@ -363,19 +364,37 @@ func exclusion(limit int, given bool) launch.Exclusion {
 	return launch.ExcludeSpared
 }
 
-// inherited returns the nodes that the run's last job has excluded, if that job did not end in
-// order: its nodes continue under this coordinator. A job that is started after an end excludes none.
-func inherited(ctx context.Context, st *store.Store, run string) (all []nodes.Excluded, err error) {
+// inherited returns the nodes that the run's last job has excluded, if its nodes continue under this
+// coordinator.
+func (o runOptions) inherited(ctx context.Context, st *store.Store, run string) ([]nodes.Excluded, error) {
 	launches, err := query.Ask(ctx, st.Views(), query.Launches, query.Params{Run: run})
-	if err != nil || len(launches) == 0 || len(launches[0].Jobs) == 0 || launches[0].Jobs[0].Ended {
+	if err != nil || len(launches) == 0 || len(launches[0].Jobs) == 0 {
 		return nil, err
 	}
-	for _, n := range launches[0].Jobs[0].Nodes {
-		if n.Excluded {
+	succeeds := ""
+	if o.succeeding != nil {
+		succeeds = o.succeeding.Job
+	}
+	return stillExcluded(launches[0].Jobs[0], succeeds, time.Now()), nil
+}
+
+// exclusionAge bounds how long an exclusion holds for the next job, if the last one has not
+// recorded its end: most likely, its other trainers wait for a coordinator.
+const exclusionAge = time.Hour
+
+// stillExcluded returns the nodes that a run's last job has excluded and that the next one must not
+// let in: if the next one takes over, or the last one has not ended in order and the exclusion is
+// recent.
+func stillExcluded(last projections.Job, succeeds string, now time.Time) (all []nodes.Excluded) {
+	if last.Ended {
+		return nil
+	}
+	for _, n := range last.Nodes {
+		if n.Excluded && (last.ID == succeeds || now.Sub(n.LeftAt) < exclusionAge) {
 			all = append(all, nodes.Excluded{Node: n.Node, Host: n.Host, Boot: n.Boot, Why: n.Reason})
 		}
 	}
-	return all, nil
+	return all
 }
 
 // follow runs this node's part of a job that another trainer coordinates. A node that was
