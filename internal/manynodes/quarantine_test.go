@@ -152,7 +152,7 @@ func TestQuarantineOfBadProgram(t *testing.T) {
 		script   string
 		excluded int
 	}{
-		"every rank":    {`trap "" TERM; sleep 1; exit 3`, 0},
+		"every rank":    {`trap "" TERM; sleep 1.$((9-3*RANK)); exit 3`, 0},
 		"the last rank": {`[ $RANK != $((WORLD_SIZE-1)) ] || exit 3; sleep 1000`, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -174,6 +174,25 @@ func TestQuarantineOfBadProgram(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A node that holds a copy of the log stays although its ranks fail and a spare is there.
+func TestNoQuarantineOfCopyOfLog(t *testing.T) {
+	t.Parallel()
+	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
+	s := &scene{t: t, ctx: ctx, cluster: c, job: job{nnodes: "3", nproc: 1, timeout: nodeTimeout, worker: []string{"--every", "0", "--stubborn"}}}
+	limit := []string{"--max-node-failures", "2"}
+	s.a, s.b, s.c = s.copyOn("a", "0", limit...), s.copyOn("b", "1", limit...), s.copyOn("c", "2", limit...)
+	s.group(0, 12)
+	spare := s.copyOn("d", "", limit...)
+	check(t, s.a.prints(ctx, "node=3"))
+	s.killOn(s.group(0, 12), 1)
+	s.killOn(s.group(1, 12), 1)
+	s.on(s.group(2, 12), "a", "b", "c")
+	if want := "the nodes 0 to 2 hold the copies of the log"; !strings.Contains(s.a.log.String(), want) {
+		t.Errorf("the trainer on a does not print %q", want)
+	}
+	s.ends(s.ctx, t, s.a, s.b, s.c, spare)
 }
 
 // Without a spare, the job waits for another node when --max-node-failures is given, and exits
