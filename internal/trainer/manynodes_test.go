@@ -30,7 +30,8 @@ func TestExclusionsInherited(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 	job := projections.Job{ID: "last", Nodes: []projections.JobNode{
-		{Node: 0, Host: "a"}, {Node: 1, Host: "b", LeftAt: now.Add(-5 * time.Minute), Lost: true},
+		{Node: 0, Host: "a"},
+		{Node: 1, Host: "b", LeftAt: now.Add(-5 * time.Minute), Lost: true},
 		{Node: 1, Host: "c", LeftAt: now.Add(-5 * time.Minute), Excluded: true, Boot: "boot", Reason: "bad"},
 		{Node: 2, Host: "d", LeftAt: now.Add(-2 * time.Hour), Excluded: true, Boot: "boot", Reason: "bad"},
 	}}
