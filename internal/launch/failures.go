@@ -2,8 +2,6 @@ package launch
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -83,17 +81,6 @@ func (e *FailedError) complete(later *FailedError) {
 	}
 }
 
-// blames reports whether a failure is that of the rank that it names, on the node of an index, and
-// no rank of another node failed by itself in the same attempt.
-func (e *FailedError) blames(node int) bool {
-	for other, did := range e.failed {
-		if did && other != node {
-			return false
-		}
-	}
-	return e.Rank >= 0 && e.Kind.or() == WorkerFailure && !blameless(e.Cause, e.Tail)
-}
-
 func (e *FailedError) Error() string {
 	of := ""
 	if e.Kind.or() == InfrastructureFailure {
@@ -104,71 +91,6 @@ func (e *FailedError) Error() string {
 		text += "; " + e.Advice
 	}
 	return text
-}
-
-// blame counts the failures of the ranks of one node in a row: no rank of another node fails, and
-// no checkpoint is committed.
-type blame struct {
-	limit int // failures after which a node is excluded; 0: never
-
-	node  blamed
-	count int  // consecutive failures of its ranks
-	spent bool // a node was excluded, and no checkpoint was committed since
-}
-
-// blamed is a node of a group. A node that joins again with its index and host is the same.
-type blamed struct {
-	index int
-	host  string
-}
-
-// culprit is what is to blame for failures.
-type culprit int
-
-const (
-	nobody     culprit = iota // yet
-	theNode                   // it must be excluded
-	theProgram                // ranks fail so on a second node
-)
-
-// failed counts the end of an attempt, for which a node may be to blame. progress means that a
-// checkpoint was committed since the end before.
-func (b *blame) failed(node blamed, isBlamed, progress bool) culprit {
-	if progress {
-		b.count, b.spent = 0, false
-	}
-	if node != b.node || !isBlamed {
-		b.node, b.count = node, 0
-	}
-	if isBlamed {
-		b.count++
-	}
-	switch {
-	case b.limit == 0 || b.count < b.limit:
-		return nobody
-	case b.spent:
-		return theProgram
-	}
-	return theNode
-}
-
-// excluded notes that the node is gone.
-func (b *blame) excluded() { *b = blame{limit: b.limit, spent: true} }
-
-// blamelessTexts are parts of messages of ranks that fail because others do not answer: a collective
-// times out everywhere, and the connections of a dead rank break at all others.
-var blamelessTexts = []string{
-	"collective operation timeout", "watchdog caught collective", "watchdog got stuck", "nccl remote process exited", "ncclremoteerror", "ncclsystemerror",
-	"timed out waiting", "wait timeout", "connection timed out", "client socket has timed out", "connection refused", "no route to host",
-	"connection closed by peer", "connection reset by peer", "connection was likely closed", "broken pipe",
-	"which did not join", "is a collective, and", "out of step since an earlier collective", "no longer receives messages", "does not receive its messages",
-}
-
-// blameless reports whether a rank failed because others do not answer, by its failure and the end
-// of its output.
-func blameless(cause string, tail []string) bool {
-	text := strings.ToLower(cause + "\n" + strings.Join(tail, "\n"))
-	return slices.ContainsFunc(blamelessTexts, func(part string) bool { return strings.Contains(text, part) })
 }
 
 // Waits between attempts that end at once: otherwise a program that cannot run
