@@ -2,7 +2,6 @@ package launch
 
 import (
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -71,6 +70,15 @@ type FailedError struct {
 	Advice   string      // further findings and the next step; may be empty
 	Rank     int         // of the root cause; -1 if not a single rank
 	Tail     []string    // last lines of that rank's output
+
+	failed map[int]bool // indexes of the nodes whose ranks failed by themselves
+}
+
+// complete takes the output of the rank from a later report of its node about the same failure.
+func (e *FailedError) complete(later *FailedError) {
+	if later.Rank == e.Rank && len(later.Tail) > 0 {
+		e.Tail = later.Tail
+	}
 }
 
 func (e *FailedError) Error() string {
@@ -83,62 +91,6 @@ func (e *FailedError) Error() string {
 		text += "; " + e.Advice
 	}
 	return text
-}
-
-// blame counts the failures of the ranks of one node while no rank of another node fails.
-type blame struct {
-	limit int // failures after which a node is excluded; 0: never
-
-	node   blamed
-	count  int         // consecutive failures of its ranks
-	places map[int]int // place in the group: its nodes that were excluded
-}
-
-// blamed is a node of a group. A node that joins again with its index and host is the same.
-type blamed struct {
-	index int
-	host  string
-}
-
-// failed counts the failure of a rank of a node, and reports whether the node must be excluded.
-// A rank that fails on the second node of its place, too, is not the fault of a node.
-func (b *blame) failed(node blamed, place int) bool {
-	if node != b.node {
-		b.node, b.count = node, 0
-	}
-	b.count++
-	return b.limit > 0 && b.count >= b.limit && b.places[place] == 0
-}
-
-// excluded notes that the node of a place is gone.
-func (b *blame) excluded(place int) {
-	if b.places == nil {
-		b.places = map[int]int{}
-	}
-	b.places[place]++
-	b.node, b.count = blamed{}, 0
-}
-
-// blameless are parts of messages of ranks that fail because others do not answer: a collective
-// times out everywhere, and the connections of a dead rank break at all others.
-var blameless = []string{
-	"collective operation timeout", "watchdog caught collective", "nccl remote process exited", "ncclremoteerror",
-	"timed out waiting", "wait timeout", "connection closed by peer", "connection reset by peer",
-	"which did not join", "out of step since an earlier collective", "no longer receives messages", "does not receive its messages",
-}
-
-// blamesRank reports whether a failure is that of the rank that it names.
-func blamesRank(f *FailedError) bool {
-	if f.Rank < 0 || f.Kind.or() != WorkerFailure {
-		return false
-	}
-	text := strings.ToLower(f.Cause + "\n" + strings.Join(f.Tail, "\n"))
-	for _, part := range blameless {
-		if strings.Contains(text, part) {
-			return false
-		}
-	}
-	return true
 }
 
 // Waits between attempts that end at once: otherwise a program that cannot run

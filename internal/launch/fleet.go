@@ -7,13 +7,11 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/nodes"
-	"github.com/ckptstore/ckptstore/internal/preflight"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/projections"
@@ -93,7 +91,8 @@ func (f *fleet) gather(ctx context.Context) error {
 	group, err := f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall)
 	if err == nil && f.cfg.Preflight && !f.checked && f.job.members == nil {
 		f.checked = true
-		if f.preflight(ctx, group) {
+		var again bool
+		if again, err = f.preflight(ctx, group); again {
 			group, err = f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall)
 		}
 	}
@@ -321,7 +320,7 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		}
 		out := nodeEvent{index: e.Node, ended: e.Kind == msgStopped}
 		if b.Failed {
-			out.end = &FailedError{Rank: b.Rank, Kind: b.Kind, Cause: f.name(e.Node) + ": " + b.Cause, Tail: b.Tail}
+			out.end = &FailedError{Rank: b.Rank, Kind: b.Kind, Cause: f.name(e.Node) + ": " + b.Cause, Tail: b.Tail, failed: map[int]bool{e.Node: b.Itself}}
 		}
 		if b.Unsaved {
 			if err := o.group.Lost(ctx, at, fmt.Errorf("%s writes no more: %s", f.name(e.Node), b.Cause)); err != nil {
@@ -352,198 +351,5 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		if err := o.group.Abort(ctx, b.Checkpoint, f.name(e.Node)+": "+b.Reason, b.Ranks); err != nil {
 			f.log.Warn("save not aborted", "checkpoint", b.Checkpoint, "node", e.Node, "error", err)
 		}
-	}
-}
-
-// quarantine excludes the node whose ranks have caused the end of an attempt, if they fail again
-// and again. It returns for how many failures the workers' budget is not to be charged, this one
-// included; 0 if no node was excluded.
-func (f *fleet) quarantine(b *blame, cause *FailedError) (free int) {
-	if f == nil || f.job.members != nil || !blamesRank(cause) {
-		return 0
-	}
-	place, m := f.placeOf(cause.Rank)
-	if place < 0 || !b.failed(blamed{m.Index, m.Host}, place) {
-		return 0
-	}
-	free = b.count
-	why := fmt.Sprintf("its ranks failed %d times and those of other nodes did not; at last %s", free, strings.TrimPrefix(cause.Cause, fmt.Sprintf("node %d: ", m.Index)))
-	if !f.dismiss(m, why) {
-		return 0
-	}
-	b.excluded(place)
-	return free
-}
-
-// placeOf returns the place of a rank in the last group, and its node; -1 if there is none.
-func (f *fleet) placeOf(rank int) (int, nodes.Member) {
-	for place, ranks := range f.job.cfg.Nodes {
-		for _, r := range ranks {
-			if r == rank && place < len(f.members) {
-				return place, f.members[place]
-			}
-		}
-	}
-	return -1, nodes.Member{}
-}
-
-// preflight measures the nodes of a group and the spares, and excludes bad ones, of which the
-// group's are released. It reports whether the caller must gather a group again.
-func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool) {
-	var all []nodes.Member
-	waiting, cancel := context.WithTimeout(ctx, serveWait)
-	defer cancel()
-	for _, m := range f.endpoint.Members() {
-		switch {
-		case m.State == nodes.StateSuspect || m.State == nodes.StateLost:
-		case m.PeerURL() == "":
-			f.log.Warn("network of a node is not measured; start its trainer with --preflight too", "node", m.Index, "host", m.Host)
-		case m.Index != f.index() && !f.serves(waiting, m.Index):
-			f.log.Warn("network of a node is not measured: it has not opened the store in time", "node", m.Index, "host", m.Host, "limit", serveWait)
-		default:
-			all = append(all, m)
-		}
-	}
-	began := time.Now()
-	verdicts := preflight.Run(ctx, len(all), func(ctx context.Context, a, b int) (float64, error) { return f.rate(ctx, all[a], all[b]) })
-	if ctx.Err() != nil {
-		return false // Gather's caller learns it
-	}
-	var facts []events.Body
-	var bad []int
-	median := 0.0
-	for i, v := range verdicts {
-		fact := &events.NodeMeasured{Job: f.cfg.Job, Node: all[i].Index, BytesPerSecond: int64(v.Rate), Partners: []int{}}
-		for _, partner := range v.Partners {
-			fact.Partners = append(fact.Partners, all[partner].Index)
-		}
-		facts, median = append(facts, fact), v.Median
-		if v.Bad {
-			bad = append(bad, i)
-		}
-	}
-	f.log.Info("preflight", "nodes", len(all), "bad", len(bad), "median", mbps(median), "took", time.Since(began).Round(time.Millisecond))
-	if len(all) < 3 && len(all) > 0 {
-		f.log.Warn("preflight needs three nodes to tell a bad node from its partner; it only measures", "nodes", len(all))
-	}
-	if err := f.AppendOfRun(ctx, facts...); err != nil {
-		f.log.Warn("preflight not recorded", "error", err)
-	}
-	if len(bad) == 0 {
-		return false
-	}
-	var members []int
-	for _, m := range group {
-		members = append(members, m.Index)
-	}
-	f.endpoint.Release(members)
-	for _, i := range bad {
-		v, m := verdicts[i], all[i]
-		why := fmt.Sprintf("its network has %s with each of %d other nodes, and the median is %s", mbps(v.Rate), len(v.Partners), mbps(v.Median))
-		if v.Err != nil {
-			why += ": " + v.Err.Error()
-		}
-		f.dismiss(m, why)
-	}
-	return true
-}
-
-// serveWait bounds the wait until the nodes that have joined have opened the store.
-const serveWait = 30 * time.Second
-
-// serves waits until a node serves the requests of others.
-func (f *fleet) serves(ctx context.Context, index int) bool {
-	for {
-		f.mu.Lock()
-		ready, changed := f.serving[index], f.served
-		f.mu.Unlock()
-		if ready {
-			return true
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return false
-		}
-	}
-}
-
-// setServing notes whether a node serves the requests of others.
-func (f *fleet) setServing(index int, does bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.serving[index] = does
-	close(f.served)
-	f.served = make(chan struct{})
-}
-
-func mbps(rate float64) string { return fmt.Sprintf("%.1f MB/s", rate/1e6) }
-
-// dismiss excludes a node that has no part in a running group, if the job may go without it.
-func (f *fleet) dismiss(m nodes.Member, why string) bool {
-	kept := ""
-	switch {
-	case m.Index == f.index():
-		kept = "it coordinates the job"
-	case !f.cfg.ExcludeAnyway && !f.endpoint.Dispensable(m.Index):
-		kept = "no spare is there; start the trainer on another node, or give --max-node-failures to wait for one"
-	default:
-		err := f.endpoint.Exclude(m.Index, m.Joining, why)
-		if err == nil {
-			return true
-		}
-		kept = err.Error() // it is gone
-	}
-	f.log.Warn("bad node is not excluded", "node", m.Index, "host", m.Host, "bad", why, "because", kept)
-	return false
-}
-
-// rate measures the network between two nodes, from the first one.
-func (f *fleet) rate(ctx context.Context, from, to nodes.Member) (float64, error) {
-	if from.Index == f.index() {
-		return preflight.Measure(ctx, f.endpoint.PeerClient(to.PeerPin), to.PeerURL())
-	}
-	answer := make(chan measured, 1)
-	f.mu.Lock()
-	f.nextMeasure++
-	id := f.nextMeasure
-	if f.measures == nil {
-		f.measures = map[int]chan measured{}
-	}
-	f.measures[id] = answer
-	f.mu.Unlock()
-	defer func() {
-		f.mu.Lock()
-		delete(f.measures, id)
-		f.mu.Unlock()
-	}()
-	if err := f.endpoint.Send(from.Index, cmdMeasure, measureOrder{id, to.PeerURL(), to.PeerPin}); err != nil {
-		return 0, err
-	}
-	late := time.NewTimer(preflight.Limit + measureSlack)
-	defer late.Stop()
-	select {
-	case m := <-answer:
-		if m.Error != "" {
-			return 0, errors.New(m.Error)
-		}
-		return m.Rate, nil
-	case <-late.C:
-		return 0, fmt.Errorf("node %d has not measured its network to node %d in time", from.Index, to.Index)
-	case <-ctx.Done():
-		return 0, context.Cause(ctx)
-	}
-}
-
-// measureSlack is for the order and its answer: five rounds take less than 10 s with it.
-const measureSlack = 200 * time.Millisecond
-
-// measured takes the result of a measurement by another node.
-func (f *fleet) measured(m measured) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if answer := f.measures[m.ID]; answer != nil {
-		delete(f.measures, m.ID)
-		answer <- m
 	}
 }

@@ -245,7 +245,7 @@ func (j *job) attempts(ctx context.Context) error {
 			j.log.Warn(cause.Advice, "cause", cause.Cause)
 			lived = 0 // even if it takes long to fail, the next wait is longer
 		}
-		if free := j.fleet.quarantine(&blamed, cause); free > 0 {
+		if free := j.fleet.quarantine(&blamed, cause, trial.Head != head); free > 0 {
 			budget.excuse(free - 1) // this one is not charged yet
 			cause.Kind = InfrastructureFailure
 		}

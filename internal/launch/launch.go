@@ -56,11 +56,11 @@ type Config struct {
 	GatherTimeout time.Duration
 	LastCall      time.Duration
 	// MaxNodeFailures is after how many failures of its ranks in a row, while the ranks of other
-	// nodes do not fail, a node is excluded; 0: never. ExcludeAnyway excludes it also if the job
-	// then has to wait for another node.
+	// nodes do not fail, a node is excluded; 0: never.
 	MaxNodeFailures int
-	Preflight       bool // the network of all nodes is measured before the first attempt, and bad nodes are excluded
-	ExcludeAnyway   bool
+	Preflight       bool // the network of all nodes is measured before the first attempt
+	Exclude         Exclusion
+	LogCopies       int // nodes with an index below it hold copies of the log
 	// Contact passes to the guard how long the processes of this node may live; nil if the
 	// job has one node.
 	Contact *Contact
@@ -109,6 +109,16 @@ type Config struct {
 	Stdout, Stderr io.Writer       // of the workers, line by line
 	ExitCode       func(error) int // of the trainer, for job.ended; default 0 or 1
 }
+
+// Exclusion is when a bad node is excluded from a job.
+type Exclusion int
+
+// Exclusions of bad nodes.
+const (
+	ExcludeSpared Exclusion = iota // if the job can continue without it
+	ExcludeAlways                  // also if the job then waits for another node
+	ExcludeNever
+)
 
 func (c Config) withDefaults() Config {
 	def := func(d *time.Duration, v time.Duration) {

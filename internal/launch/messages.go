@@ -90,6 +90,7 @@ type partEnd struct {
 	Kind    FailureKind `json:"kind,omitempty"`
 	Cause   string      `json:"cause,omitempty"`
 	Tail    []string    `json:"tail,omitempty"`
+	Itself  bool        `json:"itself,omitempty"` // a rank failed by itself
 }
 
 type saveRef struct {

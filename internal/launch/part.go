@@ -283,6 +283,7 @@ func (p *part) ended(cause *FailedError) partEnd {
 	end := partEnd{Attempt: p.order.Attempt, Rank: -1}
 	if cause != nil {
 		end.Failed, end.Rank, end.Kind, end.Cause, end.Tail = true, cause.Rank, cause.Kind, cause.Cause, cause.Tail
+		end.Itself = len(cause.failed) > 0
 	}
 	return end
 }

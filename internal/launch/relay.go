@@ -2,13 +2,21 @@ package launch
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
 // repeating relays the requests of one rank, and repeats those whose answer is lost. A
@@ -87,4 +95,66 @@ func (t *repeating) begin() (number string, end func()) {
 		defer t.mu.Unlock()
 		delete(t.open, n)
 	}
+}
+
+// loadLimit bounds a request about a load in bytes: it names each tensor that a node
+// loads.
+const loadLimit = 256 << 20
+
+// loads serves one kind of requests of other nodes about the loads of an attempt.
+func loads[In, Out any](f *fleet, do func(*restore.Meeting, context.Context, int, In) (Out, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		o, at, err := f.sender(r)
+		var reply Out
+		if err == nil {
+			var in In
+			if in, err = httpkit.Request[In](w, r, loadLimit); err == nil {
+				reply, err = do(o.group.Meeting(), r.Context(), at, in)
+			}
+		}
+		if err != nil {
+			httpkit.Refuse(w, err)
+			return
+		}
+		if err := httpkit.Reply(w, reply); err != nil {
+			f.log.Error("answer about a load not sent", "error", err)
+		}
+	})
+}
+
+// sender returns the attempt that a request of another node concerns, and the node's
+// place in its group.
+func (f *fleet) sender(r *http.Request) (o *others, at int, err error) {
+	attempt, err := strconv.Atoi(r.PathValue("attempt"))
+	if err == nil {
+		o = f.current(attempt)
+	}
+	if o == nil {
+		return nil, 0, problem.Errorf(problem.Gone, "attempt %s is over", r.PathValue("attempt"))
+	}
+	at, member := o.place[nodes.From(r.Context())]
+	if !member {
+		return nil, 0, problem.Errorf(problem.Unauthorized, "node %d has no part in attempt %d", nodes.From(r.Context()), attempt)
+	}
+	return o, at, nil
+}
+
+// relayed serves the requests of ranks of other nodes that concern all ranks.
+func (f *fleet) relayed(w http.ResponseWriter, r *http.Request) {
+	o, at, err := f.sender(r)
+	if err != nil {
+		httpkit.Refuse(w, err)
+		return
+	}
+	rank, err := strconv.Atoi(r.PathValue("rank"))
+	if err != nil || !slices.Contains(o.order.Nodes[at], rank) {
+		httpkit.Refuse(w, problem.Errorf(problem.Unauthorized, "rank %s of attempt %d is not on node %d", r.PathValue("rank"), o.order.Attempt, nodes.From(r.Context())))
+		return
+	}
+	prefix := fmt.Sprintf("/v1/attempts/%s/ranks/%s", r.PathValue("attempt"), r.PathValue("rank"))
+	if !strings.HasPrefix(r.URL.Path, prefix) {
+		httpkit.Refuse(w, problem.Errorf(problem.NotFound, "no request %s", r.URL.Path))
+		return
+	}
+	http.StripPrefix(prefix, o.group.Relayed(rank)).ServeHTTP(w, r)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -34,8 +35,10 @@ type watch struct {
 	others      *others // the group's other nodes; nil: there are none, or another process coordinates
 	part        *part   // nil: this process coordinates
 	exits       chan process.Exit
-	reported    chan error // the hand-off's end
-	iterations  int        // valid once reported
+	reported    chan error   // the hand-off's end
+	iterations  int          // valid once reported
+	failures    []failure    // of this node's ranks
+	failed      map[int]bool // indexes of other nodes whose ranks failed by themselves
 	*backendHooks
 
 	hung    chan string // why the group hangs; see hang.go
@@ -48,6 +51,7 @@ type watch struct {
 func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError, err error) {
 	w.exits = make(chan process.Exit, len(w.cfg.Local()))
 	w.reported = make(chan error, 1)
+	w.failed = map[int]bool{}
 	defer w.others.loopOver()
 	if err = w.start(ctx, restart); err != nil {
 		w.others.abandon(err.Error(), w.cfg.DrainTimeout)
@@ -88,6 +92,9 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	w.group.EndCollectives(errors.New("the attempt is over"))
 	if cause != nil && slices.Contains(w.cfg.Local(), cause.Rank) {
 		cause.Tail = w.proc(cause.Rank).Tail()
+	}
+	if cause != nil {
+		cause.failed = w.failing()
 	}
 	w.backendHooks.observe(work, cause, w.cfg.Grace)
 	return cause, err
@@ -153,7 +160,6 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	}
 	deviceFailed, unwatch := w.devices.listen(work)
 	defer unwatch()
-	var failures []failure
 	var unsaid handoffEnd
 	lapsed := w.cfg.Contact.lapsed()
 	greeted := map[int]bool{}
@@ -218,8 +224,8 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			told := w.errorFile(e.Rank)
 			unsaid.exited(e)
 			if e.Failed() {
-				failures = append(failures, failure{e, told, w.cfg.Now().Unix(), cause != nil && told.message == ""})
-				end(&FailedError{Rank: e.Rank, Cause: failures[0].String()})
+				w.failures = append(w.failures, failure{e, told, w.cfg.Now().Unix(), cause != nil})
+				end(&FailedError{Rank: e.Rank, Cause: w.failures[0].String()})
 			}
 			if !e.Failed() {
 				w.signaled(e.Rank)
@@ -237,6 +243,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			greet(rank)
 		case n := <-w.others.events():
 			w.others.ended(n)
+			if n.ended && n.end != nil && n.end.failed[n.index] {
+				w.failed[n.index] = true
+			}
 			switch {
 			case n.hello:
 				ready()
@@ -244,7 +253,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				failedAt = n.index
 				end(n.end)
 			case n.end != nil && failedAt == n.index: // its ranks' output is complete by now
-				cause.Tail = n.end.Tail
+				cause.complete(n.end)
 			}
 			if n.ended && alive == 0 && w.others.running() == 0 {
 				w.group.EndReports()
@@ -282,7 +291,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		}
 	}
 	if cause = unsaid.or(cause); cause != nil && slices.Contains(w.cfg.Local(), cause.Rank) {
-		root := rootCause(failures)
+		root := rootCause(w.failures)
 		cause.Rank, cause.Cause = root.Rank, root.String()
 	}
 	if cause != nil && ctx.Err() == nil {
@@ -292,6 +301,18 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		w.log.Info("workers ran until completion without reporting; call report once an iteration to see metrics")
 	}
 	return cause, err
+}
+
+// failing returns the indexes of the nodes whose ranks have failed by themselves: this one, and
+// others that have reported it.
+func (w *watch) failing() map[int]bool {
+	all := maps.Clone(w.failed)
+	for _, f := range w.failures {
+		if f.itself(w.proc(f.Rank).Tail()) {
+			all[w.index()] = true
+		}
+	}
+	return all
 }
 
 // proc returns the process of a rank on this node.

@@ -149,8 +149,8 @@ func TestHelloBeforeEnd(t *testing.T) {
 }
 
 func TestRootCause(t *testing.T) {
-	died := func(rank, code int, at int64, victim bool, told told) failure {
-		return failure{process.Exit{Rank: rank, Code: code}, told, at, victim}
+	died := func(rank, code int, at int64, stopped bool, told told) failure {
+		return failure{process.Exit{Rank: rank, Code: code}, told, at, stopped}
 	}
 	for _, c := range []struct {
 		name     string

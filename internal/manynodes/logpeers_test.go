@@ -28,9 +28,9 @@ func copies(t *testing.T) *scene {
 }
 
 // copyOn launches the trainer of a node with an index, or of a spare, which has no copy.
-func (s *scene) copyOn(name, index string) *trainer {
+func (s *scene) copyOn(name, index string, more ...string) *trainer {
 	s.t.Helper()
-	s.job.more = []string{"--log-replicas", "3", "--max-infra-restarts", "5"}
+	s.job.more = append([]string{"--log-replicas", "3", "--max-infra-restarts", "5"}, more...)
 	if index != "" {
 		s.job.more = append(s.job.more, "--node-rank", index)
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ckptstore/ckptstore/internal/testbed/ethernet"
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
@@ -85,6 +87,31 @@ func TestPreflightWithoutSpare(t *testing.T) {
 		t.Error("the bad node is not named")
 	}
 	s.ends(s.ctx, t, s.a, s.b, s.c)
+}
+
+// With --max-node-failures 0, the preflight measures and warns, and excludes no node.
+func TestPreflightExcludesNone(t *testing.T) {
+	s := withSlowNode(t, job{nnodes: "3:4", nproc: 1, timeout: nodeTimeout, more: []string{"--preflight", "--max-node-failures", "0", "--last-call", "1s"}})
+	if group := s.group(0, 12); len(group) != 4 {
+		t.Errorf("%d ranks", len(group))
+	}
+	if log := s.a.log.String(); !regexp.MustCompile(`"bad node is not excluded" node=\d host=c .*--max-node-failures is 0`).MatchString(log) {
+		t.Error("the bad node is not named")
+	}
+	s.ends(s.ctx, t, s.a, s.b, s.c)
+}
+
+// A job that is stopped during the preflight starts no group.
+func TestPreflightStopped(t *testing.T) {
+	j := twoNodes()
+	j.more = []string{"--preflight"}
+	s := scenario(t, setting{nodes: []string{"a", "b"}, disk: netfs.NFS()}, j)
+	check(t, s.a.prints(s.ctx, `msg="node joined" node=1`))
+	check(t, unix.Kill(s.a.Process.Pid, unix.SIGTERM))
+	must[int](t)(s.a.code(s.ctx))
+	if log := s.a.log.String(); strings.Contains(log, "attempt started") {
+		t.Error("a group was started")
+	}
 }
 
 // With --max-node-failures, the job waits for another node, and exits with 75 and the list.

@@ -10,6 +10,14 @@ import (
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
 
+// flaky is a job on two nodes that excludes a node after two failures, without a commit between
+// them.
+func flaky(more ...string) job {
+	j := twoNodes()
+	j.more, j.worker = append([]string{"--max-node-failures", "2"}, more...), []string{"--every", "0"}
+	return j
+}
+
 // killOn kills the worker of a group with a rank.
 func (s *scene) killOn(group []life, rank int) {
 	s.t.Helper()
@@ -51,9 +59,7 @@ func (s *scene) excluded(l *trainer) {
 // killed and started again: the node is still excluded, by the log.
 func TestNodeQuarantined(t *testing.T) {
 	t.Parallel()
-	j := twoNodes()
-	j.more = []string{"--max-restarts", "1"}
-	s := withSpare(t, j)
+	s := withSpare(t, flaky("--max-restarts", "1"))
 	s.killOn(s.group(0, 12), 2)
 	s.killOn(s.group(1, 12), 3)
 	s.on(s.group(2, 12), "a", "c")
@@ -94,7 +100,7 @@ func TestNodeQuarantined(t *testing.T) {
 // Ranks that fail on both nodes in turn exclude none.
 func TestFailuresOfTwoNodes(t *testing.T) {
 	t.Parallel()
-	s := withSpare(t, twoNodes())
+	s := withSpare(t, flaky())
 	for attempt, rank := range []int{2, 0, 3} {
 		s.killOn(s.group(attempt, 12), rank)
 	}
@@ -102,37 +108,99 @@ func TestFailuresOfTwoNodes(t *testing.T) {
 	s.ends(s.ctx, t, s.a, s.b, s.c)
 }
 
-// A spare that is frozen takes no place: the node whose ranks fail stays, with a warning. When the
-// spare answers again, the next failure of that node excludes it.
+// A spare that is frozen takes no place: the job waits for it, without the node whose ranks fail.
 func TestQuarantineWithFrozenSpare(t *testing.T) {
 	t.Parallel()
-	s := withSpare(t, twoNodes())
+	s := withSpare(t, flaky())
 	check(t, s.node("c").freeze())
 	check(t, s.a.prints(s.ctx, `msg="node lost" node=2`))
 	s.killOn(s.group(0, 12), 2)
 	s.killOn(s.group(1, 12), 2)
-	s.on(s.group(2, 12), "a", "b")
-	if want := "bad node is not excluded"; !strings.Contains(s.a.log.String(), want) {
-		t.Errorf("the trainer on a does not print %q", want)
-	}
+	s.excluded(s.b)
 	check(t, s.node("c").thaw())
 	check(t, s.a.prints(s.ctx, "node rejoined"))
-	check(t, s.guarded("c"))
-	s.killOn(s.group(2, 12), 2)
-	s.on(s.group(3, 12), "a", "c")
-	if code := must[int](t)(s.b.code(s.ctx)); code != 1 || !strings.Contains(s.b.log.String(), "its ranks failed 3 times") {
-		t.Errorf("the trainer on b exits with %d", code)
-	}
+	s.on(s.group(2, 12), "a", "c")
 	s.ends(s.ctx, t, s.a, s.c)
+}
+
+// Without --max-node-failures, ranks of one node may fail at any time and in any number, and so may
+// they with it while the training makes progress.
+func TestNoQuarantine(t *testing.T) {
+	t.Parallel()
+	for name, j := range map[string]job{
+		"without the flag": {more: []string{"--max-restarts", "2"}, worker: []string{"--every", "0"}},
+		"with progress":    {more: []string{"--max-node-failures", "2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			two := twoNodes()
+			two.more, two.worker = j.more, j.worker
+			s := withSpare(t, two)
+			s.killOn(s.group(0, 25), 2)
+			s.killOn(s.group(1, 25), 2)
+			s.on(s.group(2, 25), "a", "b")
+			s.ends(s.ctx, t, s.a, s.b, s.c)
+		})
+	}
+}
+
+// A program that fails on all nodes excludes none, and one of which only the last rank fails
+// excludes one at most: the group does not shrink to one node.
+func TestQuarantineOfBadProgram(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		script   string
+		excluded int
+	}{
+		"every rank":    {`trap "" TERM; sleep 1.$((9-3*RANK)); exit 3`, 0},
+		"the last rank": {`[ $RANK != $((WORLD_SIZE-1)) ] || exit 3; sleep 1000`, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, on := start(t, threeNodes())
+			s := &scene{t: t, ctx: ctx, cluster: on, job: job{
+				nnodes: "1:3", nproc: 1, timeout: nodeTimeout, command: []string{"sh", "-c", c.script},
+				more: []string{"--max-node-failures", "2", "--max-restarts", "3", "--last-call", "3s"},
+			}}
+			s.a, s.b, s.c = s.launch("a"), s.launch("b"), s.launch("c")
+			if code := must[int](t)(s.a.code(s.ctx)); code == 0 {
+				t.Error("the trainer on a exits with 0")
+			}
+			if got := strings.Count(s.a.log.String(), `msg="node excluded"`); got != c.excluded {
+				t.Errorf("%d nodes are excluded, want %d", got, c.excluded)
+			}
+			if got := strings.Contains(s.a.log.String(), "ranks fail on a second node alike"); got != (c.excluded > 0) {
+				t.Errorf("the program is blamed: %v", got)
+			}
+		})
+	}
+}
+
+// A node that holds a copy of the log stays although its ranks fail and a spare is there.
+func TestNoQuarantineOfCopyOfLog(t *testing.T) {
+	t.Parallel()
+	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
+	s := &scene{t: t, ctx: ctx, cluster: c, job: job{nnodes: "3", nproc: 1, timeout: nodeTimeout, worker: []string{"--every", "0", "--stubborn"}}}
+	limit := []string{"--max-node-failures", "2"}
+	s.a, s.b, s.c = s.copyOn("a", "0", limit...), s.copyOn("b", "1", limit...), s.copyOn("c", "2", limit...)
+	s.group(0, 12)
+	spare := s.copyOn("d", "", limit...)
+	check(t, s.a.prints(ctx, "node=3"))
+	s.killOn(s.group(0, 12), 1)
+	s.killOn(s.group(1, 12), 1)
+	s.on(s.group(2, 12), "a", "b", "c")
+	if want := "the nodes 0 to 2 hold the copies of the log"; !strings.Contains(s.a.log.String(), want) {
+		t.Errorf("the trainer on a does not print %q", want)
+	}
+	s.ends(s.ctx, t, s.a, s.b, s.c, spare)
 }
 
 // Without a spare, the job waits for another node when --max-node-failures is given, and exits
 // with 75 and the list of the excluded ones.
 func TestTooFewAfterQuarantine(t *testing.T) {
 	t.Parallel()
-	j := twoNodes()
-	j.more = []string{"--max-node-failures", "2", "--endpoint-wait", "4s"}
-	j.worker = []string{"--stubborn"}
+	j := flaky("--endpoint-wait", "4s")
+	j.worker = append(j.worker, "--stubborn")
 	s := scenario(t, setting{nodes: []string{"a", "b"}, disk: netfs.NFS()}, j)
 	s.killOn(s.group(0, 12), 2)
 	s.killOn(s.group(1, 12), 2)

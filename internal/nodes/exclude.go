@@ -40,7 +40,7 @@ func (r *roster) barred(n Node) error {
 }
 
 func expulsion(why string) error {
-	return problem.Errorf(problem.Failed, "this machine is excluded from the job: %s; repair or reboot it, and start the trainer on another one", why)
+	return problem.Errorf(problem.Failed, "this machine is excluded from the job: %s; start the trainer on another machine, or on this one after its repair and a reboot", why)
 }
 
 // exclude ends the membership of a node for good. The node has no processes of a group.
@@ -70,11 +70,16 @@ func (r *roster) inherit(all []Excluded) {
 	}
 }
 
-// spares reports whether a group of at least so many nodes could start without a node.
+// spares reports whether a group of at least so many nodes could start without a node and the
+// others on its machine.
 func (r *roster) spares(index, least int) bool {
+	var x Excluded
+	if bad := r.entries[index]; bad != nil {
+		x = Excluded{Host: bad.node.Host, Boot: bad.node.Boot}
+	}
 	n := 0
 	for _, e := range r.entries {
-		if e.node.Index != index && e.lost == "" && e.suspect == "" && !e.active {
+		if e.node.Index != index && !x.is(e.node) && e.lost == "" && e.suspect == "" && !e.active {
 			n++
 		}
 	}
@@ -92,8 +97,8 @@ func (e *Endpoint) Exclude(node int, joining uint64, why string) error {
 	return err
 }
 
-// Dispensable reports whether a group could start without a node: a spare is there, or the
-// group may be smaller.
+// Dispensable reports whether a group could start without the machine of a node: a spare is there,
+// or the group may be smaller.
 func (e *Endpoint) Dispensable(node int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

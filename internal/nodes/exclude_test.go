@@ -36,6 +36,11 @@ func TestExclude(t *testing.T) {
 	if !r.spares(1, 2) || r.spares(1, 3) {
 		t.Error("a group of two, and no more, can start without node 1")
 	}
+	r.entries[2].node.Host = "host-b"
+	if r.spares(1, 2) {
+		t.Error("a spare on the same machine takes its place")
+	}
+	r.entries[2].node.Host = "host-c"
 	r.out = nil
 	if err := r.exclude(1, joining, "its ranks fail"); err != nil {
 		t.Fatal(err)

@@ -2,7 +2,8 @@
 //
 // Each node is measured with two partners, in rounds of pairs: all pairs of a round at the same
 // time. In the second half, slow nodes are paired with fast ones, so that a slow node and a
-// partner that only shared its pair differ. Nodes that seem bad are measured again. The time does not grow with the number of nodes.
+// partner that only shared its pair differ. Nodes that seem bad are measured again. The time does
+// not grow with the number of nodes.
 //
 //	Run      measures all nodes and judges them
 //	Measure  the rate of one pair, from one of its nodes

@@ -32,6 +32,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // nodesOptions configure a job over several nodes.
@@ -49,8 +50,8 @@ type nodesOptions struct {
 func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
 	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
-	f.IntVar(&o.maxNodeFailures, "max-node-failures", 2, "failures in a row of one node's ranks, while those of other nodes do not fail, after which the node is excluded and a spare takes its place; if given, also without a spare; 0 for never")
-	f.BoolVar(&o.preflight, "preflight", false, "measure the network of all nodes before the first group, for up to 10 s, and exclude a node with less than half of the median rate")
+	f.IntVar(&o.maxNodeFailures, "max-node-failures", 0, "failures in a row of one node's ranks, while those of other nodes do not fail and nothing is committed, after which the node is excluded and a spare takes its place, or the job waits for one; 0 for never")
+	f.BoolVar(&o.preflight, "preflight", false, "measure the network of all nodes before the first group, for up to 10 s, and exclude a node with less than half of the median rate if a spare is there; with --max-node-failures 0, only measure")
 	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3 (one may be lost)")
 	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
 	f.IntVar(&o.replicas, "replicas", 0, "how many other nodes keep a copy of each sealed slot in memory, 0 or 1: a save that all ranks have sealed survives the loss of a node")
@@ -304,7 +305,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			Min: n.min, Max: n.max, Self: o.self(n, cfg), Timeout: o.nodeTimeout, Welcome: hello, Logger: cfg.Logger,
 			Ticked: cfg.Contact.Answered,
 		}
-		if listen.Excluded, err = inherited(ctx, st, cfg.Run); err != nil {
+		if listen.Excluded, err = o.inherited(ctx, st, cfg.Run); err != nil {
 			return err
 		}
 		if !url {
@@ -334,7 +335,10 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			endpoint.ServeProbes(listen.Dir, cfg.Logger)
 		}
 		cfg.Preflight = o.preflight
-		cfg.MaxNodeFailures, cfg.ExcludeAnyway = o.maxNodeFailures, o.asked("max-node-failures")
+		cfg.MaxNodeFailures, cfg.Exclude = o.maxNodeFailures, exclusion(o.maxNodeFailures, o.asked("max-node-failures"))
+		if o.logReplicas > 1 {
+			cfg.LogCopies = o.logReplicas
+		}
 		cfg.Endpoint, cfg.GatherTimeout, cfg.LastCall = endpoint, o.endpointWait, o.lastCall
 		cfg.Logger.Info("waiting for nodes", "endpoint", at, "least", n.min, "most", n.max)
 		return leased(ctx, st, cfg, hold, func(ctx context.Context) error {
@@ -348,19 +352,49 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 	})
 }
 
-// inherited returns the nodes that the run's last job has excluded, if that job did not end in
-// order: its nodes continue under this coordinator. A job that is started after an end excludes none.
-func inherited(ctx context.Context, st *store.Store, run string) (all []nodes.Excluded, err error) {
+// exclusion returns when a bad node is excluded, given --max-node-failures and whether the user
+// gave it.
+func exclusion(limit int, given bool) launch.Exclusion {
+	switch {
+	case limit > 0:
+		return launch.ExcludeAlways
+	case given:
+		return launch.ExcludeNever
+	}
+	return launch.ExcludeSpared
+}
+
+// inherited returns the nodes that the run's last job has excluded, if its nodes continue under this
+// coordinator.
+func (o runOptions) inherited(ctx context.Context, st *store.Store, run string) ([]nodes.Excluded, error) {
 	launches, err := query.Ask(ctx, st.Views(), query.Launches, query.Params{Run: run})
-	if err != nil || len(launches) == 0 || len(launches[0].Jobs) == 0 || launches[0].Jobs[0].Ended {
+	if err != nil || len(launches) == 0 || len(launches[0].Jobs) == 0 {
 		return nil, err
 	}
-	for _, n := range launches[0].Jobs[0].Nodes {
-		if n.Excluded {
+	succeeds := ""
+	if o.succeeding != nil {
+		succeeds = o.succeeding.Job
+	}
+	return stillExcluded(launches[0].Jobs[0], succeeds, time.Now()), nil
+}
+
+// exclusionAge bounds how long an exclusion holds for the next job, if the last one has not
+// recorded its end: most likely, its other trainers wait for a coordinator.
+const exclusionAge = time.Hour
+
+// stillExcluded returns the nodes that a run's last job has excluded and that the next one must not
+// let in: if the next one takes over, or the last one has not ended in order and the exclusion is
+// recent.
+func stillExcluded(last projections.Job, succeeds string, now time.Time) (all []nodes.Excluded) {
+	if last.Ended {
+		return nil
+	}
+	for _, n := range last.Nodes {
+		if n.Excluded && (last.ID == succeeds || now.Sub(n.LeftAt) < exclusionAge) {
 			all = append(all, nodes.Excluded{Node: n.Node, Host: n.Host, Boot: n.Boot, Why: n.Reason})
 		}
 	}
-	return all, nil
+	return all
 }
 
 // follow runs this node's part of a job that another trainer coordinates. A node that was

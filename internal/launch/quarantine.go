@@ -1,0 +1,147 @@
+package launch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/ckptstore/ckptstore/internal/nodes"
+)
+
+// blame counts the failures of the ranks of one node in a row: no rank of another node fails, and
+// no checkpoint is committed.
+type blame struct {
+	limit int // failures after which a node is excluded; 0: never
+
+	node  blamed
+	count int  // consecutive failures of its ranks
+	spent bool // a node was excluded, and no checkpoint was committed since
+}
+
+// blamed is a node of a group. A node that joins again with its index and host is the same.
+type blamed struct {
+	index int
+	host  string
+}
+
+// culprit is what is to blame for failures.
+type culprit int
+
+const (
+	nobody     culprit = iota // yet
+	theNode                   // it must be excluded
+	theProgram                // ranks fail so on a second node
+)
+
+// failed counts the end of an attempt, for which a node may be to blame. progress means that a
+// checkpoint was committed since the end before.
+func (b *blame) failed(node blamed, isBlamed, progress bool) culprit {
+	if progress {
+		b.count, b.spent = 0, false
+	}
+	if node != b.node || !isBlamed {
+		b.node, b.count = node, 0
+	}
+	if isBlamed {
+		b.count++
+	}
+	switch {
+	case b.limit == 0 || b.count < b.limit:
+		return nobody
+	case b.spent:
+		return theProgram
+	}
+	return theNode
+}
+
+// excluded notes that the node is gone.
+func (b *blame) excluded() { *b = blame{limit: b.limit, spent: true} }
+
+// blames reports whether a failure is that of the rank that it names, on the node of an index, and
+// no rank of another node failed by itself in the same attempt.
+func (e *FailedError) blames(node int) bool {
+	for other, did := range e.failed {
+		if did && other != node {
+			return false
+		}
+	}
+	return e.Rank >= 0 && e.Kind.or() == WorkerFailure && !blameless(e.Cause, e.Tail)
+}
+
+// blamelessTexts are parts of messages of ranks that fail because others do not answer: a collective
+// times out everywhere, and the connections of a dead rank break at all others.
+var blamelessTexts = []string{
+	"collective operation timeout", "watchdog caught collective", "watchdog got stuck", "nccl remote process exited", "ncclremoteerror", "ncclsystemerror",
+	"timed out waiting", "wait timeout", "connection timed out", "client socket has timed out", "connection refused", "no route to host",
+	"connection closed by peer", "connection reset by peer", "connection was likely closed", "broken pipe",
+	"which did not join", "is a collective, and", "out of step since an earlier collective", "no longer receives messages", "does not receive its messages",
+}
+
+// blameless reports whether a rank failed because others do not answer, by its failure and the end
+// of its output.
+func blameless(cause string, tail []string) bool {
+	text := strings.ToLower(cause + "\n" + strings.Join(tail, "\n"))
+	return slices.ContainsFunc(blamelessTexts, func(part string) bool { return strings.Contains(text, part) })
+}
+
+// quarantine excludes the node whose ranks have caused the end of an attempt, if they fail again
+// and again. progress means that a checkpoint was committed since the failure before. It returns for
+// how many failures the workers' budget is not to be charged, this one included; 0 if no node was
+// excluded.
+func (f *fleet) quarantine(b *blame, cause *FailedError, progress bool) (free int) {
+	if f == nil || f.job.members != nil {
+		return 0
+	}
+	m, found := f.memberOf(cause.Rank)
+	switch b.failed(blamed{m.Index, m.Host}, found && cause.blames(m.Index), progress) {
+	case theProgram:
+		f.log.Warn("node is not excluded: ranks fail on a second node alike; the program may be bad", "node", m.Index, "host", m.Host, "failures", b.count)
+	case theNode:
+		free = b.count
+		why := fmt.Sprintf("its ranks failed %d times and those of other nodes did not; at last %s", free, strings.TrimPrefix(cause.Cause, fmt.Sprintf("node %d: ", m.Index)))
+		if f.dismiss(m, why) {
+			b.excluded()
+			return free
+		}
+	}
+	return 0
+}
+
+// memberOf returns the node of a rank in the last group.
+func (f *fleet) memberOf(rank int) (m nodes.Member, found bool) {
+	for place, ranks := range f.job.cfg.Nodes {
+		if place < len(f.members) && slices.Contains(ranks, rank) {
+			return f.members[place], true
+		}
+	}
+	return nodes.Member{}, false
+}
+
+// dismiss excludes a node that has no part in a running group, if the job may go without it.
+func (f *fleet) dismiss(m nodes.Member, why string) bool {
+	kept := f.cfg.keeps(m.Index, m.Index == f.index(), func() bool { return f.endpoint.Dispensable(m.Index) })
+	if kept == "" {
+		err := f.endpoint.Exclude(m.Index, m.Joining, why)
+		if err == nil {
+			return true
+		}
+		kept = err.Error() // it is gone
+	}
+	f.log.Warn("bad node is not excluded", "node", m.Index, "host", m.Host, "bad", why, "because", kept)
+	return false
+}
+
+// keeps returns why a bad node is not excluded, or "".
+func (c *Config) keeps(index int, coordinates bool, dispensable func() bool) string {
+	switch {
+	case coordinates:
+		return "it coordinates the job"
+	case index < c.LogCopies:
+		return fmt.Sprintf("the nodes 0 to %d hold the copies of the log; repair its machine between two jobs", c.LogCopies-1)
+	case c.Exclude == ExcludeNever:
+		return "--max-node-failures is 0; leave it out to exclude a node that has a spare, or give a number above 0"
+	case c.Exclude == ExcludeSpared && !dispensable():
+		return "no spare is there; start the trainer on another node, or give --max-node-failures to wait for one"
+	}
+	return ""
+}

@@ -1,0 +1,55 @@
+package trainer
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// Without --max-node-failures, only the preflight excludes, and only a node with a spare. A number
+// excludes always, and an explicit 0 never.
+func TestExclusion(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		limit int
+		given bool
+		want  launch.Exclusion
+	}{{0, false, launch.ExcludeSpared}, {0, true, launch.ExcludeNever}, {1, true, launch.ExcludeAlways}, {2, true, launch.ExcludeAlways}} {
+		if got := exclusion(c.limit, c.given); got != c.want {
+			t.Errorf("--max-node-failures %d, given: %v: %v, want %v", c.limit, c.given, got, c.want)
+		}
+	}
+}
+
+// The next job lets in the nodes that the last one has excluded, unless it takes over, or the last
+// one has not ended in order and the exclusion is recent.
+func TestExclusionsInherited(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	job := projections.Job{ID: "last", Nodes: []projections.JobNode{
+		{Node: 0, Host: "a"},
+		{Node: 1, Host: "b", LeftAt: now.Add(-5 * time.Minute), Lost: true},
+		{Node: 1, Host: "c", LeftAt: now.Add(-5 * time.Minute), Excluded: true, Boot: "boot", Reason: "bad"},
+		{Node: 2, Host: "d", LeftAt: now.Add(-2 * time.Hour), Excluded: true, Boot: "boot", Reason: "bad"},
+	}}
+	for name, c := range map[string]struct {
+		ended    bool
+		succeeds string
+		later    time.Duration
+		want     string
+	}{
+		"ended in order":     {true, "", 0, "[]"},
+		"killed":             {false, "", 0, "[node 1 on c: bad]"},
+		"killed, weeks ago":  {false, "", 500 * time.Hour, "[]"},
+		"taken over":         {false, "last", 0, "[node 1 on c: bad node 2 on d: bad]"},
+		"another taken over": {false, "before", 0, "[node 1 on c: bad]"},
+	} {
+		job.Ended = c.ended
+		if got := fmt.Sprint(stillExcluded(job, c.succeeds, now.Add(c.later))); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
