@@ -89,11 +89,11 @@ func TestEmptiedCopyStaysLost(t *testing.T) {
 	j := &joined{t: t, store: t.TempDir(), log: slog.NewTextHandler(&output, nil)}
 	j.form()
 	p := j.peers[2]
-	if err := p.server().ShutdownJetStream(); err != nil {
+	// The server still writes there, and the peer looks as soon as the server has stopped.
+	if err := os.Rename(filepath.Join(p.held.dir, "jetstream"), filepath.Join(j.store, "gone")); err != nil {
 		t.Fatal(err)
 	}
-	// In one step: the server may still write there.
-	if err := os.Rename(filepath.Join(p.held.dir, "jetstream"), filepath.Join(j.store, "gone")); err != nil {
+	if err := p.server().ShutdownJetStream(); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the peer looks at its copy", func() bool { return strings.Contains(output.String(), "not served again") })
