@@ -111,8 +111,8 @@ func (r *Root) Links(ctx context.Context) (links []Damaged, err error) {
 	return links, nil
 }
 
-// Directories returns the names of the directories of a trial's checkpoints, committed or not. A
-// directory of which a bucket keeps only old versions is among them. Run and Trial of ref are the
+// Directories returns the names of the directories of a trial's checkpoints, committed or not,
+// also of those that have only old versions of files in a bucket. Run and Trial of ref are the
 // names of directories.
 func (r *Root) Directories(ctx context.Context, ref checkpoint.Ref) (map[string]bool, error) {
 	dirs, err := r.subdirs(ctx, path.Join(ref.Run, ref.Trial), r.listAll, func(Damaged) {})

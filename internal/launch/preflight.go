@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/preflight"
 )
 
-// preflight measures the nodes of a group and the spares, and excludes bad ones, of which the
-// group's are released. It reports whether the caller must gather a group again.
+// preflight measures the nodes of a group and the spares, and excludes bad nodes. It releases those
+// of the group. It reports whether the caller must gather a group again.
 func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool, err error) {
 	var all []nodes.Member
 	waiting, cancel := context.WithTimeout(ctx, serveWait)

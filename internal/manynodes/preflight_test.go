@@ -20,7 +20,7 @@ const slow = 100e6 / 8
 
 // The tests of the preflight run alone: what else the machine does is measured too.
 
-// withSlowNode starts a job on four nodes, of which c has a slow port.
+// withSlowNode starts a job on four nodes. Node c has a slow port.
 func withSlowNode(t *testing.T, j job) *scene {
 	t.Helper()
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})

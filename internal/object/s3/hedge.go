@@ -17,7 +17,7 @@ const (
 	hedgeFactor = 3               // times the wait of 95 % of the recent reads, if that is more
 	hedgeEvery  = 20              // reads for each
 	hedgeBurst  = 4               // that are sent before so many reads
-	hedgeRecent = 128             // reads of which the waits are known
+	hedgeRecent = 128             // reads whose waits are known
 )
 
 // hedger decides when a read that has no answer is sent a second time, on a connection of its own.

@@ -173,7 +173,7 @@ func (b *Bucket) Unfreed(ctx context.Context) (why, err error) {
 }
 
 // versions lists the versions and markers with a prefix, up to the next slash, and the
-// directories there. After a failure it continues after the last key of which it has all versions.
+// directories there. After a failure it continues after the last key whose versions it has all.
 func (b *Bucket) versions(ctx context.Context, prefix string) (all []version, dirs []string, err error) {
 	r := request{op: "list versions of", key: prefix, class: classList, needs: "s3:ListBucketVersions"}
 	for from, done := "", false; !done; {
