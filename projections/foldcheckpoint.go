@@ -51,6 +51,7 @@ func (f *fold) begun(b *events.CheckpointBegun) error {
 // open stores a new checkpoint and its index rows.
 func (f *fold) open(c *Checkpoint) error {
 	c.Run, c.Trial, c.State, c.BegunSeq, c.BegunAt = f.run, f.name, Open, f.r.Sequence, f.at()
+	c.BegunStored = f.r.Stored.UTC()
 	if err := store(f.t, idKey(f.run, f.name, c.ID), c.BegunSeq); err != nil {
 		return err
 	}
@@ -71,31 +72,30 @@ func (f *fold) close(c Checkpoint) error {
 func (f *fold) staged(b *events.CheckpointStaged) error {
 	return f.change(b.Checkpoint, func(c *Checkpoint) {
 		if c.State == Open {
-			c.State = Staged
+			c.State, c.StagedStored = Staged, f.r.Stored.UTC()
 		}
 	})
 }
 
 // writing folds a fact about parts of a checkpoint.
 func (f *fold) writing(body events.Body) error {
-	seq := f.r.Sequence
 	switch b := body.(type) {
 	case *events.WriteSealed:
-		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.seal(b, seq) }})
+		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.seal(b, f.r) }})
 	case *events.WriteCompleted:
-		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.complete(b, seq) }})
+		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.complete(b, f.r) }})
 	case *events.WriteFailed:
-		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.fail(b, seq) }})
+		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.fail(b, f.r) }})
 	case *events.NodeSeal:
 		var each []rankWrite
 		for of := range b.Each() {
-			each = append(each, rankWrite{of.Rank, func(w *Write) bool { return w.seal(of, seq) }})
+			each = append(each, rankWrite{of.Rank, func(w *Write) bool { return w.seal(of, f.r) }})
 		}
 		return f.wrote(b.Checkpoint, b.Attempt, each...)
 	case *events.NodeWrite:
 		var each []rankWrite
 		for of := range b.Each() {
-			each = append(each, rankWrite{of.Rank, func(w *Write) bool { return w.complete(of, seq) }})
+			each = append(each, rankWrite{of.Rank, func(w *Write) bool { return w.complete(of, f.r) }})
 		}
 		return f.wrote(b.Checkpoint, b.Attempt, each...)
 	}
@@ -164,6 +164,7 @@ func (f *fold) committed(b *events.CheckpointCommitted) error {
 	}
 	c.State, c.Manifest, c.Bytes = Committed, b.Manifest, b.Bytes
 	c.CommittedSeq, c.EndedAt = f.r.Sequence, f.at()
+	c.EndedStored, c.ManifestTook = f.r.Stored.UTC(), b.ManifestTook
 	if c.IsFile() {
 		c.Parent, c.ParentSeq = "", 0
 		return f.close(c)
@@ -199,6 +200,7 @@ func (f *fold) aborted(b *events.CheckpointAborted) error {
 		return err
 	}
 	c.State, c.Reason, c.Ranks, c.EndedAt = Aborted, b.Reason, b.Ranks, f.at()
+	c.EndedStored = f.r.Stored.UTC()
 	return f.close(c)
 }
 
