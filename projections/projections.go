@@ -38,6 +38,8 @@
 //	'd' run trial node device         [Device], once it was unhealthy
 //	'k' run trial node                [Replica]: the newest of the node
 //	'b' run trial metric ~begun       a committed checkpoint's value of a metric
+//	'x' run trial                     the time of its attempts: see [Usage]
+//	'y' run                           [Tally]
 //	'v' sequence                      [Void]: a message that is not a valid event
 //	'n' run                           [Newer]: the first unknown event
 //	'q' run trial attempt iteration   true: the report of that iteration may
@@ -56,7 +58,7 @@ import (
 
 // Version is the version of the folds and rows. Rows of another version are discarded,
 // and the log is folded again from its start.
-const Version = 9
+const Version = 10
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"
