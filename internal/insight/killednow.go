@@ -139,9 +139,9 @@ func (k KilledNow) say() string {
 		case s.Fate == Dropped:
 			b.WriteString("is lost")
 		case s.Written >= s.Ranks:
-			b.WriteString("is written and would be committed")
+			b.WriteString("is written and is committed")
 		default:
-			b.WriteString("is finished if the machine stays up")
+			b.WriteString("is finished unless its machine fails")
 		}
 	}
 	return b.String()

@@ -114,6 +114,11 @@ func (c *collector) runs(ctx context.Context, b *builder) error {
 	if !ok {
 		return nil
 	}
+	return c.list(ctx, b, rows)
+}
+
+// list is runs for rows of this process.
+func (c *collector) list(ctx context.Context, b *builder, rows query.Rows) error {
 	var all []projections.Activity
 	here, err := rows.Read(ctx, func(r projections.Reader) (err error) {
 		all, err = projections.Activities(r)
@@ -193,15 +198,11 @@ func (c *collector) holder(ctx context.Context, run string, now time.Time) (chec
 	if age := now.Sub(old.at); known && age >= 0 && age < holds {
 		return old, nil
 	}
-	live, err := c.store.LiveJob(ctx, run)
+	job, err := c.liveJob(ctx, run)
 	if err != nil {
 		return checked{}, fmt.Errorf("lease of run %q: %w", run, err)
 	}
-	is := checked{at: now}
-	if live != nil {
-		is.job = live.Job
-	}
-	return is, nil
+	return checked{job, now}, nil
 }
 
 // builder collects metrics.

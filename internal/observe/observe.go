@@ -62,6 +62,13 @@ func Handler(s *store.Store, o Options) http.Handler {
 		o.Now = time.Now
 	}
 	c := &collector{store: s, options: o, live: map[string]checked{}}
+	c.liveJob = func(ctx context.Context, run string) (string, error) {
+		live, err := s.LiveJob(ctx, run)
+		if err != nil || live == nil {
+			return "", err
+		}
+		return live.Job, nil
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", c.serve)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -124,6 +131,7 @@ func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 type collector struct {
 	store   *store.Store
 	options Options
+	liveJob func(ctx context.Context, run string) (job string, err error) // by its lease
 
 	mu   sync.Mutex // held while the store is read: one reading answers all scrapes of that time
 	at   time.Time
