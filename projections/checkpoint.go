@@ -40,9 +40,10 @@ type Checkpoint struct {
 	Bytes        int64        `json:"bytes"`
 	BytesWritten int64        `json:"bytes_written"`
 	BytesReused  int64        `json:"bytes_reused"`
-	Sealed       int          `json:"sealed"`    // ranks whose bytes are staged
-	Writes       int          `json:"writes"`    // ranks whose files are durable
-	Iteration    int          `json:"iteration"` // the attempt's newest at or before Step, as known at the commit
+	Sealed       int          `json:"sealed"`              // ranks whose bytes are staged
+	Writes       int          `json:"writes"`              // ranks whose files are durable
+	Iteration    int          `json:"iteration"`           // the attempt's newest at or before Step, as known at the commit
+	Trained      float64      `json:"trained_s,omitempty"` // seconds of training in its line when the save began
 	BegunSeq     uint64       `json:"begun_seq"`
 	CommittedSeq uint64       `json:"committed_seq,omitempty"`
 	DeletedSeq   uint64       `json:"deleted_seq,omitempty"`

@@ -1,6 +1,7 @@
 package projections
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -45,6 +46,9 @@ func (f *fold) begun(b *events.CheckpointBegun) error {
 	for _, w := range writes {
 		c.count(Write{}, w)
 	}
+	if c.Trained, err = f.saveBegins(c.Attempt); err != nil {
+		return err
+	}
 	return f.open(&c)
 }
 
@@ -70,11 +74,12 @@ func (f *fold) close(c Checkpoint) error {
 }
 
 func (f *fold) staged(b *events.CheckpointStaged) error {
-	return f.change(b.Checkpoint, func(c *Checkpoint) {
-		if c.State == Open {
-			c.State, c.StagedStored = Staged, f.r.Stored.UTC()
-		}
-	})
+	c, found, err := f.checkpoint(b.Checkpoint)
+	if err != nil || !found || c.State != Open {
+		return err
+	}
+	c.State, c.StagedStored = Staged, f.r.Stored.UTC()
+	return errors.Join(f.tallyStaged(c), f.put(c))
 }
 
 // writing folds a fact about parts of a checkpoint.
@@ -175,6 +180,9 @@ func (f *fold) committed(b *events.CheckpointCommitted) error {
 	if err := f.newest(c); err != nil {
 		return err
 	}
+	if err := f.tallySaved(c); err != nil {
+		return err
+	}
 	return f.close(c)
 }
 
@@ -201,7 +209,7 @@ func (f *fold) aborted(b *events.CheckpointAborted) error {
 	}
 	c.State, c.Reason, c.Ranks, c.EndedAt = Aborted, b.Reason, b.Ranks, f.at()
 	c.EndedStored = f.r.Stored.UTC()
-	return f.close(c)
+	return errors.Join(f.tallyAbort(), f.close(c))
 }
 
 func (f *fold) superseded(b *events.CheckpointSuperseded) error {

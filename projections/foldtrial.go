@@ -2,6 +2,7 @@ package projections
 
 import (
 	"encoding/json"
+	"errors"
 	"strconv"
 	"time"
 
@@ -27,6 +28,9 @@ func (f *fold) groupStarted(b *events.GroupStarted) error {
 			return err
 		}
 		segment.ResumeSeq = t.HeadSeq
+		if err := errors.Join(f.tallyAttempt(b), f.attemptBegins(b)); err != nil {
+			return err
+		}
 	}
 	for p := range b.Placed() {
 		w := Worker{
@@ -106,10 +110,16 @@ func (f *fold) trainingStarted(b *events.TrainingStarted) error {
 	if err != nil {
 		return err
 	}
+	if err := f.trainingBegins(b.Attempt); err != nil {
+		return err
+	}
 	return f.changeWorkers(b.Attempt, func(w *Worker) { w.State = Working })
 }
 
 func (f *fold) workerExited(b *events.WorkerExited) error {
+	if err := f.workerFailed(b); err != nil {
+		return err
+	}
 	k := workerKey(f.run, f.name, b.Attempt, b.Rank)
 	w, found, err := load[Worker](f.t, k)
 	if err != nil {
@@ -136,6 +146,9 @@ func (f *fold) groupStopped(b *events.GroupStopped) error {
 		}
 	})
 	if err != nil || again {
+		return err
+	}
+	if err := errors.Join(f.attemptStops(b.Attempt), f.tallyStop(b)); err != nil {
 		return err
 	}
 	return f.changeWorkers(b.Attempt, func(w *Worker) {
@@ -189,6 +202,9 @@ func (f *fold) restoreBegun(b *events.RestoreBegun) error {
 	if err := store(f.t, k, row); err != nil {
 		return err
 	}
+	if err := f.loadBegins(b, row.EndedSeq != 0); err != nil {
+		return err
+	}
 	if b.Attempt != f.trial.Attempt || b.From == "" && b.Checkpoint == f.trial.Head {
 		return nil
 	}
@@ -216,6 +232,9 @@ func (f *fold) restoreBegun(b *events.RestoreBegun) error {
 	if err := f.rewind(start); err != nil {
 		return err
 	}
+	if err := f.loadRewinds(b.Attempt, start); err != nil {
+		return err
+	}
 	segment := Segment{
 		Seq: f.r.Sequence, Resume: start, ResumeSeq: f.trial.HeadSeq, From: newest.Iteration,
 	}
@@ -232,6 +251,11 @@ func (f *fold) changeRestore(attempt, n int, change func(*Restore)) error {
 	row.Attempt, row.Load = attempt, n
 	row.EndedSeq, row.EndedAt = f.r.Sequence, f.at()
 	change(&row)
+	if row.BegunSeq != 0 {
+		if err := errors.Join(f.loadEnds(attempt), f.tallyRestore(row)); err != nil {
+			return err
+		}
+	}
 	return store(f.t, k, row)
 }
 

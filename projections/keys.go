@@ -28,6 +28,8 @@ const (
 	keyReplica    = 'k'
 	keyVoid       = 'v'
 	keyNewer      = 'n'
+	keyUsage      = 'x'
+	keyTally      = 'y'
 )
 
 // key starts a key of kind about the named things.
@@ -95,6 +97,8 @@ func deviceKey(run, trial string, node int, device string) []byte {
 func replicaKey(run, trial string, node int) []byte {
 	return number(key(keyReplica, run, trial), uint64(node))
 }
+
+func usageKey(run, trial string) []byte { return key(keyUsage, run, trial) }
 
 func voidKey(sequence uint64) []byte { return number(key(keyVoid), sequence) }
 

@@ -14,6 +14,7 @@ type Launches struct {
 	Trials   []Trial   `json:"trials"`   // as stored, without the fields derived from reports
 	Attempts []Attempt `json:"attempts"` // of each trial, the oldest first
 	Devices  []Device  `json:"devices,omitempty"`
+	Usage    Usage     `json:"usage"` // of all trials
 }
 
 // AllLaunches lists the launches of a run, or of every run by name if run is empty. A
@@ -47,7 +48,9 @@ func AllLaunches(r Reader, run string) ([]Launches, error) {
 			return each(r, within(keyTrial), func(row Trial) error {
 				l := of(row.Run)
 				l.Trials = append(l.Trials, row)
-				return nil
+				used, err := TrialUsage(r, row.Run, row.Name)
+				l.Usage = l.Usage.plus(used)
+				return err
 			})
 		},
 		func() error {

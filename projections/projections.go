@@ -40,6 +40,8 @@
 //	'd' run trial node device         [Device], once it was unhealthy
 //	'k' run trial node                [Replica]: the newest of the node
 //	'b' run trial metric ~begun       a committed checkpoint's value of a metric
+//	'x' run trial                     the time of its attempts: see [Usage]
+//	'y' run                           [Tally]
 //	'v' sequence                      [Void]: a message that is not a valid event
 //	'n' run                           [Newer]: the first unknown event
 //	'q' run trial attempt iteration   true: the report of that iteration may

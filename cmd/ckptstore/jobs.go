@@ -38,7 +38,8 @@ machine. A job on another machine counts as lost when its lease expires, after 1
 Continue a lost job like any other: ckptstore continue RUN.
 
 FROM is the checkpoint from which the job's first attempt resumed; HEAD is the last
-checkpoint that the job committed.`,
+checkpoint that the job committed. GOODPUT, in wide, is the part of the time of all
+attempts of the run that led to its present state: see "ckptstore show".`,
 		Example: "  ckptstore jobs\n  ckptstore jobs bert -o wide\n  ckptstore jobs bert --json | jq -r '.jobs[0].state'",
 		RunE: func(c *cobra.Command, names []string) error {
 			run := ""
@@ -85,7 +86,7 @@ func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
 func printJobs(w *tabwriter.Writer, wide bool, jobs []insight.Job) {
 	head := []any{"JOB", "RUN", "STATE", "EXIT", "STARTED", "DURATION", "ATTEMPTS", "RESTARTS", "FROM", "HEAD", "HOST", "PID"}
 	if wide {
-		head = append(head, "WORKERS", "ASKED", "PARENT", "REASON", "UNHEALTHY", "COMMAND")
+		head = append(head, "WORKERS", "ASKED", "PARENT", "GOODPUT", "REASON", "UNHEALTHY", "COMMAND")
 	}
 	console.Row(w, head...)
 	for _, j := range jobs {
@@ -102,10 +103,76 @@ func printJobs(w *tabwriter.Writer, wide bool, jobs []insight.Job) {
 		}
 		cells := []any{id, j.Run, j.State, exit, console.When(j.StartedAt), took, j.Attempts, j.Restarts, j.From, j.Head, j.Host, j.PID}
 		if wide {
-			cells = append(cells, fmt.Sprintf("%dx%d", j.NNodes, j.NProc), j.Asked, j.Parent, j.Reason, strings.Join(j.Unhealthy, "; "), quoted(j.Command))
+			cells = append(cells, fmt.Sprintf("%dx%d", j.NNodes, j.NProc), j.Asked, j.Parent, percent(j.Goodput), j.Reason, strings.Join(j.Unhealthy, "; "), quoted(j.Command))
 		}
 		console.Row(w, cells...)
 	}
+}
+
+// standing is how the time of a run was used, and what it would cost to kill it now.
+type standing struct {
+	Run     string            `json:"run"`
+	State   string            `json:"state"` // of its newest job; empty without one
+	Usage   projections.Usage `json:"usage"`
+	Goodput *float64          `json:"goodput,omitempty"` // the part of the time that led to the present
+	// KilledNow has one verdict for each trial of the live job; none if no job is live.
+	KilledNow []insight.KilledNow `json:"killed_now,omitempty"`
+}
+
+// standingOf reads the standing of a run.
+func standingOf(ctx context.Context, s *store.Store, run string) (*standing, error) {
+	r, err := readRun(ctx, s, run)
+	if err != nil {
+		return nil, err
+	}
+	out := &standing{Run: run, Usage: r.Usage}
+	if part, ok := r.Usage.Goodput(); ok {
+		out.Goodput = &part
+	}
+	jobs := r.List(time.Now())
+	if len(jobs) == 0 {
+		return out, nil
+	}
+	if out.State = jobs[0].State; jobs[0].Over() {
+		return out, nil
+	}
+	now, err := query.Ask(ctx, s.Views(), query.Standing, query.Params{Run: run})
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range now.Trials {
+		if t.Trial.Job == r.Live {
+			out.KilledNow = append(out.KilledNow, insight.IfKilled(t))
+		}
+	}
+	return out, nil
+}
+
+func (s *standing) print(w *tabwriter.Writer) {
+	if s == nil {
+		return
+	}
+	if s.Goodput != nil {
+		u := s.Usage
+		console.Row(w, "goodput", fmt.Sprintf("%s of %s: lost %s, restoring %s, blocked by saves %s, starts and ends %s", percent(s.Goodput),
+			roughly(u.Wall), roughly(u.Lost), roughly(u.Restoring), roughly(u.Blocked), roughly(u.Other)))
+	}
+	for _, k := range s.KilledNow {
+		name, text, _ := strings.Cut(k.Text, ": ")
+		console.Row(w, name, text)
+	}
+}
+
+func roughly(seconds float64) string {
+	return console.Roughly(time.Duration(seconds * float64(time.Second)))
+}
+
+// percent formats a part of a whole; "" for nil.
+func percent(part *float64) string {
+	if part == nil {
+		return ""
+	}
+	return fmt.Sprintf("%.1f %%", 100**part)
 }
 
 // readRun reads the jobs of a run.

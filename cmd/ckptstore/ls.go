@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -57,6 +58,9 @@ type listing struct {
 	Store       string   `json:"store"`
 	Offline     bool     `json:"offline"`
 	Checkpoints []listed `json:"checkpoints"`
+	// KilledNow is what it would cost to kill the trials of the run now; only with the name of a
+	// run that has a live job.
+	KilledNow []insight.KilledNow `json:"killed_now,omitempty"`
 }
 
 func (a *app) lsCommand() *cobra.Command {
@@ -71,6 +75,9 @@ With --offline, list the checkpoints from the receipts in the data directory, wi
 the lock, the log or the views. Receipts do not record which checkpoints are
 superseded, so the list equals "ls --all" without open, aborted and deleted
 checkpoints.
+
+For a RUN with a live job, print on stderr what it would cost to kill it now: see
+"ckptstore show RUN".
 
 With --as-of, list the checkpoints as of that moment, by folding the log up to it.
 
@@ -142,7 +149,20 @@ func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then
 	if err := a.measure(ctx, l.Checkpoints, s.Data); err != nil {
 		return err
 	}
-	return errors.Join(append(unknown, a.printListing(l))...)
+	if run != "" && then.isEnd() {
+		of, err := standingOf(ctx, s, run)
+		if err != nil {
+			return err
+		}
+		l.KilledNow = of.KilledNow
+	}
+	if err := errors.Join(append(unknown, a.printListing(l))...); err != nil || a.Quiet {
+		return err
+	}
+	for _, k := range l.KilledNow {
+		fmt.Fprintln(a.Err, k.Text)
+	}
+	return nil
 }
 
 func fromRow(c projections.Checkpoint) listed {

@@ -34,6 +34,7 @@ type shown struct {
 	Ranks      []shownRank            `json:"ranks"`
 	Cost       *shownCost             `json:"cost,omitempty"` // in a bucket
 	Reshard    *planner.Preview       `json:"reshard,omitempty"`
+	Run        *standing              `json:"run,omitempty"` // with the name of a run only
 }
 
 type shownTensor struct {
@@ -75,6 +76,7 @@ type shownCost struct {
 type showOptions struct {
 	reshard int // ranks; 0: none
 	prices  object.Prices
+	run     *standing
 }
 
 func (a *app) showCommand() *cobra.Command {
@@ -85,6 +87,12 @@ func (a *app) showCommand() *cobra.Command {
 		Long: `Show the contents of a checkpoint: its tensors, values and ranks; how many bytes the
 save wrote and reused; how many bytes of its files other checkpoints share, and how
 many bytes deleting it would free.
+
+With the name of a run, also show its goodput: the part of the time of its attempts that
+led to the present state, without training that a resume has gone behind, loads, what
+saves held up, and starts. For a run with a live job, show what it would cost to kill it
+now: the checkpoint that the next attempt would resume from, what becomes of the saves in
+flight, and the training that is lost.
 
 With --reshard N, show how much N ranks would read, and from which files, if each loaded
 its rows of every tensor (Shard(0)), every tensor without dimensions, every shared value
@@ -150,6 +158,11 @@ func (a *app) show(ctx context.Context, s *store.Store, ref string, o showOption
 		return err
 	}
 	c.Participants = c.Saving()
+	if then.isEnd() && ref == c.Run {
+		if o.run, err = standingOf(ctx, s, c.Run); err != nil {
+			return err
+		}
+	}
 	return a.showStored(ctx, s.Data, source{store: s.ID, checkpoint: c, manifest: m}, o)
 }
 
@@ -169,7 +182,7 @@ func (a *app) showStored(ctx context.Context, root *data.Root, s source, o showO
 	c, m := s.checkpoint, s.manifest
 	out := shown{
 		Store: s.store, Checkpoint: c, Path: root.Path(store.RefOf(c)),
-		Ranks: []shownRank{},
+		Ranks: []shownRank{}, Run: o.run,
 	}
 	if out.Shared, out.Exclusive, err = a.footprint(ctx, root, store.RefOf(c)); err != nil {
 		return err
@@ -240,6 +253,7 @@ func (s shown) printHead(w *tabwriter.Writer) {
 	}
 	console.Row(w, "manifest", c.Manifest)
 	console.Row(w, "path", s.Path)
+	s.Run.print(w)
 }
 
 // orDash returns text, or "-" if it is empty.

@@ -41,6 +41,9 @@ type Job struct {
 	Dir       string    `json:"dir,omitempty"`
 	Logs      string    `json:"logs,omitempty"`
 	Unhealthy []string  `json:"unhealthy_devices,omitempty"` // GPUs that failed in it and did not recover, with the reason
+	// Goodput is the part of the run's time that led to the present, over all its jobs; only in
+	// the run's newest job.
+	Goodput *float64 `json:"goodput,omitempty"`
 }
 
 // Over reports whether the job no longer trains: it ended, or it is lost.
@@ -54,13 +57,14 @@ type RunJobs struct {
 	trials   []projections.Trial
 	attempts []projections.Attempt
 	devices  []projections.Device
-	Live     string // ID of the job that holds the run; empty if none does
+	Usage    projections.Usage // of all jobs of the run
+	Live     string            // ID of the job that holds the run; empty if none does
 	Parent   string
 }
 
 // Take replaces the rows by those of a later read.
 func (r *RunJobs) Take(row projections.Launches) {
-	r.Run, r.Jobs, r.trials, r.attempts, r.devices = row.Run, row.Jobs, row.Trials, row.Attempts, row.Devices
+	r.Run, r.Jobs, r.trials, r.attempts, r.devices, r.Usage = row.Run, row.Jobs, row.Trials, row.Attempts, row.Devices, row.Usage
 	for _, t := range r.trials {
 		if t.Parent != nil && t.Name == projections.DefaultTrial {
 			r.Parent = projections.ParentRef(*t.Parent)
@@ -69,13 +73,17 @@ func (r *RunJobs) Take(row projections.Launches) {
 }
 
 // state returns the state of a job.
-func (r RunJobs) state(j projections.Job) string {
+func (r RunJobs) state(j projections.Job) string { return StateOf(j, r.Live, r.trials) }
+
+// StateOf returns the state of a job. live is the ID of the job that holds the run, trials are
+// those of the run.
+func StateOf(j projections.Job, live string, trials []projections.Trial) string {
 	switch {
 	case j.Ended:
 		return Ended
-	case r.Live == "" || r.Live != j.ID:
+	case live == "" || live != j.ID:
 		return Lost
-	case slices.ContainsFunc(r.trials, func(t projections.Trial) bool {
+	case slices.ContainsFunc(trials, func(t projections.Trial) bool {
 		return t.Job == j.ID && t.Status == projections.Stopping
 	}):
 		return Stopping
@@ -100,6 +108,9 @@ func (r RunJobs) List(now time.Time) (list []Job) {
 			out.Seconds = &seconds
 		}
 		r.trained(&out)
+		if part, ok := r.Usage.Goodput(); ok && len(list) == 0 {
+			out.Goodput = &part
+		}
 		list = append(list, out)
 	}
 	return list

@@ -142,7 +142,11 @@ var (
 	OwnRetention = Query[[]retention.Trial]{"retention_own", func(r projections.Reader, p Params) ([]retention.Trial, error) {
 		return retention.Read(r, p.Run, p.Metrics)
 	}}
-	Needs  = Query[[]retention.Need]{"needs", func(r projections.Reader, _ Params) ([]retention.Need, error) { return retention.Others(r) }}
+	Needs = Query[[]retention.Need]{"needs", func(r projections.Reader, _ Params) ([]retention.Need, error) { return retention.Others(r) }}
+	// Standing is that of one run.
+	Standing = Query[projections.RunStanding]{"standing", func(r projections.Reader, p Params) (projections.RunStanding, error) {
+		return projections.GetRunStanding(r, p.Run)
+	}}
 	Digest = Query[string]{"digest", func(r projections.Reader, _ Params) (string, error) {
 		sum, err := projections.Digest(r)
 		return fmt.Sprintf("%x", sum), err
@@ -169,6 +173,7 @@ var answers = map[string]func(projections.Reader, Params) (any, error){
 	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Reports.Name: erase(Reports), Metrics.Name: erase(Metrics),
 	Retention.Name: erase(Retention), OwnRetention.Name: erase(OwnRetention), Needs.Name: erase(Needs), Digest.Name: erase(Digest),
 	Save.Name: erase(Save), Points.Name: erase(Points), Restores.Name: erase(Restores),
+	Standing.Name: erase(Standing),
 	Launches.Name: erase(Launches), Devices.Name: erase(Devices), Replicas.Name: erase(Replicas),
 }
 

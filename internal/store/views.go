@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/share"
@@ -338,4 +339,63 @@ func (q *quarantine) record(ctx context.Context) error {
 		q.logger.Warn("message of the log is not an event: recorded and skipped", "sequence", v.Sequence, "subject", v.Subject, "why", v.Why, "recorded", seq)
 	}
 	return nil
+}
+
+// Volume is the space on one disk, in bytes.
+type Volume struct {
+	Name       string // log, or data if that is elsewhere
+	Free, Size uint64
+}
+
+// Health is the state of what this process serves.
+type Health struct {
+	Owns   bool   // the views and the log are in this process, or the store is a server's
+	Log    uint64 // sequence of the log's last event
+	LogErr error  // why the log does not answer
+	Views  uint64 // last sequence that the views contain
+	Halted error  // why the views no longer follow the log
+	Memory bool   // the views are in memory because their directory fails
+	Room   error  // why facts are refused
+	Disks  []Volume
+	Read   FullRead // of the log
+}
+
+// Health examines the store. It asks the log and the disks, and reads no row.
+func (s *Store) Health(ctx context.Context) (h Health) {
+	h.Log, h.LogErr = s.Log.Last(ctx)
+	views := s.local
+	if own := s.owned(); own != nil {
+		views = own.views
+	}
+	if h.Owns = views != nil; h.Owns {
+		db, _, halted := views.db.present()
+		h.Halted, h.Memory = halted, views.db.dir != "" && views.db.inMemory()
+		if db != nil {
+			h.Views = db.Cursor()
+		}
+	}
+	look := func(name string, usage func() (data.Usage, error)) {
+		if u, err := usage(); err == nil && u.Size > 0 {
+			h.Disks = append(h.Disks, Volume{Name: name, Free: u.Free, Size: u.Size})
+		}
+	}
+	if h.Room = s.backup; s.top != "" {
+		h.Room = errors.Join(h.Room, s.space.admit())
+		look("log", s.space.look)
+	}
+	if s.top == "" || s.bucket != nil {
+		look("data", func() (data.Usage, error) { return s.Data.Usage(ctx) })
+	}
+	if read, found, err := s.LastFullRead(); err == nil && found {
+		h.Read = read
+	}
+	return h
+}
+
+// owned returns the ownership of this process, or nil.
+func (s *Store) owned() *ownership {
+	if s.owner == nil {
+		return nil
+	}
+	return s.owner.ownership()
 }
