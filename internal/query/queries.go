@@ -96,6 +96,23 @@ var (
 		}
 		return projections.GetSave(r, c.Run, c.Trial, c.ID)
 	}}
+	// LastReport is the row of the newest report of the current line; without reports if there is
+	// none.
+	LastReport = Query[projections.MetricsRow]{"last_report", func(r projections.Reader, p Params) (row projections.MetricsRow, err error) {
+		t, err := projections.GetTrial(r, p.Run, p.Trial)
+		if err != nil || t.Iterations == 0 {
+			return row, err
+		}
+		table, err := projections.Metrics(r, projections.MetricsRange{Run: p.Run, Trial: p.Trial, From: t.Iterations, Until: t.Iterations})
+		if err == nil && len(table.Rows) > 0 {
+			row = table.Rows[len(table.Rows)-1]
+		}
+		return row, err
+	}}
+	// Writes are those of the checkpoint with the ID Ref.
+	Writes = Query[[]projections.Write]{"writes", func(r projections.Reader, p Params) ([]projections.Write, error) {
+		return projections.Writes(r, p.Run, p.Trial, p.Ref)
+	}}
 	OpenCheckpoints = Query[[]projections.Checkpoint]{"open_checkpoints", func(r projections.Reader, p Params) ([]projections.Checkpoint, error) {
 		return projections.OpenCheckpoints(r, p.Run, p.Trial)
 	}}
@@ -173,6 +190,7 @@ var answers = map[string]func(projections.Reader, Params) (any, error){
 	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Reports.Name: erase(Reports), Metrics.Name: erase(Metrics),
 	Retention.Name: erase(Retention), OwnRetention.Name: erase(OwnRetention), Needs.Name: erase(Needs), Digest.Name: erase(Digest),
 	Save.Name: erase(Save), Points.Name: erase(Points), Restores.Name: erase(Restores),
+	Writes.Name: erase(Writes), LastReport.Name: erase(LastReport),
 	Standing.Name: erase(Standing),
 	Launches.Name: erase(Launches), Devices.Name: erase(Devices), Replicas.Name: erase(Replicas),
 }
