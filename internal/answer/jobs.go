@@ -108,6 +108,45 @@ func ReadRuns(ctx context.Context, from From, run string) ([]insight.RunJobs, er
 	return runs, nil
 }
 
+// Standing is how the time of a run was used, and what it would cost to kill it now.
+type Standing struct {
+	Run     string            `json:"run"`
+	State   string            `json:"state"` // of its newest job; empty without one
+	Usage   projections.Usage `json:"usage"`
+	Goodput *float64          `json:"goodput,omitempty"` // the part of the time that led to the present
+	// KilledNow has one verdict for each trial of the live job; none if no job is live.
+	KilledNow []insight.KilledNow `json:"killed_now,omitempty"`
+}
+
+// StandingOf reads the standing of a run.
+func StandingOf(ctx context.Context, from From, run string) (*Standing, error) {
+	r, err := ReadRun(ctx, from, run)
+	if err != nil {
+		return nil, err
+	}
+	out := &Standing{Run: run, Usage: r.Usage}
+	if part, ok := r.Usage.Goodput(); ok {
+		out.Goodput = &part
+	}
+	jobs := r.List(from.Now)
+	if len(jobs) == 0 {
+		return out, nil
+	}
+	if out.State = jobs[0].State; jobs[0].Over() {
+		return out, nil
+	}
+	now, err := query.Ask(ctx, from.Views, query.Standing, query.Params{Run: run})
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range now.Trials {
+		if t.Trial.Job == r.Live {
+			out.KilledNow = append(out.KilledNow, insight.IfKilled(t))
+		}
+	}
+	return out, nil
+}
+
 // FindJob returns the job with an ID, given in full or by its beginning or end. For ""
 // it returns the newest job.
 func FindJob(r insight.RunJobs, run, id string) (projections.Job, error) {
