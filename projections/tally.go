@@ -50,14 +50,6 @@ func (s *Spread) add(d time.Duration) {
 	s.Sum += d.Seconds()
 }
 
-// Count returns the number of durations.
-func (s Spread) Count() (n uint64) {
-	for _, c := range s.Counts {
-		n += c
-	}
-	return n
-}
-
 // RestoreTally counts loads with the same sources and result.
 type RestoreTally struct {
 	Tier   string  `json:"tier"` // as in [events.RestoreCompleted]; none: a load that failed, other: unknown ones
@@ -66,18 +58,8 @@ type RestoreTally struct {
 	Sum    float64 `json:"sum_s"` // seconds from begin to end
 }
 
-// mostGaps bounds the commits that the usual interval follows from.
+// mostGaps bounds [Tally.Gaps].
 const mostGaps = 8
-
-// Interval returns the usual time between two commits: the median of the newest ones; 0 if there
-// are fewer than two.
-func (t Tally) Interval() time.Duration {
-	if len(t.Gaps) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(t.Gaps))
-	return sorted[len(sorted)/2]
-}
 
 // tally changes the row of the run's totals.
 func (f *fold) tally(change func(*Tally)) error {
@@ -138,8 +120,8 @@ func (f *fold) tallyStaged(c Checkpoint) error {
 	return f.tally(func(t *Tally) { t.Staging.add(f.at().Sub(c.BegunAt)) })
 }
 
-// tallyCommit counts a committed save. timed is false if another process than the one that began
-// the save has committed it: the time between is not that of the save.
+// tallyCommit counts a committed save. timed is false if the process that committed the save
+// did not begin it: the time between is not that of the save.
 func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool) error {
 	return f.tally(func(t *Tally) {
 		t.Committed++
@@ -189,8 +171,8 @@ func (f *fold) tallyRestore(row Restore) error {
 	})
 }
 
-// GetTally returns the totals of a run; zero for a run without any.
-func GetTally(r Reader, run string) (Tally, error) {
+// getTally returns the totals of a run; zero for a run without any.
+func getTally(r Reader, run string) (Tally, error) {
 	t, _, err := load[Tally](r, key(keyTally, run))
 	t.Run = run
 	return t, err

@@ -126,7 +126,7 @@ func standingOf(ctx context.Context, s *store.Store, run string) (*standing, err
 		return nil, err
 	}
 	out := &standing{Run: run, Usage: r.Usage}
-	if part, ok := r.Usage.Goodput(); ok {
+	if part, ok := insight.Goodput(r.Usage); ok {
 		out.Goodput = &part
 	}
 	jobs := r.List(time.Now())

@@ -95,6 +95,7 @@ func Repository() Law {
 			{Path: "internal/foreign", Holds: "checkpoints of other programs: open in place, export", May: []string{"internal/problem", "internal/disk", "tensor", "internal/checkpoint", "internal/format/safetensors", "internal/format/dcp", "internal/data"}},
 			{Path: "internal/store/place", Holds: "where the data of a store lies outside of its directory: a prefix of a bucket", May: []string{"internal/problem", "internal/object", "internal/object/s3"}},
 			{Path: "internal/store", Holds: "a store: open, own, connect, collect, fork, recover, scrub, back up", May: []string{"internal/problem", "internal/redact", "internal/private", "internal/share", "internal/beneath", "internal/durable", "events", "projections", "internal/checkpoint", "planner", "internal/archive", "events/jetlog", "projections/viewdb", "internal/query", "internal/object", "internal/object/local", "internal/data", "internal/foreign", "internal/refs", "internal/claim", "internal/logpeers", "internal/store/place"}},
+			{Path: "internal/observe", Holds: "the state of a store for a monitoring system: metrics, health, readiness", May: []string{"internal/query", "projections", "internal/insight", "internal/store"}},
 			{Path: "internal/collective", Holds: "collectives on objects", NoDeps: true},
 			{Path: "internal/rpc", Holds: "calls between processes: registry of backends, two kinds of agents", NoDeps: true, May: []string{"internal/collective"}},
 			{Path: "client", Holds: "the library of a Go worker", NoDeps: true, May: []string{"internal/private", "tensor", "internal/collective", "internal/rpc"}},
@@ -141,6 +142,7 @@ func Repository() Law {
 			{Prefix: "github.com/nats-io", Owners: []string{"events/jetlog", "internal/logpeers", "internal/natstest"}},
 			{Prefix: "github.com/cockroachdb/pebble/v2/vfs", Owners: []string{"projections/viewdb", "internal/data", "internal/object/local", "internal/disk", "internal/foreign", "internal/store"}},
 			{Prefix: "github.com/cockroachdb/pebble", Owners: []string{"projections/viewdb"}},
+			{Prefix: "github.com/prometheus/client_golang", Owners: []string{"internal/observe"}},
 			{Prefix: "github.com/minio/minio-go", Owners: []string{"internal/object/s3"}},
 			{Prefix: "github.com/NVIDIA/go-nvml", Owners: []string{"gpu"}},
 		},
@@ -164,7 +166,7 @@ func Repository() Law {
 			{"internal/problem/system/system.go", "the whole room"},
 			{"internal/testbed/doc.go", "the page of a large room"},
 		},
-		Public: 665,
+		Public: 673,
 	}
 }
 

@@ -77,8 +77,8 @@ func newScene(t *testing.T, begin time.Time) *scene {
 	return &scene{t: t, store: s, now: begin, ends: map[string]uint64{}}
 }
 
-// say appends events of a run's job, a second after one another.
-func (s *scene) say(run, job string, bodies ...events.Body) {
+// add appends events of a run's job, a second after one another.
+func (s *scene) add(run, job string, bodies ...events.Body) {
 	s.t.Helper()
 	for _, b := range bodies {
 		s.now = s.now.Add(time.Second)
@@ -112,7 +112,7 @@ func (s *scene) say(run, job string, bodies ...events.Body) {
 func (s *scene) story(run string) (job string) {
 	s.t.Helper()
 	first, second := store.NewID(), store.NewID()
-	s.say(
+	s.add(
 		run, first,
 		&events.JobStarted{Job: first, Host: "here", PID: 1, NProc: 1, NNodes: 1},
 		&events.GroupStarted{Attempt: 1, Job: first, WorldSize: 1, Ranks: []events.RankPlacement{{}}},
@@ -130,7 +130,7 @@ func (s *scene) story(run string) (job string) {
 		&events.GroupStopped{Attempt: 1, Failure: "worker"},
 		&events.JobEnded{Job: first, ExitCode: 1},
 	)
-	s.say(
+	s.add(
 		run, second,
 		&events.JobStarted{Job: second, Host: "here", PID: 1, NProc: 1, NNodes: 1},
 		&events.GroupStarted{Attempt: 2, Job: second, WorldSize: 1, Ranks: []events.RankPlacement{{}}, Resume: "step-10.a1"},
@@ -257,7 +257,7 @@ func TestManyRuns(t *testing.T) {
 		name          string
 		live          func(run int) bool
 		age           func(run int) time.Duration
-		listed, exact int // runs that are to be listed or counted; those that must be shown
+		listed, exact int // runs that must be listed or counted; runs that must be shown
 	}{
 		{"all live", func(int) bool { return true }, func(run int) time.Duration { return time.Duration(run) * time.Hour }, 1000, -1},
 		{"few live, all old", func(run int) bool { return run%100 == 7 }, func(int) time.Duration { return 2 * time.Hour }, 10, 10},
