@@ -18,7 +18,7 @@ import (
 //	POST /v1/release_signals HoldSignals   → {}            the signals act again
 //	POST /v1/signaled        Signaled      → SignaledReply a held signal arrived
 //	POST /v1/save            SaveRequest   → SaveReply     a staging slot to copy into
-//	POST /v1/seal            CheckpointRef → {}            the copy is complete
+//	POST /v1/seal            SealRequest   → {}            the copy is complete
 //	POST /v1/slots           {}            → Slots         blocks until the memory of all slots is allocated
 //	POST /v1/wait            WaitRequest   → WaitReply     blocks until the save reaches the state
 //	POST /v1/load            LoadRequest   → LoadReply     a collective: every rank calls it
@@ -159,6 +159,15 @@ type Slot struct {
 // CheckpointRef names a checkpoint by its full ID.
 type CheckpointRef struct {
 	Checkpoint string `json:"checkpoint"`
+}
+
+// SealRequest reports that the copy of a save is complete, with the worker's own durations in
+// seconds. Without them the trainer measures how long it took to grant the slot, and the time
+// from then to the seal.
+type SealRequest struct {
+	Checkpoint string   `json:"checkpoint"`
+	Waited     *float64 `json:"waited_s,omitempty"` // for the reply to save
+	Copied     *float64 `json:"copied_s,omitempty"` // from then until the copy was complete
 }
 
 // AbortRequest reports that this rank cannot finish a save.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -63,6 +64,7 @@ type Save struct {
 	sealed     atomic.Bool
 	fresh      bool // its plan was new to the trainer
 	state      State
+	waited     time.Duration // for the slot
 }
 
 // Save copies the state into shared memory and returns; the rank may then
@@ -97,14 +99,17 @@ func (c *Client) Begin(ctx context.Context, step int64, state State, o SaveOptio
 	if req.Plan, offsets = c.plans.find(items); req.Plan == "" {
 		req.Items = state.checked(items, c.WorldSize)
 	}
+	asked := time.Now()
 	err := c.call(ctx, "save", req, &s.slot)
 	if refused := (*Error)(nil); req.Plan != "" && errors.As(err, &refused) && refused.Status == http.StatusPreconditionFailed {
 		req.Plan, req.Items = "", state.checked(items, c.WorldSize) // the trainer no longer has the plan
+		asked = time.Now()
 		err = c.call(ctx, "save", req, &s.slot)
 	}
 	if err != nil {
 		return nil, err
 	}
+	s.waited = time.Since(asked)
 	if s.slot.Skipped != "" {
 		return nil, &SkippedError{Checkpoint: s.slot.Checkpoint, Reason: s.slot.Skipped}
 	}
@@ -127,6 +132,7 @@ func (s *Save) Seal(ctx context.Context) error {
 	if s.sealed.Swap(true) {
 		return fmt.Errorf("save: %s is sealed already: another save may be using its memory", s.Checkpoint)
 	}
+	began := time.Now()
 	err := s.c.maps.use(s.slot.Slot, s.slot.Arena, s.slot.Size, func(data []byte) {
 		i := 0
 		put := func(from []byte) {
@@ -154,7 +160,8 @@ func (s *Save) Seal(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("save: %w", err)
 	}
-	if err := s.c.call(ctx, "seal", CheckpointRef{s.Checkpoint}, nil); err != nil {
+	waited, copied := s.waited.Seconds(), time.Since(began).Seconds()
+	if err := s.c.call(ctx, "seal", SealRequest{Checkpoint: s.Checkpoint, Waited: &waited, Copied: &copied}, nil); err != nil {
 		return err
 	}
 	if s.fresh {

@@ -183,6 +183,13 @@ type Metrics struct {
 	Others    []RankMetrics   `json:"others,omitempty"`  // ranks whose metrics differ from rank 0's; with a summary, only the furthest from the mean
 	Summary   []MetricSummary `json:"summary,omitempty"` // of each metric that is a number, over all ranks
 	Seconds   float64         `json:"time_this_iter_s"`  // rank 0's wall time since its last report
+	Slowest   *SlowestRank    `json:"slowest,omitempty"` // the last rank to report, in a group of several
+}
+
+// SlowestRank is the rank that the others of its group waited for in one iteration.
+type SlowestRank struct {
+	Rank int     `json:"rank"`
+	Late float64 `json:"late_s"` // seconds between the first rank's report and this one's, as they arrived
 }
 
 // MetricSummary is one metric over all ranks of a group. Ranks that report NaN count in
@@ -224,6 +231,10 @@ type RestoreCompleted struct {
 	Peers      int64    `json:"peers,omitempty"`  // part of bytes that came from replicas of other nodes' slots
 	Wanted     int64    `json:"wanted,omitempty"` // stored bytes that the ranks asked for, each counted once: the least that must be read
 	Unread     []string `json:"unread,omitempty"` // saved keys that no rank asked for
+
+	Resolve *float64 `json:"resolve_s,omitempty"` // seconds in which the checkpoint was found and opened
+	Read    *float64 `json:"read_s,omitempty"`    // seconds from then until the slowest node had read its part
+	Check   *float64 `json:"check_s,omitempty"`   // seconds from then until the slowest node's ranks had verified what they copied; absent if no rank verifies
 }
 
 // RestoreFailed records why a load failed.

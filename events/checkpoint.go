@@ -75,11 +75,17 @@ type LoadPlan struct {
 
 // WriteSealed records that a rank's bytes are complete in its staging slot. The rank
 // may continue training, and its death no longer harms this save.
+//
+// Durations in this and other bodies are in seconds, measured by the monotonic clock of the
+// process in which the work happens. An absent one is unknown.
 type WriteSealed struct {
 	Attempt    int    `json:"attempt"`
 	Checkpoint string `json:"checkpoint"`
 	Rank       int    `json:"rank"`
 	Bytes      int64  `json:"bytes"`
+
+	Waited *float64 `json:"waited_s,omitempty"` // seconds from the rank's request to save until it had a slot
+	Copied *float64 `json:"copied_s,omitempty"` // seconds from then until its copy was complete
 }
 
 // File is one file of a checkpoint.
@@ -121,6 +127,11 @@ type WriteCompleted struct {
 	IndexDigest  string `json:"index_digest"`
 	BytesWritten int64  `json:"bytes_written"`
 	BytesReused  int64  `json:"bytes_reused"`
+
+	Queued *float64 `json:"queued_s,omitempty"` // seconds from the rank's seal to the start of its write
+	Digest *float64 `json:"digest_s,omitempty"` // seconds of the write in which digests were computed
+	Write  *float64 `json:"write_s,omitempty"`  // seconds of the write in which it waited for the disk or the bucket; all of them if digest_s is absent
+	Sync   *float64 `json:"sync_s,omitempty"`   // seconds from then until its files and their names were durable
 }
 
 // WriteFailed records that a rank could not write its files.
@@ -187,6 +198,8 @@ type CheckpointCommitted struct {
 	Checkpoint string `json:"checkpoint"`
 	Manifest   string `json:"manifest"` // digest; the file is manifest-<digest>
 	Bytes      int64  `json:"bytes"`    // of tensor data and values
+
+	ManifestTook *float64 `json:"manifest_s,omitempty"` // seconds in which the files of all ranks were checked and the manifest became durable
 }
 
 // CheckpointAborted ends a save whose checkpoint will never exist.

@@ -42,6 +42,7 @@ var samples = []Body{
 		Attempt: 2, Iteration: 7, Step: 107, Metrics: map[string]any{"loss": 2.5, "grad_norm": "NaN", "lr": "-Infinity", "phase": "warm-up", "skipped": false},
 		Others: []RankMetrics{{Rank: 1, Metrics: map[string]any{"loss": 2.75}}}, Seconds: 0.125,
 		Summary: []MetricSummary{{Name: "loss", Ranks: 9999, NaNs: 1, Min: 2.25, MinOf: 7, Max: "Infinity", MaxOf: 1, Mean: 2.5}},
+		Slowest: &SlowestRank{Rank: 1, Late: 0.000125},
 	},
 	LocalPlan{Attempt: 2, Checkpoint: "step-200.a2", Name: "step-200", Step: 200, Rank: 1, Participants: []int{0, 1}, Fingerprint: strings.Repeat("0a", 32), Plan: Blob{Inline: []byte{0, 1, 254, 255}, Size: 4}},
 	GlobalPlan{Attempt: 2, Checkpoint: "step-200.a2", Layout: Blob{Digest: strings.Repeat("1b", 32), Size: 300_000}, Disagreements: []Disagreement{
@@ -49,19 +50,20 @@ var samples = []Body{
 	}, MoreDisagreements: 7},
 	LoadPlan{Attempt: 2, Load: 1, Checkpoint: "step-100.a1", Rank: 1, Reads: 12, Bytes: 4096},
 	NodePlan{Attempt: 2, Checkpoint: "step-200.a2", Name: "step-200", Step: 200, Participants: []int{0, 1, 2, 3}, Ranks: []RankRun{{First: 2, Count: 2}}, Fingerprints: bytes.Repeat([]byte{10}, 64)},
-	NodeSeal{Attempt: 2, Checkpoint: "step-200.a2", Ranks: []RankRun{{First: 2, Count: 2}, {First: 5, Count: 1}}, Bytes: []int64{1 << 31, 1 << 31, 1 << 30}},
+	NodeSeal{Attempt: 2, Checkpoint: "step-200.a2", Ranks: []RankRun{{First: 2, Count: 2}, {First: 5, Count: 1}}, Bytes: []int64{1 << 31, 1 << 31, 1 << 30}, Waited: []float64{0.000025}, Copied: []float64{0.75, -1, 0.5}},
 	NodeWrite{
 		Attempt: 2, Checkpoint: "step-200.a2", Ranks: []RankRun{{First: 2, Count: 2}}, Files: []NodeFile{{Name: "r*.safetensors", Sizes: []int64{1 << 31, -1}}, {Name: "r*.idx", Sizes: []int64{8192}}},
 		Indexes: bytes.Repeat([]byte{44}, 64), BytesWritten: []int64{1 << 30, 0}, BytesReused: []int64{1 << 30},
+		Queued: []float64{0.25}, Digest: []float64{0.5, -1}, Write: []float64{1.5, 0.125}, Sync: []float64{0.0625},
 	},
 	ReplicaNode{Attempt: 2, Checkpoint: "step-200.a2", Ranks: []RankRun{{First: 2, Count: 2}}, Node: 3, Bytes: 1 << 32, Seconds: 1.5},
-	WriteSealed{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Bytes: 1 << 31},
+	WriteSealed{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Bytes: 1 << 31, Waited: Seconds(25 * time.Microsecond), Copied: Seconds(750 * time.Millisecond)},
 	WriteStarted{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, File: "r00001.safetensors", Upload: "2~VmFsaWRVcGxvYWRJRA", Token: "CJQ5ZKN2ETV7LX3OYRGWBHAM4D", PartSize: 32 << 20},
-	WriteCompleted{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Files: []File{{Name: "r00001.safetensors", Size: 1 << 31}, {Name: "r00001.idx", Size: 8192}}, IndexDigest: strings.Repeat("2c", 32), BytesWritten: 1 << 30, BytesReused: 1 << 30},
+	WriteCompleted{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Files: []File{{Name: "r00001.safetensors", Size: 1 << 31}, {Name: "r00001.idx", Size: 8192}}, IndexDigest: strings.Repeat("2c", 32), BytesWritten: 1 << 30, BytesReused: 1 << 30, Queued: Seconds(250 * time.Millisecond), Digest: Seconds(500 * time.Millisecond), Write: Seconds(1500 * time.Millisecond), Sync: Seconds(62_500 * time.Microsecond)},
 	WriteFailed{Attempt: 2, Checkpoint: "step-200.a2", Rank: 1, Error: "no space left on device"},
 	CheckpointBegun{Attempt: 2, Checkpoint: "step-200.a2", Name: "step-200", Step: 200, WorldSize: 2, Participants: []int{0, 1}, Bases: []CheckpointRef{{Run: "gpt.small", Trial: "main", Checkpoint: "step-100.a1"}, {Run: "base", Trial: "t0", Checkpoint: "step-100.a1"}}},
 	CheckpointStaged{Attempt: 2, Checkpoint: "step-200.a2"},
-	CheckpointCommitted{Attempt: 2, Checkpoint: "step-200.a2", Manifest: strings.Repeat("3d", 32), Bytes: 1 << 32},
+	CheckpointCommitted{Attempt: 2, Checkpoint: "step-200.a2", Manifest: strings.Repeat("3d", 32), Bytes: 1 << 32, ManifestTook: Seconds(12 * time.Millisecond)},
 	CheckpointAborted{Attempt: 2, Checkpoint: "step-200.a2", Reason: "deadline", Ranks: []int{1}},
 	CheckpointSuperseded{Checkpoint: "step-200.a2", Reason: "resumed from step-100.a1"},
 	CheckpointPinned{Checkpoint: "step-200.a2", Reason: "paper"},
@@ -71,7 +73,7 @@ var samples = []Body{
 	CheckpointAttached{Checkpoint: "step-200.a2", Name: "tokenizer.json", Digest: strings.Repeat("4e", 32), Size: 1234},
 	CheckpointDeleted{Checkpoint: "step-200.a2", Reason: "retention"},
 	RestoreBegun{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", From: "base/t0", WorldSize: 2},
-	RestoreCompleted{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Tier: "slots+peers+files", Bytes: 1 << 32, Slots: 1 << 30, Peers: 1 << 29, Wanted: 1 << 31, Unread: []string{"optimizer.state"}},
+	RestoreCompleted{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Tier: "slots+peers+files", Bytes: 1 << 32, Slots: 1 << 30, Peers: 1 << 29, Wanted: 1 << 31, Unread: []string{"optimizer.state"}, Resolve: Seconds(4 * time.Millisecond), Read: Seconds(2 * time.Second), Check: Seconds(250 * time.Millisecond)},
 	RestoreFailed{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Error: "r00001.safetensors: block 7: checksum mismatch"},
 	GPUUnhealthy{Node: 1, Device: "GPU-1b2c", Reason: "Xid 79"},
 	GPURecovered{Node: 1, Device: "GPU-1b2c"},
@@ -150,8 +152,8 @@ func pretty(t *testing.T, m Message) []byte {
 // grown counts how often members were added to a kind's version 1. The earlier golden
 // files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
-	"store.created": 2, "restore.begun": 1, "restore.completed": 3, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1, "group.started": 1, "job.node_left": 2, "report.metrics": 1,
-	"checkpoint.begun": 1,
+	"store.created": 2, "restore.begun": 1, "restore.completed": 4, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 1, "group.started": 1, "job.node_left": 2, "report.metrics": 2,
+	"checkpoint.begun": 1, "checkpoint.committed": 1, "write.sealed": 1, "write.completed": 1, "seal.node": 1, "write.node": 1,
 }
 
 // goldenPath returns the newest golden file of a kind.

@@ -27,6 +27,7 @@ func plainMetrics(body []byte) bool {
 		s.text(`,"metrics":{`) && s.members() &&
 		s.others() &&
 		s.text(`,"time_this_iter_s":`) && s.number() &&
+		s.slowest() &&
 		s.text(`}`) && len(s.rest) == 0
 }
 
@@ -40,6 +41,11 @@ func (s *scanner) text(want string) bool {
 	}
 	s.rest = s.rest[len(want):]
 	return true
+}
+
+// slowest consumes the last rank to report, if present.
+func (s *scanner) slowest() bool {
+	return !s.text(`,"slowest":{"rank":`) || s.integer() && s.text(`,"late_s":`) && s.number() && s.text(`}`)
 }
 
 // others consumes the reports of other ranks, if present.

@@ -28,7 +28,8 @@ func TestPlainMetricsAreTaken(t *testing.T) {
 		fact, err := NewFact(Stamp{ID: "a", Source: "s", Time: time.Unix(0, 1)}, Scope{Run: "r", Trial: "t", Actor: Rank(0)},
 			&Metrics{
 				Attempt: 1, Iteration: -2, Step: 1 << 40, Metrics: tc.metrics, Seconds: 0.5,
-				Others: []RankMetrics{{Rank: 1, Metrics: map[string]any{}}, {Rank: 2, Metrics: map[string]any{"loss": 1}}},
+				Others:  []RankMetrics{{Rank: 1, Metrics: map[string]any{}}, {Rank: 2, Metrics: map[string]any{"loss": 1}}},
+				Slowest: &SlowestRank{Rank: 2, Late: 25e-6},
 			})
 		if err != nil {
 			t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Bodies about the ranks of one node. A save of a group over several nodes would otherwise
@@ -65,26 +66,70 @@ func checkRuns(runs []RankRun) (n int, err error) {
 }
 
 // column returns the shortest form of one value for each rank.
-func column(values []int64) []int64 {
-	if len(values) > 1 && !slices.ContainsFunc(values, func(v int64) bool { return v != values[0] }) {
+func column[T comparable](values []T) []T {
+	if len(values) > 1 && !slices.ContainsFunc(values, func(v T) bool { return v != values[0] }) {
 		return values[:1:1]
 	}
 	return values
 }
 
 // at returns the value of the i-th rank in a column.
-func at(column []int64, i int) int64 {
+func at[T any](column []T, i int) T {
 	if len(column) == 1 {
 		return column[0]
 	}
 	return column[i]
 }
 
-func checkColumn(name string, column []int64, ranks int) error {
+func checkColumn[T any](name string, column []T, ranks int) error {
 	if len(column) != 1 && len(column) != ranks {
 		return fmt.Errorf("%s has %d values for %d ranks", name, len(column), ranks)
 	}
 	return nil
+}
+
+// unknown stands for an unknown duration in a column.
+const unknown = -1
+
+// durations returns the column of durations, of which nil is unknown. Without a known one
+// there is no column.
+func durations(seconds []*float64) []float64 {
+	values, known := make([]float64, len(seconds)), false
+	for i, s := range seconds {
+		values[i] = unknown
+		if s != nil {
+			values[i], known = *s, true
+		}
+	}
+	if !known {
+		return nil
+	}
+	return column(values)
+}
+
+// durationAt returns the duration of the i-th rank, or nil.
+func durationAt(column []float64, i int) *float64 {
+	if len(column) == 0 {
+		return nil
+	}
+	v := at(column, i)
+	if v < 0 {
+		return nil
+	}
+	return &v
+}
+
+func checkDurations(name string, column []float64, ranks int) error {
+	if len(column) == 0 {
+		return nil
+	}
+	return checkColumn(name, column, ranks)
+}
+
+// Seconds returns a duration in the form of the bodies: seconds, in whole microseconds.
+func Seconds(d time.Duration) *float64 {
+	s := float64(max(d, 0).Round(time.Microsecond)/time.Microsecond) / 1e6
+	return &s
 }
 
 // digestBytes is the size of a digest.
@@ -160,13 +205,19 @@ type NodeSeal struct {
 	Checkpoint string    `json:"checkpoint"`
 	Ranks      []RankRun `json:"ranks"` // the ranks of the node that have sealed
 	Bytes      []int64   `json:"bytes"` // of each rank, or one value for all
+
+	Waited []float64 `json:"waited_s,omitempty"` // as in write.sealed, of each rank, or one value for all; -1 if unknown
+	Copied []float64 `json:"copied_s,omitempty"` // as in write.sealed, of each rank, or one value for all; -1 if unknown
 }
 
 // Each returns the seals of the ranks.
 func (b NodeSeal) Each() iter.Seq[*WriteSealed] {
 	return func(yield func(*WriteSealed) bool) {
 		for i, rank := range RanksIn(b.Ranks) {
-			if !yield(&WriteSealed{Attempt: b.Attempt, Checkpoint: b.Checkpoint, Rank: rank, Bytes: at(b.Bytes, i)}) {
+			if !yield(&WriteSealed{
+				Attempt: b.Attempt, Checkpoint: b.Checkpoint, Rank: rank, Bytes: at(b.Bytes, i),
+				Waited: durationAt(b.Waited, i), Copied: durationAt(b.Copied, i),
+			}) {
 				return
 			}
 		}
@@ -175,18 +226,18 @@ func (b NodeSeal) Each() iter.Seq[*WriteSealed] {
 
 func (b NodeSeal) check() error {
 	n, err := checkRuns(b.Ranks)
-	return errors.Join(err, checkColumn("bytes", b.Bytes, n))
+	return errors.Join(err, checkColumn("bytes", b.Bytes, n), checkDurations("waited_s", b.Waited, n), checkDurations("copied_s", b.Copied, n))
 }
 
 // JoinSeals returns the event that stands for seals of one save, whose ranks ascend.
 func JoinSeals(seals []*WriteSealed) *NodeSeal {
 	b := &NodeSeal{Attempt: seals[0].Attempt, Checkpoint: seals[0].Checkpoint}
-	ranks := make([]int, len(seals))
+	ranks, waited, copied := make([]int, len(seals)), make([]*float64, len(seals)), make([]*float64, len(seals))
 	for i, s := range seals {
-		ranks[i] = s.Rank
+		ranks[i], waited[i], copied[i] = s.Rank, s.Waited, s.Copied
 		b.Bytes = append(b.Bytes, s.Bytes)
 	}
-	b.Ranks, b.Bytes = RankRuns(ranks), column(b.Bytes)
+	b.Ranks, b.Bytes, b.Waited, b.Copied = RankRuns(ranks), column(b.Bytes), durations(waited), durations(copied)
 	return b
 }
 
@@ -207,6 +258,11 @@ type NodeWrite struct {
 	Indexes      []byte     `json:"indexes"`       // 32 bytes for each rank: BLAKE3-256 of its index file
 	BytesWritten []int64    `json:"bytes_written"` // of each rank, or one value for all
 	BytesReused  []int64    `json:"bytes_reused"`  // of each rank, or one value for all
+
+	Queued []float64 `json:"queued_s,omitempty"` // as in write.completed, of each rank, or one value for all; -1 if unknown
+	Digest []float64 `json:"digest_s,omitempty"` // as in write.completed, of each rank, or one value for all; -1 if unknown
+	Write  []float64 `json:"write_s,omitempty"`  // as in write.completed, of each rank, or one value for all; -1 if unknown
+	Sync   []float64 `json:"sync_s,omitempty"`   // as in write.completed, of each rank, or one value for all; -1 if unknown
 }
 
 // Each returns the writes of the ranks.
@@ -217,6 +273,7 @@ func (b NodeWrite) Each() iter.Seq[*WriteCompleted] {
 				Attempt: b.Attempt, Checkpoint: b.Checkpoint, Rank: rank,
 				IndexDigest:  hex.EncodeToString(b.Indexes[i*digestBytes:][:digestBytes]),
 				BytesWritten: at(b.BytesWritten, i), BytesReused: at(b.BytesReused, i),
+				Queued: durationAt(b.Queued, i), Digest: durationAt(b.Digest, i), Write: durationAt(b.Write, i), Sync: durationAt(b.Sync, i),
 			}
 			for _, f := range b.Files {
 				if size := at(f.Sizes, i); size >= 0 {
@@ -238,7 +295,8 @@ func (b NodeWrite) check() error {
 	for _, f := range b.Files {
 		err = errors.Join(err, checkColumn("sizes", f.Sizes, n))
 	}
-	return errors.Join(err, checkColumn("bytes_written", b.BytesWritten, n), checkColumn("bytes_reused", b.BytesReused, n))
+	return errors.Join(err, checkColumn("bytes_written", b.BytesWritten, n), checkColumn("bytes_reused", b.BytesReused, n),
+		checkDurations("queued_s", b.Queued, n), checkDurations("digest_s", b.Digest, n), checkDurations("write_s", b.Write, n), checkDurations("sync_s", b.Sync, n))
 }
 
 // anyRank stands for the number of a rank in the name of a file.
@@ -251,6 +309,7 @@ func rankNumber(rank int) string { return fmt.Sprintf("%05d", rank) }
 func JoinWrites(writes []*WriteCompleted) (out []Body) {
 	b := &NodeWrite{Attempt: writes[0].Attempt, Checkpoint: writes[0].Checkpoint}
 	var ranks []int
+	var queued, digest, write, sync []*float64
 	type place struct {
 		name string
 		from CheckpointRef
@@ -275,6 +334,7 @@ func JoinWrites(writes []*WriteCompleted) (out []Body) {
 			b.Files[at].Sizes = append(absent(b.Files[at].Sizes, len(ranks)), f.Size)
 		}
 		ranks = append(ranks, w.Rank)
+		queued, digest, write, sync = append(queued, w.Queued), append(digest, w.Digest), append(write, w.Write), append(sync, w.Sync)
 	}
 	if len(ranks) == 0 {
 		return out
@@ -283,6 +343,7 @@ func JoinWrites(writes []*WriteCompleted) (out []Body) {
 		b.Files[i].Sizes = column(absent(b.Files[i].Sizes, len(ranks)))
 	}
 	b.Ranks, b.BytesWritten, b.BytesReused = RankRuns(ranks), column(b.BytesWritten), column(b.BytesReused)
+	b.Queued, b.Digest, b.Write, b.Sync = durations(queued), durations(digest), durations(write), durations(sync)
 	if b.check() != nil { // such as a rank that lists a file twice
 		out = nil
 		for _, w := range writes {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Joined events stand for the events that were joined.
@@ -16,8 +17,14 @@ func TestJoin(t *testing.T) {
 	var writes []*WriteCompleted
 	for i, rank := range []int{3, 4, 5, 9} {
 		plans = append(plans, &LocalPlan{Attempt: 2, Checkpoint: "x.a2", Name: "x", Step: 7, Rank: rank, Fingerprint: strings.Repeat(fmt.Sprintf("%02x", rank), 32)})
-		seals = append(seals, &WriteSealed{Attempt: 2, Checkpoint: "x.a2", Rank: rank, Bytes: int64(i / 3)})
-		w := &WriteCompleted{Attempt: 2, Checkpoint: "x.a2", Rank: rank, IndexDigest: plans[i].Fingerprint, BytesWritten: 10, BytesReused: int64(i)}
+		seals = append(seals, &WriteSealed{Attempt: 2, Checkpoint: "x.a2", Rank: rank, Bytes: int64(i / 3), Waited: Seconds(0)})
+		if i > 0 { // the first rank's copy was not measured
+			seals[i].Copied = Seconds(time.Duration(i) * time.Second)
+		}
+		w := &WriteCompleted{Attempt: 2, Checkpoint: "x.a2", Rank: rank, IndexDigest: plans[i].Fingerprint, BytesWritten: 10, BytesReused: int64(i), Write: Seconds(time.Second)}
+		if i%2 == 0 {
+			w.Queued, w.Sync = Seconds(time.Millisecond), Seconds(time.Duration(i)*time.Hour)
+		}
 		if i != 1 {
 			w.Files = append(w.Files, File{Name: fmt.Sprintf("r%05d.safetensors", rank), Size: 100})
 		}
@@ -77,7 +84,7 @@ func TestNodeBodiesAreChecked(t *testing.T) {
 			`{"ranks":[{"first":-1,"count":2}],"digest":"ab"}`,
 			`{"ranks":[{"first":0,"count":100000000000}],"digest":"ab"}`,
 		},
-		"seal.node": {`{"ranks":[{"first":0,"count":3}],"bytes":[1,2]}`, `{"ranks":[{"first":0,"count":3}]}`},
+		"seal.node": {`{"ranks":[{"first":0,"count":3}],"bytes":[1,2]}`, `{"ranks":[{"first":0,"count":3}]}`, `{"ranks":[{"first":0,"count":3}],"bytes":[1],"copied_s":[1,2]}`},
 		"write.node": {
 			`{"ranks":[{"first":0,"count":1}],"indexes":"","bytes_written":[1],"bytes_reused":[1]}`,
 			`{"ranks":[{"first":0,"count":1}],"indexes":` + sum + `,"bytes_written":[1],"bytes_reused":[]}`,

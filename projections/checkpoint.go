@@ -55,6 +55,61 @@ type Checkpoint struct {
 	PinReason    string       `json:"pin_reason,omitempty"`
 	Tags         []string     `json:"tags,omitempty"` // sorted
 	Attachments  []Attachment `json:"attachments,omitempty"`
+
+	// Times at which the log stored its decisions, on the clock of the log's server: with them
+	// and the durations of its phases a save is drawn. Zero: not yet, or unknown.
+	BegunStored  time.Time `json:"begun_stored,omitzero"`
+	StagedStored time.Time `json:"staged_stored,omitzero"`
+	EndedStored  time.Time `json:"ended_stored,omitzero"` // committed or aborted
+	ManifestTook *float64  `json:"manifest_s,omitempty"`  // seconds, as in checkpoint.committed
+	Phases       *Phases   `json:"phases,omitempty"`      // nil: none is known
+}
+
+// Phases are the longest durations of a save over its ranks, in seconds: each may be another
+// rank's. Nil is unknown. They stay when the ranks' own rows are gone.
+type Phases struct {
+	Waited *float64 `json:"waited_s,omitempty"`
+	Copied *float64 `json:"copied_s,omitempty"`
+	Queued *float64 `json:"queued_s,omitempty"`
+	Digest *float64 `json:"digest_s,omitempty"`
+	Write  *float64 `json:"write_s,omitempty"`
+	Sync   *float64 `json:"sync_s,omitempty"`
+
+	// Slowest is the rank whose own work took longest: its copy and its write, without the
+	// time in which it waited for a slot or for others. The lowest of equals; -1: unknown.
+	Slowest     int     `json:"slowest"`
+	SlowestTook float64 `json:"slowest_s"`
+}
+
+// longer returns the longer of two durations.
+func longer(a, b *float64) *float64 {
+	if a == nil || b != nil && *b > *a {
+		return b
+	}
+	return a
+}
+
+// phases adds what is known of a rank.
+func (c *Checkpoint) phases(w Write) {
+	work, known := 0.0, false
+	for _, part := range [...]*float64{w.Copied, w.Digest, w.Write, w.Sync} {
+		if part != nil {
+			work, known = work+*part, true
+		}
+	}
+	if !known && w.Waited == nil && w.Queued == nil {
+		return
+	}
+	p := Phases{Slowest: -1}
+	if c.Phases != nil {
+		p = *c.Phases
+	}
+	p.Waited, p.Copied, p.Queued = longer(p.Waited, w.Waited), longer(p.Copied, w.Copied), longer(p.Queued, w.Queued)
+	p.Digest, p.Write, p.Sync = longer(p.Digest, w.Digest), longer(p.Write, w.Write), longer(p.Sync, w.Sync)
+	if known && (p.Slowest < 0 || work > p.SlowestTook || work == p.SlowestTook && w.Rank < p.Slowest) {
+		p.Slowest, p.SlowestTook = w.Rank, work
+	}
+	c.Phases = &p
 }
 
 // Attachment is a file next to the tensors.
@@ -95,6 +150,7 @@ func (c *Checkpoint) count(before, now Write) {
 		c.BytesWritten += now.BytesWritten
 		c.BytesReused += now.BytesReused
 	}
+	c.phases(now)
 }
 
 // Write is one rank's part in a checkpoint. A sequence of 0 means that the step has not
@@ -110,31 +166,46 @@ type Write struct {
 	BytesReused  int64         `json:"bytes_reused,omitempty"`
 	FailedSeq    uint64        `json:"failed_seq,omitempty"`
 	Error        string        `json:"error,omitempty"`
+
+	// Times at which the log stored the events, on the clock of the log's server.
+	SealedStored    time.Time `json:"sealed_stored,omitzero"`
+	CompletedStored time.Time `json:"completed_stored,omitzero"`
+	FailedStored    time.Time `json:"failed_stored,omitzero"`
+
+	// Seconds, as in write.sealed and write.completed; nil: unknown.
+	Waited *float64 `json:"waited_s,omitempty"`
+	Copied *float64 `json:"copied_s,omitempty"`
+	Queued *float64 `json:"queued_s,omitempty"`
+	Digest *float64 `json:"digest_s,omitempty"`
+	Write  *float64 `json:"write_s,omitempty"`
+	Sync   *float64 `json:"sync_s,omitempty"`
 }
 
 // seal, complete and fail report whether the fact is the first of its kind.
 
-func (w *Write) seal(b *events.WriteSealed, seq uint64) bool {
+func (w *Write) seal(b *events.WriteSealed, r events.Recorded) bool {
 	if w.SealedSeq != 0 {
 		return false
 	}
-	w.SealedSeq, w.SealedBytes = seq, b.Bytes
+	w.SealedSeq, w.SealedStored, w.SealedBytes = r.Sequence, r.Stored.UTC(), b.Bytes
+	w.Waited, w.Copied = b.Waited, b.Copied
 	return true
 }
 
-func (w *Write) complete(b *events.WriteCompleted, seq uint64) bool {
+func (w *Write) complete(b *events.WriteCompleted, r events.Recorded) bool {
 	if w.CompletedSeq != 0 {
 		return false
 	}
-	w.CompletedSeq, w.Files, w.IndexDigest = seq, b.Files, b.IndexDigest
+	w.CompletedSeq, w.CompletedStored, w.Files, w.IndexDigest = r.Sequence, r.Stored.UTC(), b.Files, b.IndexDigest
+	w.Queued, w.Digest, w.Write, w.Sync = b.Queued, b.Digest, b.Write, b.Sync
 	w.BytesWritten, w.BytesReused = b.BytesWritten, b.BytesReused
 	return true
 }
 
-func (w *Write) fail(b *events.WriteFailed, seq uint64) bool {
+func (w *Write) fail(b *events.WriteFailed, r events.Recorded) bool {
 	if w.FailedSeq != 0 {
 		return false
 	}
-	w.FailedSeq, w.Error = seq, b.Error
+	w.FailedSeq, w.FailedStored, w.Error = r.Sequence, r.Stored.UTC(), b.Error
 	return true
 }

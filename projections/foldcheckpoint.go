@@ -55,6 +55,7 @@ func (f *fold) begun(b *events.CheckpointBegun) error {
 // open stores a new checkpoint and its index rows.
 func (f *fold) open(c *Checkpoint) error {
 	c.Run, c.Trial, c.State, c.BegunSeq, c.BegunAt = f.run, f.name, Open, f.r.Sequence, f.at()
+	c.BegunStored = f.r.Stored.UTC()
 	if err := store(f.t, idKey(f.run, f.name, c.ID), c.BegunSeq); err != nil {
 		return err
 	}
@@ -77,30 +78,29 @@ func (f *fold) staged(b *events.CheckpointStaged) error {
 	if err != nil || !found || c.State != Open {
 		return err
 	}
-	c.State = Staged
+	c.State, c.StagedStored = Staged, f.r.Stored.UTC()
 	return errors.Join(f.tallyStaged(c), f.put(c))
 }
 
 // writing folds a fact about parts of a checkpoint.
 func (f *fold) writing(body events.Body) error {
-	seq := f.r.Sequence
 	switch b := body.(type) {
 	case *events.WriteSealed:
-		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.seal(b, seq) }})
+		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.seal(b, f.r) }})
 	case *events.WriteCompleted:
-		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.complete(b, seq) }})
+		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.complete(b, f.r) }})
 	case *events.WriteFailed:
-		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.fail(b, seq) }})
+		return f.wrote(b.Checkpoint, b.Attempt, rankWrite{b.Rank, func(w *Write) bool { return w.fail(b, f.r) }})
 	case *events.NodeSeal:
 		var each []rankWrite
 		for of := range b.Each() {
-			each = append(each, rankWrite{of.Rank, func(w *Write) bool { return w.seal(of, seq) }})
+			each = append(each, rankWrite{of.Rank, func(w *Write) bool { return w.seal(of, f.r) }})
 		}
 		return f.wrote(b.Checkpoint, b.Attempt, each...)
 	case *events.NodeWrite:
 		var each []rankWrite
 		for of := range b.Each() {
-			each = append(each, rankWrite{of.Rank, func(w *Write) bool { return w.complete(of, seq) }})
+			each = append(each, rankWrite{of.Rank, func(w *Write) bool { return w.complete(of, f.r) }})
 		}
 		return f.wrote(b.Checkpoint, b.Attempt, each...)
 	}
@@ -169,6 +169,7 @@ func (f *fold) committed(b *events.CheckpointCommitted) error {
 	}
 	c.State, c.Manifest, c.Bytes = Committed, b.Manifest, b.Bytes
 	c.CommittedSeq, c.EndedAt = f.r.Sequence, f.at()
+	c.EndedStored, c.ManifestTook = f.r.Stored.UTC(), b.ManifestTook
 	if c.IsFile() {
 		c.Parent, c.ParentSeq = "", 0
 		return f.close(c)
@@ -207,7 +208,8 @@ func (f *fold) aborted(b *events.CheckpointAborted) error {
 		return err
 	}
 	c.State, c.Reason, c.Ranks, c.EndedAt = Aborted, b.Reason, b.Ranks, f.at()
-	return errors.Join(f.tallyAbort(), f.close(c))
+	c.EndedStored = f.r.Stored.UTC()
+	return errors.Join(f.tallyAbort(c), f.close(c))
 }
 
 func (f *fold) superseded(b *events.CheckpointSuperseded) error {

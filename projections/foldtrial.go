@@ -181,7 +181,11 @@ func (f *fold) reported(b *events.Metrics) error {
 	if err := f.t.Set(k, append(row, '}')); err != nil {
 		return err
 	}
-	return f.awaited(b.Attempt, Report{Iteration: b.Iteration, Step: b.Step, Metrics: b.Metrics})
+	marked, err := f.awaited(b.Attempt, Report{Iteration: b.Iteration, Step: b.Step, Metrics: b.Metrics})
+	if err != nil || b.Iteration < 1 || !marked && b.Iteration%fan != 0 {
+		return err
+	}
+	return f.roll(b.Attempt, b.Iteration)
 }
 
 // restoreBegun folds the answer to a load. If the current attempt loads another
@@ -258,6 +262,7 @@ func (f *fold) changeRestore(attempt, n int, change func(*Restore)) error {
 func (f *fold) restoreCompleted(b *events.RestoreCompleted) error {
 	return f.changeRestore(b.Attempt, b.Load, func(row *Restore) {
 		row.Checkpoint, row.Tier, row.Bytes, row.Unread = b.Checkpoint, b.Tier, b.Bytes, b.Unread
+		row.ResolveTook, row.ReadTook, row.CheckTook = b.Resolve, b.Read, b.Check
 	})
 }
 

@@ -16,6 +16,7 @@ const (
 	keyWorker     = 'w'
 	keyRestore    = 'l'
 	keyReport     = 'm'
+	keyRollup     = 'u'
 	keyCheckpoint = 'c'
 	keyID         = 'i'
 	keyOpen       = 'o'

@@ -30,6 +30,8 @@
 //	'w' run trial attempt rank        [Worker]
 //	'l' run trial attempt load        [Restore]
 //	'm' run trial attempt ~iteration  {sequence, time, report}: the body as it came
+//	'u' run trial attempt level bucket  the reports of 16^level iterations, in
+//	                                  binary; level is one byte
 //	'c' run trial ~begun              [Checkpoint]
 //	'i' run trial id                  sequence of the checkpoint's begun event
 //	'o' run trial ~begun              true, while the checkpoint is open or staged
@@ -43,7 +45,8 @@
 //	'v' sequence                      [Void]: a message that is not a valid event
 //	'n' run                           [Newer]: the first unknown event
 //	'q' run trial attempt iteration   true: the report of that iteration may
-//	                                  change a committed checkpoint's values
+//	                                  change a committed checkpoint's values, or
+//	                                  complete a rollup
 //	'q' … iteration begun             the checkpoint, and the report that stands for it
 package projections
 

@@ -203,7 +203,7 @@ func (row reportRow) report(k []byte) (Report, error) {
 	err := decode(k, row.Report, &b)
 	return Report{
 		Sequence: row.Sequence, Time: row.Time, Attempt: b.Attempt, Iteration: b.Iteration,
-		Step: b.Step, Metrics: b.Metrics, Others: b.Others, Summary: b.Summary, Seconds: b.Seconds,
+		Step: b.Step, Metrics: b.Metrics, Others: b.Others, Summary: b.Summary, Seconds: b.Seconds, Slowest: b.Slowest,
 	}, err
 }
 

@@ -170,6 +170,11 @@ type Restore struct {
 	Bytes      int64     `json:"bytes,omitempty"`
 	Unread     []string  `json:"unread,omitempty"`
 	Error      string    `json:"error,omitempty"`
+
+	// Seconds, as in the event; nil: unknown.
+	ResolveTook *float64 `json:"resolve_s,omitempty"`
+	ReadTook    *float64 `json:"read_s,omitempty"`
+	CheckTook   *float64 `json:"check_s,omitempty"`
 }
 
 // Report is one iteration's metrics, as queries return it.
@@ -184,4 +189,5 @@ type Report struct {
 	Others        []events.RankMetrics   `json:"others,omitempty"`
 	Summary       []events.MetricSummary `json:"summary,omitempty"` // over all ranks of a large group
 	Seconds       float64                `json:"time_this_iter_s"`
+	Slowest       *events.SlowestRank    `json:"slowest,omitempty"` // of several ranks; nil: unknown
 }

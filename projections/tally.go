@@ -1,6 +1,7 @@
 package projections
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -27,6 +28,7 @@ type Tally struct {
 	LastCommitSeq uint64          `json:"last_commit_seq,omitempty"`
 	LastCommitAt  time.Time       `json:"last_commit_at,omitzero"`
 	LastSaving    float64         `json:"last_saving_s,omitempty"` // its seconds from begin to commit
+	Slowest       *Worker         `json:"slowest,omitempty"`       // its rank whose copy and write took longest; nil: unknown
 	Gaps          []time.Duration `json:"gaps,omitempty"`          // between the newest commits, the newest last
 }
 
@@ -122,7 +124,7 @@ func (f *fold) tallyStaged(c Checkpoint) error {
 
 // tallyCommit counts a committed save. timed is false if the process that committed the save
 // did not begin it: the time between is not that of the save.
-func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool) error {
+func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool, slowest *Worker) error {
 	return f.tally(func(t *Tally) {
 		t.Committed++
 		t.Written += c.BytesWritten
@@ -135,6 +137,7 @@ func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool) erro
 		if gap := f.at().Sub(t.LastCommitAt); !t.LastCommitAt.IsZero() && gap > 0 {
 			t.Gaps = append(t.Gaps[max(0, len(t.Gaps)-mostGaps+1):], gap)
 		}
+		t.Slowest = slowest
 		t.LastCommit, t.LastCommitSeq, t.LastCommitAt, t.LastSaving = c.ID, f.r.Sequence, f.at(), 0
 		if timed {
 			t.LastSaving = max(0, took).Seconds()
@@ -142,7 +145,14 @@ func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool) erro
 	})
 }
 
-func (f *fold) tallyAbort() error { return f.tally(func(t *Tally) { t.Aborted++ }) }
+// tallyAbort counts a save that was aborted. It has held up the training all the same.
+func (f *fold) tallyAbort(c Checkpoint) error {
+	blocked, _ := blockedBy(c)
+	if _, err := f.saveEnds(c.Attempt, blocked); err != nil {
+		return err
+	}
+	return f.tally(func(t *Tally) { t.Aborted++ })
+}
 
 // tiers are the sources of a load that are counted by name.
 var tiers = []string{"slots", "peers", "files"}
@@ -180,13 +190,46 @@ func getTally(r Reader, run string) (Tally, error) {
 
 // tallySaved counts a save with its commit.
 func (f *fold) tallySaved(c Checkpoint) error {
-	blocked := blockedBy(c)
+	blocked, known := blockedBy(c)
 	timed, err := f.saveEnds(c.Attempt, blocked)
 	if err != nil {
 		return err
 	}
-	return f.tallyCommit(c, blocked, timed)
+	if !known {
+		blocked = -1 // it does not count
+	}
+	var slowest *Worker
+	if p := c.Phases; p != nil && p.Slowest >= 0 {
+		w, found, err := load[Worker](f.t, workerKey(f.run, f.name, c.Attempt, p.Slowest))
+		if err != nil {
+			return err
+		}
+		if found {
+			slowest = &Worker{Attempt: w.Attempt, Rank: w.Rank, Node: w.Node, LocalRank: w.LocalRank, State: w.State}
+		}
+	}
+	return f.tallyCommit(c, blocked, timed, slowest)
 }
 
-// blockedBy returns how long a save held up its ranks.
-func blockedBy(Checkpoint) time.Duration { return 0 }
+// blockedBy returns how long a save held up its ranks, at most: the longest wait for a slot and the
+// longest copy, which may be those of two ranks. known is false if no rank measured them.
+func blockedBy(c Checkpoint) (d time.Duration, known bool) {
+	if c.Phases == nil {
+		return 0, false
+	}
+	for _, part := range []*float64{c.Phases.Waited, c.Phases.Copied} {
+		if part != nil {
+			d, known = d+duration(*part), true
+		}
+	}
+	return d, known
+}
+
+// duration returns seconds as a duration; numbers that no clock shows are cut.
+func duration(seconds float64) time.Duration {
+	const most = 1 << 32
+	if !(seconds > 0) { // also NaN
+		return 0
+	}
+	return time.Duration(math.Round(min(seconds, most) * float64(time.Second)))
+}

@@ -152,7 +152,7 @@ func (f *fold) trainedAt(id string) (time.Duration, error) {
 	if err != nil || !found || c.State != Committed {
 		return 0, err
 	}
-	return time.Duration(math.Round(c.Trained * float64(time.Second))), nil
+	return duration(c.Trained), nil
 }
 
 func (f *fold) trainingBegins(attempt int) error {

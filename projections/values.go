@@ -61,30 +61,31 @@ func (f *fold) await(attempt, iteration int, some ...awaiting) error {
 // awaitMark is the value of an iteration's mark.
 var awaitMark = []byte("true")
 
-// takeAwaiting removes the checkpoints that await a report and returns them.
-func (f *fold) takeAwaiting(attempt, iteration int) ([]awaiting, error) {
+// takeAwaiting removes the checkpoints that await a report and returns them. marked reports
+// whether the iteration had a mark: a rollup may await the report too.
+func (f *fold) takeAwaiting(attempt, iteration int) (list []awaiting, marked bool, err error) {
 	k := awaitKey(f.run, f.name, attempt, iteration)
 	if mark, err := f.t.Get(k); err != nil || mark == nil {
-		return nil, err
+		return nil, false, err
 	}
 	if err := f.t.Delete(k); err != nil {
-		return nil, err
+		return nil, true, err
 	}
-	list, err := all[awaiting](f.t, k)
+	list, err = all[awaiting](f.t, k)
 	for _, w := range list {
 		if err == nil {
 			err = f.t.Delete(number(slices.Clone(k), w.Begun))
 		}
 	}
-	return list, err
+	return list, true, err
 }
 
 // awaited passes a new report, and the reports that arrived ahead of it, to the
-// checkpoints that await it.
-func (f *fold) awaited(attempt int, report Report) error {
-	list, err := f.takeAwaiting(attempt, report.Iteration)
+// checkpoints that await it. marked reports whether the iteration had a mark.
+func (f *fold) awaited(attempt int, report Report) (marked bool, err error) {
+	list, marked, err := f.takeAwaiting(attempt, report.Iteration)
 	if err != nil || len(list) == 0 {
-		return err
+		return marked, err
 	}
 	for {
 		kept := list[:0]
@@ -93,19 +94,19 @@ func (f *fold) awaited(attempt int, report Report) error {
 				continue // nor does any later one
 			}
 			if err := f.replace(w, attempt, report); err != nil {
-				return err
+				return marked, err
 			}
 			kept = append(kept, awaiting{w.Begun, w.Step, true, report.Step})
 		}
 		if list = kept; len(list) == 0 {
-			return nil
+			return marked, nil
 		}
 		next, more, err := loadReport(f.t, f.run, f.name, attempt, report.Iteration+1)
 		if err != nil {
-			return err
+			return marked, err
 		}
 		if !more {
-			return f.await(attempt, report.Iteration+1, list...)
+			return marked, f.await(attempt, report.Iteration+1, list...)
 		}
 		report = next
 	}

@@ -3,6 +3,7 @@ package data
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
@@ -124,6 +125,15 @@ type Written struct {
 	Index        checkpoint.Digest // of the index file; never zero
 	BytesWritten int64             // of chunks and values in the data file
 	BytesReused  int64             // of chunks and values that were stored already
+	Took         *WriteTimes       // nil: not measured, or the call found its files complete
+}
+
+// WriteTimes are the parts of one WriteData. Bytes are digested while others are written, so
+// Write is the time in which the call only waited.
+type WriteTimes struct {
+	Digest time.Duration // in which digests were computed
+	Write  time.Duration // in which it waited for the bytes to be written
+	Sync   time.Duration // until the files and their names were durable
 }
 
 // Reader reads one checkpoint in five steps, called in the order below. Each node that

@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
@@ -46,6 +47,8 @@ type stream struct {
 	free    chan *[]byte
 	writers sync.WaitGroup
 
+	digesting time.Duration // in which the caller copied and digested, and did not wait
+
 	once   sync.Once
 	err    error         // of the first write that failed
 	failed chan struct{} // closed once err is set
@@ -75,8 +78,8 @@ func newStream(to object.Upload, header []byte, c *claim) *stream {
 		s.writers.Go(s.write)
 	}
 	for len(header) > 0 {
-		n, _ := s.take(header) // a write that fails is an error of the next call
-		header = header[len(n):]
+		_ = s.room() // a write that fails is an error of the next call
+		header = header[len(s.take(header)):]
 	}
 	return s
 }
@@ -104,26 +107,32 @@ func (s *stream) put(p piece) {
 	}
 }
 
-// take copies the beginning of data, at most a step and as much as fits in the present piece,
-// and returns the copy.
-func (s *stream) take(data []byte) ([]byte, error) {
-	if s.now.n == s.size {
-		if s.now.off == 0 {
-			s.head = s.now
-		} else {
-			s.filled <- s.now
-		}
-		s.now = piece{buf: <-s.free, off: s.now.off + int64(s.size)}
-		select {
-		case <-s.failed:
-			return nil, s.err
-		default:
-		}
+// room waits until the present piece has room. It returns the error of a write that failed.
+func (s *stream) room() error {
+	if s.now.n < s.size {
+		return nil
 	}
+	if s.now.off == 0 {
+		s.head = s.now
+	} else {
+		s.filled <- s.now
+	}
+	s.now = piece{buf: <-s.free, off: s.now.off + int64(s.size)}
+	select {
+	case <-s.failed:
+		return s.err
+	default:
+		return nil
+	}
+}
+
+// take copies the beginning of data, at most a step and as much as fits in the present piece,
+// and returns the copy. The piece has room.
+func (s *stream) take(data []byte) []byte {
 	into := (*s.now.buf)[s.now.n:]
 	n := copy(into[:min(len(into), stepSize)], data)
 	s.now.n += n
-	return into[:n], nil
+	return into[:n]
 }
 
 // close waits for the writers, and returns the error of the first failed write. If whole is
@@ -174,8 +183,12 @@ func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src
 			if err := ctx.Err(); err != nil {
 				return err
 			}
+			if err := s.room(); err != nil {
+				return err
+			}
+			began := time.Now()
 			var step []byte
-			if !object.Readable(func() { step, err = s.take(data) }) {
+			if !object.Readable(func() { step = s.take(data) }) {
 				err = object.ErrUnreadable
 			}
 			if err != nil {
@@ -185,6 +198,7 @@ func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src
 			// source changes concurrently.
 			digest.add(step)
 			data = data[len(step):]
+			s.digesting += time.Since(began)
 		}
 		e.Digest, e.Sums = digest.end()
 	}
@@ -222,18 +236,21 @@ type sender struct {
 
 	sending *errgroup.Group
 	ctx     context.Context // ends with the first piece that fails
+
+	digesting time.Duration
 }
 
 // send sends a header and the items after it, and fills in their digests and sums.
-func send(ctx context.Context, up object.Upload, to object.Gatherer, header []byte, c *claim, x checkpoint.Index, order []int, src Source) error {
+// It returns the time in which it computed digests.
+func send(ctx context.Context, up object.Upload, to object.Gatherer, header []byte, c *claim, x checkpoint.Index, order []int, src Source) (digesting time.Duration, err error) {
 	s := &sender{to: to, claim: c, size: int64(up.Piece())}
 	s.sending, s.ctx = errgroup.WithContext(ctx)
 	s.sending.SetLimit(max(to.GatherDepth(), 1))
-	err := s.items(header, x, order, src)
+	err = s.items(header, x, order, src)
 	if failed := s.sending.Wait(); failed != nil {
-		return failed // the cause of err
+		return 0, failed // the cause of err
 	}
-	return err
+	return s.digesting, err
 }
 
 func (s *sender) items(header []byte, x checkpoint.Index, order []int, src Source) error {
@@ -267,12 +284,14 @@ func (s *sender) add(data []byte, take func([]byte)) error {
 		}
 		step := data[:min(int64(len(data)), stepSize, s.size-s.n)]
 		data = data[len(step):]
+		began := time.Now()
 		if !object.Readable(func() {
 			take(step)
 			s.sum = crc32c.Update(s.sum, step)
 		}) {
 			return object.ErrUnreadable
 		}
+		s.digesting += time.Since(began)
 		s.gather(step)
 		if s.n == s.size {
 			if err := s.flush(); err != nil {

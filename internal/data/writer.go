@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/object"
@@ -316,10 +317,12 @@ func (w *FileWriter) Alone() *FileWriter {
 
 // writeRank writes the files of a rank. there has the names of leftovers in the directory.
 func (w *FileWriter) writeRank(ctx context.Context, rank int, items []checkpoint.Item, src Source, there []string) (Written, error) {
+	began := time.Now()
 	u, err := w.reuse(ctx, rank, items, src)
 	if err != nil {
 		return Written{}, err
 	}
+	timing := WriteTimes{Digest: time.Since(began)}
 	x, order, header, err := layOut(rank, items, u)
 	if err != nil {
 		return Written{}, err
@@ -334,9 +337,11 @@ func (w *FileWriter) writeRank(ctx context.Context, rank int, items []checkpoint
 		return Written{}, err
 	}
 
-	if err := w.writeFile(ctx, x, order, header, src, claim, u); err != nil {
+	synced, err := w.writeFile(ctx, x, order, header, src, claim, u, &timing.Digest)
+	if err != nil {
 		return Written{}, err
 	}
+	timing.Write = synced.Sub(began) - timing.Digest
 	data := x.Encode()
 	err = w.root.writeFile(ctx, w.ref, checkpoint.IndexFile(rank), data, object.Exclusive)
 	if errors.Is(err, fs.ErrExist) {
@@ -353,7 +358,10 @@ func (w *FileWriter) writeRank(ctx context.Context, rank int, items []checkpoint
 	if w.root.far() {
 		w.root.wrote.add(w.ref, rank, data)
 	}
-	return writtenOf(&x, data), nil
+	written := writtenOf(&x, data)
+	timing.Sync = time.Since(synced)
+	written.Took = &timing
+	return written, nil
 }
 
 // writtenOf returns the result for an index whose file is data.
@@ -372,27 +380,33 @@ func writtenOf(x *checkpoint.Index, data []byte) Written {
 
 // writeFile writes a data file, the header after the data, so that a truncated file has no
 // header. It fills in the digests and sums of x, whose index describes the file from then on.
-func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []int, header []byte, src Source, c *claim, u reuse) error {
+//
+// It adds the time in which it computed digests to digesting, and returns when the bytes were
+// written but not yet durable.
+func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []int, header []byte, src Source, c *claim, u reuse, digesting *time.Duration) (written time.Time, err error) {
 	up, open, err := w.root.begin(c, x.Files[0].Size, func() (object.Upload, error) { return w.create(ctx, x.Rank, x.Files[0]) })
 	if err != nil {
-		return err
+		return written, err
 	}
 	defer up.Abort()
-	if err := put(ctx, up, header, open, x, order, src); err != nil {
-		return fmt.Errorf("write %s: %w", w.root.path(w.ref, x.Files[0].Name), err)
+	took, err := put(ctx, up, header, open, x, order, src)
+	if err != nil {
+		return written, fmt.Errorf("write %s: %w", w.root.path(w.ref, x.Files[0].Name), err)
 	}
+	*digesting += took
 	if err := tieReused(&x, u); err != nil {
-		return err
+		return written, err
 	}
+	written = time.Now()
 	err = up.Commit(ctx)
 	if !errors.Is(err, fs.ErrExist) {
-		return err
+		return written, err
 	}
 	// Such as by a process that died before its index.
 	if same, serr := w.root.attests(ctx, w.ref, &x); same || serr != nil {
-		return serr
+		return written, serr
 	}
-	return err
+	return written, err
 }
 
 // attests reports whether the server of a bucket keeps the rank's own file with the size and the
@@ -408,13 +422,15 @@ func (r *Root) attests(ctx context.Context, ref checkpoint.Ref, x *checkpoint.In
 }
 
 // put writes a header and the items after it: from where they lie, if the upload and the
-// source allow it, else in copies.
-func put(ctx context.Context, up object.Upload, header []byte, c *claim, x checkpoint.Index, order []int, src Source) error {
+// source allow it, else in copies. It returns the time in which it computed digests.
+func put(ctx context.Context, up object.Upload, header []byte, c *claim, x checkpoint.Index, order []int, src Source) (digesting time.Duration, err error) {
 	_, lasts := src.(Lasting)
 	if to, ok := up.(object.Gatherer); ok && lasts {
 		return send(ctx, up, to, header, c, x, order, src)
 	}
-	return newStream(up, header, c).run(ctx, x, order, src)
+	s := newStream(up, header, c)
+	err = s.run(ctx, x, order, src)
+	return s.digesting, err
 }
 
 // Upload is a file of a checkpoint that is sent in pieces to a server. The server keeps them

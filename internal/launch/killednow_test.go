@@ -227,7 +227,8 @@ func wantHidden(ctx context.Context, t *testing.T, told insight.KilledNow, befor
 		t.Errorf("%d reports are hidden, the verdict was %d", hidden, *told.Steps)
 	}
 	after := usageOf(ctx, t)
-	lost := after.Lost - before.Lost
+	// What a save is found to have held up is no training any more.
+	lost := after.Lost - before.Lost + after.Blocked - before.Blocked
 	const rounding = 1e-6
 	// A rank trains until its death is seen, a moment after the verdict.
 	if least, most := told.Seconds-rounding, told.Seconds+since.Seconds()+rounding; lost < least || lost > most {

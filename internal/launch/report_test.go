@@ -45,7 +45,11 @@ func TestReports(t *testing.T) {
 		}
 		want := &events.Metrics{
 			Attempt: 1, Iteration: i + 1, Step: int64(i) * 10, Metrics: metrics(0), Seconds: got[i].Seconds,
-			Others: []events.RankMetrics{{Rank: 2, Metrics: metrics(1)}},
+			Others:  []events.RankMetrics{{Rank: 2, Metrics: metrics(1)}},
+			Slowest: got[i].Slowest,
+		}
+		if late := got[i].Slowest; late == nil || late.Rank < 0 || late.Rank > 2 || late.Late < 0 || late.Late > got[i].Seconds+60 {
+			t.Errorf("the slowest rank of iteration %d is %+v", i+1, late)
 		}
 		if !reflect.DeepEqual(got[i], want) || got[i].Seconds <= 0 {
 			t.Errorf("iteration %d is %+v, want %+v", i+1, got[i], want)

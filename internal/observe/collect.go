@@ -301,6 +301,10 @@ func (b *builder) tally(name string, t projections.Tally) {
 	b.counter(saves, float64(t.Aborted), name, "aborted")
 	b.counter(saveBytes, float64(t.Written), name, "written")
 	b.counter(saveBytes, float64(t.Reused), name, "reused")
+	if t.Slowest != nil {
+		b.gauge(slowestRank, float64(t.Slowest.Rank), name)
+		b.gauge(slowestNode, float64(t.Slowest.Node), name)
+	}
 	total := b.histogram(saveDuration, t.Saving, name, "total")
 	if id := label(t.LastCommit); t.LastSaving > 0 && utf8.RuneCountInString(id) < 64 {
 		newest := prometheus.Exemplar{Value: t.LastSaving, Labels: prometheus.Labels{"checkpoint": id, "sequence": strconv.FormatUint(t.LastCommitSeq, 10)}, Timestamp: t.LastCommitAt}

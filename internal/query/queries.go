@@ -4,8 +4,8 @@
 //	query    one query: its name, and how rows answer it
 //	params   the parameters of a query
 //	Server   GET /v1/<query>?run=…&trial=…&ref=…&attempt=…&all=…&at_least=…
-//	         for metrics also metric=… (repeated), from=…, until=…, points=…;
-//	         for retention also metric=…
+//	         for metrics and points also metric=… (repeated), from=…, until=…, points=…;
+//	         for retention also metric=…; for lists also limit=…, after=…
 //	Client   queries a server
 //
 // An answer is the JSON of the query's type. It covers at least the log up to
@@ -34,7 +34,9 @@ type Params struct {
 	Metrics []string // names; none: all
 	From    int      // first iteration along the line; 0: the first
 	Until   int      // last iteration; 0: the last
-	Points  int      // maximum number of rows; 0: no limit
+	Points  int      // maximum number of rows; 0: no limit, for points 800
+	Limit   int      // maximum number of rows of a list; 0: no limit
+	After   string   // key of the last row of the page before; empty: the first page
 }
 
 // Query is one query and the type of its answer.
@@ -45,8 +47,14 @@ type Query[T any] struct {
 
 // The queries.
 var (
-	Runs = Query[[]projections.Run]{"runs", func(r projections.Reader, _ Params) ([]projections.Run, error) { return projections.Runs(r) }}
-	Jobs = Query[[]projections.Job]{"jobs", func(r projections.Reader, p Params) ([]projections.Job, error) { return projections.Jobs(r, p.Run) }}
+	Runs = Query[[]projections.Run]{"runs", func(r projections.Reader, p Params) ([]projections.Run, error) {
+		rows, err := projections.Runs(r)
+		return page(rows, err, p, func(run projections.Run) bool { return run.Name <= p.After })
+	}}
+	Jobs = Query[[]projections.Job]{"jobs", func(r projections.Reader, p Params) ([]projections.Job, error) {
+		rows, err := projections.Jobs(r, p.Run)
+		return jobsPage(rows, err, p)
+	}}
 	// Launches is of one run, or of all with an empty one.
 	Launches = Query[[]projections.Launches]{"launches", func(r projections.Reader, p Params) ([]projections.Launches, error) {
 		return projections.AllLaunches(r, p.Run)
@@ -69,13 +77,24 @@ var (
 		return projections.GetTrial(r, p.Run, p.Trial)
 	}}
 	Attempts = Query[[]projections.Attempt]{"attempts", func(r projections.Reader, p Params) ([]projections.Attempt, error) {
-		return projections.Attempts(r, p.Run, p.Trial)
+		rows, err := projections.Attempts(r, p.Run, p.Trial)
+		return pageByNumber(rows, err, p, func(a projections.Attempt) int { return a.Attempt })
 	}}
 	Workers = Query[[]projections.Worker]{"workers", func(r projections.Reader, p Params) ([]projections.Worker, error) {
-		return projections.Workers(r, p.Run, p.Trial, p.Attempt)
+		rows, err := projections.Workers(r, p.Run, p.Trial, p.Attempt)
+		return pageByNumber(rows, err, p, func(w projections.Worker) int { return w.Rank })
 	}}
-	Checkpoints = Query[[]projections.Checkpoint]{"checkpoints", func(r projections.Reader, p Params) ([]projections.Checkpoint, error) {
-		return projections.Checkpoints(r, p.Run, p.All)
+	Checkpoints = Query[[]projections.Checkpoint]{"checkpoints", checkpointsPage}
+	// Save is the save that a reference stands for, with its ranks' parts.
+	Save = Query[projections.Save]{"save", func(r projections.Reader, p Params) (projections.Save, error) {
+		c, err := projections.Resolve(r, p.Ref)
+		if err == nil {
+			err = projections.Understood(r, c.Run)
+		}
+		if err != nil {
+			return projections.Save{}, err
+		}
+		return projections.GetSave(r, c.Run, c.Trial, c.ID)
 	}}
 	OpenCheckpoints = Query[[]projections.Checkpoint]{"open_checkpoints", func(r projections.Reader, p Params) ([]projections.Checkpoint, error) {
 		return projections.OpenCheckpoints(r, p.Run, p.Trial)
@@ -94,6 +113,20 @@ var (
 		return projections.Metrics(r, projections.MetricsRange{
 			Run: p.Run, Trial: p.Trial, Names: p.Metrics, From: p.From, Until: p.Until, Points: p.Points, All: p.All,
 		})
+	}}
+	// Points are the numbers of a chart, of one attempt or, without one, of the line.
+	Points = Query[projections.PointsTable]{"points", func(r projections.Reader, p Params) (projections.PointsTable, error) {
+		q := projections.PointsRange{
+			Run: p.Run, Trial: p.Trial, Names: p.Metrics, From: p.From, Until: p.Until, Points: p.Points, Attempt: p.Attempt, All: p.All,
+		}
+		if q.Points == 0 {
+			q.Points = defaultPoints
+		}
+		return projections.Points(r, q)
+	}}
+	Restores = Query[[]projections.Restore]{"restores", func(r projections.Reader, p Params) ([]projections.Restore, error) {
+		rows, err := projections.Restores(r, p.Run, p.Trial, p.Attempt)
+		return pageByNumber(rows, err, p, func(l projections.Restore) int { return l.Load })
 	}}
 	Retention = Query[[]retention.Trial]{"retention", func(r projections.Reader, p Params) ([]retention.Trial, error) {
 		trials, err := retention.Read(r, p.Run, p.Metrics)
@@ -120,6 +153,9 @@ var (
 	}}
 )
 
+// defaultPoints is the number of points of a chart.
+const defaultPoints = 800
+
 // answered returns the answer, if all events of its subject are known.
 func (q Query[T]) answered(r projections.Reader, p Params) (out T, err error) {
 	if p.Run != "" {
@@ -137,6 +173,7 @@ var answers = map[string]func(projections.Reader, Params) (any, error){
 	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Reports.Name: erase(Reports), Metrics.Name: erase(Metrics),
 	Retention.Name: erase(Retention), OwnRetention.Name: erase(OwnRetention), Needs.Name: erase(Needs), Digest.Name: erase(Digest),
 	Standing.Name: erase(Standing),
+	Save.Name:     erase(Save), Points.Name: erase(Points), Restores.Name: erase(Restores),
 	Launches.Name: erase(Launches), Devices.Name: erase(Devices), Replicas.Name: erase(Replicas),
 }
 

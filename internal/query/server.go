@@ -110,7 +110,10 @@ func (p Params) encode(atLeast uint64) string {
 	if len(p.Metrics) > 0 {
 		v["metric"] = p.Metrics
 	}
-	for name, n := range map[string]int{"from": p.From, "until": p.Until, "points": p.Points} {
+	if p.After != "" {
+		v.Set("after", p.After)
+	}
+	for name, n := range map[string]int{"from": p.From, "until": p.Until, "points": p.Points, "limit": p.Limit} {
 		if n != 0 {
 			v.Set(name, strconv.Itoa(n))
 		}
@@ -119,7 +122,7 @@ func (p Params) encode(atLeast uint64) string {
 }
 
 func parseParams(q url.Values) (p Params, atLeast uint64, err error) {
-	p = Params{Run: q.Get("run"), Trial: q.Get("trial"), Ref: q.Get("ref"), Metrics: q["metric"]}
+	p = Params{Run: q.Get("run"), Trial: q.Get("trial"), Ref: q.Get("ref"), Metrics: q["metric"], After: q.Get("after")}
 	var errs []error
 	parse := func(name string, set func(string) error) {
 		if v := q.Get(name); v != "" {
@@ -128,11 +131,14 @@ func parseParams(q url.Values) (p Params, atLeast uint64, err error) {
 			}
 		}
 	}
-	for name, n := range map[string]*int{"attempt": &p.Attempt, "from": &p.From, "until": &p.Until, "points": &p.Points} {
+	for name, n := range map[string]*int{"attempt": &p.Attempt, "from": &p.From, "until": &p.Until, "points": &p.Points, "limit": &p.Limit} {
 		parse(name, func(v string) (err error) { *n, err = strconv.Atoi(v); return err })
 	}
 	parse("all", func(v string) (err error) { p.All, err = strconv.ParseBool(v); return err })
 	parse("at_least", func(v string) (err error) { atLeast, err = strconv.ParseUint(v, 10, 64); return err })
+	if p.Limit < 0 {
+		errs = append(errs, fmt.Errorf("parameter limit: %d is below 0", p.Limit))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return p, 0, fmt.Errorf("%w: %w", projections.ErrReference, err)
 	}

@@ -261,6 +261,7 @@ func (h *handoff) merge(iteration int, got []delivery, took time.Duration) *even
 	if got[0].took != nil {
 		m.Seconds = *got[0].took
 	}
+	m.Slowest = slowest(got)
 	if len(got) > exactRanks {
 		m.Summary, m.Others = summarize(got)
 		return m
@@ -271,6 +272,23 @@ func (h *handoff) merge(iteration int, got []delivery, took time.Duration) *even
 		}
 	}
 	return m
+}
+
+// slowest returns the last of several ranks to report, the lowest of equals.
+func slowest(got []delivery) *events.SlowestRank {
+	if len(got) < 2 {
+		return nil
+	}
+	begin, last := 0, 0
+	for rank, d := range got {
+		if d.at.Before(got[begin].at) {
+			begin = rank
+		}
+		if d.at.After(got[last].at) {
+			last = rank
+		}
+	}
+	return &events.SlowestRank{Rank: last, Late: *events.Seconds(got[last].at.Sub(got[begin].at))}
 }
 
 // Bounds of an iteration's event in a large group.

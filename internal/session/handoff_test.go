@@ -96,8 +96,8 @@ func TestHandoff(t *testing.T) {
 			t.Fatalf("%d iterations, %v", d.n, err)
 		}
 		want := []*events.Metrics{
-			{Attempt: 4, Iteration: 1, Step: 10, Metrics: same, Seconds: 2, Others: []events.RankMetrics{{Rank: 1, Metrics: map[string]any{"loss": 0.75}}}},
-			{Attempt: 4, Iteration: 2, Step: 20, Metrics: same, Seconds: 0},
+			{Attempt: 4, Iteration: 1, Step: 10, Metrics: same, Seconds: 2, Others: []events.RankMetrics{{Rank: 1, Metrics: map[string]any{"loss": 0.75}}}, Slowest: &events.SlowestRank{Rank: 2, Late: 28}},
+			{Attempt: 4, Iteration: 2, Step: 20, Metrics: same, Seconds: 0, Slowest: &events.SlowestRank{Rank: 1, Late: 3}},
 		}
 		if !reflect.DeepEqual(d.said, want) {
 			got, _ := json.Marshal(d.said)

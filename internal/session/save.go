@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
@@ -192,7 +193,7 @@ func planItem(it client.Item) (checkpoint.Item, error) {
 // reply: the sealed bytes are the trainer's. Only workers that wait for a save
 // learn that it was aborted for lack of disk space: a full disk fails no call of
 // a worker that trains.
-func (s *rankServer) onSeal(_ context.Context, req client.CheckpointRef) (struct{}, error) {
+func (s *rankServer) onSeal(_ context.Context, req client.SealRequest) (struct{}, error) {
 	over := func() (bool, error) {
 		now := s.saver.state(req.Checkpoint, s.rank)
 		if now.State != client.Aborted || now.NoRoom {
@@ -215,6 +216,9 @@ func (s *rankServer) onSeal(_ context.Context, req client.CheckpointRef) (struct
 		return struct{}{}, problem.Errorf(problem.Conflict, "rank %d has no staging slot for %q: call save first, and seal once", s.rank, req.Checkpoint)
 	}
 	sealed := &events.WriteSealed{Attempt: s.Number, Checkpoint: req.Checkpoint, Rank: s.rank, Bytes: size}
+	if t, ok := s.slots.Times(req.Checkpoint, s.rank); ok {
+		sealed.Waited, sealed.Copied = ownSeconds(req.Waited, t.Waited), ownSeconds(req.Copied, t.Copied)
+	}
 	s.outbox.post(req.Checkpoint, sealed)
 	if s.sender != nil {
 		if slot := s.slots.Reader(req.Checkpoint, s.rank); slot != nil {
@@ -222,6 +226,16 @@ func (s *rankServer) onSeal(_ context.Context, req client.CheckpointRef) (struct
 		}
 	}
 	return struct{}{}, nil
+}
+
+// ownSeconds returns a duration in the form of the log: the worker's own if it has a sensible
+// one, else that of this process.
+func ownSeconds(own *float64, here time.Duration) *float64 {
+	const longest = 7 * 24 * time.Hour // a save whose seal is later has been aborted
+	if own != nil && *own >= 0 && *own < longest.Seconds() {
+		here = time.Duration(*own * float64(time.Second))
+	}
+	return events.Seconds(here)
 }
 
 // onAbort records that a rank cannot finish a save, so that the others need not

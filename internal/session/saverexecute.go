@@ -265,7 +265,10 @@ func (s *saver) ref(id string) checkpoint.Ref {
 func (s *saver) write(ctx context.Context, c planner.Write) error {
 	s.permits <- struct{}{}
 	attempt := s.decisions.attempt
+	seal, sealed := s.slots.Times(c.Checkpoint, c.Rank) // before the write frees the slot
+	began := time.Now()
 	w, err := s.putOf(s.whileOpen(ctx, c.Checkpoint), c)
+	whole := time.Since(began)
 	<-s.permits
 	if u := s.usesOf(c.Checkpoint); u != nil && s.serves(c.Rank) {
 		u.Done(c.Rank)
@@ -293,6 +296,13 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	done := &events.WriteCompleted{
 		Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank,
 		IndexDigest: w.Index.String(), BytesWritten: w.BytesWritten, BytesReused: w.BytesReused,
+		Write: events.Seconds(whole),
+	}
+	if sealed {
+		done.Queued = events.Seconds(began.Sub(seal.Sealed))
+	}
+	if took := w.Took; took != nil { // the write includes what happened around the measured parts
+		done.Digest, done.Sync, done.Write = events.Seconds(took.Digest), events.Seconds(took.Sync), events.Seconds(whole-took.Digest-took.Sync)
 	}
 	for _, f := range w.Files {
 		done.Files = append(done.Files, events.File{Name: f.Name, Size: f.Size, From: nameOf(f.From)})
@@ -377,9 +387,10 @@ func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	}
 	limited, cancel := s.store.answering(ctx, s.store.limit) // all saves of the job wait for it
 	defer cancel()
+	began := time.Now()
 	_, err = w.Finish(limited, c.Manifest, func(_ context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error) {
 		r, err := s.decisions.decide(ctx, &events.CheckpointCommitted{
-			Attempt: c.Manifest.Attempt, Checkpoint: id, Manifest: manifest.String(), Bytes: c.Bytes,
+			Attempt: c.Manifest.Attempt, Checkpoint: id, Manifest: manifest.String(), Bytes: c.Bytes, ManifestTook: events.Seconds(time.Since(began)),
 		})
 		return checkpoint.Decision{Sequence: r.Sequence, Event: r.ID, Time: r.Time}, err
 	})

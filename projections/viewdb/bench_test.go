@@ -101,37 +101,43 @@ func cpu(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkSilentRun folds saves without a report, in memory and in a database.
-// Events per CPU second must not fall with the number of saves.
-func BenchmarkSilentRun(b *testing.B) {
-	for _, saves := range []int{1000, 5000, 20_000} {
-		log := silent(saves)
-		src := newLog(log...)
-		measure := func(name string, fold func(*testing.B)) {
-			b.Run(fmt.Sprintf("%s/saves=%d", name, saves), func(b *testing.B) {
-				runtime.GC()
-				begin, rounds := cpu(b), 0
-				for b.Loop() {
-					fold(b)
-					rounds++
+// BenchmarkSaves folds saves with ten reports between two, and saves of a run that never
+// reports, in memory and in a database. Events per CPU second must not fall with the number
+// of saves.
+func BenchmarkSaves(b *testing.B) {
+	for _, run := range []struct {
+		name string
+		log  func(saves int) []events.Recorded
+	}{{"reports", training}, {"silent", silent}} {
+		for _, saves := range []int{1000, 4000, 16_000} {
+			log := run.log(saves)
+			src := newLog(log...)
+			measure := func(in string, fold func(*testing.B)) {
+				b.Run(fmt.Sprintf("%s/%s/saves=%d", run.name, in, saves), func(b *testing.B) {
+					runtime.GC()
+					begin, rounds := cpu(b), 0
+					for b.Loop() {
+						fold(b)
+						rounds++
+					}
+					b.ReportMetric(float64(len(log)*rounds)/(cpu(b)-begin).Seconds(), "events/cpu-s")
+				})
+			}
+			measure("memory", func(b *testing.B) {
+				if _, err := viewdb.Replay(b.Context(), src, 0); err != nil {
+					b.Fatal(err)
 				}
-				b.ReportMetric(float64(len(log)*rounds)/(cpu(b)-begin).Seconds(), "events/cpu-s")
+			})
+			measure("database", func(b *testing.B) {
+				db, err := viewdb.Open(b.TempDir(), viewdb.Options{Store: storeID})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := errors.Join(db.CatchUp(b.Context(), src), db.Close()); err != nil {
+					b.Fatal(err)
+				}
 			})
 		}
-		measure("memory", func(b *testing.B) {
-			if _, err := viewdb.Replay(b.Context(), src, 0); err != nil {
-				b.Fatal(err)
-			}
-		})
-		measure("database", func(b *testing.B) {
-			db, err := viewdb.Open(b.TempDir(), viewdb.Options{Store: storeID})
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := errors.Join(db.CatchUp(b.Context(), src), db.Close()); err != nil {
-				b.Fatal(err)
-			}
-		})
 	}
 }
 

@@ -20,6 +20,7 @@ type gathering struct {
 	resolving bool
 	resolved  chan struct{} // closed when reply is set
 	reply     ResolveReply  // of all nodes
+	took      *float64      // seconds of the resolution
 
 	reports map[int]Report // by node
 	ending  bool           // the outcome is being recorded
@@ -108,6 +109,7 @@ func (g *gathering) sum() (all Report) {
 		all.Peers += r.Peers
 		all.Files += r.Files
 		all.Wanted += r.Wanted
+		all.Read, all.Check = longer(all.Read, r.Read), longer(all.Check, r.Check)
 	}
 	slices.SortFunc(all.Parts, func(a, b Part) int { return a.Rank - b.Rank })
 	return all

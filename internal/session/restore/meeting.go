@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/ckptstore/ckptstore/events"
 )
 
 // Meeting decides the loads of an attempt whose ranks live on several nodes. It lives
@@ -194,6 +196,7 @@ func (m *Meeting) decide(g *gathering) {
 		return
 	}
 	g.asked, g.fqns = nil, nil
+	g.took = events.Seconds(at.took)
 	g.reply = ResolveReply{Load: g.n, Checkpoint: at.ckpt, Unread: at.unread, Verifies: at.verifies, opened: &at}
 	close(g.resolved)
 	for node, why := range m.lost {
@@ -274,6 +277,7 @@ func (m *Meeting) conclude(g *gathering, why error) {
 		return
 	}
 	ckpt, unread, sum := g.reply.Checkpoint.ID, g.reply.Unread, g.sum()
+	sum.Resolve = g.took
 	m.running.Go(func() {
 		if why == nil {
 			why = m.cfg.completed(m.cfg.Work, g.n, ckpt, unread, sum)

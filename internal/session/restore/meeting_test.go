@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -455,16 +456,22 @@ func TestSumOfNodes(t *testing.T) {
 	cancel()
 	// Of a node, the first report counts.
 	for _, slots := range []int64{70, 7000} {
-		_, err := g.meeting.Done(cut, 0, DoneRequest{Key: key, Report: Report{Parts: []Part{{Rank: 1, Reads: 2, Bytes: 7}}, Slots: slots, Wanted: 7}})
+		_, err := g.meeting.Done(cut, 0, DoneRequest{Key: key, Report: Report{Parts: []Part{{Rank: 1, Reads: 2, Bytes: 7}}, Slots: slots, Wanted: 7, Read: events.Seconds(2 * time.Second)}})
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%v", err)
 		}
 	}
-	done, err := g.meeting.Done(t.Context(), 1, DoneRequest{Key: key, Report: Report{Parts: []Part{{Rank: 2, Reads: 1, Bytes: 5}}, Files: 50, Wanted: 5}})
+	done, err := g.meeting.Done(t.Context(), 1, DoneRequest{Key: key, Report: Report{Parts: []Part{{Rank: 2, Reads: 1, Bytes: 5}}, Files: 50, Wanted: 5, Read: events.Seconds(time.Second), Check: events.Seconds(time.Minute)}})
 	if err != nil || done.Failure != nil {
 		t.Errorf("%+v, %v", done, err)
 	}
-	want := events.RestoreCompleted{Attempt: 2, Load: 1, Checkpoint: saved, Tier: "slots+files", Bytes: 120, Slots: 70, Wanted: 12, Unread: []string{"bias", "weight"}}
+	if len(g.log.completed) == 1 {
+		if g.log.completed[0].Resolve == nil {
+			t.Error("the resolution was not measured")
+		}
+		g.log.completed[0].Resolve = nil
+	}
+	want := events.RestoreCompleted{Attempt: 2, Load: 1, Checkpoint: saved, Tier: "slots+files", Bytes: 120, Slots: 70, Wanted: 12, Unread: []string{"bias", "weight"}, Read: events.Seconds(2 * time.Second), Check: events.Seconds(time.Minute)}
 	if len(g.log.completed) != 1 || !reflect.DeepEqual(g.log.completed[0], want) || !slices.Equal(ranksOf(g.log.plans), []int{1, 2}) {
 		t.Errorf("%+v and %+v, want %+v", g.log.completed, g.log.plans, want)
 	}

@@ -3,6 +3,7 @@ package restore
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
@@ -32,6 +33,7 @@ type resolution struct {
 	manifest checkpoint.Manifest
 	unread   []string // keys that no participant asks for
 	verifies bool     // every participant verifies what it copies
+	took     time.Duration
 }
 
 // resolve decides, once for all ranks, which checkpoint load n reads. asks are those
@@ -39,6 +41,7 @@ type resolution struct {
 // for.
 func (c *Config) resolve(ctx context.Context, n int, asks []Ask, keys map[string]bool) (resolution, error) {
 	var at resolution
+	began := time.Now()
 	ref, strict := asks[0].Ref, false
 	at.verifies = true // all or none: a rank that did not wait would continue where others fail
 	for _, a := range asks {
@@ -68,6 +71,7 @@ func (c *Config) resolve(ctx context.Context, n int, asks []Ask, keys map[string
 	if strict && len(at.unread) > 0 {
 		return at, fmt.Errorf("load %d of %s: %w", n, at.ckpt.ID, &planner.UnreadError{FQNs: at.unread})
 	}
+	at.took = time.Since(began)
 	return at, c.Log.Begun(ctx, &events.RestoreBegun{
 		Attempt: c.Attempt, Load: n, Checkpoint: at.ckpt.ID, From: c.from(at.ckpt), WorldSize: c.World,
 	})
@@ -80,6 +84,19 @@ type Report struct {
 	Peers  int64  `json:"peers,omitempty"` // bytes that came from replicas of other nodes' slots
 	Files  int64  `json:"files,omitempty"` // bytes that came from files
 	Wanted int64  `json:"wanted,omitempty"`
+
+	// Durations in seconds, as in the event. Those of several nodes are the longest.
+	Resolve *float64 `json:"resolve_s,omitempty"`
+	Read    *float64 `json:"read_s,omitempty"`
+	Check   *float64 `json:"check_s,omitempty"`
+}
+
+// longer returns the longer of two durations, of which nil is unknown.
+func longer(a, b *float64) *float64 {
+	if a == nil || b != nil && *b > *a {
+		return b
+	}
+	return a
 }
 
 // Part is what one rank reads: see [events.LoadPlan].
@@ -98,6 +115,7 @@ func (c *Config) completed(ctx context.Context, n int, checkpoint string, unread
 	return c.Log.Completed(ctx, plans, &events.RestoreCompleted{
 		Attempt: c.Attempt, Load: n, Checkpoint: checkpoint, Tier: tierOf(got), Bytes: got.Slots + got.Peers + got.Files, Slots: got.Slots,
 		Peers: got.Peers, Wanted: got.Wanted, Unread: unread,
+		Resolve: got.Resolve, Read: got.Read, Check: got.Check,
 	})
 }
 

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -26,6 +28,8 @@ type restore struct {
 	ranks   []restoreRank    // of the attempt; ranks that do not participate here want nothing
 	files   map[string]int64 // sizes of the checkpoint's lent files, by path
 	verdict *verdict         // of ranks that verify what they copy; nil: no rank does
+	took    *float64         // seconds of the resolution; nil: another process has resolved it
+	opened  time.Time        // when the checkpoint was open
 	decided bool             // the outcome of the load has been reported for all nodes
 }
 
@@ -119,6 +123,9 @@ func (r *restore) begin(ctx context.Context, ld *load) (begun bool, err error) {
 	if err != nil {
 		return begun, err
 	}
+	if r.opened = time.Now(); r.l.cfg.Coordinator == nil {
+		r.took = events.Seconds(at.took)
+	}
 	r.planner = planner.NewLoader(at.manifest.Layout)
 	for _, rank := range r.part {
 		r.ranks[rank].verifies = at.verifies
@@ -179,6 +186,7 @@ func (r *restore) record(ctx context.Context, reads []checkpoint.Read, got Repor
 	if len(got.Parts) > 1 { // reads of several ranks are stored once
 		got.Wanted = r.planner.Stored(reads)
 	}
+	got.Resolve, got.Read = r.took, events.Seconds(time.Since(r.opened))
 	if r.verdict = newVerdict(r, got); r.verdict != nil {
 		return nil
 	}

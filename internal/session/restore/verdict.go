@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
@@ -19,8 +20,9 @@ import (
 //	rank 0   load ──▶ where ── copy, verify ──▶ loaded ─────────┐ complete, or
 //	rank 1   load ──▶ where ── copy, verify ────────▶ loaded ───┘ what is damaged
 type verdict struct {
-	r   *restore
-	got Report
+	r     *restore
+	got   Report
+	since time.Time // when the ranks could begin to copy
 
 	// Guarded by the loader's lock.
 	missing map[int]bool  // ranks that have not reported their result
@@ -38,7 +40,7 @@ func newVerdict(r *restore, got Report) *verdict {
 	if !checks {
 		return nil
 	}
-	v := &verdict{r: r, got: got, missing: map[int]bool{}, over: make(chan struct{})}
+	v := &verdict{r: r, got: got, since: time.Now(), missing: map[int]bool{}, over: make(chan struct{})}
 	for _, rank := range r.part {
 		v.missing[rank] = true
 	}
@@ -96,6 +98,7 @@ func (l *Loader) decide(v *verdict, rank int, said client.LoadedRequest, limit t
 	case said.Failed != "":
 		l.fail(v, &ConflictError{fmt.Errorf("load %d is a collective, and rank %d has not loaded its part: %s", v.r.n, rank, said.Failed)})
 	default:
+		v.got.Check = events.Seconds(time.Since(v.since))
 		v.end(v.r.complete(l.cfg.Work, v.got))
 	}
 }

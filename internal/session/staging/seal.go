@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
@@ -41,7 +42,21 @@ func (s *Slots) Seal(rank int, checkpoint string) (size int64, ok bool, err erro
 		return 0, true, misuse("the slot of rank %d for %s is not sealed: bytes 8 to 16 of %s are %d, want the generation %d", rank, checkpoint, sl.arena.path, got, sl.generation)
 	}
 	sl.phase = sealed
+	sl.times.Sealed = time.Now()
+	sl.times.Copied = sl.times.Sealed.Sub(sl.granted)
 	return sl.plan.bytes, true, nil
+}
+
+// Times returns the durations of a rank's part of a save. ok is false if no slot holds it
+// sealed, or if another process sealed it.
+func (s *Slots) Times(checkpoint string, rank int) (t Times, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sl := s.holding(rank, checkpoint)
+	if sl == nil || sl.times.Sealed.IsZero() {
+		return t, false
+	}
+	return sl.times, true
 }
 
 // Open gives the bytes of a sealed rank to the writer. release frees the slot. If

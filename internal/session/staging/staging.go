@@ -23,6 +23,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -94,6 +95,15 @@ type slot struct {
 	arena      *Arena
 	generation uint64
 	plan       *Layout
+	times      Times
+	granted    time.Time
+}
+
+// Times are the durations of one use of a slot.
+type Times struct {
+	Waited time.Duration // from the request for the slot until it was granted
+	Copied time.Duration // from then until the seal
+	Sealed time.Time     // on the monotonic clock of this process
 }
 
 // Span is a range of bytes in an arena.
@@ -201,7 +211,7 @@ type Grant struct {
 // the slot's header. It waits for a slot until ctx ends, or as [Config]
 // specifies. If memory is short, the error is [syscall.ENOSPC].
 func (s *Slots) Take(ctx context.Context, of Part, participants []int, p *Layout) (Grant, error) {
-	rank := of.Rank
+	rank, asked := of.Rank, time.Now()
 	if len(of.Checkpoint) > maxID {
 		return Grant{}, misuse("the ID %.64q… is longer than %d bytes", of.Checkpoint, maxID)
 	}
@@ -228,6 +238,8 @@ func (s *Slots) Take(ctx context.Context, of Part, participants []int, p *Layout
 	}
 	sl.generation++
 	sl.plan = p
+	sl.granted = time.Now()
+	sl.times = Times{Waited: sl.granted.Sub(asked)}
 	writeHeader(sl.arena.data, of, sl.generation, p)
 	s.makeAhead(rank, p.end)
 	return Grant{sl.index, sl.arena.path, int64(len(sl.arena.data)), sl.generation}, nil

@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 import threading
+import time
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from . import _memory, _native
@@ -70,8 +71,9 @@ class Slot:
     holds the items of an earlier save with the same key.
     """
 
-    def __init__(self, session: Session, reply: dict[str, Any], offsets: list[int], fresh: bool, key: str):
+    def __init__(self, session: Session, reply: dict[str, Any], offsets: list[int], fresh: bool, key: str, waited: float):
         self._session, self._generation = session, reply["generation"]
+        self._waited, self._granted = waited, time.monotonic()
         self.checkpoint: str = reply["checkpoint"]
         self.offsets, self.fresh = offsets, fresh  # fresh: the plan was new to the trainer
         try:
@@ -89,7 +91,8 @@ class Slot:
     def seal(self) -> None:
         _memory.seal(self.memory, self._generation)
         try:
-            self._session.wire.call("seal", checkpoint=self.checkpoint)
+            copied = time.monotonic() - self._granted
+            self._session.wire.call("seal", checkpoint=self.checkpoint, waited_s=self._waited, copied_s=copied)
         except Conflict as conflict:
             raise SaveAborted(self.checkpoint, conflict.message) from conflict
 
@@ -170,13 +173,17 @@ class Session:
         try:
             if known is not None:
                 try:
+                    asked = time.monotonic()
                     reply = self.wire.call("save", **request, plan=known[0])
                 except Refused as refused:
                     if refused.status != 412:
                         raise
             fresh = reply is None
             if reply is None:
-                reply = self.wire.call("save", **request, items=list(items() if callable(items) else items))
+                listed = list(items() if callable(items) else items)
+                asked = time.monotonic()
+                reply = self.wire.call("save", **request, items=listed)
+            waited = time.monotonic() - asked
         except Conflict as conflict:
             raise SaveAborted(name or f"step-{step}", conflict.message) from conflict
         self._reached(step)
@@ -188,7 +195,7 @@ class Session:
             self._plans[key] = known
             for old in list(self._plans)[:-4]:  # the trainer remembers four
                 self._plans.pop(old, None)
-        return Slot(self, reply, known[1], fresh, key)
+        return Slot(self, reply, known[1], fresh, key, waited)
 
     def _reached(self, step: int) -> None:
         """Record a step if it is the highest: a save in parallel with the training may be late."""
