@@ -209,7 +209,7 @@ func (f *fold) aborted(b *events.CheckpointAborted) error {
 	}
 	c.State, c.Reason, c.Ranks, c.EndedAt = Aborted, b.Reason, b.Ranks, f.at()
 	c.EndedStored = f.r.Stored.UTC()
-	return errors.Join(f.tallyAbort(), f.close(c))
+	return errors.Join(f.tallyAbort(c), f.close(c))
 }
 
 func (f *fold) superseded(b *events.CheckpointSuperseded) error {

@@ -48,7 +48,7 @@ func AllLaunches(r Reader, run string) ([]Launches, error) {
 			return each(r, within(keyTrial), func(row Trial) error {
 				l := of(row.Run)
 				l.Trials = append(l.Trials, row)
-				used, err := TrialUsage(r, row.Run, row.Name)
+				used, err := trialUsage(r, row.Run, row.Name)
 				l.Usage = l.Usage.plus(used)
 				return err
 			})

@@ -8,20 +8,15 @@ import (
 // Standing is where a trial stands: what it has reached, what of it is safe, and the saves
 // that are in flight. Its size does not grow with history.
 type Standing struct {
-	Trial    Trial        `json:"trial"` // as stored, without the fields derived from reports
-	Attempt  Attempt      `json:"attempt"`
-	Nodes    int          `json:"nodes"`              // of its job, as requested; 0: unknown
-	Usage    Usage        `json:"usage"`              // of the trial
-	Head     *Checkpoint  `json:"head,omitempty"`     // newest checkpoint of the line, also one of the run that it was forked from
-	Open     []Checkpoint `json:"open,omitempty"`     // saves in flight of the attempt, the newest first
-	Reported *Reached     `json:"reported,omitempty"` // newest report of the attempt
-}
-
-// Reached is the newest report of an attempt.
-type Reached struct {
-	Step      int64     `json:"step"`
-	Iteration int       `json:"iteration"`
-	At        time.Time `json:"at"`
+	Trial   Trial        `json:"trial"` // as stored, without the fields derived from reports
+	Attempt Attempt      `json:"attempt"`
+	Nodes   int          `json:"nodes"`          // of its job, as requested; 0: unknown
+	Usage   Usage        `json:"usage"`          // of the trial
+	Head    *Checkpoint  `json:"head,omitempty"` // newest checkpoint of the line, also one of the run that it was forked from
+	Open    []Checkpoint `json:"open,omitempty"` // saves in flight of the attempt, the newest first
+	// Step and ReportedAt are those of the attempt's newest report; nil and zero before the first.
+	Step       *int64    `json:"step,omitempty"`
+	ReportedAt time.Time `json:"reported_at,omitzero"`
 }
 
 // RunStanding is where a run stands.
@@ -32,6 +27,7 @@ type RunStanding struct {
 	Usage   Usage      `json:"usage"`  // of all trials
 	Tally   Tally      `json:"tally"`
 	Devices []Device   `json:"devices,omitempty"` // that were unhealthy
+	HeardAt time.Time  `json:"heard_at,omitzero"` // newest start, end, commit, or other event that moved the time of its main trial
 }
 
 // GetRunStanding returns where a run stands, or a [NotFoundError].
@@ -58,7 +54,7 @@ func GetRunStanding(r Reader, run string) (s RunStanding, err error) {
 		s.Usage = s.Usage.plus(of.Usage)
 		s.Trials = append(s.Trials, of)
 	}
-	if s.Tally, err = GetTally(r, run); err != nil {
+	if s.Tally, err = getTally(r, run); err != nil {
 		return s, err
 	}
 	s.Devices, err = Devices(r, run)
@@ -75,7 +71,7 @@ func standing(r Reader, t Trial) (s Standing, err error) {
 		return s, err
 	}
 	s.Nodes = job.NNodes
-	if s.Usage, err = TrialUsage(r, t.Run, t.Name); err != nil {
+	if s.Usage, err = trialUsage(r, t.Run, t.Name); err != nil {
 		return s, err
 	}
 	if s.Head, err = headOf(r, t); err != nil {
@@ -87,7 +83,7 @@ func standing(r Reader, t Trial) (s Standing, err error) {
 	s.Open = slices.DeleteFunc(s.Open, func(c Checkpoint) bool { return c.Attempt != t.Attempt })
 	newest, found, err := newestReport(r, t.Run, t.Name, t.Attempt)
 	if found {
-		s.Reported = &Reached{Step: newest.Step, Iteration: newest.Iteration, At: newest.Time}
+		s.Step, s.ReportedAt = &newest.Step, newest.Time
 	}
 	return s, err
 }
@@ -108,43 +104,32 @@ func headOf(r Reader, t Trial) (*Checkpoint, error) {
 	return &c, nil
 }
 
-// Activity is when something of a run was last heard of, and its newest job.
-type Activity struct {
-	Run   string    `json:"run"`
-	Job   string    `json:"job,omitempty"`
-	Ended bool      `json:"ended"` // the job recorded its end
-	At    time.Time `json:"at"`    // of its newest start, end, commit, or step of its coordinator
-}
-
-// Activities returns when each run was last heard of, by name. It reads four rows of each run
-// at most, whatever its history.
-func Activities(r Reader) ([]Activity, error) {
+// Activities returns the runs by name, each with its newest job and when it was last heard of, without
+// its trials. It reads four rows of each run, whatever its history.
+func Activities(r Reader) ([]RunStanding, error) {
 	runs, err := all[Run](r, key(keyRun))
 	if err != nil {
 		return nil, err
 	}
-	list := make([]Activity, 0, len(runs))
+	list := make([]RunStanding, 0, len(runs))
 	for _, run := range runs {
-		a := Activity{Run: run.Name, Job: run.Job, At: run.StartedAt}
-		job, _, err := load[Job](r, key(keyJob, run.Name, run.Job))
-		if err != nil {
+		s := RunStanding{Run: run, HeardAt: run.StartedAt}
+		if s.Job, _, err = load[Job](r, key(keyJob, run.Name, run.Job)); err != nil {
 			return nil, err
 		}
-		tally, _, err := load[Tally](r, key(keyTally, run.Name))
-		if err != nil {
+		if s.Tally, err = getTally(r, run.Name); err != nil {
 			return nil, err
 		}
 		usage, _, err := load[usageRow](r, usageKey(run.Name, DefaultTrial))
 		if err != nil {
 			return nil, err
 		}
-		a.Ended = job.Ended
-		for _, at := range []time.Time{job.EndedAt, tally.LastCommitAt, usage.Last} {
-			if at.After(a.At) {
-				a.At = at
+		for _, at := range []time.Time{s.Job.EndedAt, s.Tally.LastCommitAt, usage.Last} {
+			if at.After(s.HeardAt) {
+				s.HeardAt = at
 			}
 		}
-		list = append(list, a)
+		list = append(list, s)
 	}
 	return list, nil
 }

@@ -1,6 +1,7 @@
 package projections
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -27,6 +28,7 @@ type Tally struct {
 	LastCommitSeq uint64          `json:"last_commit_seq,omitempty"`
 	LastCommitAt  time.Time       `json:"last_commit_at,omitzero"`
 	LastSaving    float64         `json:"last_saving_s,omitempty"` // its seconds from begin to commit
+	Slowest       *Worker         `json:"slowest,omitempty"`       // its rank whose copy and write took longest; nil: unknown
 	Gaps          []time.Duration `json:"gaps,omitempty"`          // between the newest commits, the newest last
 }
 
@@ -50,14 +52,6 @@ func (s *Spread) add(d time.Duration) {
 	s.Sum += d.Seconds()
 }
 
-// Count returns the number of durations.
-func (s Spread) Count() (n uint64) {
-	for _, c := range s.Counts {
-		n += c
-	}
-	return n
-}
-
 // RestoreTally counts loads with the same sources and result.
 type RestoreTally struct {
 	Tier   string  `json:"tier"` // as in [events.RestoreCompleted]; none: a load that failed, other: unknown ones
@@ -66,18 +60,8 @@ type RestoreTally struct {
 	Sum    float64 `json:"sum_s"` // seconds from begin to end
 }
 
-// mostGaps bounds the commits that the usual interval follows from.
+// mostGaps bounds [Tally.Gaps].
 const mostGaps = 8
-
-// Interval returns the usual time between two commits: the median of the newest ones; 0 if there
-// are fewer than two.
-func (t Tally) Interval() time.Duration {
-	if len(t.Gaps) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(t.Gaps))
-	return sorted[len(sorted)/2]
-}
 
 // tally changes the row of the run's totals.
 func (f *fold) tally(change func(*Tally)) error {
@@ -138,9 +122,9 @@ func (f *fold) tallyStaged(c Checkpoint) error {
 	return f.tally(func(t *Tally) { t.Staging.add(f.at().Sub(c.BegunAt)) })
 }
 
-// tallyCommit counts a committed save. timed is false if another process than the one that began
-// the save has committed it: the time between is not that of the save.
-func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool) error {
+// tallyCommit counts a committed save. timed is false if the process that committed the save
+// did not begin it: the time between is not that of the save.
+func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool, slowest *Worker) error {
 	return f.tally(func(t *Tally) {
 		t.Committed++
 		t.Written += c.BytesWritten
@@ -153,6 +137,7 @@ func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool) erro
 		if gap := f.at().Sub(t.LastCommitAt); !t.LastCommitAt.IsZero() && gap > 0 {
 			t.Gaps = append(t.Gaps[max(0, len(t.Gaps)-mostGaps+1):], gap)
 		}
+		t.Slowest = slowest
 		t.LastCommit, t.LastCommitSeq, t.LastCommitAt, t.LastSaving = c.ID, f.r.Sequence, f.at(), 0
 		if timed {
 			t.LastSaving = max(0, took).Seconds()
@@ -160,7 +145,14 @@ func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool) erro
 	})
 }
 
-func (f *fold) tallyAbort() error { return f.tally(func(t *Tally) { t.Aborted++ }) }
+// tallyAbort counts a save that was aborted. It has held up the training all the same.
+func (f *fold) tallyAbort(c Checkpoint) error {
+	blocked, _ := blockedBy(c)
+	if _, err := f.saveEnds(c.Attempt, blocked); err != nil {
+		return err
+	}
+	return f.tally(func(t *Tally) { t.Aborted++ })
+}
 
 // tiers are the sources of a load that are counted by name.
 var tiers = []string{"slots", "peers", "files"}
@@ -189,8 +181,8 @@ func (f *fold) tallyRestore(row Restore) error {
 	})
 }
 
-// GetTally returns the totals of a run; zero for a run without any.
-func GetTally(r Reader, run string) (Tally, error) {
+// getTally returns the totals of a run; zero for a run without any.
+func getTally(r Reader, run string) (Tally, error) {
 	t, _, err := load[Tally](r, key(keyTally, run))
 	t.Run = run
 	return t, err
@@ -198,13 +190,46 @@ func GetTally(r Reader, run string) (Tally, error) {
 
 // tallySaved counts a save with its commit.
 func (f *fold) tallySaved(c Checkpoint) error {
-	blocked := blockedBy(c)
+	blocked, known := blockedBy(c)
 	timed, err := f.saveEnds(c.Attempt, blocked)
 	if err != nil {
 		return err
 	}
-	return f.tallyCommit(c, blocked, timed)
+	if !known {
+		blocked = -1 // it does not count
+	}
+	var slowest *Worker
+	if p := c.Phases; p != nil && p.Slowest >= 0 {
+		w, found, err := load[Worker](f.t, workerKey(f.run, f.name, c.Attempt, p.Slowest))
+		if err != nil {
+			return err
+		}
+		if found {
+			slowest = &Worker{Attempt: w.Attempt, Rank: w.Rank, Node: w.Node, LocalRank: w.LocalRank, State: w.State}
+		}
+	}
+	return f.tallyCommit(c, blocked, timed, slowest)
 }
 
-// blockedBy returns how long a save held up its ranks.
-func blockedBy(Checkpoint) time.Duration { return 0 }
+// blockedBy returns how long a save held up its ranks, at most: the longest wait for a slot and the
+// longest copy, which may be those of two ranks. known is false if no rank measured them.
+func blockedBy(c Checkpoint) (d time.Duration, known bool) {
+	if c.Phases == nil {
+		return 0, false
+	}
+	for _, part := range []*float64{c.Phases.Waited, c.Phases.Copied} {
+		if part != nil {
+			d, known = d+duration(*part), true
+		}
+	}
+	return d, known
+}
+
+// duration returns seconds as a duration; numbers that no clock shows are cut.
+func duration(seconds float64) time.Duration {
+	const most = 1 << 32
+	if !(seconds > 0) { // also NaN
+		return 0
+	}
+	return time.Duration(math.Round(min(seconds, most) * float64(time.Second)))
+}

@@ -152,7 +152,7 @@ func (f *fold) trainedAt(id string) (time.Duration, error) {
 	if err != nil || !found || c.State != Committed {
 		return 0, err
 	}
-	return time.Duration(math.Round(c.Trained * float64(time.Second))), nil
+	return duration(c.Trained), nil
 }
 
 func (f *fold) trainingBegins(attempt int) error {
@@ -260,15 +260,6 @@ type Usage struct {
 	Other     float64 `json:"other_s"`     // starts, ends and restarts
 }
 
-// Goodput returns the part of the wall time that led to the present; ok is false before there
-// is any.
-func (u Usage) Goodput() (part float64, ok bool) {
-	if u.Wall <= 0 {
-		return 0, false
-	}
-	return u.Kept / u.Wall, true
-}
-
 // usage returns the row in seconds.
 func (u usageRow) usage() Usage {
 	out := Usage{
@@ -287,8 +278,8 @@ func (u Usage) plus(o Usage) Usage {
 	}
 }
 
-// TrialUsage returns the time of a trial up to its newest event; zero for one without attempts.
-func TrialUsage(r Reader, run, trial string) (Usage, error) {
+// trialUsage returns the time of a trial up to its newest event; zero for one without attempts.
+func trialUsage(r Reader, run, trial string) (Usage, error) {
 	u, found, err := load[usageRow](r, usageKey(run, trial))
 	if err != nil || !found {
 		return Usage{}, err

@@ -34,7 +34,7 @@ func (l *timeline) add(source string, actor events.Actor, at float64, body event
 }
 
 func (l *timeline) usage() Usage {
-	u, err := TrialUsage(l.rows, "run", DefaultTrial)
+	u, err := trialUsage(l.rows, "run", DefaultTrial)
 	if err != nil {
 		l.t.Fatalf("%v", err)
 	}
@@ -103,15 +103,27 @@ func TestUsage(t *testing.T) {
 	l.add(second, "s", -480, &events.CheckpointAborted{Attempt: 3, Checkpoint: "c.a3"})
 	l.add(second, "n0", -470, &events.GroupStopped{Attempt: 3})
 	l.wantUsage(t, "its end", Usage{Wall: 100, Kept: 48, Lost: 15, Restoring: 4, Other: 33})
-	if part, ok := l.usage().Goodput(); !ok || math.Abs(part-0.48) > 1e-9 {
-		t.Errorf("the goodput is %v, %v", part, ok)
-	}
 
-	tally, err := GetTally(l.rows, "run")
+	held := &timeline{t: t, rows: NewMemory()}
+	held.add(first, "s", 0, &events.GroupStarted{Attempt: 1, Job: "one", WorldSize: 2})
+	held.add(first, "n0", 0, &events.TrainingStarted{Attempt: 1})
+	held.add(first, "s", 20, &events.CheckpointBegun{Attempt: 1, Checkpoint: "a.a1", Name: "a", Step: 1, WorldSize: 2})
+	for rank, s := range []float64{3, 4} {
+		held.add(first, events.Rank(rank), 25, &events.WriteSealed{Attempt: 1, Checkpoint: "a.a1", Rank: rank, Waited: &s, Copied: &s})
+	}
+	held.add(first, "s", 30, &events.CheckpointAborted{Attempt: 1, Checkpoint: "a.a1"})
+	held.wantUsage(t, "a save that held up the training", Usage{Wall: 30, Kept: 22, Blocked: 8})
+	endless := 1e300
+	held.add(first, "s", 30, &events.CheckpointBegun{Attempt: 1, Checkpoint: "b.a1", Name: "b", Step: 2, WorldSize: 1})
+	held.add(first, "r0", 30, &events.WriteSealed{Attempt: 1, Checkpoint: "b.a1", Copied: &endless})
+	held.add(first, "s", 31, &events.CheckpointCommitted{Attempt: 1, Checkpoint: "b.a1", Manifest: "m"})
+	held.wantUsage(t, "a duration that no clock shows", Usage{Wall: 31, Kept: 0, Blocked: 31})
+
+	tally, err := getTally(l.rows, "run")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tally.Committed != 2 || tally.Aborted != 1 || tally.Interval() != 29*time.Second || tally.Saving.Count() != 2 || tally.Saving.Sum != 3 {
+	if tally.Committed != 2 || tally.Aborted != 1 || len(tally.Gaps) != 1 || tally.Gaps[0] != 29*time.Second || tally.Saving.Counts != [...]uint64{0, 2, 0, 0, 0, 0} || tally.Saving.Sum != 3 {
 		t.Errorf("totals %+v", tally)
 	}
 	if want := map[string]int{"worker": 1, "lost": 1, "none": 1}; fmt.Sprint(tally.Attempts) != fmt.Sprint(want) {
@@ -183,6 +195,10 @@ func TestUsageLaws(t *testing.T) {
 				l.add(source, "s", now, &events.CheckpointBegun{Attempt: attempt, Checkpoint: id, Name: id, Step: int64(saves), WorldSize: 1})
 				see(true)
 				now += rapid.Float64Range(0, 5).Draw(t, "took")
+				if rapid.Bool().Draw(t, "measured") {
+					copied := rapid.SampledFrom([]float64{0, 0.5, 7, -3, 1e30}).Draw(t, "copied")
+					l.add(source, "r0", now, &events.WriteSealed{Attempt: attempt, Checkpoint: id, Copied: &copied})
+				}
 				l.add(source, "s", now, &events.CheckpointCommitted{Attempt: attempt, Checkpoint: id, Manifest: "m"})
 				see(true)
 				committed = append(committed, id)

@@ -125,7 +125,7 @@ func StandingOf(ctx context.Context, from From, run string) (*Standing, error) {
 		return nil, err
 	}
 	out := &Standing{Run: run, Usage: r.Usage}
-	if part, ok := r.Usage.Goodput(); ok {
+	if part, ok := insight.Goodput(r.Usage); ok {
 		out.Goodput = &part
 	}
 	jobs := r.List(from.Now)

@@ -97,6 +97,7 @@ func Repository() Law {
 			{Path: "internal/store", Holds: "a store: open, own, connect, collect, fork, recover, scrub, back up", May: []string{"internal/problem", "internal/redact", "internal/private", "internal/share", "internal/beneath", "internal/durable", "events", "projections", "internal/checkpoint", "planner", "internal/archive", "events/jetlog", "projections/viewdb", "internal/query", "internal/object", "internal/object/local", "internal/data", "internal/foreign", "internal/refs", "internal/claim", "internal/logpeers", "internal/store/place"}},
 			{Path: "internal/answer", Holds: "answers about a store: what commands print with --json and the HTTP API returns", May: []string{"internal/problem", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/insight", "internal/query", "internal/object", "internal/data", "internal/store"}},
 			{Path: "internal/api", Holds: "the HTTP API of a store: documents, pages, streams, decisions, users; alone imports huma", May: []string{"internal/problem", "internal/httpkit", "internal/private", "events", "projections", "planner", "internal/insight", "internal/query", "internal/object", "internal/store", "internal/answer"}},
+			{Path: "internal/observe", Holds: "the state of a store for a monitoring system: metrics, health, readiness", May: []string{"internal/query", "projections", "internal/insight", "internal/store"}},
 			{Path: "internal/collective", Holds: "collectives on objects", NoDeps: true},
 			{Path: "internal/rpc", Holds: "calls between processes: registry of backends, two kinds of agents", NoDeps: true, May: []string{"internal/collective"}},
 			{Path: "client", Holds: "the library of a Go worker", NoDeps: true, May: []string{"internal/private", "tensor", "internal/collective", "internal/rpc"}},
@@ -143,6 +144,7 @@ func Repository() Law {
 			{Prefix: "github.com/nats-io", Owners: []string{"events/jetlog", "internal/logpeers", "internal/natstest"}},
 			{Prefix: "github.com/cockroachdb/pebble/v2/vfs", Owners: []string{"projections/viewdb", "internal/data", "internal/object/local", "internal/disk", "internal/foreign", "internal/store"}},
 			{Prefix: "github.com/cockroachdb/pebble", Owners: []string{"projections/viewdb"}},
+			{Prefix: "github.com/prometheus/client_golang", Owners: []string{"internal/observe"}},
 			{Prefix: "github.com/minio/minio-go", Owners: []string{"internal/object/s3"}},
 			{Prefix: "github.com/danielgtaylor/huma", Owners: []string{"internal/api"}},
 			{Prefix: "github.com/NVIDIA/go-nvml", Owners: []string{"gpu"}},
@@ -167,7 +169,7 @@ func Repository() Law {
 			{"internal/problem/system/system.go", "the whole room"},
 			{"internal/testbed/doc.go", "the page of a large room"},
 		},
-		Public: 678,
+		Public: 686,
 	}
 }
 

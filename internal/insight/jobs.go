@@ -108,7 +108,7 @@ func (r RunJobs) List(now time.Time) (list []Job) {
 			out.Seconds = &seconds
 		}
 		r.trained(&out)
-		if part, ok := r.Usage.Goodput(); ok && len(list) == 0 {
+		if part, ok := Goodput(r.Usage); ok && len(list) == 0 {
 			out.Goodput = &part
 		}
 		list = append(list, out)

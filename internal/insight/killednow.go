@@ -70,10 +70,10 @@ func survives(c projections.Checkpoint, nodes int) []string {
 func IfKilled(s projections.Standing) KilledNow {
 	k := ifKilled(s, ByWorkers)
 	if without := ifKilled(s, ByTrainer); without.Resume != k.Resume {
-		without.Text = "killed with its trainer: " + without.say()
+		without.Text = "killed with its trainer: " + without.sentence()
 		k.Without = &without
 	}
-	k.Text = "killed now: " + k.say()
+	k.Text = "killed now: " + k.sentence()
 	if k.Without != nil {
 		k.Text += "; " + k.Without.Text
 	}
@@ -104,21 +104,20 @@ func ifKilled(s projections.Standing, dies string) KilledNow {
 		k.Saves = append(k.Saves, of)
 	}
 	k.Seconds = max(0, s.Usage.Kept-trained)
-	if r := s.Reported; r != nil {
-		k.Step = &r.Step
-		switch {
-		case k.From != nil:
-			lost := max(0, r.Step-*k.From)
-			k.Steps = &lost
-		case k.Resume == "":
-			k.Steps = &r.Step
-		}
+	k.Step = s.Step
+	switch {
+	case s.Step == nil:
+	case k.From != nil:
+		lost := max(0, *s.Step-*k.From)
+		k.Steps = &lost
+	case k.Resume == "":
+		k.Steps = s.Step
 	}
 	return k
 }
 
-// say words the verdict.
-func (k KilledNow) say() string {
+// sentence words the verdict.
+func (k KilledNow) sentence() string {
 	var b strings.Builder
 	training := short(k.Seconds) + " of training"
 	steps := ""
@@ -154,4 +153,23 @@ func short(seconds float64) string {
 		return d.Round(100 * time.Millisecond).String()
 	}
 	return d.Round(time.Second).String()
+}
+
+// Goodput returns the part of the time of attempts that led to the present; ok is false before
+// there is any time.
+func Goodput(u projections.Usage) (part float64, ok bool) {
+	if u.Wall <= 0 {
+		return 0, false
+	}
+	return u.Kept / u.Wall, true
+}
+
+// Interval returns the usual time between two commits of a run: the median of the newest ones; 0
+// if there are fewer than two.
+func Interval(t projections.Tally) time.Duration {
+	if len(t.Gaps) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(t.Gaps))
+	return sorted[len(sorted)/2]
 }

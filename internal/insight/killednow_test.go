@@ -21,7 +21,7 @@ func TestIfKilled(t *testing.T) {
 			Sealed: sealed, Writes: written, Trained: float64(step), BegunSeq: uint64(step),
 		}
 	}
-	reached := &projections.Reached{Step: 30}
+	at := func(step int64) *int64 { return &step }
 	for name, c := range map[string]struct {
 		s       projections.Standing
 		trial   projections.Trial
@@ -33,7 +33,7 @@ func TestIfKilled(t *testing.T) {
 		text    string
 	}{
 		"no checkpoint": {
-			s: projections.Standing{Reported: reached}, resume: "", steps: 30, seconds: 40,
+			s: projections.Standing{Step: at(30)}, resume: "", steps: 30, seconds: 40,
 			text: "killed now: the next attempt starts afresh and repeats 30 steps and 40s of training",
 		},
 		"nothing reported": {
@@ -41,40 +41,40 @@ func TestIfKilled(t *testing.T) {
 			text: "killed now: the next attempt resumes from step-10.a1 and repeats 30s of training",
 		},
 		"partly sealed": {
-			s:     projections.Standing{Head: head(10), Reported: reached, Open: []projections.Checkpoint{save(20, 3, 2)}},
+			s:     projections.Standing{Head: head(10), Step: at(30), Open: []projections.Checkpoint{save(20, 3, 2)}},
 			trial: projections.Trial{Head: "step-10.a1"}, resume: "step-10.a1", steps: 20, seconds: 30, fates: []string{"lost []"},
 		},
 		"sealed on one node": {
-			s:     projections.Standing{Nodes: 1, Head: head(10), Reported: reached, Open: []projections.Checkpoint{save(20, 4, 3)}},
+			s:     projections.Standing{Nodes: 1, Head: head(10), Step: at(30), Open: []projections.Checkpoint{save(20, 4, 3)}},
 			trial: projections.Trial{Head: "step-10.a1"}, resume: "step-20.a1", steps: 10, seconds: 20, fates: []string{"finished [workers trainer]"},
 		},
 		"sealed on two nodes": {
-			s:     projections.Standing{Nodes: 2, Head: head(10), Reported: reached, Open: []projections.Checkpoint{save(20, 4, 3)}},
+			s:     projections.Standing{Nodes: 2, Head: head(10), Step: at(30), Open: []projections.Checkpoint{save(20, 4, 3)}},
 			trial: projections.Trial{Head: "step-10.a1"}, resume: "step-20.a1", steps: 10, seconds: 20, fates: []string{"finished [workers]"}, without: "step-10.a1",
 			text: "killed now: the next attempt resumes from step-20.a1 and repeats 10 steps and 20s of training; the save of step-20.a1, sealed by 4 of 4 ranks, is finished unless its machine fails; " +
 				"killed with its trainer: the next attempt resumes from step-10.a1 and repeats 20 steps and 30s of training; the save of step-20.a1, sealed by 4 of 4 ranks, is lost",
 		},
 		"written on two nodes": {
-			s:     projections.Standing{Nodes: 2, Head: head(10), Reported: reached, Open: []projections.Checkpoint{save(20, 4, 4)}},
+			s:     projections.Standing{Nodes: 2, Head: head(10), Step: at(30), Open: []projections.Checkpoint{save(20, 4, 4)}},
 			trial: projections.Trial{Head: "step-10.a1"}, resume: "step-20.a1", steps: 10, seconds: 20, fates: []string{"finished [workers trainer node]"},
 		},
 		"two saves in flight, the older one sealed": {
-			s:     projections.Standing{Nodes: 1, Head: head(10), Reported: reached, Open: []projections.Checkpoint{save(25, 1, 0), save(20, 4, 0)}},
+			s:     projections.Standing{Nodes: 1, Head: head(10), Step: at(30), Open: []projections.Checkpoint{save(25, 1, 0), save(20, 4, 0)}},
 			trial: projections.Trial{Head: "step-10.a1"}, resume: "step-20.a1", steps: 10, seconds: 20, fates: []string{"lost []", "finished [workers trainer]"},
 		},
 		"a sealed save that began before the head": {
-			s:     projections.Standing{Nodes: 1, Head: head(10), Reported: reached, Open: []projections.Checkpoint{save(4, 4, 0)}},
+			s:     projections.Standing{Nodes: 1, Head: head(10), Step: at(30), Open: []projections.Checkpoint{save(4, 4, 0)}},
 			trial: projections.Trial{Head: "step-10.a1"}, resume: "step-10.a1", steps: 20, seconds: 30, fates: []string{"finished [workers trainer]"},
 		},
 		"the head is of another run": {
 			s: projections.Standing{
-				Reported: reached, Head: &projections.Checkpoint{ID: "step-7.a2", Run: "parent", Trial: "main", Step: 7, Trained: 1000},
+				Step: at(30), Head: &projections.Checkpoint{ID: "step-7.a2", Run: "parent", Trial: "main", Step: 7, Trained: 1000},
 			},
 			trial:  projections.Trial{Head: "parent@step-7.a2", Parent: &events.TrialParent{Run: "parent", Trial: "main", Checkpoint: "step-7.a2"}},
 			resume: "parent@step-7.a2", steps: 23, seconds: 40,
 		},
 		"reports behind the checkpoint": {
-			s:     projections.Standing{Head: head(50), Reported: &projections.Reached{Step: 9}},
+			s:     projections.Standing{Head: head(50), Step: at(9)},
 			trial: projections.Trial{Head: "step-10.a1"}, resume: "step-10.a1", steps: 0, seconds: 0,
 		},
 	} {

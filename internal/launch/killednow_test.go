@@ -81,8 +81,7 @@ var reportsAndSaves = workerRole("reports and saves", func(ctx context.Context, 
 	return ctx.Err()
 })
 
-// TestKilledNow compares what a run would lose if it was killed, as it was told just before,
-// with what it has lost: a rank is killed with SIGKILL, or the trainer, while no rank, one rank
+// TestKilledNow compares the verdict on a kill, as it was just before, with what the run has lost: a rank is killed with SIGKILL, or the trainer, while no rank, one rank
 // or all ranks have sealed a save, and while it is written and not committed.
 func TestKilledNow(t *testing.T) {
 	t.Parallel()
@@ -206,7 +205,7 @@ func usageOf(ctx context.Context, t *testing.T) projections.Usage {
 	return now.Usage
 }
 
-// wantHidden checks that the next attempt continued from the checkpoint that was told, and hid
+// wantHidden checks that the next attempt continued from the checkpoint of the verdict, and hid
 // as many steps and as much training.
 func wantHidden(ctx context.Context, t *testing.T, told insight.KilledNow, before projections.Usage, since time.Duration) {
 	t.Helper()
@@ -225,13 +224,14 @@ func wantHidden(ctx context.Context, t *testing.T, told insight.KilledNow, befor
 		}
 	}
 	if hidden != *told.Steps {
-		t.Errorf("%d reports are hidden, %d steps were told", hidden, *told.Steps)
+		t.Errorf("%d reports are hidden, the verdict was %d", hidden, *told.Steps)
 	}
 	after := usageOf(ctx, t)
-	lost := after.Lost - before.Lost
+	// What a save is found to have held up is no training any more.
+	lost := after.Lost - before.Lost + after.Blocked - before.Blocked
 	const rounding = 1e-6
-	// A rank trains until its kill is seen, and it was told a moment before.
+	// A rank trains until its death is seen, a moment after the verdict.
 	if least, most := told.Seconds-rounding, told.Seconds+since.Seconds()+rounding; lost < least || lost > most {
-		t.Errorf("%v s of training are lost, %v to %v were told; %+v, %+v", lost, least, most, before, after)
+		t.Errorf("%v s of training are lost, the verdict was %v to %v; %+v, %+v", lost, least, most, before, after)
 	}
 }

@@ -119,7 +119,7 @@ func (c *collector) runs(ctx context.Context, b *builder) error {
 
 // list is runs for rows of this process.
 func (c *collector) list(ctx context.Context, b *builder, rows query.Rows) error {
-	var all []projections.Activity
+	var all []projections.RunStanding
 	here, err := rows.Read(ctx, func(r projections.Reader) (err error) {
 		all, err = projections.Activities(r)
 		return err
@@ -135,10 +135,10 @@ func (c *collector) list(ctx context.Context, b *builder, rows query.Rows) error
 	here, err = rows.Read(ctx, func(r projections.Reader) error {
 		standings = make([]projections.RunStanding, 0, min(len(listed), MaxRuns))
 		for _, a := range listed[:min(len(listed), MaxRuns)] {
-			if projections.Understood(r, a.Run) != nil {
+			if projections.Understood(r, a.Run.Name) != nil {
 				continue // its rows are of a newer version of the program
 			}
-			s, err := projections.GetRunStanding(r, a.Run)
+			s, err := projections.GetRunStanding(r, a.Run.Name)
 			if err != nil {
 				return err
 			}
@@ -166,24 +166,24 @@ func (c *collector) list(ctx context.Context, b *builder, rows query.Rows) error
 
 // choose returns the runs to list, in their order. It asks for the leases of jobs that have not
 // ended.
-func (c *collector) choose(ctx context.Context, all []projections.Activity) (listed []projections.Activity, err error) {
+func (c *collector) choose(ctx context.Context, all []projections.RunStanding) (listed []projections.RunStanding, err error) {
 	now := c.options.Now()
 	live := map[string]checked{}
 	for _, a := range all {
 		is := checked{}
-		if a.Job != "" && !a.Ended {
-			if is, err = c.holder(ctx, a.Run, now); err != nil {
+		if a.Run.Job != "" && !a.Job.Ended {
+			if is, err = c.holder(ctx, a.Run.Name, now); err != nil {
 				return nil, err
 			}
-			live[a.Run] = is
+			live[a.Run.Name] = is
 		}
-		if is.job != "" || now.Sub(a.At) <= recent {
+		if is.job != "" || now.Sub(a.HeardAt) <= recent {
 			listed = append(listed, a)
 		}
 	}
 	c.live = live
-	slices.SortStableFunc(listed, func(x, y projections.Activity) int {
-		return cmp.Or(cmp.Compare(bit(live[y.Run].job != ""), bit(live[x.Run].job != "")), y.At.Compare(x.At))
+	slices.SortStableFunc(listed, func(x, y projections.RunStanding) int {
+		return cmp.Or(cmp.Compare(bit(live[y.Run.Name].job != ""), bit(live[x.Run.Name].job != "")), y.HeardAt.Compare(x.HeardAt))
 	})
 	return listed, nil
 }
@@ -245,7 +245,7 @@ func (b *builder) histogram(f family, s projections.Spread, values ...string) pr
 		buckets[bound] = sum
 	}
 	b.series += len(buckets) + 3
-	return prometheus.MustNewConstHistogram(f.desc(), s.Count(), s.Sum, buckets, labels(values)...)
+	return prometheus.MustNewConstHistogram(f.desc(), sum+s.Counts[len(buckets)], s.Sum, buckets, labels(values)...)
 }
 
 // run adds the metrics of one run. live is the ID of its live job. devices are the GPUs that were
@@ -262,9 +262,9 @@ func (b *builder) run(s projections.RunStanding, live string, devices map[[2]str
 		b.gauge(runState, 1, name, insight.StateOf(s.Job, live, trials))
 	}
 	if t, ok := leading(s.Trials); ok {
-		if t.Reported != nil {
-			b.gauge(runStep, float64(t.Reported.Step), name)
-			b.gauge(runLastReport, unix(t.Reported.At), name)
+		if t.Step != nil {
+			b.gauge(runStep, float64(*t.Step), name)
+			b.gauge(runLastReport, unix(t.ReportedAt), name)
 		}
 		if k := insight.IfKilled(t); k.Steps != nil {
 			b.gauge(stepsAtRisk, float64(*k.Steps), name)
@@ -273,7 +273,7 @@ func (b *builder) run(s projections.RunStanding, live string, devices map[[2]str
 	if !s.Tally.LastCommitAt.IsZero() {
 		b.gauge(runLastCommit, unix(s.Tally.LastCommitAt), name)
 	}
-	if usual := s.Tally.Interval(); usual > 0 {
+	if usual := insight.Interval(s.Tally); usual > 0 {
 		b.gauge(commitInterval, usual.Seconds(), name)
 	}
 	u := s.Usage
@@ -301,6 +301,10 @@ func (b *builder) tally(name string, t projections.Tally) {
 	b.counter(saves, float64(t.Aborted), name, "aborted")
 	b.counter(saveBytes, float64(t.Written), name, "written")
 	b.counter(saveBytes, float64(t.Reused), name, "reused")
+	if t.Slowest != nil {
+		b.gauge(slowestRank, float64(t.Slowest.Rank), name)
+		b.gauge(slowestNode, float64(t.Slowest.Node), name)
+	}
 	total := b.histogram(saveDuration, t.Saving, name, "total")
 	if id := label(t.LastCommit); t.LastSaving > 0 && utf8.RuneCountInString(id) < 64 {
 		newest := prometheus.Exemplar{Value: t.LastSaving, Labels: prometheus.Labels{"checkpoint": id, "sequence": strconv.FormatUint(t.LastCommitSeq, 10)}, Timestamp: t.LastCommitAt}
@@ -334,14 +338,14 @@ func (b *builder) tally(name string, t projections.Tally) {
 	}
 }
 
-// leading returns the trial that stands for a run: the only one of a plain run, or else the one
-// that reported last.
+// leading returns the trial that stands for a run: the trial of a plain run, or else the last to
+// report.
 func leading(trials []projections.Standing) (lead projections.Standing, ok bool) {
 	for _, t := range trials {
 		if t.Trial.Name == projections.DefaultTrial {
 			return t, true
 		}
-		if !ok || t.Reported != nil && (lead.Reported == nil || t.Reported.At.After(lead.Reported.At)) {
+		if !ok || t.ReportedAt.After(lead.ReportedAt) {
 			lead, ok = t, true
 		}
 	}

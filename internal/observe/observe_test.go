@@ -77,8 +77,8 @@ func newScene(t *testing.T, begin time.Time) *scene {
 	return &scene{t: t, store: s, now: begin, ends: map[string]uint64{}}
 }
 
-// say appends events of a run's job, a second after one another.
-func (s *scene) say(run, job string, bodies ...events.Body) {
+// add appends events of a run's job, a second after one another.
+func (s *scene) add(run, job string, bodies ...events.Body) {
 	s.t.Helper()
 	for _, b := range bodies {
 		s.now = s.now.Add(time.Second)
@@ -112,16 +112,16 @@ func (s *scene) say(run, job string, bodies ...events.Body) {
 func (s *scene) story(run string) (job string) {
 	s.t.Helper()
 	first, second := store.NewID(), store.NewID()
-	s.say(
+	s.add(
 		run, first,
 		&events.JobStarted{Job: first, Host: "here", PID: 1, NProc: 1, NNodes: 1},
 		&events.GroupStarted{Attempt: 1, Job: first, WorldSize: 1, Ranks: []events.RankPlacement{{}}},
 		&events.TrainingStarted{Attempt: 1},
 		&events.Metrics{Attempt: 1, Iteration: 1, Step: 10},
 		&events.CheckpointBegun{Attempt: 1, Checkpoint: "step-10.a1", Name: "step-10", Step: 10, WorldSize: 1},
-		&events.WriteSealed{Attempt: 1, Checkpoint: "step-10.a1"},
+		&events.WriteSealed{Attempt: 1, Checkpoint: "step-10.a1", Waited: seconds(0.25), Copied: seconds(0.75)},
 		&events.CheckpointStaged{Attempt: 1, Checkpoint: "step-10.a1"},
-		&events.WriteCompleted{Attempt: 1, Checkpoint: "step-10.a1", BytesWritten: 70, BytesReused: 30},
+		&events.WriteCompleted{Attempt: 1, Checkpoint: "step-10.a1", BytesWritten: 70, BytesReused: 30, Write: seconds(1)},
 		&events.CheckpointCommitted{Attempt: 1, Checkpoint: "step-10.a1", Manifest: "m", Bytes: 100},
 		&events.CheckpointBegun{Attempt: 1, Checkpoint: "step-20.a1", Name: "step-20", Step: 20, WorldSize: 1},
 		&events.CheckpointAborted{Attempt: 1, Checkpoint: "step-20.a1", Reason: "no room"},
@@ -130,7 +130,7 @@ func (s *scene) story(run string) (job string) {
 		&events.GroupStopped{Attempt: 1, Failure: "worker"},
 		&events.JobEnded{Job: first, ExitCode: 1},
 	)
-	s.say(
+	s.add(
 		run, second,
 		&events.JobStarted{Job: second, Host: "here", PID: 1, NProc: 1, NNodes: 1},
 		&events.GroupStarted{Attempt: 2, Job: second, WorldSize: 1, Ranks: []events.RankPlacement{{}}, Resume: "step-10.a1"},
@@ -138,12 +138,15 @@ func (s *scene) story(run string) (job string) {
 		&events.RestoreBegun{Attempt: 2, Load: 1, Checkpoint: "step-10.a1", WorldSize: 1},
 		&events.RestoreCompleted{Attempt: 2, Load: 1, Checkpoint: "step-10.a1", Tier: "slots+files"},
 		&events.CheckpointBegun{Attempt: 2, Checkpoint: "step-20.a2", Name: "step-20", Step: 20, WorldSize: 1},
+		&events.WriteSealed{Attempt: 2, Checkpoint: "step-20.a2", Copied: seconds(0)},
 		&events.CheckpointCommitted{Attempt: 2, Checkpoint: "step-20.a2", Manifest: "m", Bytes: 100},
 		&events.CheckpointBegun{Attempt: 2, Checkpoint: "step-30.a2", Name: "step-30", Step: 30, WorldSize: 1},
 		&events.Metrics{Attempt: 2, Iteration: 1, Step: 34},
 	)
 	return second
 }
+
+func seconds(s float64) *float64 { return &s }
 
 // get asks a handler.
 func get(t *testing.T, h http.Handler, path, accept string) (status int, body string) {
@@ -185,7 +188,7 @@ func TestMetrics(t *testing.T) {
 		`ckptstore_build_info{version="v1"} 1`,
 		`ckptstore_store_info{store="` + s.store.ID + `"} 1`,
 		`ckptstore_owner 1`,
-		`ckptstore_log_last_sequence 25`,
+		`ckptstore_log_last_sequence 26`,
 		`ckptstore_views_lag_events 0`,
 		`ckptstore_views_halted 0`,
 		`ckptstore_scrub_findings 0`,
@@ -194,14 +197,15 @@ func TestMetrics(t *testing.T) {
 		`ckptstore_gpu_unhealthy{device="GPU-1",node="0"} 1`,
 		`ckptstore_run_state{run="bert \"x\"",state="running"} 1`,
 		`ckptstore_run_step{run="bert \"x\""} 34`,
-		`ckptstore_run_commit_interval_seconds{run="bert \"x\""} 13`,
+		`ckptstore_run_commit_interval_seconds{run="bert \"x\""} 14`,
 		`ckptstore_run_steps_at_risk{run="bert \"x\""} 14`,
 		// Attempt 1 trains from its third second to the exit in the twelfth, and attempt 2 from the
-		// eighteenth on: the first training up to the save of step 10 is kept.
-		`ckptstore_run_time_seconds{run="bert \"x\"",use="kept"} 7`,
-		`ckptstore_run_time_seconds{run="bert \"x\"",use="lost"} 7`,
+		// eighteenth on: the first training up to the save of step 10 is kept, and that save held it up for
+		// a second.
+		`ckptstore_run_time_seconds{run="bert \"x\"",use="kept"} 8`,
+		`ckptstore_run_time_seconds{run="bert \"x\"",use="lost"} 6`,
 		`ckptstore_run_time_seconds{run="bert \"x\"",use="restoring"} 1`,
-		`ckptstore_run_time_seconds{run="bert \"x\"",use="blocked"} 0`,
+		`ckptstore_run_time_seconds{run="bert \"x\"",use="blocked"} 1`,
 		`ckptstore_run_time_seconds{run="bert \"x\"",use="other"} 4`,
 		`ckptstore_saves_total{result="committed",run="bert \"x\""} 2`,
 		`ckptstore_saves_total{result="aborted",run="bert \"x\""} 1`,
@@ -209,14 +213,17 @@ func TestMetrics(t *testing.T) {
 		`ckptstore_save_bytes_total{kind="written",run="bert \"x\""} 70`,
 		`ckptstore_save_bytes_total{kind="reused",run="bert \"x\""} 30`,
 		`ckptstore_save_duration_seconds_bucket{phase="total",run="bert \"x\"",le="2.0"} 1`,
-		`ckptstore_save_duration_seconds_sum{phase="total",run="bert \"x\""} 5`,
+		`ckptstore_save_duration_seconds_sum{phase="total",run="bert \"x\""} 6`,
 		`ckptstore_save_duration_seconds_count{phase="staged",run="bert \"x\""} 1`,
+		`ckptstore_save_duration_seconds_count{phase="blocked",run="bert \"x\""} 2`,
+		`ckptstore_save_duration_seconds_sum{phase="blocked",run="bert \"x\""} 1`,
+		`ckptstore_save_slowest_rank{run="bert \"x\""} 0`,
 		`ckptstore_restores_total{result="completed",run="bert \"x\"",tier="slots+files"} 1`,
 		`ckptstore_restores_total{result="failed",run="bert \"x\"",tier="none"} 0`,
 		`ckptstore_restore_duration_seconds_sum{run="bert \"x\"",tier="slots+files"} 1`,
 		`ckptstore_attempts_total{failure="worker",run="bert \"x\""} 1`,
 		`ckptstore_attempts_total{failure="lost",run="bert \"x\""} 0`,
-		`checkpoint="step-20.a2"`, `sequence="23"`, // the exemplar
+		`checkpoint="step-20.a2"`, `sequence="24"`, // the exemplar
 	} {
 		if !strings.Contains(values, want) {
 			t.Errorf("no %s", want)
@@ -225,7 +232,7 @@ func TestMetrics(t *testing.T) {
 	if t.Failed() {
 		t.Log(got)
 	}
-	if committed := fmt.Sprintf("ckptstore_run_last_commit_timestamp_seconds{run=\"bert \\\"x\\\"\"} %v\n", float64(begin.Unix()+22)); !strings.Contains(values, committed) {
+	if committed := fmt.Sprintf("ckptstore_run_last_commit_timestamp_seconds{run=\"bert \\\"x\\\"\"} %v\n", float64(begin.Unix()+23)); !strings.Contains(values, committed) {
 		t.Errorf("no %s", committed)
 	}
 	status, older := get(t, h, "/metrics", "text/plain")
@@ -257,7 +264,7 @@ func TestManyRuns(t *testing.T) {
 		name          string
 		live          func(run int) bool
 		age           func(run int) time.Duration
-		listed, exact int // runs that are to be listed or counted; those that must be shown
+		listed, exact int // runs that must be listed or counted; runs that must be shown
 	}{
 		{"all live", func(int) bool { return true }, func(run int) time.Duration { return time.Duration(run) * time.Hour }, 1000, -1},
 		{"few live, all old", func(run int) bool { return run%100 == 7 }, func(int) time.Duration { return 2 * time.Hour }, 10, 10},
