@@ -131,6 +131,7 @@ export interface Trial {
   world_size: number;
   head: string;
   iterations: number;
+  last_metrics?: Record<string, unknown>;
   config?: Record<string, unknown>;
   parent?: { run: string; trial: string; checkpoint: string };
 }
@@ -173,6 +174,13 @@ export async function getWorkers(run: string, trial: string, attempt: number, si
 }
 
 // ---- metrics
+
+/** mainMetric chooses the metric that stands for a run: a loss if there is one, else the first number. */
+export function mainMetric(last: Record<string, unknown> | undefined): string {
+  const all = Object.entries(last ?? {});
+  const numbers = all.filter(([, v]) => typeof v === 'number' || v === 'NaN' || v === 'Infinity' || v === '-Infinity').map(([k]) => k).sort();
+  return numbers.find((k) => k === 'loss') ?? numbers.find((k) => k.toLowerCase().includes('loss')) ?? numbers[0] ?? all.map(([k]) => k).sort()[0] ?? '';
+}
 
 export interface Series {
   name: string;
