@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launches"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -112,7 +113,7 @@ code 12. --yes skips the question.`,
 }
 
 func (a *app) relaunch(ctx context.Context, s *store.Store, run string, more []string) (r relaunch, err error) {
-	if err := knownRun(ctx, s.Views(), run); err != nil {
+	if err := answer.KnownRun(ctx, s.Views(), run); err != nil {
 		return r, err
 	}
 	live, err := s.LiveJob(ctx, run)
@@ -122,11 +123,11 @@ func (a *app) relaunch(ctx context.Context, s *store.Store, run string, more []s
 	if live != nil {
 		return r, live
 	}
-	jobs, err := readRun(ctx, s, run)
+	jobs, err := answer.ReadRun(ctx, answer.Live(s), run)
 	if err != nil {
 		return r, err
 	}
-	newest, err := findJob(jobs, run, "")
+	newest, err := answer.FindJob(jobs, run, "")
 	if err != nil {
 		return r, err
 	}

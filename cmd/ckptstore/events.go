@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
-	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
 	"github.com/ckptstore/ckptstore/projections"
@@ -129,7 +129,7 @@ func (sel *selection) parse(types []string) error {
 
 func (a *app) events(ctx context.Context, s *store.Store, sel selection) (err error) {
 	if sel.run != "" {
-		err := knownRun(ctx, s.Views(), sel.run)
+		err := answer.KnownRun(ctx, s.Views(), sel.run)
 		switch {
 		case sel.follow && errors.Is(err, projections.ErrNotFound):
 			a.logger().Warn("run not found; waiting for it to start", "run", sel.run)
@@ -196,7 +196,7 @@ func (sel *selection) bounds(ctx context.Context, s *store.Store) (until uint64,
 			sel.from = last + 1
 		}
 	case sel.start != "cursor" && sel.from > last && !(sel.follow && sel.from == last+1):
-		return 0, false, fmt.Errorf("%w; wait for new events with --from new --follow", pastEnd("from", sel.from, last))
+		return 0, false, fmt.Errorf("%w; wait for new events with --from new --follow", answer.PastEnd("from", sel.from, last))
 	}
 	switch {
 	case sel.until > 0 && sel.until < sel.from:
@@ -207,7 +207,7 @@ func (sel *selection) bounds(ctx context.Context, s *store.Store) (until uint64,
 	case sel.follow:
 		return sel.until, true, nil
 	case sel.until > last:
-		return 0, false, pastEnd("until-seq", sel.until, last)
+		return 0, false, answer.PastEnd("until-seq", sel.until, last)
 	case sel.until > 0:
 		return sel.until, true, nil
 	}
@@ -225,11 +225,6 @@ func (sel selection) subjects() []string {
 		filters = append(filters, p.Subjects(sel.run))
 	}
 	return filters
-}
-
-func knownRun(ctx context.Context, views query.Source, run string) error {
-	_, err := query.Ask(ctx, views, query.Run, query.Params{Run: run})
-	return err
 }
 
 // beginning cuts a text to at most this many bytes, in whole characters.

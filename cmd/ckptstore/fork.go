@@ -8,18 +8,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
-	"github.com/ckptstore/ckptstore/projections"
 )
-
-// forked is the output of `fork --json`.
-type forked struct {
-	Run    string         `json:"run"`
-	Trial  string         `json:"trial"`
-	Parent string         `json:"parent"` // the reference to the checkpoint
-	Config map[string]any `json:"config"`
-}
 
 func (a *app) forkCommand() *cobra.Command {
 	var set []string
@@ -41,11 +33,8 @@ Exit codes: 4 REF is not a committed checkpoint, 5 NEWRUN exists.`,
 				if err != nil {
 					return err
 				}
-				out := forked{Run: t.Run, Trial: t.Name, Parent: projections.ParentRef(*t.Parent), Config: t.Config}
-				if out.Config == nil {
-					out.Config = map[string]any{}
-				}
-				return console.Emit(a.Console, out, []forked{out}, func(w *tabwriter.Writer, _ bool) {
+				out := answer.ForkedFrom(t)
+				return console.Emit(a.Console, out, []answer.Forked{out}, func(w *tabwriter.Writer, _ bool) {
 					fmt.Fprintf(w, "forked %s to run %s; resume from it with `trainer run --name %s -- COMMAND`\n", out.Parent, out.Run, quoted([]string{out.Run}))
 				})
 			})

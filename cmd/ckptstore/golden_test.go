@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -40,14 +41,14 @@ func TestGoldenLs(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{Console: &console.Console{Out: &out, Err: &out, Format: "table"}}
 	for _, all := range []bool{false, true} {
-		l := listing{Checkpoints: []listed{}}
+		l := answer.Listing{Checkpoints: []answer.Listed{}}
 		for _, run := range []string{"killed", "sweep"} {
 			list, err := projections.Checkpoints(rows, run, all)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, c := range list {
-				l.Checkpoints = append(l.Checkpoints, fromRow(c))
+				l.Checkpoints = append(l.Checkpoints, answer.ListedFrom(c))
 			}
 		}
 		if err := a.printListing(l); err != nil {

@@ -174,6 +174,7 @@ func TestHostileStoreOnATerminal(t *testing.T) {
 		{[]string{"stop", ghost}, `\x1b[2J`},
 		{[]string{"preempt", ghost}, `\x1b[2J`},
 		{[]string{"continue", ghost, "--dry-run"}, `\x1b[2J`},
+		{[]string{"ui", hostile}, `\x1b[2J`},
 		{[]string{"fork", evil, "f\u202e", "--set", "k=" + "v\u202e"}, `f\u202e`},
 		{[]string{"fork", hostile, hostile}, `\x1b[2J`},
 		{[]string{"agent", "status"}, ""},

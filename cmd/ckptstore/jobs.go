@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -13,18 +12,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/insight"
-	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
-	"github.com/ckptstore/ckptstore/projections"
 )
-
-// jobsListing is the output of `jobs --json`.
-type jobsListing struct {
-	Store string        `json:"store"`
-	Jobs  []insight.Job `json:"jobs"`
-}
 
 func (a *app) jobsCommand() *cobra.Command {
 	return &cobra.Command{
@@ -51,24 +43,16 @@ checkpoint that the job committed.`,
 }
 
 func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
-	if run != "" {
-		if err := knownRun(ctx, s.Views(), run); err != nil {
-			return err
-		}
-	}
-	runs, err := readRuns(ctx, s, run)
+	l, runs, err := answer.Jobs(ctx, answer.Live(s), run)
 	if err != nil {
 		return err
 	}
-	l := jobsListing{Store: s.ID, Jobs: []insight.Job{}}
 	var parents []string
 	for _, r := range runs {
-		l.Jobs = append(l.Jobs, r.List(time.Now())...)
 		if r.Parent != "" && len(r.Jobs) == 0 {
 			parents = append(parents, fmt.Sprintf("run %s was forked from %s and has no job yet; start the first with `trainer run --name %s`", r.Run, r.Parent, r.Run))
 		}
 	}
-	slices.SortStableFunc(l.Jobs, func(x, y insight.Job) int { return y.StartedAt.Compare(x.StartedAt) })
 	err = console.Emit(a.Console, l, l.Jobs, func(w *tabwriter.Writer, wide bool) { printJobs(w, wide, l.Jobs) })
 	if a.Quiet {
 		return err
@@ -106,77 +90,6 @@ func printJobs(w *tabwriter.Writer, wide bool, jobs []insight.Job) {
 		}
 		console.Row(w, cells...)
 	}
-}
-
-// readRun reads the jobs of a run.
-func readRun(ctx context.Context, s *store.Store, run string) (insight.RunJobs, error) {
-	runs, err := readRuns(ctx, s, run)
-	if err != nil || len(runs) == 0 {
-		return insight.RunJobs{Run: run}, err
-	}
-	return runs[0], nil
-}
-
-// readRuns reads the jobs of a run, or of all runs, with one query. For a run with
-// a job that has not ended, it checks the live job and then reads the jobs again: a
-// job that has still not ended was live at the check, or is lost.
-func readRuns(ctx context.Context, s *store.Store, run string) ([]insight.RunJobs, error) {
-	rows, err := query.Ask(ctx, s.Views(), query.Launches, query.Params{Run: run})
-	if err != nil {
-		return nil, err
-	}
-	runs := make([]insight.RunJobs, len(rows))
-	for i, row := range rows {
-		r := &runs[i]
-		r.Take(row)
-		if open := slices.ContainsFunc(r.Jobs, func(j projections.Job) bool { return !j.Ended }); !open {
-			continue
-		}
-		before := r.Jobs
-		live, err := s.LiveJob(ctx, r.Run)
-		if err != nil {
-			return nil, err
-		}
-		r.Live = ""
-		if live != nil {
-			r.Live = live.Job
-		}
-		again, err := query.Ask(ctx, s.Views(), query.Launches, query.Params{Run: r.Run})
-		if err != nil {
-			return nil, err
-		}
-		if len(again) > 0 {
-			r.Take(again[0])
-		}
-		// Drop jobs that started after the check, which would count as lost.
-		r.Jobs = slices.DeleteFunc(r.Jobs, func(j projections.Job) bool {
-			return !slices.ContainsFunc(before, func(b projections.Job) bool { return b.ID == j.ID })
-		})
-	}
-	return runs, nil
-}
-
-// findJob returns the job with an ID, given in full or by its beginning or end. For ""
-// it returns the newest job.
-func findJob(r insight.RunJobs, run, id string) (projections.Job, error) {
-	var found []projections.Job
-	for _, j := range r.Jobs {
-		switch {
-		case id == "" || j.ID == id:
-			return j, nil
-		case strings.HasPrefix(j.ID, id) || strings.HasSuffix(j.ID, id):
-			found = append(found, j)
-		}
-	}
-	switch {
-	case len(found) == 1:
-		return found[0], nil
-	case len(found) > 1:
-		return projections.Job{}, console.Usagef("--job %q: run %q has %d such jobs; give more of the ID, see `ckptstore jobs %s -o wide`", id, run, len(found), run)
-	case id == "":
-		return projections.Job{}, &projections.NotFoundError{What: "job of run", Ref: run, Hint: fmt.Sprintf("it has none yet; `trainer run --name %s` starts one", run)}
-	}
-	return projections.Job{}, &projections.NotFoundError{What: "job of run " + run, Ref: id, Hint: fmt.Sprintf("`ckptstore jobs %s -o wide` lists them", run)}
 }
 
 // quoted returns a command as shell input. Words with unprintable characters are

@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
-	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
@@ -117,14 +117,14 @@ func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, erro
 }
 
 func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery, sel logs.Select) error {
-	if err := knownRun(ctx, s.Views(), run); err != nil {
+	if err := answer.KnownRun(ctx, s.Views(), run); err != nil {
 		return err
 	}
-	r, err := readRun(ctx, s, run)
+	r, err := answer.ReadRun(ctx, answer.Live(s), run)
 	if err != nil {
 		return err
 	}
-	job, err := findJob(r, run, q.job)
+	job, err := answer.FindJob(r, run, q.job)
 	if err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 	var ended func(context.Context) (bool, error)
 	if q.follow {
 		ended = func(ctx context.Context) (bool, error) {
-			_, over, err := jobOver(ctx, s, run, job.ID)
+			_, over, err := answer.JobOver(ctx, answer.Live(s), run, job.ID)
 			return over, err
 		}
 	}
@@ -186,18 +186,4 @@ func (a *app) linePrinter(q logsQuery, prefixed bool) func(logs.Line) error {
 		_, err := a.Raw.Write(append(line, '\n'))
 		return err
 	}
-}
-
-// jobOver returns a job, and whether it has ended or is lost.
-func jobOver(ctx context.Context, s *store.Store, run, id string) (insight.Job, bool, error) {
-	r, err := readRun(ctx, s, run)
-	if err != nil {
-		return insight.Job{}, false, err
-	}
-	for _, j := range r.List(time.Now()) {
-		if j.Job == id {
-			return j, j.Over(), nil
-		}
-	}
-	return insight.Job{}, false, &projections.NotFoundError{What: "job of run " + run, Ref: id, Hint: "it was there a moment ago; the log has changed"}
 }

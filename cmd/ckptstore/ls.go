@@ -5,59 +5,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
-	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
-	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
-
-// listed is one checkpoint in the output of `ls --json`. With --offline, fields that
-// receipts lack are omitted.
-type listed struct {
-	Run         string    `json:"run"`
-	Trial       string    `json:"trial"`
-	ID          string    `json:"id"`
-	Name        string    `json:"name"`
-	Step        int64     `json:"step"`
-	Attempt     int       `json:"attempt"`
-	WorldSize   int       `json:"world_size"`
-	State       string    `json:"state"`
-	Bytes       int64     `json:"bytes"`
-	Written     *int64    `json:"bytes_written,omitempty"`   // of Bytes: written by this save
-	Reused      *int64    `json:"bytes_reused,omitempty"`    // of Bytes: stored before it
-	Shared      *int64    `json:"bytes_shared,omitempty"`    // of its files: with links in other checkpoints
-	Exclusive   *int64    `json:"bytes_exclusive,omitempty"` // of its files: without; deleting it frees them
-	Manifest    string    `json:"manifest,omitempty"`
-	Sequence    uint64    `json:"sequence,omitempty"` // of checkpoint.committed
-	CommittedAt time.Time `json:"committed_at,omitzero"`
-	Superseded  *bool     `json:"superseded,omitempty"`
-	Parent      string    `json:"parent,omitempty"`
-	Reason      string    `json:"reason,omitempty"`
-	Pinned      *bool     `json:"pinned,omitempty"`
-	Tags        []string  `json:"tags,omitempty"`
-
-	ref checkpoint.Ref
-}
-
-// listing is the output of `ls --json`.
-type listing struct {
-	Store       string   `json:"store"`
-	Offline     bool     `json:"offline"`
-	Checkpoints []listed `json:"checkpoints"`
-}
 
 func (a *app) lsCommand() *cobra.Command {
 	var all, offline bool
@@ -89,10 +50,10 @@ checkpoint was aborted or deleted. Unknown values are "-", and absent in JSON.`,
 			if err != nil {
 				return err
 			}
-			if offline && !then.isEnd() {
+			if offline && !then.IsEnd() {
 				return console.Usagef("--offline does not read the log, --as-of needs it: give one of them")
 			}
-			if offline || then.isEnd() && a.byReceipts() {
+			if offline || then.IsEnd() && a.byReceipts() {
 				return a.lsOffline(c.Context(), run)
 			}
 			return a.read(c.Context(), func(s *store.Store) error { return a.ls(c.Context(), s, run, all, then) })
@@ -104,59 +65,19 @@ checkpoint was aborted or deleted. Unknown values are "-", and absent in JSON.`,
 	return c
 }
 
-func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then moment) error {
-	views, err := past(ctx, s, then)
+func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then answer.Moment) error {
+	views, err := answer.Past(ctx, s, then)
 	if err != nil {
 		return err
 	}
-	runs := []string{run}
-	if run != "" {
-		if err := knownRun(ctx, views, run); err != nil {
-			return err
-		}
-	} else {
-		rows, err := query.Ask(ctx, views, query.Runs, query.Params{})
-		if err != nil {
-			return err
-		}
-		runs = nil
-		for _, r := range rows {
-			runs = append(runs, r.Name)
-		}
-	}
-	l := listing{Store: s.ID, Checkpoints: []listed{}}
-	var unknown []error // runs that only a newer version can read
-	for _, name := range runs {
-		rows, err := query.Ask(ctx, views, query.Checkpoints, query.Params{Run: name, All: all})
-		if run == "" && errors.Is(err, events.ErrNewer) {
-			unknown = append(unknown, err)
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		for _, c := range rows {
-			l.Checkpoints = append(l.Checkpoints, fromRow(c))
-		}
+	l, unknown, err := answer.List(ctx, views, s.ID, run, all)
+	if err != nil {
+		return err
 	}
 	if err := a.measure(ctx, l.Checkpoints, s.Data); err != nil {
 		return err
 	}
-	return errors.Join(append(unknown, a.printListing(l))...)
-}
-
-func fromRow(c projections.Checkpoint) listed {
-	out := listed{
-		Run: c.Run, Trial: c.Trial, ID: c.ID, Name: c.Name, Step: c.Step, Attempt: c.Attempt,
-		WorldSize: c.WorldSize, State: string(c.State), Bytes: c.Bytes, Manifest: c.Manifest,
-		Written: &c.BytesWritten, Reused: &c.BytesReused,
-		Sequence: c.CommittedSeq, Superseded: &c.Superseded, Parent: c.Parent, Reason: c.Reason,
-		Pinned: &c.Pinned, Tags: c.Tags, ref: store.RefOf(c),
-	}
-	if c.CommittedSeq > 0 {
-		out.CommittedAt = c.EndedAt
-	}
-	return out
+	return errors.Join(unknown, a.printListing(l))
 }
 
 func (a *app) lsOffline(ctx context.Context, run string) error {
@@ -168,7 +89,7 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 	if err != nil {
 		return err
 	}
-	l := listing{Offline: true, Checkpoints: []listed{}}
+	l := answer.Listing{Offline: true, Checkpoints: []answer.Listed{}}
 	var errs []error
 	for _, d := range damaged {
 		errs = append(errs, d.Problem())
@@ -181,16 +102,16 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 			continue
 		}
 		l.Store = r.Store
-		l.Checkpoints = append(l.Checkpoints, listed{
+		l.Checkpoints = append(l.Checkpoints, answer.Listed{
 			Run: r.Run, Trial: r.Trial, ID: r.Checkpoint, Name: r.Name, Step: r.Step, Attempt: r.Attempt,
 			WorldSize: rows[i].WorldSize, State: string(projections.Committed), Bytes: rows[i].Bytes,
-			Manifest: r.Manifest.String(), Sequence: r.Sequence, CommittedAt: r.CommittedAt, ref: r.Ref,
+			Manifest: r.Manifest.String(), Sequence: r.Sequence, CommittedAt: r.CommittedAt,
 		})
 	}
 	if run != "" && len(l.Checkpoints) == 0 && len(errs) == 0 {
 		return &projections.NotFoundError{What: "run", Ref: run, Hint: "no receipt in " + a.location + " names it"}
 	}
-	slices.SortFunc(l.Checkpoints, func(x, y listed) int {
+	slices.SortFunc(l.Checkpoints, func(x, y answer.Listed) int {
 		return cmp.Or(cmp.Compare(x.Run, y.Run), cmp.Compare(y.Sequence, x.Sequence))
 	})
 	if err := a.measure(ctx, l.Checkpoints, root); err != nil {
@@ -199,60 +120,22 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 	return errors.Join(append([]error{a.printListing(l)}, errs...)...)
 }
 
-// measure fills in Shared and Exclusive if the format prints them: with many
-// checkpoints, reading the files' metadata dominates the time. The fields stay nil for
-// checkpoints without files.
-func (a *app) measure(ctx context.Context, list []listed, root *data.Root) error {
+// measure fills in the bytes of files if the format prints them: with many checkpoints,
+// reading the files' metadata dominates the time.
+func (a *app) measure(ctx context.Context, list []answer.Listed, root *data.Root) error {
 	if a.Format == "table" {
 		return nil
 	}
-	feet, problems := make([]store.Footprint, len(list)), make([]error, len(list))
-	var g errgroup.Group
-	g.SetLimit(root.Width())
-	for i, c := range list {
-		g.Go(func() error {
-			feet[i], problems[i] = store.MeasureFiles(ctx, root, c.ref)
-			return nil
-		})
-	}
-	_ = g.Wait() // never fails
-	for i := range list {
-		var err error
-		if list[i].Shared, list[i].Exclusive, err = a.known(ctx, feet[i], problems[i]); err != nil {
-			return err
-		}
-	}
-	return nil
+	return answer.Measure(ctx, list, root, a.Warn)
 }
 
-// footprint returns the shared and exclusive bytes of a checkpoint's files, or nil if
-// they are unknown.
-func (a *app) footprint(ctx context.Context, root *data.Root, ref checkpoint.Ref) (shared, exclusive *int64, err error) {
-	f, err := store.MeasureFiles(ctx, root, ref)
-	return a.known(ctx, f, err)
-}
-
-// known returns the bytes of a footprint, or nil if err is why they are unknown.
-func (a *app) known(ctx context.Context, f store.Footprint, err error) (shared, exclusive *int64, _ error) {
-	switch {
-	case ctx.Err() != nil:
-		return nil, nil, ctx.Err()
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, nil, nil
-	case err != nil:
-		a.Warn("shared and exclusive bytes are unknown: %v", err)
-		return nil, nil, nil
-	}
-	return &f.Shared, &f.Exclusive, nil
-}
-
-func (a *app) printListing(l listing) error {
+func (a *app) printListing(l answer.Listing) error {
 	return console.Emit(a.Console, l, l.Checkpoints, func(w *tabwriter.Writer, wide bool) {
 		head := []any{"RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "SIZE", "COMMITTED", "CONTINUES"}
 		if wide {
 			head = append(head, "WRITTEN", "REUSED", "SHARED", "EXCLUSIVE", "SEQUENCE", "MANIFEST", "REASON")
 		}
-		marked := slices.ContainsFunc(l.Checkpoints, func(c listed) bool { return c.marks() != "" })
+		marked := slices.ContainsFunc(l.Checkpoints, func(c answer.Listed) bool { return marks(c) != "" })
 		if marked {
 			head = append(head, "MARKS")
 		}
@@ -267,7 +150,7 @@ func (a *app) printListing(l listing) error {
 				cells = append(cells, console.MaybeSize(c.Written), console.MaybeSize(c.Reused), console.MaybeSize(c.Shared), console.MaybeSize(c.Exclusive), c.Sequence, console.Short(c.Manifest), c.Reason)
 			}
 			if marked {
-				cells = append(cells, c.marks())
+				cells = append(cells, marks(c))
 			}
 			console.Row(w, cells...)
 		}
@@ -278,10 +161,10 @@ func (a *app) printListing(l listing) error {
 }
 
 // marks returns the tags of a checkpoint, and "(pinned)" if it is.
-func (c listed) marks() string {
-	marks := slices.Clone(c.Tags)
+func marks(c answer.Listed) string {
+	all := slices.Clone(c.Tags)
 	if c.Pinned != nil && *c.Pinned {
-		marks = append([]string{"(pinned)"}, marks...)
+		all = append([]string{"(pinned)"}, all...)
 	}
-	return strings.Join(marks, ", ")
+	return strings.Join(all, ", ")
 }

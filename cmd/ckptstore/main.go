@@ -96,7 +96,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	a.FormatFlags(f)
 	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an unresponsive owner of the store")
 	f.BoolVarP(&a.Quiet, "quiet", "q", false, "print no progress and no warnings on stderr")
-	root.AddCommand(a.initCommand(), a.serveCommand(), a.lsCommand(), a.showCommand(),
+	root.AddCommand(a.initCommand(), a.serveCommand(), a.uiCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.backupCommand(), a.restoreCommand(), a.recoverCommand(),
 		a.gcCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), bench.Command(a.Console, a.with), bench.GuardCommand())
 	root.AddCommand(a.jobsCommand(), a.nodesCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand())

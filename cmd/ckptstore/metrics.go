@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/query"
@@ -69,14 +70,14 @@ not finite are gaps. NO_COLOR turns off colors.`,
 				return err
 			}
 			return a.read(c.Context(), func(s *store.Store) error {
-				views, err := past(c.Context(), s, then)
+				views, err := answer.Past(c.Context(), s, then)
 				if err != nil {
 					return err
 				}
 				if drawn.plot {
 					return a.plotMetrics(c.Context(), views, p, drawn)
 				}
-				table, err := askMetrics(c.Context(), views, p)
+				table, err := answer.Metrics(c.Context(), views, p)
 				if err != nil {
 					return err
 				}
@@ -98,46 +99,6 @@ not finite are gaps. NO_COLOR turns off colors.`,
 	drawn.flags(f)
 	asOf = asOfFlag(c)
 	return c
-}
-
-// askMetrics finds the trial and queries its metrics. A metric that was not reported in
-// the range is an error, which lists the metrics that were.
-func askMetrics(ctx context.Context, views query.Source, p query.Params) (projections.MetricsTable, error) {
-	var table projections.MetricsTable
-	if p.Trial == "" {
-		if err := knownRun(ctx, views, p.Run); err != nil {
-			return table, err
-		}
-		trials, err := query.Ask(ctx, views, query.Trials, query.Params{Run: p.Run})
-		if err != nil {
-			return table, err
-		}
-		var names []string
-		for _, t := range trials {
-			names = append(names, t.Name)
-		}
-		switch t, chosen := insight.ChooseTrial(trials); {
-		case chosen:
-			p.Trial = t.Name
-		case len(names) == 0:
-			return table, &projections.NotFoundError{What: "trial of run", Ref: p.Run, Hint: "there is none yet"}
-		default:
-			return table, console.Usagef("run %q has several trials; choose one with --trial: %q", p.Run, names)
-		}
-	}
-	table, err := query.Ask(ctx, views, query.Metrics, p)
-	if err != nil {
-		return table, err
-	}
-	for _, name := range p.Metrics {
-		if !slices.Contains(table.Names, name) {
-			return table, &projections.NotFoundError{
-				What: "metric", Ref: name,
-				Hint: fmt.Sprintf("metrics of these iterations: %q", table.Names),
-			}
-		}
-	}
-	return table, nil
 }
 
 // columns returns the metrics to print, in the requested order.
@@ -281,7 +242,7 @@ func plotWidth(out io.Writer) (width int, color bool) {
 func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Params, o plotOptions) error {
 	width, color := plotWidth(a.Raw)
 	p.Points = 2 * width // a row for each column of dots, or more
-	table, err := askMetrics(ctx, views, p)
+	table, err := answer.Metrics(ctx, views, p)
 	if err != nil {
 		return err
 	}

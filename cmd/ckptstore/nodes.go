@@ -9,20 +9,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/insight"
-	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
-	"github.com/ckptstore/ckptstore/projections"
 )
-
-// nodesListing is the output of `nodes --json`.
-type nodesListing struct {
-	Store string         `json:"store"`
-	Run   string         `json:"run"`
-	Job   string         `json:"job"`
-	Nodes []insight.Node `json:"nodes"`
-}
 
 func (a *app) nodesCommand() *cobra.Command {
 	id := ""
@@ -62,65 +53,28 @@ coordinating trainer only, whose output names a node that misses beats.`,
 
 func (a *app) nodes(ctx context.Context, s *store.Store, run, id string) error {
 	named := run != ""
+	from := answer.Live(s)
 	if !named {
 		var err error
-		if run, err = newestRun(ctx, s); err != nil {
+		if run, err = answer.NewestRun(ctx, from); err != nil {
 			return err
 		}
 	}
-	if err := knownRun(ctx, s.Views(), run); err != nil {
-		return err
-	}
-	r, err := readRun(ctx, s, run)
+	l, err := answer.Nodes(ctx, from, run, id)
 	if err != nil {
 		return err
 	}
-	job, err := findJob(r, run, id)
-	if err != nil {
-		return err
-	}
-	var workers []projections.Worker
-	if group, found := r.NewestAttempt(job.ID); found {
-		p := query.Params{Run: run, Trial: group.Trial, Attempt: group.Attempt}
-		if workers, err = query.Ask(ctx, s.Views(), query.Workers, p); err != nil {
-			return err
-		}
-	}
-	replicas, err := query.Ask(ctx, s.Views(), query.Replicas, query.Params{Run: run})
-	if err != nil {
-		return err
-	}
-	l := nodesListing{Store: s.ID, Run: run, Job: job.ID, Nodes: r.Nodes(job, workers)}
-	r.Copied(job, l.Nodes, replicas)
 	err = console.Emit(a.Console, l, l.Nodes, func(w *tabwriter.Writer, wide bool) { printNodes(w, wide, l.Nodes) })
 	if a.Quiet {
 		return err
 	}
 	if !named {
-		fmt.Fprintf(a.Err, "job %s of run %s\n", job.ID, run)
+		fmt.Fprintf(a.Err, "job %s of run %s\n", l.Job, run)
 	}
 	if len(l.Nodes) == 0 {
-		fmt.Fprintf(a.Err, "job %s has recorded no nodes\n", job.ID)
+		fmt.Fprintf(a.Err, "job %s has recorded no nodes\n", l.Job)
 	}
 	return err
-}
-
-// newestRun returns the run of the job that started last.
-func newestRun(ctx context.Context, s *store.Store) (string, error) {
-	runs, err := query.Ask(ctx, s.Views(), query.Runs, query.Params{})
-	if err != nil {
-		return "", err
-	}
-	var newest projections.Run
-	for _, r := range runs {
-		if r.StartedSeq > newest.StartedSeq {
-			newest = r
-		}
-	}
-	if newest.Name == "" {
-		return "", &projections.NotFoundError{What: "job in store", Ref: s.ID, Hint: "`trainer run` starts one"}
-	}
-	return newest.Name, nil
 }
 
 func printNodes(w *tabwriter.Writer, wide bool, nodes []insight.Node) {

@@ -8,26 +8,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-// marked is the output of `pin --json`, `unpin --json` and `tag --json`.
-type marked struct {
-	Run       string   `json:"run"`
-	Trial     string   `json:"trial"`
-	ID        string   `json:"id"`
-	Pinned    bool     `json:"pinned"`
-	PinReason string   `json:"pin_reason,omitempty"`
-	Tags      []string `json:"tags"`
-	From      string   `json:"from,omitempty"` // the checkpoint that had the tag before
-}
-
 // printMarked prints the tags and the pin of a checkpoint, or text as the table.
 func (a *app) printMarked(c projections.Checkpoint, from, text string) error {
-	out := marked{Run: c.Run, Trial: c.Trial, ID: c.ID, Pinned: c.Pinned, PinReason: c.PinReason, Tags: append([]string{}, c.Tags...), From: from}
-	return console.Emit(a.Console, out, []marked{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, text) })
+	out := answer.MarkedFrom(c, from)
+	return console.Emit(a.Console, out, []answer.Marked{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, text) })
 }
 
 func (a *app) pinCommand() *cobra.Command {

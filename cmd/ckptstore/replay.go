@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -20,17 +21,17 @@ import (
 
 // replayed is the final state that `replay` prints.
 type replayed struct {
-	Sequence    uint64   `json:"sequence"`
-	Digest      string   `json:"digest"`                // of all projections as of Sequence
-	ViewsEqual  *bool    `json:"views_equal,omitempty"` // at the log's end: whether the live views have the same digest
-	Checkpoints []listed `json:"checkpoints"`
+	Sequence    uint64          `json:"sequence"`
+	Digest      string          `json:"digest"`                // of all projections as of Sequence
+	ViewsEqual  *bool           `json:"views_equal,omitempty"` // at the log's end: whether the live views have the same digest
+	Checkpoints []answer.Listed `json:"checkpoints"`
 }
 
 // replaying are the options of a replay.
 type replaying struct {
 	selection
-	since  time.Time // do not print events stored before; zero prints all
-	then   moment    // the end of the replay
+	since  time.Time     // do not print events stored before; zero prints all
+	then   answer.Moment // the end of the replay
 	speed  *pacer
 	listed bool // print events in table format too
 }
@@ -63,12 +64,12 @@ the intervals at which they were stored (original), or faster or slower (10x, 0.
 			if o.until > 0 && o.until < o.from {
 				return console.Usagef("--until-seq %d is before --from-seq %d", o.until, o.from)
 			}
-			o.then = moment{seq: o.until}
+			o.then = answer.Moment{Sequence: o.until}
 			if until != "" {
 				if o.until != 0 {
 					return console.Usagef("--until-seq and --until-time: give one of them")
 				}
-				if o.then.at, err = parseTime("until-time", until); err != nil {
+				if o.then.At, err = parseTime("until-time", until); err != nil {
 					return err
 				}
 			}
@@ -80,7 +81,7 @@ the intervals at which they were stored (original), or faster or slower (10x, 0.
 					return err
 				}
 			}
-			if since != "" && until != "" && o.then.at.Before(o.since) {
+			if since != "" && until != "" && o.then.At.Before(o.since) {
 				return console.Usagef("--until-time %s is before --from-time %s", until, since)
 			}
 			o.listed = c.Flags().Changed("speed")
@@ -111,12 +112,12 @@ func (a *app) replay(ctx context.Context, s *store.Store, o replaying) error {
 	case err != nil:
 		return err
 	case o.until > last:
-		return pastEnd("until-seq", o.until, last)
+		return answer.PastEnd("until-seq", o.until, last)
 	case o.until > 0:
 		last = o.until
 	}
 	if o.from > last {
-		return pastEnd("from-seq", o.from, last)
+		return answer.PastEnd("from-seq", o.from, last)
 	}
 	asJSON := a.Format == "json" || a.Format == "jsonl"
 	emitEvent := func(events.Recorded) error { return nil }
@@ -133,7 +134,7 @@ func (a *app) replay(ctx context.Context, s *store.Store, o replaying) error {
 		}
 	}
 	state := projections.NewMemory()
-	seq, err := foldTo(ctx, s, last, o.then, state, emitEvent)
+	seq, err := answer.FoldTo(ctx, s, last, o.then, state, emitEvent)
 	if err != nil {
 		return err
 	}
@@ -141,7 +142,7 @@ func (a *app) replay(ctx context.Context, s *store.Store, o replaying) error {
 	if err != nil {
 		return err
 	}
-	if o.then.isEnd() {
+	if o.then.IsEnd() {
 		if out.ViewsEqual, err = compareViews(ctx, s, seq, out.Digest); err != nil {
 			return err
 		}
@@ -158,7 +159,7 @@ func (a *app) replay(ctx context.Context, s *store.Store, o replaying) error {
 }
 
 func asOf(state *projections.Memory, seq uint64, only string) (replayed, error) {
-	out := replayed{Sequence: seq, Checkpoints: []listed{}}
+	out := replayed{Sequence: seq, Checkpoints: []answer.Listed{}}
 	sum, err := projections.Digest(state)
 	if err != nil {
 		return out, err
@@ -179,7 +180,7 @@ func asOf(state *projections.Memory, seq uint64, only string) (replayed, error) 
 			return out, err
 		}
 		for _, c := range rows {
-			out.Checkpoints = append(out.Checkpoints, fromRow(c))
+			out.Checkpoints = append(out.Checkpoints, answer.ListedFrom(c))
 		}
 	}
 	return out, nil
@@ -260,4 +261,43 @@ func (p *pacer) wait(ctx context.Context, stored time.Time) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// momentHelp describes the forms of a moment.
+const momentHelp = `a sequence, or a time such as 2026-11-21, "2026-11-21 14:05:06" (local) or
+2026-11-21T14:05:06Z, which means the last event stored by then`
+
+// parseTime parses a time in the forms that commands print or accept.
+func parseTime(flag, text string) (time.Time, error) {
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	for _, form := range []string{time.DateTime, time.DateOnly} {
+		if at, err := time.ParseInLocation(form, text, time.Local); err == nil {
+			return at, nil
+		}
+	}
+	return time.Time{}, console.Usagef("--%s %q: want a time as 2026-11-21, \"2026-11-21 14:05:06\" or 2026-11-21T14:05:06Z", flag, text)
+}
+
+func parseMoment(flag, text string) (answer.Moment, error) {
+	if text == "" {
+		return answer.Moment{}, nil
+	}
+	if seq, err := strconv.ParseUint(text, 10, 64); err == nil {
+		if seq == 0 {
+			return answer.Moment{}, console.Usagef("--%s 0: sequences count from 1", flag)
+		}
+		return answer.Moment{Sequence: seq}, nil
+	}
+	at, err := parseTime(flag, text)
+	if err != nil {
+		return answer.Moment{}, console.Usagef("--%s %q: want a sequence, or a time as 2026-11-21, \"2026-11-21 14:05:06\" or 2026-11-21T14:05:06Z", flag, text)
+	}
+	return answer.Moment{At: at}, nil
+}
+
+// asOfFlag adds --as-of to a command.
+func asOfFlag(c *cobra.Command) *string {
+	return c.Flags().String("as-of", "", "show the state as of a moment: "+momentHelp)
 }

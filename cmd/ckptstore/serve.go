@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/api"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/logpeers"
@@ -48,6 +49,10 @@ only its user can read, and prints the path on stderr. Clients of the same user 
 this machine find it by the address nats://127.0.0.1:PORT; give other clients the
 token or its file. serve removes the file when it ends.
 
+With --http HOST:PORT, serve also answers the HTTP API and serves the page, to this user and
+to those of --http-users: see ckptstore ui. On an address that other machines can reach,
+--http-cert and --http-key are required.
+
 With --store nats://..., serve --listen is a gateway to the store on that server. The
 gateway has the server's credentials, from the URL or $CKPTSTORE_STORE_TOKEN and the
 like; --token-file and --tls-ca are for its clients. Several gateways may run at the
@@ -61,6 +66,7 @@ func (a *app) serveCommand() *cobra.Command {
 		access  store.Access
 		grant   front.Grant
 		quota   string
+		web     api.Listen
 	)
 	c := &cobra.Command{
 		Use: "serve", Short: "Own a store until stopped, and serve it to other processes", Args: console.Args(cobra.NoArgs),
@@ -72,8 +78,13 @@ func (a *app) serveCommand() *cobra.Command {
 			if !store.IsURL(a.location) && logpeers.Replicated(a.location) {
 				return console.Usagef("serve %s: its log has %d copies: the trainers of its jobs serve them, and after a job each command does", a.location, logpeers.Copies)
 			}
-			if store.IsURL(a.location) && address == "" {
-				return console.Usagef("serve %s: a store on a server has no owner; give --listen HOST:PORT to serve clients without that server's credentials, or a directory with --store",
+			if web.Address != "" {
+				if err := web.Validate(); err != nil {
+					return err
+				}
+			}
+			if store.IsURL(a.location) && address == "" && web.Address == "" {
+				return console.Usagef("serve %s: a store on a server has no owner; give --listen HOST:PORT or --http HOST:PORT to serve clients without that server's credentials, or a directory with --store",
 					jetlog.Redacted(a.location))
 			}
 			o := a.options()
@@ -124,12 +135,22 @@ func (a *app) serveCommand() *cobra.Command {
 					}
 				}
 				fmt.Fprintf(a.Err, "%s store %s in %s; stop with Ctrl-C\n", state, s.ID, s.Location)
+				if web.Address == "" {
+					<-c.Context().Done()
+					return nil
+				}
+				server, err := a.serveHTTP(c.Context(), s, web)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(a.Err, "HTTP API at %s; `ckptstore ui` prints the link with the token\n", server.URL)
 				<-c.Context().Done()
-				return nil
+				return server.Close()
 			})
 		},
 	}
 	f := c.Flags()
+	web.Flags(f, "")
 	f.StringVar(&address, "listen", "", "accept clients over TCP on HOST:PORT")
 	f.StringVar(&access.TokenFile, "token-file", "", "file with the clients' token; only its user may be able to read it ($CKPTSTORE_STORE_TOKEN_FILE)")
 	f.StringVar(&access.Cert, "tls-cert", "", "server certificate, PEM")

@@ -10,66 +10,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/tensor"
 )
-
-// shown is the output of `show --json`.
-type shown struct {
-	Store      string                 `json:"store"`
-	Checkpoint projections.Checkpoint `json:"checkpoint"`
-	Path       string                 `json:"path"`
-	Shared     *int64                 `json:"bytes_shared,omitempty"`    // of its files: with links in other checkpoints
-	Exclusive  *int64                 `json:"bytes_exclusive,omitempty"` // of its files: without; deleting it frees them
-	Tensors    []shownTensor          `json:"tensors"`
-	Values     []shownValue           `json:"values"`
-	Ranks      []shownRank            `json:"ranks"`
-	Cost       *shownCost             `json:"cost,omitempty"` // in a bucket
-	Reshard    *planner.Preview       `json:"reshard,omitempty"`
-}
-
-type shownTensor struct {
-	FQN    string       `json:"fqn"`
-	DType  tensor.DType `json:"dtype"`
-	Shape  tensor.Shape `json:"shape"`
-	Bytes  int64        `json:"bytes"`
-	Chunks []shownChunk `json:"chunks"`
-}
-
-type shownChunk struct {
-	Rank int `json:"rank"`
-	tensor.Box
-}
-
-type shownValue struct {
-	FQN     string `json:"fqn"`
-	Rank    int    `json:"rank"`
-	Bytes   int64  `json:"bytes"`
-	PerRank bool   `json:"per_rank"`
-}
-
-type shownRank struct {
-	Rank  int               `json:"rank"`
-	Index checkpoint.Digest `json:"index"`
-}
-
-// shownCost is what a checkpoint in a bucket costs, in US dollars, without repeated requests.
-type shownCost struct {
-	SaveRequests int     `json:"save_requests"`
-	Save         float64 `json:"save_usd"`
-	LoadRequests int     `json:"load_requests"` // by as many ranks
-	Load         float64 `json:"load_usd"`
-	Bytes        int64   `json:"bytes"`     // of its own files
-	Month        float64 `json:"month_usd"` // for those
-}
 
 // showOptions are the flags of `show`.
 type showOptions struct {
@@ -107,14 +56,14 @@ as they are now.
 			if err != nil {
 				return err
 			}
-			if then.isEnd() && !spelledPath(refs[0]) && a.byReceipts() {
+			if then.IsEnd() && !spelledPath(refs[0]) && a.byReceipts() {
 				return a.withOffline(c.Context(), refs[0], all, func(s source) error { return a.showSource(c.Context(), s, o) })
 			}
 			path, err := a.isPath(c.Context(), refs[0])
 			if err != nil {
 				return err
 			}
-			if path && !then.isEnd() {
+			if path && !then.IsEnd() {
 				return console.Usagef("--as-of: %s is a path, which has no history", refs[0])
 			}
 			if path {
@@ -129,28 +78,19 @@ as they are now.
 	return c
 }
 
-func (a *app) show(ctx context.Context, s *store.Store, ref string, o showOptions, then moment) error {
-	views, err := past(ctx, s, then)
+func (a *app) show(ctx context.Context, s *store.Store, ref string, o showOptions, then answer.Moment) error {
+	views, err := answer.Past(ctx, s, then)
 	if err != nil {
 		return err
 	}
-	c, err := store.Committed(ctx, views, ref)
-	if err != nil && !then.isEnd() {
+	out, err := answer.Show(ctx, s, views, ref, a.showing(o))
+	if err != nil && !then.IsEnd() {
 		return fmt.Errorf("as of %s: %w", then, err)
 	}
 	if err != nil {
 		return err
 	}
-	digest, err := checkpoint.ParseDigest(c.Manifest)
-	if err != nil {
-		return err
-	}
-	m, err := s.Data.Reader(store.RefOf(c)).WithManifest(digest).ReadMetadata(ctx)
-	if err != nil {
-		return err
-	}
-	c.Participants = c.Saving()
-	return a.showStored(ctx, s.Data, source{store: s.ID, checkpoint: c, manifest: m}, o)
+	return a.printShown(out)
 }
 
 // showSource shows a source from withOffline, a checkpoint of a store or of another
@@ -165,49 +105,34 @@ func (a *app) showSource(ctx context.Context, s source, o showOptions) error {
 }
 
 // showStored shows a checkpoint of a store by its row and its manifest.
-func (a *app) showStored(ctx context.Context, root *data.Root, s source, o showOptions) (err error) {
-	c, m := s.checkpoint, s.manifest
-	out := shown{
-		Store: s.store, Checkpoint: c, Path: root.Path(store.RefOf(c)),
-		Ranks: []shownRank{},
-	}
-	if out.Shared, out.Exclusive, err = a.footprint(ctx, root, store.RefOf(c)); err != nil {
+func (a *app) showStored(ctx context.Context, root *data.Root, s source, o showOptions) error {
+	out, err := answer.ShowStored(ctx, root, s.store, s.checkpoint, s.manifest, a.showing(o))
+	if err != nil {
 		return err
 	}
-	out.Tensors, out.Values = shownLayout(m.Layout)
-	for _, r := range m.Ranks {
-		out.Ranks = append(out.Ranks, shownRank(r))
-	}
-	if out.Cost, err = costOf(ctx, root, store.RefOf(c), m, o.prices); err != nil {
-		a.Warn("the cost is unknown: %v", err)
-	}
-	if out.Reshard, err = preview(m.Layout, o.reshard); err != nil {
-		return err
-	}
+	return a.printShown(out)
+}
+
+// showing returns the options of an answer.
+func (a *app) showing(o showOptions) answer.ShowOptions {
+	return answer.ShowOptions{Reshard: o.reshard, Prices: o.prices, Warn: a.Warn}
+}
+
+func (a *app) printShown(out answer.Shown) error {
 	if out.Reshard != nil {
 		return console.Emit(a.Console, out, out.Reshard.Ranks, func(w *tabwriter.Writer, wide bool) {
-			out.printHead(w)
+			printShownHead(w, out)
 			printReshard(w, wide, out.Reshard)
 		})
 	}
-	return console.Emit(a.Console, out, out.Tensors, func(w *tabwriter.Writer, wide bool) { out.print(w, wide) })
+	return console.Emit(a.Console, out, out.Tensors, func(w *tabwriter.Writer, wide bool) {
+		printShownHead(w, out)
+		printLayout(w, wide, out.Tensors, out.Values)
+	})
 }
 
 // pricesHelp is the text of --prices.
 const pricesHelp = "US dollars of 1000 PUT and LIST requests, of 1000 GET and HEAD requests, and of a GiB kept a month"
-
-// costOf returns what a checkpoint costs; nil where requests have no price.
-func costOf(ctx context.Context, root *data.Root, ref checkpoint.Ref, m checkpoint.Manifest, prices object.Prices) (*shownCost, error) {
-	n, priced, err := root.Requests(ctx, ref, m)
-	if err != nil || !priced {
-		return nil, err
-	}
-	return &shownCost{
-		SaveRequests: n.Writes, Save: prices.Puts(n.Writes),
-		LoadRequests: n.Reads + n.Lists, Load: prices.Gets(n.Reads) + prices.Puts(n.Lists),
-		Bytes: n.Bytes, Month: prices.Kept(n.Bytes),
-	}, nil
-}
 
 // dollars prints a price with two digits that count.
 func dollars(usd float64) string {
@@ -220,12 +145,7 @@ func dollars(usd float64) string {
 	return "$" + strconv.FormatFloat(usd, 'f', max(2, 1-int(math.Floor(math.Log10(max(usd, 1e-9))))), 64)
 }
 
-func (s shown) print(w *tabwriter.Writer, wide bool) {
-	s.printHead(w)
-	printLayout(w, wide, s.Tensors, s.Values)
-}
-
-func (s shown) printHead(w *tabwriter.Writer) {
+func printShownHead(w *tabwriter.Writer, s answer.Shown) {
 	c := s.Checkpoint
 	console.Row(w, "checkpoint", c.Run+"@"+c.ID)
 	console.Row(w, "step", c.Step)
@@ -248,15 +168,6 @@ func orDash(text string) string {
 		return "-"
 	}
 	return text
-}
-
-// preview returns what this many ranks would read of a layout; nil for 0 ranks.
-func preview(l checkpoint.Layout, ranks int) (*planner.Preview, error) {
-	if ranks == 0 {
-		return nil, nil
-	}
-	p, err := planner.NewPreview(l, ranks, checkpoint.BlockSize)
-	return &p, err
 }
 
 // printReshard prints what each rank of a group of another size would read. OVER-READ
@@ -324,12 +235,12 @@ func named(ranks []int) string {
 
 // shownForeign is the output of `show PATH --json`.
 type shownForeign struct {
-	Path    string        `json:"path"`
-	Format  data.Format   `json:"format"`
-	Ranks   int           `json:"ranks"` // that hold data
-	Bytes   int64         `json:"bytes"`
-	Tensors []shownTensor `json:"tensors"`
-	Values  []shownValue  `json:"values"`
+	Path    string          `json:"path"`
+	Format  data.Format     `json:"format"`
+	Ranks   int             `json:"ranks"` // that hold data
+	Bytes   int64           `json:"bytes"`
+	Tensors []answer.Tensor `json:"tensors"`
+	Values  []answer.Value  `json:"values"`
 
 	Reshard *planner.Preview `json:"reshard,omitempty"`
 }
@@ -340,12 +251,12 @@ func (a *app) showPath(ctx context.Context, path string, reshard int) error {
 	if err != nil {
 		return err
 	}
-	tensors, values := shownLayout(s.manifest.Layout)
+	tensors, values := answer.Layout(s.manifest.Layout)
 	out := shownForeign{
 		Path: s.foreign.Path(), Format: s.foreign.Format(), Ranks: len(s.manifest.Ranks), Bytes: s.manifest.Layout.Bytes(),
 		Tensors: tensors, Values: values,
 	}
-	if out.Reshard, err = preview(s.manifest.Layout, reshard); err != nil {
+	if out.Reshard, err = answer.Preview(s.manifest.Layout, reshard); err != nil {
 		return err
 	}
 	if out.Reshard != nil {
@@ -367,27 +278,8 @@ func (s shownForeign) printHead(w *tabwriter.Writer) {
 	console.Row(w, "size", bytesize.Text(s.Bytes))
 }
 
-// shownLayout converts a layout to the output of show.
-func shownLayout(l checkpoint.Layout) (tensors []shownTensor, values []shownValue) {
-	tensors, values = []shownTensor{}, []shownValue{}
-	for _, t := range l.Tensors {
-		st := shownTensor{
-			FQN: t.FQN, DType: t.DType, Shape: append(tensor.Shape{}, t.Shape...),
-			Bytes: t.Shape.Volume() * int64(t.DType.Size()), Chunks: []shownChunk{},
-		}
-		for _, ch := range t.Chunks {
-			st.Chunks = append(st.Chunks, shownChunk{ch.Rank, ch.Box})
-		}
-		tensors = append(tensors, st)
-	}
-	for _, v := range l.Values {
-		values = append(values, shownValue{FQN: v.FQN, Rank: v.Rank, Bytes: v.Bytes, PerRank: v.PerRank})
-	}
-	return tensors, values
-}
-
 // printLayout prints tensors and values as tables.
-func printLayout(w *tabwriter.Writer, wide bool, tensors []shownTensor, values []shownValue) {
+func printLayout(w *tabwriter.Writer, wide bool, tensors []answer.Tensor, values []answer.Value) {
 	fmt.Fprintln(w)
 	head := []any{"TENSOR", "DTYPE", "SHAPE", "SIZE", "CHUNKS"}
 	if wide {

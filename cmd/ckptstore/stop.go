@@ -9,22 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
-
-// stopped is the output of `stop --json` and `preempt --json`.
-type stopped struct {
-	Run     string       `json:"run"`
-	Job     string       `json:"job"`
-	Host    string       `json:"host"`
-	PID     int          `json:"pid"`
-	Preempt bool         `json:"preempt"`
-	Reason  string       `json:"reason"`
-	Ended   *insight.Job `json:"ended,omitempty"` // with --wait, how the job ended
-}
 
 const waitHelp = `
 
@@ -63,7 +53,7 @@ func (a *app) stopper(preempt bool, c cobra.Command) *cobra.Command {
 			reason = "ckptstore " + c.Name()
 		}
 		return a.with(c.Context(), func(s *store.Store) error {
-			return a.stop(c.Context(), s, stopped{Run: runs[0], Preempt: preempt, Reason: reason}, wait)
+			return a.stop(c.Context(), s, answer.Stopped{Run: runs[0], Preempt: preempt, Reason: reason}, wait)
 		})
 	}
 	c.Flags().StringVar(&reason, "reason", "", "reason to record in the log")
@@ -72,8 +62,8 @@ func (a *app) stopper(preempt bool, c cobra.Command) *cobra.Command {
 	return &c
 }
 
-func (a *app) stop(ctx context.Context, s *store.Store, out stopped, wait time.Duration) error {
-	if err := knownRun(ctx, s.Views(), out.Run); err != nil {
+func (a *app) stop(ctx context.Context, s *store.Store, out answer.Stopped, wait time.Duration) error {
+	if err := answer.KnownRun(ctx, s.Views(), out.Run); err != nil {
 		return err
 	}
 	live, err := s.Stop(ctx, out.Run, projections.DefaultTrial, out.Reason, out.Preempt)
@@ -91,7 +81,7 @@ func (a *app) stop(ctx context.Context, s *store.Store, out stopped, wait time.D
 		}
 		text = fmt.Sprintf("job %s of run %s %s", out.Job, out.Run, endText(*out.Ended))
 	}
-	return console.Emit(a.Console, out, []stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, text) })
+	return console.Emit(a.Console, out, []answer.Stopped{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintln(w, text) })
 }
 
 // awaitEnd waits until a job has ended.
@@ -102,7 +92,7 @@ func (a *app) awaitEnd(ctx context.Context, s *store.Store, run, job string, lim
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		j, over, err := jobOver(ctx, s, run, job)
+		j, over, err := answer.JobOver(ctx, answer.Live(s), run, job)
 		if err == nil && over {
 			return &j, nil
 		}

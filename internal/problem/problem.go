@@ -41,6 +41,7 @@ const (
 	NoAccess     Kind = "no_access"     // the operating system refuses a file to this process
 	Unauthorized Kind = "unauthorized"  // the bearer token is missing or wrong
 	Gone         Kind = "gone"          // the caller has left
+	Moved        Kind = "moved"         // the state is no longer the one that the request requires
 	UnknownPlan  Kind = "unknown_plan"  // the server does not have the plan of a save
 	Unavailable  Kind = "unavailable"   // not now: the server is stopping or has no room for the request
 	Late         Kind = "late"          // a deadline passed
@@ -82,6 +83,7 @@ var table = []row{
 	{NoAccess, 500, 12, 64, "no access to a file"},
 	{Unauthorized, 401, 1, 70, "wrong token"},
 	{Gone, 410, 1, 70, "gone"},
+	{Moved, 412, 5, 5, "changed meanwhile"},
 	{UnknownPlan, 412, 1, 70, "unknown plan"},
 	{Unavailable, 503, 1, 70, "unavailable"},
 	{Late, 504, 1, 70, "deadline passed"},

@@ -163,6 +163,7 @@ func (s *store) story() {
 			events.ReplicaNode{Attempt: 1, Checkpoint: "step-3.a1", Ranks: []events.RankRun{{First: 0, Count: 2}}, Node: 1, Bytes: 100, Seconds: 0.5},
 			events.GroupStopped{Attempt: 1, Reason: "a worker was killed"},
 			events.GroupStarted{Attempt: 2, Job: job, WorldSize: 1, Resume: "step-1.a1", Backend: "gloo", Ranks: []events.RankPlacement{{Rank: 0}}},
+			events.RestoreBegun{Attempt: 2, Load: 1, Checkpoint: "step-1.a1", WorldSize: 1},
 			events.Metrics{Attempt: 2, Iteration: 1, Step: 2, Metrics: map[string]any{"loss": 0.1}},
 			events.CheckpointBegun{Attempt: 2, Checkpoint: "step-2.a2", Name: "step-2", Step: 2, WorldSize: 1, Participants: []int{0}})
 	}

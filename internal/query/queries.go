@@ -5,7 +5,7 @@
 //	params   the parameters of a query
 //	Server   GET /v1/<query>?run=…&trial=…&ref=…&attempt=…&all=…&at_least=…
 //	         for metrics also metric=… (repeated), from=…, until=…, points=…;
-//	         for retention also metric=…
+//	         for retention also metric=…; for checkpoints_page also before=…, limit=…
 //	Client   queries a server
 //
 // An answer is the JSON of the query's type. It covers at least the log up to
@@ -35,6 +35,8 @@ type Params struct {
 	From    int      // first iteration along the line; 0: the first
 	Until   int      // last iteration; 0: the last
 	Points  int      // maximum number of rows; 0: no limit
+	Before  uint64   // for a page of checkpoints: those that began before this sequence; 0: the newest
+	Limit   int      // for a page of checkpoints: its length
 }
 
 // Query is one query and the type of its answer.
@@ -76,6 +78,22 @@ var (
 	}}
 	Checkpoints = Query[[]projections.Checkpoint]{"checkpoints", func(r projections.Reader, p Params) ([]projections.Checkpoint, error) {
 		return projections.Checkpoints(r, p.Run, p.All)
+	}}
+	// CheckpointsPage is the part of Checkpoints that began before a sequence.
+	CheckpointsPage = Query[[]projections.Checkpoint]{"checkpoints_page", func(r projections.Reader, p Params) ([]projections.Checkpoint, error) {
+		return projections.CheckpointsPage(r, p.Run, p.All, p.Before, p.Limit)
+	}}
+	// LastReport is the newest of the current line; one with sequence 0 if there is none.
+	LastReport = Query[projections.Report]{"last_report", func(r projections.Reader, p Params) (projections.Report, error) {
+		report, _, err := projections.LastReport(r, p.Run, p.Trial)
+		return report, err
+	}}
+	// Writes are those of the checkpoint with the ID Ref.
+	Writes = Query[[]projections.Write]{"writes", func(r projections.Reader, p Params) ([]projections.Write, error) {
+		return projections.Writes(r, p.Run, p.Trial, p.Ref)
+	}}
+	Restores = Query[[]projections.Restore]{"restores", func(r projections.Reader, p Params) ([]projections.Restore, error) {
+		return projections.Restores(r, p.Run, p.Trial, p.Attempt)
 	}}
 	OpenCheckpoints = Query[[]projections.Checkpoint]{"open_checkpoints", func(r projections.Reader, p Params) ([]projections.Checkpoint, error) {
 		return projections.OpenCheckpoints(r, p.Run, p.Trial)
@@ -132,6 +150,7 @@ var answers = map[string]func(projections.Reader, Params) (any, error){
 	Attempts.Name: erase(Attempts), Workers.Name: erase(Workers), Checkpoints.Name: erase(Checkpoints),
 	OpenCheckpoints.Name: erase(OpenCheckpoints), Resolve.Name: erase(Resolve), Reports.Name: erase(Reports), Metrics.Name: erase(Metrics),
 	Retention.Name: erase(Retention), OwnRetention.Name: erase(OwnRetention), Needs.Name: erase(Needs), Digest.Name: erase(Digest),
+	CheckpointsPage.Name: erase(CheckpointsPage), Writes.Name: erase(Writes), Restores.Name: erase(Restores), LastReport.Name: erase(LastReport),
 	Launches.Name: erase(Launches), Devices.Name: erase(Devices), Replicas.Name: erase(Replicas),
 }
 

@@ -38,6 +38,9 @@ func TestQueries(t *testing.T) {
 			}
 		}
 	}
+	for _, before := range []uint64{0, 20} {
+		params = append(params, Params{Run: "run", Trial: projections.DefaultTrial, Ref: "step-1.a1", Attempt: 2, All: true, Before: before, Limit: 1})
+	}
 	if len(answers) < 11 {
 		t.Errorf("only %d questions", len(answers))
 	}

@@ -110,7 +110,10 @@ func (p Params) encode(atLeast uint64) string {
 	if len(p.Metrics) > 0 {
 		v["metric"] = p.Metrics
 	}
-	for name, n := range map[string]int{"from": p.From, "until": p.Until, "points": p.Points} {
+	if p.Before != 0 {
+		v.Set("before", strconv.FormatUint(p.Before, 10))
+	}
+	for name, n := range map[string]int{"from": p.From, "until": p.Until, "points": p.Points, "limit": p.Limit} {
 		if n != 0 {
 			v.Set(name, strconv.Itoa(n))
 		}
@@ -128,10 +131,11 @@ func parseParams(q url.Values) (p Params, atLeast uint64, err error) {
 			}
 		}
 	}
-	for name, n := range map[string]*int{"attempt": &p.Attempt, "from": &p.From, "until": &p.Until, "points": &p.Points} {
+	for name, n := range map[string]*int{"attempt": &p.Attempt, "from": &p.From, "until": &p.Until, "points": &p.Points, "limit": &p.Limit} {
 		parse(name, func(v string) (err error) { *n, err = strconv.Atoi(v); return err })
 	}
 	parse("all", func(v string) (err error) { p.All, err = strconv.ParseBool(v); return err })
+	parse("before", func(v string) (err error) { p.Before, err = strconv.ParseUint(v, 10, 64); return err })
 	parse("at_least", func(v string) (err error) { atLeast, err = strconv.ParseUint(v, 10, 64); return err })
 	if err := errors.Join(errs...); err != nil {
 		return p, 0, fmt.Errorf("%w: %w", projections.ErrReference, err)

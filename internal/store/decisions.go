@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,16 +26,88 @@ var ErrTag = problem.New(problem.Invalid, "bad tag")
 // maxTag is the length in bytes of the longest tag.
 const maxTag = 128
 
+// Terms are the conditions of a decision that another program has asked for.
+type Terms struct {
+	// After, when set, is where the lane of the trial must end: the caller has not seen later
+	// decisions. Otherwise the decision is refused with a [MovedError].
+	After *uint64
+	// ID of the decision's event, by which a repetition is recognized; empty: a new one.
+	ID string
+	// By is the event's source; empty: ckptstore.
+	By string
+}
+
+type termsKey struct{}
+
+// WithTerms returns a context whose decisions are made on these terms.
+func WithTerms(ctx context.Context, t Terms) context.Context {
+	return context.WithValue(ctx, termsKey{}, t)
+}
+
+func termsOf(ctx context.Context) Terms {
+	t, _ := ctx.Value(termsKey{}).(Terms)
+	return t
+}
+
+// holds returns a [MovedError] unless a lane ends where the terms require it.
+func (t Terms) holds(run, trial string, end uint64) error {
+	if t.After == nil || *t.After == end {
+		return nil
+	}
+	return &MovedError{Run: run, Trial: trial, After: *t.After, Actual: end}
+}
+
+// MovedError reports that a trial has other decisions than the caller has seen.
+type MovedError struct {
+	Run, Trial    string
+	After, Actual uint64 // sequences: where the lane was expected to end, and where it ends
+}
+
+func (e *MovedError) Error() string {
+	return fmt.Sprintf("trial %s/%s changed: its last decision is event %d, not %d: look at it again, then repeat the request", e.Run, e.Trial, e.Actual, e.After)
+}
+
+// ProblemKind returns [problem.Moved].
+func (*MovedError) ProblemKind() problem.Kind { return problem.Moved }
+
+// repeatWindow is how many events of the log [Store.Decided] looks back.
+const repeatWindow = 50_000
+
+// Decided returns the decision of an aggregate with an event ID, and whether there is one
+// among the last 50,000 events of the log.
+func (s *Store) Decided(ctx context.Context, agg events.Aggregate, id string) (found events.Recorded, ok bool, err error) {
+	end, err := s.Log.LaneEnd(ctx, agg)
+	if err != nil || end == 0 {
+		return found, false, err
+	}
+	for r, err := range s.Log.ReadLane(ctx, agg, max(1, end-min(end, repeatWindow)), end) {
+		if err != nil {
+			return found, false, err
+		}
+		if r.ID == id {
+			return r, true, nil
+		}
+	}
+	return found, false, nil
+}
+
 // decideAfter appends a decision about a checkpoint if the trial's last decision has the
 // sequence after. Otherwise it returns [jetlog.ErrConflict].
 func (s *Store) decideAfter(ctx context.Context, c projections.Checkpoint, after uint64, body events.Body) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
-	d, err := events.NewDecision(Stamp("ckptstore"), events.Aggregate{Run: c.Run, Trial: c.Trial}, body)
+	t := termsOf(ctx)
+	stamp := Stamp(cmp.Or(t.By, "ckptstore"))
+	stamp.ID = cmp.Or(t.ID, stamp.ID)
+	d, err := events.NewDecision(stamp, events.Aggregate{Run: c.Run, Trial: c.Trial}, body)
 	if err != nil {
 		return 0, err
 	}
-	return s.Log.Decide(ctx, d, after)
+	seq, err := s.Log.Decide(ctx, d, after)
+	if err == nil && seq <= after {
+		return 0, problem.Errorf(problem.Conflict, "%s of run %q: the ID %s is that of event %d: use another", body.Kind(), c.Run, stamp.ID, seq)
+	}
+	return seq, err
 }
 
 // mark appends a decision about the committed checkpoint that a reference means at that
@@ -58,6 +131,9 @@ func (s *Store) mark(ctx context.Context, ref string, choose func(projections.Ch
 		}
 		if c.Run != first.Run || c.Trial != first.Trial {
 			continue
+		}
+		if err := termsOf(ctx).holds(c.Run, c.Trial, trial.LaneSeq); err != nil {
+			return c, err
 		}
 		if c.State != projections.Committed {
 			return c, &projections.NotFoundError{What: "committed checkpoint", Ref: ref, Hint: fmt.Sprintf("%q is %s", c.ID, c.State)}
@@ -244,7 +320,9 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 		return none, err
 	}
 	pinned := false
-	c, err := s.mark(ctx, ref, func(c projections.Checkpoint) (events.Body, error) {
+	terms := termsOf(ctx)
+	ofPin := WithTerms(ctx, Terms{After: terms.After, By: terms.By}) // the ID is that of the new trial
+	c, err := s.mark(ofPin, ref, func(c projections.Checkpoint) (events.Body, error) {
 		if pinned = !c.Pinned; !pinned {
 			return nil, nil
 		}
@@ -271,7 +349,7 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 		err = &RunExistsError{run}
 	}
 	if err != nil && pinned {
-		_, uerr := s.Unpin(ctx, c.Run+"/"+c.Trial+"@"+c.ID)
+		_, uerr := s.Unpin(WithTerms(ctx, Terms{By: terms.By}), c.Run+"/"+c.Trial+"@"+c.ID)
 		err = errors.Join(err, uerr)
 	}
 	if err != nil {

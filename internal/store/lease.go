@@ -312,6 +312,9 @@ func (s *Store) Stop(ctx context.Context, run, trial, reason string, preempt boo
 		if err != nil {
 			return nil, err
 		}
+		if err := termsOf(ctx).holds(run, trial, t.LaneSeq); err != nil {
+			return nil, err
+		}
 		_, err = s.decideAfter(ctx, projections.Checkpoint{Run: run, Trial: trial}, t.LaneSeq,
 			&events.TrialStopRequested{Reason: reason, Preempt: preempt, Job: live.Job})
 		if errors.Is(err, jetlog.ErrConflict) {

@@ -16,8 +16,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -36,6 +38,71 @@ func OpenReceipts(location string, log *slog.Logger) (*Receipts, error) {
 		return nil, err
 	}
 	return &Receipts{data: data, log: log}, nil
+}
+
+// OpenByReceipts opens the store in a directory by its receipts, for processes without write
+// permission. Its views have what the receipts record: committed checkpoints, without superseded
+// ones among them being known. The store has no log: Log is nil, and no decision can be made.
+func OpenByReceipts(ctx context.Context, o Options) (*Store, error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	dir, err := filepath.Abs(o.Location)
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	s, err := closedStore(dir, o)
+	if err != nil {
+		return nil, err
+	}
+	list, err := (&Receipts{data: s.Data, log: o.Logger}).read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rows, last, err := foldReceipts(list)
+	if err != nil {
+		return nil, fmt.Errorf("open store %s by its receipts: %w", dir, err)
+	}
+	s.local = &follower{source: query.Past{Rows: rows, Sequence: last}}
+	return s, nil
+}
+
+// foldReceipts folds the decisions that receipts stand for. A commit has its own sequence, and
+// the beginning of the save the sequence before it.
+func foldReceipts(list []checkpoint.Receipt) (*projections.Memory, uint64, error) {
+	list = slices.Clone(list)
+	slices.SortFunc(list, func(x, y checkpoint.Receipt) int { return cmp.Compare(x.Sequence, y.Sequence) })
+	rows, last := projections.NewMemory(), uint64(0)
+	seen := map[events.Aggregate]bool{}
+	for _, r := range list {
+		agg := events.Aggregate{Run: r.Run, Trial: r.Trial}
+		fold := func(seq uint64, body events.Body) error {
+			d, err := events.NewDecision(events.Stamp{ID: fmt.Sprintf("%s-%d", body.Kind(), seq), Source: "receipts", Time: r.CommittedAt}, agg, body)
+			if err != nil {
+				return err
+			}
+			return projections.Apply(rows, events.Recorded{Event: d.Event, Sequence: seq, Stored: r.CommittedAt})
+		}
+		if r.Sequence < 2 || (events.Scope{Run: r.Run, Trial: r.Trial, Actor: events.Server}).Validate() != nil {
+			return nil, 0, fmt.Errorf("%w: the receipt of %s@%s has sequence %d", ErrDamaged, r.Run, r.Checkpoint, r.Sequence)
+		}
+		var err error
+		if !seen[agg] {
+			seen[agg] = true
+			err = fold(r.Sequence-1, &events.TrialCreated{})
+		}
+		if err == nil {
+			err = fold(r.Sequence-1, &events.CheckpointBegun{Attempt: r.Attempt, Checkpoint: r.Checkpoint, Name: r.Name, Step: r.Step, WorldSize: r.WorldSize})
+		}
+		if err == nil {
+			err = fold(r.Sequence, &events.CheckpointCommitted{Attempt: r.Attempt, Checkpoint: r.Checkpoint, Manifest: r.Manifest.String(), Bytes: r.Bytes})
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		last = max(last, r.Sequence)
+	}
+	return rows, last, nil
 }
 
 // ReadOnly returns why this process cannot open the store in a directory that it can read: the

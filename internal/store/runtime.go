@@ -273,6 +273,20 @@ func withToken(l jetlog.Listen) (_ jetlog.Listen, made bool) {
 	return l, true
 }
 
+// UserRuntime makes a directory of this user's runtime directory, which only this user can open,
+// and returns its path.
+func UserRuntime(name string) (string, error) {
+	base := sessionDir()
+	if base == "" {
+		var err error
+		if base, err = temporaryDir(); err != nil {
+			return "", err
+		}
+	}
+	dir := filepath.Join(base, name)
+	return dir, makePrivate(dir)
+}
+
 // TokenFile returns the path of the token of an owner that listens on HOST:PORT and made its
 // token itself.
 func TokenFile(address string) (string, error) {

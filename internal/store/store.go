@@ -360,6 +360,9 @@ func OpenData(location string) (*data.Root, error) {
 func (s *Store) Close() error {
 	s.end()
 	s.leasing.Wait()
+	if s.Log == nil && s.local != nil { // see [OpenByReceipts]
+		return s.closeBucket()
+	}
 	if s.local != nil {
 		var ended error
 		if s.relay != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/api"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
@@ -87,6 +88,10 @@ When asked to end, the trainer exits after --preempt-grace (of a preemption),
 --grace, --drain-timeout and 30 s at the latest, even if a disk or the log does not
 answer.
 
+With --http HOST:PORT, the trainer serves the HTTP API and the page of the store while the job
+runs, on the coordinating node: see ckptstore ui. The job's record does not have these options,
+so ckptstore continue serves nothing.
+
 The store is created if its directory does not exist. Durations must be positive.
 
 ` + supervisionHelp
@@ -116,6 +121,7 @@ type runOptions struct {
 	quiet          bool
 
 	supervisionOptions
+	web     api.Listen // of the HTTP API; without an address there is none
 	signals *stopSignals
 	parts   Parts
 	logsOptions
@@ -137,6 +143,11 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 			o.noteSharing(c.Flags())
 			if err := o.defaults(c.Flags(), os.LookupEnv); err != nil {
 				return err
+			}
+			if o.web.Address != "" {
+				if err := o.web.Validate(); err != nil {
+					return fmt.Errorf("%w: %w", launch.ErrConfig, err)
+				}
 			}
 			o.noteFlags(c.Flags())
 			return runJob(c.Context(), std, o, args)
@@ -165,6 +176,7 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 	o.supervisionOptions.flags(f)
 	o.hangOptions.flags(f)
 	o.logsOptions.flags(f)
+	o.web.Flags(f, "")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "log warnings and errors only")
 	// torchrun spells flags with "-" or "_".
 	f.SetInterspersed(false)
@@ -234,6 +246,15 @@ func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Op
 	defer func() { err = errors.Join(err, st.Close()) }()
 	if err := o.place(st, &cfg); err != nil {
 		return err
+	}
+	if o.web.Address != "" && open.Owner == nil {
+		o.web.Logger, o.web.Version = log, release
+		server, err := api.Serve(ctx, st, o.web)
+		if err != nil {
+			return fmt.Errorf("%w: %w", launch.ErrConfig, err)
+		}
+		defer func() { err = errors.Join(err, server.Close()) }()
+		log.Info("HTTP API serves the store; ckptstore ui prints the link", "url", server.URL)
 	}
 	cfg.Launch.Recorded = func(ctx context.Context, started events.Recorded) {
 		if err := recordLaunch(ctx, st, started); err != nil {

@@ -1,0 +1,60 @@
+package answer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/ckptstore/ckptstore/internal/insight"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// TrialOf returns the name of the trial that a run's name stands for if trial is empty: its
+// default trial, or its only one.
+func TrialOf(ctx context.Context, views query.Source, run, trial string) (string, error) {
+	if trial != "" {
+		return trial, nil
+	}
+	if err := KnownRun(ctx, views, run); err != nil {
+		return "", err
+	}
+	trials, err := query.Ask(ctx, views, query.Trials, query.Params{Run: run})
+	if err != nil {
+		return "", err
+	}
+	var names []string
+	for _, t := range trials {
+		names = append(names, t.Name)
+	}
+	switch t, chosen := insight.ChooseTrial(trials); {
+	case chosen:
+		return t.Name, nil
+	case len(names) == 0:
+		return "", &projections.NotFoundError{What: "trial of run", Ref: run, Hint: "there is none yet"}
+	}
+	return "", problem.Errorf(problem.Invalid, "run %q has several trials; choose one with --trial: %q", run, names)
+}
+
+// Metrics finds the trial and queries its metrics. A metric that was not reported in the range
+// is an error, which lists the metrics that were.
+func Metrics(ctx context.Context, views query.Source, p query.Params) (projections.MetricsTable, error) {
+	var err error
+	if p.Trial, err = TrialOf(ctx, views, p.Run, p.Trial); err != nil {
+		return projections.MetricsTable{}, err
+	}
+	table, err := query.Ask(ctx, views, query.Metrics, p)
+	if err != nil {
+		return table, err
+	}
+	for _, name := range p.Metrics {
+		if !slices.Contains(table.Names, name) {
+			return table, &projections.NotFoundError{
+				What: "metric", Ref: name,
+				Hint: fmt.Sprintf("metrics of these iterations: %q", table.Names),
+			}
+		}
+	}
+	return table, nil
+}

@@ -1,0 +1,150 @@
+// Package api is the HTTP API of a store, below /api/v1/: what commands print with --json, the
+// events as they come, and the decisions that people make.
+//
+//	Handler     serves one open store; New makes it
+//	document    OpenAPI 3.1, at /api/v1/openapi.json; this package alone imports huma
+//	moment      every GET takes as_of and at_least, and answers with Ckpt-Sequence
+//	page        a list of at most 1,000 rows, and the token of the next one
+//	stream      events as server-sent events, with resume: one reader for all clients
+//	decision    POST, PUT and DELETE, with If-Match and Idempotency-Key
+//	guard       what comes before every request: host, origin, token, role
+//	Server      a Handler on a listener, with its record for `ckptstore ui`
+//
+// Answers come from packages answer and insight, so they are those of the command line. Errors
+// are problem details (RFC 9457) with the same hint.
+package api
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/store"
+)
+
+// Prefix is the path of the API.
+const Prefix = "/api/v1"
+
+// Options configure [New].
+type Options struct {
+	// Users may ask; required.
+	Users Users
+	// Hosts are the names, without port, by which clients may call the server. The names and
+	// addresses of loopback are always among them.
+	Hosts []string
+	// Page serves everything outside of /api/; nil: one line of text. It needs no token: the
+	// page asks the API with the user's.
+	Page http.Handler
+	// Version of the program.
+	Version string
+	Logger  *slog.Logger // default: discard
+
+	writeLimit time.Duration // for a write to a stream; default writeLimit
+	comments   time.Duration // between comments of a stream; default commentEvery
+	ring       int           // events in the ring of the stream; default ringSize
+}
+
+// Handler serves a store. It must be closed before the store.
+type Handler struct {
+	http.Handler
+	store *store.Store
+	o     Options
+	pasts pasts
+	hub   *hub
+	once  *answers
+	mux   *routes
+	api   huma.API
+	heavy chan struct{} // held while an answer reads much
+}
+
+// heavyAnswers is how many answers that read much are made at once.
+const heavyAnswers = 2
+
+// answerLimit bounds the time of an answer that is not a stream.
+const answerLimit = 2 * time.Minute
+
+// New returns a handler for a store, which may be one that is read by its receipts.
+func New(st *store.Store, o Options) *Handler {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	h := &Handler{store: st, o: o, once: newAnswers(), heavy: make(chan struct{}, heavyAnswers)}
+	h.pasts.turn = make(chan struct{}, 1)
+	h.hub = newHub(h)
+	h.mux = newRoutes()
+	h.api = newDocument(h.mux, o.Version)
+	h.readStore()
+	h.readRuns()
+	h.readCheckpoints()
+	h.readEvents()
+	h.decide()
+	h.mux.HandleFunc("GET "+Prefix+"/openapi.json", h.serveDocument)
+	h.mux.HandleFunc("GET "+Prefix+"/stream", h.stream)
+	h.mux.HandleFunc("/api/", h.unknown)
+	page := o.Page
+	if page == nil {
+		page = http.HandlerFunc(noPage)
+	}
+	top := http.NewServeMux()
+	top.Handle("/api/", h.authorized(validated(h.mux)))
+	top.Handle("/", framed(page))
+	h.Handler = h.guarded(top)
+	return h
+}
+
+// Close ends the streams. No new ones begin.
+func (h *Handler) Close() { h.hub.close() }
+
+// noPage answers requests outside of the API.
+func noPage(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != "/" {
+		httpkit.Refuse(w, problem.Errorf(problem.NotFound, "there is nothing at %s: the API is described at %s/openapi.json", r.URL.Path, Prefix))
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = io.WriteString(w, "This is the HTTP API of a checkpoint store; "+Prefix+"/openapi.json describes it.\n")
+}
+
+// unknown answers requests that no operation has.
+func (h *Handler) unknown(w http.ResponseWriter, r *http.Request) {
+	if allow := h.mux.allowed(r); allow != "" {
+		w.Header().Set("Allow", allow)
+		d := httpkit.DetailsOf(problem.Errorf(problem.Invalid, "%s takes %s, not %s", r.URL.Path, allow, r.Method))
+		d.Status = http.StatusMethodNotAllowed
+		write(w, d)
+		return
+	}
+	httpkit.Refuse(w, problem.Errorf(problem.NotFound, "there is no request %s %s: %s/openapi.json lists all", r.Method, r.URL.Path, Prefix))
+}
+
+// last returns the sequence of the log's end.
+func (h *Handler) last(ctx context.Context) (uint64, error) {
+	if h.store.Log == nil {
+		return h.receiptsEnd(), nil
+	}
+	return h.store.Log.Last(ctx)
+}
+
+// needsLog returns an error in a store that is read by its receipts.
+func (h *Handler) needsLog() error {
+	if h.store.Log != nil {
+		return nil
+	}
+	return problem.Errorf(problem.Denied, "this store cannot be written here, so its log is not read, only its receipts: ask a server that runs as the owner of %s", h.store.Location)
+}
+
+// reading waits for the turn of an answer that reads much.
+func (h *Handler) reading(ctx context.Context) (done func(), err error) {
+	select {
+	case h.heavy <- struct{}{}:
+		return func() { <-h.heavy }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}

@@ -1,0 +1,209 @@
+package api
+
+import (
+	"context"
+	"slices"
+	"strconv"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/answer"
+	"github.com/ckptstore/ckptstore/internal/problem"
+)
+
+// Event is an event of the log: a CloudEvent 1.0 in structured mode, whose extensions sequence
+// and stored give its place.
+type Event struct{ events.Recorded }
+
+var _ huma.SchemaProvider = Event{}
+
+// Schema implements [huma.SchemaProvider].
+func (Event) Schema(huma.Registry) *huma.Schema {
+	text := func(format string) *huma.Schema { return &huma.Schema{Type: huma.TypeString, Format: format} }
+	return &huma.Schema{
+		Type: huma.TypeObject, Description: "A CloudEvent 1.0 in structured mode",
+		Properties: map[string]*huma.Schema{
+			"sequence": {Type: huma.TypeInteger, Description: "Position in the log, from 1"},
+			"stored":   text("date-time"), "specversion": text(""), "id": text(""), "type": text(""), "source": text(""), "time": text("date-time"),
+			"subject": text(""), "datacontenttype": text(""),
+			"ckptactor": {Type: huma.TypeString, Description: "The sender, as the owner of the store identified it"},
+			"data":      {Description: "The body; docs/reference/events.md has the bodies of all types"},
+		},
+		Required: []string{"sequence", "stored", "specversion", "id", "type", "source", "time", "subject", "datacontenttype", "data"},
+	}
+}
+
+// EventPage is a page of events.
+type EventPage struct {
+	Events []Event `json:"events"`
+	// Next is of the next page. A page may have fewer events than the limit, or none, and a next
+	// one: at most 20,000 events of the log are read for a page.
+	Next string `json:"next,omitempty"`
+}
+
+// Inputs of the reads.
+type (
+	// OfEvents selects events.
+	OfEvents struct {
+		Paged
+		Run    string   `query:"run" doc:"Only events of this run"`
+		Type   []string `query:"type,explode" doc:"Only events of this type, such as checkpoint.committed or checkpoint.*; repeatable"`
+		Before uint64   `query:"before" doc:"The events before this sequence, the newest first; default: the newest events of the log"`
+		After  uint64   `query:"after" doc:"The events after this sequence, the oldest first"`
+		First  bool     `query:"first" doc:"Begin with the first event of the log, the oldest first"`
+	}
+	// OfEvent names an event.
+	OfEvent struct {
+		Moment
+		Sequence uint64 `path:"sequence" minimum:"1"`
+	}
+)
+
+// readEvents adds the reads of the log.
+func (h *Handler) readEvents() {
+	get(h, "/events", "list-events", "events", "Read the events of the log", "The lines of `ckptstore events --json`.", h.events)
+	get(h, "/events/{sequence}", "get-event", "events", "Read one event", "", func(ctx context.Context, from *at, in *OfEvent) (Event, error) {
+		if err := h.needsLog(); err != nil {
+			return Event{}, err
+		}
+		if in.Sequence > from.Sequence {
+			return Event{}, answer.PastEnd("sequence", in.Sequence, from.Sequence)
+		}
+		from.final = true
+		r, err := h.store.Log.At(ctx, in.Sequence)
+		return Event{r}, err
+	})
+	describeStream(h.api)
+}
+
+// moment implements [asked]: events need no views, whatever the sequence of the page before.
+func (in OfEvents) moment() (uint64, bool, error) { return 0, false, nil }
+
+// wanted selects events by run and types.
+type wanted struct {
+	run   string
+	types []events.Pattern
+}
+
+func wantedOf(run string, types []string) (w wanted, err error) {
+	w.run = run
+	for _, text := range types {
+		p, err := events.ParsePattern(text)
+		if err != nil {
+			return w, problem.Errorf(problem.Invalid, "type: %w", err)
+		}
+		w.types = append(w.types, p)
+	}
+	return w, nil
+}
+
+func (w wanted) has(r events.Recorded) bool {
+	if w.run != "" && r.Scope.Run != w.run {
+		return false
+	}
+	return len(w.types) == 0 || slices.ContainsFunc(w.types, func(p events.Pattern) bool { return p.Match(r.Kind) })
+}
+
+const (
+	// mostRead is how many events are read for a page.
+	mostRead = 20_000
+	// leastWindow is the number of events of the first window, when reading backwards.
+	leastWindow = 256
+)
+
+func (h *Handler) events(ctx context.Context, from *at, in *OfEvents) (EventPage, error) {
+	out := EventPage{Events: []Event{}}
+	if err := h.needsLog(); err != nil {
+		return out, err
+	}
+	w, err := wantedOf(in.Run, in.Type)
+	if err != nil {
+		return out, err
+	}
+	forward := in.After > 0 || in.First
+	if forward && in.Before > 0 || in.After > 0 && in.First {
+		return out, problem.Errorf(problem.Invalid, "before, after and first: give one of them")
+	}
+	begin, err := in.place()
+	if err != nil {
+		return out, err
+	}
+	end := from.Sequence
+	switch {
+	case begin.Sequence > 0:
+		end = begin.Sequence
+	case in.AsOf > from.Sequence:
+		return out, answer.PastEnd("as-of", in.AsOf, from.Sequence)
+	case in.AsOf > 0:
+		end, from.final = in.AsOf, true
+	}
+	next := end
+	if in.Before > 0 {
+		next = min(end, in.Before-1)
+	}
+	if forward {
+		next = in.After + 1
+	}
+	if begin.Key != "" {
+		if next, err = strconv.ParseUint(begin.Key, 10, 64); err != nil {
+			return out, problem.Errorf(problem.Invalid, "page: this is not the member next of a page of events: ask for the first page again")
+		}
+	}
+	if forward {
+		next, err = h.readForward(ctx, w, in.Limit, next, end, &out.Events)
+	} else {
+		next, err = h.readBackward(ctx, w, in.Limit, next, &out.Events)
+	}
+	if forward && next <= end || !forward && next > 0 {
+		out.Next = place{end, strconv.FormatUint(next, 10)}.token()
+	}
+	return out, err
+}
+
+// readForward appends events from a sequence on, and returns the sequence to continue at.
+func (h *Handler) readForward(ctx context.Context, w wanted, limit int, next, end uint64, to *[]Event) (uint64, error) {
+	if next > end {
+		return next, nil
+	}
+	until := min(end, next+mostRead-1)
+	for r, err := range h.store.Log.Read(ctx, next, until) {
+		if err != nil {
+			return next, err
+		}
+		next = r.Sequence + 1
+		if w.has(r) {
+			if *to = append(*to, Event{r}); len(*to) == limit {
+				break
+			}
+		}
+	}
+	return next, nil
+}
+
+// readBackward appends events from a sequence back, the newest first, and returns the sequence
+// to continue at, 0 at the start of the log. It reads windows that double, because the log is
+// read forwards.
+func (h *Handler) readBackward(ctx context.Context, w wanted, limit int, next uint64, to *[]Event) (uint64, error) {
+	read := uint64(0)
+	for size := uint64(leastWindow); next > 0 && read < mostRead; size *= 2 {
+		size = min(size, mostRead-read)
+		first := next - min(next, size) + 1
+		var window []Event
+		for r, err := range h.store.Log.Read(ctx, first, next) {
+			if err != nil {
+				return next, err
+			}
+			if read++; w.has(r) {
+				window = append(window, Event{r})
+			}
+		}
+		for _, e := range slices.Backward(window) {
+			if *to = append(*to, e); len(*to) == limit {
+				return e.Sequence - 1, nil
+			}
+		}
+		next = first - 1
+	}
+	return next, nil
+}

@@ -1,0 +1,292 @@
+package api
+
+import (
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/insight"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// TestReads: every GET of the document answers, and the answers fit each other.
+func TestReads(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{Version: "test"})
+	h.train("bert", 3)
+	h.train("gpt", 2)
+
+	var about Store
+	r := h.get("/store", &about)
+	if about.Store != h.st.ID || about.Role != "reader" || about.User != "rosa" || about.ReadOnly || fmt.Sprint(about.Sequence) != r.head.Get("Ckpt-Sequence") {
+		t.Errorf("the store: %+v, %v", about, r.head)
+	}
+	var runs RunList
+	h.get("/runs", &runs)
+	if len(runs.Runs) != 2 || runs.Next != "" {
+		t.Fatalf("runs: %+v", runs)
+	}
+	one := runs.Runs[0]
+	if one.Run != "bert" || one.State != insight.Ended || *one.Step != 30 || one.Iterations != 30 || one.Safe.Checkpoint != "step-30.a1" || one.Metrics["digest"] != "abc" {
+		t.Errorf("run bert: %+v", one)
+	}
+	var detail RunDetail
+	if r = h.get("/runs/bert", &detail); detail.Config["lr"] != 0.1 || r.head.Get("Ckpt-Lane-Sequence") != fmt.Sprint(detail.LaneSeq) {
+		t.Errorf("run: %+v, %v", detail, r.head)
+	}
+	for path, member := range map[string]string{
+		"/runs/bert/trials": "trials", "/runs/bert/attempts": "attempts", "/runs/bert/jobs": "jobs", "/runs/bert/nodes": "nodes",
+		"/runs/bert/workers": "workers", "/runs/bert/restores": "restores", "/at-risk": "at_risk",
+	} {
+		var got map[string]any
+		h.get(path, &got)
+		if list, ok := got[member].([]any); !ok {
+			t.Errorf("%s has no list %s: %v", path, member, got)
+		} else if empty := member == "workers" || member == "restores" || member == "at_risk" || member == "nodes"; len(list) == 0 && !empty {
+			t.Errorf("%s is empty", path)
+		}
+	}
+	var page CheckpointPage
+	h.get("/runs/bert/checkpoints", &page)
+	var ids []string
+	for _, c := range page.Checkpoints {
+		ids = append(ids, c.ID)
+	}
+	if !slices.Equal(ids, []string{"step-30.a1", "step-20.a1", "step-10.a1"}) {
+		t.Errorf("checkpoints: %v", ids)
+	}
+	var c CheckpointDetail
+	h.get("/runs/bert/checkpoints/step-20", &c)
+	if c.Checkpoint.ID != "step-20.a1" || c.Problem == "" || !strings.HasSuffix(c.Path, "data/bert/main/step-20.a1") {
+		t.Errorf("checkpoint without files: %+v", c)
+	}
+	var save Save
+	h.get("/runs/bert/checkpoints/latest/save", &save)
+	if len(save.Writes) != 1 || save.Writes[0].BytesWritten != 100 {
+		t.Errorf("save: %+v", save)
+	}
+	var files SavedFiles
+	h.get("/runs/bert/checkpoints/latest/files", &files)
+	if len(files.Files) != 1 || files.Files[0].Size != 100 {
+		t.Errorf("files: %+v", files)
+	}
+	var found Resolved
+	if h.get("/resolve?ref=bert@best:loss:min", &found); found.Checkpoint.ID != "step-30.a1" {
+		t.Errorf("resolved: %+v", found)
+	}
+	var diff insight.Diff
+	if h.get("/diff?a=bert&b=gpt", &diff); diff.Of != "trials" || len(diff.Metrics) != 2 {
+		t.Errorf("diff: %+v", diff)
+	}
+	var e map[string]any
+	if h.get("/events/1", &e); e["type"] != "ckpt.store.created.v1" || e["specversion"] != "1.0" {
+		t.Errorf("event 1: %v", e)
+	}
+
+	h.refusedAs("a run that is not there", h.call("GET", Prefix+"/runs/brt", readToken1, ""), 404, `did you mean "bert"`)
+	h.refusedAs("a checkpoint that is not there", h.call("GET", Prefix+"/runs/bert/checkpoints/step-99", readToken1, ""), 404, "step-99")
+	h.refusedAs("no tensors", h.call("GET", Prefix+"/runs/bert/checkpoints/latest/tensors", readToken1, ""), 500)
+	h.refusedAs("too many rows", h.call("GET", Prefix+"/runs?limit=1001", readToken1, ""), 400, "limit")
+	h.refusedAs("a bad number", h.call("GET", Prefix+"/runs?as_of=x", readToken1, ""), 400, "as_of")
+	h.refusedAs("the future", h.call("GET", Prefix+"/runs?as_of=999999", readToken1, ""), 404, "the log ends at")
+	h.refusedAs("no ranks", h.call("GET", Prefix+"/runs/bert/checkpoints/latest/reshard", readToken1, ""), 400, "ranks")
+	h.refusedAs("a bad page", h.call("GET", Prefix+"/runs?page=zzz", readToken1, ""), 400, "first page")
+	h.refusedAs("a bad type", h.call("GET", Prefix+"/events?type=*.x.y", readToken1, ""), 400, "type")
+}
+
+// TestHostileNames: names are data, whatever is in them.
+func TestHostileNames(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	names := []string{"<img src=x onerror=alert(1)>", "a/b", "a%2Fb", "..", ".", "a:stop", "a b?c#d", "\u202efdp.exe", strings.Repeat("n", 80), "ключ", `"'\`}
+	for _, name := range names {
+		h.train(name, 1)
+	}
+	for _, name := range names {
+		at := "/runs/" + url.PathEscape(name)
+		if name == "." || name == ".." { // a client must escape the dots, or its library removes the segment
+			at = "/runs/" + strings.ReplaceAll(name, ".", "%2E")
+		}
+		var d RunDetail
+		h.get(at, &d)
+		if d.Run != name {
+			t.Errorf("%q is answered as %q", name, d.Run)
+		}
+		var c CheckpointDetail
+		if h.get(at+"/checkpoints/step-10.a1", &c); c.Checkpoint.Run != name {
+			t.Errorf("the checkpoint of %q is of %q", name, c.Checkpoint.Run)
+		}
+		var page EventPage
+		if h.get("/events?run="+url.QueryEscape(name)+"&type=checkpoint.committed", &page); len(page.Events) != 1 {
+			t.Errorf("events of %q: %d", name, len(page.Events))
+		}
+	}
+	r := h.call("PUT", Prefix+"/runs/"+url.PathEscape(names[0])+"/checkpoints/step-10.a1/tags/"+url.PathEscape("<b>"), writeToken, "")
+	if r.status != http.StatusOK || strings.Contains(r.body, "<b>") || !strings.Contains(r.body, `\u003cb\u003e`) {
+		t.Errorf("a tag in markup: %d %s", r.status, r.body)
+	}
+	long := strings.Repeat("x", 10<<10)
+	h.refusedAs("a name of 10 KB", h.call("GET", Prefix+"/runs/"+long, readToken1, ""), 404)
+	h.refusedAs("a reference of 10 KB", h.call("GET", Prefix+"/resolve?ref="+long, readToken1, ""), 404)
+	h.refusedAs("a fork of 10 KB", h.call("POST", Prefix+"/runs/a%2Fb:fork", writeToken, `{"name":"`+long+`"}`), 400, "name")
+	if r := h.call("POST", Prefix+"/runs/a:stop:stop", writeToken, ""); r.status != http.StatusConflict {
+		t.Errorf("stop of run a:stop, which has no live job: %d %s", r.status, r.body)
+	}
+}
+
+// TestPages: a client that asks for everything gets pages, which fit each other although the
+// log grows.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	const many = 1000
+	for i := range many {
+		h.record(fmt.Sprintf("run-%04d", i), "main", &events.TrialCreated{})
+	}
+	h.train("z", 7)
+	var names []string
+	for next := ""; ; {
+		var page RunList
+		r := h.get("/runs?limit=300&page="+next, &page)
+		if len(r.body) > 300*2000 {
+			t.Errorf("a page of %d bytes", len(r.body))
+		}
+		for _, one := range page.Runs {
+			names = append(names, one.Run)
+		}
+		if next = page.Next; next == "" {
+			break
+		}
+		h.record("y-"+page.Runs[0].Run, "main", &events.TrialCreated{}) // a later run does not appear
+	}
+	if len(names) != many+1 || !slices.IsSorted(names) || names[0] != "run-0000" || names[many] != "z" {
+		t.Errorf("%d runs from %s to %s", len(names), names[0], names[len(names)-1])
+	}
+	var first RunList
+	if h.get("/runs", &first); len(first.Runs) != 100 || first.Next == "" {
+		t.Errorf("without a limit: %d runs", len(first.Runs))
+	}
+	var ids []string
+	for next := ""; ; {
+		var page CheckpointPage
+		h.get("/runs/z/checkpoints?limit=3&page="+next, &page)
+		for _, c := range page.Checkpoints {
+			ids = append(ids, c.ID)
+		}
+		if next = page.Next; next == "" {
+			break
+		}
+	}
+	if len(ids) != 7 || ids[0] != "step-70.a1" || ids[6] != "step-10.a1" {
+		t.Errorf("checkpoints in pages: %v", ids)
+	}
+	var backward, forward []uint64
+	collect := func(path string, to *[]uint64) {
+		for next := ""; ; {
+			var page EventPage
+			h.get(path+"&page="+next, &page)
+			for _, e := range page.Events {
+				*to = append(*to, e.Sequence)
+			}
+			if next = page.Next; next == "" {
+				return
+			}
+		}
+	}
+	collect("/events?limit=7&run=z", &backward)
+	collect("/events?limit=7&run=z&first=true", &forward)
+	slices.Reverse(backward)
+	if len(forward) != 3+7*13+3 || !slices.Equal(forward, backward) {
+		t.Errorf("%d events forward and %d backward", len(forward), len(backward))
+	}
+	var page EventPage
+	h.get(fmt.Sprintf("/events?limit=5&before=%d", forward[9]), &page)
+	if len(page.Events) != 5 || page.Events[0].Sequence != forward[9]-1 || page.Events[4].Sequence != forward[9]-5 {
+		t.Errorf("before %d: %+v", forward[9], page.Events)
+	}
+}
+
+// TestAsOf: an answer as of a sequence never changes, can be kept, and is that of the log up to
+// it; other answers have an ETag.
+func TestAsOf(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	h.train("bert", 3)
+	last, err := h.st.Log.Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := h.call("GET", fmt.Sprintf("%s/runs/bert/checkpoints?all=true&as_of=%d", Prefix, last), readToken1, "")
+	mid := h.call("GET", fmt.Sprintf("%s/runs/bert/checkpoints?as_of=%d", Prefix, last-10), readToken1, "")
+	h.train("gpt", 1)
+	h.record("bert", "main", &events.CheckpointPinned{Checkpoint: "step-10.a1"})
+	after := h.call("GET", fmt.Sprintf("%s/runs/bert/checkpoints?all=true&as_of=%d", Prefix, last), readToken1, "")
+	if before.body != after.body || before.head.Get("Cache-Control") != forever || before.head.Get("Ckpt-Sequence") != fmt.Sprint(last) {
+		t.Errorf("as of %d: %s\nlater: %s\n%v", last, before.body, after.body, before.head)
+	}
+	if strings.Contains(mid.body, "step-30") || !strings.Contains(mid.body, "step-20") {
+		t.Errorf("as of %d: %s", last-10, mid.body)
+	}
+	h.refusedAs("a run of later", h.call("GET", fmt.Sprintf("%s/runs/gpt?as_of=%d", Prefix, last), readToken1, ""), 404, "as of sequence")
+	r := h.call("GET", Prefix+"/runs/bert", readToken1, "")
+	tag := r.head.Get("ETag")
+	if tag == "" || r.head.Get("Cache-Control") != "no-store" {
+		t.Errorf("a live answer: %v", r.head)
+	}
+	if r := h.call("GET", Prefix+"/runs/bert", readToken1, "", "If-None-Match: "+tag); r.status != http.StatusNotModified || r.body != "" {
+		t.Errorf("the same answer: %d %s", r.status, r.body)
+	}
+	h.record("bert", "main", &events.CheckpointUnpinned{Checkpoint: "step-10.a1"})
+	if r := h.call("GET", Prefix+"/runs/bert", readToken1, "", "If-None-Match: "+tag); r.status != http.StatusOK {
+		t.Errorf("another answer: %d", r.status)
+	}
+	// What was appended is in the next answer that asks for it.
+	seq := h.record("new", "main", &events.TrialCreated{})
+	var d RunDetail
+	if h.get(fmt.Sprintf("/runs/new?at_least=%d", seq), &d); d.Run != "new" {
+		t.Errorf("at least %d: %+v", seq, d)
+	}
+	short := h.call("GET", Prefix+"/runs/bert/checkpoints?all=true", readToken1, "", "Accept-Encoding: br, gzip")
+	z, err := gzip.NewReader(strings.NewReader(short.body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(z); err != nil || short.head.Get("Content-Encoding") != "gzip" || !json.Valid(text) {
+		t.Errorf("compressed: %v, %v", short.head, err)
+	}
+}
+
+// TestColumns: a column has every value of its rows, with six digits; null stands for values
+// that are not finite.
+func TestColumns(t *testing.T) {
+	t.Parallel()
+	row := func(i int, hidden bool, attempt int, metrics map[string]projections.Summary) projections.MetricsRow {
+		return projections.MetricsRow{Attempt: attempt, Iteration: i, UntilIteration: i, Step: int64(10 * i), Hidden: hidden, Metrics: metrics}
+	}
+	got, err := json.Marshal(columnsOf(projections.MetricsTable{Run: "r", Trial: "t", Iterations: 3, Width: 1, Names: []string{"loss", "sum"}, Rows: []projections.MetricsRow{
+		row(1, false, 1, map[string]projections.Summary{"loss": {Count: 1, Min: 0.123456789, Max: 1e20, Last: 2.0}, "sum": {Count: 1, Last: "abc"}}),
+		row(2, true, 1, map[string]projections.Summary{"loss": {Count: 1, Last: "NaN", NaNs: 1}}),
+		row(2, false, 2, map[string]projections.Summary{"loss": {Count: 2, Min: "-Infinity", Max: 1234567.0, Last: 5.0, NaNs: 1}}),
+	}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"run":"r","trial":"t","iterations":3,"width":1,"names":["loss","sum"],"lines":[` +
+		`{"hidden":false,"attempt":2,"metrics":{"loss":{"x":[1,2],"step":[10,20],"min":[0.123457,null],"max":[1e+20,1.23457e+06],"last":[2,5],"nonfinite":[0,2]}},"texts":{"sum":{"x":[1],"step":[10],"last":["abc"]}}},` +
+		`{"hidden":true,"attempt":1,"metrics":{"loss":{"x":[2],"step":[20],"min":[null],"max":[null],"last":[null],"nonfinite":[1]}},"texts":{}}]}`
+	if string(got) != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if text, err := json.Marshal([]Digits{Digits(math.Inf(1)), 0}); err != nil || !reflect.DeepEqual(string(text), "[null,0]") {
+		t.Errorf("%s, %v", text, err)
+	}
+}

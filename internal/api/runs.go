@@ -1,0 +1,375 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/answer"
+	"github.com/ckptstore/ckptstore/internal/insight"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// Store describes the store and the server.
+type Store struct {
+	Store    string `json:"store"`
+	Location string `json:"location"`
+	Sequence uint64 `json:"sequence"` // of the newest event
+	Version  string `json:"version"`  // of the program
+	User     string `json:"user"`     // who asks
+	Role     string `json:"role" enum:"reader,operator,admin"`
+	ReadOnly bool   `json:"read_only"` // only receipts are read: there are no events, and no decisions
+}
+
+// RunSummary is a run in a list.
+type RunSummary struct {
+	Run        string       `json:"run"`
+	State      string       `json:"state" enum:"running,stopping,ended,lost,none"` // of the newest job
+	Jobs       int          `json:"jobs"`
+	Job        *insight.Job `json:"job,omitempty"` // the newest
+	Trials     int          `json:"trials"`
+	Trial      string       `json:"trial,omitempty"` // the one that the run's name stands for; the members below are about it
+	Status     string       `json:"status,omitempty"`
+	Attempt    int          `json:"attempt"`
+	WorldSize  int          `json:"world_size"`
+	Iterations int          `json:"iterations"` // of the line
+	Step       *int64       `json:"step,omitempty"`
+	ReportedAt time.Time    `json:"reported_at,omitzero"`
+	// Metrics are those of the last report.
+	Metrics map[string]any `json:"metrics,omitempty"`
+	// Safe is the newest committed checkpoint of the line.
+	Safe      *SafeAt        `json:"safe,omitempty"`
+	Risks     []insight.Risk `json:"risks"`
+	CreatedAt time.Time      `json:"created_at"`
+	LaneSeq   uint64         `json:"lane_seq,omitempty"` // the trial's last decision, for If-Match
+	Problem   string         `json:"problem,omitempty"`  // why the run cannot be read
+}
+
+// SafeAt is the checkpoint that a run would continue from.
+type SafeAt struct {
+	Checkpoint  string    `json:"checkpoint"`
+	Step        int64     `json:"step"`
+	Sequence    uint64    `json:"sequence"`
+	CommittedAt time.Time `json:"committed_at"`
+}
+
+// RunList is a page of runs, by name.
+type RunList struct {
+	Runs []RunSummary `json:"runs"`
+	Next string       `json:"next,omitempty"` // of the next page
+}
+
+// RunDetail is one run.
+type RunDetail struct {
+	RunSummary
+	Config map[string]any `json:"config"` // of the trial that the run's name stands for
+	Parent string         `json:"parent,omitempty"`
+}
+
+// Lists of rows.
+type (
+	// TrialList are the trials of a run, by name.
+	TrialList struct {
+		Trials []projections.Trial `json:"trials"`
+	}
+	// AttemptList are the attempts of a trial, the oldest first.
+	AttemptList struct {
+		Trial    string                `json:"trial"`
+		Attempts []projections.Attempt `json:"attempts"`
+	}
+	// WorkerList are the workers of an attempt, by rank.
+	WorkerList struct {
+		Trial   string               `json:"trial"`
+		Attempt int                  `json:"attempt"`
+		Workers []projections.Worker `json:"workers"`
+	}
+	// RestoreList are the loads of an attempt, in order.
+	RestoreList struct {
+		Trial    string                `json:"trial"`
+		Attempt  int                   `json:"attempt"`
+		Restores []projections.Restore `json:"restores"`
+	}
+	// RiskList is what may cost work soon.
+	RiskList struct {
+		AtRisk []insight.Risk `json:"at_risk"`
+	}
+)
+
+// Inputs of the reads.
+type (
+	// OfStore is the input of a GET without parameters of its own.
+	OfStore struct{ Moment }
+	// OfRuns is the input of the list of runs.
+	OfRuns struct{ Paged }
+	// OfRun names a run.
+	OfRun struct {
+		Moment
+		Run string `path:"run"`
+	}
+	// OfTrial names a trial of a run.
+	OfTrial struct {
+		Moment
+		Run   string `path:"run"`
+		Trial string `query:"trial" doc:"Of the run, if it has several"`
+	}
+	// OfAttempt names an attempt.
+	OfAttempt struct {
+		Moment
+		Run     string `path:"run"`
+		Trial   string `query:"trial" doc:"Of the run, if it has several"`
+		Attempt int    `query:"attempt" minimum:"1" doc:"Default: the newest"`
+	}
+	// OfJob names a job of a run.
+	OfJob struct {
+		Moment
+		Run string `path:"run"`
+		Job string `query:"job" doc:"ID of a job, or the beginning or end of one; default: the newest"`
+	}
+)
+
+// readStore adds the reads about the whole store.
+func (h *Handler) readStore() {
+	get(h, "/store", "get-store", "store", "Describe the store and the server", "", func(ctx context.Context, from *at, _ *OfStore) (Store, error) {
+		u := userOf(ctx)
+		return Store{
+			Store: h.store.ID, Location: h.store.Location, Sequence: from.Sequence, Version: h.o.Version,
+			User: u.Name, Role: u.Role.String(), ReadOnly: h.store.Log == nil,
+		}, nil
+	})
+	get(h, "/at-risk", "get-at-risk", "store", "List what may cost work soon",
+		"Runs that train without a commit for three of their usual intervals, and a disk that is nearly full.",
+		func(ctx context.Context, from *at, _ *OfStore) (RiskList, error) { return h.risks(ctx, from) })
+}
+
+// readRuns adds the reads about runs.
+func (h *Handler) readRuns() {
+	get(h, "/runs", "list-runs", "runs", "List the runs, by name", "", h.runs)
+	get(h, "/runs/{run}", "get-run", "runs", "Describe a run", "", func(ctx context.Context, from *at, in *OfRun) (RunDetail, error) {
+		return h.run(ctx, from, in.Run)
+	})
+	get(h, "/runs/{run}/trials", "list-trials", "runs", "List the trials of a run", "", func(ctx context.Context, from *at, in *OfRun) (TrialList, error) {
+		if err := answer.KnownRun(ctx, from.Views, in.Run); err != nil {
+			return TrialList{}, err
+		}
+		rows, err := query.Ask(ctx, from.Views, query.Trials, query.Params{Run: in.Run})
+		return TrialList{listOf(rows)}, err
+	})
+	get(h, "/runs/{run}/attempts", "list-attempts", "runs", "List the attempts of a trial", "", func(ctx context.Context, from *at, in *OfTrial) (out AttemptList, err error) {
+		if out.Trial, err = answer.TrialOf(ctx, from.Views, in.Run, in.Trial); err != nil {
+			return out, err
+		}
+		rows, err := query.Ask(ctx, from.Views, query.Attempts, query.Params{Run: in.Run, Trial: out.Trial})
+		out.Attempts = listOf(rows)
+		return out, err
+	})
+	get(h, "/runs/{run}/jobs", "list-jobs", "runs", "List the jobs of a run, the newest first",
+		"As `ckptstore jobs RUN --json`. As of a sequence, the newest job without an end counts as running: leases are not in the log.",
+		func(ctx context.Context, from *at, in *OfRun) (answer.JobsListing, error) {
+			l, _, err := answer.Jobs(ctx, from.From, in.Run)
+			return l, err
+		})
+	get(h, "/runs/{run}/nodes", "list-nodes", "runs", "List the nodes of a job", "As `ckptstore nodes RUN --json`.",
+		func(ctx context.Context, from *at, in *OfJob) (answer.NodesListing, error) {
+			return answer.Nodes(ctx, from.From, in.Run, in.Job)
+		})
+	get(h, "/runs/{run}/workers", "list-workers", "runs", "List the workers of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out WorkerList, err error) {
+		if out.Trial, out.Attempt, err = attemptOf(ctx, from, in); err != nil {
+			return out, err
+		}
+		rows, err := query.Ask(ctx, from.Views, query.Workers, query.Params{Run: in.Run, Trial: out.Trial, Attempt: out.Attempt})
+		out.Workers = listOf(rows)
+		return out, err
+	})
+	get(h, "/runs/{run}/restores", "list-restores", "runs", "List the loads of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out RestoreList, err error) {
+		if out.Trial, out.Attempt, err = attemptOf(ctx, from, in); err != nil {
+			return out, err
+		}
+		rows, err := query.Ask(ctx, from.Views, query.Restores, query.Params{Run: in.Run, Trial: out.Trial, Attempt: out.Attempt})
+		out.Restores = listOf(rows)
+		return out, err
+	})
+	get(h, "/runs/{run}/metrics", "get-metrics", "runs", "Read metrics in columns", metricsText, h.metrics)
+}
+
+// listOf makes an empty list of none.
+func listOf[T any](rows []T) []T {
+	if rows == nil {
+		return []T{}
+	}
+	return rows
+}
+
+// attemptOf returns the trial and the attempt of an input.
+func attemptOf(ctx context.Context, from *at, in *OfAttempt) (trial string, attempt int, err error) {
+	if trial, err = answer.TrialOf(ctx, from.Views, in.Run, in.Trial); err != nil || in.Attempt > 0 {
+		return trial, in.Attempt, err
+	}
+	t, err := query.Ask(ctx, from.Views, query.Trial, query.Params{Run: in.Run, Trial: trial})
+	return trial, t.Attempt, err
+}
+
+func (h *Handler) runs(ctx context.Context, from *at, in *OfRuns) (RunList, error) {
+	out := RunList{Runs: []RunSummary{}}
+	begin, err := in.place()
+	if err != nil {
+		return out, err
+	}
+	rows, err := query.Ask(ctx, from.Views, query.Runs, query.Params{})
+	if err != nil {
+		return out, err
+	}
+	for _, row := range rows { // by name
+		if row.Name <= begin.Key && in.Page != "" {
+			continue
+		}
+		if len(out.Runs) == in.Limit {
+			out.Next = place{from.Sequence, out.Runs[len(out.Runs)-1].Run}.token()
+			break
+		}
+		one, err := h.summary(ctx, from, row)
+		if errors.Is(err, events.ErrNewer) {
+			one, err = RunSummary{Run: row.Name, State: noJob, Jobs: row.Jobs, CreatedAt: row.CreatedAt, Risks: []insight.Risk{}, Problem: err.Error()}, nil
+		}
+		if err != nil {
+			return out, err
+		}
+		out.Runs = append(out.Runs, one)
+	}
+	return out, nil
+}
+
+// noJob is the state of a run without a job.
+const noJob = "none"
+
+// summary reads the rows of a run. Their number does not grow with its checkpoints and reports.
+func (h *Handler) summary(ctx context.Context, from *at, row projections.Run) (RunSummary, error) {
+	out := RunSummary{Run: row.Name, State: noJob, Jobs: row.Jobs, CreatedAt: row.CreatedAt, Risks: []insight.Risk{}}
+	r, err := answer.ReadRun(ctx, from.From, row.Name)
+	if err != nil {
+		return out, err
+	}
+	if jobs := r.List(from.Now); len(jobs) > 0 {
+		out.Job, out.State = &jobs[0], jobs[0].State
+	}
+	trials, err := query.Ask(ctx, from.Views, query.Trials, query.Params{Run: row.Name})
+	if err != nil {
+		return out, err
+	}
+	out.Trials = len(trials)
+	t, chosen := insight.ChooseTrial(trials)
+	if !chosen {
+		return out, nil
+	}
+	out.Trial, out.Status, out.Attempt, out.WorldSize = t.Name, string(t.Status), t.Attempt, t.WorldSize
+	out.Iterations, out.Metrics, out.LaneSeq = t.Iterations, t.LastMetrics, t.LaneSeq
+	p := query.Params{Run: row.Name, Trial: t.Name}
+	last, err := query.Ask(ctx, from.Views, query.LastReport, p)
+	if err != nil {
+		return out, err
+	}
+	if last.Sequence > 0 {
+		out.Step, out.ReportedAt = &last.Step, last.Time
+	}
+	if t.HeadSeq > 0 {
+		c, err := query.Ask(ctx, from.Views, query.Resolve, query.Params{Ref: row.Name + "/" + t.Name + "@" + t.Head})
+		if err != nil {
+			return out, err
+		}
+		out.Safe = &SafeAt{c.ID, c.Step, c.CommittedSeq, c.EndedAt}
+	}
+	risk, found, err := h.lateCommit(ctx, from, out)
+	if found {
+		out.Risks = append(out.Risks, risk)
+	}
+	return out, err
+}
+
+// lateCommit returns the risk of a run that trains without commits.
+func (h *Handler) lateCommit(ctx context.Context, from *at, run RunSummary) (insight.Risk, bool, error) {
+	if run.State != insight.Running {
+		return insight.Risk{}, false, nil
+	}
+	rows, err := query.Ask(ctx, from.Views, query.CheckpointsPage, query.Params{Run: run.Run, Limit: insight.RecentCommits})
+	if err != nil {
+		return insight.Risk{}, false, err
+	}
+	rows = slices.DeleteFunc(rows, func(c projections.Checkpoint) bool { return c.Trial != run.Trial })
+	risk, found := insight.NoCommit(run.Run, rows, run.Job.StartedAt, from.Now)
+	return risk, found, nil
+}
+
+func (h *Handler) run(ctx context.Context, from *at, name string) (out RunDetail, err error) {
+	row, err := query.Ask(ctx, from.Views, query.Run, query.Params{Run: name})
+	if err != nil {
+		return out, err
+	}
+	if out.RunSummary, err = h.summary(ctx, from, row); err != nil {
+		return out, err
+	}
+	out.Config, from.lane = map[string]any{}, out.LaneSeq
+	if out.Trial == "" {
+		return out, nil
+	}
+	t, err := query.Ask(ctx, from.Views, query.Trial, query.Params{Run: name, Trial: out.Trial})
+	if t.Config != nil {
+		out.Config = t.Config
+	}
+	if t.Parent != nil {
+		out.Parent = projections.ParentRef(*t.Parent)
+	}
+	return out, err
+}
+
+// diskLimit bounds the look at a disk.
+const diskLimit = 5 * time.Second
+
+func (h *Handler) risks(ctx context.Context, from *at) (RiskList, error) {
+	out := RiskList{AtRisk: []insight.Risk{}}
+	runs, err := answer.ReadRuns(ctx, from.From, "")
+	if err != nil {
+		return out, err
+	}
+	largest := int64(0)
+	for _, r := range runs {
+		jobs := r.List(from.Now)
+		if len(jobs) == 0 || jobs[0].State != insight.Running {
+			continue
+		}
+		row, err := query.Ask(ctx, from.Views, query.Run, query.Params{Run: r.Run})
+		if err != nil {
+			return out, err
+		}
+		one, err := h.summary(ctx, from, row)
+		if err != nil {
+			return out, err
+		}
+		out.AtRisk = append(out.AtRisk, one.Risks...)
+		if one.Safe != nil {
+			c, err := store.Committed(ctx, from.Views, r.Run+"/"+one.Trial+"@"+one.Safe.Checkpoint)
+			if err != nil {
+				return out, err
+			}
+			largest = max(largest, c.Bytes)
+		}
+	}
+	if from.Past {
+		return out, nil // the disk of then is unknown
+	}
+	ctx, cancel := context.WithTimeout(ctx, diskLimit)
+	defer cancel()
+	use, err := h.store.Data.Usage(ctx)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return out, nil // a bucket
+	}
+	if err != nil {
+		return out, err
+	}
+	if risk, tight := insight.TightDisk(use.Free, use.Size, uint64(max(largest, 0))); tight {
+		out.AtRisk = append(out.AtRisk, risk)
+	}
+	return out, nil
+}
