@@ -450,13 +450,11 @@ export function getEvent(sequence: number, signal: AbortSignal): Promise<LogEven
 // ---- health
 
 export interface Health {
-  disk?: { free: number; size: number };
-  views?: { sequence: number; lag: number; halted?: string };
-  cursors?: { name: string; sequence: number; lag: number; moved_at: string }[];
-  scrub?: { finished_at?: string; findings?: number };
+  disk?: { free: number; size: number }; // absent for a bucket
+  cursors: { name: string; sequence: number; lag: number; moved_at: string }[];
+  problem?: string;
 }
 
-/** getHealth asks for all of it; what this server does not tell is absent. */
 export async function getHealth(signal: AbortSignal): Promise<Health> {
   return ask<Health>('health', {}, signal);
 }
