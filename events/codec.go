@@ -81,7 +81,7 @@ func Envelope(subject string, header func(name string) string, body json.RawMess
 	bad := func(format string, args ...any) (Event, error) {
 		return Event{}, fmt.Errorf("message on %q: %s", subject, fmt.Sprintf(format, args...))
 	}
-	scope, kind, err := ParseSubject(subject)
+	scope, kind, err := parseSubject(subject)
 	if err != nil {
 		return Event{}, err
 	}

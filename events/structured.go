@@ -43,7 +43,7 @@ func (r *Recorded) UnmarshalJSON(text []byte) error {
 		return fmt.Errorf("decode a recorded event: %w", err)
 	}
 	bad := func(why string) error { return fmt.Errorf("decode recorded event %d: %s", s.Sequence, why) }
-	scope, kind, err := ParseSubject(s.Subject)
+	scope, kind, err := parseSubject(s.Subject)
 	if void := (Void{}).Kind(); s.Type == (Event{Kind: void, Version: 1}).Type() {
 		scope, kind, err = scopeIn(s.Subject), void, nil // a void's subject may hold less
 	}

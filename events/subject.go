@@ -72,9 +72,9 @@ func Subject(s Scope, k Kind) string {
 	return Prefix + "." + EncodeName(s.Run) + "." + EncodeName(s.Trial) + "." + string(s.Actor) + "." + string(k)
 }
 
-// ParseSubject is the exact inverse of [Subject]: it rejects anything that Subject
+// parseSubject is the exact inverse of [Subject]: it rejects anything that Subject
 // would not write.
-func ParseSubject(subject string) (Scope, Kind, error) {
+func parseSubject(subject string) (Scope, Kind, error) {
 	bad := func(why string) (Scope, Kind, error) {
 		return Scope{}, "", fmt.Errorf("subject %q: %s", subject, why)
 	}

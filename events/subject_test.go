@@ -44,7 +44,7 @@ func TestSubjectInverse(t *testing.T) {
 			t.Fatal(err)
 		}
 		subject := Subject(scope, kind)
-		gotScope, gotKind, err := ParseSubject(subject)
+		gotScope, gotKind, err := parseSubject(subject)
 		if err != nil || gotScope != scope || gotKind != kind {
 			t.Fatalf("%q is read as %+v, %s, %v; want %+v, %s", subject, gotScope, gotKind, err, scope, kind)
 		}
@@ -93,7 +93,7 @@ func TestNameInverse(t *testing.T) {
 	})
 }
 
-// ParseSubject accepts exactly what Subject writes.
+// parseSubject accepts exactly what Subject writes.
 func TestParseSubjectIsExact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		token := rapid.StringOf(rapid.SampledFrom([]rune("ab._%250FfEe*> rns1")))
@@ -101,7 +101,7 @@ func TestParseSubjectIsExact(t *testing.T) {
 			Prefix, token.Draw(t, "run"), token.Draw(t, "trial"),
 			rapid.OneOf(token, rapid.SampledFrom([]string{"s", "r0", "r07", "n1", "r-1"})).Draw(t, "actor"), "write", "sealed",
 		}, ".")
-		scope, kind, err := ParseSubject(subject)
+		scope, kind, err := parseSubject(subject)
 		if err == nil && Subject(scope, kind) != subject {
 			t.Fatalf("%q was accepted as %q", subject, Subject(scope, kind))
 		}
@@ -112,7 +112,7 @@ func TestParseSubjectIsExact(t *testing.T) {
 		"ckpt.a.b.s..sealed", "ckpt.a.b.s.write.", "ckpt.%2e.b.s.write.sealed", "ckpt.%61.b.s.write.sealed", "ckpt.%.b.s.write.sealed",
 		"ckpt.%+1.b.s.write.sealed", "ckpt.*.b.s.write.sealed", "ckpt." + strings.Repeat("a", maxName+1) + ".b.s.write.sealed",
 	} {
-		if scope, kind, err := ParseSubject(bad); err == nil {
+		if scope, kind, err := parseSubject(bad); err == nil {
 			t.Errorf("%q was accepted as %+v, %s", bad, scope, kind)
 		}
 	}

@@ -2,6 +2,7 @@ package projections
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"strings"
 
@@ -123,6 +124,49 @@ func Checkpoints(r Reader, run string, everything bool) ([]Checkpoint, error) {
 		slices.SortFunc(rows, func(a, b Checkpoint) int { return cmp.Compare(b.BegunSeq, a.BegunSeq) })
 	}
 	return rows, nil
+}
+
+// errEnough ends a scan early.
+var errEnough = errors.New("enough rows")
+
+// CheckpointsPage returns at most limit of the checkpoints that [Checkpoints] returns: those
+// that began before a sequence, or the newest with before 0. It reads no more rows than it
+// needs of each trial, and hidden ones on the way.
+func CheckpointsPage(r Reader, run string, everything bool, before uint64, limit int) ([]Checkpoint, error) {
+	trials, err := all[Trial](r, key(keyTrial, run))
+	if err != nil || limit <= 0 {
+		return nil, err
+	}
+	var rows []Checkpoint
+	for _, t := range trials {
+		prefix := key(keyCheckpoint, run, t.Name)
+		lo, hi := prefix, after(prefix)
+		if before > 0 {
+			lo = checkpointKey(run, t.Name, before-1)
+		}
+		n := 0
+		err := r.Scan(lo, hi, func(k, value []byte) error {
+			var c Checkpoint
+			if err := decode(k, value, &c); err != nil {
+				return err
+			}
+			if !everything && !c.Visible() {
+				return nil
+			}
+			rows = append(rows, c)
+			if n++; n == limit {
+				return errEnough
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, errEnough) {
+			return nil, err
+		}
+	}
+	if len(trials) > 1 {
+		slices.SortFunc(rows, func(a, b Checkpoint) int { return cmp.Compare(b.BegunSeq, a.BegunSeq) })
+	}
+	return rows[:min(len(rows), limit)], nil
 }
 
 // GetCheckpoint returns the checkpoint of a full ID in any state, or a [NotFoundError].

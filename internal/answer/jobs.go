@@ -200,3 +200,34 @@ func NewestRun(ctx context.Context, from From) (string, error) {
 	}
 	return newest.Name, nil
 }
+
+// Stopped is the answer to `stop` and `preempt`.
+type Stopped struct {
+	Run     string       `json:"run"`
+	Job     string       `json:"job"`
+	Host    string       `json:"host"`
+	PID     int          `json:"pid"`
+	Preempt bool         `json:"preempt"` // the job saves first
+	Reason  string       `json:"reason"`
+	Ended   *insight.Job `json:"ended,omitempty"` // how the job ended, if the caller waited for it
+}
+
+// Forked is the answer to `fork`.
+type Forked struct {
+	Run    string         `json:"run"`
+	Trial  string         `json:"trial"`
+	Parent string         `json:"parent"` // the reference to the checkpoint
+	Config map[string]any `json:"config"`
+}
+
+// ForkedFrom returns the answer for the trial of a new run.
+func ForkedFrom(t projections.Trial) Forked {
+	out := Forked{Run: t.Run, Trial: t.Name, Config: t.Config}
+	if t.Parent != nil {
+		out.Parent = projections.ParentRef(*t.Parent)
+	}
+	if out.Config == nil {
+		out.Config = map[string]any{}
+	}
+	return out
+}

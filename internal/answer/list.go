@@ -171,3 +171,20 @@ func KnownRun(ctx context.Context, views query.Source, run string) error {
 	_, err := query.Ask(ctx, views, query.Run, query.Params{Run: run})
 	return err
 }
+
+// Marked is the answer to `pin`, `unpin` and `tag`: the marks of a checkpoint after them.
+type Marked struct {
+	Run       string   `json:"run"`
+	Trial     string   `json:"trial"`
+	ID        string   `json:"id"`
+	Pinned    bool     `json:"pinned"`
+	PinReason string   `json:"pin_reason,omitempty"`
+	Tags      []string `json:"tags"`
+	From      string   `json:"from,omitempty"` // the checkpoint that had the tag before
+}
+
+// MarkedFrom returns the marks of a row. from is the checkpoint that had the tag before, or
+// empty.
+func MarkedFrom(c projections.Checkpoint, from string) Marked {
+	return Marked{Run: c.Run, Trial: c.Trial, ID: c.ID, Pinned: c.Pinned, PinReason: c.PinReason, Tags: append([]string{}, c.Tags...), From: from}
+}

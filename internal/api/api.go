@@ -69,7 +69,7 @@ const heavyAnswers = 2
 // answerLimit bounds the time of an answer that is not a stream.
 const answerLimit = 2 * time.Minute
 
-// New returns a handler for a store, which may be one that is read by its receipts.
+// New returns a handler for a store with a log, or for a store that is read by its receipts.
 func New(st *store.Store, o Options) *Handler {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -32,7 +32,7 @@ type RunSummary struct {
 	Jobs       int          `json:"jobs"`
 	Job        *insight.Job `json:"job,omitempty"` // the newest
 	Trials     int          `json:"trials"`
-	Trial      string       `json:"trial,omitempty"` // the one that the run's name stands for; the members below are about it
+	Trial      string       `json:"trial,omitempty"` // that the run's name stands for; the members below are about it
 	Status     string       `json:"status,omitempty"`
 	Attempt    int          `json:"attempt"`
 	WorldSize  int          `json:"world_size"`
@@ -271,7 +271,7 @@ func (h *Handler) summary(ctx context.Context, from *at, row projections.Run) (R
 	if err != nil {
 		return out, err
 	}
-	if last.Sequence > 0 {
+	if last.Reports > 0 {
 		out.Step, out.ReportedAt = &last.Step, last.Time
 	}
 	if t.HeadSeq > 0 {

@@ -41,7 +41,7 @@ const (
 	NoAccess     Kind = "no_access"     // the operating system refuses a file to this process
 	Unauthorized Kind = "unauthorized"  // the bearer token is missing or wrong
 	Gone         Kind = "gone"          // the caller has left
-	Moved        Kind = "moved"         // the state is no longer the one that the request requires
+	Moved        Kind = "moved"         // the state changed after the client had read it
 	UnknownPlan  Kind = "unknown_plan"  // the server does not have the plan of a save
 	Unavailable  Kind = "unavailable"   // not now: the server is stopping or has no room for the request
 	Late         Kind = "late"          // a deadline passed

@@ -83,10 +83,18 @@ var (
 	CheckpointsPage = Query[[]projections.Checkpoint]{"checkpoints_page", func(r projections.Reader, p Params) ([]projections.Checkpoint, error) {
 		return projections.CheckpointsPage(r, p.Run, p.All, p.Before, p.Limit)
 	}}
-	// LastReport is the newest of the current line; one with sequence 0 if there is none.
-	LastReport = Query[projections.Report]{"last_report", func(r projections.Reader, p Params) (projections.Report, error) {
-		report, _, err := projections.LastReport(r, p.Run, p.Trial)
-		return report, err
+	// LastReport is the row of the newest report of the current line; without reports if there is
+	// none.
+	LastReport = Query[projections.MetricsRow]{"last_report", func(r projections.Reader, p Params) (row projections.MetricsRow, err error) {
+		t, err := projections.GetTrial(r, p.Run, p.Trial)
+		if err != nil || t.Iterations == 0 {
+			return row, err
+		}
+		table, err := projections.Metrics(r, projections.MetricsRange{Run: p.Run, Trial: p.Trial, From: t.Iterations, Until: t.Iterations})
+		if err == nil && len(table.Rows) > 0 {
+			row = table.Rows[len(table.Rows)-1]
+		}
+		return row, err
 	}}
 	// Writes are those of the checkpoint with the ID Ref.
 	Writes = Query[[]projections.Write]{"writes", func(r projections.Reader, p Params) ([]projections.Write, error) {
