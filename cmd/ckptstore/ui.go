@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/api"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/page"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -98,7 +99,7 @@ func (a *app) ui(ctx context.Context, s *store.Store, web api.Listen, ref string
 
 // serveHTTP serves the HTTP API of a store.
 func (a *app) serveHTTP(ctx context.Context, s *store.Store, web api.Listen) (*api.Server, error) {
-	web.Logger, web.Version = a.logger(), version()
+	web.Logger, web.Version, web.Page = a.logger(), version(), page.Handler()
 	return api.Serve(ctx, s, web)
 }
 

@@ -53,6 +53,9 @@ type Listed struct {
 	Manifest    string    `json:"manifest,omitempty"`
 	Sequence    uint64    `json:"sequence,omitempty"` // of checkpoint.committed
 	CommittedAt time.Time `json:"committed_at,omitzero"`
+	BegunAt     time.Time `json:"begun_at,omitzero"`
+	EndedAt     time.Time `json:"ended_at,omitzero"` // when it was committed or aborted
+	Sealed      *int      `json:"sealed,omitempty"`  // ranks whose bytes are staged
 	Superseded  *bool     `json:"superseded,omitempty"`
 	Parent      string    `json:"parent,omitempty"`
 	Reason      string    `json:"reason,omitempty"`
@@ -80,7 +83,7 @@ func ListedFrom(c projections.Checkpoint) Listed {
 		WorldSize: c.WorldSize, State: string(c.State), Bytes: c.Bytes, Manifest: c.Manifest,
 		Written: &c.BytesWritten, Reused: &c.BytesReused,
 		Sequence: c.CommittedSeq, Superseded: &c.Superseded, Parent: c.Parent, Reason: c.Reason,
-		Pinned: &c.Pinned, Tags: c.Tags,
+		Pinned: &c.Pinned, Tags: c.Tags, BegunAt: c.BegunAt, EndedAt: c.EndedAt, Sealed: &c.Sealed,
 	}
 	if c.CommittedSeq > 0 {
 		out.CommittedAt = c.EndedAt

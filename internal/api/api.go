@@ -83,6 +83,7 @@ func New(st *store.Store, o Options) *Handler {
 	h.readRuns()
 	h.readCheckpoints()
 	h.readEvents()
+	h.readHealth()
 	h.decide()
 	h.mux.HandleFunc("GET "+Prefix+"/openapi.json", h.serveDocument)
 	h.mux.HandleFunc("GET "+Prefix+"/stream", h.stream)

@@ -67,8 +67,9 @@ type Line struct {
 
 // Column is a metric of a line. Its members have one value for each row that has the metric.
 type Column struct {
-	X         []int    `json:"x"`    // iteration of the row's last report
-	Step      []int64  `json:"step"` // of the row's last report
+	X         []int    `json:"x"`       // iteration of the row's last report
+	Step      []int64  `json:"step"`    // of the row's last report
+	Attempt   []int    `json:"attempt"` // of the row's last report
 	Min       []Digits `json:"min"`
 	Max       []Digits `json:"max"`
 	Last      []Digits `json:"last"`
@@ -140,7 +141,7 @@ func (l *Line) add(row projections.MetricsRow, name string, s projections.Summar
 	}
 	c := l.Metrics[name]
 	if c == nil {
-		c = &Column{X: []int{}, Step: []int64{}, Min: []Digits{}, Max: []Digits{}, Last: []Digits{}, NonFinite: []int{}}
+		c = &Column{X: []int{}, Step: []int64{}, Attempt: []int{}, Min: []Digits{}, Max: []Digits{}, Last: []Digits{}, NonFinite: []int{}}
 		l.Metrics[name] = c
 	}
 	if !number { // the last report of several has a text
@@ -156,7 +157,7 @@ func (l *Line) add(row projections.MetricsRow, name string, s projections.Summar
 	if math.IsInf(most, 1) && most != least {
 		bad++
 	}
-	c.X, c.Step = append(c.X, row.UntilIteration), append(c.Step, row.Step)
+	c.X, c.Step, c.Attempt = append(c.X, row.UntilIteration), append(c.Step, row.Step), append(c.Attempt, row.Attempt)
 	c.Min, c.Max, c.Last = append(c.Min, Digits(least)), append(c.Max, Digits(most)), append(c.Last, Digits(last))
 	c.NonFinite = append(c.NonFinite, bad)
 }

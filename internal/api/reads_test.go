@@ -87,6 +87,21 @@ func TestReads(t *testing.T) {
 	if h.get("/diff?a=bert&b=gpt", &diff); diff.Of != "trials" || len(diff.Metrics) != 2 {
 		t.Errorf("diff: %+v", diff)
 	}
+	var health Health
+	if h.get("/health", &health); health.Disk == nil || health.Disk.Free == 0 || health.Disk.Size < health.Disk.Free || len(health.Cursors) != 0 {
+		t.Errorf("health: %+v", health)
+	}
+	_, sub, err := h.st.Subscribe(t.Context(), "alerts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub.Handled(3)
+	if err := sub.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if h.get("/health", &health); len(health.Cursors) != 1 || health.Cursors[0].Name != "alerts" || health.Cursors[0].Sequence != 3 || health.Cursors[0].Lag != about.Sequence-3 {
+		t.Errorf("health with a cursor: %+v", health)
+	}
 	var e map[string]any
 	if h.get("/events/1", &e); e["type"] != "ckpt.store.created.v1" || e["specversion"] != "1.0" {
 		t.Errorf("event 1: %v", e)
@@ -281,8 +296,8 @@ func TestColumns(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `{"run":"r","trial":"t","iterations":3,"width":1,"names":["loss","sum"],"lines":[` +
-		`{"hidden":false,"attempt":2,"metrics":{"loss":{"x":[1,2],"step":[10,20],"min":[0.123457,null],"max":[1e+20,1.23457e+06],"last":[2,5],"nonfinite":[0,2]}},"texts":{"sum":{"x":[1],"step":[10],"last":["abc"]}}},` +
-		`{"hidden":true,"attempt":1,"metrics":{"loss":{"x":[2],"step":[20],"min":[null],"max":[null],"last":[null],"nonfinite":[1]}},"texts":{}}]}`
+		`{"hidden":false,"attempt":2,"metrics":{"loss":{"x":[1,2],"step":[10,20],"attempt":[1,2],"min":[0.123457,null],"max":[1e+20,1.23457e+06],"last":[2,5],"nonfinite":[0,2]}},"texts":{"sum":{"x":[1],"step":[10],"last":["abc"]}}},` +
+		`{"hidden":true,"attempt":1,"metrics":{"loss":{"x":[2],"step":[20],"attempt":[1],"min":[null],"max":[null],"last":[null],"nonfinite":[1]}},"texts":{}}]}`
 	if string(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -193,6 +193,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no") // for proxies
+	w.Header().Set("Connection", "close")     // the end of a stream is the end of the connection
 	w.WriteHeader(http.StatusOK)
 	if err := c.out.Flush(); err != nil {
 		return
@@ -203,7 +204,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	defer context.AfterFunc(h.hub.life, cancel)()
 	err := c.run(ctx)
-	if err != nil && ctx.Err() == nil {
+	if !errors.Is(err, context.Canceled) { // which is the end of the client or of the server
 		h.o.Logger.Info("event stream ended", "user", userOf(ctx).Name, "next", c.next, "error", err)
 	}
 }

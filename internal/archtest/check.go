@@ -118,7 +118,9 @@ func (c *checker) enter(tree fs.FS, name string) error {
 	return nil
 }
 
-func hidden(base string) bool { return base[0] == '.' || base[0] == '_' }
+func hidden(base string) bool {
+	return base[0] == '.' || base[0] == '_' || base == "node_modules"
+}
 
 // ignored reports whether the file is excluded from every build.
 func ignored(file *ast.File) bool {

@@ -78,7 +78,7 @@ func FindWords(tree fs.FS) (hits []WordHit, err error) {
 			return err
 		}
 		if d.IsDir() {
-			if name != "." && name != ".ci" && name != ".github" && strings.HasPrefix(d.Name(), ".") {
+			if name != "." && name != ".ci" && name != ".github" && strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules" {
 				return fs.SkipDir
 			}
 			return nil
@@ -102,7 +102,7 @@ func readable(name string) bool {
 		return strings.Contains(name, "testdata/script") && strings.HasPrefix(path.Ext(name), ".txt")
 	}
 	switch path.Ext(name) {
-	case ".go", ".py", ".md", ".yml", ".c", ".sh", ".d2", ".toml":
+	case ".go", ".py", ".md", ".yml", ".c", ".sh", ".d2", ".toml", ".ts", ".svelte", ".mjs":
 		return true
 	}
 	return strings.HasPrefix(name, ".ci/")

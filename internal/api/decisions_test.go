@@ -1,0 +1,165 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/answer"
+	"github.com/ckptstore/ckptstore/internal/store"
+)
+
+func asError[T error](err error, to *T) bool { return errors.As(err, to) }
+
+// decideAs makes a request and decodes its answer.
+func decideAs[T any](h *harness, method, path, body string, headers ...string) (out T) {
+	h.t.Helper()
+	r := h.call(method, Prefix+path, writeToken, body, headers...)
+	if r.status != http.StatusOK {
+		h.t.Fatalf("%s %s: %d %s", method, path, r.status, r.body)
+	}
+	if err := json.Unmarshal([]byte(r.body), &out); err != nil {
+		h.t.Fatal(err)
+	}
+	return out
+}
+
+// TestDecisions: pins, tags and forks are those of the command line, and in the log with their
+// user.
+func TestDecisions(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	h.train("bert", 2)
+	const mark = "/runs/bert/checkpoints/step-10"
+	if m := decideAs[answer.Marked](h, "PUT", mark+"/pin", `{"reason":"table 3"}`); !m.Pinned || m.PinReason != "table 3" || m.ID != "step-10.a1" {
+		t.Errorf("pinned: %+v", m)
+	}
+	if m := decideAs[answer.Marked](h, "PUT", mark+"/tags/best", ""); len(m.Tags) != 1 || m.Tags[0] != "best" {
+		t.Errorf("tagged: %+v", m)
+	}
+	if m := decideAs[answer.Marked](h, "PUT", "/runs/bert/checkpoints/latest/tags/best", ""); m.From != "step-10.a1" || m.ID != "step-20.a1" {
+		t.Errorf("moved: %+v", m)
+	}
+	if m := decideAs[answer.Marked](h, "DELETE", "/runs/bert/checkpoints/best/tags/best", ""); len(m.Tags) != 0 {
+		t.Errorf("untagged: %+v", m)
+	}
+	if m := decideAs[answer.Marked](h, "DELETE", mark+"/pin", ""); m.Pinned {
+		t.Errorf("unpinned: %+v", m)
+	}
+	f := decideAs[answer.Forked](h, "POST", "/runs/bert:fork", `{"name":"bert2","checkpoint":"step-10","set":{"lr":0.5}}`)
+	if f.Parent != "bert@step-10.a1" || f.Config["lr"] != 0.5 {
+		t.Errorf("forked: %+v", f)
+	}
+	h.refusedAs("a second fork", h.call("POST", Prefix+"/runs/bert:fork", writeToken, `{"name":"bert2"}`), 409, "exists")
+	h.refusedAs("a fork without a name", h.call("POST", Prefix+"/runs/bert:fork", writeToken, `{}`), 400, "name")
+	h.refusedAs("a bad tag", h.call("PUT", Prefix+mark+"/tags/latest", writeToken, ""), 400, "tag")
+	h.refusedAs("no live job", h.call("POST", Prefix+"/runs/bert:stop", writeToken, ""), 409, "no live job")
+	var page EventPage
+	h.get("/events?type=checkpoint.pinned&type=trial.created&limit=2", &page)
+	for _, e := range page.Events {
+		if e.Source != "api/olaf" {
+			t.Errorf("event %d is of %s", e.Sequence, e.Source)
+		}
+	}
+}
+
+// TestStop stops a live job, whose lease this test holds.
+func TestStop(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	h.record("bert", "main", &events.JobStarted{Job: "job-1", Host: "here", PID: 4711, NProc: 1, NNodes: 1}, &events.TrialCreated{}, &events.GroupStarted{Attempt: 1, Job: "job-1", WorldSize: 1})
+	_, release, err := h.st.HoldRun(t.Context(), "bert", "job-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := store.NewID()
+	first := h.call("POST", Prefix+"/runs/bert:preempt", writeToken, `{"reason":"enough"}`, "Idempotency-Key: "+id)
+	var s answer.Stopped
+	if err := json.Unmarshal([]byte(first.body), &s); err != nil || s.Job != "job-1" || !s.Preempt || s.Reason != "enough" {
+		t.Errorf("stopped: %d %s", first.status, first.body)
+	}
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	// The job is gone. A repeated request gets the first answer, from this server and from
+	// one that was started later.
+	again := h.call("POST", Prefix+"/runs/bert:preempt", writeToken, `{"reason":"enough"}`, "Idempotency-Key: "+id)
+	if again.status != http.StatusOK || again.body != first.body {
+		t.Errorf("repeated: %d %s", again.status, again.body)
+	}
+	later := h.callAt(t.Context(), h.serve(h.st, Options{}), "POST", Prefix+"/runs/bert:preempt", writeToken, `{"reason":"enough"}`, "Idempotency-Key: "+id)
+	if err := json.Unmarshal([]byte(later.body), &s); err != nil || later.status != http.StatusOK || s.Job != "job-1" || s.PID != 4711 {
+		t.Errorf("repeated later: %d %s", later.status, later.body)
+	}
+	h.refusedAs("a new request", h.call("POST", Prefix+"/runs/bert:preempt", writeToken, `{"reason":"enough"}`), 409, "no live job")
+}
+
+// TestIfMatch: a decision on a newer lane than the client has seen is refused.
+func TestIfMatch(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	h.train("bert", 1)
+	const pin = Prefix + "/runs/bert/checkpoints/latest/pin"
+	lane := h.call("GET", Prefix+"/runs/bert/checkpoints/latest", readToken1, "").head.Get("Ckpt-Lane-Sequence")
+	if r := h.call("PUT", pin, writeToken, `{"reason":"mine"}`, `If-Match: "`+lane+`"`); r.status != http.StatusOK {
+		t.Fatalf("the lane that was seen: %d %s", r.status, r.body)
+	}
+	h.refusedAs("a newer lane", h.call("DELETE", pin, writeToken, "", `If-Match: "`+lane+`"`), 412, "last decision is event")
+	h.refusedAs("nothing to decide on a newer lane", h.call("PUT", pin, writeToken, `{"reason":"mine"}`, `If-Match: "`+lane+`"`), 412)
+	h.refusedAs("a fork from a newer lane", h.call("POST", Prefix+"/runs/bert:fork", writeToken, `{"name":"x"}`, `If-Match: "`+lane+`"`), 412)
+	h.refusedAs("no sequence", h.call("DELETE", pin, writeToken, "", "If-Match: abc"), 400, "If-Match")
+	lane = h.call("GET", Prefix+"/runs/bert", readToken1, "").head.Get("Ckpt-Lane-Sequence")
+	if r := h.call("DELETE", pin, writeToken, "", `If-Match: "`+lane+`"`); r.status != http.StatusOK {
+		t.Errorf("the lane of now: %d %s", r.status, r.body)
+	}
+}
+
+// TestIdempotency: of many requests with one key, one decides, and all get its answer.
+func TestIdempotency(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	h.train("bert", 1)
+	id := store.NewID()
+	const pin = Prefix + "/runs/bert/checkpoints/latest/pin"
+	bodies := make([]string, 20)
+	var all sync.WaitGroup
+	for i := range bodies {
+		all.Go(func() {
+			bodies[i] = h.call("PUT", pin, writeToken, `{"reason":"r"}`, "Idempotency-Key: "+id).body
+		})
+	}
+	all.Wait()
+	for _, body := range bodies {
+		if body != bodies[0] || !strings.Contains(body, `"pinned":true`) {
+			t.Errorf("%s\n%s", body, bodies[0])
+		}
+	}
+	var page EventPage
+	if h.get("/events?type=checkpoint.pinned", &page); len(page.Events) != 1 || page.Events[0].ID != id {
+		t.Errorf("%d pins in the log: %+v", len(page.Events), page.Events)
+	}
+	h.refusedAs("the key for another request", h.call("PUT", pin, writeToken, `{"reason":"other"}`, "Idempotency-Key: "+id), 409, "another request")
+	h.refusedAs("no UUID", h.call("PUT", pin, writeToken, "", "Idempotency-Key: x"), 400, "Idempotency-Key")
+
+	// Another client unpins. A repetition through a new server does not pin again.
+	decideAs[answer.Marked](h, "DELETE", strings.TrimPrefix(pin, Prefix), "")
+	later := h.serve(h.st, Options{})
+	if r := h.callAt(t.Context(), later, "PUT", pin, writeToken, `{"reason":"r"}`, "Idempotency-Key: "+id); r.status != http.StatusOK || strings.Contains(r.body, `"pinned":true`) {
+		t.Errorf("repeated later: %d %s", r.status, r.body)
+	}
+	if h.get("/events?type=checkpoint.pinned", &page); len(page.Events) != 1 {
+		t.Errorf("%d pins in the log", len(page.Events))
+	}
+	h.refusedAs("the ID of another event", h.callAt(t.Context(), h.serve(h.st, Options{}), "POST", Prefix+"/runs/bert:stop", writeToken, "", "Idempotency-Key: "+id), 409, fmt.Sprint("event ", page.Events[0].Sequence))
+	fork := store.NewID()
+	first := h.call("POST", Prefix+"/runs/bert:fork", writeToken, `{"name":"f"}`, "Idempotency-Key: "+fork)
+	second := h.callAt(t.Context(), later, "POST", Prefix+"/runs/bert:fork", writeToken, `{"name":"f"}`, "Idempotency-Key: "+fork)
+	if first.status != http.StatusOK || first.body != second.body {
+		t.Errorf("forks: %d %s, %d %s", first.status, first.body, second.status, second.body)
+	}
+}

@@ -1,0 +1,460 @@
+// All that the page knows of the API: the shapes of answers, and how each is asked for.
+// Members that an older or a newer server lacks are optional here, and absent on the page.
+
+import { empty, type Columns } from './chart/columns';
+import type { RankSave } from './chart/phases';
+import { get } from './http';
+import { route } from './route.svelte';
+
+/** moment is the sequence that the page shows the store as of; 0: now. */
+export function moment(): number {
+  return Number(route.query.as_of) || 0;
+}
+
+/** seg encodes a name as one segment of a path. */
+const seg = encodeURIComponent;
+
+/** ask adds the moment to a request. */
+async function ask<T>(path: string, query: Parameters<typeof get>[1], signal: AbortSignal): Promise<T> {
+  return (await get<T>(path, { ...query, as_of: moment() }, signal)).data;
+}
+
+// ---- the store
+
+export interface StoreInfo {
+  id: string;
+  location: string;
+  last: number; // sequence of the newest event
+  version: string;
+  user: string;
+  role: string;
+  readOnly: boolean;
+}
+
+export async function getStore(signal: AbortSignal): Promise<StoreInfo> {
+  const { data: s } = await get<any>('store', {}, signal);
+  return {
+    id: s.store, location: s.location, last: s.sequence ?? 0, version: s.version ?? '', user: s.user ?? '', role: s.role ?? '',
+    readOnly: !!s.read_only,
+  };
+}
+
+export interface Risk {
+  kind: string;
+  run?: string;
+  text: string;
+  hint?: string;
+  command?: string;
+}
+
+export async function getAtRisk(signal: AbortSignal): Promise<Risk[]> {
+  return (await ask<{ at_risk: Risk[] }>('at-risk', {}, signal)).at_risk;
+}
+
+// ---- runs
+
+export interface Job {
+  job: string;
+  run: string;
+  host: string;
+  pid: number;
+  state: string;
+  exit_code?: number;
+  reason?: string;
+  started_at?: string;
+  ended_at?: string;
+  seconds?: number;
+  nproc: number;
+  nnodes: number;
+  attempts: number;
+  restarts: number;
+  command: string[];
+  dir?: string;
+  logs?: string;
+  unhealthy_devices?: string[];
+  goodput?: number;
+}
+
+export interface KilledNow {
+  resume?: string;
+  steps_lost?: number;
+  seconds_lost: number;
+  text: string;
+}
+
+export interface RunSummary {
+  run: string;
+  state: string;
+  job?: Job;
+  trials: number;
+  trial?: string;
+  status?: string;
+  attempt: number;
+  world_size: number;
+  iterations: number;
+  step?: number;
+  reported_at?: string;
+  metrics?: Record<string, unknown>;
+  safe?: { checkpoint: string; step: number; sequence: number; committed_at: string };
+  risks: Risk[];
+  created_at: string;
+  problem?: string;
+  killed_now?: KilledNow;
+  goodput?: number;
+}
+
+export interface RunDetail extends RunSummary {
+  config: Record<string, unknown>;
+  parent?: string;
+}
+
+export interface Page<T> {
+  rows: T[];
+  next: string; // empty: there is none
+}
+
+export async function getRuns(page: string, signal: AbortSignal): Promise<Page<RunSummary>> {
+  const a = await ask<{ runs: RunSummary[]; next?: string }>('runs', { limit: 100, page }, signal);
+  return { rows: a.runs, next: a.next ?? '' };
+}
+
+export function getRun(run: string, signal: AbortSignal): Promise<RunDetail> {
+  return ask<RunDetail>(`runs/${seg(run)}`, {}, signal);
+}
+
+export interface Trial {
+  run: string;
+  name: string;
+  status: string;
+  message?: string;
+  attempt: number;
+  world_size: number;
+  head: string;
+  iterations: number;
+  last_metrics?: Record<string, unknown>;
+  config?: Record<string, unknown>;
+  parent?: { run: string; trial: string; checkpoint: string };
+}
+
+export async function getTrials(run: string, signal: AbortSignal): Promise<Trial[]> {
+  return (await ask<{ trials: Trial[] }>(`runs/${seg(run)}/trials`, {}, signal)).trials;
+}
+
+export interface Attempt {
+  attempt: number;
+  job?: string;
+  world_size: number;
+  resume?: string;
+  started_seq: number;
+  started_at: string;
+  training_at?: string;
+  stopped_at?: string;
+  reason?: string;
+  committed?: string;
+}
+
+export async function getAttempts(run: string, trial: string, signal: AbortSignal): Promise<Attempt[]> {
+  return (await ask<{ attempts: Attempt[] }>(`runs/${seg(run)}/attempts`, { trial }, signal)).attempts;
+}
+
+export interface Worker {
+  rank: number;
+  node: number;
+  devices?: string[];
+  state: string;
+  code: number;
+  unseen?: boolean;
+  signal?: string;
+  message?: string;
+  traceback?: string;
+}
+
+export async function getWorkers(run: string, trial: string, attempt: number, signal: AbortSignal): Promise<Worker[]> {
+  return (await ask<{ workers: Worker[] }>(`runs/${seg(run)}/workers`, { trial, attempt }, signal)).workers;
+}
+
+// ---- metrics
+
+/** mainMetric chooses the metric that stands for a run: a loss if there is one, else the first number. */
+export function mainMetric(last: Record<string, unknown> | undefined): string {
+  const all = Object.entries(last ?? {});
+  const numbers = all.filter(([, v]) => typeof v === 'number' || v === 'NaN' || v === 'Infinity' || v === '-Infinity').map(([k]) => k).sort();
+  return numbers.find((k) => k === 'loss') ?? numbers.find((k) => k.toLowerCase().includes('loss')) ?? numbers[0] ?? all.map(([k]) => k).sort()[0] ?? '';
+}
+
+export interface Series {
+  name: string;
+  line: Columns;
+  hidden: Columns[]; // a part for each attempt that a resume superseded
+  text: unknown; // the last value, if it is no number
+}
+
+export interface Metrics {
+  names: string[];
+  width: number; // iterations that a point stands for
+  iterations: number;
+  series: Series[];
+}
+
+interface Column {
+  x: number[];
+  step: number[];
+  attempt?: number[];
+  min: (number | null)[];
+  max: (number | null)[];
+  last: (number | null)[];
+  nonfinite: number[];
+}
+
+function columns(c: Column | undefined, attempt: number): Columns {
+  if (!c) return empty();
+  return {
+    x: c.x, step: c.step, attempt: c.attempt ?? c.x.map(() => attempt), min: c.min, max: c.max, last: c.last,
+    nonfinite: c.nonfinite,
+  };
+}
+
+export interface MetricsQuery {
+  run: string;
+  trial: string;
+  names: string[];
+  from?: number | null;
+  until?: number | null;
+  points: number;
+  hidden: boolean;
+}
+
+export async function getMetrics(q: MetricsQuery, signal: AbortSignal): Promise<Metrics> {
+  const a = await ask<any>(
+    `runs/${seg(q.run)}/metrics`,
+    { trial: q.trial, metric: q.names, from: q.from ?? 0, until: q.until ?? 0, points: q.points, all: q.hidden },
+    signal,
+  );
+  const [line, ...hidden] = a.lines as {
+    attempt: number; metrics: Record<string, Column>; texts: Record<string, { last: unknown[] }>;
+  }[];
+  return {
+    names: a.names,
+    width: a.width,
+    iterations: a.iterations,
+    series: (a.names as string[]).map((name) => ({
+      name,
+      line: columns(line?.metrics[name], line?.attempt ?? 0),
+      hidden: hidden.filter((h) => h.metrics[name]).map((h) => columns(h.metrics[name], h.attempt)),
+      text: line?.texts?.[name]?.last.at(-1),
+    })),
+  };
+}
+
+// ---- checkpoints
+
+/** CheckpointRow is a checkpoint in a list. */
+export interface CheckpointRow {
+  id: string;
+  run: string;
+  trial: string;
+  name: string;
+  step: number;
+  attempt: number;
+  world_size: number;
+  state: string;
+  superseded?: boolean;
+  bytes: number;
+  bytes_written?: number;
+  bytes_reused?: number;
+  sequence?: number; // of checkpoint.committed
+  committed_at?: string;
+  begun_at?: string;
+  ended_at?: string;
+  sealed?: number;
+  parent?: string;
+  reason?: string;
+  pinned?: boolean;
+  tags?: string[];
+}
+
+export interface CheckpointsQuery {
+  all: boolean;
+  limit: number;
+  page?: string;
+}
+
+export async function getCheckpoints(run: string, q: CheckpointsQuery, signal: AbortSignal): Promise<Page<CheckpointRow>> {
+  const a = await ask<{ checkpoints: CheckpointRow[]; next?: string }>(`runs/${seg(run)}/checkpoints`, { ...q }, signal);
+  return { rows: a.checkpoints, next: a.next ?? '' };
+}
+
+/** Checkpoint is the row of one checkpoint, in any state. */
+export interface Checkpoint extends CheckpointRow {
+  sealed: number;
+  writes: number;
+  manifest: string;
+  participants?: number[];
+  begun_seq: number;
+  committed_seq?: number;
+  deleted_seq?: number;
+  ranks?: number[]; // that caused an abort
+  pin_reason?: string;
+  attachments?: { name: string; digest: string; size: number }[];
+  begun_stored?: string;
+  staged_stored?: string;
+  ended_stored?: string;
+  manifest_s?: number;
+}
+
+export interface CheckpointDetail {
+  checkpoint: Checkpoint;
+  path: string;
+  bytes_shared?: number;
+  bytes_exclusive?: number;
+  tensor_count: number;
+  value_count: number;
+  cost?: { save_requests: number; save_usd: number; load_requests: number; load_usd: number; month_usd: number };
+  problem?: string;
+}
+
+function checkpointPath(run: string, id: string): string {
+  return `runs/${seg(run)}/checkpoints/${seg(id)}`;
+}
+
+export function getCheckpoint(run: string, id: string, trial: string, signal: AbortSignal): Promise<CheckpointDetail> {
+  return ask(checkpointPath(run, id), { trial }, signal);
+}
+
+/** Save is how a checkpoint was saved. */
+export interface Save {
+  checkpoint: Checkpoint;
+  ranks: RankSave[];
+}
+
+export async function getSave(run: string, id: string, trial: string, signal: AbortSignal): Promise<Save> {
+  const a = await ask<{ checkpoint: Checkpoint; writes: any[] }>(checkpointPath(run, id) + '/save', { trial }, signal);
+  return {
+    checkpoint: a.checkpoint,
+    ranks: a.writes.map((w) => ({
+      rank: w.rank,
+      node: w.node ?? null,
+      seconds: { wait: w.waited_s, copy: w.copied_s, queue: w.queued_s, digest: w.digest_s, write: w.write_s, sync: w.sync_s },
+      bytesWritten: w.completed_seq ? (w.bytes_written ?? 0) : null,
+      bytesReused: w.completed_seq ? (w.bytes_reused ?? 0) : null,
+      sealed: !!w.sealed_seq,
+      completed: !!w.completed_seq,
+      error: w.error ?? '',
+    })),
+  };
+}
+
+export interface Tensor {
+  fqn: string;
+  dtype: string;
+  shape: number[];
+  bytes: number;
+  chunks: { rank: number; offsets: number[]; sizes: number[] }[];
+}
+
+export interface Value {
+  fqn: string;
+  rank: number;
+  bytes: number;
+  per_rank: boolean;
+}
+
+export function getTensors(run: string, id: string, trial: string, signal: AbortSignal): Promise<{ tensors: Tensor[]; values: Value[] }> {
+  return ask(checkpointPath(run, id) + '/tensors', { trial }, signal);
+}
+
+export interface SavedFile {
+  rank: number;
+  name: string;
+  size: number;
+  from?: { run: string; trial: string; checkpoint: string };
+}
+
+export function getFiles(run: string, id: string, trial: string, signal: AbortSignal): Promise<{ path: string; files: SavedFile[] }> {
+  return ask(checkpointPath(run, id) + '/files', { trial }, signal);
+}
+
+export interface Reshard {
+  reshard: {
+    bytes: number;
+    read: number;
+    ranks: { rank: number; bytes: number; read: number; reads: number; missing: number; lacks: string[]; files: { rank: number; bytes: number; read: number }[] }[];
+  };
+  missing: { fqn: string; ranks: number[] }[];
+  unread: { fqn: string; ranks: number[] }[];
+}
+
+export function getReshard(run: string, id: string, trial: string, ranks: number, signal: AbortSignal): Promise<Reshard> {
+  return ask(checkpointPath(run, id) + '/reshard', { trial, ranks }, signal);
+}
+
+// ---- events
+
+/** LogEvent is an event of the log, a CloudEvent 1.0. */
+export interface LogEvent {
+  sequence: number;
+  stored: string;
+  id: string;
+  type: string;
+  source: string;
+  time: string;
+  subject: string;
+  ckptactor?: string;
+  data: any;
+}
+
+/** Place is what a subject tells: ckpt.RUN.TRIAL.ACTOR.FAMILY.KIND. */
+export interface EventPlace {
+  run: string;
+  trial: string;
+  actor: string;
+  kind: string;
+}
+
+export function placeOf(subject: string): EventPlace {
+  const [, run = '', trial = '', actor = '', family = '', kind = ''] = subject.split('.');
+  return { run: plain(run), trial: plain(trial), actor, kind: `${family}.${kind}` };
+}
+
+/** plain is the inverse of the encoding of names in subjects; "_" stands for none. */
+function plain(token: string): string {
+  if (token === '_') return '';
+  try {
+    return decodeURIComponent(token);
+  } catch {
+    return token;
+  }
+}
+
+export interface EventsQuery {
+  run: string;
+  types: string[];
+  before?: number;
+  page?: string;
+  limit: number;
+}
+
+export async function getEvents(q: EventsQuery, signal: AbortSignal): Promise<Page<LogEvent>> {
+  const a = await ask<{ events: LogEvent[]; next?: string }>(
+    'events',
+    { run: q.run, type: q.types, before: q.page ? 0 : (q.before ?? 0), page: q.page, limit: q.limit },
+    signal,
+  );
+  return { rows: a.events, next: a.next ?? '' };
+}
+
+export function getEvent(sequence: number, signal: AbortSignal): Promise<LogEvent> {
+  return ask(`events/${sequence}`, {}, signal);
+}
+
+// ---- health
+
+export interface Health {
+  disk?: { free: number; size: number }; // absent for a bucket
+  cursors: { name: string; sequence: number; lag: number; moved_at: string }[];
+  problem?: string;
+}
+
+export async function getHealth(signal: AbortSignal): Promise<Health> {
+  return ask<Health>('health', {}, signal);
+}

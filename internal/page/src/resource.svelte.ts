@@ -1,0 +1,81 @@
+// A resource is an answer of the API that a screen shows. It asks again when its key
+// changes, and when the log changed: at most once in `pause` milliseconds, and never twice
+// at a time.
+
+import { untrack } from 'svelte';
+
+import { ApiError } from './http';
+
+const pause = 500;
+
+export class Resource<T> {
+  data = $state.raw<T | undefined>();
+  error = $state.raw<ApiError | undefined>();
+  #key = '';
+  #running: AbortController | null = null;
+  #again = false;
+  #timer: ReturnType<typeof setTimeout> | undefined;
+
+  /**
+   * key identifies the request, null for none. changed grows when the answer may have
+   * changed. With keep, the old answer stays until that of a new key arrives. It must be
+   * called while a component is created.
+   */
+  constructor(
+    key: () => string | null,
+    private load: (signal: AbortSignal) => Promise<T>,
+    changed: () => number = () => 0,
+    keep = false,
+  ) {
+    $effect(() => {
+      const k = key();
+      changed();
+      if (k === null) return;
+      if (k === this.#key) {
+        this.#later();
+        return;
+      }
+      this.#key = k;
+      if (!keep) this.data = undefined;
+      this.error = undefined;
+      this.#running?.abort();
+      this.#running = null;
+      clearTimeout(this.#timer);
+      this.#timer = undefined;
+      untrack(() => void this.#ask());
+    });
+    $effect(() => () => {
+      this.#running?.abort();
+      clearTimeout(this.#timer);
+    });
+  }
+
+  /** #later asks again after the pause, or after the request that is under way. */
+  #later() {
+    if (this.#running) {
+      this.#again = true;
+      return;
+    }
+    this.#timer ??= setTimeout(() => {
+      this.#timer = undefined;
+      void this.#ask();
+    }, pause);
+  }
+
+  async #ask() {
+    const run = new AbortController();
+    this.#running = run;
+    this.#again = false;
+    try {
+      const data = await this.load(run.signal);
+      if (run.signal.aborted) return;
+      this.data = data;
+      this.error = undefined;
+    } catch (e) {
+      if (run.signal.aborted) return;
+      this.error = e instanceof ApiError ? e : new ApiError(0, String(e));
+    }
+    this.#running = null;
+    if (this.#again) this.#later();
+  }
+}

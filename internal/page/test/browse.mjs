@@ -1,0 +1,398 @@
+// Shows the page of a real store in Chromium, and judges it. The store is that of
+// `trainer demo`, with a run of worker.py, whose names and values are hostile.
+//
+//	PAGE_BIN      directory of ckptstore and trainer
+//	PAGE_WORK     directory for the store
+//	PAGE_SHOTS    directory for screenshots, or empty
+//	CHROMIUM      the browser (chromium)
+import assert from 'node:assert/strict';
+import { execFileSync, spawn } from 'node:child_process';
+import { mkdirSync, readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import path from 'node:path';
+import { after, before, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { chromium } from 'playwright-core';
+
+const here = path.dirname(fileURLToPath(import.meta.url));
+const bin = process.env.PAGE_BIN;
+const work = process.env.PAGE_WORK;
+const shots = process.env.PAGE_SHOTS;
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+
+const demo = path.join(work, 'demo');
+const store = path.join(demo, 'store');
+const hostile = '<img src=x onerror=alert(1)>';
+const spike = 77;
+const deadline = 20_000; // for what the page must do, on a busy machine
+
+let browser;
+let server; // { process, link, origin, token }
+let port = 0;
+
+/** run runs a program to its end and returns its output. */
+function run(program, args, options = {}) {
+  return execFileSync(path.join(bin, program), args, {
+    encoding: 'utf8', timeout: 120_000, maxBuffer: 64 << 20, stdio: ['ignore', 'pipe', 'pipe'], ...options,
+  });
+}
+
+/** serve starts `ckptstore ui` and waits for its link. */
+async function serve() {
+  const child = spawn(path.join(bin, 'ckptstore'), ['ui', '--store', store, '--http', `127.0.0.1:${port}`, '--output', 'jsonl'], {
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+  let out = '';
+  let err = '';
+  child.stderr.on('data', (d) => (err += d));
+  const link = await new Promise((done, fail) => {
+    const timer = setTimeout(() => fail(new Error(`ckptstore ui printed no link in 30 s: ${out}${err}`)), 30_000);
+    child.stdout.on('data', (d) => {
+      out += d;
+      const m = /"link": ?"([^"]+)"/.exec(out);
+      if (!m) return;
+      clearTimeout(timer);
+      done(m[1]);
+    });
+    child.on('exit', (code) => fail(new Error(`ckptstore ui ended with ${code}: ${err}`)));
+  });
+  const url = new URL(link);
+  port = Number(url.port);
+  return { process: child, link, origin: url.origin, token: /token=([0-9a-f]+)/.exec(url.hash)[1] };
+}
+
+/** end kills a process and waits for its end. */
+async function end(child, signal) {
+  if (child.exitCode !== null || child.signalCode !== null) return;
+  const gone = new Promise((done) => child.once('exit', done));
+  child.kill(signal);
+  await gone;
+}
+
+/** open opens a view in a browser of its own, and records what must not happen. */
+async function open(view, { theme = 'light', width = 1280, height = 900, scale = 1, token = true } = {}) {
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme: theme, deviceScaleFactor: scale });
+  const page = await context.newPage();
+  const bad = [];
+  page.on('console', (m) => {
+    if (m.text().includes('willReadFrequently')) return; // the tests read the canvas
+    if (['error', 'warning'].includes(m.type())) bad.push(`console: ${m.text()}`);
+  });
+  page.on('pageerror', (e) => bad.push(`error: ${e.stack}`));
+  page.on('dialog', async (d) => {
+    bad.push(`dialog: ${d.message()}`);
+    await d.dismiss();
+  });
+  page.on('request', (r) => {
+    if (new URL(r.url()).origin !== server.origin) bad.push(`request to another origin: ${r.url()}`);
+  });
+  await page.addInitScript(() => {
+    globalThis.violations = [];
+    addEventListener('securitypolicyviolation', (e) => globalThis.violations.push(`${e.violatedDirective} ${e.blockedURI} ${e.sample}`));
+  });
+  const mark = view.includes('?') ? '&' : '?';
+  await page.goto(`${server.origin}/#${view}${token ? `${mark}token=${server.token}` : ''}`);
+  return {
+    page, bad,
+    async close() {
+      const violations = await page.evaluate(() => globalThis.violations);
+      await context.close();
+      assert.deepEqual([...bad, ...violations.map((v) => `policy: ${v}`)], []);
+    },
+  };
+}
+
+const enc = encodeURIComponent;
+const screens = {
+  store: { view: '/', ready: 'table a[data-row]' },
+  run: { view: `/runs/killed?metric=loss`, ready: '.chart canvas' },
+  hostile: { view: `/runs/${enc(hostile)}?metric=loss&tab=workers&attempt=1`, ready: '.chart canvas' },
+  checkpoint: { view: '/runs/killed/c/step-320.a4', ready: 'th:has-text("model.layer1.weight")' },
+  aborted: { view: '/runs/killed/c/step-120.a1', ready: '.sentence' },
+  reshard: { view: '/runs/killed/c/step-320.a4?tab=reshard&ranks=3', ready: 'td:has-text("%")' },
+  events: { view: '/events', ready: 'table a[data-row]' },
+  event: { view: `/events?run=${enc(hostile)}&seq=1000`, ready: 'pre' },
+  health: { view: '/health', ready: '.sentence b' },
+};
+
+before(async () => {
+  run('trainer', ['demo', '--dir', demo, '--json']);
+  run('trainer', [
+    'run', '-q', '--store', store, '--name', hostile, '--nproc', '2', '--max-restarts', '1', '--set', 'note=<script>alert(2)</script>',
+    '--', 'python3', path.join(here, 'worker.py'), '1', '400', String(spike),
+  ], { env: { ...process.env, PAGE_PYTHON: path.join(here, '../../../python/src') } });
+  server = await serve();
+  browser = await chromium.launch({ executablePath: process.env.CHROMIUM || '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'] });
+  if (shots) mkdirSync(shots, { recursive: true });
+});
+
+after(async () => {
+  await browser?.close();
+  if (server) await end(server.process, 'SIGTERM');
+});
+
+for (const [name, screen] of Object.entries(screens)) {
+  test(`${name}: no error, no violation, axe, light, dark, phone, 200 %`, async () => {
+    const { page, close } = await open(screen.view);
+    await page.waitForSelector(screen.ready, { timeout: deadline });
+    await page.waitForFunction(() => document.querySelector('.top .right')?.textContent.includes('live at'), null, { timeout: deadline });
+    assert.ok(!page.url().includes('token='), `the token is in the address: ${page.url()}`);
+    await page.evaluate(axe);
+    for (const [kind, theme, width, height] of [
+      ['light', 'light', 1280, 900], ['dark', 'dark', 1280, 900], ['phone', 'dark', 390, 800], ['phone-light', 'light', 390, 800], ['zoom', 'light', 640, 450],
+    ]) {
+      await page.emulateMedia({ colorScheme: theme });
+      await page.setViewportSize({ width, height });
+      await page.waitForFunction((t) => document.documentElement.dataset.theme === t, theme, { timeout: deadline });
+      const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ['violations'] }));
+      assert.deepEqual(violations.map((v) => `${kind}: ${v.id}: ${v.nodes.map((n) => n.html).slice(0, 3).join(' ')}`), []);
+      const wider = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      assert.ok(wider <= 0, `${kind}: the page is ${wider} px wider than the window`);
+      if (shots) await page.screenshot({ path: path.join(shots, `${name}-${kind}.png`), fullPage: name !== 'events' });
+    }
+    await close();
+  });
+}
+
+/** colors counts pixels of the chart's canvas in a rectangle, by nearness to a color of the theme. */
+async function colors(page, variable, { x, y, w, h }) {
+  return page.evaluate(([variable, x, y, w, h]) => {
+    const want = getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
+    const [r, g, b] = want.match(/[0-9a-f]{2}/gi).map((n) => parseInt(n, 16));
+    const canvas = document.querySelector('.chart canvas');
+    const data = canvas.getContext('2d').getImageData(x * canvas.width, y * canvas.height, w * canvas.width, h * canvas.height).data;
+    let n = 0;
+    for (let i = 0; i < data.length; i += 4) {
+      if (data[i + 3] > 100 && Math.abs(data[i] - r) + Math.abs(data[i + 1] - g) + Math.abs(data[i + 2] - b) < 60) n++;
+    }
+    return n;
+  }, [variable, x, y, w, h]);
+}
+
+for (const theme of ['light', 'dark']) {
+  for (const [zoom, query, top] of [['whole', '', true], ['zoomed', '&from=60&until=100', true], ['elsewhere', '&from=200&until=300', false]]) {
+    test(`a spike reaches the top of the chart: ${theme}, ${zoom}`, async () => {
+      const { page, close } = await open(`/runs/${enc(hostile)}?metric=loss${query}`, { theme });
+      await page.waitForSelector('.chart canvas', { timeout: deadline });
+      const high = { x: 0.06, y: 0.05, w: 0.92, h: 0.3 };
+      if (top) {
+        await page.waitForFunction(() => document.querySelector('.readout')?.textContent.includes('greatest 1000'), null, { timeout: deadline });
+        assert.ok((await colors(page, '--chart-line', high)) > 5, 'no pixel of the line in the upper third');
+        assert.ok((await colors(page, '--bad', { x: 0.06, y: 0.7, w: 0.92, h: 0.25 })) > 10, 'no mark of the values that are NaN');
+      } else {
+        await page.waitForFunction(() => /greatest 0\./.test(document.querySelector('.readout')?.textContent ?? ''), null, { timeout: deadline });
+        assert.equal(await colors(page, '--bad', { x: 0.06, y: 0.7, w: 0.92, h: 0.25 }), 0, 'a mark where no value is NaN');
+      }
+      await close();
+    });
+  }
+}
+
+test('a spike within a point of many iterations is drawn by its greatest value', async () => {
+  const { page, close } = await open(`/runs/${enc(hostile)}?metric=loss`);
+  // The same answer in 20 points, so that the spike is not the last value of its point.
+  await page.route('**/metrics?*', (route) => route.continue({ url: route.request().url().replace('points=800', 'points=20') }));
+  await page.reload();
+  await page.waitForFunction(() => /each point is 2\d/.test(document.querySelector('.readout')?.textContent ?? ''), null, { timeout: deadline });
+  assert.ok((await colors(page, '--chart-band', { x: 0.06, y: 0.05, w: 0.92, h: 0.3 })) > 5, 'no stroke in the upper third');
+  await close();
+});
+
+test('hostile names are text', async () => {
+  const { page, close } = await open('/');
+  await page.waitForSelector(`text=${hostile}`, { timeout: deadline });
+  assert.equal(await page.locator('img').count(), 0);
+  await page.goto(`${server.origin}/#/runs/${enc(hostile)}?tab=workers&attempt=1`);
+  await page.waitForSelector('summary:has-text("traceback")', { timeout: deadline });
+  await page.click('summary:has-text("traceback")');
+  const trace = await page.locator('pre').textContent();
+  assert.ok(trace.includes(hostile) && trace.includes('⟨U+202E⟩') && trace.length > 10_000);
+  assert.ok(!(await page.locator('body').innerText()).includes('\u202e'), 'a character that turns the text is shown as it is');
+  await page.goto(`${server.origin}/#/runs/${enc(hostile)}?tab=config`);
+  await page.waitForSelector('pre:has-text("<script>alert(2)</script>")', { timeout: deadline });
+  await page.goto(`${server.origin}/#/runs/${enc(hostile)}/c/step-400.a2`);
+  await page.waitForSelector(`th:has-text("${hostile}")`, { timeout: deadline });
+  assert.equal(await page.locator('img').count(), 0);
+  assert.equal(await page.locator('script:not([src])').count(), 0);
+  await close();
+});
+
+test('the policy blocks markup and scripts that a hole would let in', async () => {
+  const { page } = await open('/');
+  await page.waitForSelector('table a[data-row]', { timeout: deadline });
+  const thrown = await page.evaluate(() => {
+    try {
+      document.querySelector('main').innerHTML = '<img src=x onerror=alert(3)>';
+      return 'not blocked';
+    } catch (e) {
+      return e.name;
+    }
+  });
+  assert.equal(thrown, 'TypeError');
+  assert.ok((await page.evaluate(() => globalThis.violations)).some((v) => v.startsWith('require-trusted-types-for')));
+  await page.context().close();
+});
+
+test('by keyboard alone', async () => {
+  const { page, close } = await open('/');
+  await page.waitForSelector('table a[data-row]', { timeout: deadline });
+  const keys = page.keyboard;
+  await keys.press('j');
+  await keys.press('j');
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), 'killed');
+  await keys.press('Enter');
+  await page.waitForFunction(() => location.hash.startsWith('#/runs/killed'), null, { timeout: deadline });
+  await page.waitForSelector('table a[data-row]', { timeout: deadline });
+  await keys.press('j');
+  await keys.press('Enter');
+  await page.waitForSelector('[data-previous]', { timeout: deadline });
+  await keys.press('[');
+  await page.waitForFunction(() => location.hash.includes('step-280'), null, { timeout: deadline });
+  await page.waitForSelector('[data-next]', { timeout: deadline });
+  await page.waitForSelector('[data-filter]', { timeout: deadline });
+  await keys.press('/');
+  await keys.type('layer2');
+  await page.waitForFunction(() => location.hash.includes('q=layer2'), null, { timeout: deadline });
+  await page.waitForFunction(() => !document.body.innerText.includes('model.layer1'), null, { timeout: deadline });
+  await keys.press('Escape');
+  await keys.press('g');
+  await keys.press('t');
+  await page.waitForFunction(() => location.hash.startsWith('#/events'), null, { timeout: deadline });
+  await page.waitForSelector('table a[data-row]', { timeout: deadline });
+  await keys.press('j');
+  await keys.press('Enter');
+  await page.waitForSelector('pre', { timeout: deadline });
+  await keys.press('g');
+  await keys.press('h');
+  await page.waitForFunction(() => document.querySelector('h1')?.textContent === 'Health', null, { timeout: deadline });
+  await keys.press('?');
+  await page.waitForSelector('dialog[open]', { timeout: deadline });
+  await keys.press('Escape');
+  assert.equal(await page.locator('dialog[open]').count(), 0);
+  // Every control can be reached, and shows that it has the focus.
+  await keys.press('g');
+  await keys.press('r');
+  await page.waitForSelector('table a[data-row]', { timeout: deadline });
+  const reached = new Set();
+  for (let i = 0; i < 40; i++) {
+    await keys.press('Tab');
+    const at = await page.evaluate(() => {
+      const e = document.activeElement;
+      if (e === document.body) return null; // between the last and the first one
+      return [e.tagName + (e.getAttribute('href') ?? e.getAttribute('name') ?? e.textContent), getComputedStyle(e).outlineStyle];
+    });
+    if (!at) continue;
+    reached.add(at[0]);
+    assert.notEqual(at[1], 'none', `${at[0]} does not show its focus`);
+  }
+  const want = await page.locator('a[href], button, input').count();
+  assert.ok(reached.size >= want - 2, `${reached.size} of ${want} controls reached`);
+  await close();
+});
+
+test('the theme is chosen, and stays', async () => {
+  const { page, close } = await open('/');
+  await page.waitForSelector('table a[data-row]', { timeout: deadline });
+  const shown = () => page.evaluate(() => document.documentElement.dataset.theme);
+  assert.equal(await shown(), 'light');
+  await page.click('button:has-text("system")');
+  await page.click('button:has-text("light")');
+  assert.equal(await shown(), 'dark');
+  await page.reload();
+  await page.waitForSelector('table a[data-row]', { timeout: deadline });
+  assert.equal(await shown(), 'dark');
+  await close();
+});
+
+test('the commands of the views run', async () => {
+  const { page, close } = await open('/');
+  const lines = new Set();
+  for (const { view, ready } of Object.values(screens)) {
+    await page.goto(`${server.origin}/#${view}`);
+    await page.waitForSelector(ready, { timeout: deadline });
+    await page.waitForSelector('.command code', { timeout: deadline });
+    for (const line of await page.locator('.command code').allTextContents()) lines.add(line);
+  }
+  await close();
+  assert.ok(lines.size >= 6, [...lines].join('\n'));
+  for (const line of lines) {
+    const text = line.replace(/^ckptstore/, '"$PAGE_BIN"/ckptstore --store "$PAGE_STORE"');
+    try {
+      execFileSync('sh', ['-c', text], { env: { ...process.env, PAGE_STORE: store }, timeout: 60_000, stdio: ['ignore', 'pipe', 'pipe'], maxBuffer: 64 << 20 });
+    } catch (e) {
+      assert.fail(`${line}: ${e.stderr}`);
+    }
+  }
+});
+
+test('as of an event, the page shows the store of then', async () => {
+  const commits = run('ckptstore', ['events', 'killed', '--store', store, '--type', 'checkpoint.committed', '--json']).trim().split('\n').map(JSON.parse);
+  const first = commits[0];
+  const { page, close } = await open(`/runs/killed?as_of=${first.sequence}`);
+  await page.waitForSelector(`.bar-note:has-text("As of event ${first.sequence}")`, { timeout: deadline });
+  await page.waitForSelector(`.sentence a:has-text("${first.data.checkpoint}")`, { timeout: deadline });
+  assert.equal(await page.locator('a:has-text("step-320.a4")').count(), 0);
+  await page.keyboard.press('.');
+  await page.waitForSelector('.sentence a:has-text("step-320.a4")', { timeout: deadline });
+  await close();
+});
+
+test('what happens appears without a reload', async () => {
+  const { page, close } = await open('/');
+  await page.waitForSelector('.top .right:has-text("live at")', { timeout: deadline });
+  run('trainer', ['run', '-q', '--store', store, '--name', 'later', '--nproc', '2', '--', path.join(bin, 'trainer'), 'demo-worker', '--steps', '20', '--save-every', '10']);
+  await page.waitForSelector('table a:has-text("later")', { timeout: deadline });
+  await page.waitForSelector('tr:has-text("later") a:has-text("step-20.a1")', { timeout: deadline });
+  await close();
+});
+
+test('one stream for all tabs of a browser', async () => {
+  const context = await browser.newContext();
+  let streams = 0;
+  context.on('request', (r) => {
+    if (r.url().includes('/stream')) streams++;
+  });
+  const tabs = [];
+  for (let i = 0; i < 7; i++) {
+    const page = await context.newPage();
+    await page.goto(`${server.origin}/#/?token=${server.token}`);
+    await page.waitForSelector('.top .right:has-text("live at")', { timeout: deadline });
+    tabs.push(page);
+  }
+  assert.equal(streams, 1, `${streams} streams for 7 tabs`);
+  // The tab with the stream is closed: another one continues, and all see the next event.
+  await tabs[0].close();
+  run('ckptstore', ['tag', 'killed@step-280.a3', 'seen', '--store', store]);
+  const last = JSON.parse(run('ckptstore', ['events', '--store', store, '--from', 'last', '--json']).trim().split('\n').at(-1)).sequence;
+  for (const page of tabs.slice(1)) await page.waitForSelector(`.top .right:has-text("live at ${last}")`, { timeout: deadline });
+  assert.equal(streams, 2);
+  await context.close();
+});
+
+test('the server is killed and started again', async () => {
+  const { page } = await open('/');
+  await page.waitForSelector('.top .right:has-text("live at")', { timeout: deadline });
+  await end(server.process, 'SIGKILL');
+  await page.waitForSelector('.bar-note:has-text("Owner gone, reconnecting")', { timeout: deadline });
+  assert.ok(await page.locator('table a:has-text("killed")').count(), 'the rows are gone');
+  run('ckptstore', ['tag', 'killed@step-240.a2', 'while-gone', '--store', store]);
+  const last = JSON.parse(run('ckptstore', ['events', '--store', store, '--from', 'last', '--json']).trim().split('\n').at(-1)).sequence;
+  server = await serve();
+  await page.waitForSelector(`.top .right:has-text("live at ${last}")`, { timeout: deadline });
+  assert.equal(await page.locator('.bar-note').count(), 0);
+  await page.context().close();
+});
+
+test('without a token there is a form, and nothing of the store', async () => {
+  const { page } = await open('/', { token: false });
+  await page.waitForSelector('h1:has-text("This page needs a token")', { timeout: deadline });
+  assert.ok(!(await page.locator('body').innerText()).includes('killed'));
+  await page.fill('input[type=password]', 'wrong');
+  await page.click('button:has-text("open")');
+  await page.waitForSelector('input[type=password]', { timeout: deadline });
+  await page.fill('input[type=password]', server.token);
+  await page.click('button:has-text("open")');
+  await page.waitForSelector('table a:has-text("killed")', { timeout: deadline });
+  assert.equal((await page.context().cookies()).length, 0);
+  await page.context().close();
+});

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Judges the page.
+#
+#	run.sh check            build it again and compare with the committed files
+#	run.sh browse [DIR]     show a demo's store in Chromium; DIR gets screenshots
+#
+# Both need node_modules, as of `npm ci`. CHROMIUM names the browser (chromium).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+if [ ! -d node_modules ]; then
+	echo "internal/page/node_modules is missing: run npm ci in internal/page" >&2
+	exit 1
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+case ${1:-} in
+check)
+	npm run --silent check
+	npm run --silent build -- --outDir "$work/dist" --emptyOutDir --logLevel warn
+	if ! diff -r dist "$work/dist"; then
+		echo "the page differs from its source: run 'task page' and commit internal/page/dist" >&2
+		exit 1
+	fi
+	npm run --silent unit
+	echo "the page is what its source gives: $(find dist -type f | wc -l) files"
+	;;
+browse)
+	(cd ../.. && go build -o "$work/bin/" ./cmd/ckptstore ./cmd/trainer)
+	PAGE_BIN=$work/bin PAGE_WORK=$work PAGE_SHOTS=${2:-} npm run --silent browse
+	;;
+*)
+	echo "usage: run.sh check | browse [DIR]" >&2
+	exit 2
+	;;
+esac
