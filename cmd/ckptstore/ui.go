@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/api"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/observe"
 	"github.com/ckptstore/ckptstore/internal/page"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -100,6 +101,7 @@ func (a *app) ui(ctx context.Context, s *store.Store, web api.Listen, ref string
 // serveHTTP serves the HTTP API of a store.
 func (a *app) serveHTTP(ctx context.Context, s *store.Store, web api.Listen) (*api.Server, error) {
 	web.Logger, web.Version, web.Page = a.logger(), version(), page.Handler()
+	web.Observe = observe.Handler(s, observe.Options{Version: web.Version, Logger: web.Logger})
 	return api.Serve(ctx, s, web)
 }
 

@@ -41,6 +41,9 @@ type Options struct {
 	// Page serves everything outside of /api/; nil: one line of text. It needs no token: the
 	// page asks the API with the user's.
 	Page http.Handler
+	// Observe serves /metrics, to users, and /healthz and /readyz, to all; nil: they are not
+	// served.
+	Observe http.Handler
 	// Version of the program.
 	Version string
 	Logger  *slog.Logger // default: discard
@@ -96,11 +99,27 @@ func New(st *store.Store, o Options) *Handler {
 	top.Handle("/api/", h.authorized(validated(h.mux)))
 	top.Handle("/", framed(page))
 	h.Handler = h.guarded(top)
+	if o.Observe != nil {
+		top.Handle("/metrics", h.authorized(o.Observe))
+		h.Handler = h.probed(h.Handler)
+	}
 	return h
 }
 
 // Close ends the streams. No new ones begin.
 func (h *Handler) Close() { h.hub.close() }
+
+// probed answers the probes of process supervisors before the guard: they call a server by its
+// address and have no token.
+func (h *Handler) probed(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/healthz" || r.URL.Path == "/readyz" {
+			h.o.Observe.ServeHTTP(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
 
 // noPage answers requests outside of the API.
 func noPage(w http.ResponseWriter, r *http.Request) {

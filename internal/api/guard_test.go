@@ -1,6 +1,7 @@
 package api
 
 import (
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -10,7 +11,8 @@ import (
 // its guard removed.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	h := newHarness(t, Options{Hosts: []string{"train.example"}})
+	observed := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "observed "+r.URL.Path) })
+	h := newHarness(t, Options{Hosts: []string{"train.example"}, Observe: observed})
 	h.train("bert", 1)
 	const runs, pin = Prefix + "/runs", Prefix + "/runs/bert/checkpoints/step-10.a1/pin"
 	for _, c := range []struct {
@@ -26,6 +28,8 @@ func TestRefusals(t *testing.T) {
 		{"another scheme", "GET", runs, "", "", []string{"Authorization: Basic " + readToken1}, 401, "token"},
 		{"the document without a token", "GET", Prefix + "/openapi.json", "", "", nil, 401, "token"},
 		{"the stream without a token", "GET", Prefix + "/stream", "", "", nil, 401, "token"},
+		{"metrics without a token", "GET", "/metrics", "", "", nil, 401, "token"},
+		{"metrics of a foreign host", "GET", "/metrics", readToken1, "", []string{"Host: evil.example"}, 403, "evil.example"},
 		{"a foreign host", "GET", runs, readToken1, "", []string{"Host: evil.example"}, 403, "evil.example"},
 		{"a foreign host with a port", "GET", runs, readToken1, "", []string{"Host: evil.example:7700"}, 403, "evil.example"},
 		{"a host that begins like this one", "GET", runs, readToken1, "", []string{"Host: 127.0.0.1.evil.example"}, 403, "evil.example"},
@@ -49,6 +53,15 @@ func TestRefusals(t *testing.T) {
 	for _, host := range []string{"localhost", "localhost:8800", "127.0.0.1", "127.9.9.9:1", "[::1]:7700", "[::1]", "LOCALHOST.", "train.example:443"} {
 		if r := h.call("GET", runs, readToken1, "", "Host: "+host); r.status != http.StatusOK {
 			t.Errorf("host %s: %d %s", host, r.status, r.body)
+		}
+	}
+	if r := h.call("GET", "/metrics", readToken1, ""); r.status != http.StatusOK || string(r.body) != "observed /metrics" {
+		t.Errorf("metrics: %d %s", r.status, r.body)
+	}
+	// A supervisor calls the server by its address, and has no token.
+	for _, probe := range []string{"/healthz", "/readyz"} {
+		if r := h.call("GET", probe, "", "", "Host: 10.1.2.3:7700"); r.status != http.StatusOK || string(r.body) != "observed "+probe {
+			t.Errorf("%s: %d %s", probe, r.status, r.body)
 		}
 	}
 	if r := h.call("PUT", pin, writeToken, "{}", "Sec-Fetch-Site: same-origin"); r.status != http.StatusOK {

@@ -37,6 +37,7 @@ type Listen struct {
 	Users   string   // path of a file for [ReadUsers]; empty: only this user, by a token of its own
 	Hosts   []string // further names of the server
 	Page    http.Handler
+	Observe http.Handler // see [Options]
 	Version string
 	Logger  *slog.Logger // default: discard
 }
@@ -142,7 +143,7 @@ func Serve(ctx context.Context, st *store.Store, l Listen) (_ *Server, err error
 	if s.record, err = s.announce(); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	s.handler = New(st, Options{Users: users, Hosts: l.names(secure), Page: l.Page, Version: l.Version, Logger: l.Logger})
+	s.handler = New(st, Options{Users: users, Hosts: l.names(secure), Page: l.Page, Observe: l.Observe, Version: l.Version, Logger: l.Logger})
 	s.http = &http.Server{
 		Handler: s.handler, ReadHeaderTimeout: headTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHead,
 		ErrorLog: slog.NewLogLogger(l.Logger.Handler(), slog.LevelDebug),

@@ -22,6 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launches"
+	"github.com/ckptstore/ckptstore/internal/observe"
 	"github.com/ckptstore/ckptstore/internal/page"
 	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/internal/services"
@@ -250,6 +251,7 @@ func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Op
 	}
 	if o.web.Address != "" && open.Owner == nil {
 		o.web.Logger, o.web.Version, o.web.Page = log, release, page.Handler()
+		o.web.Observe = observe.Handler(st, observe.Options{Version: release, Logger: log})
 		server, err := api.Serve(ctx, st, o.web)
 		if err != nil {
 			return fmt.Errorf("%w: %w", launch.ErrConfig, err)
