@@ -94,8 +94,11 @@ func (t *Then) Scan(lo, hi []byte, visit func(key, value []byte) error) error {
 		from, to []byte
 		live     bool
 	}{
-		{nil, []byte{keyReport}, false}, {[]byte{keyReport}, []byte{keyReport + 1}, true}, {[]byte{keyReport + 1}, []byte{keyRollup}, false},
-		{[]byte{keyRollup}, []byte{keyRollup + 1}, true}, {[]byte{keyRollup + 1}, nil, false},
+		{nil, []byte{keyReport}, false},
+		{[]byte{keyReport}, []byte{keyReport + 1}, true},
+		{[]byte{keyReport + 1}, []byte{keyRollup}, false},
+		{[]byte{keyRollup}, []byte{keyRollup + 1}, true},
+		{[]byte{keyRollup + 1}, nil, false},
 	} {
 		from, to := lo, hi
 		if bytes.Compare(from, part.from) < 0 {

@@ -221,9 +221,15 @@ func BenchmarkPoints(b *testing.B) {
 		until int
 		all   bool
 	}{
-		{"one", one, 0, 0, false}, {"one/all", one, 0, 0, true}, {"five", five, 0, 0, false},
-		{"window=300000", one, 200_000, 500_000, false}, {"window=100000", one, 200_000, 300_000, false}, {"window=12000", one, 200_000, 212_000, false},
-		{"window=10000", one, 200_000, 210_000, false}, {"window=5000", one, 200_000, 205_000, false}, {"window=1000", one, 200_000, 201_000, false},
+		{"one", one, 0, 0, false},
+		{"one/all", one, 0, 0, true},
+		{"five", five, 0, 0, false},
+		{"window=300000", one, 200_000, 500_000, false},
+		{"window=100000", one, 200_000, 300_000, false},
+		{"window=12000", one, 200_000, 212_000, false},
+		{"window=10000", one, 200_000, 210_000, false},
+		{"window=5000", one, 200_000, 205_000, false},
+		{"window=1000", one, 200_000, 201_000, false},
 	} {
 		b.Run(q.name, func(b *testing.B) {
 			var took []time.Duration

@@ -2,7 +2,6 @@ package viewdb_test
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 
@@ -134,5 +133,5 @@ func BenchmarkAsOf(b *testing.B) {
 	slices.Sort(took)
 	b.ReportMetric(took[len(took)*95/100], "p95-cpu-ms")
 	b.ReportMetric(built.Seconds(), "build-cpu-s")
-	b.Log(fmt.Sprintf("%d events", len(events)))
+	b.Logf("%d events", len(events))
 }
