@@ -9,8 +9,16 @@ import (
 // Memory is a [Table] in memory: sorted blocks of sorted rows. It must not be written
 // to while it is read.
 type Memory struct {
-	blocks [][]row // none empty
+	blocks []*block
 	rows   int
+	mark   *byte // of the blocks that only this table has
+}
+
+// block is a run of rows, which is not empty. A table changes only blocks with its own mark:
+// others may belong to a copy too.
+type block struct {
+	rows []row
+	mark *byte
 }
 
 type row struct{ key, value []byte }
@@ -21,14 +29,29 @@ const blockRows = 256
 var _ Table = (*Memory)(nil)
 
 // NewMemory returns an empty table.
-func NewMemory() *Memory { return &Memory{} }
+func NewMemory() *Memory { return &Memory{mark: new(byte)} }
+
+// Clone returns a copy. It takes a pointer for each 128 to 256 rows: the tables share their
+// rows until one of them changes some. The copy may be read while m is written to.
+func (m *Memory) Clone() *Memory {
+	m.mark = new(byte)
+	return &Memory{blocks: slices.Clone(m.blocks), rows: m.rows, mark: new(byte)}
+}
+
+// own returns the rows of a block to be changed.
+func (m *Memory) own(b int) *block {
+	if m.blocks[b].mark != m.mark {
+		m.blocks[b] = &block{slices.Clone(m.blocks[b].rows), m.mark}
+	}
+	return m.blocks[b]
+}
 
 // Len returns the number of rows.
 func (m *Memory) Len() int { return m.rows }
 
 // block returns the index of the block that holds key, or would hold it.
 func (m *Memory) block(key []byte) int {
-	next := sort.Search(len(m.blocks), func(i int) bool { return bytes.Compare(m.blocks[i][0].key, key) > 0 })
+	next := sort.Search(len(m.blocks), func(i int) bool { return bytes.Compare(m.blocks[i].rows[0].key, key) > 0 })
 	return max(next-1, 0)
 }
 
@@ -41,7 +64,7 @@ func (m *Memory) Get(key []byte) ([]byte, error) {
 	if m.rows == 0 {
 		return nil, nil
 	}
-	rows := m.blocks[m.block(key)]
+	rows := m.blocks[m.block(key)].rows
 	if i, ok := find(rows, key); ok {
 		return bytes.Clone(rows[i].value), nil
 	}
@@ -54,9 +77,9 @@ func (m *Memory) Scan(lo, hi []byte, visit func(key, value []byte) error) error 
 		return nil
 	}
 	first := m.block(lo)
-	i, _ := find(m.blocks[first], lo)
-	for _, rows := range m.blocks[first:] {
-		for _, r := range rows[i:] {
+	i, _ := find(m.blocks[first].rows, lo)
+	for _, b := range m.blocks[first:] {
+		for _, r := range b.rows[i:] {
 			if hi != nil && bytes.Compare(r.key, hi) >= 0 {
 				return nil
 			}
@@ -73,23 +96,22 @@ func (m *Memory) Scan(lo, hi []byte, visit func(key, value []byte) error) error 
 func (m *Memory) Set(key, value []byte) error {
 	value = append([]byte{}, value...)
 	if m.rows == 0 {
-		m.blocks, m.rows = [][]row{{{bytes.Clone(key), value}}}, 1
+		m.blocks, m.rows = []*block{{[]row{{bytes.Clone(key), value}}, m.mark}}, 1
 		return nil
 	}
 	b := m.block(key)
-	rows := m.blocks[b]
-	i, ok := find(rows, key)
+	own := m.own(b)
+	i, ok := find(own.rows, key)
 	if ok {
-		rows[i].value = value
+		own.rows[i].value = value
 		return nil
 	}
-	rows = slices.Insert(rows, i, row{bytes.Clone(key), value})
-	m.blocks[b] = rows
+	own.rows = slices.Insert(own.rows, i, row{bytes.Clone(key), value})
 	m.rows++
-	if len(rows) > blockRows {
+	if rows := own.rows; len(rows) > blockRows {
 		half := len(rows) / 2
-		m.blocks[b] = slices.Clone(rows[:half])
-		m.blocks = slices.Insert(m.blocks, b+1, slices.Clone(rows[half:]))
+		own.rows = slices.Clone(rows[:half])
+		m.blocks = slices.Insert(m.blocks, b+1, &block{slices.Clone(rows[half:]), m.mark})
 	}
 	return nil
 }
@@ -100,13 +122,13 @@ func (m *Memory) Delete(key []byte) error {
 		return nil
 	}
 	b := m.block(key)
-	i, ok := find(m.blocks[b], key)
+	i, ok := find(m.blocks[b].rows, key)
 	if !ok {
 		return nil
 	}
 	m.rows--
-	m.blocks[b] = slices.Delete(m.blocks[b], i, i+1)
-	if len(m.blocks[b]) == 0 {
+	own := m.own(b)
+	if own.rows = slices.Delete(own.rows, i, i+1); len(own.rows) == 0 {
 		m.blocks = slices.Delete(m.blocks, b, b+1)
 	}
 	return nil

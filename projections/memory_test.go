@@ -142,3 +142,35 @@ func TestAfterIsTheEndOfAPrefix(t *testing.T) {
 		}
 	})
 }
+
+// A clone and its original change apart from each other.
+func TestClonesAreApart(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		tables, models := []*Memory{NewMemory()}, []map[string]string{{}}
+		size := rapid.SampledFrom([]int{0, 5, 2 * blockRows}).Draw(t, "size")
+		for i := range size {
+			set(t, tables[0], models[0], string(number([]byte("b"), uint64(i))), "x")
+		}
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			i := rapid.IntRange(0, len(tables)-1).Draw(t, "table")
+			k := string(number([]byte("b"), uint64(rapid.IntRange(0, size+10).Draw(t, "key"))))
+			switch rapid.IntRange(0, 4).Draw(t, "op") {
+			case 0:
+				tables, models = append(tables, tables[i].Clone()), append(models, maps.Clone(models[i]))
+			case 1:
+				if err := tables[i].Delete([]byte(k)); err != nil {
+					t.Fatal(err)
+				}
+				delete(models[i], k)
+			default:
+				set(t, tables[i], models[i], k, rapid.StringN(0, 3, -1).Draw(t, "value"))
+			}
+		}
+		for i, m := range tables {
+			compare(t, m, models[i], nil, nil)
+			if m.Len() != len(models[i]) {
+				t.Fatalf("table %d has %d rows, want %d", i, m.Len(), len(models[i]))
+			}
+		}
+	})
+}

@@ -19,6 +19,7 @@ import (
 //
 //	version of this layout: 1           1 byte
 //	highest sequence of its reports     uvarint
+//	and how much lower the lowest is    uvarint
 //	steps: first, last, least, greatest 4 varints
 //	time of the last report, in µs      varint
 //	seconds of all reports              8 bytes, of a float64, little-endian
@@ -32,8 +33,9 @@ import (
 //	  if there is a number:    last             8 bytes
 //	                           at last          uvarint
 type rollup struct {
-	sequence uint64
-	first    int // iteration
+	sequence uint64 // the highest
+	since    uint64 // the lowest
+	first    int    // iteration
 	last     int
 	steps    [4]int64
 	at       int64 // µs
@@ -219,12 +221,20 @@ func iterationOf(k []byte) int { return int(^binary.BigEndian.Uint64(k[len(k)-8:
 
 // add adds the report of the next iteration.
 func (u *rollup) add(iteration int, r *rawReport) {
-	u.sequence = max(u.sequence, r.sequence)
+	u.span(r.sequence, r.sequence)
 	u.step(r.step, r.step, r.step, r.step, iteration == u.first)
 	u.seconds += r.seconds
 	for i, v := range r.values {
 		u.metrics.of(v.name, i).add(iteration, v.value, v.number)
 	}
+}
+
+// span adds a lowest and a highest sequence.
+func (u *rollup) span(since, sequence uint64) {
+	if u.sequence == 0 {
+		u.since = since
+	}
+	u.since, u.sequence = min(u.since, since), max(u.sequence, sequence)
 }
 
 // step adds the first, last, least and greatest step of later iterations.
@@ -248,7 +258,7 @@ func rollRollups(r Reader, run, trial string, attempt, level, bucket int) (*roll
 		if err != nil {
 			return err
 		}
-		out.sequence = max(out.sequence, one.sequence)
+		out.span(one.since, one.sequence)
 		out.step(one.steps[0], one.steps[1], one.steps[2], one.steps[3], found == 0)
 		out.at, out.seconds = one.at, out.seconds+one.seconds
 		for i, t := range one.metrics {
@@ -265,7 +275,7 @@ func rollRollups(r Reader, run, trial string, attempt, level, bucket int) (*roll
 
 func (u *rollup) encode() []byte {
 	b := append(make([]byte, 0, 64+80*len(u.metrics)), rollupLayout)
-	b = binary.AppendUvarint(b, u.sequence)
+	b = binary.AppendUvarint(binary.AppendUvarint(b, u.sequence), u.sequence-u.since)
 	for _, step := range u.steps {
 		b = binary.AppendVarint(b, step)
 	}
@@ -312,6 +322,7 @@ func decodeRollup(k, value []byte, want func(name []byte) bool) (*rollup, error)
 		d.bad = true
 	}
 	u.sequence = d.uvarint()
+	u.since = u.sequence - min(u.sequence, d.uvarint())
 	for i := range u.steps {
 		u.steps[i] = d.varint()
 	}

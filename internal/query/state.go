@@ -64,3 +64,47 @@ func (p Past) Answer(ctx context.Context, query string, params Params) (json.Raw
 func (p Past) Read(_ context.Context, read func(projections.Reader) error) (here bool, err error) {
 	return true, read(p.Rows)
 }
+
+// History has the rows as of events of the past.
+type History interface {
+	// At calls read with the rows as of the event at a sequence, as all views were then. The
+	// reader is valid during the call.
+	At(ctx context.Context, seq uint64, read func(projections.Reader) error) error
+}
+
+// Then answers as of one event. Its answers do not change.
+type Then struct {
+	History  History
+	Sequence uint64
+}
+
+var (
+	_ Source = Then{}
+	_ Rows   = Then{}
+)
+
+// Answer implements [Source]: it covers the log up to the sequence, and nothing later.
+func (t Then) Answer(ctx context.Context, query string, p Params) (json.RawMessage, error) {
+	return answer(ctx, thenViews{ctx, t}, query, p, 0)
+}
+
+// Read implements [Rows].
+func (t Then) Read(ctx context.Context, read func(projections.Reader) error) (here bool, err error) {
+	return true, t.History.At(ctx, t.Sequence, read)
+}
+
+// thenViews are the views of one answer.
+type thenViews struct {
+	ctx context.Context
+	Then
+}
+
+var _ Views = thenViews{}
+
+// Wait implements [Views]: the past does not wait.
+func (thenViews) Wait(context.Context, uint64) error { return nil }
+
+// ViewAt implements [Views].
+func (v thenViews) ViewAt(read func(r projections.Reader, cursor uint64) error) error {
+	return v.History.At(v.ctx, v.Sequence, func(r projections.Reader) error { return read(r, v.Sequence) })
+}

@@ -33,6 +33,7 @@ import (
 type shelf struct {
 	store  *Store
 	source viewdb.Source
+	past   *viewdb.History
 	dir    string // directory of the views; empty: in memory from the start
 
 	mu      sync.Mutex
@@ -61,6 +62,7 @@ const viewWait = 30 * time.Second
 // directory, or in memory if its file system fails.
 func openShelf(ctx context.Context, s *Store, dir string, source viewdb.Source) (*shelf, error) {
 	h := &shelf{store: s, source: source, dir: dir, memory: dir == "", changed: make(chan struct{})}
+	h.past = viewdb.NewHistory(h, source)
 	db, err := h.open(ctx)
 	if err == nil {
 		err = h.caughtUp(ctx, db)

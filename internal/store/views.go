@@ -399,3 +399,50 @@ func (s *Store) owned() *ownership {
 	}
 	return s.owner.ownership()
 }
+
+// AsOf returns a source that answers as of the event at a sequence, as the views did then. A
+// process with views of its own, such as the owner, folds only the events behind the last
+// keyframe; see [viewdb.History]. Any other process folds the log from its beginning. It
+// returns [projections.ErrNotFound] if the log has no such event.
+func (s *Store) AsOf(ctx context.Context, seq uint64) (query.Source, error) {
+	last, err := s.Log.Last(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case seq == 0:
+		return nil, fmt.Errorf("%w: the state as of event 0: sequences count from 1", projections.ErrNotFound)
+	case seq > last:
+		return nil, fmt.Errorf("%w: the state as of event %d: the log ends at %d", projections.ErrNotFound, seq, last)
+	}
+	if views := s.ownViews(); views != nil {
+		if err := views.Wait(ctx, seq); err != nil {
+			return nil, err
+		}
+		return query.Then{History: views.past, Sequence: seq}, nil
+	}
+	rows, err := viewdb.Replay(ctx, s.Log, seq)
+	if err != nil {
+		return nil, err
+	}
+	return query.Past{Rows: rows, Sequence: seq}, nil
+}
+
+// PrepareAsOf folds the log once, so that the first [Store.AsOf] of a process with views of its
+// own is as fast as any other. It does nothing in other processes.
+func (s *Store) PrepareAsOf(ctx context.Context) error {
+	if views := s.ownViews(); views != nil {
+		return views.past.Build(ctx)
+	}
+	return nil
+}
+
+// ownViews returns the views of this process, or nil.
+func (s *Store) ownViews() *shelf {
+	if s.local != nil {
+		return s.local.db
+	}
+	if own := s.owned(); own != nil {
+		return own.views.db
+	}
+	return nil
+}

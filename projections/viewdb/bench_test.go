@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -167,6 +168,90 @@ func BenchmarkQueries(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
+		})
+	}
+}
+
+// reporting returns a log of so many reports of five metrics in four attempts, each of which
+// goes back a hundredth of the reports.
+func reporting(reports int) []events.Recorded {
+	log := []events.Recorded{event(1, lane, events.GroupStarted{Attempt: 1, WorldSize: 1})}
+	add := func(scope events.Scope, body events.Body) {
+		log = append(log, event(uint64(len(log)+1), scope, body))
+	}
+	rank := events.Scope{Run: lane.Run, Trial: lane.Trial, Actor: events.Rank(0)}
+	step, resume := 0, ""
+	for attempt := 1; attempt <= 4; attempt++ {
+		if attempt > 1 {
+			step -= reports / 100
+			add(lane, events.GroupStarted{Attempt: attempt, WorldSize: 1, Resume: resume})
+		}
+		for i := range reports / 4 {
+			step++
+			x := float64(step)
+			add(rank, events.Metrics{
+				Attempt: attempt, Iteration: i + 1, Step: int64(step), Seconds: 0.25,
+				Metrics: map[string]any{"loss": 1 / x, "lr": 1e-3 / x, "grad_norm": 1.5 + 1/x, "tokens": x * 4096, "accuracy": 1 - 1/x},
+			})
+			if i == reports/4-reports/100-1 {
+				resume = fmt.Sprintf("step-%d.a%d", step, attempt)
+				add(lane, events.CheckpointBegun{Attempt: attempt, Checkpoint: resume, Name: fmt.Sprintf("step-%d", step), Step: int64(step), WorldSize: 1})
+				add(lane, events.CheckpointCommitted{Attempt: attempt, Checkpoint: resume, Manifest: "m"})
+			}
+		}
+	}
+	return log
+}
+
+// BenchmarkPoints answers the queries of a chart over a million reports.
+func BenchmarkPoints(b *testing.B) {
+	db, err := viewdb.Open(b.TempDir(), viewdb.Options{Store: storeID})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer shut(b, db)
+	if err := db.CatchUp(b.Context(), newLog(reporting(1_000_000)...)); err != nil {
+		b.Fatal(err)
+	}
+	one, five := []string{"loss"}, []string(nil)
+	for _, q := range []struct {
+		name  string
+		names []string
+		from  int
+		until int
+		all   bool
+	}{
+		{"one", one, 0, 0, false},
+		{"one/all", one, 0, 0, true},
+		{"five", five, 0, 0, false},
+		{"window=300000", one, 200_000, 500_000, false},
+		{"window=100000", one, 200_000, 300_000, false},
+		{"window=12000", one, 200_000, 212_000, false},
+		{"window=10000", one, 200_000, 210_000, false},
+		{"window=5000", one, 200_000, 205_000, false},
+		{"window=1000", one, 200_000, 201_000, false},
+	} {
+		b.Run(q.name, func(b *testing.B) {
+			var took []time.Duration
+			points, begin := 0, cpu(b)
+			for b.Loop() {
+				began := time.Now()
+				err := db.View(func(r projections.Reader) error {
+					t, err := projections.Points(r, projections.PointsRange{Run: "demo", Trial: "main", Names: q.names, From: q.from, Until: q.until, Points: 800, All: q.all})
+					if err == nil {
+						points = len(t.Lines[0].Metrics["loss"].X)
+					}
+					return err
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+				took = append(took, time.Since(began))
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64((cpu(b)-begin).Microseconds())/1000/float64(len(took)), "cpu-ms/op")
+			b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
+			b.ReportMetric(float64(points), "points")
 		})
 	}
 }

@@ -1,0 +1,64 @@
+package store
+
+import (
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/projections"
+	"github.com/ckptstore/ckptstore/projections/viewdb"
+)
+
+// The owner answers as of each event by keyframes, and a client by a replay: both as the
+// views did then.
+func TestAsOf(t *testing.T) {
+	owner := open(t, made(t))
+	must(t, owner, "run", events.GroupStarted{Attempt: 1, WorldSize: 1})
+	for i := range 40 {
+		say(t, owner, "run", events.Metrics{Attempt: 1, Iteration: i + 1, Step: int64(i), Metrics: map[string]any{"loss": float64(i)}})
+		if i == 20 {
+			must(t, owner, "run", begun("step-20"), events.CheckpointCommitted{Attempt: 1, Checkpoint: "step-20.a1", Manifest: "m"})
+		}
+	}
+	if err := owner.PrepareAsOf(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	client := open(t, owner.Location)
+	if client.ownViews() != nil {
+		t.Fatal("two processes own the store")
+	}
+	last, err := owner.Log.Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seq := uint64(1); seq <= last; seq += 3 {
+		rows, err := viewdb.Replay(t.Context(), owner.Log, seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := query.Ask(t.Context(), query.Past{Rows: rows, Sequence: seq}, query.Digest, query.Params{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, s := range map[string]*Store{"owner": owner, "client": client} {
+			then, err := s.AsOf(t.Context(), seq)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := query.Ask(t.Context(), then, query.Digest, query.Params{}); err != nil || got != want {
+				t.Errorf("as of %d, the %s has %s, %v, want %s", seq, name, got, err, want)
+			}
+			text, err := then.Answer(t.Context(), query.Digest.Name, query.Params{})
+			if err != nil || string(text) != `"`+want+`"` {
+				t.Errorf("as of %d, the %s answers %s, %v, want %s", seq, name, text, err, want)
+			}
+		}
+	}
+	for _, seq := range []uint64{0, last + 1} {
+		if _, err := owner.AsOf(t.Context(), seq); err == nil {
+			t.Errorf("there is a state as of %d of %d", seq, last)
+		} else {
+			wrong(t, err, projections.ErrNotFound)
+		}
+	}
+}
