@@ -74,12 +74,11 @@ func (f *fold) close(c Checkpoint) error {
 }
 
 func (f *fold) staged(b *events.CheckpointStaged) error {
-	c, found, err := f.checkpoint(b.Checkpoint)
-	if err != nil || !found || c.State != Open {
-		return err
-	}
-	c.State, c.StagedStored = Staged, f.r.Stored.UTC()
-	return errors.Join(f.tallyStaged(c), f.put(c))
+	return f.change(b.Checkpoint, func(c *Checkpoint) {
+		if c.State == Open {
+			c.State, c.StagedStored = Staged, f.r.Stored.UTC()
+		}
+	})
 }
 
 // writing folds a fact about parts of a checkpoint.

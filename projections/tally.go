@@ -19,7 +19,7 @@ type Tally struct {
 	Written   int64          `json:"written"`            // bytes of committed saves
 	Reused    int64          `json:"reused"`             // bytes of committed saves
 
-	Staging  Spread         `json:"staging"`            // of saves, from their begin to the last seal
+	Staging  Spread         `json:"staging"`            // of committed saves, from their begin to the last seal, by the clock of the log's server
 	Saving   Spread         `json:"saving"`             // of committed saves, from their begin to the commit
 	Blocking Spread         `json:"blocking"`           // of committed saves: what they held up the training
 	Restores []RestoreTally `json:"restores,omitempty"` // by tier and result
@@ -113,15 +113,6 @@ func (f *fold) tallyAttempt(*events.GroupStarted) error {
 	return f.tally(func(t *Tally) { t.ended("lost") })
 }
 
-// tallyStaged counts a save that all its ranks have sealed.
-func (f *fold) tallyStaged(c Checkpoint) error {
-	timed, err := f.saveEnds(c.Attempt, 0)
-	if err != nil || !timed {
-		return err
-	}
-	return f.tally(func(t *Tally) { t.Staging.add(f.at().Sub(c.BegunAt)) })
-}
-
 // tallyCommit counts a committed save. timed is false if the process that committed the save
 // did not begin it: the time between is not that of the save.
 func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool, slowest *Worker) error {
@@ -133,6 +124,9 @@ func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool, slow
 		if timed {
 			t.Saving.add(took)
 			t.Blocking.add(blocked)
+			if !c.BegunStored.IsZero() && !c.StagedStored.IsZero() {
+				t.Staging.add(c.StagedStored.Sub(c.BegunStored))
+			}
 		}
 		if gap := f.at().Sub(t.LastCommitAt); !t.LastCommitAt.IsZero() && gap > 0 {
 			t.Gaps = append(t.Gaps[max(0, len(t.Gaps)-mostGaps+1):], gap)

@@ -90,7 +90,11 @@ func TestUsage(t *testing.T) {
 	l.add(first, "n0", 70, &events.Metrics{Attempt: 2, Iteration: 1, Step: 2})
 	l.wantUsage(t, "a load", Usage{Wall: 70, Kept: 15, Lost: 40, Restoring: 4, Other: 11})
 
-	// The trainer is killed. The next job begins an hour later, by another clock, which is behind.
+	l.add(first, "s", 70, &events.CheckpointBegun{Attempt: 2, Checkpoint: "d.a2", Name: "d", Step: 5, WorldSize: 1})
+
+	// The trainer is killed. The next one ends its save. Its job begins an hour later, by another clock, which is behind.
+	l.add(second, "s", 7000, &events.CheckpointAborted{Attempt: 2, Checkpoint: "d.a2"})
+	l.wantUsage(t, "a save that the next trainer ended", Usage{Wall: 70, Kept: 15, Lost: 40, Restoring: 4, Other: 11})
 	l.add(second, "s", -500, &events.GroupStarted{Attempt: 3, Job: "two", WorldSize: 1, Resume: "b.a1"})
 	l.wantUsage(t, "a resume from b, of the abandoned line", Usage{Wall: 70, Kept: 40, Lost: 15, Restoring: 4, Other: 11})
 	l.add(second, "n0", -498, &events.TrainingStarted{Attempt: 3})
@@ -123,7 +127,7 @@ func TestUsage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tally.Committed != 2 || tally.Aborted != 1 || len(tally.Gaps) != 1 || tally.Gaps[0] != 29*time.Second || tally.Saving.Counts != [...]uint64{0, 2, 0, 0, 0, 0} || tally.Saving.Sum != 3 {
+	if tally.Committed != 2 || tally.Aborted != 2 || len(tally.Gaps) != 1 || tally.Gaps[0] != 29*time.Second || tally.Saving.Counts != [...]uint64{0, 2, 0, 0, 0, 0} || tally.Saving.Sum != 3 {
 		t.Errorf("totals %+v", tally)
 	}
 	if want := map[string]int{"worker": 1, "lost": 1, "none": 1}; fmt.Sprint(tally.Attempts) != fmt.Sprint(want) {

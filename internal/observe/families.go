@@ -48,7 +48,7 @@ var (
 	runTime        = family{"run_time_seconds", "gauge", []string{"run", "use"}, "Time of the run's attempts by its use: training that is kept or lost, restoring, blocked by saves, other. A resume moves time from kept to lost, so this is no counter: compare the uses with each other."}
 	saves          = family{"saves_total", "counter", []string{"run", "result"}, "Saves that were committed or aborted."}
 	savesInFlight  = family{"saves_in_flight", "gauge", []string{"run"}, "Saves that have begun and not ended."}
-	saveDuration   = family{"save_duration_seconds", "histogram", []string{"run", "phase"}, "Duration of saves: blocked, what a committed save held up the training, at most; staged, from their begin until all ranks had sealed; total, from their begin to the commit. The exemplar of total is the newest save."}
+	saveDuration   = family{"save_duration_seconds", "histogram", []string{"run", "phase"}, "Duration of committed saves: blocked, what they held up the training, at most; staged, from their begin until all ranks had sealed; total, from their begin to the commit. The exemplar of total is the newest save."}
 	saveBytes      = family{"save_bytes_total", "counter", []string{"run", "kind"}, "Bytes of committed saves that were written, and that were reused from earlier ones."}
 	slowestRank    = family{"save_slowest_rank", "gauge", []string{"run"}, "Rank whose copy and write took longest in the newest committed save."}
 	slowestNode    = family{"save_slowest_node", "gauge", []string{"run"}, "Node of that rank."}

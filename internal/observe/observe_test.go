@@ -268,6 +268,12 @@ func TestManyRuns(t *testing.T) {
 	}{
 		{"all live", func(int) bool { return true }, func(run int) time.Duration { return time.Duration(run) * time.Hour }, 1000, -1},
 		{"few live, all old", func(run int) bool { return run%100 == 7 }, func(int) time.Duration { return 2 * time.Hour }, 10, 10},
+		{"half live, and heard of before the others", func(run int) bool { return run >= 500 }, func(run int) time.Duration {
+			if run >= 500 {
+				return 2 * time.Hour
+			}
+			return time.Minute
+		}, 1000, -1},
 		{"none live, some of the last hour", func(int) bool { return false }, func(run int) time.Duration { return time.Duration(run) * time.Minute }, 61, 61},
 	} {
 		rows := projections.NewMemory()
@@ -359,7 +365,7 @@ func TestManyRuns(t *testing.T) {
 		if series > MaxSeries || series != b.series || shown > MaxRuns || shown+omitted != c.listed || c.exact >= 0 && shown != c.exact || shown == 0 {
 			t.Errorf("%s: %d series, counted %d; %d of %d runs, %d omitted", c.name, series, b.series, shown, c.listed, omitted)
 		}
-		if c.live(7) && states["lost"] > 0 || !c.live(7) && states["running"] > 0 {
+		if c.live(507) && states["lost"] > 0 || !c.live(507) && states["running"] > 0 {
 			t.Errorf("%s: states %v", c.name, states)
 		}
 		if asked != 1000 {
