@@ -43,9 +43,9 @@ func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	var err error
-	if len(os.Args) > 1 && os.Args[1] == workerVerb {
+	if run := ranks(os.Args); run != nil {
 		cancel() // a worker handles signals as the client library does
-		err = runWorker(context.Background(), os.Args[2:])
+		err = run(context.Background(), os.Args[2:])
 	} else {
 		err = command(ctx, os.Args[1:])
 	}
@@ -56,6 +56,19 @@ func main() {
 		fmt.Fprintln(os.Stderr, "manynodes:", err)
 		os.Exit(1)
 	}
+}
+
+// ranks returns what this program does as a rank of a job, or nil.
+func ranks(args []string) func(context.Context, []string) error {
+	if len(args) > 1 {
+		switch args[1] {
+		case workerVerb:
+			return runWorker
+		case bulkVerb:
+			return runBulk
+		}
+	}
+	return nil
 }
 
 // command parses the command line and runs what it asks for.

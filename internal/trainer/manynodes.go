@@ -43,6 +43,7 @@ type nodesOptions struct {
 	replicas        int
 	maxNodeFailures int
 	preflight       bool
+	broadcast       bool
 	replicaRate     string
 	domain          string
 }
@@ -53,6 +54,7 @@ func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.maxNodeFailures, "max-node-failures", 0, "failures in a row of one node's ranks, while those of other nodes do not fail and nothing is committed, after which the node is excluded and a spare takes its place, or the job waits for one; 0 for never")
 	f.BoolVar(&o.preflight, "preflight", false, "measure the network of all nodes before the first group, for up to 10 s, and exclude a node with less than half of the median rate if a spare is there; with --max-node-failures 0, only measure")
 	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3 (one may be lost)")
+	f.BoolVar(&o.broadcast, "broadcast", true, "in a load over several nodes, read from the store once what several nodes want, and pass it on between them")
 	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
 	f.IntVar(&o.replicas, "replicas", 0, "how many other nodes keep a copy of each sealed slot in memory, 0 or 1: a save that all ranks have sealed survives the loss of a node")
 	f.StringVar(&o.replicaRate, "replica-rate", "256MiB", "most bytes that a node sends to its replica in a second, such as 1GiB; 0 for any number")
@@ -71,7 +73,7 @@ func (o *nodesOptions) replication(cfg *launch.Config, n placement) error {
 	if len(o.domain) > maxDomain {
 		return fmt.Errorf("%w: --domain has %d bytes: give at most %d", launch.ErrConfig, len(o.domain), maxDomain)
 	}
-	cfg.Replicas = o.replicas
+	cfg.Replicas, cfg.Broadcast = o.replicas, o.broadcast
 	if o.replicaRate == "0" {
 		return nil
 	}
@@ -86,17 +88,17 @@ func (o *nodesOptions) replication(cfg *launch.Config, n placement) error {
 // maxDomain bounds the name of a failure domain in bytes.
 const maxDomain = 256
 
-// listenPeers listens for the replicas and the measurements of other nodes; nil if the job has
-// neither.
+// listenPeers listens for the requests of other nodes: replicas, measurements, and what they take
+// in loads; nil if the job has none of them.
 func (o runOptions) listenPeers(ctx context.Context, cfg launch.Config, endpoint string) (*nodes.Peers, error) {
-	if cfg.Replicas == 0 && !o.preflight {
+	if cfg.Replicas == 0 && !o.preflight && !o.broadcast {
 		return nil, nil
 	}
 	host := o.localAddr
 	if host == "" {
 		var err error
 		if host, err = nodes.LocalAddress(ctx, endpoint); err != nil { // its name is not known yet
-			cfg.Logger.Info("taking replicas at all addresses", "because", err)
+			cfg.Logger.Info("serving other nodes at all addresses", "because", err)
 		}
 	}
 	return nodes.ListenPeers(ctx, host, cfg.Logger)

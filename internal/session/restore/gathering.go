@@ -21,6 +21,8 @@ type gathering struct {
 	resolved  chan struct{} // closed when reply is set
 	reply     ResolveReply  // of all nodes
 
+	sharing *sharing // what nodes share; nil: none has asked
+
 	reports map[int]Report // by node
 	ending  bool           // the outcome is being recorded
 	ended   chan struct{}  // closed when failure is set
@@ -106,6 +108,7 @@ func (g *gathering) sum() (all Report) {
 		all.Parts = append(all.Parts, r.Parts...)
 		all.Slots += r.Slots
 		all.Peers += r.Peers
+		all.Passed += r.Passed
 		all.Files += r.Files
 		all.Wanted += r.Wanted
 	}
@@ -115,7 +118,7 @@ func (g *gathering) sum() (all Report) {
 
 // end publishes the outcome. Calls for the checkpoint get a failure too from then on.
 func (g *gathering) end(failure *Failure) {
-	g.failure, g.reports = failure, nil
+	g.failure, g.reports, g.sharing = failure, nil, nil
 	if g.reply.opened = nil; failure != nil {
 		g.reply = ResolveReply{Load: g.n, Failure: failure}
 	}

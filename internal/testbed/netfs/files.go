@@ -159,6 +159,7 @@ func (c *Client) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.Read
 	}
 	h := c.handle(in.Fh)
 	n := h.inode
+	c.server.pace(int(in.Size))
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if _, err := n.stat(); err != nil {
