@@ -38,7 +38,7 @@ type receiver struct {
 	came  chan struct{} // has an element when there is something new
 	here  bool          // it has sent its request
 	gone  bool          // it has got everything, or is dropped
-	since time.Time     // of its last packet, or of the first one that waits
+	since time.Time     // of its last packet, or of the first packet in the queue
 }
 
 // packets that were used, for the next load.
@@ -130,8 +130,8 @@ func (s *Share) free(p *packet) {
 	s.room = make(chan struct{})
 }
 
-// wait waits until a packet is freed. It drops receivers that take nothing, and one that alone
-// keeps the others waiting. The caller holds the lock.
+// wait waits until a packet is freed. It drops receivers that take nothing, and a receiver
+// for which alone the others wait. The caller holds the lock.
 func (s *Share) wait(ctx context.Context) error {
 	for key, p := range s.filling {
 		s.send(key, p) // they may be all that is kept

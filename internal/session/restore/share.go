@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"sync"
@@ -66,6 +67,7 @@ func (r *restore) share(ctx context.Context, held staging.Copies) error {
 		return nil
 	}
 	s := newShared(r.l, r.n, reply)
+	s.open()
 	for i, of := range blocks {
 		if slices.ContainsFunc(of, s.has) {
 			own := &r.ranks[whose[i][0]]
@@ -128,11 +130,9 @@ func mergeRanges(of [][]data.BlockRange) (out []data.BlockRange) {
 	return out
 }
 
-// newShared divides the ranges of a reply between the nodes, and opens the share of what this one
-// reads: its receivers may come from now on.
+// newShared divides the ranges of a reply between the nodes.
 func newShared(l *Loader, n int, reply ShareReply) *shared {
 	s := &shared{l: l, n: n, node: l.cfg.Node, ranges: map[int][]SharedRange{}, in: map[int][]data.BlockRange{}, peers: reply.Peers, read: make(chan struct{})}
-	to := map[int]bool{}
 	for _, set := range reply.Nodes {
 		s.sets = append(s.sets, slices.DeleteFunc(slices.Clone(set), func(node int) bool { return node == s.node }))
 	}
@@ -145,21 +145,24 @@ func newShared(l *Loader, n int, reply ShareReply) *shared {
 			part := data.BlockRange{Rank: of.Rank, Lo: lo, Hi: hi}
 			if reader := nodes[(int(run)+of.Rank)%len(nodes)]; reader == s.node {
 				s.own = append(s.own, SharedRange{part, of.Set})
-				for _, node := range s.sets[of.Set] {
-					to[node] = true
-				}
 			} else {
 				s.in[reader] = append(s.in[reader], part)
 			}
 			lo = hi
 		}
 	}
-	var receivers []int
-	for node := range to {
-		receivers = append(receivers, node)
-	}
-	s.out = l.cfg.Shares.Open(l.cfg.Attempt, n, receivers)
 	return s
+}
+
+// open opens what this node passes on: the receivers may come from now on.
+func (s *shared) open() {
+	to := map[int]bool{}
+	for _, of := range s.own {
+		for _, node := range s.sets[of.Set] {
+			to[node] = true
+		}
+	}
+	s.out = s.l.cfg.Shares.Open(s.l.cfg.Attempt, s.n, slices.Sorted(maps.Keys(to)))
 }
 
 // has reports whether some of the blocks are shared.
@@ -205,7 +208,7 @@ func (s *shared) pass(ctx context.Context, b data.PassedBlocks) error {
 var errLate = errors.New("the node is much slower than the others")
 
 // receive takes what other nodes have read, from all of them at the same time. It does not wait
-// for a node that is silent, nor much longer for one that is slower than the others.
+// for a node that is silent, nor much longer for a node that is slower than the others.
 func (s *shared) receive(ctx context.Context, take func(data.PassedBlocks) error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
