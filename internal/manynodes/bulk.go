@@ -17,25 +17,33 @@ import (
 // trains nothing.
 const bulkVerb = "bulk"
 
-// bulk is what all ranks of such a run have: equal tensors on each rank.
+// bulk is a rank of such a run.
 type bulk struct {
 	c      *client.Client
 	record *recorder
 	state  client.State
+	work   int           // operations of a step
+	device time.Duration // of a step, in which the rank's CPU is idle
 }
 
 // runBulk saves the state if there is nothing to resume from. Otherwise it loads it, compares
-// every byte, and records how long the load took.
+// every byte, and records how long the load took. With steps it computes and saves, and records
+// how long that took.
 func runBulk(ctx context.Context, args []string) (err error) {
 	start := monotonic()
 	flags := flag.NewFlagSet("bulk", flag.ContinueOnError)
 	dir := flags.String("lives", "", "directory of the ranks' records")
 	size := flags.Int64("bytes", 64<<20, "bytes of the state")
-	loads := flags.Int("loads", 1, "loads, one after the other")
+	own := flags.Bool("own", false, "each rank has tensors of its own, instead of the same")
+	stay := flags.Bool("stay", false, "after the save, wait for the end of the group")
+	steps := flags.Int("steps", 0, "steps to compute; 0: save or load only")
+	every := flags.Int("every", 50, "steps between two saves")
+	b := &bulk{}
+	flags.IntVar(&b.work, "work", 0, "operations of a step")
+	flags.DurationVar(&b.device, "device", 0, "time of a step in which a device works and the CPU is idle")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	b := &bulk{state: bulkState(*size)}
 	if b.record, err = newRecorder(*dir, identify(start)); err != nil {
 		return err
 	}
@@ -44,22 +52,29 @@ func runBulk(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer b.c.Close()
-	if b.c.Resume == "" {
-		return b.save(ctx)
+	prefix := ""
+	if *own {
+		prefix = fmt.Sprintf("rank%d.", b.c.Rank)
 	}
-	for range *loads {
-		if err := b.load(ctx); err != nil {
-			return err
-		}
+	b.state = bulkState(prefix, *size)
+	switch {
+	case *steps > 0:
+		return b.train(ctx, *steps, *every)
+	case b.c.Resume != "":
+		return b.load(ctx)
 	}
-	return b.record.record(line{What: whatEnd})
+	if err := b.save(ctx, 1); err != nil || !*stay {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 // bulkState has one large tensor, some of the usual size, and many small ones.
-func bulkState(size int64) (s client.State) {
+func bulkState(prefix string, size int64) (s client.State) {
 	add := func(n int64) {
 		t := client.Tensor{Shard: tensor.Shard{
-			FQN: fmt.Sprintf("t%03d", len(s.Tensors)), DType: tensor.Uint8, Global: tensor.Shape{n}, Box: tensor.Shape{n}.Full(),
+			FQN: fmt.Sprintf("%st%03d", prefix, len(s.Tensors)), DType: tensor.Uint8, Global: tensor.Shape{n}, Box: tensor.Shape{n}.Full(),
 		}}
 		t.Data = bulkContent(uint64(len(s.Tensors)), n)
 		s.Tensors = append(s.Tensors, t)
@@ -84,15 +99,57 @@ func bulkContent(seed uint64, n int64) []byte {
 	return out[:n]
 }
 
-func (b *bulk) save(ctx context.Context) error {
-	save, err := b.c.Save(ctx, 1, b.state, client.SaveOptions{})
+func (b *bulk) save(ctx context.Context, step int64) error {
+	save, err := b.c.Save(ctx, step, b.state, client.SaveOptions{})
 	if err != nil {
 		return err
+	}
+	return b.committed(ctx, step, save)
+}
+
+func (b *bulk) committed(ctx context.Context, step int64, save *client.Save) error {
+	if save == nil {
+		return nil
 	}
 	if err := save.Wait(ctx, client.Committed); err != nil {
 		return err
 	}
-	return b.record.record(line{What: whatSaved, Step: 1, Saved: save.Checkpoint})
+	return b.record.record(line{What: whatSaved, Step: step, Saved: save.Checkpoint})
+}
+
+// train computes in steps of equal work, after each of which the ranks meet. Saves are written
+// while the next steps are computed.
+func (b *bulk) train(ctx context.Context, steps, every int) error {
+	var under *client.Save
+	x := uint64(1)
+	var began time.Time
+	for step := range steps {
+		if _, err := b.c.Collectives().AllGather(ctx, []byte{byte(x)}); err != nil {
+			return err
+		}
+		if step == 0 {
+			began = time.Now()
+		}
+		time.Sleep(b.device)
+		for range b.work {
+			x = x*6364136223846793005 + 1442695040888963407
+		}
+		if step%every != every-1 {
+			continue
+		}
+		if err := b.committed(ctx, int64(step), under); err != nil {
+			return err
+		}
+		var err error
+		if under, err = b.c.Save(ctx, int64(step), b.state, client.SaveOptions{}); err != nil {
+			return err
+		}
+	}
+	took := time.Since(began)
+	if err := b.committed(ctx, int64(steps), under); err != nil {
+		return err
+	}
+	return b.record.record(line{What: whatEnd, Step: int64(steps), Took: took.Seconds()})
 }
 
 func (b *bulk) load(ctx context.Context) error {

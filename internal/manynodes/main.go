@@ -19,7 +19,9 @@
 // the faults, not the timing of the processes.
 //
 // manynodes torch trains with PyTorch's FSDP2, once for each fault, and judges that in the
-// same way. manynodes compare measures restarts under the trainer and under torchrun.
+// same way. manynodes compare measures restarts under the trainer and under torchrun. manynodes
+// replicas measures the restore from a partner's memory against TCP between the same nodes, and
+// what copies in the memory of other nodes cost a training.
 package main
 
 import (
@@ -84,8 +86,8 @@ func command(ctx context.Context, args []string) error {
 	flags.StringVar(&o.source, "source", ".", "root of the repository")
 	flags.BoolVar(&o.keep, "keep", false, "keep the directory; it is always kept when something is wrong")
 	flags.StringVar(&o.python, "python", "python3", "interpreter that has PyTorch")
-	flags.IntVar(&o.rounds, "rounds", 5, "of compare: measurements of each fault")
-	flags.StringVar(&o.only, "only", "", "of torch and compare: the fault of this name alone")
+	flags.IntVar(&o.rounds, "rounds", 5, "of compare and replicas: measurements of each kind")
+	flags.StringVar(&o.only, "only", "", "of torch and compare: the fault of this name alone; of replicas: restore or cost")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -99,7 +101,9 @@ func command(ctx context.Context, args []string) error {
 		return o.torch(ctx)
 	case len(what) == 1 && what[0] == "compare":
 		return o.compare(ctx)
+	case len(what) == 1 && what[0] == "replicas":
+		return o.replicas(ctx)
 	default:
-		return fmt.Errorf("%q: want torch, compare or nothing after the flags", what)
+		return fmt.Errorf("%q: want torch, compare, replicas or nothing after the flags", what)
 	}
 }
