@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/testbed/ethernet"
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
 
@@ -29,6 +30,7 @@ const (
 // of the rounds.
 type replicasReport struct {
 	Rounds  int     `json:"rounds"`
+	Link    int64   `json:"link_rate"`       // of the cables; 0: as fast as the machine
 	Bytes   int64   `json:"bytes"`           // of the lost node's rank
 	Raw     float64 `json:"raw_rate"`        // TCP from the partner to the new node, one stream
 	Restore float64 `json:"restore_rate"`    // of the load of that rank, with all checks and the copy to its memory
@@ -79,7 +81,7 @@ func (o options) replicas(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		r := replicasReport{Rounds: o.rounds, Bytes: replicaBytes, Steps: costSteps, Saved: 2 * costBytes}
+		r := replicasReport{Rounds: o.rounds, Link: o.link, Bytes: replicaBytes, Steps: costSteps, Saved: 2 * costBytes}
 		var raw, restore, fetch, ratio, fetched []float64
 		for round := range o.rounds {
 			s := setting{bin: bin, dir: filepath.Join(dir, fmt.Sprint("restore-", round)), nodes: []string{"a", "b", "c"}, disk: netfs.NFS(), shm: 8 * replicaBytes}
@@ -132,6 +134,7 @@ func (o options) restoredFromPeer(ctx context.Context, s setting) (m peerRestore
 		return m, err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
+	c.limit(o.link)
 	self, err := os.Executable()
 	if err != nil {
 		return m, err
@@ -197,6 +200,15 @@ func (o options) restoredFromPeer(ctx context.Context, s setting) (m peerRestore
 		return m, errors.New("rank 1 has not loaded")
 	}
 	return m, nil
+}
+
+// limit gives all cables between nodes a rate.
+func (c *cluster) limit(rate int64) {
+	for i, a := range c.nodes {
+		for _, b := range c.nodes[:i] {
+			c.bed.Switch().UpdateBoth(a.Name(), b.Name(), func(c *ethernet.Cable) { c.Rate = rate })
+		}
+	}
 }
 
 // ignoreExit returns nil for a command that fails: its caller asks again.
@@ -275,6 +287,7 @@ func (o options) replicationCost(ctx context.Context, s setting, kind string, wi
 		return with, without, err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
+	c.limit(o.link)
 	for _, replicas := range []bool{withFirst, !withFirst} {
 		into := &without
 		if replicas {
