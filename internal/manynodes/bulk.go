@@ -130,7 +130,9 @@ func (b *bulk) train(ctx context.Context, steps, every int) error {
 		if step == 0 {
 			began = time.Now()
 		}
-		time.Sleep(b.device)
+		if err := wait(ctx, b.device); err != nil {
+			return err
+		}
 		for range b.work {
 			x = x*6364136223846793005 + 1442695040888963407
 		}

@@ -96,8 +96,8 @@ func (s *Server) Throttle(bytesPerSecond int64) {
 	s.rate, s.busy = bytesPerSecond, time.Time{}
 }
 
-// pace waits as long as a read of n bytes takes.
-func (s *Server) pace(n int) {
+// pace waits as long as a read of n bytes takes, or until the kernel no longer waits for it.
+func (s *Server) pace(n int, cancelled <-chan struct{}) {
 	s.mu.Lock()
 	if s.rate == 0 {
 		s.mu.Unlock()
@@ -109,7 +109,12 @@ func (s *Server) pace(n int) {
 	s.busy = s.busy.Add(time.Duration(float64(n) / float64(s.rate) * float64(time.Second)))
 	until := s.busy
 	s.mu.Unlock()
-	time.Sleep(time.Until(until))
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-cancelled:
+	}
 }
 
 // NewServer returns a server of the files of dir. The directory may also be used
