@@ -229,6 +229,7 @@ type RestoreCompleted struct {
 	Bytes      int64    `json:"bytes"`            // bytes read, in whole blocks; each is counted once for all ranks
 	Slots      int64    `json:"slots,omitempty"`  // part of bytes that came from slots of shared memory
 	Peers      int64    `json:"peers,omitempty"`  // part of bytes that came from replicas of other nodes' slots
+	Passed     int64    `json:"passed,omitempty"` // part of bytes that another node has read from files and passed on
 	Wanted     int64    `json:"wanted,omitempty"` // stored bytes that the ranks asked for, each counted once: the least that must be read
 	Unread     []string `json:"unread,omitempty"` // saved keys that no rank asked for
 

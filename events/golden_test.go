@@ -73,7 +73,7 @@ var samples = []Body{
 	CheckpointAttached{Checkpoint: "step-200.a2", Name: "tokenizer.json", Digest: strings.Repeat("4e", 32), Size: 1234},
 	CheckpointDeleted{Checkpoint: "step-200.a2", Reason: "retention"},
 	RestoreBegun{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", From: "base/t0", WorldSize: 2},
-	RestoreCompleted{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Tier: "slots+peers+files", Bytes: 1 << 32, Slots: 1 << 30, Peers: 1 << 29, Wanted: 1 << 31, Unread: []string{"optimizer.state"}, Resolve: Seconds(4 * time.Millisecond), Read: Seconds(2 * time.Second), Check: Seconds(250 * time.Millisecond)},
+	RestoreCompleted{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Tier: "slots+peers+files", Bytes: 1 << 32, Slots: 1 << 30, Peers: 1 << 29, Passed: 1 << 28, Wanted: 1 << 31, Unread: []string{"optimizer.state"}, Resolve: Seconds(4 * time.Millisecond), Read: Seconds(2 * time.Second), Check: Seconds(250 * time.Millisecond)},
 	RestoreFailed{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Error: "r00001.safetensors: block 7: checksum mismatch"},
 	GPUUnhealthy{Node: 1, Device: "GPU-1b2c", Reason: "Xid 79"},
 	GPURecovered{Node: 1, Device: "GPU-1b2c"},

@@ -63,6 +63,7 @@ type chunkRead struct {
 	size   int        // of an element
 	copies []copyTo
 	blocks []blockRange
+	passOn func(window []byte, first int64) error // of blocks that are read for other nodes too; nil: none
 }
 
 // copyTo is one region of a chunk and its destination.
@@ -102,6 +103,11 @@ func (r chunkReader) read(ctx context.Context, wants []checkpoint.Want, reads []
 	if err != nil {
 		return 0, err
 	}
+	return r.readChunks(ctx, chunks)
+}
+
+// readChunks reads the wanted blocks of chunks, which are in the order of their files.
+func (r chunkReader) readChunks(ctx context.Context, chunks []*chunkRead) (int64, error) {
 	files := map[string]*sharedFile{}
 	runs := coalesce(chunks, r.reach)
 	for i := range runs {
@@ -225,6 +231,12 @@ func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads
 	for _, c := range chunks {
 		c.blocks = merge(c.blocks)
 	}
+	sortByPlace(chunks)
+	return chunks, of, nil
+}
+
+// sortByPlace sorts chunks by their places in the files.
+func sortByPlace(chunks []*chunkRead) {
 	slices.SortStableFunc(chunks, func(a, b *chunkRead) int {
 		switch {
 		case a.path < b.path:
@@ -238,7 +250,6 @@ func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads
 		}
 		return 0
 	})
-	return chunks, of, nil
 }
 
 // find returns a chunk's index and its entry there.
@@ -500,10 +511,13 @@ func (c *chunkRead) take(path string, window []byte, first int64) error {
 	return c.place(window, first)
 }
 
-// place copies the wanted parts of a window, which is verified.
+// place copies the wanted parts of a window, which is verified, and passes it on.
 func (c *chunkRead) place(window []byte, first int64) error {
 	if err := c.copyOut(window, first*checkpoint.BlockSize); err != nil {
 		return fmt.Errorf("%q: %w", c.entry.Item.Shard.FQN, err)
+	}
+	if c.passOn != nil {
+		return c.passOn(window, first)
 	}
 	return nil
 }

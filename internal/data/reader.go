@@ -33,6 +33,8 @@ type rankIndex struct {
 	index *checkpoint.Index
 	at    map[key]int          // entries by key
 	seen  map[int][]blockRange // blocks that were read, of entries that are not learned
+	// starts are the numbers of the first block of each entry: see [BlockRange].
+	starts []int64
 }
 
 // Reader reads the checkpoint at ref. If ref is invalid, each step returns an error.

@@ -38,6 +38,7 @@ func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
 	f = &fleet{job: j, endpoint: j.cfg.Endpoint, began: time.Now(), serving: map[int]bool{}, served: make(chan struct{})}
 	f.endpoint.Handle("/v1/attempts/{attempt}/ranks/{rank}/", http.HandlerFunc(f.relayed))
 	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/resolve", loads(f, (*restore.Meeting).Resolve))
+	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/share", loads(f, (*restore.Meeting).Share))
 	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/done", loads(f, (*restore.Meeting).Done))
 	return f, inBackground(ctx, func(ctx context.Context) {
 		for {

@@ -64,8 +64,11 @@ type Config struct {
 	// Contact passes to the guard how long the processes of this node may live; nil if the
 	// job has one node.
 	Contact *Contact
-	// Peers takes the replicas of other nodes, if the session's configuration has Replicas.
-	Peers *nodes.Peers
+	// Peers serves the requests of other nodes: replicas, if the session's configuration has
+	// Replicas, measurements, and loads. With Broadcast, what several nodes read in a load is read
+	// once and passed on.
+	Peers     *nodes.Peers
+	Broadcast bool
 	// Port is what the node of [Follow] promised for rank 0 when it joined.
 	Port *HeldPort
 	// Withheld names environment variables that workers do not inherit, such as

@@ -182,7 +182,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	at := session.Attempt{
 		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Hooks: w,
 		Nodes: order.Nodes, Node: order.Node, Peer: p, Loads: p, Closed: p.closed,
-		Replicas: j.replication(order.Replicas),
+		Replicas: j.replication(order.Replicas), PeerClient: j.broadcasts(),
 	}
 	if j.members != nil {
 		w.signals, at.Leave = newHeldSignals(nil), j.members.cfg.Leave
@@ -425,6 +425,11 @@ func (p *part) Relay(rank int) http.Handler {
 // Resolve implements [restore.Coordinator].
 func (p *part) Resolve(ctx context.Context, req restore.ResolveRequest) (reply restore.ResolveReply, err error) {
 	return reply, p.request(ctx, "resolve", req, &reply)
+}
+
+// Share implements [restore.Coordinator].
+func (p *part) Share(ctx context.Context, req restore.ShareRequest) (reply restore.ShareReply, err error) {
+	return reply, p.request(ctx, "share", req, &reply)
 }
 
 // Done implements [restore.Coordinator].

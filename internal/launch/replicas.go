@@ -7,7 +7,9 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/preflight"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/broadcast"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
+	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
 // servePeers serves the requests of other nodes: their measurements, and their replicas if the
@@ -15,6 +17,7 @@ import (
 func (j *job) servePeers() {
 	h := http.NewServeMux()
 	h.Handle(preflight.Path, preflight.Handler())
+	h.Handle(broadcast.Path, j.Shares())
 	if keeper := j.Keeper(); keeper != nil {
 		h.Handle("/", keeper)
 	}
@@ -74,6 +77,35 @@ func (f *fleet) replicaOrder(at []int, place int, group session.Nodes) *replicaO
 	return order
 }
 
+// peerClient returns how this node makes clients for requests to other nodes; nil: it serves none
+// of theirs, and so makes none.
+func (j *job) peerClient() func(pin string) *http.Client {
+	switch {
+	case j.cfg.Peers == nil:
+		return nil
+	case j.link != nil:
+		return j.link.PeerClient
+	case j.cfg.Endpoint != nil:
+		return j.cfg.Endpoint.PeerClient
+	}
+	return nil
+}
+
+// broadcasts returns how this node makes clients to take what others have read; nil: it reads
+// alone.
+func (j *job) broadcasts() func(pin string) *http.Client {
+	if !j.cfg.Broadcast {
+		return nil
+	}
+	return j.peerClient()
+}
+
+// peerAt returns where the node at a place serves the requests of others.
+func (o *others) peerAt(place int) restore.Peer {
+	m := o.members[place]
+	return restore.Peer{URL: m.PeerURL(), Pin: m.PeerPin}
+}
+
 // replication returns a node's part in the replication as its session has it.
 func (j *job) replication(order *replicaOrder) *session.Replicas {
 	if order == nil {
@@ -81,11 +113,7 @@ func (j *job) replication(order *replicaOrder) *session.Replicas {
 	}
 	r := &session.Replicas{From: order.From}
 	if order.URL != "" {
-		client := j.cfg.Endpoint.PeerClient
-		if j.link != nil {
-			client = j.link.PeerClient
-		}
-		r.To = &replica.Partner{Node: fmt.Sprint("node ", order.To), Index: order.To, URL: order.URL, Client: client(order.Pin)}
+		r.To = &replica.Partner{Node: fmt.Sprint("node ", order.To), Index: order.To, URL: order.URL, Client: j.peerClient()(order.Pin)}
 	}
 	return r
 }

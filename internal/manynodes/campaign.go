@@ -40,6 +40,7 @@ type options struct {
 	python   string
 	only     string
 	rounds   int
+	link     int64
 	out      io.Writer
 }
 

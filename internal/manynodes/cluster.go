@@ -42,7 +42,8 @@ type setting struct {
 	nodes  []string // names
 	seed   uint64
 	disk   netfs.Options
-	copied bool // each node has a directory of its own in place of the shared disk
+	shm    int64 // bytes of /dev/shm of a node; 0: the default
+	copied bool  // each node has a directory of its own in place of the shared disk
 }
 
 // cluster is a testbed, its store and the records of all ranks that ran in it.
@@ -110,7 +111,7 @@ func newCluster(ctx context.Context, s setting) (c *cluster, err error) {
 		return c, err
 	}
 	for _, name := range s.nodes {
-		config := testbed.Config{Name: name, Binds: map[string]string{livesAt: c.lives}}
+		config := testbed.Config{Name: name, Shm: s.shm, Binds: map[string]string{livesAt: c.lives}}
 		if s.copied {
 			own := filepath.Join(s.dir, "disk-of-"+name)
 			if err := os.Mkdir(own, 0o700); err != nil {

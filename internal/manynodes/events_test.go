@@ -22,6 +22,9 @@ type event struct {
 		Checkpoint string
 		Reason     string
 		Slots      int64
+		Passed     int64
+		Bytes      int64
+		Wanted     int64
 		Lost       bool
 		Excluded   bool
 	}

@@ -294,3 +294,40 @@ func (s *scene) commits() (n int) {
 	}
 	return n
 }
+
+// A job has copies of its log and of its slots. A node loses its power, with its copy of the log,
+// after all ranks have sealed a save and before it has written its files. Its partner writes them,
+// the two other copies of the log have the commit, and the next group continues.
+func TestNodeWithCopiesOfLogAndSlotsLost(t *testing.T) {
+	t.Parallel()
+	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
+	s := &scene{t: t, ctx: ctx, cluster: c, job: job{nnodes: "3", nproc: 1, timeout: nodeTimeout, worker: []string{"--stubborn"}}}
+	more := []string{"--replicas", "1", "--log-replica-dir", "/tmp/log"} // not on the disk that hangs
+	s.a, s.b, s.c = s.copyOn("a", "0", more...), s.copyOn("b", "1", more...), s.copyOn("c", "2", more...)
+	s.group(0, 12)
+	spare := s.copyOn("d", "", "--replicas", "1")
+	check(t, s.a.prints(ctx, "node=3"))
+	disk := s.node("c").Disk(sharedAt)
+	disk.Break(netfs.Fault{Ops: []netfs.Op{netfs.OpWrite, netfs.OpFsync}, Hang: true})
+	var save string
+	check(t, await(ctx, "a save that all have sealed and copied, and c has not written", func() (bool, error) {
+		all, err := s.eventsFrom("a")
+		for _, staged := range of(all, "checkpoint.staged") {
+			is := func(e event) bool { return e.Data.Checkpoint == staged.Data.Checkpoint }
+			copied := slices.DeleteFunc(of(all, "replica.node"), func(e event) bool { return !is(e) })
+			if len(copied) == 3 && !slices.ContainsFunc(of(all, "checkpoint.committed"), is) && disk.Counters().Hanging > 0 {
+				save = staged.Data.Checkpoint
+			}
+		}
+		return save != "", err
+	}))
+	check(t, s.node("c").PowerOff())
+	s.on(s.group(1, 12), "a", "b")
+	s.committed(save)
+	check(t, s.finish()) // the judge has no access to the copies of the log
+	for _, tr := range []*trainer{s.a, s.b, spare} {
+		if code := must[int](t)(tr.code(ctx)); code != 0 {
+			t.Errorf("the trainer on %s exits with %d", tr.on.Name(), code)
+		}
+	}
+}

@@ -19,7 +19,9 @@
 // the faults, not the timing of the processes.
 //
 // manynodes torch trains with PyTorch's FSDP2, once for each fault, and judges that in the
-// same way. manynodes compare measures restarts under the trainer and under torchrun.
+// same way. manynodes compare measures restarts under the trainer and under torchrun. manynodes
+// replicas measures the restore from a partner's memory against TCP between the same nodes, and
+// what copies in the memory of other nodes cost a training.
 package main
 
 import (
@@ -43,9 +45,9 @@ func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	var err error
-	if len(os.Args) > 1 && os.Args[1] == workerVerb {
+	if run := ranks(os.Args); run != nil {
 		cancel() // a worker handles signals as the client library does
-		err = runWorker(context.Background(), os.Args[2:])
+		err = run(context.Background(), os.Args[2:])
 	} else {
 		err = command(ctx, os.Args[1:])
 	}
@@ -56,6 +58,19 @@ func main() {
 		fmt.Fprintln(os.Stderr, "manynodes:", err)
 		os.Exit(1)
 	}
+}
+
+// ranks returns what this program does as a rank of a job, or nil.
+func ranks(args []string) func(context.Context, []string) error {
+	if len(args) > 1 {
+		switch args[1] {
+		case workerVerb:
+			return runWorker
+		case bulkVerb:
+			return runBulk
+		}
+	}
+	return nil
 }
 
 // command parses the command line and runs what it asks for.
@@ -71,8 +86,9 @@ func command(ctx context.Context, args []string) error {
 	flags.StringVar(&o.source, "source", ".", "root of the repository")
 	flags.BoolVar(&o.keep, "keep", false, "keep the directory; it is always kept when something is wrong")
 	flags.StringVar(&o.python, "python", "python3", "interpreter that has PyTorch")
-	flags.IntVar(&o.rounds, "rounds", 5, "of compare: measurements of each fault")
-	flags.StringVar(&o.only, "only", "", "of torch and compare: the fault of this name alone")
+	flags.Int64Var(&o.link, "link", 0, "of replicas: bytes per second of the cables between nodes; 0: as fast as this machine")
+	flags.IntVar(&o.rounds, "rounds", 5, "of compare and replicas: measurements of each kind")
+	flags.StringVar(&o.only, "only", "", "of torch and compare: the fault of this name alone; of replicas: restore or cost")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -86,7 +102,9 @@ func command(ctx context.Context, args []string) error {
 		return o.torch(ctx)
 	case len(what) == 1 && what[0] == "compare":
 		return o.compare(ctx)
+	case len(what) == 1 && what[0] == "replicas":
+		return o.replicas(ctx)
 	default:
-		return fmt.Errorf("%q: want torch, compare or nothing after the flags", what)
+		return fmt.Errorf("%q: want torch, compare, replicas or nothing after the flags", what)
 	}
 }

@@ -23,8 +23,8 @@ var programs string
 
 func TestMain(m *testing.M) {
 	testbed.Main()
-	if len(os.Args) > 1 && os.Args[1] == workerVerb {
-		if err := runWorker(context.Background(), os.Args[2:]); err != nil {
+	if run := ranks(os.Args); run != nil {
+		if err := run(context.Background(), os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -46,6 +46,8 @@ type line struct {
 	Loss  string `json:"loss,omitempty"` // its bits
 	Saved string `json:"saved,omitempty"`
 	Why   string `json:"why,omitempty"`
+	// Took is the duration of a load, or of all steps, in seconds.
+	Took float64 `json:"took,omitempty"`
 }
 
 // The kinds of lines.

@@ -115,6 +115,9 @@ func (l *Link) PeerClient(pin string) *http.Client { return peerClient(l.c.dial,
 // PeerClient returns a client for requests to the node whose certificate has the digest pin.
 func (e *Endpoint) PeerClient(pin string) *http.Client { return peerClient(nil, e.token, pin) }
 
+// peerConnections is how many connections to another node wait for the next request.
+const peerConnections = 3
+
 // peerPatience bounds how long a connection to another node may take.
 const peerPatience = 5 * time.Second
 
@@ -141,9 +144,10 @@ func peerClient(dial dialFunc, token, pin string) *http.Client {
 			TLSNextProto:        map[string]func(string, *tls.Conn) http.RoundTripper{},
 			TLSHandshakeTimeout: peerPatience,
 			DisableCompression:  true,
-			MaxIdleConnsPerHost: 1,
+			MaxIdleConnsPerHost: peerConnections,
 			IdleConnTimeout:     time.Minute,
 			WriteBufferSize:     256 << 10,
+			ReadBufferSize:      256 << 10,
 		}},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session/broadcast"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
@@ -32,6 +33,7 @@ type Job struct {
 	runtime   string          // directory of this job's sockets
 	world     int             // ranks of the last group
 	keeper    *replica.Keeper // of replicas of other nodes; nil: the job has none
+	shares    *broadcast.Shares
 }
 
 // NewJob returns a job's hold on its trial. The caller holds the run's lease. All
@@ -48,7 +50,7 @@ func newJob(ctx context.Context, cfg Config, store Store) *Job {
 	cfg = cfg.WithDefaults()
 	store = store.patiently(ctx, cfg.Logger)
 	store.limit = cfg.SaveTimeout
-	j := &Job{cfg: cfg, store: store, log: cfg.Logger, writer: newEventWriter(cfg, store.Log)}
+	j := &Job{cfg: cfg, store: store, log: cfg.Logger, writer: newEventWriter(cfg, store.Log), shares: broadcast.NewShares(broadcast.Defaults, cfg.Logger)}
 	j.writer.words = store.words
 	return j
 }
@@ -84,10 +86,15 @@ func (j *Job) Keeper() http.Handler {
 	return j.keeper
 }
 
+// Shares returns the handler by which other nodes take what this one reads for them in loads.
+// The caller authenticates the requests.
+func (j *Job) Shares() http.Handler { return j.shares }
+
 // Close releases what Open took, after the job has ended with err. It returns err
 // joined with its own errors. A hung writer may wake up and read its source, so
 // its memory is kept until the process ends, for the next trainer.
 func (j *Job) Close(err error) error {
+	j.shares.Close()
 	if j.keeper != nil {
 		j.keeper.Close()
 	}

@@ -18,13 +18,16 @@ func (j *Job) newLoader(g *Group) *restore.Loader {
 		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.Number, World: g.cfg.World(), Resume: g.Resume,
 		Store: restore.Store{Resolve: j.store.Views.Resolve, Foreign: j.store.Foreign, Data: j.store.Data, Reader: j.store.Reader},
 		Log:   loads{j.decisions}, Arenas: j.arenas, Spare: g.slots.Spare, Limit: j.store.answering, Work: g.work, Logger: j.log,
-		Coordinator: g.Loads, Local: g.cfg.Local(),
+		Coordinator: g.Loads, Local: g.cfg.Local(), Node: g.cfg.Node, Peer: g.PeerAt,
 		Kind: func(err error) problem.Kind { return httpkit.DetailsOf(err).Kind },
 	}
 	if of := g.Replicas; of != nil && of.To != nil && j.keeper != nil {
 		cfg.Fetch = func(ctx context.Context, checkpoint string, ranks []int) {
 			j.keeper.Fetch(ctx, *of.To, checkpoint, ranks)
 		}
+	}
+	if g.PeerClient != nil {
+		cfg.Shares, cfg.PeerClient = j.shares, g.PeerClient
 	}
 	if g.Peer == nil && len(g.cfg.Nodes) > 1 {
 		g.meeting = restore.NewMeeting(cfg, g.cfg.Nodes, g.cfg.Collective)

@@ -37,6 +37,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net/http"
 	"path/filepath"
 	"time"
 
@@ -80,6 +81,11 @@ type Attempt struct {
 	// Replicas is where this node's sealed slots are copied to, and whose it keeps; nil:
 	// nowhere.
 	Replicas *Replicas
+	// PeerClient returns a client for requests to the node whose certificate has a digest, and
+	// PeerAt where the node at a place serves them. Only the coordinating process has the latter.
+	// Nil: nodes pass nothing on to each other in loads.
+	PeerClient func(pin string) *http.Client
+	PeerAt     func(place int) restore.Peer
 	// Loads passes the loads of this node's ranks to [Group.Meeting] of the
 	// coordinating process. It is set if Peer is.
 	Loads restore.Coordinator

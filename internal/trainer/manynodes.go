@@ -29,17 +29,17 @@ import (
 // maxDomain bounds the name of a failure domain in bytes.
 const maxDomain = 256
 
-// listenPeers listens for the replicas and the measurements of other nodes; nil if the job has
-// neither.
+// listenPeers listens for the requests of other nodes: replicas, measurements, and what they take
+// in loads; nil if the job has none of them.
 func (o runOptions) listenPeers(ctx context.Context, cfg launch.Config, endpoint string) (*nodes.Peers, error) {
-	if cfg.Replicas == 0 && !o.preflight {
+	if cfg.Replicas == 0 && !o.preflight && !o.broadcast {
 		return nil, nil
 	}
 	host := o.localAddr
 	if host == "" {
 		var err error
 		if host, err = nodes.LocalAddress(ctx, endpoint); err != nil { // its name is not known yet
-			cfg.Logger.Info("taking replicas at all addresses", "because", err)
+			cfg.Logger.Info("serving other nodes at all addresses", "because", err)
 		}
 	}
 	return nodes.ListenPeers(ctx, host, cfg.Logger)

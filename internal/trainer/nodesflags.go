@@ -26,6 +26,7 @@ type nodesOptions struct {
 	replicas        int
 	maxNodeFailures int
 	preflight       bool
+	broadcast       bool
 	replicaRate     string
 	domain          string
 }
@@ -36,6 +37,7 @@ func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.maxNodeFailures, "max-node-failures", 0, "failures in a row of one node's ranks, while those of other nodes do not fail and nothing is committed, after which the node is excluded and a spare takes its place, or the job waits for one; 0 for never")
 	f.BoolVar(&o.preflight, "preflight", false, "measure the network of all nodes before the first group, for up to 10 s, and exclude a node with less than half of the median rate if a spare is there; with --max-node-failures 0, only measure")
 	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3 (one may be lost)")
+	f.BoolVar(&o.broadcast, "broadcast", true, "in a load over several nodes, read from the store once what several nodes want, and pass it on between them")
 	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
 	f.IntVar(&o.replicas, "replicas", 0, "how many other nodes keep a copy of each sealed slot in memory, 0 or 1: a save that all ranks have sealed survives the loss of a node")
 	f.StringVar(&o.replicaRate, "replica-rate", "256MiB", "most bytes that a node sends to its replica in a second, such as 1GiB; 0 for any number")
@@ -54,7 +56,7 @@ func (o *nodesOptions) replication(cfg *launch.Config, n placement) error {
 	if len(o.domain) > maxDomain {
 		return fmt.Errorf("%w: --domain has %d bytes: give at most %d", launch.ErrConfig, len(o.domain), maxDomain)
 	}
-	cfg.Replicas = o.replicas
+	cfg.Replicas, cfg.Broadcast = o.replicas, o.broadcast
 	if o.replicaRate == "0" {
 		return nil
 	}

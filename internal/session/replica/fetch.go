@@ -9,7 +9,11 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -59,6 +63,12 @@ func (k *Keeper) onFind(w http.ResponseWriter, r *http.Request) {
 	_ = httpkit.Reply(w, out) // the caller reads files
 }
 
+// readBuffers hold the blocks that are being sent.
+var readBuffers = sync.Pool{New: func() any {
+	b := make([]byte, staging.ReplicaBlock)
+	return &b
+}}
+
 func (k *Keeper) onRead(w http.ResponseWriter, r *http.Request) {
 	bound(w, blockTimeout)
 	in, err := httpkit.Request[findRequest](w, r, smallBody)
@@ -76,7 +86,9 @@ func (k *Keeper) onRead(w http.ResponseWriter, r *http.Request) {
 		k.refuse(w, problem.Errorf(problem.Invalid, "no block %d", in.Block))
 		return
 	}
-	block, sum, err := of.Block(in.Block)
+	buf := readBuffers.Get().(*[]byte)
+	defer readBuffers.Put(buf)
+	block, sum, err := of.Block(in.Block, *buf)
 	if err != nil {
 		k.refuse(w, problem.Wrap(problem.Damage, err))
 		return
@@ -152,13 +164,8 @@ func (k *Keeper) fetch(ctx context.Context, from Partner, of findRequest, found 
 			_ = r.Drop() // a file that cannot be removed stays until the job ends
 		}
 	}()
-	buf := make([]byte, staging.ReplicaBlock)
-	for of.Block = 0; of.Block < r.Blocks(); of.Block++ {
-		block := buf[:r.BlockSize(of.Block)]
-		err := from.ask(ctx, "read", of, func(reply *http.Response) error { return read(reply, r, of.Block, block) })
-		if err != nil {
-			return fmt.Errorf("block %d: %w", of.Block, err)
-		}
+	if err := fetchBlocks(ctx, from, of, r); err != nil {
+		return err
 	}
 	if err := r.Whole(in.part()); err != nil {
 		return problem.Wrap(problem.Damage, err)
@@ -166,6 +173,31 @@ func (k *Keeper) fetch(ctx context.Context, from Partner, of findRequest, found 
 	r.Offer()
 	r.Give()
 	return nil
+}
+
+// requests is how many blocks are requested at a time: one is sent while others are copied and
+// compared.
+const requests = 3
+
+// fetchBlocks requests all blocks of a slot.
+func fetchBlocks(ctx context.Context, from Partner, of findRequest, r *staging.Replica) error {
+	g, ctx := errgroup.WithContext(ctx)
+	var next atomic.Int64
+	for range requests {
+		g.Go(func() error {
+			buf, of := make([]byte, staging.ReplicaBlock), of
+			for {
+				if of.Block = int(next.Add(1)) - 1; of.Block >= r.Blocks() {
+					return nil
+				}
+				block := buf[:r.BlockSize(of.Block)]
+				if err := from.ask(ctx, "read", of, func(reply *http.Response) error { return read(reply, r, of.Block, block) }); err != nil {
+					return fmt.Errorf("block %d: %w", of.Block, err)
+				}
+			}
+		})
+	}
+	return g.Wait()
 }
 
 // read stores a block that was answered.

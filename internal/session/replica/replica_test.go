@@ -436,7 +436,7 @@ func TestReplicaIsTruncated(t *testing.T) {
 	}
 	defer release()
 	block := make([]byte, staging.ReplicaBlock)
-	_, _, read := r.Block(0)
+	_, _, read := r.Block(0, make([]byte, staging.ReplicaBlock))
 	for of, err := range map[string]error{"read": read, "verify": r.Verify(), "put": r.Put(0, block, crc32.Checksum(block, castagnoli)), "whole": r.Whole(r.Part)} {
 		if !errors.Is(err, object.ErrUnreadable) {
 			t.Errorf("%s: error %v, want that the file cannot be read", of, err)

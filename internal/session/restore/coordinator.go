@@ -13,7 +13,7 @@ import (
 // node's [Loader] has one: [Meeting.Local] on the coordinating node, a connection to
 // that [Meeting] elsewhere.
 //
-// Both methods wait for other nodes. A decision, also a failure, is part of the
+// The methods wait for other nodes. A decision, also a failure, is part of the
 // reply. An error means that there is no reply, because ctx has ended or the request
 // is invalid. An implementation that loses a connection sends the same request again,
 // until ctx ends: repeated requests have no effect and get the same reply. The methods
@@ -23,6 +23,9 @@ type Coordinator interface {
 	// asked. The node calls it again, with all its ranks so far, when another one asks;
 	// it may cancel the call before.
 	Resolve(ctx context.Context, req ResolveRequest) (ResolveReply, error)
+	// Share tells which blocks this node would read from files in a load that is resolved. If
+	// there are any, it waits until the other nodes have told it too, or some time has passed.
+	Share(ctx context.Context, req ShareRequest) (ShareReply, error)
 	// Done reports what this node has read, or why it failed, and waits until every
 	// node has reported, or one has failed.
 	Done(ctx context.Context, req DoneRequest) (DoneReply, error)

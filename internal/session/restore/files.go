@@ -26,7 +26,7 @@ func (r *restore) lendFiles(ctx context.Context, held staging.Copies) error {
 		of := &r.ranks[rank]
 		for _, read := range of.alone() {
 			w := of.wants[read.Want]
-			if of.spot(read.Want).lent() {
+			if of.spot(read.Want).lent() || of.shares(read.Want) {
 				continue
 			}
 			if _, _, staged := held.Find(read.Rank, itemOf(w, read)); staged {
@@ -56,6 +56,9 @@ func (r *restore) lendFiles(ctx context.Context, held staging.Copies) error {
 	}
 	return nil
 }
+
+// shares reports whether other nodes read some blocks of a want too.
+func (of *restoreRank) shares(want int) bool { return of.shared != nil && of.shared[want] }
 
 // lentFiles returns the paths of the files that are lent to a rank, in order and
 // without duplicates.

@@ -22,6 +22,8 @@ type gathering struct {
 	reply     ResolveReply  // of all nodes
 	took      *float64      // seconds of the resolution
 
+	sharing *sharing // what nodes share; nil: none has asked
+
 	reports map[int]Report // by node
 	ending  bool           // the outcome is being recorded
 	ended   chan struct{}  // closed when failure is set
@@ -107,6 +109,7 @@ func (g *gathering) sum() (all Report) {
 		all.Parts = append(all.Parts, r.Parts...)
 		all.Slots += r.Slots
 		all.Peers += r.Peers
+		all.Passed += r.Passed
 		all.Files += r.Files
 		all.Wanted += r.Wanted
 		all.Read, all.Check = longer(all.Read, r.Read), longer(all.Check, r.Check)
@@ -117,7 +120,7 @@ func (g *gathering) sum() (all Report) {
 
 // end publishes the outcome. Calls for the checkpoint get a failure too from then on.
 func (g *gathering) end(failure *Failure) {
-	g.failure, g.reports = failure, nil
+	g.failure, g.reports, g.sharing = failure, nil, nil
 	if g.reply.opened = nil; failure != nil {
 		g.reply = ResolveReply{Load: g.n, Failure: failure}
 	}

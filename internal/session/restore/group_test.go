@@ -220,6 +220,10 @@ func (w *wire) Resolve(ctx context.Context, req ResolveRequest) (ResolveReply, e
 	return call(ctx, w, req, w.m.Resolve)
 }
 
+func (w *wire) Share(ctx context.Context, req ShareRequest) (ShareReply, error) {
+	return call(ctx, w, req, w.m.Share)
+}
+
 func (w *wire) Done(ctx context.Context, req DoneRequest) (DoneReply, error) {
 	if w.done != nil {
 		w.done()

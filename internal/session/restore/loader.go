@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
@@ -27,6 +28,7 @@ type Loader struct {
 	made    int
 	lent    map[loan]*answer // memory that workers copy from
 	over    error            // why no further load can be complete
+	alone   atomic.Bool      // another node did not pass blocks on: this one reads alone
 	gone    map[int]error    // ranks that have ended, and why
 	closed  bool
 	running sync.WaitGroup // loads being resolved or read

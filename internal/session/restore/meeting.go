@@ -64,6 +64,10 @@ func (h here) Resolve(ctx context.Context, req ResolveRequest) (ResolveReply, er
 	return h.m.resolve(ctx, h.node, req)
 }
 
+func (h here) Share(ctx context.Context, req ShareRequest) (ShareReply, error) {
+	return h.m.Share(ctx, h.node, req)
+}
+
 func (h here) Done(ctx context.Context, req DoneRequest) (DoneReply, error) {
 	return h.m.Done(ctx, h.node, req)
 }
@@ -272,6 +276,7 @@ func (m *Meeting) fail(g *gathering, why error) {
 func (m *Meeting) conclude(g *gathering, why error) {
 	g.ending = true
 	g.unwatch()
+	g.sharing.divide(m.cfg.Peer) // of nodes that still wait
 	if m.closed {
 		g.end(m.cfg.failure(why)) // the log has the end of the attempt
 		return

@@ -19,6 +19,10 @@ func (r *restore) readBeside(ctx context.Context) error {
 		release()
 		held, release = r.hold()
 	}
+	if err := r.share(ctx, held); err != nil {
+		return err
+	}
+	defer func() { r.shared.end() }()
 	lent, err := r.lendSlots(ctx, held)
 	if err != nil {
 		return err
@@ -29,6 +33,14 @@ func (r *restore) readBeside(ctx context.Context) error {
 	err = r.memory(ctx)
 	if errors.Is(err, syscall.ENOSPC) && r.l.cfg.Spare() {
 		err = r.memory(ctx) // frees the slots that hold other checkpoints
+	}
+	if errors.Is(err, syscall.ENOSPC) && r.shared != nil {
+		r.l.cfg.Logger.Warn("shared memory has no room for what other nodes pass on; reading files instead", "checkpoint", r.ckpt.ID, "error", err)
+		r.unshare()
+		if err := r.lendFiles(ctx, held); err != nil {
+			return err
+		}
+		err = r.memory(ctx)
 	}
 	if errors.Is(err, syscall.ENOSPC) {
 		r.l.cfg.Logger.Warn("shared memory has no room for a load and the staging slots; free slots released, reading files instead",

@@ -79,10 +79,11 @@ func (c *Config) resolve(ctx context.Context, n int, asks []Ask, keys map[string
 
 // Report is what a node has read for its participants of a load.
 type Report struct {
-	Parts  []Part `json:"parts"`           // by rank, ascending
-	Slots  int64  `json:"slots,omitempty"` // bytes that came from shared memory
-	Peers  int64  `json:"peers,omitempty"` // bytes that came from replicas of other nodes' slots
-	Files  int64  `json:"files,omitempty"` // bytes that came from files
+	Parts  []Part `json:"parts"`            // by rank, ascending
+	Slots  int64  `json:"slots,omitempty"`  // bytes that came from shared memory
+	Peers  int64  `json:"peers,omitempty"`  // bytes that came from replicas of other nodes' slots
+	Passed int64  `json:"passed,omitempty"` // bytes that another node has read from files and passed on
+	Files  int64  `json:"files,omitempty"`  // bytes that came from files
 	Wanted int64  `json:"wanted,omitempty"`
 
 	// Durations in seconds, as in the event. Those of several nodes are the longest.
@@ -113,8 +114,8 @@ func (c *Config) completed(ctx context.Context, n int, checkpoint string, unread
 		plans[i] = &events.LoadPlan{Attempt: c.Attempt, Load: n, Checkpoint: checkpoint, Rank: p.Rank, Reads: p.Reads, Bytes: p.Bytes}
 	}
 	return c.Log.Completed(ctx, plans, &events.RestoreCompleted{
-		Attempt: c.Attempt, Load: n, Checkpoint: checkpoint, Tier: tierOf(got), Bytes: got.Slots + got.Peers + got.Files, Slots: got.Slots,
-		Peers: got.Peers, Wanted: got.Wanted, Unread: unread,
+		Attempt: c.Attempt, Load: n, Checkpoint: checkpoint, Tier: tierOf(got), Bytes: got.Slots + got.Peers + got.Passed + got.Files, Slots: got.Slots,
+		Peers: got.Peers, Passed: got.Passed, Wanted: got.Wanted, Unread: unread,
 		Resolve: got.Resolve, Read: got.Read, Check: got.Check,
 	})
 }

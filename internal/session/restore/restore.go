@@ -7,13 +7,14 @@
 //	         or in an arena that was made for the load
 //	proof    a checkpoint in shared memory, verified before a rank asks for it
 //	Meeting  the loads of a group on several nodes, each resolved once for all nodes
+//	shared   blocks that several nodes read, which one reads and passes on
 //
 // The ranks of one node meet in its Loader, and the Loaders in the Meeting of the
 // coordinating node. It alone writes the events of loads:
 //
 //	rank 0 ─┐
 //	rank 1 ─┴▶ Loader of node 0 ─┐ Resolve     which checkpoint   restore.begun
-//	rank 2 ─┐                    ├─────────▶ Meeting ─────────▶ log
+//	rank 2 ─┐                    ├─Share───▶ Meeting ─────────▶ log
 //	rank 3 ─┴▶ Loader of node 1 ─┘ Done        what was read      restore.completed
 //
 // Bytes that are still in shared memory are taken from there. Bytes that lie in a
@@ -23,12 +24,14 @@ package restore
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"strings"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/broadcast"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -52,6 +55,14 @@ type Config struct {
 	// does, for all ranks. Local are the ranks on this node, ascending.
 	Coordinator Coordinator
 	Local       []int
+	Node        int // place of this node among those of [NewMeeting]
+
+	// Shares passes blocks on that several nodes want, and PeerClient returns a client for
+	// requests to the node whose certificate has a digest. Without them this node reads alone.
+	// Peer is where a node serves requests; only a [Meeting] needs it.
+	Shares     *broadcast.Shares
+	PeerClient func(pin string) *http.Client
+	Peer       func(node int) Peer
 
 	// Limit bounds how long ranks wait for each other; nil: by the clock.
 	Limit func(context.Context, time.Duration) (context.Context, context.CancelFunc)

@@ -30,6 +30,7 @@ type restore struct {
 	verdict *verdict         // of ranks that verify what they copy; nil: no rank does
 	took    *float64         // seconds of the resolution; nil: another process has resolved it
 	opened  time.Time        // when the checkpoint was open
+	shared  *shared          // blocks that other nodes read too; nil: none
 	decided bool             // the outcome of the load has been reported for all nodes
 }
 
@@ -47,6 +48,7 @@ type restoreRank struct {
 
 	verifies bool   // the rank verifies what it copies
 	spots    []spot // by want; nil: none is lent
+	shared   []bool // by want: other nodes read some of its blocks too; nil: of no want
 }
 
 // run reads a load for all ranks. On return nothing writes to their arenas.
@@ -166,13 +168,16 @@ func (r *restore) read(ctx context.Context, held staging.Copies, lent Report) er
 	if err != nil {
 		return err
 	}
-	files := int64(0)
-	if len(rest) > 0 {
-		if files, err = r.reader.ReadData(ctx, wants, rest, dst); err != nil {
-			return err
-		}
+	files, passed := int64(0), int64(0)
+	if own, ok := r.reader.(*data.FileReader); ok && r.shared != nil {
+		files, passed, err = own.ReadPassed(ctx, wants, rest, dst, r.shared.passing())
+	} else if len(rest) > 0 {
+		files, err = r.reader.ReadData(ctx, wants, rest, dst)
 	}
-	return r.record(ctx, all, Report{Slots: lent.Slots + slots, Peers: lent.Peers + copied, Files: files + checked})
+	if err != nil {
+		return err
+	}
+	return r.record(ctx, all, Report{Slots: lent.Slots + slots, Peers: lent.Peers + copied, Passed: passed, Files: files + checked})
 }
 
 // record reports the reads of every rank and the completion of the load: at once, or

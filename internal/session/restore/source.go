@@ -102,7 +102,7 @@ func tierOf(of Report) string {
 	if of.Peers > 0 {
 		tiers = append(tiers, tierPeers)
 	}
-	if of.Files > 0 || len(tiers) == 0 {
+	if of.Files > 0 || of.Passed > 0 || len(tiers) == 0 {
 		tiers = append(tiers, tierFiles)
 	}
 	return strings.Join(tiers, "+")

@@ -175,11 +175,11 @@ func (r *Replica) Offer() {
 	r.arenas.keep(r.arena, keptOf(r.Checkpoint, r.Rank, r.Local.Items, r.Spans, nil))
 }
 
-// Block returns a copy of the bytes of a block, and the checksum of their arrival. The caller
-// holds the replica.
-func (r *Replica) Block(n int) (block []byte, sum uint32, err error) {
+// Block returns a copy of the bytes of a block in buf, which has room for it, and the checksum of
+// their arrival. The caller holds the replica.
+func (r *Replica) Block(n int, buf []byte) (block []byte, sum uint32, err error) {
 	at := int64(n) * ReplicaBlock
-	block = make([]byte, r.BlockSize(n))
+	block = buf[:r.BlockSize(n)]
 	if !object.Readable(func() { copy(block, r.arena.data[at:]) }) {
 		return nil, 0, object.ErrUnreadable
 	}

@@ -153,12 +153,13 @@ func (c *Client) openFile(n *inode, flags uint32, out *fuse.OpenOut) fuse.Status
 }
 
 // Read reads from the server and lays the data over it that the client holds back.
-func (c *Client) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
+func (c *Client) Read(cancelled <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	if s := c.traffic.request(OpRead, in.Pid); !s.Ok() {
 		return nil, s
 	}
 	h := c.handle(in.Fh)
 	n := h.inode
+	c.server.pace(int(in.Size), cancelled)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if _, err := n.stat(); err != nil {

@@ -85,6 +85,36 @@ type Server struct {
 
 	mu       sync.Mutex
 	versions map[key]uint64 // changes of content, by clients
+	rate     int64          // bytes that all clients together read in a second; 0: any number
+	busy     time.Time      // until when the reads so far take
+}
+
+// Throttle limits what all clients together read in a second, from now on; 0: not at all.
+func (s *Server) Throttle(bytesPerSecond int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rate, s.busy = bytesPerSecond, time.Time{}
+}
+
+// pace waits as long as a read of n bytes takes, or until the kernel no longer waits for it.
+func (s *Server) pace(n int, cancelled <-chan struct{}) {
+	s.mu.Lock()
+	if s.rate == 0 {
+		s.mu.Unlock()
+		return
+	}
+	if now := time.Now(); s.busy.Before(now) {
+		s.busy = now
+	}
+	s.busy = s.busy.Add(time.Duration(float64(n) / float64(s.rate) * float64(time.Second)))
+	until := s.busy
+	s.mu.Unlock()
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-cancelled:
+	}
 }
 
 // NewServer returns a server of the files of dir. The directory may also be used
