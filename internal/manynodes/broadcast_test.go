@@ -202,8 +202,8 @@ func TestBroadcastWithoutPassing(t *testing.T) {
 			if len(done) != 1 || len(of(all, "restore.failed")) > 0 || len(of(all, "group.started")) != 2 {
 				t.Fatalf("the log has %d completed loads, %d failed ones and %d attempts", len(done), len(of(all, "restore.failed")), len(of(all, "group.started")))
 			}
-			if d := done[0].Data; d.Passed == 0 || d.Passed > (nodes-1)*d.Bytes/nodes {
-				t.Errorf("%d bytes were passed on of %d", d.Passed, d.Bytes)
+			if d := done[0].Data; d.Passed == 0 || d.Passed > (nodes-1)*d.Wanted/nodes {
+				t.Errorf("%d bytes were passed on of %d", d.Passed, d.Wanted)
 			}
 		})
 	}

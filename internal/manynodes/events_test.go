@@ -23,7 +23,6 @@ type event struct {
 		Reason     string
 		Slots      int64
 		Passed     int64
-		Bytes      int64
 		Wanted     int64
 		Lost       bool
 		Excluded   bool
