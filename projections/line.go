@@ -179,28 +179,70 @@ func newestReport(r Reader, run, trial string, attempt int) (report Report, foun
 }
 
 // iterationAt returns the newest iteration after from of the checkpoint's attempt that
-// was reported for a step at or before its own; from if there is none.
+// was reported for a step at or before its own; from if there is none. Rollups whose reports
+// are all for later steps are skipped: a run may count the steps of its saves otherwise than
+// those of its reports.
 func iterationAt(r Reader, c Checkpoint, from int) (int, error) {
 	prefix := number(key(keyReport, c.Run, c.Trial), uint64(c.Attempt))
-	at := from
-	err := each(r, prefix, func(row reportRow) error {
-		report, err := row.report(prefix)
-		if err != nil {
+	var raw rawReport
+	for lo, next := prefix, -1; ; lo = reportKey(c.Run, c.Trial, c.Attempt, next) {
+		at := from
+		next = -1
+		err := r.Scan(lo, after(prefix), func(k, value []byte) error {
+			iteration := iterationOf(k)
+			if iteration <= from {
+				return errFound
+			}
+			if err := raw.read(value); err != nil {
+				return err
+			}
+			if raw.step <= c.Step {
+				at = iteration
+				return errFound
+			}
+			if iteration%fan != 0 {
+				return nil
+			}
+			var err error
+			if next, err = beforeLaterSteps(r, c, iteration); err == nil && next >= 0 {
+				err = errFound
+			}
 			return err
+		})
+		if err != nil && !errors.Is(err, errFound) || next <= from {
+			if errors.Is(err, errFound) {
+				err = nil
+			}
+			return at, err
 		}
-		if report.Iteration <= from {
-			return errFound
-		}
-		if report.Step <= c.Step {
-			at = report.Iteration
-			return errFound
-		}
-		return nil
-	})
-	if errors.Is(err, errFound) {
-		err = nil
 	}
-	return at, err
+}
+
+// beforeLaterSteps returns the iteration before the largest rollup that ends with an iteration
+// and whose reports are all for steps after the checkpoint's; -1 if there is none.
+func beforeLaterSteps(r Reader, c Checkpoint, iteration int) (int, error) {
+	level := 1
+	for level < topLevel && iteration%spanOf(level+1) == 0 {
+		level++
+	}
+	for ; level > 0; level-- {
+		k := rollupKey(c.Run, c.Trial, c.Attempt, level, bucketOf(level, iteration))
+		value, err := r.Get(k)
+		if err != nil {
+			return -1, err
+		}
+		if value == nil {
+			continue
+		}
+		u, err := decodeRollup(k, value, func([]byte) bool { return false })
+		if err != nil {
+			return -1, err
+		}
+		if u.steps[2] > c.Step {
+			return u.first - 1, nil
+		}
+	}
+	return -1, nil
 }
 
 // reportAt returns the report that stands for a committed checkpoint: the newest of its

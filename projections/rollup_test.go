@@ -324,3 +324,48 @@ func TestDamagedRollup(t *testing.T) {
 		t.Errorf("a byte too many is accepted: %v", err)
 	}
 }
+
+// The iteration of a checkpoint is that of the newest report at or before its step, however
+// many reports are for later steps.
+func TestIterationAt(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.SampledFrom([]int{0, 7, 16, 33, 300, 600}).Draw(t, "reports")
+		gap := rapid.IntRange(0, n).Draw(t, "gap")
+		low := map[int]bool{}
+		for range rapid.IntRange(0, 3).Draw(t, "low steps") {
+			low[rapid.IntRange(0, n).Draw(t, "low")] = true
+		}
+		rows := NewMemory()
+		step := func(i int) int64 {
+			if low[i] {
+				return int64(i % 10)
+			}
+			return int64(1000 + i)
+		}
+		for i := 1; i <= n; i++ {
+			if i == gap {
+				continue
+			}
+			body := fmt.Sprintf(`{"attempt":1,"iteration":%d,"step":%d,"metrics":{"loss":1},"time_this_iter_s":1}`, i, step(i))
+			if err := Apply(rows, recorded(uint64(i), events.Scope{Run: "demo", Trial: DefaultTrial, Actor: events.Rank(0)}, "report.metrics", body)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := Checkpoint{Run: "demo", Trial: DefaultTrial, Attempt: 1, Step: rapid.SampledFrom([]int64{-1, 5, 999, 1016, 1300, 5000}).Draw(t, "step")}
+		from := rapid.IntRange(0, n).Draw(t, "from")
+		want := from
+		for i := from + 1; i <= n; i++ {
+			if i != gap && step(i) <= c.Step {
+				want = i
+			}
+		}
+		r := &counting{Reader: rows}
+		got, err := iterationAt(r, c, from)
+		if err != nil || got != want {
+			t.Fatalf("iteration %d, %v, want %d", got, err, want)
+		}
+		if r.rows > 5*fan+2*len(low)*2*fan {
+			t.Fatalf("%d of %d reports were read", r.rows, n)
+		}
+	})
+}

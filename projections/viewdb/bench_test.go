@@ -1,6 +1,7 @@
 package viewdb_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -102,14 +103,31 @@ func cpu(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkSaves folds saves with ten reports between two, and saves of a run that never
-// reports, in memory and in a database. Events per CPU second must not fall with the number
+// epochs returns a log of so many checkpoints whose steps are epochs, with ten reports between
+// two whose steps are batches.
+func epochs(checkpoints int) []events.Recorded {
+	log := training(checkpoints)
+	for i, r := range log {
+		if r.Kind == (events.CheckpointBegun{}).Kind() {
+			var b events.CheckpointBegun
+			if err := json.Unmarshal(r.Data, &b); err != nil {
+				panic(err)
+			}
+			b.Step = 0
+			log[i] = event(r.Sequence, r.Scope, b)
+		}
+	}
+	return log
+}
+
+// BenchmarkSaves folds saves with ten reports between two, saves of a run that never reports,
+// and saves whose steps are smaller than those of reports, in memory and in a database. Events per CPU second must not fall with the number
 // of saves.
 func BenchmarkSaves(b *testing.B) {
 	for _, run := range []struct {
 		name string
 		log  func(saves int) []events.Recorded
-	}{{"reports", training}, {"silent", silent}} {
+	}{{"reports", training}, {"silent", silent}, {"epochs", epochs}} {
 		for _, saves := range []int{1000, 4000, 16_000} {
 			log := run.log(saves)
 			src := newLog(log...)
