@@ -87,7 +87,7 @@ func TestStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The job is gone. A repeated request gets the first answer, from this server and from
-	// one that was started later.
+	// another server that was started later.
 	again := h.call("POST", Prefix+"/runs/bert:preempt", writeToken, `{"reason":"enough"}`, "Idempotency-Key: "+id)
 	if again.status != http.StatusOK || again.body != first.body {
 		t.Errorf("repeated: %d %s", again.status, again.body)

@@ -2,9 +2,13 @@ package api
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
+	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +17,83 @@ import (
 var update = flag.Bool("update", false, "rewrite openapi.json and docs/reference/api.md")
 
 const documentFile = "openapi.json"
+
+// pageFile is the page about the API, whose tables are written from the document.
+var pageFile = filepath.Join("..", "..", "docs", "reference", "api.md")
+
+// tablesBegin is the line of the page after which its tables are written.
+const tablesBegin = "<!-- operations: written by `go test ./internal/api -run TestDocument -update` -->\n"
+
+// pageOf returns the page with the tables of a document.
+func pageOf(t *testing.T, document string) string {
+	t.Helper()
+	page, err := os.ReadFile(pageFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, _, found := strings.Cut(string(page), tablesBegin)
+	if !found {
+		t.Fatalf("%s lacks the line %s", pageFile, tablesBegin)
+	}
+	b := strings.Builder{}
+	b.WriteString(head + tablesBegin)
+	tree := parsed(t, []byte(document))
+	paths := tree["paths"].(map[string]any)
+	for _, tag := range tags {
+		b.WriteString("\n### " + strings.ToUpper(tag[:1]) + tag[1:] + "\n\n| request | does | parameters | answer |\n|---|---|---|---|\n")
+		for _, path := range slices.Sorted(maps.Keys(paths)) {
+			for _, method := range []string{"get", "post", "put", "delete"} {
+				op := dig(paths, path, method)
+				if list, ok := dig(op, "tags").([]any); !ok || !slices.Contains(list, any(tag)) {
+					continue
+				}
+				fmt.Fprintf(&b, "| `%s %s` | %s | %s | %s |\n", strings.ToUpper(method), strings.TrimPrefix(path, Prefix), summaryOf(op), parametersOf(op), answerOf(op))
+			}
+		}
+	}
+	return b.String()
+}
+
+// summaryOf returns what an operation does, on one line of a table.
+func summaryOf(op any) string {
+	text := fmt.Sprint(dig(op, "summary"), ".")
+	if more, ok := dig(op, "description").(string); ok {
+		text += " " + strings.ReplaceAll(more, "\n", " ")
+	}
+	return text
+}
+
+// parametersOf lists the parameters that only some operations have, and the members of the body.
+func parametersOf(op any) string {
+	var names []string
+	for key, p := range parameters(op) {
+		in, name, _ := strings.Cut(key, " ")
+		if in != "query" || name == "as_of" || name == "at_least" || name == "limit" || name == "page" {
+			continue
+		}
+		if name = "`" + name + "`"; dig(p, "required") == true {
+			name += " (required)"
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	if body := dig(op, "requestBody", "content", "application/json", "schema", "$ref"); body != nil {
+		names = append(names, "a body `"+path.Base(body.(string))+"`")
+	}
+	return strings.Join(names, ", ")
+}
+
+// answerOf names the schema of the answer.
+func answerOf(op any) string {
+	schema := dig(op, "responses", "200", "content", "application/json", "schema")
+	if ref, ok := dig(schema, "$ref").(string); ok {
+		return "`" + path.Base(ref) + "`"
+	}
+	if dig(op, "operationId") == "stream" {
+		return "`text/event-stream`"
+	}
+	return "a CloudEvent"
+}
 
 // TestDocument compares the document with the recorded one. A change that breaks clients fails
 // even with -update: remove the recorded file to make one.
@@ -33,10 +114,14 @@ func TestDocument(t *testing.T) {
 		return
 	}
 	if *update {
-		if err := os.WriteFile(documentFile, []byte(r.body), 0o600); err != nil {
+		if err := errors.Join(os.WriteFile(documentFile, []byte(r.body), 0o644), os.WriteFile(pageFile, []byte(pageOf(t, r.body)), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 		return
+	}
+	page, err := os.ReadFile(pageFile)
+	if err != nil || string(page) != pageOf(t, r.body) {
+		t.Errorf("%s differs from the document: write it with -update (%v)", pageFile, err)
 	}
 	if string(recorded) != r.body {
 		t.Errorf("the document differs from %s: look at the difference, then record it with -update", documentFile)

@@ -12,7 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-const metricsText = `The metrics of a run along its current line, as of ` + "`ckptstore metrics RUN --json`" + `, in columns.
+const metricsText = `The metrics of a run along its current line, as in ` + "`ckptstore metrics RUN --json`" + `, in columns.
 Each row summarizes the same number of iterations by the least, the greatest and the last value, so spikes stay visible.
 Numbers have 6 significant digits. null stands for a value that is not finite; nonfinite counts the reports with such a value.`
 
