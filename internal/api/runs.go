@@ -177,19 +177,11 @@ func (h *Handler) readRuns() {
 			return answer.Nodes(ctx, from.From, in.Run, in.Job)
 		})
 	get(h, "/runs/{run}/workers", "list-workers", "runs", "List the workers of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out WorkerList, err error) {
-		if out.Trial, out.Attempt, err = attemptOf(ctx, from, in); err != nil {
-			return out, err
-		}
-		rows, err := query.Ask(ctx, from.Views, query.Workers, query.Params{Run: in.Run, Trial: out.Trial, Attempt: out.Attempt})
-		out.Workers = listOf(rows)
+		out.Trial, out.Attempt, out.Workers, err = ofAttempt(ctx, from, in, query.Workers)
 		return out, err
 	})
 	get(h, "/runs/{run}/restores", "list-restores", "runs", "List the loads of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out RestoreList, err error) {
-		if out.Trial, out.Attempt, err = attemptOf(ctx, from, in); err != nil {
-			return out, err
-		}
-		rows, err := query.Ask(ctx, from.Views, query.Restores, query.Params{Run: in.Run, Trial: out.Trial, Attempt: out.Attempt})
-		out.Restores = listOf(rows)
+		out.Trial, out.Attempt, out.Restores, err = ofAttempt(ctx, from, in, query.Restores)
 		return out, err
 	})
 	get(h, "/runs/{run}/metrics", "get-metrics", "runs", "Read metrics in columns", metricsText, h.metrics)
@@ -203,13 +195,20 @@ func listOf[T any](rows []T) []T {
 	return rows
 }
 
-// attemptOf returns the trial and the attempt of an input.
-func attemptOf(ctx context.Context, from *at, in *OfAttempt) (trial string, attempt int, err error) {
-	if trial, err = answer.TrialOf(ctx, from.Views, in.Run, in.Trial); err != nil || in.Attempt > 0 {
-		return trial, in.Attempt, err
+// ofAttempt returns the rows of the attempt that an input names, with its trial and its number.
+func ofAttempt[T any](ctx context.Context, from *at, in *OfAttempt, rowsOf query.Query[[]T]) (trial string, attempt int, rows []T, err error) {
+	if trial, err = answer.TrialOf(ctx, from.Views, in.Run, in.Trial); err != nil {
+		return trial, 0, listOf(rows), err
 	}
-	t, err := query.Ask(ctx, from.Views, query.Trial, query.Params{Run: in.Run, Trial: trial})
-	return trial, t.Attempt, err
+	if attempt = in.Attempt; attempt == 0 {
+		t, err := query.Ask(ctx, from.Views, query.Trial, query.Params{Run: in.Run, Trial: trial})
+		if err != nil {
+			return trial, 0, listOf(rows), err
+		}
+		attempt = t.Attempt
+	}
+	rows, err = query.Ask(ctx, from.Views, rowsOf, query.Params{Run: in.Run, Trial: trial, Attempt: attempt})
+	return trial, attempt, listOf(rows), err
 }
 
 func (h *Handler) runs(ctx context.Context, from *at, in *OfRuns) (RunList, error) {
