@@ -87,10 +87,10 @@ func (t *Tally) ended(failure string) {
 	t.Attempts[failure]++
 }
 
-// tallyStop counts the end of an attempt, unless the next one has begun: then it was counted
-// as lost.
+// tallyStop counts the end of the newest attempt. That of an older one was counted as lost when
+// the next began.
 func (f *fold) tallyStop(b *events.GroupStopped) error {
-	if u, found, err := load[usageRow](f.t, usageKey(f.run, f.name)); err != nil || found && u.Attempt != b.Attempt {
+	if u, found, err := load[usageRow](f.t, usageKey(f.run, f.name)); err != nil || !found || u.Attempt != b.Attempt {
 		return err
 	}
 	failure := b.Failure

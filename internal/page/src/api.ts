@@ -273,6 +273,11 @@ export interface CheckpointRow {
   tags?: string[];
 }
 
+/** written returns the bytes that a save wrote; undefined if they are unknown, as of a receipt. */
+export function written(c: CheckpointRow): number | undefined {
+  return (c.bytes_written ?? 0) + (c.bytes_reused ?? 0) > 0 ? c.bytes_written : undefined;
+}
+
 export interface CheckpointsQuery {
   all: boolean;
   limit: number;

@@ -81,9 +81,9 @@ export function ago(time: string | null | undefined, now: number): string {
   return s < 1 ? 'now' : `${brief(s)} ago`;
 }
 
-/** between returns the seconds between two times, or null. */
+/** between returns the seconds between two times, or null. Equal times are those of a receipt, which has one time only. */
 export function between(from: string | undefined, to: string | undefined): number | null {
-  if (!known(from) || !known(to)) return null;
+  if (!known(from) || !known(to) || from === to) return null;
   return (Date.parse(to) - Date.parse(from)) / 1000;
 }
 

@@ -5,8 +5,7 @@
 // last sequence it has seen. Browsers have locks on loopback and over TLS only; elsewhere
 // each tab has its own stream.
 //
-// A screen does not keep rows from the stream: an event makes it ask again, at most
-// once in half a second. The rows are thus always those of the server's fold.
+// A screen does not keep rows from the stream: an event makes it ask again. The rows are thus always those of the server's fold.
 
 import { placeOf, type LogEvent } from './api';
 import { authorization, base, problem, ApiError, serverNow } from './http';

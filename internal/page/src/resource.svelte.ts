@@ -1,12 +1,11 @@
 // A resource is an answer of the API that a screen shows. It asks again when its key
-// changes, and when the log changed: at most once in `pause` milliseconds, and never twice
-// at a time.
+// changes, and at once when the log changed, but at most once in a pause and never twice at a
+// time.
 
 import { untrack } from 'svelte';
 
 import { ApiError } from './http';
 
-const pause = 500;
 
 export class Resource<T> {
   data = $state.raw<T | undefined>();
@@ -14,18 +13,20 @@ export class Resource<T> {
   #key = '';
   #running: AbortController | null = null;
   #again = false;
+  #asked = 0; // when it asked last, in ms
   #timer: ReturnType<typeof setTimeout> | undefined;
 
   /**
    * key identifies the request, null for none. changed grows when the answer may have
    * changed. With keep, the old answer stays until that of a new key arrives. It must be
-   * called while a component is created.
+   * called while a component is created. pause is in milliseconds.
    */
   constructor(
     key: () => string | null,
     private load: (signal: AbortSignal) => Promise<T>,
     changed: () => number = () => 0,
     keep = false,
+    private pause = 1000,
   ) {
     $effect(() => {
       const k = key();
@@ -50,7 +51,7 @@ export class Resource<T> {
     });
   }
 
-  /** #later asks again after the pause, or after the request that is under way. */
+  /** #later asks again when the pause is over, or after the request that is under way. */
   #later() {
     if (this.#running) {
       this.#again = true;
@@ -59,13 +60,14 @@ export class Resource<T> {
     this.#timer ??= setTimeout(() => {
       this.#timer = undefined;
       void this.#ask();
-    }, pause);
+    }, Math.max(0, this.#asked + this.pause - Date.now()));
   }
 
   async #ask() {
     const run = new AbortController();
     this.#running = run;
     this.#again = false;
+    this.#asked = Date.now();
     try {
       const data = await this.load(run.signal);
       if (run.signal.aborted) return;

@@ -144,6 +144,7 @@ for (const [name, screen] of Object.entries(screens)) {
       await page.emulateMedia({ colorScheme: theme });
       await page.setViewportSize({ width, height });
       await page.waitForFunction((t) => document.documentElement.dataset.theme === t, theme, { timeout: deadline });
+      await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))); // layout is observed
       const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ['violations'] }));
       assert.deepEqual(violations.map((v) => `${kind}: ${v.id}: ${v.nodes.map((n) => n.html).slice(0, 3).join(' ')}`), []);
       const wider = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
@@ -195,6 +196,27 @@ test('a spike within a point of many iterations is drawn by its greatest value',
   await page.reload();
   await page.waitForFunction(() => /each point is 2\d/.test(document.querySelector('.readout')?.textContent ?? ''), null, { timeout: deadline });
   assert.ok((await colors(page, '--chart-band', { x: 0.06, y: 0.05, w: 0.92, h: 0.3 })) > 5, 'no stroke in the upper third');
+  await close();
+});
+
+test('each rank of a save has a bar, with the durations of the log', async () => {
+  const { page, close } = await open('/runs/reference/c/step-240.a1');
+  const save = await page.evaluate(async (token) => {
+    const r = await fetch('api/v1/runs/reference/checkpoints/step-240.a1/save', { headers: { Authorization: `Bearer ${token}` } });
+    return r.json();
+  }, server.token);
+  assert.equal(save.writes.length, 4);
+  if (save.writes.every((w) => w.copied_s == null)) { // a log of an older version
+    await page.waitForSelector('text=the log has no durations of this save', { timeout: deadline });
+    assert.equal(await page.locator('.bar-row').count(), 0);
+  } else {
+    await page.waitForSelector('.bar-row', { timeout: deadline });
+    assert.equal(await page.locator('.bar-row').count(), 4);
+    const total = (w) => ['waited_s', 'copied_s', 'queued_s', 'digest_s', 'write_s', 'sync_s'].reduce((sum, k) => sum + (w[k] ?? 0), 0);
+    const slowest = save.writes.reduce((a, b) => (total(b) > total(a) ? b : a));
+    assert.match(await page.locator('.bar-row').first().innerText(), new RegExp(`^r${slowest.rank}\\b`));
+    assert.ok((await page.locator('.bar-row .phase').count()) >= 4);
+  }
   await close();
 });
 

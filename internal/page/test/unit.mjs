@@ -30,6 +30,15 @@ test('durations', () => {
   ]) assert.equal(format.duration(s), want, `${s}`);
 });
 
+test('a time that is not known', () => {
+  assert.equal(format.between('2026-01-01T00:00:00.5Z', '2026-01-01T00:00:02Z'), 1.5);
+  assert.equal(format.between('2026-01-01T00:00:00Z', '2026-01-01T00:00:00Z'), null);
+  assert.equal(format.between('0001-01-01T00:00:00Z', '2026-01-01T00:00:00Z'), null);
+  assert.equal(format.ago(undefined, 0), '–');
+  assert.equal(format.ago('2026-01-01T00:00:00Z', Date.parse('2026-01-01T00:04:59Z')), '4 min ago');
+  assert.equal(format.ago('2026-01-01T00:00:10Z', Date.parse('2026-01-01T00:00:00Z')), 'now'); // clocks that differ
+});
+
 test('hostile names', () => {
   assert.equal(format.name('<img src=x onerror=alert(1)>'), '<img src=x onerror=alert(1)>');
   assert.equal(format.name('a\u202eb\u0000'), 'a⟨U+202E⟩b⟨U+0000⟩');

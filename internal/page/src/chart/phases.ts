@@ -1,13 +1,13 @@
 // The phases of a rank's save, in their order. All functions are pure.
 
-/** phases are what a rank's save consists of; letter is shown where the name does not fit. */
+/** phases are what a rank's save consists of, with their names in sentences. */
 export const phases = [
-  { key: 'wait', letter: 'w', text: 'waits for a slot' },
-  { key: 'copy', letter: 'c', text: 'copies into shared memory' },
-  { key: 'queue', letter: 'q', text: 'is queued to be written' },
-  { key: 'digest', letter: 'd', text: 'is digested' },
-  { key: 'write', letter: 'W', text: 'is written' },
-  { key: 'sync', letter: 's', text: 'is synced' },
+  { key: 'wait', text: 'wait for a slot' },
+  { key: 'copy', text: 'copy into shared memory' },
+  { key: 'queue', text: 'wait for its turn to be written' },
+  { key: 'digest', text: 'digest' },
+  { key: 'write', text: 'write' },
+  { key: 'sync', text: 'sync' },
 ] as const;
 
 export type Phase = (typeof phases)[number]['key'];
