@@ -139,7 +139,7 @@ func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool, slow
 	})
 }
 
-// tallyAbort counts a save that was aborted. It has held up the training all the same.
+// tallyAbort counts a save that was aborted. It has held up the training, too.
 func (f *fold) tallyAbort(c Checkpoint) error {
 	blocked, _ := blockedBy(c)
 	if _, err := f.saveEnds(c.Attempt, blocked); err != nil {

@@ -148,7 +148,7 @@ func standingOf(ctx context.Context, s *store.Store, run string) (*standing, err
 	return out, nil
 }
 
-func (s *standing) print(w *tabwriter.Writer) {
+func (s *standing) show(w *tabwriter.Writer) {
 	if s == nil {
 		return
 	}

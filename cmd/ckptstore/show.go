@@ -253,7 +253,7 @@ func (s shown) printHead(w *tabwriter.Writer) {
 	}
 	console.Row(w, "manifest", c.Manifest)
 	console.Row(w, "path", s.Path)
-	s.Run.print(w)
+	s.Run.show(w)
 }
 
 // orDash returns text, or "-" if it is empty.
