@@ -43,7 +43,7 @@ var gatedTrainer = role("trainer with a gate", func(ctx context.Context, args []
 		}
 	}()
 	cfg := config(args[2], 2, reportsAndSaves, os.Stdout, os.Stderr)
-	cfg.MaxRestarts = 1
+	cfg.MaxRestarts, cfg.SaveTimeout = 1, 10*patience // a save that is not sealed stays open
 	return launch.Run(ctx, cfg, s)
 })
 
