@@ -39,7 +39,7 @@ def copy(source: pathlib.Path, to: pathlib.Path) -> None:
     def link(match: re.Match[str]) -> str:
         target = match[2]
         path = (source.parent / target).resolve()
-        if "://" in target or path.suffix in (".md", ".svg") or not path.exists():
+        if "://" in target or path.suffix in (".md", ".svg", ".png") or not path.exists():
             return match[0]
         return f"{match[1]}{CODE}/{path.relative_to(ROOT)}{match[4]}"
 
@@ -55,7 +55,7 @@ def main() -> int:
         for name in PAGES:
             path = ROOT / name
             for source in path.rglob("*") if path.is_dir() else [path]:
-                if source.suffix in (".md", ".svg"):
+                if source.suffix in (".md", ".svg", ".png"):
                     copy(source, pages / source.relative_to(ROOT))
         navigation: list[object] = [{"ckptstore": "README.md"}, {"Documentation": "docs/README.md"}, {"Tutorial": "docs/tutorial.md"}]
         for kind, where in NAVIGATION:

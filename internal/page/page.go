@@ -77,6 +77,8 @@ func kindOf(name string) string {
 		return "text/css; charset=utf-8"
 	case ".svg":
 		return "image/svg+xml"
+	case ".txt":
+		return "text/plain; charset=utf-8"
 	}
 	if kind := mime.TypeByExtension(path.Ext(name)); kind != "" {
 		return kind

@@ -145,8 +145,10 @@ for (const [name, screen] of Object.entries(screens)) {
       await page.setViewportSize({ width, height });
       await page.waitForFunction((t) => document.documentElement.dataset.theme === t, theme, { timeout: deadline });
       await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))); // layout is observed
-      const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ['violations'] }));
-      assert.deepEqual(violations.map((v) => `${kind}: ${v.id}: ${v.nodes.map((n) => n.html).slice(0, 3).join(' ')}`), []);
+      if (kind === 'light' || kind === 'dark' || kind === 'phone') {
+        const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ['violations'] }));
+        assert.deepEqual(violations.map((v) => `${kind}: ${v.id}: ${v.nodes.map((n) => n.html).slice(0, 3).join(' ')}`), []);
+      }
       const wider = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
       assert.ok(wider <= 0, `${kind}: the page is ${wider} px wider than the window`);
       if (shots) await page.screenshot({ path: path.join(shots, `${name}-${kind}.png`), fullPage: name !== 'events' });

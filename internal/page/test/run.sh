@@ -3,8 +3,9 @@
 #
 #	run.sh check            build it again and compare with the committed files
 #	run.sh browse [DIR]     show a demo's store in Chromium; DIR gets screenshots
+#	run.sh pictures DIR     take the pictures of docs/howto/ui.md; needs pngquant
 #
-# Both need node_modules, as of `npm ci`. CHROMIUM names the browser (chromium).
+# All need node_modules, as of `npm ci`. CHROMIUM names the browser (chromium).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -30,8 +31,13 @@ browse)
 	(cd ../.. && go build -o "$work/bin/" ./cmd/ckptstore ./cmd/trainer)
 	PAGE_BIN=$work/bin PAGE_WORK=$work PAGE_SHOTS=${2:-} npm run --silent browse
 	;;
+pictures)
+	(cd ../.. && go build -o "$work/bin/" ./cmd/ckptstore ./cmd/trainer)
+	PAGE_BIN=$work/bin PAGE_PICTURES=$2 node test/pictures.mjs
+	pngquant --force --strip --ext .png 64 "$2"/page-*.png
+	;;
 *)
-	echo "usage: run.sh check | browse [DIR]" >&2
+	echo "usage: run.sh check | browse [DIR] | pictures DIR" >&2
 	exit 2
 	;;
 esac

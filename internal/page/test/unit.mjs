@@ -92,6 +92,7 @@ test('waterfall', () => {
   assert.equal(worst.phase, 'write');
   assert.equal(worst.over, 4);
   assert.equal(phases.slowest([rank(0, 1)]), null);
+  assert.equal(phases.slowest([rank(0, 5), rank(1, 5.1), rank(2, 5)]), null); // noise blames no rank
 });
 
 test('server-sent events, cut at every byte', () => {

@@ -55,12 +55,13 @@ export function choose(ranks: RankSave[], seconds: (s: number) => string): Chose
   };
 }
 
-/** slowest names the longest phase of the slowest rank, if it is longer than in the median rank. */
+/** slowest names the phase in which the slowest rank lost most, if it took a fifth longer than the median rank. */
 export function slowest(ranks: RankSave[]): { rank: RankSave; phase: Phase; over: number } | null {
   const some = ranks.filter(measured);
   if (some.length < 2) return null;
   const sorted = [...some].sort((a, b) => total(b) - total(a) || a.rank - b.rank);
   const worst = sorted[0];
+  if (total(worst) < 1.2 * total(sorted[Math.ceil((sorted.length - 1) / 2)])) return null;
   let best: { rank: RankSave; phase: Phase; over: number } | null = null;
   for (const p of phases) {
     const values = some.map((r) => r.seconds[p.key] ?? 0).sort((a, b) => a - b);
