@@ -55,12 +55,12 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("host %s: %d %s", host, r.status, r.body)
 		}
 	}
-	if r := h.call("GET", "/metrics", readToken1, ""); r.status != http.StatusOK || string(r.body) != "observed /metrics" {
+	if r := h.call("GET", "/metrics", readToken1, ""); r.status != http.StatusOK || r.body != "observed /metrics" {
 		t.Errorf("metrics: %d %s", r.status, r.body)
 	}
 	// A supervisor calls the server by its address, and has no token.
 	for _, probe := range []string{"/healthz", "/readyz"} {
-		if r := h.call("GET", probe, "", "", "Host: 10.1.2.3:7700"); r.status != http.StatusOK || string(r.body) != "observed "+probe {
+		if r := h.call("GET", probe, "", "", "Host: 10.1.2.3:7700"); r.status != http.StatusOK || r.body != "observed "+probe {
 			t.Errorf("%s: %d %s", probe, r.status, r.body)
 		}
 	}

@@ -12,11 +12,9 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
-	"github.com/ckptstore/ckptstore/projections"
 )
 
 // Moment are the parameters of every GET.
@@ -162,7 +160,7 @@ func (h *Handler) at(ctx context.Context, asOf, atLeast uint64, chosen bool) (*a
 	if err != nil {
 		return nil, fmt.Errorf("as of sequence %d: %w", asOf, err)
 	}
-	return &at{From: answer.From{Store: h.store, Views: rows.Past, Now: rows.stored, Past: true}, Sequence: asOf}, nil
+	return &at{From: answer.From{Store: h.store, Views: rows.Source, Now: rows.stored, Past: true}, Sequence: asOf}, nil
 }
 
 // reach waits until the log has a sequence, and returns its end.
@@ -203,18 +201,20 @@ type pasts struct {
 
 // folded is the state as of an event.
 type folded struct {
-	query.Past
-	stored time.Time // when the event was stored
+	query.Source
+	sequence uint64
+	stored   time.Time // when the event was stored
 }
 
-// keptPasts is how many states are kept. Each holds all rows of the store.
+// keptPasts is how many states are kept. In a process without views of its own, each holds all
+// rows of the store.
 const keptPasts = 4
 
 // find returns a kept state.
 func (p *pasts) find(sequence uint64) (folded, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i := slices.IndexFunc(p.kept, func(f folded) bool { return f.Sequence == sequence })
+	i := slices.IndexFunc(p.kept, func(f folded) bool { return f.sequence == sequence })
 	if i < 0 {
 		return folded{}, false
 	}
@@ -237,16 +237,18 @@ func (p *pasts) at(ctx context.Context, h *Handler, sequence uint64) (folded, er
 	if f, ok := p.find(sequence); ok {
 		return f, nil
 	}
-	var f folded
-	rows := projections.NewMemory()
-	at, err := answer.FoldTo(ctx, h.store, sequence, answer.Moment{Sequence: sequence}, rows, func(r events.Recorded) error {
+	f := folded{sequence: sequence}
+	for r, err := range h.store.Log.Read(ctx, sequence, sequence) {
+		if err != nil {
+			return folded{}, err
+		}
 		f.stored = r.Stored
-		return nil
-	})
+	}
+	source, err := h.store.AsOf(ctx, sequence)
 	if err != nil {
 		return folded{}, err
 	}
-	f.Past = query.Past{Rows: rows, Sequence: at}
+	f.Source = source
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.kept = append([]folded{f}, p.kept...)
