@@ -10,8 +10,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/client"
@@ -64,14 +66,34 @@ func doorsOf(t *testing.T, nproc int, set func(*job)) (*job, []*door) {
 	return j, out
 }
 
-// post sends a body and returns the reply's status and body.
+// post sends a body and returns the reply's status and body, or 0 and why there is none.
 func (d *door) post(op, body string, header ...string) (int, string) {
-	d.t.Helper()
-	ctx, cancel := context.WithTimeout(d.t.Context(), patience)
+	return d.postUnder(d.t.Context(), op, body, header...)
+}
+
+// begin sends a body and returns when all of it is sent. The reply follows, as post has it.
+func (d *door) begin(op, body string) <-chan string {
+	sent, reply := make(chan struct{}), make(chan string, 1)
+	once := sync.OnceFunc(func() { close(sent) })
+	ctx := httptrace.WithClientTrace(d.t.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { once() }})
+	go func() {
+		status, text := d.postUnder(ctx, op, body)
+		reply <- fmt.Sprint(status, " ", text)
+	}()
+	select {
+	case <-sent:
+	case text := <-reply: // it could not be sent
+		reply <- text
+	}
+	return reply
+}
+
+func (d *door) postUnder(ctx context.Context, op, body string, header ...string) (int, string) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://trainer/v1/"+op, strings.NewReader(body))
 	if err != nil {
-		d.t.Fatal(err)
+		return 0, err.Error()
 	}
 	req.Header.Set("Authorization", "Bearer "+d.token)
 	for i := 0; i < len(header); i += 2 {
@@ -79,12 +101,12 @@ func (d *door) post(op, body string, header ...string) (int, string) {
 	}
 	resp, err := d.http.Do(req)
 	if err != nil {
-		d.t.Fatal(err)
+		return 0, err.Error()
 	}
 	defer func() { _ = resp.Body.Close() }()
 	reply, err := io.ReadAll(resp.Body)
 	if err != nil {
-		d.t.Fatal(err)
+		return 0, err.Error()
 	}
 	return resp.StatusCode, string(reply)
 }

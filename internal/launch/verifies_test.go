@@ -66,15 +66,13 @@ func TestRanksVerify(t *testing.T) {
 		}
 		return replies
 	}
-	said1 := make(chan string, 1)
-	loaded := func(rank int, r client.LoadReply, said client.LoadedRequest) string {
+	confirming := func(rank int, r client.LoadReply, said client.LoadedRequest) <-chan string {
 		said.Load = r.Load
 		body, err := json.Marshal(said)
 		if err != nil {
 			t.Error(err)
 		}
-		status, reply := ranks[rank].post("loaded", string(body))
-		return fmt.Sprint(status, " ", reply)
+		return ranks[rank].begin("loaded", string(body))
 	}
 	var fine client.LoadedRequest
 
@@ -84,11 +82,11 @@ func TestRanksVerify(t *testing.T) {
 			t.Errorf("rank %d: %v", rank, err)
 		}
 	}
-	go func() { said1 <- loaded(1, r[1], fine) }()
+	said1 := confirming(1, r[1], fine)
 	if done := bodiesOf[events.RestoreCompleted](t, runOf(t)); len(done) > 0 || len(said1) > 0 {
 		t.Error("a load is complete before all ranks have verified it")
 	}
-	for _, got := range []string{loaded(0, r[0], fine), <-said1} {
+	for _, got := range []string{<-confirming(0, r[0], fine), <-said1} {
 		if !strings.HasPrefix(got, "200 ") {
 			t.Errorf("what was verified is answered by %q", got)
 		}
@@ -100,8 +98,8 @@ func TestRanksVerify(t *testing.T) {
 	fails := func(r []client.LoadReply, of1 client.LoadedRequest, status, says string) {
 		t.Helper()
 		before := len(bodiesOf[events.RestoreFailed](t, runOf(t)))
-		go func() { said1 <- loaded(1, r[1], of1) }()
-		for _, got := range []string{loaded(0, r[0], fine), <-said1} {
+		said1 := confirming(1, r[1], of1)
+		for _, got := range []string{<-confirming(0, r[0], fine), <-said1} {
 			if !strings.HasPrefix(got, status) || !strings.Contains(got, says) {
 				t.Errorf("damage is answered by %q, want %s with %q", got, status, says)
 			}
@@ -161,11 +159,11 @@ func TestRanksVerify(t *testing.T) {
 
 	r = load()
 	before := bodiesOf[events.RestoreFailed](t, runOf(t))
-	go func() { said1 <- loaded(0, r[0], fine) }()
+	said0 := confirming(0, r[0], fine)
 	if err := syscall.Kill(ranks[1].pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if got := <-said1; !strings.HasPrefix(got, "409 ") || !strings.Contains(got, "cannot meet any more") {
+	if got := <-said0; !strings.HasPrefix(got, "409 ") || !strings.Contains(got, "cannot meet any more") {
 		t.Errorf("the end of a rank that verifies is answered by %q", got)
 	}
 	j.cancel(nil)

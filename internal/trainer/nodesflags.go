@@ -1,0 +1,158 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+)
+
+// nodesOptions configure a job over several nodes.
+type nodesOptions struct {
+	nodeTimeout, endpointWait, lastCall time.Duration
+	logOptions
+
+	replicas        int
+	maxNodeFailures int
+	preflight       bool
+	replicaRate     string
+	domain          string
+}
+
+func (o *nodesOptions) flags(f *pflag.FlagSet) {
+	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
+	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
+	f.IntVar(&o.maxNodeFailures, "max-node-failures", 0, "failures in a row of one node's ranks, while those of other nodes do not fail and nothing is committed, after which the node is excluded and a spare takes its place, or the job waits for one; 0 for never")
+	f.BoolVar(&o.preflight, "preflight", false, "measure the network of all nodes before the first group, for up to 10 s, and exclude a node with less than half of the median rate if a spare is there; with --max-node-failures 0, only measure")
+	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3 (one may be lost)")
+	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
+	f.IntVar(&o.replicas, "replicas", 0, "how many other nodes keep a copy of each sealed slot in memory, 0 or 1: a save that all ranks have sealed survives the loss of a node")
+	f.StringVar(&o.replicaRate, "replica-rate", "256MiB", "most bytes that a node sends to its replica in a second, such as 1GiB; 0 for any number")
+	f.StringVar(&o.domain, "domain", "", "failure domain of this node, such as its rack: replicas are kept in another one")
+	f.DurationVar(&o.lastCall, "last-call", 30*time.Second, "with MIN:MAX, how long to wait for more nodes than MIN")
+}
+
+// replication sets how the job replicates slots.
+func (o *nodesOptions) replication(cfg *launch.Config, n placement) error {
+	if o.replicas == 1 && n.max == 1 {
+		return fmt.Errorf("%w: --replicas 1: a job on one node has no other node for the copies; give --nnodes too, or leave it out", launch.ErrConfig)
+	}
+	if o.replicas < 0 || o.replicas > 1 {
+		return fmt.Errorf("%w: --replicas %d: give 0 or 1; more copies are not supported", launch.ErrConfig, o.replicas)
+	}
+	if len(o.domain) > maxDomain {
+		return fmt.Errorf("%w: --domain has %d bytes: give at most %d", launch.ErrConfig, len(o.domain), maxDomain)
+	}
+	cfg.Replicas = o.replicas
+	if o.replicaRate == "0" {
+		return nil
+	}
+	rate, err := staging.ParseMemory(o.replicaRate)
+	if err != nil || rate.Bytes == 0 {
+		return fmt.Errorf("%w: --replica-rate %q: give a size such as 256MiB, or 0", launch.ErrConfig, o.replicaRate)
+	}
+	cfg.ReplicaRate = rate.Bytes
+	return nil
+}
+
+// conf takes the timeouts of --rdzv-conf, in seconds, that this trainer has too. A flag of its
+// own takes precedence. Notes report the other settings.
+func (o *nodesOptions) conf(text string, asked func(flag string) bool) (notes []string, err error) {
+	settings, err := confOf(text)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --rdzv-conf: %w", launch.ErrConfig, err)
+	}
+	for _, of := range settings {
+		key, value := of[0], of[1]
+		flag, limit := "", (*time.Duration)(nil)
+		switch key {
+		case "join_timeout":
+			flag, limit = "endpoint-wait", &o.endpointWait
+		case "last_call_timeout":
+			flag, limit = "last-call", &o.lastCall
+		default:
+			notes = append(notes, "--rdzv-conf "+key+" has no effect: --node-timeout, --endpoint-wait and --last-call bound the waiting for nodes")
+			continue
+		}
+		seconds, err := strconv.Atoi(value)
+		if err != nil || seconds < 1 {
+			return nil, fmt.Errorf("%w: --rdzv-conf %s=%s: give a number of seconds above 0", launch.ErrConfig, key, value)
+		}
+		if !asked(flag) {
+			*limit = time.Duration(seconds) * time.Second
+		}
+	}
+	return notes, nil
+}
+
+// endpoint returns where the nodes of a job meet, HOST:PORT: --rdzv-endpoint, or else the
+// master's address.
+func (o *torchrunOptions) endpoint(n placement, getenv func(string) string) (string, error) {
+	host, port := "", defaultEndpointPort
+	switch {
+	case o.rdzvEndpoint != "":
+		h, p, err := net.SplitHostPort(o.rdzvEndpoint)
+		if err != nil {
+			h, p = o.rdzvEndpoint, strconv.Itoa(defaultEndpointPort)
+		}
+		number, err := strconv.Atoi(p)
+		if h == "" || err != nil || number < 1 || number > 65535 {
+			return "", fmt.Errorf("%w: --rdzv-endpoint %s: want HOST:PORT, the address of one of the nodes and a free port there", launch.ErrConfig, o.rdzvEndpoint)
+		}
+		host, port = h, number
+	case n.master != "":
+		host = n.master
+		if o.masterPort != 0 {
+			port = o.masterPort
+		} else if job, err := strconv.Atoi(getenv(slurmJob)); err == nil && job > 0 {
+			port = slurmPorts + job%slurmPortCount
+		}
+	default:
+		return "", fmt.Errorf("%w: %s: the nodes need a place to meet: give --rdzv-endpoint HOST:PORT on each node, with the address of one of them", launch.ErrConfig, n.said)
+	}
+	return net.JoinHostPort(host, strconv.Itoa(port)), nil
+}
+
+// isHere reports whether an endpoint's host is this machine.
+func isHere(ctx context.Context, endpoint string) bool {
+	host, _, err := net.SplitHostPort(endpoint)
+	if err != nil {
+		return false
+	}
+	if name, err := os.Hostname(); err == nil && (host == name || host == "localhost") {
+		return true
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return false
+	}
+	local, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(local, func(a net.Addr) bool {
+		p, err := netip.ParsePrefix(a.String())
+		return err == nil && slices.ContainsFunc(addrs, func(to netip.Addr) bool { return to.Unmap() == p.Addr().Unmap() })
+	})
+}
+
+// taken reports whether another process listens at an endpoint of this machine.
+func taken(ctx context.Context, endpoint string) bool {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", endpoint)
+	if err != nil {
+		return errors.Is(err, syscall.EADDRINUSE)
+	}
+	_ = l.Close() // a probe
+	return false
+}
