@@ -42,11 +42,13 @@ type RunSummary struct {
 	// Metrics are those of the last report.
 	Metrics map[string]any `json:"metrics,omitempty"`
 	// Safe is the newest committed checkpoint of the line.
-	Safe      *SafeAt        `json:"safe,omitempty"`
-	Risks     []insight.Risk `json:"risks"`
-	CreatedAt time.Time      `json:"created_at"`
-	LaneSeq   uint64         `json:"lane_seq,omitempty"` // the trial's last decision, for If-Match
-	Problem   string         `json:"problem,omitempty"`  // why the run cannot be read
+	Safe *SafeAt `json:"safe,omitempty"`
+	// KilledNow is what it would cost to kill the trial now; only while its job runs.
+	KilledNow *insight.KilledNow `json:"killed_now,omitempty"`
+	Risks     []insight.Risk     `json:"risks"`
+	CreatedAt time.Time          `json:"created_at"`
+	LaneSeq   uint64             `json:"lane_seq,omitempty"` // the trial's last decision, for If-Match
+	Problem   string             `json:"problem,omitempty"`  // why the run cannot be read
 }
 
 // SafeAt is the checkpoint that a run would continue from.
@@ -280,11 +282,32 @@ func (h *Handler) summary(ctx context.Context, from *at, row projections.Run) (R
 		}
 		out.Safe = &SafeAt{c.ID, c.Step, c.CommittedSeq, c.EndedAt}
 	}
+	if out.KilledNow, err = killedNow(ctx, from, r, t.Name); err != nil {
+		return out, err
+	}
 	risk, found, err := h.lateCommit(ctx, from, out)
 	if found {
 		out.Risks = append(out.Risks, risk)
 	}
 	return out, err
+}
+
+// killedNow returns what it would cost to kill a trial of a run whose job is live; nil for others.
+func killedNow(ctx context.Context, from *at, r insight.RunJobs, trial string) (*insight.KilledNow, error) {
+	if r.Live == "" {
+		return nil, nil
+	}
+	now, err := query.Ask(ctx, from.Views, query.Standing, query.Params{Run: r.Run})
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range now.Trials {
+		if t.Trial.Name == trial && t.Trial.Job == r.Live {
+			verdict := insight.IfKilled(t)
+			return &verdict, nil
+		}
+	}
+	return nil, nil
 }
 
 // lateCommit returns the risk of a run that trains without commits.
