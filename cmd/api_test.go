@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/api"
+	"github.com/ckptstore/ckptstore/internal/observe"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -283,7 +284,7 @@ func sameColumns(t *testing.T, ofAPI, ofCommand map[string]any) {
 				continue
 			}
 			bad, _ := v["nans"].(float64)
-			x["min"], x["max"], x["last"], x["nonfinite"] = digits(v["min"]), digits(v["max"]), digits(v["last"]), bad
+			x["attempt"], x["min"], x["max"], x["last"], x["nonfinite"] = row["attempt"], digits(v["min"]), digits(v["max"]), digits(v["last"]), bad
 			add("metrics", x)
 		}
 	}
@@ -334,8 +335,15 @@ func byReceipts(t *testing.T, dir, flag string) {
 			t.Error(err)
 		}
 	}()
-	h := api.New(st, api.Options{Users: api.Users{api.NewUser("me", api.Admin, "secret")}})
+	observed := observe.Handler(st, observe.Options{})
+	h := api.New(st, api.Options{Users: api.Users{api.NewUser("me", api.Admin, "secret")}, Observe: observed})
 	defer h.Close()
+	for path, want := range map[string]int{"/metrics": http.StatusOK, "/healthz": http.StatusOK, "/readyz": http.StatusServiceUnavailable} {
+		w := httptest.NewRecorder()
+		if observed.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)); w.Code != want {
+			t.Errorf("%s of receipts: %d %s", path, w.Code, w.Body)
+		}
+	}
 	ask := func(method, path string) (status int, answer map[string]any) {
 		w := httptest.NewRecorder()
 		req := httptest.NewRequestWithContext(t.Context(), method, "http://localhost"+api.Prefix+path, nil)

@@ -137,6 +137,7 @@ type (
 func (h *Handler) readStore() {
 	get(h, "/store", "get-store", "store", "Describe the store and the server", "", func(ctx context.Context, from *at, _ *OfStore) (Store, error) {
 		u := userOf(ctx)
+		from.files = true // of now: the user and the program
 		return Store{
 			Store: h.store.ID, Location: h.store.Location, Sequence: from.Sequence, Version: h.o.Version,
 			User: u.Name, Role: u.Role.String(), ReadOnly: h.store.Log == nil,
@@ -144,7 +145,10 @@ func (h *Handler) readStore() {
 	})
 	get(h, "/at-risk", "get-at-risk", "store", "List what may cost work soon",
 		"Runs that train without a commit for three of their usual intervals, and a disk that is nearly full.",
-		func(ctx context.Context, from *at, _ *OfStore) (RiskList, error) { return h.risks(ctx, from) })
+		func(ctx context.Context, from *at, _ *OfStore) (RiskList, error) {
+			from.files = true // of now: the disk
+			return h.risks(ctx, from)
+		})
 }
 
 // readRuns adds the reads about runs.

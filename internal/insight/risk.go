@@ -3,6 +3,7 @@ package insight
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ckptstore/ckptstore/projections"
@@ -62,8 +63,16 @@ func NoCommit(run string, commits []projections.Checkpoint, started, now time.Ti
 	return Risk{
 		Kind: RiskNoCommit, Run: run, Since: since, Seconds: age.Seconds(), Usual: usual.Seconds(),
 		Text:    fmt.Sprintf("no commit of %s for %v, usually one every %v", run, age.Round(time.Second), usual.Round(100*time.Millisecond)),
-		Command: "ckptstore ls --all " + run,
+		Command: "ckptstore ls --all -- " + shellWord(run),
 	}, true
+}
+
+// shellWord quotes a name for a POSIX shell, unless it has only characters that need no quotes.
+func shellWord(name string) string {
+	if name != "" && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.@/") == "" {
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 }
 
 const (

@@ -260,6 +260,7 @@ func (b *builder) run(s projections.RunStanding, live string, devices map[[2]str
 	}
 	if s.Job.ID != "" {
 		b.gauge(runState, 1, name, insight.StateOf(s.Job, live, trials))
+		b.gauge(runJobStarted, unix(s.Job.StartedAt), name)
 	}
 	if t, ok := leading(s.Trials); ok {
 		if t.Step != nil {

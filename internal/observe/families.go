@@ -42,6 +42,7 @@ var (
 	runState       = family{"run_state", "gauge", []string{"run", "state"}, "1 for the state of the run's newest job: running, stopping, ended or lost."}
 	runStep        = family{"run_step", "gauge", []string{"run"}, "Step of the newest report."}
 	runLastReport  = family{"run_last_report_timestamp_seconds", "gauge", []string{"run"}, "Time of the newest report."}
+	runJobStarted  = family{"run_job_started_timestamp_seconds", "gauge", []string{"run"}, "Time at which the run's newest job started."}
 	runLastCommit  = family{"run_last_commit_timestamp_seconds", "gauge", []string{"run"}, "Time of the newest commit."}
 	commitInterval = family{"run_commit_interval_seconds", "gauge", []string{"run"}, "Usual time between two commits: the median of the newest eight."}
 	stepsAtRisk    = family{"run_steps_at_risk", "gauge", []string{"run"}, "Steps that the next attempt would repeat if the run was killed now."}
@@ -72,7 +73,7 @@ func ofStore() []family {
 
 func ofRuns() []family {
 	return []family{
-		runState, runStep, runLastReport, runLastCommit, commitInterval, stepsAtRisk, runTime, saves, savesInFlight,
+		runState, runJobStarted, runStep, runLastReport, runLastCommit, commitInterval, stepsAtRisk, runTime, saves, savesInFlight,
 		saveDuration, saveBytes, slowestRank, slowestNode, restores, restoreTime, attempts,
 	}
 }

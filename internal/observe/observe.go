@@ -52,8 +52,9 @@ type Options struct {
 	Now     func() time.Time // default: time.Now
 }
 
-// Handler serves /metrics, /healthz and /readyz of a store. It adds no authentication: the
-// metrics have the names of runs and cursors, and nothing that a run has computed.
+// Handler serves /metrics, /healthz and /readyz of a store. It asks for no token, as the
+// server around it may: the metrics have the names of runs and cursors, and nothing that a run has
+// computed.
 func Handler(s *store.Store, o Options) http.Handler {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -362,12 +362,16 @@ type Health struct {
 
 // Health examines the store. It asks the log and the disks, and reads no row.
 func (s *Store) Health(ctx context.Context) (h Health) {
-	h.Log, h.LogErr = s.Log.Last(ctx)
+	if s.Log == nil {
+		h.LogErr = errors.New("this process cannot write the store, so it reads the receipts, not the log: ask a server that can")
+	} else {
+		h.Log, h.LogErr = s.Log.Last(ctx)
+	}
 	views := s.local
 	if own := s.owned(); own != nil {
 		views = own.views
 	}
-	if h.Owns = views != nil; h.Owns {
+	if h.Owns = views != nil && views.db != nil; h.Owns {
 		db, _, halted := views.db.present()
 		h.Halted, h.Memory = halted, views.db.dir != "" && views.db.inMemory()
 		if db != nil {
