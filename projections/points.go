@@ -2,6 +2,7 @@ package projections
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 )
@@ -25,6 +26,7 @@ type PointsTable struct {
 	Iterations int          `json:"iterations"` // of the whole line
 	Width      int          `json:"width"`      // least number of iterations that a point but the last stands for
 	Names      []string     `json:"names"`      // of all metrics in what was read, sorted; strings too
+	Texts      []string     `json:"texts"`      // of those asked for that have a value which is no number, sorted
 	Lines      []PointsLine `json:"lines"`      // the trial's line, then hidden stretches, the oldest attempt first
 }
 
@@ -41,8 +43,10 @@ type PointsLine struct {
 // value is left out or interpolated. Min, max and mean are over the finite numbers; each is
 // nil if there is none.
 type PointsColumns struct {
-	X         []int      `json:"x"`    // last iteration of the point that has the metric
-	Step      []int64    `json:"step"` // of the last report of the point
+	X         []int      `json:"x"`       // last iteration of the point that has the metric
+	Until     []int      `json:"until"`   // iteration of the last report of the point
+	Step      []int64    `json:"step"`    // of that report
+	Attempt   []int      `json:"attempt"` // of that report
 	Min       []*float64 `json:"min"`
 	Max       []*float64 `json:"max"`
 	Mean      []*float64 `json:"mean"`
@@ -57,7 +61,7 @@ type PointsColumns struct {
 // from the number of reports: it reads rollups, and reports only at the edges of the range
 // and of what has been reported.
 func Points(r Reader, q PointsRange) (PointsTable, error) {
-	out := PointsTable{Run: q.Run, Trial: q.Trial, Width: 1, Names: []string{}, Lines: []PointsLine{}}
+	out := PointsTable{Run: q.Run, Trial: q.Trial, Width: 1, Names: []string{}, Texts: []string{}, Lines: []PointsLine{}}
 	if q.From < 0 || q.Until < 0 || q.Points < 1 || q.Attempt < 0 || q.Until != 0 && q.Until < q.From {
 		return out, fmt.Errorf("%w: points from iteration %d until %d in %d points: want no number below 0, a point at least, and an end that is not before the start", ErrReference, q.From, q.Until, q.Points)
 	}
@@ -90,7 +94,7 @@ func Points(r Reader, q PointsRange) (PointsTable, error) {
 		hi = lo - 1
 	}
 	out.Width = max(1, (hi-lo+q.Points)/q.Points)
-	p := pointing{r: r, t: t, lo: lo, hi: hi, width: out.Width, names: map[string]bool{}}
+	p := pointing{r: r, t: t, lo: lo, hi: hi, width: out.Width, names: map[string]bool{}, texts: map[string]bool{}}
 	if len(q.Names) > 0 {
 		wanted := map[string]bool{}
 		for _, name := range q.Names {
@@ -113,10 +117,10 @@ func Points(r Reader, q PointsRange) (PointsTable, error) {
 			out.Lines = append(out.Lines, one)
 		}
 	}
-	for name := range p.names {
-		out.Names = append(out.Names, name)
-	}
+	out.Names = slices.AppendSeq(out.Names, maps.Keys(p.names))
+	out.Texts = slices.AppendSeq(out.Texts, maps.Keys(p.texts))
 	slices.Sort(out.Names)
+	slices.Sort(out.Texts)
 	return out, nil
 }
 
@@ -128,6 +132,7 @@ type pointing struct {
 	width  int
 	want   func(name []byte) bool // nil: all
 	names  map[string]bool
+	texts  map[string]bool
 
 	// Of the line that is read.
 	out   PointsLine
@@ -135,7 +140,9 @@ type pointing struct {
 	at    int // attempt
 	begin int // first iteration of the open point; 0: none is open
 	open  tallies
-	steps int64
+	until int // of the line, like step and attempt of the last report that was added
+	step  int64
+	of    int
 }
 
 // line reads branches that follow each other, the oldest first.
@@ -250,7 +257,8 @@ func (p *pointing) add(first, last int, step int64, metrics tallies) {
 		shifted.atMin, shifted.atMax, shifted.atLast = t.atMin+p.shift, t.atMax+p.shift, t.atLast+p.shift
 		into.merge(&shifted)
 	}
-	if p.steps = step; last+p.shift-p.begin+1 >= p.width {
+	p.until, p.step, p.of = last+p.shift, step, p.at
+	if last+p.shift-p.begin+1 >= p.width {
 		p.close()
 	}
 }
@@ -259,19 +267,24 @@ func (p *pointing) add(first, last int, step int64, metrics tallies) {
 func (p *pointing) close() {
 	for _, t := range p.open {
 		if t.numbers > 0 {
-			p.out.add(t, p.steps)
+			p.column(t)
+		}
+		if t.others > 0 {
+			p.texts[t.name] = true
 		}
 	}
 	p.begin, p.open = 0, nil
 }
 
-func (l *PointsLine) add(t *tally, step int64) {
-	c := l.Metrics[t.name]
+// column adds the open point to the columns of a metric.
+func (p *pointing) column(t *tally) {
+	c := p.out.Metrics[t.name]
 	if c == nil {
 		c = &PointsColumns{}
-		l.Metrics[t.name] = c
+		p.out.Metrics[t.name] = c
 	}
-	c.X, c.Step = append(c.X, t.atLast), append(c.Step, step)
+	c.X, c.Until = append(c.X, t.atLast), append(c.Until, p.until)
+	c.Step, c.Attempt = append(c.Step, p.step), append(c.Attempt, p.of)
 	c.Count, c.NonFinite = append(c.Count, t.numbers), append(c.NonFinite, t.nan+t.inf+t.neg)
 	var least, most, mean, last *float64
 	atMin, atMax := 0, 0

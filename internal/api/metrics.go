@@ -1,8 +1,11 @@
 package api
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -13,8 +16,9 @@ import (
 )
 
 const metricsText = `The metrics of a run along its current line, as in ` + "`ckptstore metrics RUN --json`" + `, in columns.
-Each row summarizes the same number of iterations by the least, the greatest and the last value, so spikes stay visible.
-Numbers have 6 significant digits. null stands for a value that is not finite; nonfinite counts the reports with such a value.`
+Each row summarizes consecutive iterations, at least width of them, by the least and the greatest finite value and the last
+one, so spikes stay visible. Numbers have 6 significant digits. null stands for a last value that is not finite, and for the
+least and the greatest of none; nonfinite counts the reports with NaN or an infinity.`
 
 // OfMetrics selects metrics.
 type OfMetrics struct {
@@ -24,7 +28,7 @@ type OfMetrics struct {
 	Metric []string `query:"metric,explode" doc:"Only this metric; repeatable"`
 	From   int      `query:"from" minimum:"1" doc:"First iteration along the line"`
 	Until  int      `query:"until" minimum:"1" doc:"Last iteration along the line"`
-	Points int      `query:"points" minimum:"1" maximum:"5000" default:"800" doc:"Most rows of the line, and of each superseded attempt"`
+	Points int      `query:"points" minimum:"1" maximum:"5000" default:"800" doc:"Most rows of the line, and of each superseded stretch of an attempt"`
 	All    bool     `query:"all" doc:"Also reports that a resume superseded"`
 }
 
@@ -52,7 +56,7 @@ type Columns struct {
 	Run        string   `json:"run"`
 	Trial      string   `json:"trial"`
 	Iterations int      `json:"iterations"` // of the whole line
-	Width      int      `json:"width"`      // iterations that a row stands for
+	Width      int      `json:"width"`      // least number of iterations that a row stands for
 	Names      []string `json:"names"`      // of all metrics in the range, sorted
 	Lines      []Line   `json:"lines"`      // the current line first, then what resumes superseded, by attempt
 }
@@ -70,10 +74,10 @@ type Column struct {
 	X         []int    `json:"x"`       // iteration of the row's last report
 	Step      []int64  `json:"step"`    // of the row's last report
 	Attempt   []int    `json:"attempt"` // of the row's last report
-	Min       []Digits `json:"min"`
+	Min       []Digits `json:"min"`     // of the finite numbers; null without one
 	Max       []Digits `json:"max"`
-	Last      []Digits `json:"last"`
-	NonFinite []int    `json:"nonfinite"`
+	Last      []Digits `json:"last"`      // the last number; null if it is not finite
+	NonFinite []int    `json:"nonfinite"` // reports with NaN or an infinity
 }
 
 // Text is a metric of a line that is no number, such as a digest.
@@ -89,75 +93,120 @@ func (h *Handler) metrics(ctx context.Context, from *at, in *OfMetrics) (Columns
 		return Columns{}, err
 	}
 	defer done()
-	table, err := answer.Metrics(ctx, from.Views, query.Params{
+	p := query.Params{
 		Run: in.Run, Trial: in.Trial, Metrics: in.Metric, From: in.From, Until: in.Until, Points: in.Points, All: in.All,
-	})
+	}
+	if p.Trial, err = answer.TrialOf(ctx, from.Views, in.Run, in.Trial); err != nil {
+		return Columns{}, err
+	}
+	table, err := query.Ask(ctx, from.Views, query.Points, p)
 	if err != nil {
 		return Columns{}, err
 	}
-	return columnsOf(table), nil
-}
-
-// columnsOf turns the rows of a table into columns.
-func columnsOf(table projections.MetricsTable) Columns {
-	out := Columns{Run: table.Run, Trial: table.Trial, Iterations: table.Iterations, Width: table.Width, Names: table.Names, Lines: []Line{newLine(false, 0)}}
-	hidden := map[int]int{} // by attempt: its line
-	for _, row := range table.Rows {
-		i := 0
-		if row.Hidden {
-			var known bool
-			if i, known = hidden[row.Attempt]; !known {
-				i = len(out.Lines)
-				hidden[row.Attempt] = i
-				out.Lines = append(out.Lines, newLine(true, row.Attempt))
+	for _, name := range in.Metric {
+		if !slices.Contains(table.Names, name) {
+			return Columns{}, &projections.NotFoundError{
+				What: "metric", Ref: name,
+				Hint: fmt.Sprintf("metrics of these iterations: %q", table.Names),
 			}
 		}
-		l := &out.Lines[i]
-		l.Attempt = row.Attempt
-		for name, s := range row.Metrics {
-			l.add(row, name, s)
+	}
+	var texts []projections.MetricsRow
+	if len(table.Texts) > 0 { // rollups only count them
+		p.Metrics = table.Texts
+		rows, err := query.Ask(ctx, from.Views, query.Metrics, p)
+		if err != nil {
+			return Columns{}, err
+		}
+		texts = rows.Rows
+	}
+	return columnsOf(table, texts), nil
+}
+
+// columnsOf turns points into columns, and the rows of metrics that are no numbers.
+func columnsOf(table projections.PointsTable, texts []projections.MetricsRow) Columns {
+	out := Columns{Run: table.Run, Trial: table.Trial, Iterations: table.Iterations, Width: table.Width, Names: table.Names, Lines: []Line{newLine(false, 0)}}
+	for _, points := range table.Lines {
+		l := out.line(points.Hidden, points.Attempt)
+		for name, c := range points.Metrics {
+			l.add(name, c)
 		}
 	}
+	last := 0 // iteration of the line's last row
+	for _, c := range out.Lines[0].Metrics {
+		if n := len(c.X) - 1; c.X[n] > last {
+			last, out.Lines[0].Attempt = c.X[n], c.Attempt[n]
+		}
+	}
+	for _, row := range texts {
+		l := out.line(row.Hidden, row.Attempt)
+		for name, s := range row.Metrics {
+			l.addText(row, name, s)
+		}
+		if !row.Hidden && row.UntilIteration > last {
+			last, l.Attempt = row.UntilIteration, row.Attempt
+		}
+	}
+	slices.SortStableFunc(out.Lines[1:], func(a, b Line) int { return cmp.Compare(a.Attempt, b.Attempt) })
 	return out
+}
+
+// line returns the current line, or the part of an attempt that a resume superseded, until the
+// next call.
+func (c *Columns) line(hidden bool, attempt int) *Line {
+	if !hidden {
+		return &c.Lines[0]
+	}
+	for i := range c.Lines[1:] {
+		if l := &c.Lines[i+1]; l.Attempt == attempt {
+			return l
+		}
+	}
+	c.Lines = append(c.Lines, newLine(true, attempt))
+	return &c.Lines[len(c.Lines)-1]
 }
 
 func newLine(hidden bool, attempt int) Line {
 	return Line{Hidden: hidden, Attempt: attempt, Metrics: map[string]*Column{}, Texts: map[string]*Text{}}
 }
 
-// add adds the values of a metric in a row.
-func (l *Line) add(row projections.MetricsRow, name string, s projections.Summary) {
-	last, number := projections.Number(s.Last)
-	least, some := projections.Number(s.Min)
-	most, _ := projections.Number(s.Max)
-	if !number && !some {
-		t := l.Texts[name]
-		if t == nil {
-			t = &Text{X: []int{}, Step: []int64{}, Last: []any{}}
-			l.Texts[name] = t
-		}
-		t.X, t.Step, t.Last = append(t.X, row.UntilIteration), append(t.Step, row.Step), append(t.Last, s.Last)
-		return
-	}
+// add adds the points of a metric. Several resumes may have superseded stretches of an attempt:
+// their points are put in the order of iterations.
+func (l *Line) add(name string, p *projections.PointsColumns) {
 	c := l.Metrics[name]
 	if c == nil {
-		c = &Column{X: []int{}, Step: []int64{}, Attempt: []int{}, Min: []Digits{}, Max: []Digits{}, Last: []Digits{}, NonFinite: []int{}}
+		c = &Column{}
 		l.Metrics[name] = c
 	}
-	if !number { // the last report of several has a text
-		last = math.NaN()
+	for i, x := range p.Until {
+		at := len(c.X)
+		for at > 0 && c.X[at-1] > x {
+			at--
+		}
+		c.X, c.Step, c.Attempt = slices.Insert(c.X, at, x), slices.Insert(c.Step, at, p.Step[i]), slices.Insert(c.Attempt, at, p.Attempt[i])
+		c.Min, c.Max = slices.Insert(c.Min, at, digits(p.Min[i])), slices.Insert(c.Max, at, digits(p.Max[i]))
+		c.Last, c.NonFinite = slices.Insert(c.Last, at, digits(p.Last[i])), slices.Insert(c.NonFinite, at, p.NonFinite[i])
 	}
-	if !some { // only NaN
-		least, most = math.NaN(), math.NaN()
+}
+
+// digits is a number, or what is written as null.
+func digits(v *float64) Digits {
+	if v == nil {
+		return Digits(math.NaN())
 	}
-	bad := s.NaNs
-	if math.IsInf(least, -1) || math.IsInf(least, 1) {
-		bad++
+	return Digits(*v)
+}
+
+// addText adds a row of a metric, unless the row has a number.
+func (l *Line) addText(row projections.MetricsRow, name string, s projections.Summary) {
+	_, number := projections.Number(s.Last)
+	if _, some := projections.Number(s.Min); number || some {
+		return
 	}
-	if math.IsInf(most, 1) && most != least {
-		bad++
+	t := l.Texts[name]
+	if t == nil {
+		t = &Text{X: []int{}, Step: []int64{}, Last: []any{}}
+		l.Texts[name] = t
 	}
-	c.X, c.Step, c.Attempt = append(c.X, row.UntilIteration), append(c.Step, row.Step), append(c.Attempt, row.Attempt)
-	c.Min, c.Max, c.Last = append(c.Min, Digits(least)), append(c.Max, Digits(most)), append(c.Last, Digits(last))
-	c.NonFinite = append(c.NonFinite, bad)
+	t.X, t.Step, t.Last = append(t.X, row.UntilIteration), append(t.Step, row.Step), append(t.Last, s.Last)
 }

@@ -280,28 +280,84 @@ func TestAsOf(t *testing.T) {
 	}
 }
 
-// TestColumns: a column has every value of its rows, with six digits; null stands for values
-// that are not finite.
+// TestColumns: a column has every value of its points, with six digits and in the order of
+// iterations; null stands for values that are not finite.
 func TestColumns(t *testing.T) {
 	t.Parallel()
-	row := func(i int, hidden bool, attempt int, metrics map[string]projections.Summary) projections.MetricsRow {
-		return projections.MetricsRow{Attempt: attempt, Iteration: i, UntilIteration: i, Step: int64(10 * i), Hidden: hidden, Metrics: metrics}
+	one, two, three, tiny, huge := 1.0, 2.0, 3.0, 0.123456789, 1234567.0
+	hidden := func(x int, v *float64) projections.PointsLine {
+		return projections.PointsLine{Hidden: true, Attempt: 1, Metrics: map[string]*projections.PointsColumns{"loss": {
+			Until: []int{x}, Step: []int64{int64(10 * x)}, Attempt: []int{1}, Min: []*float64{v}, Max: []*float64{v}, Last: []*float64{nil}, NonFinite: []int{1},
+		}}}
 	}
-	got, err := json.Marshal(columnsOf(projections.MetricsTable{Run: "r", Trial: "t", Iterations: 3, Width: 1, Names: []string{"loss", "sum"}, Rows: []projections.MetricsRow{
-		row(1, false, 1, map[string]projections.Summary{"loss": {Count: 1, Min: 0.123456789, Max: 1e20, Last: 2.0}, "sum": {Count: 1, Last: "abc"}}),
-		row(2, true, 1, map[string]projections.Summary{"loss": {Count: 1, Last: "NaN", NaNs: 1}}),
-		row(2, false, 2, map[string]projections.Summary{"loss": {Count: 2, Min: "-Infinity", Max: 1234567.0, Last: 5.0, NaNs: 1}}),
-	}}))
+	got, err := json.Marshal(columnsOf(projections.PointsTable{Run: "r", Trial: "t", Iterations: 3, Width: 1, Names: []string{"loss", "sum"}, Lines: []projections.PointsLine{
+		{Metrics: map[string]*projections.PointsColumns{"loss": {
+			X: []int{1, 1}, Until: []int{1, 2}, Step: []int64{10, 20}, Attempt: []int{1, 2},
+			Min: []*float64{&tiny, nil}, Max: []*float64{&huge, nil}, Last: []*float64{&two, nil}, NonFinite: []int{0, 2},
+		}}},
+		hidden(9, &three), hidden(2, &one),
+	}}, []projections.MetricsRow{
+		{Attempt: 1, UntilIteration: 1, Step: 10, Metrics: map[string]projections.Summary{"sum": {Count: 1, Last: "abc"}}},
+		{Attempt: 3, UntilIteration: 3, Step: 30, Metrics: map[string]projections.Summary{"sum": {Count: 2, Min: 1.0, Max: 1.0, Last: "abc"}}},
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	const want = `{"run":"r","trial":"t","iterations":3,"width":1,"names":["loss","sum"],"lines":[` +
-		`{"hidden":false,"attempt":2,"metrics":{"loss":{"x":[1,2],"step":[10,20],"attempt":[1,2],"min":[0.123457,null],"max":[1e+20,1.23457e+06],"last":[2,5],"nonfinite":[0,2]}},"texts":{"sum":{"x":[1],"step":[10],"last":["abc"]}}},` +
-		`{"hidden":true,"attempt":1,"metrics":{"loss":{"x":[2],"step":[20],"attempt":[1],"min":[null],"max":[null],"last":[null],"nonfinite":[1]}},"texts":{}}]}`
+		`{"hidden":false,"attempt":3,"metrics":{"loss":{"x":[1,2],"step":[10,20],"attempt":[1,2],"min":[0.123457,null],"max":[1.23457e+06,null],"last":[2,null],"nonfinite":[0,2]}},"texts":{"sum":{"x":[1],"step":[10],"last":["abc"]}}},` +
+		`{"hidden":true,"attempt":1,"metrics":{"loss":{"x":[2,9],"step":[20,90],"attempt":[1,1],"min":[1,3],"max":[1,3],"last":[null,null],"nonfinite":[1,1]}},"texts":{}}]}`
 	if string(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	if text, err := json.Marshal([]Digits{Digits(math.Inf(1)), 0}); err != nil || !reflect.DeepEqual(string(text), "[null,0]") {
 		t.Errorf("%s, %v", text, err)
+	}
+}
+
+// TestMetricsKeepSpikes: few rows of many reports have their spike, count their infinities, and
+// have the finite extremes of the rows with infinities.
+func TestMetricsKeepSpikes(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{Version: "test"})
+	const reports, spike, begin, end = 5000, 1717, 3001, 3050
+	bodies := []events.Body{&events.TrialCreated{}, &events.GroupStarted{Attempt: 1, WorldSize: 1}}
+	for i := 1; i <= reports; i++ {
+		var loss any = 1 + float64(i)/10000
+		if i == spike {
+			loss = 98765.4
+		} else if i >= begin && i <= end {
+			loss = "Infinity"
+		}
+		bodies = append(bodies, &events.Metrics{Attempt: 1, Iteration: i, Step: int64(2 * i), Metrics: map[string]any{"loss": loss, "sum": "abc"}})
+	}
+	h.record("spiky", "main", bodies...)
+	var got Columns
+	h.get("/runs/spiky/metrics?points=40&metric=loss", &got)
+	c := got.Lines[0].Metrics["loss"]
+	if len(got.Lines) != 1 || c == nil || len(c.X) > 40 || len(c.X) < 20 || len(got.Lines[0].Texts) != 0 || got.Lines[0].Attempt != 1 || !slices.Equal(got.Names, []string{"loss", "sum"}) {
+		t.Fatalf("%+v", got)
+	}
+	bad, before := 0, 0
+	for i, x := range c.X {
+		first, last := before+1, x
+		before = x
+		if c.Step[i] != int64(2*x) || c.Attempt[i] != 1 {
+			t.Errorf("row until %d: step %d, attempt %d", x, c.Step[i], c.Attempt[i])
+		}
+		if has := first <= spike && spike <= last; has != (c.Max[i] > 2) {
+			t.Errorf("row from %d until %d: max %v", first, last, c.Max[i])
+		}
+		if c.Min[i] < 1 || c.Max[i] < c.Min[i] { // each row has finite numbers: it is wider than the infinities
+			t.Errorf("row from %d until %d: from %v until %v", first, last, c.Min[i], c.Max[i])
+		}
+		bad += c.NonFinite[i]
+	}
+	if bad != end-begin+1 || before != reports {
+		t.Errorf("%d are not finite, the last row ends at %d", bad, before)
+	}
+	var near Columns
+	h.get("/runs/spiky/metrics?points=40&from=3001&until=3020", &near)
+	if l := near.Lines[0]; len(l.Metrics["loss"].X) != 20 || l.Metrics["loss"].NonFinite[0] != 1 || len(l.Texts["sum"].X) != 20 || l.Texts["sum"].Last[19] != "abc" {
+		t.Errorf("%+v", l)
 	}
 }
