@@ -183,7 +183,7 @@ func TestAPIEqualsCommands(t *testing.T) {
 		s.agrees(compared{"/runs/" + run + "/jobs", []string{"jobs", run, "--json"}, nil})
 		s.agrees(compared{"/runs/" + run + "/nodes", []string{"nodes", run, "--json"}, nil})
 		s.agrees(compared{"/runs/" + run + "/metrics?points=800", []string{"metrics", run, "--points=800", "--json"}, sameColumns})
-		s.agrees(compared{"/runs/" + run + "/metrics?points=7&all=true", []string{"metrics", run, "--points=7", "--all", "--json"}, sameColumns})
+		s.agrees(compared{"/runs/" + run + "/metrics?points=800&all=true", []string{"metrics", run, "--points=800", "--all", "--json"}, sameColumns})
 		s.agrees(compared{"/runs/" + run + "/checkpoints/latest", []string{"show", run + "@latest", "--json"}, s.withTensors(run)})
 		s.agrees(compared{"/runs/" + run + "/checkpoints/latest/reshard?ranks=5", []string{"show", run + "@latest", "--reshard=5", "--json"}, onlyReshard})
 	}
