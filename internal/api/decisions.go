@@ -2,12 +2,17 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"container/list"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,9 +33,12 @@ type Condition struct {
 	Key     string `header:"Idempotency-Key" format:"uuid" doc:"ID of the decision's event. A repeated request with the same ID decides nothing and gets the first answer"`
 }
 
+// source returns the source of the events of a request.
+func source(ctx context.Context) string { return "api/" + userOf(ctx).Name }
+
 // terms returns the conditions for the store.
 func (c Condition) terms(ctx context.Context) (store.Terms, error) {
-	t := store.Terms{ID: strings.ToLower(c.Key), By: "api/" + userOf(ctx).Name}
+	t := store.Terms{ID: strings.ToLower(c.Key), By: source(ctx)}
 	if c.IfMatch == "" {
 		return t, nil
 	}
@@ -150,7 +158,7 @@ func (h *Handler) decideOnce(ctx context.Context, operation string, c Condition,
 	if err != nil {
 		return nil, fmt.Errorf("encode the request: %w", err)
 	}
-	one, release, err := h.once.enter(ctx, t.ID, sha256.Sum256(append([]byte(operation+" "), text...)))
+	one, release, err := h.once.enter(ctx, ofUser{userOf(ctx).Name, t.ID}, sha256.Sum256(append([]byte(operation+" "), text...)))
 	if err != nil {
 		return nil, err
 	}
@@ -170,44 +178,54 @@ func (h *Handler) decide() {
 	stopping := func(preempt bool) func(context.Context, *ToStop) (answer.Stopped, error) {
 		return func(ctx context.Context, in *ToStop) (answer.Stopped, error) { return h.stop(ctx, in, preempt) }
 	}
-	decision(h, http.MethodPost, "/runs/{run}:stop", "stop-run", "Stop the live job of a run", "As `ckptstore stop RUN`.", h.stoppedBefore, stopping(false))
-	decision(h, http.MethodPost, "/runs/{run}:preempt", "preempt-run", "Save, then stop the live job of a run", "As `ckptstore preempt RUN`.", h.stoppedBefore, stopping(true))
+	decision(h, http.MethodPost, "/runs/{run}:stop", "stop-run", "Stop the live job of a run", "As `ckptstore stop RUN`.", h.stoppedBefore(false), stopping(false))
+	decision(h, http.MethodPost, "/runs/{run}:preempt", "preempt-run", "Save, then stop the live job of a run", "As `ckptstore preempt RUN`.", h.stoppedBefore(true), stopping(true))
 	decision(h, http.MethodPost, "/runs/{run}:fork", "fork-run", "Start a new run from a checkpoint",
 		"As `ckptstore fork REF NAME`. If-Match is about the trial of the checkpoint.", h.forkedBefore, h.fork)
 	const mark = "/runs/{run}/checkpoints/{id}"
 	decision(h, http.MethodPut, mark+"/pin", "pin-checkpoint", "Exempt a checkpoint from retention", "As `ckptstore pin REF`.",
 		func(ctx context.Context, in *ToPin, key string) (answer.Marked, bool, error) {
-			return h.markedBefore(ctx, &in.ToMark, key)
+			return h.markedBefore(ctx, &in.ToMark, key, func(c string) events.Body {
+				return &events.CheckpointPinned{Checkpoint: c, Reason: in.Body.reason()}
+			})
 		},
 		func(ctx context.Context, in *ToPin) (answer.Marked, error) {
 			c, err := h.store.Pin(ctx, in.ref(), in.Body.reason())
 			return answer.MarkedFrom(c, ""), err
 		})
-	decision(h, http.MethodDelete, mark+"/pin", "unpin-checkpoint", "Remove the pin of a checkpoint", "As `ckptstore unpin REF`.", h.markedBefore,
+	decision(h, http.MethodDelete, mark+"/pin", "unpin-checkpoint", "Remove the pin of a checkpoint", "As `ckptstore unpin REF`.",
+		func(ctx context.Context, in *ToMark, key string) (answer.Marked, bool, error) {
+			return h.markedBefore(ctx, in, key, func(c string) events.Body { return &events.CheckpointUnpinned{Checkpoint: c} })
+		},
 		func(ctx context.Context, in *ToMark) (answer.Marked, error) {
 			c, err := h.store.Unpin(ctx, in.ref())
 			return answer.MarkedFrom(c, ""), err
 		})
-	ofTag := func(ctx context.Context, in *ToTag, key string) (answer.Marked, bool, error) {
-		return h.markedBefore(ctx, &in.ToMark, key)
-	}
-	decision(h, http.MethodPut, mark+"/tags/{tag}", "tag-checkpoint", "Tag a checkpoint", "As `ckptstore tag REF NAME`.", ofTag,
+	decision(h, http.MethodPut, mark+"/tags/{tag}", "tag-checkpoint", "Tag a checkpoint", "As `ckptstore tag REF NAME`.",
+		func(ctx context.Context, in *ToTag, key string) (answer.Marked, bool, error) {
+			return h.markedBefore(ctx, &in.ToMark, key, func(c string) events.Body { return &events.CheckpointTagged{Checkpoint: c, Tag: in.Tag} })
+		},
 		func(ctx context.Context, in *ToTag) (answer.Marked, error) {
 			c, moved, err := h.store.Tag(ctx, in.ref(), in.Tag)
 			return answer.MarkedFrom(c, moved), err
 		})
-	decision(h, http.MethodDelete, mark+"/tags/{tag}", "untag-checkpoint", "Remove a tag", "As `ckptstore tag --delete REF NAME`.", ofTag,
+	decision(h, http.MethodDelete, mark+"/tags/{tag}", "untag-checkpoint", "Remove a tag", "As `ckptstore tag --delete REF NAME`.",
+		func(ctx context.Context, in *ToTag, key string) (answer.Marked, bool, error) {
+			return h.markedBefore(ctx, &in.ToMark, key, func(c string) events.Body { return &events.CheckpointUntagged{Checkpoint: c, Tag: in.Tag} })
+		},
 		func(ctx context.Context, in *ToTag) (answer.Marked, error) {
 			c, err := h.store.Untag(ctx, in.ref(), in.Tag)
 			return answer.MarkedFrom(c, ""), err
 		})
 }
 
+// why returns the reason that the log gets.
+func (in *ToStop) why(ctx context.Context) string {
+	return cmp.Or(in.Body.reason(), "stopped by "+userOf(ctx).Name+" over HTTP")
+}
+
 func (h *Handler) stop(ctx context.Context, in *ToStop, preempt bool) (answer.Stopped, error) {
-	out := answer.Stopped{Run: in.Run, Preempt: preempt, Reason: in.Body.reason()}
-	if out.Reason == "" {
-		out.Reason = "stopped by " + userOf(ctx).Name + " over HTTP"
-	}
+	out := answer.Stopped{Run: in.Run, Preempt: preempt, Reason: in.why(ctx)}
 	if err := answer.KnownRun(ctx, h.store.Views(), in.Run); err != nil {
 		return out, err
 	}
@@ -219,44 +237,68 @@ func (h *Handler) stop(ctx context.Context, in *ToStop, preempt bool) (answer.St
 	return out, nil
 }
 
-// before returns the decision of a trial with an ID, if it is in the log and of one of these
-// kinds.
-func (h *Handler) before(ctx context.Context, run, trial, id string, kinds ...events.Kind) (events.Body, bool, error) {
-	r, found, err := h.store.Decided(ctx, events.Aggregate{Run: run, Trial: trial}, id)
+// before returns the decision of a trial with an ID, if it is in the log. One of another user is
+// a conflict.
+func (h *Handler) before(ctx context.Context, run, trial, id string) (r events.Recorded, body events.Body, found bool, err error) {
+	r, found, err = h.store.Decided(ctx, events.Aggregate{Run: run, Trial: trial}, id)
 	if err != nil || !found {
-		return nil, false, err
+		return r, nil, false, err
 	}
-	for _, k := range kinds {
-		if r.Kind == k {
-			body, err := r.Body()
-			return body, true, err
-		}
+	if r.Source != source(ctx) {
+		return r, nil, false, otherThan(r)
 	}
-	return nil, false, problem.Errorf(problem.Conflict, "Idempotency-Key %s is the ID of event %d, %s: use another", id, r.Sequence, r.Kind)
+	body, err = r.Body()
+	return r, body, err == nil, err
 }
 
-func (h *Handler) stoppedBefore(ctx context.Context, in *ToStop, id string) (answer.Stopped, bool, error) {
-	body, found, err := h.before(ctx, in.Run, projections.DefaultTrial, id, events.TrialStopRequested{}.Kind())
-	b, ok := body.(*events.TrialStopRequested)
-	if err != nil || !found || !ok {
-		return answer.Stopped{}, false, err
-	}
-	out := answer.Stopped{Run: in.Run, Job: b.Job, Preempt: b.Preempt, Reason: b.Reason}
-	jobs, err := query.Ask(ctx, h.store.Views(), query.Jobs, query.Params{Run: in.Run})
-	for _, j := range jobs {
-		if j.ID == b.Job {
-			out.Host, out.PID = j.Host, j.PID
-		}
-	}
-	return out, true, err
+// otherThan reports a request whose key is the ID of the event of another decision.
+func otherThan(r events.Recorded) error {
+	return problem.Errorf(problem.Conflict, "Idempotency-Key %s is the ID of event %d, %s, which another request has decided: use another", r.ID, r.Sequence, r.Kind)
 }
+
+// meant reports whether a reference meant a checkpoint when a decision was made. Tags and
+// latest may mean another one since.
+func (h *Handler) meant(ctx context.Context, r events.Recorded, ref, run, trial, checkpoint string) (bool, error) {
+	if ref == run+"/"+trial+"@"+checkpoint || ref == run+"@"+checkpoint && trial == projections.DefaultTrial {
+		return true, nil
+	}
+	then, err := h.pasts.at(ctx, h, r.Sequence-1)
+	if err != nil {
+		return false, fmt.Errorf("as of sequence %d: %w", r.Sequence-1, err)
+	}
+	c, err := query.Ask(ctx, then.Source, query.Resolve, query.Params{Ref: ref})
+	if errors.Is(err, projections.ErrNotFound) || errors.Is(err, projections.ErrReference) {
+		return false, nil
+	}
+	return c.Run == run && c.Trial == trial && c.ID == checkpoint, err
+}
+
+func (h *Handler) stoppedBefore(preempt bool) func(context.Context, *ToStop, string) (answer.Stopped, bool, error) {
+	return func(ctx context.Context, in *ToStop, id string) (answer.Stopped, bool, error) {
+		r, body, found, err := h.before(ctx, in.Run, projections.DefaultTrial, id)
+		if err != nil || !found {
+			return answer.Stopped{}, false, err
+		}
+		b, ok := body.(*events.TrialStopRequested)
+		if !ok || b.Preempt != preempt || b.Reason != in.why(ctx) {
+			return answer.Stopped{}, false, otherThan(r)
+		}
+		out := answer.Stopped{Run: in.Run, Job: b.Job, Preempt: b.Preempt, Reason: b.Reason}
+		jobs, err := query.Ask(ctx, h.store.Views(), query.Jobs, query.Params{Run: in.Run})
+		for _, j := range jobs {
+			if j.ID == b.Job {
+				out.Host, out.PID = j.Host, j.PID
+			}
+		}
+		return out, true, err
+	}
+}
+
+// ref returns the reference to the checkpoint that the new run begins at.
+func (in *ToFork) ref() string { return in.Run + "@" + cmp.Or(in.Body.Checkpoint, "latest") }
 
 func (h *Handler) fork(ctx context.Context, in *ToFork) (answer.Forked, error) {
-	ref := in.Body.Checkpoint
-	if ref == "" {
-		ref = "latest"
-	}
-	t, err := h.store.Fork(ctx, in.Run+"@"+ref, in.Body.Name, in.Body.Set)
+	t, err := h.store.Fork(ctx, in.ref(), in.Body.Name, in.Body.Set)
 	return answer.ForkedFrom(t), err
 }
 
@@ -264,35 +306,155 @@ func (h *Handler) forkedBefore(ctx context.Context, in *ToFork, id string) (answ
 	if err := store.ValidRun(in.Body.Name); err != nil {
 		return answer.Forked{}, false, nil // Fork reports it
 	}
-	_, found, err := h.before(ctx, in.Body.Name, projections.DefaultTrial, id, events.TrialCreated{}.Kind())
+	r, body, found, err := h.before(ctx, in.Body.Name, projections.DefaultTrial, id)
 	if err != nil || !found {
 		return answer.Forked{}, false, err
+	}
+	b, ok := body.(*events.TrialCreated)
+	if !ok || b.Parent == nil {
+		return answer.Forked{}, false, otherThan(r)
+	}
+	p := b.Parent
+	same, err := h.meant(ctx, r, in.ref(), p.Run, p.Trial, p.Checkpoint)
+	if err == nil && same {
+		same, err = h.configured(ctx, b, in.Body.Set)
+	}
+	if err != nil {
+		return answer.Forked{}, false, err
+	}
+	if !same {
+		return answer.Forked{}, false, otherThan(r)
 	}
 	t, err := query.Ask(ctx, h.store.Views(), query.Trial, query.Params{Run: in.Body.Name, Trial: projections.DefaultTrial})
 	return answer.ForkedFrom(t), true, err
 }
 
-func (h *Handler) markedBefore(ctx context.Context, in *ToMark, id string) (answer.Marked, bool, error) {
-	c, err := query.Ask(ctx, h.store.Views(), query.Resolve, query.Params{Ref: in.ref()})
+// configured reports whether a fork has the configuration of its parent with these changes, as
+// far as the log has them: secrets are not in it.
+func (h *Handler) configured(ctx context.Context, b *events.TrialCreated, set map[string]any) (bool, error) {
+	parent, err := query.Ask(ctx, h.store.Views(), query.Trial, query.Params{Run: b.Parent.Run, Trial: b.Parent.Trial})
+	if err != nil {
+		return false, err
+	}
+	want := map[string]any{}
+	maps.Copy(want, parent.Config)
+	maps.Copy(want, set)
+	has, err := decoded(b.Config)
+	if err != nil {
+		return false, err
+	}
+	wants, err := decoded(want)
+	return sameConfig(has, wants), err
+}
+
+// decoded returns a configuration with the types of values that JSON has.
+func decoded(config map[string]any) (out map[string]any, err error) {
+	text, err := json.Marshal(config)
+	if err == nil {
+		err = json.Unmarshal(text, &out)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("encode the configuration: %w", err)
+	}
+	return out, nil
+}
+
+// redactedMark is in the place of a secret in a configuration of the log.
+const redactedMark = "[redacted]"
+
+// sameConfig reports whether a value of the log can be of a configuration.
+func sameConfig(has, want any) bool {
+	switch has := has.(type) {
+	case string:
+		return strings.Contains(has, redactedMark) || has == want
+	case []any:
+		want, ok := want.([]any)
+		return ok && slices.EqualFunc(has, want, sameConfig)
+	case map[string]any:
+		want, ok := want.(map[string]any)
+		return ok && maps.EqualFunc(has, want, sameConfig)
+	}
+	return reflect.DeepEqual(has, want)
+}
+
+// markedBefore returns the checkpoint of a decision with an ID. want returns the decision of the
+// request about a checkpoint. What the request's reference means now does not matter: a tag
+// that was removed means nothing.
+func (h *Handler) markedBefore(ctx context.Context, in *ToMark, id string, want func(checkpoint string) events.Body) (answer.Marked, bool, error) {
+	trials, err := h.trialsOf(ctx, in)
 	if err != nil {
 		return answer.Marked{}, false, err
 	}
-	_, found, err := h.before(ctx, c.Run, c.Trial, id,
-		events.CheckpointPinned{}.Kind(), events.CheckpointUnpinned{}.Kind(), events.CheckpointTagged{}.Kind(), events.CheckpointUntagged{}.Kind())
-	return answer.MarkedFrom(c, ""), found, err
+	for _, trial := range trials {
+		r, body, found, err := h.before(ctx, in.Run, trial, id)
+		if err != nil {
+			return answer.Marked{}, false, err
+		}
+		if !found {
+			continue
+		}
+		of := checkpointOf(body)
+		if of == "" || !reflect.DeepEqual(body, want(of)) {
+			return answer.Marked{}, false, otherThan(r)
+		}
+		same, err := h.meant(ctx, r, in.ref(), in.Run, trial, of)
+		if err != nil {
+			return answer.Marked{}, false, err
+		}
+		if !same {
+			return answer.Marked{}, false, otherThan(r)
+		}
+		c, err := query.Ask(ctx, h.store.Views(), query.Resolve, query.Params{Ref: in.Run + "/" + trial + "@" + of})
+		return answer.MarkedFrom(c, ""), true, err
+	}
+	return answer.Marked{}, false, nil
+}
+
+// trialsOf returns the trials in which a request may have decided.
+func (h *Handler) trialsOf(ctx context.Context, in *ToMark) ([]string, error) {
+	if in.Trial != "" {
+		return []string{in.Trial}, nil
+	}
+	all, err := query.Ask(ctx, h.store.Views(), query.Trials, query.Params{Run: in.Run})
+	names := make([]string, 0, len(all))
+	for _, t := range all {
+		names = append(names, t.Name)
+	}
+	if i := slices.Index(names, projections.DefaultTrial); i >= 0 {
+		return names[i : i+1], err // a reference without a trial means this one
+	}
+	return names, err
+}
+
+// checkpointOf returns the checkpoint of a decision about one.
+func checkpointOf(body events.Body) string {
+	switch b := body.(type) {
+	case *events.CheckpointPinned:
+		return b.Checkpoint
+	case *events.CheckpointUnpinned:
+		return b.Checkpoint
+	case *events.CheckpointTagged:
+		return b.Checkpoint
+	case *events.CheckpointUntagged:
+		return b.Checkpoint
+	}
+	return ""
 }
 
 // answers are the answers to the last decisions with a key. A server that was restarted looks
 // for the event in the log instead.
 type answers struct {
 	mu    sync.Mutex
-	byKey map[string]*list.Element
+	byKey map[ofUser]*list.Element
 	order *list.List // of *once, the last used first
 }
 
+// ofUser is the key that a user chose for a request.
+type ofUser struct{ user, key string }
+
 // once is the answer to a decision with a key.
 type once struct {
-	key     string
+	key     ofUser
 	request [sha256.Size]byte
 	turn    chan struct{} // held by the request that decides
 	done    bool
@@ -302,10 +464,10 @@ type once struct {
 // mostAnswers is how many answers are kept.
 const mostAnswers = 1000
 
-func newAnswers() *answers { return &answers{byKey: map[string]*list.Element{}, order: list.New()} }
+func newAnswers() *answers { return &answers{byKey: map[ofUser]*list.Element{}, order: list.New()} }
 
 // enter waits for the turn of a request with a key.
-func (a *answers) enter(ctx context.Context, key string, request [sha256.Size]byte) (one *once, release func(), err error) {
+func (a *answers) enter(ctx context.Context, key ofUser, request [sha256.Size]byte) (one *once, release func(), err error) {
 	a.mu.Lock()
 	e := a.byKey[key]
 	if e == nil {
@@ -321,7 +483,7 @@ func (a *answers) enter(ctx context.Context, key string, request [sha256.Size]by
 	one = e.Value.(*once)
 	a.mu.Unlock()
 	if !bytes.Equal(one.request[:], request[:]) {
-		return nil, nil, problem.Errorf(problem.Conflict, "Idempotency-Key %s was used for another request: use another", key)
+		return nil, nil, problem.Errorf(problem.Conflict, "Idempotency-Key %s was used for another request: use another", key.key)
 	}
 	select {
 	case one.turn <- struct{}{}:

@@ -163,3 +163,97 @@ func TestIdempotency(t *testing.T) {
 		t.Errorf("forks: %d %s, %d %s", first.status, first.body, second.status, second.body)
 	}
 }
+
+// TestOtherDecision: after a restart, the ID of another decision is refused, and a repeated
+// decision is answered whatever its reference means meanwhile.
+func TestOtherDecision(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	h.train("bert", 2)
+	h.record("live", "main", &events.JobStarted{Job: "job-1", Host: "here", PID: 4711, NProc: 1, NNodes: 1}, &events.TrialCreated{}, &events.GroupStarted{Attempt: 1, Job: "job-1", WorldSize: 1})
+	_, release, err := h.st.HoldRun(t.Context(), "live", "job-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type request struct{ method, path, body string }
+	const marks = "/runs/bert/checkpoints/"
+	requests := []request{
+		{"PUT", marks + "step-10/pin", `{"reason":"a"}`},
+		{"PUT", marks + "latest/pin", `{"reason":"a"}`},
+		{"DELETE", marks + "step-10.a1/pin", ""},
+		{"PUT", marks + "step-10.a1/tags/good", ""},
+		{"PUT", marks + "good/tags/best", ""},
+		{"DELETE", marks + "best/tags/best", ""},
+		{"DELETE", marks + "step-10.a1/tags/good", ""},
+		{"POST", "/runs/live:stop", `{"reason":"a"}`},
+		{"POST", "/runs/live:preempt", `{"reason":"a"}`},
+		{"POST", "/runs/bert:fork", `{"name":"f","checkpoint":"step-10","set":{"lr":0.5,"token":"hunter2"}}`},
+		{"POST", "/runs/bert:fork", `{"name":"g"}`},
+	}
+	ids := make([]string, len(requests))
+	for i, r := range requests {
+		ids[i] = store.NewID()
+		if got := h.call(r.method, Prefix+r.path, writeToken, r.body, "Idempotency-Key: "+ids[i]); got.status != http.StatusOK {
+			t.Fatalf("%v: %d %s", r, got.status, got.body)
+		}
+	}
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	before, err := h.st.Log.Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := func(token string, r request, id string) reply {
+		return h.callAt(t.Context(), h.serve(h.st, Options{}), r.method, Prefix+r.path, token, r.body, "Idempotency-Key: "+id)
+	}
+	for i, r := range requests {
+		if got := later(writeToken, r, ids[i]); got.status != http.StatusOK {
+			t.Errorf("repeated %v: %d %s", r, got.status, got.body)
+		}
+		h.refusedAs(fmt.Sprint("another user: ", r), later(rootToken, r, ids[i]), 409, "another request has decided")
+	}
+	for _, c := range []struct {
+		of int
+		r  request
+	}{
+		{0, request{"DELETE", marks + "step-10/pin", ""}},
+		{0, request{"PUT", marks + "step-20/pin", `{"reason":"a"}`}},
+		{0, request{"PUT", marks + "step-10/pin", `{"reason":"b"}`}},
+		{0, request{"PUT", marks + "step-10/tags/good", ""}},
+		{0, request{"PUT", marks + "none/pin", `{"reason":"a"}`}},
+		{2, request{"PUT", marks + "step-10.a1/pin", ""}},
+		{3, request{"PUT", marks + "step-10.a1/tags/other", ""}},
+		{3, request{"PUT", marks + "step-20.a1/tags/good", ""}},
+		{3, request{"DELETE", marks + "step-10.a1/tags/good", ""}},
+		{5, request{"DELETE", marks + "step-20.a1/tags/best", ""}},
+		{7, request{"POST", "/runs/live:preempt", `{"reason":"a"}`}},
+		{8, request{"POST", "/runs/live:stop", `{"reason":"a"}`}},
+		{8, request{"POST", "/runs/live:preempt", ""}},
+		{9, request{"POST", "/runs/bert:fork", `{"name":"f","checkpoint":"step-20","set":{"lr":0.5,"token":"hunter2"}}`}},
+		{9, request{"POST", "/runs/bert:fork", `{"name":"f","checkpoint":"step-10","set":{"lr":0.6,"token":"hunter2"}}`}},
+		{9, request{"POST", "/runs/bert:fork", `{"name":"f","checkpoint":"step-10"}`}},
+		{10, request{"POST", "/runs/bert:fork", `{"name":"g","set":{"lr":0.5}}`}},
+	} {
+		h.refusedAs(fmt.Sprint(c.r, " with the ID of ", requests[c.of]), later(writeToken, c.r, ids[c.of]), 409, "another request has decided")
+	}
+	if after, err := h.st.Log.Last(t.Context()); err != nil || after != before {
+		t.Errorf("the log has %d events more: %v", after-before, err)
+	}
+}
+
+// TestKeysOfUsers: a user's key is no other user's.
+func TestKeysOfUsers(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	h.train("bert", 1)
+	id := store.NewID()
+	const pin = Prefix + "/runs/bert/checkpoints/step-10/pin"
+	// Nothing is decided, so nothing is in the log: only the table of the server has the key.
+	if r := h.call("DELETE", pin, writeToken, "", "Idempotency-Key: "+id); r.status != http.StatusOK {
+		t.Fatalf("%d %s", r.status, r.body)
+	}
+	if r := h.call("PUT", pin, rootToken, `{"reason":"r"}`, "Idempotency-Key: "+id); r.status != http.StatusOK || !strings.Contains(r.body, `"pinned":true`) {
+		t.Errorf("the key of another user: %d %s", r.status, r.body)
+	}
+}

@@ -131,6 +131,8 @@ func (h *Handler) events(ctx context.Context, from *at, in *OfEvents) (EventPage
 	}
 	end := from.Sequence
 	switch {
+	case begin.Sequence > from.Sequence:
+		return out, problem.Errorf(problem.NotFound, "page: its list is as of event %d, and the log ends at %d: ask for the first page again", begin.Sequence, from.Sequence)
 	case begin.Sequence > 0:
 		end = begin.Sequence
 	case in.AsOf > from.Sequence:
@@ -139,6 +141,9 @@ func (h *Handler) events(ctx context.Context, from *at, in *OfEvents) (EventPage
 		end, from.final = in.AsOf, true
 	}
 	next := end
+	if in.After > from.Sequence {
+		return out, problem.Errorf(problem.NotFound, "after %d: the log ends at %d: ask for events after that, or with at_least", in.After, from.Sequence)
+	}
 	if in.Before > 0 {
 		next = min(end, in.Before-1)
 	}
@@ -147,7 +152,10 @@ func (h *Handler) events(ctx context.Context, from *at, in *OfEvents) (EventPage
 	}
 	if begin.Key != "" {
 		if next, err = strconv.ParseUint(begin.Key, 10, 64); err != nil {
-			return out, problem.Errorf(problem.Invalid, "page: this is not the member next of a page of events: ask for the first page again")
+			return out, notOfEvents()
+		}
+		if next == 0 || next > end { // a page that is complete has no next one
+			return out, notOfEvents()
 		}
 	}
 	if forward {
@@ -159,6 +167,10 @@ func (h *Handler) events(ctx context.Context, from *at, in *OfEvents) (EventPage
 		out.Next = place{end, strconv.FormatUint(next, 10)}.token()
 	}
 	return out, err
+}
+
+func notOfEvents() error {
+	return problem.Errorf(problem.Invalid, "page: this is not the member next of a page of events: ask for the first page again")
 }
 
 // readForward appends events from a sequence on, and returns the sequence to continue at.

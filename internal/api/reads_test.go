@@ -361,3 +361,29 @@ func TestMetricsKeepSpikes(t *testing.T) {
 		t.Errorf("%+v", l)
 	}
 }
+
+// TestEventsPastTheEnd: positions that the log does not have are refused, in a forged token too.
+func TestEventsPastTheEnd(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	h.train("bert", 1)
+	last, err := h.st.Log.Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func(query string) reply { return h.call("GET", Prefix+"/events?"+query, readToken1, "") }
+	h.refusedAs("after the end of numbers", get("after=18446744073709551615"), 404, "the log ends at")
+	h.refusedAs("after the end", get(fmt.Sprintf("after=%d", last+1)), 404, "the log ends at")
+	forged := func(s uint64, k string) string { return "page=" + place{s, k}.token() }
+	for _, order := range []string{"", "first=true&"} {
+		h.refusedAs("a list as of the future", get(order+forged(last+1, "1")), 404, "first page")
+		h.refusedAs("a page as of the future", get(order+forged(last+1000, fmt.Sprint(last+900))), 404, "first page")
+		h.refusedAs("a page past its list", get(order+forged(last, fmt.Sprint(last+1))), 400, "first page")
+		h.refusedAs("a page at the end of numbers", get(order+forged(last, "18446744073709551615")), 400, "first page")
+		h.refusedAs("a page before the log", get(order+forged(last, "0")), 400, "first page")
+	}
+	var page EventPage
+	if h.get(fmt.Sprintf("/events?after=%d", last), &page); len(page.Events) != 0 || page.Next != "" {
+		t.Errorf("after the last event: %+v", page)
+	}
+}

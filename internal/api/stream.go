@@ -72,9 +72,12 @@ func newHub(h *Handler) *hub {
 
 func (b *hub) size() uint64 { return uint64(len(b.ring)) }
 
-// close ends the reader and the streams.
+// close ends the reader and the streams. No reader starts later: join looks at life under the
+// same lock.
 func (b *hub) close() {
+	b.mu.Lock()
 	b.end()
+	b.mu.Unlock()
 	b.work.Wait()
 }
 
@@ -179,9 +182,10 @@ type client struct {
 	w      http.ResponseWriter
 	out    *http.ResponseController
 	wanted wanted
-	next   uint64 // sequence of the next event
-	last   uint64 // the end of the log when the client came
-	caught bool   // it got the message caught-up
+	next   uint64           // sequence of the next event
+	last   uint64           // the end of the log when the client came
+	caught bool             // it got the message caught-up
+	tick   <-chan time.Time // when a comment is due
 }
 
 // stream answers GET /stream.
@@ -250,6 +254,7 @@ func (c *client) run(ctx context.Context) error {
 	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
+	c.tick = tick.C
 	live := false // the client has reached the ring
 	for {
 		if err := c.catchUp(); err != nil {
@@ -276,8 +281,8 @@ func (c *client) run(ctx context.Context) error {
 		live = true
 		select {
 		case <-news:
-		case <-tick.C:
-			if err := c.write([]byte(": \n\n")); err != nil {
+		case <-c.tick:
+			if err := c.comment(); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -312,9 +317,19 @@ func (c *client) old(ctx context.Context, until uint64) error {
 		if err := c.catchUp(); err != nil {
 			return err
 		}
+		select {
+		case <-c.tick: // the client may want none of many events
+			if err := c.comment(); err != nil {
+				return err
+			}
+		default:
+		}
 	}
 	return nil
 }
+
+// comment writes a comment.
+func (c *client) comment() error { return c.write([]byte(": \n\n")) }
 
 // event writes an event, if the client wants it.
 func (c *client) event(f frame) error {

@@ -146,6 +146,45 @@ func TestStreamComments(t *testing.T) {
 	}
 }
 
+// TestStreamCommentsOfOldEvents: a client that wants none of many old events gets comments
+// while the server reads them.
+func TestStreamCommentsOfOldEvents(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{comments: time.Microsecond})
+	h.train("bert", 20)
+	comments := 0
+	if err := h.follow(t.Context(), "?after=0&run=none", func(m message) bool {
+		if m.name == ":" {
+			comments++
+		}
+		return m.name != "caught-up"
+	}); err != nil {
+		t.Error(err)
+	}
+	if comments == 0 {
+		t.Error("no comment before caught-up")
+	}
+}
+
+// TestHubClose: the hub ends under the lock under which clients start its reader, so that none
+// starts while close waits for it.
+func TestHubClose(t *testing.T) {
+	t.Parallel()
+	b := newHub(&Handler{store: newHarness(t, Options{}).st})
+	end := b.end
+	b.end = func() {
+		if b.mu.TryLock() {
+			b.mu.Unlock()
+			t.Error("the hub ends without its lock")
+		}
+		end()
+	}
+	b.close()
+	if b.join(0); b.stop != nil {
+		t.Error("a reader started after the end")
+	}
+}
+
 // TestStreamOfSlowClients: a client that takes nothing is cut, and seven others get every event.
 func TestStreamOfSlowClients(t *testing.T) {
 	t.Parallel()
