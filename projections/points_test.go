@@ -110,6 +110,12 @@ func checkPoints(t *rapid.T, q PointsRange, line PointsLine, reports []Report) {
 		}
 		before := 0
 		for i, x := range c.X {
+			ends := func(r Report) bool {
+				return r.LineIteration == c.Until[i] && r.Step == c.Step[i] && r.Attempt == c.Attempt[i]
+			}
+			if c.Until[i] < x || i+1 < len(c.X) && c.Until[i] >= c.X[i+1] || !slices.ContainsFunc(reports, ends) {
+				t.Fatalf("%s: no report of the line ends point %d: iteration %d, step %d, attempt %d", name, i, c.Until[i], c.Step[i], c.Attempt[i])
+			}
 			var sum, finite float64
 			least, most, atLeast, atMost := math.Inf(1), math.Inf(-1), 0, 0
 			count, odd, last := 0, 0, value{}

@@ -134,8 +134,10 @@ func columnsOf(table projections.PointsTable, texts []projections.MetricsRow) Co
 	}
 	last := 0 // iteration of the line's last row
 	for _, c := range out.Lines[0].Metrics {
-		if n := len(c.X) - 1; c.X[n] > last {
-			last, out.Lines[0].Attempt = c.X[n], c.Attempt[n]
+		for i, x := range c.X {
+			if x > last {
+				last, out.Lines[0].Attempt = x, c.Attempt[i]
+			}
 		}
 	}
 	for _, row := range texts {
