@@ -19,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -40,6 +41,9 @@ type Listen struct {
 	Observe http.Handler // see [Options]
 	Version string
 	Logger  *slog.Logger // default: discard
+
+	limit time.Duration // for a request and its answer; default exchangeTime
+	most  int           // connections at once; default mostConnections
 }
 
 // Flags adds the options of a server to a command.
@@ -98,7 +102,13 @@ const (
 	headTime = 10 * time.Second
 	idleTime = 2 * time.Minute
 	lastTime = 2 * time.Second // for requests that run when the server ends
+	// exchangeTime bounds a request with its body, and its answer as well. A stream has limits of
+	// its own.
+	exchangeTime = answerLimit + time.Minute
 )
+
+// mostConnections is how many connections a server has at once. Further ones wait.
+const mostConnections = 1000
 
 // maxHead is the longest head of a request, in bytes.
 const maxHead = 64 << 10
@@ -145,14 +155,63 @@ func Serve(ctx context.Context, st *store.Store, l Listen) (_ *Server, err error
 	}
 	s.handler = New(st, Options{Users: users, Hosts: l.names(secure), Page: l.Page, Observe: l.Observe, Version: l.Version, Logger: l.Logger})
 	s.http = &http.Server{
-		Handler: s.handler, ReadHeaderTimeout: headTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHead,
+		Handler: s.handler, ReadHeaderTimeout: headTime, ReadTimeout: cmp.Or(l.limit, exchangeTime), WriteTimeout: cmp.Or(l.limit, exchangeTime), IdleTimeout: idleTime, MaxHeaderBytes: maxHead,
 		ErrorLog: slog.NewLogLogger(l.Logger.Handler(), slog.LevelDebug),
 	}
+	listener = newBounded(listener, cmp.Or(l.most, mostConnections))
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)
 	}
 	go func() { s.served <- s.http.Serve(listener) }()
 	return s, nil
+}
+
+// bounded is a listener with a limit of connections.
+type bounded struct {
+	net.Listener
+	places chan struct{} // a connection holds one
+	ended  chan struct{}
+	end    func()
+}
+
+func newBounded(l net.Listener, most int) *bounded {
+	b := &bounded{Listener: l, places: make(chan struct{}, most), ended: make(chan struct{})}
+	b.end = sync.OnceFunc(func() { close(b.ended) })
+	return b
+}
+
+// Accept implements [net.Listener]. It waits for a place.
+func (b *bounded) Accept() (net.Conn, error) {
+	select {
+	case b.places <- struct{}{}:
+	case <-b.ended:
+		return nil, net.ErrClosed
+	}
+	leave := sync.OnceFunc(func() { <-b.places })
+	c, err := b.Listener.Accept()
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	return &placed{c, leave}, nil
+}
+
+// Close implements [net.Listener].
+func (b *bounded) Close() error {
+	b.end()
+	return b.Listener.Close()
+}
+
+// placed is a connection that holds a place until it is closed.
+type placed struct {
+	net.Conn
+	leave func()
+}
+
+// Close implements [net.Conn].
+func (p *placed) Close() error {
+	defer p.leave()
+	return p.Conn.Close()
 }
 
 // certificate reads the certificate and its key.

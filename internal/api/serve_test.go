@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bufio"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -9,7 +10,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"net/http"
@@ -20,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -255,6 +259,107 @@ func TestServeTLS(t *testing.T) {
 	if _, _, found, err := Find(t.Context(), h.st); err != nil || !found {
 		t.Errorf("the server with TLS is not found: %v", err)
 	}
+}
+
+// serveFor serves the store of a harness, with its reader as a user.
+func (h *harness) serveFor(l Listen) {
+	h.t.Helper()
+	l.Address, l.Users = "127.0.0.1:0", filepath.Join(h.t.TempDir(), "users")
+	if err := os.WriteFile(l.Users, fmt.Appendf(nil, "rosa reader %x\n", sha256.Sum256([]byte(readToken1))), 0o600); err != nil {
+		h.t.Fatal(err)
+	}
+	s, err := Serve(h.t.Context(), h.st, l)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			h.t.Error(err)
+		}
+	})
+	h.url = strings.TrimSuffix(s.URL, "/")
+}
+
+// dial connects to the server, for at most a minute.
+func (h *harness) dial() net.Conn {
+	h.t.Helper()
+	c, err := (&net.Dialer{}).DialContext(h.t.Context(), "tcp", strings.TrimPrefix(h.url, "http://"))
+	if err == nil {
+		err = c.SetDeadline(time.Now().Add(time.Minute))
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// TestServeDeafClient: a client that asks for assets and reads none is cut, and so is a client that never
+// ends its body. A stream outlives the limit.
+func TestServeDeafClient(t *testing.T) {
+	t.Parallel()
+	const limit = 300 * time.Millisecond
+	h := newHarness(t, Options{})
+	asset := make([]byte, 1<<20)
+	h.serveFor(Listen{limit: limit, Page: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(asset) })})
+	timeout := net.Error(nil)
+	deaf, err := h.dial(), error(nil)
+	for err == nil {
+		_, err = fmt.Fprint(deaf, strings.Repeat("GET /asset HTTP/1.1\r\nHost: localhost\r\n\r\n", 400))
+	}
+	if asError(err, &timeout) && timeout.Timeout() {
+		t.Error("a client that reads nothing was not cut")
+	}
+	slow := h.dial()
+	fmt.Fprintf(slow, "POST %s/runs/bert:stop HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\nContent-Length: 100\r\n\r\n", Prefix, readToken1)
+	if _, err := io.Copy(io.Discard, slow); asError(err, &timeout) && timeout.Timeout() {
+		t.Error("a client that sends no body was not cut")
+	}
+	start, seen := time.Now(), false
+	if err := h.follow(t.Context(), "", func(message) bool {
+		if seen = time.Since(start) > 4*limit; !seen {
+			h.record("r", "main", &events.JobStarted{Job: store.NewID()})
+		}
+		return !seen
+	}); err != nil || !seen {
+		t.Errorf("the stream ended after %s: %v", time.Since(start), err)
+	}
+}
+
+// TestServeConnections: connections above the limit wait until others end, and do not keep the
+// server from ending.
+func TestServeConnections(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	h.serveFor(Listen{most: 2})
+	ask := func(c net.Conn) {
+		t.Helper()
+		fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+	}
+	read := func(c net.Conn) {
+		t.Helper()
+		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.Contains(line, "200") {
+			t.Errorf("%q, %v", line, err)
+		}
+	}
+	first, second, third := h.dial(), h.dial(), h.dial()
+	for _, c := range []net.Conn{first, second} {
+		ask(c)
+		read(c)
+	}
+	ask(third)
+	if err := third.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	timeout := net.Error(nil)
+	if _, err := third.Read(make([]byte, 1)); !asError(err, &timeout) || !timeout.Timeout() {
+		t.Errorf("the third connection was answered: %v", err)
+	}
+	if err := errors.Join(first.Close(), third.SetReadDeadline(time.Now().Add(time.Minute))); err != nil {
+		t.Fatal(err)
+	}
+	read(third)
+	ask(h.dial()) // waits until the end
 }
 
 // certificate makes a certificate for train.example.

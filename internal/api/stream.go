@@ -198,6 +198,11 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no") // for proxies
 	w.Header().Set("Connection", "close")     // the end of a stream is the end of the connection
+	// The deadline of the request ends here: a client of a stream sends nothing more, for hours.
+	if err := c.out.SetReadDeadline(time.Time{}); err != nil {
+		httpkit.Refuse(w, err)
+		return
+	}
 	w.WriteHeader(http.StatusOK)
 	if err := c.out.Flush(); err != nil {
 		return
