@@ -1,8 +1,6 @@
 package observe
 
 import (
-	"slices"
-
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -76,14 +74,4 @@ func ofRuns() []family {
 		runState, runJobStarted, runStep, runLastReport, runLastCommit, commitInterval, stepsAtRisk, runTime, saves, savesInFlight,
 		saveDuration, saveBytes, slowestRank, slowestNode, restores, restoreTime, attempts,
 	}
-}
-
-// Names returns the names of all metrics that /metrics can serve, sorted.
-func Names() []string {
-	var names []string
-	for _, f := range families() {
-		names = append(names, prefix+f.name)
-	}
-	slices.Sort(names)
-	return names
 }
