@@ -48,7 +48,7 @@ var gatedTrainer = role("trainer with a gate", func(ctx context.Context, args []
 })
 
 // reportsAndSaves saves step 3 of 5 to the end, unless its run has no earlier save, and begins
-// to save step 5. Its run's name has the ranks that seal it.
+// to save step 5. Its run's name has the number of ranks that seal it.
 var reportsAndSaves = workerRole("reports and saves", func(ctx context.Context, c *client.Client) error {
 	if c.Attempt > 1 {
 		emit("resumes %s", c.Resume)
@@ -72,7 +72,7 @@ var reportsAndSaves = workerRole("reports and saves", func(ctx context.Context, 
 	if err := s.Wait(ctx, client.Begun); err != nil {
 		return err
 	}
-	if strings.Contains(c.Run, "all") || strings.Contains(c.Run, "one") && c.Rank == 0 {
+	if strings.Contains(c.Run, "2_sealed") || strings.Contains(c.Run, "1_sealed") && c.Rank == 0 {
 		if err := s.Seal(ctx); err != nil {
 			return err
 		}
@@ -91,12 +91,12 @@ func TestKilledNow(t *testing.T) {
 		resumes         string
 		steps           int64
 	}{
-		{"none", "none", 0, 0, "step-3.a1", 2},
-		{"one", "none", 1, 0, "step-3.a1", 2},
-		{"all", "step-5.a1/r00001.safetensors", 2, 1, "step-5.a1", 0},
-		{"all, written", "step-5.a1/manifest-", 2, 2, "step-5.a1", 0},
-		{"first, one", "none", 1, 0, "", 5},
-		{"first, all", "step-5.a1/r00001.safetensors", 2, 1, "step-5.a1", 0},
+		{"0 sealed", "none", 0, 0, "step-3.a1", 2},
+		{"1 sealed", "none", 1, 0, "step-3.a1", 2},
+		{"2 sealed", "step-5.a1/r00001.safetensors", 2, 1, "step-5.a1", 0},
+		{"2 sealed, 2 written", "step-5.a1/manifest-", 2, 2, "step-5.a1", 0},
+		{"first, 1 sealed", "none", 1, 0, "", 5},
+		{"first, 2 sealed", "step-5.a1/r00001.safetensors", 2, 1, "step-5.a1", 0},
 	} {
 		for _, victim := range []string{"rank", "trainer"} {
 			t.Run(moment.name+", "+victim, func(t *testing.T) {
