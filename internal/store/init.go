@@ -148,9 +148,16 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 // vacant returns an error if a directory is a store, or has files other than those of an
 // interrupted init, above all if it is a store whose store.json is lost.
 func vacant(dir string) error {
+	found := onlyLeftovers(dir)
+	// Another process's init may have ended while the files were listed.
 	if _, err := readIdentity(dir); !errors.Is(err, ErrNoStore) {
 		return errors.Join(ErrExists, err)
 	}
+	return found
+}
+
+// onlyLeftovers returns an error if a directory has files other than those of an interrupted init.
+func onlyLeftovers(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err

@@ -234,6 +234,36 @@ func TestInitKilled(t *testing.T) {
 	}
 }
 
+// TestVacantDuringInit asks while stores are made and opened: a new store is never taken for
+// foreign files or for a damaged store.
+func TestVacantDuringInit(t *testing.T) {
+	t.Parallel()
+	for i := range 10 {
+		dir := filepath.Join(t.TempDir(), fmt.Sprint(i))
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		made := make(chan error, 1)
+		go func() {
+			_, err := Init(t.Context(), dir, "")
+			made <- err
+		}()
+		for done := false; !done; {
+			select {
+			case err := <-made:
+				if err != nil {
+					t.Fatal(err)
+				}
+				done = true
+			default:
+			}
+			if err := vacant(dir); err != nil && !errors.Is(err, ErrExists) {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // TestCutLogLimit checks the limit against real logs: with one event each file is below it, and
 // the smallest second event is above it.
 func TestCutLogLimit(t *testing.T) {
