@@ -41,6 +41,7 @@ type Peer struct {
 const (
 	leastShared = 16 // blocks of a range
 	mostRanges  = 1 << 16
+	mostWanted  = 1 << 20 // ranges of all nodes: those of a node beyond that are not shared
 	mostNodes   = 32 // in a set: more are several sets, each of which reads the blocks once
 )
 
@@ -50,6 +51,7 @@ const shareLimit = 10 * time.Second
 // sharing is what the nodes of a load share.
 type sharing struct {
 	wants map[int][]data.BlockRange // by node
+	held  int                       // ranges in wants
 	known chan struct{}             // closed when reply is known
 	limit *time.Timer
 	reply ShareReply // for all nodes
@@ -104,10 +106,14 @@ func (m *Meeting) want(g *gathering, node int, ranges []data.BlockRange) *sharin
 		})
 	}
 	if s.wants == nil {
-		return s // it is known, and without a node that comes now
+		return s // the reply is without a node that comes now
 	}
 	if _, again := s.wants[node]; !again {
+		if s.held+len(ranges) > mostWanted {
+			ranges = nil
+		}
 		s.wants[node] = ranges
+		s.held += len(ranges)
 	}
 	if len(s.wants) == awaited {
 		s.divide(m.cfg.Peer)
@@ -115,21 +121,23 @@ func (m *Meeting) want(g *gathering, node int, ranges []data.BlockRange) *sharin
 	return s
 }
 
-// divide ends the wait for further nodes.
+// divide ends the wait for further nodes. The division of a million ranges takes seconds: it
+// runs without the lock of the meeting, which the caller holds.
 func (s *sharing) divide(peer func(node int) Peer) {
 	if s == nil || s.wants == nil {
 		return
 	}
 	s.limit.Stop()
-	s.reply = divide(s.wants)
-	s.reply.Peers = map[int]Peer{}
-	for _, set := range s.reply.Nodes {
-		for _, node := range set {
-			s.reply.Peers[node] = peer(node)
-		}
-	}
+	wants, peers := s.wants, map[int]Peer{}
 	s.wants = nil
-	close(s.known)
+	for node := range wants {
+		peers[node] = peer(node)
+	}
+	go func() {
+		defer close(s.known)
+		s.reply = divide(wants)
+		s.reply.Peers = peers
+	}()
 }
 
 // of returns the part of a reply that concerns a node.

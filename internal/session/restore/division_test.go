@@ -196,6 +196,32 @@ func TestShareWithoutANode(t *testing.T) {
 	}
 }
 
+// What nodes want is held up to a number of ranges: a node beyond it reads alone.
+func TestShareOfTooManyRanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := resolved(t, 0, 1)
+		many := make([]data.BlockRange, mostWanted)
+		for i := range many {
+			many[i] = data.BlockRange{Rank: 0, Lo: int64(40 * i), Hi: int64(40*i + 20)}
+		}
+		first := make(chan ShareReply, 1)
+		go func() {
+			reply, err := m.Share(t.Context(), 0, ShareRequest{Key: Key{N: 1}, Ranges: many})
+			if err != nil {
+				t.Error(err)
+			}
+			first <- reply
+		}()
+		synctest.Wait()
+		if reply, err := m.Share(t.Context(), 1, ShareRequest{Key: Key{N: 1}, Ranges: wide}); err != nil || len(reply.Shared) > 0 {
+			t.Errorf("%d ranges are shared, %v", len(reply.Shared), err)
+		}
+		if reply := <-first; len(reply.Shared) > 0 {
+			t.Errorf("%d ranges are shared", len(reply.Shared))
+		}
+	})
+}
+
 // What the coordinator answers is bounded by different sets of nodes, not by their number.
 func TestLargeReplyIsShort(t *testing.T) {
 	wants := map[int][]data.BlockRange{}
