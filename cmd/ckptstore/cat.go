@@ -18,9 +18,17 @@ import (
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/elements"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/tensor"
+)
+
+// Formats of cat.
+const (
+	formatRaw  = "raw"
+	formatNPY  = "npy"
+	formatText = "text"
 )
 
 const catHelp = `Write a tensor or value of a checkpoint to stdout, or to a file with -o. Without FQN, list
@@ -242,7 +250,7 @@ type cutting struct {
 	loader *planner.Loader
 	want   checkpoint.Want
 	head   []byte
-	text   *texter
+	text   *elements.Text
 	out    io.Writer
 	report written
 }
@@ -287,13 +295,13 @@ func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 		return c, nil
 	}
 	shard := &c.want.Shard
-	part := slice{shard.Box, append(tensor.Shape{}, shard.Global...)}
+	part := elements.Slice{Box: shard.Box, Shape: append(tensor.Shape{}, shard.Global...)}
 	if o.slice != "" {
-		if part, err = parseSlice(o.slice, shard.Global); err != nil {
+		if part, err = elements.ParseSlice(o.slice, shard.Global); err != nil {
 			return nil, console.Usagef("--slice %s of %q: %w", o.slice, fqn, err)
 		}
 	}
-	shard.Box = part.box
+	shard.Box = part.Box
 	if o.dtype != "" {
 		to, err := tensor.ParseDType(o.dtype)
 		if err == nil {
@@ -306,18 +314,18 @@ func (s source) cut(fqn string, o catOptions) (*cutting, error) {
 	}
 	switch o.format {
 	case formatNPY:
-		if c.head, err = npyHeader(shard.DType, part.shape); err != nil {
+		if c.head, err = elements.NPYHeader(shard.DType, part.Shape); err != nil {
 			return nil, console.Usagef("%q: %w", fqn, err)
 		}
 	case formatText:
-		if npyTypes[shard.DType] == "" || shard.DType == tensor.Float16 {
-			shard.DType = wider(shard.DType) // lossless
+		if !elements.HasText(shard.DType) {
+			shard.DType = elements.Wider(shard.DType) // lossless
 		}
-		if c.text, err = newTexter(nil, shard.DType, part.shape); err != nil {
+		if c.text, err = elements.NewText(nil, shard.DType, part.Shape); err != nil {
 			return nil, console.Usagef("%q: %w", fqn, err)
 		}
 	}
-	c.report.Kind, c.report.DType, c.report.Shape, c.report.Box = "tensor", shard.DType.String(), part.shape, &part.box
+	c.report.Kind, c.report.DType, c.report.Shape, c.report.Box = "tensor", shard.DType.String(), part.Shape, &part.Box
 	// Find missing chunks before the first window is written.
 	_, err = c.loader.Load([]checkpoint.Want{c.want})
 	return c, err
@@ -332,7 +340,7 @@ func (c *cutting) write(ctx context.Context, w io.Writer) error {
 		return c.part(ctx, c.want, make(single, c.loader.Size(c.want)))
 	}
 	if c.text != nil {
-		c.text.w.Reset(out)
+		c.text.Reset(out)
 		c.out = c.text
 	}
 	if len(c.head) > 0 {
@@ -353,7 +361,7 @@ func (c *cutting) write(ctx context.Context, w io.Writer) error {
 		}
 	}
 	if c.text != nil {
-		return c.text.end()
+		return c.text.End()
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/insight"
+	"github.com/ckptstore/ckptstore/internal/plot"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -260,8 +261,8 @@ func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Param
 		}
 		return query.Ask(ctx, views, query.Metrics, q)
 	}
-	pl := plot{width: width, height: plotHeight, log: o.logScale, color: color}
-	if err := pl.along(table, exact); err != nil {
+	pl := plot.Plot{Width: width, Height: plot.Height, Log: o.logScale, Color: color}
+	if err := along(&pl, table, exact); err != nil {
 		return err
 	}
 	for i, name := range columns(table, p.Metrics) {
@@ -274,21 +275,21 @@ func (a *app) plotMetrics(ctx context.Context, views query.Source, p query.Param
 		}
 		drawn := insight.Lines(table, name, o.logScale)
 		fmt.Fprintln(a.Out, highlightsText(name, h)+noteText(drawn))
-		fmt.Fprint(a.Raw, pl.draw(drawn.Lines)) // in colours
+		fmt.Fprint(a.Raw, pl.Draw(drawn.Lines)) // in colours
 	}
 	return nil
 }
 
-// along sets the x axis to the rows of a table.
-func (p *plot) along(table projections.MetricsTable, exact insight.Exact) error {
+// along sets the x axis of a plot to the rows of a table.
+func along(p *plot.Plot, table projections.MetricsTable, exact insight.Exact) error {
 	first, last, err := insight.Span(table, exact)
 	if err != nil {
 		return err
 	}
-	p.left, p.right = float64(first.Iteration), float64(last.UntilIteration)
-	p.from = fmt.Sprintf("iteration %d, step %d", first.Iteration, first.Step)
-	p.to = fmt.Sprintf("iteration %d, step %d", last.UntilIteration, last.Step)
-	p.less = [2]string{fmt.Sprint("step ", first.Step), fmt.Sprint("step ", last.Step)}
+	p.Left, p.Right = float64(first.Iteration), float64(last.UntilIteration)
+	p.From = fmt.Sprintf("iteration %d, step %d", first.Iteration, first.Step)
+	p.To = fmt.Sprintf("iteration %d, step %d", last.UntilIteration, last.Step)
+	p.Less = [2]string{fmt.Sprint("step ", first.Step), fmt.Sprint("step ", last.Step)}
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/insight"
+	"github.com/ckptstore/ckptstore/internal/plot"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -63,31 +64,31 @@ func TestGoldenPlots(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		table projections.MetricsTable
-		plot  plot
+		plot  plot.Plot
 	}{
-		{"decaying", reported(many(120, decay)...), plot{width: 80}},
-		{"the same, logarithmic", reported(many(120, decay)...), plot{width: 80, log: true}},
-		{"what a resume has hidden, in colors", resumed, plot{width: 60, color: true}},
-		{"gaps", reported(1.0, 2.0, "NaN", 3.0, "Infinity", nil, 2.0, 2.5, "NaN", 1.0), plot{width: 40}},
-		{"a spike in a row of several reports", wide, plot{width: 40}},
-		{"one value", reported(nil, nil, nil, 0.25), plot{width: 40}},
-		{"constant", reported(-3.0, -3.0, -3.0), plot{width: 40}},
-		{"not above zero on a logarithmic axis", reported(100.0, 10.0, 0.0, -1.0, 1.0, 0.1), plot{width: 40, log: true}},
-		{"greatest and least float", reported(-math.MaxFloat64, math.MaxFloat64), plot{width: 40}},
-		{"no numbers", reported("warm-up", "NaN", true), plot{width: 40}},
-		{"narrow", reported(many(120, decay)...), plot{width: 1}},
+		{"decaying", reported(many(120, decay)...), plot.Plot{Width: 80}},
+		{"the same, logarithmic", reported(many(120, decay)...), plot.Plot{Width: 80, Log: true}},
+		{"what a resume has hidden, in colors", resumed, plot.Plot{Width: 60, Color: true}},
+		{"gaps", reported(1.0, 2.0, "NaN", 3.0, "Infinity", nil, 2.0, 2.5, "NaN", 1.0), plot.Plot{Width: 40}},
+		{"a spike in a row of several reports", wide, plot.Plot{Width: 40}},
+		{"one value", reported(nil, nil, nil, 0.25), plot.Plot{Width: 40}},
+		{"constant", reported(-3.0, -3.0, -3.0), plot.Plot{Width: 40}},
+		{"not above zero on a logarithmic axis", reported(100.0, 10.0, 0.0, -1.0, 1.0, 0.1), plot.Plot{Width: 40, Log: true}},
+		{"greatest and least float", reported(-math.MaxFloat64, math.MaxFloat64), plot.Plot{Width: 40}},
+		{"no numbers", reported("warm-up", "NaN", true), plot.Plot{Width: 40}},
+		{"narrow", reported(many(120, decay)...), plot.Plot{Width: 1}},
 	} {
-		c.plot.height = plotHeight
+		c.plot.Height = plot.Height
 		exact := func(projections.MetricsRow, string) (projections.MetricsTable, error) { return inside, nil }
 		h, err := insight.Highlights(c.table, "loss", exact)
 		if err == nil {
-			err = c.plot.along(c.table, exact)
+			err = along(&c.plot, c.table, exact)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := insight.Lines(c.table, "loss", c.plot.log)
-		fmt.Fprintf(&got, "# %s\n%s%s\n%s\n", c.name, highlightsText("loss", h), noteText(d), strings.ReplaceAll(c.plot.draw(d.Lines), "\x1b", "␛"))
+		d := insight.Lines(c.table, "loss", c.plot.Log)
+		fmt.Fprintf(&got, "# %s\n%s%s\n%s\n", c.name, highlightsText("loss", h), noteText(d), strings.ReplaceAll(c.plot.Draw(d.Lines), "\x1b", "␛"))
 	}
 	file := filepath.Join("testdata", "golden-plots.txt")
 	if *updatePlots {

@@ -1,4 +1,6 @@
-package main
+// Package elements shows elements of a tensor: as a .npy file, as text, and the parts of it that
+// numpy's basic slicing names. It is pure.
+package elements
 
 import (
 	"bufio"
@@ -12,13 +14,6 @@ import (
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
-// Formats of cat.
-const (
-	formatRaw  = "raw"
-	formatNPY  = "npy"
-	formatText = "text"
-)
-
 // npyTypes are numpy's names of the element types that it supports.
 var npyTypes = map[tensor.DType]string{
 	tensor.Bool: "|b1", tensor.Uint8: "|u1", tensor.Int8: "|i1",
@@ -26,17 +21,17 @@ var npyTypes = map[tensor.DType]string{
 	tensor.Float16: "<f2", tensor.Float32: "<f4", tensor.Float64: "<f8", tensor.Complex64: "<c8", tensor.Complex128: "<c16",
 }
 
-// npyHeader returns the header of a .npy file of version 1.0:
+// NPYHeader returns the header of a .npy file of version 1.0:
 //
 //	┌──────────────┬───────────┬────────┬──────────────────────────────┐
 //	│ "\x93NUMPY"  │ 0x01 0x00 │ length │ dict, padded with spaces to  │
 //	│ 6 B          │ 2 B       │ u16 LE │ a multiple of 64 B, "\n"     │
 //	└──────────────┴───────────┴────────┴──────────────────────────────┘
-func npyHeader(dtype tensor.DType, shape tensor.Shape) ([]byte, error) {
+func NPYHeader(dtype tensor.DType, shape tensor.Shape) ([]byte, error) {
 	name, ok := npyTypes[dtype]
 	if !ok {
-		as := fmt.Sprintf(", or --dtype %v to convert it", wider(dtype))
-		if wider(dtype) == dtype {
+		as := fmt.Sprintf(", or --dtype %v to convert it", Wider(dtype))
+		if Wider(dtype) == dtype {
 			as = ""
 		}
 		return nil, fmt.Errorf("numpy has no type for %v; use --format raw for its bytes%s", dtype, as)
@@ -60,9 +55,9 @@ func npyHeader(dtype tensor.DType, shape tensor.Shape) ([]byte, error) {
 	return append(head, dict...), nil
 }
 
-// wider returns the numpy type that can hold all elements of a type that numpy lacks,
+// Wider returns the numpy type that can hold all elements of a type that numpy lacks,
 // or the type itself if there is none.
-func wider(dtype tensor.DType) tensor.DType {
+func Wider(dtype tensor.DType) tensor.DType {
 	if tensor.Convertible(dtype, tensor.Float32) == nil {
 		return tensor.Float32
 	}
@@ -72,9 +67,12 @@ func wider(dtype tensor.DType) tensor.DType {
 	return dtype
 }
 
-// texter writes elements as text: one line per row of the last dimension, and an empty
+// HasText reports whether elements of a type can be written as text without a loss of precision.
+func HasText(dtype tensor.DType) bool { return npyTypes[dtype] != "" && dtype != tensor.Float16 }
+
+// Text writes elements as text: one line per row of the last dimension, and an empty
 // line between matrices. Tensors with one dimension get one line per element.
-type texter struct {
+type Text struct {
 	w     *bufio.Writer
 	dtype tensor.DType
 	row   int64 // elements on a line
@@ -83,11 +81,13 @@ type texter struct {
 	text  []byte
 }
 
-func newTexter(w io.Writer, dtype tensor.DType, shape tensor.Shape) (*texter, error) {
+// NewText returns a writer of the elements of a tensor as text. It returns an error if the type
+// has none.
+func NewText(w io.Writer, dtype tensor.DType, shape tensor.Shape) (*Text, error) {
 	if _, ok := npyTypes[dtype]; !ok {
 		return nil, fmt.Errorf("elements of %v cannot be written as text; use --format raw", dtype)
 	}
-	t := &texter{w: bufio.NewWriterSize(w, 1<<20), dtype: dtype, row: 1}
+	t := &Text{w: bufio.NewWriterSize(w, 1<<20), dtype: dtype, row: 1}
 	if n := len(shape); n > 1 {
 		t.row = shape[n-1]
 		if n > 2 {
@@ -98,7 +98,7 @@ func newTexter(w io.Writer, dtype tensor.DType, shape tensor.Shape) (*texter, er
 }
 
 // Write implements io.Writer for whole elements.
-func (t *texter) Write(p []byte) (int, error) {
+func (t *Text) Write(p []byte) (int, error) {
 	size := t.dtype.Size()
 	for rest := p; len(rest) >= size; rest = rest[size:] {
 		t.text = t.text[:0]
@@ -120,8 +120,11 @@ func (t *texter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// end ends the last line.
-func (t *texter) end() error {
+// Reset continues on another writer.
+func (t *Text) Reset(w io.Writer) { t.w.Reset(w) }
+
+// End ends the last line.
+func (t *Text) End() error {
 	if t.at > 0 {
 		_ = t.w.WriteByte('\n') // the writer keeps its error for Flush
 	}
@@ -172,20 +175,20 @@ func appendElement(b []byte, dtype tensor.DType, p []byte) []byte {
 	return b
 }
 
-// slice is a part of a tensor, and the shape of the result, which lacks the dimensions
+// Slice is a part of a tensor, and the shape of the result, which lacks the dimensions
 // that were given by an index.
-type slice struct {
-	box   tensor.Box
-	shape tensor.Shape
+type Slice struct {
+	Box   tensor.Box
+	Shape tensor.Shape
 }
 
-// parseSlice parses numpy's basic slicing of a tensor: for each dimension START:STOP, an
+// ParseSlice parses numpy's basic slicing of a tensor: for each dimension START:STOP, an
 // index, or a colon, and "..." for the remaining dimensions. Negative numbers count from
 // the end, and ranges are cut at the end of the tensor.
-func parseSlice(spec string, shape tensor.Shape) (slice, error) {
+func ParseSlice(spec string, shape tensor.Shape) (Slice, error) {
 	parts := strings.Split(spec, ",")
 	if strings.TrimSpace(spec) == "" {
-		return slice{}, fmt.Errorf("empty; give a range for each dimension, such as 0:10,:,5")
+		return Slice{}, fmt.Errorf("empty; give a range for each dimension, such as 0:10,:,5")
 	}
 	if last := len(parts) - 1; last > 0 && strings.TrimSpace(parts[last]) == "" {
 		parts = parts[:last] // as in a tuple of Python
@@ -197,34 +200,34 @@ func parseSlice(spec string, shape tensor.Shape) (slice, error) {
 			continue
 		}
 		if dots {
-			return slice{}, fmt.Errorf(`it has "..." twice`)
+			return Slice{}, fmt.Errorf(`it has "..." twice`)
 		}
 		dots = true
 	}
 	if named > len(shape) {
-		return slice{}, fmt.Errorf("names %d dimensions, the tensor has %d: its shape is %v", named, len(shape), []int64(shape))
+		return Slice{}, fmt.Errorf("names %d dimensions, the tensor has %d: its shape is %v", named, len(shape), []int64(shape))
 	}
 	if !dots {
 		parts = append(parts, "...")
 	}
-	out := slice{shape: tensor.Shape{}}
+	out := Slice{Shape: tensor.Shape{}}
 	add := func(off, size int64, keep bool) {
-		out.box.Offsets, out.box.Sizes = append(out.box.Offsets, off), append(out.box.Sizes, size)
+		out.Box.Offsets, out.Box.Sizes = append(out.Box.Offsets, off), append(out.Box.Sizes, size)
 		if keep {
-			out.shape = append(out.shape, size)
+			out.Shape = append(out.Shape, size)
 		}
 	}
 	for _, part := range parts {
-		d := len(out.box.Sizes)
+		d := len(out.Box.Sizes)
 		if part = strings.TrimSpace(part); part == "..." {
 			for range len(shape) - named {
-				add(0, shape[len(out.box.Sizes)], true)
+				add(0, shape[len(out.Box.Sizes)], true)
 			}
 			continue
 		}
 		off, size, keep, err := parseRange(part, shape[d])
 		if err != nil {
-			return slice{}, fmt.Errorf("dimension %d, %q: %w", d, part, err)
+			return Slice{}, fmt.Errorf("dimension %d, %q: %w", d, part, err)
 		}
 		add(off, size, keep)
 	}

@@ -1,4 +1,4 @@
-package main
+package elements
 
 import (
 	"bytes"
@@ -33,16 +33,16 @@ func TestParseSlice(t *testing.T) {
 		":-100,0,0":    "[0 0 0]+[0 1 1] (0)",
 		"-9223372036854775808:9223372036854775807": "[0 0 0]+[10 4 6] (10, 4, 6)",
 	} {
-		got, err := parseSlice(spec, shape)
+		got, err := ParseSlice(spec, shape)
 		if err != nil {
 			t.Errorf("%s: %v", spec, err)
 			continue
 		}
-		dims := strings.ReplaceAll(strings.Trim(fmt.Sprint([]int64(got.shape)), "[]"), " ", ", ")
-		if text := fmt.Sprintf("%v (%s)", got.box, dims); text != want {
+		dims := strings.ReplaceAll(strings.Trim(fmt.Sprint([]int64(got.Shape)), "[]"), " ", ", ")
+		if text := fmt.Sprintf("%v (%s)", got.Box, dims); text != want {
 			t.Errorf("%s: %s, want %s", spec, text, want)
 		}
-		if err := got.box.Validate(shape); err != nil {
+		if err := got.Box.Validate(shape); err != nil {
 			t.Errorf("%s: %v", spec, err)
 		}
 	}
@@ -51,11 +51,11 @@ func TestParseSlice(t *testing.T) {
 		"::2": "step of 2 is not supported", "::-1": "step of -1", "::0": "step of 0", "1:2:3:4": "START:STOP", "x": "not a whole number",
 		"1.5:": "not a whole number", ":,:,:,:": "names 4 dimensions, the tensor has 3", "...,...": "twice", "None": "not a whole number",
 	} {
-		if got, err := parseSlice(spec, shape); err == nil || !strings.Contains(err.Error(), want) {
+		if got, err := ParseSlice(spec, shape); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, %v, want an error with %q", spec, got, err, want)
 		}
 	}
-	if got, err := parseSlice("...", nil); err != nil || got.box.Volume() != 1 {
+	if got, err := ParseSlice("...", nil); err != nil || got.Box.Volume() != 1 {
 		t.Errorf("of a scalar: %v, %v", got, err)
 	}
 }
@@ -95,7 +95,7 @@ func TestNPYHeader(t *testing.T) {
 		{tensor.Bool, tensor.Shape{3}, "{'descr': '|b1', 'fortran_order': False, 'shape': (3,), }"},
 		{tensor.Complex128, tensor.Shape{}, "{'descr': '<c16', 'fortran_order': False, 'shape': (), }"},
 	} {
-		head, err := npyHeader(c.dtype, c.shape)
+		head, err := NPYHeader(c.dtype, c.shape)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,14 +110,14 @@ func TestNPYHeader(t *testing.T) {
 		tensor.BFloat16: "--format raw for its bytes, or --dtype float32", tensor.Float8E4M3: "--dtype float32", tensor.Complex32: "--dtype complex64",
 		tensor.Float8E8M0: "--format raw",
 	} {
-		if _, err := npyHeader(dtype, nil); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := NPYHeader(dtype, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v", dtype, err)
 		}
 	}
-	if _, err := npyHeader(tensor.Float8E8M0, nil); strings.Contains(err.Error(), "--dtype") {
+	if _, err := NPYHeader(tensor.Float8E8M0, nil); strings.Contains(err.Error(), "--dtype") {
 		t.Errorf("what cannot be converted: %v", err)
 	}
-	if _, err := npyHeader(tensor.Uint8, make(tensor.Shape, 30000)); err == nil {
+	if _, err := NPYHeader(tensor.Uint8, make(tensor.Shape, 30000)); err == nil {
 		t.Error("a header of more than 64 KiB is written as one of version 1.0")
 	}
 }
@@ -138,7 +138,7 @@ func TestText(t *testing.T) {
 		{tensor.Complex64, tensor.Shape{1}, []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0x80}, "1-0j\n"},
 	} {
 		var out bytes.Buffer
-		w, err := newTexter(&out, c.dtype, c.shape)
+		w, err := NewText(&out, c.dtype, c.shape)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +149,7 @@ func TestText(t *testing.T) {
 			}
 			c.data = c.data[n:]
 		}
-		if err := w.end(); err != nil || out.String() != c.want {
+		if err := w.End(); err != nil || out.String() != c.want {
 			t.Errorf("%v %v: %q, want %q: %v", c.dtype, c.shape, out.String(), c.want, err)
 		}
 	}
@@ -157,7 +157,7 @@ func TestText(t *testing.T) {
 	if string(inf) != "0+Infj" {
 		t.Errorf("%s, for 0 and %v", inf, math.Inf(1))
 	}
-	if _, err := newTexter(io.Discard, tensor.Float8E8M0, nil); err == nil {
+	if _, err := NewText(io.Discard, tensor.Float8E8M0, nil); err == nil {
 		t.Error("float8_e8m0fnu has a text")
 	}
 }

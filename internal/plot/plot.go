@@ -1,4 +1,5 @@
-package main
+// Package plot draws lines as text for a terminal. It is pure.
+package plot
 
 import (
 	"fmt"
@@ -10,7 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/insight"
 )
 
-// plot draws lines with the braille patterns of Unicode: each character is a cell of
+// Plot draws lines with the braille patterns of Unicode: each character is a cell of
 // 2 × 4 dots.
 //
 //	2.31 ┤⡇⠀⠀⠀
@@ -18,19 +19,19 @@ import (
 //	0.01 ┤⠀⠉⠒⠤
 //	     └────
 //	      from   to
-type plot struct {
-	width, height int  // of the picture, in characters, with its labels
-	log           bool // logarithmic y axis
-	color         bool
-	left, right   float64   // bounds of the x axis
-	from, to      string    // labels of the bounds
-	less          [2]string // shorter labels, for narrow plots
+type Plot struct {
+	Width, Height int  // of the picture, in characters, with its labels
+	Log           bool // logarithmic y axis
+	Color         bool
+	Left, Right   float64   // bounds of the x axis
+	From, To      string    // labels of the bounds
+	Less          [2]string // shorter labels, for narrow plots
 }
 
-// Smallest readable plot, in characters.
+// Size of a readable plot, in characters.
 const (
-	minPlotWidth = 24
-	plotHeight   = 8
+	minWidth = 24
+	Height   = 8
 )
 
 // canvas holds the cells of a plot.
@@ -76,10 +77,10 @@ func (c *canvas) line(x0, y0, x1, y1 int, dim bool) {
 
 func abs(n int) int { return max(n, -n) }
 
-// draw draws all lines into one plot. It returns "" if no line has a number.
-func (p plot) draw(lines []insight.Series) string {
+// Draw draws all lines into one plot. It returns "" if no line has a number.
+func (p Plot) Draw(lines []insight.Series) string {
 	scale := func(v float64) float64 { return v }
-	if p.log {
+	if p.Log {
 		scale = math.Log10
 	}
 	low, high := math.Inf(1), math.Inf(-1)
@@ -93,16 +94,16 @@ func (p plot) draw(lines []insight.Series) string {
 	if low > high {
 		return ""
 	}
-	labels := map[int]string{0: axisNumber(high), p.height - 1: axisNumber(low)}
+	labels := map[int]string{0: axisNumber(high), p.Height - 1: axisNumber(low)}
 	if low == high { // a single value: label the middle
-		labels = map[int]string{p.height / 2: axisNumber(low)}
+		labels = map[int]string{p.Height / 2: axisNumber(low)}
 	}
 	margin := 0
 	for _, text := range labels {
 		margin = max(margin, utf8.RuneCountInString(text))
 	}
-	c := newCanvas(max(p.width, minPlotWidth)-margin-2, p.height)
-	column := func(x float64) int { return share(x, p.left, p.right, 2*c.columns-1, 0) }
+	c := newCanvas(max(p.Width, minWidth)-margin-2, p.Height)
+	column := func(x float64) int { return share(x, p.Left, p.Right, 2*c.columns-1, 0) }
 	row := func(v float64) int {
 		return share(scale(v), scale(low), scale(high), 4*c.rows-1, 2*c.rows-2)
 	}
@@ -138,7 +139,7 @@ const (
 	plain   = "\x1b[0m"
 )
 
-func (p plot) print(c *canvas, labels map[int]string, margin int) string {
+func (p Plot) print(c *canvas, labels map[int]string, margin int) string {
 	var out strings.Builder
 	for y := range c.rows {
 		tick := "│"
@@ -153,7 +154,7 @@ func (p plot) print(c *canvas, labels map[int]string, margin int) string {
 		style := ""
 		for x := range end {
 			want := ""
-			if p.color && c.dots[y][x] != 0 {
+			if p.Color && c.dots[y][x] != 0 {
 				want = colored
 				if c.dim[y][x] {
 					want = dimmed
@@ -178,9 +179,9 @@ func (p plot) print(c *canvas, labels map[int]string, margin int) string {
 		out.WriteByte('\n')
 	}
 	fmt.Fprintf(&out, "%*s └%s\n", margin, "", strings.Repeat("─", c.columns))
-	from, to := p.from, p.to
+	from, to := p.From, p.To
 	if len(from)+len(to) >= c.columns {
-		from, to = p.less[0], p.less[1]
+		from, to = p.Less[0], p.Less[1]
 	}
 	fmt.Fprintf(&out, "%*s  %s%*s\n", margin, "", from, max(c.columns-len(from), len(to)+1), to)
 	return out.String()

@@ -42,7 +42,7 @@ const (
 	leastShared = 16 // blocks of a range
 	mostRanges  = 1 << 16
 	mostWanted  = 1 << 20 // ranges of all nodes: those of a node beyond that are not shared
-	mostNodes   = 32 // in a set: more are several sets, each of which reads the blocks once
+	mostNodes   = 32      // in a set: more are several sets, each of which reads the blocks once
 )
 
 // shareLimit bounds how long nodes wait for the requests of others. Some verify their slots first.
