@@ -97,7 +97,7 @@ func New(st *store.Store, o Options) *Handler {
 	}
 	top := http.NewServeMux()
 	top.Handle("/api/", h.authorized(validated(h.mux)))
-	top.Handle("/", framed(page))
+	top.Handle("/", page)
 	h.Handler = h.guarded(top)
 	if o.Observe != nil {
 		top.Handle("/metrics", h.authorized(o.Observe))

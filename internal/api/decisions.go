@@ -90,9 +90,7 @@ type (
 	// ToMark is about a checkpoint.
 	ToMark struct {
 		Condition
-		Run   string `path:"run"`
-		ID    string `path:"id" doc:"ID, the beginning of one, name or tag"`
-		Trial string `query:"trial" doc:"Of the run, if it has several"`
+		Named
 	}
 	// ToPin pins a checkpoint.
 	ToPin struct {
@@ -105,8 +103,6 @@ type (
 		Tag string `path:"tag"`
 	}
 )
-
-func (in ToMark) ref() string { return OfCheckpoint{Run: in.Run, ID: in.ID, Trial: in.Trial}.ref() }
 
 // decided is the answer to a decision.
 type decided[T any] struct {

@@ -56,13 +56,18 @@ func (p Paged) place() (at place, err error) {
 	if err == nil {
 		err = json.Unmarshal(text, &at)
 	}
-	if err != nil || at.Sequence == 0 {
-		return at, problem.Errorf(problem.Invalid, "page: this is not the member next of a page: ask for the first page again")
+	if err != nil || at.Sequence == 0 || at.Key == "" {
+		return at, badPage()
 	}
 	if p.AsOf > 0 && p.AsOf != at.Sequence {
 		return at, problem.Errorf(problem.Invalid, "as_of %d: the page before was as of %d: leave as_of out, or ask for the first page", p.AsOf, at.Sequence)
 	}
 	return at, nil
+}
+
+// badPage returns the error for a token of another list, or none at all.
+func badPage() error {
+	return problem.Errorf(problem.Invalid, "page: this is not the member next of a page of this list: ask for the first page again")
 }
 
 func (p Paged) moment() (uint64, bool, error) {

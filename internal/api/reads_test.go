@@ -230,6 +230,72 @@ func TestPages(t *testing.T) {
 	}
 }
 
+// TestListPages: the pages of a run's lists are the lists, and a token is good for its list only.
+func TestListPages(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	const many = 7
+	var ranks []events.RankPlacement
+	for rank := range many {
+		ranks = append(ranks, events.RankPlacement{Rank: rank, LocalRank: rank})
+	}
+	for i := 1; i <= many; i++ {
+		job := fmt.Sprintf("job-%d", i)
+		h.record("bert", "main", &events.JobStarted{Job: job, Host: "here", PID: 1, NProc: 1, NNodes: 1},
+			&events.GroupStarted{Attempt: i, Job: job, WorldSize: many, Ranks: ranks})
+		h.record("bert", fmt.Sprintf("trial-%d", i), &events.TrialCreated{})
+	}
+	for load := 1; load <= many; load++ {
+		h.record("bert", "main", &events.RestoreBegun{Attempt: many, Load: load, WorldSize: many})
+	}
+	tokens := map[string]string{}
+	for _, list := range []struct {
+		path, rows, key string
+		want            int
+	}{
+		{"/runs/bert/jobs?", "jobs", "job", many},
+		{"/runs/bert/trials?", "trials", "name", many + 1},
+		{"/runs/bert/attempts?trial=main&", "attempts", "attempt", many},
+		{"/runs/bert/workers?trial=main&", "workers", "rank", many},
+		{"/runs/bert/restores?trial=main&", "restores", "load", many},
+	} {
+		keys := func(limit int) (keys []string, whole bool) {
+			for next := ""; ; {
+				var page map[string]any
+				h.get(fmt.Sprintf("%slimit=%d&page=%s", list.path, limit, next), &page)
+				rows, _ := page[list.rows].([]any)
+				if len(rows) > limit {
+					t.Errorf("%s: %d rows in a page of %d", list.rows, len(rows), limit)
+				}
+				for _, row := range rows {
+					keys = append(keys, fmt.Sprint(row.(map[string]any)[list.key]))
+				}
+				if next, _ = page["next"].(string); next == "" {
+					return keys, len(rows) == len(keys)
+				}
+				tokens[list.rows] = next
+			}
+		}
+		all, whole := keys(1000)
+		if len(all) != list.want || !whole {
+			t.Errorf("%s: %v, want %d in one page", list.rows, all, list.want)
+		}
+		for limit := 1; limit <= many+1; limit++ {
+			if got, _ := keys(limit); !slices.Equal(got, all) {
+				t.Errorf("%s in pages of %d: %v, want %v", list.rows, limit, got, all)
+			}
+		}
+	}
+	for _, path := range []string{"/jobs?page=", "/attempts?trial=main&page=", "/workers?trial=main&page=", "/restores?trial=main&page="} {
+		h.refusedAs("a token of another list", h.call("GET", Prefix+"/runs/bert"+path+tokens["trials"], readToken1, ""), 400, "first page")
+	}
+	h.refusedAs("no limit", h.call("GET", Prefix+"/runs/bert/jobs?limit=0", readToken1, ""), 400, "limit")
+	var one RunDetail
+	if h.get("/runs/bert", &one); one.Job == nil || one.Job.Job != fmt.Sprintf("job-%d", many) || one.Job.Attempts != 1 || one.Trials != many+1 {
+		t.Errorf("the run: %+v", one.RunSummary)
+	}
+}
+
 // TestAsOf: an answer as of a sequence never changes, can be kept, and is that of the log up to
 // it; other answers have an ETag.
 func TestAsOf(t *testing.T) {
