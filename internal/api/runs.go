@@ -237,7 +237,7 @@ func listPage[T any](ctx context.Context, from *at, in Paged, rowsOf query.Query
 	return rows, next, err
 }
 
-// cut returns the rows of a page, of which there may be more, and the token of the next one.
+// cut returns the rows of a page, at most its limit, and the token of the next page.
 func cut[T any](rows []T, in Paged, from *at, key func(T) string) ([]T, string) {
 	if len(rows) <= in.Limit {
 		return listOf(rows), ""

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Has schemathesis judge the HTTP API of a demo's store, by its own document: once as a reader,
+# and once as an operator, whose decisions change the store.
+#
+#	judge.sh ST [SECONDS]     ST is the program schemathesis; SECONDS for each user (60)
+#
+# BIN names a folder with ckptstore and trainer; without it they are built. A failure is printed
+# with the request as a curl command. SEED repeats a run.
+set -euo pipefail
+st=$1 seconds=${2:-60} seed=${SEED:-$RANDOM}
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+
+work=$(mktemp -d)
+server=
+# shellcheck disable=SC2317 # called by the trap
+finish() {
+	if [ -n "$server" ]; then
+		kill "$server" 2>/dev/null || true
+		wait "$server" 2>/dev/null || true
+	fi
+	rm -rf "$work"
+}
+trap finish EXIT
+if [ -z "${BIN:-}" ]; then
+	BIN=$work/bin
+	go build -o "$BIN/" ./cmd/ckptstore ./cmd/trainer
+fi
+
+"$BIN/trainer" demo --dir "$work/demo" >"$work/demo.txt" 2>&1 || { cat "$work/demo.txt"; exit 1; }
+for user in reader operator; do
+	printf '%s %s %s\n' "$user" "$user" "$(printf 'token-of-%s' "$user" | sha256sum | cut -d' ' -f1)"
+done >"$work/users"
+chmod 600 "$work/users"
+"$BIN/ckptstore" serve --store "$work/demo/store" --http 127.0.0.1:0 --http-users "$work/users" 2>"$work/serve.txt" &
+server=$!
+for _ in $(seq 300); do
+	url=$(sed -n 's/.*HTTP API at \(http[^;]*\)\/;.*/\1/p' "$work/serve.txt")
+	[ -n "$url" ] && break
+	sleep 0.1
+done
+[ -n "${url:-}" ] || { cat "$work/serve.txt"; exit 1; }
+# The document needs a token as everything does, and schemathesis finds it by its header.
+failed=0
+for user in reader operator; do
+	echo "-- as $user, seed $seed"
+	# The stream never ends.
+	"$st" run "$url/api/v1/openapi.json" --header "Authorization: Bearer token-of-$user" \
+		--exclude-operation-id stream --checks all --max-examples 20 --max-time "$seconds" --seed "$seed" \
+		--suppress-health-check all --request-timeout 30 --continue-on-failure --output-sanitize false --no-color ${REPORT:+--report junit --report-dir "$REPORT/$user"} || failed=1
+done
+exit "$failed"
