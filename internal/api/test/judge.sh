@@ -31,9 +31,10 @@ for user in reader operator; do
 	printf '%s %s %s\n' "$user" "$user" "$(printf 'token-of-%s' "$user" | sha256sum | cut -d' ' -f1)"
 done >"$work/users"
 chmod 600 "$work/users"
+touch "$work/serve.txt"
 "$BIN/ckptstore" serve --store "$work/demo/store" --http 127.0.0.1:0 --http-users "$work/users" 2>"$work/serve.txt" &
 server=$!
-for _ in $(seq 300); do
+for _ in $(seq 1200); do
 	url=$(sed -n 's/.*HTTP API at \(http[^;]*\)\/;.*/\1/p' "$work/serve.txt")
 	[ -n "$url" ] && break
 	sleep 0.1
