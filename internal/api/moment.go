@@ -175,7 +175,7 @@ func (h *Handler) reach(ctx context.Context, sequence uint64) (uint64, error) {
 	tick := time.NewTicker(atLeastPoll)
 	defer tick.Stop()
 	for {
-		last, err := h.last(limit)
+		last, err := h.last(ctx)
 		if err != nil || last >= sequence {
 			return last, err
 		}

@@ -40,15 +40,16 @@ for _ in $(seq 1200); do
 	sleep 0.1
 done
 [ -n "${url:-}" ] || { cat "$work/serve.txt"; exit 1; }
-# By names that are there, requests come further.
+# With names that are there, requests come further; and without at_least they do not wait.
 cat >"$work/named.toml" <<'TOML'
 [parameters]
 "path.run" = "killed"
 "path.id" = "latest"
 "query.trial" = "main"
+"query.at_least" = 0
 "query.ref" = "killed@latest"
 "query.a" = "killed"
-"query.b" = "reference@latest"
+"query.b" = "reference"
 TOML
 : >"$work/any.toml"
 failed=0
