@@ -235,8 +235,8 @@ func (f *fold) advance(a *awaiting, attempt int, report Report) error {
 // minStep is the least step.
 const minStep = -1 << 63
 
-// valued writes the values of checkpoints whose step is that of the report at an iteration,
-// the last one that stands for them.
+// valued writes the values of checkpoints whose step is that of the report at an iteration. No
+// later report stands for them.
 func (f *fold) valued(h *held, attempt int, step int64, iteration int) error {
 	at, _, err := loadReport(f.t, f.run, f.name, attempt, iteration)
 	if err != nil {

@@ -68,7 +68,7 @@ func (w *Why) reason() string {
 
 // Fork is the body of a fork.
 type Fork struct {
-	Name       string         `json:"name" minLength:"1" maxLength:"80" doc:"Of the new run"`
+	Name       string         `json:"name" minLength:"1" maxLength:"80" pattern:"^[^\\x00-\\x1f\\x7f-\\x9f]*$" patternDescription:"no control characters" doc:"Of the new run"`
 	Checkpoint string         `json:"checkpoint,omitempty" doc:"Of the run: an ID, name or tag; default: latest"`
 	Set        map[string]any `json:"set,omitempty" doc:"Changes of the configuration"`
 }
@@ -100,7 +100,7 @@ type (
 	// ToTag is about a tag of a checkpoint.
 	ToTag struct {
 		ToMark
-		Tag string `path:"tag"`
+		Tag string `path:"tag" maxLength:"128" pattern:"^[^\\x00-\\x1f\\x7f-\\x9f@/]*$" patternDescription:"no control characters, and no @ or /"`
 	}
 )
 

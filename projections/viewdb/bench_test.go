@@ -144,7 +144,7 @@ func stepped(log []events.Recorded, save, report func(step int64) int64) []event
 }
 
 // BenchmarkSaves folds saves with ten reports between two, saves of a run that never reports,
-// and saves whose steps are smaller than those of reports, greater, or all the same, in memory
+// and saves whose steps are smaller than those of reports, greater, or equal, in memory
 // and in a database. Events per CPU second must not fall with the number of saves.
 func BenchmarkSaves(b *testing.B) {
 	for _, run := range []struct {
