@@ -104,5 +104,20 @@ func TestHeaders(t *testing.T) {
 		t.Errorf("PUT of a list: %d, Allow %q", r.status, r.head.Get("Allow"))
 	}
 	h.refusedAs("an unknown path", h.call("GET", Prefix+"/nothing", readToken1, ""), 404, "openapi.json")
-	h.refusedAs("an unknown verb", h.call("POST", Prefix+"/runs/bert:explode", writeToken, "{}"), 404)
+	for _, c := range []struct{ method, path, allow string }{
+		{"POST", "/runs/bert", "GET"}, {"OPTIONS", "/runs/bert", "GET"}, {"OPTIONS", "/runs/bert:stop", "POST"}, {"PUT", "/runs/a%3Ab", "GET"},
+		{"OPTIONS", "/runs/bert/checkpoints/x/pin", "PUT, DELETE"},
+	} {
+		r := h.call(c.method, Prefix+c.path, writeToken, "")
+		if h.refusedAs(c.method+" "+c.path, r, 405); r.head.Get("Allow") != c.allow {
+			t.Errorf("%s %s: Allow %q, want %q", c.method, c.path, r.head.Get("Allow"), c.allow)
+		}
+	}
+	for _, query := range []string{"as_of=", "as_of=1&as_of=2", "limit=", "limit=1&limit=2", "page=&page=", "%zz"} {
+		h.refusedAs(query, h.call("GET", Prefix+"/runs?"+query, readToken1, ""), 400)
+	}
+	for _, header := range []string{"Idempotency-Key: ", "If-Match: "} {
+		h.refusedAs("an empty header", h.call("POST", Prefix+"/runs/bert:stop", writeToken, "", header), 400, "no value")
+	}
+	h.refusedAs("an unknown verb", h.call("POST", Prefix+"/runs/bert:explode", writeToken, "{}"), 405)
 }
