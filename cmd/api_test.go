@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
@@ -198,17 +199,56 @@ func TestAPIEqualsCommands(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	for range 20 {
-		seq, run := 1+r.IntN(last), runs[r.IntN(len(runs))]
-		asOf, flag := fmt.Sprint("as_of=", seq), fmt.Sprint("--as-of=", seq)
-		s.agrees(compared{"/runs/" + run + "/checkpoints?all=true&files=true&limit=1000&" + asOf, []string{"ls", run, "--all", "--json", flag}, nil})
-		s.agrees(compared{"/runs/" + run + "/metrics?points=800&" + asOf, []string{"metrics", run, "--points=800", "--json", flag}, sameColumns})
-		s.agrees(compared{"/diff?a=killed&b=reference&" + asOf, []string{"diff", "killed", "reference", "--json", flag}, nil})
+	moments := make([]moment, momentsOf(t))
+	for i := range moments {
+		moments[i] = moment{1 + r.IntN(last), runs[r.IntN(len(runs))]}
 	}
+	t.Run("moments", func(t *testing.T) {
+		for part := range slices.Chunk(moments, (len(moments)+3)/4) {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				s := *s
+				s.t = t
+				for _, m := range part {
+					s.agreesAsOf(m)
+				}
+			})
+		}
+	})
 
 	// By its receipts, the store has the checkpoints of ls --offline.
 	s.kill()
 	byReceipts(t, filepath.Join(dir, "store"), s.store)
+}
+
+// moment is an event, and a run to ask about as of it.
+type moment struct {
+	seq int
+	run string
+}
+
+// momentsEnv is how many random events the API and the commands are compared at.
+const momentsEnv = "CKPTSTORE_TEST_MOMENTS"
+
+func momentsOf(t *testing.T) int {
+	t.Helper()
+	text := os.Getenv(momentsEnv)
+	if text == "" {
+		return 20
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("%s=%s is not a number above 0", momentsEnv, text)
+	}
+	return n
+}
+
+func (s *served) agreesAsOf(m moment) {
+	s.t.Helper()
+	asOf, flag := fmt.Sprint("as_of=", m.seq), fmt.Sprint("--as-of=", m.seq)
+	s.agrees(compared{"/runs/" + m.run + "/checkpoints?all=true&files=true&limit=1000&" + asOf, []string{"ls", m.run, "--all", "--json", flag}, nil})
+	s.agrees(compared{"/runs/" + m.run + "/metrics?points=800&" + asOf, []string{"metrics", m.run, "--points=800", "--json", flag}, sameColumns})
+	s.agrees(compared{"/diff?a=killed&b=reference&" + asOf, []string{"diff", "killed", "reference", "--json", flag}, nil})
 }
 
 // withTensors adds the tensors, which the API has at a path of their own.

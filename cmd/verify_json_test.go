@@ -59,7 +59,7 @@ func TestVerifyRepairJSON(t *testing.T) {
 		Repaired []struct{ Chunks []struct{ FQN, From string } }
 		Left     []struct{ FQN, Reason string } `json:"unrepaired"`
 	}
-	hurt(4096 + 70000) // w0, of which b has the bytes
+	hurt(4096 + 70000) // w0, whose bytes b has
 	output(t, 0, "ckptstore", "verify", "a", "--quick", store)
 	output(t, 6, "ckptstore", "verify", "a", store)
 	output(t, 6, "ckptstore", "verify", "a", "--deep", store)
@@ -71,7 +71,7 @@ func TestVerifyRepairJSON(t *testing.T) {
 	}
 	output(t, 0, "ckptstore", "verify", "--deep", store)
 
-	hurt(4096+1, 4096+2<<20) // and w1, of which there is no other copy
+	hurt(4096+1, 4096+2<<20) // and w1, which has no other copy
 	text = output(t, 6, "ckptstore", "verify", "a", "--repair", "--json", store)
 	schema(t, "verify-unrepaired", text)
 	got = result{}

@@ -91,7 +91,7 @@ func checkColumn[T any](name string, column []T, ranks int) error {
 // unknown stands for an unknown duration in a column.
 const unknown = -1
 
-// durations returns the column of durations, of which nil is unknown. Without a known one
+// durations returns the column of durations. Nil is an unknown one. Without a known one
 // there is no column.
 func durations(seconds []*float64) []float64 {
 	values, known := make([]float64, len(seconds)), false

@@ -150,7 +150,7 @@ func capped(problems []error) []error {
 	return problems
 }
 
-// divided returns the dimension of which the first chunk of t takes the smallest share, or -1
+// divided returns the dimension in which the first chunk of t takes the smallest share, or -1
 // without one: few chunks of a regular layout share a place in it.
 func divided(t checkpoint.Tensor) int {
 	dim, least := -1, 2.0

@@ -178,8 +178,8 @@ func (p *Loader) tensor(i int, w checkpoint.Want, o LoadOptions) (reads []checkp
 	return reads, nil
 }
 
-// holes returns the parts of a wanted box that no chunk of t covers, of which there is at
-// least one.
+// holes returns the parts of a wanted box that no chunk of t covers. There must be at least
+// one.
 func holes(t checkpoint.Tensor, want tensor.Box) (problems []error) {
 	boxes, all := missing(want, t.Chunks)
 	for i, hole := range boxes {

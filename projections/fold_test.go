@@ -78,10 +78,10 @@ func dump(t *testing.T, r Reader) map[string]string {
 	return rows
 }
 
-// grammar is the layout of keys: names, numbers, complements, optional numbers, a rest.
+// grammar is the layout of keys: names, numbers, complements, a rest.
 var grammar = map[byte]string{
 	's': "", 'r': "s", 'j': "ss", 't': "ss", 'a': "ssn", 'w': "ssnn", 'l': "ssnn", 'm': "ssnc",
-	'c': "ssc", 'i': "ssr", 'o': "ssc", 'g': "sss", 'p': "sssn", 'b': "sssc", 'q': "ssnnm", 'd': "ssnr", 'u': "ssnr",
+	'c': "ssc", 'i': "ssr", 'o': "ssc", 'g': "sss", 'p': "sssn", 'b': "sssc", 'q': "ssnn", 'e': "ssnnn", 'h': "ssc", 'd': "ssnr", 'u': "ssnr",
 	'k': "ssn", 'x': "ss", 'y': "s",
 }
 
@@ -99,10 +99,7 @@ func describe(t *testing.T, k []byte) string {
 			n, size := binary.Uvarint(rest)
 			words = append(words, string(rest[size:size+int(n)]))
 			rest = rest[size+int(n):]
-		case 'n', 'c', 'm':
-			if part == 'm' && len(rest) == 0 {
-				break
-			}
+		case 'n', 'c':
 			n := binary.BigEndian.Uint64(rest)
 			if part == 'c' {
 				n = ^n

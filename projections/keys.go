@@ -24,6 +24,8 @@ const (
 	keyWrite      = 'p'
 	keyValue      = 'b'
 	keyAwait      = 'q'
+	keyHeld       = 'e'
+	keyValued     = 'h'
 	keyDevice     = 'd'
 	keyReplica    = 'k'
 	keyVoid       = 'v'
@@ -88,6 +90,10 @@ func begunOf(k []byte) uint64 { return ^binary.BigEndian.Uint64(k[len(k)-8:]) }
 
 func awaitKey(run, trial string, attempt, iteration int) []byte {
 	return number(number(key(keyAwait, run, trial), uint64(attempt)), uint64(iteration))
+}
+
+func valuedKey(run, trial string, begun uint64) []byte {
+	return number(key(keyValued, run, trial), ^begun)
 }
 
 func deviceKey(run, trial string, node int, device string) []byte {

@@ -18,8 +18,12 @@ type Launches struct {
 }
 
 // AllLaunches lists the launches of a run, or of every run by name if run is empty. A
-// run that does not exist has none.
-func AllLaunches(r Reader, run string) ([]Launches, error) {
+// run that does not exist has none. With newest, only the newest job of a run is listed,
+// and its attempts: the rows of others are not read.
+func AllLaunches(r Reader, run string, newest bool) ([]Launches, error) {
+	if newest {
+		return newestLaunches(r, run)
+	}
 	byRun := map[string]*Launches{}
 	within := func(kind byte) []byte {
 		if run == "" {
@@ -81,6 +85,68 @@ func AllLaunches(r Reader, run string) ([]Launches, error) {
 	}
 	slices.SortFunc(list, func(a, b Launches) int { return strings.Compare(a.Run, b.Run) })
 	return list, nil
+}
+
+// newestLaunches lists the launches of a run, or of every run, each with its newest job.
+func newestLaunches(r Reader, run string) ([]Launches, error) {
+	runs, err := all[Run](r, key(keyRun))
+	if run != "" {
+		var row Run
+		var found bool
+		runs = nil
+		if row, found, err = load[Run](r, key(keyRun, run)); found {
+			runs = []Run{row}
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Launches, len(runs))
+	for i, row := range runs {
+		l := &list[i]
+		l.Run = row.Name
+		if err := l.newest(r, row.Job); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(list, func(a, b Launches) int { return strings.Compare(a.Run, b.Run) })
+	return list, nil
+}
+
+// newest reads the rows of a run with one job.
+func (l *Launches) newest(r Reader, job string) (err error) {
+	row, found, err := load[Job](r, key(keyJob, l.Run, job))
+	if err != nil {
+		return err
+	}
+	if found {
+		l.Jobs = []Job{row}
+	}
+	if l.Trials, err = all[Trial](r, key(keyTrial, l.Run)); err != nil {
+		return err
+	}
+	slices.SortStableFunc(l.Trials, func(a, b Trial) int { return strings.Compare(a.Name, b.Name) })
+	for _, t := range l.Trials {
+		used, err := trialUsage(r, l.Run, t.Name)
+		if err != nil {
+			return err
+		}
+		l.Usage = l.Usage.plus(used)
+		begin := len(l.Attempts)
+		for n := t.Attempt; n > 0; n-- { // a job's attempts follow each other
+			a, found, err := load[Attempt](r, attemptKey(l.Run, t.Name, n))
+			if err != nil {
+				return err
+			}
+			if !found || a.Job != job {
+				break
+			}
+			l.Attempts = append(l.Attempts, a)
+		}
+		slices.Reverse(l.Attempts[begin:])
+	}
+	l.Devices, err = all[Device](r, key(keyDevice, l.Run))
+	return err
 }
 
 // newestJob orders jobs by their start, the newest first. A job without a start event

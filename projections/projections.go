@@ -44,10 +44,11 @@
 //	'y' run                           [Tally]
 //	'v' sequence                      [Void]: a message that is not a valid event
 //	'n' run                           [Newer]: the first unknown event
-//	'q' run trial attempt iteration   true: the report of that iteration may
-//	                                  change a committed checkpoint's values, or
+//	'h' run trial ~begun              the iteration of the report that 'b' rows are from
+//	'q' run trial attempt iteration   the sets of checkpoints whose values the report
+//	                                  of that iteration may change; it may also
 //	                                  complete a rollup
-//	'q' … iteration begun             the checkpoint, and the report that stands for it
+//	'e' run trial set step begun      a checkpoint in a set; step is 2^63 more
 package projections
 
 import (
@@ -61,7 +62,7 @@ import (
 
 // Version is the version of the folds and rows. Rows of another version are discarded,
 // and the log is folded again from its start.
-const Version = 10
+const Version = 11
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"

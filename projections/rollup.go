@@ -142,13 +142,13 @@ func rollupKey(run, trial string, attempt, level, bucket int) []byte {
 
 // roll writes the rollups that a new report completes. Only the last report of its 16, and a
 // report that it has overtaken, can complete them: when the last one comes, the missing ones
-// get the mark of an awaited iteration.
+// get the row of an awaited iteration.
 func (f *fold) roll(attempt, iteration int) error {
 	bucket := bucketOf(1, iteration)
 	if last := (bucket + 1) * fan; iteration != last {
 		value, err := f.t.Get(reportKey(f.run, f.name, attempt, last))
 		if err != nil || value == nil {
-			return err // the mark is a checkpoint's
+			return err // it is awaited by checkpoints
 		}
 	}
 	row, missing, err := rollReports(f.t, f.run, f.name, attempt, bucket)
@@ -156,7 +156,12 @@ func (f *fold) roll(attempt, iteration int) error {
 		return err
 	}
 	for _, i := range missing {
-		if err := f.t.Set(awaitKey(f.run, f.name, attempt, i), awaitMark); err != nil {
+		k := awaitKey(f.run, f.name, attempt, i)
+		_, found, err := load[awaiting](f.t, k)
+		if err == nil && !found {
+			err = store(f.t, k, awaiting{})
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -43,7 +43,7 @@ func Jobs(ctx context.Context, from From, run string) (JobsListing, []insight.Ru
 			return l, nil, err
 		}
 	}
-	runs, err := ReadRuns(ctx, from, run)
+	runs, err := readRuns(ctx, from, run, query.Launches)
 	if err != nil {
 		return l, nil, err
 	}
@@ -56,18 +56,34 @@ func Jobs(ctx context.Context, from From, run string) (JobsListing, []insight.Ru
 
 // ReadRun reads the jobs of a run.
 func ReadRun(ctx context.Context, from From, run string) (insight.RunJobs, error) {
-	runs, err := ReadRuns(ctx, from, run)
-	if err != nil || len(runs) == 0 {
-		return insight.RunJobs{Run: run}, err
-	}
-	return runs[0], nil
+	return one(run)(readRuns(ctx, from, run, query.Launches))
 }
 
-// ReadRuns reads the jobs of a run, or of all runs, with one query. For a run with
+// ReadNewest reads the newest job of a run.
+func ReadNewest(ctx context.Context, from From, run string) (insight.RunJobs, error) {
+	return one(run)(readRuns(ctx, from, run, query.NewestLaunches))
+}
+
+// ReadAllNewest reads the newest job of each run.
+func ReadAllNewest(ctx context.Context, from From) ([]insight.RunJobs, error) {
+	return readRuns(ctx, from, "", query.NewestLaunches)
+}
+
+// one returns the rows of a run; without jobs if it has none.
+func one(run string) func([]insight.RunJobs, error) (insight.RunJobs, error) {
+	return func(runs []insight.RunJobs, err error) (insight.RunJobs, error) {
+		if err != nil || len(runs) == 0 {
+			return insight.RunJobs{Run: run}, err
+		}
+		return runs[0], nil
+	}
+}
+
+// readRuns reads the jobs of a run, or of all runs, with one query. For a run with
 // a job that has not ended, it checks the live job and then reads the jobs again: a
 // job that has still not ended was live at the check, or is lost.
-func ReadRuns(ctx context.Context, from From, run string) ([]insight.RunJobs, error) {
-	rows, err := query.Ask(ctx, from.Views, query.Launches, query.Params{Run: run})
+func readRuns(ctx context.Context, from From, run string, launches query.Query[[]projections.Launches]) ([]insight.RunJobs, error) {
+	rows, err := query.Ask(ctx, from.Views, launches, query.Params{Run: run})
 	if err != nil {
 		return nil, err
 	}
@@ -84,28 +100,44 @@ func ReadRuns(ctx context.Context, from From, run string) ([]insight.RunJobs, er
 			}
 			continue
 		}
+		if err := checkLive(ctx, from, r, launches); err != nil {
+			return nil, err
+		}
+	}
+	return runs, nil
+}
+
+// mostChecks is how often the live job of a run is checked while new jobs start.
+const mostChecks = 3
+
+// checkLive checks the live job of a run, and reads its jobs again. Jobs that started after the
+// check, which would count as lost, are dropped. If none is left, it checks again.
+func checkLive(ctx context.Context, from From, r *insight.RunJobs, launches query.Query[[]projections.Launches]) error {
+	for check := 1; ; check++ {
 		before := r.Jobs
 		live, err := from.Store.LiveJob(ctx, r.Run)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		r.Live = ""
 		if live != nil {
 			r.Live = live.Job
 		}
-		again, err := query.Ask(ctx, from.Views, query.Launches, query.Params{Run: r.Run})
+		again, err := query.Ask(ctx, from.Views, launches, query.Params{Run: r.Run})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if len(again) > 0 {
 			r.Take(again[0])
 		}
-		// Drop jobs that started after the check, which would count as lost.
-		r.Jobs = slices.DeleteFunc(r.Jobs, func(j projections.Job) bool {
+		kept := slices.DeleteFunc(slices.Clone(r.Jobs), func(j projections.Job) bool {
 			return !slices.ContainsFunc(before, func(b projections.Job) bool { return b.ID == j.ID })
 		})
+		if len(kept) > 0 || check == mostChecks {
+			r.Jobs = kept
+			return nil
+		}
 	}
-	return runs, nil
 }
 
 // Standing is how the time of a run was used, and what it would cost to kill it now.
@@ -120,7 +152,7 @@ type Standing struct {
 
 // StandingOf reads the standing of a run.
 func StandingOf(ctx context.Context, from From, run string) (*Standing, error) {
-	r, err := ReadRun(ctx, from, run)
+	r, err := ReadNewest(ctx, from, run)
 	if err != nil {
 		return nil, err
 	}

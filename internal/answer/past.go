@@ -29,8 +29,8 @@ func (m Moment) String() string {
 	return m.At.Format(time.RFC3339)
 }
 
-// Past returns the source of queries as of a moment: the live views for the end of the log,
-// else a [query.Past] of rows that it folds in memory from the first event on.
+// Past returns the source of queries as of a moment: the live views for the end of the log, else
+// that of [store.Store.AsOf]. For a time it folds the log in memory until an event is later.
 func Past(ctx context.Context, s *store.Store, m Moment) (query.Source, error) {
 	if m.IsEnd() {
 		return s.Views(), nil
@@ -41,6 +41,9 @@ func Past(ctx context.Context, s *store.Store, m Moment) (query.Source, error) {
 	}
 	if m.Sequence > last {
 		return nil, PastEnd("as-of", m.Sequence, last)
+	}
+	if m.Sequence > 0 {
+		return s.AsOf(ctx, m.Sequence)
 	}
 	rows := projections.NewMemory()
 	seq, err := FoldTo(ctx, s, last, m, rows, func(events.Recorded) error { return nil })

@@ -90,14 +90,14 @@ func New(st *store.Store, o Options) *Handler {
 	h.decide()
 	h.mux.HandleFunc("GET "+Prefix+"/openapi.json", h.serveDocument)
 	h.mux.HandleFunc("GET "+Prefix+"/stream", h.stream)
-	h.mux.HandleFunc("/api/", h.unknown)
+	h.mux.HandleFunc("/api/", h.mux.refuse)
 	page := o.Page
 	if page == nil {
 		page = http.HandlerFunc(noPage)
 	}
 	top := http.NewServeMux()
 	top.Handle("/api/", h.authorized(validated(h.mux)))
-	top.Handle("/", framed(page))
+	top.Handle("/", page)
 	h.Handler = h.guarded(top)
 	if o.Observe != nil {
 		top.Handle("/metrics", h.authorized(o.Observe))
@@ -129,18 +129,6 @@ func noPage(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = io.WriteString(w, "This is the HTTP API of a checkpoint store; "+Prefix+"/openapi.json describes it.\n")
-}
-
-// unknown answers requests that no operation has.
-func (h *Handler) unknown(w http.ResponseWriter, r *http.Request) {
-	if allow := h.mux.allowed(r); allow != "" {
-		w.Header().Set("Allow", allow)
-		d := httpkit.DetailsOf(problem.Errorf(problem.Invalid, "%s takes %s, not %s", r.URL.Path, allow, r.Method))
-		d.Status = http.StatusMethodNotAllowed
-		write(w, d)
-		return
-	}
-	httpkit.Refuse(w, problem.Errorf(problem.NotFound, "there is no request %s %s: %s/openapi.json lists all", r.Method, r.URL.Path, Prefix))
 }
 
 // last returns the sequence of the log's end.

@@ -9,7 +9,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/object"
-	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
@@ -46,8 +45,11 @@ type Contents struct {
 // Save is how a checkpoint was saved: what each rank wrote.
 type Save struct {
 	Checkpoint projections.Checkpoint `json:"checkpoint"`
-	Writes     []projections.Write    `json:"writes"` // by rank
+	Writes     []WriteRow             `json:"writes"` // by rank
 }
+
+// WriteRow is what one rank wrote.
+type WriteRow struct{ projections.SaveWrite }
 
 // Resharded is what a group of another size would read.
 type Resharded struct {
@@ -89,12 +91,16 @@ type (
 		All   bool   `query:"all" doc:"Also superseded, open, aborted and deleted ones"`
 		Files bool   `query:"files" doc:"Fill in bytes_shared and bytes_exclusive from the files as they are now"`
 	}
-	// OfCheckpoint names a checkpoint.
-	OfCheckpoint struct {
-		Moment
+	// Named names a checkpoint.
+	Named struct {
 		Run   string `path:"run"`
 		ID    string `path:"id" doc:"ID, the beginning of one, name, tag, latest, or best:METRIC:min"`
 		Trial string `query:"trial" doc:"Of the run, if it has several"`
+	}
+	// OfCheckpoint is the input of a GET about a checkpoint.
+	OfCheckpoint struct {
+		Moment
+		Named
 	}
 	// OfReshard asks for a preview.
 	OfReshard struct {
@@ -116,7 +122,7 @@ type (
 )
 
 // ref returns the reference to the checkpoint.
-func (in OfCheckpoint) ref() string {
+func (in Named) ref() string {
 	if in.Trial == "" {
 		return in.Run + "@" + in.ID
 	}
@@ -153,21 +159,12 @@ func (h *Handler) checkpoints(ctx context.Context, from *at, in *OfCheckpoints) 
 	if err := answer.KnownRun(ctx, from.Views, in.Run); err != nil {
 		return out, err
 	}
-	begin, err := in.place()
+	rows, next, err := listPage(ctx, from, in.Paged, query.Checkpoints, query.Params{Run: in.Run, All: in.All},
+		func(c projections.Checkpoint) string { return strconv.FormatUint(c.BegunSeq, 10) })
 	if err != nil {
 		return out, err
 	}
-	if _, err := strconv.ParseUint(begin.Key, 10, 64); err != nil && begin.Key != "" {
-		return out, problem.Errorf(problem.Invalid, "page: this is not the member next of a page of checkpoints: ask for the first page again")
-	}
-	rows, err := query.Ask(ctx, from.Views, query.Checkpoints, query.Params{Run: in.Run, All: in.All, After: begin.Key, Limit: in.Limit + 1})
-	if err != nil {
-		return out, err
-	}
-	if len(rows) > in.Limit {
-		rows = rows[:in.Limit]
-		out.Next = place{from.Sequence, strconv.FormatUint(rows[in.Limit-1].BegunSeq, 10)}.token()
-	}
+	out.Next = next
 	for _, c := range rows {
 		out.Checkpoints = append(out.Checkpoints, answer.ListedFrom(c))
 	}
@@ -249,8 +246,12 @@ func (h *Handler) save(ctx context.Context, from *at, in *OfCheckpoint) (Save, e
 	if err != nil {
 		return Save{}, err
 	}
-	rows, err := query.Ask(ctx, from.Views, query.Writes, query.Params{Run: c.Run, Trial: c.Trial, Ref: c.ID})
-	return Save{c, listOf(rows)}, err
+	save, err := query.Ask(ctx, from.Views, query.Save, query.Params{Ref: c.Run + "/" + c.Trial + "@" + c.ID})
+	out := Save{c, []WriteRow{}}
+	for _, w := range save.Writes {
+		out.Writes = append(out.Writes, WriteRow{w})
+	}
+	return out, err
 }
 
 func (h *Handler) reshard(ctx context.Context, from *at, in *OfReshard) (Resharded, error) {

@@ -29,7 +29,7 @@ import (
 
 // Condition are the headers of every decision.
 type Condition struct {
-	IfMatch string `header:"If-Match" doc:"The last decision of the trial that the client has seen, in quotes: Ckpt-Lane-Sequence. If there is a newer one, the answer is 412"`
+	IfMatch string `header:"If-Match" pattern:"^\"[0-9]{1,19}\"$" patternDescription:"a sequence in quotes, such as \"892\"" doc:"The last decision of the trial that the client has seen, in quotes: Ckpt-Lane-Sequence. If there is a newer one, the answer is 412"`
 	Key     string `header:"Idempotency-Key" format:"uuid" doc:"ID of the decision's event. A repeated request with the same ID decides nothing and gets the first answer"`
 }
 
@@ -68,7 +68,7 @@ func (w *Why) reason() string {
 
 // Fork is the body of a fork.
 type Fork struct {
-	Name       string         `json:"name" minLength:"1" maxLength:"80" doc:"Of the new run"`
+	Name       string         `json:"name" minLength:"1" maxLength:"80" pattern:"^[^\\x00-\\x1f\\x7f-\\x9f]*$" patternDescription:"no control characters" doc:"Of the new run"`
 	Checkpoint string         `json:"checkpoint,omitempty" doc:"Of the run: an ID, name or tag; default: latest"`
 	Set        map[string]any `json:"set,omitempty" doc:"Changes of the configuration"`
 }
@@ -90,9 +90,7 @@ type (
 	// ToMark is about a checkpoint.
 	ToMark struct {
 		Condition
-		Run   string `path:"run"`
-		ID    string `path:"id" doc:"ID, the beginning of one, name or tag"`
-		Trial string `query:"trial" doc:"Of the run, if it has several"`
+		Named
 	}
 	// ToPin pins a checkpoint.
 	ToPin struct {
@@ -102,11 +100,9 @@ type (
 	// ToTag is about a tag of a checkpoint.
 	ToTag struct {
 		ToMark
-		Tag string `path:"tag"`
+		Tag string `path:"tag" maxLength:"128" pattern:"^[^\\x00-\\x1f\\x7f-\\x9f@/]*$" patternDescription:"no control characters, and no @ or /"`
 	}
 )
-
-func (in ToMark) ref() string { return OfCheckpoint{Run: in.Run, ID: in.ID, Trial: in.Trial}.ref() }
 
 // decided is the answer to a decision.
 type decided[T any] struct {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -43,10 +44,9 @@ func (m *routes) HandleFunc(pattern string, handle func(http.ResponseWriter, *ht
 	name := before[strings.LastIndexByte(before, '{')+1:]
 	m.ServeMux.HandleFunc(before+"}", func(w http.ResponseWriter, r *http.Request) {
 		value := r.PathValue(name)
-		at := strings.LastIndexByte(value, ':')
-		do := m.verbs[before+" "+value[at+1:]]
-		if at < 0 || do == nil {
-			httpkit.Refuse(w, problem.Errorf(problem.NotFound, "there is no request %s %s: %s/openapi.json lists all", r.Method, r.URL.Path, Prefix))
+		do, at := m.verb(before, value)
+		if do == nil {
+			m.refuse(w, r)
 			return
 		}
 		r.SetPathValue(name, value[:at])
@@ -54,18 +54,86 @@ func (m *routes) HandleFunc(pattern string, handle func(http.ResponseWriter, *ht
 	})
 }
 
+// verb returns the handler of the verb that ends a segment, and where the verb begins.
+func (m *routes) verb(before, segment string) (do http.HandlerFunc, at int) {
+	if at = strings.LastIndexByte(segment, ':'); at < 0 {
+		return nil, at
+	}
+	return m.verbs[before+" "+segment[at+1:]], at
+}
+
+// refuse answers a request that no operation has: 405 where other methods are taken.
+func (m *routes) refuse(w http.ResponseWriter, r *http.Request) {
+	if allow := m.allowed(r); allow != "" {
+		w.Header().Set("Allow", allow)
+		d := httpkit.DetailsOf(problem.Errorf(problem.Invalid, "%s takes %s, not %s", r.URL.Path, allow, r.Method))
+		d.Status = http.StatusMethodNotAllowed
+		write(w, d)
+		return
+	}
+	httpkit.Refuse(w, problem.Errorf(problem.NotFound, "there is no request %s %s: %s/openapi.json lists all", r.Method, r.URL.Path, Prefix))
+}
+
 // allowed returns the methods that a path takes, for the header Allow; empty if there is no
-// such path.
+// such path. The path of a verb takes the method of the verb alone.
 func (m *routes) allowed(r *http.Request) string {
 	var methods []string
 	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
 		other := r.Clone(r.Context())
 		other.Method = method
-		if _, pattern := m.Handler(other); strings.HasPrefix(pattern, method+" ") {
-			methods = append(methods, method)
+		_, pattern := m.Handler(other)
+		if !strings.HasPrefix(pattern, method+" ") {
+			continue
 		}
+		if before, _, found := strings.Cut(pattern, "{"); found && m.taken[pattern[:len(pattern)-1]] {
+			segment, err := url.PathUnescape(strings.TrimPrefix(r.URL.EscapedPath(), strings.TrimPrefix(before, method+" ")))
+			if do, _ := m.verb(pattern[:len(pattern)-1], segment); do == nil || err != nil {
+				continue
+			}
+			return method
+		}
+		methods = append(methods, method)
 	}
 	return strings.Join(methods, ", ")
+}
+
+// single refuses parameters that are there several times, or without a value where it is no text:
+// package huma would take the first, and an empty one for a missing one.
+func single(api huma.API) func(huma.Context, func(huma.Context)) {
+	return func(ctx huma.Context, next func(huma.Context)) {
+		u := ctx.URL()
+		query, err := url.ParseQuery(u.RawQuery)
+		if err != nil {
+			_ = huma.WriteErr(api, ctx, http.StatusBadRequest, "the query cannot be read", err) // a disconnected client needs no answer
+			return
+		}
+		for _, p := range ctx.Operation().Parameters {
+			if p.In == "path" || p.Schema == nil || p.Schema.Type == huma.TypeArray {
+				continue
+			}
+			values := query[p.Name]
+			if p.In == "header" {
+				values = nil
+				ctx.EachHeader(func(name, value string) {
+					if strings.EqualFold(name, p.Name) {
+						values = append(values, value)
+					}
+				})
+			}
+			why := ""
+			switch {
+			case len(values) > 1:
+				why = "it is given several times"
+			case len(values) == 1 && values[0] == "" && (p.In == "header" || p.Schema.Type != huma.TypeString):
+				why = "it has no value: leave it out"
+			}
+			if why != "" {
+				_ = huma.WriteErr(api, ctx, http.StatusBadRequest, p.Name+": "+why) // as above
+				return
+			}
+		}
+		next(ctx)
+	}
 }
 
 // refusal is an error as package huma writes it.
@@ -140,7 +208,7 @@ func newDocument(mux *routes, version string) huma.API {
 		Marshal:   func(w io.Writer, v any) error { return json.NewEncoder(w).Encode(v) },
 		Unmarshal: json.Unmarshal,
 	}
-	return humago.New(mux, huma.Config{
+	api := humago.New(mux, huma.Config{
 		OpenAPI: &huma.OpenAPI{
 			OpenAPI: "3.1.0",
 			Info:    &huma.Info{Title: "ckptstore", Version: version, Description: description},
@@ -153,6 +221,8 @@ func newDocument(mux *routes, version string) huma.API {
 		Formats:       map[string]huma.Format{httpkit.JSON: format, "json": format},
 		DefaultFormat: httpkit.JSON,
 	})
+	api.UseMiddleware(single(api))
+	return api
 }
 
 // schemaName names the schema of a type. Rows of package projections and bodies of package

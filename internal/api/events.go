@@ -49,7 +49,7 @@ type (
 		Paged
 		Run    string   `query:"run" doc:"Only events of this run"`
 		Type   []string `query:"type,explode" doc:"Only events of this type, such as checkpoint.committed or checkpoint.*; repeatable"`
-		Before uint64   `query:"before" doc:"The events before this sequence, the newest first; default: the newest events of the log"`
+		Before uint64   `query:"before" doc:"The events before this sequence, the newest first without after and first; default: the newest events of the log"`
 		After  uint64   `query:"after" doc:"The events after this sequence, the oldest first"`
 		First  bool     `query:"first" doc:"Begin with the first event of the log, the oldest first"`
 	}
@@ -91,7 +91,7 @@ func wantedOf(run string, types []string) (w wanted, err error) {
 	for _, text := range types {
 		p, err := events.ParsePattern(text)
 		if err != nil {
-			return w, problem.Errorf(problem.Invalid, "type: %w", err)
+			return w, problem.Errorf(problem.NotFound, "type: %w", err)
 		}
 		w.types = append(w.types, p)
 	}
@@ -122,9 +122,6 @@ func (h *Handler) events(ctx context.Context, from *at, in *OfEvents) (EventPage
 		return out, err
 	}
 	forward := in.After > 0 || in.First
-	if forward && in.Before > 0 || in.After > 0 && in.First {
-		return out, problem.Errorf(problem.Invalid, "before, after and first: give one of them")
-	}
 	begin, err := in.place()
 	if err != nil {
 		return out, err
@@ -145,7 +142,8 @@ func (h *Handler) events(ctx context.Context, from *at, in *OfEvents) (EventPage
 		return out, problem.Errorf(problem.NotFound, "after %d: the log ends at %d: ask for events after that, or with at_least", in.After, from.Sequence)
 	}
 	if in.Before > 0 {
-		next = min(end, in.Before-1)
+		end = min(end, in.Before-1)
+		next = end
 	}
 	if forward {
 		next = in.After + 1
@@ -170,7 +168,7 @@ func (h *Handler) events(ctx context.Context, from *at, in *OfEvents) (EventPage
 }
 
 func notOfEvents() error {
-	return problem.Errorf(problem.Invalid, "page: this is not the member next of a page of events: ask for the first page again")
+	return problem.Errorf(problem.NotFound, "page: this is not the member next of a page of events: ask for the first page again")
 }
 
 // readForward appends events from a sequence on, and returns the sequence to continue at.

@@ -15,11 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// pagePolicy is the Content-Security-Policy of the page.
-const pagePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; worker-src 'self'; " +
-	"frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types svelte-trusted-html"
-
-// answerPolicy is that of everything else: no answer of the API is a document.
+// answerPolicy is the Content-Security-Policy of all answers but those of the page, which sets its
+// own: no other answer is a document.
 const answerPolicy = "default-src 'none'; frame-ancestors 'none'; sandbox"
 
 // guarded refuses requests for other hosts, and those that another site makes a browser send.
@@ -65,14 +62,6 @@ func (h *Handler) servesHost(host string) bool {
 		return true
 	}
 	return name == "localhost" || slices.ContainsFunc(h.o.Hosts, func(mine string) bool { return strings.EqualFold(mine, name) })
-}
-
-// framed sets the policy of the page.
-func framed(page http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Security-Policy", pagePolicy)
-		page.ServeHTTP(w, r)
-	})
 }
 
 // authorized refuses requests without the token of a user, and those that the user's role does
@@ -149,7 +138,7 @@ func validated(next http.Handler) http.Handler {
 				return
 			}
 		}
-		if len(body) > smallAnswer && takesGzip(r.Header.Get("Accept-Encoding")) {
+		if len(body) > smallAnswer && httpkit.TakesGzip(r.Header.Get("Accept-Encoding")) {
 			var short bytes.Buffer
 			z := gzip.NewWriter(&short)
 			_, err := z.Write(body)
@@ -169,17 +158,6 @@ func validated(next http.Handler) http.Handler {
 func holds(list, tag string) bool {
 	for one := range strings.SplitSeq(list, ",") {
 		if one = strings.TrimSpace(one); one == "*" || one == tag || "W/"+one == tag {
-			return true
-		}
-	}
-	return false
-}
-
-// takesGzip reports whether a client accepts the encoding.
-func takesGzip(accepts string) bool {
-	for one := range strings.SplitSeq(accepts, ",") {
-		name, quality, _ := strings.Cut(one, ";")
-		if strings.TrimSpace(name) == "gzip" && strings.ReplaceAll(quality, " ", "") != "q=0" {
 			return true
 		}
 	}

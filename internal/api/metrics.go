@@ -11,6 +11,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/ckptstore/ckptstore/internal/answer"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -93,6 +94,9 @@ func (h *Handler) metrics(ctx context.Context, from *at, in *OfMetrics) (Columns
 		return Columns{}, err
 	}
 	defer done()
+	if in.Until > 0 && in.From > in.Until {
+		return Columns{}, problem.Errorf(problem.NotFound, "from %d until %d: there are no such iterations: until is not before from", in.From, in.Until)
+	}
 	p := query.Params{
 		Run: in.Run, Trial: in.Trial, Metrics: in.Metric, From: in.From, Until: in.Until, Points: in.Points, All: in.All,
 	}

@@ -32,7 +32,7 @@ func (m Moment) atLeast() uint64 { return m.AtLeast }
 type Paged struct {
 	Moment
 	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Most rows of a page"`
-	Page  string `query:"page" maxLength:"2000" doc:"The member next of the page before: it continues there, as of the same sequence"`
+	Page  string `query:"page" maxLength:"2000" pattern:"^(eyJzIjo[A-Za-z0-9_-]*)?$" patternDescription:"the member next of a page" doc:"The member next of the page before: it continues there, as of the same sequence"`
 }
 
 // place is where a page begins: after the row with a key, in a list as of a sequence.
@@ -56,13 +56,18 @@ func (p Paged) place() (at place, err error) {
 	if err == nil {
 		err = json.Unmarshal(text, &at)
 	}
-	if err != nil || at.Sequence == 0 {
-		return at, problem.Errorf(problem.Invalid, "page: this is not the member next of a page: ask for the first page again")
+	if err != nil || at.Sequence == 0 || at.Key == "" {
+		return at, badPage()
 	}
 	if p.AsOf > 0 && p.AsOf != at.Sequence {
 		return at, problem.Errorf(problem.Invalid, "as_of %d: the page before was as of %d: leave as_of out, or ask for the first page", p.AsOf, at.Sequence)
 	}
 	return at, nil
+}
+
+// badPage returns the error for a token of another list, or without a place in this one.
+func badPage() error {
+	return problem.Errorf(problem.NotFound, "page: this is not the member next of a page of this list: ask for the first page again")
 }
 
 func (p Paged) moment() (uint64, bool, error) {
@@ -165,7 +170,7 @@ func (h *Handler) at(ctx context.Context, asOf, atLeast uint64, chosen bool) (*a
 
 // reach waits until the log has a sequence, and returns its end.
 func (h *Handler) reach(ctx context.Context, sequence uint64) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, atLeastLimit)
+	limit, cancel := context.WithTimeout(ctx, atLeastLimit)
 	defer cancel()
 	tick := time.NewTicker(atLeastPoll)
 	defer tick.Stop()
@@ -176,8 +181,11 @@ func (h *Handler) reach(ctx context.Context, sequence uint64) (uint64, error) {
 		}
 		select {
 		case <-tick.C:
-		case <-ctx.Done():
-			return last, fmt.Errorf("at_least %d: the log ends at %d: %w", sequence, last, ctx.Err())
+		case <-limit.Done():
+			if ctx.Err() != nil {
+				return last, context.Cause(ctx)
+			}
+			return last, problem.Errorf(problem.NotFound, "at_least %d: the log ends at %d after %v: ask again, or for less", sequence, last, atLeastLimit)
 		}
 	}
 }

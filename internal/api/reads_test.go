@@ -114,8 +114,9 @@ func TestReads(t *testing.T) {
 	h.refusedAs("a bad number", h.call("GET", Prefix+"/runs?as_of=x", readToken1, ""), 400, "as_of")
 	h.refusedAs("the future", h.call("GET", Prefix+"/runs?as_of=999999", readToken1, ""), 404, "the log ends at")
 	h.refusedAs("no ranks", h.call("GET", Prefix+"/runs/bert/checkpoints/latest/reshard", readToken1, ""), 400, "ranks")
-	h.refusedAs("a bad page", h.call("GET", Prefix+"/runs?page=zzz", readToken1, ""), 400, "first page")
-	h.refusedAs("a bad type", h.call("GET", Prefix+"/events?type=*.x.y", readToken1, ""), 400, "type")
+	h.refusedAs("a bad page", h.call("GET", Prefix+"/runs?page=zzz", readToken1, ""), 400, "next")
+	h.refusedAs("a page that is not there", h.call("GET", Prefix+"/runs?page=eyJzIjox", readToken1, ""), 404, "first page")
+	h.refusedAs("a bad type", h.call("GET", Prefix+"/events?type=*.x.y", readToken1, ""), 404, "type")
 }
 
 // TestHostileNames: names are data, whatever is in them.
@@ -227,6 +228,77 @@ func TestPages(t *testing.T) {
 	h.get(fmt.Sprintf("/events?limit=5&before=%d", forward[9]), &page)
 	if len(page.Events) != 5 || page.Events[0].Sequence != forward[9]-1 || page.Events[4].Sequence != forward[9]-5 {
 		t.Errorf("before %d: %+v", forward[9], page.Events)
+	}
+	var between []uint64
+	collect(fmt.Sprintf("/events?limit=2&after=%d&before=%d&first=true", forward[9], forward[15]), &between)
+	if !slices.Equal(between, forward[10:15]) {
+		t.Errorf("events between two: %v, want %v", between, forward[10:15])
+	}
+}
+
+// TestListPages: the pages of a run's lists are the lists, and a token is good for its list only.
+func TestListPages(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	const many = 7
+	var ranks []events.RankPlacement
+	for rank := range many {
+		ranks = append(ranks, events.RankPlacement{Rank: rank, LocalRank: rank})
+	}
+	for i := 1; i <= many; i++ {
+		job := fmt.Sprintf("job-%d", i)
+		h.record("bert", "main", &events.JobStarted{Job: job, Host: "here", PID: 1, NProc: 1, NNodes: 1},
+			&events.GroupStarted{Attempt: i, Job: job, WorldSize: many, Ranks: ranks})
+		h.record("bert", fmt.Sprintf("trial-%d", i), &events.TrialCreated{})
+	}
+	for load := 1; load <= many; load++ {
+		h.record("bert", "main", &events.RestoreBegun{Attempt: many, Load: load, WorldSize: many})
+	}
+	tokens := map[string]string{}
+	for _, list := range []struct {
+		path, rows, key string
+		want            int
+	}{
+		{"/runs/bert/jobs?", "jobs", "job", many},
+		{"/runs/bert/trials?", "trials", "name", many + 1},
+		{"/runs/bert/attempts?trial=main&", "attempts", "attempt", many},
+		{"/runs/bert/workers?trial=main&", "workers", "rank", many},
+		{"/runs/bert/restores?trial=main&", "restores", "load", many},
+	} {
+		keys := func(limit int) (keys []string, whole bool) {
+			for next := ""; ; {
+				var page map[string]any
+				h.get(fmt.Sprintf("%slimit=%d&page=%s", list.path, limit, next), &page)
+				rows, _ := page[list.rows].([]any)
+				if len(rows) > limit {
+					t.Errorf("%s: %d rows in a page of %d", list.rows, len(rows), limit)
+				}
+				for _, row := range rows {
+					keys = append(keys, fmt.Sprint(row.(map[string]any)[list.key]))
+				}
+				if next, _ = page["next"].(string); next == "" {
+					return keys, len(rows) == len(keys)
+				}
+				tokens[list.rows] = next
+			}
+		}
+		all, whole := keys(1000)
+		if len(all) != list.want || !whole {
+			t.Errorf("%s: %v, want %d in one page", list.rows, all, list.want)
+		}
+		for limit := 1; limit <= many+1; limit++ {
+			if got, _ := keys(limit); !slices.Equal(got, all) {
+				t.Errorf("%s in pages of %d: %v, want %v", list.rows, limit, got, all)
+			}
+		}
+	}
+	for _, path := range []string{"/jobs?page=", "/attempts?trial=main&page=", "/workers?trial=main&page=", "/restores?trial=main&page="} {
+		h.refusedAs("a token of another list", h.call("GET", Prefix+"/runs/bert"+path+tokens["trials"], readToken1, ""), 404, "first page")
+	}
+	h.refusedAs("no limit", h.call("GET", Prefix+"/runs/bert/jobs?limit=0", readToken1, ""), 400, "limit")
+	var one RunDetail
+	if h.get("/runs/bert", &one); one.Job == nil || one.Job.Job != fmt.Sprintf("job-%d", many) || one.Job.Attempts != 1 || one.Trials != many+1 {
+		t.Errorf("the run: %+v", one.RunSummary)
 	}
 }
 
@@ -378,9 +450,9 @@ func TestEventsPastTheEnd(t *testing.T) {
 	for _, order := range []string{"", "first=true&"} {
 		h.refusedAs("a list as of the future", get(order+forged(last+1, "1")), 404, "first page")
 		h.refusedAs("a page as of the future", get(order+forged(last+1000, fmt.Sprint(last+900))), 404, "first page")
-		h.refusedAs("a page past its list", get(order+forged(last, fmt.Sprint(last+1))), 400, "first page")
-		h.refusedAs("a page at the end of numbers", get(order+forged(last, "18446744073709551615")), 400, "first page")
-		h.refusedAs("a page before the log", get(order+forged(last, "0")), 400, "first page")
+		h.refusedAs("a page past its list", get(order+forged(last, fmt.Sprint(last+1))), 404, "first page")
+		h.refusedAs("a page at the end of numbers", get(order+forged(last, "18446744073709551615")), 404, "first page")
+		h.refusedAs("a page before the log", get(order+forged(last, "0")), 404, "first page")
 	}
 	var page EventPage
 	if h.get(fmt.Sprintf("/events?after=%d", last), &page); len(page.Events) != 0 || page.Next != "" {

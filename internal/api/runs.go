@@ -3,7 +3,9 @@ package api
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -72,28 +74,37 @@ type RunDetail struct {
 	Parent string         `json:"parent,omitempty"`
 }
 
-// Lists of rows.
+// Lists of rows, in pages.
 type (
 	// TrialList are the trials of a run, by name.
 	TrialList struct {
 		Trials []projections.Trial `json:"trials"`
+		Next   string              `json:"next,omitempty"` // of the next page
 	}
 	// AttemptList are the attempts of a trial, the oldest first.
 	AttemptList struct {
 		Trial    string                `json:"trial"`
 		Attempts []projections.Attempt `json:"attempts"`
+		Next     string                `json:"next,omitempty"` // of the next page
+	}
+	// JobsListing are the jobs of a run, the newest first.
+	JobsListing struct {
+		answer.JobsListing
+		Next string `json:"next,omitempty"` // of the next page
 	}
 	// WorkerList are the workers of an attempt, by rank.
 	WorkerList struct {
 		Trial   string               `json:"trial"`
 		Attempt int                  `json:"attempt"`
 		Workers []projections.Worker `json:"workers"`
+		Next    string               `json:"next,omitempty"` // of the next page
 	}
 	// RestoreList are the loads of an attempt, in order.
 	RestoreList struct {
 		Trial    string                `json:"trial"`
 		Attempt  int                   `json:"attempt"`
 		Restores []projections.Restore `json:"restores"`
+		Next     string                `json:"next,omitempty"` // of the next page
 	}
 	// RiskList is what may cost work soon.
 	RiskList struct {
@@ -112,15 +123,20 @@ type (
 		Moment
 		Run string `path:"run"`
 	}
+	// OfPaged names a run whose rows come in pages.
+	OfPaged struct {
+		Paged
+		Run string `path:"run"`
+	}
 	// OfTrial names a trial of a run.
 	OfTrial struct {
-		Moment
+		Paged
 		Run   string `path:"run"`
 		Trial string `query:"trial" doc:"Of the run, if it has several"`
 	}
 	// OfAttempt names an attempt.
 	OfAttempt struct {
-		Moment
+		Paged
 		Run     string `path:"run"`
 		Trial   string `query:"trial" doc:"Of the run, if it has several"`
 		Attempt int    `query:"attempt" minimum:"1" doc:"Default: the newest"`
@@ -157,37 +173,41 @@ func (h *Handler) readRuns() {
 	get(h, "/runs/{run}", "get-run", "runs", "Describe a run", "", func(ctx context.Context, from *at, in *OfRun) (RunDetail, error) {
 		return h.run(ctx, from, in.Run)
 	})
-	get(h, "/runs/{run}/trials", "list-trials", "runs", "List the trials of a run", "", func(ctx context.Context, from *at, in *OfRun) (TrialList, error) {
+	get(h, "/runs/{run}/trials", "list-trials", "runs", "List the trials of a run, by name", "", func(ctx context.Context, from *at, in *OfPaged) (out TrialList, err error) {
 		if err := answer.KnownRun(ctx, from.Views, in.Run); err != nil {
-			return TrialList{}, err
+			return out, err
 		}
-		rows, err := query.Ask(ctx, from.Views, query.Trials, query.Params{Run: in.Run})
-		return TrialList{listOf(rows)}, err
+		out.Trials, out.Next, err = listPage(ctx, from, in.Paged, query.Trials, query.Params{Run: in.Run}, func(t projections.Trial) string { return t.Name })
+		return out, err
 	})
-	get(h, "/runs/{run}/attempts", "list-attempts", "runs", "List the attempts of a trial", "", func(ctx context.Context, from *at, in *OfTrial) (out AttemptList, err error) {
+	get(h, "/runs/{run}/attempts", "list-attempts", "runs", "List the attempts of a trial, the oldest first", "", func(ctx context.Context, from *at, in *OfTrial) (out AttemptList, err error) {
 		if out.Trial, err = answer.TrialOf(ctx, from.Views, in.Run, in.Trial); err != nil {
 			return out, err
 		}
-		rows, err := query.Ask(ctx, from.Views, query.Attempts, query.Params{Run: in.Run, Trial: out.Trial})
-		out.Attempts = listOf(rows)
+		out.Attempts, out.Next, err = listPage(ctx, from, in.Paged, query.Attempts, query.Params{Run: in.Run, Trial: out.Trial},
+			func(a projections.Attempt) string { return strconv.Itoa(a.Attempt) })
 		return out, err
 	})
 	get(h, "/runs/{run}/jobs", "list-jobs", "runs", "List the jobs of a run, the newest first",
-		"As `ckptstore jobs RUN --json`. As of a sequence, the newest job without an end counts as running: leases are not in the log.",
-		func(ctx context.Context, from *at, in *OfRun) (answer.JobsListing, error) {
-			l, _, err := answer.Jobs(ctx, from.From, in.Run)
-			return l, err
-		})
+		"As `ckptstore jobs RUN --json`, in pages. As of a sequence, the newest job without an end counts as running: leases are not in the log.", h.jobs)
 	get(h, "/runs/{run}/nodes", "list-nodes", "runs", "List the nodes of a job", "As `ckptstore nodes RUN --json`.",
 		func(ctx context.Context, from *at, in *OfJob) (answer.NodesListing, error) {
 			return answer.Nodes(ctx, from.From, in.Run, in.Job)
 		})
 	get(h, "/runs/{run}/workers", "list-workers", "runs", "List the workers of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out WorkerList, err error) {
-		out.Trial, out.Attempt, out.Workers, err = ofAttempt(ctx, from, in, query.Workers)
+		if out.Trial, out.Attempt, err = attemptOf(ctx, from, in); err != nil {
+			return out, err
+		}
+		out.Workers, out.Next, err = listPage(ctx, from, in.Paged, query.Workers, query.Params{Run: in.Run, Trial: out.Trial, Attempt: out.Attempt},
+			func(w projections.Worker) string { return strconv.Itoa(w.Rank) })
 		return out, err
 	})
 	get(h, "/runs/{run}/restores", "list-restores", "runs", "List the loads of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out RestoreList, err error) {
-		out.Trial, out.Attempt, out.Restores, err = ofAttempt(ctx, from, in, query.Restores)
+		if out.Trial, out.Attempt, err = attemptOf(ctx, from, in); err != nil {
+			return out, err
+		}
+		out.Restores, out.Next, err = listPage(ctx, from, in.Paged, query.Restores, query.Params{Run: in.Run, Trial: out.Trial, Attempt: out.Attempt},
+			func(l projections.Restore) string { return strconv.Itoa(l.Load) })
 		return out, err
 	})
 	get(h, "/runs/{run}/metrics", "get-metrics", "runs", "Read metrics in columns", metricsText, h.metrics)
@@ -201,40 +221,69 @@ func listOf[T any](rows []T) []T {
 	return rows
 }
 
-// ofAttempt returns the rows of the attempt that an input names, with its trial and its number.
-func ofAttempt[T any](ctx context.Context, from *at, in *OfAttempt, rowsOf query.Query[[]T]) (trial string, attempt int, rows []T, err error) {
-	if trial, err = answer.TrialOf(ctx, from.Views, in.Run, in.Trial); err != nil {
-		return trial, 0, listOf(rows), err
+// listPage returns a page of a list, and the token of the next one. key is what [query.Params] want
+// of the row before a page.
+func listPage[T any](ctx context.Context, from *at, in Paged, rowsOf query.Query[[]T], p query.Params, key func(T) string) (rows []T, next string, err error) {
+	begin, err := in.place()
+	if err != nil {
+		return listOf(rows), "", err
 	}
-	if attempt = in.Attempt; attempt == 0 {
-		t, err := query.Ask(ctx, from.Views, query.Trial, query.Params{Run: in.Run, Trial: trial})
-		if err != nil {
-			return trial, 0, listOf(rows), err
-		}
-		attempt = t.Attempt
+	p.After, p.Limit = begin.Key, in.Limit+1
+	rows, err = query.Ask(ctx, from.Views, rowsOf, p)
+	if err != nil && in.Page != "" && (errors.Is(err, projections.ErrReference) || errors.Is(err, projections.ErrNotFound)) {
+		err = fmt.Errorf("%w: %w", badPage(), err)
 	}
-	rows, err = query.Ask(ctx, from.Views, rowsOf, query.Params{Run: in.Run, Trial: trial, Attempt: attempt})
-	return trial, attempt, listOf(rows), err
+	rows, next = cut(rows, in, from, key)
+	return rows, next, err
 }
 
-func (h *Handler) runs(ctx context.Context, from *at, in *OfRuns) (RunList, error) {
-	out := RunList{Runs: []RunSummary{}}
+// cut returns the rows of a page, at most its limit, and the token of the next page.
+func cut[T any](rows []T, in Paged, from *at, key func(T) string) ([]T, string) {
+	if len(rows) <= in.Limit {
+		return listOf(rows), ""
+	}
+	rows = rows[:in.Limit]
+	return rows, place{from.Sequence, key(rows[in.Limit-1])}.token()
+}
+
+// attemptOf returns the trial and the number of the attempt that an input names.
+func attemptOf(ctx context.Context, from *at, in *OfAttempt) (trial string, attempt int, err error) {
+	if trial, err = answer.TrialOf(ctx, from.Views, in.Run, in.Trial); err != nil || in.Attempt > 0 {
+		return trial, in.Attempt, err
+	}
+	t, err := query.Ask(ctx, from.Views, query.Trial, query.Params{Run: in.Run, Trial: trial})
+	return trial, t.Attempt, err
+}
+
+// jobs returns a page of the jobs of a run.
+func (h *Handler) jobs(ctx context.Context, from *at, in *OfPaged) (out JobsListing, err error) {
 	begin, err := in.place()
 	if err != nil {
 		return out, err
 	}
-	rows, err := query.Ask(ctx, from.Views, query.Runs, query.Params{})
+	if out.JobsListing, _, err = answer.Jobs(ctx, from.From, in.Run); err != nil {
+		return out, err
+	}
+	rows := out.Jobs
+	if in.Page != "" {
+		last := slices.IndexFunc(rows, func(j insight.Job) bool { return j.Job == begin.Key })
+		if last < 0 {
+			return out, badPage()
+		}
+		rows = rows[last+1:]
+	}
+	out.Jobs, out.Next = cut(rows, in.Paged, from, func(j insight.Job) string { return j.Job })
+	return out, nil
+}
+
+func (h *Handler) runs(ctx context.Context, from *at, in *OfRuns) (RunList, error) {
+	out := RunList{Runs: []RunSummary{}}
+	rows, next, err := listPage(ctx, from, in.Paged, query.Runs, query.Params{}, func(r projections.Run) string { return r.Name })
 	if err != nil {
 		return out, err
 	}
-	for _, row := range rows { // by name
-		if row.Name <= begin.Key && in.Page != "" {
-			continue
-		}
-		if len(out.Runs) == in.Limit {
-			out.Next = place{from.Sequence, out.Runs[len(out.Runs)-1].Run}.token()
-			break
-		}
+	out.Next = next
+	for _, row := range rows {
 		one, err := h.summary(ctx, from, row)
 		if errors.Is(err, events.ErrNewer) {
 			one, err = RunSummary{Run: row.Name, State: noJob, Jobs: row.Jobs, CreatedAt: row.CreatedAt, Risks: []insight.Risk{}, Problem: err.Error()}, nil
@@ -250,24 +299,24 @@ func (h *Handler) runs(ctx context.Context, from *at, in *OfRuns) (RunList, erro
 // noJob is the state of a run without a job.
 const noJob = "none"
 
-// summary reads the rows of a run. Their number does not grow with its checkpoints and reports.
+// summary reads the rows of a run. Their number does not grow with its jobs, checkpoints and
+// reports.
 func (h *Handler) summary(ctx context.Context, from *at, row projections.Run) (RunSummary, error) {
 	out := RunSummary{Run: row.Name, State: noJob, Jobs: row.Jobs, CreatedAt: row.CreatedAt, Risks: []insight.Risk{}}
-	r, err := answer.ReadRun(ctx, from.From, row.Name)
+	r, err := answer.ReadNewest(ctx, from.From, row.Name)
 	if err != nil {
 		return out, err
 	}
 	if jobs := r.List(from.Now); len(jobs) > 0 {
 		out.Job, out.State = &jobs[0], jobs[0].State
 	}
-	trials, err := query.Ask(ctx, from.Views, query.Trials, query.Params{Run: row.Name})
-	if err != nil {
-		return out, err
-	}
-	out.Trials = len(trials)
-	t, chosen := insight.ChooseTrial(trials)
+	out.Trials = len(r.Trials())
+	t, chosen := insight.ChooseTrial(r.Trials())
 	if !chosen {
 		return out, nil
+	}
+	if t, err = query.Ask(ctx, from.Views, query.Trial, query.Params{Run: row.Name, Trial: t.Name}); err != nil {
+		return out, err
 	}
 	out.Trial, out.Status, out.Attempt, out.WorldSize = t.Name, string(t.Status), t.Attempt, t.WorldSize
 	out.Iterations, out.Metrics, out.LaneSeq = t.Iterations, t.LastMetrics, t.LaneSeq
@@ -286,46 +335,26 @@ func (h *Handler) summary(ctx context.Context, from *at, row projections.Run) (R
 		}
 		out.Safe = &SafeAt{c.ID, c.Step, c.CommittedSeq, c.EndedAt}
 	}
-	if out.KilledNow, err = killedNow(ctx, from, r, t.Name); err != nil {
+	if r.Live == "" {
+		return out, nil
+	}
+	now, err := query.Ask(ctx, from.Views, query.Standing, query.Params{Run: row.Name})
+	if err != nil {
 		return out, err
 	}
-	risk, found, err := h.lateCommit(ctx, from, out)
-	if found {
-		out.Risks = append(out.Risks, risk)
-	}
-	return out, err
-}
-
-// killedNow returns what it would cost to kill a trial of a run whose job is live; nil for others.
-func killedNow(ctx context.Context, from *at, r insight.RunJobs, trial string) (*insight.KilledNow, error) {
-	if r.Live == "" {
-		return nil, nil
-	}
-	now, err := query.Ask(ctx, from.Views, query.Standing, query.Params{Run: r.Run})
-	if err != nil {
-		return nil, err
-	}
-	for _, t := range now.Trials {
-		if t.Trial.Name == trial && t.Trial.Job == r.Live {
-			verdict := insight.IfKilled(t)
-			return &verdict, nil
+	for _, of := range now.Trials {
+		if of.Trial.Name == t.Name && of.Trial.Job == r.Live {
+			verdict := insight.IfKilled(of)
+			out.KilledNow = &verdict
 		}
 	}
-	return nil, nil
-}
-
-// lateCommit returns the risk of a run that trains without commits.
-func (h *Handler) lateCommit(ctx context.Context, from *at, run RunSummary) (insight.Risk, bool, error) {
-	if run.State != insight.Running {
-		return insight.Risk{}, false, nil
+	if out.State != insight.Running {
+		return out, nil
 	}
-	rows, err := query.Ask(ctx, from.Views, query.Checkpoints, query.Params{Run: run.Run, Limit: insight.RecentCommits})
-	if err != nil {
-		return insight.Risk{}, false, err
+	if risk, late := insight.NoCommit(now.Tally, out.Job.StartedAt, from.Now); late {
+		out.Risks = append(out.Risks, risk)
 	}
-	rows = slices.DeleteFunc(rows, func(c projections.Checkpoint) bool { return c.Trial != run.Trial })
-	risk, found := insight.NoCommit(run.Run, rows, run.Job.StartedAt, from.Now)
-	return risk, found, nil
+	return out, nil
 }
 
 func (h *Handler) run(ctx context.Context, from *at, name string) (out RunDetail, err error) {
@@ -355,7 +384,7 @@ const diskLimit = 5 * time.Second
 
 func (h *Handler) risks(ctx context.Context, from *at) (RiskList, error) {
 	out := RiskList{AtRisk: []insight.Risk{}}
-	runs, err := answer.ReadRuns(ctx, from.From, "")
+	runs, err := answer.ReadAllNewest(ctx, from.From)
 	if err != nil {
 		return out, err
 	}

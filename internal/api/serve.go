@@ -94,6 +94,7 @@ type Server struct {
 	handler *Handler
 	http    *http.Server
 	record  *os.File // locked while the server runs
+	path    string   // of the record
 	served  chan error
 }
 
@@ -150,7 +151,7 @@ func Serve(ctx context.Context, st *store.Store, l Listen) (_ *Server, err error
 	}
 	s := &Server{token: token, served: make(chan error, 1)}
 	s.Record = Record{Store: name, Location: st.Location, URL: l.url(listener.Addr(), secure != nil), PID: os.Getpid(), Started: time.Now().UTC()}
-	if s.record, err = s.announce(); err != nil {
+	if s.record, s.path, err = s.announce(); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
 	s.handler = New(st, Options{Users: users, Hosts: l.names(secure), Page: l.Page, Observe: l.Observe, Version: l.Version, Logger: l.Logger})
@@ -299,7 +300,7 @@ func (s *Server) Close() error {
 	if serr := <-s.served; !errors.Is(serr, http.ErrServerClosed) {
 		err = errors.Join(err, serr)
 	}
-	return errors.Join(err, os.Remove(s.record.Name()), s.record.Close())
+	return errors.Join(err, os.Remove(s.path), s.record.Close())
 }
 
 // A user's servers and their tokens are in a directory that only this user can open:
@@ -369,29 +370,35 @@ func readPrivate(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, 64<<10))
 }
 
-// announce writes the record of the server, and locks it.
-func (s *Server) announce() (*os.File, error) {
+// announce writes the record of the server and locks it, and then gives it the name by which
+// [Find] looks for it: a record without a lock is that of a dead server, and is removed.
+func (s *Server) announce() (record *os.File, path string, err error) {
 	dir, err := store.UserRuntime(serversName)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	text, err := json.Marshal(s.Record)
 	if err != nil {
-		return nil, err
+		return nil, "", err
+	}
+	f, err := os.CreateTemp(dir, "new-*")
+	if err != nil {
+		return nil, "", err
 	}
 	// The number follows the process: two servers of one process have two records.
-	f, err := os.CreateTemp(dir, fmt.Sprintf("%s.%d.*.json", s.Store, s.PID))
-	if err != nil {
-		return nil, err
-	}
+	number := strings.TrimPrefix(filepath.Base(f.Name()), "new-")
+	path = filepath.Join(dir, fmt.Sprintf("%s.%d.%s.json", s.Store, s.PID, number))
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil {
 		_, err = f.Write(append(text, '\n'))
 	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close(), os.Remove(f.Name()))
+	if err == nil {
+		err = os.Rename(f.Name(), path)
 	}
-	return f, nil
+	if err != nil {
+		return nil, "", errors.Join(err, f.Close(), os.Remove(f.Name()))
+	}
+	return f, path, nil
 }
 
 // Find returns the record of a running server of a store that this user started on this

@@ -128,7 +128,7 @@ func TestStream(t *testing.T) {
 	}
 	h.refusedAs("a bad position", h.call("GET", Prefix+"/stream?after=x", readToken1, ""), 400, "after")
 	h.refusedAs("the future", h.call("GET", Prefix+"/stream?after=99999", readToken1, ""), 404, "the log ends at")
-	h.refusedAs("a bad type", h.call("GET", Prefix+"/stream?type=x", readToken1, ""), 400, "type")
+	h.refusedAs("a bad type", h.call("GET", Prefix+"/stream?type=x", readToken1, ""), 404, "type")
 }
 
 // TestStreamComments: a quiet stream has comments.

@@ -121,7 +121,7 @@ func Repository() Law {
 			{Path: "internal/services/filesystem", Holds: "requests that write and read files of checkpoints, for fsspec", May: []string{"internal/problem", "internal/httpkit", "projections", "internal/checkpoint", "planner", "events/jetlog", "internal/query", "internal/object", "internal/data", "internal/foreign", "internal/store", "internal/peer", "internal/session/shm", "internal/session", "internal/launch/process"}},
 			{Path: "internal/services", Holds: "all requests about a store, for every process with a socket", May: []string{"internal/problem", "internal/httpkit", "internal/store", "internal/services/reading", "internal/services/filesystem"}},
 			{Path: "internal/agent", Holds: "sessions of processes that no trainer started", May: []string{"internal/problem", "internal/httpkit", "projections", "events/jetlog", "internal/store", "client", "internal/peer", "internal/session/shm", "internal/session", "internal/launch", "internal/nodes"}},
-			{Path: "internal/page", Holds: "the page of a store for browsers: its files, built from src, and their handler", NoDeps: true},
+			{Path: "internal/page", Holds: "the page of a store for browsers: its files, built from src, and their handler", May: []string{"internal/httpkit"}, NoDeps: true},
 			{Path: "internal/console", Holds: "what both programs share of their command lines: streams, formats, usage errors, progress", May: []string{"internal/bytesize", "internal/problem", "internal/terminal"}},
 			{Path: "internal/elements", Holds: "elements of a tensor as .npy files and text, and numpy's slices", Core: true, May: []string{"tensor"}},
 			{Path: "internal/plot", Holds: "line charts as text", Core: true, NoDeps: true, May: []string{"internal/insight"}},

@@ -128,7 +128,7 @@ func TestLinksAbove(t *testing.T) {
 	}
 }
 
-// A checkpoint of which a file was moved away and linked to is damaged, and a
+// A checkpoint with a file that was moved away and linked to is damaged, and a
 // save makes no second name of the link.
 func TestLinkedFiles(t *testing.T) {
 	root := onDisk(t)

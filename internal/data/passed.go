@@ -253,7 +253,7 @@ func subtract(from, without []blockRange) (out []blockRange) {
 	return out
 }
 
-// awaited are the chunks of which other nodes read blocks, by rank.
+// awaited are the chunks with blocks that other nodes read, by rank.
 type awaited struct {
 	chunks map[int][]*awaitedChunk // in the order of their blocks
 	bytes  atomic.Int64            // that have come

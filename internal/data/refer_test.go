@@ -243,7 +243,7 @@ func (k *keeping) Unfreed(context.Context) (why, err error) { return nil, nil }
 
 func (k *keeping) Refresh() {}
 
-// TestRemoveOldVersions removes a checkpoint of which a bucket keeps an old version without a name,
+// TestRemoveOldVersions removes a checkpoint with an old version without a name in its bucket,
 // and whose receipt is locked: both are tried, and the receipt loses its name.
 func TestRemoveOldVersions(t *testing.T) {
 	s, b := inBucket(t, 1, mib)

@@ -376,7 +376,7 @@ func liveOf(uses map[use]int64) map[string]int64 {
 // half reports whether enough of a file is live for it to be linked in.
 func half(live map[string]int64, f heldFile) bool { return 2*live[f.from] >= f.size }
 
-// undecided reports whether a file is matched of which less than half is live.
+// undecided reports whether less than half of a matched file is live.
 func undecided(live map[string]int64, matches map[int]match) bool {
 	for _, m := range matches {
 		if m.held != nil && !half(live, m.held.file) {

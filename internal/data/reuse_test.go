@@ -19,7 +19,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// series is a training of which the checkpoints share chunks: tensors of two
+// series is a training whose checkpoints share chunks: tensors of two
 // ranks, each with its bytes.
 type series struct {
 	root  *data.Root

@@ -7,6 +7,7 @@
 //	Reply       writes an answer
 //	Refuse      writes an error: its status is that of its kind, see package problem
 //	Authorized  compares the bearer token in constant time
+//	TakesGzip   reads the header Accept-Encoding
 package httpkit
 
 import (
@@ -17,6 +18,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/problem/system"
@@ -122,4 +125,23 @@ func Handle[In, Out any](limit int64, do func(context.Context, In) (Out, error))
 // for all wrong tokens of one length. An empty token is never accepted.
 func Authorized(r *http.Request, token string) bool {
 	return token != "" && subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+token)) == 1
+}
+
+// TakesGzip reports whether a client accepts gzip, by its header Accept-Encoding.
+func TakesGzip(accepts string) bool {
+	takes := false
+	for one := range strings.SplitSeq(accepts, ",") {
+		name, parameter, _ := strings.Cut(one, ";")
+		name = strings.ToLower(strings.TrimSpace(name))
+		if name != "gzip" && name != "*" {
+			continue
+		}
+		quality, found := strings.CutPrefix(strings.ToLower(strings.ReplaceAll(parameter, " ", "")), "q=")
+		q, err := strconv.ParseFloat(quality, 64)
+		takes = !found || err == nil && q > 0
+		if name == "gzip" {
+			return takes // it counts more than *
+		}
+	}
+	return takes
 }

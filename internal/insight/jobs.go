@@ -72,6 +72,9 @@ func (r *RunJobs) Take(row projections.Launches) {
 	}
 }
 
+// Trials returns the run's trials by name, without what follows from reports.
+func (r RunJobs) Trials() []projections.Trial { return r.trials }
+
 // state returns the state of a job.
 func (r RunJobs) state(j projections.Job) string { return StateOf(j, r.Live, r.trials) }
 

@@ -2,7 +2,6 @@ package insight
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -28,42 +27,24 @@ type Risk struct {
 	Command string    `json:"command"` // shows more
 }
 
-// RecentCommits is how many of the newest commits [NoCommit] needs: the usual interval follows
-// from them.
-const RecentCommits = 11
-
 // lateIntervals is after how many usual intervals a commit is missing.
 const lateIntervals = 3
 
 // NoCommit reports the risk of a run that trains since started and whose last commit is more
-// than three usual intervals ago. commits are the newest committed checkpoints of its line, the
-// newest first. A run with fewer than two commits has no usual interval, and no risk.
-func NoCommit(run string, commits []projections.Checkpoint, started, now time.Time) (Risk, bool) {
-	if len(commits) < 2 {
-		return Risk{}, false
-	}
-	var gaps []time.Duration
-	for i := 1; i < min(len(commits), RecentCommits); i++ {
-		if gap := commits[i-1].EndedAt.Sub(commits[i].EndedAt); gap > 0 && commits[i-1].Attempt == commits[i].Attempt {
-			gaps = append(gaps, gap) // a gap between two attempts has a restart in it
-		}
-	}
-	if len(gaps) == 0 {
-		return Risk{}, false
-	}
-	slices.Sort(gaps)
-	usual, since := gaps[len(gaps)/2], commits[0].EndedAt
+// than three usual intervals ago: see [Interval]. A run without a usual interval has no risk.
+func NoCommit(t projections.Tally, started, now time.Time) (Risk, bool) {
+	usual, since := Interval(t), t.LastCommitAt
 	if started.After(since) {
 		since = started
 	}
 	age := now.Sub(since)
-	if age <= lateIntervals*usual {
+	if usual == 0 || age <= lateIntervals*usual {
 		return Risk{}, false
 	}
 	return Risk{
-		Kind: RiskNoCommit, Run: run, Since: since, Seconds: age.Seconds(), Usual: usual.Seconds(),
-		Text:    fmt.Sprintf("no commit of %s for %v, usually one every %v", run, age.Round(time.Second), usual.Round(100*time.Millisecond)),
-		Command: "ckptstore ls --all -- " + shellWord(run),
+		Kind: RiskNoCommit, Run: t.Run, Since: since, Seconds: age.Seconds(), Usual: usual.Seconds(),
+		Text:    fmt.Sprintf("no commit of %s for %v, usually one every %v", t.Run, age.Round(time.Second), usual.Round(100*time.Millisecond)),
+		Command: "ckptstore ls --all -- " + shellWord(t.Run),
 	}, true
 }
 

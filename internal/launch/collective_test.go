@@ -129,7 +129,7 @@ func TestLoadOfOneFails(t *testing.T) {
 	t.Parallel()
 	newJob(t, 3, asksForNothing...).must()
 	j := newJob(t, 3, asksForNothing...)
-	g := j.gated("read:r00001.safetensors") // of which the second load reads
+	g := j.gated("read:r00001.safetensors") // the second load reads from it
 	j.start()
 	j.out.await(t, 1, "[rank0] refused ")
 	select {

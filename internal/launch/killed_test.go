@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,11 +39,10 @@ var trainer = role("trainer", func(ctx context.Context, args []string) error {
 	if kind, ok := strings.CutPrefix(args[3], "log:"); ok {
 		s.Log = deafLog{s.Log, kind}
 	} else if args[3] != "" {
-		g := newGate(args[3])
-		if s.Data, err = data.Open(g, st.Data.Dir()); err != nil {
+		g, err := gated(&s, st, args[3])
+		if err != nil {
 			return err
 		}
-		s.Data.OfStore(st.ID)
 		go func() {
 			<-g.reached
 			emit("now")
@@ -50,6 +50,38 @@ var trainer = role("trainer", func(ctx context.Context, args []string) error {
 	}
 	return launch.Run(ctx, config(args[2], 2, savesWithFamily, os.Stdout, os.Stderr), s)
 })
+
+// gated puts a gate before the files of a store.
+func gated(s *session.Store, st *store.Store, at string) (g *gate, err error) {
+	g = newGate(at)
+	if s.Data, err = data.Open(g, st.Data.Dir()); err != nil {
+		return nil, err
+	}
+	s.Data.OfStore(st.ID)
+	return g, nil
+}
+
+// startTrainer starts a trainer in a process of its own, for the run of a test, with its workers'
+// output and its standard input. If the test fails, it logs both outputs.
+func startTrainer(ctx context.Context, t *testing.T, role []string, gate string) (cmd *exec.Cmd, out *transcript, in io.Writer) {
+	t.Helper()
+	cmd = exec.CommandContext(ctx, role[0], append(role[1:], home.Location, memory, runOf(t), gate)...)
+	out, log := newTranscript(), &bytes.Buffer{}
+	cmd.Stdout, cmd.Stderr = out, log
+	in, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("workers:\n%strainer:\n%s", out, log)
+		}
+	})
+	return cmd, out, in
+}
 
 // deafLog never takes facts of a kind.
 type deafLog struct {
@@ -177,18 +209,7 @@ func killTrainer(t *testing.T, gate string) (pids []int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	args := append(trainer[1:], home.Location, memory, runOf(t), gate)
-	cmd := exec.CommandContext(ctx, trainer[0], args...)
-	out, log := newTranscript(), &bytes.Buffer{}
-	cmd.Stdout, cmd.Stderr = out, log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if t.Failed() {
-			t.Logf("workers:\n%strainer:\n%s", out, log)
-		}
-	}()
+	cmd, out, _ := startTrainer(ctx, t, trainer, gate)
 	for _, prefix := range []string{"[rank0] pid ", "[rank1] pid "} {
 		for _, text := range out.await(t, 2, prefix) {
 			pid, err := strconv.Atoi(text)

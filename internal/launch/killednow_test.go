@@ -1,12 +1,10 @@
 package launch_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/client"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/query"
@@ -32,11 +29,10 @@ var gatedTrainer = role("trainer with a gate", func(ctx context.Context, args []
 	}
 	defer func() { _ = st.Close() }()
 	s := storeOf(st, args[1])
-	g := newGate(args[3])
-	if s.Data, err = data.Open(g, st.Data.Dir()); err != nil {
+	g, err := gated(&s, st, args[3])
+	if err != nil {
 		return err
 	}
-	s.Data.OfStore(st.ID)
 	go func() {
 		if n, _ := os.Stdin.Read(make([]byte, 1)); n == 1 {
 			close(g.open)
@@ -103,21 +99,7 @@ func TestKilledNow(t *testing.T) {
 				t.Parallel()
 				ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 				defer cancel()
-				cmd := exec.CommandContext(ctx, gatedTrainer[0], append(gatedTrainer[1:], home.Location, memory, runOf(t), moment.gate)...)
-				out, log := newTranscript(), &bytes.Buffer{}
-				cmd.Stdout, cmd.Stderr = out, log
-				open, err := cmd.StdinPipe()
-				if err == nil {
-					err = cmd.Start()
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() {
-					if t.Failed() {
-						t.Logf("workers:\n%strainer:\n%s", out, log)
-					}
-				}()
+				cmd, out, open := startTrainer(ctx, t, gatedTrainer, moment.gate)
 				pid, err := strconv.Atoi(out.await(t, 1, "[rank1] pid ")[0])
 				if err != nil {
 					t.Fatal(err)

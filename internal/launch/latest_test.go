@@ -55,8 +55,8 @@ var loadsAroundCommit = workerRole("loads latest around a commit", func(ctx cont
 	return <-asked
 })
 
-// Two ranks of which one asks for latest before a commit and the other after it
-// get the same checkpoint.
+// Two ranks that ask for latest, the first before a commit and the second after it, get the
+// same checkpoint.
 func TestLoadLatestAroundCommit(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, loadsAroundCommit...).must()

@@ -75,7 +75,7 @@ func TestLastSaveIsLost(t *testing.T) {
 				t.Errorf("committed %q, aborted %q", committed, aborted)
 			}
 			if kind == (events.LocalPlan{}).Kind() && len(aborted) > 0 {
-				t.Errorf("the save of which no plan is in the log began: %q", aborted)
+				t.Errorf("the save without a plan in the log began: %q", aborted)
 			}
 		})
 	}

@@ -42,7 +42,7 @@ func layersOf(rank, world, changed int, seed uint64) (s client.State) {
 	return s
 }
 
-// savesLayers saves the layers, of which those from CHANGED on are of SEED.
+// savesLayers saves the layers. Those from CHANGED on are of SEED.
 var savesLayers = role("saves layers", func(ctx context.Context, args []string) error {
 	c, err := client.Connect(ctx)
 	if err != nil {

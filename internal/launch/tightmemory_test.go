@@ -56,7 +56,7 @@ var restoresWhole = workerRole("restores a whole tensor on one rank when another
 	return sameWide(got, want)
 })
 
-// Slots of which only a part can be shared are released like others if the rest
+// Slots that can be shared only in part are released like others if the rest
 // does not fit in addition to them.
 func TestLentSlotsGiveWay(t *testing.T) {
 	t.Parallel()

@@ -144,7 +144,7 @@ func TestNoQuarantine(t *testing.T) {
 	}
 }
 
-// A program that fails on all nodes excludes none, and one of which only the last rank fails
+// A program that fails on all nodes excludes none, and a program whose last rank alone fails
 // excludes one at most: the group does not shrink to one node.
 func TestQuarantineOfBadProgram(t *testing.T) {
 	t.Parallel()

@@ -129,7 +129,7 @@ type Upload interface {
 	// Depth returns the number of concurrent writes that the backend can use.
 	Depth() int
 
-	// Commit makes the bytes durable, all of which were written, and gives the file its name.
+	// Commit makes the bytes durable and gives the file its name. All bytes were written.
 	// After an error the upload is in the same state as after Abort.
 	Commit(ctx context.Context) error
 
@@ -165,7 +165,7 @@ type Outliving interface {
 
 // Resumer is a [Backend] with unfinished uploads.
 type Resumer interface {
-	// Resume is Create for a file of which an earlier process has sent pieces. A piece that the
+	// Resume is Create for a file whose pieces an earlier process has sent in part. A piece that the
 	// server has with the same size and sum is not sent again. Pieces have the size of the
 	// earlier ones. If the earlier process died after the server had committed its upload, no
 	// piece is sent. If the upload is gone or cannot be continued, a new one begins.
@@ -185,7 +185,7 @@ type Resumer interface {
 // that had no name before Remove has none after it.
 type Versioned interface {
 	// ListAll is List with all that takes space: the size of a file is that of its versions, and
-	// removed files of which versions are left are there too.
+	// removed files with versions that are left are there too.
 	ListAll(ctx context.Context, dir string) ([]Entry, error)
 
 	// Hide frees the names of files, whose bytes may stay as versions.
@@ -252,7 +252,7 @@ type Object interface {
 	Stat() (Info, error)
 }
 
-// Ranger is an [Object] of which each ReadAt is a request to another machine. Its bytes are
+// Ranger is an [Object] whose every ReadAt is a request to another machine. Its bytes are
 // read as streams.
 type Ranger interface {
 	// ReadRange returns the n bytes from off on, as they arrive. Where the file ends before,
@@ -306,8 +306,7 @@ func Validate(name string) error {
 	return nil
 }
 
-// Align is the number of bytes of which a write's offset, length and address are best
-// multiples: a page, which is also what disks require of writes past the page cache.
+// Align is the number of bytes that should divide a write's offset, length and address: a page, which is also what disks require of writes past the page cache.
 const Align = 4096
 
 // Buffer returns memory of size bytes that begins at a multiple of [Align].

@@ -255,8 +255,8 @@ func (m memoryRows) Read(_ context.Context, read func(projections.Reader) error)
 	return true, read(m.Memory)
 }
 
-// TestManyRuns checks the bounds of a scrape with 1,000 runs, all live, and with 1,000 of which
-// few are live: live ones are listed first, then those of the last hour, the rest is counted.
+// TestManyRuns checks the bounds of a scrape with 1,000 runs, all live, and with 1,000 runs, few
+// of them live: live ones are listed first, then those of the last hour, the rest is counted.
 func TestManyRuns(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)

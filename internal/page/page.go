@@ -19,6 +19,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/ckptstore/ckptstore/internal/httpkit"
 )
 
 // Policy is the Content-Security-Policy of the page. Scripts, styles and requests are of the
@@ -146,7 +148,7 @@ func (f file) serve(w http.ResponseWriter, r *http.Request) {
 		h.Set("Cache-Control", "public, max-age=31536000, immutable")
 	}
 	body, tag := f.plain, f.tag
-	if f.compressed != nil && accepts(r.Header.Get("Accept-Encoding")) {
+	if f.compressed != nil && httpkit.TakesGzip(r.Header.Get("Accept-Encoding")) {
 		h.Set("Content-Encoding", "gzip")
 		body, tag = f.compressed, tag+"-gz"
 	}
@@ -159,16 +161,4 @@ func (f file) serve(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodGet {
 		_, _ = w.Write(body) // the client is gone: no place to report it
 	}
-}
-
-// accepts reports whether a client takes gzip.
-func accepts(encodings string) bool {
-	for part := range strings.SplitSeq(encodings, ",") {
-		name, quality, _ := strings.Cut(strings.TrimSpace(part), ";")
-		if name == "gzip" || name == "*" {
-			q := strings.ReplaceAll(quality, " ", "")
-			return q != "q=0" && q != "q=0.0" && q != "q=0.00" && q != "q=0.000"
-		}
-	}
-	return false
 }

@@ -138,16 +138,6 @@ func TestPageRefuses(t *testing.T) {
 	}
 }
 
-func TestAccepts(t *testing.T) {
-	for encodings, want := range map[string]bool{
-		"": false, "gzip": true, "br, gzip": true, "gzip;q=0": false, "gzip; q=0.0": false, "gzip;q=0.5": true, "*": true, "identity": false,
-	} {
-		if got := accepts(encodings); got != want {
-			t.Errorf("accepts(%q) = %t, want %t", encodings, got, want)
-		}
-	}
-}
-
 // A file that does not become smaller is served as it is.
 func TestLoad(t *testing.T) {
 	all, err := load(fstest.MapFS{"d/a.svg": {Data: []byte("<svg/>")}, "d/assets/b.js": {Data: bytes.Repeat([]byte("x"), 1000)}}, "d")

@@ -11,6 +11,7 @@ import (
 // in the order of the list. The key of a row is what After of the next page is:
 //
 //	runs         name
+//	trials       name
 //	jobs         ID
 //	restores     load
 //	attempts     number
@@ -65,6 +66,25 @@ func jobsPage(rows []projections.Job, err error, p Params) ([]projections.Job, e
 		behind = job.ID == p.After
 		return true
 	})
+}
+
+// trialsPage returns the trials after one of them, by name. The reports of the others are not
+// read.
+func trialsPage(r projections.Reader, p Params) ([]projections.Trial, error) {
+	if p.Limit == 0 && p.After == "" {
+		return projections.Trials(r, p.Run)
+	}
+	launches, err := projections.AllLaunches(r, p.Run, true)
+	if err != nil || len(launches) == 0 {
+		return nil, err
+	}
+	rows, err := page(launches[0].Trials, nil, p, func(t projections.Trial) bool { return t.Name <= p.After })
+	for i := range rows {
+		if err == nil {
+			rows[i], err = projections.GetTrial(r, p.Run, rows[i].Name)
+		}
+	}
+	return rows, err
 }
 
 // checkpointsPage returns the checkpoints before one of them, the newest first.

@@ -57,7 +57,12 @@ var (
 	}}
 	// Launches is of one run, or of all with an empty one.
 	Launches = Query[[]projections.Launches]{"launches", func(r projections.Reader, p Params) ([]projections.Launches, error) {
-		return projections.AllLaunches(r, p.Run)
+		return projections.AllLaunches(r, p.Run, false)
+	}}
+	// NewestLaunches is Launches with the newest job of each run alone: its cost does not grow with
+	// the jobs of the past.
+	NewestLaunches = Query[[]projections.Launches]{"newest_launches", func(r projections.Reader, p Params) ([]projections.Launches, error) {
+		return projections.AllLaunches(r, p.Run, true)
 	}}
 	// Devices are those that were unhealthy, of one run or of all.
 	Devices = Query[[]projections.Device]{"devices", func(r projections.Reader, p Params) ([]projections.Device, error) {
@@ -70,10 +75,8 @@ var (
 	Run = Query[projections.Run]{"run", func(r projections.Reader, p Params) (projections.Run, error) {
 		return projections.GetRun(r, p.Run)
 	}}
-	Trials = Query[[]projections.Trial]{"trials", func(r projections.Reader, p Params) ([]projections.Trial, error) {
-		return projections.Trials(r, p.Run)
-	}}
-	Trial = Query[projections.Trial]{"trial", func(r projections.Reader, p Params) (projections.Trial, error) {
+	Trials = Query[[]projections.Trial]{"trials", trialsPage}
+	Trial  = Query[projections.Trial]{"trial", func(r projections.Reader, p Params) (projections.Trial, error) {
 		return projections.GetTrial(r, p.Run, p.Trial)
 	}}
 	Attempts = Query[[]projections.Attempt]{"attempts", func(r projections.Reader, p Params) ([]projections.Attempt, error) {
@@ -192,7 +195,7 @@ var answers = map[string]func(projections.Reader, Params) (any, error){
 	Save.Name: erase(Save), Points.Name: erase(Points), Restores.Name: erase(Restores),
 	Writes.Name: erase(Writes), LastReport.Name: erase(LastReport),
 	Standing.Name: erase(Standing),
-	Launches.Name: erase(Launches), Devices.Name: erase(Devices), Replicas.Name: erase(Replicas),
+	Launches.Name: erase(Launches), NewestLaunches.Name: erase(NewestLaunches), Devices.Name: erase(Devices), Replicas.Name: erase(Replicas),
 }
 
 func erase[T any](q Query[T]) func(projections.Reader, Params) (any, error) {

@@ -54,7 +54,7 @@ type Ledger struct {
 type state int
 
 const (
-	unknown state = iota // of a checkpoint of which only facts are known
+	unknown state = iota // of a checkpoint with facts alone
 	open
 	committed
 	gone

@@ -155,8 +155,8 @@ func offerWhole(ctx context.Context, l *decisionLog, blobs Blobs, attempt int, i
 	return nil
 }
 
-// saveNames counts the saves of each name in an attempt: the saves of ranks, each
-// of which counts its own, and the saves from files. The ID of the n-th save of a
+// saveNames counts the saves of each name in an attempt: the saves of ranks, which
+// each count their own, and the saves from files. The ID of the n-th save of a
 // name contains n.
 type saveNames struct {
 	mu    sync.Mutex

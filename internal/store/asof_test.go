@@ -20,9 +20,6 @@ func TestAsOf(t *testing.T) {
 			must(t, owner, "run", begun("step-20"), events.CheckpointCommitted{Attempt: 1, Checkpoint: "step-20.a1", Manifest: "m"})
 		}
 	}
-	if err := owner.PrepareAsOf(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	client := open(t, owner.Location)
 	if client.ownViews() != nil {
 		t.Fatal("two processes own the store")

@@ -102,7 +102,7 @@ type backup struct {
 func (b *backup) run(ctx context.Context, dir string) (err error) {
 	s := b.store
 	if s.opts.dir != "" {
-		return fmt.Errorf("%w: the log of %s is in several copies, of which none can be backed up: `ckptstore export` writes a checkpoint elsewhere", ErrLocation, s.opts.dir)
+		return fmt.Errorf("%w: the log of %s is in several copies, and none can be backed up: `ckptstore export` writes a checkpoint elsewhere", ErrLocation, s.opts.dir)
 	}
 	if IsURL(s.opts.Location) {
 		return fmt.Errorf("%w: %s is a server: run this with the directory of its owner, or back up the server's stream and the data directory by themselves", ErrLocation, jetlog.Redacted(s.Location))

@@ -431,15 +431,6 @@ func (s *Store) AsOf(ctx context.Context, seq uint64) (query.Source, error) {
 	return query.Past{Rows: rows, Sequence: seq}, nil
 }
 
-// PrepareAsOf folds the log once, so that the first [Store.AsOf] of a process with views of its
-// own is as fast as any other. It does nothing in other processes.
-func (s *Store) PrepareAsOf(ctx context.Context) error {
-	if views := s.ownViews(); views != nil {
-		return views.past.Build(ctx)
-	}
-	return nil
-}
-
 // ownViews returns the views of this process, or nil.
 func (s *Store) ownViews() *shelf {
 	if s.local != nil {

@@ -100,7 +100,7 @@ func readProcess(dir string, pid int) (p Process, err error) {
 }
 
 // readStat reads the stat file of a process or a thread: its name, and the fields after
-// that, of which the first is the state.
+// that; the first is the state.
 func readStat(dir string) (name string, fields []string, err error) {
 	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {

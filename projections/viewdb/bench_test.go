@@ -106,28 +106,51 @@ func cpu(b *testing.B) time.Duration {
 // epochs returns a log of so many checkpoints whose steps are epochs, with ten reports between
 // two whose steps are batches.
 func epochs(checkpoints int) []events.Recorded {
-	log := training(checkpoints)
+	return stepped(training(checkpoints), func(int64) int64 { return 0 }, nil)
+}
+
+// ahead returns a log like that of epochs, with reports whose steps are epochs and saves whose
+// steps are batches: no report reaches the step of a save.
+func ahead(checkpoints int) []events.Recorded {
+	return stepped(training(checkpoints), func(step int64) int64 { return 1e9 + step }, nil)
+}
+
+// one returns a log of so many checkpoints within one epoch, which is the step of all.
+func one(checkpoints int) []events.Recorded {
+	zero := func(int64) int64 { return 0 }
+	return stepped(training(checkpoints), zero, zero)
+}
+
+// stepped changes the steps of the saves and the reports of a log.
+func stepped(log []events.Recorded, save, report func(step int64) int64) []events.Recorded {
+	change := func(r events.Recorded, body events.Body, step *int64, to func(int64) int64, out func() events.Body) events.Recorded {
+		if err := json.Unmarshal(r.Data, body); err != nil {
+			panic(err)
+		}
+		*step = to(*step)
+		return event(r.Sequence, r.Scope, out())
+	}
 	for i, r := range log {
-		if r.Kind == (events.CheckpointBegun{}).Kind() {
+		switch {
+		case r.Kind == (events.CheckpointBegun{}).Kind():
 			var b events.CheckpointBegun
-			if err := json.Unmarshal(r.Data, &b); err != nil {
-				panic(err)
-			}
-			b.Step = 0
-			log[i] = event(r.Sequence, r.Scope, b)
+			log[i] = change(r, &b, &b.Step, save, func() events.Body { return b })
+		case report != nil && r.Kind == (events.Metrics{}).Kind():
+			var b events.Metrics
+			log[i] = change(r, &b, &b.Step, report, func() events.Body { return b })
 		}
 	}
 	return log
 }
 
 // BenchmarkSaves folds saves with ten reports between two, saves of a run that never reports,
-// and saves whose steps are smaller than those of reports, in memory and in a database. Events per CPU second must not fall with the number
-// of saves.
+// and saves whose steps are smaller than those of reports, greater, or equal, in memory
+// and in a database. Events per CPU second must not fall with the number of saves.
 func BenchmarkSaves(b *testing.B) {
 	for _, run := range []struct {
 		name string
 		log  func(saves int) []events.Recorded
-	}{{"reports", training}, {"silent", silent}, {"epochs", epochs}} {
+	}{{"reports", training}, {"silent", silent}, {"epochs", epochs}, {"ahead", ahead}, {"one", one}} {
 		for _, saves := range []int{1000, 4000, 16_000} {
 			log := run.log(saves)
 			src := newLog(log...)

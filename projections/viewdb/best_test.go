@@ -21,8 +21,9 @@ func TestBestIsWhatTheReportsSay(t *testing.T) {
 		p.decide(events.GroupStarted{Attempt: 1, WorldSize: 1})
 		var saves []string
 		next := 1 // iteration: most come in order
-		for i := range rapid.IntRange(0, 40).Draw(t, "events") {
-			step := int64(h.pick("step", 4))
+		steps := rapid.SampledFrom([]int{1, 2, 4, 12}).Draw(t, "steps")
+		for i := range rapid.IntRange(0, 80).Draw(t, "events") {
+			step := int64(h.pick("step", steps))
 			switch what := h.pick("what", 10); {
 			case what < 6:
 				at := next

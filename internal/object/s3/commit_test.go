@@ -244,7 +244,7 @@ func TestUploads(t *testing.T) {
 	}
 }
 
-// TestRemoveReportsEach removes a batch of which one key is refused.
+// TestRemoveReportsEach removes a batch with one key that is refused.
 func TestRemoveReportsEach(t *testing.T) {
 	f := newFake()
 	b := f.bucket(t, Options{})

@@ -105,7 +105,7 @@ func judgeAnswer(answer minio.ErrorResponse, r request, c *call) verdict {
 		return final // the document names the failure, and the status is made up from it
 	}
 	switch answer.StatusCode {
-	case http.StatusOK: // of which the document is cut off
+	case http.StatusOK: // its document is cut off
 		return unclear
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
 		return throttled

@@ -23,7 +23,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
 
-// counted returns bytes of which no two groups of eight are equal.
+// counted returns bytes without two equal groups of eight.
 func counted(size int) []byte {
 	b := make([]byte, size+8)
 	for i := 0; i < size; i += 8 {

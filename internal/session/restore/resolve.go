@@ -92,7 +92,7 @@ type Report struct {
 	Check   *float64 `json:"check_s,omitempty"`
 }
 
-// longer returns the longer of two durations, of which nil is unknown.
+// longer returns the longer of two durations. Nil is an unknown one.
 func longer(a, b *float64) *float64 {
 	if a == nil || b != nil && *b > *a {
 		return b

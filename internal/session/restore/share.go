@@ -32,7 +32,7 @@ type shared struct {
 	read   chan struct{} // closed when all own ranges are read
 }
 
-// runBlocks is the number of blocks of which one node reads all: 8 MiB.
+// runBlocks is the number of adjacent blocks that one node reads: 8 MiB.
 const runBlocks = 128
 
 // share finds out which blocks of this load other nodes want too. It asks after the node knows

@@ -97,7 +97,7 @@ func memoryLimit(groups, root string) (int64, error) {
 		return 0, err
 	}
 	for line := range strings.Lines(string(lines)) {
-		// hierarchy:controllers:path, of which version 2 has no controllers.
+		// hierarchy:controllers:path; version 2 has no controllers.
 		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if len(part) < 3 {
 			continue

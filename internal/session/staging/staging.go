@@ -12,7 +12,7 @@
 //
 // A worker, a separate process, writes to a slot by itself: docs/reference/protocol.md
 // specifies its replies and its duties. The header is for the next owner of the
-// memory: it suffices to finish a save of which every rank's slot is sealed.
+// memory: it suffices to finish a save if every rank's slot is sealed.
 package staging
 
 import (
