@@ -10,14 +10,14 @@ takeToken(); // before the fragment is read
 const { parts, query } = parse(location.hash);
 const [screen, run, kind, id] = parts;
 
-function begin([path, rest]: requests.Request): Promise<Response> {
+function begin([path, rest]: requests.Request): Promise<Response> | undefined {
   return ahead(path, { ...rest, as_of: Number(query.as_of) || 0 });
 }
 
 /** chart asks for the metric of a run, as soon as it is known which. */
 async function chart(run: string) {
   const answer = await begin(requests.trials(run));
-  if (!answer.ok) return;
+  if (!answer?.ok) return;
   const { trials } = await answer.clone().json();
   const trial = requests.trialOf<{ name: string; last_metrics?: Record<string, unknown> }>(trials, query.trial);
   const metric = query.metric || requests.mainMetric(trial?.last_metrics);

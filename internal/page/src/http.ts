@@ -114,9 +114,12 @@ const fresh = 10_000;
 
 const begun = new Map<string, { answer: Promise<Response>; at: number }>();
 
-/** ahead sends a request before a screen needs it. The first get of the same takes its answer. */
-export function ahead(path: string, query: Query): Promise<Response> {
+const asked = new Set<string>(); // what screens asked for since the page was opened
+
+/** ahead sends a request before a screen needs it, if none has asked yet. The first get of the same takes its answer. */
+export function ahead(path: string, query: Query): Promise<Response> | undefined {
   const url = address(path, query);
+  if (asked.has(url.href)) return undefined;
   const answer = fetch(url, { headers: authorization(), signal: AbortSignal.timeout(patience), credentials: 'omit' });
   answer.catch(() => {}); // get sees the error
   begun.set(url.href, { answer, at: performance.now() });
@@ -125,6 +128,7 @@ export function ahead(path: string, query: Query): Promise<Response> {
 
 /** taken returns the answer to a request that was sent ahead, once. */
 function taken(url: URL): Promise<Response> | undefined {
+  if (performance.now() < fresh) asked.add(url.href);
   const early = begun.get(url.href);
   begun.delete(url.href);
   return early && performance.now() - early.at < fresh ? early.answer : undefined;

@@ -20,6 +20,7 @@ export interface CheckpointsQuery {
   all: boolean;
   limit: number;
   page?: string;
+  brief?: boolean; // without digests and sequences
 }
 
 export const checkpoints = (name: string, q: CheckpointsQuery): Request => [`runs/${segment(name)}/checkpoints`, { ...q }];
@@ -47,8 +48,12 @@ export const metrics = (q: MetricsQuery): Request => [
   { trial: q.trial, metric: q.names, from: q.from ?? 0, until: q.until ?? 0, points: q.points, all: q.hidden },
 ];
 
-/** points is how many points a chart asks for. */
+/** points is how many points a chart asks for, and one in a cell. */
 export const points = 800;
+export const fewPoints = 24;
+
+/** fewSaves is how many saves a cell shows. */
+export const fewSaves = 10;
 
 /** ChartQuery is the state of a run's chart, as in the address. */
 export interface ChartQuery {
