@@ -113,7 +113,7 @@ export function start(store: string, after: number) {
   clock ??= setInterval(() => {
     now = serverNow();
   }, 5000);
-  // Stores have ports in turn, and each its token: tabs of two stores have nothing in common.
+  // Two stores can have one address after the other, each with its own token: their tabs have nothing in common.
   const name = `ckptstore ${base.href} ${store}`;
   const stop = new AbortController();
   const channel = typeof BroadcastChannel === 'undefined' ? null : new BroadcastChannel(name);

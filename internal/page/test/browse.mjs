@@ -168,14 +168,17 @@ test('a spike within a point of many iterations is drawn by its greatest value',
 test('a smoothed chart keeps the spike and the marks', async () => {
   const { page, close } = await open(`/runs/${enc(hostile)}?metric=loss`);
   await page.waitForSelector('.chart canvas', { timeout: deadline });
-  const plain = await colors(page, '--chart-line', { x: 0.06, y: 0.05, w: 0.92, h: 0.3 });
-  await page.locator('label:has-text("smooth over") select').selectOption('100');
+  await page.locator('label:has-text("average") select').selectOption('100');
   await page.waitForFunction(() => location.hash.includes('ema=100'), null, { timeout: deadline });
   await page.waitForSelector('.key-line:has-text("average over 100 iterations")', { timeout: deadline });
-  const high = { x: 0.06, y: 0.05, w: 0.92, h: 0.3 };
-  assert.ok(plain > 5 && (await colors(page, '--chart-band', high)) > 5, 'no stroke in the upper third');
+  const whole = { x: 0.06, y: 0, w: 0.92, h: 1 };
+  for (const end = Date.now() + deadline; (await colors(page, '--chart-smooth', whole)) < 100; ) assert.ok(Date.now() < end, 'no line of the average');
+  assert.ok((await colors(page, '--chart-line', { x: 0.06, y: 0.05, w: 0.92, h: 0.3 })) > 5, 'no pixel of the values in the upper third');
   assert.ok((await colors(page, '--bad', { x: 0.06, y: 0.7, w: 0.92, h: 0.25 })) > 10, 'no mark of the values that are NaN');
   assert.ok(/greatest 1000/.test(await page.textContent('.readout')));
+  assert.equal(await page.locator('details td').count(), 0);
+  await page.click('summary:has-text("Table of values")');
+  await page.waitForSelector('details td', { timeout: deadline });
   if (shots) await page.screenshot({ path: path.join(shots, 'smoothed-light.png') });
   await close();
 });
@@ -491,6 +494,7 @@ test('a minute beside a run: no task is long, and no memory is kept', async () =
 test('the server is killed and started again', async () => {
   const { page } = await open('/');
   await page.waitForSelector('.top .right:has-text("live at")', { timeout: deadline });
+  await page.waitForSelector('table a:has-text("killed")', { timeout: deadline });
   await end(server.process, 'SIGKILL');
   await page.waitForSelector('.bar-note:has-text("Owner gone, reconnecting")', { timeout: deadline });
   assert.ok(await page.locator('table a:has-text("killed")').count(), 'the rows are gone');
