@@ -1,7 +1,7 @@
 import { svelte } from '@sveltejs/vite-plugin-svelte';
 import { defineConfig, type Plugin } from 'vite';
 
-/** preload names the code of the screens in the page, so that the browser reads it beside the entry. */
+/** preload names the code of the screens in the page, so that the browser reads it in parallel with the entry. */
 const preload: Plugin = {
   name: 'preload',
   transformIndexHtml: {

@@ -27,7 +27,7 @@ let sequence = $state(0);
 let all = $state(0); // grows with each event, and when everything must be asked again
 let perRun = $state.raw<Record<string, number>>({});
 let now = $state(serverNow());
-let opened = $state(0); // streams after the first one, of this tab or of the one that leads
+let opened = $state(0); // streams after the first one, of this tab or of the tab with the lock
 let leads = false;
 
 export const live = {

@@ -62,7 +62,7 @@ export interface ChartQuery {
   until?: string;
 }
 
-/** chart is the metric of a run's screen: the one of the address, else that which stands for the run. */
+/** chart is the metric of a run's screen: that of the address, else the main one of the trial. */
 export const chart = (name: string, trial: string, metric: string, q: ChartQuery): Request =>
   metrics({ run: name, trial, names: [metric], from: Number(q.from) || null, until: Number(q.until) || null, points, hidden: true });
 

@@ -442,7 +442,7 @@ test('runs whose names a path cannot hold', async () => {
   await close();
 });
 
-test('a minute beside a run: no task is long, and no memory is kept', async () => {
+test('a minute with a run: no task is long, and no memory is kept', async () => {
   const work = pace(store, 'paced', process.env.PAGE_WORK);
   for (let i = 1; i <= 20; i++) work.report(i);
   work.save();

@@ -1,4 +1,4 @@
-"""A worker that does what it is told, a line at a time: `report VALUE` reports a step with a loss,
+"""A worker that follows orders, a line each: `report VALUE` reports a step with a loss,
 `save` saves one, `end` ends. Its argument names the pipe to read.
 """
 

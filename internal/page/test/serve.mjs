@@ -48,7 +48,7 @@ export async function serve(store, port = 0, patience = 30_000) {
   return { process: child, link, port: Number(url.port), origin: url.origin, token: /token=([0-9a-f]+)/.exec(url.hash)[1] };
 }
 
-/** pace starts a run that reports and saves when it is told to. close ends it. */
+/** pace starts a run that reports and saves on order. close ends it. */
 export function pace(store, name, dir) {
   const pipe = path.join(dir, `${name}.pipe`);
   execFileSync('mkfifo', [pipe]);
