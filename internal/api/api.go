@@ -96,7 +96,7 @@ func New(st *store.Store, o Options) *Handler {
 		page = http.HandlerFunc(noPage)
 	}
 	top := http.NewServeMux()
-	top.Handle("/api/", h.authorized(validated(h.mux)))
+	top.Handle("/api/", h.authorized(validated(dotted(h.mux))))
 	top.Handle("/", page)
 	h.Handler = h.guarded(top)
 	if o.Observe != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/answer"
@@ -89,6 +90,7 @@ type (
 		Paged
 		Run   string `path:"run"`
 		All   bool   `query:"all" doc:"Also superseded, open, aborted and deleted ones"`
+		Brief bool   `query:"brief" doc:"Leave out what a row is not shown by: manifest, sequence, parent, and committed_at, which is ended_at"`
 		Files bool   `query:"files" doc:"Fill in bytes_shared and bytes_exclusive from the files as they are now"`
 	}
 	// Named names a checkpoint.
@@ -166,7 +168,11 @@ func (h *Handler) checkpoints(ctx context.Context, from *at, in *OfCheckpoints) 
 	}
 	out.Next = next
 	for _, c := range rows {
-		out.Checkpoints = append(out.Checkpoints, answer.ListedFrom(c))
+		row := answer.ListedFrom(c)
+		if in.Brief {
+			row.Manifest, row.Sequence, row.Parent, row.CommittedAt = "", 0, "", time.Time{}
+		}
+		out.Checkpoints = append(out.Checkpoints, row)
 	}
 	if in.Files {
 		from.files = true

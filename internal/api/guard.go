@@ -154,6 +154,21 @@ func validated(next http.Handler) http.Handler {
 	})
 }
 
+// dotted gives a run named "." or ".." its path. Browsers remove such segments of a path, in every
+// encoding, so the page asks for /runs/-?run=..
+func dotted(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rest, found := strings.CutPrefix(r.URL.Path, Prefix+"/runs/-")
+		if name := r.URL.Query().Get("run"); found && (name == "." || name == "..") && (rest == "" || rest[0] == '/') {
+			raw, _ := strings.CutPrefix(r.URL.EscapedPath(), Prefix+"/runs/-")
+			r = r.Clone(r.Context())
+			r.URL.Path = Prefix + "/runs/" + name + rest
+			r.URL.RawPath = Prefix + "/runs/" + strings.ReplaceAll(name, ".", "%2E") + raw
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
 // holds reports whether a list of entity tags has one.
 func holds(list, tag string) bool {
 	for one := range strings.SplitSeq(list, ",") {

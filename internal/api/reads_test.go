@@ -459,3 +459,29 @@ func TestEventsPastTheEnd(t *testing.T) {
 		t.Errorf("after the last event: %+v", page)
 	}
 }
+
+// TestDottedRuns: a run whose name a browser removes from a path is asked for by a parameter.
+func TestDottedRuns(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	for _, name := range []string{".", "..", "-", "a/b", "%2F", "%2E"} {
+		h.train(name, 1)
+	}
+	for path, want := range map[string]string{
+		"/runs/-?run=.": ".", "/runs/-?run=..": "..", "/runs/-": "-", "/runs/-?run=x": "-", "/runs/%2E": ".", "/runs/%2E%2E": "..",
+		"/runs/a%2Fb": "a/b", "/runs/%252F": "%2F", "/runs/%252E?run=..": "%2E",
+	} {
+		var run RunDetail
+		if h.get(path, &run); run.Run != want {
+			t.Errorf("%s is run %q, want %q", path, run.Run, want)
+		}
+	}
+	var page CheckpointPage
+	if h.get("/runs/-/checkpoints?run=..&brief=true", &page); len(page.Checkpoints) != 1 || page.Checkpoints[0].Run != ".." {
+		t.Fatalf("checkpoints of ..: %+v", page)
+	}
+	if c := page.Checkpoints[0]; c.ID == "" || c.EndedAt.IsZero() || c.Manifest != "" || c.Sequence != 0 || c.Parent != "" || !c.CommittedAt.IsZero() {
+		t.Errorf("a brief row: %+v", c)
+	}
+	h.refusedAs("one of its checkpoints that is not there", h.call("GET", Prefix+"/runs/-/checkpoints/step-99?run=.", readToken1, ""), 404, "step-99")
+}

@@ -3,7 +3,8 @@
 
 import { empty, type Columns } from './chart/columns';
 import type { RankSave } from './chart/phases';
-import { get } from './http';
+import { get, segment } from './http';
+import * as requests from './requests';
 import { route } from './route.svelte';
 
 /** moment is the sequence that the page shows the store as of; 0: now. */
@@ -11,11 +12,8 @@ export function moment(): number {
   return Number(route.query.as_of) || 0;
 }
 
-/** seg encodes a name as one segment of a path. */
-const seg = encodeURIComponent;
-
 /** ask adds the moment to a request. */
-async function ask<T>(path: string, query: Parameters<typeof get>[1], signal: AbortSignal): Promise<T> {
+async function ask<T>([path, query]: requests.Request, signal: AbortSignal): Promise<T> {
   return (await get<T>(path, { ...query, as_of: moment() }, signal)).data;
 }
 
@@ -32,7 +30,7 @@ export interface StoreInfo {
 }
 
 export async function getStore(signal: AbortSignal): Promise<StoreInfo> {
-  const { data: s } = await get<any>('store', {}, signal);
+  const { data: s } = await get<any>(...requests.store(), signal);
   return {
     id: s.store, location: s.location, last: s.sequence ?? 0, version: s.version ?? '', user: s.user ?? '', role: s.role ?? '',
     readOnly: !!s.read_only,
@@ -48,7 +46,7 @@ export interface Risk {
 }
 
 export async function getAtRisk(signal: AbortSignal): Promise<Risk[]> {
-  return (await ask<{ at_risk: Risk[] }>('at-risk', {}, signal)).at_risk;
+  return (await ask<{ at_risk: Risk[] }>(requests.atRisk(), signal)).at_risk;
 }
 
 // ---- runs
@@ -114,12 +112,12 @@ export interface Page<T> {
 }
 
 export async function getRuns(page: string, signal: AbortSignal): Promise<Page<RunSummary>> {
-  const a = await ask<{ runs: RunSummary[]; next?: string }>('runs', { limit: 100, page }, signal);
+  const a = await ask<{ runs: RunSummary[]; next?: string }>(requests.runs(page), signal);
   return { rows: a.runs, next: a.next ?? '' };
 }
 
 export function getRun(run: string, signal: AbortSignal): Promise<RunDetail> {
-  return ask<RunDetail>(`runs/${seg(run)}`, {}, signal);
+  return ask<RunDetail>(requests.run(run), signal);
 }
 
 export interface Trial {
@@ -137,7 +135,7 @@ export interface Trial {
 }
 
 export async function getTrials(run: string, signal: AbortSignal): Promise<Trial[]> {
-  return (await ask<{ trials: Trial[] }>(`runs/${seg(run)}/trials`, {}, signal)).trials;
+  return (await ask<{ trials: Trial[] }>(requests.trials(run), signal)).trials;
 }
 
 export interface Attempt {
@@ -154,7 +152,7 @@ export interface Attempt {
 }
 
 export async function getAttempts(run: string, trial: string, signal: AbortSignal): Promise<Attempt[]> {
-  return (await ask<{ attempts: Attempt[] }>(`runs/${seg(run)}/attempts`, { trial }, signal)).attempts;
+  return (await ask<{ attempts: Attempt[] }>([`runs/${segment(run)}/attempts`, { trial }], signal)).attempts;
 }
 
 export interface Worker {
@@ -170,17 +168,10 @@ export interface Worker {
 }
 
 export async function getWorkers(run: string, trial: string, attempt: number, signal: AbortSignal): Promise<Worker[]> {
-  return (await ask<{ workers: Worker[] }>(`runs/${seg(run)}/workers`, { trial, attempt }, signal)).workers;
+  return (await ask<{ workers: Worker[] }>([`runs/${segment(run)}/workers`, { trial, attempt }], signal)).workers;
 }
 
 // ---- metrics
-
-/** mainMetric chooses the metric that stands for a run: a loss if there is one, else the first number. */
-export function mainMetric(last: Record<string, unknown> | undefined): string {
-  const all = Object.entries(last ?? {});
-  const numbers = all.filter(([, v]) => typeof v === 'number' || v === 'NaN' || v === 'Infinity' || v === '-Infinity').map(([k]) => k).sort();
-  return numbers.find((k) => k === 'loss') ?? numbers.find((k) => k.toLowerCase().includes('loss')) ?? numbers[0] ?? all.map(([k]) => k).sort()[0] ?? '';
-}
 
 export interface Series {
   name: string;
@@ -214,22 +205,16 @@ function columns(c: Column | undefined, attempt: number): Columns {
   };
 }
 
-export interface MetricsQuery {
-  run: string;
-  trial: string;
-  names: string[];
-  from?: number | null;
-  until?: number | null;
-  points: number;
-  hidden: boolean;
+export async function getMetrics(q: requests.MetricsQuery, signal: AbortSignal): Promise<Metrics> {
+  return metricsOf(await ask<any>(requests.metrics(q), signal));
 }
 
-export async function getMetrics(q: MetricsQuery, signal: AbortSignal): Promise<Metrics> {
-  const a = await ask<any>(
-    `runs/${seg(q.run)}/metrics`,
-    { trial: q.trial, metric: q.names, from: q.from ?? 0, until: q.until ?? 0, points: q.points, all: q.hidden },
-    signal,
-  );
+/** getChart asks for the metric of a run's screen. */
+export async function getChart(run: string, trial: string, metric: string, q: requests.ChartQuery, signal: AbortSignal): Promise<Metrics> {
+  return metricsOf(await ask<any>(requests.chart(run, trial, metric, q), signal));
+}
+
+function metricsOf(a: any): Metrics {
   const [line, ...hidden] = a.lines as {
     attempt: number; metrics: Record<string, Column>; texts: Record<string, { last: unknown[] }>;
   }[];
@@ -278,14 +263,16 @@ export function written(c: CheckpointRow): number | undefined {
   return (c.bytes_written ?? 0) + (c.bytes_reused ?? 0) > 0 ? c.bytes_written : undefined;
 }
 
-export interface CheckpointsQuery {
-  all: boolean;
-  limit: number;
-  page?: string;
+export async function getCheckpoints(run: string, q: requests.CheckpointsQuery, signal: AbortSignal): Promise<Page<CheckpointRow>> {
+  return checkpointsOf(await ask(requests.checkpoints(run, q), signal));
 }
 
-export async function getCheckpoints(run: string, q: CheckpointsQuery, signal: AbortSignal): Promise<Page<CheckpointRow>> {
-  const a = await ask<{ checkpoints: CheckpointRow[]; next?: string }>(`runs/${seg(run)}/checkpoints`, { ...q }, signal);
+/** getSaves asks for the newest checkpoints of a run, in every state. */
+export async function getSaves(run: string, signal: AbortSignal): Promise<Page<CheckpointRow>> {
+  return checkpointsOf(await ask(requests.saves(run), signal));
+}
+
+function checkpointsOf(a: { checkpoints: CheckpointRow[]; next?: string }): Page<CheckpointRow> {
   return { rows: a.checkpoints, next: a.next ?? '' };
 }
 
@@ -318,12 +305,8 @@ export interface CheckpointDetail {
   problem?: string;
 }
 
-function checkpointPath(run: string, id: string): string {
-  return `runs/${seg(run)}/checkpoints/${seg(id)}`;
-}
-
 export function getCheckpoint(run: string, id: string, trial: string, signal: AbortSignal): Promise<CheckpointDetail> {
-  return ask(checkpointPath(run, id), { trial }, signal);
+  return ask(requests.checkpoint(run, id, '', { trial }), signal);
 }
 
 /** Save is how a checkpoint was saved. */
@@ -333,7 +316,7 @@ export interface Save {
 }
 
 export async function getSave(run: string, id: string, trial: string, signal: AbortSignal): Promise<Save> {
-  const a = await ask<{ checkpoint: Checkpoint; writes: any[] }>(checkpointPath(run, id) + '/save', { trial }, signal);
+  const a = await ask<{ checkpoint: Checkpoint; writes: any[] }>(requests.checkpoint(run, id, '/save', { trial }), signal);
   return {
     checkpoint: a.checkpoint,
     ranks: a.writes.map((w) => ({
@@ -365,7 +348,7 @@ export interface Value {
 }
 
 export function getTensors(run: string, id: string, trial: string, signal: AbortSignal): Promise<{ tensors: Tensor[]; values: Value[] }> {
-  return ask(checkpointPath(run, id) + '/tensors', { trial }, signal);
+  return ask(requests.checkpoint(run, id, '/tensors', { trial }), signal);
 }
 
 export interface SavedFile {
@@ -376,7 +359,7 @@ export interface SavedFile {
 }
 
 export function getFiles(run: string, id: string, trial: string, signal: AbortSignal): Promise<{ path: string; files: SavedFile[] }> {
-  return ask(checkpointPath(run, id) + '/files', { trial }, signal);
+  return ask(requests.checkpoint(run, id, '/files', { trial }), signal);
 }
 
 export interface Reshard {
@@ -390,7 +373,7 @@ export interface Reshard {
 }
 
 export function getReshard(run: string, id: string, trial: string, ranks: number, signal: AbortSignal): Promise<Reshard> {
-  return ask(checkpointPath(run, id) + '/reshard', { trial, ranks }, signal);
+  return ask(requests.checkpoint(run, id, '/reshard', { trial, ranks }), signal);
 }
 
 // ---- events
@@ -441,15 +424,14 @@ export interface EventsQuery {
 
 export async function getEvents(q: EventsQuery, signal: AbortSignal): Promise<Page<LogEvent>> {
   const a = await ask<{ events: LogEvent[]; next?: string }>(
-    'events',
-    { run: q.run, type: q.types, before: q.page ? 0 : (q.before ?? 0), page: q.page, limit: q.limit },
+    ['events', { run: q.run, type: q.types, before: q.page ? 0 : (q.before ?? 0), page: q.page, limit: q.limit }],
     signal,
   );
   return { rows: a.events, next: a.next ?? '' };
 }
 
 export function getEvent(sequence: number, signal: AbortSignal): Promise<LogEvent> {
-  return ask(`events/${sequence}`, {}, signal);
+  return ask([`events/${sequence}`, {}], signal);
 }
 
 // ---- health
@@ -461,5 +443,5 @@ export interface Health {
 }
 
 export async function getHealth(signal: AbortSignal): Promise<Health> {
-  return ask<Health>('health', {}, signal);
+  return ask<Health>(['health', {}], signal);
 }

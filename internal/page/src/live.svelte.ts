@@ -1,14 +1,14 @@
 // The live state of the page: the event stream, and what it changed.
 //
-// One tab of a browser has the stream: the holder of a lock. It passes what arrives to the
-// other tabs by a channel. When it closes, another tab gets the lock and continues after the
-// last sequence it has seen. Browsers have locks on loopback and over TLS only; elsewhere
-// each tab has its own stream.
+// One tab of a browser has the stream of a store: the holder of a lock. It passes what arrives
+// to the other tabs by a channel. When it closes, or the server refuses its token, another tab
+// gets the lock and continues after the last sequence it has seen. Browsers have locks on
+// loopback and over TLS only; elsewhere each tab has its own stream.
 //
 // A screen does not keep rows from the stream: an event makes it ask again. The rows are thus always those of the server's fold.
 
 import { placeOf, type LogEvent } from './api';
-import { authorization, base, problem, ApiError, serverNow } from './http';
+import { authorization, base, oldestAnswer, problem, ApiError, serverNow, whenRefused } from './http';
 import { backoff, Decoder } from './sse';
 
 type State = 'connecting' | 'live' | 'lost' | 'refused';
@@ -27,6 +27,7 @@ let sequence = $state(0);
 let all = $state(0); // grows with each event, and when everything must be asked again
 let perRun = $state.raw<Record<string, number>>({});
 let now = $state(serverNow());
+let opened = $state(0); // streams after the first one, of this tab or of the tab with the lock
 let leads = false;
 
 export const live = {
@@ -50,6 +51,10 @@ export const live = {
   /** of grows with each event of a run. */
   of(run: string) {
     return perRun[run] ?? perRun[''] ?? 0;
+  },
+  /** opened grows when the stream begins again: perhaps another server answers. */
+  get opened() {
+    return opened;
   },
   /** now is the server's time, every five seconds and with each event. */
   get now() {
@@ -76,10 +81,18 @@ function reset() {
   perRun = everywhere();
 }
 
-const channel = typeof BroadcastChannel === 'undefined' ? null : new BroadcastChannel('ckptstore ' + base.href);
+/** Part is what this tab does in the stream of a store. */
+interface Part {
+  store: string;
+  channel: BroadcastChannel | null;
+  stop: AbortController;
+}
+
+let part: Part | null = null;
+let clock: ReturnType<typeof setInterval> | undefined;
 
 function tell(m: Shared) {
-  if (leads) channel?.postMessage(m);
+  if (leads) part?.channel?.postMessage(m);
 }
 
 function enter(s: State, why = '') {
@@ -89,24 +102,50 @@ function enter(s: State, why = '') {
   tell({ what: 'state', state, since: lostSince, sequence, reason });
 }
 
-/** start begins to follow the log after a sequence, which the page's first answer had. */
-export function start(after: number) {
-  sequence = Math.max(sequence, after);
-  setInterval(() => {
+/** start begins to follow the log of a store after a sequence, which an answer had. It is called for each such answer. */
+export function start(store: string, after: number) {
+  if (part?.store === store) return;
+  const first = clock === undefined;
+  leave();
+  sequence = first ? Math.min(after, oldestAnswer()) : after;
+  if (!first) reset(); // it has another token, or another store is at this address now
+  state = 'connecting';
+  clock ??= setInterval(() => {
     now = serverNow();
   }, 5000);
+  // Two stores can have one address after the other, each with its own token: their tabs have nothing in common.
+  const name = `ckptstore ${base.href} ${store}`;
+  const stop = new AbortController();
+  const channel = typeof BroadcastChannel === 'undefined' ? null : new BroadcastChannel(name);
+  part = { store, channel, stop };
+  const lead = async () => {
+    if (stop.signal.aborted) return;
+    leads = true;
+    await follow(stop.signal); // until the tab is closed, or its token is refused
+  };
   channel?.addEventListener('message', (e: MessageEvent<Shared>) => heard(e.data));
   channel?.postMessage({ what: 'hello' } satisfies Shared);
-  if (navigator.locks && channel) {
-    void navigator.locks.request('ckptstore ' + base.href, async () => {
-      leads = true;
-      await follow(); // until the tab is closed
-    });
-    return;
-  }
-  leads = true;
-  void follow();
+  if (navigator.locks && channel) navigator.locks.request(name, { signal: stop.signal }, lead).catch(() => {}); // it left before it led
+  else void lead();
 }
+
+/** leave ends this tab's part. If it led, another tab leads. */
+function leave() {
+  part?.stop.abort();
+  part?.channel?.close();
+  part = null;
+  leads = false;
+}
+
+/** refuse ends this tab's part until it has another token. The other tabs may have one. */
+function refuse(why: string) {
+  if (!part) return;
+  leave();
+  state = 'refused';
+  reason = why;
+}
+
+whenRefused(refuse);
 
 function heard(m: Shared) {
   if (leads) {
@@ -119,6 +158,7 @@ function heard(m: Shared) {
       break;
     case 'state':
       if (m.state === 'live' && state !== 'live') reset();
+      if (m.state === 'live' && state === 'lost') opened++;
       if (m.sequence > sequence) {
         sequence = m.sequence;
         reset();
@@ -132,15 +172,20 @@ function heard(m: Shared) {
   }
 }
 
-async function follow(): Promise<never> {
-  for (let failures = 0; ; ) {
-    const connected = await stream().catch((e: unknown) => {
-      if (e instanceof ApiError && (e.status === 401 || e.status === 403)) enter('refused', e.message);
-      else enter('lost', e instanceof ApiError && e.status > 0 ? e.message : 'the owner of the store is gone');
-      return e instanceof Ended;
+async function follow(stop: AbortSignal): Promise<void> {
+  for (let failures = 0; !stop.aborted; ) {
+    try {
+      await stream(stop);
+    } catch (e) {
+      if (stop.aborted) return;
+      if (e instanceof ApiError && (e.status === 401 || e.status === 403)) return refuse(e.message);
+      enter('lost', e instanceof ApiError && e.status > 0 ? e.message : 'the owner of the store is gone');
+      failures = e instanceof Ended ? 1 : failures + 1;
+    }
+    await new Promise<void>((done) => {
+      const timer = setTimeout(done, backoff(failures, Math.random()));
+      stop.addEventListener('abort', () => (clearTimeout(timer), done()), { once: true });
     });
-    failures = connected ? 1 : failures + 1;
-    await new Promise((done) => setTimeout(done, backoff(failures, Math.random())));
   }
 }
 
@@ -151,7 +196,7 @@ class Ended extends Error {}
 const silence = 40_000;
 
 /** stream reads one stream to its end, and then throws. */
-async function stream(): Promise<never> {
+async function stream(left: AbortSignal): Promise<never> {
   const stop = new AbortController();
   let watch = setTimeout(() => stop.abort(), silence);
   let began = false;
@@ -159,7 +204,7 @@ async function stream(): Promise<never> {
     const url = new URL('stream', base);
     if (sequence > 0) url.searchParams.set('after', String(sequence));
     const headers = { ...authorization(), Accept: 'text/event-stream' };
-    const r = await fetch(url, { headers, signal: stop.signal, credentials: 'omit', cache: 'no-store' });
+    const r = await fetch(url, { headers, signal: AbortSignal.any([stop.signal, left]), credentials: 'omit', cache: 'no-store' });
     if (r.status === 404) {
       // The log ends before what this page has seen: it is another one, or was rolled back.
       sequence = 0;
@@ -167,7 +212,8 @@ async function stream(): Promise<never> {
     }
     if (!r.ok || !r.body) throw await problem(r);
     began = true;
-    if (state === 'lost' || state === 'refused') {
+    if (state === 'lost') {
+      opened++;
       reset();
       tell({ what: 'reset' });
     }

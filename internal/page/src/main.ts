@@ -1,6 +1,5 @@
-import { mount } from 'svelte';
-
-import App from './App.svelte';
+// The first requests leave before the rest of the page is read.
+import './first';
 import './style.css';
 
-mount(App, { target: document.getElementById('app')! });
+void import('./app').then(({ show }) => show(document.getElementById('app')!));

@@ -1,11 +1,14 @@
 // A resource is an answer of the API that a screen shows. It asks again when its key
-// changes, and at once when the log changed, but at most once in a pause and never twice at a
-// time.
+// changes, and at once when the log changed. While the log changes on and on, it asks once in a
+// pause; after silence a few times more, since a save is several events, of which the last one
+// matters. It never asks twice at a time.
 
 import { untrack } from 'svelte';
 
 import { ApiError } from './http';
 
+const burst = 4; // requests after silence
+const gap = 120; // between two of them, in milliseconds
 
 export class Resource<T> {
   data = $state.raw<T | undefined>();
@@ -14,6 +17,7 @@ export class Resource<T> {
   #running: AbortController | null = null;
   #again = false;
   #asked = 0; // when it asked last, in ms
+  #left = burst; // requests that need not wait for a pause, as of when it asked last
   #timer: ReturnType<typeof setTimeout> | undefined;
 
   /**
@@ -26,7 +30,7 @@ export class Resource<T> {
     private load: (signal: AbortSignal) => Promise<T>,
     changed: () => number = () => 0,
     keep = false,
-    private pause = 1000,
+    private pause = 500,
   ) {
     $effect(() => {
       const k = key();
@@ -60,14 +64,16 @@ export class Resource<T> {
     this.#timer ??= setTimeout(() => {
       this.#timer = undefined;
       void this.#ask();
-    }, Math.max(0, this.#asked + this.pause - Date.now()));
+    }, Math.max(0, this.#asked + (this.#left >= 1 ? Math.min(gap, this.pause) : this.pause) - Date.now()));
   }
 
   async #ask() {
     const run = new AbortController();
     this.#running = run;
     this.#again = false;
-    this.#asked = Date.now();
+    const asked = Date.now();
+    this.#left = Math.max(0, Math.min(burst, this.#left + (asked - this.#asked) / this.pause) - 1);
+    this.#asked = asked;
     try {
       const data = await this.load(run.signal);
       if (run.signal.aborted) return;

@@ -1,21 +1,17 @@
 // Shows the page of a real store in Chromium, and judges it. The store is that of
 // `trainer demo`, with a run of worker.py, whose names and values are hostile.
 //
-//	PAGE_BIN      directory of ckptstore and trainer
-//	PAGE_WORK     directory for the store
-//	PAGE_SHOTS    directory for screenshots, or empty
-//	CHROMIUM      the browser (chromium)
+//	PAGE_BIN, CHROMIUM    as in serve.mjs
+//	PAGE_WORK             directory for the store
+//	PAGE_SHOTS            directory for screenshots, or empty
 import assert from 'node:assert/strict';
-import { execFileSync, spawn } from 'node:child_process';
+import { execFileSync } from 'node:child_process';
 import { mkdirSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import path from 'node:path';
 import { after, before, test } from 'node:test';
-import { fileURLToPath } from 'node:url';
-import { chromium } from 'playwright-core';
+import { bin, browser as launch, end, here, pace, python, run, serve as start } from './serve.mjs';
 
-const here = path.dirname(fileURLToPath(import.meta.url));
-const bin = process.env.PAGE_BIN;
 const work = process.env.PAGE_WORK;
 const shots = process.env.PAGE_SHOTS;
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -27,46 +23,14 @@ const spike = 77;
 const deadline = 20_000; // for what the page must do, on a busy machine
 
 let browser;
-let server; // { process, link, origin, token }
+let server; // as of serve.mjs
 let port = 0;
 
-/** run runs a program to its end and returns its output. */
-function run(program, args, options = {}) {
-  return execFileSync(path.join(bin, program), args, {
-    encoding: 'utf8', timeout: 120_000, maxBuffer: 64 << 20, stdio: ['ignore', 'pipe', 'pipe'], ...options,
-  });
-}
-
-/** serve starts `ckptstore ui` and waits for its link. */
+/** serve starts the server, at its earlier port if it had one. */
 async function serve() {
-  const child = spawn(path.join(bin, 'ckptstore'), ['ui', '--store', store, '--http', `127.0.0.1:${port}`, '--output', 'jsonl'], {
-    stdio: ['ignore', 'pipe', 'pipe'],
-  });
-  let out = '';
-  let err = '';
-  child.stderr.on('data', (d) => (err += d));
-  const link = await new Promise((done, fail) => {
-    const timer = setTimeout(() => fail(new Error(`ckptstore ui printed no link in 30 s: ${out}${err}`)), 30_000);
-    child.stdout.on('data', (d) => {
-      out += d;
-      const m = /"link": ?"([^"]+)"/.exec(out);
-      if (!m) return;
-      clearTimeout(timer);
-      done(m[1]);
-    });
-    child.on('exit', (code) => fail(new Error(`ckptstore ui ended with ${code}: ${err}`)));
-  });
-  const url = new URL(link);
-  port = Number(url.port);
-  return { process: child, link, origin: url.origin, token: /token=([0-9a-f]+)/.exec(url.hash)[1] };
-}
-
-/** end kills a process and waits for its end. */
-async function end(child, signal) {
-  if (child.exitCode !== null || child.signalCode !== null) return;
-  const gone = new Promise((done) => child.once('exit', done));
-  child.kill(signal);
-  await gone;
+  const started = await start(store, port);
+  port = started.port;
+  return started;
 }
 
 /** open opens a view in a browser of its own, and records what must not happen. */
@@ -120,9 +84,9 @@ before(async () => {
   run('trainer', [
     'run', '-q', '--store', store, '--name', hostile, '--nproc', '2', '--max-restarts', '1', '--set', 'note=<script>alert(2)</script>',
     '--', 'python3', path.join(here, 'worker.py'), '1', '400', String(spike),
-  ], { env: { ...process.env, PAGE_PYTHON: path.join(here, '../../../python/src') } });
+  ], { env: python });
   server = await serve();
-  browser = await chromium.launch({ executablePath: process.env.CHROMIUM || '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'] });
+  browser = await launch();
   if (shots) mkdirSync(shots, { recursive: true });
 });
 
@@ -198,6 +162,24 @@ test('a spike within a point of many iterations is drawn by its greatest value',
   await page.reload();
   await page.waitForFunction(() => /each point is 2\d/.test(document.querySelector('.readout')?.textContent ?? ''), null, { timeout: deadline });
   assert.ok((await colors(page, '--chart-band', { x: 0.06, y: 0.05, w: 0.92, h: 0.3 })) > 5, 'no stroke in the upper third');
+  await close();
+});
+
+test('a smoothed chart keeps the spike and the marks', async () => {
+  const { page, close } = await open(`/runs/${enc(hostile)}?metric=loss`);
+  await page.waitForSelector('.chart canvas', { timeout: deadline });
+  await page.locator('label:has-text("average") select').selectOption('100');
+  await page.waitForFunction(() => location.hash.includes('ema=100'), null, { timeout: deadline });
+  await page.waitForSelector('.key-line:has-text("average over 100 iterations")', { timeout: deadline });
+  const whole = { x: 0.06, y: 0, w: 0.92, h: 1 };
+  for (const end = Date.now() + deadline; (await colors(page, '--chart-smooth', whole)) < 100; ) assert.ok(Date.now() < end, 'no line of the average');
+  assert.ok((await colors(page, '--chart-line', { x: 0.06, y: 0.05, w: 0.92, h: 0.3 })) > 5, 'no pixel of the values in the upper third');
+  assert.ok((await colors(page, '--bad', { x: 0.06, y: 0.7, w: 0.92, h: 0.25 })) > 10, 'no mark of the values that are NaN');
+  assert.ok(/greatest 1000/.test(await page.textContent('.readout')));
+  assert.equal(await page.locator('details td').count(), 0);
+  await page.click('summary:has-text("Table of values")');
+  await page.waitForSelector('details td', { timeout: deadline });
+  if (shots) await page.screenshot({ path: path.join(shots, 'smoothed-light.png') });
   await close();
 });
 
@@ -393,9 +375,126 @@ test('one stream for all tabs of a browser', async () => {
   await context.close();
 });
 
+test('a tab whose token is refused leaves the stream to the others', async () => {
+  const context = await browser.newContext();
+  const [old, good] = [await context.newPage(), await context.newPage()];
+  for (const page of [old, good]) {
+    await page.goto(`${server.origin}/#/?token=${server.token}`);
+    await page.waitForSelector('.top .right:has-text("live at")', { timeout: deadline });
+  }
+  // The first tab leads. It gets the link of an earlier server, and then the owner is killed.
+  await old.evaluate(() => (location.hash = '#/?token=00'));
+  await old.waitForSelector('h1:has-text("This page needs a token")', { timeout: deadline });
+  assert.ok(!old.url().includes('token='), old.url());
+  await end(server.process, 'SIGKILL');
+  run('ckptstore', ['tag', 'killed@step-240.a2', 'two-tabs', '--store', store]);
+  const last = () => JSON.parse(run('ckptstore', ['events', '--store', store, '--from', 'last', '--json']).trim().split('\n').at(-1)).sequence;
+  const first = last();
+  server = await serve();
+  await good.waitForSelector(`.top .right:has-text("live at ${first}")`, { timeout: deadline });
+  // With a token again, it takes part again.
+  await old.fill('input[type=password]', server.token);
+  await old.click('button:has-text("open")');
+  await old.waitForSelector('table a:has-text("killed")', { timeout: deadline });
+  run('ckptstore', ['tag', 'killed@step-280.a3', 'three', '--store', store]);
+  const second = last();
+  for (const page of [old, good]) await page.waitForSelector(`.top .right:has-text("live at ${second}")`, { timeout: deadline });
+  await context.close();
+});
+
+test('the first screen asks for nothing twice', async () => {
+  const last = JSON.parse(run('ckptstore', ['events', '--store', store, '--from', 'last', '--json']).trim().split('\n').at(-1)).sequence;
+  for (const view of ['/', '/runs/killed', `/runs/killed?metric=loss&from=10&until=50&as_of=${last}`, '/runs/killed/c/step-320.a4', '/runs/killed?all=0']) {
+    const context = await browser.newContext();
+    const page = await context.newPage();
+    const asked = [];
+    page.on('request', (r) => r.url().includes('/api/v1/') && asked.push(r.url().split('/api/v1/')[1]));
+    await page.goto(`${server.origin}/#${view}${view.includes('?') ? '&' : '?'}token=${server.token}`);
+    await page.waitForSelector(view === '/' ? 'svg.spark' : view.includes('/c/') ? 'th:has-text("model.layer1.weight")' : '.chart canvas', { timeout: deadline });
+    const twice = asked.filter((url, i) => asked.indexOf(url) !== i);
+    assert.deepEqual(twice, [], `${view}: ${asked.join('\n')}`);
+    await context.close();
+  }
+});
+
+const dotted = ['.', '..', '%2F', 'a/b', '-', '?x=1#y'];
+
+test('runs whose names a path cannot hold', async () => {
+  for (const name of dotted) {
+    run('trainer', ['run', '-q', '--store', store, `--name=${name}`, '--nproc', '1', '--', path.join(bin, 'trainer'), 'demo-worker', '--steps', '4', '--save-every', '2']);
+  }
+  const { page, close } = await open('/');
+  for (const name of dotted) {
+    await page.goto(`${server.origin}/#/`);
+    await page.locator('tbody th a').getByText(name, { exact: true }).click();
+    await page.waitForFunction((n) => document.querySelector('h1')?.textContent === n, name, { timeout: deadline });
+    await page.waitForSelector('.sentence a:has-text("step-4.a1")', { timeout: deadline });
+    await page.waitForSelector('.chart canvas', { timeout: deadline });
+    await page.click('.sentence a:has-text("step-4.a1")');
+    await page.waitForSelector('.bar-row', { timeout: deadline });
+    await page.click('[data-previous]');
+    await page.waitForSelector('h1:has-text("step-2.a1")', { timeout: deadline });
+    await page.click('.crumbs a:last-of-type');
+    await page.waitForFunction((n) => document.querySelector('h1')?.textContent === n, name, { timeout: deadline });
+    await page.goto(`${server.origin}/#/events?run=${enc(name)}`);
+    await page.waitForFunction((n) => document.querySelector('table tbody td:nth-of-type(3)')?.textContent === n, name, { timeout: deadline });
+  }
+  await close();
+});
+
+test('a minute with a run: no task is long, and no memory is kept', async () => {
+  const work = pace(store, 'paced', process.env.PAGE_WORK);
+  for (let i = 1; i <= 20; i++) work.report(i);
+  work.save();
+  const { page, close } = await open('/runs/paced');
+  await page.waitForSelector('.chart canvas', { timeout: deadline });
+  await page.waitForSelector('.sentence a:has-text("step-21.a1")', { timeout: deadline });
+  const cdp = await page.context().newCDPSession(page);
+  const used = async () => {
+    for (let i = 0; i < 3; i++) await cdp.send('HeapProfiler.collectGarbage');
+    return (await cdp.send('Runtime.getHeapUsage')).usedSize;
+  };
+  const tracer = await browser.newBrowserCDPSession();
+  const tasks = [];
+  let mark;
+  tracer.on('Tracing.dataCollected', ({ value }) => {
+    for (const e of value) {
+      if (e.name === 'the minute') mark ??= e;
+      if (e.name.endsWith('RunTask') && e.tdur > 1000) tasks.push(e);
+    }
+  });
+  const before = await used();
+  await tracer.send('Tracing.start', { transferMode: 'ReportEvents', traceConfig: { includedCategories: ['toplevel', 'blink.user_timing'], excludedCategories: ['*'] } });
+  await page.evaluate(() => {
+    performance.mark('the minute');
+    globalThis.long = [];
+    new PerformanceObserver((list) => globalThis.long.push(...list.getEntries().map((e) => e.duration))).observe({ type: 'longtask' });
+  });
+  // 20 reports and 0.4 saves a second.
+  for (let i = 0, begin = Date.now(); i < 1200; i++) {
+    work.report(1 + Math.sin(i / 20) + (i % 97 === 0 ? 5 : 0));
+    if (i % 50 === 0) work.save();
+    await new Promise((done) => setTimeout(done, Math.max(0, begin + 50 * (i + 1) - Date.now())));
+  }
+  await page.waitForFunction(() => /at step 1.24\d/.test(document.querySelector('.sentence')?.textContent ?? ''), null, { timeout: deadline });
+  const complete = new Promise((done) => tracer.once('Tracing.tracingComplete', done));
+  await tracer.send('Tracing.end');
+  await complete;
+  const long = await page.evaluate(() => globalThis.long);
+  const grown = (await used()) - before;
+  // Time of the processor: a task also takes long because others have the processor.
+  const own = tasks.filter((e) => e.pid === mark.pid && e.tid === mark.tid).map((e) => e.tdur / 1000);
+  console.log(`# a minute: the longest task ${Math.max(0, ...own).toFixed(0)} ms of the processor, ${Math.max(0, ...long).toFixed(0)} ms by the clock; ${long.length} above 50 ms; heap ${(before / 1e6).toFixed(2)} MB, grown by ${(grown / 1e6).toFixed(2)} MB`);
+  assert.deepEqual(own.filter((ms) => ms > 100), [], 'tasks that kept the page busy, in ms');
+  assert.ok(grown <= 5e6, `the heap has grown by ${grown} bytes`);
+  await work.close();
+  await close();
+});
+
 test('the server is killed and started again', async () => {
   const { page } = await open('/');
   await page.waitForSelector('.top .right:has-text("live at")', { timeout: deadline });
+  await page.waitForSelector('table a:has-text("killed")', { timeout: deadline });
   await end(server.process, 'SIGKILL');
   await page.waitForSelector('.bar-note:has-text("Owner gone, reconnecting")', { timeout: deadline });
   assert.ok(await page.locator('table a:has-text("killed")').count(), 'the rows are gone');

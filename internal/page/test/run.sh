@@ -3,6 +3,9 @@
 #
 #	run.sh check            build it again and compare with the committed files
 #	run.sh browse [DIR]     show a demo's store in Chromium; DIR gets screenshots
+#	run.sh pixel [N]        print the time from N appended events to the changed picture
+#	run.sh speed [STORE]    print the times of cold loads; without STORE, of one with 10,000
+#	                        checkpoints and 1,000,000 reports, which takes minutes to make
 #	run.sh pictures DIR     take the pictures of docs/howto/ui.md; needs pngquant
 #
 # All need node_modules, as of `npm ci`. CHROMIUM names the browser (chromium).
@@ -31,13 +34,26 @@ browse)
 	(cd ../.. && go build -o "$work/bin/" ./cmd/ckptstore ./cmd/trainer)
 	PAGE_BIN=$work/bin PAGE_WORK=$work PAGE_SHOTS=${2:-} npm run --silent browse
 	;;
+pixel)
+	(cd ../.. && go build -o "$work/bin/" ./cmd/ckptstore ./cmd/trainer)
+	PAGE_BIN=$work/bin node test/pixel.mjs "${2:-50}"
+	;;
+speed)
+	(cd ../.. && go build -o "$work/bin/" ./cmd/ckptstore)
+	store=${2:-}
+	if [ -z "$store" ]; then
+		"$work/bin/ckptstore" bench age --checkpoints 10000 --events 1070400 --runs 50 --rounds 1 --verify-log=false --keep --dir "$work"
+		store=$(echo "$work"/age-*/store)
+	fi
+	PAGE_BIN=$work/bin node test/speed.mjs "$store"
+	;;
 pictures)
 	(cd ../.. && go build -o "$work/bin/" ./cmd/ckptstore ./cmd/trainer)
 	PAGE_BIN=$work/bin PAGE_PICTURES=$2 node test/pictures.mjs
 	pngquant --force --strip --ext .png 64 "$2"/page-*.png
 	;;
 *)
-	echo "usage: run.sh check | browse [DIR] | pictures DIR" >&2
+	echo "usage: run.sh check | browse [DIR] | pixel [N] | speed [STORE] | pictures DIR" >&2
 	exit 2
 	;;
 esac

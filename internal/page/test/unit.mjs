@@ -60,6 +60,26 @@ test('a spike stays within the bounds, whatever the other values', () => {
   assert.equal(e.max.x, 77_700);
 });
 
+test('a smoothed line lies within its values, at every zoom', () => {
+  const of = (x, last) => ({ ...columns.empty(), x, last });
+  const each = Array.from({ length: 1000 }, (_, i) => i + 1);
+  const wave = each.map((x) => Math.sin(x / 9) + (x === 500 ? 100 : 0));
+  const a = columns.smoothed(of(each, wave), 100);
+  assert.ok(a.every((v, i) => v >= Math.min(...wave.slice(0, i + 1)) && v <= Math.max(...wave.slice(0, i + 1))));
+  // An average of the textbook, value by value.
+  let mean = wave[0];
+  for (let i = 1; i < 1000; i++) mean += (2 / 101) * (wave[i] - mean);
+  assert.ok(Math.abs(a[999] - mean) < 1e-9);
+  // Steps of 10 iterations: the same average of a line that changes as slowly.
+  const step = (x) => (x <= 500 ? 1 : 3);
+  const fine = columns.smoothed(of(each, each.map(step)), 50);
+  const tens = each.filter((x) => x % 10 === 0);
+  const coarse = columns.smoothed(of(tens, tens.map(step)), 50);
+  coarse.forEach((v, i) => assert.ok(Math.abs(v - fine[tens[i] - 1]) < 1e-9));
+  assert.deepEqual(columns.smoothed(of([1, 2, 3], [null, 4, null]), 10), [null, 4, null]);
+  assert.deepEqual(columns.smoothed(columns.empty(), 10), []);
+});
+
 test('bounds of no numbers', () => {
   assert.equal(columns.bounds([columns.empty()], 0, 10, false), null);
   assert.deepEqual(columns.range(null, false), [0, 1]);

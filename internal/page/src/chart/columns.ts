@@ -46,6 +46,23 @@ export function bounds(all: Columns[], from: number, to: number, positive: boole
   return lo <= hi ? [lo, hi] : null;
 }
 
+/**
+ * smoothed is the exponential moving average of the last values, over so many iterations. A part
+ * of the x axis weighs as much as its iterations, so that the average does not depend on the
+ * zoom. It lies within the values before it, and is null where a value is not finite.
+ */
+export function smoothed(c: Columns, iterations: number): (number | null)[] {
+  const keep = 1 - 2 / (iterations + 1);
+  let mean: number | null = null;
+  let before = 0; // x of the value before
+  return c.last.map((v, i) => {
+    if (v == null) return null;
+    mean = mean == null ? v : v + (mean - v) * keep ** (c.x[i] - before);
+    before = c.x[i];
+    return mean;
+  });
+}
+
 /** range pads bounds, so that the extremes are inside of the plot. */
 export function range(b: [number, number] | null, log: boolean): [number, number] {
   if (!b) return log ? [1, 10] : [0, 1];
