@@ -47,6 +47,7 @@ type job struct {
 	fleet    *fleet      // the job's other nodes; nil: it has one node
 	port0    *HeldPort   // for rank 0 of the next group, if it is on this node
 	members  *members    // of a session; nil: the job starts the workers itself
+	grew     *growth     // why the last attempt ended, if to have more nodes
 	finished bool        // all ranks of the last attempt reported that they are done
 }
 
@@ -231,6 +232,13 @@ func (j *job) attempts(ctx context.Context) error {
 		trial.Attempt++
 		if end, err := j.obeyed(ctx, trial.Attempt, cause); end {
 			return err
+		}
+		if j.grows(cause) {
+			if trial, resume, err = j.regrow(ctx, trial.Attempt, cause); err != nil {
+				return errors.Join(err, j.paused(context.WithoutCancel(ctx), trial.Attempt, session.Beginning(err.Error(), session.MaxMessage)))
+			}
+			head = trial.Head
+			continue
 		}
 		if cause == nil {
 			return j.completed(context.WithoutCancel(ctx), trial.Attempt)

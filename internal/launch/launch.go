@@ -55,6 +55,9 @@ type Config struct {
 	Endpoint      *nodes.Endpoint
 	GatherTimeout time.Duration
 	LastCall      time.Duration
+	// GrowInterval is how long a group trains before it is asked to save and end for nodes that
+	// have joined since; 0: it is not asked.
+	GrowInterval time.Duration
 	// MaxNodeFailures is after how many failures of its ranks in a row, while the ranks of other
 	// nodes do not fail, a node is excluded; 0: never.
 	MaxNodeFailures int
