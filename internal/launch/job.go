@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/launch/standby"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
@@ -31,6 +32,7 @@ type job struct {
 	processes *process.Hunt // of this job
 	output    *logs.Dir
 	devices   *deviceGate
+	standbys  *standby.Pool    // nil: there are none
 	newest    session.LastSave // of the last attempt
 	told      bool             // its workers were asked to end
 	reached   int64            // the last step that they reported; -1: none
@@ -121,6 +123,11 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	}
 	defer j.guard.Stop()
 	cfg.Contact.extend(j.guard)
+	withdraw, err := j.keepStandbys()
+	if err != nil {
+		return err
+	}
+	defer withdraw()
 	keeper.start()
 	defer keeper.stop(ctx, cfg.DrainTimeout)
 	return j.run(ctx)

@@ -77,7 +77,10 @@ type Config struct {
 	// Withheld names environment variables that workers do not inherit, such as
 	// the trainer's credentials: each worker has a socket of its own instead.
 	Withheld []string
-	Quiet    bool // [client.EnvQuiet] tells the workers to give no advice
+	// Preload names Python modules that processes import which wait for the ranks of the next
+	// group; empty: there are no such processes.
+	Preload []string
+	Quiet   bool // [client.EnvQuiet] tells the workers to give no advice
 
 	// Collect deletes the checkpoints that need not be kept, after commits and in
 	// parallel with the training; nil deletes none. It returns soon after its

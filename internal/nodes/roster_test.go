@@ -495,7 +495,7 @@ func TestErrorsAreKinds(t *testing.T) {
 // TestRosterGrowth: nodes that have come to stay while a whole group runs, up to the most.
 func TestRosterGrowth(t *testing.T) {
 	t.Parallel()
-	r := newTestRoster(t, 3)
+	r := newTestRoster(t, 4)
 	mustJoin(t, r, at(0), node("a", -1), "s-a")
 	mustJoin(t, r, at(0), node("b", -1), "s-b")
 	want := func(now time.Time, what string, more int, settled time.Duration) {
@@ -519,6 +519,6 @@ func TestRosterGrowth(t *testing.T) {
 	want(at(8), "it came back", 1, at(8).Sub(at(7)))
 	r.doubt(r.sessions["s-b"], "a cut")
 	want(at(9), "a node of the group is suspect", 0, 0)
-	r.release([]int{0, 1})
+	r.release([]int{0, 1, 2})
 	want(at(9), "after the group", 0, 0)
 }

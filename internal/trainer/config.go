@@ -106,7 +106,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 			SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Collective: o.collective,
 			NewID: store.NewID,
 		},
-		Command: args, MaxRestarts: o.maxRestarts, Resume: o.resume,
+		Command: args, MaxRestarts: o.maxRestarts, Preload: o.preload, Resume: o.resume,
 		Backend: o.backend, BackendConfig: devices, Torch: torch,
 		Grace: o.grace, HangTimeout: o.hangTimeout, ExitCode: exitCode,
 	}
