@@ -156,6 +156,7 @@ func Repository() Law {
 		MaxLines: 700,
 		MinLines: 60,
 		Short: []Short{
+			{"internal/launch/standby/command.go", "which commands can wait: another topic than the pool"},
 			{"client/collective/collective.go", "the whole room"},
 			{"client/copy_amd64.go", "one build"},
 			{"client/copy_other.go", "the other build"},

@@ -122,7 +122,7 @@ func (j *job) grows(cause *FailedError) bool {
 	return j.grew != nil && (cause == nil || cause.Kind.or() == WorkerFailure)
 }
 
-// regrow returns what the attempt after one that ended to grow resumes from. A failure of workers
+// regrow returns what the next attempt resumes from, after an attempt that ended to grow. A failure of workers
 // while they ended is not charged: they were asked to.
 func (j *job) regrow(ctx context.Context, n int, cause *FailedError) (trial projections.Trial, resume string, err error) {
 	trial.Attempt = n

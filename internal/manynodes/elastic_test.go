@@ -63,7 +63,7 @@ func TestGrowAndShrink(t *testing.T) {
 	}
 }
 
-// A node that joins a full group is a spare, and one that joins a group that does not grow is too.
+// A node that joins a group which does not grow is a spare.
 func TestNoGrowth(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

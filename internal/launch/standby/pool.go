@@ -55,8 +55,8 @@ func New(command, env []string, size int, job string, node int, hunt *process.Hu
 	return p, nil
 }
 
-// fill starts standbys until the pool is full. One that cannot start costs a slower start of a
-// rank, so the error is only logged, once.
+// fill starts standbys until the pool is full. Without a standby a rank starts more
+// slowly, so an error is only logged, once.
 func (p *Pool) fill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
