@@ -123,7 +123,18 @@ func (s *Standby) Stop() (said string) {
 		p.copy.Go(func() { p.forward(r, &out) })
 	}
 	p.Signal(syscall.SIGKILL)
-	p.Wait()
+	ended := make(chan struct{})
+	go func() {
+		p.Wait()
+		close(ended)
+	}()
+	limit := time.NewTimer(ReapTimeout)
+	defer limit.Stop()
+	select {
+	case <-ended:
+	case <-limit.C:
+		return fmt.Sprintf("process %d does not die %v after SIGKILL; look for processes in state D, a driver or a disk hangs", s.root.pid, ReapTimeout)
+	}
 	CloseOutput(slog.New(slog.DiscardHandler), p)
 	if s.order != nil {
 		_ = s.order.Close() // Begin may have done so
