@@ -30,7 +30,7 @@ system, out, size = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
 rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 TENSORS = 64
 STEPS = 20  # of a tenth of a second, between the save and the kill
-RESERVE = 20  # seconds, for all systems: the processes in reserve are there
+RESERVE = 10  # seconds, for all systems: the processes in reserve are there
 
 times = {}
 
