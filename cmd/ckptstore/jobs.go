@@ -31,7 +31,8 @@ Continue a lost job like any other: ckptstore continue RUN.
 
 FROM is the checkpoint from which the job's first attempt resumed; HEAD is the last
 checkpoint that the job committed. GOODPUT, in wide, is the part of the time of all
-attempts of the run that led to its present state: see "ckptstore show".`,
+attempts of the run that led to its present state: see "ckptstore show". LAST END, in wide, is the last
+attempt of the job that has ended, and why.`,
 		Example: "  ckptstore jobs\n  ckptstore jobs bert -o wide\n  ckptstore jobs bert --json | jq -r '.jobs[0].state'",
 		RunE: func(c *cobra.Command, names []string) error {
 			run := ""
@@ -70,7 +71,7 @@ func (a *app) jobs(ctx context.Context, s *store.Store, run string) error {
 func printJobs(w *tabwriter.Writer, wide bool, jobs []insight.Job) {
 	head := []any{"JOB", "RUN", "STATE", "EXIT", "STARTED", "DURATION", "ATTEMPTS", "RESTARTS", "FROM", "HEAD", "HOST", "PID"}
 	if wide {
-		head = append(head, "WORKERS", "ASKED", "PARENT", "GOODPUT", "REASON", "UNHEALTHY", "COMMAND")
+		head = append(head, "WORKERS", "ASKED", "PARENT", "GOODPUT", "REASON", "LAST END", "UNHEALTHY", "COMMAND")
 	}
 	console.Row(w, head...)
 	for _, j := range jobs {
@@ -87,7 +88,7 @@ func printJobs(w *tabwriter.Writer, wide bool, jobs []insight.Job) {
 		}
 		cells := []any{id, j.Run, j.State, exit, console.When(j.StartedAt), took, j.Attempts, j.Restarts, j.From, j.Head, j.Host, j.PID}
 		if wide {
-			cells = append(cells, fmt.Sprintf("%dx%d", j.NNodes, j.NProc), j.Asked, j.Parent, percent(j.Goodput), j.Reason, strings.Join(j.Unhealthy, "; "), quoted(j.Command))
+			cells = append(cells, fmt.Sprintf("%dx%d", j.NNodes, j.NProc), j.Asked, j.Parent, percent(j.Goodput), j.Reason, lastEnd(j.LastEnd), strings.Join(j.Unhealthy, "; "), quoted(j.Command))
 		}
 		console.Row(w, cells...)
 	}
@@ -103,10 +104,21 @@ func printStanding(w *tabwriter.Writer, s *answer.Standing) {
 		console.Row(w, "goodput", fmt.Sprintf("%s of %s: lost %s, restoring %s, blocked by saves %s, starts and ends %s", percent(s.Goodput),
 			roughly(u.Wall), roughly(u.Lost), roughly(u.Restoring), roughly(u.Blocked), roughly(u.Other)))
 	}
+	if s.LastEnd != nil {
+		console.Row(w, "last end", lastEnd(s.LastEnd))
+	}
 	for _, k := range s.KilledNow {
 		name, text, _ := strings.Cut(k.Text, ": ")
 		console.Row(w, name, text)
 	}
+}
+
+// lastEnd describes the end of an attempt; "" for nil.
+func lastEnd(e *insight.AttemptEnd) string {
+	if e == nil {
+		return ""
+	}
+	return e.String()
 }
 
 func roughly(seconds float64) string {

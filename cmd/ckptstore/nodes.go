@@ -33,6 +33,9 @@ the preflight.
 In a job with --replicas, another node, ON, has a copy of the node's slots in memory. REPLICA is the
 newest save whose copy is whole, and LAG the time from the first seal to the whole copy.
 
+Below the nodes, on the standard error, is the last attempt of the job that has ended, and why: a failure, a
+request, the end of the training, or growth, when nodes have joined a job of --nnodes MIN:MAX.
+
 The states are those in the log. How long a node has been silent is known to the job's
 coordinating trainer only, whose output names a node that misses beats.`,
 		Example: "  ckptstore nodes bert\n  ckptstore nodes bert --job 3f2a91c0 -o wide\n  ckptstore nodes bert --json | jq -r '.nodes[] | select(.state == \"lost\") | .host'",
@@ -70,6 +73,9 @@ func (a *app) nodes(ctx context.Context, s *store.Store, run, id string) error {
 	}
 	if !named {
 		fmt.Fprintf(a.Err, "job %s of run %s\n", l.Job, run)
+	}
+	if l.LastEnd != nil {
+		fmt.Fprintf(a.Err, "the last attempt that ended is %v\n", *l.LastEnd)
 	}
 	if len(l.Nodes) == 0 {
 		fmt.Fprintf(a.Err, "job %s has recorded no nodes\n", l.Job)

@@ -148,6 +148,8 @@ type Standing struct {
 	Goodput *float64          `json:"goodput,omitempty"` // the part of the time that led to the present
 	// KilledNow has one verdict for each trial of the live job; none if no job is live.
 	KilledNow []insight.KilledNow `json:"killed_now,omitempty"`
+	// LastEnd is the last end of an attempt of the newest job; nil: none has ended.
+	LastEnd *insight.AttemptEnd `json:"last_end,omitempty"`
 }
 
 // StandingOf reads the standing of a run.
@@ -164,6 +166,7 @@ func StandingOf(ctx context.Context, from From, run string) (*Standing, error) {
 	if len(jobs) == 0 {
 		return out, nil
 	}
+	out.LastEnd = jobs[0].LastEnd
 	if out.State = jobs[0].State; jobs[0].Over() {
 		return out, nil
 	}
@@ -222,6 +225,8 @@ type NodesListing struct {
 	Run   string         `json:"run"`
 	Job   string         `json:"job"`
 	Nodes []insight.Node `json:"nodes"`
+	// LastEnd is the last end of an attempt of the job; nil: none has ended.
+	LastEnd *insight.AttemptEnd `json:"last_end,omitempty"`
 }
 
 // Nodes returns the nodes of a job of a run: of the newest one, if id is empty.
@@ -251,6 +256,11 @@ func Nodes(ctx context.Context, from From, run, id string) (NodesListing, error)
 	}
 	l.Job, l.Nodes = job.ID, r.Nodes(job, workers)
 	r.Copied(job, l.Nodes, replicas)
+	for _, j := range r.List(from.Now) {
+		if j.Job == job.ID {
+			l.LastEnd = j.LastEnd
+		}
+	}
 	return l, nil
 }
 

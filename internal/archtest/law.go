@@ -115,7 +115,8 @@ func Repository() Law {
 			{Path: "internal/launch/stacks", Holds: "stacks of a process that hangs", NoDeps: true},
 			{Path: "internal/launch/logs", Holds: "the workers' output in files: routes, rotation, following", May: []string{"internal/beneath"}},
 			{Path: "internal/launch/process", Holds: "the processes of one attempt: start, output, kill, guard", May: []string{"client"}},
-			{Path: "internal/launch", Holds: "one job, or this node's part of it: processes, restarts, hangs, devices, output, stops", May: []string{"internal/problem", "events", "projections", "internal/checkpoint", "internal/data", "internal/rpc", "client", "gpu", "internal/session/broadcast", "internal/session/restore", "internal/session/replica", "internal/session", "internal/launch/backend", "internal/launch/stacks", "internal/launch/logs", "internal/launch/process", "internal/httpkit", "internal/nodes", "internal/preflight"}},
+			{Path: "internal/launch/standby", Holds: "processes that have imported modules and wait for their ranks", May: []string{"client", "internal/launch/process"}},
+			{Path: "internal/launch", Holds: "one job, or this node's part of it: processes, restarts, hangs, devices, output, stops", May: []string{"internal/problem", "events", "projections", "internal/checkpoint", "internal/data", "internal/rpc", "client", "gpu", "internal/session/broadcast", "internal/session/restore", "internal/session/replica", "internal/session", "internal/launch/backend", "internal/launch/stacks", "internal/launch/logs", "internal/launch/process", "internal/launch/standby", "internal/httpkit", "internal/nodes", "internal/preflight"}},
 			{Path: "internal/launches", Holds: "which jobs this user's trainers started, for `continue`", NoDeps: true, May: []string{"internal/private", "events"}},
 			{Path: "internal/services/reading", Holds: "requests that look at checkpoints and read parts of them", May: []string{"internal/problem", "internal/httpkit", "tensor", "projections", "internal/checkpoint", "planner", "internal/query", "internal/data", "internal/store", "client", "internal/peer", "internal/session/shm"}},
 			{Path: "internal/services/filesystem", Holds: "requests that write and read files of checkpoints, for fsspec", May: []string{"internal/problem", "internal/httpkit", "projections", "internal/checkpoint", "planner", "events/jetlog", "internal/query", "internal/object", "internal/data", "internal/foreign", "internal/store", "internal/peer", "internal/session/shm", "internal/session", "internal/launch/process"}},
@@ -157,6 +158,7 @@ func Repository() Law {
 		MaxLines: 700,
 		MinLines: 60,
 		Short: []Short{
+			{"internal/launch/standby/command.go", "which commands can wait: another topic than the pool"},
 			{"client/collective/collective.go", "the whole room"},
 			{"client/copy_amd64.go", "one build"},
 			{"client/copy_other.go", "the other build"},

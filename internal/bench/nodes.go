@@ -234,7 +234,7 @@ func (h *hostBench) gather(ctx context.Context) error {
 	if err := h.order("join"); err != nil {
 		return err
 	}
-	members, err := h.endpoint.Gather(ctx, time.Minute, time.Minute)
+	members, err := h.endpoint.Gather(ctx, time.Minute, time.Minute, 0)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package insight
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -44,6 +45,25 @@ type Job struct {
 	// Goodput is the part of the run's time that led to the present, over all its jobs; only in
 	// the run's newest job.
 	Goodput *float64 `json:"goodput,omitempty"`
+	// LastEnd is the last end of one of its attempts; nil: none has ended.
+	LastEnd *AttemptEnd `json:"last_end,omitempty"`
+}
+
+// AttemptEnd is the end of an attempt: a failure, a request, growth, or the end of the training.
+type AttemptEnd struct {
+	Attempt   int       `json:"attempt"`
+	WorldSize int       `json:"world_size"`
+	At        time.Time `json:"at"`
+	Reason    string    `json:"reason"`
+}
+
+// String describes the end for people.
+func (e AttemptEnd) String() string {
+	ranks := "ranks"
+	if e.WorldSize == 1 {
+		ranks = "rank"
+	}
+	return fmt.Sprintf("attempt %d of %d %s: %s", e.Attempt, e.WorldSize, ranks, e.Reason)
 }
 
 // Over reports whether the job no longer trains: it ended, or it is lost.
@@ -131,6 +151,9 @@ func (r RunJobs) trained(out *Job) {
 			out.From = t.Resume
 		}
 		out.Attempts++
+		if !t.StoppedAt.IsZero() && (out.LastEnd == nil || t.StoppedAt.After(out.LastEnd.At)) {
+			out.LastEnd = &AttemptEnd{t.Attempt, t.WorldSize, t.StoppedAt, t.Reason}
+		}
 		if t.CommittedSeq > last {
 			last, out.Head = t.CommittedSeq, t.Committed
 		}

@@ -70,12 +70,14 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	defer func() { err = errors.Join(err, g.Close()) }()
 	w.group, w.pulses, w.hello, w.saving = g, g.Pulses(), g.Hello(), g.Saved()
 	w.others.begin(g)
+	ungrow := w.watchGrowth(work)
 	if j.members != nil {
 		cause, err = w.serveMembers(ctx, work)
 		defer func() { err = errors.Join(err, g.ShutDownServers()) }()
 	} else {
 		cause, err = w.run(ctx, work, restart)
 	}
+	ungrow()
 	g.SettleReports()
 	var saves error
 	if err == nil || errors.Is(err, syscall.ENOSPC) && !w.savingEnded { // decisions are not refused
@@ -93,6 +95,9 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		}
 	}
 	j.newest, j.told, j.reached, j.finished = g.LastSave(), w.stop.told.Load(), g.Step(), g.Finished()
+	if j.grew = w.stop.grew(); j.grew != nil {
+		j.told = true // by the same answer as a request to the job
+	}
 	if errors.Is(saves, session.ErrDrain) {
 		saves = j.TakeOver(context.WithoutCancel(ctx), n, from)
 	}

@@ -89,12 +89,12 @@ func (f *fleet) gather(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}()
-	group, err := f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall)
+	group, err := f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall, f.enough())
 	if err == nil && f.cfg.Preflight && !f.checked && f.job.members == nil {
 		f.checked = true
 		var again bool
 		if again, err = f.preflight(ctx, group); again {
-			group, err = f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall)
+			group, err = f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall, 0)
 		}
 	}
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/launch/standby"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
@@ -31,6 +32,7 @@ type job struct {
 	processes *process.Hunt // of this job
 	output    *logs.Dir
 	devices   *deviceGate
+	standbys  *standby.Pool    // nil: there are none
 	newest    session.LastSave // of the last attempt
 	told      bool             // its workers were asked to end
 	reached   int64            // the last step that they reported; -1: none
@@ -47,6 +49,7 @@ type job struct {
 	fleet    *fleet      // the job's other nodes; nil: it has one node
 	port0    *HeldPort   // for rank 0 of the next group, if it is on this node
 	members  *members    // of a session; nil: the job starts the workers itself
+	grew     *growth     // why the last attempt ended, if to have more nodes
 	finished bool        // all ranks of the last attempt reported that they are done
 }
 
@@ -120,6 +123,11 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	}
 	defer j.guard.Stop()
 	cfg.Contact.extend(j.guard)
+	withdraw, err := j.keepStandbys()
+	if err != nil {
+		return err
+	}
+	defer withdraw()
 	keeper.start()
 	defer keeper.stop(ctx, cfg.DrainTimeout)
 	return j.run(ctx)
@@ -231,6 +239,13 @@ func (j *job) attempts(ctx context.Context) error {
 		trial.Attempt++
 		if end, err := j.obeyed(ctx, trial.Attempt, cause); end {
 			return err
+		}
+		if j.grows(cause) {
+			if trial, resume, err = j.regrow(ctx, trial.Attempt, cause); err != nil {
+				return errors.Join(err, j.paused(context.WithoutCancel(ctx), trial.Attempt, session.Beginning(err.Error(), session.MaxMessage)))
+			}
+			head = trial.Head
+			continue
 		}
 		if cause == nil {
 			return j.completed(context.WithoutCancel(ctx), trial.Attempt)

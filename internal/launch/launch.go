@@ -55,6 +55,9 @@ type Config struct {
 	Endpoint      *nodes.Endpoint
 	GatherTimeout time.Duration
 	LastCall      time.Duration
+	// GrowInterval is how long a group trains before it is asked to save and end for nodes that
+	// have joined since; 0: it is not asked.
+	GrowInterval time.Duration
 	// MaxNodeFailures is after how many failures of its ranks in a row, while the ranks of other
 	// nodes do not fail, a node is excluded; 0: never.
 	MaxNodeFailures int
@@ -74,7 +77,10 @@ type Config struct {
 	// Withheld names environment variables that workers do not inherit, such as
 	// the trainer's credentials: each worker has a socket of its own instead.
 	Withheld []string
-	Quiet    bool // [client.EnvQuiet] tells the workers to give no advice
+	// Preload names Python modules that processes import which wait for the ranks of the next
+	// group; empty: there are no such processes.
+	Preload []string
+	Quiet   bool // [client.EnvQuiet] tells the workers to give no advice
 
 	// Collect deletes the checkpoints that need not be kept, after commits and in
 	// parallel with the training; nil deletes none. It returns soon after its

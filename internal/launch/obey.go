@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
@@ -20,6 +21,9 @@ type stopState struct {
 	orders *orders
 	open   atomic.Bool // one of them has reported, or asked whether to stop
 	told   atomic.Bool // one of them was asked to end, by an answer or by SIGTERM
+
+	grow  atomic.Pointer[growth] // what they are asked now; nil: nothing
+	grown atomic.Pointer[growth] // what they were asked in this attempt
 }
 
 var _ session.Orders = (*stopState)(nil)
@@ -29,12 +33,16 @@ func (h *stopState) Listens() { h.open.Store(true) }
 
 // Tell implements [session.Orders].
 func (h *stopState) Tell() string {
-	o, _ := h.orders.given()
-	if o == nil {
-		return ""
+	if o, _ := h.orders.given(); o != nil {
+		h.told.Store(true)
+		return o.asks()
 	}
-	h.told.Store(true)
-	return o.asks()
+	if g := h.grow.Load(); g != nil {
+		g.told.Store(true)
+		return client.Preempt
+	}
+	h.grown.Store(nil) // if they were asked, they continue: the request was taken back
+	return ""
 }
 
 // obey ends the workers when the job is asked to end, until the caller calls
@@ -126,12 +134,17 @@ func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) *even
 			stopped.Failure = string(cause.Kind.or())
 		}
 	}
-	if o, _ := j.orders.given(); o != nil && j.told && ctx.Err() == nil {
+	o, _ := j.orders.given()
+	switch {
+	case ctx.Err() != nil:
+	case o != nil && j.told:
 		stopped.Failure = ""
 		if o.Preempt {
 			stopped.Failure = string(PreemptionFailure)
 		}
 		stopped.Reason = session.Beginning(fmt.Sprintf("%s (%s): %s", o.asks(), o.Reason, stopped.Reason), session.MaxMessage)
+	case j.grows(cause):
+		stopped.Failure, stopped.Reason = "", j.grew.ending(cause)
 	}
 	return stopped
 }

@@ -55,6 +55,11 @@ func Follow(ctx context.Context, cfg Config, store session.Store, link *nodes.Li
 	if err := j.reapLinked(ctx); err != nil {
 		return err
 	}
+	withdraw, err := j.keepStandbys()
+	if err != nil {
+		return err
+	}
+	defer withdraw()
 	defer j.takeRequests(ctx)()
 	if err := j.link.Tell(msgServes, struct{}{}); err != nil {
 		return err

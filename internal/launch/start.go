@@ -5,12 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime"
 	"strings"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
-	"golang.org/x/sys/unix"
+	"github.com/ckptstore/ckptstore/internal/launch/standby"
 )
 
 // start opens the sockets and starts the processes.
@@ -22,7 +21,7 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 	if err := w.enlist(ctx); err != nil {
 		return err
 	}
-	restore, err := unblocked()
+	restore, err := process.Unblocked()
 	if err != nil {
 		return err
 	}
@@ -37,10 +36,7 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 		set := torchEnv(w.cfg, w.group.Number, restart, rank, w.port.port, w.group.File(rank, "error.json"))
 		maps.Copy(set, w.backendHooks.env(local))
 		set[client.EnvSocket], set[client.EnvToken] = socket, token
-		for _, mark := range w.marks() {
-			name, value, _ := strings.Cut(mark, "=")
-			set[name] = value
-		}
+		maps.Copy(set, w.marked())
 		set[client.EnvResume] = w.group.Resume
 		set[client.EnvStoreID] = w.store.ID
 		set[client.EnvRPC] = w.group.File(rank, rpcSocket)
@@ -48,10 +44,12 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 			set[client.EnvQuiet] = "1"
 		}
 		stdout, stderr := w.outputs(rank)
-		env := mergeEnv(inherited(w.cfg.Withheld), set)
-		p, err := process.Start(rank, w.cfg.Command, env, stdout, stderr)
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrConfig, err)
+		p := w.standbys.Start(rank, set, stdout, stderr)
+		if p == nil {
+			env := mergeEnv(inherited(w.cfg.Withheld), set)
+			if p, err = process.Start(rank, w.cfg.Command, env, stdout, stderr); err != nil {
+				return fmt.Errorf("%w: %w", ErrConfig, err)
+			}
 		}
 		w.procs = append(w.procs, p)
 		// The process has not been reaped yet, so its /proc entry exists even if
@@ -73,22 +71,32 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 	return nil
 }
 
-// unblocked makes this thread block no signal, until the caller calls restore: a
-// process started by this thread inherits its signal mask. The parent of the
-// trainer may have blocked some signals, and a worker that blocks SIGTERM neither
-// saves nor ends on it.
-func unblocked() (restore func() error, err error) {
-	runtime.LockOSThread()
-	var was unix.Sigset_t
-	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &unix.Sigset_t{}, &was); err != nil {
-		runtime.UnlockOSThread()
-		return nil, fmt.Errorf("unblock the signals of the workers: %w", err)
+// keepStandbys starts processes that wait for the ranks of this node's next group, until the caller
+// calls stop.
+func (j *job) keepStandbys() (stop func(), err error) {
+	if len(j.cfg.Preload) == 0 {
+		return func() {}, nil
 	}
-	return func() error {
-		defer runtime.UnlockOSThread()
-		if err := unix.PthreadSigmask(unix.SIG_SETMASK, &was, nil); err != nil {
-			return errors.Join(errors.New("block the trainer's signals again"), err)
-		}
-		return nil
-	}, nil
+	command, ok := standby.Command(j.cfg.Command, j.cfg.Preload)
+	if !ok {
+		return nil, fmt.Errorf("%w: --preload: the command is no Python script or module; leave the flag out", ErrConfig)
+	}
+	set := torchEnv(j.cfg, 0, 0, j.cfg.Local()[0], 0, "")
+	for _, unknown := range []string{"RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", client.EnvAttempt} {
+		delete(set, unknown)
+	}
+	maps.Copy(set, j.marked())
+	set[client.EnvStoreID] = j.store.ID
+	j.standbys, err = standby.New(command, mergeEnv(inherited(j.cfg.Withheld), set), len(j.cfg.Local()), j.cfg.Job, j.index(), j.processes, j.log)
+	return j.standbys.Stop, err
+}
+
+// marked returns the variables of [job.marks].
+func (j *job) marked() map[string]string {
+	set := map[string]string{}
+	for _, mark := range j.marks() {
+		name, value, _ := strings.Cut(mark, "=")
+		set[name] = value
+	}
+	return set
 }

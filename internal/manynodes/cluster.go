@@ -55,6 +55,7 @@ type cluster struct {
 	nodes   []*machine
 	sampler *sampler
 	want    []string // the losses of an unbroken run; nil: those of [worker]
+	elastic bool     // the number of ranks may change: the workers train a [replica]
 
 	mu       sync.Mutex
 	trainers []*trainer

@@ -15,15 +15,27 @@ import (
 )
 
 // compareProgram is a worker that does nothing but collectives, under any launcher.
-const compareProgram = `import time
+//
+// After its first one, each rank leaves a file with the time, CLOCK_MONOTONIC in nanoseconds.
+const compareProgram = `import os, time
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(8))
+at = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+name = "` + livesAt + `/step-%s-%s" % (os.environ["RANK"], at)
+with open(name + ".tmp", "w") as f:
+    f.write(str(at))
+os.rename(name + ".tmp", name)
 while True:
     dist.all_reduce(torch.ones(8))
     time.sleep(0.02)
 `
+
+// launchers are what is compared: the trainer, with processes in reserve that have imported PyTorch,
+// and torchrun.
+var launchers = []string{"trainer", "preloaded", "torchrun"}
 
 // compareRanks is the number of ranks on each of the two nodes.
 const compareRanks = 2
@@ -47,8 +59,8 @@ func disturbances() []disturbance {
 	}
 }
 
-// compare measures how long it takes from a fault until a process of every rank was executed
-// again, under the trainer and under torchrun in turn.
+// compare measures how long it takes from a fault until every rank has done the first step of a new
+// group, under each launcher in turn.
 func (o options) compare(ctx context.Context) error {
 	return o.inDirectory(func(dir string) error {
 		bin, err := o.programsOf(ctx, dir)
@@ -65,7 +77,7 @@ func (o options) compare(ctx context.Context) error {
 				if o.only != "" && o.only != d.name {
 					continue
 				}
-				for _, by := range []string{"trainer", "torchrun"} {
+				for _, by := range launchers {
 					at := filepath.Join(dir, strings.ReplaceAll(fmt.Sprint(round, "-", d.name, "-", by), " ", "-"))
 					t, err := o.restarts(ctx, setting{bin: bin, dir: at, nodes: []string{"a", "b", "c"}, disk: netfs.NFS()}, by, python, d)
 					if err != nil {
@@ -76,11 +88,16 @@ func (o options) compare(ctx context.Context) error {
 				}
 			}
 		}
-		fmt.Fprintf(o.out, "\nmedians of %d; --node-timeout %v\n%-16s %10s %10s\n", o.rounds, o.timeout, "", "trainer", "torchrun")
+		fmt.Fprintf(o.out, "\nmedians of %d; --node-timeout %v\n%-16s %10s %10s %10s\n", o.rounds, o.timeout, "", launchers[0], launchers[1], launchers[2])
 		for _, d := range disturbances() {
-			if len(took[d.name+"trainer"]) > 0 {
-				fmt.Fprintf(o.out, "%-16s %10s %10s\n", d.name, shown(median(took[d.name+"trainer"])), shown(median(took[d.name+"torchrun"])))
+			if len(took[d.name+"trainer"]) == 0 {
+				continue
 			}
+			fmt.Fprintf(o.out, "%-16s", d.name)
+			for _, by := range launchers {
+				fmt.Fprintf(o.out, " %10s", shown(median(took[d.name+by])))
+			}
+			fmt.Fprintln(o.out)
 		}
 		return nil
 	})
@@ -118,7 +135,7 @@ func (o options) restarts(ctx context.Context, s setting, by, python string, d d
 			break
 		}
 		if i == 2 { // it comes when the group is complete
-			if err := c.executed(ctx, began); err != nil {
+			if _, err := c.stepped(ctx, began); err != nil {
 				return 0, err
 			}
 		}
@@ -136,23 +153,41 @@ func (o options) restarts(ctx context.Context, s setting, by, python string, d d
 	}
 	limited, cancel := context.WithTimeout(ctx, compareLimit)
 	defer cancel()
-	err = c.executed(limited, at)
+	last, err := c.stepped(limited, at)
 	if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
 		return compareLimit, nil
 	}
-	return time.Duration(monotonic() - at), err
+	return time.Duration(last - at), err
 }
 
-// executed waits until every rank has a process that was executed after a time.
-func (c *cluster) executed(ctx context.Context, after int64) error {
-	return await(ctx, "a process of each rank", func() (bool, error) { return c.sampler.ranksSince(after) >= 2*compareRanks, nil })
+// stepped waits until every rank has done a first step after a time, and returns when the last one
+// had.
+func (c *cluster) stepped(ctx context.Context, after int64) (last int64, err error) {
+	err = await(ctx, "a first step of each rank", func() (bool, error) {
+		names, err := filepath.Glob(filepath.Join(c.lives, "step-*"))
+		ranks := map[int]bool{}
+		last = 0
+		for _, name := range names {
+			var rank int
+			var at int64
+			if n, _ := fmt.Sscanf(filepath.Base(name), "step-%d-%d", &rank, &at); n == 2 && at > after && !strings.HasSuffix(name, ".tmp") {
+				ranks[rank], last = true, max(last, at)
+			}
+		}
+		return len(ranks) >= 2*compareRanks, err
+	})
+	return last, err
 }
 
 // launch starts the program on a node, by the trainer or by torchrun.
 func (c *cluster) launch(ctx context.Context, by, python, program, name string, timeout time.Duration) error {
 	env := []string{"OMP_NUM_THREADS=1", "USE_LIBUV=0"}
-	if by == "trainer" {
-		_, err := c.start(ctx, c.node(name), job{nnodes: "2", nproc: compareRanks, timeout: timeout, command: []string{python, program}, env: env})
+	if by != "torchrun" {
+		j := job{nnodes: "2", nproc: compareRanks, timeout: timeout, command: []string{python, program}, env: env}
+		if by == "preloaded" {
+			j.more = []string{"--preload", "torch,torch.distributed"}
+		}
+		_, err := c.start(ctx, c.node(name), j)
 		return err
 	}
 	args := []string{

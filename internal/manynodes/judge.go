@@ -53,7 +53,11 @@ func (c *cluster) judge(ctx context.Context, allowance time.Duration) (v verdict
 	}
 	c.overlaps(&v, lives, samples, allowance)
 	places(&v, lives)
-	values(&v, lives, c.want)
+	if c.elastic {
+		elastic(&v, lives)
+	} else {
+		values(&v, lives, c.want)
+	}
 	return v, c.verify(ctx, &v, lives)
 }
 
@@ -101,14 +105,11 @@ func (c *cluster) overlaps(v *verdict, lives []life, samples []seen, allowance t
 
 // places checks that the nodes of each attempt agree, and that ranks keep their nodes.
 func places(v *verdict, lives []life) {
-	byAttempt := map[int][]life{}
-	for _, l := range lives {
-		byAttempt[l.Attempt] = append(byAttempt[l.Attempt], l)
-	}
+	attempts := byAttempt(lives)
 	at := map[string]map[int]int{} // by host: the node index of each of its ranks
 	ports := map[int]int{}
-	for attempt := range slices.Max(append(keys(byAttempt), 0)) + 1 {
-		group := byAttempt[attempt]
+	for attempt := range slices.Max(append(keys(attempts), 0)) + 1 {
+		group := attempts[attempt]
 		ranks := map[int]bool{}
 		now := map[string]map[int]int{}
 		for _, l := range group {

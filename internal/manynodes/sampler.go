@@ -136,19 +136,6 @@ func (s *sampler) look(m *machine) {
 	}
 }
 
-// ranksSince counts the ranks with a process that was first seen after a time.
-func (s *sampler) ranksSince(at int64) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ranks := map[int]bool{}
-	for _, w := range s.all {
-		if w.first > at {
-			ranks[w.rank] = true
-		}
-	}
-	return len(ranks)
-}
-
 // close ends the sampling and returns what was seen.
 func (s *sampler) close() ([]seen, error) {
 	close(s.stop)

@@ -1,6 +1,21 @@
 package main
 
-import "math"
+import (
+	"fmt"
+	"math"
+
+	"github.com/ckptstore/ckptstore/client"
+)
+
+// model is one rank's part of a deterministic training.
+type model interface {
+	partial(step int64) float64 // of the loss
+	update(parts []float64) (loss float64)
+	saved() client.Tensor  // what the rank saves
+	loaded() client.Tensor // what it loads
+	values() []float64     // the weights that it loads
+	own() []client.Value   // the rank's own values in each checkpoint
+}
 
 // blockSize is the number of weights that each rank holds.
 const blockSize = 256
@@ -8,12 +23,12 @@ const blockSize = 256
 // block is one rank's part of a model. Its training is deterministic, so the losses of a
 // run that was interrupted equal those of an unbroken run bit by bit.
 type block struct {
-	rank    int
-	weights []float64
+	rank, world int
+	weights     []float64
 }
 
-func newBlock(rank int) *block {
-	b := &block{rank: rank, weights: make([]float64, blockSize)}
+func newBlock(rank, world int) *block {
+	b := &block{rank, world, make([]float64, blockSize)}
 	for i := range b.weights {
 		b.weights[i] = math.Sin(float64(1 + i + rank*blockSize))
 	}
@@ -39,12 +54,24 @@ func (b *block) update(parts []float64) (loss float64) {
 	return loss
 }
 
+func (b *block) saved() client.Tensor {
+	return weightsOf(b.weights, int64(b.rank*blockSize), int64(b.world*blockSize))
+}
+
+func (b *block) loaded() client.Tensor { return b.saved() }
+
+func (b *block) values() []float64 { return b.weights }
+
+func (b *block) own() []client.Value {
+	return []client.Value{{FQN: "own", PerRank: true, Data: fmt.Appendf(nil, "of rank %d", b.rank)}}
+}
+
 // unbroken returns the losses of a run of so many ranks that nothing interrupts, from
 // step 1.
 func unbroken(world int, steps int64) (losses []float64) {
 	blocks := make([]*block, world)
 	for rank := range blocks {
-		blocks[rank] = newBlock(rank)
+		blocks[rank] = newBlock(rank, world)
 	}
 	for step := int64(1); step <= steps; step++ {
 		parts := make([]float64, world)

@@ -14,13 +14,12 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
-	"github.com/ckptstore/ckptstore/tensor"
 )
 
 // finishFile, in the directory of the records, has rank 0 end the training.
 const finishFile = "finish"
 
-// worker is one rank of a run. It trains a [block], and all ranks compute each loss
+// worker is one rank of a run. It trains a [model], and all ranks compute each loss
 // together.
 type worker struct {
 	c      *client.Client
@@ -28,11 +27,12 @@ type worker struct {
 	dir    string
 	every  int64
 	pace   time.Duration
-	*block
-	step    int64
-	last    int64
-	waiting *client.Save
-	saved   int64
+	model
+	heedless bool // it does not end when it is asked to
+	step     int64
+	last     int64
+	waiting  *client.Save
+	kept     int64 // step of the save under way
 }
 
 func runWorker(ctx context.Context, args []string) (err error) {
@@ -43,6 +43,8 @@ func runWorker(ctx context.Context, args []string) (err error) {
 	flags.Int64Var(&w.every, "every", 10, "steps between saves; 0 for none")
 	flags.Int64Var(&w.last, "steps", 1<<40, "steps of the training")
 	stubborn := flags.Bool("stubborn", false, "after an error do not end, and be killed")
+	elastic := flags.Bool("elastic", false, "train a model that any number of ranks can train")
+	flags.BoolVar(&w.heedless, "heedless", false, "do not end when asked to save and end")
 	flags.DurationVar(&w.pace, "pace", 5*time.Millisecond, "shortest time of a step")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -55,7 +57,10 @@ func runWorker(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer w.c.Close()
-	w.block = newBlock(w.c.Rank)
+	w.model = newBlock(w.c.Rank, w.c.WorldSize)
+	if *elastic {
+		w.model = newReplica(w.c.Rank, w.c.WorldSize)
+	}
 	if err := w.load(ctx); err != nil {
 		return err
 	}
@@ -90,6 +95,7 @@ func (w *worker) load(ctx context.Context) error {
 		return nil
 	}
 	state := w.state(0)
+	state.Tensors[0] = w.loaded()
 	for i := range state.Tensors {
 		clear(state.Tensors[i].Data)
 	}
@@ -97,32 +103,22 @@ func (w *worker) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := binary.Read(bytes.NewReader(state.Tensors[0].Data), binary.LittleEndian, w.weights); err != nil {
+	if err := binary.Read(bytes.NewReader(state.Tensors[0].Data), binary.LittleEndian, w.values()); err != nil {
 		return err
 	}
-	if own := state.Values[1].Data; string(own) != w.own() {
-		return fmt.Errorf("%s has the value %q of this rank, want %q", loaded.Checkpoint, own, w.own())
+	for i, own := range w.own() {
+		if got := state.Values[1+i].Data; string(got) != string(own.Data) {
+			return fmt.Errorf("%s has the value %q of this rank, want %q", loaded.Checkpoint, got, own.Data)
+		}
 	}
 	w.step = loaded.Step
 	return w.record.record(line{What: whatLoaded, Step: w.step, Saved: loaded.Checkpoint})
 }
 
-// own is this rank's own value in each checkpoint.
-func (w *worker) own() string { return fmt.Sprint("of rank ", w.c.Rank) }
-
 func (w *worker) state(step int64) client.State {
-	data := make([]byte, 0, 8*blockSize)
-	for _, v := range w.weights {
-		data = binary.LittleEndian.AppendUint64(data, math.Float64bits(v))
-	}
-	n := int64(blockSize)
-	shard := tensor.Shard{
-		FQN: "weights", DType: tensor.Float64, Global: tensor.Shape{n * int64(w.c.WorldSize)},
-		Box: tensor.Box{Offsets: []int64{n * int64(w.c.Rank)}, Sizes: []int64{n}},
-	}
 	return client.State{
-		Tensors: []client.Tensor{{Shard: shard, Data: data}},
-		Values:  []client.Value{{FQN: "step", Data: []byte(fmt.Sprint(step))}, {FQN: "own", PerRank: true, Data: []byte(w.own())}},
+		Tensors: []client.Tensor{w.saved()},
+		Values:  append([]client.Value{{FQN: "step", Data: []byte(fmt.Sprint(step))}}, w.own()...),
 	}
 }
 
@@ -147,7 +143,7 @@ func (w *worker) train(ctx context.Context) error {
 		if stop == client.Stop {
 			break
 		}
-		finish = finish || stop == client.Preempt
+		finish = finish || stop == client.Preempt && !w.heedless
 		if finish || step == w.last || w.every > 0 && step%w.every == 0 {
 			if err := w.save(ctx); err != nil {
 				return err
@@ -202,7 +198,7 @@ func (w *worker) save(ctx context.Context) (err error) {
 	if err := w.committed(ctx); err != nil {
 		return err
 	}
-	w.saved = w.step
+	w.kept = w.step
 	w.waiting, err = w.c.Save(ctx, w.step, w.state(w.step), client.SaveOptions{})
 	return w.aborted(err)
 }
@@ -214,7 +210,7 @@ func (w *worker) aborted(err error) error {
 		return err
 	}
 	w.waiting = nil
-	return w.record.record(line{What: whatAborted, Step: w.saved, Saved: gone.Checkpoint, Why: gone.Reason})
+	return w.record.record(line{What: whatAborted, Step: w.kept, Saved: gone.Checkpoint, Why: gone.Reason})
 }
 
 // committed waits for the save under way.
@@ -227,5 +223,5 @@ func (w *worker) committed(ctx context.Context) error {
 		return w.aborted(err)
 	}
 	w.waiting = nil
-	return w.record.record(line{What: whatSaved, Step: w.saved, Saved: save.Checkpoint})
+	return w.record.record(line{What: whatSaved, Step: w.kept, Saved: save.Checkpoint})
 }

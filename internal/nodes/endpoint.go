@@ -283,21 +283,25 @@ func (e *Endpoint) Events() <-chan Event { return e.events.out }
 // Addr returns the address at which the endpoint listens.
 func (e *Endpoint) Addr() net.Addr { return e.listener.Addr() }
 
-// Gather waits until Max nodes are ready, or until Min nodes have been ready for
-// lastCall, and makes them a group. It returns the members in the order of their places:
+// Gather waits until Max nodes are ready, or enough if that is not 0, or until Min nodes
+// have been ready for lastCall, and makes all that are ready a group. It returns the members
+// in the order of their places:
 // a node keeps its place, which is its index at first, and a spare takes the place of
 // the node that it replaces. All other nodes are spares. After limit it returns a
 // [TooFewError].
-func (e *Endpoint) Gather(ctx context.Context, limit, lastCall time.Duration) ([]Member, error) {
+func (e *Endpoint) Gather(ctx context.Context, limit, lastCall time.Duration, enough int) ([]Member, error) {
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
-	var enough *time.Timer
+	if enough == 0 {
+		enough = e.c.Max
+	}
+	var least *time.Timer
 	var last <-chan time.Time
 	called := false
 	for {
 		e.mu.Lock()
 		group := e.roster.choose()
-		if len(group) >= e.c.Max || called && len(group) >= e.c.Min {
+		if len(group) >= enough || called && len(group) >= e.c.Min {
 			e.roster.activate(group)
 			members, now := make([]Member, len(group)), e.c.Now()
 			for i, c := range group {
@@ -313,11 +317,11 @@ func (e *Endpoint) Gather(ctx context.Context, limit, lastCall time.Duration) ([
 		}
 		switch {
 		case len(group) < e.c.Min:
-			enough, last, called = nil, nil, false
-		case enough == nil:
-			enough = time.NewTimer(lastCall)
-			defer enough.Stop()
-			last = enough.C
+			least, last, called = nil, nil, false
+		case least == nil:
+			least = time.NewTimer(lastCall)
+			defer least.Stop()
+			last = least.C
 		}
 		select {
 		case <-changed:
@@ -367,6 +371,14 @@ func (e *Endpoint) tooFew(limit time.Duration) error {
 	}
 	return &TooFewError{fmt.Sprintf("gather nodes: %d of at least %d nodes are ready after %v, missing: index %s%s; start the missing agents with the endpoint %s, or lower the minimum",
 		len(group), e.c.Min, limit, strings.Join(missing, ", "), suspects, e.c.Address)}
+}
+
+// Growth returns how many nodes more than the running group the next one would have, and for how
+// long all of these have been members without a doubt.
+func (e *Endpoint) Growth() (more int, settled time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.roster.growth(e.c.Now())
 }
 
 // Release reports that the group of these nodes has ended: they are ready again. Lost

@@ -277,7 +277,7 @@ func TestTwoNodes(t *testing.T) {
 		t.Error("joining is not counted as a beat")
 	}
 	mu.Unlock()
-	group, err := j.Gather(within(t), patient, patient)
+	group, err := j.Gather(within(t), patient, patient, 0)
 	if err != nil || len(group) != 3 {
 		t.Fatalf("%+v, %v", group, err)
 	}
@@ -379,7 +379,7 @@ func TestSendRefuses(t *testing.T) {
 func TestGather(t *testing.T) {
 	t.Parallel()
 	j := listen(t, func(c *EndpointConfig) { c.Min, c.Max = 2, 3 })
-	_, err := j.Gather(within(t), 10*time.Millisecond, 0)
+	_, err := j.Gather(within(t), 10*time.Millisecond, 0, 0)
 	if kindOf(err) != problem.Late {
 		t.Error(err)
 	}
@@ -390,11 +390,11 @@ func TestGather(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancelCause(within(t))
 	cancel(errors.New("a signal"))
-	if _, err := j.Gather(ctx, patient, 0); err == nil || !strings.Contains(err.Error(), "a signal") {
+	if _, err := j.Gather(ctx, patient, 0, 0); err == nil || !strings.Contains(err.Error(), "a signal") {
 		t.Error(err)
 	}
 	a := join1(t, j.agent("a", 1))
-	group, err := j.Gather(within(t), patient, 10*time.Millisecond)
+	group, err := j.Gather(within(t), patient, 10*time.Millisecond, 0)
 	if err != nil || len(group) != 2 {
 		t.Fatalf("%+v, %v", group, err)
 	}
@@ -407,7 +407,7 @@ func TestGather(t *testing.T) {
 	}
 	j.Release([]int{0, 1})
 	join1(t, j.agent("c", -1))
-	group, err = j.Gather(within(t), patient, patient)
+	group, err = j.Gather(within(t), patient, patient, 0)
 	if err != nil || len(group) != 3 || group[2].Key != "b" || j.Members()[3].State != StateSpare {
 		t.Fatalf("%+v, %v", group, err)
 	}
@@ -417,7 +417,7 @@ func TestGather(t *testing.T) {
 	if err := j.End(within(t), "over", 0); err != nil {
 		t.Error(err)
 	}
-	if _, err := j.Gather(within(t), patient, patient); kindOf(err) != problem.Unavailable {
+	if _, err := j.Gather(within(t), patient, patient, 0); kindOf(err) != problem.Unavailable {
 		t.Error(err)
 	}
 }

@@ -56,7 +56,8 @@ type entry struct {
 	lost     string // why, or empty
 	expelled string // why, or empty
 	beaten   time.Time
-	open     int // connections
+	since    time.Time // it has been a member without a doubt
+	open     int       // connections
 }
 
 func newRoster(timeout time.Duration, limit int, now time.Time) *roster {
@@ -105,7 +106,7 @@ func (r *roster) join(now time.Time, n Node, session string) (*entry, error) {
 		return nil, err
 	}
 	r.joins++
-	e := &entry{node: n, session: session, joining: r.joins, place: -1, beaten: now}
+	e := &entry{node: n, session: session, joining: r.joins, place: -1, beaten: now, since: now}
 	e.node.Index = index
 	if old != nil {
 		e.place = old.place
@@ -216,7 +217,7 @@ func (r *roster) hear(now time.Time, session string) (*entry, error) {
 	}
 	e.beaten = now
 	if e.suspect != "" {
-		e.suspect = ""
+		e.suspect, e.since = "", now
 		r.emit(Recovered{e.node.Index})
 	}
 	return e, nil
@@ -330,6 +331,29 @@ func (r *roster) choose() []chosen {
 		group = append(group, chosen{taken[place], place})
 	}
 	return group
+}
+
+// growth returns how many nodes more than the running group the next one would have, and for
+// how long all of these have been members without a doubt. While a node of the group is suspect or
+// lost there are none.
+func (r *roster) growth(now time.Time) (more int, settled time.Duration) {
+	running := false
+	for _, e := range r.entries {
+		if e.active && (e.lost != "" || e.suspect != "") {
+			return 0, 0
+		}
+		running = running || e.active
+	}
+	if !running {
+		return 0, 0
+	}
+	group := r.choose()
+	for i, c := range group {
+		if of := now.Sub(c.since); i == 0 || of < settled {
+			settled = of
+		}
+	}
+	return len(group), settled
 }
 
 type chosen struct {

@@ -491,3 +491,34 @@ func TestErrorsAreKinds(t *testing.T) {
 		}
 	}
 }
+
+// TestRosterGrowth: nodes that have come to stay while a whole group runs, up to the most.
+func TestRosterGrowth(t *testing.T) {
+	t.Parallel()
+	r := newTestRoster(t, 4)
+	mustJoin(t, r, at(0), node("a", -1), "s-a")
+	mustJoin(t, r, at(0), node("b", -1), "s-b")
+	want := func(now time.Time, what string, more int, settled time.Duration) {
+		t.Helper()
+		if m, s := r.growth(now); m != more || s != settled {
+			t.Errorf("%s: %d more for %v, want %d for %v", what, m, s, more, settled)
+		}
+	}
+	want(at(1), "without a group", 0, 0)
+	group(r)
+	want(at(1), "without a spare", 0, 0)
+	mustJoin(t, r, at(2), node("c", -1), "s-c")
+	want(at(5), "one spare", 1, at(5).Sub(at(2)))
+	mustJoin(t, r, at(4), node("d", -1), "s-d")
+	want(at(5), "two spares and one place", 1, at(5).Sub(at(2)))
+	r.doubt(r.sessions["s-c"], "a cut")
+	want(at(6), "the first one is suspect", 1, at(6).Sub(at(4)))
+	if _, err := r.hear(at(7), "s-c"); err != nil {
+		t.Fatal(err)
+	}
+	want(at(8), "it came back", 1, at(8).Sub(at(7)))
+	r.doubt(r.sessions["s-b"], "a cut")
+	want(at(9), "a node of the group is suspect", 0, 0)
+	r.release([]int{0, 1, 2})
+	want(at(9), "after the group", 0, 0)
+}

@@ -39,6 +39,9 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	if o.maxNodeFailures < 0 {
 		return bad("--max-node-failures %d: give 1 or more, or 0 to exclude no node", o.maxNodeFailures)
 	}
+	if o.growInterval < 0 {
+		return bad("--grow-interval %v: give a duration such as 5m, or 0 for never", o.growInterval)
+	}
 	memory, err := o.staging()
 	if err != nil {
 		return launch.Config{}, err
@@ -103,7 +106,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 			SaveTimeout: o.saveTimeout, DrainTimeout: o.drain, Collective: o.collective,
 			NewID: store.NewID,
 		},
-		Command: args, MaxRestarts: o.maxRestarts, Resume: o.resume,
+		Command: args, MaxRestarts: o.maxRestarts, Preload: o.preload, Resume: o.resume,
 		Backend: o.backend, BackendConfig: devices, Torch: torch,
 		Grace: o.grace, HangTimeout: o.hangTimeout, ExitCode: exitCode,
 	}

@@ -191,7 +191,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		if o.logReplicas > 1 {
 			cfg.LogCopies = o.logReplicas
 		}
-		cfg.Endpoint, cfg.GatherTimeout, cfg.LastCall = endpoint, o.endpointWait, o.lastCall
+		cfg.Endpoint, cfg.GatherTimeout, cfg.LastCall, cfg.GrowInterval = endpoint, o.endpointWait, o.lastCall, o.growInterval
 		cfg.Logger.Info("waiting for nodes", "endpoint", at, "least", n.min, "most", n.max)
 		return leased(ctx, st, cfg, hold, func(ctx context.Context) error {
 			withdraw, err := o.announce(cfg, n, at)

@@ -20,7 +20,7 @@ import (
 
 // nodesOptions configure a job over several nodes.
 type nodesOptions struct {
-	nodeTimeout, endpointWait, lastCall time.Duration
+	nodeTimeout, endpointWait, lastCall, growInterval time.Duration
 	logOptions
 
 	replicas        int
@@ -43,6 +43,7 @@ func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.replicaRate, "replica-rate", "256MiB", "most bytes that a node sends to its replica in a second, such as 1GiB; 0 for any number")
 	f.StringVar(&o.domain, "domain", "", "failure domain of this node, such as its rack: replicas are kept in another one")
 	f.DurationVar(&o.lastCall, "last-call", 30*time.Second, "with MIN:MAX, how long to wait for more nodes than MIN")
+	f.DurationVar(&o.growInterval, "grow-interval", 5*time.Minute, "with MIN:MAX, how long a group trains before its workers are asked to save and end for nodes that have joined; it must have committed a checkpoint. 0 for never: such nodes are spares")
 }
 
 // replication sets how the job replicates slots.

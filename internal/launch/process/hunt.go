@@ -96,11 +96,14 @@ type Hunt struct {
 	groups   map[int]Entry // group leaders, by the group's number
 	sessions map[int]Entry // session leaders, by the session's number
 	spared   map[int]Entry // of another user
+	waiting  map[int]Entry // they carry the marker, and have no rank yet
+
+	starting sync.RWMutex // held to start a process that waits, and to look
 }
 
 // NewHunt returns a hunt for the processes of jobs.
 func NewHunt(jobs ...string) *Hunt {
-	h := &Hunt{}
+	h := &Hunt{waiting: map[int]Entry{}}
 	for _, job := range jobs {
 		h.markers = append(h.markers, []byte(client.EnvJob+"="+job))
 	}
@@ -158,6 +161,8 @@ func (h *Hunt) spare(p Entry) {
 
 // Look finds the live processes of the jobs, and remembers them.
 func (h *Hunt) Look() ([]Entry, error) {
+	h.starting.Lock()
+	defer h.starting.Unlock()
 	all, err := processes()
 	if err != nil {
 		return nil, err
@@ -176,7 +181,7 @@ func (h *Hunt) Look() ([]Entry, error) {
 	ours := map[int]bool{}
 	take := func(is func(Entry) bool) (more bool) {
 		for pid, p := range all {
-			if p.gone || ours[pid] || h.spared[pid].start == p.start || !is(p) {
+			if p.gone || ours[pid] || h.spared[pid].start == p.start || h.waiting[pid].start == p.start || !is(p) {
 				continue
 			}
 			ours[pid], more = true, true

@@ -1,5 +1,6 @@
 """How long a training stands still when a rank is killed: torchrun and PyTorch's
-dcp.load compared with `trainer run` and its shared memory.
+dcp.load compared with `trainer run` and its shared memory, without and with processes in
+reserve that have imported PyTorch (--preload).
 
     python3 bench.py TRAINER [--rounds 5] [--bytes 1073741824] [--folder DIR]
 
@@ -9,7 +10,7 @@ cache for torchrun and in shared memory for the trainer. Both systems take turns
 script prints the medians of the parts, from the kill to the end of the first step of
 the slowest rank:
 
-    detect       to the start of the new processes
+    detect       to the start of the new processes; of those in reserve, to their order
     import       to the end of the imports
     rendezvous   to the end of init_process_group
     state        to the end of making the tensors to restore into
@@ -40,10 +41,11 @@ class Failed(Exception):
 def measure(system, trainer, folder, size):
     out = pathlib.Path(tempfile.mkdtemp(prefix=system, dir=folder))
     work = [str(HERE / "train.py"), system, str(out), str(size)]
+    preload = ["--preload", "torch,torch.distributed.checkpoint"] if system == "preload" else []
     if system == "dcp":
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", *work]
     else:
-        command = [trainer, "run", "--store", str(out / "store"), "--name", "bench", "--nproc=2", "--max-restarts=1", "--", sys.executable, "-u", *work]
+        command = [trainer, "run", "--store", str(out / "store"), "--name", "bench", "--nproc=2", "--max-restarts=1", *preload, "--", sys.executable, "-u", *work]
     try:
         with (out / "said").open("w") as said:
             # torchrun would keep its store over a restart, in which ranks find the
@@ -75,7 +77,7 @@ def main():
     parser.add_argument("--folder", type=pathlib.Path, help="where checkpoints go (a temporary one)")
     options = parser.parse_args()
     trainer = str(options.trainer.resolve())
-    runs = {"dcp": [], "ckptstore": []}
+    runs = {"dcp": [], "ckptstore": [], "preload": []}
     loads, failed = [], {system: 0 for system in runs}
     for number in range(options.rounds):
         for system, done in runs.items():
@@ -89,11 +91,11 @@ def main():
                     if failed[system] > 3:
                         sys.exit(f"{system} does not restart")
             print(f"round {number + 1}, {system}: " + ", ".join(f"{part} {value:.2f}" for part, value in done[-1].items()), file=sys.stderr, flush=True)
-    print(f"{options.rounds} rounds, 2 ranks of {options.bytes / 1e9:.2f} GB, {os.cpu_count()} cores, load {min(loads):.1f} to {max(loads):.1f}; medians in seconds; groups that did not come back, and were not counted: {failed['dcp']} of torchrun, {failed['ckptstore']} of trainer run\n")
-    print("| part | torchrun and dcp | trainer run | ratio |\n|---|---:|---:|---:|")
+    print(f"{options.rounds} rounds, 2 ranks of {options.bytes / 1e9:.2f} GB, {os.cpu_count()} cores, load {min(loads):.1f} to {max(loads):.1f}; medians in seconds; groups that did not come back, and were not counted: {failed['dcp']} of torchrun, {failed['ckptstore']} of trainer run, {failed['preload']} with --preload\n")
+    print("| part | torchrun and dcp | trainer run | ratio | with --preload | ratio |\n|---|---:|---:|---:|---:|---:|")
     for part in (*PARTS, "kill to first step"):
-        theirs, ours = (statistics.median(run[part] for run in runs[system]) for system in runs)
-        print(f"| {part} | {theirs:.2f} | {ours:.2f} | {ours / theirs:.2f} |")
+        theirs, ours, ready = (statistics.median(run[part] for run in runs[system]) for system in runs)
+        print(f"| {part} | {theirs:.2f} | {ours:.2f} | {ours / theirs:.2f} | {ready:.2f} | {ready / theirs:.2f} |")
 
 
 if __name__ == "__main__":

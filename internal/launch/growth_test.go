@@ -1,0 +1,67 @@
+package launch
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/client"
+)
+
+// The ranks are asked to save and end as long as the group is to grow. A request to the job comes
+// first. An attempt has ended to grow only if its ranks were asked, and did not continue after that.
+func TestAskedToGrow(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		do   string // t: a report is answered, g: the group is to grow, b: not any more, p: the job is preempted
+		told string // the answers
+		grew bool
+	}{
+		"not asked":                 {"tt", "..", false},
+		"asked, no report":          {"tg", ".", false},
+		"asked":                     {"tgt", ".p", true},
+		"taken back, no report":     {"tgtb", ".p", true},
+		"taken back, they continue": {"tgtbt", ".p.", false},
+		"the job is preempted":      {"gpt", "p", false},
+		"preempted after that":      {"gtpt", "pp", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := &stopState{orders: newOrders()}
+			told := ""
+			for _, do := range c.do {
+				switch do {
+				case 't':
+					told += map[string]string{"": ".", client.Preempt: "p"}[h.Tell()]
+				case 'g':
+					g := &growth{from: 2, to: 3, joined: "node 2 on c"}
+					h.grow.Store(g)
+					h.grown.Store(g)
+				case 'b':
+					h.grow.Store(nil)
+				case 'p':
+					h.orders.give(StopRequest{Preempt: true})
+				}
+			}
+			if grew := h.grew() != nil; told != c.told || grew != c.grew {
+				t.Errorf("told %s, grew %v; want %s, %v", told, grew, c.told, c.grew)
+			}
+		})
+	}
+}
+
+// An attempt whose workers failed when they were asked to end grows too; an attempt that lost a node does not.
+func TestGrows(t *testing.T) {
+	t.Parallel()
+	j := &job{}
+	if j.grows(nil) {
+		t.Error("a group that was not asked grows")
+	}
+	j.grew = &growth{from: 2, to: 3, joined: "node 2 on c"}
+	failed := &FailedError{Cause: "rank 1 exited with code 1"}
+	if !j.grows(nil) || !j.grows(failed) || j.grows(&FailedError{Kind: InfrastructureFailure}) {
+		t.Error("wrong")
+	}
+	if got := j.grew.ending(failed); !strings.HasPrefix(got, "grown from 2 to 3 nodes: node 2 on c joined") || !strings.HasSuffix(got, failed.Cause) {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,112 @@
+//go:build testbed || outlive
+
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// elasticJob is a job of two or three nodes that grows soon.
+func elasticJob(worker ...string) job {
+	return job{
+		nnodes: "2:3", nproc: 1, timeout: nodeTimeout, worker: append([]string{"--elastic"}, worker...),
+		more: []string{"--grow-interval", "500ms", "--last-call", "2s", "--preempt-grace", "4s", "--max-restarts", "0"},
+	}
+}
+
+// elasticScene starts such a job on a and b.
+func elasticScene(t *testing.T, j job) *scene {
+	t.Helper()
+	on := threeNodes()
+	ctx, c := start(t, on)
+	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
+	s.elastic = true
+	s.a = s.launch("a")
+	check(t, s.a.prints(ctx, "waiting for nodes"))
+	s.b = s.launch("b")
+	return s
+}
+
+// A third node joins: the group saves and ends at a step boundary, and three ranks continue with the
+// next step. Then that node loses its power: two ranks continue from the last commit. Each loss is that of
+// an unbroken run on the same schedule of world sizes. The growth costs no restart: none is allowed.
+func TestGrowAndShrink(t *testing.T) {
+	t.Parallel()
+	s := elasticScene(t, elasticJob())
+	s.on(s.group(0, 25), "a", "b")
+	s.c = s.launch("c")
+	s.on(s.group(1, 25), "a", "b", "c")
+	check(t, s.node("c").PowerOff())
+	s.on(s.group(2, 25), "a", "b")
+	s.ends(s.ctx, t, s.a, s.b)
+
+	lives := must[[]life](t)(readLives(s.lives, 0))
+	all := elastic(&verdict{}, lives)
+	if len(all) != 3 {
+		t.Fatalf("attempts %+v", all)
+	}
+	two, three, again := all[0], all[1], all[2]
+	t.Logf("attempts %+v", all)
+	if two.world != 2 || three.world != 3 || again.world != 2 {
+		t.Errorf("world sizes %d, %d, %d", two.world, three.world, again.world)
+	}
+	if two.committed != two.last || three.first != two.last+1 {
+		t.Errorf("two ranks end with step %d, of which %d is committed; three begin with step %d", two.last, two.committed, three.first)
+	}
+	if again.first != three.committed+1 || again.first > three.last+1 {
+		t.Errorf("three ranks have committed step %d and end with %d; two begin with step %d", three.committed, three.last, again.first)
+	}
+	reasons := of(s.events(), "group.stopped")
+	if want := "grown from 2 to 3 nodes: node 2 on c joined, and the workers saved and ended as asked"; len(reasons) != 3 || reasons[0].Data.Reason != want {
+		t.Errorf("attempts ended because %+v, want %q first", reasons, want)
+	}
+}
+
+// A node that joins a group which does not grow is a spare.
+func TestNoGrowth(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		worker  []string
+		command []string
+		more    []string
+		want    string // in the output of a; "": nothing
+	}{
+		"nothing is committed":    {worker: []string{"--every", "0"}},
+		"switched off":            {more: []string{"--grow-interval", "0"}},
+		"workers that do not ask": {command: []string{"sh", "-c", "while [ ! -e " + livesAt + "/" + finishFile + " ]; do sleep 0.1; done"}, want: "its workers neither report nor poll for stop requests"},
+		"workers that do not end": {worker: []string{"--heedless"}, want: "its workers did not end when asked; they continue"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := elasticJob(c.worker...)
+			j.more = append(j.more, c.more...)
+			j.command = c.command
+			s := elasticScene(t, j)
+			if c.command == nil {
+				s.group(0, 25)
+			} else {
+				check(t, s.a.prints(s.ctx, "attempt started"))
+			}
+			s.c = s.launch("c")
+			check(t, s.a.prints(s.ctx, `msg="node joined" node=2`))
+			if c.want != "" {
+				check(t, s.a.prints(s.ctx, c.want))
+			}
+			if c.command == nil {
+				must[int](t)(s.moves(s.ctx, 0, s.a, s.b, s.c))
+			}
+			if c.want == "" {
+				check(t, s.pass(2*nodeTimeout))
+			}
+			check(t, s.finish())
+			s.ended(s.a, s.b, s.c)
+			if n := len(of(s.events(), "group.started")); n != 1 {
+				t.Errorf("%d groups, want 1", n)
+			}
+			if c.want == "" && strings.Contains(s.a.log.String(), "the group grows") {
+				t.Error("the group was asked to grow")
+			}
+		})
+	}
+}
