@@ -19,6 +19,8 @@ import (
 type copyID struct {
 	Log   string `json:"log"` // digest of the secret, which each log has its own of
 	Index int    `json:"index"`
+	// Generation counts the copies of this index that were lost before.
+	Generation int `json:"generation,omitempty"`
 }
 
 const copyName = "copy.json"
@@ -30,7 +32,7 @@ var ErrCopyLost = problem.New(problem.Damage, "a copy of the log is gone")
 var ErrForeignCopy = problem.New(problem.Foreign, "not this copy of the log")
 
 func lostCopy(dir string) error {
-	return fmt.Errorf("%w: %s has none: start this node's trainer where the copy is; the other two copies serve the log without it. Do not put a backup of it there: a backup votes without the events that the copy has acknowledged since", ErrCopyLost, dir)
+	return fmt.Errorf("%w: %s has none: start this node's trainer where the copy is; the other two copies serve the log without it. If it is gone for good, make it anew between two jobs: `ckptstore log-copies --replace K`. Do not put a backup of it there: a backup votes without the events that the copy has acknowledged since", ErrCopyLost, dir)
 }
 
 // hasCopy reports whether a directory has the files of a copy.
@@ -54,6 +56,8 @@ func (c copyID) identify(dir string, formed bool) error {
 			return fmt.Errorf("%w: %s has a copy of another store's log: give each store its own --log-replica-dir", ErrForeignCopy, dir)
 		case is.Index != c.Index:
 			return fmt.Errorf("%w: %s has copy %d of this log, and this node has copy %d: give each node the directory of its own copy", ErrForeignCopy, dir, is.Index, c.Index)
+		case is.Generation != c.Generation:
+			return fmt.Errorf("%w: %s has copy %d of this log as it was before it was replaced: the copy that serves the log now is in the store; leave --log-replica-dir out, and remove this directory", ErrForeignCopy, dir, is.Index)
 		case formed && !hasCopy(dir):
 			return lostCopy(dir)
 		}
