@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"text/tabwriter"
@@ -32,6 +33,8 @@ the preflight.
 
 In a job with --replicas, another node, ON, has a copy of the node's slots in memory. REPLICA is the
 newest save whose copy is whole, and LAG the time from the first seal to the whole copy.
+
+A copy of the log (--log-replicas) that is not in the store's directory is named below the list.
 
 The states are those in the log. How long a node has been silent is known to the job's
 coordinating trainer only, whose output names a node that misses beats.`,
@@ -74,7 +77,11 @@ func (a *app) nodes(ctx context.Context, s *store.Store, run, id string) error {
 	if len(l.Nodes) == 0 {
 		fmt.Fprintf(a.Err, "job %s has recorded no nodes\n", l.Job)
 	}
-	return err
+	missing, merr := a.missingCopies()
+	if missing != "" {
+		fmt.Fprintf(a.Err, "%s; see `ckptstore log-copies`\n", missing)
+	}
+	return errors.Join(err, merr)
 }
 
 func printNodes(w *tabwriter.Writer, wide bool, nodes []insight.Node) {

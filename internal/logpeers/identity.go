@@ -83,3 +83,37 @@ func (c copyID) identify(dir string, formed bool) error {
 	}
 	return errors.Join(durable.Write(path, append(text, '\n')), durable.SyncDir(filepath.Dir(dir)))
 }
+
+// The states of a copy, by the files in the store's directory.
+const (
+	CopyHere    = "here"    // in the store's directory
+	CopyFilling = "filling" // made anew by [Replace], which did not end
+	CopyAway    = "away"    // on the disk of its node, or gone
+)
+
+// CopyState is what the directory of a store shows of a copy.
+type CopyState struct {
+	Copy     int    `json:"copy"`
+	State    string `json:"state"`
+	Replaced int    `json:"replaced"` // how often, because it was lost
+	Dir      string `json:"dir"`      // where it lies, or would
+}
+
+// States returns the states of all copies of the log of a store. It asks no process.
+func States(store string) (all []CopyState, err error) {
+	g, err := readGenerations(store)
+	if err != nil {
+		return nil, err
+	}
+	for k := range Copies {
+		c := CopyState{Copy: k, State: CopyAway, Replaced: g[k], Dir: CopyDir(store, k)}
+		if hasCopy(c.Dir) {
+			c.State = CopyHere
+			if _, err := os.Stat(filepath.Join(c.Dir, fillingName)); err == nil {
+				c.State = CopyFilling
+			}
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
