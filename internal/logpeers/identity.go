@@ -32,7 +32,7 @@ var ErrCopyLost = problem.New(problem.Damage, "a copy of the log is gone")
 var ErrForeignCopy = problem.New(problem.Foreign, "not this copy of the log")
 
 func lostCopy(dir string) error {
-	return fmt.Errorf("%w: %s has none: start this node's trainer where the copy is; the other two copies serve the log without it. If it is gone for good, make it anew between two jobs: `ckptstore log-copies --replace K`. Do not put a backup of it there: a backup votes without the events that the copy has acknowledged since", ErrCopyLost, dir)
+	return fmt.Errorf("%w: %s has none: start this node's trainer where the copy is; the other two copies serve the log without it. If it is gone for good, make it again between two jobs: `ckptstore log-copies --replace K`. Do not put a backup of it there: a backup votes without the events that the copy has acknowledged since", ErrCopyLost, dir)
 }
 
 // hasCopy reports whether a directory has the files of a copy.
@@ -87,7 +87,7 @@ func (c copyID) identify(dir string, formed bool) error {
 // The states of a copy, by the files in the store's directory.
 const (
 	CopyHere    = "here"    // in the store's directory
-	CopyFilling = "filling" // made anew by [Replace], which did not end
+	CopyFilling = "filling" // made again by [Replace], which did not end
 	CopyAway    = "away"    // on the disk of its node, or gone
 )
 

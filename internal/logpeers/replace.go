@@ -52,7 +52,7 @@ var ErrCopyThere = problem.New(problem.Conflict, "the copy of the log is there")
 // replaceTime bounds the filling of a copy from the others.
 const replaceTime = 10 * time.Minute
 
-// Replace makes copy k of the log anew, in the store's directory, from the two others. It does so
+// Replace makes copy k of the log again, in the store's directory, from the two others. It does so
 // while no job and no command uses the log, and only once the two agree on every term and entry: the
 // lost copy may have voted and acknowledged, and a majority with the new one must know all of that.
 // No peer is removed from the cluster. Then it raises the copy's generation, so that the old one is

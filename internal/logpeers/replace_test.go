@@ -14,8 +14,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem/system"
 )
 
-// A copy is gone for good, and another one lacks events that the lost one had acknowledged. The
-// copy is made anew from the others. Then the one that has all those events may fail too: the copy
+// A copy is gone for good, and another copy lacks events that the lost copy had acknowledged. The
+// copy is made again from the others. Then the copy with all those events may fail too: the copy
 // that lacked them and the new one serve the whole log. The old copy is refused when it comes back.
 func TestReplacedCopy(t *testing.T) {
 	t.Parallel()

@@ -82,7 +82,7 @@ func Serve(ctx context.Context, store string, wait time.Duration, log *slog.Logg
 	return l, access(all[:], s), nil
 }
 
-// holdCopies holds all copies but one that lie in a store, and returns an error for each that it could
+// holdCopies holds the copies that lie in a store, without that with the index but, and returns an error for each that it could
 // not hold. It locks them in order, so that of several processes one gets all. It claims them in
 // parallel, because each claim of a dead machine takes its term.
 func holdCopies(ctx context.Context, store string, s *secret, wait time.Duration, log *slog.Logger, but int) (held [Copies]*hold, without []error) {

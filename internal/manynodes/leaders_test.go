@@ -106,7 +106,7 @@ func TestLeadersHostsCrash(t *testing.T) {
 }
 
 // leads waits until one server leads the log and the two others have what it has, and returns the
-// one that leads.
+// leader.
 func (s *scene) leads(servers []*trainer) (leader int) {
 	s.t.Helper()
 	check(s.t, await(s.ctx, "a leader with two current followers", func() (bool, error) {
