@@ -220,13 +220,21 @@ func (r *replacement) close() error {
 // position is how far a server is in the log of a Raft group.
 type position struct{ term, lastTerm, last, committed, applied uint64 }
 
-// sameGroups reports whether servers have the same entries of every group that any of them has, in
-// the same term, all of them committed and applied.
+// sameGroups reports whether servers agree on all Raft groups.
 func sameGroups(peers []*Peer) bool {
 	all := make([]map[string]position, len(peers))
 	for i, p := range peers {
 		all[i] = positions(p.server())
-		if len(all[i]) == 0 || len(all[i]) != len(all[0]) {
+	}
+	return agree(all)
+}
+
+// agree reports whether servers have the same entries of every group that any of them has, in the
+// same term, all of them committed and applied. A vote of the lost copy in an earlier term, and an
+// entry that it has acknowledged, are without effect then.
+func agree(all []map[string]position) bool {
+	for _, one := range all {
+		if len(one) == 0 || len(one) != len(all[0]) {
 			return false
 		}
 	}
@@ -243,6 +251,8 @@ func sameGroups(peers []*Peer) bool {
 	return true
 }
 
+// positions returns how far a server is in each group; nil while one of them has no leader or is
+// catching up.
 func positions(ns *server.Server) map[string]position {
 	at := map[string]position{}
 	for _, of := range []string{"SYS", account} {

@@ -96,3 +96,34 @@ func TestNoCopyReplacedUnderLoad(t *testing.T) {
 		t.Errorf("replaced under a running job: %v", err)
 	}
 }
+
+// Copies agree only if they have the same entries in the same term, all of them applied.
+func TestAgree(t *testing.T) {
+	t.Parallel()
+	at := position{term: 3, lastTerm: 3, last: 9, committed: 9, applied: 9}
+	changed := func(change func(*position)) position {
+		p := at
+		change(&p)
+		return p
+	}
+	of := func(p position) map[string]position { return map[string]position{"meta": at, "log": p} }
+	for name, c := range map[string]struct {
+		a, b map[string]position
+		want bool
+	}{
+		"same":                      {of(at), of(at), true},
+		"no group":                  {nil, nil, false},
+		"one without a leader":      {of(at), nil, false},
+		"a group is missing":        {of(at), map[string]position{"meta": at}, false},
+		"another group":             {of(at), map[string]position{"meta": at, "other": at}, false},
+		"one is behind":             {of(at), of(changed(func(p *position) { p.last, p.committed, p.applied = 8, 8, 8 })), false},
+		"another term":              {of(at), of(changed(func(p *position) { p.term = 2 })), false},
+		"other entries":             {of(at), of(changed(func(p *position) { p.lastTerm = 2 })), false},
+		"both have not committed":   {of(changed(func(p *position) { p.committed = 8 })), of(changed(func(p *position) { p.committed = 8 })), false},
+		"both have not yet applied": {of(changed(func(p *position) { p.applied = 8 })), of(changed(func(p *position) { p.applied = 8 })), false},
+	} {
+		if got := agree([]map[string]position{c.a, c.b}); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
