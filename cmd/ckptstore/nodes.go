@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/insight"
+	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -35,6 +38,8 @@ newest save whose copy is whole, and LAG the time from the first seal to the who
 
 Below the nodes, on the standard error, is the last attempt of the job that has ended, and why: a failure, a
 request, the end of the training, or growth, when nodes have joined a job of --nnodes MIN:MAX.
+
+A copy of the log (--log-replicas) that is not in the store's directory is named below the list.
 
 The states are those in the log. How long a node has been silent is known to the job's
 coordinating trainer only, whose output names a node that misses beats.`,
@@ -80,7 +85,11 @@ func (a *app) nodes(ctx context.Context, s *store.Store, run, id string) error {
 	if len(l.Nodes) == 0 {
 		fmt.Fprintf(a.Err, "job %s has recorded no nodes\n", l.Job)
 	}
-	return err
+	missing, merr := a.missingCopies()
+	if missing != "" {
+		fmt.Fprintf(a.Err, "%s; see `ckptstore log-copies`\n", missing)
+	}
+	return errors.Join(err, merr)
 }
 
 func printNodes(w *tabwriter.Writer, wide bool, nodes []insight.Node) {
@@ -110,4 +119,70 @@ func printNodes(w *tabwriter.Writer, wide bool, nodes []insight.Node) {
 		}
 		console.Row(w, cells...)
 	}
+}
+
+// logCopies is the output of `log-copies --json`.
+type logCopies struct {
+	Store  string               `json:"store"`
+	Copies []logpeers.CopyState `json:"copies"`
+}
+
+func (a *app) logCopiesCommand() *cobra.Command {
+	replace := -1
+	c := &cobra.Command{
+		Use: "log-copies", Short: "List the copies of a log, and make a lost one again", Args: console.Args(cobra.NoArgs),
+		Long: `List the copies of the log of a store that was made by a job with --log-replicas 3.
+
+A copy is here (in the store's directory), filling (made again, and not known to have all that the
+others have) or away (on the disk of its node, or gone).
+
+--replace K makes copy K, whose files are gone for good, again in the store's directory, from the two
+others. It runs between two jobs: while a process serves a copy, the exit code is 11. It waits until
+the two others agree on every entry of the log, so no acknowledged event is lost. Both must be in the
+store's directory. The old copy is refused from then on, wherever it comes back: the next job's node
+K runs without --log-replica-dir.`,
+		Example: "  ckptstore log-copies --store /shared/runs\n  ckptstore log-copies --store /shared/runs --replace 2",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if store.IsURL(a.location) || !logpeers.Replicated(a.location) {
+				return console.Usagef("log-copies %s: its log has no copies on nodes of a job: a log on a NATS cluster is replaced there, and any other log has one copy", a.location)
+			}
+			if c.Flags().Changed("replace") {
+				if err := logpeers.Replace(c.Context(), a.location, replace, a.wait, a.logger()); err != nil {
+					return err
+				}
+			}
+			return a.logCopies()
+		},
+	}
+	c.Flags().IntVar(&replace, "replace", -1, "copy to make again: 0, 1 or 2")
+	return c
+}
+
+func (a *app) logCopies() error {
+	all, err := logpeers.States(a.location)
+	if err != nil {
+		return err
+	}
+	return console.Emit(a.Console, logCopies{a.location, all}, all, func(w *tabwriter.Writer, _ bool) {
+		console.Row(w, "COPY", "STATE", "REPLACED", "DIRECTORY")
+		for _, c := range all {
+			console.Row(w, c.Copy, c.State, c.Replaced, c.Dir)
+		}
+	})
+}
+
+// missingCopies describes the copies of the store's log that are not in its directory; "" if none is
+// missing.
+func (a *app) missingCopies() (string, error) {
+	if store.IsURL(a.location) || !logpeers.Replicated(a.location) {
+		return "", nil
+	}
+	all, err := logpeers.States(a.location)
+	var missing []string
+	for _, c := range all {
+		if c.State != logpeers.CopyHere {
+			missing = append(missing, fmt.Sprintf("copy %d of the log is %s", c.Copy, c.State))
+		}
+	}
+	return strings.Join(missing, ", "), err
 }

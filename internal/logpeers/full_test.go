@@ -17,18 +17,62 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
 
 // diskEnv names the mount point of the process that has a disk of its own.
 const diskEnv = "CKPTSTORE_TEST_DISK"
 
+// fillable is a disk that a test fills up, and makes room on again.
+type fillable struct {
+	fill, clear func() error
+}
+
 // The disk of one copy is full. Its server stops, and the log continues with the other two.
 // When there is room, the copy is served again and catches up: it is then needed for a majority.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
+	withDisk(t, func(dir string) fillable {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=192m"); err != nil {
+			t.Fatal(err)
+		}
+		zeros := filepath.Join(dir, "zeros")
+		return fillable{func() error { return fillDisk(zeros) }, func() error { return os.Remove(zeros) }}
+	})
+}
+
+// The quota of one copy's user is used up, while its disk reports room. The same happens as on a
+// full disk.
+func TestQuotaUsedUp(t *testing.T) {
+	t.Parallel()
+	withDisk(t, func(dir string) fillable {
+		server, err := netfs.NewServer(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		client, err := server.Mount(dir, netfs.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := errors.Join(client.Unmount(), server.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+		fill := func() error {
+			client.Break(netfs.Fault{Ops: []netfs.Op{netfs.OpWrite, netfs.OpAllocate}, Err: unix.EDQUOT})
+			return nil
+		}
+		return fillable{fill, func() error { client.Heal(); return nil }}
+	})
+}
+
+// withDisk fills the disk of one copy, in a process that can mount it, and makes room again.
+func withDisk(t *testing.T, mount func(dir string) fillable) {
+	t.Helper()
 	disk := os.Getenv(diskEnv)
 	if disk == "" {
-		cmd := exec.CommandContext(t.Context(), "unshare", "-rm", os.Args[0], "-test.run=^TestFullDisk$", "-test.v")
+		cmd := exec.CommandContext(t.Context(), "unshare", "-rm", os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 		cmd.Env = append(os.Environ(), diskEnv+"="+t.TempDir())
 		out, err := cmd.CombinedOutput()
 		if err != nil {
@@ -37,9 +81,7 @@ func TestFullDisk(t *testing.T) {
 		t.Logf("%s", out)
 		return
 	}
-	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=192m"); err != nil {
-		t.Fatal(err)
-	}
+	full := mount(disk)
 	j := &joined{t: t, store: t.TempDir(), log: slog.NewTextHandler(t.Output(), nil)}
 	j.on[2] = filepath.Join(disk, "copy")
 	l := j.form()
@@ -58,8 +100,7 @@ func TestFullDisk(t *testing.T) {
 		want = append(want, f.ID)
 		return nil
 	}
-	fill := filepath.Join(disk, "zeros")
-	if err := fillDisk(fill); err != nil {
+	if err := full.fill(); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the copy on the full disk stops", func() bool {
@@ -68,7 +109,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		return !j.peers[2].server().JetStreamEnabled()
 	})
-	if err := os.Remove(fill); err != nil {
+	if err := full.clear(); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the copy has caught up", func() bool { return j.peers[2].settled() })

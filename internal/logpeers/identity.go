@@ -19,6 +19,8 @@ import (
 type copyID struct {
 	Log   string `json:"log"` // digest of the secret, which each log has its own of
 	Index int    `json:"index"`
+	// Generation counts the copies of this index that were lost before.
+	Generation int `json:"generation,omitempty"`
 }
 
 const copyName = "copy.json"
@@ -30,7 +32,7 @@ var ErrCopyLost = problem.New(problem.Damage, "a copy of the log is gone")
 var ErrForeignCopy = problem.New(problem.Foreign, "not this copy of the log")
 
 func lostCopy(dir string) error {
-	return fmt.Errorf("%w: %s has none: start this node's trainer where the copy is; the other two copies serve the log without it. Do not put a backup of it there: a backup votes without the events that the copy has acknowledged since", ErrCopyLost, dir)
+	return fmt.Errorf("%w: %s has none: start this node's trainer where the copy is; the other two copies serve the log without it. If it is gone for good, make it again between two jobs: `ckptstore log-copies --replace K`. Do not put a backup of it there: a backup votes without the events that the copy has acknowledged since", ErrCopyLost, dir)
 }
 
 // hasCopy reports whether a directory has the files of a copy.
@@ -54,6 +56,8 @@ func (c copyID) identify(dir string, formed bool) error {
 			return fmt.Errorf("%w: %s has a copy of another store's log: give each store its own --log-replica-dir", ErrForeignCopy, dir)
 		case is.Index != c.Index:
 			return fmt.Errorf("%w: %s has copy %d of this log, and this node has copy %d: give each node the directory of its own copy", ErrForeignCopy, dir, is.Index, c.Index)
+		case is.Generation != c.Generation:
+			return fmt.Errorf("%w: %s has copy %d of this log as it was before it was replaced: the copy that serves the log now is in the store; leave --log-replica-dir out, and remove this directory", ErrForeignCopy, dir, is.Index)
 		case formed && !hasCopy(dir):
 			return lostCopy(dir)
 		}
@@ -78,4 +82,38 @@ func (c copyID) identify(dir string, formed bool) error {
 		return err
 	}
 	return errors.Join(durable.Write(path, append(text, '\n')), durable.SyncDir(filepath.Dir(dir)))
+}
+
+// The states of a copy, by the files in the store's directory.
+const (
+	CopyHere    = "here"    // in the store's directory
+	CopyFilling = "filling" // made again by [Replace], which did not end
+	CopyAway    = "away"    // on the disk of its node, or gone
+)
+
+// CopyState is what the directory of a store shows of a copy.
+type CopyState struct {
+	Copy     int    `json:"copy"`
+	State    string `json:"state"`
+	Replaced int    `json:"replaced"` // how often, because it was lost
+	Dir      string `json:"dir"`      // where it lies, or would
+}
+
+// States returns the states of all copies of the log of a store. It asks no process.
+func States(store string) (all []CopyState, err error) {
+	g, err := readGenerations(store)
+	if err != nil {
+		return nil, err
+	}
+	for k := range Copies {
+		c := CopyState{Copy: k, State: CopyAway, Replaced: g[k], Dir: CopyDir(store, k)}
+		if hasCopy(c.Dir) {
+			c.State = CopyHere
+			if _, err := os.Stat(filepath.Join(c.Dir, fillingName)); err == nil {
+				c.State = CopyFilling
+			}
+		}
+		all = append(all, c)
+	}
+	return all, nil
 }

@@ -8,6 +8,7 @@
 //
 //	STORE/join/log/secret.json   the secret; only the user of the job can read it
 //	STORE/join/log/<k>.json      the card of peer k
+//	STORE/join/log/copies.json   how often each copy was replaced
 //	STORE/log.<k>/               the copy of peer k, unless a node has its own directory
 //
 // A copy that was lost never comes back as an empty one: it would vote without what it had
@@ -226,8 +227,11 @@ func (f *formation) enter(ctx context.Context) error {
 	if f.Dir == "" {
 		f.Dir = CopyDir(f.Store, f.Index)
 	}
-	var err error
-	if f.held, err = holdCopy(ctx, f.Dir, f.secret.copy(f.Index), f.Formed, f.Wait, f.Logger); err != nil {
+	id, err := f.secret.identity(f.Store, f.Index)
+	if err != nil {
+		return err
+	}
+	if f.held, err = holdCopy(ctx, f.Dir, id, f.Formed, f.Wait, f.Logger); err != nil {
 		return err
 	}
 	mine, err := newCard(f.Address)

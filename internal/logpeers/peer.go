@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/claim"
+	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // account has the log, as on every server of a store.
@@ -139,6 +141,7 @@ type Peer struct {
 	log     *slog.Logger
 	options *server.Options
 	token   string
+	quota   chan struct{} // of the copy's disk, met by the server that runs
 	over    context.CancelFunc
 	ends    sync.WaitGroup
 
@@ -175,7 +178,7 @@ func startPeer(ctx context.Context, k int, held *hold, all [Copies]*card, s *sec
 		}
 	}
 	life, over := context.WithCancelCause(context.Background())
-	p := &Peer{held: held, log: log.With("copy", k), options: o, token: s.Token, over: func() { over(nil) }}
+	p := &Peer{held: held, log: log.With("copy", k), options: o, token: s.Token, quota: make(chan struct{}, 1), over: func() { over(nil) }}
 	if p.ns, err = p.start(ctx); err != nil {
 		over(nil)
 		return nil, err
@@ -206,7 +209,7 @@ func (p *Peer) start(ctx context.Context) (*server.Server, error) {
 		return nil, err
 	}
 	fatal := make(chan string, 1)
-	ns.SetLoggerV2(serverLog{p.log, fatal}, false, false, false)
+	ns.SetLoggerV2(serverLog{p.log, fatal, p.quota}, false, false, false)
 	go ns.Start()
 	limit, cancel := context.WithTimeout(ctx, listenTime)
 	defer cancel()
@@ -230,12 +233,17 @@ func end(ns *server.Server) {
 }
 
 // watch ends the server when another machine takes the copy, and starts it again after its
-// disk was full: the server stops serving its copy then, until it is started again.
+// disk was full: the server stops serving its copy then, until it is started again. On a quota
+// that is used up, the server only stops the streams that could not write; watch stops the rest.
 func (p *Peer) watch(life context.Context) {
 	var restarted time.Time
 	for pause, stopped := fullPoll, false; ; {
 		select {
 		case <-time.After(pause):
+		case <-p.quota:
+			if err := p.server().ShutdownJetStream(); err != nil {
+				p.log.Warn("copy of the log not stopped", "dir", p.held.dir, "error", err)
+			}
 		case <-life.Done():
 			if err := context.Cause(life); errors.Is(err, errTaken) {
 				p.log.Error("copy of the log not served", "dir", p.held.dir, "error", err)
@@ -251,9 +259,9 @@ func (p *Peer) watch(life context.Context) {
 		}
 		if !stopped {
 			stopped = true
-			p.log.Error("copy of the log not served: its disk is full or fails; the other copies serve the log", "dir", p.held.dir, "free_bytes_wanted", roomy)
+			p.log.Error("copy of the log not served: its disk or its quota is full, or the disk fails; the other copies serve the log", "dir", p.held.dir, "free_bytes_wanted", roomy)
 		}
-		if room(p.held.dir) < roomy {
+		if room(p.held.dir) < roomy || !reserve(p.held.dir, roomy) {
 			continue
 		}
 		if err := p.held.intact(); err != nil {
@@ -261,6 +269,10 @@ func (p *Peer) watch(life context.Context) {
 			return
 		}
 		end(p.server())
+		select {
+		case <-p.quota: // of the server that has ended
+		default:
+		}
 		ns, err := p.start(life)
 		if err != nil {
 			p.log.Warn("copy of the log not served again", "dir", p.held.dir, "error", err)
@@ -289,6 +301,24 @@ func room(dir string) int64 {
 		return 0
 	}
 	return int64(s.Bavail) * s.Bsize
+}
+
+// reserve reports whether a directory's disk has room for so many bytes more, which a quota may
+// not allow: it is not in what the disk reports as free.
+func reserve(dir string, size int64) bool {
+	f, err := os.CreateTemp(dir, durable.TempPrefix+"room-")
+	if err != nil {
+		return false
+	}
+	defer func() { _ = errors.Join(f.Close(), os.Remove(f.Name())) }() // empty, or soon tried again
+	err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+	if !errors.Is(err, unix.EOPNOTSUPP) {
+		return err == nil
+	}
+	if _, err := f.Write(make([]byte, size)); err != nil {
+		return false
+	}
+	return f.Sync() == nil
 }
 
 // server returns the server that runs now.
@@ -350,19 +380,30 @@ func (d *door) Check(c server.ClientAuthentication) bool {
 	return true
 }
 
-// serverLog passes the server's messages on, the ordinary ones for debugging only.
+// serverLog passes the server's messages on, the ordinary ones for debugging only. Its messages are
+// all that tells of a quota: the server knows a full disk by its error's text, and no quota.
 type serverLog struct {
 	to    *slog.Logger
 	fatal chan string
+	quota chan struct{}
 }
 
 var _ server.Logger = serverLog{}
 
 func (l serverLog) Noticef(format string, v ...any) { l.to.Debug(fmt.Sprintf(format, v...)) }
-func (l serverLog) Warnf(format string, v ...any)   { l.to.Debug(fmt.Sprintf(format, v...)) }
-func (l serverLog) Errorf(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
+func (l serverLog) Warnf(format string, v ...any)   { l.failure(fmt.Sprintf(format, v...)) }
+func (l serverLog) Errorf(format string, v ...any)  { l.failure(fmt.Sprintf(format, v...)) }
 func (l serverLog) Debugf(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
 func (l serverLog) Tracef(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
+func (l serverLog) failure(text string) {
+	l.to.Debug(text)
+	if strings.Contains(text, unix.EDQUOT.Error()) {
+		select {
+		case l.quota <- struct{}{}:
+		default:
+		}
+	}
+}
 func (l serverLog) Fatalf(format string, v ...any) {
 	select {
 	case l.fatal <- fmt.Sprintf(format, v...):

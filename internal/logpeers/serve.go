@@ -27,7 +27,7 @@ func Serve(ctx context.Context, store string, wait time.Duration, log *slog.Logg
 	if err != nil {
 		return nil, Access{}, fmt.Errorf("serve the log of %s: %w", store, err)
 	}
-	held, without := holdCopies(ctx, store, s, wait, log)
+	held, without := holdCopies(ctx, store, s, wait, log, -1)
 	l := &Local{}
 	defer func() {
 		if err == nil {
@@ -82,17 +82,24 @@ func Serve(ctx context.Context, store string, wait time.Duration, log *slog.Logg
 	return l, access(all[:], s), nil
 }
 
-// holdCopies holds all copies that lie in a store, and returns an error for each that it could
+// holdCopies holds the copies that lie in a store, without that with the index but, and returns an error for each that it could
 // not hold. It locks them in order, so that of several processes one gets all. It claims them in
 // parallel, because each claim of a dead machine takes its term.
-func holdCopies(ctx context.Context, store string, s *secret, wait time.Duration, log *slog.Logger) (held [Copies]*hold, without []error) {
+func holdCopies(ctx context.Context, store string, s *secret, wait time.Duration, log *slog.Logger, but int) (held [Copies]*hold, without []error) {
 	var errs [Copies]error
 	locking, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	for k := range held {
+		if k == but {
+			continue
+		}
 		dir := CopyDir(store, k)
-		if _, errs[k] = os.Stat(dir); errs[k] == nil {
-			held[k], errs[k] = lockCopy(locking, dir, s.copy(k), true)
+		if _, errs[k] = os.Stat(dir); errs[k] != nil {
+			continue
+		}
+		var id copyID
+		if id, errs[k] = s.identity(store, k); errs[k] == nil {
+			held[k], errs[k] = lockCopy(locking, dir, id, true)
 		}
 	}
 	var all sync.WaitGroup

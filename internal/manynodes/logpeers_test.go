@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/natstest"
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
@@ -205,7 +206,7 @@ func (s *scene) natsCluster(nodes ...string) (servers []*trainer) {
 		urls = append(urls, fmt.Sprintf("nats://%v:%d", s.node(name).Addr(), clientPort))
 	}
 	for _, name := range nodes {
-		p := natstest.Peer{Name: name, Dir: filepath.Join(s.dir, "log-"+name), Host: s.node(name).Addr().String(), Client: clientPort, Route: routePort, Routes: routes}
+		p := natstest.Peer{Name: name, Dir: filepath.Join(s.dir, "log-"+name), Host: s.node(name).Addr().String(), Client: clientPort, Route: routePort, Routes: routes, Watch: jetlog.Stream}
 		servers = append(servers, s.natsServer(name, p))
 	}
 	s.job.store = strings.Join(urls, ",")

@@ -37,6 +37,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if len(os.Args) > 1 && os.Args[1] == loadVerb {
+		if err := loadLog(context.Background(), os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	flag.Parse()
 	// Tests wait for timeouts of nodes nearly all of their time.
 	if err := flag.Set("test.parallel", "6"); err != nil {
@@ -62,7 +69,13 @@ const (
 // start returns a cluster of nodes. What it did is judged when the test ends well.
 func start(t *testing.T, s setting) (context.Context, *cluster) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit+longest)
+	return startFor(t, s, limit+longest)
+}
+
+// startFor is start for a test that takes longer than others.
+func startFor(t *testing.T, s setting, most time.Duration) (context.Context, *cluster) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), most)
 	s.bin = programs
 	var err error
 	if s.dir, err = os.MkdirTemp("", "manynodes-"); err != nil { //nolint:usetesting // kept if the test fails

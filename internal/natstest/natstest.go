@@ -57,6 +57,7 @@ type Peer struct {
 	Route  int      `json:"route"`  // port for the other servers
 	Routes []string `json:"routes"` // HOST:PORT of all servers, with this one
 	Config string   `json:"config"` // such as [Open]; "" lets any client use the global account
+	Watch  string   `json:"watch"`  // stream of the global account, whose state here ServePeer prints; "" for none
 }
 
 // URL returns where clients connect.
@@ -104,6 +105,35 @@ func (p Peer) Text() string {
 	return string(text)
 }
 
+// The states of a stream on a server, as [Peer.Watch] prints them.
+const (
+	Leads   = "stream: leads"   // and the others' copies may be behind
+	Current = "stream: current" // follows, and has what the leader has
+	Behind  = "stream: behind"  // or without a leader
+)
+
+// report prints the state of the watched stream when it changes, until the process ends.
+func (p Peer) report(s *server.Server, out io.Writer) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for was := ""; ; <-tick.C {
+		now := Behind
+		switch {
+		case s.JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, p.Watch):
+			now = Leads
+		case s.JetStreamIsStreamCurrent(server.DEFAULT_GLOBAL_ACCOUNT, p.Watch):
+			now = Current
+		}
+		if now == was {
+			continue
+		}
+		if _, err := fmt.Fprintln(out, now); err != nil {
+			return
+		}
+		was = now
+	}
+}
+
 // ServePeer runs the server that a text describes until in ends. It prints the URL for
 // clients once they can connect; the cluster may have no leader then.
 func ServePeer(text string, in io.Reader, out io.Writer) error {
@@ -132,6 +162,9 @@ func ServePeer(text string, in io.Reader, out io.Writer) error {
 	}
 	if _, err := fmt.Fprintln(out, p.URL()); err != nil {
 		return err
+	}
+	if p.Watch != "" {
+		go p.report(s, out)
 	}
 	_, err = io.Copy(io.Discard, in)
 	return err
