@@ -80,7 +80,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	out, errs := terminal.NewWriter(stdout), terminal.NewWriter(stderr)
 	a := &app{Console: &console.Console{Name: "ckptstore", Out: out, Err: errs, Raw: stdout, Screen: stderr}, end: endTimeout}
 	root := &cobra.Command{
-		Use: "ckptstore", Short: "Inspect and maintain a store of checkpoints", Long: rootHelp, Version: version(),
+		Use: "ckptstore", Short: "Inspect and maintain a store of checkpoints", Long: rootHelp, Version: console.Version(version()),
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.named = os.Getenv("CKPTSTORE_STORE") != "" || c.Flags().Changed("store")
 			return errors.Join(console.NoneEmpty(c), a.checkFlags())
