@@ -44,7 +44,7 @@ type lock struct {
 // record, the standard library, and the packages of the page.
 func (r *release) bill(context.Context) error {
 	found := map[string]component{}
-	for _, arch := range arches {
+	for _, arch := range r.arches {
 		for _, name := range names {
 			info, err := buildinfo.ReadFile(filepath.Join(r.bin(arch), name))
 			if err != nil {

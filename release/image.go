@@ -29,7 +29,7 @@ const user = 65532
 func (r *release) image(context.Context) error {
 	name := "docker.io/ckptstore/ckptstore:" + r.version
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
-	for _, arch := range arches {
+	for _, arch := range r.arches {
 		img, err := r.imageOf(arch)
 		if err != nil {
 			return fmt.Errorf("image for %s: %w", arch, err)

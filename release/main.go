@@ -25,9 +25,6 @@ import (
 	"time"
 )
 
-// arches are the processors of a release, by the names of Go.
-var arches = []string{"amd64", "arm64"}
-
 // A release is what all packages of one run of this program share.
 type release struct {
 	root    string // of the repository
@@ -38,6 +35,7 @@ type release struct {
 	commit  string
 	date    time.Time // of the commit
 	static  bool      // without a C compiler
+	arches  []string  // the processors, by the names of Go
 }
 
 func main() {
@@ -56,12 +54,19 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	f.StringVar(&r.root, "root", "..", "the repository")
 	f.StringVar(&r.out, "out", "../dist", "directory for the packages, which must be empty or new")
 	f.StringVar(&r.python, "python", "python3", "interpreter that has release/requirements.txt")
+	arches := f.String("arch", "amd64,arm64", "the processors, separated by commas")
 	f.BoolVar(&r.static, "no-helper", false, "leave the native helper out of the wheels: needs no C compiler")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
 	if f.NArg() > 0 {
 		return fmt.Errorf("unknown argument %q", f.Arg(0))
+	}
+	for arch := range strings.SplitSeq(*arches, ",") {
+		if machines[arch] == "" {
+			return fmt.Errorf("--arch %s: want amd64, arm64 or both", *arches)
+		}
+		r.arches = append(r.arches, arch)
 	}
 	if err := r.prepare(ctx); err != nil {
 		return err

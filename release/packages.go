@@ -21,7 +21,7 @@ serves one store of the group ckptstore; it is not enabled by the installation.`
 // systemd with its user, and the licence.
 func (r *release) packages(context.Context) error {
 	for _, format := range []string{"deb", "rpm"} {
-		for _, arch := range arches {
+		for _, arch := range r.arches {
 			if err := r.pack(format, arch); err != nil {
 				return fmt.Errorf("%s for %s: %w", format, arch, err)
 			}

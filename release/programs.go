@@ -28,7 +28,7 @@ func (r *release) bin(arch string) string { return filepath.Join(r.work, "bin", 
 func (r *release) programs(ctx context.Context) error {
 	flags := fmt.Sprintf("-s -w -buildid= -X %[1]s.release=%[2]s -X %[1]s.commit=%[3]s -X %[1]s.date=%[4]s",
 		console, r.version, r.commit, r.date.Format(time.RFC3339))
-	for _, arch := range arches {
+	for _, arch := range r.arches {
 		if err := os.MkdirAll(r.bin(arch), 0o755); err != nil {
 			return err
 		}
@@ -61,7 +61,7 @@ func (r *release) wheels(ctx context.Context) error {
 	if _, err := r.output(ctx, filepath.Join(r.root, "python"), r.python, "-m", "hatchling", "build", "-t", "wheel", "-d", r.out); err != nil {
 		return err
 	}
-	for _, arch := range arches {
+	for _, arch := range r.arches {
 		folder := filepath.Join(r.work, "wheel", arch)
 		if err := os.CopyFS(folder, os.DirFS(r.bin(arch))); err != nil {
 			return err
