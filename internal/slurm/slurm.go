@@ -15,6 +15,10 @@ import (
 	"unicode"
 )
 
+// spare is the part of the warning in which ranks can no longer save: the trainer's
+// --grace, and time to end.
+const spare = 30 * time.Second
+
 // A Script is what a job script depends on. Its zero values leave out their lines,
 // except where a field has a default.
 type Script struct {
@@ -82,7 +86,7 @@ func (s Script) String() string {
 	if s.Store != "" {
 		fmt.Fprintf(&b, "export CKPTSTORE_STORE=%s\n", quote(s.Store))
 	}
-	fmt.Fprintf(&b, "%s trainer run --name %s --nproc %s --walltime auto --", srun, s.Name, s.NProc)
+	fmt.Fprintf(&b, "%s trainer run --name %s --nproc %s --walltime auto --preempt-grace %ds --", srun, s.Name, s.NProc, int((s.Warning - spare).Seconds()))
 	for _, word := range s.Command {
 		b.WriteString(" " + quote(word))
 	}

@@ -27,7 +27,7 @@ func TestScript(t *testing.T) {
 
 # Add what the job needs: --gpus-per-node, --account, modules.
 export CKPTSTORE_STORE=/mnt/shared/ckpts
-srun --ntasks-per-node=1 trainer run --name bert --nproc 8 --walltime auto -- python3 train.py
+srun --ntasks-per-node=1 trainer run --name bert --nproc 8 --walltime auto --preempt-grace 570s -- python3 train.py
 code=$?
 # 75: told to stop, and all work is in a checkpoint.
 [ $code -eq 75 ] && scontrol requeue $SLURM_JOB_ID
