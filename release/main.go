@@ -34,7 +34,6 @@ type release struct {
 	version string // in python/pyproject.toml
 	commit  string
 	date    time.Time // of the commit
-	static  bool      // without a C compiler
 	arches  []string  // the processors, by the names of Go
 }
 
@@ -55,7 +54,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	f.StringVar(&r.out, "out", "../dist", "directory for the packages, which must be empty or new")
 	f.StringVar(&r.python, "python", "python3", "interpreter that has release/requirements.txt")
 	arches := f.String("arch", "amd64,arm64", "the processors, separated by commas")
-	f.BoolVar(&r.static, "no-helper", false, "leave the native helper out of the wheels: needs no C compiler")
 	if err := f.Parse(args); err != nil {
 		return err
 	}

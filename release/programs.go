@@ -14,9 +14,6 @@ var names = []string{"ckptstore", "trainer"}
 // machines are the processors by the names of Linux, which wheels and rpm use.
 var machines = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 
-// glibc is the oldest C library on which the native helper of the wheels loads.
-const glibc = "2.17"
-
 // console is the package whose variables --version prints.
 const console = "github.com/ckptstore/ckptstore/internal/console"
 
@@ -45,17 +42,8 @@ func (r *release) programs(ctx context.Context) error {
 	return nil
 }
 
-// helper compiles the native helper of the Python package for a processor, with the C
-// compiler that release/requirements.txt pins.
-func (r *release) helper(ctx context.Context, arch, folder string) error {
-	env := []string{"ZIG_GLOBAL_CACHE_DIR=" + filepath.Join(r.work, "zig"), "ZIG_LOCAL_CACHE_DIR=" + filepath.Join(r.work, "zig")}
-	_, err := commandOutput(ctx, filepath.Join(r.root, "python", "native"), env, r.python, "-m", "ziglang", "cc",
-		"-target", machines[arch]+"-linux-gnu."+glibc, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-s",
-		"-fno-sanitize=undefined", "-fvisibility=hidden", "-o", filepath.Join(folder, "libckptstore.so"), "verified.c")
-	return err
-}
-
-// wheels builds the pure wheel, and one with the programs for every processor.
+// wheels builds the pure wheel, and one with the programs for every processor. They have
+// no native helper, which needs a C compiler for each processor.
 func (r *release) wheels(ctx context.Context) error {
 	build := filepath.Join(r.root, "python", "build.py")
 	if _, err := r.output(ctx, filepath.Join(r.root, "python"), r.python, "-m", "hatchling", "build", "-t", "wheel", "-d", r.out); err != nil {
@@ -68,11 +56,6 @@ func (r *release) wheels(ctx context.Context) error {
 		}
 		for _, name := range names { // CopyFS leaves modes to the umask
 			if err := os.Chmod(filepath.Join(folder, name), 0o755); err != nil {
-				return err
-			}
-		}
-		if !r.static {
-			if err := r.helper(ctx, arch, folder); err != nil {
 				return err
 			}
 		}
