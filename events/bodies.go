@@ -34,6 +34,9 @@ type JobStarted struct {
 	Flags []string `json:"flags,omitempty"` // the trainer's flags as given; Flags and Command are enough to launch the job again
 	Dir   string   `json:"dir,omitempty"`   // working directory
 	Logs  string   `json:"logs,omitempty"`  // directory of the workers' output, relative to the store
+
+	SlurmJob      string `json:"slurm_job,omitempty"`      // ID of the job of Slurm, without the step
+	SlurmRestarts int    `json:"slurm_restarts,omitempty"` // how often Slurm requeued it
 }
 
 // NodeJoined records that a node joined a job.

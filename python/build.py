@@ -3,10 +3,13 @@ native helper.
 
     python python/build.py [--out DIR] [--pure]
     python python/build.py --helper DIR
+    python python/build.py --out DIR --programs DIR --platform TAG
 
 The platform wheel needs Go, and a C compiler for the helper and for the trainer's GPU
 support. Without a compiler the build fails, unless --pure-go leaves both out. The newest
-glibc symbol in the programs determines the tag. --helper builds only the helper.
+glibc symbol in the programs determines the tag. --helper builds only the helper. --programs makes
+the wheel of a platform from programs that are built, with the hatchling of this Python:
+`task release` does so, for each platform.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
+CONSOLE = "github.com/ckptstore/ckptstore/internal/console"
 
 
 def version() -> str:
@@ -53,10 +57,9 @@ def programs(folder: str, native: bool) -> None:
     """Build the programs and the native helper into a folder."""
     if native:
         helper(folder)
-    trainer = "github.com/ckptstore/ckptstore/internal/trainer"
-    for name, package, cgo in (("ckptstore", "main", False), ("trainer", trainer, native)):
+    for name, cgo in (("ckptstore", False), ("trainer", native)):
         subprocess.run(
-            ["go", "build", "-buildvcs=false", "-ldflags", f"-s -w -X {package}.release={version()}", "-o", os.path.join(folder, name), "./cmd/" + name],
+            ["go", "build", "-buildvcs=false", "-ldflags", f"-s -w -X {CONSOLE}.release={version()}", "-o", os.path.join(folder, name), "./cmd/" + name],
             cwd=ROOT, env={**os.environ, "CGO_ENABLED": "1" if cgo else "0"}, check=True,
         )
 
@@ -84,7 +87,17 @@ def main() -> None:
     parser.add_argument("--pure", action="store_true", help="build only the pure wheel")
     parser.add_argument("--pure-go", action="store_true", help="build no native helper, and a trainer without GPU support: needs no C compiler")
     parser.add_argument("--helper", metavar="DIR", help="build only the native helper, into DIR; for a source tree: python/src/ckptstore/bin")
+    parser.add_argument("--programs", metavar="DIR", help="build only the wheel with the programs in DIR; needs hatchling in this Python")
+    parser.add_argument("--platform", metavar="TAG", help="the platform of --programs, such as manylinux_2_17_aarch64")
     options = parser.parse_args()
+    if bool(options.programs) != bool(options.platform):
+        parser.error("--programs and --platform belong together")
+    if options.programs:
+        subprocess.run(
+            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", os.path.abspath(options.out)], cwd=HERE, check=True,
+            env={**os.environ, "CKPTSTORE_WHEEL_PROGRAMS": os.path.abspath(options.programs), "CKPTSTORE_WHEEL_PLATFORM": options.platform},
+        )
+        return
     if options.helper:
         helper(options.helper)
         return

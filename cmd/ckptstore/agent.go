@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime/debug"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -189,29 +188,8 @@ func (a *app) followAgent(ctx context.Context, o agentOptions, cfg agent.Config,
 	})
 }
 
-// release is set by the build of a wheel.
-var release string
-
-// version returns the version of this program, for messages.
-func version() string {
-	if release != "" {
-		return release
-	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	v := info.Main.Version
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && (v == "" || v == "(devel)") {
-			v = s.Value
-		}
-	}
-	if v == "" {
-		return "unknown"
-	}
-	return v
-}
+// version returns the version of this program, which agents and messages compare.
+func version() string { return console.Release(console.Module()) }
 
 func (a *app) agentStartCommand() *cobra.Command {
 	var o agentOptions

@@ -21,6 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/problem/system"
+	"github.com/ckptstore/ckptstore/internal/slurm"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
 )
@@ -80,7 +81,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	out, errs := terminal.NewWriter(stdout), terminal.NewWriter(stderr)
 	a := &app{Console: &console.Console{Name: "ckptstore", Out: out, Err: errs, Raw: stdout, Screen: stderr}, end: endTimeout}
 	root := &cobra.Command{
-		Use: "ckptstore", Short: "Inspect and maintain a store of checkpoints", Long: rootHelp, Version: version(),
+		Use: "ckptstore", Short: "Inspect and maintain a store of checkpoints", Long: rootHelp, Version: console.Version(version()),
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.named = os.Getenv("CKPTSTORE_STORE") != "" || c.Flags().Changed("store")
 			return errors.Join(console.NoneEmpty(c), a.checkFlags())
@@ -99,7 +100,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.uiCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.backupCommand(), a.restoreCommand(), a.recoverCommand(),
 		a.gcCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), bench.Command(a.Console, a.with), bench.GuardCommand())
-	root.AddCommand(a.jobsCommand(), a.nodesCommand(), a.logCopiesCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand())
+	root.AddCommand(a.jobsCommand(), a.nodesCommand(), a.logCopiesCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand(), slurm.Command(a.Console))
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
 	err = errors.Join(err, out.Flush())

@@ -182,6 +182,7 @@ func (j *job) started(ctx context.Context, host string) error {
 			Job: j.cfg.Job, Host: host, PID: os.Getpid(), Command: j.cfg.Command,
 			NProc: len(j.cfg.Local()), NNodes: j.nnodes(), Resume: j.cfg.Resume,
 			Flags: j.cfg.Launch.Flags, Dir: j.cfg.Launch.Dir, Logs: j.cfg.Output.Recorded,
+			SlurmJob: j.cfg.Launch.SlurmJob, SlurmRestarts: j.cfg.Launch.SlurmRestarts,
 		},
 		&events.NodeJoined{Job: j.cfg.Job, Node: j.index(), Host: host},
 	)

@@ -16,6 +16,10 @@ import (
 type Launch struct {
 	Flags []string // of the trainer, without the command
 	Dir   string   // working directory
+
+	SlurmJob      string // ID of the job of Slurm; empty: none
+	SlurmRestarts int    // how often Slurm requeued it
+
 	// Recorded, when set, is called with job.started once it is in the log.
 	Recorded func(context.Context, events.Recorded)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
+	"github.com/ckptstore/ckptstore/internal/slurm"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -114,6 +115,7 @@ func (o *logsOptions) launch(cfg *launch.Config) (err error) {
 		}
 	}
 	cfg.Launch.Flags = slices.Clone(o.launchFlags)
+	cfg.Launch.SlurmJob, cfg.Launch.SlurmRestarts = slurm.Job()
 	if cfg.Launch.Dir, err = os.Getwd(); err != nil {
 		return fmt.Errorf("find the working directory: %w", err)
 	}

@@ -48,8 +48,8 @@ const (
 	exitUnsaved   = 128 + int(syscall.SIGTERM)
 )
 
-// release is the version that the build of a wheel sets.
-var release = "(unreleased)"
+// release is the version that the build of a release sets.
+var release = console.Release("(unreleased)")
 
 // Parts are a program's additions to the trainer. The zero value adds nothing.
 type Parts struct {
@@ -75,7 +75,7 @@ func run(ctx context.Context, p Parts, args []string, stdin io.Reader, stdout, s
 	root := &cobra.Command{
 		Use:     "trainer",
 		Short:   "Run training jobs with checkpoints that are whole or do not exist",
-		Version: release,
+		Version: console.Version(release),
 	}
 	console.Program(root, args, stdout, stderr)
 	root.AddCommand(runCommand(std, signals, p), demo.Command(std, runDemoJob), guardCommand(std, signals), demo.WorkerCommand(signals.leave))

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// names are the programs of a release.
+var names = []string{"ckptstore", "trainer"}
+
+// machines are the processors by the names of Linux, which wheels and rpm use.
+var machines = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
+
+// console is the package whose variables --version prints.
+const console = "github.com/ckptstore/ckptstore/internal/console"
+
+// bin returns the directory of the programs for a processor.
+func (r *release) bin(arch string) string { return filepath.Join(r.work, "bin", arch) }
+
+// programs builds the programs for every processor. They are static: they need no C
+// library, and have no NVML.
+func (r *release) programs(ctx context.Context) error {
+	flags := fmt.Sprintf("-s -w -buildid= -X %[1]s.release=%[2]s -X %[1]s.commit=%[3]s -X %[1]s.date=%[4]s",
+		console, r.version, r.commit, r.date.Format(time.RFC3339))
+	for _, arch := range r.arches {
+		if err := os.MkdirAll(r.bin(arch), 0o755); err != nil {
+			return err
+		}
+		// Flags of the environment would change the bytes.
+		env := []string{"GOFLAGS=", "GOWORK=off", "GOOS=linux", "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0", "CGO_ENABLED=0"}
+		args := []string{"build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", r.bin(arch) + "/"}
+		for _, name := range names {
+			args = append(args, "./cmd/"+name)
+		}
+		if _, err := commandOutput(ctx, r.root, env, "go", args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wheels builds the pure wheel, and one with the programs for every processor. They have
+// no native helper, which needs a C compiler for each processor.
+func (r *release) wheels(ctx context.Context) error {
+	build := filepath.Join(r.root, "python", "build.py")
+	if _, err := r.output(ctx, filepath.Join(r.root, "python"), r.python, "-m", "hatchling", "build", "-t", "wheel", "-d", r.out); err != nil {
+		return err
+	}
+	for _, arch := range r.arches {
+		folder := filepath.Join(r.work, "wheel", arch)
+		if err := os.CopyFS(folder, os.DirFS(r.bin(arch))); err != nil {
+			return err
+		}
+		for _, name := range names { // CopyFS leaves modes to the umask
+			if err := os.Chmod(filepath.Join(folder, name), 0o755); err != nil {
+				return err
+			}
+		}
+		if _, err := r.output(ctx, r.root, r.python, build, "--out", r.out, "--programs", folder, "--platform", "manylinux_2_17_"+machines[arch]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
