@@ -54,8 +54,8 @@ func ResolveRef(ctx context.Context, views query.Source, ref events.CheckpointRe
 	return query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref.String()})
 }
 
-// parentsOf returns the checkpoints that another one follows from: the one that it continues,
-// and those of other trials that its attempt had loaded when the save began.
+// parentsOf returns the checkpoints that c follows from: its predecessor in the line, and
+// those of other trials that its attempt had loaded when the save began.
 func parentsOf(ctx context.Context, storeID string, views query.Source, trial projections.Trial, c projections.Checkpoint) ([]attest.Checkpoint, error) {
 	var refs []string
 	switch p := trial.Parent; {
@@ -105,4 +105,3 @@ func LoadedFrom(run, trial string, l projections.Restore) (ref events.Checkpoint
 	}
 	return ref, true
 }
-

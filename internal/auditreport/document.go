@@ -100,7 +100,7 @@ type section struct {
 // column is a column of a table, and how its cells are shown.
 type column struct {
 	Name string
-	As   string // "", "code" or "number"
+	As   string // "", "code", "number", "time" or "long"
 }
 
 func columns(names ...string) (out []column) {
@@ -157,10 +157,12 @@ func (r Report) document() document {
 		proven = fmt.Sprintf("%s: %d events, root %s", r.Head.Origin, r.Head.Size, r.Head.Root)
 	}
 	d.Facts = []fact{
-		{"Store", text(r.Store)}, {"Run", text(r.Run)},
+		{"Store", text(r.Store)},
+		{"Run", text(r.Run)},
 		{"As of", fmt.Sprintf("event %d, stored %s", r.AsOf, when(r.AsOfStored))},
 		{"Proven up to", text(proven)},
-		{"Jobs", fmt.Sprint(len(r.Jobs))}, {"Decisions", fmt.Sprint(len(r.Decisions))},
+		{"Jobs", fmt.Sprint(len(r.Jobs))},
+		{"Decisions", fmt.Sprint(len(r.Decisions))},
 		{"Checkpoints", fmt.Sprintf("%d begun, %d committed, %d deleted", len(r.Checkpoints), committed, deleted)},
 		{"Loads", fmt.Sprint(len(r.Restores))},
 	}
@@ -169,7 +171,7 @@ func (r Report) document() document {
 }
 
 func (r Report) jobs() section {
-	s := section{Title: "Jobs", Note: "The run has no job.", Columns: columns("Started", "Event:number", "Job:code", "By", "Host", "Command:code", "Ended", "Exit")}
+	s := section{Title: "Jobs", Note: "The run has no job.", Columns: columns("Started:time", "Event:number", "Job:code", "By:long", "Host", "Command:code", "Ended:time", "Exit")}
 	for _, j := range r.Jobs {
 		exit := "no end in the log"
 		if j.EndedSeq > 0 {
@@ -185,7 +187,7 @@ func (r Report) jobs() section {
 }
 
 func (r Report) trials() section {
-	s := section{Title: "Trials", Note: "The run has no trial.", Columns: columns("Trial", "Created", "Event:number", "Forked from:code", "Status", "Line ends at:code", "Reports:number", "Configuration:code")}
+	s := section{Title: "Trials", Note: "The run has no trial.", Columns: columns("Trial", "Created:time", "Event:number", "Forked from:code", "Status", "Line ends at:code", "Reports:number", "Configuration:code")}
 	for _, t := range r.Trials {
 		status := t.Status
 		if t.Message != "" {
@@ -203,7 +205,7 @@ func (r Report) trials() section {
 }
 
 func (r Report) attempts() section {
-	s := section{Title: "Attempts", Note: "No attempt was started.", Columns: columns("Started", "Event:number", "Trial", "Attempt:number", "Job:code", "Ranks:number", "Continues:code", "Stopped", "Reason")}
+	s := section{Title: "Attempts", Note: "No attempt was started.", Columns: columns("Started:time", "Event:number", "Trial", "Attempt:number", "Job:code", "Ranks:number", "Continues:code", "Stopped:time", "Reason:long")}
 	for _, t := range r.Trials {
 		for _, a := range t.Attempts {
 			s.Rows = append(s.Rows, []string{
@@ -239,7 +241,7 @@ func (r Report) origins() section {
 func (r Report) checkpoints() section {
 	s := section{
 		Title: "Checkpoints", Note: "No checkpoint was begun.",
-		Columns: columns("Checkpoint:code", "Step:number", "State", "Begun", "Event:number", "Ended", "Committed at event:number", "Continues:code", "Size:number", "Manifest:code", "Marks"),
+		Columns: columns("Checkpoint:code", "Step:number", "State", "Begun:time", "Event:number", "Ended:time", "Commit:number", "Continues:code", "Size:number", "Manifest:code", "Marks:long"),
 	}
 	for _, c := range r.Checkpoints {
 		marks := slices.Clone(c.Tags)
@@ -263,7 +265,7 @@ func (r Report) checkpoints() section {
 func (r Report) restores() section {
 	s := section{
 		Title: "Loads", Note: "The run loaded no checkpoint.",
-		Columns: columns("Begun", "Event:number", "By", "Attempt", "Checkpoint:code", "Outcome", "Read:number", "From"),
+		Columns: columns("Begun:time", "Event:number", "By:long", "Attempt", "Checkpoint:code", "Outcome", "Read:number", "From"),
 	}
 	for _, l := range r.Restores {
 		outcome := l.Outcome
@@ -292,7 +294,7 @@ func (r Report) counts() section {
 }
 
 func (r Report) decisions() section {
-	s := section{Title: "Decisions", Note: "The run has no decision.", Columns: columns("Event:number", "Stored", "By", "Trial", "Decision:code", "Of:code", "Detail")}
+	s := section{Title: "Decisions", Note: "The run has no decision.", Columns: columns("Event:number", "Stored:time", "By:long", "Trial", "Decision:code", "Of:code", "Detail:long")}
 	for _, d := range r.Decisions {
 		s.Rows = append(s.Rows, []string{sequence(d.Sequence), when(d.Stored), d.By.text(), text(d.Trial), text(d.Kind), orDash(d.Subject), orDash(d.Detail)})
 	}

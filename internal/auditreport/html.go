@@ -26,12 +26,14 @@ th,td{text-align:left;vertical-align:top;padding:.35rem .6rem;border-bottom:1px 
 tbody tr:last-child td{border-bottom:0}
 tbody tr:nth-child(even){background:var(--band)}
 th{color:var(--faint);font-weight:600;background:var(--band);white-space:nowrap}
-td{overflow-wrap:anywhere;min-width:4.5rem;unicode-bidi:isolate}
-.number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap;min-width:0}
-.code{font-family:ui-monospace,monospace;font-size:.82rem;min-width:8rem}
+td{overflow-wrap:break-word;unicode-bidi:isolate}
+.number,.time{font-variant-numeric:tabular-nums;white-space:nowrap}
+.number{text-align:right}
+.long{overflow-wrap:anywhere;min-width:11rem}
+td.code{font-family:ui-monospace,monospace;font-size:.82rem;overflow-wrap:anywhere;min-width:9rem}
 @page{size:A4 landscape;margin:12mm}
 @media print{:root{--ink:#000;--faint:#333;--line:#999;--paper:#fff;--band:#fff}
-body{padding:0;max-width:none;font-size:10px}.wide{overflow:visible;border:0}table{font-size:8px}.code{font-size:7.5px;min-width:0}td{min-width:0}
+body{padding:0;max-width:none;font-size:10px}.wide{overflow:visible;border:0}table{font-size:8px}td.code{font-size:7.5px;min-width:0}.long{min-width:0}td{overflow-wrap:anywhere}.time{white-space:normal;min-width:5em}
 thead{display:table-header-group}tr{break-inside:avoid}h2{break-after:avoid}th{white-space:normal}}
 `
 

@@ -178,7 +178,7 @@ type Log interface {
 type From struct {
 	Store string // identity
 	Log   Log
-	Views query.Source                                             // as of now
+	Views query.Source                                                // as of now
 	AsOf  func(ctx context.Context, seq uint64) (query.Source, error) // as of an event
 }
 

@@ -113,7 +113,9 @@ func TestCompareNames(t *testing.T) {
 	do(os.WriteFile(extra, []byte("{}"), 0o600))
 	refused("config.json", "not a file of the checkpoint")
 	list, _, err := Compare(t.Context(), from, vfs.Default, dir, CompareOptions{Also: []string{"config.json"}})
-	if err != nil || !slices.ContainsFunc(list, func(h Hashed) bool { return h.Also && h.Name == "config.json" && h.SHA256 == sha256.Sum256([]byte("{}")) }) {
+	if err != nil || !slices.ContainsFunc(list, func(h Hashed) bool {
+		return h.Also && h.Name == "config.json" && h.SHA256 == sha256.Sum256([]byte("{}"))
+	}) {
 		t.Errorf("%+v, %v", list, err)
 	}
 	do(os.Remove(extra), os.Mkdir(extra, 0o700))
