@@ -137,7 +137,7 @@ func (x *exporter) identify(names []string) error {
 		x.o.Format = data.DCP
 	case slices.Contains(names, safetensors.IndexFile):
 		x.o.Format = data.HuggingFace
-		return x.measure()
+		return x.measure(names)
 	case slices.Contains(names, safetensors.SingleFile):
 		x.o.Format = data.SafeTensors
 	default:
@@ -150,7 +150,7 @@ func (x *exporter) identify(names []string) error {
 // measure sets MaxShard so that the tensors are cut as in the index of the directory. The
 // largest file of several tensors was within the limit, and every cut was made because the
 // next tensor would have exceeded it.
-func (x *exporter) measure() error {
+func (x *exporter) measure(names []string) error {
 	text, err := readSmall(x.fs, path.Join(x.dir, safetensors.IndexFile), safetensors.MaxIndex)
 	if err != nil {
 		return err
@@ -164,6 +164,9 @@ func (x *exporter) measure() error {
 		file, known := index.Files[t.FQN]
 		if !known {
 			return x.differs(safetensors.IndexFile, "it does not have the tensor %q", t.FQN)
+		}
+		if !slices.Contains(names, file) {
+			return x.differs(safetensors.IndexFile, "it places %q in %q, which is missing", t.FQN, file)
 		}
 		sizes[file] += t.Shape.Volume() * int64(t.DType.Size())
 		tensors[file]++
