@@ -327,3 +327,12 @@ func ExportTo(ctx context.Context, from data.Reader, dir string, o foreign.Expor
 	}
 	return foreign.Export(ctx, from, vfs.Default, full, o)
 }
+
+// CompareExport is [foreign.Compare] of a directory in the file system.
+func CompareExport(ctx context.Context, from data.Reader, dir string, o foreign.CompareOptions) ([]foreign.Hashed, data.Format, error) {
+	full, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, "", fmt.Errorf("compare with %s: %w", dir, err)
+	}
+	return foreign.Compare(ctx, from, vfs.Default, full, o)
+}
