@@ -111,6 +111,7 @@ type Options struct {
 	dir        string        // of a store whose log has copies: its data is there, wherever that was when the log began
 	sharing    bool          // this process made the token of Listen
 	cutting    *cutting      // default: defaultCutting
+	auditStep  func(string)  // see [ledger.Options]
 	viewsFS    vfs.FS        // for the views on disk; nil: the machine's filesystem
 	viewsRetry time.Duration // before a failed directory of views is retried; default diskRetry
 }
