@@ -16,6 +16,7 @@
 //	  data/          checkpoints: see package data
 //	  logs/          the output of workers
 //	  run/           of a store that a group shares: sockets of the owner
+//	  audit/         tamper evidence, where it is on: see package ledger
 //	  backup.json    of a backup: it is only read; see [Store.Backup]
 //
 // Every process that opens a directory runs the same loop: take LOCK and own the store, or connect
@@ -54,6 +55,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
@@ -441,6 +443,15 @@ func serverLogger(to *slog.Logger) *slog.Logger { return slog.New(complaints{to.
 // Dir returns the directory that has the store's files: its location, or that of the data behind a
 // URL. It is "" if the log is on a server and the data in a bucket.
 func (s *Store) Dir() string { return s.top }
+
+// Ledger opens the tamper evidence of a store in a directory. It returns [ledger.ErrOff]
+// where there is none.
+func (s *Store) Ledger() (*ledger.Book, error) {
+	if s.owner == nil {
+		return nil, fmt.Errorf("%w: it is kept next to the log of a store in a directory", ledger.ErrOff)
+	}
+	return ledger.OpenBook(s.Location, s.Log)
+}
 
 // InBucket reports whether the checkpoints lie in a bucket, not in a directory.
 func (s *Store) InBucket() bool { return s.bucket != nil }
