@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/internal/audit/command"
 	"github.com/ckptstore/ckptstore/internal/backstop"
 	"github.com/ckptstore/ckptstore/internal/bench"
 	"github.com/ckptstore/ckptstore/internal/console"
@@ -50,7 +51,7 @@ show, verify, export and cat also accept the path of a PyTorch DCP, safetensors
 or Hugging Face checkpoint.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 4 not found, 5 conflict, 6 damage found (or
-differences, with diff --exit-code), 10 no store, 11 locked, 12 not allowed,
+differences, with diff --exit-code), 7 policy of a proof not met, 10 no store, 11 locked, 12 not allowed,
 130 interrupted.`
 
 // errFindings means that a check found problems. They are printed on stdout.
@@ -99,7 +100,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.uiCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.backupCommand(), a.restoreCommand(), a.recoverCommand(),
 		a.gcCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), bench.Command(a.Console, a.with), bench.GuardCommand())
-	root.AddCommand(a.jobsCommand(), a.nodesCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand())
+	root.AddCommand(a.jobsCommand(), a.nodesCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand(), command.Command(a.Console, a.read, a.with))
 	err := root.ExecuteContext(ctx)
 	interrupted := ctx.Err() != nil
 	err = errors.Join(err, out.Flush())

@@ -3,7 +3,6 @@ package audit
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -51,20 +50,29 @@ type BundleHead struct {
 
 // Item is an event in a bundle.
 type Item struct {
-	Entry   []byte          `json:"entry"`
-	Message *events.Message `json:"message,omitempty"`
-	Body    []byte          `json:"body,omitempty"` // of a message that is not JSON
-	Salt    []byte          `json:"salt,omitempty"`
-	Proof   []Hash          `json:"proof,omitempty"`
-	Blob    []byte          `json:"blob,omitempty"` // of a body that is kept aside
+	Entry   []byte   `json:"entry"`
+	Message *Content `json:"message,omitempty"`
+	Salt    []byte   `json:"salt,omitempty"`
+	Proof   []Hash   `json:"proof,omitempty"`
+	Blob    []byte   `json:"blob,omitempty"` // of a body that is kept aside
+}
+
+// Content is the part of a message that its entry binds.
+type Content struct {
+	Subject string              `json:"subject"`
+	Header  map[string][]string `json:"header"`
+	Body    []byte              `json:"body"` // as it is stored, which JSON in JSON would not keep
 }
 
 // NewItem returns the item of a message, without a proof.
 func NewItem(m events.Message, entry []byte, salt Salt) Item {
-	it := Item{Entry: entry, Salt: salt[:]}
-	// Marshal compacts and escapes raw JSON, and the entry binds the bytes.
-	it.Message, it.Body = &events.Message{Subject: m.Subject, Header: m.Header, Data: json.RawMessage("null")}, m.Data
-	return it
+	header := map[string][]string{}
+	for name, values := range m.Header {
+		if Bound(name) {
+			header[name] = values
+		}
+	}
+	return Item{Entry: entry, Salt: salt[:], Message: &Content{Subject: m.Subject, Header: header, Body: m.Data}}
 }
 
 // Open checks that the item's message is that of its entry, and returns both.
@@ -76,9 +84,14 @@ func (it Item) Open() (Leaf, events.Message, error) {
 	if it.Message == nil || len(it.Salt) != len(Salt{}) {
 		return leaf, events.Message{}, fmt.Errorf("%w: event %d has no message", ErrMissingEvent, leaf.Sequence)
 	}
-	m := events.Message{Subject: it.Message.Subject, Header: it.Message.Header, Data: it.Body}
+	m := events.Message{Subject: it.Message.Subject, Header: it.Message.Header, Data: it.Message.Body}
 	if !bytes.Equal(Entry(m, leaf.Sequence, leaf.Stored, Salt(it.Salt)), it.Entry) {
 		return leaf, m, fmt.Errorf("%w: the message of event %d is not the one of its entry", ErrTampered, leaf.Sequence)
+	}
+	for name := range m.Header {
+		if !Bound(name) {
+			return leaf, m, fmt.Errorf("%w: event %d has the header %s, which nothing proves", ErrTampered, leaf.Sequence, name)
+		}
 	}
 	return leaf, m, nil
 }
@@ -122,10 +135,8 @@ func VerifyBundle(r io.Reader, p Policy, acceptUnwitnessed bool, old *Head) (v V
 		return v, err
 	}
 	v.Origin, v.Size, v.Root, v.Run = v.Head.Origin, v.Head.Size, v.Head.Root.String(), head.Run
-	if old != nil {
-		if err := head.Consistency.Check(*old, v.Head); err != nil {
-			return v, err
-		}
+	if err := head.Consistency.checkAll(old, v.Head); err != nil {
+		return v, err
 	}
 	sealed, err := OpenSealed(head.Sealed, v.Head)
 	if err != nil {
@@ -148,7 +159,7 @@ func VerifyBundle(r io.Reader, p Policy, acceptUnwitnessed bool, old *Head) (v V
 			if errors.Is(err, io.EOF) {
 				break // the chains tell what is missing
 			}
-			return v, problem.Errorf(problem.Invalid, "bundle: event %d of %d: %w", v.Events+1, head.Items, err)
+			return v, fmt.Errorf("%w: bundle: event %d of %d: %w", ErrTampered, v.Events+1, head.Items, err)
 		}
 		if last, err = v.item(it, head, last, &seen); err != nil {
 			return v, err
@@ -175,8 +186,8 @@ func (v *Verified) item(it Item, head BundleHead, last uint64, seen *Runs) (uint
 		if err := it.proved(leaf, v.Head); err != nil {
 			return 0, err
 		}
-		if digest := Claim(m); digest != "" {
-			if err := blobFits(digest, it.Blob); err != nil {
+		if claim := Claim(m); claim.Digest != "" {
+			if err := blobFits(claim.Digest, it.Blob); err != nil {
 				return 0, fmt.Errorf("event %d: %w", leaf.Sequence, err)
 			}
 			v.Blobs++
@@ -188,18 +199,22 @@ func (v *Verified) item(it Item, head BundleHead, last uint64, seen *Runs) (uint
 	return leaf.Sequence, nil
 }
 
-// Claim returns the digest of the content that the body of a message stands for; "" if
-// the body has all of it. See [events.Blob].
-func Claim(m events.Message) string {
+// Claim returns the claim check in the body of a message; of a body that has all of its
+// content, the empty one. See [events.Blob].
+func Claim(m events.Message) (none events.Blob) {
 	var body struct {
 		Plan   events.Blob `json:"plan"`
 		Layout events.Blob `json:"layout"`
 		Map    events.Blob `json:"map"`
 	}
 	if (strings.Contains(m.Subject, ".plan.") || strings.HasSuffix(m.Subject, ".group.started")) && json.Unmarshal(m.Data, &body) == nil {
-		return cmp.Or(body.Plan.Digest, body.Layout.Digest, body.Map.Digest)
+		for _, b := range []events.Blob{body.Plan, body.Layout, body.Map} {
+			if b.Digest != "" {
+				return b
+			}
+		}
 	}
-	return ""
+	return none
 }
 
 // blobFits checks a content against its digest.
@@ -298,9 +313,20 @@ func nextLine(r *bufio.Reader, into any) error {
 			return fmt.Errorf("a line has more than %d bytes", maxLine)
 		}
 	}
-	d := json.NewDecoder(bytes.NewReader(line))
-	d.DisallowUnknownFields()
-	return d.Decode(into)
+	return strict(bytes.TrimSuffix(line, []byte("\n")), into)
+}
+
+// strict decodes JSON that has the form in which it was written: each change of a byte is
+// noticed, also where it would not change the meaning.
+func strict(text []byte, into any) error {
+	if err := json.Unmarshal(text, into); err != nil {
+		return err
+	}
+	again, err := json.Marshal(into)
+	if err == nil && !bytes.Equal(again, text) {
+		err = errors.New("it is not written canonically")
+	}
+	return err
 }
 
 const maxLine = 256 << 20

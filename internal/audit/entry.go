@@ -97,10 +97,15 @@ func Entry(m events.Message, sequence uint64, stored time.Time, salt Salt) []byt
 	return c.Sum(b)
 }
 
+// Bound reports whether entries bind a header.
+func Bound(name string) bool {
+	return strings.HasPrefix(name, "ce-") || slices.Contains(bound, name)
+}
+
 func headerDigest(header map[string][]string) (sum [32]byte) {
 	var pairs [][2]string
 	for name, values := range header {
-		if !strings.HasPrefix(name, "ce-") && !slices.Contains(bound, name) {
+		if !Bound(name) {
 			continue
 		}
 		for _, v := range values {

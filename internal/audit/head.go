@@ -185,3 +185,21 @@ func (c *Consistency) Check(old, now Head) error {
 	}
 	return nil
 }
+
+// checkAll checks the proof by itself, and that now continues old, if there is one.
+func (c *Consistency) checkAll(old *Head, now Head) error {
+	if old != nil {
+		if err := c.Check(*old, now); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c == nil, c.Size == 0 && c.Root == (Hash{}) && len(c.Proof) == 0:
+		return nil
+	case c.Size == now.Size && c.Root == now.Root && len(c.Proof) == 0:
+		return nil
+	case c.Size <= 0 || c.Size >= now.Size || tlog.CheckTree(c.Proof, now.Size, now.Root, c.Size, c.Root) != nil:
+		return fmt.Errorf("%w: the proof of an older head of size %d is wrong", ErrTampered, c.Size)
+	}
+	return nil
+}

@@ -64,7 +64,7 @@ func VerifyProof(data []byte, p Policy, acceptUnwitnessed bool, old *Head) (v Pr
 	}
 	v.Origin, v.Size, v.Root = v.Head.Origin, v.Head.Size, v.Head.Root.String()
 	var x extra
-	if err := json.Unmarshal(f.ExtraData, &x); err != nil {
+	if err := strict(f.ExtraData, &x); err != nil {
 		return v, fmt.Errorf("%w: the extra line of the proof: %w", ErrTampered, err)
 	}
 	for _, h := range f.Hashes {
@@ -80,10 +80,8 @@ func VerifyProof(data []byte, p Policy, acceptUnwitnessed bool, old *Head) (v Pr
 	if err := x.Item.proved(leaf, v.Head); err != nil {
 		return v, err
 	}
-	if old != nil {
-		if err := x.Consistency.Check(*old, v.Head); err != nil {
-			return v, err
-		}
+	if err := x.Consistency.checkAll(old, v.Head); err != nil {
+		return v, err
 	}
 	v.Sequence, v.Message, v.Stored = leaf.Sequence, m, leaf.Stored.Format("2006-01-02T15:04:05.000000000Z07:00")
 	return v, nil

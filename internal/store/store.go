@@ -66,6 +66,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store/place"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // Format is the version of the directory and of the log that this program reads and writes.
@@ -451,6 +452,16 @@ func (s *Store) Ledger() (*ledger.Book, error) {
 		return nil, fmt.Errorf("%w: it is kept next to the log of a store in a directory", ledger.ErrOff)
 	}
 	return ledger.OpenBook(s.Location, s.Log)
+}
+
+// Digested returns an error that names the ranks of a checkpoint whose bytes no digest in
+// the log covers: their files were adopted and never read.
+func (s *Store) Digested(ctx context.Context, c projections.Checkpoint) error {
+	ranks, err := s.Data.Unlearned(ctx, RefOf(c))
+	if err == nil && len(ranks) > 0 {
+		err = problem.Errorf(problem.NotCommitted, "%s@%s: the adopted files of ranks %v have no digests in the log: run `ckptstore verify %s@%s`, which reads and records them", c.Run, c.ID, ranks, c.Run, c.ID)
+	}
+	return err
 }
 
 // InBucket reports whether the checkpoints lie in a bucket, not in a directory.

@@ -44,8 +44,8 @@ func (b *Book) Prove(ctx context.Context, sequence uint64, since *audit.Head) ([
 	return audit.MarshalProof(it, int64(sequence)-1, signed, consistency) //nolint:gosec // checked above
 }
 
-// Blobs returns the contents that are kept outside the log, by digest.
-type Blobs func(ctx context.Context, digest string) ([]byte, error)
+// Blobs returns a content that is kept outside the log.
+type Blobs func(ctx context.Context, claim events.Blob) ([]byte, error)
 
 // ExportOptions choose what is in a bundle.
 type ExportOptions struct {
@@ -122,7 +122,7 @@ func (b *Book) items(ctx context.Context, o ExportOptions, head audit.BundleHead
 		}
 		it := audit.Item{Entry: entry}
 		if head.From <= leaf.Sequence && leaf.Sequence <= head.Until {
-			var claim string
+			var claim events.Blob
 			if err := b.log.Walk(ctx, leaf.Sequence, leaf.Sequence, func(m events.Message, sequence uint64, stored time.Time) (err error) {
 				it, err = b.item(ctx, m, sequence, stored, h)
 				claim = audit.Claim(m)
@@ -130,7 +130,7 @@ func (b *Book) items(ctx context.Context, o ExportOptions, head audit.BundleHead
 			}); err != nil {
 				return fmt.Errorf("audit export: %w", err)
 			}
-			if claim != "" {
+			if claim.Digest != "" {
 				var err error
 				if it.Blob, err = o.Blobs(ctx, claim); err != nil {
 					return fmt.Errorf("audit export: event %d: %w", leaf.Sequence, err)
