@@ -357,7 +357,7 @@ func TestAuditRewritten(t *testing.T) {
 }
 
 // witnessd starts a witness for a log. Its policy text names it.
-func witnessd(t *testing.T, key string, logs ...string) (*ledger.Witness, string) {
+func witnessd(t *testing.T, logs ...string) (*ledger.Witness, string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "witness.key")
 	vkey, err := ledger.NewKey(file, "example.org/witness")
@@ -383,7 +383,7 @@ func TestAuditWitness(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, vkey := witnessd(t, "", c.Key)
+	w, vkey := witnessd(t, c.Key)
 	server := httptest.NewServer(w)
 	t.Cleanup(server.Close)
 	c.Policy = "witness w " + vkey + " " + server.URL + "\nquorum w\n"
@@ -433,12 +433,12 @@ var auditSteps = []string{"folded", "listed", "signed", "witnessed", "published"
 const envAuditKill = "CKPTSTORE_TEST_AUDIT_KILL" // STEP=N: the owner kills itself at the N-th
 
 // auditVictim appends until it kills itself. It runs in a process of its own.
-func auditVictim(dir, at string) error {
+func auditVictim(ctx context.Context, dir, at string) error {
 	step, left := at[:strings.IndexByte(at, '=')], 0
 	if _, err := fmt.Sscan(at[len(step)+1:], &left); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	s, err := Open(ctx, Options{Location: dir, auditStep: func(name string) {
 		if name != step {
@@ -464,17 +464,6 @@ func auditVictim(dir, at string) error {
 	return errors.New("it was not killed")
 }
 
-// TestAuditVictim is the process that TestAuditKilled starts.
-func TestAuditVictim(t *testing.T) {
-	at := os.Getenv(envAuditKill)
-	if at == "" {
-		t.Skip("it is the victim of TestAuditKilled")
-	}
-	if err := auditVictim(os.Getenv("CKPTSTORE_TEST_AUDIT_STORE"), at); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestAuditKilled kills the owner at each step from the acknowledgement to the published
 // note, several times. A witness and this test note each signed head: there are never two
 // of one size with different roots, and each next owner opens the store.
@@ -484,7 +473,7 @@ func TestAuditKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, vkey := witnessd(t, "", c.Key)
+	w, vkey := witnessd(t, c.Key)
 	seen := heads{}
 	server := httptest.NewServer(seen.before(t, w))
 	t.Cleanup(server.Close)
@@ -494,8 +483,8 @@ func TestAuditKilled(t *testing.T) {
 	}
 	for _, step := range auditSteps {
 		for n := 1; n <= 2; n++ {
-			cmd := exec.Command(os.Args[0], "-test.run=^TestAuditVictim$")
-			cmd.Env = append(os.Environ(), envAuditKill+"="+fmt.Sprintf("%s=%d", step, n), "CKPTSTORE_TEST_AUDIT_STORE="+dir)
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), roleEnv+"=audit", envAuditKill+"="+fmt.Sprintf("%s=%d", step, n), "CKPTSTORE_TEST_AUDIT_STORE="+dir)
 			out, err := cmd.CombinedOutput()
 			if state := cmd.ProcessState; state == nil || state.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 				t.Fatalf("%s %d: not killed: %v\n%s", step, n, err, out)
@@ -603,5 +592,34 @@ func rewriteLog(t *testing.T, s *Store, dir string, all []events.Recorded) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestAuditBackup: a backup that is restored keeps the origin and its heads up to the
+// backup's end, and continues them. A recovered log has no evidence of the old one.
+func TestAuditBackup(t *testing.T) {
+	dir, _ := audited(t, "")
+	s := open(t, dir)
+	iterations(t, s, "one", 1, 300)
+	_, old := want(t, s)
+	backup, restored := filepath.Join(t.TempDir(), "backup"), filepath.Join(t.TempDir(), "restored")
+	if _, err := s.Backup(t.Context(), backup, BackupOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	iterations(t, s, "one", 301, 320)
+	want(t, s)
+	shut(t, s)
+	if _, err := Restore(t.Context(), RestoreOptions{Backup: backup, Location: restored}); err != nil {
+		t.Fatal(err)
+	}
+	r := open(t, restored)
+	iterations(t, r, "one", 301, 310)
+	_, now := want(t, r)
+	b, err := r.Ledger()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := b.Verify(t.Context(), &old); err != nil || len(v.Findings) > 0 || now.Origin != old.Origin || now.Size <= old.Size {
+		t.Errorf("restored: %+v, %v", v, err)
 	}
 }

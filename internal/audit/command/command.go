@@ -44,7 +44,7 @@ const help = `Make and check evidence that the log of a store was not rewritten.
 
 "audit keygen" turns it on. From then on the owner of the store keeps a Merkle tree over
 the log and signs its root, the head, at most twice a second. With witnesses it has each
-head cosigned before it is published, so that nobody can be shown another history. The
+head cosigned before it is published, so that no reader can be shown another history. The
 formats are those of C2SP: tlog-tiles, tlog-checkpoint, tlog-proof, tlog-witness.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 4 not found, 6 tampered or incomplete, 7 the policy

@@ -20,6 +20,7 @@
 package ledger
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -64,8 +65,6 @@ type Config struct {
 	Signer string `json:"signer"`   // file with the signing key, outside the store
 	Policy string `json:"policy"`   // in the form of C2SP tlog-policy; its witnesses are asked
 	Lax    bool   `json:"optional"` // the store opens while no witness answers
-
-	Quoted string `json:"quoted,omitempty"` // the last note of the log that this one continues after a recovery
 }
 
 // On reports whether a store keeps tamper evidence.
@@ -99,8 +98,8 @@ type KeygenOptions struct {
 }
 
 // Keygen makes a signing key and turns the evidence of a store on: the next owner that
-// writes begins to keep it. The key must lie outside the store, because whoever could
-// rewrite the log could otherwise sign the new one. Keygen refuses a store that has a
+// writes begins to keep it. The key must lie outside the store, because a user
+// who can rewrite the log could otherwise sign the new one. Keygen refuses a store that has a
 // ledger.
 func Keygen(o KeygenOptions) (c Config, err error) {
 	bad := func(format string, args ...any) (Config, error) {
@@ -193,7 +192,7 @@ func outside(store, file string) error {
 		dir = filepath.Dir(resolved)
 	}
 	if rel, err := filepath.Rel(store, dir); err != nil || rel != ".." && !strings.HasPrefix(rel, "../") {
-		return problem.Errorf(problem.Invalid, "the key %s is inside the store %s: whoever can rewrite the log could sign it: choose a place that other users of the store cannot read", file, store)
+		return problem.Errorf(problem.Invalid, "the key %s is inside the store %s: a user who can rewrite the log could sign the new one: choose a place that other users of the store cannot read", file, store)
 	}
 	return nil
 }
@@ -236,4 +235,60 @@ func (c Config) signer(store string) (note.Signer, error) {
 
 func read(store, name string) ([]byte, error) {
 	return beneath.At(store).ReadFile(filepath.Join(store, dirName, name))
+}
+
+// Copy copies the ledger of a store into a copy of the store whose log ends at a sequence:
+// the configuration, the salts, and the heads up to there. Tiles and state are made again
+// from the log. The two stores have one origin, so only one of them may continue: a
+// witness cosigns the heads of one.
+func Copy(from, to string, last uint64) error {
+	if !On(from) {
+		return nil
+	}
+	bad := func(err error) error { return fmt.Errorf("copy the audit: %w", err) }
+	c, err := ReadConfig(from)
+	if err != nil {
+		return bad(err)
+	}
+	root := beneath.At(to)
+	if err := root.MkdirAll(filepath.Join(to, dirName), 0o700); err != nil {
+		return bad(err)
+	}
+	heads := []byte{}
+	text, err := read(from, headsName)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return bad(err)
+	}
+	for line := range bytes.Lines(text) {
+		var l headLine
+		if json.Unmarshal(line, &l) == nil && l.Size >= 0 && uint64(l.Size) <= last { //nolint:gosec // not negative
+			heads = append(heads, line...)
+		}
+	}
+	salts, err := read(from, saltsName)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return bad(err)
+	}
+	for name, text := range map[string][]byte{headsName: heads, saltsName: salts} {
+		if err := durable.WriteBelow(root, filepath.Join(to, dirName, name), text); err != nil {
+			return bad(err)
+		}
+	}
+	if err := Configure(to, c); err != nil {
+		return bad(err)
+	}
+	return nil
+}
+
+// SetAside renames the ledger of a store whose log is replaced, so that its heads and
+// notes stay as evidence about the old log. It returns the new name, "" without a ledger.
+func SetAside(store, name string) (string, error) {
+	if !On(store) {
+		return "", nil
+	}
+	to := filepath.Join(store, name)
+	if err := beneath.At(store).Rename(filepath.Join(store, dirName), to); err != nil {
+		return "", fmt.Errorf("set the audit aside: %w", err)
+	}
+	return to, durable.SyncDir(store)
 }
