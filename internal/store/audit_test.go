@@ -190,7 +190,7 @@ func TestAudit(t *testing.T) {
 	if err := verify(dropped); !errors.Is(err, audit.ErrMissingTrial) {
 		t.Errorf("without one trial and its row: %v, want %v", err, audit.ErrMissingTrial)
 	}
-	flips(t, "bundle", bundle, 4001, func(b []byte) error {
+	flips(t, "bundle", bundle, 20011, func(b []byte) error {
 		_, err := audit.VerifyBundle(bytes.NewReader(b), p, true, nil)
 		return err
 	})
