@@ -105,7 +105,7 @@ const Entries = -1
 
 // TilePath returns the path of a tile, or of a bundle of entries, below the directory of
 // a log in the form of C2SP tlog-tiles: tile/<level>/x001/x234/067, and .p/<width> after
-// one that is not full.
+// the number of a tile that is not full.
 func TilePath(level int, n int64, width int) string {
 	path := fmt.Sprintf("%03d", n%1000)
 	for n >= 1000 {

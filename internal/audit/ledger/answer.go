@@ -99,7 +99,7 @@ func (b *Book) Export(ctx context.Context, o ExportOptions, to io.Writer) error 
 		return bad(err)
 	}
 	if root != sealed.Runs {
-		return bad(fmt.Errorf("%w: the run map of event %d is not the one that the log leads to: %s, not %s", audit.ErrTampered, sealedAt, sealed.Runs, root))
+		return bad(fmt.Errorf("%w: the run map of event %d differs from that of the log: %s, not %s", audit.ErrTampered, sealedAt, sealed.Runs, root))
 	}
 	if head.Items == 0 {
 		return bad(problem.Errorf(problem.NotFound, "the log has no event of run %q", o.Run))

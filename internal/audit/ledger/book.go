@@ -251,7 +251,7 @@ func (b *Book) item(ctx context.Context, m events.Message, sequence uint64, stor
 	return it, nil
 }
 
-// write makes a file of the ledger durable. One that exists must have the same bytes.
+// write makes a file of the ledger durable. A file that exists must have the same bytes.
 func (b *Book) write(path string, data []byte) error {
 	root, full := beneath.At(b.store), filepath.Join(b.store, dirName, path)
 	had, err := root.ReadFile(full)
