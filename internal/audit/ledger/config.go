@@ -105,9 +105,6 @@ func Keygen(o KeygenOptions) (c Config, err error) {
 	bad := func(format string, args ...any) (Config, error) {
 		return c, fmt.Errorf("audit keygen: %w", problem.Errorf(problem.Invalid, format, args...))
 	}
-	if On(o.Store) {
-		return bad("the store has an audit already: see %s", filepath.Join(o.Store, dirName, configName))
-	}
 	if o.Policy != "" {
 		if _, err := audit.ParsePolicy(o.Policy); err != nil {
 			return c, fmt.Errorf("audit keygen: %w", err)
@@ -121,6 +118,9 @@ func Keygen(o KeygenOptions) (c Config, err error) {
 	}
 	if err := outside(o.Store, file); err != nil {
 		return c, fmt.Errorf("audit keygen: %w", err)
+	}
+	if On(o.Store) {
+		return bad("the store has an audit already: see %s", filepath.Join(o.Store, dirName, configName))
 	}
 	if strings.ContainsAny(o.Origin, "+ \t\n") || o.Origin == "" {
 		return bad("--origin %q: want a name without spaces and +, such as example.org/NAME", o.Origin)
