@@ -1,6 +1,6 @@
 package events
 
-// Bodies of the families store, log, job, group, trial, report, restore and gpu.
+// Bodies of the families store, log, audit, job, group, trial, report, restore and gpu.
 // Attempt numbers count from 1 over all jobs of a trial. Sizes are in bytes.
 
 // StoreCreated is the first event of a store, at sequence 1.
@@ -19,6 +19,17 @@ type LogVoided struct {
 	Sequence uint64 `json:"sequence"` // of the message
 	Digest   string `json:"digest"`   // SHA-256 over the message's subject, a line feed and its body
 	Why      string `json:"why"`      // why it is not an event
+}
+
+// AuditSealed puts the state of the tamper evidence into the log: of each trial, how many
+// events it has and which they are. The owner of the store appends it. Who holds a head
+// of the log that includes it can verify that a run has no other events.
+type AuditSealed struct {
+	Size uint64 `json:"size"` // the events 1 to Size are covered
+	Root string `json:"root"` // of the log's tree over them, in hex
+	Rows uint64 `json:"rows"` // number of trials
+	Runs string `json:"runs"` // root of the tree over the rows of the trials, in hex
+	Key  string `json:"key"`  // that signs the heads of the log: a verifier key of C2SP signed-note
 }
 
 // JobStarted records that a trainer was launched for a run.
@@ -265,6 +276,7 @@ type GPURecovered struct {
 // Kind implements [Body] for each type.
 func (StoreCreated) Kind() Kind       { return "store.created" }
 func (LogVoided) Kind() Kind          { return "log.voided" }
+func (AuditSealed) Kind() Kind        { return "audit.sealed" }
 func (JobStarted) Kind() Kind         { return "job.started" }
 func (NodeJoined) Kind() Kind         { return "job.node_joined" }
 func (NodeMeasured) Kind() Kind       { return "job.node_measured" }

@@ -21,6 +21,7 @@ var update = flag.Bool("update", false, "write golden files that are missing, an
 var samples = []Body{
 	StoreCreated{Store: "0192f0c1-2a3b-7c4d-8e5f-60718293a4b5", Format: 1, Data: "file:///srv/ckpts/data", Bucket: "s3://models/team?region=eu-central-1", Formerly: []string{"0192f0c1-0000-7000-8000-00000000000f"}},
 	LogVoided{Sequence: 73, Digest: strings.Repeat("5f", 32), Why: "message on \"ckpt.gpt\": not of the form ckpt.<run>.<trial>.<actor>.<family>.<kind>"},
+	AuditSealed{Size: 4711, Root: strings.Repeat("6a", 32), Rows: 3, Runs: strings.Repeat("7b", 32), Key: "example.org/log+94652ff6+AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB"},
 	JobStarted{Job: "0192f0c1-0000-7000-8000-000000000001", Host: "node-a", PID: 4711, Command: []string{"python", "train.py", "--lr=3e-4"}, NProc: 2, NNodes: 1, Resume: "auto", Flags: []string{"--name=gpt.small", "--nproc=2"}, Dir: "/home/ada/gpt", Logs: "logs/gpt%2Esmall/0192f0c1-0000-7000-8000-000000000001", SlurmJob: "4711", SlurmRestarts: 2},
 	NodeJoined{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Host: "node-b"},
 	NodeLeft{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Reason: "nothing was received for 10s", Lost: true, Excluded: true, Host: "node-b", Boot: "0192f0c1-0000-7000-8000-0000000000b0"},
@@ -103,7 +104,7 @@ var forms = map[string]Body{
 // scopeOf returns a scope that a kind is used with.
 func scopeOf(k Kind) Scope {
 	switch {
-	case k == "store.created", k == "log.voided":
+	case k == "store.created", k == "log.voided", k == "audit.sealed":
 		return Scope{Actor: Server}
 	case k.Decides():
 		return Scope{Run: "gpt.small", Trial: "main", Actor: Server}

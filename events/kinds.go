@@ -54,6 +54,8 @@ var kinds = map[Kind]spec{
 
 	"log.voided": decision[LogVoided](),
 
+	"audit.sealed": decision[AuditSealed](),
+
 	"job.started":       fact[JobStarted](),
 	"job.node_joined":   fact[NodeJoined](),
 	"job.node_left":     fact[NodeLeft](),

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/attest"
+	"github.com/ckptstore/ckptstore/internal/audit/command"
 	"github.com/ckptstore/ckptstore/internal/auditreport"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/console"
@@ -25,10 +26,7 @@ import (
 )
 
 func (a *app) auditCommand() *cobra.Command {
-	c := &cobra.Command{
-		Use: "audit", Short: "Sign what a checkpoint is, and report what a run did", Args: console.Args(cobra.NoArgs),
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
+	c := command.Command(a.Console, a.read, a.with)
 	c.AddCommand(a.attestCommand(), a.auditReportCommand())
 	return c
 }

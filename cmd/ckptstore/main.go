@@ -51,7 +51,7 @@ show, verify, export and cat also accept the path of a PyTorch DCP, safetensors
 or Hugging Face checkpoint.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 4 not found, 5 conflict, 6 damage found (or
-differences, with diff --exit-code), 10 no store, 11 locked, 12 not allowed,
+differences, with diff --exit-code), 7 policy of a proof not met, 10 no store, 11 locked, 12 not allowed,
 130 interrupted.`
 
 // errFindings means that a check found problems. They are printed on stdout.

@@ -39,6 +39,30 @@ func (l *Log) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Rec
 	}
 }
 
+// Walk calls each with the messages that [Log.Read] yields as events: with all headers,
+// and the messages that are not events as they are. Its first error ends the walk.
+func (l *Log) Walk(ctx context.Context, from, until uint64, each func(m events.Message, sequence uint64, stored time.Time) error) error {
+	if from == 0 {
+		return errors.New("walk the log: it starts at sequence 1, not 0")
+	}
+	var failed error
+	r := &reader{l: l, next: from, until: until, stall: l.stall}
+	r.yield = func(e events.Recorded, err error) bool {
+		if failed = err; failed == nil {
+			failed = each(r.raw, e.Sequence, e.Stored)
+		}
+		return failed == nil
+	}
+	err := r.run(ctx)
+	if failed != nil {
+		return failed
+	}
+	if err != nil {
+		err = fmt.Errorf("walk the log at %s from event %d: %w", l.opts.where(), r.next, err)
+	}
+	return err
+}
+
 var (
 	errStop = errors.New("the caller has enough")
 	errIdle = errors.New("no event for a while")
@@ -55,7 +79,8 @@ type reader struct {
 	idle  int    // sessions in a row that ended without an event
 	stall time.Duration
 
-	header nats.Header // of the event that is being yielded
+	header nats.Header    // of the event that is being yielded
+	raw    events.Message // the message as it is stored
 }
 
 // run starts sessions until one ends permanently.
@@ -190,6 +215,7 @@ func (r *reader) drain(ctx context.Context, cancel context.CancelCauseFunc, mess
 		}
 		r.next++
 		r.header = m.Headers()
+		r.raw = events.Message{Subject: m.Subject(), Header: r.header, Data: m.Data()}
 		if !r.yield(recorded(m.Subject(), r.header, m.Data(), meta.Sequence.Stream, meta.Timestamp), nil) {
 			return errStop
 		}

@@ -77,6 +77,8 @@ func Repository() Law {
 			{Path: "planner", Holds: "save and load plans, plan cache, the coordinator; `planner/retention` decides what a collection deletes", Core: true, May: []string{"internal/problem", "tensor", "events", "projections", "internal/checkpoint"}},
 			{Path: "internal/refs", Holds: "which files of deleted checkpoints stay where later ones name them", Core: true, May: []string{"events"}},
 			{Path: "internal/insight", Holds: "verdicts on rows: job states, differences, metrics, reshard previews", Core: true, May: []string{"tensor", "projections", "internal/checkpoint", "planner"}},
+			{Path: "internal/audit", Holds: "tamper evidence: entries, tree, heads, run map, bundles, and their checks", May: []string{"internal/problem", "events"}, Core: true},
+			{Path: "internal/audit/ledger", Holds: "the tamper evidence of a store on disk: tiles, heads, witnesses", May: []string{"internal/problem", "internal/httpkit", "internal/private", "internal/beneath", "internal/durable", "events", "internal/audit"}},
 			{Path: "internal/archive", Holds: "sealed segments: the old part of a log, byte for byte, in files", May: []string{"internal/beneath", "internal/durable"}},
 			{Path: "internal/front", Holds: "between an owner and its clients: authentication, and the filter of NATS protocol frames", May: []string{"events"}},
 			{Path: "events/jetlog", Holds: "the log: archive and live stream as one; the only client of NATS", May: []string{"internal/problem", "events", "internal/archive", "internal/front"}},
@@ -95,7 +97,7 @@ func Repository() Law {
 			{Path: "internal/data", Holds: "the data path: write, read, verify, repair, reuse and list a checkpoint's files", May: []string{"internal/problem", "internal/crc32c", "internal/beneath", "internal/disk", "tensor", "internal/checkpoint", "internal/object", "internal/object/local", "internal/format/safetensors"}},
 			{Path: "internal/foreign", Holds: "checkpoints of other programs: open in place, export", May: []string{"internal/problem", "internal/disk", "tensor", "internal/checkpoint", "internal/format/safetensors", "internal/format/dcp", "internal/data"}},
 			{Path: "internal/store/place", Holds: "where the data of a store lies outside of its directory: a prefix of a bucket", May: []string{"internal/problem", "internal/object", "internal/object/s3"}},
-			{Path: "internal/store", Holds: "a store: open, own, connect, collect, fork, recover, scrub, back up", May: []string{"internal/problem", "internal/redact", "internal/private", "internal/share", "internal/beneath", "internal/durable", "events", "projections", "internal/checkpoint", "planner", "internal/archive", "events/jetlog", "projections/viewdb", "internal/query", "internal/object", "internal/object/local", "internal/data", "internal/foreign", "internal/refs", "internal/claim", "internal/logpeers", "internal/store/place"}},
+			{Path: "internal/store", Holds: "a store: open, own, connect, collect, fork, recover, scrub, back up", May: []string{"internal/problem", "internal/redact", "internal/private", "internal/share", "internal/beneath", "internal/durable", "events", "projections", "internal/checkpoint", "planner", "internal/audit/ledger", "internal/archive", "events/jetlog", "projections/viewdb", "internal/query", "internal/object", "internal/object/local", "internal/data", "internal/foreign", "internal/refs", "internal/claim", "internal/logpeers", "internal/store/place"}},
 			{Path: "internal/answer", Holds: "answers about a store: what commands print with --json and the HTTP API returns", May: []string{"internal/problem", "internal/attest", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/insight", "internal/query", "internal/object", "internal/data", "internal/store"}},
 			{Path: "internal/api", Holds: "the HTTP API of a store: documents, pages, streams, decisions, users; alone imports huma", May: []string{"internal/problem", "internal/httpkit", "internal/private", "events", "projections", "planner", "internal/insight", "internal/query", "internal/object", "internal/store", "internal/answer"}},
 			{Path: "internal/observe", Holds: "the state of a store for a monitoring system: metrics, health, readiness", May: []string{"internal/query", "projections", "internal/insight", "internal/store"}},
@@ -129,6 +131,7 @@ func Repository() Law {
 			{Path: "internal/elements", Holds: "elements of a tensor as .npy files and text, and numpy's slices", Core: true, May: []string{"tensor"}},
 			{Path: "internal/plot", Holds: "line charts as text", Core: true, NoDeps: true, May: []string{"internal/insight"}},
 			{Path: "internal/slurm", Holds: "job scripts for Slurm, and the job of Slurm of this process", May: []string{"internal/console"}},
+			{Path: "internal/audit/command", Holds: "the commands of `ckptstore audit` that make and check tamper evidence", May: []string{"internal/problem", "events", "internal/audit", "internal/audit/ledger", "internal/store", "internal/console"}},
 			{Path: "internal/bench", Holds: "the benchmarks of `ckptstore bench`", May: []string{"internal/bytesize", "internal/crc32c", "tensor", "events", "projections", "internal/checkpoint", "planner", "events/jetlog", "projections/viewdb", "internal/query", "internal/object", "internal/object/s3", "internal/data", "internal/store", "client", "internal/session/shm", "internal/nodes", "internal/session", "internal/launch/process", "internal/launch", "internal/console"}},
 			{Path: "internal/demo", Holds: "`trainer demo`: a small real model, its worker, and what the store does with them", May: []string{"tensor", "projections", "internal/checkpoint", "planner", "internal/query", "internal/object", "internal/data", "internal/store/place", "internal/store", "internal/collective", "client", "internal/session", "internal/launch", "internal/console"}},
 			{Path: "client/collective", Holds: "object collectives for a Go worker", NoDeps: true, May: []string{"internal/collective", "client"}},
@@ -177,7 +180,7 @@ func Repository() Law {
 			{"internal/problem/system/system.go", "the whole room"},
 			{"internal/testbed/doc.go", "the page of a large room"},
 		},
-		Public: 700,
+		Public: 703,
 	}
 }
 

@@ -99,7 +99,7 @@ func (j judge) event(subject string, h header, payload []byte) (events.Event, *R
 		return e, refuse(CodeEvent, "header %s is %q, want the event's ID", events.HeaderMsgID, h.get(events.HeaderMsgID))
 	case decides != (e.Scope.Actor == events.Server):
 		return e, refuse(CodeLane, "%s cannot have the actor %s: decisions have %s, and facts do not", e.Kind, e.Scope.Actor, events.Server)
-	case e.Kind == events.StoreCreated{}.Kind(), e.Kind == events.LogVoided{}.Kind():
+	case e.Kind == events.StoreCreated{}.Kind(), e.Kind == events.LogVoided{}.Kind(), e.Kind == events.AuditSealed{}.Kind():
 		return e, refuse(CodeDenied, "the owner of the store alone appends %s", e.Kind)
 	case !j.grant.Run(e.Scope.Run):
 		return e, j.grant.otherRun(e.Scope.Run)

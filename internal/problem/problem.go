@@ -47,6 +47,7 @@ const (
 	Late         Kind = "late"          // a deadline passed
 	NoSpace      Kind = "no_space"      // a disk, a quota or shared memory is full
 	Failed       Kind = "failed"        // the job failed, and this program did not
+	Policy       Kind = "policy"        // a proof lacks what the verifier's policy wants
 )
 
 // row is the meaning of a kind outside this process.
@@ -89,6 +90,7 @@ var table = []row{
 	{Late, 504, 1, 70, "deadline passed"},
 	{NoSpace, 507, 1, 1, "no space"},
 	{Failed, 500, 1, 1, "failed"},
+	{Policy, 409, 7, 7, "policy not met"},
 }
 
 var rows = func() map[Kind]row {

@@ -36,6 +36,8 @@ func play(role string) error {
 		return breakViews(ctx)
 	case "train":
 		return train(ctx)
+	case "audit":
+		return auditVictim(ctx, os.Getenv("CKPTSTORE_TEST_AUDIT_STORE"), os.Getenv(envAuditKill))
 	case "backup":
 		return backupAndDie(ctx)
 	case "recover":

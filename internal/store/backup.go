@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/archive"
+	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
@@ -142,6 +143,9 @@ func (b *backup) run(ctx context.Context, dir string) (err error) {
 	end, err := b.writeLog(ctx, cut)
 	if err == nil {
 		err = writeEnd(dir, s.ID, end)
+	}
+	if err == nil {
+		err = ledger.Copy(s.Location, dir, cut)
 	}
 	if err == nil {
 		err = b.opts.step("the end is noted")

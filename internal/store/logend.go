@@ -16,6 +16,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
@@ -268,7 +269,7 @@ func damage(err error) error {
 	}
 	for _, is := range []error{
 		jetlog.ErrGap, jetlog.ErrUnsafe, jetlog.ErrUnrecovered, jetlog.ErrCursorDamaged,
-		viewdb.ErrForeign, viewdb.ErrRolledBack, viewdb.ErrGap,
+		viewdb.ErrForeign, viewdb.ErrRolledBack, viewdb.ErrGap, ledger.ErrDamaged, ledger.ErrRolledBack,
 	} {
 		if errors.Is(err, is) {
 			return fmt.Errorf("%w: %w", ErrDamaged, err)

@@ -15,7 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/query"
@@ -71,6 +73,15 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 	if err != nil {
 		return w, err
 	}
+	var keeper *ledger.Keeper
+	if s.unwritable() == nil && ledger.On(dir) { // before anything is appended
+		if keeper, err = ledger.Open(ctx, ledger.Options{
+			Store: dir, Log: w.log, Logger: s.opts.Logger, Step: s.opts.auditStep,
+			Stamp: func() events.Stamp { return Stamp("owner") },
+		}); err != nil {
+			return w, err
+		}
+	}
 	if w.views, err = follow(ctx, filepath.Join(dir, "views"), w.log, s); err != nil {
 		return w, err
 	}
@@ -91,6 +102,9 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 	kept.Go(func() { w.keepEnd(life, s) })
 	if s.unwritable() == nil { // a copy stays as it was made
 		kept.Go(func() { w.keepSealed(life, s) })
+	}
+	if keeper != nil {
+		kept.Go(func() { keeper.Keep(life) })
 	}
 	if !s.opts.Reader {
 		kept.Go(func() { s.ballast().keep(life) })

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/claim"
 	"github.com/ckptstore/ckptstore/internal/data"
@@ -351,6 +352,10 @@ func (r *recovery) finish(ctx context.Context) error {
 				return nil
 			}
 			return os.Rename(log, r.report.Aside)
+		}},
+		{"set the audit aside", func() error { // it is of the old log
+			_, err := ledger.SetAside(r.dir, "audit."+r.report.Formerly[0])
+			return err
 		}},
 		{"sync", sync},
 		{"place the log", func() error {

@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
@@ -202,6 +203,9 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 	}
 	if err == nil {
 		err = r.copier.file(ctx, filepath.Join(r.Backup, endName), filepath.Join(r.dir, endName))
+	}
+	if err == nil {
+		err = ledger.Copy(r.Backup, r.dir, r.report.Sequence)
 	}
 	return errors.Join(err, durable.SyncDir(r.dir))
 }

@@ -16,6 +16,7 @@
 //	  data/          checkpoints: see package data
 //	  logs/          the output of workers
 //	  run/           of a store that a group shares: sockets of the owner
+//	  audit/         tamper evidence, where it is on: see package ledger
 //	  backup.json    of a backup: it is only read; see [Store.Backup]
 //
 // Every process that opens a directory runs the same loop: take LOCK and own the store, or connect
@@ -54,6 +55,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
@@ -64,6 +66,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store/place"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // Format is the version of the directory and of the log that this program reads and writes.
@@ -111,6 +114,7 @@ type Options struct {
 	dir        string        // of a store whose log has copies: its data is there, wherever that was when the log began
 	sharing    bool          // this process made the token of Listen
 	cutting    *cutting      // default: defaultCutting
+	auditStep  func(string)  // see [ledger.Options]
 	viewsFS    vfs.FS        // for the views on disk; nil: the machine's filesystem
 	viewsRetry time.Duration // before a failed directory of views is retried; default diskRetry
 }
@@ -440,6 +444,25 @@ func serverLogger(to *slog.Logger) *slog.Logger { return slog.New(complaints{to.
 // Dir returns the directory that has the store's files: its location, or that of the data behind a
 // URL. It is "" if the log is on a server and the data in a bucket.
 func (s *Store) Dir() string { return s.top }
+
+// Ledger opens the tamper evidence of a store in a directory. It returns [ledger.ErrOff]
+// where there is none.
+func (s *Store) Ledger() (*ledger.Book, error) {
+	if s.owner == nil {
+		return nil, fmt.Errorf("%w: it is kept next to the log of a store in a directory", ledger.ErrOff)
+	}
+	return ledger.OpenBook(s.Location, s.Log)
+}
+
+// Digested returns an error that names the ranks of a checkpoint whose bytes no digest in
+// the log covers: their files were adopted and never read.
+func (s *Store) Digested(ctx context.Context, c projections.Checkpoint) error {
+	ranks, err := s.Data.Unlearned(ctx, RefOf(c))
+	if err == nil && len(ranks) > 0 {
+		err = problem.Errorf(problem.NotCommitted, "%s@%s: the adopted files of ranks %v have no digests in the log: run `ckptstore verify %s@%s`, which reads and records them", c.Run, c.ID, ranks, c.Run, c.ID)
+	}
+	return err
+}
 
 // InBucket reports whether the checkpoints lie in a bucket, not in a directory.
 func (s *Store) InBucket() bool { return s.bucket != nil }

@@ -1,0 +1,332 @@
+package audit
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/zeebo/blake3"
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/problem"
+)
+
+// What a bundle may lack.
+var (
+	// ErrMissingEvent reports that an event between others is missing.
+	ErrMissingEvent = problem.New(problem.Findings, "event missing")
+	// ErrMissingTrial reports that a trial of the run is missing.
+	ErrMissingTrial = problem.New(problem.Findings, "trial missing")
+	// ErrMissingEnd reports that the last events of a trial are missing.
+	ErrMissingEnd = problem.New(problem.Findings, "end of the trial missing")
+)
+
+// BundleFormat is the first member of a bundle.
+const BundleFormat = "ckptstore-bundle/v1"
+
+// A bundle is JSON, one object a line: a [BundleHead], then an [Item] for each event of
+// the run from the first to the last that the run map covers. Those of the chosen range
+// have their message and the proof of their entry; of the others the entry suffices,
+// which has no body.
+
+// BundleHead is the first line of a bundle.
+type BundleHead struct {
+	Format      string       `json:"format"`
+	Run         string       `json:"run"` // as subjects have it
+	From        uint64       `json:"from"`
+	Until       uint64       `json:"until"`
+	Checkpoint  string       `json:"checkpoint"` // the signed note
+	Sealed      Item         `json:"sealed"`     // the decision audit.sealed
+	Rows        []PlacedRow  `json:"rows"`
+	Items       int          `json:"items"` // lines that follow
+	Consistency *Consistency `json:"consistency,omitempty"`
+}
+
+// Item is an event in a bundle.
+type Item struct {
+	Entry   []byte   `json:"entry"`
+	Message *Content `json:"message,omitempty"`
+	Salt    []byte   `json:"salt,omitempty"`
+	Proof   []Hash   `json:"proof,omitempty"`
+	Blob    []byte   `json:"blob,omitempty"` // of a body that is kept aside
+}
+
+// Content is the part of a message that its entry binds.
+type Content struct {
+	Subject string              `json:"subject"`
+	Header  map[string][]string `json:"header"`
+	Body    []byte              `json:"body"` // as it is stored, which JSON in JSON would not keep
+}
+
+// NewItem returns the item of a message, without a proof.
+func NewItem(m events.Message, entry []byte, salt Salt) Item {
+	header := map[string][]string{}
+	for name, values := range m.Header {
+		if Bound(name) {
+			header[name] = values
+		}
+	}
+	return Item{Entry: entry, Salt: salt[:], Message: &Content{Subject: m.Subject, Header: header, Body: m.Data}}
+}
+
+// Open checks that the item's message is that of its entry, and returns both.
+func (it Item) Open() (Leaf, events.Message, error) {
+	leaf, err := ParseEntry(it.Entry)
+	if err != nil {
+		return leaf, events.Message{}, fmt.Errorf("%w: %w", ErrTampered, err)
+	}
+	if it.Message == nil || len(it.Salt) != len(Salt{}) {
+		return leaf, events.Message{}, fmt.Errorf("%w: event %d has no message", ErrMissingEvent, leaf.Sequence)
+	}
+	m := events.Message{Subject: it.Message.Subject, Header: it.Message.Header, Data: it.Message.Body}
+	if !bytes.Equal(Entry(m, leaf.Sequence, leaf.Stored, Salt(it.Salt)), it.Entry) {
+		return leaf, m, fmt.Errorf("%w: the message of event %d is not the one of its entry", ErrTampered, leaf.Sequence)
+	}
+	for name := range m.Header {
+		if !Bound(name) {
+			return leaf, m, fmt.Errorf("%w: event %d has the header %s, which nothing proves", ErrTampered, leaf.Sequence, name)
+		}
+	}
+	return leaf, m, nil
+}
+
+// proved checks that the item's entry is in the log of a head.
+func (it Item) proved(leaf Leaf, h Head) error {
+	index := int64(leaf.Sequence) - 1 //nolint:gosec // CheckRecord rejects what is beyond the head
+	if err := tlog.CheckRecord(it.Proof, h.Size, h.Root, index, EntryHash(it.Entry)); err != nil {
+		return fmt.Errorf("%w: event %d is not in the log of the head: %w", ErrTampered, leaf.Sequence, err)
+	}
+	return nil
+}
+
+// Verified is what a bundle proves.
+type Verified struct {
+	Head     Head   `json:"-"`
+	Origin   string `json:"origin"`
+	Size     int64  `json:"size"`
+	Root     string `json:"root"`
+	Run      string `json:"run"`
+	Trials   int    `json:"trials"`
+	Events   int    `json:"events"`   // of the run, up to Complete
+	Messages int    `json:"messages"` // with their content
+	Complete int64  `json:"complete"` // the bundle has all events of the run up to this sequence
+	Blobs    int    `json:"blobs"`    // contents kept aside that are in the bundle
+}
+
+// VerifyBundle checks a bundle and returns what it proves. It needs no store, network or
+// clock. If old is not nil, the log must continue it. Errors match [ErrTampered],
+// [ErrMissingEvent], [ErrMissingTrial], [ErrMissingEnd] or [ErrPolicy].
+func VerifyBundle(r io.Reader, p Policy, acceptUnwitnessed bool, old *Head) (v Verified, err error) {
+	lines := bufio.NewReaderSize(r, 1<<16)
+	var head BundleHead
+	if err := nextLine(lines, &head); err != nil {
+		return v, problem.Errorf(problem.Invalid, "bundle: %w", err)
+	}
+	if head.Format != BundleFormat {
+		return v, problem.Errorf(problem.Invalid, "bundle: its format is %q, want %s", head.Format, BundleFormat)
+	}
+	if v.Head, err = p.Open([]byte(head.Checkpoint), acceptUnwitnessed); err != nil {
+		return v, err
+	}
+	v.Origin, v.Size, v.Root, v.Run = v.Head.Origin, v.Head.Size, v.Head.Root.String(), head.Run
+	if err := head.Consistency.checkAll(old, v.Head); err != nil {
+		return v, err
+	}
+	sealed, err := OpenSealed(head.Sealed, v.Head)
+	if err != nil {
+		return v, err
+	}
+	v.Complete = sealed.Size
+	rows, err := CheckRun(head.Rows, head.Run, sealed.Rows, sealed.Runs)
+	if err != nil {
+		return v, err
+	}
+	if len(rows) == 0 {
+		return v, fmt.Errorf("%w: the log has no event of run %s", ErrMissingTrial, head.Run)
+	}
+	v.Trials = len(rows)
+	seen := Runs{}
+	last := uint64(0)
+	for range head.Items {
+		var it Item
+		if err := nextLine(lines, &it); err != nil {
+			if errors.Is(err, io.EOF) {
+				break // the chains tell what is missing
+			}
+			return v, fmt.Errorf("%w: bundle: event %d of %d: %w", ErrTampered, v.Events+1, head.Items, err)
+		}
+		if last, err = v.item(it, head, last, &seen); err != nil {
+			return v, err
+		}
+	}
+	return v, complete(rows, &seen)
+}
+
+// item checks one event of the run.
+func (v *Verified) item(it Item, head BundleHead, last uint64, seen *Runs) (uint64, error) {
+	leaf, err := ParseEntry(it.Entry)
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", ErrTampered, err)
+	}
+	run, _ := Trial(leaf.Subject)
+	if run != head.Run || leaf.Sequence <= last {
+		return 0, fmt.Errorf("%w: event %d is not the next of run %s", ErrTampered, leaf.Sequence, head.Run)
+	}
+	if head.From <= leaf.Sequence && leaf.Sequence <= head.Until {
+		_, m, err := it.Open()
+		if err != nil {
+			return 0, err
+		}
+		if err := it.proved(leaf, v.Head); err != nil {
+			return 0, err
+		}
+		if claim := Claim(m); claim.Digest != "" {
+			if err := blobFits(claim.Digest, it.Blob); err != nil {
+				return 0, fmt.Errorf("event %d: %w", leaf.Sequence, err)
+			}
+			v.Blobs++
+		}
+		v.Messages++
+	}
+	seen.Add(leaf.Subject, leaf.Sequence, EntryHash(it.Entry))
+	v.Events++
+	return leaf.Sequence, nil
+}
+
+// Claim returns the claim check in the body of a message; of a body that has all of its
+// content, the empty one. See [events.Blob].
+func Claim(m events.Message) (none events.Blob) {
+	var body struct {
+		Plan   events.Blob `json:"plan"`
+		Layout events.Blob `json:"layout"`
+		Map    events.Blob `json:"map"`
+	}
+	if (strings.Contains(m.Subject, ".plan.") || strings.HasSuffix(m.Subject, ".group.started")) && json.Unmarshal(m.Data, &body) == nil {
+		for _, b := range []events.Blob{body.Plan, body.Layout, body.Map} {
+			if b.Digest != "" {
+				return b
+			}
+		}
+	}
+	return none
+}
+
+// blobFits checks a content against its digest.
+func blobFits(digest string, blob []byte) error {
+	if blob == nil {
+		return fmt.Errorf("%w: the content %s, which its body names", ErrMissingEvent, digest)
+	}
+	if sum := blake3.Sum256(blob); hex.EncodeToString(sum[:]) != digest {
+		return fmt.Errorf("%w: its content is not %s, which its body names", ErrTampered, digest)
+	}
+	return nil
+}
+
+// complete compares the chains of a bundle with the run map.
+func complete(rows []Row, seen *Runs) error {
+	had := map[trialKey]Row{}
+	for _, r := range seen.Rows() {
+		had[trialKey{r.Run, r.Trial}] = r
+	}
+	for _, want := range rows {
+		k := trialKey{want.Run, want.Trial}
+		got, ok := had[k]
+		delete(had, k)
+		switch {
+		case !ok:
+			return fmt.Errorf("%w: %s/%s has %d events, the bundle has none", ErrMissingTrial, want.Run, want.Trial, want.Count)
+		case got.Last != want.Last:
+			return fmt.Errorf("%w: %s/%s ends at event %d, the bundle at event %d", ErrMissingEnd, want.Run, want.Trial, want.Last, got.Last)
+		case got.Count != want.Count:
+			return fmt.Errorf("%w: %s/%s has %d events, the bundle has %d", ErrMissingEvent, want.Run, want.Trial, want.Count, got.Count)
+		case got.Chain != want.Chain:
+			return fmt.Errorf("%w: the events of %s/%s are not those of the run map", ErrTampered, want.Run, want.Trial)
+		}
+	}
+	for k := range had {
+		return fmt.Errorf("%w: the run map has no trial %s/%s", ErrTampered, k.run, k.trial)
+	}
+	return nil
+}
+
+// SealedMap is the content of a decision audit.sealed, checked.
+type SealedMap struct {
+	Size int64 // the map covers events 1 to Size
+	Root Hash  // of the log at Size
+	Rows int64
+	Runs Hash // root of the map
+}
+
+// OpenSealed checks the item of a decision audit.sealed against a head.
+func OpenSealed(it Item, h Head) (s SealedMap, err error) {
+	leaf, m, err := it.Open()
+	if err == nil {
+		err = it.proved(leaf, h)
+	}
+	if err != nil {
+		return s, err
+	}
+	return ParseSealed(m, leaf.Sequence)
+}
+
+// ParseSealed parses a message that is a decision audit.sealed.
+func ParseSealed(m events.Message, sequence uint64) (s SealedMap, err error) {
+	var body events.AuditSealed
+	if m.Subject != events.Subject(events.Scope{Run: events.None, Trial: events.None, Actor: events.Server}, body.Kind()) {
+		return s, fmt.Errorf("%w: event %d is no %s", ErrTampered, sequence, body.Kind())
+	}
+	if err = json.Unmarshal(m.Data, &body); err != nil {
+		return s, fmt.Errorf("%w: event %d: %w", ErrTampered, sequence, err)
+	}
+	s.Size, s.Rows = int64(body.Size), int64(body.Rows) //nolint:gosec // compared below
+	root, err1 := hex.DecodeString(body.Root)
+	runs, err2 := hex.DecodeString(body.Runs)
+	if err1 != nil || err2 != nil || len(root) != len(s.Root) || len(runs) != len(s.Runs) || s.Size < 0 || s.Size >= int64(sequence) { //nolint:gosec // as above
+		return s, fmt.Errorf("%w: event %d is malformed", ErrTampered, sequence)
+	}
+	s.Root, s.Runs = Hash(root), Hash(runs)
+	return s, nil
+}
+
+// nextLine decodes the next line. Lines have a size that the proof of one event bounds.
+func nextLine(r *bufio.Reader, into any) error {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		line = append(line, part...)
+		if err == nil {
+			break
+		}
+		if errors.Is(err, io.EOF) && len(line) > 0 {
+			break
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return err
+		}
+		if len(line) > maxLine {
+			return fmt.Errorf("a line has more than %d bytes", maxLine)
+		}
+	}
+	return strict(bytes.TrimSuffix(line, []byte("\n")), into)
+}
+
+// strict decodes JSON that has the form in which it was written: each change of a byte is
+// noticed, also where it would not change the meaning.
+func strict(text []byte, into any) error {
+	if err := json.Unmarshal(text, into); err != nil {
+		return err
+	}
+	again, err := json.Marshal(into)
+	if err == nil && !bytes.Equal(again, text) {
+		err = errors.New("it is not written canonically")
+	}
+	return err
+}
+
+const maxLine = 256 << 20

@@ -1,0 +1,369 @@
+package ledger
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/audit"
+	"github.com/ckptstore/ckptstore/internal/problem"
+)
+
+// errStop ends a walk.
+var errStop = errors.New("enough")
+
+// Prove returns the file that proves the event at a sequence under the newest head. If
+// since is not nil, it also proves that the log continues that head.
+func (b *Book) Prove(ctx context.Context, sequence uint64, since *audit.Head) ([]byte, error) {
+	signed, h, err := b.Checkpoint()
+	if err != nil {
+		return nil, err
+	}
+	if sequence == 0 || sequence > uint64(h.Size) { //nolint:gosec // not negative
+		return nil, problem.Errorf(problem.NotFound, "audit prove: event %d is not in the newest head (%v): `ckptstore audit checkpoint` makes one", sequence, h)
+	}
+	var consistency *audit.Consistency
+	if since != nil {
+		if consistency, err = b.Since(ctx, *since, h); err != nil {
+			return nil, fmt.Errorf("audit prove: %w", err)
+		}
+	}
+	var it audit.Item
+	err = b.log.Walk(ctx, sequence, sequence, func(m events.Message, sequence uint64, stored time.Time) (err error) {
+		it, err = b.item(ctx, m, sequence, stored, h)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("audit prove: %w", err)
+	}
+	return audit.MarshalProof(it, int64(sequence)-1, signed, consistency) //nolint:gosec // checked above
+}
+
+// Blobs returns a content that is kept outside the log.
+type Blobs func(ctx context.Context, claim events.Blob) ([]byte, error)
+
+// ExportOptions choose what is in a bundle.
+type ExportOptions struct {
+	Run         string // as a user names it
+	From, Until uint64 // events with their content; Until 0: to the end
+	Since       *audit.Head
+	Blobs       Blobs
+}
+
+// Export writes a bundle with the events of a run. It proves that the run has no others
+// up to the newest audit.sealed of the newest head.
+func (b *Book) Export(ctx context.Context, o ExportOptions, to io.Writer) error {
+	bad := func(err error) error { return fmt.Errorf("audit export: %w", err) }
+	signed, h, err := b.Checkpoint()
+	if err != nil {
+		return bad(err)
+	}
+	head := audit.BundleHead{Format: audit.BundleFormat, Run: events.EncodeName(o.Run), From: max(o.From, 1), Until: o.Until, Checkpoint: string(signed)}
+	if o.Since != nil {
+		if head.Consistency, err = b.Since(ctx, *o.Since, h); err != nil {
+			return bad(err)
+		}
+	}
+	sealedAt, sealed, err := b.lastSealed(ctx, h)
+	if err != nil {
+		return bad(err)
+	}
+	if err := b.log.Walk(ctx, sealedAt, sealedAt, func(m events.Message, sequence uint64, stored time.Time) (err error) {
+		head.Sealed, err = b.item(ctx, m, sequence, stored, h)
+		return err
+	}); err != nil {
+		return bad(err)
+	}
+	if head.Until == 0 || head.Until > uint64(sealed.Size) { //nolint:gosec // not negative
+		head.Until = uint64(sealed.Size) //nolint:gosec // as above
+	}
+	// The run map is computed from the log, which also counts the items.
+	runs := audit.Runs{}
+	if err := b.eachEntry(ctx, sealed.Size, func(leaf audit.Leaf, entry []byte) error {
+		runs.Add(leaf.Subject, leaf.Sequence, audit.EntryHash(entry))
+		if run, _ := audit.Trial(leaf.Subject); run == head.Run {
+			head.Items++
+		}
+		return nil
+	}); err != nil {
+		return bad(err)
+	}
+	rows := runs.Rows()
+	root, err := audit.RowsRoot(rows)
+	if err != nil {
+		return bad(err)
+	}
+	if root != sealed.Runs {
+		return bad(fmt.Errorf("%w: the run map of event %d differs from that of the log: %s, not %s", audit.ErrTampered, sealedAt, sealed.Runs, root))
+	}
+	if head.Items == 0 {
+		return bad(problem.Errorf(problem.NotFound, "the log has no event of run %q", o.Run))
+	}
+	if head.Rows, err = audit.ProveRun(rows, head.Run); err != nil {
+		return bad(err)
+	}
+	out := json.NewEncoder(to)
+	if err := out.Encode(head); err != nil {
+		return bad(err)
+	}
+	return b.items(ctx, o, head, h, sealed.Size, out)
+}
+
+// items writes the events of a run.
+func (b *Book) items(ctx context.Context, o ExportOptions, head audit.BundleHead, h audit.Head, size int64, out *json.Encoder) error {
+	return b.eachEntry(ctx, size, func(leaf audit.Leaf, entry []byte) error {
+		if run, _ := audit.Trial(leaf.Subject); run != head.Run {
+			return nil
+		}
+		it := audit.Item{Entry: entry}
+		if head.From <= leaf.Sequence && leaf.Sequence <= head.Until {
+			var claim events.Blob
+			if err := b.log.Walk(ctx, leaf.Sequence, leaf.Sequence, func(m events.Message, sequence uint64, stored time.Time) (err error) {
+				it, err = b.item(ctx, m, sequence, stored, h)
+				claim = audit.Claim(m)
+				return err
+			}); err != nil {
+				return fmt.Errorf("audit export: %w", err)
+			}
+			if claim.Digest != "" {
+				var err error
+				if it.Blob, err = o.Blobs(ctx, claim); err != nil {
+					return fmt.Errorf("audit export: event %d: %w", leaf.Sequence, err)
+				}
+			}
+		}
+		return out.Encode(it)
+	})
+}
+
+// eachEntry yields the entries of the first events, from the bundles of entries.
+func (b *Book) eachEntry(ctx context.Context, size int64, each func(leaf audit.Leaf, entry []byte) error) error {
+	for n := int64(0); n*audit.TileWidth < size; n++ {
+		list, err := b.entries(ctx, n, int(min(audit.TileWidth, size-n*audit.TileWidth)))
+		if err != nil {
+			return err
+		}
+		for i, entry := range list {
+			leaf, err := audit.ParseEntry(entry)
+			if err == nil && leaf.Sequence != uint64(n*audit.TileWidth)+uint64(i)+1 { //nolint:gosec // not negative
+				err = fmt.Errorf("%w: it is of event %d", audit.ErrTampered, leaf.Sequence)
+			}
+			if err != nil {
+				return fmt.Errorf("%w: entry %d of the audit: %w", ErrDamaged, n*audit.TileWidth+int64(i)+1, err)
+			}
+			if err := each(leaf, entry); err != nil {
+				return err
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// lastSealed returns the last audit.sealed that a head includes.
+func (b *Book) lastSealed(ctx context.Context, h audit.Head) (at uint64, s audit.SealedMap, err error) {
+	for n := (h.Size - 1) / audit.TileWidth; n >= 0 && at == 0 && h.Size > 0; n-- {
+		list, err := b.entries(ctx, n, int(min(audit.TileWidth, h.Size-n*audit.TileWidth)))
+		if err != nil {
+			return 0, s, err
+		}
+		for _, entry := range list {
+			leaf, err := audit.ParseEntry(entry)
+			if err != nil {
+				return 0, s, fmt.Errorf("%w: %w", ErrDamaged, err)
+			}
+			if leaf.Subject == sealedSubject {
+				at = leaf.Sequence
+			}
+		}
+	}
+	if at == 0 {
+		return 0, s, problem.Errorf(problem.NotFound, "the newest head (%v) includes no audit.sealed: `ckptstore audit checkpoint` makes one", h)
+	}
+	err = b.log.Walk(ctx, at, at, func(m events.Message, sequence uint64, _ time.Time) (err error) {
+		s, err = audit.ParseSealed(m, sequence)
+		return err
+	})
+	return at, s, err
+}
+
+// Finding is what [Book.Verify] found.
+type Finding struct {
+	Sequence uint64 `json:"sequence,omitempty"` // of the event concerned; 0: the log as a whole
+	Problem  string `json:"problem"`
+}
+
+// VerifiedLog is the outcome of [Book.Verify].
+type VerifiedLog struct {
+	Origin   string    `json:"origin"`
+	Size     int64     `json:"size"`
+	Root     string    `json:"root"`
+	Events   int64     `json:"events"` // read and hashed
+	Sealed   int       `json:"sealed"` // run maps compared
+	Findings []Finding `json:"findings"`
+}
+
+// verifyMost bounds the findings that are listed.
+const verifyMost = 100
+
+// Verify reads the whole log and compares it with the newest head, the tiles, the
+// bundles of entries and each audit.sealed. If since is not nil, the log must continue
+// that head.
+func (b *Book) Verify(ctx context.Context, since *audit.Head) (v VerifiedLog, err error) {
+	_, h, err := b.Checkpoint()
+	if err != nil {
+		return v, err
+	}
+	v.Origin, v.Size, v.Root, v.Findings = h.Origin, h.Size, h.Root.String(), []Finding{}
+	find := func(sequence uint64, format string, args ...any) {
+		if len(v.Findings) < verifyMost {
+			v.Findings = append(v.Findings, Finding{sequence, fmt.Sprintf(format, args...)})
+		}
+	}
+	last, err := b.log.Last(ctx)
+	if err != nil {
+		return v, err
+	}
+	if last < uint64(h.Size) { //nolint:gosec // not negative
+		find(0, "the log has %d events, and its newest head has %v: it was rolled back", last, h)
+	}
+	c := &comparison{b: b, v: &v, find: find}
+	if since != nil && since.Size == 0 {
+		since = nil
+	}
+	err = b.log.Walk(ctx, 1, min(last, uint64(h.Size)), func(m events.Message, sequence uint64, stored time.Time) error { //nolint:gosec // not negative
+		if err := c.add(m, sequence, stored); err != nil {
+			return err
+		}
+		if since != nil && c.tree.Size == since.Size {
+			if root, err := c.tree.Root(); err != nil || root != since.Root {
+				find(sequence, "%v", errors.Join(err, &audit.ForkError{Old: *since, New: h, At: root}))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return v, fmt.Errorf("audit verify: %w", err)
+	}
+	root, err := c.tree.Root()
+	if err != nil {
+		return v, err
+	}
+	if c.tree.Size == h.Size && root != h.Root {
+		find(0, "the log leads to the root %s, and its newest head has %v: the log was rewritten", root, h)
+	}
+	if since != nil && since.Size > h.Size {
+		find(0, "%v", &audit.ForkError{Old: *since, New: h})
+	}
+	return v, nil
+}
+
+// comparison compares the messages of a log with the files of its ledger.
+type comparison struct {
+	b      *Book
+	v      *VerifiedLog
+	find   func(sequence uint64, format string, args ...any)
+	tree   audit.Tree
+	bundle []byte
+
+	// The state that the next audit.sealed describes lies a little before it.
+	behind  audit.Tree
+	runs    audit.Runs
+	waiting []leafOf // between behind and tree
+}
+
+type leafOf struct {
+	subject string
+	hash    audit.Hash
+}
+
+// waitMost bounds the memory of a comparison. An audit.sealed that is further from its
+// state is a finding.
+const waitMost = 1 << 20
+
+func (c *comparison) add(m events.Message, sequence uint64, stored time.Time) error {
+	entry, _, err := c.b.entry(m, sequence, stored)
+	if err != nil {
+		return err
+	}
+	if m.Subject == sealedSubject {
+		if err := c.sealed(m, sequence); err != nil {
+			return err
+		}
+	}
+	hash := audit.EntryHash(entry)
+	c.waiting = append(c.waiting, leafOf{m.Subject, hash})
+	if len(c.waiting) > waitMost {
+		if err := c.advance(c.behind.Size + 1); err != nil {
+			return err
+		}
+	}
+	c.bundle = audit.AppendBundle(c.bundle, entry)
+	c.v.Events++
+	err = c.tree.Append(hash, func(level int, n int64, tile []byte) error {
+		c.compare(audit.TilePath(level, n, audit.TileWidth), tile, sequence)
+		return nil
+	})
+	if c.tree.Size%audit.TileWidth == 0 {
+		c.compare(audit.TilePath(audit.Entries, c.tree.Size/audit.TileWidth-1, audit.TileWidth), c.bundle, sequence)
+		c.bundle = c.bundle[:0]
+	}
+	return err
+}
+
+// advance moves the state behind to a size.
+func (c *comparison) advance(size int64) error {
+	for ; c.behind.Size < size; c.waiting = c.waiting[1:] {
+		w := c.waiting[0]
+		if err := c.behind.Append(w.hash, func(int, int64, []byte) error { return nil }); err != nil {
+			return err
+		}
+		c.runs.Add(w.subject, uint64(c.behind.Size), w.hash) //nolint:gosec // not negative
+	}
+	return nil
+}
+
+// compare compares a file with what the log leads to. A missing file is computed when it
+// is asked for.
+func (c *comparison) compare(path string, want []byte, sequence uint64) {
+	got, err := c.b.file(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err != nil {
+		c.find(sequence, "%s: %v", path, err)
+	} else if string(got) != string(want) {
+		c.find(sequence, "%s has other bytes than the log leads to", path)
+	}
+}
+
+// sealed compares an audit.sealed with the log before it.
+func (c *comparison) sealed(m events.Message, sequence uint64) error {
+	s, err := audit.ParseSealed(m, sequence)
+	switch {
+	case err != nil:
+		c.find(sequence, "%v", err)
+		return nil
+	case s.Size < c.behind.Size:
+		c.find(sequence, "audit.sealed is of size %d, and an earlier one of a later state", s.Size)
+		return nil
+	}
+	if err := c.advance(s.Size); err != nil {
+		return err
+	}
+	c.v.Sealed++
+	if root, err := c.behind.Root(); err != nil || root != s.Root {
+		c.find(sequence, "the root at size %d is %s, and audit.sealed names %s", s.Size, root, s.Root)
+	}
+	rows := c.runs.Rows()
+	if runs, err := audit.RowsRoot(rows); err != nil || runs != s.Runs || int64(len(rows)) != s.Rows {
+		c.find(sequence, "the root of the run map at size %d is %s, and audit.sealed names %s", s.Size, runs, s.Runs)
+	}
+	return nil
+}
+
+var sealedSubject = events.Subject(events.Scope{Run: events.None, Trial: events.None, Actor: events.Server}, events.AuditSealed{}.Kind())

@@ -1,0 +1,280 @@
+package ledger
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/mod/sumdb/note"
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/audit"
+	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/durable"
+)
+
+// Log is what a ledger reads of the log, and where it appends audit.sealed. Walk calls
+// each with the messages from a sequence to another in order; with until 0 it follows
+// the log until ctx ends. A decision is durable when Decide returns.
+type Log interface {
+	Walk(ctx context.Context, from, until uint64, each func(m events.Message, sequence uint64, stored time.Time) error) error
+	Last(ctx context.Context) (uint64, error)
+	LaneEnd(ctx context.Context, agg events.Aggregate) (uint64, error)
+	Decide(ctx context.Context, d events.Decision, after uint64) (uint64, error)
+}
+
+// Book reads a ledger, in any process that can read the directory and the log. Its
+// methods may be called concurrently.
+type Book struct {
+	store  string
+	log    Log
+	config Config
+	salts  *salts
+
+	mu   sync.Mutex
+	from int64    // index of the first entry in tail
+	tail [][]byte // entries behind the last full bundle
+}
+
+// OpenBook opens the ledger of the store in a directory.
+func OpenBook(store string, log Log) (*Book, error) {
+	c, err := ReadConfig(store)
+	if err != nil {
+		return nil, err
+	}
+	s, err := readSalts(store)
+	if err != nil {
+		return nil, fmt.Errorf("audit: %w", err)
+	}
+	return &Book{store: store, log: log, config: c, salts: s}, nil
+}
+
+// Config returns the ledger's configuration.
+func (b *Book) Config() Config { return b.config }
+
+// Checkpoint returns the newest published note and its head, whose signature is checked.
+func (b *Book) Checkpoint() ([]byte, audit.Head, error) {
+	signed, err := read(b.store, checkpointName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, audit.Head{}, fmt.Errorf("audit: %w: no head was published yet: open the store for writing, or run `ckptstore audit checkpoint`", ErrOff)
+	}
+	if err != nil {
+		return nil, audit.Head{}, fmt.Errorf("audit: %w", err)
+	}
+	v, err := note.NewVerifier(b.config.Key)
+	if err != nil {
+		return nil, audit.Head{}, fmt.Errorf("audit: %w: the verifier key: %w", ErrDamaged, err)
+	}
+	h, err := audit.OpenHead(signed, v)
+	return signed, h, err
+}
+
+// entry returns the entry of a message.
+func (b *Book) entry(m events.Message, sequence uint64, stored time.Time) ([]byte, audit.Salt, error) {
+	salt, err := b.salts.of(m.Subject, sequence, false)
+	if err != nil {
+		return nil, salt, err
+	}
+	return audit.Entry(m, sequence, stored, salt), salt, nil
+}
+
+// entries returns the entries of the bundle n, as far as width.
+func (b *Book) entries(ctx context.Context, n int64, width int) (list [][]byte, err error) {
+	bundle, err := b.file(audit.TilePath(audit.Entries, n, audit.TileWidth))
+	if err == nil {
+		for len(list) < width {
+			var entry []byte
+			if entry, bundle, err = audit.CutBundle(bundle); err != nil {
+				return nil, fmt.Errorf("%w: bundle %d of the audit's entries: %w", ErrDamaged, n, err)
+			}
+			list = append(list, entry)
+		}
+		return list, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	first := n * audit.TileWidth
+	if b.from != first || len(b.tail) < width {
+		b.from, b.tail = first, nil
+		err = b.log.Walk(ctx, uint64(first)+1, uint64(first)+uint64(width), func(m events.Message, sequence uint64, stored time.Time) error { //nolint:gosec // not negative
+			entry, _, err := b.entry(m, sequence, stored)
+			b.tail = append(b.tail, entry)
+			return err
+		})
+		if err != nil {
+			b.tail = nil
+			return nil, err
+		}
+	}
+	return b.tail[:width], nil
+}
+
+// remember keeps an entry behind the last full bundle, which begins at an index, so that
+// it is not read from the log again.
+func (b *Book) remember(from int64, entry []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.from != from {
+		b.from, b.tail = from, nil
+	}
+	if entry != nil {
+		b.tail = append(b.tail, entry)
+	}
+}
+
+// tile returns the first hashes of a tile, in bytes. Full tiles are files; others, and
+// full ones whose file is missing, are computed.
+func (b *Book) tile(ctx context.Context, level int, n int64, width int) ([]byte, error) {
+	data, err := b.file(audit.TilePath(level, n, audit.TileWidth))
+	if err == nil {
+		if len(data) != audit.TileWidth*tlog.HashSize {
+			return nil, fmt.Errorf("%w: tile %d of level %d of the audit has %d bytes", ErrDamaged, n, level, len(data))
+		}
+		return data[:width*tlog.HashSize], nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	hashes := make([]audit.Hash, 0, width)
+	if level == 0 {
+		list, err := b.entries(ctx, n, width)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range list {
+			hashes = append(hashes, audit.EntryHash(e))
+		}
+		return audit.TileOf(hashes), nil
+	}
+	for i := range int64(width) {
+		below, err := b.tile(ctx, level-1, n*audit.TileWidth+i, audit.TileWidth)
+		if err != nil {
+			return nil, err
+		}
+		h, err := audit.TileRoot(below)
+		if err != nil {
+			return nil, err
+		}
+		hashes = append(hashes, h)
+	}
+	return audit.TileOf(hashes), nil
+}
+
+func (b *Book) file(path string) ([]byte, error) { return read(b.store, path) }
+
+// hashes reads hashes of the tree of a head. What tiles have is checked against its root.
+func (b *Book) hashes(ctx context.Context, h audit.Head) tlog.HashReader {
+	return tlog.TileHashReader(h.Tree(), tiles{b, ctx})
+}
+
+// tiles implements [tlog.TileReader] for one call.
+type tiles struct {
+	b   *Book
+	ctx context.Context //nolint:containedctx // the interface has none
+}
+
+var _ tlog.TileReader = tiles{}
+
+// Height implements [tlog.TileReader].
+func (tiles) Height() int { return audit.TileHeight }
+
+// ReadTiles implements [tlog.TileReader].
+func (t tiles) ReadTiles(list []tlog.Tile) (out [][]byte, err error) {
+	for _, x := range list {
+		data, err := t.b.tile(t.ctx, x.L, x.N, x.W)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, data)
+	}
+	return out, nil
+}
+
+// SaveTiles implements [tlog.TileReader].
+func (tiles) SaveTiles([]tlog.Tile, [][]byte) {}
+
+// tampered marks an error of reading the tree: the library reports hashes that do not
+// lead to the root as a plain error.
+func tampered(err error) error {
+	if err == nil || errors.Is(err, ErrDamaged) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", audit.ErrTampered, err)
+}
+
+// Since proves that a head continues an older one of this log.
+func (b *Book) Since(ctx context.Context, old, h audit.Head) (*audit.Consistency, error) {
+	c := &audit.Consistency{Size: old.Size}
+	switch {
+	case old.Size > h.Size:
+		return nil, &audit.ForkError{Old: old, New: h}
+	case old.Size == 0:
+		return c, nil
+	}
+	read := b.hashes(ctx, h)
+	var err error
+	if c.Root, err = tlog.TreeHash(old.Size, read); err != nil {
+		return nil, tampered(err)
+	}
+	if old.Size < h.Size {
+		if c.Proof, err = tlog.ProveTree(h.Size, old.Size, read); err != nil {
+			return nil, tampered(err)
+		}
+	}
+	return c, nil
+}
+
+// item returns the event at a sequence with the proof that it is in the log of a head.
+func (b *Book) item(ctx context.Context, m events.Message, sequence uint64, stored time.Time, h audit.Head) (it audit.Item, err error) {
+	entry, salt, err := b.entry(m, sequence, stored)
+	if err != nil {
+		return it, err
+	}
+	it = audit.NewItem(m, entry, salt)
+	it.Proof, err = tlog.ProveRecord(h.Size, int64(sequence)-1, b.hashes(ctx, h)) //nolint:gosec // checked by the caller
+	if err != nil {
+		return it, tampered(err)
+	}
+	index := int64(sequence) - 1 //nolint:gosec // as above
+	if err := tlog.CheckRecord(it.Proof, h.Size, h.Root, index, audit.EntryHash(entry)); err != nil {
+		return it, fmt.Errorf("%w: event %d of the log is not the one of the head: %w", audit.ErrTampered, sequence, err)
+	}
+	return it, nil
+}
+
+// write makes a file of the ledger durable. A file that exists must have the same bytes.
+func (b *Book) write(path string, data []byte) error {
+	root, full := beneath.At(b.store), filepath.Join(b.store, dirName, path)
+	had, err := root.ReadFile(full)
+	if err == nil {
+		if !bytes.Equal(had, data) {
+			return fmt.Errorf("%w: %s of the audit has other bytes than the log leads to: the log or the file was changed: compare with a backup; `ckptstore audit verify` shows where", ErrDamaged, path)
+		}
+		return nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := root.MkdirAll(filepath.Dir(full), 0o700); err != nil {
+		return err
+	}
+	if err := durable.WriteBelow(root, full, data); err != nil {
+		return err
+	}
+	// New directories on the way.
+	for dir := filepath.Dir(full); len(dir) > len(b.store); dir = filepath.Dir(dir) {
+		if err := root.SyncDir(filepath.Dir(dir)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,230 @@
+package ledger
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	fnote "github.com/transparency-dev/formats/note"
+	"golang.org/x/mod/sumdb/note"
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/ckptstore/ckptstore/internal/audit"
+	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
+)
+
+// Witness cosigns heads of logs that continue those it has cosigned before. It
+// implements C2SP tlog-witness. Run it where the owners of the logs cannot change its
+// files.
+type Witness struct {
+	dir    string
+	logs   map[string]note.Verifier // by origin
+	signer *fnote.Signer
+
+	mu sync.Mutex // one head at a time
+}
+
+// NewWitness returns a witness that keeps the newest head of each log in dir, signs with
+// the key in a file, and knows the logs by their verifier keys.
+func NewWitness(dir, keyFile string, logs []string) (*Witness, error) {
+	w := &Witness{dir: dir, logs: map[string]note.Verifier{}}
+	text, err := ReadKey(keyFile)
+	if err == nil {
+		w.signer, err = fnote.NewSignerForCosignatureV1(text)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("witness: key %s: %w", keyFile, err)
+	}
+	for _, key := range logs {
+		v, err := note.NewVerifier(key)
+		if err != nil {
+			return nil, fmt.Errorf("witness: %w", problem.Errorf(problem.Invalid, "log %s: %w", key, err))
+		}
+		w.logs[v.Name()] = v
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("witness: %w", err)
+	}
+	return w, nil
+}
+
+// CosignatureKey returns the verifier key of the cosignatures that a key makes, for
+// policies.
+func CosignatureKey(key string) (string, error) { return fnote.VKeyToCosignatureV1(key) }
+
+// ServeHTTP implements [http.Handler].
+func (w *Witness) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != "/add-checkpoint" {
+		http.NotFound(rw, r)
+		return
+	}
+	if r.Method != http.MethodPost {
+		http.Error(rw, "want POST", http.StatusMethodNotAllowed)
+		return
+	}
+	body, err := httpkit.Read(rw, r, answerMost)
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusBadRequest)
+		return
+	}
+	lines, status, err := w.add(body)
+	var knows *knowsError
+	switch {
+	case errors.As(err, &knows):
+		rw.Header().Set("Content-Type", sizeType)
+		rw.WriteHeader(http.StatusConflict)
+		_, _ = fmt.Fprintf(rw, "%d\n", knows.size)
+	case err != nil:
+		http.Error(rw, err.Error(), status)
+	default:
+		_, _ = rw.Write(lines)
+	}
+}
+
+// add decides about one request. Of a refusal it returns the status.
+func (w *Witness) add(body []byte) (lines []byte, status int, err error) {
+	old, proof, signed, err := parseAdd(body)
+	if err != nil {
+		return nil, http.StatusBadRequest, err
+	}
+	origin, _, _ := strings.Cut(string(signed), "\n")
+	log := w.logs[origin]
+	if log == nil {
+		return nil, http.StatusNotFound, fmt.Errorf("unknown log %q", origin)
+	}
+	h, err := audit.OpenHead(signed, log)
+	if err != nil {
+		return nil, http.StatusForbidden, err
+	}
+	if old > h.Size {
+		return nil, http.StatusBadRequest, fmt.Errorf("old size %d is beyond the head's %d", old, h.Size)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sum := sha256.Sum256([]byte(origin))
+	path := filepath.Join(w.dir, hex.EncodeToString(sum[:]))
+	known := audit.Head{Origin: origin}
+	text, err := os.ReadFile(path)
+	switch {
+	case err == nil:
+		if known, err = audit.OpenHead(text, log); err != nil {
+			return nil, http.StatusInternalServerError, err
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, http.StatusInternalServerError, err
+	}
+	switch {
+	case old != known.Size:
+		return nil, 0, &knowsError{size: known.Size}
+	case h.Size == known.Size && known.Size > 0 && h.Root != known.Root:
+		// Both notes are the evidence that the log forked.
+		_ = durable.Write(path+".fork", append(append(text, '\n'), signed...))
+		return nil, http.StatusConflict, &audit.ForkError{Old: known, New: h}
+	case h.Size == known.Size, known.Size == 0:
+		if len(proof) > 0 {
+			return nil, http.StatusUnprocessableEntity, errors.New("a proof where none is needed")
+		}
+	default:
+		if err := tlog.CheckTree(proof, h.Size, h.Root, known.Size, known.Root); err != nil {
+			return nil, http.StatusUnprocessableEntity, fmt.Errorf("the proof does not show that the log continues size %d: %w", known.Size, err)
+		}
+	}
+	if h.Size != known.Size {
+		if err := durable.Write(path, signed); err != nil {
+			return nil, http.StatusInternalServerError, err
+		}
+	}
+	cosigned, err := note.Sign(&note.Note{Text: h.Text()}, w.signer)
+	if err != nil {
+		return nil, http.StatusInternalServerError, err
+	}
+	_, lines, _ = bytes.Cut(cosigned, []byte("\n\n"))
+	return lines, 0, nil
+}
+
+// parseAdd parses the body of add-checkpoint.
+func parseAdd(body []byte) (old int64, proof tlog.TreeProof, signed []byte, err error) {
+	head, signed, ok := bytes.Cut(body, []byte("\n\n"))
+	lines := strings.Split(string(head), "\n")
+	number, ok2 := strings.CutPrefix(lines[0], "old ")
+	if !ok || !ok2 {
+		return 0, nil, nil, errors.New("want `old SIZE`, a proof, an empty line and a note")
+	}
+	if old, err = strconv.ParseInt(number, 10, 64); err != nil || old < 0 || strconv.FormatInt(old, 10) != number {
+		return 0, nil, nil, fmt.Errorf("%q is no size", number)
+	}
+	if len(lines) > 64 {
+		return 0, nil, nil, errors.New("the proof has more than 63 hashes")
+	}
+	for _, line := range lines[1:] {
+		h, err := base64.StdEncoding.DecodeString(line)
+		if err != nil || len(h) != tlog.HashSize {
+			return 0, nil, nil, fmt.Errorf("%q is no hash", line)
+		}
+		proof = append(proof, tlog.Hash(h))
+	}
+	return old, proof, signed, nil
+}
+
+// ServeHTTP implements [http.Handler]: it serves the log as C2SP tlog-tiles, for mirrors
+// and other people's verifiers.
+func (b *Book) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	path := strings.TrimPrefix(r.URL.Path, "/")
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		http.Error(rw, "want GET", http.StatusMethodNotAllowed)
+		return
+	}
+	signed, h, err := b.Checkpoint()
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	if path == checkpointName {
+		rw.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		rw.Header().Set("Cache-Control", "no-cache")
+		_, _ = rw.Write(signed)
+		return
+	}
+	level, n, width, err := audit.ParseTilePath(path)
+	if err != nil {
+		http.NotFound(rw, r)
+		return
+	}
+	var has int64 // hashes of the level, or entries, under the head
+	if has = h.Size; level > 0 {
+		has >>= audit.TileHeight * level
+	}
+	if n*audit.TileWidth+int64(width) > has {
+		http.NotFound(rw, r)
+		return
+	}
+	var data []byte
+	if level == audit.Entries {
+		var list [][]byte
+		list, err = b.entries(r.Context(), n, width)
+		for _, e := range list {
+			data = audit.AppendBundle(data, e)
+		}
+	} else {
+		data, err = b.tile(r.Context(), level, n, width)
+	}
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	rw.Header().Set("Content-Type", "application/octet-stream")
+	rw.Header().Set("Cache-Control", "max-age=31536000, immutable")
+	_, _ = rw.Write(data)
+}
