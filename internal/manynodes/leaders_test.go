@@ -25,7 +25,7 @@ func crashes(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("MANYNODES_CRASHES")
 	if text == "" {
-		return 5
+		return 10
 	}
 	return must[int](t)(strconv.Atoi(text))
 }
