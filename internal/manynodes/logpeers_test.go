@@ -236,8 +236,8 @@ func (s *scene) again(old *trainer) *trainer {
 }
 
 // The log is on a NATS cluster of three servers. Each is killed in turn, so the leader too,
-// and then two of three are away for longer than half of the node timeout, or MANYNODES_PAUSE. The training
-// continues from one save to the next, no group restarts, and the saves commit when there is
+// and then two of three are away for longer than half of the node timeout, or for MANYNODES_PAUSE.
+// The training continues from one save to the next, no group restarts, and the saves commit when there is
 // a quorum again.
 func TestClusterOfLogLosesServersAndQuorum(t *testing.T) {
 	t.Parallel()
