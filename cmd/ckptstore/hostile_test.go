@@ -170,6 +170,7 @@ func TestHostileStoreOnATerminal(t *testing.T) {
 		{[]string{"jobs"}, `"g\x1b[2J\u009b1m\u202e\nh" `},
 		{[]string{"jobs", ghost, "-o", "wide"}, `\x1b[2J`},
 		{[]string{"nodes", ghost}, `NODE`},
+		{[]string{"log-copies", "--store", hostile}, `\x1b[2J`},
 		{[]string{"logs", ghost}, `\x1b[2J`},
 		{[]string{"stop", ghost}, `\x1b[2J`},
 		{[]string{"preempt", ghost}, `\x1b[2J`},

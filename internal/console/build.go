@@ -27,7 +27,8 @@ func Version(fallback string) string {
 	return described(Release(fallback), commit, date)
 }
 
-// described joins a version with a commit and its time, either of which may be empty.
+// described joins a version with a commit and its time, either of which may be empty: a build
+// from an archive of the source has neither.
 func described(version, commit, date string) string {
 	switch {
 	case commit == "":

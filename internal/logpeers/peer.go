@@ -404,6 +404,7 @@ func (l serverLog) failure(text string) {
 		}
 	}
 }
+
 func (l serverLog) Fatalf(format string, v ...any) {
 	select {
 	case l.fatal <- fmt.Sprintf(format, v...):

@@ -25,7 +25,7 @@ func crashes(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("MANYNODES_CRASHES")
 	if text == "" {
-		return 5
+		return 10
 	}
 	return must[int](t)(strconv.Atoi(text))
 }
@@ -126,7 +126,7 @@ func (s *scene) leads(servers []*trainer) (leader int) {
 	return leader
 }
 
-// gapsOf describes the longest time between two moments that follow each other, from each fault to
+// gapsOf describes the longest time between two moments that follow each other and end between each fault and
 // the next one.
 func gapsOf(faults, moments []int64) string {
 	moments = slices.Sorted(slices.Values(moments))
@@ -138,7 +138,7 @@ func gapsOf(faults, moments []int64) string {
 		}
 		var most int64
 		for k := 1; k < len(moments); k++ {
-			if moments[k] > from && moments[k-1] < until {
+			if moments[k] > from && moments[k] <= until {
 				most = max(most, moments[k]-moments[k-1])
 			}
 		}

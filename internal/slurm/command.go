@@ -26,7 +26,8 @@ func Command(c *console.Console) *cobra.Command {
 		Use: "slurm", Short: "Write job scripts for Slurm", Args: console.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	s := Script{}
+	s := Script{} // the flags fill it
+
 	t := &cobra.Command{
 		Use: "template [flags] -- COMMAND...", Short: "Print a job script for sbatch", Args: console.Args(cobra.ArbitraryArgs), Long: templateHelp,
 		Example: `  ckptstore slurm template --name bert --nproc 8 --time 24:00:00 --store /mnt/shared/ckpts -- python3 train.py >bert.sbatch

@@ -17,6 +17,18 @@ async function ask<T>([path, query]: requests.Request, signal: AbortSignal): Pro
   return (await get<T>(path, { ...query, as_of: moment() }, signal)).data;
 }
 
+/** all asks for every page of a list: the rows are in the member that the list is named by. */
+async function all<T>([path, query]: requests.Request, name: string, signal: AbortSignal): Promise<T[]> {
+  const rows: T[] = [];
+  let page = '';
+  do {
+    const a = await ask<any>([path, { ...query, limit: 1000, page: page || undefined }], signal);
+    rows.push(...a[name]);
+    page = a.next ?? '';
+  } while (page);
+  return rows;
+}
+
 // ---- the store
 
 export interface StoreInfo {
@@ -134,8 +146,8 @@ export interface Trial {
   parent?: { run: string; trial: string; checkpoint: string };
 }
 
-export async function getTrials(run: string, signal: AbortSignal): Promise<Trial[]> {
-  return (await ask<{ trials: Trial[] }>(requests.trials(run), signal)).trials;
+export function getTrials(run: string, signal: AbortSignal): Promise<Trial[]> {
+  return all(requests.trials(run), 'trials', signal);
 }
 
 export interface Attempt {
@@ -151,8 +163,8 @@ export interface Attempt {
   committed?: string;
 }
 
-export async function getAttempts(run: string, trial: string, signal: AbortSignal): Promise<Attempt[]> {
-  return (await ask<{ attempts: Attempt[] }>([`runs/${segment(run)}/attempts`, { trial }], signal)).attempts;
+export function getAttempts(run: string, trial: string, signal: AbortSignal): Promise<Attempt[]> {
+  return all([`runs/${segment(run)}/attempts`, { trial }], 'attempts', signal);
 }
 
 export interface Worker {
@@ -167,8 +179,8 @@ export interface Worker {
   traceback?: string;
 }
 
-export async function getWorkers(run: string, trial: string, attempt: number, signal: AbortSignal): Promise<Worker[]> {
-  return (await ask<{ workers: Worker[] }>([`runs/${segment(run)}/workers`, { trial, attempt }], signal)).workers;
+export function getWorkers(run: string, trial: string, attempt: number, signal: AbortSignal): Promise<Worker[]> {
+  return all([`runs/${segment(run)}/workers`, { trial, attempt }], 'workers', signal);
 }
 
 // ---- metrics

@@ -14,7 +14,7 @@ export const store = (): Request => ['store', {}];
 export const atRisk = (): Request => ['at-risk', {}];
 export const runs = (page: string): Request => ['runs', { limit: perPage, page }];
 export const run = (name: string): Request => [`runs/${segment(name)}`, {}];
-export const trials = (name: string): Request => [`runs/${segment(name)}/trials`, {}];
+export const trials = (name: string): Request => [`runs/${segment(name)}/trials`, { limit: 1000 }];
 
 export interface CheckpointsQuery {
   all: boolean;
