@@ -105,7 +105,10 @@ func TestHeaders(t *testing.T) {
 	}
 	h.refusedAs("an unknown path", h.call("GET", Prefix+"/nothing", readToken1, ""), 404, "openapi.json")
 	for _, c := range []struct{ method, path, allow string }{
-		{"POST", "/runs/bert", "GET"}, {"OPTIONS", "/runs/bert", "GET"}, {"OPTIONS", "/runs/bert:stop", "POST"}, {"PUT", "/runs/a%3Ab", "GET"},
+		{"POST", "/runs/bert", "GET"},
+		{"OPTIONS", "/runs/bert", "GET"},
+		{"OPTIONS", "/runs/bert:stop", "POST"},
+		{"PUT", "/runs/a%3Ab", "GET"},
 		{"OPTIONS", "/runs/bert/checkpoints/x/pin", "PUT, DELETE"},
 	} {
 		r := h.call(c.method, Prefix+c.path, writeToken, "")

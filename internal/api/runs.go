@@ -195,19 +195,11 @@ func (h *Handler) readRuns() {
 			return answer.Nodes(ctx, from.From, in.Run, in.Job)
 		})
 	get(h, "/runs/{run}/workers", "list-workers", "runs", "List the workers of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out WorkerList, err error) {
-		if out.Trial, out.Attempt, err = attemptOf(ctx, from, in); err != nil {
-			return out, err
-		}
-		out.Workers, out.Next, err = listPage(ctx, from, in.Paged, query.Workers, query.Params{Run: in.Run, Trial: out.Trial, Attempt: out.Attempt},
-			func(w projections.Worker) string { return strconv.Itoa(w.Rank) })
+		out.Trial, out.Attempt, out.Workers, out.Next, err = listOfAttempt(ctx, from, in, query.Workers, func(w projections.Worker) string { return strconv.Itoa(w.Rank) })
 		return out, err
 	})
 	get(h, "/runs/{run}/restores", "list-restores", "runs", "List the loads of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out RestoreList, err error) {
-		if out.Trial, out.Attempt, err = attemptOf(ctx, from, in); err != nil {
-			return out, err
-		}
-		out.Restores, out.Next, err = listPage(ctx, from, in.Paged, query.Restores, query.Params{Run: in.Run, Trial: out.Trial, Attempt: out.Attempt},
-			func(l projections.Restore) string { return strconv.Itoa(l.Load) })
+		out.Trial, out.Attempt, out.Restores, out.Next, err = listOfAttempt(ctx, from, in, query.Restores, func(l projections.Restore) string { return strconv.Itoa(l.Load) })
 		return out, err
 	})
 	get(h, "/runs/{run}/metrics", "get-metrics", "runs", "Read metrics in columns", metricsText, h.metrics)
@@ -427,4 +419,13 @@ func (h *Handler) risks(ctx context.Context, from *at) (RiskList, error) {
 		out.AtRisk = append(out.AtRisk, risk)
 	}
 	return out, nil
+}
+
+// listOfAttempt returns the attempt that a request names, or the newest one, and a page of its rows.
+func listOfAttempt[Row any](ctx context.Context, from *at, in *OfAttempt, q query.Query[[]Row], key func(Row) string) (trial string, attempt int, rows []Row, next string, err error) {
+	if trial, attempt, err = attemptOf(ctx, from, in); err != nil {
+		return "", 0, nil, "", err
+	}
+	rows, next, err = listPage(ctx, from, in.Paged, q, query.Params{Run: in.Run, Trial: trial, Attempt: attempt}, key)
+	return trial, attempt, rows, next, err
 }

@@ -14,9 +14,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// errStop ends a walk.
-var errStop = errors.New("enough")
-
 // Prove returns the file that proves the event at a sequence under the newest head. If
 // since is not nil, it also proves that the log continues that head.
 func (b *Book) Prove(ctx context.Context, sequence uint64, since *audit.Head) ([]byte, error) {
