@@ -106,7 +106,8 @@ func (r *release) layer(arch string) ([]byte, error) {
 		program, rerr := os.ReadFile(filepath.Join(r.bin(arch), name))
 		err = errors.Join(err, rerr, add("usr/bin/"+name, tar.TypeReg, 0o755, program))
 	}
-	return data.Bytes(), errors.Join(err, w.Close())
+	err = errors.Join(err, w.Close()) // it writes the end of the archive
+	return data.Bytes(), err
 }
 
 // archive writes the files of a tree as a tar file, in the order of their names.
