@@ -194,11 +194,11 @@ func (h *Handler) readRuns() {
 		func(ctx context.Context, from *at, in *OfJob) (answer.NodesListing, error) {
 			return answer.Nodes(ctx, from.From, in.Run, in.Job)
 		})
-	get(h, "/runs/{run}/workers", "list-workers", "runs", "List the workers of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out WorkerList, err error) {
+	get(h, "/runs/{run}/workers", "list-workers", "runs", "List the workers of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out WorkerList, err error) { //nolint:dupl // two lists of one shape
 		out.Trial, out.Attempt, out.Workers, out.Next, err = listOfAttempt(ctx, from, in, query.Workers, func(w projections.Worker) string { return strconv.Itoa(w.Rank) })
 		return out, err
 	})
-	get(h, "/runs/{run}/restores", "list-restores", "runs", "List the loads of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out RestoreList, err error) {
+	get(h, "/runs/{run}/restores", "list-restores", "runs", "List the loads of an attempt", "", func(ctx context.Context, from *at, in *OfAttempt) (out RestoreList, err error) { //nolint:dupl // two lists of one shape
 		out.Trial, out.Attempt, out.Restores, out.Next, err = listOfAttempt(ctx, from, in, query.Restores, func(l projections.Restore) string { return strconv.Itoa(l.Load) })
 		return out, err
 	})
