@@ -88,10 +88,10 @@ func TestKilledNow(t *testing.T) {
 		steps           int64
 	}{
 		{"0 sealed", "none", 0, 0, "step-3.a1", 2},
-		{"1 sealed", "none", 1, 0, "step-3.a1", 2},
+		{"1 sealed", "none", 1, 1, "step-3.a1", 2},
 		{"2 sealed", "step-5.a1/r00001.safetensors", 2, 1, "step-5.a1", 0},
 		{"2 sealed, 2 written", "step-5.a1/manifest-", 2, 2, "step-5.a1", 0},
-		{"first, 1 sealed", "none", 1, 0, "", 5},
+		{"first, 1 sealed", "none", 1, 1, "", 5},
 		{"first, 2 sealed", "step-5.a1/r00001.safetensors", 2, 1, "step-5.a1", 0},
 	} {
 		for _, victim := range []string{"rank", "trainer"} {
