@@ -29,7 +29,7 @@ import (
 
 // Condition are the headers of every decision.
 type Condition struct {
-	IfMatch string `header:"If-Match" pattern:"^\"[0-9]{1,19}\"$" patternDescription:"a sequence in quotes, such as \"892\"" doc:"The last decision of the trial that the client has seen, in quotes: Ckpt-Lane-Sequence. If there is a newer one, the answer is 412"`
+	IfMatch string `header:"If-Match" minLength:"3" pattern:"^\"[0-9]{1,19}\"$" patternDescription:"a sequence in quotes, such as \"892\"" doc:"The last decision of the trial that the client has seen, in quotes: Ckpt-Lane-Sequence. If there is a newer one, the answer is 412"`
 	Key     string `header:"Idempotency-Key" format:"uuid" doc:"ID of the decision's event. A repeated request with the same ID decides nothing and gets the first answer"`
 }
 
