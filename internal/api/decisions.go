@@ -59,6 +59,23 @@ type Why struct {
 	Reason string `json:"reason,omitempty" maxLength:"1000" doc:"Recorded in the log"`
 }
 
+// UnmarshalJSON refuses null, which the schema does not allow.
+func (w *Why) UnmarshalJSON(text []byte) error {
+	var is struct {
+		Reason json.RawMessage `json:"reason"`
+	}
+	if err := json.Unmarshal(text, &is); err != nil {
+		return err
+	}
+	if is.Reason == nil {
+		return nil
+	}
+	if string(is.Reason) == "null" {
+		return errors.New("reason is null: leave it out, or give a text")
+	}
+	return json.Unmarshal(is.Reason, &w.Reason)
+}
+
 func (w *Why) reason() string {
 	if w == nil {
 		return ""

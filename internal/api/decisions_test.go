@@ -257,3 +257,18 @@ func TestKeysOfUsers(t *testing.T) {
 		t.Errorf("the key of another user: %d %s", r.status, r.body)
 	}
 }
+
+// A member that is null is refused: a client whose reason is missing by mistake learns of it.
+func TestNullReason(t *testing.T) {
+	t.Parallel()
+	var w Why
+	if err := json.Unmarshal([]byte(`{"reason":null}`), &w); err == nil {
+		t.Error("null is taken for a reason")
+	}
+	if err := json.Unmarshal([]byte(`{"reason":"enough"}`), &w); err != nil || w.Reason != "enough" {
+		t.Errorf("%q, %v", w.Reason, err)
+	}
+	if err := json.Unmarshal([]byte(`{}`), &w); err != nil {
+		t.Error(err)
+	}
+}
