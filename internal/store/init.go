@@ -178,7 +178,7 @@ func onlyLeftovers(dir string) error {
 			if len(left) == 0 {
 				continue
 			}
-		case name != "views" && name != cardName && name != claim.Name && name != claim.BeatName && name != readName && name != repairName: // only a store has these
+		case name != "views" && name != cardName && name != auditName && name != claim.Name && name != claim.BeatName && name != readName && name != repairName: // only a store has these
 			return fmt.Errorf("%s is %w (it has %q): choose an empty or a new directory", dir, ErrNotEmpty, name)
 		}
 		return fmt.Errorf("%w: %s has the %s of a store but no store.json: restore that file from a backup, or run `ckptstore recover --store %s`, or choose an empty directory", ErrDamaged, dir, e.Name(), dir)

@@ -55,7 +55,7 @@ type card struct {
 	Address string    `json:"address,omitempty"` // HOST:PORT for clients over TCP
 }
 
-const lockName, cardName = "LOCK", "owner.json"
+const lockName, cardName, auditName = "LOCK", "owner.json", "audit"
 
 // Door is one of the sockets of an owner.
 type Door string
