@@ -23,11 +23,12 @@ type fleet struct {
 	endpoint *nodes.Endpoint
 	began    time.Time      // when the nodes could join
 	members  []nodes.Member // of the next or current attempt, by place
+	before   []nodes.Member // of the last attempt, if the current one has more; nil otherwise
 
 	mu          sync.Mutex
 	now         *others               // of the current attempt
 	measures    map[int]chan measured // that are awaited, by their IDs
-	checked     bool                  // the preflight is over
+	checked     map[uint64]bool       // joinings that the preflight has measured or passed over
 	serving     map[int]bool          // indexes of nodes that serve the requests of others
 	served      chan struct{}         // closed at the next change of it
 	nextMeasure int                   // ID of the last measurement
@@ -90,8 +91,7 @@ func (f *fleet) gather(ctx context.Context) error {
 		}
 	}()
 	group, err := f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall, f.enough())
-	if err == nil && f.cfg.Preflight && !f.checked && f.job.members == nil {
-		f.checked = true
+	if err == nil && f.cfg.Preflight && f.unchecked(group) && f.job.members == nil {
 		var again bool
 		if again, err = f.preflight(ctx, group); again {
 			group, err = f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall, 0)
@@ -128,6 +128,19 @@ func (f *fleet) gather(ctx context.Context) error {
 	}
 	f.job.cfg.Nodes = place
 	return nil
+}
+
+// unchecked reports whether a node of a group has joined since the last preflight, and notes all
+// that are here: one preflight measures them.
+func (f *fleet) unchecked(group []nodes.Member) bool {
+	if !slices.ContainsFunc(group, func(m nodes.Member) bool { return !f.checked[m.Joining] }) {
+		return false
+	}
+	f.checked = map[uint64]bool{}
+	for _, m := range slices.Concat(group, f.endpoint.Members()) {
+		f.checked[m.Joining] = true
+	}
+	return true
 }
 
 // indexAt returns the index of the node at a place in the group. The two differ once a

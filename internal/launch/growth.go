@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/nodes"
@@ -20,13 +20,62 @@ const growEvery = 250 * time.Millisecond
 // nodes. It is no request to the job.
 type growth struct {
 	from, to int
-	joined   string      // the nodes that came
-	told     atomic.Bool // a rank has got the request
+	joined   string // the nodes that came
 }
 
 // String returns why the attempt has ended.
 func (g *growth) String() string {
 	return fmt.Sprintf("grown from %d to %d nodes: %s joined, and the workers saved and ended as asked", g.from, g.to, g.joined)
+}
+
+// growing is the state of the request to a group to grow.
+type growing struct {
+	mu    sync.Mutex
+	asked *growth   // what the ranks of this attempt were asked; nil: nothing, or they have continued
+	told  bool      // a rank has got the request
+	until time.Time // ranks that got it may still be ending; zero: the request stands
+}
+
+// ask asks the ranks from now on.
+func (r *growing) ask(g *growth) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked, r.told, r.until = g, false, time.Time{}
+}
+
+// takeBack asks no rank from now on. Ranks that got the request may be ending until a time: until then
+// an answer to another rank is no sign that the group continues.
+func (r *growing) takeBack(until time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.until = until
+}
+
+// tellGrowth reports whether the rank that is being answered must save and end.
+func (r *growing) tellGrowth(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.asked == nil:
+		return false
+	case r.until.IsZero():
+		r.told = true
+		return true
+	case now.After(r.until):
+		r.asked = nil // they continue
+	}
+	return false
+}
+
+// grew returns the growth for which the workers of the attempt have ended; nil if they ended for
+// another reason.
+func (r *growing) grew() *growth {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.told {
+		return nil
+	}
+	return r.asked
 }
 
 // watchGrowth asks the group to make room for nodes that have joined, until the caller calls stop.
@@ -95,37 +144,29 @@ func (w *watch) askToGrow(ctx context.Context) {
 	}
 	g := &growth{from: len(w.cfg.Nodes), to: len(w.cfg.Nodes) + more, joined: strings.Join(joined, ", ")}
 	w.log.Info("workers asked to save and end: the group grows", "attempt", w.group.Number, "from", g.from, "to", g.to, "joined", g.joined)
-	w.stop.grow.Store(g)
-	w.stop.grown.Store(g)
+	w.stop.ask(g)
 	limit := time.NewTimer(w.cfg.PreemptGrace)
 	defer limit.Stop()
 	select {
 	case <-limit.C:
-		w.stop.grow.Store(nil)
+		w.stop.takeBack(time.Now().Add(w.cfg.PreemptGrace))
 		w.log.Warn("group does not grow: its workers did not end when asked; they continue, and the new nodes are spares", "attempt", w.group.Number, "after", w.cfg.PreemptGrace)
 	case <-ctx.Done():
 	}
 }
 
-// grew returns the growth for which the workers of the attempt have ended; nil if they ended for
-// another reason.
-func (h *stopState) grew() *growth {
-	if g := h.grown.Load(); g != nil && g.told.Load() {
-		return g
-	}
-	return nil
-}
-
 // grows reports whether the last attempt has ended to have more nodes. Workers may fail when they
-// are asked to end; a node that is lost meanwhile is a failure like any other.
+// are asked to end; a node that is lost meanwhile is a failure like any other. A training that is
+// done does not start again.
 func (j *job) grows(cause *FailedError) bool {
-	return j.grew != nil && (cause == nil || cause.Kind.or() == WorkerFailure)
+	return j.grew != nil && (cause == nil && !j.finished || cause != nil && cause.Kind.or() == WorkerFailure)
 }
 
 // regrow returns what the next attempt resumes from, after an attempt that ended to grow. A failure of workers
 // while they ended is not charged: they were asked to.
 func (j *job) regrow(ctx context.Context, n int, cause *FailedError) (trial projections.Trial, resume string, err error) {
 	trial.Attempt = n
+	j.fleet.before = slices.Clone(j.fleet.members)
 	switch why, err := j.lost(ctx); {
 	case err != nil:
 		return trial, "", err
@@ -140,6 +181,27 @@ func (j *job) regrow(ctx context.Context, n int, cause *FailedError) (trial proj
 	}
 	resume, err = j.nextResume(ctx, now)
 	return now, resume, err
+}
+
+// unjoin excludes the nodes for which the group has grown, if its first attempt with them failed
+// before a checkpoint was committed: the others trained without a failure before. It reports whether a
+// node was excluded; the failure is not charged then.
+func (f *fleet) unjoin(cause *FailedError, progress bool) bool {
+	if f == nil || f.before == nil {
+		return false
+	}
+	before := f.before
+	f.before = nil
+	if progress || cause.Kind.or() != WorkerFailure {
+		return false
+	}
+	excluded := false
+	for _, m := range f.members {
+		if !slices.ContainsFunc(before, func(old nodes.Member) bool { return old.Index == m.Index }) {
+			excluded = f.dismiss(m, "the group grew by it, and failed before a checkpoint was committed: "+cause.Cause) || excluded
+		}
+	}
+	return excluded
 }
 
 // whole reports whether all members of the last group are still here, so that the next one need

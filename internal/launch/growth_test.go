@@ -3,6 +3,7 @@ package launch
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ckptstore/ckptstore/client"
 )
@@ -12,7 +13,7 @@ import (
 func TestAskedToGrow(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		do   string // t: a report is answered, g: the group is to grow, b: not any more, p: the job is preempted
+		do   string // t: a report is answered, g: the group is to grow, b: not any more, e: the ranks that got that must have ended, p: the job is preempted
 		told string // the answers
 		grew bool
 	}{
@@ -20,7 +21,8 @@ func TestAskedToGrow(t *testing.T) {
 		"asked, no report":          {"tg", ".", false},
 		"asked":                     {"tgt", ".p", true},
 		"taken back, no report":     {"tgtb", ".p", true},
-		"taken back, they continue": {"tgtbt", ".p.", false},
+		"taken back, one continues": {"tgtbt", ".p.", true}, // while another saves and ends
+		"taken back, they continue": {"tgtbet", ".p.", false},
 		"the job is preempted":      {"gpt", "p", false},
 		"preempted after that":      {"gtpt", "pp", true},
 	} {
@@ -33,11 +35,11 @@ func TestAskedToGrow(t *testing.T) {
 				case 't':
 					told += map[string]string{"": ".", client.Preempt: "p"}[h.Tell()]
 				case 'g':
-					g := &growth{from: 2, to: 3, joined: "node 2 on c"}
-					h.grow.Store(g)
-					h.grown.Store(g)
+					h.ask(&growth{from: 2, to: 3, joined: "node 2 on c"})
 				case 'b':
-					h.grow.Store(nil)
+					h.takeBack(time.Now().Add(time.Hour))
+				case 'e':
+					h.takeBack(time.Now().Add(-time.Hour))
 				case 'p':
 					h.orders.give(StopRequest{Preempt: true})
 				}
@@ -60,6 +62,10 @@ func TestGrows(t *testing.T) {
 	failed := &FailedError{Cause: "rank 1 exited with code 1"}
 	if !j.grows(nil) || !j.grows(failed) || j.grows(&FailedError{Kind: InfrastructureFailure}) {
 		t.Error("wrong")
+	}
+	j.finished = true
+	if j.grows(nil) || !j.grows(failed) {
+		t.Error("a training that is done starts again, or a rank that failed after its last report is passed over")
 	}
 	if got := j.grew.ending(failed); !strings.HasPrefix(got, "grown from 2 to 3 nodes: node 2 on c joined") || !strings.HasSuffix(got, failed.Cause) {
 		t.Error(got)

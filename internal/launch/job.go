@@ -261,7 +261,9 @@ func (j *job) attempts(ctx context.Context) error {
 			j.log.Warn(cause.Advice, "cause", cause.Cause)
 			lived = 0 // even if it takes long to fail, the next wait is longer
 		}
-		if free := j.fleet.quarantine(&blamed, cause, trial.Head != head); free > 0 {
+		if unknown == nil && j.fleet.unjoin(cause, trial.Head != head) {
+			cause.Kind = PreemptionFailure // it costs no budget
+		} else if free := j.fleet.quarantine(&blamed, cause, trial.Head != head); free > 0 {
 			budget.excuse(free - 1) // this one is not charged yet
 			cause.Kind = InfrastructureFailure
 		}

@@ -21,9 +21,7 @@ type stopState struct {
 	orders *orders
 	open   atomic.Bool // one of them has reported, or asked whether to stop
 	told   atomic.Bool // one of them was asked to end, by an answer or by SIGTERM
-
-	grow  atomic.Pointer[growth] // what they are asked now; nil: nothing
-	grown atomic.Pointer[growth] // what they were asked in this attempt
+	growing
 }
 
 var _ session.Orders = (*stopState)(nil)
@@ -37,11 +35,9 @@ func (h *stopState) Tell() string {
 		h.told.Store(true)
 		return o.asks()
 	}
-	if g := h.grow.Load(); g != nil {
-		g.told.Store(true)
+	if h.tellGrowth(time.Now()) {
 		return client.Preempt
 	}
-	h.grown.Store(nil) // if they were asked, they continue: the request was taken back
 	return ""
 }
 

@@ -71,6 +71,23 @@ func TestGrowAndShrink(t *testing.T) {
 	}
 }
 
+// A third node joins whose rank fails at once: it is excluded, and two ranks continue. The failure costs no
+// restart: none is allowed.
+func TestGrowthByBrokenNode(t *testing.T) {
+	t.Parallel()
+	s := elasticScene(t, elasticJob("--broken-on", "c"))
+	s.group(0, 25)
+	s.c = s.launch("c")
+	if code := must[int](t)(s.c.code(s.ctx)); code != 1 || !strings.Contains(s.c.log.String(), "excluded from the job: the group grew by it") {
+		t.Errorf("the trainer on c exits with %d", code)
+	}
+	s.on(s.group(2, 25), "a", "b")
+	s.ends(s.ctx, t, s.a, s.b)
+	if got := s.nodeStates()["c"]; !strings.HasPrefix(got, "excluded: the group grew by it, and failed before a checkpoint was committed: ") {
+		t.Errorf("node c is %q", got)
+	}
+}
+
 // A node that joins a group which does not grow is a spare.
 func TestNoGrowth(t *testing.T) {
 	t.Parallel()

@@ -77,6 +77,32 @@ func TestPreflightFindsSlowNode(t *testing.T) {
 	}
 }
 
+// A node that joins later is measured before the group grows by it. Node c has a slow port: three
+// nodes continue without it.
+func TestPreflightOfJoiner(t *testing.T) {
+	j := job{
+		nnodes: "3:4", nproc: 1, timeout: nodeTimeout, worker: []string{"--elastic"},
+		more: []string{"--preflight", "--last-call", "1s", "--grow-interval", "500ms", "--preempt-grace", "4s", "--max-restarts", "0"},
+	}
+	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
+	for _, other := range []string{"a", "b", "d"} {
+		c.bed.Switch().UpdateBoth("c", other, func(c *ethernet.Cable) { c.Rate = slow })
+	}
+	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
+	s.elastic = true
+	all := must[[]*trainer](t)(c.startAll(ctx, j, "a", "b", "d"))
+	s.a = all[0]
+	s.group(0, 25)
+	s.c = s.launch("c")
+	if code := must[int](t)(s.c.code(s.ctx)); code != 1 || !strings.Contains(s.c.log.String(), "excluded from the job: its network has") {
+		t.Errorf("the trainer on c exits with %d", code)
+	}
+	if group := s.group(1, 25); len(group) != 3 {
+		t.Errorf("%d ranks", len(group))
+	}
+	s.ends(s.ctx, t, all...)
+}
+
 // Without a spare, a bad node stays with a warning.
 func TestPreflightWithoutSpare(t *testing.T) {
 	s := withSlowNode(t, job{nnodes: "4", nproc: 1, timeout: nodeTimeout, more: []string{"--preflight"}})

@@ -29,6 +29,7 @@ type worker struct {
 	pace   time.Duration
 	model
 	heedless bool // it does not end when it is asked to
+	broken   string
 	step     int64
 	last     int64
 	waiting  *client.Save
@@ -45,6 +46,7 @@ func runWorker(ctx context.Context, args []string) (err error) {
 	stubborn := flags.Bool("stubborn", false, "after an error do not end, and be killed")
 	elastic := flags.Bool("elastic", false, "train a model that any number of ranks can train")
 	flags.BoolVar(&w.heedless, "heedless", false, "do not end when asked to save and end")
+	flags.StringVar(&w.broken, "broken-on", "", "host on which a rank fails after its first step")
 	flags.DurationVar(&w.pace, "pace", 5*time.Millisecond, "shortest time of a step")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -135,6 +137,9 @@ func (w *worker) train(ctx context.Context) error {
 		w.step, finish = step, over
 		if err := w.record.record(line{What: whatStep, Step: step, Loss: bits(loss)}); err != nil {
 			return err
+		}
+		if host, _ := os.Hostname(); host == w.broken {
+			return fmt.Errorf("step %d: %s is broken", step, host)
 		}
 		if err := w.c.Report(ctx, step, map[string]any{"loss": loss}); err != nil {
 			return err
