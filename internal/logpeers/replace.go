@@ -212,7 +212,7 @@ func (r *replacement) missing() error {
 	return fmt.Errorf("%w: %s: the next job serves it", ErrCopyThere, dir)
 }
 
-// unserved returns an error if a process serves the copy that is to be replaced, in whatever directory:
+// unserved returns an error if a process serves the copy for which a new one is made, in whatever directory:
 // two copies of one index would vote. The card of the copy may be that of a process that has ended. A node
 // that does not answer counts as off.
 func (r *replacement) unserved() error {
@@ -230,7 +230,7 @@ func (r *replacement) unserved() error {
 		return nil //nolint:nilerr // none of this log's servers answers there
 	}
 	conn.Close()
-	return problem.Errorf(problem.Locked, "process %d on %s serves the copy: it is not lost; end that trainer first if it is to be replaced", c.PID, c.Host)
+	return problem.Errorf(problem.Locked, "process %d on %s serves the copy, so it is not lost; to replace it anyway, end that trainer", c.PID, c.Host)
 }
 
 // raise makes the copy's generation durable, and removes what an earlier call has left in its directory
