@@ -67,6 +67,19 @@ func TestQuotaUsedUp(t *testing.T) {
 	})
 }
 
+// The server of the leader also writes what the disk of another copy refuses. Only the copy whose disk
+// it is stops.
+func TestQuotaOfAnotherCopy(t *testing.T) {
+	t.Parallel()
+	for dir, want := range map[string]int{"/s/log.2": 1, "/s/log.1": 0, "/s/log": 0} {
+		l := serverLog{to: slog.New(slog.DiscardHandler), quota: make(chan struct{}, 1), dir: dir}
+		l.Warnf("Stream assignment for 'ckpt > CKPT' rejected by assigned member: write /s/log.2/jetstream/meta.sum.tmp: %v (10049)", unix.EDQUOT)
+		if got := len(l.quota); got != want {
+			t.Errorf("%s: %d stops, want %d", dir, got, want)
+		}
+	}
+}
+
 // withDisk fills the disk of one copy, in a process that can mount it, and makes room again.
 func withDisk(t *testing.T, mount func(dir string) fillable) {
 	t.Helper()
@@ -100,6 +113,8 @@ func withDisk(t *testing.T, mount func(dir string) fillable) {
 		want = append(want, f.ID)
 		return nil
 	}
+	// Within seconds of a stream's creation, the leader deletes it if a member cannot create its part.
+	await(t, "the copy has the log", func() bool { return j.peers[2].settled() })
 	if err := full.fill(); err != nil {
 		t.Fatal(err)
 	}

@@ -210,7 +210,7 @@ func (p *Peer) start(ctx context.Context) (*server.Server, error) {
 		return nil, err
 	}
 	fatal := make(chan string, 1)
-	ns.SetLoggerV2(serverLog{p.log, fatal, p.quota}, false, false, false)
+	ns.SetLoggerV2(serverLog{p.log, fatal, p.quota, o.StoreDir}, false, false, false)
 	go ns.Start()
 	limit, cancel := context.WithTimeout(ctx, listenTime)
 	defer cancel()
@@ -414,6 +414,7 @@ type serverLog struct {
 	to    *slog.Logger
 	fatal chan string
 	quota chan struct{}
+	dir   string // of the copy; the leader's server also writes what the disks of others refuse
 }
 
 var _ server.Logger = serverLog{}
@@ -425,7 +426,7 @@ func (l serverLog) Debugf(format string, v ...any)  { l.to.Debug(fmt.Sprintf(for
 func (l serverLog) Tracef(format string, v ...any)  { l.to.Debug(fmt.Sprintf(format, v...)) }
 func (l serverLog) failure(text string) {
 	l.to.Debug(text)
-	if strings.Contains(text, unix.EDQUOT.Error()) {
+	if strings.Contains(text, unix.EDQUOT.Error()) && strings.Contains(text, l.dir+string(filepath.Separator)) {
 		select {
 		case l.quota <- struct{}{}:
 		default:
