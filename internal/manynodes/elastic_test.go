@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 )
+
+const preemptGrace = 4 * time.Second
 
 // elasticJob is a job of two or three nodes that grows soon.
 func elasticJob(worker ...string) job {
 	return job{
 		nnodes: "2:3", nproc: 1, timeout: nodeTimeout, worker: append([]string{"--elastic"}, worker...),
-		more: []string{"--grow-interval", "500ms", "--last-call", "2s", "--preempt-grace", "4s", "--max-restarts", "0"},
+		more: []string{"--grow-interval", "500ms", "--last-call", "2s", "--preempt-grace", preemptGrace.String(), "--max-restarts", "0"},
 	}
 }
 
@@ -95,12 +98,13 @@ func TestNoGrowth(t *testing.T) {
 		worker  []string
 		command []string
 		more    []string
-		want    string // in the output of a; "": nothing
+		want    string        // in the output of a; "": nothing
+		over    time.Duration // after which the ranks have shown that they continue
 	}{
 		"nothing is committed":    {worker: []string{"--every", "0"}},
 		"switched off":            {more: []string{"--grow-interval", "0"}},
 		"workers that do not ask": {command: []string{"sh", "-c", "while [ ! -e " + livesAt + "/" + finishFile + " ]; do sleep 0.1; done"}, want: "its workers neither report nor poll for stop requests"},
-		"workers that do not end": {worker: []string{"--heedless"}, want: "its workers did not end when asked; they continue"},
+		"workers that do not end": {worker: []string{"--heedless"}, want: "its workers did not end when asked; they continue", over: preemptGrace + time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -118,19 +122,20 @@ func TestNoGrowth(t *testing.T) {
 			if c.want != "" {
 				check(t, s.a.prints(s.ctx, c.want))
 			}
+			check(t, s.pass(c.over))
 			if c.command == nil {
 				must[int](t)(s.moves(s.ctx, 0, s.a, s.b, s.c))
 			}
 			if c.want == "" {
 				check(t, s.pass(2*nodeTimeout))
 			}
-			check(t, s.finish())
+			if c.want == "" && strings.Contains(s.a.log.String(), "the group grows") {
+				t.Error("the group was asked to grow")
+			}
+			check(t, s.finish()) // with a commit, after which the group may still be asked
 			s.ended(s.a, s.b, s.c)
 			if n := len(of(s.events(), "group.started")); n != 1 {
 				t.Errorf("%d groups, want 1", n)
-			}
-			if c.want == "" && strings.Contains(s.a.log.String(), "the group grows") {
-				t.Error("the group was asked to grow")
 			}
 		})
 	}
