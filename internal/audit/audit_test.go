@@ -249,7 +249,7 @@ func TestTilePath(t *testing.T) {
 			t.Errorf("%s: %d %d %d %v", c.path, level, n, width, err)
 		}
 	}
-	for _, path := range []string{"", "tile/0", "tile/00/000", "tile/0/0", "tile/0/x000/000", "tile/0/000.p/256", "tile/0/000.p/0", "tile/-1/000", "tile/0/../000", "tile/0/+01"} {
+	for _, path := range []string{"", "tile/0", "tile/00/000", "tile/0/0", "tile/0/x000/000", "tile/0/000.p/256", "tile/0/000.p/0", "tile/-1/000", "tile/0/../000", "tile/0/+01", "tile/entries/x070/x368/x744/x177/665"} {
 		if _, _, _, err := audit.ParseTilePath(path); err == nil {
 			t.Errorf("%s was accepted", path)
 		}

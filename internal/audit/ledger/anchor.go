@@ -20,12 +20,17 @@ import (
 // the log, and have the next owner sign it. Without the file, such as for a key in a
 // directory that the owner cannot write, nothing is compared.
 type anchor struct {
-	Origin string     `json:"origin"`
-	Size   int64      `json:"size"`
-	Root   audit.Hash `json:"root"`
-
+	anchored
 	path string
-	off  bool // it cannot be written
+	next anchored // that a write may have left, though it failed
+	off  bool     // it cannot be written
+}
+
+// anchored is the content of the file.
+type anchored struct {
+	Key  string     `json:"key"` // of a key before this one, nothing follows
+	Size int64      `json:"size"`
+	Root audit.Hash `json:"root"`
 }
 
 func readAnchor(c Config) (a anchor, err error) {
@@ -35,13 +40,16 @@ func readAnchor(c Config) (a anchor, err error) {
 		return a, nil
 	}
 	if err == nil {
-		err = json.Unmarshal(text, &a)
+		err = json.Unmarshal(text, &a.anchored)
 	}
-	if err == nil && (a.Origin != c.Origin || a.Size < 0) {
-		err = fmt.Errorf("it is of %q, want %q", a.Origin, c.Origin)
+	if err == nil && a.Size < 0 {
+		err = fmt.Errorf("its size is %d", a.Size)
 	}
 	if err != nil {
 		return a, fmt.Errorf("%w: the newest head of the key, %s: %w", ErrDamaged, a.path, err)
+	}
+	if a.Key != c.Key {
+		a.anchored = anchored{}
 	}
 	return a, nil
 }
@@ -74,29 +82,37 @@ func (k *Keeper) checkAnchor(ctx context.Context) (err error) {
 		return err
 	}
 	if root != a.Root {
-		return fmt.Errorf("%w: the log was rewritten: it leads to the root %s at size %d, and the key has signed %s (%s): restore log/ from a backup; both roots are the evidence", ErrDamaged, root, a.Size, a.Root, a.path)
+		return fmt.Errorf("%w: the log was rewritten, or the key signs for another copy of the store: the log leads to the root %s at size %d, and the key has signed %s (%s): restore log/ from a backup; both roots are the evidence", ErrDamaged, root, a.Size, a.Root, a.path)
 	}
 	return nil
 }
 
-// keepAnchor makes the head of the key durable before it is signed.
+// keepAnchor makes the head of the key durable before it is signed. It returns
+// [ErrDamaged] if another process has signed one meanwhile.
 func (k *Keeper) keepAnchor(h audit.Head) error {
-	if k.anchor.off || k.anchor.Size == h.Size && k.anchor.Root == h.Root {
+	next := anchored{k.config.Key, h.Size, h.Root}
+	if k.anchor.off || k.anchor.anchored == next {
 		return nil
 	}
-	a := anchor{Origin: h.Origin, Size: h.Size, Root: h.Root, path: k.anchor.path}
-	text, err := json.Marshal(a)
-	if err == nil {
-		err = k.disk.do(stepAnchored, func() error { return durable.Write(a.path, append(text, '\n')) })
+	now, err := readAnchor(k.config)
+	if err != nil {
+		return err
 	}
-	switch {
-	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
+	if now.Size > 0 && now.anchored != k.anchor.anchored && now.anchored != k.anchor.next {
+		return fmt.Errorf("%w: another process has signed a head of size %d, root %s, with the key of this store (%s): two copies of the store use one key: end one, and open the other again", ErrDamaged, now.Size, now.Root, now.path)
+	}
+	text, err := json.Marshal(next)
+	if err == nil {
+		k.anchor.next = next
+		err = k.disk.do(stepAnchored, func() error { return durable.Write(k.anchor.path, append(text, '\n')) })
+	}
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		k.anchor.off = true
 		k.o.Logger.Warn("audit: newest head not kept next to the key; a rewritten log is noticed by notes and witnesses only", "error", err)
 		return nil
-	case err != nil:
-		return err
 	}
-	k.anchor = a
-	return nil
+	if err == nil {
+		k.anchor.anchored = next
+	}
+	return err
 }

@@ -770,7 +770,7 @@ func TestAnchor(t *testing.T) {
 	}
 	headAt(t, opened(t, options(t, dir, log)), 290)
 	// A head that was listed and not anchored, as after a crash.
-	text, err := json.Marshal(anchor{Origin: want.Origin, Size: want.Size, Root: want.Root})
+	text, err := json.Marshal(anchored{c.Key, want.Size, want.Root})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -778,7 +778,7 @@ func TestAnchor(t *testing.T) {
 		t.Fatal(err)
 	}
 	headAt(t, opened(t, options(t, dir, log)), 300)
-	if text, err = json.Marshal(anchor{Origin: want.Origin, Size: want.Size, Root: audit.Hash{1}}); err != nil {
+	if text, err = json.Marshal(anchored{c.Key, want.Size, audit.Hash{1}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(c.Signer+".head", text, 0o600); err != nil {
@@ -786,4 +786,35 @@ func TestAnchor(t *testing.T) {
 	}
 	_, err = Open(t.Context(), options(t, dir, log))
 	fails(t, err, ErrDamaged, "the log was rewritten", audit.Hash{1}.String())
+	// Another key in the same file.
+	c.Key += "x"
+	if a, err := readAnchor(c); err != nil || a.Size != 0 {
+		t.Errorf("the anchor of another key: %+v, %v", a, err)
+	}
+}
+
+// TestTwoCopies: two copies of a store that are open at the same time and use one key do
+// not both sign.
+func TestTwoCopies(t *testing.T) {
+	dir, _ := configured(t, nil)
+	log := &memLog{}
+	log.fill(t, 20)
+	first := opened(t, options(t, dir, log))
+	headAt(t, first, 20)
+	copied := filepath.Join(t.TempDir(), "copy")
+	if err := errors.Join(os.Mkdir(copied, 0o700), Copy(dir, copied, 20)); err != nil {
+		t.Fatal(err)
+	}
+	other := &memLog{list: slices.Clone(log.list)}
+	second := opened(t, options(t, copied, other))
+	log.fill(t, 10)
+	other.fill(t, 5)
+	headAt(t, second, 25)
+	if err := first.foldUntil(t.Context(), 30); err != nil {
+		t.Fatal(err)
+	}
+	fails(t, first.makeHead(t.Context()), ErrDamaged, "two copies of the store use one key", second.head.Root.String())
+	if _, h, err := first.Checkpoint(); err != nil || h.Size != 20 {
+		t.Errorf("published %v, %v", h, err)
+	}
 }
