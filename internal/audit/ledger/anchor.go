@@ -28,7 +28,7 @@ type anchor struct {
 
 // anchored is the content of the file.
 type anchored struct {
-	Key  string     `json:"key"` // of a key before this one, nothing follows
+	Key  string     `json:"key"` // verifier key; the head of an earlier key is ignored
 	Size int64      `json:"size"`
 	Root audit.Hash `json:"root"`
 }
