@@ -126,18 +126,20 @@ func configured(t *testing.T, as *Config) (dir string, c Config) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	c, err := Keygen(KeygenOptions{Store: dir, File: filepath.Join(t.TempDir(), "key"), Origin: "example.org/test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := filepath.Join(t.TempDir(), "key")
 	if as == nil {
+		c, err := Keygen(KeygenOptions{Store: dir, File: file, Origin: "example.org/test"})
+		if err != nil {
+			t.Fatal(err)
+		}
 		return dir, c
 	}
+	c = *as
+	c.Signer = file
 	text, err := os.ReadFile(as.Signer)
 	if err == nil {
 		err = os.WriteFile(c.Signer, text, 0o600)
 	}
-	c.Key = as.Key
 	if err = errors.Join(err, Configure(dir, c)); err != nil {
 		t.Fatal(err)
 	}
@@ -255,53 +257,57 @@ func TestKeeperFaults(t *testing.T) {
 		}},
 		{1 << 16, func(t *testing.T, dir string) *memLog { return almost(t, dir, from) }},
 	} {
+		begun := func(t *testing.T, step func(string, bool) error) (*Keeper, string, *memLog) {
+			t.Helper()
+			dir, _ := configured(t, &from)
+			log := c.start(t, dir)
+			o := options(t, dir, log)
+			o.Step = step
+			k := opened(t, o)
+			for i := range byte(3) { // the same in each
+				k.salts.fresh[fmt.Sprintf("run-%d", i)] = bytes.Repeat([]byte{i}, sha256.Size)
+			}
+			return k, dir, log
+		}
+		clean, cleanDir, _ := begun(t, nil)
+		drive(t, clean, c.size)
+		want, err := clean.tree.Root()
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, mode := range []string{"lost", "persisted", "torn"} {
-			seen := map[string]bool{}
-			for at := 1; ; at++ {
-				dir, _ := configured(t, &from)
-				log := c.start(t, dir)
-				f := &faults{dir: dir, mode: mode, at: at}
-				o := options(t, dir, log)
-				o.Step = f.step
-				k := opened(t, o)
-				drive(t, k, c.size)
-				if f.what == "" {
-					break
+			t.Run(fmt.Sprintf("%d %s", c.size, mode), func(t *testing.T) {
+				t.Parallel()
+				seen := map[string]bool{}
+				for at := 1; ; at++ {
+					f := &faults{mode: mode, at: at}
+					k, dir, log := begun(t, func(step string, done bool) error { return f.step(step, done) })
+					f.dir = dir
+					drive(t, k, c.size)
+					if f.what == "" {
+						break
+					}
+					seen[f.what] = true
+					if root, err := k.tree.Root(); err != nil || root != want || k.head != clean.head {
+						t.Errorf("%s: root %s of %v, want %s of %v: %v", f.what, root, k.head, want, clean.head, err)
+					}
+					if got, want := k.runs.Rows(), clean.runs.Rows(); !slices.Equal(got, want) {
+						t.Errorf("%s: rows %v, want %v", f.what, got, want)
+					}
+					if got, want := files(t, dir), files(t, cleanDir); !maps.Equal(got, want) {
+						t.Errorf("%s: the files differ: %v and %v", f.what, slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+					}
+					// The next owner finds what this one has left in order.
+					again := opened(t, options(t, dir, log))
+					if again.head != k.head || !again.signed || again.saved != int64(c.size)+10 { //nolint:gosec // not that long
+						t.Errorf("%s: opened again with %v, signed %v, saved at %d", f.what, again.head, again.signed, again.saved)
+					}
 				}
-				seen[f.what] = true
-				// The same log with the same salts.
-				clean, _ := configured(t, &from)
-				c.start(t, clean)
-				salts, err := read(dir, saltsName)
-				if err != nil {
-					t.Fatal(err)
+				t.Log(slices.Sorted(maps.Keys(seen)))
+				if len(seen) == 0 {
+					t.Error("nothing failed")
 				}
-				if err := os.WriteFile(filepath.Join(clean, dirName, saltsName), salts, 0o600); err != nil {
-					t.Fatal(err)
-				}
-				other := opened(t, options(t, clean, log))
-				drive(t, other, c.size)
-				root, err1 := k.tree.Root()
-				want, err2 := other.tree.Root()
-				if err := errors.Join(err1, err2); err != nil || root != want || k.head != other.head {
-					t.Errorf("size %d, %s: root %s of %v, want %s of %v: %v", c.size, f.what, root, k.head, want, other.head, err)
-				}
-				if got, want := k.runs.Rows(), other.runs.Rows(); !slices.Equal(got, want) {
-					t.Errorf("size %d, %s: rows %v, want %v", c.size, f.what, got, want)
-				}
-				if got, want := files(t, dir), files(t, clean); !maps.Equal(got, want) {
-					t.Errorf("size %d, %s: the files differ: %v and %v", c.size, f.what, slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
-				}
-				// The next owner finds what this one has left in order.
-				again := opened(t, options(t, dir, log))
-				if again.head != k.head || !again.signed || again.saved != int64(c.size)+10 { //nolint:gosec // not that long
-					t.Errorf("size %d, %s: opened again with %v, signed %v, saved at %d", c.size, f.what, again.head, again.signed, again.saved)
-				}
-			}
-			t.Log(c.size, slices.Sorted(maps.Keys(seen)))
-			if len(seen) == 0 {
-				t.Errorf("size %d: nothing failed", c.size)
-			}
+			})
 		}
 	}
 }
@@ -415,8 +421,28 @@ func TestAppendShort(t *testing.T) {
 	}
 }
 
+// TestSaltsRetry: when a key is durable though its write failed, the retry does not make
+// another: a reader may use the first already.
+func TestSaltsRetry(t *testing.T) {
+	dir, _ := configured(t, nil)
+	log := &memLog{}
+	log.fill(t, 5)
+	o := options(t, dir, log)
+	f := &faults{mode: "persisted", at: 1}
+	o.Step = f.step
+	k := opened(t, o)
+	fails(t, k.foldUntil(t.Context(), 5), errFault)
+	headAt(t, k, 5)
+	text, err := read(dir, saltsName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := slices.Collect(bytes.Lines(text)); f.what != "persisted salted" || len(lines) != 2 || !bytes.Equal(lines[0], lines[1]) {
+		t.Errorf("after %q: %s", f.what, text)
+	}
+}
+
 // TestSaltsTorn: a line that power loss cut off, and that others follow, harms nothing.
-// TestSaltsLost: without salts that were used, no owner continues with others.
 func TestSaltsTorn(t *testing.T) {
 	dir, _ := configured(t, nil)
 	log := &memLog{}
@@ -440,7 +466,7 @@ func TestSaltsTorn(t *testing.T) {
 	opened(t, options(t, dir, log))
 }
 
-// TestSaltsLost: see [TestSaltsTorn].
+// TestSaltsLost: without salts that were used, no owner continues with others.
 func TestSaltsLost(t *testing.T) {
 	for _, stateToo := range []bool{false, true} {
 		dir, _ := configured(t, nil)
