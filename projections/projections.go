@@ -62,7 +62,7 @@ import (
 
 // Version is the version of the folds and rows. Rows of another version are discarded,
 // and the log is folded again from its start.
-const Version = 11
+const Version = 12
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"

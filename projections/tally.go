@@ -29,7 +29,7 @@ type Tally struct {
 	LastCommitAt  time.Time       `json:"last_commit_at,omitzero"`
 	LastSaving    float64         `json:"last_saving_s,omitempty"` // its seconds from begin to commit
 	Slowest       *Worker         `json:"slowest,omitempty"`       // its rank whose copy and write took longest; nil: unknown
-	Gaps          []time.Duration `json:"gaps,omitempty"`          // between the newest commits, the newest last
+	Gaps          []time.Duration `json:"gaps,omitempty"`          // between the newest commits, each of one attempt, the newest last
 }
 
 // SpreadBounds are the upper bounds of a [Spread], in seconds.
@@ -116,6 +116,10 @@ func (f *fold) tallyAttempt(*events.GroupStarted) error {
 // tallyCommit counts a committed save. timed is false if the process that committed the save
 // did not begin it: the time between is not that of the save.
 func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool, slowest *Worker) error {
+	gap, err := f.commits(c.Attempt)
+	if err != nil {
+		return err
+	}
 	return f.tally(func(t *Tally) {
 		t.Committed++
 		t.Written += c.BytesWritten
@@ -128,7 +132,7 @@ func (f *fold) tallyCommit(c Checkpoint, blocked time.Duration, timed bool, slow
 				t.Staging.add(c.StagedStored.Sub(c.BegunStored))
 			}
 		}
-		if gap := f.at().Sub(t.LastCommitAt); !t.LastCommitAt.IsZero() && gap > 0 {
+		if gap > 0 {
 			t.Gaps = append(t.Gaps[max(0, len(t.Gaps)-mostGaps+1):], gap)
 		}
 		t.Slowest = slowest

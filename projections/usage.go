@@ -41,6 +41,8 @@ type usageRow struct {
 	Loads   int          `json:"loads,omitempty"` // open ones
 	Last    time.Time    `json:"last"`            // latest time of the clock
 
+	Committed time.Time `json:"committed,omitzero"` // newest commit of a save of the attempt
+
 	Wall      time.Duration `json:"wall"`      // of all attempts
 	Trained   time.Duration `json:"trained"`   // training, without what saves blocked
 	Line      time.Duration `json:"line"`      // the part of it that led to the present
@@ -138,6 +140,7 @@ func (f *fold) attemptBegins(b *events.GroupStarted) error {
 		u.advance(f.at())
 	}
 	u.Attempt, u.Source, u.Node, u.Phase, u.Loads, u.Own, u.Last = b.Attempt, f.r.Source, "", starting, 0, 0, f.at()
+	u.Committed = time.Time{}
 	trained, err := f.trainedAt(b.Resume)
 	if err != nil {
 		return err
@@ -247,6 +250,19 @@ func (f *fold) saveEnds(attempt int, blocked time.Duration) (ticked bool, err er
 		return nil
 	})
 	return ticked, err
+}
+
+// commits notes a commit of an attempt, and returns the time since the one before it in the same attempt;
+// 0 for the first. A restart takes what it takes, so it is no part of the time between two commits.
+func (f *fold) commits(attempt int) (gap time.Duration, err error) {
+	err = f.usage(attempt, func(u *usageRow) error {
+		if !u.Committed.IsZero() {
+			gap = f.at().Sub(u.Committed)
+		}
+		u.Committed = f.at()
+		return nil
+	})
+	return gap, err
 }
 
 // Usage is the time of the attempts of a trial, or of all trials of a run, in seconds. Its

@@ -1,9 +1,11 @@
 package projections
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,6 +19,8 @@ type timeline struct {
 	t    interface{ Fatalf(string, ...any) }
 	rows *Memory
 	log  []events.Recorded
+
+	trial string // of the next events, if it is not the default one
 }
 
 // add applies an event of a source at a number of seconds.
@@ -25,7 +29,7 @@ func (l *timeline) add(source string, actor events.Actor, at float64, body event
 	if err != nil {
 		l.t.Fatalf("%v", err)
 	}
-	r := recorded(uint64(len(l.log)+1), events.Scope{Run: "run", Trial: DefaultTrial, Actor: actor}, body.Kind(), string(data))
+	r := recorded(uint64(len(l.log)+1), events.Scope{Run: "run", Trial: cmp.Or(l.trial, DefaultTrial), Actor: actor}, body.Kind(), string(data))
 	r.Source, r.Time = source, epoch.Add(time.Duration(at*float64(time.Second)))
 	l.log = append(l.log, r)
 	if err := Apply(l.rows, r); err != nil {
@@ -59,6 +63,62 @@ func (l *timeline) wantUsage(t *testing.T, when string, want Usage) {
 	} {
 		if math.Abs(of[0]-of[1]) > 0.001 {
 			t.Errorf("%s: %s is %v s, want %v: %+v", when, name, of[0], of[1], got)
+		}
+	}
+}
+
+// The time between two commits counts if both are of one attempt. A restart, the wait for a job, and the
+// commits of another trial are no part of it.
+func TestGaps(t *testing.T) {
+	t.Parallel()
+	begun := func(attempt int, id string) events.Body {
+		return &events.CheckpointBegun{Attempt: attempt, Checkpoint: id, Name: id, WorldSize: 1}
+	}
+	committed := func(attempt int, id string) events.Body {
+		return &events.CheckpointCommitted{Attempt: attempt, Checkpoint: id, Manifest: "m"}
+	}
+	for _, c := range []struct {
+		name string
+		add  func(l *timeline)
+		want []time.Duration
+	}{
+		{"one commit", func(l *timeline) {}, nil},
+		{"two in one attempt", func(l *timeline) {
+			l.add("one", "s", 310, begun(1, "b"))
+			l.add("one", "s", 320, committed(1, "b"))
+		}, []time.Duration{300 * time.Second}},
+		{"a restart between", func(l *timeline) {
+			l.add("two", "s", 9000, &events.GroupStarted{Attempt: 2, Job: "two", WorldSize: 1, Resume: "a"})
+			l.add("two", "s", 9300, begun(2, "b"))
+			l.add("two", "s", 9301, committed(2, "b"))
+			l.add("two", "s", 9600, begun(2, "c"))
+			l.add("two", "s", 9602, committed(2, "c"))
+		}, []time.Duration{301 * time.Second}},
+		{"a save that the next trainer finishes", func(l *timeline) {
+			l.add("one", "s", 310, begun(1, "b"))
+			l.add("two", "s", 9000, &events.GroupStarted{Attempt: 2, Job: "two", WorldSize: 1, Resume: "a"})
+			l.add("two", "s", 9001, committed(1, "b"))
+			l.add("two", "s", 9300, begun(2, "c"))
+			l.add("two", "s", 9301, committed(2, "c"))
+		}, nil},
+		{"another trial", func(l *timeline) {
+			l.trial = "other"
+			l.add("one", "s", 21, &events.GroupStarted{Attempt: 1, Job: "one", WorldSize: 1})
+			l.add("one", "s", 22, begun(1, "b"))
+			l.add("one", "s", 23, committed(1, "b"))
+			l.trial = ""
+			l.add("one", "s", 320, begun(1, "c"))
+			l.add("one", "s", 321, committed(1, "c"))
+		}, []time.Duration{301 * time.Second}},
+	} {
+		l := &timeline{t: t, rows: NewMemory()}
+		l.add("one", "s", 0, &events.GroupStarted{Attempt: 1, Job: "one", WorldSize: 1})
+		l.add("one", "s", 10, begun(1, "a"))
+		l.add("one", "s", 20, committed(1, "a"))
+		c.add(l)
+		tally, err := getTally(l.rows, "run")
+		if err != nil || !slices.Equal(tally.Gaps, c.want) {
+			t.Errorf("%s: gaps %v, %v, want %v", c.name, tally.Gaps, err, c.want)
 		}
 	}
 }

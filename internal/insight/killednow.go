@@ -164,8 +164,8 @@ func Goodput(u projections.Usage) (part float64, ok bool) {
 	return u.Kept / u.Wall, true
 }
 
-// Interval returns the usual time between two commits of a run: the median of the newest ones; 0
-// if there are fewer than two.
+// Interval returns the usual time between two commits of an attempt of a run: the median of the newest
+// ones; 0 if no attempt has had two.
 func Interval(t projections.Tally) time.Duration {
 	if len(t.Gaps) == 0 {
 		return 0

@@ -26,7 +26,7 @@ func TestNoCommit(t *testing.T) {
 	}{
 		{"on time", minutes(5, 5, 5), 14 * time.Minute, time.Hour, false},
 		{"late", minutes(5, 5, 5), 16 * time.Minute, time.Hour, true},
-		{"one gap has a restart in it", minutes(5, 300, 5), 16 * time.Minute, time.Hour, true},
+		{"one gap is long", minutes(5, 300, 5), 16 * time.Minute, time.Hour, true},
 		{"just resumed", minutes(5, 5), time.Hour, 2 * time.Minute, false},
 		{"resumed long ago", minutes(5, 5), time.Hour, 20 * time.Minute, true},
 		{"one commit", nil, time.Hour, 2 * time.Hour, false},

@@ -87,7 +87,7 @@ func (c copyID) identify(dir string, formed bool) error {
 // The states of a copy, by the files in the store's directory.
 const (
 	CopyHere    = "here"    // in the store's directory
-	CopyFilling = "filling" // made again by [Replace], which did not end
+	CopyFilling = "filling" // made again by [Replace], which did not end, and no job has filled it further
 	CopyAway    = "away"    // on the disk of its node, or gone
 )
 
@@ -109,7 +109,7 @@ func States(store string) (all []CopyState, err error) {
 		c := CopyState{Copy: k, State: CopyAway, Replaced: g[k], Dir: CopyDir(store, k)}
 		if hasCopy(c.Dir) {
 			c.State = CopyHere
-			if _, err := os.Stat(filepath.Join(c.Dir, fillingName)); err == nil {
+			if isFilling(c.Dir) {
 				c.State = CopyFilling
 			}
 		}

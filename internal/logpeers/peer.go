@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -235,11 +236,13 @@ func end(ns *server.Server) {
 // watch ends the server when another machine takes the copy, and starts it again after its
 // disk was full: the server stops serving its copy then, until it is started again. On a quota
 // that is used up, the server only stops the streams that could not write; watch stops the rest.
+// It also notes when a copy that was made again has caught up.
 func (p *Peer) watch(life context.Context) {
 	var restarted time.Time
-	for pause, stopped := fullPoll, false; ; {
+	filling := isFilling(p.held.dir)
+	for pause, wait, stopped := fullPoll, fullPoll, false; ; {
 		select {
-		case <-time.After(pause):
+		case <-time.After(wait):
 		case <-p.quota:
 			if err := p.server().ShutdownJetStream(); err != nil {
 				p.log.Warn("copy of the log not stopped", "dir", p.held.dir, "error", err)
@@ -255,13 +258,25 @@ func (p *Peer) watch(life context.Context) {
 			if stopped = false; time.Since(restarted) > mostPoll {
 				pause = fullPoll
 			}
+			wait = pause
+			if filling && p.filled() {
+				filling = false
+				if err := durableRemove(filepath.Join(p.held.dir, fillingName)); err != nil {
+					p.log.Warn("copy of the log still marked as filling", "dir", p.held.dir, "error", err)
+				}
+			}
 			continue
 		}
 		if !stopped {
 			stopped = true
 			p.log.Error("copy of the log not served: its disk or its quota is full, or the disk fails; the other copies serve the log", "dir", p.held.dir, "free_bytes_wanted", roomy)
 		}
-		if room(p.held.dir) < roomy || !reserve(p.held.dir, roomy) {
+		if room(p.held.dir) < roomy {
+			wait = pause
+			continue
+		}
+		if !reserve(p.held.dir, roomy) {
+			wait = min(2*wait, mostProbe)
 			continue
 		}
 		if err := p.held.intact(); err != nil {
@@ -283,15 +298,18 @@ func (p *Peer) watch(life context.Context) {
 			p.log.Info("copy of the log is served again", "dir", p.held.dir)
 		}
 		pause, restarted = min(2*pause, mostPoll), time.Now()
+		wait = pause
 	}
 }
 
 // A copy whose disk was full is served again when roomy bytes are free. The server's own files
-// grow by blocks of up to 8 MiB. The pauses grow while that does not help.
+// grow by blocks of up to 8 MiB. The pauses grow while that does not help, and while a quota does not
+// allow it: some filesystems write all of roomy to find out.
 const (
-	roomy    = 64 << 20
-	fullPoll = time.Second
-	mostPoll = time.Minute
+	roomy     = 64 << 20
+	fullPoll  = time.Second
+	mostPoll  = time.Minute
+	mostProbe = 30 * time.Second
 )
 
 // room returns the free bytes of a directory's disk; 0 if it does not answer.
@@ -343,6 +361,16 @@ func (p *Peer) current() bool { return p.server().JetStreamIsCurrent() }
 func (p *Peer) settled() bool {
 	h := p.server().Healthz(nil)
 	return p.current() && h.StatusCode == 200
+}
+
+// filled reports whether a copy has caught up, with the log too and not only with the peers' own group.
+func (p *Peer) filled() bool {
+	for group := range positions(p.server()) {
+		if strings.HasPrefix(group, account+"/") {
+			return p.settled()
+		}
+	}
+	return false
 }
 
 // stop ends the server, and keeps the directory.

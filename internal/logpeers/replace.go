@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
+	"github.com/ckptstore/ckptstore/internal/claim"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
@@ -55,7 +57,7 @@ const replaceTime = 10 * time.Minute
 // Replace makes copy k of the log again, in the store's directory, from the two others. It does so
 // while no job and no command uses the log, and only once the two agree on every term and entry: the
 // lost copy may have voted and acknowledged, and a majority with the new one must know all of that.
-// No peer is removed from the cluster. Then it raises the copy's generation, so that the old one is
+// No peer is removed from the cluster. A copy that a process serves is not replaced, wherever it lies. Then it raises the copy's generation, so that the old one is
 // refused wherever it comes back. Both other copies must lie in the store. wait bounds the wait for
 // a process that is ending.
 //
@@ -69,12 +71,10 @@ func Replace(ctx context.Context, store string, k int, wait time.Duration, log *
 	if err != nil {
 		return failed(err)
 	}
-	if hasCopy(CopyDir(store, k)) {
-		if _, err := os.Stat(filepath.Join(CopyDir(store, k), fillingName)); err != nil {
-			return failed(fmt.Errorf("%w: %s: the next job serves it", ErrCopyThere, CopyDir(store, k)))
-		}
-	}
 	r := &replacement{store: store, k: k, secret: s, log: log}
+	if err := r.missing(); err != nil {
+		return failed(err)
+	}
 	defer func() { err = errors.Join(err, r.close()) }()
 	var without []error
 	if r.held, without = holdCopies(ctx, store, s, wait, log, k); len(without) > 0 {
@@ -101,11 +101,23 @@ func Replace(ctx context.Context, store string, k int, wait time.Duration, log *
 	return nil
 }
 
-// fillingName is the file in the directory of a copy that [Replace] has not filled yet.
+// fillingName is the file in the directory of a copy that [Replace] has made and that has not caught up
+// with the others yet. The peer that serves the copy removes it then.
 const fillingName = "filling"
 
+// isFilling reports whether a directory has a copy that has not caught up yet.
+func isFilling(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, fillingName))
+	return err == nil
+}
+
+// durableRemove removes a file if it is there.
 func durableRemove(path string) error {
-	return errors.Join(os.Remove(path), durable.SyncDir(filepath.Dir(path)))
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, durable.SyncDir(filepath.Dir(path)))
 }
 
 // replacement is one call of [Replace].
@@ -149,30 +161,35 @@ func (r *replacement) serve(ctx context.Context, j int, h *hold) error {
 	return nil
 }
 
-// startNew serves the empty copy. Its generation is durable before it can vote.
+// startNew serves the empty copy. Its generation is durable before it can vote, and is raised only
+// while this process holds the directory and no process serves the copy elsewhere.
 func (r *replacement) startNew(ctx context.Context, wait time.Duration) error {
-	dir := CopyDir(r.store, r.k)
-	filling := hasCopy(dir)
-	g, err := readGenerations(r.store)
-	if err != nil {
+	if err := r.unserved(); err != nil {
 		return err
 	}
-	if !filling {
-		g[r.k]++
-		text, err := json.Marshal(g)
-		if err != nil {
-			return err
-		}
-		if err := durable.Write(generationsPath(r.store), append(text, '\n')); err != nil {
-			return err
-		}
-		if err := os.Remove(filepath.Join(dir, copyName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	dir := CopyDir(r.store, r.k)
+	locking, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	h, err := lockCopy(locking, dir, r.secret.copy(r.k), false)
+	if err != nil {
+		return problem.Wrap(problem.Locked, err)
+	}
+	r.held[r.k] = h
+	if h.claim, err = claim.Take(ctx, dir, r.log); err != nil {
+		return err
+	}
+	if err := r.missing(); err != nil {
+		return err
+	}
+	if !hasCopy(dir) {
+		if err := r.raise(dir); err != nil {
 			return err
 		}
 	}
-	id := r.secret.copy(r.k)
-	id.Generation = g[r.k]
-	if r.held[r.k], err = holdCopy(ctx, dir, id, false, wait, r.log); err != nil {
+	if h.copy, err = r.secret.identity(r.store, r.k); err != nil {
+		return err
+	}
+	if err := h.copy.identify(dir, false); err != nil {
 		return err
 	}
 	if err := durable.Write(filepath.Join(dir, fillingName), nil); err != nil {
@@ -183,7 +200,55 @@ func (r *replacement) startNew(ctx context.Context, wait time.Duration) error {
 		return err
 	}
 	r.cards[r.k] = &c
-	return r.serve(ctx, r.k, r.held[r.k])
+	return r.serve(ctx, r.k, h)
+}
+
+// missing returns [ErrCopyThere] if the store has the copy, unless a replacement was interrupted.
+func (r *replacement) missing() error {
+	dir := CopyDir(r.store, r.k)
+	if !hasCopy(dir) || isFilling(dir) {
+		return nil
+	}
+	return fmt.Errorf("%w: %s: the next job serves it", ErrCopyThere, dir)
+}
+
+// unserved returns an error if a process serves the copy for which a new one is made, in whatever directory:
+// two copies of one index would vote. The card of the copy may be that of a process that has ended. A node
+// that does not answer counts as off.
+func (r *replacement) unserved() error {
+	all, err := cards(r.store)
+	if err != nil {
+		return err
+	}
+	c := all[r.k]
+	if c == nil {
+		return nil
+	}
+	at := access([]*card{c}, r.secret)
+	conn, err := nats.Connect(at.URL, nats.Token(at.Token), nats.Secure(at.TLS), nats.Timeout(reachTime))
+	if err != nil {
+		return nil //nolint:nilerr // none of this log's servers answers there
+	}
+	conn.Close()
+	return problem.Errorf(problem.Locked, "process %d on %s serves the copy, so it is not lost; to replace it anyway, end that trainer", c.PID, c.Host)
+}
+
+// raise makes the copy's generation durable, and removes what an earlier call has left in its directory
+// before it served the copy.
+func (r *replacement) raise(dir string) error {
+	g, err := readGenerations(r.store)
+	if err != nil {
+		return err
+	}
+	g[r.k]++
+	text, err := json.Marshal(g)
+	if err != nil {
+		return err
+	}
+	if err := durable.Write(generationsPath(r.store), append(text, '\n')); err != nil {
+		return err
+	}
+	return errors.Join(durableRemove(filepath.Join(dir, copyName)), durableRemove(filepath.Join(dir, fillingName)))
 }
 
 // await waits until all served copies are settled and have the same logs of every group.

@@ -1,6 +1,7 @@
 package logpeers
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -81,6 +82,107 @@ func TestReplacedCopy(t *testing.T) {
 	if got := ids(t, j.connect(j.access)); !slices.Equal(got, want) {
 		t.Errorf("%d events, want %d", len(got), len(want))
 	}
+}
+
+// generation returns how often a copy was replaced.
+func generation(t *testing.T, store string, k int) int {
+	t.Helper()
+	g, err := readGenerations(store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g[k]
+}
+
+// A copy that a process serves from the disk of its node is not replaced, and neither is one whose
+// directory another process has. The copy is not refused afterwards: its generation is the same.
+func TestServedCopyNotReplaced(t *testing.T) {
+	t.Parallel()
+	j := &joined{t: t, store: t.TempDir(), log: slog.DiscardHandler}
+	j.on[2] = filepath.Join(t.TempDir(), "copy")
+	j.form().Close()
+	j.peers[0].Close()
+	j.peers[1].Close()
+	refused := func(what string) {
+		t.Helper()
+		err := Replace(t.Context(), j.store, 2, 100*time.Millisecond, quiet)
+		if g := generation(t, j.store, 2); !slices.Contains(system.Kinds(err), problem.Locked) || g != 0 {
+			t.Errorf("%s: %v; its generation is %d", what, err, g)
+		}
+	}
+	refused("a copy that is served")
+	j.peers[2].Close()
+	h, err := lockCopy(t.Context(), CopyDir(j.store, 2), copyID{}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused("a directory that another process has")
+	if err := h.release(); err != nil {
+		t.Fatal(err)
+	}
+	j.together(true, 0, 1, 2)
+}
+
+// A call of Replace was killed. The next one ends, from every state of the directory that the first
+// one can leave.
+func TestReplacedAfterKill(t *testing.T) {
+	t.Parallel()
+	j, l := newLog(t)
+	l.Close()
+	for _, p := range j.peers {
+		p.Close()
+	}
+	dir := CopyDir(j.store, 2)
+	s, err := readSecret(j.store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(name string, text []byte) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		leave func()
+	}{ // before it has files, the directory has the name of the copy, and then the mark; the next call removes them in this order
+		{"the copy of the generation before is named", func() {
+			old := s.copy(2)
+			old.Generation = generation(t, j.store, 2) - 1
+			text, err := json.Marshal(old)
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(copyName, text)
+		}},
+		{"only the mark is left", func() { write(fillingName, nil) }},
+	} {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		c.leave()
+		if err := Replace(t.Context(), j.store, 2, time.Second, slog.New(slog.NewTextHandler(t.Output(), nil))); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if isFilling(dir) || !hasCopy(dir) {
+			t.Errorf("%s: the copy is not there", c.name)
+		}
+	}
+
+	// Killed while the copy was filled: the next job fills it.
+	write(fillingName, nil)
+	if states, err := States(j.store); err != nil || states[2].State != CopyFilling {
+		t.Errorf("%+v, %v", states, err)
+	}
+	j.together(true, 0, 1, 2)
+	await(t, "the copy has caught up", func() bool {
+		states, err := States(j.store)
+		return err == nil && states[2].State == CopyHere
+	})
 }
 
 // While a job uses the log, no copy is replaced.

@@ -42,7 +42,7 @@ var (
 	runLastReport  = family{"run_last_report_timestamp_seconds", "gauge", []string{"run"}, "Time of the newest report."}
 	runJobStarted  = family{"run_job_started_timestamp_seconds", "gauge", []string{"run"}, "Time at which the run's newest job started."}
 	runLastCommit  = family{"run_last_commit_timestamp_seconds", "gauge", []string{"run"}, "Time of the newest commit."}
-	commitInterval = family{"run_commit_interval_seconds", "gauge", []string{"run"}, "Usual time between two commits: the median of the newest eight."}
+	commitInterval = family{"run_commit_interval_seconds", "gauge", []string{"run"}, "Usual time between two commits of an attempt: the median of the newest eight."}
 	stepsAtRisk    = family{"run_steps_at_risk", "gauge", []string{"run"}, "Steps that the next attempt would repeat if the run was killed now."}
 	runTime        = family{"run_time_seconds", "gauge", []string{"run", "use"}, "Time of the run's attempts by its use: training that is kept or lost, restoring, blocked by saves, other. A resume moves time from kept to lost, so this is no counter: compare the uses with each other."}
 	saves          = family{"saves_total", "counter", []string{"run", "result"}, "Saves that were committed or aborted."}

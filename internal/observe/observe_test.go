@@ -137,6 +137,8 @@ func (s *scene) story(run string) (job string) {
 		&events.TrainingStarted{Attempt: 2},
 		&events.RestoreBegun{Attempt: 2, Load: 1, Checkpoint: "step-10.a1", WorldSize: 1},
 		&events.RestoreCompleted{Attempt: 2, Load: 1, Checkpoint: "step-10.a1", Tier: "slots+files"},
+		&events.CheckpointBegun{Attempt: 2, Checkpoint: "step-15.a2", Name: "step-15", Step: 15, WorldSize: 1},
+		&events.CheckpointCommitted{Attempt: 2, Checkpoint: "step-15.a2", Manifest: "m"},
 		&events.CheckpointBegun{Attempt: 2, Checkpoint: "step-20.a2", Name: "step-20", Step: 20, WorldSize: 1},
 		&events.WriteSealed{Attempt: 2, Checkpoint: "step-20.a2", Copied: seconds(0)},
 		&events.CheckpointCommitted{Attempt: 2, Checkpoint: "step-20.a2", Manifest: "m", Bytes: 100},
@@ -188,7 +190,7 @@ func TestMetrics(t *testing.T) {
 		`ckptstore_build_info{version="v1"} 1`,
 		`ckptstore_store_info{store="` + s.store.ID + `"} 1`,
 		`ckptstore_owner 1`,
-		`ckptstore_log_last_sequence 26`,
+		`ckptstore_log_last_sequence 28`,
 		`ckptstore_views_lag_events 0`,
 		`ckptstore_views_halted 0`,
 		`ckptstore_scrub_findings 0`,
@@ -197,23 +199,23 @@ func TestMetrics(t *testing.T) {
 		`ckptstore_gpu_unhealthy{device="GPU-1",node="0"} 1`,
 		`ckptstore_run_state{run="bert \"x\"",state="running"} 1`,
 		`ckptstore_run_step{run="bert \"x\""} 34`,
-		`ckptstore_run_commit_interval_seconds{run="bert \"x\""} 14`,
+		`ckptstore_run_commit_interval_seconds{run="bert \"x\""} 3`,
 		`ckptstore_run_steps_at_risk{run="bert \"x\""} 14`,
 		// Attempt 1 trains from its third second to the exit in the twelfth, and attempt 2 from the
 		// eighteenth on: the first training up to the save of step 10 is kept, and that save held it up for
 		// a second.
-		`ckptstore_run_time_seconds{run="bert \"x\"",use="kept"} 8`,
+		`ckptstore_run_time_seconds{run="bert \"x\"",use="kept"} 10`,
 		`ckptstore_run_time_seconds{run="bert \"x\"",use="lost"} 6`,
 		`ckptstore_run_time_seconds{run="bert \"x\"",use="restoring"} 1`,
 		`ckptstore_run_time_seconds{run="bert \"x\"",use="blocked"} 1`,
 		`ckptstore_run_time_seconds{run="bert \"x\"",use="other"} 4`,
-		`ckptstore_saves_total{result="committed",run="bert \"x\""} 2`,
+		`ckptstore_saves_total{result="committed",run="bert \"x\""} 3`,
 		`ckptstore_saves_total{result="aborted",run="bert \"x\""} 1`,
 		`ckptstore_saves_in_flight{run="bert \"x\""} 1`,
 		`ckptstore_save_bytes_total{kind="written",run="bert \"x\""} 70`,
 		`ckptstore_save_bytes_total{kind="reused",run="bert \"x\""} 30`,
-		`ckptstore_save_duration_seconds_bucket{phase="total",run="bert \"x\"",le="2.0"} 1`,
-		`ckptstore_save_duration_seconds_sum{phase="total",run="bert \"x\""} 6`,
+		`ckptstore_save_duration_seconds_bucket{phase="total",run="bert \"x\"",le="2.0"} 2`,
+		`ckptstore_save_duration_seconds_sum{phase="total",run="bert \"x\""} 7`,
 		`ckptstore_save_duration_seconds_count{phase="staged",run="bert \"x\""} 1`,
 		`ckptstore_save_duration_seconds_count{phase="blocked",run="bert \"x\""} 2`,
 		`ckptstore_save_duration_seconds_sum{phase="blocked",run="bert \"x\""} 1`,
@@ -223,7 +225,7 @@ func TestMetrics(t *testing.T) {
 		`ckptstore_restore_duration_seconds_sum{run="bert \"x\"",tier="slots+files"} 1`,
 		`ckptstore_attempts_total{failure="worker",run="bert \"x\""} 1`,
 		`ckptstore_attempts_total{failure="lost",run="bert \"x\""} 0`,
-		`checkpoint="step-20.a2"`, `sequence="24"`, // the exemplar
+		`checkpoint="step-20.a2"`, `sequence="26"`, // the exemplar
 	} {
 		if !strings.Contains(values, want) {
 			t.Errorf("no %s", want)
@@ -232,7 +234,7 @@ func TestMetrics(t *testing.T) {
 	if t.Failed() {
 		t.Log(got)
 	}
-	if committed := fmt.Sprintf("ckptstore_run_last_commit_timestamp_seconds{run=\"bert \\\"x\\\"\"} %v\n", float64(begin.Unix()+23)); !strings.Contains(values, committed) {
+	if committed := fmt.Sprintf("ckptstore_run_last_commit_timestamp_seconds{run=\"bert \\\"x\\\"\"} %v\n", float64(begin.Unix()+25)); !strings.Contains(values, committed) {
 		t.Errorf("no %s", committed)
 	}
 	status, older := get(t, h, "/metrics", "text/plain")

@@ -44,6 +44,7 @@ func Command(c *console.Console) *cobra.Command {
 	f := t.Flags()
 	f.StringVar(&s.Name, "name", "", "name of the job and of its run")
 	f.IntVar(&s.Nodes, "nodes", 1, "number of nodes; for more than 1, all must share the store")
+	f.IntVar(&s.MinNodes, "min-nodes", 0, "nodes with which the job continues when others fail (default: --nodes; Slurm then requeues the job when one fails)")
 	f.StringVar(&s.NProc, "nproc", "gpu", "ranks per node: a number, or gpu for one a GPU")
 	f.StringVar(&s.Time, "time", "", "limit of the job's time, as sbatch takes it (default: the partition's)")
 	f.DurationVar(&s.Warning, "warning", 10*time.Minute, "how long before that limit the ranks save and exit")

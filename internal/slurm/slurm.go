@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // spare is the part of the warning in which ranks can no longer save: the trainer's
@@ -24,6 +26,7 @@ const spare = 30 * time.Second
 type Script struct {
 	Name      string        // of the job and of its run
 	Nodes     int           // at least 1
+	MinNodes  int           // with how many of them the job continues when nodes fail; 0 for all
 	NProc     string        // ranks per node, as --nproc of the trainer
 	Time      string        // limit of the job's time, as --time of sbatch
 	Warning   time.Duration // how long before that limit the ranks save; whole seconds
@@ -44,11 +47,18 @@ func (s Script) Validate() error {
 			return fmt.Errorf("%s %q: a line of #SBATCH has no space, quote, # or backslash in a value", f.name, f.value)
 		}
 	}
+	if err := store.ValidRun(s.Name); err != nil {
+		return fmt.Errorf("--name %q: %w: name the run, such as bert", s.Name, err)
+	}
 	switch {
-	case s.Name == "" || s.Name[0] == '-':
+	case s.Name[0] == '-':
 		return fmt.Errorf("--name %q: name the run, such as bert", s.Name)
+	case strings.ContainsAny(s.Name, "/%"):
+		return fmt.Errorf("--name %q: it is a part of the name of the job's output file, so it has no / and no %%", s.Name)
 	case s.Nodes < 1:
 		return fmt.Errorf("--nodes %d: want 1 or more", s.Nodes)
+	case s.MinNodes < 0 || s.MinNodes > s.Nodes:
+		return fmt.Errorf("--min-nodes %d: want 1 to %d, the number of --nodes", s.MinNodes, s.Nodes)
 	case s.NProc == "":
 		return fmt.Errorf("--nproc: want the ranks of a node, such as 8 or gpu")
 	case s.Warning < time.Minute || s.Warning > 18*time.Hour:
@@ -77,16 +87,22 @@ func (s Script) String() string {
 	option("--requeue")
 	option("--open-mode=append")
 	option("--output=%%x.%%j.out")
-	srun := "srun --ntasks-per-node=1"
+	srun, nodes := "srun --ntasks-per-node=1", ""
 	if s.Nodes > 1 {
+		srun += " --kill-on-bad-exit=0"
+	}
+	if s.MinNodes > 0 && s.MinNodes < s.Nodes {
+		// Otherwise Slurm ends and requeues a job that has lost a node: its trainers would wait for
+		// a node that cannot come.
 		option("--no-kill")
-		srun += " --kill-on-bad-exit=0 --no-kill"
+		srun += " --no-kill"
+		nodes = fmt.Sprintf(" --nnodes %d:%d", s.MinNodes, s.Nodes)
 	}
 	b.WriteString("\n# Add what the job needs: --gpus-per-node, --account, modules.\n")
 	if s.Store != "" {
 		fmt.Fprintf(&b, "export CKPTSTORE_STORE=%s\n", quote(s.Store))
 	}
-	fmt.Fprintf(&b, "%s trainer run --name %s --nproc %s --walltime auto --preempt-grace %ds --", srun, s.Name, s.NProc, int((s.Warning - spare).Seconds()))
+	fmt.Fprintf(&b, "%s trainer run --name %s%s --nproc %s --walltime auto --preempt-grace %ds --", srun, quote(s.Name), nodes, quote(s.NProc), int((s.Warning - spare).Seconds()))
 	for _, word := range s.Command {
 		b.WriteString(" " + quote(word))
 	}

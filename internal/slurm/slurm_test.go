@@ -1,7 +1,11 @@
 package slurm
 
 import (
+	"errors"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,14 +43,68 @@ exit $code
 	s := valid()
 	s.Nodes, s.Exits, s.Partition = 4, true, "gpu"
 	got := s.String()
-	for _, line := range []string{"#SBATCH --no-kill", "srun --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill trainer run ", "#SBATCH --partition=gpu", "exit $code # RequeueExit=75"} {
+	for _, line := range []string{"#SBATCH --nodes=4", "srun --ntasks-per-node=1 --kill-on-bad-exit=0 trainer run --name bert --nproc 8 ", "#SBATCH --partition=gpu", "exit $code # RequeueExit=75"} {
 		if !strings.Contains(got, line) {
 			t.Errorf("the script of 4 nodes has no %q:\n%s", line, got)
 		}
 	}
-	if strings.Contains(got, "scontrol") {
-		t.Errorf("the script needs scontrol:\n%s", got)
+	for _, line := range []string{"scontrol", "--no-kill", "--nnodes"} {
+		if strings.Contains(got, line) {
+			t.Errorf("the script has %s:\n%s", line, got)
+		}
 	}
+	s.MinNodes = 3
+	got = s.String()
+	for _, line := range []string{"#SBATCH --no-kill", "srun --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill trainer run --name bert --nnodes 3:4 --nproc 8 "} {
+		if !strings.Contains(got, line) {
+			t.Errorf("the script of 3 to 4 nodes has no %q:\n%s", line, got)
+		}
+	}
+}
+
+// A shell that runs the script passes every value on as it is. It executes none.
+func TestHostileScript(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("bash"); err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "srun"), []byte("#!/bin/sh\nprintf '%s\\0' \"$@\"\nexit 3\n"), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	check := func(t fatal, s Script) {
+		t.Helper()
+		cmd := exec.Command("bash", "-c", s.String())
+		cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+		out, err := cmd.Output()
+		got := strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
+		want := append([]string{"--ntasks-per-node=1", "trainer", "run", "--name", s.Name, "--nproc", s.NProc, "--walltime", "auto", "--preempt-grace", "570s", "--"}, s.Command...)
+		if e := new(exec.ExitError); !errors.As(err, &e) || e.ExitCode() != 3 || !slices.Equal(got, want) {
+			t.Fatalf("%v; srun has %q, want %q, of\n%s", err, got, want, s)
+		}
+	}
+	for _, text := range []string{"x$(id)", "x`id`", "x;id", "x&id", "x|id", "x>y", "$HOME", "*", "{a,b}", "!x", "~"} {
+		s := valid()
+		s.Name, s.NProc = text, text
+		if err := s.Validate(); err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		check(t, s)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		s := valid()
+		s.Name, s.NProc = rapid.StringMatching(`[!-~]{1,12}`).Draw(t, "name"), rapid.StringMatching(`[!-~]{1,12}`).Draw(t, "nproc")
+		if s.Validate() == nil {
+			check(t, s)
+		}
+	})
+}
+
+// fatal is a test, or a case of a property.
+type fatal interface {
+	Helper()
+	Fatalf(format string, args ...any)
 }
 
 func TestValidate(t *testing.T) {
@@ -57,6 +115,11 @@ func TestValidate(t *testing.T) {
 	for name, change := range map[string]func(*Script){
 		"no name":                func(s *Script) { s.Name = "" },
 		"a name that is a flag":  func(s *Script) { s.Name = "-x" },
+		"a path as a name":       func(s *Script) { s.Name = "a/b" },
+		"a pattern as a name":    func(s *Script) { s.Name = "a%u" },
+		"a name of no run":       func(s *Script) { s.Name = strings.Repeat("a", 81) },
+		"more nodes than all":    func(s *Script) { s.MinNodes = 2 },
+		"fewer nodes than none":  func(s *Script) { s.MinNodes = -1 },
 		"a line in the name":     func(s *Script) { s.Name = "a\nrm" },
 		"a comment in the time":  func(s *Script) { s.Time = "1#" },
 		"no nodes":               func(s *Script) { s.Nodes = 0 },

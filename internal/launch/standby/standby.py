@@ -9,6 +9,7 @@ def _standby():
     order, modules, kind, argv = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path[0] = os.getcwd() if kind == "-m" else os.path.dirname(os.path.realpath(argv[0]))
+    path = os.path.abspath(argv[0])  # as an interpreter of its own has it; a module may change the directory
     for name in modules.split(","):
         try:
             importlib.import_module(name)
@@ -23,16 +24,17 @@ def _standby():
     os.close(order)
     os.environ.update(json.loads(text))
     sys.argv[:] = argv
-    return kind
+    return kind, path
 
 
-if _standby() == "-m":
+_kind, _path = _standby()
+if _kind == "-m":
     import runpy
 
     runpy._run_module_as_main(sys.argv[0])
 else:
-    for _name in set(globals()) - {"__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__", "__builtins__"}:
+    __file__, __cached__ = _path, None
+    for _name in set(globals()) - {"__file__", "__cached__", "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__", "__builtins__"}:
         del globals()[_name]
     del _name
-    __file__, __cached__ = __import__("sys").argv[0], None
     exec(compile(__import__("io").open_code(__file__).read(), __file__, "exec"), globals())
