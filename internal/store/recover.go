@@ -358,10 +358,7 @@ func (r *recovery) finish(ctx context.Context) error {
 			return os.Rename(log, r.report.Aside)
 		}},
 		{"set the audit aside", func() error { // it is of the old log
-			if r.report.Evidence == "" {
-				return nil
-			}
-			_, err := ledger.SetAside(r.dir, filepath.Base(r.report.Evidence))
+			_, err := ledger.SetAside(r.dir, "audit."+r.report.Formerly[0])
 			return err
 		}},
 		{"sync", sync},
