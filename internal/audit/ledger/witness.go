@@ -35,6 +35,9 @@ const (
 	answerMost    = 1 << 16
 )
 
+// ErrRolledBack reports that a witness knows a later head of the log than this store has.
+var ErrRolledBack = problem.New(problem.Damage, "rolled back")
+
 // witnessed is a witness and what this process knows of it. Only one goroutine uses it at
 // a time.
 type witnessed struct {
