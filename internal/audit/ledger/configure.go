@@ -20,7 +20,7 @@ const noWitness = "quorum none\n"
 // WitnessesOptions configure [SetWitnesses].
 type WitnessesOptions struct {
 	Store    string // its directory
-	Policy   string // in the form of C2SP tlog-policy; empty: the one that is configured
+	Policy   string // in the form of C2SP tlog-policy; empty: as configured before
 	Optional bool   // see [Config]
 }
 
@@ -33,7 +33,7 @@ type WitnessState struct {
 
 // SetWitnesses changes the witnesses of a store that keeps evidence, from its next owner
 // on. It asks each whether it knows the log, and changes nothing if one does not; with
-// Optional it accepts one that gives no answer. When it returns nil, the change is durable.
+// Optional it accepts a witness that gives no answer. When it returns nil, the change is durable.
 func SetWitnesses(ctx context.Context, o WitnessesOptions) ([]WitnessState, error) {
 	bad := func(err error) ([]WitnessState, error) { return nil, fmt.Errorf("audit configure: %w", err) }
 	c, err := ReadConfig(o.Store)

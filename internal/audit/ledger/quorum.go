@@ -11,8 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/audit"
 )
 
-// witnesses are those of a policy. They are asked concurrently, so that one that does not
-// answer delays no head for which the others suffice.
+// witnesses are those of a policy. They are asked concurrently, so that a silent witness
+// delays no head for which the others suffice.
 type witnesses struct {
 	policy audit.Policy
 	list   []*witnessed // by URL

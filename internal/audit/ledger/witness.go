@@ -54,7 +54,7 @@ type witnessed struct {
 func newClient(life context.Context) *http.Client {
 	dialer := net.Dialer{Timeout: witnessWithin}
 	return &http.Client{
-		// A redirect could lead to a server of somebody else.
+		// A redirect could lead to a server that is no witness.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport: &http.Transport{
 			Proxy: http.ProxyFromEnvironment,
@@ -93,7 +93,7 @@ func (e *refusedError) Error() string {
 	next := ""
 	switch e.status {
 	case http.StatusForbidden:
-		next = ": it has another key for this log: give it the one that `ckptstore audit keygen` printed"
+		next = ": it has another key for this log: give it the key that `ckptstore audit keygen` printed"
 	case http.StatusNotFound:
 		next = ": it does not know this log: register the log's key there first, as by `ckptstore audit witness --log KEY`"
 	}
@@ -320,7 +320,7 @@ func (k *Keeper) cosign(ctx context.Context, w *witnessed, h audit.Head, signed 
 }
 
 func (k *Keeper) rolledBack(w *witnessed, h audit.Head) error {
-	return fmt.Errorf("%w: the witness %s knows a head of size %d, and this store has %v: its directory was replaced by an older state, or another copy of the store went on: put the newest state back; if that is lost, rename audit/, which stays as evidence, and begin a new origin: `ckptstore audit keygen FILE --domain OTHER`",
+	return fmt.Errorf("%w: the witness %s knows a head of size %d, and this store has %v: its directory was replaced by an older state, or another copy of the store was continued: put the newest state back; if that is lost, rename audit/, which stays as evidence, and begin a new origin: `ckptstore audit keygen FILE --domain OTHER`",
 		ErrRolledBack, w.url, w.size, h)
 }
 
@@ -333,6 +333,6 @@ func (k *Keeper) forked(ctx context.Context, w *witnessed, h audit.Head, refused
 			return errors.Join(refused, tampered(err))
 		}
 	}
-	return fmt.Errorf("%w: the witness %s has cosigned another log of size %d than this one, whose root is %s there: the log was rewritten, or another copy of the store went on: restore log/ and audit/ from the copy whose root the witness has; both roots are the evidence: %w",
+	return fmt.Errorf("%w: the witness %s has cosigned another log of size %d than this one, whose root is %s there: the log was rewritten, or another copy of the store was continued: restore log/ and audit/ from the copy whose root the witness has; both roots are the evidence: %w",
 		ErrDamaged, w.url, w.size, root, refused)
 }

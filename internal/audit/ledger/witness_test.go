@@ -331,8 +331,15 @@ func TestForks(t *testing.T) {
 		old, size int64
 		want      bool
 	}{
-		{409, 5, 5, true}, {409, 5, 7, false}, {409, 0, 0, false}, {409, 0, 5, false},
-		{422, 5, 7, true}, {422, 5, 5, false}, {422, 0, 7, false}, {404, 5, 7, false}, {400, 5, 5, false},
+		{409, 5, 5, true},
+		{409, 5, 7, false},
+		{409, 0, 0, false},
+		{409, 0, 5, false},
+		{422, 5, 7, true},
+		{422, 5, 5, false},
+		{422, 0, 7, false},
+		{404, 5, 7, false},
+		{400, 5, 5, false},
 	} {
 		if got := (&refusedError{status: test.status}).forks(test.old, test.size); got != test.want {
 			t.Errorf("%+v: %v", test, got)
@@ -516,7 +523,7 @@ func TestWitnessOneOfTwo(t *testing.T) {
 	}
 }
 
-// TestWitnessesAtOnce: no witness answers before all are asked, and the request to one that
+// TestWitnessesAtOnce: no witness answers before all are asked, and the request to a witness that
 // never answers is cancelled when the others suffice.
 func TestWitnessesAtOnce(t *testing.T) {
 	dir, c := newLedger(t)
@@ -812,7 +819,7 @@ func TestWitnessWithoutKey(t *testing.T) {
 	}
 	k = mustOpen(t, dir, log)
 	if got := k.witnesses.list[0].size; got != 6 {
-		t.Errorf("the witness knows size %d, want the one that was listed and not published", got)
+		t.Errorf("the witness knows size %d, want that of the head that was listed and not published", got)
 	}
 }
 
