@@ -187,7 +187,7 @@ func (k *Keeper) askFirst(ctx context.Context) (err error) {
 			damage = append(damage, a.err)
 		case a.err != nil && len(damage) == 0:
 			unheard = append(unheard, a.err)
-			k.rest(a)
+			a.after(a.err, time.Now())
 		}
 		return len(damage) > 0
 	})
@@ -196,7 +196,9 @@ func (k *Keeper) askFirst(ctx context.Context) (err error) {
 		return damage[0]
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case len(unheard) == 0:
 	case len(unheard) < len(ws.list):
+		k.o.Logger.Warn("audit: not all witnesses answer; a head that only the others know would not be noticed", "error", errors.Join(unheard...))
 	case !k.config.Optional:
 		return problem.Errorf(problem.Unavailable, "no witness answers, so this store may be an older state of itself: %w: try again when one answers; `ckptstore audit configure --optional` lets the store open meanwhile", errors.Join(unheard...))
 	default:
