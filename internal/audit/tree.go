@@ -123,6 +123,9 @@ func TilePath(level int, n int64, width int) string {
 	return path
 }
 
+// maxTile bounds the numbers of tiles: the number of the first entry fits an int64.
+const maxTile = 1 << 46
+
 // ParseTilePath is the inverse of [TilePath]: it accepts no other spelling.
 func ParseTilePath(path string) (level int, n int64, width int, err error) {
 	bad := func() (int, int64, int, error) { return 0, 0, 0, fmt.Errorf("%q is not the path of a tile", path) }
@@ -146,12 +149,12 @@ func ParseTilePath(path string) (level int, n int64, width int, err error) {
 	}
 	for _, part := range strings.Split(rest, "/") {
 		digit, err := strconv.Atoi(strings.TrimPrefix(part, "x"))
-		if err != nil || digit < 0 || n > 1<<52 {
+		if err != nil || digit < 0 || n > maxTile {
 			return bad()
 		}
 		n = n*1000 + int64(digit)
 	}
-	if TilePath(level, n, width) != path {
+	if n > maxTile || TilePath(level, n, width) != path {
 		return bad()
 	}
 	return level, n, width, nil
