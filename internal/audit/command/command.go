@@ -412,7 +412,7 @@ type logOut struct {
 // reads the older note, too.
 func (v *verbs) verifyLog(ctx context.Context, p *audit.Policy, unwitnessed bool, old string, head *audit.Head) error {
 	return v.book(ctx, v.read, func(_ *store.Store, b *ledger.Book) error {
-		keys, note := "policy", ""
+		keys, word := "policy", ""
 		if p == nil {
 			own, err := b.OwnPolicy()
 			if err != nil {
@@ -422,7 +422,7 @@ func (v *verbs) verifyLog(ctx context.Context, p *audit.Policy, unwitnessed bool
 				return err
 			}
 			p, keys = &own, "store"
-			note = "the key and the witnesses are those that the store itself names, which a user who can write to it can replace: compare with yours by --policy\n"
+			word = "the key and the witnesses are those that the store itself names, which a user who can write to it can replace: compare with yours by --policy\n"
 		}
 		b.Accept(*p, unwitnessed)
 		found, err := b.Verify(ctx, head)
@@ -435,7 +435,7 @@ func (v *verbs) verifyLog(ctx context.Context, p *audit.Policy, unwitnessed bool
 				fmt.Fprintln(w, f.Problem)
 			}
 			fmt.Fprintf(w, "%d events of %d read, %d run maps compared, %d findings\nlog %s, size %d, root %s\n%s",
-				out.Events, out.Size, out.Sealed, len(out.Findings), out.Origin, out.Size, out.Root, note)
+				out.Events, out.Size, out.Sealed, len(out.Findings), out.Origin, out.Size, out.Root, word)
 		}); err != nil {
 			return err
 		}

@@ -105,17 +105,17 @@ func (l *bookLog) Decide(_ context.Context, d events.Decision, _ uint64) (uint64
 	return l.add(events.Message{Subject: events.Subject(d.Event.Scope, d.Event.Kind), Header: map[string][]string{events.HeaderID: {d.Event.ID}}, Data: d.Event.Data}), nil
 }
 
-// kept is a store with evidence.
-type kept struct {
+// bookStore is a store with evidence.
+type bookStore struct {
 	dir    string
 	log    *bookLog
 	config Config
 }
 
-// keep returns a store whose log has some events, and a head with an audit.sealed of them.
-func keep(t *testing.T, add func(l *bookLog)) *kept {
+// newBookStore returns a store whose log has some events, and a head with an audit.sealed of them.
+func newBookStore(t *testing.T, add func(l *bookLog)) *bookStore {
 	t.Helper()
-	k := &kept{dir: t.TempDir(), log: newBookLog()}
+	k := &bookStore{dir: t.TempDir(), log: newBookLog()}
 	var err error
 	if k.config, err = Keygen(KeygenOptions{Store: k.dir, File: filepath.Join(t.TempDir(), "key"), Origin: "example.org/log"}); err != nil {
 		t.Fatal(err)
@@ -125,7 +125,7 @@ func keep(t *testing.T, add func(l *bookLog)) *kept {
 }
 
 // more appends events, and makes a head with an audit.sealed of them.
-func (k *kept) more(t *testing.T, add func(l *bookLog)) {
+func (k *bookStore) more(t *testing.T, add func(l *bookLog)) {
 	t.Helper()
 	last, err := k.log.Last(t.Context())
 	if err != nil {
@@ -154,7 +154,7 @@ func (k *kept) more(t *testing.T, add func(l *bookLog)) {
 	}
 }
 
-func (k *kept) book(t *testing.T) *Book {
+func (k *bookStore) book(t *testing.T) *Book {
 	t.Helper()
 	b, err := OpenBook(k.dir, k.log)
 	if err != nil {
@@ -163,7 +163,7 @@ func (k *kept) book(t *testing.T) *Book {
 	return b
 }
 
-func (k *kept) policy(t *testing.T) audit.Policy {
+func (k *bookStore) policy(t *testing.T) audit.Policy {
 	t.Helper()
 	p, err := audit.ParsePolicy("log " + k.config.Key + "\nquorum none\n")
 	if err != nil {
@@ -172,9 +172,9 @@ func (k *kept) policy(t *testing.T) audit.Policy {
 	return p
 }
 
-func (k *kept) path(name string) string { return filepath.Join(k.dir, dirName, name) }
+func (k *bookStore) path(name string) string { return filepath.Join(k.dir, dirName, name) }
 
-func (k *kept) edit(t *testing.T, name string, change func([]byte) []byte) {
+func (k *bookStore) edit(t *testing.T, name string, change func([]byte) []byte) {
 	t.Helper()
 	text, err := os.ReadFile(k.path(name))
 	if err != nil {
@@ -185,7 +185,7 @@ func (k *kept) edit(t *testing.T, name string, change func([]byte) []byte) {
 	}
 }
 
-func found(t *testing.T, v VerifiedLog, what string) {
+func hasFinding(t *testing.T, v VerifiedLog, what string) {
 	t.Helper()
 	if !slices.ContainsFunc(v.Findings, func(f Finding) bool { return strings.Contains(f.Problem, what) }) {
 		t.Errorf("findings %v, want one with %q", v.Findings, what)
@@ -195,7 +195,7 @@ func found(t *testing.T, v VerifiedLog, what string) {
 // TestVerifyReplacedKey rewrites a log, and puts a new key, head and configuration into the
 // store: a verifier with the policy of before finds it, the store's own word does not.
 func TestVerifyReplacedKey(t *testing.T) {
-	k := keep(t, func(l *bookLog) { l.iterations("one", 20) })
+	k := newBookStore(t, func(l *bookLog) { l.iterations("one", 20) })
 	p := k.policy(t)
 	b := k.book(t)
 	b.Accept(p, true)
@@ -206,7 +206,7 @@ func TestVerifyReplacedKey(t *testing.T) {
 	if _, err := b.Verify(t.Context(), nil); !errors.Is(err, audit.ErrPolicy) {
 		t.Errorf("a policy without witnesses: %v, want %v", err, audit.ErrPolicy)
 	}
-	forged := keep(t, func(l *bookLog) { l.iterations("one", 10); l.iterations("two", 10) })
+	forged := newBookStore(t, func(l *bookLog) { l.iterations("one", 10); l.iterations("two", 10) })
 	b = forged.book(t)
 	if v, err := b.Verify(t.Context(), nil); err != nil || len(v.Findings) > 0 {
 		t.Errorf("by the store's own key: %+v, %v", v, err)
@@ -224,7 +224,7 @@ func TestVerifyReplacedKey(t *testing.T) {
 
 // TestVerifyHeads: each listed head is compared with the log, and the newest must be listed.
 func TestVerifyHeads(t *testing.T) {
-	k := keep(t, func(l *bookLog) { l.iterations("one", 20) })
+	k := newBookStore(t, func(l *bookLog) { l.iterations("one", 20) })
 	k.more(t, func(l *bookLog) { l.iterations("one", 20) })
 	verify := func() VerifiedLog {
 		v, err := k.book(t).Verify(t.Context(), nil)
@@ -246,7 +246,7 @@ func TestVerifyHeads(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.edit(t, headsName, func(text []byte) []byte { return append(append(line, '\n'), text...) })
-	found(t, verify(), "lists the root "+tlog.RecordHash([]byte("another history")).String()+" at size 5")
+	hasFinding(t, verify(), "lists the root "+tlog.RecordHash([]byte("another history")).String()+" at size 5")
 	// Two heads of one size.
 	k.edit(t, headsName, func([]byte) []byte {
 		first, _, _ := bytes.Cut(had, []byte("\n"))
@@ -261,14 +261,14 @@ func TestVerifyHeads(t *testing.T) {
 		}
 		return append(append(second, '\n'), had...)
 	})
-	found(t, verify(), "two heads of size")
+	hasFinding(t, verify(), "two heads of size")
 	// A newest head that is not listed.
 	k.edit(t, headsName, func([]byte) []byte { return nil })
-	found(t, verify(), "does not list the newest head")
+	hasFinding(t, verify(), "does not list the newest head")
 	if err := os.Remove(k.path(headsName)); err != nil {
 		t.Fatal(err)
 	}
-	found(t, verify(), "does not list the newest head")
+	hasFinding(t, verify(), "does not list the newest head")
 	// A line that was cut off by a crash is none.
 	k.put(t, headsName, append([]byte("{\"size\":3,\n"), had...))
 	if v := verify(); len(v.Findings) > 0 {
@@ -276,7 +276,7 @@ func TestVerifyHeads(t *testing.T) {
 	}
 }
 
-func (k *kept) put(t *testing.T, name string, text []byte) {
+func (k *bookStore) put(t *testing.T, name string, text []byte) {
 	t.Helper()
 	if err := os.WriteFile(k.path(name), text, 0o600); err != nil {
 		t.Fatal(err)
@@ -287,7 +287,7 @@ func (k *kept) put(t *testing.T, name string, text []byte) {
 // other runs between them: the bundles verify, and the log is read once for each bundle of
 // entries at most, and not where nothing of the run is.
 func TestExportRange(t *testing.T) {
-	k := keep(t, func(l *bookLog) {
+	k := newBookStore(t, func(l *bookLog) {
 		l.iterations("one", 300)
 		l.iterations("two", 600)
 		for range 100 {
@@ -336,7 +336,7 @@ func TestExportRange(t *testing.T) {
 
 // TestProveLarge: what audit prove writes, audit verify reads, of the largest event, too.
 func TestProveLarge(t *testing.T) {
-	k := keep(t, func(l *bookLog) {
+	k := newBookStore(t, func(l *bookLog) {
 		l.add(events.Message{Subject: "ckpt.one.main.r0.report.metrics", Header: map[string][]string{events.HeaderID: {"large"}}, Data: bytes.Repeat([]byte("x"), 1<<20)})
 	})
 	proof, err := k.book(t).Prove(t.Context(), 1, nil)
@@ -351,7 +351,7 @@ func TestProveLarge(t *testing.T) {
 // TestRemember: entries that are folded after a reader has replaced the kept ones are never
 // taken for others.
 func TestRemember(t *testing.T) {
-	k := keep(t, func(l *bookLog) { l.iterations("one", 300) })
+	k := newBookStore(t, func(l *bookLog) { l.iterations("one", 300) })
 	entry := func(b *Book, sequence uint64) []byte {
 		e, _, err := b.entry(k.log.messages[sequence-1], sequence, time.Unix(1700000000, int64(sequence))) //nolint:gosec // small
 		if err != nil {
@@ -383,7 +383,7 @@ func TestRemember(t *testing.T) {
 
 // TestTileServer reads a log as other people's verifiers do, and with paths that are none.
 func TestTileServer(t *testing.T) {
-	k := keep(t, func(l *bookLog) { l.iterations("one", 600) })
+	k := newBookStore(t, func(l *bookLog) { l.iterations("one", 600) })
 	var failed []error
 	handler := k.book(t).Handler(func(err error) { failed = append(failed, err) })
 	get := func(method, path string) *http.Response {
@@ -409,7 +409,7 @@ func TestTileServer(t *testing.T) {
 		t.Fatalf("%v, %v", h, err)
 	}
 	// All hashes of the tree, from the tiles alone.
-	read := tlog.TileHashReader(h.Tree(), served{body})
+	read := tlog.TileHashReader(h.Tree(), tilesBy{body})
 	for n := int64(0); n*audit.TileWidth < h.Size; n++ {
 		width := int(min(audit.TileWidth, h.Size-n*audit.TileWidth))
 		rest := body("/" + audit.TilePath(audit.Entries, n, width))
@@ -473,16 +473,16 @@ func TestTileServer(t *testing.T) {
 	}
 }
 
-// served reads tiles from a server.
-type served struct{ body func(path string) []byte }
+// tilesBy reads tiles from a server.
+type tilesBy struct{ body func(path string) []byte }
 
-func (served) Height() int { return audit.TileHeight }
+func (tilesBy) Height() int { return audit.TileHeight }
 
-func (s served) ReadTiles(list []tlog.Tile) (out [][]byte, err error) {
+func (s tilesBy) ReadTiles(list []tlog.Tile) (out [][]byte, err error) {
 	for _, x := range list {
 		out = append(out, s.body("/"+audit.TilePath(x.L, x.N, x.W)))
 	}
 	return out, nil
 }
 
-func (served) SaveTiles([]tlog.Tile, [][]byte) {}
+func (tilesBy) SaveTiles([]tlog.Tile, [][]byte) {}
