@@ -123,10 +123,11 @@ func TilePath(level int, n int64, width int) string {
 	return path
 }
 
-// maxTile bounds the numbers of tiles: the number of the first entry fits an int64.
+// maxTile is the number of a tile whose entries have indexes that fit an int64.
 const maxTile = 1 << 46
 
-// ParseTilePath is the inverse of [TilePath]: it accepts no other spelling.
+// ParseTilePath is the inverse of [TilePath]: it accepts no other spelling, and no tile of
+// more entries than a log can have.
 func ParseTilePath(path string) (level int, n int64, width int, err error) {
 	bad := func() (int, int64, int, error) { return 0, 0, 0, fmt.Errorf("%q is not the path of a tile", path) }
 	rest, ok := strings.CutPrefix(path, "tile/")
@@ -149,7 +150,7 @@ func ParseTilePath(path string) (level int, n int64, width int, err error) {
 	}
 	for _, part := range strings.Split(rest, "/") {
 		digit, err := strconv.Atoi(strings.TrimPrefix(part, "x"))
-		if err != nil || digit < 0 || n > maxTile {
+		if err != nil || digit < 0 || n > 1<<52 {
 			return bad()
 		}
 		n = n*1000 + int64(digit)

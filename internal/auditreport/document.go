@@ -163,7 +163,7 @@ func (r Report) document() document {
 		{"Loads", fmt.Sprint(len(r.Restores))},
 	}
 	if r.Head != nil {
-		d.Facts = slices.Insert(d.Facts, 4, fact{"Checked", "the signature of the head, by the key that the store names; not the log against its root, which `ckptstore audit verify --policy` checks"})
+		d.Facts = slices.Insert(d.Facts, 4, fact{"Checked", "the signature of the head, by the key that the store names; not the log against its root, which ckptstore audit verify --policy checks"})
 	}
 	d.Sections = []section{r.jobs(), r.trials(), r.attempts(), r.origins(), r.checkpoints(), r.restores(), r.counts(), r.decisions()}
 	return d

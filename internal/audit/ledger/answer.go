@@ -97,7 +97,7 @@ func (b *Book) Export(ctx context.Context, o ExportOptions, to io.Writer) error 
 		head.Until = uint64(sealed.Size) //nolint:gosec // as above
 	}
 	if head.From > head.Until {
-		return bad(problem.Errorf(problem.Invalid, "no event lies from %d to %d: the newest audit.sealed is of event %d: `ckptstore audit checkpoint` makes one", head.From, head.Until, sealed.Size))
+		return bad(problem.Errorf(problem.Invalid, "no event lies from %d to %d: the newest audit.sealed covers events up to %d: `ckptstore audit checkpoint` makes one", head.From, head.Until, sealed.Size))
 	}
 	// The run map is computed from the log, which also counts the items.
 	runs := audit.Runs{}
@@ -162,11 +162,12 @@ func (w *itemWriter) bundle(ctx context.Context, n int64, width int) error {
 		return err
 	}
 	within := func(l audit.Leaf) bool { return w.head.From <= l.Sequence && l.Sequence <= w.head.Until }
-	first, end := slices.IndexFunc(own, within), 0 // of those with content
+	first := slices.IndexFunc(own, within)
 	if first < 0 {
 		first = len(own)
 	}
-	for end = first; end < len(own) && within(own[end]); {
+	end := first
+	for end < len(own) && within(own[end]) {
 		end++
 	}
 	for _, entry := range entries[:first] {
