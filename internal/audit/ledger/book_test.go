@@ -127,14 +127,11 @@ func newBookStore(t *testing.T, add func(l *bookLog)) *bookStore {
 // more appends events, and makes a head with an audit.sealed of them.
 func (k *bookStore) more(t *testing.T, add func(l *bookLog)) {
 	t.Helper()
-	last, err := k.log.Last(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := len(k.log.messages)
 	n := 0
 	keeper, err := Open(t.Context(), Options{Store: k.dir, Log: k.log, Logger: slog.New(slog.DiscardHandler), Stamp: func() events.Stamp {
 		n++
-		return events.Stamp{ID: fmt.Sprintf("sealed-%d-%d", last, n), Source: "test", Time: time.Unix(1700000000, 0)}
+		return events.Stamp{ID: fmt.Sprintf("sealed-%d-%d", before, n), Source: "test", Time: time.Unix(1700000000, 0)}
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -149,8 +146,21 @@ func (k *bookStore) more(t *testing.T, add func(l *bookLog)) {
 	defer func() { cancel(); <-done }()
 	wait, end := context.WithTimeout(t.Context(), time.Minute)
 	defer end()
-	if _, _, err := k.book(t).Want(wait); err != nil {
+	last, err := k.log.Last(wait)
+	if err != nil {
 		t.Fatal(err)
+	}
+	b := k.book(t)
+	for covered := int64(0); covered < int64(last); { //nolint:gosec // small
+		_, h, err := b.Want(wait)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, s, err := b.lastSealed(wait, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		covered = s.Size
 	}
 }
 
