@@ -2,6 +2,7 @@ package audit_test
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -342,7 +343,12 @@ func TestProof(t *testing.T) {
 			}
 		}
 	}
+	inside, err := json.Marshal(map[string]audit.Item{"item": l.items[1]})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, bad := range map[string][]byte{
+		"hashes in the extra line":              fmt.Appendf(nil, "c2sp.org/tlog-proof@v1\nextra %s\nindex 1\n\n%s", base64.StdEncoding.EncodeToString(inside), l.signed),
 		"content kept aside that no body names": prove(l, 1, func(it *audit.Item) { it.Blob = []byte("forged") }),
 		"other content kept aside":              prove(l, 2, func(it *audit.Item) { it.Blob = []byte("forged") }),
 		"another entry":                         prove(l, 1, func(it *audit.Item) { it.Entry = l.items[2].Entry }),
