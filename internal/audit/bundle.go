@@ -112,7 +112,7 @@ func (it Item) bare() bool {
 }
 
 // opened checks that the item's message is in the log of a head, and that a content kept
-// aside is the one that the message names. With whole set, that content must be there.
+// aside is what the message names. With whole set, that content must be there.
 func (it Item) opened(h Head, whole bool) (Leaf, events.Message, error) {
 	leaf, m, err := it.Open()
 	if err != nil {

@@ -27,7 +27,6 @@ type smallLog struct {
 	vkey    string
 	signed  []byte
 	head    audit.Head
-	sealed  audit.SealedMap
 	items   []audit.Item // with content and proof
 	rows    []audit.Row
 	content []byte // kept aside of event 3

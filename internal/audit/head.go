@@ -65,7 +65,7 @@ func Sign(h Head, signer note.Signer) ([]byte, error) {
 	return note.Sign(&note.Note{Text: h.Text()}, signer)
 }
 
-// OpenHead returns the head of a note that one of the logs has signed: the one that its
+// OpenHead returns the head of a note that one of the logs has signed: the log that its
 // origin names. The signature of another log does not count.
 func OpenHead(signed []byte, logs ...note.Verifier) (Head, error) {
 	n, err := note.Open(signed, note.VerifierList(logs...))
