@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -60,7 +61,8 @@ func Sign(h Head, signer note.Signer) ([]byte, error) {
 	return note.Sign(&note.Note{Text: h.Text()}, signer)
 }
 
-// OpenHead returns the head of a note that one of the logs has signed.
+// OpenHead returns the head of a note that one of the logs has signed: the log that its
+// origin names. The signature of another log does not count.
 func OpenHead(signed []byte, logs ...note.Verifier) (Head, error) {
 	n, err := note.Open(signed, note.VerifierList(logs...))
 	if err != nil {
@@ -68,14 +70,20 @@ func OpenHead(signed []byte, logs ...note.Verifier) (Head, error) {
 	}
 	h, err := ParseHead(n.Text)
 	if err != nil {
-		return h, err
+		return h, fmt.Errorf("%w: the note of the head: %w", ErrTampered, err)
 	}
-	for _, log := range logs {
-		if log.Name() == h.Origin {
+	for _, s := range slices.Concat(n.Sigs, n.UnverifiedSigs) {
+		// Otherwise a change of the unused bits of the last character passes.
+		if _, err := base64.StdEncoding.Strict().DecodeString(s.Base64); err != nil {
+			return h, fmt.Errorf("%w: the note of the head: the signature of %s: %w", ErrTampered, s.Name, err)
+		}
+	}
+	for _, s := range n.Sigs {
+		if s.Name == h.Origin {
 			return h, nil
 		}
 	}
-	return h, fmt.Errorf("%w: the note is of %q, which is no log of the policy", ErrTampered, h.Origin)
+	return h, fmt.Errorf("%w: the note is of the log %q, whose key in the policy has not signed it: %s has", ErrTampered, h.Origin, n.Sigs[0].Name)
 }
 
 // ForkError reports two heads of one log that exclude each other: the log was rewritten,
