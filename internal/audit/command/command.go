@@ -38,7 +38,7 @@ type verbs struct {
 // Commands returns the commands. Those that change nothing in the store open it by read.
 func Commands(c *console.Console, read, write Open) []*cobra.Command {
 	v := &verbs{c, read, write}
-	return []*cobra.Command{v.keygen(), v.checkpoint(), v.prove(), v.export(), v.verify(), v.witness(), v.serve()}
+	return []*cobra.Command{v.keygen(), v.configure(), v.checkpoint(), v.prove(), v.export(), v.verify(), v.witness(), v.serve()}
 }
 
 const help = `Make and check evidence that the log of a store was not rewritten.
@@ -64,81 +64,6 @@ func Command(c *console.Console, read, write Open) *cobra.Command {
 	}
 	verb.AddCommand(Commands(c, read, write)...)
 	return verb
-}
-
-// keygenOut is the output of audit keygen.
-type keygenOut struct {
-	Origin string `json:"origin,omitempty"`
-	Key    string `json:"key"`
-	File   string `json:"file"`
-}
-
-func (v *verbs) keygen() *cobra.Command {
-	var o ledger.KeygenOptions
-	var domain, witnesses, cosigner string
-	c := &cobra.Command{
-		Use: "keygen FILE", Short: "Make the signing key and turn the evidence on", Args: console.Args(cobra.ExactArgs(1)),
-		Long: `Make a signing key in FILE and turn tamper evidence on for the store. The owner of
-the store begins with the evidence when it next opens the store for writing; end a
-"ckptstore serve" and start it again.
-
-FILE must lie outside the store, where those who can write to the store cannot read it:
-with the key they could sign a rewritten log, up to the last head that a witness knows.
-Print the line "log KEY" into the policy of those who verify.
-
---witnesses FILE names witnesses, in the form of C2SP tlog-policy. Then each head is
-cosigned before it is published, and the owner asks them for the newest head that they
-know before it appends anything: an older state of the whole directory is refused.
---witness-optional opens the store also while no witness answers.
-
---witness NAME makes the key of a witness instead, and changes no store.`,
-		Example: "  ckptstore audit keygen ~/keys/log.key --domain example.org\n  ckptstore audit keygen ~/keys/witness.key --witness example.org/witness",
-		RunE: func(c *cobra.Command, given []string) error {
-			if cosigner != "" {
-				key, err := ledger.NewKey(given[0], cosigner)
-				if err == nil {
-					key, err = ledger.CosignatureKey(key)
-				}
-				if err != nil {
-					return err
-				}
-				return v.printKey(keygenOut{Key: key, File: given[0]}, "witness key")
-			}
-			if witnesses != "" {
-				text, err := os.ReadFile(witnesses)
-				if err != nil {
-					return fmt.Errorf("--witnesses: %w", err)
-				}
-				o.Policy = string(text)
-			}
-			return v.read(c.Context(), func(s *store.Store) error {
-				if s.Dir() == "" || s.Dir() != s.Location {
-					return problem.Errorf(problem.Invalid, "audit keygen: %s: evidence is kept for stores in a directory with a log of its own", s.Location)
-				}
-				o.Store, o.File, o.Origin = s.Location, given[0], domain+"/"+s.ID
-				made, err := ledger.Keygen(o)
-				if err != nil {
-					return err
-				}
-				return v.printKey(keygenOut{made.Origin, made.Key, made.Signer}, "log")
-			})
-		},
-	}
-	host, err := os.Hostname()
-	if err != nil {
-		host = "localhost"
-	}
-	c.Flags().StringVar(&domain, "domain", host, "first part of the log's origin; the second is the store's identity")
-	c.Flags().StringVar(&witnesses, "witnesses", "", "`FILE` with the witnesses to ask")
-	c.Flags().BoolVar(&o.Lax, "witness-optional", false, "open the store also while no witness answers")
-	c.Flags().StringVar(&cosigner, "witness", "", "make the key of a witness with this `NAME`")
-	return c
-}
-
-func (v *verbs) printKey(out keygenOut, what string) error {
-	return console.Emit(v.Console, out, []keygenOut{out}, func(w *tabwriter.Writer, _ bool) {
-		fmt.Fprintf(w, "%s %s\n", what, out.Key)
-	})
 }
 
 // book opens the evidence of the store.
@@ -444,34 +369,6 @@ func (v *verbs) verifyLog(ctx context.Context, p *audit.Policy, unwitnessed bool
 		}
 		return nil
 	})
-}
-
-func (v *verbs) witness() *cobra.Command {
-	var listen, dir, key string
-	var logs []string
-	c := &cobra.Command{
-		Use: "witness", Short: "Cosign heads of logs that continue those cosigned before", Args: console.Args(cobra.NoArgs),
-		Long: `Serve C2SP tlog-witness: cosign a head only if its log continues the head that was
-cosigned last. Run it on a machine that the owners of the logs do not control. It keeps
-the newest head of each log in --dir; a lost directory forgets them.`,
-		Example: "  ckptstore audit witness --key witness.key --dir /var/lib/witness --log LOGKEY --listen 127.0.0.1:7380",
-		RunE: func(c *cobra.Command, _ []string) error {
-			if key == "" || dir == "" || len(logs) == 0 {
-				return console.Usagef("audit witness: --key, --dir and --log are required")
-			}
-			w, err := ledger.NewWitness(dir, key, logs)
-			if err != nil {
-				return err
-			}
-			return v.listen(c.Context(), listen, w)
-		},
-	}
-	f := c.Flags()
-	f.StringVar(&listen, "listen", "127.0.0.1:7380", "address")
-	f.StringVar(&dir, "dir", "", "directory of the newest heads")
-	f.StringVar(&key, "key", "", "`FILE` with the key, made by audit keygen --witness")
-	f.StringArrayVar(&logs, "log", nil, "verifier `KEY` of a log; repeatable")
-	return c
 }
 
 func (v *verbs) serve() *cobra.Command {

@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/private"
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
@@ -49,7 +50,7 @@ type Keeper struct {
 	*Book
 	o         Options
 	signer    note.Signer // nil without a key: heads are listed and not signed
-	witnesses []*witnessed
+	witnesses *witnesses
 
 	mu      sync.Mutex
 	tree    audit.Tree
@@ -95,7 +96,7 @@ func Open(ctx context.Context, o Options) (_ *Keeper, err error) {
 	}
 	k := &Keeper{Book: b, o: o, runs: &audit.Runs{}, sealing: time.Now()}
 	if k.signer, err = b.config.signer(o.Store); err != nil {
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+		if errors.Is(err, private.ErrNotPrivate) || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return nil, err
 		}
 		o.Logger.Warn("heads of the audit are not signed: no key; a process that can read it signs the next", "error", err)
@@ -257,6 +258,7 @@ func (k *Keeper) fold(m events.Message, sequence uint64, stored time.Time) error
 
 // Keep folds the log and makes heads until ctx ends, and a last one then.
 func (k *Keeper) Keep(ctx context.Context) {
+	defer k.witnesses.close()
 	follow := make(chan error, 1)
 	go func() {
 		for {
