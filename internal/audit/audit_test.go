@@ -111,6 +111,72 @@ func TestEntryBinds(t *testing.T) {
 	}
 }
 
+// TestTreeFails lets each write of a full tile fail once, and repeats the call.
+func TestTreeFails(t *testing.T) {
+	errFull := errors.New("disk full")
+	never := func(int, int64, []byte) error { return nil }
+	for _, size := range []int64{audit.TileWidth, audit.TileWidth * audit.TileWidth} {
+		var clean, tree audit.Tree
+		failed := map[string]bool{}
+		tiles := map[string]string{}
+		for i := range size + 1 {
+			h := tlog.RecordHash([]byte{byte(i), byte(i >> 8), byte(i >> 16)})
+			if err := clean.Append(h, never); err != nil {
+				t.Fatal(err)
+			}
+			for {
+				before := tree.Size
+				err := tree.Append(h, func(level int, n int64, tile []byte) error {
+					path := audit.TilePath(level, n, audit.TileWidth)
+					if had, ok := tiles[path]; ok && had != string(tile) {
+						t.Errorf("%s has two contents", path)
+					}
+					tiles[path] = string(tile)
+					if i+1 == size && !failed[path] {
+						failed[path] = true
+						return errFull
+					}
+					return nil
+				})
+				if err == nil {
+					break
+				}
+				if !errors.Is(err, errFull) || tree.Size != before {
+					t.Fatalf("at size %d, was %d: %v", tree.Size, before, err)
+				}
+			}
+			if i+1 < size {
+				continue
+			}
+			want, err1 := clean.Root()
+			got, err2 := tree.Root()
+			if err1 != nil || err2 != nil || got != want {
+				t.Errorf("root at %d: %v %v, want %v %v", i+1, got, err2, want, err1)
+			}
+		}
+		if len(failed) == 0 {
+			t.Errorf("size %d: nothing failed", size)
+		}
+	}
+}
+
+// TestTreeOfOtherSize: edges that do not fit the size have no root.
+func TestTreeOfOtherSize(t *testing.T) {
+	for _, tree := range []audit.Tree{
+		{Size: 255, Edges: [][]audit.Hash{make([]audit.Hash, 256)}},
+		{Size: 256, Edges: [][]audit.Hash{make([]audit.Hash, 256)}},
+		{Size: 257, Edges: [][]audit.Hash{make([]audit.Hash, 1)}},
+		{Size: 1, Edges: [][]audit.Hash{make([]audit.Hash, 1), make([]audit.Hash, 1)}},
+		{Size: 0, Edges: [][]audit.Hash{make([]audit.Hash, 1)}},
+		{Size: -1},
+		{Size: 3},
+	} {
+		if root, err := tree.Root(); err == nil {
+			t.Errorf("size %d with %d edges has the root %v", tree.Size, len(tree.Edges), root)
+		}
+	}
+}
+
 // TestTree compares the incremental tree and its tiles with package tlog at each size.
 func TestTree(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -25,28 +26,37 @@ type Tree struct {
 // Full receives a full tile. It must be durable before a head includes it.
 type Full func(level int, n int64, tile []byte) error
 
-// Append adds the hash of the next entry.
+// Append adds the hash of the next entry. If full fails, the tree is as before, so that
+// the caller can repeat the call.
 func (t *Tree) Append(h Hash, full Full) error {
-	t.Size++
-	for level := 0; ; level++ {
-		if level == len(t.Edges) {
-			t.Edges = append(t.Edges, nil)
-		}
-		t.Edges[level] = append(t.Edges[level], h)
-		if len(t.Edges[level]) < TileWidth {
-			return nil
-		}
-		tile := TileOf(t.Edges[level])
-		if err := full(level, t.Size>>(TileHeight*(level+1))-1, tile); err != nil {
+	size, level := t.Size+1, 0
+	for ; level < len(t.Edges) && len(t.Edges[level]) == TileWidth-1; level++ {
+		hashes := append(slices.Clip(t.Edges[level]), h)
+		if err := full(level, size>>(TileHeight*(level+1))-1, TileOf(hashes)); err != nil {
 			return err
 		}
-		h = subtree(t.Edges[level])
-		t.Edges[level] = nil
+		h = subtree(hashes)
 	}
+	if level == len(t.Edges) {
+		t.Edges = append(t.Edges, nil)
+	}
+	t.Size, t.Edges[level] = size, append(t.Edges[level], h)
+	clear(t.Edges[:level])
+	return nil
 }
 
-// Root returns the hash of the tree. Of the empty tree it is the hash of nothing.
+// Root returns the hash of the tree. Of the empty tree it is the hash of nothing. It
+// returns an error if the edges are not those of a tree of this size.
 func (t *Tree) Root() (Hash, error) {
+	for level := range max(len(t.Edges), 63/TileHeight+1) {
+		have := 0
+		if level < len(t.Edges) {
+			have = len(t.Edges[level])
+		}
+		if want := int(t.Size >> (TileHeight * level) % TileWidth); have != want {
+			return Hash{}, fmt.Errorf("tree of %d entries: level %d has %d hashes behind its last full tile, want %d", t.Size, level, have, want)
+		}
+	}
 	if t.Size == 0 {
 		return tlog.TreeHash(0, nil)
 	}
@@ -59,9 +69,6 @@ func (t *Tree) Root() (Hash, error) {
 				edge = edge[width:]
 			}
 		}
-	}
-	if len(peaks) == 0 {
-		return Hash{}, fmt.Errorf("tree of %d entries: no hashes", t.Size)
 	}
 	root := peaks[len(peaks)-1]
 	for i := len(peaks) - 2; i >= 0; i-- {

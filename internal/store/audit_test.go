@@ -289,6 +289,19 @@ func rewritten(t *testing.T, dir string) string {
 			t.Fatal(err)
 		}
 	}
+	// The thief has the key, and not the head that lies next to it.
+	c, err := ledger.ReadConfig(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := os.ReadFile(c.Signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Signer = filepath.Join(t.TempDir(), "stolen")
+	if err := errors.Join(os.WriteFile(c.Signer, key, 0o600), ledger.Configure(to, c)); err != nil {
+		t.Fatal(err)
+	}
 	return to
 }
 
@@ -415,6 +428,11 @@ func TestAuditWitness(t *testing.T) {
 	if err := os.Rename(backup, dir); err != nil {
 		t.Fatal(err)
 	}
+	// The head next to the key stops it too, where that was not put back.
+	refused(t, Options{Location: dir}, ledger.ErrRolledBack, "the key has signed a head of size", "older state")
+	if err := os.Remove(c.Signer + ".head"); err != nil {
+		t.Fatal(err)
+	}
 	refused(t, Options{Location: dir}, ledger.ErrRolledBack, "knows a head of size", "older state")
 	r, err := Open(t.Context(), Options{Location: dir, Reader: true})
 	if err != nil {
@@ -431,7 +449,7 @@ func TestAuditWitness(t *testing.T) {
 }
 
 // The steps of a head at which TestAuditKilled kills the owner.
-var auditSteps = []string{"folded", "listed", "signed", "witnessed", "published"}
+var auditSteps = []string{"salted", "tiled", "sealed", "folded", "listed", "anchored", "saved", "signed", "witnessed", "published", "granted"}
 
 const envAuditKill = "CKPTSTORE_TEST_AUDIT_KILL" // STEP=N: the owner kills itself at the N-th
 
@@ -443,24 +461,38 @@ func auditVictim(ctx context.Context, dir, at string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	s, err := Open(ctx, Options{Location: dir, auditStep: func(name string) {
-		if name != step {
-			return
+	s, err := Open(ctx, Options{Location: dir, auditStep: func(name string, done bool) error {
+		if name != step || !done {
+			return nil
 		}
 		if left--; left <= 0 {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}
+		return nil
 	}})
 	if err != nil {
 		return err
 	}
-	for i := 0; ctx.Err() == nil; i++ {
-		f, err := metrics(NewID(), "killed", i)
-		if err != nil {
-			return err
+	b, err := s.Ledger()
+	if err != nil {
+		return err
+	}
+	go func() {
+		for ctx.Err() == nil && (step == "sealed" || step == "granted") {
+			_, _, _ = b.Want(ctx)
 		}
-		if _, err := s.Log.Append(ctx, f); err != nil {
+	}()
+	for i := 0; ctx.Err() == nil; i++ { // many events, so that each process fills tiles, and some runs
+		var facts []events.Fact
+		for range 16 {
+			f, err := metrics(NewID(), fmt.Sprintf("killed-%d-%d", os.Getpid(), i/64), i)
+			if err != nil {
+				return err
+			}
+			facts = append(facts, f)
+		}
+		if _, err := s.Log.Append(ctx, facts...); err != nil {
 			return err
 		}
 	}
@@ -468,8 +500,9 @@ func auditVictim(ctx context.Context, dir, at string) error {
 }
 
 // TestAuditKilled kills the owner at each step from the acknowledgement to the published
-// note, several times. A witness and this test note each signed head: there are never two
-// of one size with different roots, and each next owner opens the store.
+// note and the answered request, several times, over many tiles. A witness and this test
+// note each signed head: there are never two of one size with different roots, and each
+// next owner opens the store.
 func TestAuditKilled(t *testing.T) {
 	dir := made(t)
 	c, err := ledger.Keygen(ledger.KeygenOptions{Store: dir, File: filepath.Join(t.TempDir(), "key"), Origin: "example.org/test"})
@@ -526,8 +559,8 @@ func TestAuditKilled(t *testing.T) {
 			t.Errorf("head of size %d: %v", size, err)
 		}
 	}
-	if len(seen.roots) < len(auditSteps) {
-		t.Errorf("only %d heads were seen", len(seen.roots))
+	if len(seen.roots) < len(auditSteps) || h.Size < 2*audit.TileWidth {
+		t.Errorf("only %d heads were seen, the last with %v", len(seen.roots), h)
 	}
 }
 
@@ -606,7 +639,8 @@ func rewriteLog(t *testing.T, s *Store, dir string, all []events.Recorded) {
 }
 
 // TestAuditBackup: a backup that is restored keeps the origin and its heads up to the
-// backup's end, and continues them. A recovered log has no evidence of the old one.
+// backup's end, and continues them when its operator accepts that later notes then
+// contradict it. A recovered log has no evidence of the old one.
 func TestAuditBackup(t *testing.T) {
 	dir, _ := audited(t, "")
 	s := open(t, dir)
@@ -620,6 +654,15 @@ func TestAuditBackup(t *testing.T) {
 	want(t, s)
 	shut(t, s)
 	if _, err := Restore(t.Context(), RestoreOptions{Backup: backup, Location: restored}); err != nil {
+		t.Fatal(err)
+	}
+	// The key has signed heads of later events.
+	c, err := ledger.ReadConfig(restored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(t, Options{Location: restored}, ledger.ErrRolledBack, "to continue a restored backup", c.Signer+".head")
+	if err := os.Remove(c.Signer + ".head"); err != nil {
 		t.Fatal(err)
 	}
 	r := open(t, restored)

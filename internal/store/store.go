@@ -111,12 +111,12 @@ type Options struct {
 	// none: the nodes of the others may have lost theirs for a while only.
 	Served bool
 
-	dir        string        // of a store whose log has copies: its data is there, wherever that was when the log began
-	sharing    bool          // this process made the token of Listen
-	cutting    *cutting      // default: defaultCutting
-	auditStep  func(string)  // see [ledger.Options]
-	viewsFS    vfs.FS        // for the views on disk; nil: the machine's filesystem
-	viewsRetry time.Duration // before a failed directory of views is retried; default diskRetry
+	dir        string                             // of a store whose log has copies: its data is there, wherever that was when the log began
+	sharing    bool                               // this process made the token of Listen
+	cutting    *cutting                           // default: defaultCutting
+	auditStep  func(step string, done bool) error // see [ledger.Options]
+	viewsFS    vfs.FS                             // for the views on disk; nil: the machine's filesystem
+	viewsRetry time.Duration                      // before a failed directory of views is retried; default diskRetry
 }
 
 func (o Options) diskRetry() time.Duration {

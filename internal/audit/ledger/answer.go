@@ -345,7 +345,11 @@ func (b *Book) Verify(ctx context.Context, since *audit.Head) (v VerifiedLog, er
 	if since != nil && since.Size > h.Size {
 		find(0, "%v", &audit.ForkError{Old: *since, New: h})
 	}
-	return v, nil
+	why, err := b.Halted()
+	if why != "" {
+		find(0, "the owner makes no head any more: %s", why)
+	}
+	return v, err
 }
 
 // listed returns the roots of the listed heads by their size.

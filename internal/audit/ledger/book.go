@@ -1,12 +1,10 @@
 package ledger
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -15,8 +13,6 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/audit"
-	"github.com/ckptstore/ckptstore/internal/beneath"
-	"github.com/ckptstore/ckptstore/internal/durable"
 )
 
 // Log is what a ledger reads of the log, and where it appends audit.sealed. Walk calls
@@ -295,32 +291,4 @@ func (b *Book) item(m events.Message, sequence uint64, stored time.Time, h audit
 		return it, fmt.Errorf("%w: event %d of the log is not the one of the head: %w", audit.ErrTampered, sequence, err)
 	}
 	return it, nil
-}
-
-// write makes a file of the ledger durable. A file that exists must have the same bytes.
-func (b *Book) write(path string, data []byte) error {
-	root, full := beneath.At(b.store), filepath.Join(b.store, dirName, path)
-	had, err := root.ReadFile(full)
-	if err == nil {
-		if !bytes.Equal(had, data) {
-			return fmt.Errorf("%w: %s of the audit has other bytes than the log leads to: the log or the file was changed: compare with a backup; `ckptstore audit verify` shows where", ErrDamaged, path)
-		}
-		return nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err := root.MkdirAll(filepath.Dir(full), 0o700); err != nil {
-		return err
-	}
-	if err := durable.WriteBelow(root, full, data); err != nil {
-		return err
-	}
-	// New directories on the way.
-	for dir := filepath.Dir(full); len(dir) > len(b.store); dir = filepath.Dir(dir) {
-		if err := root.SyncDir(filepath.Dir(dir)); err != nil {
-			return err
-		}
-	}
-	return nil
 }

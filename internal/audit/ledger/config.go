@@ -6,13 +6,16 @@
 //	  salts         for each run the key of its salts, one line each, appended with fsync
 //	  heads         {size, root} of each head, appended with fsync before it is signed
 //	  checkpoint    the newest signed and witnessed note
-//	  state         the right edge of the tree and the run map: a cache, rebuilt from the log
+//	  state         the right edge of the tree and the run map, signed: a cache, rebuilt from the log
 //	  want          a request for a head with a new audit.sealed
+//	  halted        why the owner makes no head any more
 //	  tile/         full tiles and full bundles of entries, in the form of C2SP tlog-tiles
 //
 // The owner of the store makes a head in these steps, each durable before the next:
 //
-//	ack → fold (full tiles) → listed in heads → signed → witnessed → published
+//	ack → fold (salts, full tiles) → listed in heads → anchored → signed → witnessed → published
+//
+// Anchored means that the head is in a file next to the key, outside the store.
 //
 // A crash between two of them never leads to two heads of one size with different
 // roots: the next owner computes the root at the size of the newest line of heads again,
@@ -49,6 +52,7 @@ const (
 	checkpointName = "checkpoint"
 	stateName      = "state"
 	wantName       = "want"
+	haltedName     = "halted"
 )
 
 // Config is the configuration of a ledger.
