@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/attest"
 	"github.com/ckptstore/ckptstore/internal/audit/command"
+	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/auditreport"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/console"
@@ -138,6 +139,10 @@ func (a *app) attest(ctx context.Context, s *store.Store, ref, dir string, o att
 	if err != nil {
 		return err
 	}
+	// Bytes of adopted files that were never read are not known to be those of the commit.
+	if err := s.Digested(ctx, c); err != nil {
+		return fmt.Errorf("audit attest: %w", err)
+	}
 	r, err := s.ReaderOf(c)
 	if err != nil {
 		return err
@@ -168,9 +173,12 @@ func (a *app) attest(ctx context.Context, s *store.Store, ref, dir string, o att
 	for _, p := range training.Parents {
 		out.Parents = append(out.Parents, p.Ref())
 	}
-	statement, err := attest.Model(subject, training.Checkpoint)
-	if o.format == "slsa" {
+	var statement []byte
+	switch o.format {
+	case "slsa":
 		statement, err = attest.Provenance(subject, training)
+	default:
+		statement, err = attest.Model(subject, training.Checkpoint)
 	}
 	if err != nil {
 		return err
@@ -199,8 +207,9 @@ the owner's own process appended the event, or a server that identifies no sende
 of decisions are those of the log's server; all others are those of the machine that
 appended the event.
 
-The report states up to which signed head the log is proven. Without one, it is as
-trustworthy as the store.
+The report names the newest signed head of the log and the events that it does not cover.
+It takes the events from the store: "ckptstore audit verify --policy" checks that the log
+leads to that head. Without a head, the report is as trustworthy as the store.
 
 html is one file without scripts or other resources. --json is the same as --format json.`
 
@@ -235,7 +244,8 @@ func (a *app) auditReportCommand() *cobra.Command {
 }
 
 func (a *app) auditReport(ctx context.Context, s *store.Store, run string, asOf uint64, format string) error {
-	r, err := auditreport.New(ctx, auditreport.From{Store: s.ID, Log: s.Log, Views: s.Views(), AsOf: s.AsOf}, run, asOf)
+	head := func() (*auditreport.Head, string, error) { return newestHead(s) }
+	r, err := auditreport.New(ctx, auditreport.From{Store: s.ID, Log: s.Log, Views: s.Views(), AsOf: s.AsOf, Head: head}, run, asOf)
 	if err != nil {
 		return err
 	}
@@ -246,4 +256,23 @@ func (a *app) auditReport(ctx context.Context, s *store.Store, run string, asOf 
 		return r.HTML(a.Raw)
 	}
 	return r.Markdown(a.Out)
+}
+
+// newestHead returns the newest published head of the log, or why there is none.
+func newestHead(s *store.Store) (*auditreport.Head, string, error) {
+	b, err := s.Ledger()
+	if errors.Is(err, ledger.ErrOff) {
+		return nil, auditreport.NoAudit, nil
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	_, h, err := b.Checkpoint()
+	if errors.Is(err, ledger.ErrOff) {
+		return nil, "none was published yet", nil
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	return &auditreport.Head{Origin: h.Origin, Size: uint64(h.Size), Root: h.Root.String()}, "", nil //nolint:gosec // not negative
 }

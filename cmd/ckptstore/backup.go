@@ -199,6 +199,9 @@ func (a *app) printRecovered(out store.Recovered) error {
 		if out.Aside != "" {
 			fmt.Fprintf(w, "the old log is in %s; remove it when it is no longer needed\n", filepath.Clean(out.Aside))
 		}
+		if out.Evidence != "" {
+			fmt.Fprintf(w, "the tamper evidence of the old log is in %s, and the new log has none: `ckptstore audit keygen FILE` begins it; witnesses need the new key\n", filepath.Clean(out.Evidence))
+		}
 		for _, u := range out.Unknown {
 			fmt.Fprintf(w, "lost with the log: %s\n", u)
 		}

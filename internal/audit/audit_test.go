@@ -240,6 +240,7 @@ func TestTilePath(t *testing.T) {
 		{0, 0, 256, "tile/0/000"},
 		{audit.Entries, 1234067, 256, "tile/entries/x001/x234/067"},
 		{2, 1000, 5, "tile/2/x001/000.p/5"},
+		{0, 1 << 46, 256, "tile/0/x070/x368/x744/x177/664"},
 	} {
 		if got := audit.TilePath(c.level, c.n, c.width); got != c.path {
 			t.Errorf("path %s, want %s", got, c.path)
@@ -249,7 +250,10 @@ func TestTilePath(t *testing.T) {
 			t.Errorf("%s: %d %d %d %v", c.path, level, n, width, err)
 		}
 	}
-	for _, path := range []string{"", "tile/0", "tile/00/000", "tile/0/0", "tile/0/x000/000", "tile/0/000.p/256", "tile/0/000.p/0", "tile/-1/000", "tile/0/../000", "tile/0/+01", "tile/entries/x070/x368/x744/x177/665"} {
+	for _, path := range []string{
+		"", "tile/0", "tile/00/000", "tile/0/0", "tile/0/x000/000", "tile/0/000.p/256", "tile/0/000.p/0", "tile/-1/000", "tile/0/../000", "tile/0/+01", "tile/entries/x070/x368/x744/x177/665",
+		"tile/0/x036/x028/x797/x018/x963/968", "tile/entries/x036/x028/x797/x018/x963/967.p/255", "tile/0/x9223372036854775807/000", "tile/0/x999/x999/x999/x999/x999/999",
+	} {
 		if _, _, _, err := audit.ParseTilePath(path); err == nil {
 			t.Errorf("%s was accepted", path)
 		}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/zeebo/blake3"
@@ -30,17 +31,20 @@ var (
 // BundleFormat is the first member of a bundle.
 const BundleFormat = "ckptstore-bundle/v1"
 
+// bundleBegin is how a bundle begins.
+const bundleBegin = `{"format":"` + BundleFormat + `",`
+
 // A bundle is JSON, one object a line: a [BundleHead], then an [Item] for each event of
 // the run from the first to the last that the run map covers. Those of the chosen range
-// have their message and the proof of their entry; of the others the entry suffices,
-// which has no body.
+// have their message and the proof of their entry. The others have only their entry,
+// which has no body: a verifier refuses content that it did not check.
 
 // BundleHead is the first line of a bundle.
 type BundleHead struct {
 	Format      string       `json:"format"`
-	Run         string       `json:"run"` // as subjects have it
-	From        uint64       `json:"from"`
-	Until       uint64       `json:"until"`
+	Run         string       `json:"run"`        // as subjects have it
+	From        uint64       `json:"from"`       // events from here
+	Until       uint64       `json:"until"`      // to here have their content; at most the size that the run map covers
 	Checkpoint  string       `json:"checkpoint"` // the signed note
 	Sealed      Item         `json:"sealed"`     // the decision audit.sealed
 	Rows        []PlacedRow  `json:"rows"`
@@ -68,8 +72,8 @@ type Content struct {
 func NewItem(m events.Message, entry []byte, salt Salt) Item {
 	header := map[string][]string{}
 	for name, values := range m.Header {
-		if Bound(name) {
-			header[name] = values
+		if Bound(name) && len(values) > 0 {
+			header[name] = slices.Sorted(slices.Values(values)) // an entry does not bind their order
 		}
 	}
 	return Item{Entry: entry, Salt: salt[:], Message: &Content{Subject: m.Subject, Header: header, Body: m.Data}}
@@ -88,9 +92,41 @@ func (it Item) Open() (Leaf, events.Message, error) {
 	if !bytes.Equal(Entry(m, leaf.Sequence, leaf.Stored, Salt(it.Salt)), it.Entry) {
 		return leaf, m, fmt.Errorf("%w: the message of event %d is not the one of its entry", ErrTampered, leaf.Sequence)
 	}
-	for name := range m.Header {
-		if !Bound(name) {
+	if m.Header == nil {
+		return leaf, m, fmt.Errorf("%w: event %d has no list of headers", ErrTampered, leaf.Sequence)
+	}
+	for name, values := range m.Header {
+		if !Bound(name) || len(values) == 0 {
 			return leaf, m, fmt.Errorf("%w: event %d has the header %s, which nothing proves", ErrTampered, leaf.Sequence, name)
+		}
+		if !slices.IsSorted(values) {
+			return leaf, m, fmt.Errorf("%w: event %d has values of the header %s in an order that nothing proves", ErrTampered, leaf.Sequence, name)
+		}
+	}
+	return leaf, m, nil
+}
+
+// bare reports whether the item has nothing but its entry.
+func (it Item) bare() bool {
+	return it.Message == nil && it.Salt == nil && it.Proof == nil && it.Blob == nil
+}
+
+// opened checks that the item's message is in the log of a head, and that a content kept
+// aside is what the message names. With whole set, that content must be there.
+func (it Item) opened(h Head, whole bool) (Leaf, events.Message, error) {
+	leaf, m, err := it.Open()
+	if err != nil {
+		return leaf, m, err
+	}
+	if err := it.proved(leaf, h); err != nil {
+		return leaf, m, err
+	}
+	switch claim := Claim(m); {
+	case claim.Digest == "" && it.Blob != nil:
+		return leaf, m, fmt.Errorf("%w: event %d has a content kept aside that its body does not name", ErrTampered, leaf.Sequence)
+	case claim.Digest != "" && (whole || it.Blob != nil):
+		if err := blobFits(claim.Digest, it.Blob); err != nil {
+			return leaf, m, fmt.Errorf("event %d: %w", leaf.Sequence, err)
 		}
 	}
 	return leaf, m, nil
@@ -121,15 +157,18 @@ type Verified struct {
 
 // VerifyBundle checks a bundle and returns what it proves. It needs no store, network or
 // clock. If old is not nil, the log must continue it. Errors match [ErrTampered],
-// [ErrMissingEvent], [ErrMissingTrial], [ErrMissingEnd] or [ErrPolicy].
+// [ErrMissingEvent], [ErrMissingTrial], [ErrMissingEnd] or [ErrPolicy]. Of a file that is no
+// bundle, the kind of the error is [problem.Invalid].
 func VerifyBundle(r io.Reader, p Policy, acceptUnwitnessed bool, old *Head) (v Verified, err error) {
 	lines := bufio.NewReaderSize(r, 1<<16)
+	if begin, err := lines.Peek(len(bundleBegin)); err != nil && !errors.Is(err, io.EOF) {
+		return v, fmt.Errorf("bundle: %w", err)
+	} else if string(begin) != bundleBegin {
+		return v, problem.Errorf(problem.Invalid, "it is no bundle of this version: want the output of `ckptstore audit export`, which begins with %s", bundleBegin)
+	}
 	var head BundleHead
 	if err := nextLine(lines, &head); err != nil {
-		return v, problem.Errorf(problem.Invalid, "bundle: %w", err)
-	}
-	if head.Format != BundleFormat {
-		return v, problem.Errorf(problem.Invalid, "bundle: its format is %q, want %s", head.Format, BundleFormat)
+		return v, fmt.Errorf("bundle: line 1: %w", err)
 	}
 	if v.Head, err = p.Open([]byte(head.Checkpoint), acceptUnwitnessed); err != nil {
 		return v, err
@@ -143,6 +182,9 @@ func VerifyBundle(r io.Reader, p Policy, acceptUnwitnessed bool, old *Head) (v V
 		return v, err
 	}
 	v.Complete = sealed.Size
+	if head.From == 0 || head.From > head.Until || head.Until > uint64(sealed.Size) || head.Items < 0 { //nolint:gosec // not negative
+		return v, fmt.Errorf("%w: the bundle names %d events, with content from %d to %d, and the run map covers %d", ErrTampered, head.Items, head.From, head.Until, sealed.Size)
+	}
 	rows, err := CheckRun(head.Rows, head.Run, sealed.Rows, sealed.Runs)
 	if err != nil {
 		return v, err
@@ -159,13 +201,22 @@ func VerifyBundle(r io.Reader, p Policy, acceptUnwitnessed bool, old *Head) (v V
 			if errors.Is(err, io.EOF) {
 				break // the chains tell what is missing
 			}
-			return v, fmt.Errorf("%w: bundle: event %d of %d: %w", ErrTampered, v.Events+1, head.Items, err)
+			return v, fmt.Errorf("bundle: event %d of %d: %w", v.Events+1, head.Items, err)
 		}
 		if last, err = v.item(it, head, last, &seen); err != nil {
 			return v, err
 		}
 	}
-	return v, complete(rows, &seen)
+	if err := complete(rows, &seen); err != nil {
+		return v, err
+	}
+	if v.Events != head.Items {
+		return v, fmt.Errorf("%w: the bundle has %d events, and its first line names %d", ErrTampered, v.Events, head.Items)
+	}
+	if _, err := lines.ReadByte(); !errors.Is(err, io.EOF) {
+		return v, errors.Join(fmt.Errorf("%w: the bundle has more than its %d events", ErrTampered, head.Items), err)
+	}
+	return v, nil
 }
 
 // item checks one event of the run.
@@ -179,20 +230,15 @@ func (v *Verified) item(it Item, head BundleHead, last uint64, seen *Runs) (uint
 		return 0, fmt.Errorf("%w: event %d is not the next of run %s", ErrTampered, leaf.Sequence, head.Run)
 	}
 	if head.From <= leaf.Sequence && leaf.Sequence <= head.Until {
-		_, m, err := it.Open()
-		if err != nil {
+		if _, _, err := it.opened(v.Head, true); err != nil {
 			return 0, err
 		}
-		if err := it.proved(leaf, v.Head); err != nil {
-			return 0, err
-		}
-		if claim := Claim(m); claim.Digest != "" {
-			if err := blobFits(claim.Digest, it.Blob); err != nil {
-				return 0, fmt.Errorf("event %d: %w", leaf.Sequence, err)
-			}
+		if it.Blob != nil {
 			v.Blobs++
 		}
 		v.Messages++
+	} else if !it.bare() {
+		return 0, fmt.Errorf("%w: event %d has content, and the bundle has that of events %d to %d", ErrTampered, leaf.Sequence, head.From, head.Until)
 	}
 	seen.Add(leaf.Subject, leaf.Sequence, EntryHash(it.Entry))
 	v.Events++
@@ -202,19 +248,26 @@ func (v *Verified) item(it Item, head BundleHead, last uint64, seen *Runs) (uint
 // Claim returns the claim check in the body of a message; of a body that has all of its
 // content, the empty one. See [events.Blob].
 func Claim(m events.Message) (none events.Blob) {
+	tokens := strings.SplitN(m.Subject, ".", 5) // ckpt, run, trial, actor, kind
 	var body struct {
 		Plan   events.Blob `json:"plan"`
 		Layout events.Blob `json:"layout"`
 		Map    events.Blob `json:"map"`
 	}
-	if (strings.Contains(m.Subject, ".plan.") || strings.HasSuffix(m.Subject, ".group.started")) && json.Unmarshal(m.Data, &body) == nil {
-		for _, b := range []events.Blob{body.Plan, body.Layout, body.Map} {
-			if b.Digest != "" {
-				return b
-			}
-		}
+	claim := &body.Plan
+	switch events.Kind(tokens[len(tokens)-1]) {
+	case events.LocalPlan{}.Kind():
+	case events.GlobalPlan{}.Kind():
+		claim = &body.Layout
+	case events.GroupStarted{}.Kind():
+		claim = &body.Map
+	default:
+		return none
 	}
-	return none
+	if json.Unmarshal(m.Data, &body) != nil || claim.Digest == "" {
+		return none
+	}
+	return *claim
 }
 
 // blobFits checks a content against its digest.
@@ -265,10 +318,7 @@ type SealedMap struct {
 
 // OpenSealed checks the item of a decision audit.sealed against a head.
 func OpenSealed(it Item, h Head) (s SealedMap, err error) {
-	leaf, m, err := it.Open()
-	if err == nil {
-		err = it.proved(leaf, h)
-	}
+	leaf, m, err := it.opened(h, true)
 	if err != nil {
 		return s, err
 	}
@@ -294,26 +344,28 @@ func ParseSealed(m events.Message, sequence uint64) (s SealedMap, err error) {
 	return s, nil
 }
 
-// nextLine decodes the next line. Lines have a size that the proof of one event bounds.
+// nextLine decodes the next line. Lines have a size that the proof of one event bounds. Its
+// error is [io.EOF] if there is none, and matches [ErrTampered] for a line that is cut off
+// or malformed.
 func nextLine(r *bufio.Reader, into any) error {
 	var line []byte
 	for {
 		part, err := r.ReadSlice('\n')
 		line = append(line, part...)
-		if err == nil {
-			break
-		}
-		if errors.Is(err, io.EOF) && len(line) > 0 {
-			break
-		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
+		switch {
+		case err == nil:
+			if err := strict(bytes.TrimSuffix(line, []byte("\n")), into); err != nil {
+				return fmt.Errorf("%w: %w", ErrTampered, err)
+			}
+			return nil
+		case errors.Is(err, io.EOF) && len(line) > 0:
+			return fmt.Errorf("%w: the line is cut off", ErrTampered)
+		case !errors.Is(err, bufio.ErrBufferFull):
 			return err
-		}
-		if len(line) > maxLine {
-			return fmt.Errorf("a line has more than %d bytes", maxLine)
+		case len(line) > maxLine:
+			return fmt.Errorf("%w: the line has more than %d bytes", ErrTampered, maxLine)
 		}
 	}
-	return strict(bytes.TrimSuffix(line, []byte("\n")), into)
 }
 
 // strict decodes JSON that has the form in which it was written: each change of a byte is

@@ -72,6 +72,12 @@ func SaltOf(key []byte, sequence uint64) (s Salt, err error) {
 	return Salt(b), nil
 }
 
+// An entry is shorter than 64 KiB, which is the limit of bundles of entries.
+const (
+	entryMore  = len(entryMagic) + 8 + 8 + 2 + 1 + 32 + 4 + 32 // apart from subject and ID
+	maxSubject = 1<<16 - 1 - entryMore - 255                   // beyond that, an entry does not bind a subject
+)
+
 // Entry returns the entry of a message of the log. H is the SHA-256 of the bound headers
 // as pairs of name and value, sorted, each part after its length in 4 bytes.
 func Entry(m events.Message, sequence uint64, stored time.Time, salt Salt) []byte {
@@ -79,8 +85,8 @@ func Entry(m events.Message, sequence uint64, stored time.Time, salt Salt) []byt
 	if v := m.Header[events.HeaderID]; len(v) == 1 && len(v[0]) < 256 {
 		id = v[0] // a longer one is in H alone; only a message that is not an event has it
 	}
-	subject := m.Subject[:min(len(m.Subject), 1<<16-1)] // a server accepts no longer one
-	b := make([]byte, 0, len(entryMagic)+8+8+2+len(subject)+1+len(id)+32+4+32)
+	subject := m.Subject[:min(len(m.Subject), maxSubject)] // a server accepts no longer one
+	b := make([]byte, 0, entryMore+len(subject)+len(id))
 	b = append(b, entryMagic...)
 	b = binary.BigEndian.AppendUint64(b, sequence)
 	b = binary.BigEndian.AppendUint64(b, uint64(stored.UnixNano())) //nolint:gosec // read back as it was
@@ -190,9 +196,9 @@ func Trial(subject string) (run, trial string) {
 var errShort = errors.New("a bundle of entries is cut off")
 
 // AppendBundle appends an entry to a bundle of entries in the form of C2SP tlog-tiles:
-// its length in 2 bytes, then the entry.
+// its length in 2 bytes, then the entry, which is one of [Entry].
 func AppendBundle(b, entry []byte) []byte {
-	b = binary.BigEndian.AppendUint16(b, uint16(len(entry))) //nolint:gosec // a subject is shorter, see Entry
+	b = binary.BigEndian.AppendUint16(b, uint16(len(entry))) //nolint:gosec // see maxSubject
 	return append(b, entry...)
 }
 

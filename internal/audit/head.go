@@ -4,18 +4,15 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/transparency-dev/formats/witness"
 	"golang.org/x/mod/sumdb/note"
 	"golang.org/x/mod/sumdb/tlog"
 
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
-
-// ErrPolicy reports a head that lacks the signatures that a policy wants.
-var ErrPolicy = problem.New(problem.Policy, "policy not met")
 
 // Head is a state of a log: its first Size entries.
 type Head struct {
@@ -64,7 +61,8 @@ func Sign(h Head, signer note.Signer) ([]byte, error) {
 	return note.Sign(&note.Note{Text: h.Text()}, signer)
 }
 
-// OpenHead returns the head of a note that one of the logs has signed.
+// OpenHead returns the head of a note that one of the logs has signed: the log that its
+// origin names. The signature of another log does not count.
 func OpenHead(signed []byte, logs ...note.Verifier) (Head, error) {
 	n, err := note.Open(signed, note.VerifierList(logs...))
 	if err != nil {
@@ -72,70 +70,20 @@ func OpenHead(signed []byte, logs ...note.Verifier) (Head, error) {
 	}
 	h, err := ParseHead(n.Text)
 	if err != nil {
-		return h, err
+		return h, fmt.Errorf("%w: the note of the head: %w", ErrTampered, err)
 	}
-	for _, log := range logs {
-		if log.Name() == h.Origin {
+	for _, s := range slices.Concat(n.Sigs, n.UnverifiedSigs) {
+		// Otherwise a change of the unused bits of the last character passes.
+		if _, err := base64.StdEncoding.Strict().DecodeString(s.Base64); err != nil {
+			return h, fmt.Errorf("%w: the note of the head: the signature of %s: %w", ErrTampered, s.Name, err)
+		}
+	}
+	for _, s := range n.Sigs {
+		if s.Name == h.Origin {
 			return h, nil
 		}
 	}
-	return h, fmt.Errorf("%w: the note is of %q, which is no log of the policy", ErrTampered, h.Origin)
-}
-
-// Policy names the logs whose heads a verifier accepts, and the witnesses that must have
-// cosigned them. Its text has the form of C2SP tlog-policy:
-//
-//	log LOGKEY
-//	witness NAME KEY URL
-//	group NAME any|all|N MEMBER…
-//	quorum NAME, or quorum none
-type Policy struct {
-	Logs      []note.Verifier
-	Witnesses witness.Group
-}
-
-// ParsePolicy parses the text of a policy.
-func ParsePolicy(text string) (p Policy, err error) {
-	p.Witnesses, err = witness.ParsePolicy([]byte(text))
-	if err != nil {
-		return p, problem.Errorf(problem.Invalid, "policy: %w", err)
-	}
-	for line := range strings.Lines(text) {
-		line, _, _ = strings.Cut(line, "#")
-		fields := strings.Fields(line)
-		if len(fields) < 2 || fields[0] != "log" {
-			continue
-		}
-		v, err := note.NewVerifier(fields[1])
-		if err != nil {
-			return p, problem.Errorf(problem.Invalid, "policy: log %s: %w", fields[1], err)
-		}
-		p.Logs = append(p.Logs, v)
-	}
-	return p, nil
-}
-
-// Unwitnessed reports whether the policy wants no cosignature.
-func (p Policy) Unwitnessed() bool { return p.Witnesses.N <= 0 }
-
-// Open returns the head of a note that a log of the policy has signed and its witnesses
-// have cosigned. Its error matches [ErrPolicy] where a cosignature is missing, also where
-// the policy wants none and the caller does not accept that.
-func (p Policy) Open(signed []byte, acceptUnwitnessed bool) (Head, error) {
-	if len(p.Logs) == 0 {
-		return Head{}, fmt.Errorf("%w: the policy names no log: add a line `log KEY`", ErrPolicy)
-	}
-	h, err := OpenHead(signed, p.Logs...)
-	if err != nil {
-		return h, err
-	}
-	if p.Unwitnessed() && !acceptUnwitnessed {
-		return h, fmt.Errorf("%w: the policy has no witness, so the owner of the log may have shown others another log: add witnesses, or pass --unwitnessed", ErrPolicy)
-	}
-	if !p.Witnesses.Satisfied(signed) {
-		return h, fmt.Errorf("%w: the head (%v) lacks cosignatures: the policy wants %d of its quorum", ErrPolicy, h, p.Witnesses.N)
-	}
-	return h, nil
+	return h, fmt.Errorf("%w: the note is of the log %q, whose key in the policy has not signed it: %s has", ErrTampered, h.Origin, n.Sigs[0].Name)
 }
 
 // ForkError reports two heads of one log that exclude each other: the log was rewritten,

@@ -1,8 +1,11 @@
 package audit
 
 import (
+	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/transparency-dev/formats/proof"
@@ -50,14 +53,15 @@ type ProvedEvent struct {
 	Message  events.Message `json:"message"`
 }
 
-// VerifyProof checks the proof of one event. It needs no store, network or clock.
+// VerifyProof checks the proof of one event. It needs no store, network or clock. Of a file
+// that is no proof, the kind of the error is [problem.Invalid]; otherwise as [VerifyBundle].
 func VerifyProof(data []byte, p Policy, acceptUnwitnessed bool, old *Head) (v ProvedEvent, err error) {
-	var f proof.TLogProof
-	if err := f.Unmarshal(data); err != nil {
-		return v, problem.Errorf(problem.Invalid, "proof: %w", err)
+	if !IsProof(data) {
+		return v, problem.Errorf(problem.Invalid, "it is no proof: want the output of `ckptstore audit prove`, which begins with %q", proofMagic)
 	}
-	if string(f.Marshal()) != string(data) {
-		return v, problem.Errorf(problem.Invalid, "proof: it is not written canonically")
+	f, err := parseProof(data)
+	if err != nil {
+		return v, fmt.Errorf("%w: proof: %w", ErrTampered, err)
 	}
 	if v.Head, err = p.Open(f.Checkpoint, acceptUnwitnessed); err != nil {
 		return v, err
@@ -67,22 +71,55 @@ func VerifyProof(data []byte, p Policy, acceptUnwitnessed bool, old *Head) (v Pr
 	if err := strict(f.ExtraData, &x); err != nil {
 		return v, fmt.Errorf("%w: the extra line of the proof: %w", ErrTampered, err)
 	}
+	if x.Item.Proof != nil {
+		return v, fmt.Errorf("%w: the extra line of the proof has hashes", ErrTampered)
+	}
 	for _, h := range f.Hashes {
 		x.Item.Proof = append(x.Item.Proof, tlog.Hash(h))
 	}
-	leaf, m, err := x.Item.Open()
+	leaf, m, err := x.Item.opened(v.Head, false)
 	if err != nil {
 		return v, err
 	}
 	if f.Index != leaf.Sequence-1 {
 		return v, fmt.Errorf("%w: the proof is of index %d, its entry of event %d", ErrTampered, f.Index, leaf.Sequence)
 	}
-	if err := x.Item.proved(leaf, v.Head); err != nil {
-		return v, err
-	}
 	if err := x.Consistency.checkAll(old, v.Head); err != nil {
 		return v, err
 	}
 	v.Sequence, v.Message, v.Stored = leaf.Sequence, m, leaf.Stored.Format("2006-01-02T15:04:05.000000000Z07:00")
 	return v, nil
+}
+
+// parseProof is the inverse of [proof.TLogProof.Marshal] for lines of any length: an event
+// may have a megabyte, and Unmarshal takes lines of at most 64 KiB.
+func parseProof(data []byte) (f proof.TLogProof, err error) {
+	head, checkpoint, ok := strings.Cut(string(data), "\n\n")
+	lines := strings.Split(strings.TrimPrefix(head, proofMagic), "\n")
+	if !ok || len(lines) < 2 {
+		return f, errors.New("want the lines extra and index, hashes, an empty line and a note")
+	}
+	text, ok := strings.CutPrefix(lines[0], "extra ")
+	number, ok2 := strings.CutPrefix(lines[1], "index ")
+	if !ok || !ok2 {
+		return f, errors.New("want the lines extra and index")
+	}
+	if f.ExtraData, err = base64.StdEncoding.DecodeString(text); err != nil {
+		return f, fmt.Errorf("extra: %w", err)
+	}
+	if f.Index, err = strconv.ParseUint(number, 10, 64); err != nil {
+		return f, fmt.Errorf("index: %w", err)
+	}
+	for _, line := range lines[2:] {
+		h, err := base64.StdEncoding.DecodeString(line)
+		if err != nil || len(h) != tlog.HashSize {
+			return f, fmt.Errorf("%q is no hash", line)
+		}
+		f.Hashes = append(f.Hashes, tlog.Hash(h))
+	}
+	f.Checkpoint = []byte(checkpoint)
+	if string(f.Marshal()) != string(data) {
+		return f, errors.New("it is not written canonically")
+	}
+	return f, nil
 }

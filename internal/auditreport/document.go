@@ -152,19 +152,18 @@ func (r Report) document() document {
 			deleted++
 		}
 	}
-	proven := r.Proven
-	if r.Head != nil {
-		proven = fmt.Sprintf("%s: %d events, root %s", r.Head.Origin, r.Head.Size, r.Head.Root)
-	}
 	d.Facts = []fact{
 		{"Store", text(r.Store)},
 		{"Run", text(r.Run)},
 		{"As of", fmt.Sprintf("event %d, stored %s", r.AsOf, when(r.AsOfStored))},
-		{"Proven up to", text(proven)},
+		{"Newest head", text(r.Proven)},
 		{"Jobs", fmt.Sprint(len(r.Jobs))},
 		{"Decisions", fmt.Sprint(len(r.Decisions))},
 		{"Checkpoints", fmt.Sprintf("%d begun, %d committed, %d deleted", len(r.Checkpoints), committed, deleted)},
 		{"Loads", fmt.Sprint(len(r.Restores))},
+	}
+	if r.Head != nil {
+		d.Facts = slices.Insert(d.Facts, 4, fact{"Checked", "the signature of the head, by the key that the store names; not the log against its root, which ckptstore audit verify --policy checks"})
 	}
 	d.Sections = []section{r.jobs(), r.trials(), r.attempts(), r.origins(), r.checkpoints(), r.restores(), r.counts(), r.decisions()}
 	return d

@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"slices"
 	"time"
@@ -31,8 +32,8 @@ type Report struct {
 	Run         string       `json:"run"`
 	AsOf        uint64       `json:"as_of"`        // sequence of the last event that the report covers
 	AsOfStored  time.Time    `json:"as_of_stored"` // when the log stored it
-	Head        *Head        `json:"head"`         // nil: nothing proves the log to an outsider
-	Proven      string       `json:"proven"`       // up to which head the log is proven, in words
+	Head        *Head        `json:"head"`         // the newest; nil: nothing proves the log to an outsider
+	Proven      string       `json:"proven"`       // what the head covers, in words
 	Jobs        []Job        `json:"jobs"`         // in the order of their start
 	Trials      []Trial      `json:"trials"`
 	Origins     []Origin     `json:"origins"`     // checkpoints outside of the run that it follows from
@@ -41,7 +42,7 @@ type Report struct {
 	Decisions   []Decision   `json:"decisions"`   // in the order of the log
 }
 
-// Head is a signed head of the log that covers the report.
+// Head is a signed head of the log. The report does not compute its root from the log.
 type Head struct {
 	Origin string `json:"origin"`
 	Size   uint64 `json:"size"` // events
@@ -180,10 +181,12 @@ type From struct {
 	Log   Log
 	Views query.Source                                                // as of now
 	AsOf  func(ctx context.Context, seq uint64) (query.Source, error) // as of an event
+	// Head returns the newest head, or why there is none. Its signature has been checked.
+	Head func() (h *Head, none string, err error)
 }
 
-// noHead is the reason for a report without a head.
-const noHead = "no head: audit is not configured"
+// NoAudit is the reason of [From.Head] for a store without evidence.
+const NoAudit = "audit is not configured"
 
 // New reads the report of a run as of a sequence; 0 is the end of the log. It returns
 // [projections.ErrNotFound] if the log has no such run or event.
@@ -222,11 +225,32 @@ type reading struct {
 
 func read(ctx context.Context, from From, views query.Source, run string, asOf uint64) (Report, uint64, error) {
 	x := &reading{from: from, views: views, by: map[uint64]By{}, r: Report{
-		Store: from.Store, Run: run, AsOf: asOf, Proven: noHead,
+		Store: from.Store, Run: run, AsOf: asOf,
 		Jobs: []Job{}, Trials: []Trial{}, Origins: []Origin{}, Checkpoints: []Checkpoint{}, Restores: []Restore{}, Decisions: []Decision{},
 	}}
 	err := x.read(ctx)
+	if err == nil {
+		err = x.head()
+	}
 	return x.r, x.newest, err
+}
+
+// head reads the newest head. It comes last: by then a live owner has published more.
+func (x *reading) head() error {
+	h, none, err := x.from.Head()
+	if err != nil {
+		return err
+	}
+	if h == nil {
+		x.r.Proven = "no head: " + none
+		return nil
+	}
+	x.r.Head = h
+	x.r.Proven = fmt.Sprintf("%s: %d events, root %s", h.Origin, h.Size, h.Root)
+	if h.Size < x.r.AsOf {
+		x.r.Proven += fmt.Sprintf("; it does not cover events %d to %d", h.Size+1, x.r.AsOf)
+	}
+	return nil
 }
 
 func (x *reading) read(ctx context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -61,8 +62,10 @@ func (l recorded) from(t *testing.T, live uint64) From {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return From{Store: "0197-store", Log: l, Views: views, AsOf: func(_ context.Context, seq uint64) (query.Source, error) { return l.folded(seq) }}
+	return From{Store: "0197-store", Log: l, Views: views, AsOf: func(_ context.Context, seq uint64) (query.Source, error) { return l.folded(seq) }, Head: noHead}
 }
+
+func noHead() (*Head, string, error) { return nil, NoAudit, nil }
 
 // golden is the recorded log of package projections.
 func golden(t *testing.T) recorded {
@@ -117,6 +120,48 @@ func TestGolden(t *testing.T) {
 	}
 	if _, err := New(t.Context(), from, "none", 0); err == nil {
 		t.Error("a report of a run that does not exist")
+	}
+}
+
+// TestHead: a report names the newest head and the events that it does not cover.
+func TestHead(t *testing.T) {
+	t.Parallel()
+	l := golden(t)
+	end := uint64(len(l))
+	failed := errors.New("the head does not verify")
+	for _, c := range []struct {
+		head   *Head
+		none   string
+		err    error
+		asOf   uint64
+		proven string
+	}{
+		{nil, NoAudit, nil, 0, "no head: audit is not configured"},
+		{nil, "none was published yet", nil, 0, "no head: none was published yet"},
+		{&Head{"example.org/log", end, "abc="}, "", nil, 0, fmt.Sprintf("example.org/log: %d events, root abc=", end)},
+		{&Head{"example.org/log", end + 5, "abc="}, "", nil, 60, fmt.Sprintf("example.org/log: %d events, root abc=", end+5)},
+		{&Head{"example.org/log", 50, "abc="}, "", nil, 60, "example.org/log: 50 events, root abc=; it does not cover events 51 to 60"},
+		{nil, "", failed, 0, ""},
+	} {
+		from := l.from(t, end)
+		from.Head = func() (*Head, string, error) { return c.head, c.none, c.err }
+		r, err := New(t.Context(), from, "killed", c.asOf)
+		if !errors.Is(err, c.err) {
+			t.Fatalf("%v, want %v", err, c.err)
+		}
+		if c.err != nil {
+			continue
+		}
+		if r.Proven != c.proven || r.Head != c.head {
+			t.Errorf("proven %q by %v, want %q by %v", r.Proven, r.Head, c.proven, c.head)
+		}
+		var out bytes.Buffer
+		if err := r.Markdown(&out); err != nil {
+			t.Fatal(err)
+		}
+		if checked := strings.Contains(out.String(), "| Checked |"); checked != (c.head != nil) {
+			t.Errorf("what was checked of the head %v: %v", c.head, checked)
+		}
 	}
 }
 

@@ -56,9 +56,10 @@ type Recovered struct {
 	Formerly    []string              `json:"formerly"` // identities whose receipts counted, the newest first
 	Location    string                `json:"location"`
 	From        string                `json:"from,omitempty"`
-	Aside       string                `json:"aside,omitempty"` // where the old log is now
-	Sequence    uint64                `json:"sequence"`        // at which the new log ends
-	Checkpoints []RecoveredCheckpoint `json:"checkpoints"`     // in the order of their commits
+	Aside       string                `json:"aside,omitempty"`    // where the old log is now
+	Evidence    string                `json:"evidence,omitempty"` // where the tamper evidence of the old log is now: the new one has none
+	Sequence    uint64                `json:"sequence"`           // at which the new log ends
+	Checkpoints []RecoveredCheckpoint `json:"checkpoints"`        // in the order of their commits
 	Rejected    []Rejected            `json:"rejected"`
 	Unknown     []string              `json:"unknown"` // lost with the old log
 }
@@ -228,6 +229,9 @@ func (r *recovery) build(ctx context.Context) error {
 		}
 	} else if exists(filepath.Join(r.dir, "log")) {
 		r.report.Aside = nextIncident(r.dir, len(incidents(r.dir)))
+	}
+	if name := "audit." + r.report.Formerly[0]; exists(filepath.Join(r.dir, "audit")) {
+		r.report.Evidence = filepath.Join(r.dir, name)
 	}
 	temp := filepath.Join(r.dir, recoverTemp)
 	err = errors.Join(os.RemoveAll(temp), os.Mkdir(temp, 0o700))

@@ -459,7 +459,7 @@ func (s *Store) Ledger() (*ledger.Book, error) {
 func (s *Store) Digested(ctx context.Context, c projections.Checkpoint) error {
 	ranks, err := s.Data.Unlearned(ctx, RefOf(c))
 	if err == nil && len(ranks) > 0 {
-		err = problem.Errorf(problem.NotCommitted, "%s@%s: the adopted files of ranks %v have no digests in the log: run `ckptstore verify %s@%s`, which reads and records them", c.Run, c.ID, ranks, c.Run, c.ID)
+		err = problem.Errorf(problem.NotCommitted, "%s@%s: the adopted files of ranks %v have no digests in the log: run `ckptstore verify %s@%s --learn`, which reads and records them", c.Run, c.ID, ranks, c.Run, c.ID)
 	}
 	return err
 }

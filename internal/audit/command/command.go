@@ -12,6 +12,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -37,7 +38,7 @@ type verbs struct {
 // Commands returns the commands. Those that change nothing in the store open it by read.
 func Commands(c *console.Console, read, write Open) []*cobra.Command {
 	v := &verbs{c, read, write}
-	return []*cobra.Command{v.keygen(), v.checkpoint(), v.prove(), v.export(), v.verify(), v.witness(), v.serve()}
+	return []*cobra.Command{v.keygen(), v.configure(), v.checkpoint(), v.prove(), v.export(), v.verify(), v.witness(), v.serve()}
 }
 
 const help = `Make and check evidence that the log of a store was not rewritten.
@@ -63,81 +64,6 @@ func Command(c *console.Console, read, write Open) *cobra.Command {
 	}
 	verb.AddCommand(Commands(c, read, write)...)
 	return verb
-}
-
-// keygenOut is the output of audit keygen.
-type keygenOut struct {
-	Origin string `json:"origin,omitempty"`
-	Key    string `json:"key"`
-	File   string `json:"file"`
-}
-
-func (v *verbs) keygen() *cobra.Command {
-	var o ledger.KeygenOptions
-	var domain, witnesses, cosigner string
-	c := &cobra.Command{
-		Use: "keygen FILE", Short: "Make the signing key and turn the evidence on", Args: console.Args(cobra.ExactArgs(1)),
-		Long: `Make a signing key in FILE and turn tamper evidence on for the store. The owner of
-the store begins with the evidence when it next opens the store for writing; end a
-"ckptstore serve" and start it again.
-
-FILE must lie outside the store, where those who can write to the store cannot read it:
-with the key they could sign a rewritten log, up to the last head that a witness knows.
-Print the line "log KEY" into the policy of those who verify.
-
---witnesses FILE names witnesses, in the form of C2SP tlog-policy. Then each head is
-cosigned before it is published, and the owner asks them for the newest head that they
-know before it appends anything: an older state of the whole directory is refused.
---witness-optional opens the store also while no witness answers.
-
---witness NAME makes the key of a witness instead, and changes no store.`,
-		Example: "  ckptstore audit keygen ~/keys/log.key --domain example.org\n  ckptstore audit keygen ~/keys/witness.key --witness example.org/witness",
-		RunE: func(c *cobra.Command, given []string) error {
-			if cosigner != "" {
-				key, err := ledger.NewKey(given[0], cosigner)
-				if err == nil {
-					key, err = ledger.CosignatureKey(key)
-				}
-				if err != nil {
-					return err
-				}
-				return v.printKey(keygenOut{Key: key, File: given[0]}, "witness key")
-			}
-			if witnesses != "" {
-				text, err := os.ReadFile(witnesses)
-				if err != nil {
-					return fmt.Errorf("--witnesses: %w", err)
-				}
-				o.Policy = string(text)
-			}
-			return v.read(c.Context(), func(s *store.Store) error {
-				if s.Dir() == "" || s.Dir() != s.Location {
-					return problem.Errorf(problem.Invalid, "audit keygen: %s: evidence is kept for stores in a directory with a log of its own", s.Location)
-				}
-				o.Store, o.File, o.Origin = s.Location, given[0], domain+"/"+s.ID
-				made, err := ledger.Keygen(o)
-				if err != nil {
-					return err
-				}
-				return v.printKey(keygenOut{made.Origin, made.Key, made.Signer}, "log")
-			})
-		},
-	}
-	host, err := os.Hostname()
-	if err != nil {
-		host = "localhost"
-	}
-	c.Flags().StringVar(&domain, "domain", host, "first part of the log's origin; the second is the store's identity")
-	c.Flags().StringVar(&witnesses, "witnesses", "", "`FILE` with the witnesses to ask")
-	c.Flags().BoolVar(&o.Lax, "witness-optional", false, "open the store also while no witness answers")
-	c.Flags().StringVar(&cosigner, "witness", "", "make the key of a witness with this `NAME`")
-	return c
-}
-
-func (v *verbs) printKey(out keygenOut, what string) error {
-	return console.Emit(v.Console, out, []keygenOut{out}, func(w *tabwriter.Writer, _ bool) {
-		fmt.Fprintf(w, "%s %s\n", what, out.Key)
-	})
 }
 
 // book opens the evidence of the store.
@@ -234,7 +160,7 @@ the event in its extra line. REF stands for the decision that committed a checkp
 names the manifest by its digest, which names the indexes, which name each chunk.
 
 A checkpoint of adopted files that were never read has no digests of them: "ckptstore
-verify" learns them first.`,
+verify --learn" records them.`,
 		Example: "  ckptstore audit prove bert@step-2000 > step-2000.tlog-proof\n  ckptstore audit prove 4711 --since head.2026-01",
 		RunE: func(c *cobra.Command, given []string) error {
 			return v.book(c.Context(), v.read, func(s *store.Store, b *ledger.Book) error {
@@ -328,31 +254,35 @@ policy without witnesses, unless --unwitnessed is given. With --since the log mu
 continue the head of an older note; if it does not, both roots are printed.
 
 Without FILE, read the whole log of the store and compare it with the newest head, the
-tiles and the decisions audit.sealed.`,
-		Example: "  ckptstore audit verify bert.bundle --policy policy --since head.2026-01\n  ckptstore audit verify --since head.2026-01",
+listed heads, the tiles and the decisions audit.sealed. Give --policy here too, from a
+place that those who can write to the store cannot change. Without it, the key and the
+witnesses are those that the store itself names: a user who can write to the store can
+rewrite the log and name a key of their own.`,
+		Example: "  ckptstore audit verify bert.bundle --policy policy --since head.2026-01\n  ckptstore audit verify --policy policy --since head.2026-01",
 		RunE: func(c *cobra.Command, given []string) error {
-			if len(given) == 0 {
-				if policy != "" {
-					return console.Usagef("audit verify: --policy is for a FILE")
-				}
-				return v.verifyLog(c.Context(), old)
-			}
-			if policy == "" {
+			if len(given) == 1 && policy == "" {
 				return console.Usagef("audit verify %s: --policy is missing: it names the key of the log and its witnesses", given[0])
 			}
-			text, err := os.ReadFile(policy)
-			if err != nil {
-				return fmt.Errorf("--policy: %w", err)
+			var p *audit.Policy
+			var head *audit.Head
+			if policy != "" {
+				text, err := os.ReadFile(policy)
+				if err != nil {
+					return fmt.Errorf("--policy: %w", err)
+				}
+				parsed, err := audit.ParsePolicy(string(text))
+				if err != nil {
+					return err
+				}
+				if head, err = since(old, parsed.Logs...); err != nil {
+					return err
+				}
+				p = &parsed
 			}
-			p, err := audit.ParsePolicy(string(text))
-			if err != nil {
-				return err
+			if len(given) == 0 {
+				return v.verifyLog(c.Context(), p, unwitnessed, old, head)
 			}
-			head, err := since(old, p.Logs...)
-			if err != nil {
-				return err
-			}
-			return v.verifyFile(given[0], p, unwitnessed, head)
+			return v.verifyFile(given[0], *p, unwitnessed, head)
 		},
 	}
 	f := c.Flags()
@@ -370,7 +300,7 @@ func (v *verbs) verifyFile(path string, p audit.Policy, unwitnessed bool, old *a
 	defer func() { _ = f.Close() }()
 	first := make([]byte, 64)
 	n, err := io.ReadFull(f, first)
-	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	whole := io.MultiReader(strings.NewReader(string(first[:n])), f)
@@ -397,22 +327,40 @@ func (v *verbs) verifyFile(path string, p audit.Policy, unwitnessed bool, old *a
 	})
 }
 
-func (v *verbs) verifyLog(ctx context.Context, old string) error {
+// logOut is the output of audit verify without a file.
+type logOut struct {
+	ledger.VerifiedLog
+	Keys string `json:"keys"` // whose: of the given policy, or those that the store names
+}
+
+// verifyLog checks the whole log, by the policy of the store itself if p is nil. Then it
+// reads the older note, too.
+func (v *verbs) verifyLog(ctx context.Context, p *audit.Policy, unwitnessed bool, old string, head *audit.Head) error {
 	return v.book(ctx, v.read, func(_ *store.Store, b *ledger.Book) error {
-		head, err := sinceOf(old, b)
+		keys, word := "policy", ""
+		if p == nil {
+			own, err := b.OwnPolicy()
+			if err != nil {
+				return err
+			}
+			if head, err = since(old, own.Logs...); err != nil {
+				return err
+			}
+			p, keys = &own, "store"
+			word = "the key and the witnesses are those that the store itself names, which a user who can write to it can replace: compare with yours by --policy\n"
+		}
+		b.Accept(*p, unwitnessed)
+		found, err := b.Verify(ctx, head)
 		if err != nil {
 			return err
 		}
-		out, err := b.Verify(ctx, head)
-		if err != nil {
-			return err
-		}
+		out := logOut{found, keys}
 		if err := console.Emit(v.Console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 			for _, f := range out.Findings {
 				fmt.Fprintln(w, f.Problem)
 			}
-			fmt.Fprintf(w, "%d events of %d read, %d run maps compared, %d findings\nlog %s, size %d, root %s\n",
-				out.Events, out.Size, out.Sealed, len(out.Findings), out.Origin, out.Size, out.Root)
+			fmt.Fprintf(w, "%d events of %d read, %d run maps compared, %d findings\nlog %s, size %d, root %s\n%s",
+				out.Events, out.Size, out.Sealed, len(out.Findings), out.Origin, out.Size, out.Root, word)
 		}); err != nil {
 			return err
 		}
@@ -421,34 +369,6 @@ func (v *verbs) verifyLog(ctx context.Context, old string) error {
 		}
 		return nil
 	})
-}
-
-func (v *verbs) witness() *cobra.Command {
-	var listen, dir, key string
-	var logs []string
-	c := &cobra.Command{
-		Use: "witness", Short: "Cosign heads of logs that continue those cosigned before", Args: console.Args(cobra.NoArgs),
-		Long: `Serve C2SP tlog-witness: cosign a head only if its log continues the head that was
-cosigned last. Run it on a machine that the owners of the logs do not control. It keeps
-the newest head of each log in --dir; a lost directory forgets them.`,
-		Example: "  ckptstore audit witness --key witness.key --dir /var/lib/witness --log LOGKEY --listen 127.0.0.1:7380",
-		RunE: func(c *cobra.Command, _ []string) error {
-			if key == "" || dir == "" || len(logs) == 0 {
-				return console.Usagef("audit witness: --key, --dir and --log are required")
-			}
-			w, err := ledger.NewWitness(dir, key, logs)
-			if err != nil {
-				return err
-			}
-			return v.listen(c.Context(), listen, w)
-		},
-	}
-	f := c.Flags()
-	f.StringVar(&listen, "listen", "127.0.0.1:7380", "address")
-	f.StringVar(&dir, "dir", "", "directory of the newest heads")
-	f.StringVar(&key, "key", "", "`FILE` with the key, made by audit keygen --witness")
-	f.StringArrayVar(&logs, "log", nil, "verifier `KEY` of a log; repeatable")
-	return c
 }
 
 func (v *verbs) serve() *cobra.Command {
@@ -461,12 +381,26 @@ body is there as a salted digest.`,
 		Example: "  ckptstore audit serve --listen 127.0.0.1:7381",
 		RunE: func(c *cobra.Command, _ []string) error {
 			return v.book(c.Context(), v.read, func(_ *store.Store, b *ledger.Book) error {
-				return v.listen(c.Context(), listen, b)
+				return v.listen(c.Context(), listen, b.Handler(v.complain()))
 			})
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:7381", "address")
 	return c
+}
+
+// complain returns a function that prints errors, and the same error only once.
+func (v *verbs) complain() func(error) {
+	var mu sync.Mutex
+	last := ""
+	return func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if text := err.Error(); text != last {
+			last = text
+			fmt.Fprintln(v.Err, "audit serve:", text)
+		}
+	}
 }
 
 // listen serves until ctx ends.

@@ -1,13 +1,17 @@
 package ledger
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"time"
+
+	"golang.org/x/mod/sumdb/tlog"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/audit"
@@ -32,13 +36,25 @@ func (b *Book) Prove(ctx context.Context, sequence uint64, since *audit.Head) ([
 	}
 	var it audit.Item
 	err = b.log.Walk(ctx, sequence, sequence, func(m events.Message, sequence uint64, stored time.Time) (err error) {
-		it, err = b.item(ctx, m, sequence, stored, h)
+		it, err = b.item(m, sequence, stored, h, b.hashes(ctx, h))
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("audit prove: %w", err)
 	}
-	return audit.MarshalProof(it, int64(sequence)-1, signed, consistency) //nolint:gosec // checked above
+	proof, err := audit.MarshalProof(it, int64(sequence)-1, signed, consistency) //nolint:gosec // checked above
+	if err != nil {
+		return nil, fmt.Errorf("audit prove: %w", err)
+	}
+	p, err := b.OwnPolicy()
+	if err != nil {
+		return nil, fmt.Errorf("audit prove: %w", err)
+	}
+	// The verifier's policy decides about witnesses.
+	if _, err := audit.VerifyProof(proof, audit.Policy{Logs: p.Logs}, true, nil); err != nil {
+		return nil, fmt.Errorf("audit prove: the proof of event %d does not verify: %w", sequence, err)
+	}
+	return proof, nil
 }
 
 // Blobs returns a content that is kept outside the log.
@@ -70,14 +86,18 @@ func (b *Book) Export(ctx context.Context, o ExportOptions, to io.Writer) error 
 	if err != nil {
 		return bad(err)
 	}
+	read := b.hashes(ctx, h)
 	if err := b.log.Walk(ctx, sealedAt, sealedAt, func(m events.Message, sequence uint64, stored time.Time) (err error) {
-		head.Sealed, err = b.item(ctx, m, sequence, stored, h)
+		head.Sealed, err = b.item(m, sequence, stored, h, read)
 		return err
 	}); err != nil {
 		return bad(err)
 	}
 	if head.Until == 0 || head.Until > uint64(sealed.Size) { //nolint:gosec // not negative
 		head.Until = uint64(sealed.Size) //nolint:gosec // as above
+	}
+	if head.From > head.Until {
+		return bad(problem.Errorf(problem.Invalid, "no event lies from %d to %d: the newest audit.sealed covers events up to %d: `ckptstore audit checkpoint` makes one", head.From, head.Until, sealed.Size))
 	}
 	// The run map is computed from the log, which also counts the items.
 	runs := audit.Runs{}
@@ -99,7 +119,7 @@ func (b *Book) Export(ctx context.Context, o ExportOptions, to io.Writer) error 
 		return bad(fmt.Errorf("%w: the run map of event %d differs from that of the log: %s, not %s", audit.ErrTampered, sealedAt, sealed.Runs, root))
 	}
 	if head.Items == 0 {
-		return bad(problem.Errorf(problem.NotFound, "the log has no event of run %q", o.Run))
+		return bad(problem.Errorf(problem.NotFound, "the log has no event of run %q up to event %d, which the newest audit.sealed covers: if the run is newer, `ckptstore audit checkpoint` makes one", o.Run, sealed.Size))
 	}
 	if head.Rows, err = audit.ProveRun(rows, head.Run); err != nil {
 		return bad(err)
@@ -108,54 +128,116 @@ func (b *Book) Export(ctx context.Context, o ExportOptions, to io.Writer) error 
 	if err := out.Encode(head); err != nil {
 		return bad(err)
 	}
-	return b.items(ctx, o, head, h, sealed.Size, out)
+	w := &itemWriter{b: b, o: o, head: head, h: h, read: read, out: out}
+	for n := int64(0); n*audit.TileWidth < sealed.Size; n++ {
+		if err := w.bundle(ctx, n, int(min(audit.TileWidth, sealed.Size-n*audit.TileWidth))); err != nil {
+			return bad(err)
+		}
+	}
+	return nil
 }
 
-// items writes the events of a run.
-func (b *Book) items(ctx context.Context, o ExportOptions, head audit.BundleHead, h audit.Head, size int64, out *json.Encoder) error {
-	return b.eachEntry(ctx, size, func(leaf audit.Leaf, entry []byte) error {
-		if run, _ := audit.Trial(leaf.Subject); run != head.Run {
-			return nil
+// itemWriter writes the items of a run.
+type itemWriter struct {
+	b    *Book
+	o    ExportOptions
+	head audit.BundleHead
+	h    audit.Head
+	read tlog.HashReader
+	out  *json.Encoder
+}
+
+// bundle writes the items of the run in a bundle of entries. Messages are read from the log
+// at once from the first to the last that has its content: a run may be a small part of a
+// long log, or most of it.
+func (w *itemWriter) bundle(ctx context.Context, n int64, width int) error {
+	var own []audit.Leaf
+	var entries [][]byte
+	if err := w.b.eachOf(ctx, n, width, func(leaf audit.Leaf, entry []byte) error {
+		if run, _ := audit.Trial(leaf.Subject); run == w.head.Run {
+			own, entries = append(own, leaf), append(entries, entry)
 		}
-		it := audit.Item{Entry: entry}
-		if head.From <= leaf.Sequence && leaf.Sequence <= head.Until {
-			var claim events.Blob
-			if err := b.log.Walk(ctx, leaf.Sequence, leaf.Sequence, func(m events.Message, sequence uint64, stored time.Time) (err error) {
-				it, err = b.item(ctx, m, sequence, stored, h)
-				claim = audit.Claim(m)
-				return err
-			}); err != nil {
-				return fmt.Errorf("audit export: %w", err)
-			}
-			if claim.Digest != "" {
-				var err error
-				if it.Blob, err = o.Blobs(ctx, claim); err != nil {
-					return fmt.Errorf("audit export: event %d: %w", leaf.Sequence, err)
-				}
+		return nil
+	}); err != nil {
+		return err
+	}
+	within := func(l audit.Leaf) bool { return w.head.From <= l.Sequence && l.Sequence <= w.head.Until }
+	first := slices.IndexFunc(own, within)
+	if first < 0 {
+		first = len(own)
+	}
+	end := first
+	for end < len(own) && within(own[end]) {
+		end++
+	}
+	for _, entry := range entries[:first] {
+		if err := w.out.Encode(audit.Item{Entry: entry}); err != nil {
+			return err
+		}
+	}
+	if first < end {
+		if err := w.contents(ctx, own[first:end]); err != nil {
+			return err
+		}
+	}
+	for _, entry := range entries[end:] {
+		if err := w.out.Encode(audit.Item{Entry: entry}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// contents writes items with their content.
+func (w *itemWriter) contents(ctx context.Context, own []audit.Leaf) error {
+	err := w.b.log.Walk(ctx, own[0].Sequence, own[len(own)-1].Sequence, func(m events.Message, sequence uint64, stored time.Time) error {
+		if len(own) == 0 || own[0].Sequence != sequence {
+			return nil // of another run
+		}
+		own = own[1:]
+		it, err := w.b.item(m, sequence, stored, w.h, w.read)
+		if err != nil {
+			return err
+		}
+		if claim := audit.Claim(m); claim.Digest != "" {
+			if it.Blob, err = w.o.Blobs(ctx, claim); err != nil {
+				return fmt.Errorf("event %d: %w", sequence, err)
 			}
 		}
-		return out.Encode(it)
+		return w.out.Encode(it)
 	})
+	if err == nil && len(own) > 0 {
+		err = fmt.Errorf("%w: the log lacks event %d", ErrDamaged, own[0].Sequence)
+	}
+	return err
 }
 
 // eachEntry yields the entries of the first events, from the bundles of entries.
 func (b *Book) eachEntry(ctx context.Context, size int64, each func(leaf audit.Leaf, entry []byte) error) error {
 	for n := int64(0); n*audit.TileWidth < size; n++ {
-		list, err := b.entries(ctx, n, int(min(audit.TileWidth, size-n*audit.TileWidth)))
-		if err != nil {
+		if err := b.eachOf(ctx, n, int(min(audit.TileWidth, size-n*audit.TileWidth)), each); err != nil {
 			return err
 		}
-		for i, entry := range list {
-			leaf, err := audit.ParseEntry(entry)
-			if err == nil && leaf.Sequence != uint64(n*audit.TileWidth)+uint64(i)+1 { //nolint:gosec // not negative
-				err = fmt.Errorf("%w: it is of event %d", audit.ErrTampered, leaf.Sequence)
-			}
-			if err != nil {
-				return fmt.Errorf("%w: entry %d of the audit: %w", ErrDamaged, n*audit.TileWidth+int64(i)+1, err)
-			}
-			if err := each(leaf, entry); err != nil {
-				return err
-			}
+	}
+	return ctx.Err()
+}
+
+// eachOf yields the first entries of a bundle of entries.
+func (b *Book) eachOf(ctx context.Context, n int64, width int, each func(leaf audit.Leaf, entry []byte) error) error {
+	list, err := b.entries(ctx, n, width)
+	if err != nil {
+		return err
+	}
+	for i, entry := range list {
+		leaf, err := audit.ParseEntry(entry)
+		if err == nil && leaf.Sequence != uint64(n*audit.TileWidth)+uint64(i)+1 { //nolint:gosec // not negative
+			err = fmt.Errorf("%w: it is of event %d", audit.ErrTampered, leaf.Sequence)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: entry %d of the audit: %w", ErrDamaged, n*audit.TileWidth+int64(i)+1, err)
+		}
+		if err := each(leaf, entry); err != nil {
+			return err
 		}
 	}
 	return ctx.Err()
@@ -207,9 +289,9 @@ type VerifiedLog struct {
 // verifyMost bounds the findings that are listed.
 const verifyMost = 100
 
-// Verify reads the whole log and compares it with the newest head, the tiles, the
-// bundles of entries and each audit.sealed. If since is not nil, the log must continue
-// that head.
+// Verify reads the whole log and compares it with the newest head, the listed heads, the
+// tiles, the bundles of entries and each audit.sealed. If since is not nil, the log must
+// continue that head. Without [Book.Accept], it trusts the key that the store itself names.
 func (b *Book) Verify(ctx context.Context, since *audit.Head) (v VerifiedLog, err error) {
 	_, h, err := b.Checkpoint()
 	if err != nil {
@@ -221,6 +303,13 @@ func (b *Book) Verify(ctx context.Context, since *audit.Head) (v VerifiedLog, er
 			v.Findings = append(v.Findings, Finding{sequence, fmt.Sprintf(format, args...)})
 		}
 	}
+	listed, err := b.listed(find)
+	if err != nil {
+		return v, err
+	}
+	if root, ok := listed[h.Size]; !ok || root != h.Root {
+		find(0, "%s of the audit does not list the newest head, which has %v", headsName, h)
+	}
 	last, err := b.log.Last(ctx)
 	if err != nil {
 		return v, err
@@ -228,7 +317,7 @@ func (b *Book) Verify(ctx context.Context, since *audit.Head) (v VerifiedLog, er
 	if last < uint64(h.Size) { //nolint:gosec // not negative
 		find(0, "the log has %d events, and its newest head has %v: it was rolled back", last, h)
 	}
-	c := &comparison{b: b, v: &v, find: find}
+	c := &comparison{b: b, v: &v, find: find, listed: listed}
 	if since != nil && since.Size == 0 {
 		since = nil
 	}
@@ -263,11 +352,32 @@ func (b *Book) Verify(ctx context.Context, since *audit.Head) (v VerifiedLog, er
 	return v, err
 }
 
+// listed returns the roots of the listed heads by their size.
+func (b *Book) listed(find func(sequence uint64, format string, args ...any)) (map[int64]audit.Hash, error) {
+	text, err := read(b.store, headsName)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("audit: %w", err)
+	}
+	roots := map[int64]audit.Hash{}
+	for line := range bytes.Lines(text) {
+		var l headLine
+		if json.Unmarshal(line, &l) != nil {
+			continue // cut off by a crash: it was never signed
+		}
+		if had, ok := roots[l.Size]; ok && had != l.Root {
+			find(0, "%s of the audit lists two heads of size %d: %s and %s: the log forked", headsName, l.Size, had, l.Root)
+		}
+		roots[l.Size] = l.Root
+	}
+	return roots, nil
+}
+
 // comparison compares the messages of a log with the files of its ledger.
 type comparison struct {
 	b      *Book
 	v      *VerifiedLog
 	find   func(sequence uint64, format string, args ...any)
+	listed map[int64]audit.Hash // roots of the listed heads; nil after the first that differs
 	tree   audit.Tree
 	bundle []byte
 
@@ -312,6 +422,13 @@ func (c *comparison) add(m events.Message, sequence uint64, stored time.Time) er
 	if c.tree.Size%audit.TileWidth == 0 {
 		c.compare(audit.TilePath(audit.Entries, c.tree.Size/audit.TileWidth-1, audit.TileWidth), c.bundle, sequence)
 		c.bundle = c.bundle[:0]
+	}
+	if root, ok := c.listed[c.tree.Size]; ok && err == nil {
+		var leads audit.Hash
+		if leads, err = c.tree.Root(); err == nil && leads != root {
+			c.find(sequence, "%s of the audit lists the root %s at size %d, and the log leads to %s: the log was rewritten", headsName, root, c.tree.Size, leads)
+			c.listed = nil // those that follow differ too
+		}
 	}
 	return err
 }

@@ -28,10 +28,12 @@ type Log interface {
 // Book reads a ledger, in any process that can read the directory and the log. Its
 // methods may be called concurrently.
 type Book struct {
-	store  string
-	log    Log
-	config Config
-	salts  *salts
+	store       string
+	log         Log
+	config      Config
+	salts       *salts
+	policy      *audit.Policy // see Accept
+	unwitnessed bool          // the policy may want no cosignature
 
 	mu   sync.Mutex
 	from int64    // index of the first entry in tail
@@ -54,7 +56,28 @@ func OpenBook(store string, log Log) (*Book, error) {
 // Config returns the ledger's configuration.
 func (b *Book) Config() Config { return b.config }
 
-// Checkpoint returns the newest published note and its head, whose signature is checked.
+// Accept makes the book accept heads by a policy. Without it, the key that the store's
+// configuration names suffices, and a user who can write to the store can replace that. It
+// must not be called concurrently with other methods.
+func (b *Book) Accept(p audit.Policy, acceptUnwitnessed bool) {
+	b.policy, b.unwitnessed = &p, acceptUnwitnessed
+}
+
+// OwnPolicy returns the policy that the store itself names: its key and its witnesses.
+func (b *Book) OwnPolicy() (p audit.Policy, err error) {
+	v, err := note.NewVerifier(b.config.Key)
+	if err == nil {
+		p, err = audit.ParsePolicy(b.config.Policy)
+	}
+	if err != nil {
+		return p, fmt.Errorf("%w: %s of the audit: %w", ErrDamaged, configName, err)
+	}
+	p.Logs = []note.Verifier{v}
+	return p, nil
+}
+
+// Checkpoint returns the newest published note and its head, whose signatures are checked:
+// see [Book.Accept].
 func (b *Book) Checkpoint() ([]byte, audit.Head, error) {
 	signed, err := read(b.store, checkpointName)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -62,6 +85,10 @@ func (b *Book) Checkpoint() ([]byte, audit.Head, error) {
 	}
 	if err != nil {
 		return nil, audit.Head{}, fmt.Errorf("audit: %w", err)
+	}
+	if b.policy != nil {
+		h, err := b.policy.Open(signed, b.unwitnessed)
+		return signed, h, err
 	}
 	v, err := note.NewVerifier(b.config.Key)
 	if err != nil {
@@ -115,14 +142,18 @@ func (b *Book) entries(ctx context.Context, n int64, width int) (list [][]byte, 
 }
 
 // remember keeps an entry behind the last full bundle, which begins at an index, so that
-// it is not read from the log again.
+// it is not read from the log again. It keeps only the entry that follows the others: a
+// reader may have replaced them in the meantime.
 func (b *Book) remember(from int64, entry []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.from != from {
 		b.from, b.tail = from, nil
 	}
-	if entry != nil {
+	if entry == nil {
+		return
+	}
+	if leaf, err := audit.ParseEntry(entry); err == nil && int64(leaf.Sequence)-1 == from+int64(len(b.tail)) { //nolint:gosec // not that long
 		b.tail = append(b.tail, entry)
 	}
 }
@@ -169,26 +200,33 @@ func (b *Book) file(path string) ([]byte, error) { return read(b.store, path) }
 
 // hashes reads hashes of the tree of a head. What tiles have is checked against its root.
 func (b *Book) hashes(ctx context.Context, h audit.Head) tlog.HashReader {
-	return tlog.TileHashReader(h.Tree(), tiles{b, ctx})
+	return tlog.TileHashReader(h.Tree(), &tiles{b: b, ctx: ctx, kept: map[tlog.Tile][]byte{}})
 }
 
-// tiles implements [tlog.TileReader] for one call.
+// tiles implements [tlog.TileReader] for one call. It keeps the tiles that it has read.
 type tiles struct {
-	b   *Book
-	ctx context.Context //nolint:containedctx // the interface has none
+	b    *Book
+	ctx  context.Context //nolint:containedctx // the interface has none
+	kept map[tlog.Tile][]byte
 }
 
-var _ tlog.TileReader = tiles{}
+// tilesMost bounds the tiles that are kept, of 8 KiB each. The proof of one event needs
+// about two for each level, and of events in order mostly the same.
+const tilesMost = 128
+
+var _ tlog.TileReader = (*tiles)(nil)
 
 // Height implements [tlog.TileReader].
-func (tiles) Height() int { return audit.TileHeight }
+func (*tiles) Height() int { return audit.TileHeight }
 
 // ReadTiles implements [tlog.TileReader].
-func (t tiles) ReadTiles(list []tlog.Tile) (out [][]byte, err error) {
+func (t *tiles) ReadTiles(list []tlog.Tile) (out [][]byte, err error) {
 	for _, x := range list {
-		data, err := t.b.tile(t.ctx, x.L, x.N, x.W)
-		if err != nil {
-			return nil, err
+		data := t.kept[x]
+		if data == nil {
+			if data, err = t.b.tile(t.ctx, x.L, x.N, x.W); err != nil {
+				return nil, err
+			}
 		}
 		out = append(out, data)
 	}
@@ -196,7 +234,14 @@ func (t tiles) ReadTiles(list []tlog.Tile) (out [][]byte, err error) {
 }
 
 // SaveTiles implements [tlog.TileReader].
-func (tiles) SaveTiles([]tlog.Tile, [][]byte) {}
+func (t *tiles) SaveTiles(list []tlog.Tile, data [][]byte) {
+	if len(t.kept) > tilesMost {
+		clear(t.kept)
+	}
+	for i, x := range list {
+		t.kept[x] = data[i]
+	}
+}
 
 // tampered marks an error of reading the tree: the library reports hashes that do not
 // lead to the root as a plain error.
@@ -229,14 +274,15 @@ func (b *Book) Since(ctx context.Context, old, h audit.Head) (*audit.Consistency
 	return c, nil
 }
 
-// item returns the event at a sequence with the proof that it is in the log of a head.
-func (b *Book) item(ctx context.Context, m events.Message, sequence uint64, stored time.Time, h audit.Head) (it audit.Item, err error) {
+// item returns the event at a sequence with the proof that it is in the log of a head,
+// whose hashes it reads.
+func (b *Book) item(m events.Message, sequence uint64, stored time.Time, h audit.Head, read tlog.HashReader) (it audit.Item, err error) {
 	entry, salt, err := b.entry(m, sequence, stored)
 	if err != nil {
 		return it, err
 	}
 	it = audit.NewItem(m, entry, salt)
-	it.Proof, err = tlog.ProveRecord(h.Size, int64(sequence)-1, b.hashes(ctx, h)) //nolint:gosec // checked by the caller
+	it.Proof, err = tlog.ProveRecord(h.Size, int64(sequence)-1, read) //nolint:gosec // checked by the caller
 	if err != nil {
 		return it, tampered(err)
 	}

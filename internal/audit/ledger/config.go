@@ -23,22 +23,15 @@
 package ledger
 
 import (
-	"bytes"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
-	"golang.org/x/mod/sumdb/note"
-
-	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
-	"github.com/ckptstore/ckptstore/internal/private"
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
@@ -64,11 +57,11 @@ const (
 
 // Config is the configuration of a ledger.
 type Config struct {
-	Origin string `json:"origin"`
-	Key    string `json:"key"`      // verifier key of C2SP signed-note
-	Signer string `json:"signer"`   // file with the signing key, outside the store
-	Policy string `json:"policy"`   // in the form of C2SP tlog-policy; its witnesses are asked
-	Lax    bool   `json:"optional"` // the store opens while no witness answers
+	Origin   string `json:"origin"`
+	Key      string `json:"key"`      // verifier key of C2SP signed-note
+	Signer   string `json:"signer"`   // file with the signing key, outside the store
+	Policy   string `json:"policy"`   // in the form of C2SP tlog-policy; its witnesses are asked
+	Optional bool   `json:"optional"` // the store opens while no witness answers
 }
 
 // On reports whether a store keeps tamper evidence.
@@ -92,54 +85,6 @@ func ReadConfig(store string) (c Config, err error) {
 	return c, nil
 }
 
-// KeygenOptions configure [Keygen].
-type KeygenOptions struct {
-	Store  string // its directory
-	File   string // for the signing key; it must not exist
-	Origin string
-	Policy string // witnesses to ask, in the form of C2SP tlog-policy; empty: none
-	Lax    bool
-}
-
-// Keygen makes a signing key and turns the evidence of a store on: the next owner that
-// writes begins to keep it. The key must lie outside the store, because a user
-// who can rewrite the log could otherwise sign the new one. Keygen refuses a store that has a
-// ledger.
-func Keygen(o KeygenOptions) (c Config, err error) {
-	bad := func(format string, args ...any) (Config, error) {
-		return c, fmt.Errorf("audit keygen: %w", problem.Errorf(problem.Invalid, format, args...))
-	}
-	if o.Policy != "" {
-		if _, err := audit.ParsePolicy(o.Policy); err != nil {
-			return c, fmt.Errorf("audit keygen: %w", err)
-		}
-	} else {
-		o.Policy = "quorum none\n"
-	}
-	file, err := filepath.Abs(o.File)
-	if err != nil {
-		return c, fmt.Errorf("audit keygen: %w", err)
-	}
-	if err := outside(o.Store, file); err != nil {
-		return c, fmt.Errorf("audit keygen: %w", err)
-	}
-	if On(o.Store) {
-		return bad("the store has an audit already: see %s", filepath.Join(o.Store, dirName, configName))
-	}
-	if strings.ContainsAny(o.Origin, "+ \t\n") || o.Origin == "" {
-		return bad("--origin %q: want a name without spaces and +, such as example.org/NAME", o.Origin)
-	}
-	private, public, err := note.GenerateKey(rand.Reader, o.Origin)
-	if err != nil {
-		return c, fmt.Errorf("audit keygen: %w", err)
-	}
-	c = Config{Origin: o.Origin, Key: public, Signer: file, Policy: o.Policy, Lax: o.Lax}
-	if err := writeNew(file, []byte(private+"\n")); err != nil {
-		return c, fmt.Errorf("audit keygen: %w", err)
-	}
-	return c, Configure(o.Store, c)
-}
-
 // Configure writes the configuration of a store's ledger, which turns it on.
 func Configure(store string, c Config) error {
 	text, err := json.MarshalIndent(c, "", "  ")
@@ -156,144 +101,6 @@ func Configure(store string, c Config) error {
 	return durable.SyncDir(store)
 }
 
-// NewKey makes a key for a witness, in a file that must not exist, and returns its
-// verifier key.
-func NewKey(file, name string) (string, error) {
-	private, public, err := note.GenerateKey(rand.Reader, name)
-	if err != nil {
-		return "", fmt.Errorf("make key: %w", err)
-	}
-	if err := writeNew(file, []byte(private+"\n")); err != nil {
-		return "", fmt.Errorf("make key: %w", err)
-	}
-	return public, nil
-}
-
-// writeNew writes a private file that does not exist yet.
-func writeNew(path string, text []byte) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	return errors.Join(err, f.Sync(), f.Close(), durable.SyncDir(filepath.Dir(path)))
-}
-
-// outside refuses a file inside the store, also by a link.
-func outside(store, file string) error {
-	store, err := filepath.EvalSymlinks(store)
-	if err == nil {
-		store, err = filepath.Abs(store)
-	}
-	if err != nil {
-		return err
-	}
-	dir, err := filepath.EvalSymlinks(filepath.Dir(file))
-	if err != nil {
-		return err
-	}
-	if resolved, err := filepath.EvalSymlinks(file); err == nil {
-		dir = filepath.Dir(resolved)
-	}
-	if rel, err := filepath.Rel(store, dir); err != nil || rel != ".." && !strings.HasPrefix(rel, "../") {
-		return problem.Errorf(problem.Invalid, "the key %s is inside the store %s: a user who can rewrite the log could sign the new one: choose a place that other users of the store cannot read", file, store)
-	}
-	return nil
-}
-
-// ReadKey reads a private file with a signing key.
-func ReadKey(file string) (string, error) {
-	info, err := os.Lstat(file)
-	if err == nil {
-		err = private.File(file, info, "make it readable by its owner only: chmod 600")
-	}
-	if err != nil {
-		return "", err
-	}
-	text, err := os.ReadFile(file)
-	return strings.TrimSpace(string(text)), err
-}
-
-// signer reads the signing key of the ledger.
-func (c Config) signer(store string) (note.Signer, error) {
-	if err := outside(store, c.Signer); err != nil {
-		return nil, err
-	}
-	text, err := ReadKey(c.Signer)
-	if err != nil {
-		return nil, fmt.Errorf("key of the audit: %w", err)
-	}
-	s, err := note.NewSigner(text)
-	if err != nil {
-		return nil, fmt.Errorf("key of the audit %s: %w", c.Signer, err)
-	}
-	v, err := note.NewVerifier(c.Key)
-	if err != nil {
-		return nil, fmt.Errorf("%w: the verifier key of the audit: %w", ErrDamaged, err)
-	}
-	if s.Name() != v.Name() || s.KeyHash() != v.KeyHash() {
-		return nil, fmt.Errorf("key of the audit %s: it is not the one of %s", c.Signer, c.Key)
-	}
-	return s, nil
-}
-
 func read(store, name string) ([]byte, error) {
 	return beneath.At(store).ReadFile(filepath.Join(store, dirName, name))
-}
-
-// Copy copies the ledger of a store into a copy of the store whose log ends at a sequence:
-// the configuration, the salts, and the heads up to there. Tiles and state are made again
-// from the log. The two stores have one origin, so only one of them may continue: a
-// witness cosigns the heads of one.
-func Copy(from, to string, last uint64) error {
-	if !On(from) {
-		return nil
-	}
-	bad := func(err error) error { return fmt.Errorf("copy the audit: %w", err) }
-	c, err := ReadConfig(from)
-	if err != nil {
-		return bad(err)
-	}
-	root := beneath.At(to)
-	if err := root.MkdirAll(filepath.Join(to, dirName), 0o700); err != nil {
-		return bad(err)
-	}
-	heads := []byte{}
-	text, err := read(from, headsName)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return bad(err)
-	}
-	for line := range bytes.Lines(text[:bytes.LastIndexByte(text, '\n')+1]) {
-		var l headLine
-		if json.Unmarshal(line, &l) == nil && l.Size >= 0 && uint64(l.Size) <= last { //nolint:gosec // not negative
-			heads = append(heads, line...)
-		}
-	}
-	salts, err := read(from, saltsName)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return bad(err)
-	}
-	salts = salts[:bytes.LastIndexByte(salts, '\n')+1] // the owner may be appending
-	for name, text := range map[string][]byte{headsName: heads, saltsName: salts} {
-		if err := durable.WriteBelow(root, filepath.Join(to, dirName, name), text); err != nil {
-			return bad(err)
-		}
-	}
-	if err := Configure(to, c); err != nil {
-		return bad(err)
-	}
-	return nil
-}
-
-// SetAside renames the ledger of a store whose log is replaced, so that its heads and
-// notes stay as evidence about the old log. It returns the new name, "" without a ledger.
-func SetAside(store, name string) (string, error) {
-	if !On(store) {
-		return "", nil
-	}
-	to := filepath.Join(store, name)
-	if err := beneath.At(store).Rename(filepath.Join(store, dirName), to); err != nil {
-		return "", fmt.Errorf("set the audit aside: %w", err)
-	}
-	return to, durable.SyncDir(store)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/audit"
+	"github.com/ckptstore/ckptstore/internal/private"
 )
 
 // When a head and an audit.sealed are due.
@@ -47,7 +48,7 @@ type Keeper struct {
 	o         Options
 	disk      *disk
 	signer    note.Signer // nil without a key: heads are listed and not signed
-	witnesses []*witnessed
+	witnesses *witnesses
 	anchor    anchor
 	known     uint64 // the log up to here has salts: it was hashed by earlier owners
 
@@ -85,7 +86,7 @@ func Open(ctx context.Context, o Options) (_ *Keeper, err error) {
 	k := &Keeper{Book: b, o: o, disk: &disk{o.Store, o.Lost, o.Step}, runs: &audit.Runs{}, sealing: time.Now()}
 	b.salts.disk = k.disk
 	if k.signer, err = b.config.signer(o.Store); err != nil {
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+		if errors.Is(err, private.ErrNotPrivate) || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return nil, err
 		}
 		o.Logger.Warn("heads of the audit are not signed: no key; a process that can read it signs the next", "error", err)
@@ -193,6 +194,7 @@ func (k *Keeper) fold(m events.Message, sequence uint64, stored time.Time) error
 // Keep folds the log and makes heads until ctx ends, and a last one then. It ends early
 // if the store is lost to another owner, or if the log contradicts the ledger.
 func (k *Keeper) Keep(ctx context.Context) {
+	defer k.witnesses.close()
 	live, halt := context.WithCancel(ctx)
 	defer halt()
 	followed := make(chan error, 1)

@@ -658,7 +658,7 @@ func TestWantOnce(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close)
-	c.Policy, c.Lax = "witness w "+vkey+" "+server.URL+"\nquorum w\n", true
+	c.Policy, c.Optional = "witness w "+vkey+" "+server.URL+"\nquorum w\n", true
 	if err := Configure(dir, c); err != nil {
 		t.Fatal(err)
 	}

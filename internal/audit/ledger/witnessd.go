@@ -18,6 +18,7 @@ import (
 	fnote "github.com/transparency-dev/formats/note"
 	"golang.org/x/mod/sumdb/note"
 	"golang.org/x/mod/sumdb/tlog"
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/durable"
@@ -32,12 +33,14 @@ type Witness struct {
 	dir    string
 	logs   map[string]note.Verifier // by origin
 	signer *fnote.Signer
+	lock   *os.File
 
 	mu sync.Mutex // one head at a time
 }
 
 // NewWitness returns a witness that keeps the newest head of each log in dir, signs with
-// the key in a file, and knows the logs by their verifier keys.
+// the key in a file, and knows the logs by their verifier keys. Only one process at a time
+// uses a directory: two could cosign two histories.
 func NewWitness(dir, keyFile string, logs []string) (*Witness, error) {
 	w := &Witness{dir: dir, logs: map[string]note.Verifier{}}
 	text, err := ReadKey(keyFile)
@@ -52,17 +55,29 @@ func NewWitness(dir, keyFile string, logs []string) (*Witness, error) {
 		if err != nil {
 			return nil, fmt.Errorf("witness: %w", problem.Errorf(problem.Invalid, "log %s: %w", key, err))
 		}
+		if w.logs[v.Name()] != nil {
+			return nil, fmt.Errorf("witness: %w", problem.Errorf(problem.Invalid, "two keys of the log %s: name one: its heads are kept by the log's name", v.Name()))
+		}
 		w.logs[v.Name()] = v
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("witness: %w", err)
 	}
+	if w.lock, err = os.OpenFile(filepath.Join(dir, "LOCK"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
+		return nil, fmt.Errorf("witness: %w", err)
+	}
+	if err := unix.Flock(int(w.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		err = errors.Join(err, w.lock.Close())
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = problem.Errorf(problem.Locked, "another witness uses %s: end it, or choose another directory", dir)
+		}
+		return nil, fmt.Errorf("witness: %w", err)
+	}
 	return w, nil
 }
 
-// CosignatureKey returns the verifier key of the cosignatures that a key makes, for
-// policies.
-func CosignatureKey(key string) (string, error) { return fnote.VKeyToCosignatureV1(key) }
+// Close releases the directory.
+func (w *Witness) Close() error { return w.lock.Close() }
 
 // ServeHTTP implements [http.Handler].
 func (w *Witness) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
@@ -86,11 +101,26 @@ func (w *Witness) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("Content-Type", sizeType)
 		rw.WriteHeader(http.StatusConflict)
 		_, _ = fmt.Fprintf(rw, "%d\n", knows.size)
+	case status == http.StatusInternalServerError:
+		http.Error(rw, "the witness cannot use its directory: "+cause(err).Error(), status)
 	case err != nil:
 		http.Error(rw, err.Error(), status)
 	default:
 		_, _ = rw.Write(lines)
 	}
+}
+
+// cause returns an error without the names of files.
+func cause(err error) error {
+	var path *fs.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &path):
+		return path.Err
+	case errors.As(err, &link):
+		return link.Err
+	}
+	return err
 }
 
 // add decides about one request. Of a refusal it returns the status.
@@ -110,6 +140,9 @@ func (w *Witness) add(body []byte) (lines []byte, status int, err error) {
 	}
 	if old > h.Size {
 		return nil, http.StatusBadRequest, fmt.Errorf("old size %d is beyond the head's %d", old, h.Size)
+	}
+	if h.Size == 0 && h.Root != emptyRoot {
+		return nil, http.StatusUnprocessableEntity, errors.New("a log without entries has another root")
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -176,55 +209,4 @@ func parseAdd(body []byte) (old int64, proof tlog.TreeProof, signed []byte, err 
 		proof = append(proof, tlog.Hash(h))
 	}
 	return old, proof, signed, nil
-}
-
-// ServeHTTP implements [http.Handler]: it serves the log as C2SP tlog-tiles, for mirrors
-// and other people's verifiers.
-func (b *Book) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	path := strings.TrimPrefix(r.URL.Path, "/")
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		http.Error(rw, "want GET", http.StatusMethodNotAllowed)
-		return
-	}
-	signed, h, err := b.Checkpoint()
-	if err != nil {
-		http.Error(rw, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	if path == checkpointName {
-		rw.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		rw.Header().Set("Cache-Control", "no-cache")
-		_, _ = rw.Write(signed)
-		return
-	}
-	level, n, width, err := audit.ParseTilePath(path)
-	if err != nil {
-		http.NotFound(rw, r)
-		return
-	}
-	var has int64 // hashes of the level, or entries, under the head
-	if has = h.Size; level > 0 {
-		has >>= audit.TileHeight * level
-	}
-	if n*audit.TileWidth+int64(width) > has {
-		http.NotFound(rw, r)
-		return
-	}
-	var data []byte
-	if level == audit.Entries {
-		var list [][]byte
-		list, err = b.entries(r.Context(), n, width)
-		for _, e := range list {
-			data = audit.AppendBundle(data, e)
-		}
-	} else {
-		data, err = b.tile(r.Context(), level, n, width)
-	}
-	if err != nil {
-		http.Error(rw, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	rw.Header().Set("Content-Type", "application/octet-stream")
-	rw.Header().Set("Cache-Control", "max-age=31536000, immutable")
-	_, _ = rw.Write(data)
 }

@@ -1,0 +1,73 @@
+package ledger
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/durable"
+)
+
+// Copy copies the ledger of a store into a copy of the store whose log ends at a sequence:
+// the configuration, the salts, and the heads up to there. Tiles and state are made again
+// from the log. The two stores have one origin, so only one of them may continue: a
+// witness cosigns the heads of one.
+func Copy(from, to string, last uint64) error {
+	if !On(from) {
+		return nil
+	}
+	bad := func(err error) error { return fmt.Errorf("copy the audit: %w", err) }
+	c, err := ReadConfig(from)
+	if err != nil {
+		return bad(err)
+	}
+	root := beneath.At(to)
+	if err := root.MkdirAll(filepath.Join(to, dirName), 0o700); err != nil {
+		return bad(err)
+	}
+	heads := []byte{}
+	text, err := read(from, headsName)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return bad(err)
+	}
+	for line := range bytes.Lines(text[:bytes.LastIndexByte(text, '\n')+1]) {
+		var l headLine
+		if json.Unmarshal(line, &l) == nil && l.Size >= 0 && uint64(l.Size) <= last { //nolint:gosec // not negative
+			heads = append(heads, line...)
+		}
+	}
+	salts, err := read(from, saltsName)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return bad(err)
+	}
+	salts = salts[:bytes.LastIndexByte(salts, '\n')+1] // the owner may be appending a line
+	for name, text := range map[string][]byte{headsName: heads, saltsName: salts} {
+		if err := durable.WriteBelow(root, filepath.Join(to, dirName, name), text); err != nil {
+			return bad(err)
+		}
+	}
+	if err := Configure(to, c); err != nil {
+		return bad(err)
+	}
+	return nil
+}
+
+// SetAside renames the ledger of a store whose log is replaced, so that its heads and
+// notes stay as evidence about the old log. It returns the new name, "" without a ledger.
+// Files of a ledger without its configuration are moved too: they are of the old log, and
+// a new ledger would take them for its own.
+func SetAside(store, name string) (string, error) {
+	if _, err := os.Lstat(filepath.Join(store, dirName)); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	to := filepath.Join(store, name)
+	if err := beneath.At(store).Rename(filepath.Join(store, dirName), to); err != nil {
+		return "", fmt.Errorf("set the audit aside: %w", err)
+	}
+	return to, durable.SyncDir(store)
+}

@@ -1,0 +1,53 @@
+package store
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/audit/ledger"
+)
+
+// TestAuditRecover recovers a store with tamper evidence: the report has where that is now,
+// and the new log begins without and takes a new key. So does one whose configuration of
+// the evidence is lost with the log.
+func TestAuditRecover(t *testing.T) {
+	for what, lose := range map[string]func(dir string) error{
+		"the log":                 func(string) error { return nil },
+		"the log and config.json": func(dir string) error { return os.Remove(filepath.Join(dir, "audit", "config.json")) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir, _ := audited(t, "")
+			s := open(t, dir)
+			must(t, s, "a", events.TrialCreated{}, events.GroupStarted{Attempt: 1, Job: "j", WorldSize: 1})
+			committed(t, s, "a", 1)
+			iterations(t, s, "a", 1, 300) // a full tile, which the new log must not meet
+			want(t, s)
+			id := s.ID
+			shut(t, s)
+			if err := os.RemoveAll(filepath.Join(dir, "log")); err != nil {
+				t.Fatal(err)
+			}
+			if err := lose(dir); err != nil {
+				t.Fatal(err)
+			}
+			r, err := Recover(t.Context(), RecoverOptions{Location: dir})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if aside := filepath.Join(dir, "audit."+id); r.Evidence != aside || !exists(filepath.Join(aside, "checkpoint")) || ledger.On(dir) {
+				t.Errorf("the evidence of the old log is in %q, want %s; on: %v", r.Evidence, aside, ledger.On(dir))
+			}
+			if _, err := ledger.Keygen(ledger.KeygenOptions{Store: dir, File: filepath.Join(t.TempDir(), "key"), Origin: "example.org/" + r.Store}); err != nil {
+				t.Fatal(err)
+			}
+			s = open(t, dir)
+			iterations(t, s, "a", 301, 600)
+			if _, h := want(t, s); h.Size < 256 || h.Origin != "example.org/"+r.Store {
+				t.Errorf("new head %+v", h)
+			}
+			shut(t, s)
+		})
+	}
+}
