@@ -1,3 +1,4 @@
+// The witness of torchwood, see main.go. Not tidy: its tests want modules that it does not.
 module github.com/ckptstore/ckptstore/internal/audit/judges
 
 go 1.26.0

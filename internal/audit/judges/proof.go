@@ -16,8 +16,8 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 )
 
-// flippedBit is the bit that copies differ by. It is one that changes the value of each
-// digit of base64, also of a last one, whose low bits have no meaning.
+// flippedBit is the bit that copies differ by. It changes the value of each digit of
+// base64, also of a last digit, whose low bits have no meaning.
 const flippedBit = 0x10
 
 // judgeProof has torchwood verify the proof of one event. The entry is read from the log,
