@@ -121,8 +121,11 @@ for (const [name, screen] of Object.entries(screens)) {
   });
 }
 
-/** colors counts pixels of the chart's canvas in a rectangle, by nearness to a color of the theme. */
+/** colors counts pixels of the chart's canvas in a rectangle, by nearness to a color of the theme. The page shows the text of a chart before the code
+ *  that draws it has been loaded, and draws in the next frame. */
 async function colors(page, variable, { x, y, w, h }) {
+  await page.waitForSelector('.chart canvas', { timeout: deadline });
+  await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
   return page.evaluate(([variable, x, y, w, h]) => {
     const want = getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
     const [r, g, b] = want.match(/[0-9a-f]{2}/gi).map((n) => parseInt(n, 16));
