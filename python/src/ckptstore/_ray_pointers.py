@@ -22,6 +22,7 @@ import os
 import subprocess
 import tempfile
 import threading
+import time
 from typing import Any, Callable
 
 from . import _agent, _connect
@@ -31,6 +32,7 @@ from .errors import Error, Refused
 
 FILE = "ckptstore.json"
 _LIMIT = 120.0  # seconds for a command
+_READS = 10  # of a list that is being written
 _log = logging.getLogger("ckptstore")
 
 
@@ -44,6 +46,7 @@ class Pointer:
     """
 
     run: str
+    trial: str
     checkpoint: str
     step: int
     store: str
@@ -51,7 +54,12 @@ class Pointer:
 
     @property
     def ref(self) -> str:
-        return f"{self.run}@{self.checkpoint}"
+        return f"{line(self.run, self.trial)}@{self.checkpoint}"
+
+
+def line(run: str, trial: str) -> str:
+    """Return the part of a reference before the @."""
+    return run if trial == "main" else f"{run}/{trial}"
 
 
 def folder(pointer: Pointer) -> str:
@@ -85,8 +93,9 @@ def read(checkpoint: Any) -> Pointer | None:
 class _Kept:
     """The tagged checkpoints of this process's experiment."""
 
-    def __init__(self, storage: Any, where: str, run: str):
-        self.storage, self.where, self.run = storage, where, run
+    def __init__(self, storage: Any, where: str, run: str, trial: str):
+        self.storage, self.where, self.run, self.trial = storage, where, run, trial
+        self._line = line(run, trial)
         self._prefix = "ray-" + hashlib.sha256(storage.experiment_fs_path.encode()).hexdigest()[:8] + "-"
         self._lock = threading.Lock()
         self._tagged: set[str] = set()  # IDs
@@ -99,19 +108,20 @@ class _Kept:
             self._uploading.add(checkpoint)
 
     def _tag(self, checkpoint: str) -> None:
-        self._command("tag", f"{self.run}@{checkpoint}", self._prefix + checkpoint)
+        self._command("tag", f"{self._line}@{checkpoint}", self._prefix + checkpoint)
         self._tagged.add(checkpoint)
 
     def settle(self) -> None:
-        """Compare tags with Ray's list, while no upload is in progress."""
+        """Compare tags with Ray's list, while no upload is in progress.
+
+        Without a list, which a new experiment has, nothing is removed.
+        """
         with self._lock:
             known = self._registered()
-            have = {
-                tag.removeprefix(self._prefix) for row in self._rows() for tag in row.get("tags") or ()
-                if tag == self._prefix + row["id"]
-            }
-            self._tagged = have
-            for checkpoint in sorted(known - have):
+            if known is None:
+                return
+            self._tagged = {row["id"] for row in self._rows() if self._prefix + row["id"] in (row.get("tags") or ())}
+            for checkpoint in sorted(known - self._tagged):
                 self._tag(checkpoint)
             self._release(known)
             self._sweep(known)
@@ -120,17 +130,19 @@ class _Kept:
         """Release what Ray no longer has. Ray has registered the given checkpoint."""
         with self._lock:
             self._uploading.discard(checkpoint or "")
-            self._release(self._registered())
+            known = self._registered()
+            if known is not None:
+                self._release(known)
 
     def _release(self, known: set[str]) -> None:
         for checkpoint in sorted(self._tagged - known - self._uploading):
-            self._command("tag", "--delete", f"{self.run}@{self._prefix}{checkpoint}", gone=True)
+            self._command("tag", "--delete", f"{self._line}@{self._prefix}{checkpoint}", gone=True)
             self._tagged.discard(checkpoint)
             try:
-                remove(f"{self.run}@{checkpoint}", self.where)
+                remove(f"{self._line}@{checkpoint}", self.where)
             except Refused as refused:
                 if refused.status != 404:
-                    _log.warning("Ray has deleted its pointer to %s@%s, which stays in the store: %s", self.run, checkpoint, refused)
+                    _log.warning("Ray has deleted its pointer to %s@%s, which stays in the store: %s", self._line, checkpoint, refused)
 
     def _sweep(self, known: set[str]) -> None:
         """Remove pointers that a killed upload has left."""
@@ -141,18 +153,26 @@ class _Kept:
             if one.type == FileType.Directory and one.base_name not in known and files.get_file_info(f"{one.path}/{FILE}").type == FileType.File:
                 files.delete_dir(one.path)
 
-    def _registered(self) -> set[str]:
-        """Return the IDs of the pointers that Ray has registered and not deleted."""
-        try:
-            with self.storage.storage_filesystem.open_input_stream(self.storage.checkpoint_manager_snapshot_path) as file:
-                snapshot = json.loads(file.read())
-        except FileNotFoundError:
-            return set()
-        return {result["checkpoint_dir_name"] for result in snapshot["checkpoint_results"]}
+    def _registered(self) -> set[str] | None:
+        """Return the IDs of the pointers that Ray has registered and not deleted; None without a list.
+
+        Ray writes the list in place, so that a part of it may be read.
+        """
+        for attempt in range(_READS):
+            try:
+                with self.storage.storage_filesystem.open_input_stream(self.storage.checkpoint_manager_snapshot_path) as file:
+                    return {result["checkpoint_dir_name"] for result in json.loads(file.read())["checkpoint_results"]}
+            except FileNotFoundError:
+                return None
+            except ValueError:
+                if attempt == _READS - 1:
+                    raise
+                time.sleep(0.2)
+        return None
 
     def _rows(self) -> list[dict[str, Any]]:
         out = self._command("ls", self.run, "--all", "--json", gone=True)
-        return list(json.loads(out)["checkpoints"]) if out else []
+        return [row for row in json.loads(out)["checkpoints"] if row["trial"] == self.trial] if out else []
 
     def _command(self, *arguments: str, gone: bool = False) -> str:
         """Run ``ckptstore`` and return its output; "" if gone is set and its subject does not exist."""
@@ -169,6 +189,7 @@ class _Kept:
         return done.stdout
 
 
+_FAILURES = (Error, OSError, ValueError, KeyError)  # of removals, which must not fail the training
 _kept: _Kept | None = None
 _later: concurrent.futures.ThreadPoolExecutor | None = None
 
@@ -178,7 +199,8 @@ def _of_this_process() -> _Kept:
     if _kept is None:
         import ray.train
 
-        _kept = _Kept(ray.train.get_context().get_storage(), _connect.store_of(None), os.environ["CKPTSTORE_RUN"])
+        trial = os.environ.get("CKPTSTORE_TRIAL") or "main"
+        _kept = _Kept(ray.train.get_context().get_storage(), _connect.store_of(None), os.environ["CKPTSTORE_RUN"], trial)
     return _kept
 
 
@@ -196,7 +218,10 @@ def uploader(pointer: Pointer, handle: Save, storage: Any) -> Callable[[Any, str
 
 def settle() -> None:
     """Bring tags, checkpoints and pointers in step, before a worker group trains."""
-    _of_this_process().settle()
+    try:
+        _of_this_process().settle()
+    except _FAILURES as error:
+        _log.warning("the next attempt removes what Ray has deleted: %s", error)
 
 
 def registered(checkpoint: str) -> None:
@@ -215,5 +240,5 @@ def finish() -> None:
 def _quietly(checkpoint: str | None) -> None:
     try:
         _of_this_process().registered(checkpoint)
-    except (Error, OSError, ValueError, KeyError) as error:
+    except _FAILURES as error:
         _log.warning("the next attempt removes what Ray has deleted: %s", error)

@@ -50,7 +50,7 @@ _FINISH = 60.0  # seconds for the last removals, at the end of a worker group
 
 
 @dataclasses.dataclass
-class TorchConfig(_TorchConfig):  # type: ignore[misc]
+class TorchConfig(_TorchConfig):
     """Ray's TorchConfig, which also connects the workers to a store.
 
     It starts one agent for each node with workers. The ranks of a worker group are one
@@ -90,14 +90,13 @@ class TorchConfig(_TorchConfig):  # type: ignore[misc]
         return {**super().to_dict(), "store": self.store, "run": self.run, "trial": self.trial}
 
 
-class _Backend(_TorchBackend):  # type: ignore[misc]
+class _Backend(_TorchBackend):
     """Connects a worker group after PyTorch's process group is ready."""
 
     def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
         super().on_start(worker_group, backend_config)
-        # A controller that was started again counts from 1: the key must differ all the same.
-        launch = f"ray-{uuid.uuid4().hex}"
-        worker_group.execute(_begin, dataclasses.asdict(backend_config), launch)
+        # A worker group of its own: no other one, of any controller, has this key.
+        worker_group.execute(_begin, dataclasses.asdict(backend_config), f"ray-{uuid.uuid4().hex}")
         worker_group.execute_single(0, _ray_pointers.settle)
 
     def on_shutdown(self, worker_group: Any, backend_config: TorchConfig) -> None:
@@ -150,7 +149,7 @@ def report(metrics: Mapping[str, Any], handle: Save | None = None, *, wait: bool
     }
     if ray.train.get_context().get_world_rank() == 0:
         session = _connect.current()
-        pointer = _ray_pointers.Pointer(session.context.run, handle.checkpoint, handle.step, _connect.store_of(None), session.context.store)
+        pointer = _ray_pointers.Pointer(session.context.run, session.context.trial, handle.checkpoint, handle.step, _connect.store_of(None), session.context.store)
         options.update(
             checkpoint=Checkpoint.from_directory(_ray_pointers.folder(pointer)), delete_local_checkpoint_after_upload=True,
             checkpoint_upload_fn=_ray_pointers.uploader(pointer, handle, ray.train.get_context().get_storage()), validation=validation,
@@ -216,7 +215,7 @@ def should_stop() -> str | None:
     return _report.should_stop()
 
 
-class Callback(_WorkerGroupCallback, _ReportCallback):  # type: ignore[misc]
+class Callback(_WorkerGroupCallback, _ReportCallback):
     """Deletes from the store what Ray no longer keeps, and logs attempts and failures.
 
     Ray's num_to_keep deletes pointers. After each report the callback removes the tags of

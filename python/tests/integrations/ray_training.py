@@ -1,6 +1,6 @@
 """A training under a real Ray Train, for test_ray: two ranks, with a store.
 
-    training.py CONFIG      a file in JSON
+    ray_training.py CONFIG      a file in JSON
 
 It writes what the ranks and the controller see as lines of JSON into files below "out", and
 the result of Ray as the last line on stdout.
@@ -15,6 +15,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import ray
@@ -72,24 +73,30 @@ def train(config: dict) -> None:
         loss.backward()
         optimizer.step()
         state["step"] = step
-        asked = ckptstore.ray.should_stop() if config.get("asks") else None
-        if asked:
-            note(config, f"rank-{rank}", asked=asked, step=step)
+        asked, answers = None, []
+        if step == config.get("awaits") and ckptstore.context().attempt == 1:
+            note(config, f"rank-{rank}", awaits=step)
+            until("Ray or the store asks for something", lambda: answers.append(ckptstore.ray.should_stop()) or answers[-1])
+            asked = answers[-1]
+            note(config, f"rank-{rank}", asked=asked, step=step, answers=len(answers))
         if step % config["every"] == 0 or asked in ("save", "preempt"):
-            handle = ckptstore.save(state, model=model, optimizer=optimizer, step=step)
-            ckptstore.ray.report({"step": step, "loss": loss.item()}, handle, wait=config.get("wait", False))
+            extra = {}
+            if rank == 1 and step == config.get("breaks") and once(config, f"broken-{step}"):
+                extra = {"bad": torch.eye(2).to_sparse()}  # which no save takes
+            handle = ckptstore.save({**state, **extra}, model=model, optimizer=optimizer, step=step)
+            ckptstore.ray.report({"step": step, "loss": loss.item()}, handle, wait=step in config.get("waits", ()))
         if asked in ("preempt", "stop"):
             break
+        if asked == "save":
+            ray.train.get_all_reported_checkpoints()
+            note(config, f"rank-{rank}", saved=step)
+            until("the node of rank 0 ends", lambda: False)
         for kill in config.get("kills", ()):
             if rank == 1 and step == kill["step"] and not os.path.exists(os.path.join(config["out"], f"killed-{step}")):
                 if kill["registered"]:
                     ray.train.get_all_reported_checkpoints()  # waits until Ray has processed every report
                 if once(config, f"killed-{step}"):
                     os.kill(os.getpid(), signal.SIGKILL)
-        for pause in config.get("pauses", ()):
-            if step == pause:  # until the test has done its part
-                note(config, f"rank-{rank}", pauses=step)
-                until(f"the test continues step {step}", lambda: os.path.exists(os.path.join(config["out"], f"continue-{step}")))
     weights = b"".join(p.detach().numpy().tobytes() for p in model.module.parameters())
     note(config, f"rank-{rank}", ends=state["step"], weights=hashlib.sha256(weights).hexdigest())
 
@@ -113,14 +120,58 @@ class Watch(UserCallback):
         note(self.config, "failed", ranks=sorted(worker_exceptions))
 
 
+ADDRESS = "127.0.0.2"  # Ray takes 127.0.0.1 for the address of another interface
+MEMORY = 80 << 20  # bytes of an object store
+
+
+class Nodes:
+    """A head and two nodes of Ray on this machine, each with its own raylet."""
+
+    def __init__(self, config: dict):
+        from ray.cluster_utils import Cluster
+
+        common = {"node_ip_address": ADDRESS, "object_store_memory": MEMORY, "include_dashboard": False, "temp_dir": config["temp"]}
+        self.config = config
+        self.cluster = Cluster(initialize_head=True, head_node_args={**common, "num_cpus": 2})
+        self.nodes = {node.node_id: node for node in (self.cluster.add_node(**common, num_cpus=2, resources={"w": 2}) for _ in range(2))}
+
+    def begin(self) -> None:
+        """Announce the end of rank 0's node when both ranks ask, and kill its raylet once they have saved."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        from ray.core.generated import autoscaler_pb2
+
+        def noted(rank: int, what: str) -> list[dict]:
+            try:
+                lines = [json.loads(line) for line in open(os.path.join(self.config["out"], f"rank-{rank}"))]
+            except FileNotFoundError:
+                return []
+            return [line for line in lines if what in line]
+
+        try:
+            until("both ranks ask", lambda: all(noted(rank, "awaits") for rank in range(2)))
+            node = noted(0, "node")[0]["node"]
+            preemption = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+            deadline = (time.time_ns() // 1_000_000) + 300_000
+            accepted, why = ray._raylet.GcsClient(address=self.cluster.address).drain_node(node, preemption, "test", deadline)
+            if not accepted:
+                raise RuntimeError(why)
+            until("both ranks have saved", lambda: all(noted(rank, "saved") for rank in range(2)))
+            self.cluster.remove_node(self.nodes[node], allow_graceful=False)
+            note(self.config, "nodes", killed=node)
+        except BaseException as error:
+            note(self.config, "nodes", failed=repr(error))
+
+
 def main(config: dict) -> None:
     workers = {"env_vars": {"OMP_NUM_THREADS": "1", "USE_LIBUV": "0", "GLOO_SOCKET_IFNAME": "lo"}}
-    if config.get("address"):
-        ray.init(address=config["address"], runtime_env=workers)
+    if config.get("nodes"):
+        nodes = Nodes(config)
+        ray.init(address=nodes.cluster.address, runtime_env=workers)
+        nodes.begin()
     else:
-        ray.init(
-            num_cpus=4, object_store_memory=80 << 20, include_dashboard=False, _node_ip_address="127.0.0.2", _temp_dir=config["temp"], runtime_env=workers,
-        )
+        ray.init(num_cpus=4, object_store_memory=MEMORY, include_dashboard=False, _node_ip_address=ADDRESS, _temp_dir=config["temp"], runtime_env=workers)
     trainer = TorchTrainer(
         train, train_loop_config=config, torch_config=ckptstore.ray.TorchConfig(backend="gloo", store=config["store"], resume=config.get("resume")),
         scaling_config=ScalingConfig(num_workers=2, resources_per_worker=config.get("resources", {"CPU": 1}), placement_strategy=config.get("placement", "PACK")),
@@ -134,6 +185,7 @@ def main(config: dict) -> None:
     for checkpoint, _ in result.best_checkpoints:
         with ckptstore.ray.open(checkpoint) as cp:
             opened.append({"ref": ckptstore.ray.reference(checkpoint), "step": cp.value("step"), "tensors": sorted(cp.tensors)})
+    ray.shutdown()
     print("RESULT " + json.dumps({"path": result.path, "opened": opened, "latest": ckptstore.ray.reference(result.checkpoint) if result.checkpoint else None}), flush=True)
 
 
