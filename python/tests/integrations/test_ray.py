@@ -15,7 +15,7 @@ import time
 import types
 import unittest
 import unittest.mock
-from typing import Any
+from typing import Any, Callable
 
 import ray.train  # noqa: F401  # these tests are of no use without it
 from pyarrow.fs import LocalFileSystem
@@ -28,7 +28,9 @@ from ckptstore.errors import SaveAborted
 SCRIPT = pathlib.Path(__file__).with_name("ray_training.py")
 
 
-class RayTrain(Jobs):
+class Ray(Jobs):
+    """A test case with a directory for Ray's results."""
+
     def setUp(self) -> None:
         super().setUp()
         self.results = self.folder / "results"
@@ -118,6 +120,15 @@ class RayTrain(Jobs):
         self.assertEqual({checkpoint for checkpoint, row in self.rows(name).items() if row["state"] == "committed"}, pointers)
         return pointers
 
+    def until(self, what: str, happened: Callable[[], Any]) -> None:
+        end = time.monotonic() + DEADLINE
+        while not happened():
+            if time.monotonic() > end:
+                self.fail(f"not within {DEADLINE} s: {what}")
+            time.sleep(0.1)
+
+
+class Trainings(Ray):
     def test_killed_and_resumed(self) -> None:
         result = self.finished(self.start("whole"))
         self.assertEqual(self.in_step("whole", result), {"step-25.a1", "step-30.a1"})
@@ -171,15 +182,8 @@ class RayTrain(Jobs):
         self.assertEqual([note["asked"] for note in self.notes("asked", "rank-1") if "asked" in note], ["preempt"])
         self.in_step("asked", result)
 
-    def until(self, what: str, happened: Any) -> None:
-        end = time.monotonic() + DEADLINE
-        while not happened():
-            if time.monotonic() > end:
-                self.fail(f"not within {DEADLINE} s: {what}")
-            time.sleep(0.1)
 
-
-class Pointers(RayTrain):
+class Pointers(Ray):
     """Tags and checkpoints of a real store against a directory as Ray leaves it."""
 
     def kept(self) -> tuple[_ray_pointers._Kept, pathlib.Path]:
