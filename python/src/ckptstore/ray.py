@@ -32,12 +32,14 @@ from typing import Any, Mapping
 
 try:
     import ray
+    import ray.exceptions
     import ray.train
     from ray.train import Checkpoint, CheckpointUploadMode
     from ray.train.torch import TorchConfig as _TorchConfig
     from ray.train.torch.config import _TorchBackend
     from ray.train.v2._internal.execution.callback import ReportCallback as _ReportCallback
     from ray.train.v2._internal.execution.callback import WorkerGroupCallback as _WorkerGroupCallback
+    from ray.train.v2._internal.execution.context import get_train_context
 except ImportError as error:
     raise ImportError(f"ckptstore.ray needs Ray Train 2.60 or later: pip install 'ckptstore[ray]' ({error})") from error
 
@@ -101,7 +103,10 @@ class _Backend(_TorchBackend):
 
     def on_shutdown(self, worker_group: Any, backend_config: TorchConfig) -> None:
         super().on_shutdown(worker_group, backend_config)
-        ray.get(worker_group.execute_async(_connect.close), timeout=_FINISH)
+        try:
+            ray.get(worker_group.execute_async(_leave), timeout=_FINISH)
+        except ray.exceptions.GetTimeoutError:
+            _log.warning("not all ranks have left the run within %.0f s: their agent waits for the end of their processes", _FINISH)
 
 
 def _begin(config: Mapping[str, Any], launch: str) -> None:
@@ -117,6 +122,12 @@ def _begin(config: Mapping[str, Any], launch: str) -> None:
     os.environ["CKPTSTORE_LAUNCH"] = launch
     if context.get_local_rank() == 0:
         _connect.start(_connect.store_of(None))
+
+
+def _leave() -> None:
+    """Leave the run, unless the training function is running: its next call would join again."""
+    if not get_train_context().execution_context.training_thread_runner.is_running():
+        _connect.close()
 
 
 def report(metrics: Mapping[str, Any], handle: Save | None = None, *, wait: bool = False, validation: Any = False) -> None:
@@ -201,10 +212,10 @@ def should_stop() -> str | None:
     It is a collective of all ranks, and they receive the same reply.
 
     Returns:
-        ``save``: Ray will lose nodes of this worker group: save and report now, and continue.
-        A training function that returns has finished, and Ray would not start it again. It
-        is returned once for each set of nodes. ``preempt`` and ``stop``: as for
-        :func:`ckptstore.should_stop`; the training function returns. None: continue.
+        ``save``, once for each set of nodes that Ray will lose. Save and report now, and
+        continue, because Ray takes a function that returns for finished.
+        ``preempt`` and ``stop``, as by :func:`ckptstore.should_stop`. Return.
+        None. Continue.
     """
     global _announced
     info = ray.train.get_preemption_info()
