@@ -171,7 +171,7 @@ def main(config: dict) -> None:
         ray.init(address=nodes.cluster.address, runtime_env=workers)
         nodes.begin()
     else:
-        ray.init(num_cpus=4, object_store_memory=MEMORY, include_dashboard=False, _node_ip_address=ADDRESS, _temp_dir=config["temp"], runtime_env=workers)
+        ray.init(num_cpus=2, object_store_memory=MEMORY, include_dashboard=False, _node_ip_address=ADDRESS, _temp_dir=config["temp"], runtime_env=workers)
     trainer = TorchTrainer(
         train, train_loop_config=config, torch_config=ckptstore.ray.TorchConfig(backend="gloo", store=config["store"], resume=config.get("resume")),
         scaling_config=ScalingConfig(num_workers=2, resources_per_worker=config.get("resources", {"CPU": 1}), placement_strategy=config.get("placement", "PACK")),
