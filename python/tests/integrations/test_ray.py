@@ -36,18 +36,19 @@ class Ray(Jobs):
         self.results = self.folder / "results"
 
     def start(self, name: str, **config: Any) -> subprocess.Popen[str]:
+        (self.folder / "ray").mkdir(exist_ok=True)
         out = self.folder / f"out-{name}"
         out.mkdir()
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps({
-            "name": name, "store": str(self.store), "out": str(out), "results": str(self.results), "temp": str(self.folder / "r"),
+            "name": name, "store": str(self.store), "out": str(out), "results": str(self.results), "temp": str(self.folder / "ray"),
             "steps": 30, "every": 5, **config,
         }))
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", str(SCRIPT), str(file)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, cwd=self.folder,
             env={
                 **os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]), "CKPTSTORE_BIN": program("ckptstore"),
-                "RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32),
+                "RAY_TMPDIR": str(self.folder), "RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32),
                 "RAY_worker_register_timeout_seconds": "300", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # on a busy machine
                 "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.3",
             },
