@@ -30,6 +30,10 @@ type AuditSealed struct {
 	Rows uint64 `json:"rows"` // number of trials
 	Runs string `json:"runs"` // root of the tree over the rows of the trials, in hex
 	Key  string `json:"key"`  // that signs the heads of the log: a verifier key of C2SP signed-note
+
+	// The first one under a new origin quotes the newest known signed note of the log that
+	// the store had before: the origin and the key are new, and the log may be, too.
+	Previous string `json:"previous,omitempty"`
 }
 
 // JobStarted records that a trainer was launched for a run.

@@ -351,6 +351,9 @@ func (k *Keeper) folded(ctx context.Context, sequence uint64) error {
 	return nil
 }
 
+// Folded returns the number of events that are hashed: the first ones of the log.
+func (k *Keeper) Folded() int64 { return k.size() }
+
 func (k *Keeper) size() int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
