@@ -31,9 +31,7 @@ type AuditSealed struct {
 	Runs string `json:"runs"` // root of the tree over the rows of the trials, in hex
 	Key  string `json:"key"`  // that signs the heads of the log: a verifier key of C2SP signed-note
 
-	// The first one under a new origin quotes the newest known signed note of the log that
-	// the store had before: the origin and the key are new, and the log may be, too.
-	Previous string `json:"previous,omitempty"`
+	Previous string `json:"previous,omitempty"` // in the first one of a new origin: the newest known signed note of the log that this one follows
 }
 
 // JobStarted records that a trainer was launched for a run.

@@ -24,7 +24,8 @@ type keygenOut struct {
 
 func (v *verbs) keygen() *cobra.Command {
 	var o ledger.KeygenOptions
-	var domain, witnesses, cosigner string
+	var domain, witnesses, cosigner, previous string
+	again := false
 	c := &cobra.Command{
 		Use: "keygen FILE", Short: "Make the signing key and turn the evidence on", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Make a signing key in FILE and turn tamper evidence on for the store. The owner of
@@ -40,6 +41,18 @@ printed key with them, and then name them with "ckptstore audit configure". With
 --witnesses FILE they are named at once; then the store does not open for writing until
 one of them knows the key, unless --optional is given.
 
+--new-origin replaces the key and the origin of a store that keeps evidence already. Use
+it to continue a restored backup whose key has signed later events, which neither the
+key's owner nor a witness lets continue; and to replace the key. The next owner appends,
+before anything else, an audit.sealed that quotes the newest known note of the old origin:
+that of the store, that of the store it was copied from, or the one of --previous. Add the
+printed line to the policy of those who verify, and keep the old one there: they can still
+use notes of the old origin with --since. Register the new key with the witnesses
+first, or the store does not open for writing; they stay configured without --witnesses.
+
+A store that was recovered needs no --new-origin: its log is a new one, and its first
+audit.sealed quotes the newest note of the lost log by itself.
+
 --witness NAME makes the key of a witness instead, and changes no store.`,
 		Example: "  ckptstore audit keygen ~/keys/log.key --domain example.org\n  ckptstore audit keygen ~/keys/witness.key --witness example.org/witness",
 		RunE: func(c *cobra.Command, given []string) error {
@@ -53,6 +66,9 @@ one of them knows the key, unless --optional is given.
 				}
 				return v.printKey(keygenOut{Key: key, File: given[0]}, "witness key")
 			}
+			if previous != "" && !again {
+				return console.Usagef("audit keygen: --previous is for --new-origin")
+			}
 			if witnesses != "" {
 				text, err := os.ReadFile(witnesses)
 				if err != nil {
@@ -64,8 +80,8 @@ one of them knows the key, unless --optional is given.
 				if err := inDirectory(s); err != nil {
 					return fmt.Errorf("audit keygen: %w", err)
 				}
-				o.Store, o.File, o.Origin = s.Location, given[0], domain+"/"+s.ID
-				made, err := ledger.Keygen(o)
+				o.Store, o.File, o.Origin, o.Formerly = s.Location, given[0], domain+"/"+s.ID, s.Formerly()
+				made, err := v.origin(o, again, previous)
 				if err != nil {
 					return err
 				}
@@ -80,8 +96,25 @@ one of them knows the key, unless --optional is given.
 	c.Flags().StringVar(&domain, "domain", host, "first part of the log's origin; the second is the store's identity")
 	c.Flags().StringVar(&witnesses, "witnesses", "", "`FILE` with the witnesses to ask")
 	c.Flags().BoolVar(&o.Optional, "optional", false, "open the store also while no witness answers")
+	c.Flags().BoolVar(&again, "new-origin", false, "give a store that keeps evidence a new origin and key")
+	c.Flags().StringVar(&previous, "previous", "", "with --new-origin: a `NOTE` of the old origin to quote, if the store has no newer one")
 	c.Flags().StringVar(&cosigner, "witness", "", "make the key of a witness with this `NAME`")
 	return c
+}
+
+// origin makes the first origin of a store, or a new one.
+func (*verbs) origin(o ledger.KeygenOptions, again bool, previous string) (ledger.Config, error) {
+	if !again {
+		return ledger.Keygen(o)
+	}
+	var signed []byte
+	if previous != "" {
+		var err error
+		if signed, err = os.ReadFile(previous); err != nil {
+			return ledger.Config{}, fmt.Errorf("--previous: %w", err)
+		}
+	}
+	return ledger.NewOrigin(o, signed)
 }
 
 func (v *verbs) printKey(out keygenOut, what string) error {
