@@ -98,8 +98,7 @@ func (b *logBench) compareAudit(ctx context.Context, dir string, without, with *
 		return took, float64(n) / seconds, nil
 	}
 	var of [2]outcome
-	var err error
-	if err := b.between(ctx, dir, []wanted{{without, b.Events}}, func() error {
+	if err := b.between(ctx, dir, []wanted{{without, b.Events}}, func() (err error) {
 		of, x.Ratio, err = inTurns(b.Events, plain, audited)
 		return err
 	}); err != nil {

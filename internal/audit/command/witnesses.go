@@ -41,20 +41,20 @@ printed key with them, and then name them with "ckptstore audit configure". With
 --witnesses FILE they are named at once; then the store does not open for writing until
 one of them knows the key, unless --optional is given.
 
---new-origin replaces the key and the origin of a store that keeps evidence already. Use
-it to continue a restored backup whose key has signed later events, which neither the
-key's owner nor a witness lets continue; and to replace the key. The next owner appends,
-before anything else, an audit.sealed that quotes the newest known note of the old origin:
-that of the store, that of the store it was copied from, or the one of --previous. Add the
-printed line to the policy of those who verify, and keep the old one there: they can still
-use notes of the old origin with --since. Register the new key with the witnesses
-first, or the store does not open for writing; they stay configured without --witnesses.
+--new-origin gives a store that keeps evidence a new key and a new origin. Use it to
+continue a restored backup whose key has signed later events: such a store does not open
+for writing otherwise. Use it to replace the key, too. Before anything else, the next
+owner appends an audit.sealed that quotes the newest known note of the old origin: that of
+the store, that of the store it was copied from, or the one of --previous. Add the printed
+line to the policy of those who verify, and keep the old line there: notes of the old
+origin can then still be given with --since. Witnesses must know the new key before the
+store opens for writing; they stay configured without --witnesses.
 
 A store that was recovered needs no --new-origin: its log is a new one, and its first
-audit.sealed quotes the newest note of the lost log by itself.
+audit.sealed quotes the newest note of the lost log.
 
 --witness NAME makes the key of a witness instead, and changes no store.`,
-		Example: "  ckptstore audit keygen ~/keys/log.key --domain example.org\n  ckptstore audit keygen ~/keys/witness.key --witness example.org/witness",
+		Example: "  ckptstore audit keygen ~/keys/log.key --domain example.org\n  ckptstore audit keygen ~/keys/log-2.key --domain example.org --new-origin\n  ckptstore audit keygen ~/keys/witness.key --witness example.org/witness",
 		RunE: func(c *cobra.Command, given []string) error {
 			if cosigner != "" {
 				key, err := ledger.NewKey(given[0], cosigner)

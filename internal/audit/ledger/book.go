@@ -265,7 +265,7 @@ func tampered(err error) error {
 func (b *Book) Since(ctx context.Context, old, h audit.Head) (*audit.Consistency, error) {
 	c := &audit.Consistency{Size: old.Size}
 	if old.Origin != h.Origin {
-		left := uint64(0)
+		var left uint64
 		var err error
 		if c.Follows, left, err = b.follows(ctx, old.Origin, h); err != nil {
 			return nil, err
