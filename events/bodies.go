@@ -30,6 +30,8 @@ type AuditSealed struct {
 	Rows uint64 `json:"rows"` // number of trials
 	Runs string `json:"runs"` // root of the tree over the rows of the trials, in hex
 	Key  string `json:"key"`  // that signs the heads of the log: a verifier key of C2SP signed-note
+
+	Previous string `json:"previous,omitempty"` // in the first one of a new origin: the newest known signed note of the log that this one follows
 }
 
 // JobStarted records that a trainer was launched for a run.
