@@ -90,6 +90,10 @@ When asked to end, the trainer exits after --preempt-grace (of a preemption),
 --grace, --drain-timeout and 30 s at the latest, even if a disk or the log does not
 answer.
 
+In a pod of Kubernetes, the error that the trainer prints is also left in
+/dev/termination-log, without secrets: kubectl shows it as the message of the container.
+$CKPTSTORE_TERMINATION_LOG names another file, or is none.
+
 With --http HOST:PORT, the trainer serves the HTTP API and the page of the store while the job
 runs, on the coordinating node: see ckptstore ui. The job's record does not have these options,
 so ckptstore continue serves nothing.
@@ -130,10 +134,13 @@ type runOptions struct {
 	logsOptions
 }
 
+// runName is the name of the command that runs a job.
+const runName = "run"
+
 func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Command {
 	o := runOptions{signals: signals, parts: p, backendOptions: backendOptions{known: p.Backends}}
 	c := &cobra.Command{
-		Use:   "run [flags] -- COMMAND [ARG...]",
+		Use:   runName + " [flags] -- COMMAND [ARG...]",
 		Short: "Run a command as a group of workers, restarted from the last committed checkpoint",
 		Long:  runHelp,
 		RunE: func(c *cobra.Command, args []string) error {

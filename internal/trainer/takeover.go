@@ -106,9 +106,34 @@ func (o runOptions) elsewhere(ctx context.Context, at string) string {
 // errMoved reports that the nodes of the job meet at another endpoint by now.
 var errMoved = errors.New("the job has another coordinator")
 
-// unlessMoved returns a context that ends with [errMoved] when the nodes meet elsewhere.
+// errHere reports that the endpoint is an address of this node, which was not known
+// when the node began to join: name servers may learn a name after its machine has
+// started.
+var errHere = errors.New("the endpoint is an address of this node")
+
+// herePoll is how often a node that joins looks whether the endpoint is its own.
+const herePoll = time.Second
+
+// unlessMoved returns a context that ends with [errMoved] when the nodes meet elsewhere,
+// and with [errHere] when the endpoint becomes an address of this node where no process
+// listens.
 func (o runOptions) unlessMoved(ctx context.Context, at string) (context.Context, context.CancelFunc) {
 	joining, cancel := context.WithCancelCause(ctx)
+	go func() {
+		tick := time.NewTicker(herePoll)
+		defer tick.Stop()
+		// If it is here already, another trainer of this machine coordinates.
+		for here := nodes.IsHere(joining, at); !here; {
+			select {
+			case <-tick.C:
+			case <-joining.Done():
+				return
+			}
+			if here = nodes.IsHere(joining, at); here && !taken(joining, at) {
+				cancel(errHere)
+			}
+		}
+	}()
 	if o.logReplicas != 1 {
 		go func() {
 			tick := time.NewTicker(succeedPoll)
