@@ -19,6 +19,7 @@ import (
 	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
 	networking "k8s.io/api/networking/v1"
+	rbac "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 	"sigs.k8s.io/kustomize/api/krusty"
@@ -28,13 +29,15 @@ import (
 
 // kinds has an empty object for each kind that manifests have.
 var kinds = map[string]func() any{
-	"v1/Service":                         func() any { return new(core.Service) },
-	"v1/ServiceAccount":                  func() any { return new(core.ServiceAccount) },
-	"v1/PersistentVolumeClaim":           func() any { return new(core.PersistentVolumeClaim) },
-	"batch/v1/Job":                       func() any { return new(batch.Job) },
-	"apps/v1/Deployment":                 func() any { return new(apps.Deployment) },
-	"networking.k8s.io/v1/NetworkPolicy": func() any { return new(networking.NetworkPolicy) },
-	"jobset.x-k8s.io/v1alpha2/JobSet":    func() any { return new(jobset.JobSet) },
+	"v1/Service":                                           func() any { return new(core.Service) },
+	"v1/ServiceAccount":                                    func() any { return new(core.ServiceAccount) },
+	"v1/PersistentVolumeClaim":                             func() any { return new(core.PersistentVolumeClaim) },
+	"batch/v1/Job":                                         func() any { return new(batch.Job) },
+	"apps/v1/Deployment":                                   func() any { return new(apps.Deployment) },
+	"networking.k8s.io/v1/NetworkPolicy":                   func() any { return new(networking.NetworkPolicy) },
+	"rbac.authorization.k8s.io/v1/Role":                    func() any { return new(rbac.Role) },
+	"rbac.authorization.k8s.io/v1/RoleBinding":             func() any { return new(rbac.RoleBinding) },
+	"jobset.x-k8s.io/v1alpha2/JobSet":                      func() any { return new(jobset.JobSet) },
 	"trainer.kubeflow.org/v1alpha1/ClusterTrainingRuntime": func() any { return new(trainer.ClusterTrainingRuntime) },
 	"trainer.kubeflow.org/v1alpha1/TrainJob":               func() any { return new(trainer.TrainJob) },
 	"monitoring.coreos.com/v1/PodMonitor":                  func() any { return new(monitoring.PodMonitor) },

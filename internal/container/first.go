@@ -2,6 +2,7 @@
 //
 //	first.go   as the first process of a PID namespace: reap orphans, forward signals
 //	cause.go   leave the cause of the end where Kubernetes shows it
+//	pod.go     annotate the pod
 package container
 
 import (

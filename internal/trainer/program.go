@@ -10,6 +10,7 @@
 //	nodes.go        nodes of a cluster, as schedulers name them
 //	signals.go      signals, and the time that they leave
 //	cause.go        the cause of the end, where Kubernetes shows it
+//	publish.go      the newest commit, where schedulers of Kubernetes see it
 package trainer
 
 import (

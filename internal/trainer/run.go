@@ -113,6 +113,7 @@ type runOptions struct {
 	preload     []string
 	resume      string
 	keep        string
+	annotate    string // name of this pod
 
 	strictReplicas bool
 	stagingSlots   int
@@ -173,6 +174,7 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 	f.StringSliceVar(&o.preload, "preload", nil, "Python modules, such as torch, that a process in reserve for each rank imports in advance: a group that restarts does not wait for it. For commands that are a Python script or module")
 	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
 	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see ckptstore gc --help)")
+	f.StringVar(&o.annotate, "annotate-pod", "", "in Kubernetes: after each commit, set the annotation "+lastCommit+" of this pod, which has this NAME")
 	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "compare replicas in every save (samples above 1 MiB), and abort a save in which they differ (default: compare in the first save, and warn)")
 	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
 	f.StringVar(&o.stagingMemory, "staging-memory", "", "maximum shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
@@ -275,6 +277,11 @@ func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Op
 	}
 	if o.keep != "" {
 		if cfg.Collect, err = keep(st, cfg.Run, o.keep, log); err != nil {
+			return err
+		}
+	}
+	if o.annotate != "" && open.Owner == nil {
+		if cfg.Publish, err = publish(st, cfg.Run, o.annotate); err != nil {
 			return err
 		}
 	}
