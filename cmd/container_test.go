@@ -11,10 +11,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // contained prepares a program that a shell starts in namespaces of its own, after it has run
@@ -116,6 +119,65 @@ func TestLastCommitIsPublished(t *testing.T) {
 	}
 }
 
+// lateNames prepares files in place of /etc/hosts and /etc/resolv.conf, where no name is known
+// but localhost. It returns the path of the first, and a shell command that mounts both.
+func lateNames(t *testing.T, dir string) (names, mount string) {
+	t.Helper()
+	names, servers := filepath.Join(dir, "hosts"), filepath.Join(dir, "resolv.conf")
+	for file, text := range map[string]string{names: "127.0.0.1 localhost\n", servers: "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n"} {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return names, fmt.Sprintf("%s && mount --bind %s /etc/hosts && mount --bind %s /etc/resolv.conf", privateMounts, names, servers)
+}
+
+// A trainer waits for the name of the server of its store.
+func TestLateNameOfStore(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	output(t, 0, "ckptstore", "init", "--store", filepath.Join(dir, "ckpts"))
+	const token = store.EnvToken + "=late-name-of-a-store-3f9a"
+	var served, out transcript
+	serve := exec.CommandContext(t.Context(), "ckptstore", "serve", "--store", filepath.Join(dir, "ckpts"), "--listen", "127.0.0.1:0")
+	serve.Env, serve.Stderr = append(os.Environ(), token), &served
+	if err := serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = serve.Process.Signal(syscall.SIGTERM); _ = serve.Wait() }()
+	var at []string
+	for end := time.Now().Add(time.Minute); at == nil && time.Now().Before(end); <-time.After(20 * time.Millisecond) {
+		at = regexp.MustCompile(`nats://127.0.0.1(:\d+)`).FindStringSubmatch(served.String())
+	}
+	if at == nil {
+		t.Fatalf("serve does not listen: %s", served.String())
+	}
+	names, mount := lateNames(t, dir)
+	cmd := contained(t, dir, &out, []string{"GODEBUG=netdns=go", token}, mount,
+		"trainer", "run", "--wait", "1m", "--store", "nats://late-store"+at[1], "--name", "a", "--", "trainer", "demo-worker", "--steps", "20", "--save-every", "20")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	for known := false; ; {
+		select {
+		case err := <-done:
+			if err != nil || !known || !strings.Contains(out.String(), "checkpoint committed") {
+				t.Errorf("%v; the name is known: %v\n%s", err, known, out.String())
+			}
+			return
+		case <-time.After(50 * time.Millisecond):
+			if !known && strings.Contains(out.String(), "name of the store's server is unknown") {
+				known = true
+				if err := os.WriteFile(names, []byte("127.0.0.1 localhost late-store\n"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
 // The name of an endpoint that name servers learn late is waited for. A pod whose name it is
 // does not wait: it coordinates at once. Any other machine coordinates when the name leads to it.
 func TestLateName(t *testing.T) {
@@ -134,17 +196,12 @@ func TestLateName(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			names, servers := filepath.Join(dir, "hosts"), filepath.Join(dir, "resolv.conf")
-			for file, text := range map[string]string{names: "127.0.0.1 localhost\n", servers: "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n"} {
-				if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
+			names, mount := lateNames(t, dir)
 			const name = "late-0.late"
 			var out [2]transcript
 			done := make(chan int)
 			for rank := range out {
-				set := fmt.Sprintf("%s && mount --bind %s /etc/hosts && mount --bind %s /etc/resolv.conf && hostname late-%d", privateMounts, names, servers, rank)
+				set := fmt.Sprintf("%s && hostname late-%d", mount, rank)
 				cmd := contained(t, dir, &out[rank], append([]string{"GODEBUG=netdns=go", fmt.Sprint("JOB_COMPLETION_INDEX=", rank)}, c.env...), set,
 					"trainer", "run", "--name", "late", "--nnodes", "2", "--rdzv-endpoint", strings.Replace(at, "127.0.0.1", name, 1), "--broadcast=false", "--", "sh", "-c", "echo rank $RANK trains")
 				if err := cmd.Start(); err != nil {

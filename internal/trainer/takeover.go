@@ -163,12 +163,26 @@ func (o runOptions) succeed(ctx context.Context, cfg launch.Config, n placement,
 	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
 }
 
-// open opens the store of a job. A node waits for a majority of the log's copies for as long as a
+// open opens the store of a job. Until --wait has passed, it waits for the name of the store's
+// server to be known: in a container, names may be unknown at first. A node waits for a majority of the log's copies for as long as a
 // job waits for its nodes. A node that takes over returns [errTaken] if a coordinator answers
 // meanwhile.
 func (o runOptions) open(ctx context.Context, with store.Options) (*store.Store, error) {
+	named := time.Now().Add(o.wait)
 	for until, warned := time.Now().Add(o.endpointWait), false; ; {
 		st, err := store.Open(ctx, with)
+		if errors.As(err, new(*net.DNSError)) && time.Now().Before(named) {
+			if !warned {
+				warned = true
+				with.Logger.Warn("name of the store's server is unknown; waiting for it", "at_most", o.wait, "error", err)
+			}
+			select {
+			case <-time.After(succeedPoll):
+				continue
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		}
 		if err == nil || o.logReplicas == 1 || !unanswered(err) || ctx.Err() != nil || time.Now().After(until) {
 			return st, err
 		}
