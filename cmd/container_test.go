@@ -137,7 +137,7 @@ func TestLateNameOfStore(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	output(t, 0, "ckptstore", "init", "--store", filepath.Join(dir, "ckpts"))
-	const token = store.EnvToken + "=late-name-of-a-store-3f9a"
+	const token = store.EnvToken + "=late-name-of-a-store-3f9a3f9a3f9a3f9a3f9a"
 	var served, out transcript
 	serve := exec.CommandContext(t.Context(), "ckptstore", "serve", "--store", filepath.Join(dir, "ckpts"), "--listen", "127.0.0.1:0")
 	serve.Env, serve.Stderr = append(os.Environ(), token), &served
