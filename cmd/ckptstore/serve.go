@@ -58,7 +58,13 @@ gateway has the server's credentials, from the URL or $CKPTSTORE_STORE_TOKEN and
 like; --token-file and --tls-ca are for its clients. Several gateways may run at the
 same time, on any machines, and clients can name all of them, separated by commas.
 Only processes with the server's own credentials can do more.
+
+In a pod of Kubernetes, an error that ends serve is also left in /dev/termination-log,
+where kubectl shows it; $CKPTSTORE_TERMINATION_LOG names another file, or is none.
 ` + accessHelp
+
+// serveName is the name of the command that owns a store until it is stopped.
+const serveName = "serve"
 
 func (a *app) serveCommand() *cobra.Command {
 	var (
@@ -69,7 +75,7 @@ func (a *app) serveCommand() *cobra.Command {
 		web     api.Listen
 	)
 	c := &cobra.Command{
-		Use: "serve", Short: "Own a store until stopped, and serve it to other processes", Args: console.Args(cobra.NoArgs),
+		Use: serveName, Short: "Own a store until stopped, and serve it to other processes", Args: console.Args(cobra.NoArgs),
 		Long: serveHelp,
 		Example: `  ckptstore serve --store ckpts
   ckptstore serve --store ckpts --listen 0.0.0.0:4222 --token-file token --tls-cert cert.pem --tls-key key.pem

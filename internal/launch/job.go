@@ -106,9 +106,10 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	if err != nil {
 		return err
 	}
-	keeper := newKeeper(cfg.Collect, cfg.Logger)
+	keeper := newKeeper(cfg.Collect, "some old checkpoints not deleted", cfg.Logger)
+	publisher := newKeeper(cfg.Publish, "last commit not published", cfg.Logger)
 	diskUse := &diskUse{usage: store.Data.Usage, bounded: cfg.Collect != nil, log: cfg.Logger}
-	cfg.Committed, cfg.Costs = keeper.committed, diskUse.committed
+	cfg.Committed, cfg.Costs = func() { keeper.committed(); publisher.committed() }, diskUse.committed
 	j := prepare(ctx, cfg, store, nil)
 	j.hooks = hooks
 	j.devices = &deviceGate{job: j}
@@ -130,6 +131,8 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	defer withdraw()
 	keeper.start()
 	defer keeper.stop(ctx, cfg.DrainTimeout)
+	publisher.start()
+	defer publisher.stop(context.WithoutCancel(ctx), publishTime)
 	return j.run(ctx)
 }
 

@@ -86,6 +86,9 @@ type Config struct {
 	// parallel with the training; nil deletes none. It returns soon after its
 	// context ends. A later call does the rest.
 	Collect func(context.Context) error
+	// Publish makes the newest commit known outside of the store, after commits and in
+	// parallel with the training; nil does not. It returns soon after its context ends.
+	Publish func(context.Context) error
 
 	// Driver is queried about DeviceIDs before each attempt and during it.
 	// DeviceIDs are the GPUs and MIG instances that the job uses on this node;

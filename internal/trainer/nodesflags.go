@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
-	"os"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -125,29 +122,6 @@ func (o *torchrunOptions) endpoint(n placement, getenv func(string) string) (str
 		return "", fmt.Errorf("%w: %s: the nodes need a place to meet: give --rdzv-endpoint HOST:PORT on each node, with the address of one of them", launch.ErrConfig, n.said)
 	}
 	return net.JoinHostPort(host, strconv.Itoa(port)), nil
-}
-
-// isHere reports whether an endpoint's host is this machine.
-func isHere(ctx context.Context, endpoint string) bool {
-	host, _, err := net.SplitHostPort(endpoint)
-	if err != nil {
-		return false
-	}
-	if name, err := os.Hostname(); err == nil && (host == name || host == "localhost") {
-		return true
-	}
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil {
-		return false
-	}
-	local, err := net.InterfaceAddrs()
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(local, func(a net.Addr) bool {
-		p, err := netip.ParsePrefix(a.String())
-		return err == nil && slices.ContainsFunc(addrs, func(to netip.Addr) bool { return to.Unmap() == p.Addr().Unmap() })
-	})
 }
 
 // taken reports whether another process listens at an endpoint of this machine.

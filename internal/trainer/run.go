@@ -91,6 +91,10 @@ When asked to end, the trainer exits after --preempt-grace (of a preemption),
 --grace, --drain-timeout and 30 s at the latest, even if a disk or the log does not
 answer.
 
+In a pod of Kubernetes, the error that the trainer prints is also left in
+/dev/termination-log, without secrets: kubectl shows it as the message of the container.
+$CKPTSTORE_TERMINATION_LOG names another file, or is none.
+
 With --http HOST:PORT, the trainer serves the HTTP API and the page of the store while the job
 runs, on the coordinating node: see ckptstore ui. The job's record does not have these options,
 so ckptstore continue serves nothing.
@@ -110,6 +114,7 @@ type runOptions struct {
 	preload     []string
 	resume      string
 	keep        string
+	annotate    string // name of this pod
 
 	strictReplicas bool
 	stagingSlots   int
@@ -131,10 +136,13 @@ type runOptions struct {
 	logsOptions
 }
 
+// runName is the name of the command that runs a job.
+const runName = "run"
+
 func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Command {
 	o := runOptions{signals: signals, parts: p, backendOptions: backendOptions{known: p.Backends}}
 	c := &cobra.Command{
-		Use:   "run [flags] -- COMMAND [ARG...]",
+		Use:   runName + " [flags] -- COMMAND [ARG...]",
 		Short: "Run a command as a group of workers, restarted from the last committed checkpoint",
 		Long:  runHelp,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -167,6 +175,7 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 	f.StringSliceVar(&o.preload, "preload", nil, "Python modules, such as torch, that a process in reserve for each rank imports in advance: a group that restarts does not wait for it. For commands that are a Python script or module")
 	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
 	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see ckptstore gc --help)")
+	f.StringVar(&o.annotate, "annotate-pod", "", "in Kubernetes: after each commit, set the annotation "+lastCommit+" of this pod, which has this NAME")
 	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "compare replicas in every save (samples above 1 MiB), and abort a save in which they differ (default: compare in the first save, and warn)")
 	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
 	f.StringVar(&o.stagingMemory, "staging-memory", "", "maximum shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
@@ -269,6 +278,11 @@ func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Op
 	}
 	if o.keep != "" {
 		if cfg.Collect, err = keep(st, cfg.Run, o.keep, log); err != nil {
+			return err
+		}
+	}
+	if o.annotate != "" && open.Owner == nil {
+		if cfg.Publish, err = publish(st, cfg.Run, o.annotate); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,3 @@
+module github.com/ckptstore/ckptstore/deploy/kubernetes
+
+go 1.26.0
