@@ -38,7 +38,7 @@ class Ray(Jobs):
     def start(self, name: str, **config: Any) -> subprocess.Popen[str]:
         (self.folder / "ray").mkdir(exist_ok=True)
         out = self.folder / f"out-{name}"
-        out.mkdir()
+        out.mkdir(exist_ok=True)
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps({
             "name": name, "store": str(self.store), "out": str(out), "results": str(self.results), "temp": str(self.folder / "ray"),
@@ -188,7 +188,7 @@ class Trainings(Ray):
         self.in_step("drained", result)
 
     def test_preempted_by_the_store(self) -> None:
-        """`ckptstore preempt` has the ranks save and return; another trainer of the same name continues."""
+        """`ckptstore preempt` has the ranks save and return. Another trainer of the same name continues."""
         first = self.start("asked", awaits=12)
         self.until("both ranks ask", lambda: all(any("awaits" in note for note in self.notes("asked", f"rank-{rank}")) for rank in range(2)))
         self.ckptstore("preempt", "asked")
@@ -196,6 +196,12 @@ class Trainings(Ray):
         self.assertEqual(result["latest"], "asked@step-12.a1")
         self.assertEqual([note["asked"] for note in self.notes("asked", "rank-1") if "asked" in note], ["preempt"])
         self.in_step("asked", result)
+
+        result = self.finished(self.start("asked"))
+        self.assertEqual([(one["begins"], one["attempt"], one["pointer"]) for one in self.begins("asked")], [(0, 1, None), (12, 2, "asked@step-12.a1")])
+        self.assertEqual({note["ends"] for note in self.notes("asked", "rank-0") if "ends" in note}, {12, 30})
+        self.assertEqual([note["weights"] for note in self.notes("asked", "rank-0") if note.get("ends") == 30], [self.expected()])
+        self.assertEqual(self.in_step("asked", result), {"step-25.a2", "step-30.a2"})
 
 
 class Pointers(Ray):
