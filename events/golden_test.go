@@ -26,6 +26,7 @@ var samples = []Body{
 	NodeJoined{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Host: "node-b"},
 	NodeLeft{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Reason: "nothing was received for 10s", Lost: true, Excluded: true, Host: "node-b", Boot: "0192f0c1-0000-7000-8000-0000000000b0"},
 	NodeMeasured{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, BytesPerSecond: 1_250_000_000, Partners: []int{0, 3}},
+	NodeSlow{Job: "0192f0c1-0000-7000-8000-000000000001", Attempt: 2, Node: 1, Over: true, By: "busy", Seconds: 0.5, Others: 0.25, Behind: 10, Of: 30},
 	JobEnded{Job: "0192f0c1-0000-7000-8000-000000000001", ExitCode: 1, Reason: "retries exhausted"},
 	GroupStarted{Attempt: 2, Job: "0192f0c1-0000-7000-8000-000000000001", WorldSize: 2, Ranks: []RankPlacement{
 		{Rank: 0, Node: 0, LocalRank: 0, Devices: []string{"GPU-1b2c"}}, {Rank: 1, Node: 0, LocalRank: 1},
@@ -110,7 +111,7 @@ func scopeOf(k Kind) Scope {
 		return Scope{Run: "gpt.small", Trial: "main", Actor: Server}
 	case k.Family() == "job":
 		return Scope{Run: "gpt.small", Actor: Node(0)}
-	case k.Family() == "gpu", k.Family() == "group", strings.HasSuffix(string(k), ".node"):
+	case k.Family() == "gpu", k.Family() == "group", k.Family() == "node", strings.HasSuffix(string(k), ".node"):
 		return Scope{Run: "gpt.small", Trial: "main", Actor: Node(1)}
 	}
 	return Scope{Run: "gpt.small", Trial: "main", Actor: Rank(1)}

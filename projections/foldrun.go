@@ -142,6 +142,26 @@ func (f *fold) nodeLeft(b *events.NodeLeft) error {
 	})
 }
 
+// nodeSlow keeps the newest facts about the speed of the node's newest stay. A repeated fact
+// carries the time of the first.
+func (f *fold) nodeSlow(b *events.NodeSlow) error {
+	return f.changeJob(b.Job, func(job *Job) {
+		for i := len(job.Nodes) - 1; i >= 0; i-- {
+			n := &job.Nodes[i]
+			if n.Node != b.Node {
+				continue
+			}
+			switch {
+			case b.Over && f.at().After(n.WellAt):
+				n.WellAt = f.at()
+			case !b.Over && f.at().After(n.SlowAt):
+				n.SlowAt, n.SlowAttempt, n.SlowBy, n.SlowSeconds, n.SlowOthers = f.at(), b.Attempt, b.By, b.Seconds, b.Others
+			}
+			return
+		}
+	})
+}
+
 // nodeMeasured gives the rate to the node's newest stay.
 func (f *fold) nodeMeasured(b *events.NodeMeasured) error {
 	return f.changeJob(b.Job, func(job *Job) {

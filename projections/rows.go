@@ -63,6 +63,14 @@ type JobNode struct {
 	// BytesPerSecond is the rate of its network in the preflight; nil: it was not measured.
 	BytesPerSecond *int64 `json:"bytes_per_second,omitempty"`
 	Boot           string `json:"boot,omitempty"` // boot ID of its machine, if it is excluded
+	// SlowAt is when it last became slower than the other nodes, in the attempt SlowAttempt, and
+	// WellAt when it last was no longer. The fields below are as in [events.NodeSlow], of SlowAt.
+	SlowAt      time.Time `json:"slow_at,omitzero"`
+	WellAt      time.Time `json:"well_at,omitzero"`
+	SlowAttempt int       `json:"slow_attempt,omitempty"`
+	SlowBy      string    `json:"slow_by,omitempty"`
+	SlowSeconds float64   `json:"slow_s,omitempty"`
+	SlowOthers  float64   `json:"slow_others_s,omitempty"`
 }
 
 // Replica is the newest copy of a node's sealed slots in the memory of another node.

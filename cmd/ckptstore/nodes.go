@@ -33,6 +33,10 @@ are its ranks in the job's newest group. A node that replaces a lost one takes i
 JOINS in -o wide counts the nodes that had the index, and MB/S is the rate of the node's network in
 the preflight.
 
+WHY of an active node names one that is slower than the others: in 20 of its last 30 iterations its
+ranks were busy at least 1.3 times as long as those of the other nodes, if the workers report
+busy_this_iter_s, or its ranks copied so much slower in 20 of the last 30 saves. It is not excluded for that.
+
 In a job with --replicas, another node, ON, has a copy of the node's slots in memory. REPLICA is the
 newest save whose copy is whole, and LAG the time from the first seal to the whole copy.
 
@@ -103,7 +107,11 @@ func printNodes(w *tabwriter.Writer, wide bool, nodes []insight.Node) {
 	}
 	console.Row(w, head...)
 	for _, n := range nodes {
-		cells := []any{n.Node, n.Host, n.State, ranges(n.Ranks), console.When(n.Since), n.Why}
+		why := n.Why
+		if n.Slow != nil {
+			why = n.Slow.String()
+		}
+		cells := []any{n.Node, n.Host, n.State, ranges(n.Ranks), console.When(n.Since), why}
 		switch of := n.Replica; {
 		case of != nil:
 			cells = slices.Insert(cells, 5, any(of.Checkpoint), any(of.Node), any(time.Duration(of.Lag*float64(time.Second)).Round(time.Millisecond)))
