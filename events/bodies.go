@@ -76,6 +76,8 @@ type NodeMeasured struct {
 	Node           int    `json:"node"`
 	BytesPerSecond int64  `json:"bytes_per_second"` // with its best partner, the slower direction; 0: it reached none
 	Partners       []int  `json:"partners"`         // nodes that it was measured with
+
+	Clock *float64 `json:"clock_s,omitempty"` // seconds by which its clock is ahead of the coordinating node's, at least; 0 if they may be equal, absent if unknown
 }
 
 // NodeSlow records that a node of a group became slower than the other nodes, or is no longer. The

@@ -25,7 +25,7 @@ var samples = []Body{
 	JobStarted{Job: "0192f0c1-0000-7000-8000-000000000001", Host: "node-a", PID: 4711, Command: []string{"python", "train.py", "--lr=3e-4"}, NProc: 2, NNodes: 1, Resume: "auto", Flags: []string{"--name=gpt.small", "--nproc=2"}, Dir: "/home/ada/gpt", Logs: "logs/gpt%2Esmall/0192f0c1-0000-7000-8000-000000000001", SlurmJob: "4711", SlurmRestarts: 2},
 	NodeJoined{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Host: "node-b"},
 	NodeLeft{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Reason: "nothing was received for 10s", Lost: true, Excluded: true, Host: "node-b", Boot: "0192f0c1-0000-7000-8000-0000000000b0"},
-	NodeMeasured{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, BytesPerSecond: 1_250_000_000, Partners: []int{0, 3}},
+	NodeMeasured{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, BytesPerSecond: 1_250_000_000, Partners: []int{0, 3}, Clock: clockOffset()},
 	NodeSlow{Job: "0192f0c1-0000-7000-8000-000000000001", Attempt: 2, Node: 1, Over: true, By: "busy", Seconds: 0.5, Others: 0.25, Behind: 10, Of: 30},
 	JobEnded{Job: "0192f0c1-0000-7000-8000-000000000001", ExitCode: 1, Reason: "retries exhausted"},
 	GroupStarted{Attempt: 2, Job: "0192f0c1-0000-7000-8000-000000000001", WorldSize: 2, Ranks: []RankPlacement{
@@ -79,6 +79,11 @@ var samples = []Body{
 	RestoreFailed{Attempt: 3, Load: 1, Checkpoint: "step-100.a1", Error: "r00001.safetensors: block 7: checksum mismatch"},
 	GPUUnhealthy{Node: 1, Device: "GPU-1b2c", Reason: "Xid 79"},
 	GPURecovered{Node: 1, Device: "GPU-1b2c"},
+}
+
+func clockOffset() *float64 {
+	behind := -0.75
+	return &behind
 }
 
 // forms are events that mean something else without a member. Each has a golden file of its

@@ -31,6 +31,9 @@ type Node struct {
 	Joins int       `json:"joins"`          // how often a node joined with this index
 	// BytesPerSecond is the rate of its network in the preflight; nil: it was not measured.
 	BytesPerSecond *int64 `json:"bytes_per_second,omitempty"`
+	// ClockSeconds is by how much its clock was ahead of the coordinating node's in the preflight, at
+	// least; nil: unknown.
+	ClockSeconds *float64 `json:"clock_s,omitempty"`
 	// Slow reports that the node is slower than the others of the running group; nil: it is not
 	// known to be.
 	Slow *NodeSlowness `json:"slow,omitempty"`
@@ -112,7 +115,7 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 	for _, index := range slices.Sorted(maps.Keys(stays)) {
 		all := stays[index]
 		last := all[len(all)-1]
-		n := Node{Node: index, Ranks: append([]int{}, ranks[index]...), Since: last.JoinedAt, Why: last.Reason, BytesPerSecond: last.BytesPerSecond}
+		n := Node{Node: index, Ranks: append([]int{}, ranks[index]...), Since: last.JoinedAt, Why: last.Reason, BytesPerSecond: last.BytesPerSecond, ClockSeconds: last.ClockSeconds}
 		for _, stay := range all {
 			n.Host = cmp.Or(stay.Host, n.Host)
 			if !stay.JoinedAt.IsZero() {
@@ -150,7 +153,7 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 		}
 		for _, stay := range all[:len(all)-1] {
 			if stay.Excluded { // another node has its index
-				list = append(list, Node{Node: index, Host: stay.Host, State: NodeExcluded, Ranks: []int{}, Since: stay.LeftAt, Why: stay.Reason, Joins: 1, BytesPerSecond: stay.BytesPerSecond})
+				list = append(list, Node{Node: index, Host: stay.Host, State: NodeExcluded, Ranks: []int{}, Since: stay.LeftAt, Why: stay.Reason, Joins: 1, BytesPerSecond: stay.BytesPerSecond, ClockSeconds: stay.ClockSeconds})
 			}
 		}
 		list = append(list, n)

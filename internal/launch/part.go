@@ -107,6 +107,9 @@ func (j *job) follow(ctx context.Context) error {
 			if c.Kind == cmdMeasure {
 				go j.measure(ctx, c.Body)
 			}
+			if c.Kind == cmdExamine {
+				go j.examined(ctx, c.Body)
+			}
 			if c.Kind != cmdStart {
 				continue // of an attempt whose part has ended
 			}

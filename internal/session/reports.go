@@ -256,7 +256,7 @@ func nonFinite(at []byte) string {
 const (
 	metricDuplicate    = "__duplicate__"    // true: the rank has returned without a last report; not an iteration
 	metricTimeThisIter = "time_this_iter_s" // seconds of the rank's own work, in place of the trainer's measurement
-	metricBusyThisIter = "busy_this_iter_s" // seconds of the iteration in which the rank waited for no other rank
+	metricBusyThisIter = client.BusyThisIter // seconds of the iteration in which the rank waited for no other rank
 )
 
 // alreadyDone refuses requests after a rank's last report.
