@@ -142,12 +142,12 @@ func (f *fold) nodeLeft(b *events.NodeLeft) error {
 	})
 }
 
-// nodeSlow keeps the newest facts about the speed of the node's newest stay. A repeated fact
-// carries the time of the first.
+// nodeSlow keeps the newest facts about the speed of a node's stay. A repeated fact carries the time
+// of the first, which is before a stay that began since.
 func (f *fold) nodeSlow(b *events.NodeSlow) error {
 	return f.changeJob(b.Job, func(job *Job) {
 		i := len(job.Nodes) - 1
-		for i >= 0 && job.Nodes[i].Node != b.Node {
+		for i >= 0 && (job.Nodes[i].Node != b.Node || job.Nodes[i].JoinedAt.After(f.at())) {
 			i--
 		}
 		if i < 0 {
