@@ -103,6 +103,7 @@ type partEnd struct {
 	Cause   string      `json:"cause,omitempty"`
 	Tail    []string    `json:"tail,omitempty"`
 	Itself  bool        `json:"itself,omitempty"` // a rank failed by itself
+	Device  string      `json:"device,omitempty"` // how a device failed; empty: none did
 }
 
 type saveRef struct {

@@ -292,6 +292,7 @@ func (p *part) ended(cause *FailedError) partEnd {
 	if cause != nil {
 		end.Failed, end.Rank, end.Kind, end.Cause, end.Tail = true, cause.Rank, cause.Kind, cause.Cause, cause.Tail
 		end.Itself = len(cause.failed) > 0
+		end.Device = p.devices.failure()
 	}
 	return end
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
@@ -84,7 +85,7 @@ func TestPreflightOfClock(t *testing.T) {
 	}
 	other := j.spread(1, 1)[0]
 	j.cfg.GatherTimeout = 2 * time.Second
-	wantExcluded(t, j, other, "its clock is 1m0s behind the coordinating node's")
+	wantExcluded(t, j.run, other, "its clock is 1m0s behind the coordinating node's", 0)
 }
 
 // The device of node 1 is not fit for use.
@@ -101,14 +102,39 @@ func TestPreflightOfDevices(t *testing.T) {
 	}
 	other := j.spread(1, 1)[0]
 	j.cfg.GatherTimeout = 2 * time.Second
-	wantExcluded(t, j, other, "its devices are not fit for use: GPU-1: 3 memory errors")
+	wantExcluded(t, j.run, other, "its devices are not fit for use: GPU-1: 3 memory errors", 0)
+}
+
+var waitsForever = workerRole("waits until it is ended", func(ctx context.Context, _ *client.Client) error {
+	emit("ready")
+	<-ctx.Done()
+	return ctx.Err()
+})
+
+// A device of node 1 fails while the job trains: the node is excluded, and the job waits for another.
+func TestNodeOfFailedDeviceExcluded(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, waitsForever...)
+	j.cfg.Exclude, j.cfg.MaxInfraRestarts, j.cfg.Grace = launch.ExcludeAlways, 1, time.Second
+	d := newDevices()
+	j.differs = func(index int, cfg *launch.Config, _ *session.Store) {
+		if index == 1 {
+			cfg.Driver, cfg.DeviceIDs, cfg.DeviceTimeout, cfg.Grace = d, []string{oneGPU}, patience, time.Second
+		}
+	}
+	other := j.spread(1, 1)[0]
+	j.cfg.GatherTimeout = 2 * time.Second
+	j.start()
+	other.out.await(t, 1, "ready")
+	d.send(t, gpu.Event{UUID: oneGPU, XID: 79, Kind: gpu.Hardware})
+	wantExcluded(t, j.wait, other, "device GPU-1 failed: XID 79", 1)
 }
 
 // wantExcluded checks that a job of two nodes ends because its second node is excluded, and why.
-func wantExcluded(t *testing.T, j *job, other *follower, why string) {
+func wantExcluded(t *testing.T, ends func() error, other *follower, why string, groups int) {
 	t.Helper()
 	var few *nodes.TooFewError
-	if err := j.run(); !errors.As(err, &few) || !strings.Contains(err.Error(), why) {
+	if err := ends(); !errors.As(err, &few) || !strings.Contains(err.Error(), why) {
 		t.Errorf("error %v, want too few nodes: %s", err, why)
 	}
 	select {
@@ -119,8 +145,8 @@ func wantExcluded(t *testing.T, j *job, other *follower, why string) {
 	if err := other.link.Err(); err == nil || !strings.Contains(err.Error(), why) {
 		t.Errorf("the link ended by %v, want %s", err, why)
 	}
-	if n := len(bodiesOf[events.GroupStarted](t, runOf(t))); n > 0 {
-		t.Errorf("%d groups were started", n)
+	if n := len(bodiesOf[events.GroupStarted](t, runOf(t))); n != groups {
+		t.Errorf("%d groups were started, want %d", n, groups)
 	}
 	var left []*events.NodeLeft
 	for _, b := range bodiesOf[events.NodeLeft](t, runOf(t)) {
