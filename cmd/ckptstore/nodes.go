@@ -33,9 +33,9 @@ are its ranks in the job's newest group. A node that replaces a lost one takes i
 JOINS in -o wide counts the nodes that had the index. MB/S is the rate of the node's network in
 the preflight, and CLOCK the seconds by which its clock was ahead of the coordinating node's, at least.
 
-WHY of an active node names one that is slower than the others: in 20 of its last 30 iterations its
-ranks were busy at least 1.3 times as long as those of the other nodes, if the workers report
-busy_this_iter_s, or its ranks copied so much slower in 20 of the last 30 saves. It is not excluded for that.
+An active node is slow, with the times in WHY, if its ranks were busy at least 1.3 times as long as those of
+the other nodes in 20 of its last 30 iterations, by the metric busy_this_iter_s of the workers, or took so much
+longer to copy a GB in 20 of the last 30 saves. It is not excluded for that.
 
 In a job with --replicas, another node, ON, has a copy of the node's slots in memory. REPLICA is the
 newest save whose copy is whole, and LAG the time from the first seal to the whole copy.

@@ -254,8 +254,8 @@ func nonFinite(at []byte) string {
 
 // Metrics with a meaning of their own, as in Ray's function API.
 const (
-	metricDuplicate    = "__duplicate__"    // true: the rank has returned without a last report; not an iteration
-	metricTimeThisIter = "time_this_iter_s" // seconds of the rank's own work, in place of the trainer's measurement
+	metricDuplicate    = "__duplicate__"     // true: the rank has returned without a last report; not an iteration
+	metricTimeThisIter = "time_this_iter_s"  // seconds of the rank's own work, in place of the trainer's measurement
 	metricBusyThisIter = client.BusyThisIter // seconds of the iteration in which the rank waited for no other rank
 )
 
