@@ -125,7 +125,7 @@ func TestNodeOfFailedDeviceExcluded(t *testing.T) {
 	other := j.spread(1, 1)[0]
 	j.cfg.GatherTimeout = 2 * time.Second
 	j.start()
-	other.out.await(t, 1, "ready")
+	other.out.await(t, 1, "[rank1] ready")
 	d.send(t, gpu.Event{UUID: oneGPU, XID: 79, Kind: gpu.Hardware})
 	wantExcluded(t, j.wait, other, "device GPU-1 failed: XID 79", 1)
 }
