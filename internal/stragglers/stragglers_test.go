@@ -254,3 +254,22 @@ func TestFactsAreBounded(t *testing.T) {
 		}
 	})
 }
+
+// A node that becomes slow again and again stays slow after the fifth time.
+func TestComesAndGoes(t *testing.T) {
+	t.Parallel()
+	w, facts, last := twoEach(3), 0, false
+	for range 20 {
+		for _, of := range [][]float64{times(1, 2, 1), times(1, 1, 1)} {
+			for range 30 {
+				for _, f := range w.Sample(Busy, of) {
+					facts++
+					last = f.(*events.NodeSlow).Over
+				}
+			}
+		}
+	}
+	if facts != 9 || last {
+		t.Errorf("%d facts, the last that the node is well: %v", facts, last)
+	}
+}
