@@ -33,6 +33,7 @@ func TestSlowCopies(t *testing.T) {
 	w := &eventWriter{log: log, run: agg.Run, trial: agg.Trial, source: "test", node: events.Node(0), now: time.Now, newID: func() string { return "id" }}
 	coord := planner.NewCoordinator(planner.CoordinatorConfig{Run: "run", Trial: "main", Attempt: 1, WorldSize: 4, Timeout: time.Hour})
 	s := newSaver(&decisionLog{eventWriter: w, attempt: 1, agg: agg}, Store{}, coord, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
+	s.settled = func(string, func()) {} // there are no files
 	s.slow = stragglers.New("job", 1, [][]int{{0, 1}, {2, 3}}, func(place int) int { return 5 + place })
 	seq := uint64(0)
 	hear := func(e events.Event) {
