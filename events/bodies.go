@@ -78,6 +78,22 @@ type NodeMeasured struct {
 	Node           int    `json:"node"`
 	BytesPerSecond int64  `json:"bytes_per_second"` // with its best partner, the slower direction; 0: it reached none
 	Partners       []int  `json:"partners"`         // nodes that it was measured with
+
+	Clock *float64 `json:"clock_s,omitempty"` // seconds by which its clock is ahead of the coordinating node's, at least; 0 if they may be equal, absent if unknown
+}
+
+// NodeSlow records that a node of a group became slower than the other nodes, or is no longer. The
+// times are medians of the samples that count: iterations, or saves.
+type NodeSlow struct {
+	Job     string  `json:"job"`
+	Attempt int     `json:"attempt"`
+	Node    int     `json:"node"`           // index
+	Over    bool    `json:"over,omitempty"` // the node is no longer slow
+	By      string  `json:"by"`             // what is slow: "busy", the ranks' own work in an iteration, or "copy", their copies in saves
+	Seconds float64 `json:"seconds"`        // of the node's median rank: in an iteration, or for each GB of a copy
+	Others  float64 `json:"others_s"`       // median of the same time of the other nodes
+	Behind  int     `json:"behind"`         // samples in which the node took at least 1.3 times as long as the others
+	Of      int     `json:"of"`             // samples that count, at most 30
 }
 
 // JobEnded records that a trainer exited in order. A killed trainer appends no such
@@ -283,6 +299,7 @@ func (JobStarted) Kind() Kind         { return "job.started" }
 func (NodeJoined) Kind() Kind         { return "job.node_joined" }
 func (NodeMeasured) Kind() Kind       { return "job.node_measured" }
 func (NodeLeft) Kind() Kind           { return "job.node_left" }
+func (NodeSlow) Kind() Kind           { return "node.slow" }
 func (JobEnded) Kind() Kind           { return "job.ended" }
 func (GroupStarted) Kind() Kind       { return "group.started" }
 func (TrainingStarted) Kind() Kind    { return "group.training_started" }

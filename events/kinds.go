@@ -91,6 +91,8 @@ var kinds = map[Kind]spec{
 
 	"replica.node": fact[ReplicaNode](),
 
+	"node.slow": fact[NodeSlow](),
+
 	"checkpoint.begun":      decision[CheckpointBegun](),
 	"checkpoint.staged":     decision[CheckpointStaged](),
 	"checkpoint.committed":  decision[CheckpointCommitted](),

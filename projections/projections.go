@@ -62,7 +62,7 @@ import (
 
 // Version is the version of the folds and rows. Rows of another version are discarded,
 // and the log is folded again from its start.
-const Version = 12
+const Version = 13
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"
@@ -170,6 +170,8 @@ func (f *fold) fact(body events.Body) error {
 		return f.nodeLeft(b)
 	case *events.NodeMeasured:
 		return f.nodeMeasured(b)
+	case *events.NodeSlow:
+		return f.nodeSlow(b)
 	case *events.JobEnded:
 		return f.jobEnded(b)
 	case *events.NodeDevices:

@@ -77,6 +77,7 @@ func Repository() Law {
 			{Path: "internal/checkpoint", Holds: "the parts of a checkpoint, in memory and in bytes: reference, digest, layout, manifest, index, receipt, local plan", Core: true, May: []string{"internal/crc32c", "tensor"}},
 			{Path: "planner", Holds: "save and load plans, plan cache, the coordinator; `planner/retention` decides what a collection deletes", Core: true, May: []string{"internal/problem", "tensor", "events", "projections", "internal/checkpoint"}},
 			{Path: "internal/refs", Holds: "which files of deleted checkpoints stay where later ones name them", Core: true, May: []string{"events"}},
+			{Path: "internal/stragglers", Holds: "which nodes are slower than the others: a rule on times of iterations and saves", Core: true, May: []string{"events"}},
 			{Path: "internal/insight", Holds: "verdicts on rows: job states, differences, metrics, reshard previews", Core: true, May: []string{"tensor", "projections", "internal/checkpoint", "planner"}},
 			{Path: "internal/audit", Holds: "tamper evidence: entries, tree, heads, run map, bundles, and their checks", May: []string{"internal/problem", "events"}, Core: true},
 			{Path: "internal/audit/ledger", Holds: "the tamper evidence of a store on disk: tiles, heads, witnesses", May: []string{"internal/problem", "internal/httpkit", "internal/private", "internal/beneath", "internal/durable", "events", "internal/audit"}},
@@ -115,7 +116,7 @@ func Repository() Law {
 			{Path: "internal/session/replica", Holds: "copies of sealed slots in the memory of another node: pairs, sender, keeper", May: []string{"internal/problem", "internal/httpkit", "internal/session/staging"}},
 			{Path: "internal/session/broadcast", Holds: "blocks that several nodes want in a load, passed on by the node that reads them", May: []string{"internal/problem", "internal/httpkit"}},
 			{Path: "internal/session/restore", Holds: "collective loads: resolved once for all ranks, each block read once", May: []string{"internal/problem", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/data", "client", "internal/session/staging", "internal/session/broadcast"}},
-			{Path: "internal/session", Holds: "one group of ranks, on one node or several: sockets, saves, loads, reports, collectives, decisions", May: []string{"internal/problem", "internal/httpkit", "internal/redact", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/data", "internal/collective", "internal/rpc", "client", "internal/peer", "internal/session/staging", "internal/session/replica", "internal/session/broadcast", "internal/session/restore"}},
+			{Path: "internal/session", Holds: "one group of ranks, on one node or several: sockets, saves, loads, reports, collectives, decisions", May: []string{"internal/problem", "internal/httpkit", "internal/redact", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/data", "internal/collective", "internal/rpc", "client", "internal/peer", "internal/session/staging", "internal/session/replica", "internal/session/broadcast", "internal/session/restore", "internal/stragglers"}},
 			{Path: "internal/auditreport", Holds: "what an auditor reads about a run, as JSON, Markdown and HTML", NoDeps: true, May: []string{"internal/bytesize", "internal/terminal", "events", "projections", "internal/query", "internal/answer", "internal/session"}},
 			{Path: "internal/launch/backend", Holds: "hooks of a communication backend around the life of a worker group", May: []string{"gpu"}},
 			{Path: "internal/launch/stacks", Holds: "stacks of a process that hangs", NoDeps: true},
@@ -184,7 +185,7 @@ func Repository() Law {
 			{"internal/problem/system/system.go", "the whole room"},
 			{"internal/testbed/doc.go", "the page of a large room"},
 		},
-		Public: 703,
+		Public: 705,
 	}
 }
 

@@ -61,7 +61,7 @@ type Config struct {
 	// MaxNodeFailures is after how many failures of its ranks in a row, while the ranks of other
 	// nodes do not fail, a node is excluded; 0: never.
 	MaxNodeFailures int
-	Preflight       bool // the network of all nodes is measured before the first attempt
+	Preflight       bool // all nodes are examined, and their network is measured, before the first attempt
 	Exclude         Exclusion
 	LogCopies       int // nodes with an index below it hold copies of the log
 	// Contact passes to the guard how long the processes of this node may live; nil if the
