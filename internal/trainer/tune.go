@@ -49,7 +49,8 @@ trial again, and decides as if it had not been killed. ckptstore trials RUN show
 checks that each decision follows from the log; RUN/TRIAL is a reference in every other command.
 
 The GPUs are divided among the slots in order. Without --staging-memory, the
-shared memory is, too. ckptstore stop RUN and ckptstore preempt RUN end all trials, and so do
+shared memory is, too. The workers' output goes to stderr with the trial in front, and to files that
+ckptstore logs RUN --trial TRIAL reads; stdout has the trials at the end. ckptstore stop RUN and ckptstore preempt RUN end all trials, and so do
 signals.
 
 ` + supervisionHelp

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -45,6 +46,7 @@ type tuner struct {
 	live    map[string]*trial
 	free    []int // slots
 	asked   *launch.StopRequest
+	unsaved string // why a trial that was preempted with all others has not saved
 }
 
 // trial is one that is trained now.
@@ -77,7 +79,7 @@ func (t *tuner) run(ctx context.Context) (board *tune.Board, err error) {
 	about := services.New(t.st, t.log)
 	defer func() { err = errors.Join(err, about.Close()) }()
 	t.base.Services = about
-	if err := t.plain(ctx); err != nil {
+	if err := t.known(ctx); err != nil {
 		return nil, err
 	}
 	ended, err := launch.Began(ctx, t.base, t.shared)
@@ -86,8 +88,10 @@ func (t *tuner) run(ctx context.Context) (board *tune.Board, err error) {
 	}
 	reason := ""
 	defer func() { err = ended(reason, err) }()
-	if err := t.begin(ctx); err != nil {
-		return nil, err
+	if t.state.Search == nil {
+		if err := t.begin(ctx); err != nil {
+			return nil, err
+		}
 	}
 	reading, stop := context.WithCancel(ctx)
 	var reader sync.WaitGroup
@@ -99,57 +103,53 @@ func (t *tuner) run(ctx context.Context) (board *tune.Board, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.state.Board(t.base.Run, nil)
-	if t.asked != nil {
+	switch {
+	case t.asked != nil:
 		reason = "stopped as asked: " + t.asked.Reason
+	case err == nil && b.Best == nil:
+		err = problem.Errorf(problem.Failed, "no trial of run %q has reported a number as %q: see `ckptstore logs %s --trial %s`, or give another --metric to another --name", t.base.Run, t.def.Metric, t.base.Run, t.def.Name(0))
 	}
 	return &b, err
 }
 
-// plain refuses a run that was trained without a search.
-func (t *tuner) plain(ctx context.Context) error {
-	end, err := t.st.Log.LaneEnd(ctx, t.lane())
-	if err != nil || end > 0 {
-		return err
-	}
-	trials, err := query.Ask(ctx, t.st.Views(), query.Trials, query.Params{Run: t.base.Run, Limit: 1})
-	if err != nil || len(trials) == 0 {
-		return err
-	}
-	return problem.Errorf(problem.Conflict, "run %q has trial %s and no search: choose another --name", t.base.Run, trials[0].Name)
-}
-
-// begin opens the search, or continues the one that the log has.
-func (t *tuner) begin(ctx context.Context) error {
-	end, err := t.st.Log.LaneEnd(ctx, t.lane())
-	if err != nil {
-		return err
-	}
-	if end == 0 {
-		d, err := events.NewDecision(store.Stamp(t.source()), t.lane(), t.def.Body(t.base.Job))
-		if err != nil {
+// known folds the search that the log has, if it is the same. It refuses a run that was
+// trained without a search.
+func (t *tuner) known(ctx context.Context) (err error) {
+	t.state, err = answer.ReplaySearch(ctx, t.st, t.base.Run)
+	if errors.Is(err, tune.ErrNoSearch) {
+		trials, err := query.Ask(ctx, t.st.Views(), query.Trials, query.Params{Run: t.base.Run, Limit: 1})
+		if err != nil || len(trials) == 0 {
 			return err
 		}
-		if _, err := t.append(ctx, d, 0); err != nil {
-			return fmt.Errorf("begin the search: %w", err)
-		}
+		return problem.Errorf(problem.Conflict, "run %q has trial %s and no search: choose another --name", t.base.Run, trials[0].Name)
 	}
-	if t.state, err = replaySearch(ctx, t.st, t.base.Run); err != nil {
+	if err != nil {
 		return err
-	}
-	for _, d := range t.state.Decisions {
-		if d.Problem != "" {
-			t.log.Warn("earlier decision does not follow from the log", "event", d.Sequence, "trial", d.Trial, "rung", d.Rung, "problem", d.Problem)
-		}
-	}
-	if end == 0 {
-		return nil
 	}
 	if err := same(t.state.Search.Definition, t.def); err != nil {
 		return problem.Errorf(problem.Conflict, "run %q has another search: %s: give the same, or choose another --name", t.base.Run, err)
 	}
 	t.def = t.state.Search.Definition
+	for _, d := range t.state.Decisions {
+		if d.Problem != "" {
+			t.log.Warn("earlier decision does not follow from the log", "event", d.Sequence, "trial", d.Trial, "rung", d.Rung, "problem", d.Problem)
+		}
+	}
 	t.log.Info("search continued", "run", t.base.Run, "decisions", len(t.state.Decisions))
 	return nil
+}
+
+// begin opens the search.
+func (t *tuner) begin(ctx context.Context) error {
+	d, err := events.NewDecision(store.Stamp(t.source()), t.lane(), t.def.Body(t.base.Job))
+	if err != nil {
+		return err
+	}
+	if _, err := t.append(ctx, d, 0); err != nil {
+		return fmt.Errorf("begin the search: %w", err)
+	}
+	t.state, err = answer.ReplaySearch(ctx, t.st, t.base.Run)
+	return err
 }
 
 // same returns how two definitions differ.
@@ -168,23 +168,6 @@ func same(was, is tune.Definition) error {
 	return nil
 }
 
-// replaySearch folds the search of a run from the log.
-func replaySearch(ctx context.Context, st *store.Store, run string) (none tune.Replayed, err error) {
-	for r, err := range st.Log.ReadLane(ctx, events.Aggregate{Run: run}, 1, 0) {
-		if err != nil {
-			return none, err
-		}
-		last, err := st.Log.Last(ctx)
-		if err != nil {
-			return none, err
-		}
-		// All events, not those of the run alone: a selection does not detect a fact that is
-		// missing in a damaged block.
-		return tune.Replay(run, st.Log.Read(ctx, r.Sequence, last))
-	}
-	return none, tune.ErrNoSearch
-}
-
 // read folds the events that are appended from now on.
 func (t *tuner) read(ctx context.Context) {
 	for r, err := range t.st.Log.Read(ctx, t.state.Search.Last()+1, 0) {
@@ -193,6 +176,7 @@ func (t *tuner) read(ctx context.Context) {
 			err = t.state.Next(t.base.Run, r)
 			t.tell()
 			t.mu.Unlock()
+			t.obey(r)
 		}
 		if err != nil {
 			if ctx.Err() == nil {
@@ -200,6 +184,21 @@ func (t *tuner) read(ctx context.Context) {
 			}
 			return
 		}
+	}
+}
+
+// obey ends the search if an event of the log asks a trial of it to end, unless the search
+// has asked.
+func (t *tuner) obey(r events.Recorded) {
+	if r.Scope.Run != t.base.Run || r.Source == t.source() || r.Kind != (events.TrialStopRequested{}).Kind() {
+		return
+	}
+	body, err := r.Body()
+	if err != nil {
+		return // of a newer version: its job reads it
+	}
+	if b, ok := body.(*events.TrialStopRequested); ok && b.Job == t.base.Job {
+		t.end(launch.StopRequest{Preempt: b.Preempt, Reason: b.Reason})
 	}
 }
 
@@ -337,6 +336,11 @@ func (t *tuner) takeRequests(ctx context.Context) (stop func()) {
 func (t *tuner) end(r launch.StopRequest) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.endLocked(r)
+}
+
+// endLocked is end for a caller that holds the lock.
+func (t *tuner) endLocked(r launch.StopRequest) {
 	if t.asked != nil {
 		return
 	}
@@ -366,7 +370,7 @@ func (t *tuner) search(ctx context.Context) (err error) {
 			running.Go(func() { t.train(training, name, slot) })
 		}
 		t.mu.Lock()
-		changed, failed, busy, asked := t.changed, t.failed, len(t.live) > 0, t.asked
+		changed, failed, busy, asked, unsaved := t.changed, t.failed, len(t.live) > 0, t.asked, t.unsaved
 		over := !busy && (asked != nil || t.over())
 		t.mu.Unlock()
 		switch {
@@ -374,7 +378,7 @@ func (t *tuner) search(ctx context.Context) (err error) {
 			cancel(failed)
 			return failed
 		case over && asked != nil && asked.Preempt:
-			return &launch.PreemptedError{Reason: asked.Reason, Checkpoint: "the newest checkpoint of each trial", Saved: true}
+			return &launch.PreemptedError{Reason: asked.Reason, Checkpoint: "the newest checkpoint of each trial", Saved: unsaved == "", Why: unsaved}
 		case over:
 			return nil
 		}
@@ -425,14 +429,14 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 	t.mu.Unlock()
 	switch preempted := (*launch.PreemptedError)(nil); {
 	case err == nil:
-	case errors.As(err, &preempted) && waits:
-		if !preempted.Saved {
+	case errors.As(err, &preempted):
+		err = nil
+		if !preempted.Saved && waits {
 			t.log.Warn("trial has to wait and has not saved; it will repeat its steps", "trial", name, "why", preempted.Why)
 		}
-		err = nil
-	case errors.As(err, &preempted):
-		t.end(launch.StopRequest{Preempt: true, Reason: preempted.Reason})
-		err = nil
+		if !waits {
+			t.preempted(name, preempted)
+		}
 	case errors.As(err, new(*launch.FailedError)), errors.As(err, new(*launch.LostSaveError)):
 		t.log.Warn("trial failed", "trial", name, "error", err)
 		err = nil
@@ -446,15 +450,9 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	at, _ := t.state.Search.Trial(name)
-	if err == nil && at.Open() && t.asked == nil {
+	if at, _ := t.state.Search.Trial(name); err == nil && at.Open() && !waits {
 		// Neither the search nor its training ended it.
-		t.asked = &launch.StopRequest{Reason: fmt.Sprintf("trial %s was asked to end", name)}
-		for other, live := range t.live {
-			if other != name {
-				live.requests <- *t.asked
-			}
-		}
+		t.endLocked(launch.StopRequest{Reason: fmt.Sprintf("trial %s was asked to end", name)})
 	}
 	if err != nil && t.failed == nil && ctx.Err() == nil {
 		t.failed = fmt.Errorf("trial %s: %w", name, err)
@@ -463,6 +461,16 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 	t.free = append(t.free, slot)
 	slices.Sort(t.free)
 	t.tell()
+}
+
+// preempted ends the search because one of its trials was preempted by other than the search.
+func (t *tuner) preempted(name string, e *launch.PreemptedError) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !e.Saved && t.unsaved == "" {
+		t.unsaved = fmt.Sprintf("trial %s: %s", name, e.Why)
+	}
+	t.endLocked(launch.StopRequest{Preempt: true, Reason: e.Reason})
 }
 
 // config returns the configuration of the launch of a trial.
@@ -479,10 +487,11 @@ func (t *tuner) config(name string, slot int) launch.Config {
 	cfg.Requests = t.live[name].requests
 	t.mu.Unlock()
 	if cfg.Output.Dir != "" {
-		cfg.Output.Dir = filepath.Join(cfg.Output.Dir, name)
+		cfg.Output.Dir = filepath.Join(cfg.Output.Dir, events.EncodeName(name))
 	}
 	cfg.Logger = t.log.With("trial", name)
-	cfg.Stdout, cfg.Stderr = marked{cfg.Stdout, name}, marked{cfg.Stderr, name}
+	out := marked{cfg.Stderr, name} // stdout has the table of the trials alone
+	cfg.Stdout, cfg.Stderr = out, out
 	return cfg
 }
 

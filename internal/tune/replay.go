@@ -82,9 +82,14 @@ func (s *Search) differs(from events.SearchAssigned, sequence uint64) string {
 	return ""
 }
 
-// Next folds the next event of the log.
+// Next folds the next event of the log. A decision is not compared: events that it does not
+// follow from were folded before it.
 func (out *Replayed) Next(run string, r events.Recorded) error {
-	return out.fold(run, []events.Recorded{r})
+	if b, ok := assignment(run, r); ok {
+		out.End = r.Sequence
+		out.Decisions = append(out.Decisions, Decision{Sequence: r.Sequence, SearchAssigned: *b})
+	}
+	return out.Search.Fold(run, r)
 }
 
 func (out *Replayed) fold(run string, list []events.Recorded) error {
