@@ -173,7 +173,7 @@ func tuneJob(ctx context.Context, std console.Streams, o runOptions, s tuneOptio
 	if err != nil {
 		return err
 	}
-	slots, err := o.divide(ctx, s.slots)
+	slots, err := o.divide(ctx, thisMachine(), s.slots)
 	if err != nil {
 		return err
 	}
@@ -202,8 +202,7 @@ type slot struct {
 }
 
 // divide divides the GPUs and cores that the workers may use among slots.
-func (o *runOptions) divide(ctx context.Context, slots int) ([]slot, error) {
-	m := thisMachine()
+func (o *runOptions) divide(ctx context.Context, m machine, slots int) ([]slot, error) {
 	var all []gpu.Device
 	if o.gpusPerWorker != "0" {
 		all, _ = m.devices(ctx) // config has reported why there are none

@@ -234,12 +234,22 @@ func (t *tuner) await(ctx context.Context, holds func() bool) error {
 	}
 }
 
-// append appends a decision of the search, however long the log does not answer.
+// errAsked reports that a decision was not made because the search was asked to end.
+var errAsked = errors.New("the search was asked to end")
+
+// append appends a decision of the search, however long the log does not answer, unless the
+// search is asked to end meanwhile: with errAsked it is unknown whether the log has it.
 func (t *tuner) append(ctx context.Context, d events.Decision, after uint64) (uint64, error) {
 	for silent := false; ; silent = true {
 		seq, err := t.st.Log.Decide(ctx, d, after)
 		if err == nil || !store.Unserved(err) || ctx.Err() != nil {
 			return seq, err
+		}
+		t.mu.Lock()
+		asked := t.asked != nil
+		t.mu.Unlock()
+		if asked {
+			return 0, errAsked
 		}
 		if !silent {
 			t.log.Warn("log does not take the search's decision; retrying", "kind", d.Kind, "error", err)
@@ -270,18 +280,21 @@ func (t *tuner) decide(ctx context.Context, wanted func(events.SearchAssigned) b
 		return false, err
 	}
 	seq, err := t.append(ctx, d, end)
+	if errors.Is(err, errAsked) {
+		return false, nil
+	}
 	if err != nil {
 		return false, fmt.Errorf("assign rung %d to trial %s: %w", next.Rung, next.Trial, err)
 	}
 	t.log.Info("trial assigned", "trial", next.Trial, "rung", next.Rung, "steps", next.Steps, "reason", next.Reason)
-	return true, t.await(ctx, func() bool { return t.state.Search.Last() >= seq })
+	return true, t.await(ctx, func() bool { return t.state.Search.Last() >= seq || t.asked != nil })
 }
 
 // judge is called with each report of a trial before its workers get their reply. A trial
 // that has reached its rung continues only if the next decision is to train it further.
 func (t *tuner) judge(ctx context.Context, name string, m *events.Metrics) *launch.StopRequest {
 	search := func() *tune.Search { return t.state.Search }
-	if t.await(ctx, func() bool { return search().Heard(name, m.Attempt, m.Iteration) }) != nil {
+	if t.await(ctx, func() bool { return search().Heard(name, m.Attempt, m.Iteration) || t.asked != nil }) != nil {
 		return nil
 	}
 	t.mu.Lock()
@@ -448,13 +461,14 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 			err = t.await(ctx, func() bool { return t.state.Search.Last() >= last })
 		}
 	}
+	// A search that was asked to end may have a log that does not answer.
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if at, _ := t.state.Search.Trial(name); err == nil && at.Open() && !waits {
 		// Neither the search nor its training ended it.
 		t.endLocked(launch.StopRequest{Reason: fmt.Sprintf("trial %s was asked to end", name)})
 	}
-	if err != nil && t.failed == nil && ctx.Err() == nil {
+	if err != nil && t.failed == nil && ctx.Err() == nil && !(t.asked != nil && store.Unserved(err)) {
 		t.failed = fmt.Errorf("trial %s: %w", name, err)
 	}
 	delete(t.live, name)
