@@ -51,8 +51,8 @@ func assigned(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// TestTunerKilled: a tuner that is killed again and again makes the decisions of one that is
-// not, and its trials have the same results.
+// TestTunerKilled: a tuner that is killed again and again makes the decisions of a tuner
+// that is not, and its trials have the same results.
 func TestTunerKilled(t *testing.T) {
 	t.Parallel()
 	kills := 5

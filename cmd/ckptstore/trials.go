@@ -23,9 +23,9 @@ A trial is running; due, if it has steps to train and no slot; paused, if it wai
 may be trained further; done, on the last rung; completed, if its workers ended before that;
 errored; or new.
 
-The command folds the log from the beginning of the search, and decides again. If a decision in
-the log is not the one that follows from the events before it, the command prints it and exits
-with code 6.`,
+The command folds the log from the beginning of the search, and computes each decision again. If a
+decision in the log does not follow from the events before it, the command prints it and exits with
+code 6.`,
 		Example: "  ckptstore trials mnist\n  ckptstore trials mnist --json",
 		RunE: func(c *cobra.Command, runs []string) error {
 			return a.read(c.Context(), func(s *store.Store) error {

@@ -146,7 +146,7 @@ func TestHandoffAsksAllAlike(t *testing.T) {
 	})
 }
 
-// Each iteration is told when the log has it. The reply has the request that was made until
+// The callback gets each iteration when the log has it. The reply has the request that was made until
 // then, and the wait is no part of a rank's time.
 func TestHandoffTells(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestHandoffTells(t *testing.T) {
 		d.stop = func() string { return stop }
 		d.told = func(_ context.Context, m *events.Metrics) {
 			if len(d.said) != m.Iteration || d.said[m.Iteration-1] != m {
-				t.Errorf("iteration %d is told, and the log has %d", m.Iteration, len(d.said))
+				t.Errorf("the callback gets iteration %d, and the log has %d", m.Iteration, len(d.said))
 			}
 			<-time.After(time.Minute)
 			if m.Step == 2 {

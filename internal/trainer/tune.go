@@ -25,7 +25,7 @@ each trial as by trainer run, --slots of them at once.
 
 Each trial is trained for --grace steps. Of the trials with a result there, the best of
 each --reduction are trained --reduction times as long, and so on up to --max-steps: these
-are the rungs. A free slot gets the best trial that may go on to the next rung, from the
+are the rungs. A free slot gets the best trial that may continue to the next rung, from the
 highest rung that has one, or else a new trial. A trial that has to wait is asked to save
 and end, as by ckptstore preempt; it continues from that checkpoint when its turn comes. A
 step is what workers report as one, and --metric is a metric of those reports.

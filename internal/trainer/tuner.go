@@ -49,7 +49,7 @@ type tuner struct {
 	unsaved string // why a trial that was preempted with all others has not saved
 }
 
-// trial is one that is trained now.
+// trial is a trial in training.
 type trial struct {
 	slot     int
 	waits    bool // it was asked to end, because it has to wait
@@ -409,8 +409,7 @@ func (t *tuner) over() bool {
 	return !more && !t.state.Search.Busy()
 }
 
-// next takes a free slot for the trial that is to be trained on it, after it has decided
-// which.
+// next decides which trial is trained next, and takes a free slot for it.
 func (t *tuner) next(ctx context.Context) (name string, slot int, ok bool, err error) {
 	for {
 		t.mu.Lock()

@@ -28,7 +28,7 @@ type Replayed struct {
 var ErrNoSearch = problem.New(problem.NotFound, "the run has no search")
 
 // Replay folds the events of a run from its search.begun on, and compares each decision
-// with the one that follows from the events up to [events.SearchAssigned].After. It returns
+// with the decision that follows from the events up to [events.SearchAssigned].After. It returns
 // [ErrNoSearch] if there is no search.begun.
 func Replay(run string, log iter.Seq2[events.Recorded, error]) (out Replayed, err error) {
 	var held []events.Recorded // that the next decision may not follow from
@@ -67,15 +67,15 @@ func Replay(run string, log iter.Seq2[events.Recorded, error]) (out Replayed, er
 	return out, out.fold(run, held)
 }
 
-// differs returns how a decision at a sequence differs from the one that follows from the
-// events that were folded; empty if it is that one.
+// differs returns how a decision at a sequence differs from the decision that follows from
+// the folded events; empty if they are equal.
 func (s *Search) differs(from events.SearchAssigned, sequence uint64) string {
 	next, ok := s.Next()
 	switch {
 	case from.After < s.last || from.After >= sequence:
 		return fmt.Sprintf("it names event %d as the last that it follows from, and comes after the decision at %d", from.After, s.last)
 	case !ok:
-		return "nothing is to be trained then"
+		return "nothing is left to train then"
 	case next.Trial != from.Trial || next.Rung != from.Rung || next.Steps != from.Steps:
 		return fmt.Sprintf("trial %s on rung %d (%d steps) follows from the events up to %d", next.Trial, next.Rung, next.Steps, from.After)
 	}

@@ -173,8 +173,8 @@ func (s *Search) reach(t *Trial) {
 	s.on[t.Rung] = append(s.on[t.Rung], entry{trial: t.Number, value: t.Value})
 }
 
-// ended folds the end of a trial. One that ends before the steps of its rung counts there
-// with its last value, as it cannot become better.
+// ended folds the end of a trial. If it completes before the steps of its rung, it counts
+// there with its last value, as it cannot become better.
 func (s *Search) ended(t *Trial, how string) {
 	if t.Ended != "" {
 		return

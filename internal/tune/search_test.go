@@ -393,8 +393,8 @@ func TestDecisionsArePaper(t *testing.T) {
 	})
 }
 
-// TestKilledTunerDecidesTheSame: with one slot, a tuner that was killed again and again
-// makes the decisions of one that was not.
+// TestKilledTunerDecidesTheSame: with one slot, a tuner that was killed many times
+// makes the decisions of a tuner that was not.
 func TestKilledTunerDecidesTheSame(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		def := definitions(t)
