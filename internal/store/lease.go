@@ -335,7 +335,7 @@ func (s *Store) StopRun(ctx context.Context, run, reason string, preempt bool) (
 // saves first. The decision is durable on return; the job acts on it later.
 func (s *Store) Stop(ctx context.Context, run, trial, reason string, preempt bool) (*RunningError, error) {
 	q := Queries{s.Views()}
-	for range collectTries {
+	for range decideTries {
 		live, err := s.LiveJob(ctx, run)
 		if err != nil {
 			return nil, err
@@ -360,7 +360,7 @@ func (s *Store) Stop(ctx context.Context, run, trial, reason string, preempt boo
 		}
 		return live, nil
 	}
-	return nil, fmt.Errorf("ask run %q to stop: other decisions came first %d times; try again", run, collectTries)
+	return nil, fmt.Errorf("ask run %q to stop: other decisions came first %d times; try again", run, decideTries)
 }
 
 // Namesake is a run with a derived name, such as train or train-2, and with checkpoints

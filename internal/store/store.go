@@ -65,6 +65,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/internal/store/place"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -144,15 +145,14 @@ type Store struct {
 	holder    *ownerRecord // nil in a store of an earlier version
 	backup    error        // [ErrBackup] if this is a backup, which is read-only
 
-	bucket  *place.Bucket // that has the data; nil: it is in a directory
-	refs    references    // of the last collection
-	locked  lockedFiles
-	opts    Options
-	cutting cutting  // of the log, while this process owns it
-	space   *gauge   // of the disk that log and data share, in a directory
-	owner   *owner   // of a directory; nil with a URL
-	study   *learner // with an owner
-	scrub   *scrubber
+	bucket    *place.Bucket     // that has the data; nil: it is in a directory
+	collected collection.Memory // of the last collection
+	opts      Options
+	cutting   cutting  // of the log, while this process owns it
+	space     *gauge   // of the disk that log and data share, in a directory
+	owner     *owner   // of a directory; nil with a URL
+	study     *learner // with an owner
+	scrub     *scrubber
 
 	term    time.Duration // of leases; 0: [leaseTerm]
 	life    context.Context

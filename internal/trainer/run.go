@@ -30,6 +30,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
 )
 
@@ -415,12 +416,12 @@ func keep(st *store.Store, run, policy string, log *slog.Logger) (func(context.C
 		return nil, err
 	}
 	return func(ctx context.Context) error {
-		out, err := st.Collect(ctx, store.CollectOptions{Runs: []string{run}, Policy: p, Apply: true})
+		out, err := st.Collect(ctx, collection.Options{Runs: []string{run}, Policy: p, Apply: true})
 		for _, c := range out.Checkpoints {
 			switch {
 			case c.Left != "":
 				log.Warn("deleted checkpoint keeps its files for now", "checkpoint", c.ID, "because", c.Left)
-			case c.Action == store.Delete:
+			case c.Action == collection.Delete:
 				log.Info("checkpoint deleted", "checkpoint", c.ID, "policy", policy, "freed", c.Freed)
 			}
 		}
