@@ -48,6 +48,13 @@ func (a *app) printSearch(board tune.Board) error {
 			fmt.Fprintf(w, "event %d assigns rung %d to trial %s, but %s\n", d.Sequence, d.Rung, d.Trial, d.Problem)
 		}
 	})
+	switch {
+	case err != nil || a.Quiet:
+	case board.Over:
+		fmt.Fprintf(a.Err, "%d decisions; nothing is left to train\n", board.Decisions)
+	default:
+		fmt.Fprintf(a.Err, "%d decisions; trials are left to train, and the same `trainer tune` continues the search\n", board.Decisions)
+	}
 	if err == nil && len(board.Differ) > 0 {
 		err = errFindings
 	}

@@ -135,7 +135,7 @@ func (s tuneOptions) definition() (d tune.Definition, err error) {
 		return d, fmt.Errorf("--search %s: %w", s.search, err)
 	}
 	if s.trials == 0 && space.Cells() == 1 {
-		return bad("--trials is missing: the search space has no grid that says how many there are")
+		return bad("--trials is missing: the search space has no grid from which their number follows")
 	}
 	if s.reduction < 2 {
 		return bad("--reduction %d: give 2 or more", s.reduction)
