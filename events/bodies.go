@@ -1,6 +1,6 @@
 package events
 
-// Bodies of the families store, log, audit, job, group, trial, report, restore and gpu.
+// Bodies of the families store, log, audit, job, group, trial, search, report, restore and gpu.
 // Attempt numbers count from 1 over all jobs of a trial. Sizes are in bytes.
 
 // StoreCreated is the first event of a store, at sequence 1.
@@ -203,6 +203,32 @@ type TrialErrored struct {
 	Message string `json:"message"`
 }
 
+// SearchBegun opens the search of a run for the best of several trials, by asynchronous
+// successive halving. It is the first decision about the run itself, of no trial. Later
+// jobs of the run continue the search as it is defined here.
+type SearchBegun struct {
+	Job       string         `json:"job"`
+	Metric    string         `json:"metric"`    // that trials are compared by
+	Mode      string         `json:"mode"`      // min or max: which values of the metric are better
+	Trials    int            `json:"trials"`    // number of trials
+	Seed      int64          `json:"seed"`      // of the random draws of configurations
+	Grace     int64          `json:"grace"`     // steps that each trial is trained
+	Reduction int            `json:"reduction"` // of this many trials on a rung, one is trained further; at least 2
+	MaxSteps  int64          `json:"max_steps"` // steps that no trial is trained beyond
+	Space     map[string]any `json:"space"`     // values or domains of the configuration, by name
+}
+
+// SearchAssigned is a decision of a search: a trial is trained until it reports a step. It
+// follows from the events up to a sequence alone.
+type SearchAssigned struct {
+	Job    string `json:"job"`
+	Trial  string `json:"trial"`
+	Rung   int    `json:"rung"`             // from 0
+	Steps  int64  `json:"steps"`            // that the rung has
+	After  uint64 `json:"after"`            // sequence of the last event that the decision follows from
+	Reason string `json:"reason,omitempty"` // why it is this trial
+}
+
 // Metrics is one iteration's report of all ranks. Values are numbers,
 // strings or booleans; non-finite numbers are the strings "NaN", "Infinity"
 // and "-Infinity". Its natural key is (attempt, iteration). In a large group, a summary
@@ -310,6 +336,8 @@ func (TrialStopRequested) Kind() Kind { return "trial.stop_requested" }
 func (TrialPaused) Kind() Kind        { return "trial.paused" }
 func (TrialCompleted) Kind() Kind     { return "trial.completed" }
 func (TrialErrored) Kind() Kind       { return "trial.errored" }
+func (SearchBegun) Kind() Kind        { return "search.begun" }
+func (SearchAssigned) Kind() Kind     { return "search.assigned" }
 func (Metrics) Kind() Kind            { return "report.metrics" }
 func (RestoreBegun) Kind() Kind       { return "restore.begun" }
 func (RestoreCompleted) Kind() Kind   { return "restore.completed" }

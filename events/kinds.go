@@ -74,6 +74,9 @@ var kinds = map[Kind]spec{
 	"trial.completed":      decision[TrialCompleted](),
 	"trial.errored":        decision[TrialErrored](),
 
+	"search.begun":    decision[SearchBegun](),
+	"search.assigned": decision[SearchAssigned](),
+
 	"report.metrics": fact[Metrics](),
 
 	"plan.local":  fact[LocalPlan](),

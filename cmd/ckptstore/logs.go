@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
@@ -24,6 +25,7 @@ import (
 // logsQuery holds the flags of `logs`.
 type logsQuery struct {
 	job      string
+	trial    string
 	attempt  int
 	rank     int
 	out, err bool
@@ -72,6 +74,7 @@ byte for byte.`,
 	}
 	f := c.Flags()
 	f.StringVar(&q.job, "job", "", "job ID, or the beginning or end of one (default: the newest job)")
+	f.StringVar(&q.trial, "trial", "", "trial of a search; its output is apart from that of the others")
 	f.IntVar(&q.attempt, "attempt", 0, "print only this attempt (default: all attempts of the job)")
 	f.IntVar(&q.rank, "rank", -1, "print only this rank (default: all)")
 	f.BoolVar(&q.out, "stdout", false, "print only standard output")
@@ -140,6 +143,9 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 		sel.Top, dir = s.Dir(), filepath.Join(s.Dir(), dir)
 	} else if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: fmt.Sprintf("it is in %s on %s, which this machine cannot access: run the command there", dir, job.Host)}
+	}
+	if q.trial != "" {
+		dir = filepath.Join(dir, events.EncodeName(q.trial))
 	}
 	var ended func(context.Context) (bool, error)
 	if q.follow {

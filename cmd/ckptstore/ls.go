@@ -147,7 +147,12 @@ func (a *app) measure(ctx context.Context, list []answer.Listed, root *data.Root
 
 func (a *app) printListing(l answer.Listing) error {
 	return console.Emit(a.Console, l, l.Checkpoints, func(w *tabwriter.Writer, wide bool) {
-		head := []any{"RUN", "CHECKPOINT", "STEP", "STATE", "RANKS", "SIZE", "COMMITTED", "CONTINUES"}
+		several := slices.ContainsFunc(l.Checkpoints, func(c answer.Listed) bool { return c.Trial != projections.DefaultTrial })
+		head := []any{"RUN"}
+		if several {
+			head = append(head, "TRIAL")
+		}
+		head = append(head, "CHECKPOINT", "STEP", "STATE", "RANKS", "SIZE", "COMMITTED", "CONTINUES")
 		if wide {
 			head = append(head, "WRITTEN", "REUSED", "SHARED", "EXCLUSIVE", "SEQUENCE", "MANIFEST", "REASON")
 		}
@@ -161,7 +166,11 @@ func (a *app) printListing(l answer.Listing) error {
 			if c.Superseded != nil && *c.Superseded && c.State == string(projections.Committed) {
 				state = "superseded"
 			}
-			cells := []any{c.Run, c.ID, c.Step, state, c.WorldSize, bytesize.Text(c.Bytes), console.When(c.CommittedAt), c.Parent}
+			cells := []any{c.Run}
+			if several {
+				cells = append(cells, c.Trial)
+			}
+			cells = append(cells, c.ID, c.Step, state, c.WorldSize, bytesize.Text(c.Bytes), console.When(c.CommittedAt), c.Parent)
 			if wide {
 				cells = append(cells, console.MaybeSize(c.Written), console.MaybeSize(c.Reused), console.MaybeSize(c.Shared), console.MaybeSize(c.Exclusive), c.Sequence, console.Short(c.Manifest), c.Reason)
 			}

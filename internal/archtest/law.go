@@ -76,6 +76,7 @@ func Repository() Law {
 			{Path: "projections", Holds: "folds and queries over ordered rows", Core: true, May: []string{"internal/problem", "events"}},
 			{Path: "internal/checkpoint", Holds: "the parts of a checkpoint, in memory and in bytes: reference, digest, layout, manifest, index, receipt, local plan", Core: true, May: []string{"internal/crc32c", "tensor"}},
 			{Path: "planner", Holds: "save and load plans, plan cache, the coordinator; `planner/retention` decides what a collection deletes", Core: true, May: []string{"internal/problem", "tensor", "events", "projections", "internal/checkpoint"}},
+			{Path: "internal/tune", Holds: "a search over trials: its space, and its decisions as a fold of the log", Core: true, May: []string{"internal/problem", "events"}},
 			{Path: "internal/refs", Holds: "which files of deleted checkpoints stay where later ones name them", Core: true, May: []string{"events"}},
 			{Path: "internal/stragglers", Holds: "which nodes are slower than the others: a rule on times of iterations and saves", Core: true, May: []string{"events"}},
 			{Path: "internal/insight", Holds: "verdicts on rows: job states, differences, metrics, reshard previews", Core: true, May: []string{"tensor", "projections", "internal/checkpoint", "planner"}},
@@ -101,7 +102,7 @@ func Repository() Law {
 			{Path: "internal/store/place", Holds: "where the data of a store lies outside of its directory: a prefix of a bucket", May: []string{"internal/problem", "internal/object", "internal/object/s3"}},
 			{Path: "internal/store/collection", Holds: "deletes the checkpoints that a policy does not keep, and removes what ended before", May: []string{"events", "events/jetlog", "projections", "planner", "internal/beneath", "internal/checkpoint", "internal/data", "internal/object", "internal/query", "internal/refs"}},
 			{Path: "internal/store", Holds: "a store: open, own, connect, collect, fork, recover, scrub, back up", May: []string{"internal/problem", "internal/redact", "internal/private", "internal/share", "internal/beneath", "internal/durable", "events", "projections", "internal/checkpoint", "planner", "internal/audit/ledger", "internal/archive", "events/jetlog", "projections/viewdb", "internal/query", "internal/object", "internal/object/local", "internal/data", "internal/foreign", "internal/claim", "internal/logpeers", "internal/store/place", "internal/store/collection"}},
-			{Path: "internal/answer", Holds: "answers about a store: what commands print with --json and the HTTP API returns", May: []string{"internal/problem", "internal/attest", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/insight", "internal/query", "internal/object", "internal/data", "internal/store", "internal/store/collection"}},
+			{Path: "internal/answer", Holds: "answers about a store: what commands print with --json and the HTTP API returns", May: []string{"internal/problem", "internal/attest", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/tune", "internal/insight", "internal/query", "internal/object", "internal/data", "internal/store", "internal/store/collection"}},
 			{Path: "internal/api", Holds: "the HTTP API of a store: documents, pages, streams, decisions, users; alone imports huma", May: []string{"internal/problem", "internal/httpkit", "internal/private", "events", "projections", "planner", "internal/insight", "internal/query", "internal/object", "internal/store", "internal/answer"}},
 			{Path: "internal/observe", Holds: "the state of a store for a monitoring system: metrics, health, readiness", May: []string{"internal/query", "projections", "internal/insight", "internal/store"}},
 			{Path: "internal/collective", Holds: "collectives on objects", NoDeps: true},
@@ -140,7 +141,7 @@ func Repository() Law {
 			{Path: "client/collective", Holds: "object collectives for a Go worker", NoDeps: true, May: []string{"internal/collective", "client"}},
 			{Path: "client/rpc", Holds: "the RPC registry and agents for a Go worker", NoDeps: true, May: []string{"internal/rpc", "client", "client/collective"}},
 			{Path: "internal/doctor", Holds: "`trainer doctor`: problems of this machine that would hurt a job", May: []string{"internal/bytesize", "internal/problem", "internal/terminal", "gpu", "internal/session/shm", "internal/launch", "internal/console"}},
-			{Path: "internal/trainer", Holds: "the program trainer: parse, start, report", May: []string{"internal/problem", "internal/problem/system", "internal/backstop", "internal/container", "internal/redact", "internal/terminal", "events", "projections", "internal/checkpoint", "planner", "events/jetlog", "internal/query", "internal/data", "internal/store", "internal/store/collection", "gpu", "internal/session/shm", "internal/session/staging", "internal/session", "internal/launch/backend", "internal/launch/logs", "internal/launch/process", "internal/launch", "internal/launches", "internal/services", "internal/console", "internal/slurm", "internal/demo", "internal/doctor", "internal/nodes", "internal/logpeers", "internal/api", "internal/page", "internal/observe"}},
+			{Path: "internal/trainer", Holds: "the program trainer: parse, start, report", May: []string{"internal/problem", "internal/problem/system", "internal/backstop", "internal/container", "internal/redact", "internal/terminal", "events", "projections", "internal/checkpoint", "planner", "internal/tune", "events/jetlog", "internal/query", "internal/data", "internal/store", "internal/store/collection", "internal/answer", "gpu", "internal/session/shm", "internal/session/staging", "internal/session", "internal/launch/backend", "internal/launch/logs", "internal/launch/process", "internal/launch", "internal/launches", "internal/services", "internal/console", "internal/slurm", "internal/demo", "internal/doctor", "internal/nodes", "internal/logpeers", "internal/api", "internal/page", "internal/observe"}},
 			{Path: "trainer", Holds: "a trainer of your own: `Main` with a backend, hooks and a storage", May: []string{"internal/checkpoint", "internal/data", "internal/launch/backend", "internal/trainer"}},
 			{Path: "internal/natstest", Holds: "a NATS server and client for tests"},
 			{Path: "internal/testbed/ethernet", Holds: "a switch in user space with slow, lossy and silent cables", NoDeps: true},
@@ -185,7 +186,7 @@ func Repository() Law {
 			{"internal/problem/system/system.go", "the whole room"},
 			{"internal/testbed/doc.go", "the page of a large room"},
 		},
-		Public: 705,
+		Public: 709,
 	}
 }
 

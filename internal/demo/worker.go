@@ -89,6 +89,15 @@ func trainDigits(ctx context.Context, o workerOptions) error {
 		defer func() { r.waited += time.Since(began) }()
 		return g.AllGatherBytes(ctx, own)
 	})
+	rate, err := hyper(c.Config, "learning_rate", digits.LearningRate)
+	if err != nil {
+		return err
+	}
+	noise, err := hyper(c.Config, "noise", digits.Noise)
+	if err != nil {
+		return err
+	}
+	r.model.Set(rate, noise)
 	if c.Resume != "" {
 		if err := r.restore(ctx); err != nil {
 			return err
@@ -104,6 +113,18 @@ func trainDigits(ctx context.Context, o workerOptions) error {
 		return last.Wait(ctx, client.Committed)
 	}
 	return nil
+}
+
+// hyper returns a number of the trial's configuration.
+func hyper(config map[string]any, name string, otherwise float32) (float32, error) {
+	switch v := config[name].(type) {
+	case nil:
+		return otherwise, nil
+	case float64:
+		return float32(v), nil
+	default:
+		return 0, fmt.Errorf("configuration %s is %v: want a number", name, v)
+	}
 }
 
 // step trains, reports and, when due, saves. It returns the newest save.

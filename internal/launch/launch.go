@@ -31,6 +31,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
@@ -116,7 +117,14 @@ type Config struct {
 	Deadline     time.Time
 	PreemptGrace time.Duration // from a preemption until the workers get SIGTERM; default 2 min
 	Launch       Launch        // recorded in the log, so that the job can be launched again
-	Output       Output        // where the workers' output is kept
+	// Shared is set if other trials of the run are trained by the same job at the same
+	// time. The caller then records the start and the end of the job.
+	Shared bool
+	// Judge is called with each report of all ranks that the log has. A request that it
+	// returns is in the reply to that report. It may block until ctx, which ends with the
+	// attempt; nil: it is not called.
+	Judge  func(ctx context.Context, m *events.Metrics) *StopRequest
+	Output Output // where the workers' output is kept
 
 	Stdout, Stderr io.Writer       // of the workers, line by line
 	ExitCode       func(error) int // of the trainer, for job.ended; default 0 or 1

@@ -40,9 +40,10 @@ type handoff struct {
 	over     chan struct{}   // closed when reports are no longer taken
 	why      error           // set before over is closed
 
-	stop func() string     // request to all ranks of an iteration: stop, save and stop, or none
-	step atomic.Int64      // of the newest iteration; -1 before the first
-	slow *stragglers.Watch // nil: the nodes are not compared
+	told func(context.Context, *events.Metrics) // of each iteration, before stop; nil: not called
+	stop func() string                          // request to all ranks of an iteration: stop, save and stop, or none
+	step atomic.Int64                           // of the newest iteration; -1 before the first
+	slow *stragglers.Watch                      // nil: the nodes are not compared
 
 	began time.Time
 }
@@ -152,12 +153,17 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		if err != nil || got == nil {
 			return iterations, err
 		}
-		err = h.reports.add(ctx, h.merge(iterations+1, got, got[0].at.Sub(last)), h.slower(got)...)
+		m := h.merge(iterations+1, got, got[0].at.Sub(last))
+		err = h.reports.add(ctx, m, h.slower(got)...)
 		last = h.now()
 		h.leave(got)
 		stop := ""
 		if err == nil {
 			h.step.Store(got[0].Step)
+			if h.told != nil {
+				h.told(ctx, m)
+				last = h.now() // the wait is no part of the ranks' next iteration
+			}
 			stop = h.stop() // called once, so that the ranks agree on the iteration
 		}
 		for _, d := range got {

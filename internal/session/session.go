@@ -198,7 +198,7 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	}
 	g.loader = j.newLoader(g)
 	g.handoff = newHandoff(a.Number, world, cfg.Collective, cfg.Now, j.writer.measured)
-	g.handoff.store, g.handoff.reports.log = j.store, j.log
+	g.handoff.store, g.handoff.reports.log, g.handoff.told = j.store, j.log, cfg.Reported
 	if a.Peer == nil && len(cfg.Nodes) > 1 {
 		g.handoff.slow = stragglers.New(cfg.Job, a.Number, cfg.Nodes, a.index)
 	}

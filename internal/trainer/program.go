@@ -3,6 +3,7 @@
 //
 //	program.go      the program and its exit codes
 //	run.go          trainer run: a job in a store
+//	tune.go         trainer tune: the flags of a search; tuner.go the search
 //	config.go       a job's flags, as a configuration
 //	backend.go      workers and GPUs
 //	torchrun.go     torchrun's flags, supervision.go those of hangs and ends
@@ -85,7 +86,7 @@ func run(ctx context.Context, p Parts, args []string, stdin io.Reader, stdout, s
 		Version: console.Version(release),
 	}
 	console.Program(root, args, stdout, stderr)
-	root.AddCommand(runCommand(std, signals, p), demo.Command(std, runDemoJob), guardCommand(std, signals), demo.WorkerCommand(signals.leave))
+	root.AddCommand(runCommand(std, signals, p), tuneCommand(std, signals, p), demo.Command(std, runDemoJob), guardCommand(std, signals), demo.WorkerCommand(signals.leave))
 	root.AddCommand(doctor.Command(stdout, envOr("CKPTSTORE_STORE", "ckpts"), gpu.Inspect))
 	executed, err := root.ExecuteContextC(ctx)
 	// The error may report only that the context ended, not why.

@@ -166,16 +166,23 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.store, "store", envOr("CKPTSTORE_STORE", "ckpts"), "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
-	f.StringVar(&o.name, "name", "", "name of the run; a job of the same name continues it (default: made from the command)")
-	o.torchrunOptions.flags(f)
+	o.groupFlags(f)
 	o.nodesOptions.flags(f)
-	o.backendOptions.flags(f)
-	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
-	f.StringSliceVar(&o.preload, "preload", nil, "Python modules, such as torch, that a process in reserve for each rank imports in advance: a group that restarts does not wait for it. For commands that are a Python script or module")
 	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
 	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see ckptstore gc --help)")
 	f.StringVar(&o.annotate, "annotate-pod", "", "in Kubernetes: after each commit, set the annotation "+lastCommit+" of this pod, which has this NAME")
+	o.web.Flags(f, "")
+	return c
+}
+
+// groupFlags adds the flags of a group of workers on one node.
+func (o *runOptions) groupFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.store, "store", envOr("CKPTSTORE_STORE", "ckpts"), "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
+	f.StringVar(&o.name, "name", "", "name of the run; a job of the same name continues it (default: made from the command)")
+	o.torchrunOptions.flags(f)
+	o.backendOptions.flags(f)
+	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
+	f.StringSliceVar(&o.preload, "preload", nil, "Python modules, such as torch, that a process in reserve for each rank imports in advance: a group that restarts does not wait for it. For commands that are a Python script or module")
 	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "compare replicas in every save (samples above 1 MiB), and abort a save in which they differ (default: compare in the first save, and warn)")
 	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
 	f.StringVar(&o.stagingMemory, "staging-memory", "", "maximum shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
@@ -190,14 +197,12 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 	o.supervisionOptions.flags(f)
 	o.hangOptions.flags(f)
 	o.logsOptions.flags(f)
-	o.web.Flags(f, "")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "log warnings and errors only")
 	// torchrun spells flags with "-" or "_".
 	f.SetInterspersed(false)
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	return c
 }
 
 func envOr(name, otherwise string) string {
@@ -209,21 +214,10 @@ func envOr(name, otherwise string) string {
 
 func runJob(ctx context.Context, std console.Streams, o runOptions, args []string) (err error) {
 	log := newLogger(std.Err, o.quiet)
-	cfg, err := o.config(ctx, args, log)
+	cfg, err := o.prepare(ctx, std, args, log)
 	if err != nil {
 		return err
 	}
-	if err := o.launch(&cfg); err != nil {
-		return err
-	}
-	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
-	o.signals.ofJob(cfg)
-	if hidden := redact.Marked(append(cfg.Redact.Args(cfg.Launch.Flags), cfg.Redact.Args(cfg.Command)...)); len(hidden) > 0 {
-		log.Info("secrets are redacted in the log; ckptstore continue will refuse this command", "arguments", hidden)
-	}
-	cfg.Backends, cfg.InitHook = o.parts.Backends, o.parts.InitHook
-	cfg.Driver, cfg.Quiet = gpu.System{}, o.quiet
-	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.Out}, &lines{to: std.Err}
 	where, err := o.placed(os.Getenv)
 	if err != nil {
 		return err
@@ -242,6 +236,26 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 	return o.opened(ctx, cfg, store.Options{Location: o.store, Patience: o.wait, Logger: log}, func(ctx context.Context, st *store.Store, cfg launch.Config) error {
 		return runOn(ctx, st, cfg, o.parts.Storage)
 	})
+}
+
+// prepare returns the configuration of a job whose store is not open yet.
+func (o runOptions) prepare(ctx context.Context, std console.Streams, args []string, log *slog.Logger) (launch.Config, error) {
+	cfg, err := o.config(ctx, args, log)
+	if err != nil {
+		return cfg, err
+	}
+	if err := o.launch(&cfg); err != nil {
+		return cfg, err
+	}
+	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
+	o.signals.ofJob(cfg)
+	if hidden := redact.Marked(append(cfg.Redact.Args(cfg.Launch.Flags), cfg.Redact.Args(cfg.Command)...)); len(hidden) > 0 {
+		log.Info("secrets are redacted in the log; ckptstore continue will refuse this command", "arguments", hidden)
+	}
+	cfg.Backends, cfg.InitHook = o.parts.Backends, o.parts.InitHook
+	cfg.Driver, cfg.Quiet = gpu.System{}, o.quiet
+	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.Out}, &lines{to: std.Err}
+	return cfg, nil
 }
 
 // opened opens the store of a job and calls run with it.
