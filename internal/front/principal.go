@@ -20,6 +20,7 @@ import (
 // Principal is the identity of a client, as the owner names it:
 //
 //	token        it has shown the token, which several may have
+//	user:alice   it has shown a token of this user
 //	cert:alice   it has shown a certificate of this name
 //	uid:1000     it is a process of this user
 type Principal struct {
@@ -123,10 +124,14 @@ func (s *session) greet() error {
 	if err != nil {
 		return err
 	}
-	if !s.door.admits(c.Token) {
+	user, known := s.ofToken(c.Token)
+	if !known && !s.door.admits(c.Token) {
 		return errAuthorization
 	}
 	switch {
+	case known:
+		s.principal = Principal{Name: "user:" + user.Name, Personal: true}
+		s.door.Grant, s.judge.grant = user.Grant, user.Grant
 	case s.door.TLS != nil && s.door.TLS.ClientAuth == tls.RequireAndVerifyClientCert && !certified:
 		return errAuthorization
 	case s.principal.Name == "" && s.door.Token != "":
