@@ -21,7 +21,7 @@ import (
 )
 
 // UsersFile are the users of a file for [ReadUsers], as it is now: a change counts from the
-// next call of [UsersFile.Of]. While the file cannot be read, nobody is known. Its methods
+// next call of [UsersFile.Of]. While the file cannot be read, no user is known. Its methods
 // may be called concurrently.
 type UsersFile struct {
 	path string

@@ -11,7 +11,7 @@ import (
 )
 
 // TestTokens issues and revokes tokens in a file that a server has open: each change counts
-// at once, other lines stay, and nobody is known while the file cannot be read.
+// at once, other lines stay, and no user is known while the file cannot be read.
 func TestTokens(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "users")

@@ -163,7 +163,7 @@ func (s *session) sayInfo() error {
 		delete(info, not)
 	}
 	info["max_payload"] = s.f.limits.Payload
-	info["auth_required"] = s.door.Token != ""
+	info["auth_required"] = s.door.Token != "" || s.door.Clients != nil
 	info["tls_required"] = s.door.TLS != nil
 	text, err := json.Marshal(info)
 	if err != nil {
