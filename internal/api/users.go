@@ -82,8 +82,8 @@ func (u Users) Of(digest [sha256.Size]byte) (User, bool) {
 var userName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
 // ReadUsers reads a file of users: NAME ROLE SHA256 in each line, the digest of the token in
-// hexadecimal. A user with several tokens has several lines. Empty lines and lines that begin with # are left out. Only this user may be able
-// to read the file.
+// hexadecimal. A user with several tokens has several lines. Empty lines and lines that
+// begin with # are left out. Only this user may be able to read the file.
 func ReadUsers(path string) (Users, error) {
 	users, err := readUsers(path)
 	if err == nil && len(users) == 0 {

@@ -129,11 +129,11 @@ func (s *session) greet() error {
 		return errAuthorization
 	}
 	switch {
+	case s.door.TLS != nil && s.door.TLS.ClientAuth == tls.RequireAndVerifyClientCert && !certified:
+		return errAuthorization
 	case known:
 		s.principal = Principal{Name: "user:" + user.Name, Personal: true}
 		s.door.Grant, s.judge.grant = user.Grant, user.Grant
-	case s.door.TLS != nil && s.door.TLS.ClientAuth == tls.RequireAndVerifyClientCert && !certified:
-		return errAuthorization
 	case s.principal.Name == "" && s.door.Token != "":
 		s.principal = byToken
 	case s.principal.Name == "":
