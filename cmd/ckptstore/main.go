@@ -102,7 +102,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.uiCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.backupCommand(), a.restoreCommand(), a.recoverCommand(),
 		a.gcCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), bench.Command(a.Console, a.with), bench.GuardCommand())
-	root.AddCommand(a.jobsCommand(), a.trialsCommand(), a.nodesCommand(), a.logCopiesCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand(), a.auditCommand(), slurm.Command(a.Console))
+	root.AddCommand(a.jobsCommand(), a.trialsCommand(), a.nodesCommand(), a.logCopiesCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand(), a.accessCommand(), a.auditCommand(), slurm.Command(a.Console))
 	executed, err := root.ExecuteContextC(ctx)
 	interrupted := ctx.Err() != nil
 	err = errors.Join(err, out.Flush())

@@ -11,7 +11,7 @@ import (
 
 // A store begins a new origin, with a new key, where the old one cannot continue: after a
 // backup was restored whose key has signed later events, after the log was lost and made
-// of the receipts, or because the key is to be replaced. The first audit.sealed of the new
+// of the receipts, or because the key is replaced. The first audit.sealed of the new
 // origin quotes the newest known note of the old one, so that a reader who has a note of
 // the old log can tell what became of it:
 //
@@ -87,7 +87,7 @@ func beginnings(items []Item, now Head) (out []Beginning, err error) {
 			return nil, err
 		}
 		if b.Origin != origin || leaf.Sequence >= before {
-			return nil, fmt.Errorf("%w: event %d begins the origin %s, want the one that began %s", ErrTampered, leaf.Sequence, b.Origin, origin)
+			return nil, fmt.Errorf("%w: event %d begins the origin %s, want the decision that began %s", ErrTampered, leaf.Sequence, b.Origin, origin)
 		}
 		out = append(out, b)
 		origin, before = b.Quoted.Origin, leaf.Sequence

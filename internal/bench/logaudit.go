@@ -28,7 +28,7 @@ type auditBench struct {
 // headWithin is how long a round waits for the evidence.
 const headWithin = time.Minute
 
-// runAudit compares a log with one that keeps evidence. The two are separate, so that the
+// runAudit compares a log with another, which keeps evidence. The two are separate, so that the
 // evidence of one round is no work of the next.
 func (b *logBench) runAudit(ctx context.Context, dir string) error {
 	plain, audited := filepath.Join(dir, "plain"), filepath.Join(dir, "audited")

@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -758,8 +759,8 @@ func TestSetWitnesses(t *testing.T) {
 			t.Fatal(rerr)
 		}
 		if test.want != "" {
-			if err == nil || !strings.Contains(err.Error(), test.want) || now != had {
-				t.Errorf("%q: %v, want %q; changed: %v", test.policy, err, test.want, now != had)
+			if err == nil || !strings.Contains(err.Error(), test.want) || !reflect.DeepEqual(now, had) {
+				t.Errorf("%q: %v, want %q; changed: %v", test.policy, err, test.want, !reflect.DeepEqual(now, had))
 			}
 			continue
 		}
@@ -773,7 +774,7 @@ func TestSetWitnesses(t *testing.T) {
 				answered++
 			}
 		}
-		if err != nil || now != want || answered != 1 {
+		if err != nil || !reflect.DeepEqual(now, want) || answered != 1 {
 			t.Errorf("%q: %+v, %v: %+v, want %+v", test.policy, states, err, now, want)
 		}
 	}
