@@ -37,9 +37,14 @@ const (
 // The text becomes part of the pod's state, which more people may read than the
 // container's output: the caller removes secrets.
 func LeaveCause(getenv func(string) string, text, output string) error {
+	return leaveCause(getenv, defaultCause, text, output)
+}
+
+// leaveCause is [LeaveCause] with the file of a pod.
+func leaveCause(getenv func(string) string, ofPod, text, output string) error {
 	path, named := getenv(EnvCause), true
 	if path == "" {
-		path, named = defaultCause, false
+		path, named = ofPod, false
 	}
 	if path == None || !named && getenv(EnvService) == "" {
 		return nil

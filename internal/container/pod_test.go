@@ -1,11 +1,15 @@
 package container
 
 import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -13,7 +17,44 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
+
+// Without the variable, the file of a pod is written in Kubernetes only, and need not exist.
+func TestCauseOfPod(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "termination-log")
+	for _, c := range []struct{ service, want string }{{"", ""}, {"10.96.0.1", "why"}} {
+		getenv := func(name string) string { return map[string]string{EnvService: c.service}[name] }
+		if err := leaveCause(getenv, file+".absent", "why", ""); err != nil {
+			t.Errorf("in %q without the file: %v", c.service, err)
+		}
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := leaveCause(getenv, file, "why", ""); err != nil {
+			t.Error(err)
+		}
+		if got, err := os.ReadFile(file); err != nil || string(got) != c.want {
+			t.Errorf("in %q: the file has %q (%v), want %q", c.service, got, err, c.want)
+		}
+	}
+}
+
+// foreignAuthority returns the certificate of an authority that has signed nothing.
+func foreignAuthority(t *testing.T) string {
+	t.Helper()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, NotAfter: time.Now().Add(time.Hour)}
+	certificate, err := x509.CreateCertificate(rand.Reader, made, made, public, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}))
+}
 
 // An annotation is a merge patch of the pod, with the credentials that the pod has at that
 // time.
@@ -75,6 +116,10 @@ func TestAnnotate(t *testing.T) {
 	write("ca.crt", "no certificate")
 	if err := pod.Annotate(t.Context(), nil); err == nil || got.token != "" {
 		t.Errorf("without an authority: %v, %v", err, got)
+	}
+	write("ca.crt", foreignAuthority(t))
+	if err := pod.Annotate(t.Context(), nil); err == nil || got.token != "" || !strings.Contains(err.Error(), "unknown authority") {
+		t.Errorf("with another authority: %v, %v", err, got)
 	}
 	delete(env, EnvService)
 	if _, err := podOf("bert-0", dir, getenv); err == nil || !strings.Contains(err.Error(), "no pod") {

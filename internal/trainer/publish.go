@@ -14,7 +14,7 @@ import (
 )
 
 // lastCommit is the annotation of a pod for the newest commit of its run. A scheduler that
-// has to preempt a pod can choose the one that loses least.
+// has to preempt a pod can choose the pod that loses least.
 const lastCommit = "ckptstore/last-commit"
 
 // commit is the value of the annotation.
