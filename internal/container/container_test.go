@@ -77,8 +77,10 @@ func contained(t *testing.T, role string, env ...string) (cmd *exec.Cmd, out io.
 	// The shell mounts the namespace's own /proc and becomes the program.
 	cmd = exec.CommandContext(t.Context(), "sh", "-c", `mount -t proc proc /proc && exec "$0"`, os.Args[0])
 	cmd.Env = append(append(os.Environ(), envRole+"="+role), env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{Size: 1, HostID: os.Getuid()}}, GidMappings: []syscall.SysProcIDMap{{Size: 1, HostID: os.Getgid()}}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{Size: 1, HostID: os.Getuid()}}, GidMappings: []syscall.SysProcIDMap{{Size: 1, HostID: os.Getgid()}},
+	}
 	stderr = &bytes.Buffer{}
 	cmd.Stderr = stderr
 	out, err := cmd.StdoutPipe()
