@@ -1,4 +1,4 @@
-"""Trainings under a real Ray Train whose ranks and raylets are killed end as one that was not."""
+"""Trainings under a real Ray Train whose ranks and raylets are killed end with the weights of an undisturbed training."""
 
 from __future__ import annotations
 
