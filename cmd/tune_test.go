@@ -82,6 +82,7 @@ func TestTunerKilled(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
+		var err error
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
 		select {
@@ -93,12 +94,12 @@ func TestTunerKilled(t *testing.T) {
 		select {
 		case <-wait.C:
 			_ = cmd.Process.Kill() // it may have ended
-			<-ended
-		case <-ended:
+			err = <-ended
+		case err = <-ended:
 		}
 		if diedOf(cmd) != syscall.SIGKILL {
-			if killed == 0 {
-				t.Fatalf("the search ended before it was killed\n%s", out.String())
+			if err != nil || killed == 0 {
+				t.Fatalf("the search ended after %d kills: %v\n%s", killed, err, out.String())
 			}
 			break
 		}
