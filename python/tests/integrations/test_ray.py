@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Trainings under a real Ray Train whose ranks and raylets are killed end as an unharmed training."""
-=======
 """Trainings under a real Ray Train whose ranks and raylets are killed end with the weights of an undisturbed training."""
->>>>>>> ray
 
 from __future__ import annotations
 
