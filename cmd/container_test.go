@@ -3,6 +3,7 @@ package cmd_test
 import (
 	"context"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -63,8 +64,8 @@ func TestTrainerIsFirst(t *testing.T) {
 	go func() { done <- cmd.Wait() }()
 	for signaled := false; ; {
 		select {
-		case <-done:
-			if code := cmd.ProcessState.ExitCode(); code != 75 || !strings.Contains(saved.String(), "preempted (told to stop by SIGTERM)") {
+		case err := <-done:
+			if code := cmd.ProcessState.ExitCode(); !errors.As(err, new(*exec.ExitError)) || code != 75 || !strings.Contains(saved.String(), "preempted (told to stop by SIGTERM)") {
 				t.Errorf("exit code %d, want 75\n%s", code, saved.String())
 			}
 			return

@@ -62,7 +62,7 @@ func (a *app) issueCommand(file *string) *cobra.Command {
 		Long: `Make a token for the user NAME and print it. The user sets it as $CKPTSTORE_STORE_TOKEN, or
 puts it into a file for $CKPTSTORE_STORE_TOKEN_FILE. A user can have several tokens.`,
 		Example: "  ckptstore access issue ada --users users --role operator > ada.token",
-		RunE: func(_ *cobra.Command, names []string) error {
+		RunE: func(c *cobra.Command, names []string) error {
 			if err := users(*file); err != nil {
 				return err
 			}
@@ -70,7 +70,7 @@ puts it into a file for $CKPTSTORE_STORE_TOKEN_FILE. A user can have several tok
 				if r.String() != role {
 					continue
 				}
-				token, err := api.IssueToken(*file, names[0], r)
+				token, err := api.IssueToken(c.Context(), *file, names[0], r)
 				if err != nil {
 					return err
 				}
@@ -116,11 +116,11 @@ func (a *app) accessListCommand(file *string) *cobra.Command {
 func (a *app) revokeCommand(file *string) *cobra.Command {
 	return &cobra.Command{
 		Use: "revoke NAME --users FILE", Short: "Revoke all tokens of a user", Args: console.Args(cobra.ExactArgs(1)),
-		RunE: func(_ *cobra.Command, names []string) error {
+		RunE: func(c *cobra.Command, names []string) error {
 			if err := users(*file); err != nil {
 				return err
 			}
-			n, err := api.RevokeTokens(*file, names[0])
+			n, err := api.RevokeTokens(c.Context(), *file, names[0])
 			if err != nil {
 				return err
 			}

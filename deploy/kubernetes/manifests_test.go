@@ -207,7 +207,7 @@ func TestJobs(t *testing.T) {
 				for _, r := range job.PodFailurePolicy.Rules {
 					rule := string(r.Action)
 					if r.OnExitCodes != nil {
-						rule += fmt.Sprint(" ", *r.OnExitCodes.ContainerName == c.Name, r.OnExitCodes.Operator, r.OnExitCodes.Values)
+						rule += fmt.Sprintf(" %v %s %v", *r.OnExitCodes.ContainerName == c.Name, r.OnExitCodes.Operator, r.OnExitCodes.Values)
 					}
 					for _, p := range r.OnPodConditions {
 						rule += fmt.Sprint(" ", p.Type, "=", p.Status)

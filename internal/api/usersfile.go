@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -87,7 +88,7 @@ func (b both) Of(digest [sha256.Size]byte) (u User, ok bool) {
 
 // IssueToken adds a token for a user to a file, which it makes if there is none, and returns
 // the token. The file keeps only the digest.
-func IssueToken(path, name string, role Role) (token string, err error) {
+func IssueToken(ctx context.Context, path, name string, role Role) (token string, err error) {
 	random := make([]byte, 32)
 	_, _ = rand.Read(random) // never fails
 	token = hex.EncodeToString(random)
@@ -96,7 +97,7 @@ func IssueToken(path, name string, role Role) (token string, err error) {
 	if _, err := parseUser(strings.TrimSpace(line)); err != nil {
 		return "", problem.Errorf(problem.Invalid, "issue a token: %w", err)
 	}
-	err = changeUsers(path, func(lines [][]byte) ([][]byte, error) {
+	err = changeUsers(ctx, path, func(lines [][]byte) ([][]byte, error) {
 		users, err := parseUsers(lines)
 		for _, u := range users {
 			if u.Name == name && u.Role != role {
@@ -112,8 +113,8 @@ func IssueToken(path, name string, role Role) (token string, err error) {
 }
 
 // RevokeTokens removes all tokens of a user from a file, and returns how many there were.
-func RevokeTokens(path, name string) (n int, err error) {
-	err = changeUsers(path, func(lines [][]byte) (kept [][]byte, err error) {
+func RevokeTokens(ctx context.Context, path, name string) (n int, err error) {
+	err = changeUsers(ctx, path, func(lines [][]byte) (kept [][]byte, err error) {
 		for _, line := range lines {
 			if fields := strings.Fields(string(line)); len(fields) > 0 && fields[0] == name {
 				n++
@@ -149,21 +150,26 @@ func parseUsers(lines [][]byte) (users Users, err error) {
 const lockWithin = 10 * time.Second
 
 // changeUsers replaces a file of users. Only one process at a time changes it.
-func changeUsers(path string, change func(lines [][]byte) ([][]byte, error)) (err error) {
+func changeUsers(ctx context.Context, path string, change func(lines [][]byte) ([][]byte, error)) (err error) {
 	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	for end := time.Now().Add(lockWithin); ; {
+	ctx, cancel := context.WithTimeout(ctx, lockWithin)
+	defer cancel()
+	for {
 		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) {
+		if !errors.Is(err, unix.EWOULDBLOCK) || ctx.Err() != nil {
 			return fmt.Errorf("lock %s.lock: %w", path, err)
 		}
-		time.Sleep(10 * time.Millisecond)
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+		}
 	}
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

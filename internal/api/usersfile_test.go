@@ -15,7 +15,7 @@ import (
 func TestTokens(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "users")
-	first, err := IssueToken(path, "ada", Operator)
+	first, err := IssueToken(t.Context(), path, "ada", Operator)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,18 +32,18 @@ func TestTokens(t *testing.T) {
 		}
 	}
 	knows(first, "ada", Operator)
-	second, err := IssueToken(path, "ada", Operator)
+	second, err := IssueToken(t.Context(), path, "ada", Operator)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rosa, err := IssueToken(path, "rosa", Reader)
+	rosa, err := IssueToken(t.Context(), path, "rosa", Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := IssueToken(path, "rosa", Admin); err == nil || !strings.Contains(err.Error(), "revoke that first") {
+	if _, err := IssueToken(t.Context(), path, "rosa", Admin); err == nil || !strings.Contains(err.Error(), "revoke that first") {
 		t.Errorf("another role: %v", err)
 	}
-	if _, err := IssueToken(path, "a b", Reader); err == nil {
+	if _, err := IssueToken(t.Context(), path, "a b", Reader); err == nil {
 		t.Error("a name of two words")
 	}
 	knows(second, "ada", Operator)
@@ -52,13 +52,13 @@ func TestTokens(t *testing.T) {
 	if err != nil || strings.Contains(string(text), rosa) {
 		t.Errorf("the file has the token: %s, %v", text, err)
 	}
-	if n, err := RevokeTokens(path, "ada"); err != nil || n != 2 {
+	if n, err := RevokeTokens(t.Context(), path, "ada"); err != nil || n != 2 {
 		t.Errorf("revoked %d, %v", n, err)
 	}
 	knows(first, "", 0)
 	knows(second, "", 0)
 	knows(rosa, "rosa", Reader)
-	if _, err := RevokeTokens(path, "ada"); err == nil {
+	if _, err := RevokeTokens(t.Context(), path, "ada"); err == nil {
 		t.Error("revoked again")
 	}
 	if err := os.Chmod(path, 0o644); err != nil {
@@ -73,11 +73,11 @@ func TestTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	knows(rosa, "rosa", Reader)
-	if n, err := RevokeTokens(path, "rosa"); err != nil || n != 1 {
+	if n, err := RevokeTokens(t.Context(), path, "rosa"); err != nil || n != 1 {
 		t.Errorf("revoked %d, %v", n, err)
 	}
 	knows(rosa, "", 0)
-	again, err := IssueToken(path, "rosa", Admin)
+	again, err := IssueToken(t.Context(), path, "rosa", Admin)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -90,6 +90,8 @@ func TestTrialOfAJobDies(t *testing.T) {
 		t.Errorf("processes after the death of one trial: %q\n%s", left, log)
 	}
 	cancel()
-	<-done
+	if err := <-done; err == nil {
+		t.Error("the trial that lives ended without an error")
+	}
 	wantNobody(t, base.Job)
 }
