@@ -167,6 +167,13 @@ func (l *lab) step(faults bool) {
 		case 5: // a report of a group that was replaced
 			l.append(name, &events.Metrics{Attempt: l.tries[name] - 1, Iteration: 1, Step: l.def.MaxSteps, Metrics: map[string]any{"loss": -1e9}})
 			return
+		case 7: // a report of a trial that has its result on the rung
+			for _, t := range l.search.Assigned() {
+				if t.Reached && t.Ended == "" {
+					l.append(t.Name, &events.Metrics{Attempt: l.tries[t.Name], Iteration: 2000, Step: l.def.MaxSteps, Metrics: map[string]any{"loss": -1e9}})
+					return
+				}
+			}
 		case 6: // a trial of another name
 			l.append("main", &events.Metrics{Attempt: 1, Iteration: 1, Step: l.def.MaxSteps, Metrics: map[string]any{"loss": -1e9}})
 			return
