@@ -89,6 +89,9 @@ func (b both) Of(digest [sha256.Size]byte) (u User, ok bool) {
 // IssueToken adds a token for a user to a file, which it makes if there is none, and returns
 // the token. The file keeps only the digest.
 func IssueToken(ctx context.Context, path, name string, role Role) (token string, err error) {
+	if len(strings.Fields(name)) != 1 || name != strings.TrimSpace(name) {
+		return "", problem.Errorf(problem.Invalid, "issue a token: %q is no name of a user: want one word", name)
+	}
 	random := make([]byte, 32)
 	_, _ = rand.Read(random) // never fails
 	token = hex.EncodeToString(random)
