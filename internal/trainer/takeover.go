@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -163,26 +165,41 @@ func (o runOptions) succeed(ctx context.Context, cfg launch.Config, n placement,
 	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
 }
 
-// open opens the store of a job. Until --wait has passed, it waits for the name of the store's
-// server to be known: in a container, names may be unknown at first. A node waits for a majority of the log's copies for as long as a
+// awaitName waits until the name of a server of the store is known, for --wait at most: in a
+// container, names may be unknown at first. Opening the store reports what is wrong then.
+func (o runOptions) awaitName(ctx context.Context, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, o.wait)
+	defer cancel()
+	for warned := false; store.IsURL(o.store); warned = true {
+		var unknown error
+		for server := range strings.SplitSeq(o.store, ",") {
+			u, err := url.Parse(server)
+			if err != nil {
+				return
+			}
+			if _, err = net.DefaultResolver.LookupHost(ctx, u.Hostname()); err == nil {
+				return
+			}
+			unknown = err
+		}
+		if !warned {
+			log.Warn("name of the store's server is unknown; waiting for it", "at_most", o.wait, "error", unknown)
+		}
+		select {
+		case <-time.After(succeedPoll):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// open opens the store of a job, when the name of its server is known. A node waits for a majority of the log's copies for as long as a
 // job waits for its nodes. A node that takes over returns [errTaken] if a coordinator answers
 // meanwhile.
 func (o runOptions) open(ctx context.Context, with store.Options) (*store.Store, error) {
-	named := time.Now().Add(o.wait)
+	o.awaitName(ctx, with.Logger)
 	for until, warned := time.Now().Add(o.endpointWait), false; ; {
 		st, err := store.Open(ctx, with)
-		if errors.As(err, new(*net.DNSError)) && time.Now().Before(named) {
-			if !warned {
-				warned = true
-				with.Logger.Warn("name of the store's server is unknown; waiting for it", "at_most", o.wait, "error", err)
-			}
-			select {
-			case <-time.After(succeedPoll):
-				continue
-			case <-ctx.Done():
-				return nil, context.Cause(ctx)
-			}
-		}
 		if err == nil || o.logReplicas == 1 || !unanswered(err) || ctx.Err() != nil || time.Now().After(until) {
 			return st, err
 		}
