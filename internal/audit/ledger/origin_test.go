@@ -87,6 +87,7 @@ func TestNewOrigin(t *testing.T) {
 		t.Fatal(err)
 	}
 	hasFinding(t, v, "log replaced: the log example.org/log had "+later.String())
+	hasFinding(t, v, fmt.Sprintf("has %d events from before it", cut))
 
 	p := parsed(t, "log "+k.config.Key+"\nlog "+r.config.Key+"\nquorum none\n")
 	alone := parsed(t, "log "+r.config.Key+"\nquorum none\n")
