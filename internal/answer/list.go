@@ -9,6 +9,7 @@
 //	Metrics     the metrics of a run: `metrics`
 //	Jobs        the jobs of runs: `jobs`
 //	Nodes       the nodes of a job: `nodes`
+//	Lines       the last output of a job: `logs`
 //	Marked …    what a decision did: `pin`, `tag`, `stop`, `fork`
 //
 // Errors tell the next step, and declare their kind for exit codes and HTTP statuses.

@@ -147,6 +147,17 @@ type (
 		Run string `path:"run"`
 		Job string `query:"job" doc:"ID of a job, or the beginning or end of one; default: the newest"`
 	}
+	// OfLogs selects lines of the output of a job.
+	OfLogs struct {
+		Moment
+		Run      string `path:"run"`
+		Job      string `query:"job" doc:"ID of a job, or the beginning or end of one; default: the newest"`
+		Attempt  int    `query:"attempt" minimum:"1" doc:"Default: all attempts of the job"`
+		Rank     int    `query:"rank" minimum:"-1" default:"-1" doc:"-1: all ranks"`
+		Stream   string `query:"stream" enum:"out,err" doc:"Default: both"`
+		Contains string `query:"contains" maxLength:"1000" doc:"Only lines with this text"`
+		Lines    int    `query:"lines" minimum:"1" maximum:"1000" default:"200" doc:"Most lines, the last ones of the selection"`
+	}
 )
 
 // readStore adds the reads about the whole store.
@@ -202,7 +213,22 @@ func (h *Handler) readRuns() {
 		out.Trial, out.Attempt, out.Restores, out.Next, err = listOfAttempt(ctx, from, in, query.Restores, func(l projections.Restore) string { return strconv.Itoa(l.Load) })
 		return out, err
 	})
+	get(h, "/runs/{run}/logs", "get-logs", "runs", "Read the last output of the workers of a job",
+		"As `ckptstore logs RUN --tail N --json`, with at most 1 MiB of text. Output is in files, not in the log: as_of only chooses the job.",
+		h.logs)
 	get(h, "/runs/{run}/metrics", "get-metrics", "runs", "Read metrics in columns", metricsText, h.metrics)
+}
+
+func (h *Handler) logs(ctx context.Context, from *at, in *OfLogs) (answer.LastLines, error) {
+	done, err := h.reading(ctx)
+	if err != nil {
+		return answer.LastLines{}, err
+	}
+	defer done()
+	from.files = true
+	return answer.Lines(ctx, from.From, answer.LinesQuery{
+		Run: in.Run, Job: in.Job, Attempt: in.Attempt, Rank: in.Rank, Stream: in.Stream, Contains: in.Contains, Most: in.Lines,
+	})
 }
 
 // listOf makes an empty list of none.

@@ -183,6 +183,19 @@ export function getWorkers(run: string, trial: string, attempt: number, signal: 
   return all([`runs/${segment(run)}/workers`, { trial, attempt }], 'workers', signal);
 }
 
+/** LogLine is a line of the output of a worker. */
+export interface LogLine {
+  attempt: number;
+  rank: number;
+  stream: 'out' | 'err';
+  time: string;
+  text: string;
+}
+
+export function getLogs(run: string, q: requests.LogsQuery, signal: AbortSignal): Promise<{ job: string; lines: LogLine[]; earlier: boolean }> {
+  return ask(requests.logs(run, q), signal);
+}
+
 // ---- metrics
 
 export interface Series {
