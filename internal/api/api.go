@@ -56,14 +56,15 @@ type Options struct {
 // Handler serves a store. It must be closed before the store.
 type Handler struct {
 	http.Handler
-	store *store.Store
-	o     Options
-	pasts pasts
-	hub   *hub
-	once  *answers
-	mux   *routes
-	api   huma.API
-	heavy chan struct{} // held while an answer reads much
+	store  *store.Store
+	o      Options
+	pasts  pasts
+	hub    *hub
+	census *census
+	once   *answers
+	mux    *routes
+	api    huma.API
+	heavy  chan struct{} // held while an answer reads much
 }
 
 // heavyAnswers is how many answers that read much are made at once.
@@ -80,6 +81,7 @@ func New(st *store.Store, o Options) *Handler {
 	h := &Handler{store: st, o: o, once: newAnswers(), heavy: make(chan struct{}, heavyAnswers)}
 	h.pasts.turn = make(chan struct{}, 1)
 	h.hub = newHub(h)
+	h.census = newCensus()
 	h.mux = newRoutes()
 	h.api = newDocument(h.mux, o.Version)
 	h.readStore()
