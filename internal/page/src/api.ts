@@ -455,6 +455,18 @@ export async function getEvents(q: EventsQuery, signal: AbortSignal): Promise<Pa
   return { rows: a.events, next: a.next ?? '' };
 }
 
+/** Timeline has the counts of events by family in columns of width events, from the event from on. */
+export interface Timeline {
+  sequence: number;
+  width: number;
+  from: number; // above 1: the server has not counted all of the log yet
+  families: Record<string, number[]>;
+}
+
+export function getTimeline(columns: number, signal: AbortSignal): Promise<Timeline> {
+  return ask(['timeline', { columns }], signal);
+}
+
 export function getEvent(sequence: number, signal: AbortSignal): Promise<LogEvent> {
   return ask([`events/${sequence}`, {}], signal);
 }

@@ -82,6 +82,7 @@ const screens = {
   store: { view: '/', title: 'Store', ready: 'table a[data-row]' },
   run: { view: `/runs/killed?metric=loss`, title: 'killed', ready: '.chart canvas' },
   hostile: { view: `/runs/${enc(hostile)}?metric=loss&tab=workers&attempt=1`, title: hostile, ready: '.chart canvas' },
+  output: { view: `/runs/${enc(hostile)}?tab=output&stream=err`, title: hostile, ready: 'pre.output' },
   checkpoint: { view: '/runs/killed/c/step-320.a4', title: 'step-320.a4', ready: 'th:has-text("model.layer1.weight")' },
   aborted: { view: '/runs/killed/c/step-120.a1', title: 'step-120.a1', ready: '.sentence' },
   reshard: { view: '/runs/killed/c/step-320.a4?tab=reshard&ranks=3', title: 'step-320.a4', ready: 'td:has-text("%")' },
@@ -234,6 +235,8 @@ test('hostile names are text', async () => {
   const trace = await page.locator('pre').textContent();
   assert.ok(trace.includes(hostile) && trace.includes('⟨U+202E⟩') && trace.length > 10_000);
   assert.ok(!(await page.locator('body').innerText()).includes('\u202e'), 'a character that turns the text is shown as it is');
+  await page.goto(`${server.origin}/#/runs/${enc(hostile)}?tab=output`);
+  await page.waitForSelector('pre.output:has-text("RuntimeError: <img src=x onerror=alert(1)> ⟨U+202E⟩")', { timeout: deadline });
   await page.goto(`${server.origin}/#/runs/${enc(hostile)}?tab=config`);
   await page.waitForSelector('pre:has-text("<script>alert(2)</script>")', { timeout: deadline });
   await page.goto(`${server.origin}/#/runs/${enc(hostile)}/c/step-400.a2`);
@@ -364,6 +367,48 @@ test('as of an event, the page shows the store of then', async () => {
   assert.equal(await page.locator('a:has-text("step-320.a4")').count(), 0);
   await page.keyboard.press('.');
   await page.waitForSelector('.sentence a:has-text("step-320.a4")', { timeout: deadline });
+  await close();
+});
+
+test('the slider drags the moment', async () => {
+  const commits = run('ckptstore', ['events', 'killed', '--store', store, '--type', 'checkpoint.committed', '--json']).trim().split('\n').map(JSON.parse);
+  const [first, second] = commits;
+  const { page, close } = await open(`/runs/killed?as_of=${first.sequence}`);
+  await page.waitForSelector(`.sentence a:has-text("${first.data.checkpoint}")`, { timeout: deadline });
+  const slider = page.locator('.bar-note input[type=range]');
+  assert.equal(await slider.inputValue(), String(first.sequence));
+  await slider.fill(String(second.sequence));
+  await page.waitForFunction((n) => location.hash.includes(`as_of=${n}`), second.sequence, { timeout: deadline });
+  await page.waitForSelector(`.sentence a:has-text("${second.data.checkpoint}")`, { timeout: deadline });
+  // By the keyboard, an event at a time.
+  await slider.press('ArrowLeft');
+  await page.waitForSelector(`.bar-note:has-text("As of event ${second.sequence - 1}:")`, { timeout: deadline });
+  await page.waitForSelector(`.sentence a:has-text("${first.data.checkpoint}")`, { timeout: deadline });
+  await close();
+});
+
+test('the timeline counts all events of the log', async () => {
+  const now = last();
+  const { page, close } = await open(`/events?as_of=${now}`);
+  const count = {};
+  for (const line of run('ckptstore', ['events', '--store', store, '--until-seq', String(now), '--json']).trim().split('\n')) {
+    const family = JSON.parse(line).type.split('.')[1];
+    count[family] = (count[family] ?? 0) + 1;
+  }
+  await page.waitForSelector('.family rect', { timeout: deadline });
+  const shown = await page.locator('.family').evaluateAll((all) => Object.fromEntries(all.map((f) => [f.children[0].textContent, Number(f.children[2].textContent.replace(/\D/g, ''))])));
+  assert.deepEqual(shown, count);
+  // A click on the first column leads to its last events: it has a hundred.
+  await page.locator('.family svg').first().click({ position: { x: 2, y: 7 } });
+  await page.waitForSelector('tbody th a:text-is("100")', { timeout: deadline });
+  await close();
+});
+
+test('a run that was forked names its checkpoint', async () => {
+  run('ckptstore', ['fork', 'killed@step-120.a2', 'forked', '--store', store]);
+  const { page, close } = await open('/runs/forked');
+  await page.click('.sentence a:has-text("killed@step-120.a2")');
+  await titled(page, 'step-120.a2');
   await close();
 });
 
