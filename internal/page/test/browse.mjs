@@ -477,6 +477,62 @@ test('one stream for all tabs of a browser', async () => {
   await context.close();
 });
 
+test('seven tabs get each event once and in order, although the owner is killed and a tab stalls', async () => {
+  const kills = Number(process.env.PAGE_KILLS ?? 4); // 20 with a stall of 60,000 ms is the whole test
+  const stall = Number(process.env.PAGE_STALL ?? 5000);
+  const context = await browser.newContext();
+  // What a tab tells the others, and what it is told.
+  await context.addInitScript(() => {
+    globalThis.seen = [];
+    const note = (m) => m.what === 'event' && globalThis.seen.push(m.sequence);
+    const { postMessage, addEventListener } = BroadcastChannel.prototype;
+    BroadcastChannel.prototype.postMessage = function (m) {
+      note(m);
+      return postMessage.call(this, m);
+    };
+    BroadcastChannel.prototype.addEventListener = function (type, f) {
+      return addEventListener.call(this, type, (e) => (note(e.data), f(e)));
+    };
+  });
+  const tabs = [];
+  for (let i = 0; i < 7; i++) {
+    const page = await context.newPage();
+    await page.goto(`${server.origin}/#/runs/killed?token=${server.token}`);
+    await follows(page);
+    tabs.push(page);
+  }
+  const begin = last();
+  for (const page of tabs) await follows(page, begin);
+  const slow = tabs[6];
+  const stalled = slow.evaluate((ms) => {
+    for (const end = performance.now() + ms; performance.now() < end; );
+  }, stall);
+  const check = async (page, end) => {
+    const seen = (await page.evaluate(() => globalThis.seen)).filter((n) => n > begin && n <= end);
+    assert.deepEqual(seen, Array.from({ length: end - begin }, (_, i) => begin + 1 + i), 'events of a tab');
+  };
+  for (let i = 0; i < kills; i++) {
+    await end(server.process, 'SIGKILL');
+    for (let j = 0; j < 3; j++) run('ckptstore', ['tag', 'killed@step-240.a2', `kill-${i}-${j}`, '--store', store]);
+    server = await serve();
+    run('ckptstore', ['tag', 'killed@step-280.a3', `alive-${i}`, '--store', store]);
+    const now = last();
+    for (const page of tabs.filter((p) => p !== slow)) await follows(page, now);
+    if (i === kills >> 1) { // the tab with the stream is closed
+      await check(tabs[0], now);
+      await tabs.shift().close();
+    }
+  }
+  await stalled;
+  const until = last();
+  assert.equal(until - begin, 4 * kills);
+  for (const page of tabs) {
+    await follows(page, until);
+    await check(page, until);
+  }
+  await context.close();
+});
+
 test('a tab whose token is refused leaves the stream to the others', async () => {
   const context = await browser.newContext();
   const [old, good] = [await context.newPage(), await context.newPage()];
