@@ -7,6 +7,7 @@
 //	Show        one checkpoint: `show`
 //	Compare     two runs or checkpoints: `diff`
 //	Metrics     the metrics of a run: `metrics`
+//	Lineage     the forks of a run, and what it was forked from
 //	Jobs        the jobs of runs: `jobs`
 //	Nodes       the nodes of a job: `nodes`
 //	Lines       the last output of a job: `logs`

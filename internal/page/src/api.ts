@@ -183,6 +183,21 @@ export function getWorkers(run: string, trial: string, attempt: number, signal: 
   return all([`runs/${segment(run)}/workers`, { trial, attempt }], 'workers', signal);
 }
 
+/** Relative is a trial in a tree of forks. */
+export interface Relative {
+  run: string;
+  trial: string;
+  depth: number;
+  parent?: string;
+  status?: string; // absent: the store does not have it
+  head?: string;
+  iterations: number;
+}
+
+export function getLineage(run: string, trial: string, signal: AbortSignal): Promise<{ trials: Relative[]; omitted: number }> {
+  return ask([`runs/${segment(run)}/lineage`, { trial }], signal);
+}
+
 /** LogLine is a line of the output of a worker. */
 export interface LogLine {
   attempt: number;

@@ -83,6 +83,7 @@ const screens = {
   run: { view: `/runs/killed?metric=loss`, title: 'killed', ready: '.chart canvas' },
   hostile: { view: `/runs/${enc(hostile)}?metric=loss&tab=workers&attempt=1`, title: hostile, ready: '.chart canvas' },
   output: { view: `/runs/${enc(hostile)}?tab=output&stream=err`, title: hostile, ready: 'pre.output' },
+  lineage: { view: '/runs/forked?tab=lineage', title: 'forked', ready: 'tbody tr:nth-child(2)' },
   checkpoint: { view: '/runs/killed/c/step-320.a4', title: 'step-320.a4', ready: 'th:has-text("model.layer1.weight")' },
   aborted: { view: '/runs/killed/c/step-120.a1', title: 'step-120.a1', ready: '.sentence' },
   reshard: { view: '/runs/killed/c/step-320.a4?tab=reshard&ranks=3', title: 'step-320.a4', ready: 'td:has-text("%")' },
@@ -97,6 +98,7 @@ before(async () => {
     'run', '-q', '--store', store, '--name', hostile, '--nproc', '2', '--max-restarts', '1', '--set', 'note=<script>alert(2)</script>',
     '--', 'python3', path.join(here, 'worker.py'), '1', '400', String(spike),
   ], { env: python });
+  run('ckptstore', ['fork', 'killed@step-120.a2', 'forked', '--store', store]);
   server = await serve();
   browser = await launch();
   if (shots) mkdirSync(shots, { recursive: true });
@@ -268,6 +270,7 @@ test('by keyboard alone', async () => {
   const keys = page.keyboard;
   await keys.press('j');
   await keys.press('j');
+  await keys.press('j');
   assert.equal(await page.evaluate(() => document.activeElement.textContent), 'killed');
   await keys.press('Enter');
   await titled(page, 'killed');
@@ -404,11 +407,14 @@ test('the timeline counts all events of the log', async () => {
   await close();
 });
 
-test('a run that was forked names its checkpoint', async () => {
-  run('ckptstore', ['fork', 'killed@step-120.a2', 'forked', '--store', store]);
-  const { page, close } = await open('/runs/forked');
+test('a run that was forked names its checkpoint, and the other one its fork', async () => {
+  const { page, close } = await open('/runs/forked?tab=lineage');
+  await page.waitForSelector('tr:has-text("killed") ~ tr:has-text("forked"):has-text("step-120.a2")', { timeout: deadline });
   await page.click('.sentence a:has-text("killed@step-120.a2")');
   await titled(page, 'step-120.a2');
+  await page.goto(`${server.origin}/#/runs/killed?tab=lineage`);
+  await page.click('tbody a:has-text("forked")');
+  await titled(page, 'forked');
   await close();
 });
 
