@@ -78,7 +78,7 @@ func New(st *store.Store, o Options) *Handler {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	h := &Handler{store: st, o: o, once: newAnswers(), heavy: make(chan struct{}, heavyAnswers)}
+	h := &Handler{store: st, o: o, once: newAnswers(), heavy: make(chan struct{}, heavyAnswers), files: make(chan struct{}, 1)}
 	h.pasts.turn = make(chan struct{}, 1)
 	h.hub = newHub(h)
 	h.census = newCensus()
@@ -150,10 +150,13 @@ func (h *Handler) needsLog() error {
 }
 
 // reading waits for the turn of an answer that reads much.
-func (h *Handler) reading(ctx context.Context) (done func(), err error) {
+func (h *Handler) reading(ctx context.Context) (done func(), err error) { return take(ctx, h.heavy) }
+
+// take takes a place, and returns the function that gives it back.
+func take(ctx context.Context, places chan struct{}) (done func(), err error) {
 	select {
-	case h.heavy <- struct{}{}:
-		return func() { <-h.heavy }, nil
+	case places <- struct{}{}:
+		return func() { <-places }, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}

@@ -236,7 +236,7 @@ func (h *Handler) lineage(ctx context.Context, from *at, in *OfLineage) (insight
 }
 
 func (h *Handler) logs(ctx context.Context, from *at, in *OfLogs) (answer.LastLines, error) {
-	done, err := h.reading(ctx)
+	done, err := take(ctx, h.files)
 	if err != nil {
 		return answer.LastLines{}, err
 	}

@@ -102,8 +102,8 @@ func (h *Handler) read(ctx context.Context, from, until uint64, visit func(block
 	return nil
 }
 
-// fill reads the blocks below one that are not known, the last ones first, until it has read as
-// many events as an answer may read. It returns the first block after which all are known.
+// fill reads the unknown blocks before a given one, the last ones first, until it has read as many
+// events as an answer may read. It returns the first block from which on all are known.
 func (h *Handler) fill(ctx context.Context, below uint64) (uint64, error) {
 	select {
 	case h.census.turn <- struct{}{}:

@@ -487,7 +487,7 @@ test('seven tabs get each event once and in order, although the owner is killed 
   const kills = Number(process.env.PAGE_KILLS ?? 4); // 20 with a stall of 60,000 ms is the whole test
   const stall = Number(process.env.PAGE_STALL ?? 5000);
   const context = await browser.newContext();
-  // What a tab tells the others, and what it is told.
+  // What a tab sends to the others, and what it receives.
   await context.addInitScript(() => {
     globalThis.seen = [];
     const note = (m) => m.what === 'event' && globalThis.seen.push(m.sequence);
