@@ -65,6 +65,7 @@ type Handler struct {
 	mux    *routes
 	api    huma.API
 	heavy  chan struct{} // held while an answer reads much
+	output chan struct{} // held while an answer reads files of output, which may be large
 }
 
 // heavyAnswers is how many answers that read much are made at once.
@@ -78,7 +79,7 @@ func New(st *store.Store, o Options) *Handler {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	h := &Handler{store: st, o: o, once: newAnswers(), heavy: make(chan struct{}, heavyAnswers), files: make(chan struct{}, 1)}
+	h := &Handler{store: st, o: o, once: newAnswers(), heavy: make(chan struct{}, heavyAnswers), output: make(chan struct{}, 1)}
 	h.pasts.turn = make(chan struct{}, 1)
 	h.hub = newHub(h)
 	h.census = newCensus()

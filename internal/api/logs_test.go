@@ -96,7 +96,7 @@ func TestLogs(t *testing.T) {
 		status int
 		text   string
 	}{
-		{"bert/logs?attempt=5", 500, "symbolic link"},
+		{"bert/logs?attempt=5", 403, "symbolic link"},
 		{"out/logs", 500, "below"},
 		{"none/logs", 404, "the job kept none"},
 		{"nothing/logs", 404, "nothing"},

@@ -236,7 +236,7 @@ func (h *Handler) lineage(ctx context.Context, from *at, in *OfLineage) (insight
 }
 
 func (h *Handler) logs(ctx context.Context, from *at, in *OfLogs) (answer.LastLines, error) {
-	done, err := take(ctx, h.files)
+	done, err := take(ctx, h.output)
 	if err != nil {
 		return answer.LastLines{}, err
 	}
