@@ -49,6 +49,7 @@ test('hostile names', () => {
   assert.equal(format.printed(' 10 %\r 50 %\r100 %\r'), '100 %');
   assert.equal(format.printed('\u001b]8;;http://x\u0007link\u001b]8;;\u0007 \u0007'), 'link ⟨U+0007⟩');
   assert.equal(format.printed(''), '');
+  assert.equal([...format.printed('x'.repeat(10_000))].length, 2000);
   assert.equal(format.sh("it's $(rm)"), `'it'\\''s $(rm)'`);
   assert.equal(format.command('ckptstore', 'ls', 'a b', false, '--all'), "ckptstore ls 'a b' --all");
 });
