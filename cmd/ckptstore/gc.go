@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -60,7 +61,7 @@ func (a *app) gcCommand() *cobra.Command {
 		Use: "gc [RUN...]", Short: "Delete the checkpoints that a policy does not keep", Long: gcHelp,
 		Example: "  ckptstore gc bert --policy last=3,best=1:loss:min\n  ckptstore gc --policy last=2,every=1000steps --apply",
 		RunE: func(c *cobra.Command, runs []string) error {
-			o := store.CollectOptions{Runs: runs, Apply: apply}
+			o := collection.Options{Runs: runs, Apply: apply}
 			if apply && dry {
 				return console.Usagef("--apply and --dry-run: give one of them")
 			}
@@ -94,7 +95,7 @@ func (a *app) gcCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions, prices object.Prices) error {
+func (a *app) gc(ctx context.Context, s *store.Store, o collection.Options, prices object.Prices) error {
 	out, err := s.Collect(ctx, o)
 	if len(out.Checkpoints) == 0 && err != nil {
 		return err
@@ -115,7 +116,7 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions, pr
 		console.Row(w, head...)
 		for _, c := range out.Checkpoints {
 			freed := ""
-			if c.Action != store.Keep {
+			if c.Action != collection.Keep {
 				freed = bytesize.Text(c.Freed)
 			}
 			cells := []any{c.Run, c.ID, c.Step, c.Action, bytesize.Text(c.Bytes), freed, c.Reason}
@@ -141,20 +142,20 @@ func (a *app) gc(ctx context.Context, s *store.Store, o store.CollectOptions, pr
 }
 
 // sayCollected prints a summary to stderr. note follows the freed bytes.
-func (a *app) sayCollected(out store.Collection, note string) {
+func (a *app) sayCollected(out collection.Collection, note string) {
 	if a.Quiet {
 		return
 	}
-	n := map[store.Action]int{}
+	n := map[collection.Action]int{}
 	for _, c := range out.Checkpoints {
 		n[c.Action]++
 		if c.Left != "" {
 			fmt.Fprintf(a.Err, "%s@%s: some files remain: %s\n", c.Run, c.ID, c.Left)
 		}
 	}
-	text := fmt.Sprintf("%d kept, %d deleted, %d swept, %s freed%s", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed), note)
+	text := fmt.Sprintf("%d kept, %d deleted, %d swept, %s freed%s", n[collection.Keep], n[collection.Delete], n[collection.Sweep], bytesize.Text(out.Freed), note)
 	if !out.Applied {
-		text = fmt.Sprintf("dry run: %d would be kept, %d deleted, %d swept, %s freed%s; delete with --apply", n[store.Keep], n[store.Delete], n[store.Sweep], bytesize.Text(out.Freed), note)
+		text = fmt.Sprintf("dry run: %d would be kept, %d deleted, %d swept, %s freed%s; delete with --apply", n[collection.Keep], n[collection.Delete], n[collection.Sweep], bytesize.Text(out.Freed), note)
 	}
 	fmt.Fprintln(a.Err, text)
 }
@@ -226,7 +227,7 @@ Exit codes: 0 deleted, 2 usage, 4 no such checkpoint, 5 a checkpoint is pinned o
 					}
 					runs[x.Run] = append(runs[x.Run], x)
 				}
-				out := store.Collection{Store: s.ID, Policy: "by name", Applied: true, Checkpoints: []store.Collected{}}
+				out := collection.Collection{Store: s.ID, Policy: "by name", Applied: true, Checkpoints: []collection.Collected{}}
 				for _, run := range order {
 					done, err := s.Withdraw(c.Context(), runs[run], "removed by name")
 					out.Checkpoints = append(out.Checkpoints, done...)
@@ -244,7 +245,7 @@ Exit codes: 0 deleted, 2 usage, 4 no such checkpoint, 5 a checkpoint is pinned o
 	}
 }
 
-func (a *app) printRemoved(out store.Collection) error {
+func (a *app) printRemoved(out collection.Collection) error {
 	return console.Emit(a.Console, out, out.Checkpoints, func(w *tabwriter.Writer, _ bool) {
 		console.Row(w, "RUN", "CHECKPOINT", "SIZE", "FREED", "STAYS")
 		for _, c := range out.Checkpoints {

@@ -18,6 +18,7 @@ import (
 // logsQuery holds the flags of `logs`.
 type logsQuery struct {
 	job      string
+	trial    string
 	attempt  int
 	rank     int
 	out, err bool
@@ -57,6 +58,7 @@ byte for byte.`,
 	}
 	f := c.Flags()
 	f.StringVar(&q.job, "job", "", "job ID, or the beginning or end of one (default: the newest job)")
+	f.StringVar(&q.trial, "trial", "", "trial of a search; its output is apart from that of the others")
 	f.IntVar(&q.attempt, "attempt", 0, "print only this attempt (default: all attempts of the job)")
 	f.IntVar(&q.rank, "rank", -1, "print only this rank (default: all)")
 	f.BoolVar(&q.out, "stdout", false, "print only standard output")
@@ -102,7 +104,7 @@ func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, erro
 }
 
 func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery, sel logs.Select) error {
-	output, err := answer.OutputOf(ctx, answer.Live(s), run, q.job)
+	output, err := answer.OutputOf(ctx, answer.Live(s), run, q.job, q.trial)
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/query"
-	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -132,12 +132,12 @@ func List(ctx context.Context, views query.Source, id, run string, all bool) (l 
 // Measure fills in Shared and Exclusive, which takes a request for each file's metadata. The
 // members stay nil for checkpoints without files.
 func Measure(ctx context.Context, list []Listed, root *data.Root, warn Warn) error {
-	feet, problems := make([]store.Footprint, len(list)), make([]error, len(list))
+	feet, problems := make([]collection.Footprint, len(list)), make([]error, len(list))
 	var g errgroup.Group
 	g.SetLimit(root.Width())
 	for i, c := range list {
 		g.Go(func() error {
-			feet[i], problems[i] = store.MeasureFiles(ctx, root, c.Ref())
+			feet[i], problems[i] = collection.MeasureFiles(ctx, root, c.Ref())
 			return nil
 		})
 	}
@@ -154,12 +154,12 @@ func Measure(ctx context.Context, list []Listed, root *data.Root, warn Warn) err
 // footprint returns the shared and exclusive bytes of a checkpoint's files, or nil if they are
 // unknown.
 func footprint(ctx context.Context, root *data.Root, ref checkpoint.Ref, warn Warn) (shared, exclusive *int64, err error) {
-	f, err := store.MeasureFiles(ctx, root, ref)
+	f, err := collection.MeasureFiles(ctx, root, ref)
 	return known(ctx, f, err, warn)
 }
 
 // known returns the bytes of a footprint, or nil if err is why they are unknown.
-func known(ctx context.Context, f store.Footprint, err error, warn Warn) (shared, exclusive *int64, _ error) {
+func known(ctx context.Context, f collection.Footprint, err error, warn Warn) (shared, exclusive *int64, _ error) {
 	switch {
 	case ctx.Err() != nil:
 		return nil, nil, ctx.Err()

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -22,9 +23,10 @@ type Output struct {
 	Top string // the directory above it, below which no symbolic link is followed
 }
 
-// OutputOf finds the output of a job of a run: of the newest one, if id is empty. It returns a
-// [projections.NotFoundError] for a job that kept none, or none that this machine can reach.
-func OutputOf(ctx context.Context, from From, run, id string) (Output, error) {
+// OutputOf finds the output of a job of a run: of the newest one, if id is empty. That of a search is
+// apart by trial; elsewhere trial is empty. It returns a [projections.NotFoundError] for a job that kept
+// none, or none that this machine can reach.
+func OutputOf(ctx context.Context, from From, run, id, trial string) (Output, error) {
 	if err := KnownRun(ctx, from.Views, run); err != nil {
 		return Output{}, err
 	}
@@ -47,12 +49,20 @@ func OutputOf(ctx context.Context, from From, run, id string) (Output, error) {
 	case !filepath.IsAbs(dir) && home == "":
 		return Output{}, none("it is in %s of the store's directory, which this machine does not have: run the command where the directory is", dir)
 	case !filepath.IsAbs(dir):
-		return Output{Job: job, Dir: filepath.Join(home, dir), Top: home}, nil
+		return Output{Job: job, Dir: within(filepath.Join(home, dir), trial), Top: home}, nil
 	}
 	if _, err := os.Stat(top); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return Output{}, none("it is in %s on %s, which this machine cannot access: run the command there", dir, job.Host)
 	}
-	return Output{Job: job, Dir: dir, Top: top}, nil
+	return Output{Job: job, Dir: within(dir, trial), Top: top}, nil
+}
+
+// within returns the directory of a trial of a search in that of its job.
+func within(dir, trial string) string {
+	if trial == "" {
+		return dir
+	}
+	return filepath.Join(dir, events.EncodeName(trial))
 }
 
 // LoggedLine is one line of the output of a worker.
@@ -72,6 +82,7 @@ func Logged(l logs.Line) LoggedLine {
 // LinesQuery selects lines of the output of a job.
 type LinesQuery struct {
 	Run, Job string // Job "": the newest
+	Trial    string // of a search; "": the job is of none
 	Attempt  int    // 0: all
 	Rank     int    // -1: all
 	Stream   string // "": both
@@ -94,7 +105,7 @@ const mostText = 1 << 20
 // wants, and at most 1 MiB. It reads the files whole only if the query selects by text.
 func Lines(ctx context.Context, from From, q LinesQuery) (LastLines, error) {
 	out := LastLines{Run: q.Run, Lines: []LoggedLine{}}
-	where, err := OutputOf(ctx, from, q.Run, q.Job)
+	where, err := OutputOf(ctx, from, q.Run, q.Job, q.Trial)
 	if err != nil {
 		return out, err
 	}

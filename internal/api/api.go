@@ -34,7 +34,7 @@ const Prefix = "/api/v1"
 // Options configure [New].
 type Options struct {
 	// Users may ask; required.
-	Users Users
+	Users Known
 	// Hosts are the names, without port, by which clients may call the server. The names and
 	// addresses of loopback are always among them.
 	Hosts []string

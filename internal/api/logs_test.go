@@ -36,6 +36,10 @@ func TestLogs(t *testing.T) {
 	write("a1-r0.out", 0, 2, "one", "three", "five <b>")
 	write("a1-r1.err", 1, 2, "two", "four")
 	write("a2-r0.out", 100, 1, "six")
+	if err := os.MkdirAll(filepath.Join(at, events.EncodeName("t.1")), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(filepath.Join(events.EncodeName("t.1"), "a1-r0.out"), 0, 1, "seven")
 	h.record("bert", "main", &events.JobStarted{Job: "job-1", Host: "here", PID: 1, NProc: 2, NNodes: 1, Logs: dir}, &events.TrialCreated{})
 	for _, c := range []struct {
 		query, want string
@@ -52,6 +56,8 @@ func TestLogs(t *testing.T) {
 		{"contains=nothing", "", false},
 		{"rank=7", "", false},
 		{"job=job", "1.0out:one 1.1err:two 1.0out:three 1.1err:four 1.0out:five <b> 2.0out:six", false},
+		{"trial=t.1", "1.0out:seven", false},
+		{"trial=..", "", false},
 		{"as_of=2&attempt=2", "2.0out:six", false},
 	} {
 		var got answer.LastLines

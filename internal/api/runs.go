@@ -158,6 +158,7 @@ type (
 		Moment
 		Run      string `path:"run"`
 		Job      string `query:"job" doc:"ID of a job, or the beginning or end of one; default: the newest"`
+		Trial    string `query:"trial" doc:"Of a search: the output of each of its trials is apart"`
 		Attempt  int    `query:"attempt" minimum:"1" doc:"Default: all attempts of the job"`
 		Rank     int    `query:"rank" minimum:"-1" default:"-1" doc:"-1: all ranks"`
 		Stream   string `query:"stream" enum:"out,err" doc:"Default: both"`
@@ -243,7 +244,7 @@ func (h *Handler) logs(ctx context.Context, from *at, in *OfLogs) (answer.LastLi
 	defer done()
 	from.files = true
 	return answer.Lines(ctx, from.From, answer.LinesQuery{
-		Run: in.Run, Job: in.Job, Attempt: in.Attempt, Rank: in.Rank, Stream: in.Stream, Contains: in.Contains, Most: in.Lines,
+		Run: in.Run, Job: in.Job, Trial: in.Trial, Attempt: in.Attempt, Rank: in.Rank, Stream: in.Stream, Contains: in.Contains, Most: in.Lines,
 	})
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -79,7 +80,7 @@ func (b *saveBench) measureBlocking(ctx context.Context, dir string, each int64)
 		Command: []string{self, "bench", rankCommand, strconv.Itoa(b.Tensors), strconv.FormatInt(each, 10), strconv.FormatFloat(b.Unchanged, 'g', -1, 64)},
 		Stdout:  &said, Stderr: &complaints,
 		Collect: func(ctx context.Context) error { // keeps few checkpoints on the disk
-			_, err := st.Collect(ctx, store.CollectOptions{Runs: []string{benchRun}, Policy: policy, Apply: true})
+			_, err := st.Collect(ctx, collection.Options{Runs: []string{benchRun}, Policy: policy, Apply: true})
 			return err
 		},
 	}, session.Store{

@@ -58,6 +58,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	w.others = j.fleet.others(work, startOrder{Attempt: n, Restart: restart, Resume: resume, Started: from, Nodes: j.cfg.Nodes})
 	if w.others != nil {
 		at.Forward, at.Replicas = w.others, w.others.replicas()
+		at.Index = j.fleet.indexAt
 		at.PeerAt, at.PeerClient = w.others.peerAt, j.broadcasts()
 	}
 	if j.members != nil {

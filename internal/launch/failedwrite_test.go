@@ -16,7 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/query"
-	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -58,8 +58,8 @@ func TestFailedWrite(t *testing.T) {
 	j.out.await(t, 1, "[rank0] trains on")
 	j.out.await(t, 1, "[rank1] trains on")
 	awaitWritten(t, 0, "step-2.a1")
-	out, err := home.Collect(t.Context(), store.CollectOptions{Runs: []string{j.cfg.Run}, Policy: retention.Policy{Last: 1}, Apply: true})
-	if err != nil || len(out.Checkpoints) != 1 || out.Checkpoints[0].Action != store.Keep {
+	out, err := home.Collect(t.Context(), collection.Options{Runs: []string{j.cfg.Run}, Policy: retention.Policy{Last: 1}, Apply: true})
+	if err != nil || len(out.Checkpoints) != 1 || out.Checkpoints[0].Action != collection.Keep {
 		t.Errorf("in parallel with the save: %+v, %v", out, err)
 	}
 	close(g.open)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
 )
 
@@ -47,7 +47,7 @@ func TestKeep(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, savesFive...)
 	j.cfg.Collect = func(ctx context.Context) error {
-		_, err := home.Collect(ctx, store.CollectOptions{Runs: []string{j.cfg.Run}, Policy: retention.Policy{Last: 2}, Apply: true})
+		_, err := home.Collect(ctx, collection.Options{Runs: []string{j.cfg.Run}, Policy: retention.Policy{Last: 2}, Apply: true})
 		return err
 	}
 	j.must()

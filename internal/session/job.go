@@ -64,17 +64,29 @@ func (j *Job) Open() (err error) {
 	if j.cfg.Node > 0 { // nodes may share a machine
 		name += fmt.Sprint("-n", j.cfg.Node)
 	}
+	if j.cfg.Trial != projections.DefaultTrial { // trials may share a job
+		name += "-" + events.EncodeName(j.cfg.Trial)
+	}
 	j.runtime = filepath.Join(j.store.Runtime, name)
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)
 	}
-	if j.arenas, err = staging.Open(j.store.Shared, j.store.ID, j.cfg.Run, j.cfg.Node, j.store.Room, j.log); err != nil {
+	if j.arenas, err = staging.Open(j.store.Shared, j.store.ID, memoryOf(j.cfg), j.cfg.Node, j.store.Room, j.log); err != nil {
 		return errors.Join(err, os.RemoveAll(j.runtime))
 	}
 	if j.cfg.Replicas > 0 {
 		j.keeper = replica.NewKeeper(j.arenas, j.cfg.StagingMemory, j.log)
 	}
 	return nil
+}
+
+// memoryOf names the shared memory of a trial's ranks on a node. Trials of a run may be
+// trained at once. The name of a run has no zero byte, so none has another's trial's name.
+func memoryOf(cfg Config) string {
+	if cfg.Trial == projections.DefaultTrial {
+		return cfg.Run
+	}
+	return cfg.Run + "\x00" + cfg.Trial
 }
 
 // Keeper returns the handler by which another node copies its sealed slots to this one, or

@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/stragglers"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -51,8 +52,9 @@ type saver struct {
 	forward Forwarder
 	feed    *feed // read in place of the log; nil: the log is read
 
-	replicas *replicas // nil: no node keeps copies of slots
-	losses   *losses   // of nodes whose slots were copied
+	replicas *replicas         // nil: no node keeps copies of slots
+	losses   *losses           // of nodes whose slots were copied
+	slow     *stragglers.Watch // nil: the nodes are not compared
 
 	drain   chan drain // once
 	idle    chan struct{}
@@ -347,11 +349,22 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		if s.peer == nil && s.state(b.Checkpoint, b.Rank).State == client.Aborted {
 			s.sweep(ctx, b.Checkpoint) // it was recorded after the first sweep
 		}
+	case *events.WriteSealed:
+		s.slow.Sealed(b)
+	case *events.NodeSeal:
+		for seal := range b.Each() {
+			s.slow.Sealed(seal)
+		}
 	case *events.WriteCompleted:
 		s.uploads.end(b.Checkpoint, b.Rank)
 	case *events.NodeWrite:
 		s.uploads.end(b.Checkpoint, events.RanksIn(b.Ranks)...)
 	case *events.CheckpointStaged:
+		if facts := logSlow(s.log, s.slow.Saved(b.Checkpoint)); len(facts) > 0 {
+			if err := s.decisions.measured(ctx, facts...); err != nil {
+				s.log.Warn("speed of a node not recorded", "error", err)
+			}
+		}
 		s.move(b.Checkpoint, client.WaitReply{State: client.Staged})
 	case *events.CheckpointCommitted:
 		s.reuse.end(b.Checkpoint)
@@ -361,6 +374,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		s.costs(b.Bytes)
 		s.move(b.Checkpoint, client.WaitReply{State: client.Committed})
 	case *events.CheckpointAborted:
+		s.slow.Aborted(b.Checkpoint)
 		s.reuse.end(b.Checkpoint)
 		s.log.Warn("checkpoint aborted", "checkpoint", b.Checkpoint, "reason", b.Reason, "ranks", b.Ranks)
 		reason := b.Reason

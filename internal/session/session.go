@@ -47,6 +47,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/stragglers"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -73,6 +74,8 @@ type Attempt struct {
 	Node  int
 	// Closed is closed when the coordinating process has ended the saves of a part.
 	Closed <-chan struct{}
+	// Index returns the index of the node at a place, for facts about it; nil: the place.
+	Index func(place int) int
 	// Forward is how the processes of the other nodes learn of the group's saves; nil if
 	// there are none, or this process does not coordinate.
 	Forward Forwarder
@@ -89,6 +92,14 @@ type Attempt struct {
 	// Loads passes the loads of this node's ranks to [Group.Meeting] of the
 	// coordinating process. It is set if Peer is.
 	Loads restore.Coordinator
+}
+
+// index returns the index of the node at a place.
+func (a *Attempt) index(place int) int {
+	if a.Index == nil {
+		return place
+	}
+	return a.Index(place)
 }
 
 // Orders are requests to the ranks to end. Both methods may be called
@@ -187,7 +198,10 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	}
 	g.loader = j.newLoader(g)
 	g.handoff = newHandoff(a.Number, world, cfg.Collective, cfg.Now, j.writer.measured)
-	g.handoff.store, g.handoff.reports.log = j.store, j.log
+	g.handoff.store, g.handoff.reports.log, g.handoff.told = j.store, j.log, cfg.Reported
+	if a.Peer == nil && len(cfg.Nodes) > 1 {
+		g.handoff.slow = stragglers.New(cfg.Job, a.Number, cfg.Nodes, a.index)
+	}
 	if a.Orders != nil {
 		g.handoff.stop = a.Orders.Tell
 	}
@@ -203,6 +217,7 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	if len(cfg.Nodes) > 1 {
 		g.saver.joined = newJoining(work, j.writer, cfg.Local())
 	}
+	g.saver.slow = g.handoff.slow
 	if a.Peer == nil && len(cfg.Nodes) > 1 {
 		g.saver.settled = g.aborts.expect(cfg.Nodes, cfg.Node)
 	}

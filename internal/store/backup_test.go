@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -104,7 +105,7 @@ func furnished(t *testing.T) (dir string, s *Store) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Collect(t.Context(), CollectOptions{Runs: []string{"gone"}, Policy: policy, Apply: true}); err != nil {
+	if _, err := s.Collect(t.Context(), collection.Options{Runs: []string{"gone"}, Policy: policy, Apply: true}); err != nil {
 		t.Fatal(err)
 	}
 	written(t, s, "one", 3) // never committed
@@ -359,7 +360,7 @@ func TestBackupCut(t *testing.T) {
 				t.Fatal(err)
 			}
 			committed(t, s, "one", 7)
-			if _, err := s.Collect(t.Context(), CollectOptions{Runs: []string{"one"}, Policy: policy, Apply: true}); err != nil {
+			if _, err := s.Collect(t.Context(), collection.Options{Runs: []string{"one"}, Policy: policy, Apply: true}); err != nil {
 				t.Fatal(err)
 			}
 			out := backedUpTo(t, s, to, BackupOptions{})

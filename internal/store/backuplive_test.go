@@ -13,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -49,7 +50,7 @@ func train(ctx context.Context) error {
 		}
 		policy, err := retention.Parse("last=3")
 		if err == nil {
-			_, err = s.Collect(ctx, CollectOptions{Runs: []string{run}, Policy: policy, Apply: true})
+			_, err = s.Collect(ctx, collection.Options{Runs: []string{run}, Policy: policy, Apply: true})
 		}
 		if err != nil {
 			return err
@@ -266,7 +267,7 @@ func TestBackupOfDeletions(t *testing.T) {
 			if deletions++; deletions < 12 {
 				step++
 				committed(t, s, "one", step)
-				_, err := s.Collect(t.Context(), CollectOptions{Runs: []string{"one"}, Policy: policy, Apply: true})
+				_, err := s.Collect(t.Context(), collection.Options{Runs: []string{"one"}, Policy: policy, Apply: true})
 				return err
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -26,9 +27,9 @@ func policy(t *testing.T, text string) retention.Policy {
 	return p
 }
 
-func collect(t *testing.T, s *Store, text string) Collection {
+func collect(t *testing.T, s *Store, text string) collection.Collection {
 	t.Helper()
-	out, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, text), Apply: true})
+	out, err := s.Collect(t.Context(), collection.Options{Policy: policy(t, text), Apply: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,10 +37,10 @@ func collect(t *testing.T, s *Store, text string) Collection {
 }
 
 // went lists the checkpoints that a collection acts on.
-func went(out Collection) string {
+func went(out collection.Collection) string {
 	var ids []string
 	for _, c := range out.Checkpoints {
-		if c.Action != Keep {
+		if c.Action != collection.Keep {
 			ids = append(ids, fmt.Sprintf("%s %s", c.Action, c.ID))
 		}
 	}
@@ -77,7 +78,7 @@ func TestCollect(t *testing.T) {
 	}
 	before := snapshot(t, s.Data.Dir())
 
-	shown, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=2")})
+	shown, err := s.Collect(t.Context(), collection.Options{Policy: policy(t, "last=2")})
 	if err != nil || went(shown) != "delete step-0.a1, delete step-1.a1" || shown.Applied {
 		t.Errorf("shown are %+v, %v", shown, err)
 	}
@@ -104,7 +105,7 @@ func TestCollect(t *testing.T) {
 	if last := rows[len(rows)-1]; last.State != projections.Deleted || !strings.Contains(last.Reason, "retention last=2: no rule keeps it") {
 		t.Errorf("the log has %+v", last)
 	}
-	_, err = s.Collect(t.Context(), CollectOptions{Runs: []string{"missing"}})
+	_, err = s.Collect(t.Context(), collection.Options{Runs: []string{"missing"}})
 	wrong(t, err, projections.ErrNotFound, "missing")
 }
 
@@ -164,7 +165,7 @@ func TestCollectCut(t *testing.T) {
 		must(t, s, "run", events.CheckpointAborted{Attempt: 1, Checkpoint: aborted.Checkpoint, Reason: "test"})
 		ctx, cancel := context.WithCancel(t.Context())
 		n, cut := 0, false
-		_, err := s.Collect(ctx, CollectOptions{Policy: policy(t, "last=1"), Apply: true, at: func(step string) error {
+		_, err := s.Collect(ctx, collection.Options{Policy: policy(t, "last=1"), Apply: true, At: func(step string) error {
 			if n++; n > k {
 				cut = true
 				cancel()
@@ -212,7 +213,7 @@ func TestCollectFinishedAtOpen(t *testing.T) {
 	gone := committed(t, s, "run", 1)
 	committed(t, s, "run", 2)
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := s.Collect(ctx, CollectOptions{Policy: policy(t, "last=1"), Apply: true, at: func(step string) error {
+	_, err := s.Collect(ctx, collection.Options{Policy: policy(t, "last=1"), Apply: true, At: func(step string) error {
 		if strings.HasPrefix(step, "remove") {
 			cancel()
 			return errors.New("cut")
@@ -237,7 +238,7 @@ func TestCollectConflict(t *testing.T) {
 		committed(t, s, "run", step)
 	}
 	n := 0
-	out, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1"), Apply: true, at: func(step string) error {
+	out, err := s.Collect(t.Context(), collection.Options{Policy: policy(t, "last=1"), Apply: true, At: func(step string) error {
 		if n++; n == 2 { // one decision is made, the next is not
 			if _, err := s.Pin(t.Context(), "run@step-2.a1", "keep this"); err != nil {
 				t.Error(err)
@@ -264,7 +265,7 @@ func TestCollectLoading(t *testing.T) {
 	committed(t, s, "run", 3)
 	must(t, s, "other", events.GroupStarted{Attempt: 1, WorldSize: 1, Job: "j2"},
 		events.RestoreBegun{Attempt: 1, Load: 1, Checkpoint: "step-2.a1", From: "run/main", WorldSize: 1})
-	out, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1"), Apply: true, Runs: []string{"run"}, at: func(step string) error {
+	out, err := s.Collect(t.Context(), collection.Options{Policy: policy(t, "last=1"), Apply: true, Runs: []string{"run"}, At: func(step string) error {
 		if strings.HasPrefix(step, "decide") {
 			must(t, s, "other", events.RestoreBegun{Attempt: 1, Load: 2, Checkpoint: "step-1.a1", From: "run/main", WorldSize: 1})
 		}
@@ -273,7 +274,7 @@ func TestCollectLoading(t *testing.T) {
 	if err != nil || went(out) != "delete step-1.a1" {
 		t.Fatalf("it did %s, %v", went(out), err)
 	}
-	i := slices.IndexFunc(out.Checkpoints, func(c Collected) bool { return c.ID == "step-1.a1" })
+	i := slices.IndexFunc(out.Checkpoints, func(c collection.Collected) bool { return c.ID == "step-1.a1" })
 	if out.Checkpoints[i].Left == "" || out.Freed != 0 || !exists(first) {
 		t.Errorf("a restore lost its files: %+v", out.Checkpoints[i])
 	}
@@ -306,7 +307,7 @@ func TestCollectSuccessor(t *testing.T) {
 				t.Fatal(err)
 			}
 			before := snapshot(t, kept)
-			out, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1"), Apply: true})
+			out, err := s.Collect(t.Context(), collection.Options{Policy: policy(t, "last=1"), Apply: true})
 			wrong(t, err, nil, "nothing is deleted", "ckptstore verify run@step-2.a1")
 			if went(out) != "" || len(snapshot(t, kept)) != len(before) {
 				t.Errorf("the last good one is gone: %+v", out)
@@ -339,7 +340,7 @@ func TestCollectLinks(t *testing.T) {
 			}
 		}
 	}
-	shown, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1")})
+	shown, err := s.Collect(t.Context(), collection.Options{Policy: policy(t, "last=1")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +348,7 @@ func TestCollectLinks(t *testing.T) {
 	freed := map[string]int64{}
 	for i, c := range done.Checkpoints {
 		freed[c.ID] = c.Freed >> 20
-		if j := slices.IndexFunc(shown.Checkpoints, func(x Collected) bool { return x.ID == c.ID }); shown.Checkpoints[j].Freed != c.Freed {
+		if j := slices.IndexFunc(shown.Checkpoints, func(x collection.Collected) bool { return x.ID == c.ID }); shown.Checkpoints[j].Freed != c.Freed {
 			t.Errorf("%d: %s frees %d, shown were %d", i, c.ID, c.Freed, shown.Checkpoints[j].Freed)
 		}
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/objecttest"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/refs"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 )
 
 // inBucket opens a store whose files are in a bucket, which has no links.
@@ -43,7 +45,7 @@ func objects(t *testing.T, b *objecttest.Bucket, id string) string {
 }
 
 // left returns why files of a checkpoint stay after a collection.
-func left(out Collection, id string) string {
+func left(out collection.Collection, id string) string {
 	for _, c := range out.Checkpoints {
 		if c.ID == id {
 			return c.Left
@@ -67,7 +69,7 @@ func TestCollectNamed(t *testing.T) {
 	}
 	base := data.Base{Ref: RefOf(row), Manifest: digest}
 	committed(t, s, "run", 2)
-	write, commit = largeSave(t, s, 3, refNameOf(row))
+	write, commit = largeSave(t, s, 3, refs.Ref{Run: row.Run, Trial: row.Trial, Checkpoint: row.ID})
 	before := objects(t, b, "step-1.a1")
 	out := collect(t, s, "last=1")
 	if went(out) != "delete step-1.a1" || !strings.Contains(left(out, "step-1.a1"), "open save") || objects(t, b, "step-1.a1") != before {
@@ -78,7 +80,7 @@ func TestCollectNamed(t *testing.T) {
 	}
 	commit()
 	const kept = "kept for 1 later checkpoint"
-	dry, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1")})
+	dry, err := s.Collect(t.Context(), collection.Options{Policy: policy(t, "last=1")})
 	if err != nil || left(dry, "step-1.a1") != kept || left(dry, "step-3.a1") != "" {
 		t.Errorf("a dry run: %+v, %v", dry.Checkpoints, err)
 	}
@@ -97,7 +99,7 @@ func TestCollectNamed(t *testing.T) {
 		t.Errorf("it did %s and freed %d; left are %s %s", went(out), out.Freed, objects(t, b, "step-1.a1"), objects(t, b, "step-3.a1"))
 	}
 	// A save whose base was deleted before its begin does not hold it.
-	if write, _ = largeSave(t, s, 5, refNameOf(row)); write(base).BytesReused != 0 {
+	if write, _ = largeSave(t, s, 5, refs.Ref{Run: row.Run, Trial: row.Trial, Checkpoint: row.ID}); write(base).BytesReused != 0 {
 		t.Error("it reuses what is gone")
 	}
 	if out = collect(t, s, "last=1"); went(out) != "" {
@@ -141,16 +143,11 @@ func TestCollectLocked(t *testing.T) {
 	if out = collect(t, s, "last=1"); went(out) != "" || b.tried != 1 {
 		t.Errorf("before the lock has ended it did %s, after %d tries", went(out), b.tried)
 	}
-	dry, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1")})
+	dry, err := s.Collect(t.Context(), collection.Options{Policy: policy(t, "last=1")})
 	if err != nil || went(dry) != "sweep step-1.a1" {
 		t.Errorf("a dry run: %s, %v", went(dry), err)
 	}
-	// The lock of one file may end before that of another.
-	s.locked.add(refOf("run", "step-1.a1"), &object.LockedError{Until: time.Now().Add(48 * time.Hour)})
-	if again := time.Until(s.locked.until[refOf("run", "step-1.a1")]); again > time.Hour {
-		t.Errorf("it tries again in %v", again)
-	}
-	s.locked.add(refOf("run", "step-1.a1"), &object.LockedError{Until: time.Now().Add(-time.Second)})
+	s.collected = collection.Memory{} // as if the lock had ended
 	b.err = object.LockedError{Versions: 1, Hold: true, Until: time.Now().Add(time.Hour)}
 	for range 2 {
 		if out = collect(t, s, "last=1"); went(out) != "sweep step-1.a1" || left(out, "step-1.a1") != b.err.Error() {
@@ -205,11 +202,11 @@ func TestCollectUnfreed(t *testing.T) {
 		write()
 		commit()
 	}
-	out, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=2"), Apply: true})
+	out, err := s.Collect(t.Context(), collection.Options{Policy: policy(t, "last=2"), Apply: true})
 	if err != nil || out.Freed < data.MinReuse || out.Waits != 0 {
 		t.Errorf("freed %d, %d of it later, %v", out.Freed, out.Waits, err)
 	}
-	if out, err = s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1"), Apply: true}); err != nil || out.Freed < data.MinReuse || out.Waits != out.Freed {
+	if out, err = s.Collect(t.Context(), collection.Options{Policy: policy(t, "last=1"), Apply: true}); err != nil || out.Freed < data.MinReuse || out.Waits != out.Freed {
 		t.Errorf("then freed %d, %d of it later, %v", out.Freed, out.Waits, err)
 	}
 }

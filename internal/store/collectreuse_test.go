@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/tensor"
 )
 
@@ -100,7 +101,7 @@ func TestCollectReused(t *testing.T) {
 		if err := os.Remove(filepath.Join(s.Data.Dir(), "run", trialName, "step-3.a1", got.Files[0].Name)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, "last=1"), Apply: true}); err == nil {
+		if _, err := s.Collect(t.Context(), collection.Options{Policy: policy(t, "last=1"), Apply: true}); err == nil {
 			t.Errorf("linked %t: step-2.a1 was deleted though %s of step-3.a1 is gone", linked, got.Files[0].Name)
 		}
 	}

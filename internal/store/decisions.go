@@ -17,6 +17,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/redact"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
+	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -25,6 +27,10 @@ var ErrTag = problem.New(problem.Invalid, "bad tag")
 
 // maxTag is the length in bytes of the longest tag.
 const maxTag = 128
+
+// decideTries is how often a decision is retried after a conflict. With each conflict another
+// process made progress.
+const decideTries = 100
 
 // Terms are the conditions of a decision that another program has asked for.
 type Terms struct {
@@ -114,7 +120,7 @@ func (s *Store) decideAfter(ctx context.Context, c projections.Checkpoint, after
 // moment. choose returns nil if no decision is needed.
 func (s *Store) mark(ctx context.Context, ref string, choose func(projections.Checkpoint) (events.Body, error)) (projections.Checkpoint, error) {
 	q := Queries{s.Views()}
-	for range collectTries {
+	for range decideTries {
 		first, err := q.Resolve(ctx, ref)
 		if err != nil {
 			return first, err
@@ -151,7 +157,7 @@ func (s *Store) mark(ctx context.Context, ref string, choose func(projections.Ch
 		}
 		return q.Resolve(ctx, c.Run+"/"+c.Trial+"@"+c.ID)
 	}
-	return projections.Checkpoint{}, fmt.Errorf("mark %s: other decisions came first %d times; try again when the run is quieter", ref, collectTries)
+	return projections.Checkpoint{}, fmt.Errorf("mark %s: other decisions came first %d times; try again when the run is quieter", ref, decideTries)
 }
 
 // Pin exempts a checkpoint from retention until [Store.Unpin]. The reason may be empty.
@@ -356,4 +362,38 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 		return none, fmt.Errorf("fork %s to run %q: %w", ref, run, err)
 	}
 	return q.Trial(ctx, run, projections.DefaultTrial)
+}
+
+// Collect deletes the checkpoints of the store that a policy does not keep, and removes the
+// files of those that ended before: see [collection.Collect].
+func (s *Store) Collect(ctx context.Context, o collection.Options) (collection.Collection, error) {
+	return collection.Collect(ctx, collection.Store{
+		ID: s.ID, Data: s.Data, Log: s.Log, Views: s.Views(), Logger: s.opts.Logger, Memory: &s.collected,
+		Decide: s.decideAfter, HasFiles: s.hasFiles,
+	}, o)
+}
+
+// Withdraw takes committed checkpoints of one run out of its line and deletes them, on
+// behalf of the program that saved them or a user. It returns the outcome for each
+// checkpoint. A checkpoint that is held, such as by a pin, keeps its files until the
+// first collection after the hold ends. Deletions that had to wait before are done too.
+func (s *Store) Withdraw(ctx context.Context, all []projections.Checkpoint, reason string) ([]collection.Collected, error) {
+	if len(all) == 0 {
+		return nil, nil
+	}
+	for _, c := range all {
+		_, err := s.mark(ctx, c.Run+"/"+c.Trial+"@"+c.ID, func(now projections.Checkpoint) (events.Body, error) {
+			if now.Withdrawn {
+				return nil, nil
+			}
+			return &events.CheckpointSuperseded{Checkpoint: now.ID, Reason: reason}, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	done, err := s.Collect(ctx, collection.Options{Runs: []string{all[0].Run}, Policy: retention.Policy{}, Apply: true})
+	return slices.DeleteFunc(done.Checkpoints, func(c collection.Collected) bool {
+		return !slices.ContainsFunc(all, func(one projections.Checkpoint) bool { return one.Trial == c.Trial && one.ID == c.ID })
+	}), err
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 )
 
 // TestFootprint: of three checkpoints with a common chunk, each shares the chunk and has the rest
@@ -30,9 +31,9 @@ func TestFootprint(t *testing.T) {
 		}
 		bases = []data.Base{{Ref: RefOf(rows[0]), Manifest: digest}}
 	}
-	measure := func(id string) Footprint {
+	measure := func(id string) collection.Footprint {
 		t.Helper()
-		f, err := MeasureFiles(t.Context(), s.Data, refOf("run", id))
+		f, err := collection.MeasureFiles(t.Context(), s.Data, refOf("run", id))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,9 +57,9 @@ func TestFootprint(t *testing.T) {
 		}
 		sum += f.Exclusive
 	}
-	dry := func(text string) Collection {
+	dry := func(text string) collection.Collection {
 		t.Helper()
-		out, err := s.Collect(t.Context(), CollectOptions{Policy: policy(t, text)})
+		out, err := s.Collect(t.Context(), collection.Options{Policy: policy(t, text)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +82,7 @@ func TestFootprint(t *testing.T) {
 	if out := dry("last=1"); out.Freed != two || two < data.MinReuse {
 		t.Errorf("both: %d bytes freed, want %d", out.Freed, two)
 	}
-	if _, err := MeasureFiles(t.Context(), s.Data, refOf("run", "step-3.a1")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := collection.MeasureFiles(t.Context(), s.Data, refOf("run", "step-3.a1")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of files that are gone: %v", err)
 	}
 }

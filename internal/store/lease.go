@@ -296,11 +296,46 @@ func (e *NotRunningError) Error() string {
 // ProblemKind returns [problem.Conflict].
 func (*NotRunningError) ProblemKind() problem.Kind { return problem.Conflict }
 
-// Stop asks the live job of a run to end. With preempt, the job saves first. The decision
-// is durable on return; the job acts on it later.
+// StopRun is [Store.Stop] for the trials that the live job of a run trains: its only trial, or
+// all that a search trains now.
+func (s *Store) StopRun(ctx context.Context, run, reason string, preempt bool) (live *RunningError, err error) {
+	q := Queries{s.Views()}
+	_, err = q.Trial(ctx, run, projections.DefaultTrial)
+	if !errors.Is(err, projections.ErrNotFound) {
+		return s.Stop(ctx, run, projections.DefaultTrial, reason, preempt)
+	}
+	if live, err = s.LiveJob(ctx, run); err != nil {
+		return nil, err
+	}
+	if live == nil {
+		return nil, &NotRunningError{run}
+	}
+	trials, err := q.Trials(ctx, run)
+	if err != nil {
+		return nil, err
+	}
+	// The terms of a request for one trial hold for none of several.
+	ctx, asked := WithTerms(ctx, Terms{By: termsOf(ctx).By}), false
+	for _, t := range trials {
+		if t.Job != live.Job || t.Status != projections.Running && t.Status != projections.Stopping {
+			continue
+		}
+		if _, err := s.Stop(ctx, run, t.Name, reason, preempt); err != nil {
+			return nil, err
+		}
+		asked = true
+	}
+	if !asked {
+		return nil, problem.Errorf(problem.Conflict, "job %s of run %q trains no trial at this moment: try again, or end its process %d on %s", live.Job, run, live.PID, live.Host)
+	}
+	return live, nil
+}
+
+// Stop asks the live job of a run to end the training of a trial. With preempt, the job
+// saves first. The decision is durable on return; the job acts on it later.
 func (s *Store) Stop(ctx context.Context, run, trial, reason string, preempt bool) (*RunningError, error) {
 	q := Queries{s.Views()}
-	for range collectTries {
+	for range decideTries {
 		live, err := s.LiveJob(ctx, run)
 		if err != nil {
 			return nil, err
@@ -325,7 +360,7 @@ func (s *Store) Stop(ctx context.Context, run, trial, reason string, preempt boo
 		}
 		return live, nil
 	}
-	return nil, fmt.Errorf("ask run %q to stop: other decisions came first %d times; try again", run, collectTries)
+	return nil, fmt.Errorf("ask run %q to stop: other decisions came first %d times; try again", run, decideTries)
 }
 
 // Namesake is a run with a derived name, such as train or train-2, and with checkpoints

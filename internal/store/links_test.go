@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 )
 
 // linkable makes a store with a checkpoint, a blob, an archive and output, and closes it.
@@ -169,7 +170,7 @@ func TestLinksOfData(t *testing.T) {
 				if err != nil || len(reports) != 1 || reports[0].Clean() || !strings.Contains(reports[0].Findings[0].Problem, path+" is a symbolic link") {
 					t.Errorf("verified: %+v, %v", reports, err)
 				}
-				if _, err := MeasureFiles(t.Context(), s.Data, refOf("run", "step-1.a1")); err == nil && name != "data/run/main/step-1.a1" {
+				if _, err := collection.MeasureFiles(t.Context(), s.Data, refOf("run", "step-1.a1")); err == nil && name != "data/run/main/step-1.a1" {
 					t.Error("measured")
 				}
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"math"
 	"os"
@@ -15,13 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/beneath"
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
-	"github.com/ckptstore/ckptstore/internal/refs"
-	"github.com/ckptstore/ckptstore/projections"
 )
 
 // Space that must be free on the disk of a store, in bytes and as a share of the disk. Saves stop
@@ -244,154 +239,4 @@ func (b ballast) keep(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// Footprint is the disk space of a checkpoint's files by their sizes, with indexes, manifest and
-// receipt. It is valid at the moment of the call: a save that links a file in, or a deletion,
-// changes it.
-type Footprint struct {
-	Shared    int64 // bytes of files that have a link outside its directory
-	Exclusive int64 // bytes of the others, which deleting it alone would free
-}
-
-// MeasureFiles returns the footprint of the checkpoint at ref below a data directory. Without a
-// directory it returns [fs.ErrNotExist]: the footprint is then unknown, not 0.
-func MeasureFiles(ctx context.Context, root *data.Root, ref checkpoint.Ref) (Footprint, error) {
-	if err := errors.Join(ctx.Err(), ref.Validate()); err != nil {
-		return Footprint{}, fmt.Errorf("measure %s: %w", root.Path(ref), err)
-	}
-	dataDir, local := root.Local()
-	if !local {
-		bytes, err := root.Bytes(ctx, ref, nil)
-		if err == nil && bytes < 0 {
-			err = fmt.Errorf("measure %s: %w", root.Path(ref), fs.ErrNotExist)
-		}
-		return Footprint{Exclusive: bytes}, err
-	}
-	files, err := linkedFiles(dataDir, filepath.Join(dataDir, ref.String()))
-	if err != nil {
-		return Footprint{}, err
-	}
-	var out Footprint
-	for _, f := range files {
-		if f.links >= f.all {
-			out.Exclusive += f.size
-		} else {
-			out.Shared += f.size
-		}
-	}
-	return out, nil
-}
-
-// references are the files of checkpoints that others name, in a store whose files have no
-// links.
-type references struct {
-	mu     sync.Mutex
-	ledger *refs.Ledger
-}
-
-// references returns those of the store for a collection; nil where files have links. A dry run
-// has its own, because it supposes deletions.
-func (s *Store) references(dry bool) *references {
-	switch {
-	case s.Data.HasLinks():
-		return nil
-	case dry:
-		return &references{}
-	}
-	return &s.refs
-}
-
-// fold reads the log up to its present end.
-func (r *references) fold(ctx context.Context, log *jetlog.Log) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.ledger == nil {
-		r.ledger = refs.New()
-	}
-	last, err := log.Last(ctx)
-	if err != nil || last <= r.ledger.Sequence() {
-		return err
-	}
-	for e, err := range log.Read(ctx, r.ledger.Sequence()+1, last) {
-		if err == nil {
-			err = r.ledger.Apply(e)
-		}
-		if err != nil {
-			return fmt.Errorf("read which checkpoints name files of others: %w", err)
-		}
-	}
-	return nil
-}
-
-// suppose changes the state as deletions would.
-func (r *references) suppose(deleted []Collected) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, x := range deleted {
-		r.ledger.Suppose(refNameOf(x.row))
-	}
-}
-
-// kept returns the files of a checkpoint that must stay. The log was read before.
-func (r *references) kept(c projections.Checkpoint) refs.Kept {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.ledger.Kept(refNameOf(c))
-}
-
-// refNameOf returns the name of a checkpoint in events.
-func refNameOf(c projections.Checkpoint) refs.Ref {
-	return refs.Ref{Run: c.Run, Trial: c.Trial, Checkpoint: c.ID}
-}
-
-// stays returns why files of a checkpoint stay, or "".
-func stays(k refs.Kept) string {
-	switch {
-	case k.All:
-		return "an open save may name them; collect again when it has ended"
-	case len(k.By) == 1:
-		return "kept for 1 later checkpoint"
-	case len(k.Names) > 0:
-		return fmt.Sprintf("kept for %d later checkpoints", len(k.By))
-	}
-	return ""
-}
-
-// inode identifies a file with any number of names.
-type inode struct{ device, number uint64 }
-
-// linkedFile is a file with a name in a directory.
-type linkedFile struct {
-	size  int64
-	links uint64 // in the directory
-	all   uint64 // anywhere
-}
-
-// linkedFiles returns the files below a directory of the data.
-func linkedFiles(dataDir, dir string) (map[inode]linkedFile, error) {
-	files := map[inode]linkedFile{}
-	err := beneath.At(filepath.Dir(dataDir)).WalkDir(dir, func(path string, e os.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
-			return err
-		}
-		info, err := e.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it was removed meanwhile
-		}
-		if err != nil {
-			return err
-		}
-		stat, ok := info.Sys().(*syscall.Stat_t)
-		if !ok {
-			return fmt.Errorf("%s: this system does not report how many links a file has", path)
-		}
-		id := inode{uint64(stat.Dev), stat.Ino}                                    //nolint:unconvert // narrower on other systems
-		files[id] = linkedFile{stat.Size, files[id].links + 1, uint64(stat.Nlink)} //nolint:unconvert // narrower on other systems
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("measure %s: %w", dir, err)
-	}
-	return files, nil
 }

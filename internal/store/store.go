@@ -65,6 +65,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/internal/store/place"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -144,15 +145,14 @@ type Store struct {
 	holder    *ownerRecord // nil in a store of an earlier version
 	backup    error        // [ErrBackup] if this is a backup, which is read-only
 
-	bucket  *place.Bucket // that has the data; nil: it is in a directory
-	refs    references    // of the last collection
-	locked  lockedFiles
-	opts    Options
-	cutting cutting  // of the log, while this process owns it
-	space   *gauge   // of the disk that log and data share, in a directory
-	owner   *owner   // of a directory; nil with a URL
-	study   *learner // with an owner
-	scrub   *scrubber
+	bucket    *place.Bucket     // that has the data; nil: it is in a directory
+	collected collection.Memory // of the last collection
+	opts      Options
+	cutting   cutting  // of the log, while this process owns it
+	space     *gauge   // of the disk that log and data share, in a directory
+	owner     *owner   // of a directory; nil with a URL
+	study     *learner // with an owner
+	scrub     *scrubber
 
 	term    time.Duration // of leases; 0: [leaseTerm]
 	life    context.Context
@@ -444,6 +444,9 @@ func serverLogger(to *slog.Logger) *slog.Logger { return slog.New(complaints{to.
 // Dir returns the directory that has the store's files: its location, or that of the data behind a
 // URL. It is "" if the log is on a server and the data in a bucket.
 func (s *Store) Dir() string { return s.top }
+
+// Formerly returns the identities of the store before it was recovered, the newest first.
+func (s *Store) Formerly() []string { return s.formerly }
 
 // Ledger opens the tamper evidence of a store in a directory. It returns [ledger.ErrOff]
 // where there is none.

@@ -117,15 +117,20 @@ func (o runOptions) runMany(ctx context.Context, cfg launch.Config, n placement)
 
 // meet coordinates the job, or follows the trainer that does.
 func (o runOptions) meet(ctx context.Context, cfg launch.Config, n placement, at string) error {
-	if now := o.elsewhere(ctx, at); now != at {
-		return o.follow(ctx, cfg, n, now)
-	}
-	if isHere(ctx, at) && !taken(ctx, at) {
-		if err := o.coordinate(ctx, cfg, n, at); !errors.Is(err, errTaken) {
+	for {
+		if now := o.elsewhere(ctx, at); now != at {
+			return o.follow(ctx, cfg, n, now)
+		}
+		if nodes.IsHere(ctx, at) && !taken(ctx, at) {
+			if err := o.coordinate(ctx, cfg, n, at); !errors.Is(err, errTaken) {
+				return err
+			} // another trainer of this machine was faster
+		}
+		if err := o.follow(ctx, cfg, n, at); !errors.Is(err, errHere) {
 			return err
-		} // another trainer of this machine was faster
+		}
+		cfg.Logger.Info("endpoint is an address of this node by now", "endpoint", at)
 	}
-	return o.follow(ctx, cfg, n, at)
 }
 
 // coordinate runs the job from this node.

@@ -106,9 +106,34 @@ func (o runOptions) elsewhere(ctx context.Context, at string) string {
 // errMoved reports that the nodes of the job meet at another endpoint by now.
 var errMoved = errors.New("the job has another coordinator")
 
-// unlessMoved returns a context that ends with [errMoved] when the nodes meet elsewhere.
+// errHere reports that the endpoint is an address of this node, which was not known
+// when the node began to join: name servers may learn a name after its machine has
+// started.
+var errHere = errors.New("the endpoint is an address of this node")
+
+// herePoll is how often a node that joins looks whether the endpoint is its own.
+const herePoll = time.Second
+
+// unlessMoved returns a context that ends with [errMoved] when the nodes meet elsewhere,
+// and with [errHere] when the endpoint becomes an address of this node where no process
+// listens.
 func (o runOptions) unlessMoved(ctx context.Context, at string) (context.Context, context.CancelFunc) {
 	joining, cancel := context.WithCancelCause(ctx)
+	go func() {
+		tick := time.NewTicker(herePoll)
+		defer tick.Stop()
+		// If it is here already, another trainer of this machine coordinates.
+		for here := nodes.IsHere(joining, at); !here; {
+			select {
+			case <-tick.C:
+			case <-joining.Done():
+				return
+			}
+			if here = nodes.IsHere(joining, at); here && !taken(joining, at) {
+				cancel(errHere)
+			}
+		}
+	}()
 	if o.logReplicas != 1 {
 		go func() {
 			tick := time.NewTicker(succeedPoll)
@@ -138,12 +163,26 @@ func (o runOptions) succeed(ctx context.Context, cfg launch.Config, n placement,
 	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
 }
 
-// open opens the store of a job. A node waits for a majority of the log's copies for as long as a
+// open opens the store of a job. Until --wait has passed, it waits for the name of the store's
+// server to be known: in a container, names may be unknown at first. A node waits for a majority of the log's copies for as long as a
 // job waits for its nodes. A node that takes over returns [errTaken] if a coordinator answers
 // meanwhile.
 func (o runOptions) open(ctx context.Context, with store.Options) (*store.Store, error) {
+	named := time.Now().Add(o.wait)
 	for until, warned := time.Now().Add(o.endpointWait), false; ; {
 		st, err := store.Open(ctx, with)
+		if errors.As(err, new(*net.DNSError)) && time.Now().Before(named) {
+			if !warned {
+				warned = true
+				with.Logger.Warn("name of the store's server is unknown; waiting for it", "at_most", o.wait, "error", err)
+			}
+			select {
+			case <-time.After(succeedPoll):
+				continue
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		}
 		if err == nil || o.logReplicas == 1 || !unanswered(err) || ctx.Err() != nil || time.Now().After(until) {
 			return st, err
 		}

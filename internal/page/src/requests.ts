@@ -60,6 +60,7 @@ export const mostLines = 500;
 
 export interface LogsQuery {
   job: string; // empty: the newest
+  trial: string; // of a search; empty: none
   attempt: number; // 0: all
   rank: number; // -1: all
   stream: '' | 'out' | 'err';

@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
 )
 
@@ -350,13 +351,13 @@ func TestFilesAreInNoLine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	done, err := st.Collect(t.Context(), store.CollectOptions{Policy: policy, Apply: true})
+	done, err := st.Collect(t.Context(), collection.Options{Policy: policy, Apply: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	kept := map[string]int{}
 	for _, c := range done.Checkpoints {
-		if c.Action == store.Keep {
+		if c.Action == collection.Keep {
 			name, _, _ := strings.Cut(c.ID, ".a")
 			kept[name]++
 		}
