@@ -3,23 +3,16 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
-	"github.com/ckptstore/ckptstore/projections"
 )
 
 // logsQuery holds the flags of `logs`.
@@ -33,15 +26,6 @@ type logsQuery struct {
 	tail     int
 	since    string
 	stamps   bool
-}
-
-// loggedLine is one line of the output of `logs --json`.
-type loggedLine struct {
-	Attempt int       `json:"attempt"`
-	Rank    int       `json:"rank"`
-	Stream  string    `json:"stream"` // out or err
-	Time    time.Time `json:"time"`
-	Text    string    `json:"text"`
 }
 
 func (a *app) logsCommand() *cobra.Command {
@@ -120,33 +104,12 @@ func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, erro
 }
 
 func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery, sel logs.Select) error {
-	if err := answer.KnownRun(ctx, s.Views(), run); err != nil {
-		return err
-	}
-	r, err := answer.ReadRun(ctx, answer.Live(s), run)
+	output, err := answer.OutputOf(ctx, answer.Live(s), run, q.job, q.trial)
 	if err != nil {
 		return err
 	}
-	job, err := answer.FindJob(r, run, q.job)
-	if err != nil {
-		return err
-	}
-	if job.Logs == "" {
-		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: "the job kept none: its trainer had no log directory, as in `trainer demo`, or with a store that has no directory and no --log-dir"}
-	}
-	dir := job.Logs
-	sel.Top = filepath.Dir(filepath.Dir(dir)) // the directory of --log-dir
-	if !filepath.IsAbs(dir) && s.Dir() == "" {
-		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: fmt.Sprintf("it is in %s of the store's directory, which this machine does not have: run the command where the directory is", dir)}
-	}
-	if !filepath.IsAbs(dir) {
-		sel.Top, dir = s.Dir(), filepath.Join(s.Dir(), dir)
-	} else if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: fmt.Sprintf("it is in %s on %s, which this machine cannot access: run the command there", dir, job.Host)}
-	}
-	if q.trial != "" {
-		dir = filepath.Join(dir, events.EncodeName(q.trial))
-	}
+	job := output.Job
+	sel.Top = output.Top
 	var ended func(context.Context) (bool, error)
 	if q.follow {
 		ended = func(ctx context.Context) (bool, error) {
@@ -156,7 +119,7 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 	}
 	printed := false
 	visit := a.linePrinter(q, job.NProc*max(1, job.NNodes) > 1 && q.rank < 0)
-	err = logs.Read(ctx, dir, sel, ended, func(l logs.Line) error {
+	err = logs.Read(ctx, output.Dir, sel, ended, func(l logs.Line) error {
 		printed = true
 		return visit(l)
 	})
@@ -171,7 +134,7 @@ func (a *app) linePrinter(q logsQuery, prefixed bool) func(logs.Line) error {
 	if a.Format == "json" || a.Format == "jsonl" {
 		enc := json.NewEncoder(a.Out)
 		return func(l logs.Line) error {
-			return enc.Encode(loggedLine{l.Attempt, l.Rank, string(l.Stream), l.Time, string(l.Text)})
+			return enc.Encode(answer.Logged(l))
 		}
 	}
 	shown := console.OnTerminal(a.Raw)
