@@ -117,6 +117,9 @@ func IssueToken(ctx context.Context, path, name string, role Role) (token string
 
 // RevokeTokens removes all tokens of a user from a file, and returns how many there were.
 func RevokeTokens(ctx context.Context, path, name string) (n int, err error) {
+	if _, err := os.Stat(path); err != nil {
+		return 0, fmt.Errorf("revoke: %w", err)
+	}
 	err = changeUsers(ctx, path, func(lines [][]byte) (kept [][]byte, err error) {
 		for _, line := range lines {
 			if fields := strings.Fields(string(line)); len(fields) > 0 && fields[0] == name {
