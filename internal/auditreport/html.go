@@ -47,7 +47,7 @@ func policy() string {
 // HTML writes the report as one file that needs no other: no script, no link, no image. Text of
 // the log stands between tags and in quoted attributes only, where [html.EscapeString] is
 // enough. Package html/template would keep every exported method of the program from being
-// left out by the linker: 13 MB.
+// left out by the linker: 10 MB.
 func (r Report) HTML(w io.Writer) error {
 	d, out := r.document(), bufio.NewWriterSize(w, 1<<16) // of which Flush returns the first error
 	write := func(format string, texts ...string) {
