@@ -193,27 +193,45 @@ func (o runOptions) awaitName(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// open opens the store of a job, when the name of its server is known. A node waits for a majority of the log's copies for as long as a
-// job waits for its nodes. A node that takes over returns [errTaken] if a coordinator answers
-// meanwhile.
+// answerNotice is how long a node waits for the log of a store that it opens before it logs that.
+const answerNotice = 15 * time.Second
+
+// open opens the store of a job, when the name of its server is known. A node waits for a
+// majority of the log's copies for as long as a job waits for its nodes. A node that takes over
+// returns [errTaken] if a coordinator answers meanwhile.
 func (o runOptions) open(ctx context.Context, with store.Options) (*store.Store, error) {
 	o.awaitName(ctx, with.Logger)
-	for until, warned := time.Now().Add(o.endpointWait), false; ; {
-		st, err := store.Open(ctx, with)
-		if err == nil || o.logReplicas == 1 || !unanswered(err) || ctx.Err() != nil || time.Now().After(until) {
+	if o.logReplicas == 1 {
+		return store.Open(ctx, with)
+	}
+	var warned sync.Once
+	warn := func(err error) {
+		warned.Do(func() {
+			with.Logger.Warn("log does not answer; waiting for a majority of its copies", "at_most", o.endpointWait, "error", err)
+		})
+	}
+	limit, cancel := context.WithTimeout(ctx, o.endpointWait)
+	defer cancel()
+	for {
+		// A copy that led the log before the others were lost answers for a while: the log is then
+		// open, and a read of it waits.
+		late := time.AfterFunc(answerNotice, func() { warn(fmt.Errorf("the store is not open after %v", answerNotice)) })
+		st, err := store.Open(limit, with)
+		late.Stop()
+		if err == nil || !unanswered(err) || limit.Err() != nil {
 			return st, err
 		}
 		if o.succeeding != nil && o.elsewhere(ctx, "") != "" {
 			return nil, errTaken
 		}
-		if !warned {
-			warned = true
-			with.Logger.Warn("log does not answer; waiting for a majority of its copies", "at_most", o.endpointWait, "error", err)
-		}
+		warn(err)
 		select {
 		case <-time.After(succeedPoll):
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+		case <-limit.Done():
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			return nil, err
 		}
 	}
 }
