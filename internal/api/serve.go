@@ -51,7 +51,7 @@ func (l *Listen) Flags(f *pflag.FlagSet, address string) {
 	f.StringVar(&l.Address, "http", address, "serve the HTTP API on HOST:PORT")
 	f.StringVar(&l.Cert, "http-cert", "", "certificate of the HTTP API, PEM; required on an address that other machines can reach")
 	f.StringVar(&l.Key, "http-key", "", "key of --http-cert; only its user may be able to read it")
-	f.StringVar(&l.Users, "http-users", "", "file of users of the HTTP API: NAME ROLE SHA256 in each line, the SHA-256 of the user's token")
+	f.StringVar(&l.Users, "http-users", "", "file of users of the HTTP API, made by `ckptstore access issue`")
 	f.StringSliceVar(&l.Hosts, "http-host", nil, "further names of the HTTP server, which clients may use (repeatable)")
 }
 

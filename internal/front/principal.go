@@ -124,14 +124,14 @@ func (s *session) greet() error {
 	if err != nil {
 		return err
 	}
-	user, known := s.ofToken(c.Token)
-	if !known && !s.door.admits(c.Token) {
-		return errAuthorization
+	user, unknown := s.ofToken(c.Token)
+	if unknown != nil && !s.door.admits(c.Token) {
+		return whyNot(unknown)
 	}
 	switch {
 	case s.door.TLS != nil && s.door.TLS.ClientAuth == tls.RequireAndVerifyClientCert && !certified:
 		return errAuthorization
-	case known:
+	case unknown == nil:
 		s.principal = Principal{Name: "user:" + user.Name, Personal: true}
 		s.door.Grant, s.judge.grant = user.Grant, user.Grant
 	case s.principal.Name == "" && s.door.Token != "":

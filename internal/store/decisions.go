@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"unicode"
@@ -14,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/redact"
@@ -95,6 +97,29 @@ func (s *Store) Decided(ctx context.Context, agg events.Aggregate, id string) (f
 		}
 	}
 	return found, false, nil
+}
+
+// RecordAccess appends access.granted or access.revoked to the lane of the store. Where this
+// process is the owner itself, the principal is its user.
+func (s *Store) RecordAccess(ctx context.Context, body events.Body) (uint64, error) {
+	d, err := events.NewDecision(Stamp("ckptstore"), events.Aggregate{}, body)
+	if err != nil {
+		return 0, err
+	}
+	if s.owned() != nil {
+		d.Principal = front.OfUser(uint32(os.Geteuid())).Name //nolint:gosec // of this process
+	}
+	for range decideTries {
+		end, err := s.Log.LaneEnd(ctx, events.Aggregate{})
+		if err != nil {
+			return 0, err
+		}
+		seq, err := s.Log.Decide(ctx, d, end)
+		if !errors.Is(err, jetlog.ErrConflict) {
+			return seq, err
+		}
+	}
+	return 0, problem.Errorf(problem.Conflict, "%s: other decisions of the store came first %d times: repeat the command", body.Kind(), decideTries)
 }
 
 // decideAfter appends a decision about a checkpoint if the trial's last decision has the

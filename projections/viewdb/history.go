@@ -20,7 +20,7 @@ import (
 // sequence, and each later one at most the events between two keyframes. All methods may be
 // called concurrently; they fold one at a time.
 type History struct {
-	views Present
+	views current
 	log   Source
 
 	turn   chan struct{}
@@ -32,8 +32,8 @@ type History struct {
 	behind uint64  // sequence of the newest keyframe
 }
 
-// Present is the present state of the views.
-type Present interface {
+// current is the present state of the views.
+type current interface {
 	// ViewAt calls read with one consistent state, that of the log at cursor.
 	ViewAt(read func(r projections.Reader, cursor uint64) error) error
 }
@@ -52,7 +52,7 @@ const (
 )
 
 // NewHistory returns the history of views and the log that they follow.
-func NewHistory(views Present, log Source) *History {
+func NewHistory(views current, log Source) *History {
 	return &History{
 		views: views, log: log, turn: make(chan struct{}, 1), every: keyframeEvents, most: mostKeyframes,
 		frames: []frame{{0, projections.NewMemory()}},
