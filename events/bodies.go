@@ -48,7 +48,7 @@ type AccessGranted struct {
 
 // AccessRevoked records that tokens of a user were removed from a file of users.
 type AccessRevoked struct {
-	User   string   `json:"user"`
+	User   string   `json:"user"`         // as in [AccessGranted]
 	Hashes []string `json:"hashes"`       // of the tokens, as in [AccessGranted]
 	By     string   `json:"by,omitempty"` // as in [AccessGranted]
 }

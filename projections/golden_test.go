@@ -31,6 +31,7 @@ var goldenLogs = []struct{ name, sum string }{
 	{"golden-log-search", "29bd22efb3ada43effc82fba4e9d371558eedcfa6cc65f91a5232260e50f4eca"},   // trials of a search, whose tuner was killed
 	{"golden-log-audit", "87b4d1e6ae53fa333ccbe7c97efbddadee09851918d5ce3dcda573e188f6ff13"},    // a run map in the log
 	{"golden-log-slow", "95077cc1f43a550838f875ffccf98d7c0a5906c6ee0ea9f86c28af2d59782663"},     // nodes that are slow and well again, and their clocks
+	{"golden-log-access", "29c630b6a71e66a3473baa1d43e4f8e652b8549eac74c39180aa70c4cac4cc85"},   // a user who was given access and lost it
 }
 
 func readGolden(t *testing.T, name, want string) []events.Recorded {

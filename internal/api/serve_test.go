@@ -78,8 +78,8 @@ func TestUsersFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Header.Set("Authorization", "Bearer secret")
-	if u, ok := bearer(users, r); !ok || u.Name != "ada" {
-		t.Errorf("the token is of %v", u)
+	if u, err := bearer(users, r); err != nil || u.Name != "ada" {
+		t.Errorf("the token is of %v, %v", u, err)
 	}
 	for _, mode := range []os.FileMode{0o644, 0o640, 0o604, 0o660} {
 		write("ada admin "+digest, mode)
