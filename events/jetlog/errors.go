@@ -310,9 +310,9 @@ func (o Options) refused(err error) error {
 	switch {
 	case errors.Is(err, nats.ErrAuthorization) && o.Token == "" && o.FindToken == nil:
 		return fmt.Errorf("%w: the server asks for a token or a password, and none was given: %w", ErrNotAllowed, err)
-	case errors.Is(err, nats.ErrAuthRevoked):
+	case errors.Is(err, nats.ErrAuthRevoked), worded(err, nats.AUTHENTICATION_REVOKED_ERR):
 		return fmt.Errorf("%w: the token was revoked: ask the operator of the server for another: %w", ErrNotAllowed, err)
-	case errors.Is(err, nats.ErrAuthExpired):
+	case errors.Is(err, nats.ErrAuthExpired), worded(err, nats.AUTHENTICATION_EXPIRED_ERR):
 		return fmt.Errorf("%w: the token has expired: ask the operator of the server for another: %w", ErrNotAllowed, err)
 	case errors.Is(err, nats.ErrAuthorization):
 		return fmt.Errorf("%w: the server does not know this token: %w", ErrNotAllowed, err)
@@ -330,6 +330,10 @@ func (o Options) refused(err error) error {
 	}
 	return fmt.Errorf("%w; check that a NATS server with JetStream runs there ('nats-server -js' starts one)", err)
 }
+
+// worded reports whether an error of a first connection has the server's text: the library gives
+// it no name there.
+func worded(err error, text string) bool { return strings.Contains(strings.ToLower(err.Error()), text) }
 
 // A server reports a denied publish or subscription on the connection, not in an
 // answer; the request itself would wait for its deadline. Each request under way

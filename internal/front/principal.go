@@ -137,7 +137,7 @@ func (s *session) greet() error {
 	case s.principal.Name == "" && s.door.Token != "":
 		s.principal = byToken
 	case s.principal.Name == "":
-		return errAuthorization // the client has no identity
+		return whyNot(unknown) // the client has no identity
 	}
 	if c.Verbose || c.Pedantic || !c.Headers {
 		return protocolError("clients of this server are neither verbose nor pedantic, and know headers")
