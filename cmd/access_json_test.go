@@ -2,6 +2,7 @@ package cmd_test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,13 +20,21 @@ func TestAccessJSON(t *testing.T) {
 	schema(t, "access-issue", issued)
 	listed := output(t, 0, "ckptstore", "access", "list", "--json", file)
 	schema(t, "access-list", listed)
-	revoked := output(t, 0, "ckptstore", "access", "revoke", "ada", "--json", file, store)
-	schema(t, "access-revoke", revoked)
 	var out struct {
 		Secret, Hash, Expires string
 		Sequence              int
 	}
 	decode(t, issued, &out)
+	server := serveHTTP(t, dir, "127.0.0.1:0", "--http-users", strings.TrimPrefix(file, "--users="))
+	whoami := exec.CommandContext(t.Context(), "ckptstore", "access", "whoami", "--http", server.url, "--json")
+	whoami.Env = append(os.Environ(), "CKPTSTORE_STORE_TOKEN="+out.Secret)
+	who, err := whoami.Output()
+	if err != nil || !strings.Contains(string(who), `"principal": "user:ada"`) || !strings.Contains(string(who), out.Hash) || strings.Contains(string(who), out.Secret) {
+		t.Errorf("whoami: %s, %v", who, err)
+	}
+	schema(t, "access-whoami", string(who))
+	revoked := output(t, 0, "ckptstore", "access", "revoke", "ada", "--json", file, store)
+	schema(t, "access-revoke", revoked)
 	var gone struct {
 		Hashes   []string
 		Sequence int

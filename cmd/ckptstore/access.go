@@ -339,14 +339,14 @@ func askServer(ctx context.Context, server, path string, into any) error {
 	if err != nil {
 		return err
 	}
-	if token == "" {
-		return problem.Errorf(problem.Denied, "%s: no token is given: set $%s, or $%s to a file with it", server, store.EnvToken, store.EnvTokenFile)
-	}
 	err = api.Ask(ctx, &http.Client{Timeout: askTimeout, Transport: &http.Transport{TLSClientConfig: secure, DisableKeepAlives: true}}, server, path, token, into)
-	if err != nil && system.KindOf(err) == problem.Unauthorized {
-		return problem.Wrap(problem.Denied, err)
+	switch {
+	case err == nil, system.KindOf(err) != problem.Unauthorized:
+		return err
+	case token == "":
+		return problem.Errorf(problem.Denied, "%w: set $%s, or $%s to a file with it", err, store.EnvToken, store.EnvTokenFile)
 	}
-	return err
+	return problem.Wrap(problem.Denied, err)
 }
 
 // askTimeout bounds a request to a server.

@@ -102,6 +102,9 @@ func Ask(ctx context.Context, client *http.Client, server, path, token string, i
 	case at.Scheme == "http" && !loopback(at.Hostname()):
 		return problem.Errorf(problem.Invalid, "%s: without TLS others can read the token on the way: give an https:// URL, or tunnel to 127.0.0.1", at.Redacted())
 	}
+	if token == "" {
+		return problem.Errorf(problem.Unauthorized, "%s: no token is given", at.Redacted())
+	}
 	at.User, at.RawQuery, at.Fragment, at.Path = nil, "", "", strings.TrimSuffix(at.Path, "/")+Prefix+"/"+path
 	bad := func(kind problem.Kind, format string, values ...any) error {
 		return problem.Errorf(kind, "%s: "+format, append([]any{at}, values...)...)

@@ -116,7 +116,7 @@ func TestWhoami(t *testing.T) {
 	if _, err := RevokeTokens(t.Context(), users.path, "eva", "office"); err != nil {
 		t.Fatal(err)
 	}
-	for token, want := range map[string]string{tokens["eva"]: "was revoked at", "another": "not one of this server", "": "has no token"} {
+	for token, want := range map[string]string{tokens["eva"]: "was revoked at", "another": "not one of this server", "": "no token is given"} {
 		if _, err := who(token); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}

@@ -313,7 +313,7 @@ func (r Report) access() section {
 		}
 		what, until := "revoked", "-"
 		if a.Kind == string(events.AccessGranted{}.Kind()) {
-			what, until = text(a.Role), text(cmp.Or(a.Expires, "revoked"))
+			what, until = text(a.Role), text(cmp.Or(a.Expires, "it is revoked"))
 		}
 		s.Rows = append(s.Rows, []string{sequence(a.Sequence), when(a.Stored), by, text(a.User), what, text(strings.TrimSpace(a.Token + " " + strings.Join(a.Hashes, " "))), until})
 	}
