@@ -37,7 +37,7 @@ revoked or expires is disconnected within a second, also from an open stream.
 An event that a user appends has the user's name, as user:NAME: see "ckptstore events
 --actor". "access issue" and "access revoke" record in the log of --store what they do. The
 file decides who may connect; the log has who gave whom which right, and when. In a
-directory without a store, and without --store, nothing is recorded, and a warning says so.`
+directory without a store, and without --store, nothing is recorded, with a warning.`
 
 func (a *app) accessCommand() *cobra.Command {
 	c := &cobra.Command{
@@ -230,7 +230,7 @@ func (a *app) revokeCommand(file *string) *cobra.Command {
 		Long: `Revoke all tokens of a user, or the one of --token. The revocation counts from the moment in
 which the file changes; then the log of --store gets the event access.revoked. If the log
 does not take it, the tokens are revoked and the command fails. The file keeps the digests
-for a month, so that the user is told why a token is refused.`,
+for a month: until then the user is refused with the reason.`,
 		Example: "  ckptstore access revoke ada --users users --store ckpts\n  ckptstore access revoke ada --users users --token laptop --store ckpts",
 		RunE: func(c *cobra.Command, names []string) error {
 			if err := users(*file); err != nil {
@@ -272,8 +272,8 @@ func (a *app) whoamiCommand() *cobra.Command {
 with --http URL that of an HTTP API. The token is in $CKPTSTORE_STORE_TOKEN or in the file
 $CKPTSTORE_STORE_TOKEN_FILE.
 
-Exit codes: 0 ok, 2 usage, 10 no server answers, 12 no token, or one that is unknown, was
-revoked or has expired: the error tells which.`,
+Exit codes: 0 ok, 2 usage, 10 no server answers, 12 no token, or a token that is unknown,
+was revoked or has expired: the error tells which.`,
 		Example: "  ckptstore access whoami --store nats://train.example:4222\n  ckptstore access whoami --http https://train.example:7700 --json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			out := identity{Server: server}

@@ -93,8 +93,8 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// TestWhoami: a user is told its role, its token and its rights, and no other token; a token
-// that is none, and one that was revoked or has expired, are three different refusals.
+// TestWhoami: a user gets its role, its token's name and its rights. A token that is unknown, a
+// token that was revoked, and a token that has expired are different refusals.
 func TestWhoami(t *testing.T) {
 	t.Parallel()
 	users, tokens := issued(t)

@@ -39,7 +39,7 @@ type revoked struct {
 const revokedMark = "# revoked "
 
 // keepRevoked is how long a file keeps the digest of a token that was revoked or has expired, so
-// that its holder is told why it is refused. Older ones are dropped at the next change of the
+// that its holder is refused with the reason. Older ones are dropped at the next change of the
 // file.
 const keepRevoked = 30 * 24 * time.Hour
 

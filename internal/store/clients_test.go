@@ -152,7 +152,7 @@ func TestClientsWithTokens(t *testing.T) {
 	}
 }
 
-// TestSubscriptionOfRevokedToken: a client that follows the log ends, and is told why, when its
+// TestSubscriptionOfRevokedToken: a client that follows the log ends with the reason when its
 // token is revoked or expires.
 func TestSubscriptionOfRevokedToken(t *testing.T) {
 	t.Parallel()
