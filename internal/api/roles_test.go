@@ -170,6 +170,7 @@ func TestStreamOfRevokedToken(t *testing.T) {
 			h := newHarness(t, Options{Users: users})
 			h.train("bert", 1)
 			stays, stay := context.WithCancel(t.Context())
+			defer stay()
 			other := make(chan error, 1)
 			began := make(chan struct{})
 			go func() {
@@ -201,10 +202,10 @@ func TestStreamOfRevokedToken(t *testing.T) {
 			case err := <-other:
 				t.Errorf("the stream of another user ended: %v", err)
 			default:
-			}
-			stay()
-			if err := <-other; !errors.Is(err, context.Canceled) {
-				t.Errorf("the stream of another user ended: %v", err)
+				stay()
+				if err := <-other; !errors.Is(err, context.Canceled) {
+					t.Errorf("the stream of another user ended: %v", err)
+				}
 			}
 		})
 	}
