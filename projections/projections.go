@@ -206,6 +206,8 @@ func (f *fold) decision(body events.Body) error {
 	switch b := body.(type) {
 	case *events.GroupStarted:
 		return f.groupStarted(b)
+	case *events.GroupCoordinator:
+		return nil // it has no row: the lane alone fences the coordinator before it
 	case *events.TrialCreated:
 		return f.trialCreated(b)
 	case *events.TrialStopRequested:

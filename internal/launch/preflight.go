@@ -22,7 +22,7 @@ func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool
 		case m.State == nodes.StateSuspect || m.State == nodes.StateLost:
 		case m.PeerURL() == "":
 			f.log.Warn("network of a node is not measured; start its trainer with --preflight too", "node", m.Index, "host", m.Host)
-		case m.Index != f.index() && !f.serves(waiting, m.Index):
+		case m.Index != f.own() && !f.serves(waiting, m.Index):
 			f.log.Warn("network of a node is not measured: it has not opened the store in time", "node", m.Index, "host", m.Host, "limit", serveWait)
 		default:
 			all = append(all, m)
@@ -105,7 +105,7 @@ func mbps(rate float64) string { return fmt.Sprintf("%.1f MB/s", rate/1e6) }
 
 // rate measures the network between two nodes, from the first one.
 func (f *fleet) rate(ctx context.Context, from, to nodes.Member) (float64, error) {
-	if from.Index == f.index() {
+	if from.Index == f.own() {
 		return preflight.Measure(ctx, f.endpoint.PeerClient(to.PeerPin), to.PeerURL())
 	}
 	answer := make(chan measured, 1)

@@ -29,6 +29,7 @@ type worker struct {
 	pace   time.Duration
 	model
 	heedless bool // it does not end when it is asked to
+	ringless bool // the ranks exchange no messages
 	broken   string
 	step     int64
 	last     int64
@@ -46,6 +47,7 @@ func runWorker(ctx context.Context, args []string) (err error) {
 	stubborn := flags.Bool("stubborn", false, "after an error do not end, and be killed")
 	elastic := flags.Bool("elastic", false, "train a model that any number of ranks can train")
 	flags.BoolVar(&w.heedless, "heedless", false, "do not end when asked to save and end")
+	flags.BoolVar(&w.ringless, "ringless", false, "exchange no messages, only collectives")
 	flags.StringVar(&w.broken, "broken-on", "", "host on which a rank fails after its first step")
 	flags.DurationVar(&w.pace, "pace", 5*time.Millisecond, "shortest time of a step")
 	if err := flags.Parse(args); err != nil {
@@ -183,6 +185,9 @@ func (w *worker) exchange(ctx context.Context, step int64) (parts []float64, ove
 		parts = append(parts, math.Float64frombits(binary.LittleEndian.Uint64(part)))
 	}
 	over = all[0][8] == 1
+	if w.ringless {
+		return parts, over, nil
+	}
 	ring := w.c.Messenger()
 	if err := ring.Send(ctx, (w.c.Rank+1)%w.c.WorldSize, own); err != nil {
 		return nil, false, err

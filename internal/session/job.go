@@ -64,18 +64,27 @@ func (j *Job) Open() (err error) {
 	if j.cfg.Node > 0 { // nodes may share a machine
 		name += fmt.Sprint("-n", j.cfg.Node)
 	}
+	memory := j.cfg.Node
+	if j.cfg.Aside {
+		name += "-c"
+		memory += asideNode
+	}
 	j.runtime = filepath.Join(j.store.Runtime, name)
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)
 	}
-	if j.arenas, err = staging.Open(j.store.Shared, j.store.ID, j.cfg.Run, j.cfg.Node, j.store.Room, j.log); err != nil {
+	if j.arenas, err = staging.Open(j.store.Shared, j.store.ID, j.cfg.Run, memory, j.store.Room, j.log); err != nil {
 		return errors.Join(err, os.RemoveAll(j.runtime))
 	}
-	if j.cfg.Replicas > 0 {
+	if j.cfg.Replicas > 0 && !j.cfg.Aside {
 		j.keeper = replica.NewKeeper(j.arenas, j.cfg.StagingMemory, j.log)
 	}
 	return nil
 }
+
+// asideNode is above all indexes of nodes: it tells the directory of a process without ranks from
+// that of its node.
+const asideNode = 1 << 20
 
 // Keeper returns the handler by which another node copies its sealed slots to this one, or
 // nil if the job has no replicas. The caller authenticates the requests.

@@ -286,6 +286,29 @@ func (s *Store) LiveJob(ctx context.Context, run string) (*RunningError, error) 
 	return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}, nil
 }
 
+// Holds returns an error unless this process holds the lease of a run for a job, and has renewed it in
+// time.
+func (s *Store) Holds(ctx context.Context, run, job string) error {
+	held, err := s.Log.LeaseHolder(ctx, jetlog.RunLease(run))
+	if err != nil {
+		return err
+	}
+	me, err := thisProcess(job)
+	if err != nil {
+		return err
+	}
+	var now holder
+	if held != nil {
+		if err := json.Unmarshal(held.Holder, &now); err != nil {
+			return fmt.Errorf("holder of run %q: %w", run, err)
+		}
+	}
+	if held == nil || now != me || held.Expired() {
+		return problem.Errorf(problem.Conflict, "this process does not hold the lease of run %q, or has not renewed it", run)
+	}
+	return nil
+}
+
 // NotRunningError reports that a run has no live job.
 type NotRunningError struct{ Run string }
 
