@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -127,7 +128,7 @@ func (f *fleet) await(ctx context.Context, indexes []int) map[int]inventory {
 	defer late.Stop()
 	for {
 		f.mu.Lock()
-		found, counted := cloned(f.inventories), f.counted
+		found, counted := maps.Clone(f.inventories), f.counted
 		f.mu.Unlock()
 		if !slices.ContainsFunc(indexes, func(index int) bool { _, ok := found[index]; return !ok }) {
 			return found

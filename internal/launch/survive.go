@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"path"
 	"strconv"
@@ -204,16 +205,8 @@ func (h *holdings) move(attempt int, heard uint64) inventory {
 		i.Broken = "its ranks were loading a checkpoint"
 	}
 	// The maps change under the lock only; the copy is encoded without it.
-	i.Reports, i.Sequences = cloned(i.Reports), cloned(i.Sequences)
+	i.Reports, i.Sequences = maps.Clone(i.Reports), maps.Clone(i.Sequences)
 	return i
-}
-
-func cloned[K comparable, V any](m map[K]V) map[K]V {
-	out := make(map[K]V, len(m))
-	for k, v := range m {
-		out[k] = v
-	}
-	return out
 }
 
 // Carrier gives the inventory of a node's part to a coordinator that takes over: see

@@ -94,7 +94,6 @@ func (l *Living) take(ctx context.Context, node int, of life) (*jetlog.Lease, er
 		}
 		// Refused if the lease has changed meanwhile.
 		lease, err = l.st.Log.TakeOver(ctx, held, text, lifeTerm)
-		held = nil
 	}
 	return lease, err
 }

@@ -30,7 +30,7 @@ func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, 
 	for {
 		job, err := o.followOnce(ctx, cfg, n, &me, at, heir)
 		if ctx.Err() != nil || ends(err) {
-			if last, coordinated := heir.wait(); coordinated {
+			if coordinated, last := heir.wait(); coordinated {
 				return last // of the job
 			}
 		}

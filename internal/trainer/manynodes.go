@@ -127,6 +127,9 @@ func (o runOptions) meet(ctx context.Context, cfg launch.Config, n placement, at
 			return err
 		} // another trainer of this machine was faster
 	}
+	if cfg.Standby && !isHere(ctx, at) {
+		return fmt.Errorf("%w: --coordinator-only is for the node where the nodes meet, and %s is another one; give that node's address as --rdzv-endpoint, or leave the flag out", launch.ErrConfig, at)
+	}
 	return o.follow(ctx, cfg, n, at)
 }
 

@@ -76,17 +76,17 @@ func (h *heir) take(at string, failed func(error)) {
 }
 
 // wait waits until this node coordinates no more. It returns false if it does not.
-func (h *heir) wait() (err error, coordinated bool) {
+func (h *heir) wait() (coordinated bool, err error) {
 	h.mu.Lock()
 	done := h.done
 	h.mu.Unlock()
 	if done == nil {
-		return nil, false
+		return false, nil
 	}
 	<-done
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.err, h.done != nil
+	return h.done != nil, h.err
 }
 
 // active reports whether this node coordinates, or tries to.
