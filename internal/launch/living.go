@@ -319,7 +319,7 @@ func (f *fleet) silence(ctx context.Context) error {
 	if len(parts) == 0 {
 		return nil
 	}
-	return f.rest(ctx, f.endpoint.Timeout()/2)
+	return f.rest(ctx, deadAfter(f.endpoint.Timeout()))
 }
 
 // silenceAll ends the parts of all nodes of an attempt that was not ended by its coordinator.
@@ -347,7 +347,7 @@ func (f *fleet) silenceAll(ctx context.Context, attempt int) error {
 	// The last beat was answered before the coordinator let its lease expire. A node that joins has
 	// ended its part.
 	timeout := f.endpoint.Timeout()
-	limit := time.NewTimer(max(timeout/2, time.Until(f.began.Add(lifeOfBeat(timeout)*11/10-leaseTerm))))
+	limit := time.NewTimer(max(deadAfter(timeout), time.Until(f.began.Add(lifeOfBeat(timeout)*11/10-leaseTerm))))
 	defer limit.Stop()
 	for {
 		changed := f.endpoint.Changed()

@@ -28,12 +28,14 @@ type Survival interface {
 // A part that may outlive its coordinator lives, with T as timeout:
 //
 //	T + T/4   after it has sent the last beat that was answered: the log may elect a leader meanwhile
-//	T/4       after it has begun a call of [Survival.Live] that succeeds
+//	T/2       after it has begun a call of [Survival.Live] that succeeds
 //
-// So it is dead T/2 after it was silenced, if nothing was received from it for T before.
+// So it is dead some time after it was silenced, if nothing was received from it for T before.
 func lifeOfBeat(timeout time.Duration) time.Duration { return timeout + timeout/4 }
 
-func lifeOfWord(timeout time.Duration) time.Duration { return timeout / 4 }
+func lifeOfWord(timeout time.Duration) time.Duration { return timeout / 2 }
+
+func deadAfter(timeout time.Duration) time.Duration { return timeout * 3 / 5 }
 
 // survive has this node's part live on while the coordinating process is silent, as long as the
 // log takes its word.
@@ -57,7 +59,7 @@ func (p *part) survive(ctx context.Context) {
 			warned = false
 			continue
 		}
-		asking, cancel := context.WithTimeout(ctx, lifeOfWord(timeout))
+		asking, cancel := context.WithTimeout(ctx, timeout/4)
 		err := p.cfg.Survival.Live(asking, p.link.Index(), p.order.Attempt)
 		cancel()
 		if err == nil {
