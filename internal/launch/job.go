@@ -179,7 +179,7 @@ func (j *job) run(ctx context.Context) (err error) {
 	// Record the job's end even if ctx has ended.
 	end := context.WithoutCancel(ctx)
 	if over := j.overtaken(end); over != nil {
-		return errors.Join(err, over) // the job goes on under another coordinator
+		return errors.Join(err, over) // the job continues under another coordinator
 	}
 	ended := &events.JobEnded{Job: j.cfg.Job, ExitCode: j.cfg.ExitCode(err), Reason: j.reason}
 	if err != nil {

@@ -104,8 +104,8 @@ func newLink(c JoinConfig, of joined) *Link {
 
 // Move joins another endpoint of the same job, which has taken the place of the one before, and
 // keeps the link: its commands continue, and messages that the endpoint before has not acknowledged
-// are sent again, after a first one that first returns. It is called while no request begins or ends,
-// and must not block. On an error nothing has changed.
+// are sent again, after the one of first. No request begins or ends while first is called,
+// so it must not block. On an error nothing has changed.
 func (l *Link) Move(ctx context.Context, address string, first func() (kind string, body any)) error {
 	c := l.c
 	c.Address, c.Self.Index = address, l.index
