@@ -121,16 +121,15 @@ func TestPausedCoordinatorOfLivingGroup(t *testing.T) {
 	}
 }
 
-// A save is under way when the coordinator's node loses its power: its ranks have sealed it, and their
-// files are not written. The next coordinator commits it.
+// A save is under way when the coordinator's node loses its power: its ranks have sealed it, and those
+// of one have not written their files. The next coordinator commits it.
 func TestCoordinatorLostBetweenSealAndCommit(t *testing.T) {
 	t.Parallel()
 	s := living(t, "--log-replica-dir", "/tmp/log") // not on the disk that hangs
 	s.group(0, 30)
 	var save string
-	for _, name := range []string{"b", "c"} {
-		s.node(name).Disk(sharedAt).Break(netfs.Fault{Ops: []netfs.Op{netfs.OpWrite, netfs.OpFsync}, Hang: true})
-	}
+	disk := s.node("c").Disk(sharedAt)
+	disk.Break(netfs.Fault{Ops: []netfs.Op{netfs.OpWrite, netfs.OpFsync}, Hang: true})
 	check(t, await(s.ctx, "a save that all have sealed and that is not committed", func() (bool, error) {
 		all, err := s.eventsFrom("a")
 		for _, staged := range of(all, "checkpoint.staged") {
@@ -144,9 +143,7 @@ func TestCoordinatorLostBetweenSealAndCommit(t *testing.T) {
 	lost := monotonic()
 	check(t, s.node("a").PowerOff())
 	check(t, await(s.ctx, "a node that takes over", func() (bool, error) { return strings.Contains(s.b.log.String(), "living group continues"), nil }))
-	for _, name := range []string{"b", "c"} {
-		s.node(name).Disk(sharedAt).Heal()
-	}
+	disk.Heal()
 	t.Logf("the ranks have waited for %v", s.goesOn(lost))
 	all := must[[]event](t)(s.eventsFrom("b"))
 	check(t, s.finish()) // the judge has no access to the copies of the log
