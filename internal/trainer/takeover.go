@@ -267,7 +267,11 @@ func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Con
 				return held, release, nil
 			}, release, nil
 		}
-		if !errors.As(err, new(*store.RunningError)) || time.Now().After(until) || answers(ctx, o.store, *o.succeeding) {
+		// A machine that is gone does not even refuse: the lease must not wait for that.
+		asking, cancel := context.WithTimeout(ctx, succeedPoll)
+		back := errors.As(err, new(*store.RunningError)) && answers(asking, o.store, *o.succeeding)
+		cancel()
+		if !errors.As(err, new(*store.RunningError)) || time.Now().After(until) || back {
 			return nil, nil, err
 		}
 		select {
