@@ -129,7 +129,7 @@ func TestOvertaken(t *testing.T) {
 	decides(t, b, &events.GroupCoordinator{Attempt: 1, Job: "a", Node: 1, Host: "b"}, nil)
 	decides(t, b, begins(1, "x.a1"), nil)
 	if err := b.overtaken(t.Context()); err != nil {
-		t.Errorf("the one that took over: %v", err)
+		t.Errorf("its successor: %v", err)
 	}
 	if err := a.overtaken(t.Context()); !errors.Is(err, ErrOvertaken) || !errors.Is(err, ErrFenced) {
 		t.Errorf("the one before: %v", err)

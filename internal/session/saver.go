@@ -51,7 +51,7 @@ type saver struct {
 	forward Forwarder
 	feed    *feed // read in place of the log; nil: the log is read
 	// replayed is the last event that an earlier coordinator of the living group has seen, and heard the
-	// last one that it has forwarded to all nodes; 0: there was none.
+	// last event that all nodes have got from it; 0: there was none.
 	replayed, heard uint64
 
 	replicas *replicas // nil: no node keeps copies of slots

@@ -173,8 +173,8 @@ type resumed struct {
 	answers Reported     // to that report
 }
 
-// resume continues after the reports of an earlier coordinator. All ranks had made the newest one
-// that it answered or recorded, so those that have no answer to it get the same.
+// resume continues after the reports of an earlier coordinator. All ranks had made the newest report
+// with an answer or a record, so those without the answer get the same.
 func (h *handoff) resume(r *Resumed) {
 	if r == nil {
 		return
