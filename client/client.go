@@ -109,7 +109,8 @@ func (c *Client) Close() {
 // request on all ranks. Values are numbers, strings or booleans. They take at most
 // 64 KiB as JSON, less with more than 15 ranks; above that the trainer returns an
 // [Error] with status 400. While the log does not answer or is full, Report
-// returns before the metrics are logged, and blocks once too many are queued.
+// returns before the metrics are logged, and blocks once too many are queued. The
+// metric [BusyThisIter] finds slow nodes.
 func (c *Client) Report(ctx context.Context, step int64, metrics map[string]any) error {
 	return c.report(ctx, step, metrics, false)
 }

@@ -90,6 +90,11 @@ type Report struct {
 	Done    bool           `json:"done,omitempty"` // the function has finished: this is the rank's last report
 }
 
+// BusyThisIter is the metric of a report that has the seconds of the iteration in which the rank
+// waited for no other rank. The trainer compares the nodes by it, and does not record it: see
+// docs/howto/nodes.md.
+const BusyThisIter = "busy_this_iter_s"
+
 // Item describes one shard or one value.
 type Item struct {
 	FQN      string       `json:"fqn"`

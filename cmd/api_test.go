@@ -191,6 +191,7 @@ func TestAPIEqualsCommands(t *testing.T) {
 	s.agrees(compared{"/diff?a=killed&b=reference", []string{"diff", "killed", "reference", "--json"}, nil})
 	s.agrees(compared{"/diff?a=killed%40latest&b=reference%40latest", []string{"diff", "killed@latest", "reference@latest", "--json"}, nil})
 	s.agrees(compared{"/diff?a=killed&b=reference%40latest", []string{"diff", "killed", "reference@latest", "--json"}, nil})
+	s.agrees(compared{"/runs/killed/logs", []string{"logs", "killed", "--json"}, nil})
 	s.agrees(compared{"/runs/killd/checkpoints", []string{"ls", "killd", "--json"}, nil})
 	s.agrees(compared{"/runs/killed/checkpoints/nothing", []string{"show", "killed@nothing", "--json"}, nil})
 	s.agrees(compared{"/runs/killed/metrics?metric=none", []string{"metrics", "killed", "--metric=none", "--points=800", "--json"}, nil})
@@ -219,6 +220,33 @@ func TestAPIEqualsCommands(t *testing.T) {
 	// By its receipts, the store has the checkpoints of ls --offline.
 	s.kill()
 	byReceipts(t, filepath.Join(dir, "store"), s.store)
+}
+
+// TestLogsEqualCommand compares the output of a job in the API with that of the command.
+func TestLogsEqualCommand(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "store")
+	output(t, 0, "ckptstore", "init", "--store", dir)
+	output(t, 0, "trainer", "run", "-q", "--store", dir, "--name", "loud", "--nproc", "2", "--", "sh", "-c", `for i in 1 2 3; do echo "out $i of $RANK"; echo "<b> $i" >&2; done`)
+	s := serveHTTP(t, dir, "127.0.0.1:0")
+	for query, flags := range map[string][]string{
+		"lines=100": nil, "lines=4": {"--tail=4"}, "rank=1": {"--rank=1"}, "attempt=1&stream=err": {"--attempt=1", "--stderr"}, "stream=out&lines=2": {"--stdout", "--tail=2"},
+	} {
+		status, text := s.ask("/runs/loud/logs?" + query)
+		var got struct{ Lines []any }
+		decode(t, text, &got)
+		_, out, errs := s.command(append([]string{"logs", "loud", "--json"}, flags...)...)
+		var want []any
+		for line := range strings.Lines(out) {
+			var l any
+			decode(t, line, &l)
+			want = append(want, l)
+		}
+		if status != http.StatusOK || len(want) == 0 || !reflect.DeepEqual(got.Lines, want) {
+			t.Errorf("%s: %d %s\nlogs %v: %s%s", query, status, text, flags, out, errs)
+		}
+	}
+	s.agrees(compared{"/runs/loud/logs?job=none", []string{"logs", "loud", "--job=none", "--json"}, nil})
 }
 
 // moment is an event, and a run to ask about as of it.

@@ -60,6 +60,18 @@ func TestBenchStoreJSON(t *testing.T) {
 			t.Errorf("bench log --through both: %s is %v", member, compared[member])
 		}
 	}
+	audited := output(t, 0, "ckptstore", "bench", "log", "--audit", "--dir", dir, "--json", "--events", "600", "--writers", "4", "--outstanding", "2")
+	schema(t, "bench-log-audit", audited)
+	var evidence struct {
+		Audit map[string]float64 `json:"audit"`
+	}
+	decode(t, audited, &evidence)
+	for _, member := range []string{"ratio", "events_per_second", "p50_ms", "p99_ms", "fold_ms", "head_ms"} {
+		if evidence.Audit[member] <= 0 {
+			t.Errorf("bench log --audit: %s is %v", member, evidence.Audit[member])
+		}
+	}
+	output(t, 2, "ckptstore", "bench", "log", "--audit", "--through", "both")
 	output(t, 2, "ckptstore", "bench", "log", "--through", "none")
 	output(t, 2, "ckptstore", "bench", "log", "--writers", "0")
 	output(t, 2, "ckptstore", "bench", "load", "--to-ranks", "0")

@@ -1,6 +1,6 @@
 package events
 
-// Bodies of the families store, log, audit, job, group, trial, report, restore and gpu.
+// Bodies of the families store, log, audit, job, group, trial, search, report, restore and gpu.
 // Attempt numbers count from 1 over all jobs of a trial. Sizes are in bytes.
 
 // StoreCreated is the first event of a store, at sequence 1.
@@ -30,6 +30,8 @@ type AuditSealed struct {
 	Rows uint64 `json:"rows"` // number of trials
 	Runs string `json:"runs"` // root of the tree over the rows of the trials, in hex
 	Key  string `json:"key"`  // that signs the heads of the log: a verifier key of C2SP signed-note
+
+	Previous string `json:"previous,omitempty"` // in the first one of a new origin: the newest known signed note of the log that this one follows
 }
 
 // JobStarted records that a trainer was launched for a run.
@@ -76,6 +78,22 @@ type NodeMeasured struct {
 	Node           int    `json:"node"`
 	BytesPerSecond int64  `json:"bytes_per_second"` // with its best partner, the slower direction; 0: it reached none
 	Partners       []int  `json:"partners"`         // nodes that it was measured with
+
+	Clock *float64 `json:"clock_s,omitempty"` // seconds by which its clock is ahead of the coordinating node's, at least; 0 if they may be equal, absent if unknown
+}
+
+// NodeSlow records that a node of a group became slower than the other nodes, or is no longer. The
+// times are medians of the samples that count: iterations, or saves.
+type NodeSlow struct {
+	Job     string  `json:"job"`
+	Attempt int     `json:"attempt"`
+	Node    int     `json:"node"`           // index
+	Over    bool    `json:"over,omitempty"` // the node is no longer slow
+	By      string  `json:"by"`             // what is slow: "busy", the ranks' own work in an iteration, or "copy", their copies in saves
+	Seconds float64 `json:"seconds"`        // of the node's median rank: in an iteration, or for each GB of a copy
+	Others  float64 `json:"others_s"`       // median of the same time of the other nodes
+	Behind  int     `json:"behind"`         // samples in which the node took at least 1.3 times as long as the others
+	Of      int     `json:"of"`             // samples that count, at most 30
 }
 
 // JobEnded records that a trainer exited in order. A killed trainer appends no such
@@ -196,6 +214,32 @@ type TrialErrored struct {
 	Message string `json:"message"`
 }
 
+// SearchBegun opens the search of a run for the best of several trials, by asynchronous
+// successive halving. It is the first decision about the run itself, of no trial. Later
+// jobs of the run continue the search as it is defined here.
+type SearchBegun struct {
+	Job       string         `json:"job"`
+	Metric    string         `json:"metric"`    // that trials are compared by
+	Mode      string         `json:"mode"`      // min or max: which values of the metric are better
+	Trials    int            `json:"trials"`    // number of trials
+	Seed      int64          `json:"seed"`      // of the random draws of configurations
+	Grace     int64          `json:"grace"`     // steps that each trial is trained
+	Reduction int            `json:"reduction"` // of this many trials on a rung, one is trained further; at least 2
+	MaxSteps  int64          `json:"max_steps"` // steps that no trial is trained beyond
+	Space     map[string]any `json:"space"`     // values or domains of the configuration, by name
+}
+
+// SearchAssigned is a decision of a search: a trial is trained until it reports a step. It
+// follows from the events up to a sequence alone.
+type SearchAssigned struct {
+	Job    string `json:"job"`
+	Trial  string `json:"trial"`
+	Rung   int    `json:"rung"`             // from 0
+	Steps  int64  `json:"steps"`            // that the rung has
+	After  uint64 `json:"after"`            // sequence of the last event that the decision follows from
+	Reason string `json:"reason,omitempty"` // why it is this trial
+}
+
 // Metrics is one iteration's report of all ranks. Values are numbers,
 // strings or booleans; non-finite numbers are the strings "NaN", "Infinity"
 // and "-Infinity". Its natural key is (attempt, iteration). In a large group, a summary
@@ -292,6 +336,7 @@ func (JobStarted) Kind() Kind         { return "job.started" }
 func (NodeJoined) Kind() Kind         { return "job.node_joined" }
 func (NodeMeasured) Kind() Kind       { return "job.node_measured" }
 func (NodeLeft) Kind() Kind           { return "job.node_left" }
+func (NodeSlow) Kind() Kind           { return "node.slow" }
 func (JobEnded) Kind() Kind           { return "job.ended" }
 func (GroupStarted) Kind() Kind       { return "group.started" }
 func (GroupCoordinator) Kind() Kind   { return "group.coordinator" }
@@ -303,6 +348,8 @@ func (TrialStopRequested) Kind() Kind { return "trial.stop_requested" }
 func (TrialPaused) Kind() Kind        { return "trial.paused" }
 func (TrialCompleted) Kind() Kind     { return "trial.completed" }
 func (TrialErrored) Kind() Kind       { return "trial.errored" }
+func (SearchBegun) Kind() Kind        { return "search.begun" }
+func (SearchAssigned) Kind() Kind     { return "search.assigned" }
 func (Metrics) Kind() Kind            { return "report.metrics" }
 func (RestoreBegun) Kind() Kind       { return "restore.begun" }
 func (RestoreCompleted) Kind() Kind   { return "restore.completed" }

@@ -21,11 +21,12 @@ var update = flag.Bool("update", false, "write golden files that are missing, an
 var samples = []Body{
 	StoreCreated{Store: "0192f0c1-2a3b-7c4d-8e5f-60718293a4b5", Format: 1, Data: "file:///srv/ckpts/data", Bucket: "s3://models/team?region=eu-central-1", Formerly: []string{"0192f0c1-0000-7000-8000-00000000000f"}},
 	LogVoided{Sequence: 73, Digest: strings.Repeat("5f", 32), Why: "message on \"ckpt.gpt\": not of the form ckpt.<run>.<trial>.<actor>.<family>.<kind>"},
-	AuditSealed{Size: 4711, Root: strings.Repeat("6a", 32), Rows: 3, Runs: strings.Repeat("7b", 32), Key: "example.org/log+94652ff6+AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB"},
+	AuditSealed{Size: 4711, Root: strings.Repeat("6a", 32), Rows: 3, Runs: strings.Repeat("7b", 32), Key: "example.org/log+94652ff6+AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB", Previous: "example.org/old\n4096\nampqampqampqampqampqampqampqampqampqampqamo=\n\n— example.org/old lGUv9gAA\n"},
 	JobStarted{Job: "0192f0c1-0000-7000-8000-000000000001", Host: "node-a", PID: 4711, Command: []string{"python", "train.py", "--lr=3e-4"}, NProc: 2, NNodes: 1, Resume: "auto", Flags: []string{"--name=gpt.small", "--nproc=2"}, Dir: "/home/ada/gpt", Logs: "logs/gpt%2Esmall/0192f0c1-0000-7000-8000-000000000001", SlurmJob: "4711", SlurmRestarts: 2},
 	NodeJoined{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Host: "node-b"},
 	NodeLeft{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Reason: "nothing was received for 10s", Lost: true, Excluded: true, Host: "node-b", Boot: "0192f0c1-0000-7000-8000-0000000000b0"},
-	NodeMeasured{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, BytesPerSecond: 1_250_000_000, Partners: []int{0, 3}},
+	NodeMeasured{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, BytesPerSecond: 1_250_000_000, Partners: []int{0, 3}, Clock: clockOffset()},
+	NodeSlow{Job: "0192f0c1-0000-7000-8000-000000000001", Attempt: 2, Node: 1, Over: true, By: "busy", Seconds: 0.5, Others: 0.25, Behind: 10, Of: 30},
 	JobEnded{Job: "0192f0c1-0000-7000-8000-000000000001", ExitCode: 1, Reason: "retries exhausted"},
 	GroupStarted{Attempt: 2, Job: "0192f0c1-0000-7000-8000-000000000001", WorldSize: 2, Ranks: []RankPlacement{
 		{Rank: 0, Node: 0, LocalRank: 0, Devices: []string{"GPU-1b2c"}}, {Rank: 1, Node: 0, LocalRank: 1},
@@ -40,6 +41,8 @@ var samples = []Body{
 	TrialPaused{Attempt: 2, Reason: "preempted"},
 	TrialCompleted{Attempt: 2},
 	TrialErrored{Attempt: 4, Message: "rank 1 died 4 times"},
+	SearchBegun{Job: "0192f0c1-0000-7000-8000-000000000001", Metric: "loss", Mode: "min", Trials: 64, Seed: 7, Grace: 15, Reduction: 4, MaxSteps: 240, Space: map[string]any{"lr": map[string]any{"loguniform": []any{0.0001, 0.1}}, "model": "small"}},
+	SearchAssigned{Job: "0192f0c1-0000-7000-8000-000000000001", Trial: "t07", Rung: 1, Steps: 60, After: 4711, Reason: "loss 0.53 is number 2 of 12 on rung 0, of which the best 3 are trained further"},
 	Metrics{
 		Attempt: 2, Iteration: 7, Step: 107, Metrics: map[string]any{"loss": 2.5, "grad_norm": "NaN", "lr": "-Infinity", "phase": "warm-up", "skipped": false},
 		Others: []RankMetrics{{Rank: 1, Metrics: map[string]any{"loss": 2.75}}}, Seconds: 0.125,
@@ -81,6 +84,11 @@ var samples = []Body{
 	GPURecovered{Node: 1, Device: "GPU-1b2c"},
 }
 
+func clockOffset() *float64 {
+	behind := -0.75
+	return &behind
+}
+
 // forms are events that mean something else without a member. Each has a golden file of its
 // own; the name tells its form.
 var forms = map[string]Body{
@@ -107,11 +115,13 @@ func scopeOf(k Kind) Scope {
 	switch {
 	case k == "store.created", k == "log.voided", k == "audit.sealed":
 		return Scope{Actor: Server}
+	case k.Family() == "search":
+		return Scope{Run: "gpt.small", Actor: Server}
 	case k.Decides():
 		return Scope{Run: "gpt.small", Trial: "main", Actor: Server}
 	case k.Family() == "job":
 		return Scope{Run: "gpt.small", Actor: Node(0)}
-	case k.Family() == "gpu", k.Family() == "group", strings.HasSuffix(string(k), ".node"):
+	case k.Family() == "gpu", k.Family() == "group", k.Family() == "node", strings.HasSuffix(string(k), ".node"):
 		return Scope{Run: "gpt.small", Trial: "main", Actor: Node(1)}
 	}
 	return Scope{Run: "gpt.small", Trial: "main", Actor: Rank(1)}
@@ -154,8 +164,8 @@ func pretty(t *testing.T, m Message) []byte {
 // grown counts how often members were added to a kind's version 1. The earlier golden
 // files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
-	"store.created": 2, "restore.begun": 1, "restore.completed": 4, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 2, "group.started": 1, "job.node_left": 2, "report.metrics": 2,
-	"checkpoint.begun": 1, "checkpoint.committed": 1, "write.sealed": 1, "write.completed": 1, "seal.node": 1, "write.node": 1,
+	"store.created": 2, "restore.begun": 1, "restore.completed": 4, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 2, "group.started": 1, "job.node_left": 2, "job.node_measured": 1, "report.metrics": 2,
+	"audit.sealed": 1, "checkpoint.begun": 1, "checkpoint.committed": 1, "write.sealed": 1, "write.completed": 1, "seal.node": 1, "write.node": 1,
 }
 
 // goldenPath returns the newest golden file of a kind.

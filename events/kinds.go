@@ -75,6 +75,9 @@ var kinds = map[Kind]spec{
 	"trial.completed":      decision[TrialCompleted](),
 	"trial.errored":        decision[TrialErrored](),
 
+	"search.begun":    decision[SearchBegun](),
+	"search.assigned": decision[SearchAssigned](),
+
 	"report.metrics": fact[Metrics](),
 
 	"plan.local":  fact[LocalPlan](),
@@ -91,6 +94,8 @@ var kinds = map[Kind]spec{
 	"write.node":      fact[NodeWrite](),
 
 	"replica.node": fact[ReplicaNode](),
+
+	"node.slow": fact[NodeSlow](),
 
 	"checkpoint.begun":      decision[CheckpointBegun](),
 	"checkpoint.staged":     decision[CheckpointStaged](),

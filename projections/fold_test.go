@@ -51,7 +51,7 @@ func (s *scene) add(line string) error {
 	scope := events.Scope{Run: s.run, Trial: s.trial, Actor: events.Actor(parts[0])}
 	kind := events.Kind(parts[1])
 	switch kind.Family() {
-	case "job":
+	case "job", "search":
 		scope.Trial = events.None
 	case "store":
 		scope.Run, scope.Trial = events.None, events.None
@@ -399,6 +399,7 @@ func TestEveryKindIsFolded(t *testing.T) {
 		"checkpoint.superseded", "checkpoint.pinned", "checkpoint.unpinned", "checkpoint.tagged", "checkpoint.untagged",
 		"checkpoint.attached", "checkpoint.deleted",
 		"restore.begun", "restore.completed", "restore.failed", "gpu.unhealthy", "gpu.recovered", "log.voided",
+		"search.begun", "search.assigned",
 	}
 	for _, kind := range kinds {
 		actors := []events.Actor{events.Node(0)}

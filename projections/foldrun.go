@@ -142,12 +142,32 @@ func (f *fold) nodeLeft(b *events.NodeLeft) error {
 	})
 }
 
+// nodeSlow keeps the newest facts about the speed of a node's stay. A repeated fact carries the time
+// of the first, which is before a stay that began since.
+func (f *fold) nodeSlow(b *events.NodeSlow) error {
+	return f.changeJob(b.Job, func(job *Job) {
+		i := len(job.Nodes) - 1
+		for i >= 0 && (job.Nodes[i].Node != b.Node || job.Nodes[i].JoinedAt.After(f.at())) {
+			i--
+		}
+		if i < 0 {
+			return
+		}
+		switch n := &job.Nodes[i]; {
+		case b.Over && f.at().After(n.WellAt):
+			n.WellAt = f.at()
+		case !b.Over && f.at().After(n.SlowAt):
+			n.SlowAt, n.SlowAttempt, n.SlowBy, n.SlowSeconds, n.SlowOthers = f.at(), b.Attempt, b.By, b.Seconds, b.Others
+		}
+	})
+}
+
 // nodeMeasured gives the rate to the node's newest stay.
 func (f *fold) nodeMeasured(b *events.NodeMeasured) error {
 	return f.changeJob(b.Job, func(job *Job) {
 		for i := len(job.Nodes) - 1; i >= 0; i-- {
 			if job.Nodes[i].Node == b.Node {
-				job.Nodes[i].BytesPerSecond = &b.BytesPerSecond
+				job.Nodes[i].BytesPerSecond, job.Nodes[i].ClockSeconds = &b.BytesPerSecond, b.Clock
 				return
 			}
 		}

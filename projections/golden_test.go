@@ -28,7 +28,9 @@ var goldenLogs = []struct{ name, sum string }{
 	{"golden-log-uploads", "4dbf92f68cd5abca04d8754f842bcc2361d2672d7a41ace27c3d872fe6857be6"},     // a save to a bucket, which the next trainer finishes
 	{"golden-log-replicas", "c0db701aab40cf14333d390b255d36cea8a48e750fe91ac9032740ba914ddab9"},    // saves whose slots have a copy on another node
 	{"golden-log-excluded", "f64d514a1f0c43cef1ab60375f77f535918dfc630b2efff603b7b9b423cfe5a2"},    // a node that was measured and excluded
+	{"golden-log-search", "29bd22efb3ada43effc82fba4e9d371558eedcfa6cc65f91a5232260e50f4eca"},      // trials of a search, whose tuner was killed
 	{"golden-log-audit", "87b4d1e6ae53fa333ccbe7c97efbddadee09851918d5ce3dcda573e188f6ff13"},       // a run map in the log
+	{"golden-log-slow", "95077cc1f43a550838f875ffccf98d7c0a5906c6ee0ea9f86c28af2d59782663"},        // nodes that are slow and well again, and their clocks
 	{"golden-log-coordinator", "95de6a7bfb7524ec59b5cc2f4c031a23b89f2869f9e775db7b12828c30ccddc7"}, // a living group that another node coordinates
 }
 

@@ -62,7 +62,7 @@ import (
 
 // Version is the version of the folds and rows. Rows of another version are discarded,
 // and the log is folded again from its start.
-const Version = 12
+const Version = 14
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"
@@ -135,6 +135,10 @@ func (f *fold) apply(body events.Body) error {
 	if _, ok := body.(*events.AuditSealed); ok && f.run == events.None && f.name == events.None {
 		return nil // for those who verify the log; it changes no row
 	}
+	switch body.(type) {
+	case *events.SearchBegun, *events.SearchAssigned:
+		return f.seeRun() // the search folds them itself; the trials that it makes have rows
+	}
 	trial, found, err := load[Trial](f.t, trialKey(f.run, f.name))
 	if err != nil {
 		return err
@@ -170,6 +174,8 @@ func (f *fold) fact(body events.Body) error {
 		return f.nodeLeft(b)
 	case *events.NodeMeasured:
 		return f.nodeMeasured(b)
+	case *events.NodeSlow:
+		return f.nodeSlow(b)
 	case *events.JobEnded:
 		return f.jobEnded(b)
 	case *events.NodeDevices:

@@ -16,7 +16,8 @@ const minPrefix = 4
 //
 //	RUN                     the newest in the line of the run
 //	RUN@latest              the same
-//	RUN@best:METRIC:min     the checkpoint whose report has the least METRIC; or :max
+//	RUN@best:METRIC:min     the checkpoint whose report has the least METRIC, of all
+//	                        trials that RUN means; or :max
 //	RUN@ID                  the checkpoint with that ID, in any state
 //	RUN@NAME                the newest of that name in the line
 //	RUN@TAG                 the checkpoint with that tag
@@ -277,9 +278,7 @@ func (p place) best(ref, rest string) (Checkpoint, error) {
 	if metric == "" || mode != "min" && mode != "max" {
 		return Checkpoint{}, fmt.Errorf("%w %q: write RUN@best:METRIC:min or RUN@best:METRIC:max", ErrReference, ref)
 	}
-	c, found, err := p.one(ref, func(t Trial) (Checkpoint, bool, error) {
-		return Best(p.r, t.Run, t.Name, metric, mode == "max")
-	})
+	c, found, err := p.bestOf(metric, mode == "max")
 	if err == nil && !found {
 		err = &NotFoundError{
 			What: "checkpoint", Ref: ref,
@@ -287,6 +286,39 @@ func (p place) best(ref, rest string) (Checkpoint, error) {
 		}
 	}
 	return c, err
+}
+
+// bestOf returns the best of all trials.
+func (p place) bestOf(metric string, greatest bool) (best Checkpoint, found bool, err error) {
+	value := math.NaN()
+	for _, t := range p.trials {
+		c, has, err := Best(p.r, t.Run, t.Name, metric, greatest)
+		if err != nil {
+			return c, false, err
+		}
+		if !has {
+			continue
+		}
+		v, _, err := MetricAt(p.r, c, metric)
+		if err != nil {
+			return c, false, err
+		}
+		if !found || betterOf(v, value, greatest) || !betterOf(value, v, greatest) && c.CommittedSeq > best.CommittedSeq {
+			best, value, found = c, v, true
+		}
+	}
+	return best, found, nil
+}
+
+// betterOf reports whether a value is better than another. NaN is worse than any number.
+func betterOf(a, b float64, greatest bool) bool {
+	switch {
+	case math.IsNaN(a) || math.IsNaN(b):
+		return worst(a) < worst(b)
+	case greatest:
+		return a > b
+	}
+	return a < b
 }
 
 // Best returns the visible checkpoint of a trial with the best value of a metric: the

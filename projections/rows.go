@@ -62,7 +62,17 @@ type JobNode struct {
 	Excluded bool      `json:"excluded,omitempty"`
 	// BytesPerSecond is the rate of its network in the preflight; nil: it was not measured.
 	BytesPerSecond *int64 `json:"bytes_per_second,omitempty"`
-	Boot           string `json:"boot,omitempty"` // boot ID of its machine, if it is excluded
+	// ClockSeconds is by how much its clock was ahead of the coordinating node's; nil: unknown.
+	ClockSeconds *float64 `json:"clock_s,omitempty"`
+	Boot         string   `json:"boot,omitempty"` // boot ID of its machine, if it is excluded
+	// SlowAt is when it last became slower than the other nodes, in the attempt SlowAttempt, and
+	// WellAt when it last was no longer. The fields below are as in [events.NodeSlow], of SlowAt.
+	SlowAt      time.Time `json:"slow_at,omitzero"`
+	WellAt      time.Time `json:"well_at,omitzero"`
+	SlowAttempt int       `json:"slow_attempt,omitempty"`
+	SlowBy      string    `json:"slow_by,omitempty"`
+	SlowSeconds float64   `json:"slow_s,omitempty"`
+	SlowOthers  float64   `json:"slow_others_s,omitempty"`
 }
 
 // Replica is the newest copy of a node's sealed slots in the memory of another node.

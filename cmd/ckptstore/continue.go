@@ -149,7 +149,11 @@ func (a *app) relaunch(ctx context.Context, s *store.Store, run string, more []s
 	if err != nil {
 		return r, err
 	}
-	r = relaunch{Run: run, Job: job.Job, Dir: job.Dir, Command: []string{trainer, "run"}}
+	verb := "run"
+	if slices.ContainsFunc(job.Flags, func(flag string) bool { return strings.HasPrefix(flag, "--search=") }) {
+		verb = "tune"
+	}
+	r = relaunch{Run: run, Job: job.Job, Dir: job.Dir, Command: []string{trainer, verb}}
 	r.Recorded = launchRecord{Sequence: event.Sequence, Event: event.ID, Stored: event.Stored.UTC(), Host: job.Host, PID: job.PID}
 	id, copied := s.ID, s.Copy
 	r.proof = func(ctx context.Context, dir fs.FileInfo) error {

@@ -25,6 +25,7 @@ import (
 // selection selects events of the log.
 type selection struct {
 	run    string
+	actor  string           // see [events.Event].Principal; "": any
 	types  []events.Pattern // empty: all
 	from   uint64
 	until  uint64 // 0: the end of the log
@@ -36,6 +37,9 @@ type selection struct {
 // wants reports whether an event is of the selected run and types.
 func (sel selection) wants(r events.Recorded) bool {
 	if sel.run != "" && r.Scope.Run != sel.run {
+		return false
+	}
+	if sel.actor != "" && r.Principal != sel.actor {
 		return false
 	}
 	return len(sel.types) == 0 || slices.ContainsFunc(sel.types, func(p events.Pattern) bool { return p.Match(r.Kind) })
@@ -50,7 +54,8 @@ func (a *app) eventsCommand() *cobra.Command {
 -o jsonl, each line is one event: a CloudEvent 1.0 in structured mode, whose extensions
 sequence and stored give its place in the log. The extension ckptactor, and the column
 before the body with -o wide, is the sender of the event as identified by the owner of
-the store: token, cert:NAME or uid:NUMBER.
+the store: token, user:NAME, cert:NAME or uid:NUMBER. --actor prints the events of one
+sender.
 
 --type can be repeated; checkpoint.* matches all types of checkpoint. --from is all, last
 (the newest matching event), new (only events appended from now on; needs --follow) or a
@@ -76,6 +81,9 @@ and none is left out. A reader of a pipe that is killed loses what it had not re
 			if c.Flags().Changed("until-seq") && sel.until == 0 {
 				return console.Usagef("--until-seq 0: sequences count from 1")
 			}
+			if sel.actor != "" && sel.start == "last" {
+				return console.Usagef("--from last does not go with --actor: choose a sequence")
+			}
 			if err := sel.parse(types); err != nil {
 				return err
 			}
@@ -88,6 +96,7 @@ and none is left out. A reader of a pipe that is killed loses what it had not re
 	}
 	f := c.Flags()
 	f.StringVar(&sel.run, "run", "", "print only events of this run")
+	f.StringVar(&sel.actor, "actor", "", "print only events of this sender, such as user:ada")
 	f.StringArrayVar(&types, "type", nil, "print only events of this type, such as checkpoint.committed or checkpoint.* (repeatable)")
 	f.StringVar(&sel.start, "from", "all", "where to start: all, last, new or a sequence")
 	f.Uint64Var(&sel.until, "until-seq", 0, "last sequence to print (default: the end of the log)")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"text/tabwriter"
@@ -52,6 +53,7 @@ const ownGroup = "."
 func (a *app) initCommand() *cobra.Command {
 	var o store.URLOptions
 	var group string
+	var missing bool
 	c := &cobra.Command{
 		Use: "init", Short: "Create a store", Args: console.Args(cobra.NoArgs),
 		Long: initHelp,
@@ -60,11 +62,14 @@ func (a *app) initCommand() *cobra.Command {
   ckptstore init --store ckpts --data 's3://models/team?region=eu-central-1'
   ckptstore init --store nats://127.0.0.1:4222 --data /mnt/shared/ckpts --replicas 3`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			made := store.Made{Location: a.location, Replicas: 1}
+			made, verb := store.Made{Location: a.location, Replicas: 1}, "created"
 			o.Warn = func(text string) { a.Warn("warning: %s", text) }
 			var err error
 			if store.IsURL(a.location) && c.Flags().Changed("shared") {
 				return console.Usagef("init %s: --shared goes with a directory; on a server, its own accounts decide who may write", jetlog.Redacted(a.location))
+			}
+			if store.IsURL(a.location) && missing {
+				return console.Usagef("init %s: --if-missing goes with a directory", jetlog.Redacted(a.location))
 			}
 			if store.IsURL(a.location) {
 				made, err = store.InitURL(c.Context(), a.location, o)
@@ -73,11 +78,15 @@ func (a *app) initCommand() *cobra.Command {
 			} else {
 				made.Store, err = store.InitWith(c.Context(), a.location, store.InitOptions{Data: o.Data, Shared: c.Flags().Changed("shared"), Group: strings.TrimPrefix(group, ownGroup), Warn: o.Warn})
 			}
+			if missing && errors.Is(err, store.ErrExists) {
+				verb = "found"
+				made.Store, err = store.Identity(c.Context(), a.options())
+			}
 			if err != nil {
 				return err
 			}
 			return console.Emit(a.Console, made, []any{made}, func(w *tabwriter.Writer, _ bool) {
-				fmt.Fprintf(w, "created store %s in %s", made.Store, made.Location)
+				fmt.Fprintf(w, "%s store %s in %s", verb, made.Store, made.Location)
 				if store.IsURL(a.location) {
 					fmt.Fprintf(w, ", copies of the log: %d", made.Replicas)
 				}
@@ -88,6 +97,7 @@ func (a *app) initCommand() *cobra.Command {
 	c.Flags().StringVar(&o.Data, "data", "", "where the checkpoints are: s3://BUCKET/PREFIX, or with a URL a directory")
 	c.Flags().StringVar(&group, "shared", "", "share the store with GROUP (default: the directory's group); all members can save, load and delete")
 	c.Flags().Lookup("shared").NoOptDefVal = ownGroup
+	c.Flags().BoolVar(&missing, "if-missing", false, "leave a store that is there as it is")
 	c.Flags().IntVar(&o.Replicas, "replicas", 0, "with a URL: copies of the log, 1, 3 or 5 (default: 3 on a cluster of three or more servers, else 1)")
 	return c
 }

@@ -3,12 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,12 +13,12 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
-	"github.com/ckptstore/ckptstore/projections"
 )
 
 // logsQuery holds the flags of `logs`.
 type logsQuery struct {
 	job      string
+	trial    string
 	attempt  int
 	rank     int
 	out, err bool
@@ -31,15 +26,6 @@ type logsQuery struct {
 	tail     int
 	since    string
 	stamps   bool
-}
-
-// loggedLine is one line of the output of `logs --json`.
-type loggedLine struct {
-	Attempt int       `json:"attempt"`
-	Rank    int       `json:"rank"`
-	Stream  string    `json:"stream"` // out or err
-	Time    time.Time `json:"time"`
-	Text    string    `json:"text"`
 }
 
 func (a *app) logsCommand() *cobra.Command {
@@ -72,6 +58,7 @@ byte for byte.`,
 	}
 	f := c.Flags()
 	f.StringVar(&q.job, "job", "", "job ID, or the beginning or end of one (default: the newest job)")
+	f.StringVar(&q.trial, "trial", "", "trial of a search; its output is apart from that of the others")
 	f.IntVar(&q.attempt, "attempt", 0, "print only this attempt (default: all attempts of the job)")
 	f.IntVar(&q.rank, "rank", -1, "print only this rank (default: all)")
 	f.BoolVar(&q.out, "stdout", false, "print only standard output")
@@ -117,30 +104,12 @@ func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, erro
 }
 
 func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery, sel logs.Select) error {
-	if err := answer.KnownRun(ctx, s.Views(), run); err != nil {
-		return err
-	}
-	r, err := answer.ReadRun(ctx, answer.Live(s), run)
+	output, err := answer.OutputOf(ctx, answer.Live(s), run, q.job, q.trial)
 	if err != nil {
 		return err
 	}
-	job, err := answer.FindJob(r, run, q.job)
-	if err != nil {
-		return err
-	}
-	if job.Logs == "" {
-		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: "the job kept none: its trainer had no log directory, as in `trainer demo`, or with a store that has no directory and no --log-dir"}
-	}
-	dir := job.Logs
-	sel.Top = filepath.Dir(filepath.Dir(dir)) // the directory of --log-dir
-	if !filepath.IsAbs(dir) && s.Dir() == "" {
-		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: fmt.Sprintf("it is in %s of the store's directory, which this machine does not have: run the command where the directory is", dir)}
-	}
-	if !filepath.IsAbs(dir) {
-		sel.Top, dir = s.Dir(), filepath.Join(s.Dir(), dir)
-	} else if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return &projections.NotFoundError{What: "output of job", Ref: job.ID, Hint: fmt.Sprintf("it is in %s on %s, which this machine cannot access: run the command there", dir, job.Host)}
-	}
+	job := output.Job
+	sel.Top = output.Top
 	var ended func(context.Context) (bool, error)
 	if q.follow {
 		ended = func(ctx context.Context) (bool, error) {
@@ -150,7 +119,7 @@ func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery,
 	}
 	printed := false
 	visit := a.linePrinter(q, job.NProc*max(1, job.NNodes) > 1 && q.rank < 0)
-	err = logs.Read(ctx, dir, sel, ended, func(l logs.Line) error {
+	err = logs.Read(ctx, output.Dir, sel, ended, func(l logs.Line) error {
 		printed = true
 		return visit(l)
 	})
@@ -165,7 +134,7 @@ func (a *app) linePrinter(q logsQuery, prefixed bool) func(logs.Line) error {
 	if a.Format == "json" || a.Format == "jsonl" {
 		enc := json.NewEncoder(a.Out)
 		return func(l logs.Line) error {
-			return enc.Encode(loggedLine{l.Attempt, l.Rank, string(l.Stream), l.Time, string(l.Text)})
+			return enc.Encode(answer.Logged(l))
 		}
 	}
 	shown := console.OnTerminal(a.Raw)

@@ -18,9 +18,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/backstop"
 	"github.com/ckptstore/ckptstore/internal/bench"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/container"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/problem/system"
+	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/internal/slurm"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
@@ -100,12 +102,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.AddCommand(a.initCommand(), a.serveCommand(), a.uiCommand(), a.lsCommand(), a.showCommand(),
 		a.eventsCommand(), a.replayCommand(), a.metricsCommand(), a.diffCommand(), a.verifyCommand(), a.catCommand(), a.importCommand(), a.exportCommand(), a.backupCommand(), a.restoreCommand(), a.recoverCommand(),
 		a.gcCommand(), a.rmCommand(), a.pinCommand(), a.unpinCommand(), a.tagCommand(), a.viewsCommand(), bench.Command(a.Console, a.with), bench.GuardCommand())
-	root.AddCommand(a.jobsCommand(), a.nodesCommand(), a.logCopiesCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand(), a.auditCommand(), slurm.Command(a.Console))
-	err := root.ExecuteContext(ctx)
+	root.AddCommand(a.jobsCommand(), a.trialsCommand(), a.nodesCommand(), a.logCopiesCommand(), a.logsCommand(), a.stopCommand(), a.preemptCommand(), a.continueCommand(), a.forkCommand(), a.agentCommand(), a.configCommand(), a.accessCommand(), a.auditCommand(), slurm.Command(a.Console))
+	executed, err := root.ExecuteContextC(ctx)
 	interrupted := ctx.Err() != nil
 	err = errors.Join(err, out.Flush())
 	if err != nil && !errors.Is(err, errFindings) {
 		fmt.Fprintln(errs, "ckptstore:", err)
+		if executed.Name() == serveName {
+			text := redact.Text(terminal.Text(fmt.Sprint("ckptstore: ", err)))
+			if err := container.LeaveCause(os.Getenv, text, ""); err != nil {
+				fmt.Fprintln(errs, "ckptstore:", err)
+			}
+		}
 	}
 	_ = errs.Flush() // there is no place left to report an error
 	return exitCode(err, interrupted)

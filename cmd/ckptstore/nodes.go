@@ -27,11 +27,15 @@ func (a *app) nodesCommand() *cobra.Command {
 A node is ready (joined, while no group runs), active (part of the running group), spare
 (joined, and not part of the running group), left (its trainer ended in order), lost (it
 was silent for --node-timeout, its trainer started again, or the whole job is lost) or
-excluded (its ranks failed again and again while no others did, or its network is slow: see
+excluded (its ranks failed again and again while no others did, or the preflight found it bad: see
 --max-node-failures and --preflight of trainer run). RANKS
 are its ranks in the job's newest group. A node that replaces a lost one takes its index:
-JOINS in -o wide counts the nodes that had the index, and MB/S is the rate of the node's network in
-the preflight.
+JOINS in -o wide counts the nodes that had the index. MB/S is the rate of the node's network in
+the preflight, and CLOCK the seconds by which its clock was ahead of the coordinating node's, at least.
+
+An active node is slow, with the times in WHY, if its ranks were busy at least 1.3 times as long as those of
+the other nodes in 20 of its last 30 iterations, by the metric busy_this_iter_s of the workers, or took so much
+longer to copy a GB in 20 of the last 30 saves. It is not excluded for that.
 
 In a job with --replicas, another node, ON, has a copy of the node's slots in memory. REPLICA is the
 newest save whose copy is whole, and LAG the time from the first seal to the whole copy.
@@ -99,11 +103,15 @@ func printNodes(w *tabwriter.Writer, wide bool, nodes []insight.Node) {
 		head = slices.Insert(head, 5, any("REPLICA"), any("ON"), any("LAG"))
 	}
 	if wide {
-		head = append(head, "JOINS", "MB/S")
+		head = append(head, "JOINS", "MB/S", "CLOCK")
 	}
 	console.Row(w, head...)
 	for _, n := range nodes {
-		cells := []any{n.Node, n.Host, n.State, ranges(n.Ranks), console.When(n.Since), n.Why}
+		why := n.Why
+		if n.Slow != nil {
+			why = n.Slow.String()
+		}
+		cells := []any{n.Node, n.Host, n.State, ranges(n.Ranks), console.When(n.Since), why}
 		switch of := n.Replica; {
 		case of != nil:
 			cells = slices.Insert(cells, 5, any(of.Checkpoint), any(of.Node), any(time.Duration(of.Lag*float64(time.Second)).Round(time.Millisecond)))
@@ -115,7 +123,11 @@ func printNodes(w *tabwriter.Writer, wide bool, nodes []insight.Node) {
 			if n.BytesPerSecond != nil {
 				rate = fmt.Sprintf("%.1f", float64(*n.BytesPerSecond)/1e6)
 			}
-			cells = append(cells, n.Joins, rate)
+			clock := ""
+			if n.ClockSeconds != nil {
+				clock = fmt.Sprintf("%+.3f", *n.ClockSeconds)
+			}
+			cells = append(cells, n.Joins, rate, clock)
 		}
 		console.Row(w, cells...)
 	}

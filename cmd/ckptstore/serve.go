@@ -44,7 +44,10 @@ and a token or --tls-ca. The token comes from --token-file or
 $CKPTSTORE_STORE_TOKEN, never from the command line. With --tls-ca, clients must
 present a certificate of that CA.
 
-On loopback, without --token-file and --tls-ca, serve creates a token in a file that
+With --client-users FILE, each user of the file has a token of its own, a role, and a name
+in the events that it appends: see ckptstore access. A token is revoked while serve runs.
+
+On loopback, without --token-file, --client-users and --tls-ca, serve creates a token in a file that
 only its user can read, and prints the path on stderr. Clients of the same user on
 this machine find it by the address nats://127.0.0.1:PORT; give other clients the
 token or its file. serve removes the file when it ends.
@@ -58,7 +61,13 @@ gateway has the server's credentials, from the URL or $CKPTSTORE_STORE_TOKEN and
 like; --token-file and --tls-ca are for its clients. Several gateways may run at the
 same time, on any machines, and clients can name all of them, separated by commas.
 Only processes with the server's own credentials can do more.
+
+In a pod of Kubernetes, an error that ends serve is also left in /dev/termination-log,
+where kubectl shows it; $CKPTSTORE_TERMINATION_LOG names another file, or is none.
 ` + accessHelp
+
+// serveName is the name of the command that owns a store until it is stopped.
+const serveName = "serve"
 
 func (a *app) serveCommand() *cobra.Command {
 	var (
@@ -66,10 +75,11 @@ func (a *app) serveCommand() *cobra.Command {
 		access  store.Access
 		grant   front.Grant
 		quota   string
+		people  string
 		web     api.Listen
 	)
 	c := &cobra.Command{
-		Use: "serve", Short: "Own a store until stopped, and serve it to other processes", Args: console.Args(cobra.NoArgs),
+		Use: serveName, Short: "Own a store until stopped, and serve it to other processes", Args: console.Args(cobra.NoArgs),
 		Long: serveHelp,
 		Example: `  ckptstore serve --store ckpts
   ckptstore serve --store ckpts --listen 0.0.0.0:4222 --token-file token --tls-cert cert.pem --tls-key key.pem
@@ -88,13 +98,21 @@ func (a *app) serveCommand() *cobra.Command {
 					jetlog.Redacted(a.location))
 			}
 			o := a.options()
-			if address == "" && (access != (store.Access{}) || grant.Runs != nil || grant.Delete || quota != "") {
-				return console.Usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-runs, --client-delete and --client-bytes need --listen HOST:PORT")
+			if address == "" && (access != (store.Access{}) || grant.Runs != nil || grant.Delete || quota != "" || people != "") {
+				return console.Usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-users, --client-runs, --client-delete and --client-bytes need --listen HOST:PORT")
 			}
 			if address != "" {
 				if access.TokenFile == "" && !store.IsURL(a.location) { // with a URL, the variables are that server's credentials
 					access.Token = os.Getenv(store.EnvToken)
 					access.TokenFile = os.Getenv(store.EnvTokenFile)
+				}
+				known := &clients{}
+				if people != "" {
+					var err error
+					if known.users, err = api.OpenUsers(people, a.logger()); err != nil {
+						return console.Usagef("serve: --client-users: %w", err)
+					}
+					access.Clients = known
 				}
 				listen, err := access.Listen(address)
 				if err != nil {
@@ -108,7 +126,7 @@ func (a *app) serveCommand() *cobra.Command {
 				if err := grant.Validate(); err != nil {
 					return console.Usagef("serve: %w", err)
 				}
-				listen.Grant = grant
+				listen.Grant, known.grant = grant, grant
 				o.Listen = listen
 				announced := ""
 				o.Bound = func(addr net.Addr) {
@@ -155,6 +173,7 @@ func (a *app) serveCommand() *cobra.Command {
 	f.StringVar(&access.TokenFile, "token-file", "", "file with the clients' token; only its user may be able to read it ($CKPTSTORE_STORE_TOKEN_FILE)")
 	f.StringVar(&access.Cert, "tls-cert", "", "server certificate, PEM")
 	f.StringVar(&access.Key, "tls-key", "", "key of --tls-cert; only its user may be able to read it")
+	f.StringVar(&people, "client-users", "", "file of users with tokens of their own, made by `ckptstore access issue`")
 	f.StringSliceVar(&grant.Runs, "client-runs", nil, "patterns of runs for which TCP clients can append, such as 'team-a-*' (default: all runs)")
 	f.BoolVar(&grant.Delete, "client-delete", false, "let TCP clients delete checkpoints of runs whose lease they do not hold")
 	f.StringVar(&quota, "client-bytes", "", "most bytes that TCP clients can append while this process owns the log, such as 10GiB (default: limited by the disk)")

@@ -13,7 +13,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/store"
-	"github.com/ckptstore/ckptstore/projections"
 )
 
 const waitHelp = `
@@ -66,7 +65,7 @@ func (a *app) stop(ctx context.Context, s *store.Store, out answer.Stopped, wait
 	if err := answer.KnownRun(ctx, s.Views(), out.Run); err != nil {
 		return err
 	}
-	live, err := s.Stop(ctx, out.Run, projections.DefaultTrial, out.Reason, out.Preempt)
+	live, err := s.StopRun(ctx, out.Run, out.Reason, out.Preempt)
 	if err != nil {
 		return err
 	}

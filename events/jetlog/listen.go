@@ -36,10 +36,11 @@ var ErrExposed = problem.New(problem.Invalid, "not safe to listen")
 
 // Listen configures how clients connect over TCP.
 type Listen struct {
-	Address string      // HOST:PORT; port 0 takes any free port
-	Token   string      // that clients must present; "" only if TLS asks for their certificates
-	TLS     *tls.Config // nil: no encryption. It may ask for client certificates.
-	Grant   front.Grant // rights of the clients
+	Address string        // HOST:PORT; port 0 takes any free port
+	Token   string        // that clients must present; "" only if TLS asks for their certificates
+	TLS     *tls.Config   // nil: no encryption. It may ask for client certificates.
+	Grant   front.Grant   // rights of the clients
+	Clients front.Clients // clients with tokens and rights of their own; nil: none
 }
 
 // Validate refuses a listener that asks clients for neither a token nor a certificate,
@@ -75,7 +76,7 @@ func (o Listen) Local() bool {
 // Open reports whether clients need no credentials. [Listen.Validate] refuses such a
 // listener.
 func (o Listen) Open() bool {
-	return o.Token == "" && (o.TLS == nil || o.TLS.ClientAuth != tls.RequireAndVerifyClientCert)
+	return o.Token == "" && o.Clients == nil && (o.TLS == nil || o.TLS.ClientAuth != tls.RequireAndVerifyClientCert)
 }
 
 func (o Listen) hostPort() (host string, port int, err error) {
@@ -119,7 +120,7 @@ func (s *Server) Listen(ctx context.Context) (net.Addr, error) {
 	}
 	addr := l.Addr()
 	s.serving.Go(func() {
-		_ = f.Serve(l, front.Door{Token: s.o.Listen.Token, TLS: s.o.Listen.TLS, Grant: s.o.Listen.Grant})
+		_ = f.Serve(l, front.Door{Token: s.o.Listen.Token, TLS: s.o.Listen.TLS, Grant: s.o.Listen.Grant, Clients: s.o.Listen.Clients})
 	})
 	return addr, nil
 }
@@ -186,7 +187,9 @@ func (l *Log) Relay(ctx context.Context, o RelayOptions) (*Relay, net.Addr, erro
 		return nil, nil, err
 	}
 	r := &Relay{guard: g, front: f}
-	r.done.Go(func() { _ = f.Serve(tcp, front.Door{Token: listen.Token, TLS: listen.TLS, Grant: listen.Grant}) })
+	r.done.Go(func() {
+		_ = f.Serve(tcp, front.Door{Token: listen.Token, TLS: listen.TLS, Grant: listen.Grant, Clients: listen.Clients})
+	})
 	return r, tcp.Addr(), nil
 }
 

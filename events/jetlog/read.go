@@ -46,7 +46,7 @@ func (l *Log) Walk(ctx context.Context, from, until uint64, each func(m events.M
 		return errors.New("walk the log: it starts at sequence 1, not 0")
 	}
 	var failed error
-	r := &reader{l: l, next: from, until: until, stall: l.stall}
+	r := &reader{l: l, next: from, until: until, stall: l.stall, bare: true}
 	r.yield = func(e events.Recorded, err error) bool {
 		if failed = err; failed == nil {
 			failed = each(r.raw, e.Sequence, e.Stored)
@@ -81,6 +81,15 @@ type reader struct {
 
 	header nats.Header    // of the event that is being yielded
 	raw    events.Message // the message as it is stored
+	bare   bool           // yield has the sequence and the time only: the caller takes raw
+}
+
+// decoded returns what yield is called with.
+func (r *reader) decoded(seq uint64, at time.Time) events.Recorded {
+	if r.bare {
+		return events.Recorded{Sequence: seq, Stored: at}
+	}
+	return recorded(r.raw.Subject, r.header, r.raw.Data, seq, at)
 }
 
 // run starts sessions until one ends permanently.
@@ -216,7 +225,7 @@ func (r *reader) drain(ctx context.Context, cancel context.CancelCauseFunc, mess
 		r.next++
 		r.header = m.Headers()
 		r.raw = events.Message{Subject: m.Subject(), Header: r.header, Data: m.Data()}
-		if !r.yield(recorded(m.Subject(), r.header, m.Data(), meta.Sequence.Stream, meta.Timestamp), nil) {
+		if !r.yield(r.decoded(meta.Sequence.Stream, meta.Timestamp), nil) {
 			return errStop
 		}
 		watchdog.Reset(r.stall)

@@ -96,7 +96,7 @@ func (r *reader) sealed(ctx context.Context) error {
 		r.next++
 		r.header = stored{Headers: m.Header}.readable()
 		r.raw = events.Message{Subject: m.Subject, Header: r.header, Data: m.Data}
-		if !r.yield(recorded(m.Subject, r.header, m.Data, m.Sequence, m.Time), nil) {
+		if !r.yield(r.decoded(m.Sequence, m.Time), nil) {
 			return errStop
 		}
 	}

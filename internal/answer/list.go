@@ -7,8 +7,10 @@
 //	Show        one checkpoint: `show`
 //	Compare     two runs or checkpoints: `diff`
 //	Metrics     the metrics of a run: `metrics`
+//	Lineage     the forks of a run, and what it was forked from
 //	Jobs        the jobs of runs: `jobs`
 //	Nodes       the nodes of a job: `nodes`
+//	Lines       the last output of a job: `logs`
 //	Marked …    what a decision did: `pin`, `tag`, `stop`, `fork`
 //
 // Errors tell the next step, and declare their kind for exit codes and HTTP statuses.

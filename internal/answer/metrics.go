@@ -37,6 +37,30 @@ func TrialOf(ctx context.Context, views query.Source, run, trial string) (string
 	return "", problem.Errorf(problem.Invalid, "run %q has several trials; choose one with --trial: %q", run, names)
 }
 
+// Lineage returns the trials that forks connect with a trial of a run.
+func Lineage(ctx context.Context, from From, run, trial string) (insight.Lineage, error) {
+	trial, err := TrialOf(ctx, from.Views, run, trial)
+	if err != nil {
+		return insight.Lineage{}, err
+	}
+	if _, err := query.Ask(ctx, from.Views, query.Trial, query.Params{Run: run, Trial: trial}); err != nil {
+		return insight.Lineage{}, err
+	}
+	runs, err := query.Ask(ctx, from.Views, query.Runs, query.Params{})
+	if err != nil {
+		return insight.Lineage{}, err
+	}
+	var all []projections.Trial
+	for _, r := range runs {
+		trials, err := query.Ask(ctx, from.Views, query.Trials, query.Params{Run: r.Name})
+		if err != nil {
+			return insight.Lineage{}, err
+		}
+		all = append(all, trials...)
+	}
+	return insight.LineageOf(all, run, trial), nil
+}
+
 // Metrics finds the trial and queries its metrics. A metric that was not reported in the range
 // is an error, which lists the metrics that were.
 func Metrics(ctx context.Context, views query.Source, p query.Params) (projections.MetricsTable, error) {

@@ -34,7 +34,7 @@ const Prefix = "/api/v1"
 // Options configure [New].
 type Options struct {
 	// Users may ask; required.
-	Users Users
+	Users Known
 	// Hosts are the names, without port, by which clients may call the server. The names and
 	// addresses of loopback are always among them.
 	Hosts []string
@@ -56,14 +56,16 @@ type Options struct {
 // Handler serves a store. It must be closed before the store.
 type Handler struct {
 	http.Handler
-	store *store.Store
-	o     Options
-	pasts pasts
-	hub   *hub
-	once  *answers
-	mux   *routes
-	api   huma.API
-	heavy chan struct{} // held while an answer reads much
+	store  *store.Store
+	o      Options
+	pasts  pasts
+	hub    *hub
+	census *census
+	once   *answers
+	mux    *routes
+	api    huma.API
+	heavy  chan struct{} // held while an answer reads much
+	output chan struct{} // held while an answer reads files of output, which may be large
 }
 
 // heavyAnswers is how many answers that read much are made at once.
@@ -77,9 +79,10 @@ func New(st *store.Store, o Options) *Handler {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	h := &Handler{store: st, o: o, once: newAnswers(), heavy: make(chan struct{}, heavyAnswers)}
+	h := &Handler{store: st, o: o, once: newAnswers(), heavy: make(chan struct{}, heavyAnswers), output: make(chan struct{}, 1)}
 	h.pasts.turn = make(chan struct{}, 1)
 	h.hub = newHub(h)
+	h.census = newCensus()
 	h.mux = newRoutes()
 	h.api = newDocument(h.mux, o.Version)
 	h.readStore()
@@ -148,10 +151,13 @@ func (h *Handler) needsLog() error {
 }
 
 // reading waits for the turn of an answer that reads much.
-func (h *Handler) reading(ctx context.Context) (done func(), err error) {
+func (h *Handler) reading(ctx context.Context) (done func(), err error) { return take(ctx, h.heavy) }
+
+// take takes a place, and returns the function that gives it back.
+func take(ctx context.Context, places chan struct{}) (done func(), err error) {
 	select {
-	case h.heavy <- struct{}{}:
-		return func() { <-h.heavy }, nil
+	case places <- struct{}{}:
+		return func() { <-places }, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}

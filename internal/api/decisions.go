@@ -242,7 +242,7 @@ func (h *Handler) stop(ctx context.Context, in *ToStop, preempt bool) (answer.St
 	if err := answer.KnownRun(ctx, h.store.Views(), in.Run); err != nil {
 		return out, err
 	}
-	live, err := h.store.Stop(ctx, in.Run, projections.DefaultTrial, out.Reason, preempt)
+	live, err := h.store.StopRun(ctx, in.Run, out.Reason, preempt)
 	if err != nil {
 		return out, err
 	}

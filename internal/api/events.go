@@ -74,6 +74,7 @@ func (h *Handler) readEvents() {
 		r, err := h.store.Log.At(ctx, in.Sequence)
 		return Event{r}, err
 	})
+	get(h, "/timeline", "get-timeline", "events", "Count the events of the log by family", "In columns of 100 events or more, along the log. Each answer reads at most 20,000 events that the server has not counted.", h.timeline)
 	describeStream(h.api)
 }
 

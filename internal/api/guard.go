@@ -68,7 +68,7 @@ func (h *Handler) servesHost(host string) bool {
 // not allow.
 func (h *Handler) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		user, ok := h.o.Users.of(r)
+		user, ok := bearer(h.o.Users, r)
 		if !ok {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="ckptstore"`)
 			httpkit.Refuse(w, problem.Errorf(problem.Unauthorized, "the header Authorization has no token of this server: `ckptstore ui` prints the link with the token"))

@@ -87,6 +87,13 @@ func TestReads(t *testing.T) {
 	if h.get("/diff?a=bert&b=gpt", &diff); diff.Of != "trials" || len(diff.Metrics) != 2 {
 		t.Errorf("diff: %+v", diff)
 	}
+	h.record("fork", "main", &events.TrialCreated{Parent: &events.TrialParent{Run: "bert", Trial: "main", Checkpoint: "step-20.a1"}})
+	var lineage insight.Lineage
+	if h.get("/runs/bert/lineage", &lineage); len(lineage.Trials) != 2 || lineage.Trials[0].Run != "bert" || lineage.Trials[1].Parent != "bert@step-20.a1" {
+		t.Errorf("lineage: %+v", lineage)
+	}
+	h.refusedAs("lineage of a trial that is not there", h.call("GET", Prefix+"/runs/bert/lineage?trial=x", readToken1, ""), 404, "x")
+	h.get("/store", &about)
 	var health Health
 	if h.get("/health", &health); health.Disk == nil || health.Disk.Free == 0 || health.Disk.Size < health.Disk.Free || len(health.Cursors) != 0 {
 		t.Errorf("health: %+v", health)

@@ -147,6 +147,24 @@ type (
 		Run string `path:"run"`
 		Job string `query:"job" doc:"ID of a job, or the beginning or end of one; default: the newest"`
 	}
+	// OfLineage names a trial whose relatives are listed.
+	OfLineage struct {
+		Moment
+		Run   string `path:"run"`
+		Trial string `query:"trial" doc:"Of the run, if it has several"`
+	}
+	// OfLogs selects lines of the output of a job.
+	OfLogs struct {
+		Moment
+		Run      string `path:"run"`
+		Job      string `query:"job" doc:"ID of a job, or the beginning or end of one; default: the newest"`
+		Trial    string `query:"trial" doc:"Of a search: the output of each of its trials is apart"`
+		Attempt  int    `query:"attempt" minimum:"1" doc:"Default: all attempts of the job"`
+		Rank     int    `query:"rank" minimum:"-1" default:"-1" doc:"-1: all ranks"`
+		Stream   string `query:"stream" enum:"out,err" doc:"Default: both"`
+		Contains string `query:"contains" maxLength:"1000" doc:"Only lines with this text"`
+		Lines    int    `query:"lines" minimum:"1" maximum:"1000" default:"200" doc:"Most lines, the last ones of the selection"`
+	}
 )
 
 // readStore adds the reads about the whole store.
@@ -202,7 +220,32 @@ func (h *Handler) readRuns() {
 		out.Trial, out.Attempt, out.Restores, out.Next, err = listOfAttempt(ctx, from, in, query.Restores, func(l projections.Restore) string { return strconv.Itoa(l.Load) })
 		return out, err
 	})
+	get(h, "/runs/{run}/lineage", "get-lineage", "runs", "List the runs that forks connect with a run", "A tree: the root first, each fork after its parent, at most 150 trials.", h.lineage)
+	get(h, "/runs/{run}/logs", "get-logs", "runs", "Read the last output of the workers of a job",
+		"As `ckptstore logs RUN --tail N --json`, with at most 1 MiB of text. Output is in files, not in the log: as_of only chooses the job.",
+		h.logs)
 	get(h, "/runs/{run}/metrics", "get-metrics", "runs", "Read metrics in columns", metricsText, h.metrics)
+}
+
+func (h *Handler) lineage(ctx context.Context, from *at, in *OfLineage) (insight.Lineage, error) {
+	done, err := h.reading(ctx) // the trials of all runs
+	if err != nil {
+		return insight.Lineage{}, err
+	}
+	defer done()
+	return answer.Lineage(ctx, from.From, in.Run, in.Trial)
+}
+
+func (h *Handler) logs(ctx context.Context, from *at, in *OfLogs) (answer.LastLines, error) {
+	done, err := take(ctx, h.output)
+	if err != nil {
+		return answer.LastLines{}, err
+	}
+	defer done()
+	from.files = true
+	return answer.Lines(ctx, from.From, answer.LinesQuery{
+		Run: in.Run, Job: in.Job, Trial: in.Trial, Attempt: in.Attempt, Rank: in.Rank, Stream: in.Stream, Contains: in.Contains, Most: in.Lines,
+	})
 }
 
 // listOf makes an empty list of none.

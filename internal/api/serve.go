@@ -35,7 +35,7 @@ type Listen struct {
 	Address string   // HOST:PORT; port 0 chooses a free one
 	Cert    string   // path of the server's certificate, PEM; required off loopback
 	Key     string   // path of its key, which only this user can read
-	Users   string   // path of a file for [ReadUsers]; empty: only this user, by a token of its own
+	Users   string   // path of a file for [OpenUsers]; empty: only this user, by a token of its own
 	Hosts   []string // further names of the server
 	Page    http.Handler
 	Observe http.Handler // see [Options]
@@ -127,11 +127,13 @@ func Serve(ctx context.Context, st *store.Store, l Listen) (_ *Server, err error
 	if l.Logger == nil {
 		l.Logger = slog.New(slog.DiscardHandler)
 	}
-	var users Users
+	var users both
 	if l.Users != "" {
-		if users, err = ReadUsers(l.Users); err != nil {
+		file, err := OpenUsers(l.Users, l.Logger)
+		if err != nil {
 			return nil, err
 		}
+		users = append(users, file)
 	}
 	var secure *tls.Config
 	if l.Cert != "" {
@@ -144,7 +146,7 @@ func Serve(ctx context.Context, st *store.Store, l Listen) (_ *Server, err error
 	if err != nil {
 		return nil, err
 	}
-	users = append(users, NewUser(fmt.Sprintf("uid-%d", os.Getuid()), Admin, token))
+	users = append(users, Users{NewUser(fmt.Sprintf("uid-%d", os.Getuid()), Admin, token)})
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.Address)
 	if err != nil {
 		return nil, err

@@ -78,7 +78,7 @@ func TestUsersFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Header.Set("Authorization", "Bearer secret")
-	if u, ok := users.of(r); !ok || u.Name != "ada" {
+	if u, ok := bearer(users, r); !ok || u.Name != "ada" {
 		t.Errorf("the token is of %v", u)
 	}
 	for _, mode := range []os.FileMode{0o644, 0o640, 0o604, 0o660} {

@@ -47,14 +47,26 @@ func NewUser(name string, role Role, token string) User {
 	return User{name, role, sha256.Sum256([]byte(token))}
 }
 
-// of returns the user whose token a request bears. It takes the same time for all wrong
-// tokens: digests are compared, and all of them.
-func (u Users) of(r *http.Request) (User, bool) {
+// Known knows users by the digest of their token. Its method is called concurrently.
+type Known interface {
+	Of(digest [sha256.Size]byte) (User, bool)
+}
+
+var _ Known = Users(nil)
+
+// bearer returns the user whose token a request bears.
+func bearer(known Known, r *http.Request) (User, bool) {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !ok || token == "" {
 		return User{}, false
 	}
-	digest, found := sha256.Sum256([]byte(token)), -1
+	return known.Of(sha256.Sum256([]byte(token)))
+}
+
+// Of implements [Known]. It takes the same time for all wrong tokens: digests are compared,
+// and all of them.
+func (u Users) Of(digest [sha256.Size]byte) (User, bool) {
+	found := -1
 	for i := range u {
 		if subtle.ConstantTimeCompare(digest[:], u[i].digest[:]) == 1 {
 			found = i
@@ -70,9 +82,18 @@ func (u Users) of(r *http.Request) (User, bool) {
 var userName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
 // ReadUsers reads a file of users: NAME ROLE SHA256 in each line, the digest of the token in
-// hexadecimal. Empty lines and lines that begin with # are left out. Only this user may be able
-// to read the file.
+// hexadecimal. A user with several tokens has several lines. Empty lines and lines that
+// begin with # are left out. Only this user may be able to read the file.
 func ReadUsers(path string) (Users, error) {
+	users, err := readUsers(path)
+	if err == nil && len(users) == 0 {
+		err = problem.Errorf(problem.Invalid, "users of the HTTP API: %s names no user: write NAME ROLE SHA256 in a line", path)
+	}
+	return users, err
+}
+
+// readUsers is ReadUsers of a file that may have no user.
+func readUsers(path string) (Users, error) {
 	bad := func(err error) (Users, error) {
 		return nil, problem.Errorf(problem.Invalid, "users of the HTTP API: %w", err)
 	}
@@ -96,8 +117,8 @@ func ReadUsers(path string) (Users, error) {
 			continue
 		}
 		u, err := parseUser(text)
-		if err == nil && slices.ContainsFunc(users, func(other User) bool { return other.Name == u.Name }) {
-			err = fmt.Errorf("user %s has a line already", u.Name)
+		if err == nil && slices.ContainsFunc(users, func(other User) bool { return other.Name == u.Name && other.Role != u.Role }) {
+			err = fmt.Errorf("user %s has another role already in another line", u.Name)
 		}
 		if err != nil {
 			return bad(fmt.Errorf("%s:%d: %w", path, n, err))
@@ -106,9 +127,6 @@ func ReadUsers(path string) (Users, error) {
 	}
 	if err := lines.Err(); err != nil {
 		return bad(err)
-	}
-	if len(users) == 0 {
-		return bad(fmt.Errorf("%s names no user: write NAME ROLE SHA256 in a line", path))
 	}
 	return users, nil
 }

@@ -174,7 +174,7 @@ func VerifyBundle(r io.Reader, p Policy, acceptUnwitnessed bool, old *Head) (v V
 		return v, err
 	}
 	v.Origin, v.Size, v.Root, v.Run = v.Head.Origin, v.Head.Size, v.Head.Root.String(), head.Run
-	if err := head.Consistency.checkAll(old, v.Head); err != nil {
+	if err := head.Consistency.checkAll(old, v.Head, p.Logs); err != nil {
 		return v, err
 	}
 	sealed, err := OpenSealed(head.Sealed, v.Head)
@@ -314,6 +314,9 @@ type SealedMap struct {
 	Root Hash  // of the log at Size
 	Rows int64
 	Runs Hash // root of the map
+
+	Key      string // that signs the heads of the log
+	Previous string // see [events.AuditSealed]
 }
 
 // OpenSealed checks the item of a decision audit.sealed against a head.
@@ -340,7 +343,7 @@ func ParseSealed(m events.Message, sequence uint64) (s SealedMap, err error) {
 	if err1 != nil || err2 != nil || len(root) != len(s.Root) || len(runs) != len(s.Runs) || s.Size < 0 || s.Size >= int64(sequence) { //nolint:gosec // as above
 		return s, fmt.Errorf("%w: event %d is malformed", ErrTampered, sequence)
 	}
-	s.Root, s.Runs = Hash(root), Hash(runs)
+	s.Root, s.Runs, s.Key, s.Previous = Hash(root), Hash(runs), body.Key, body.Previous
 	return s, nil
 }
 

@@ -115,29 +115,52 @@ type Consistency struct {
 	Size  int64  `json:"size"`            // of the older head
 	Root  Hash   `json:"root"`            // of the newer log at that size
 	Proof []Hash `json:"proof,omitempty"` // none for equal sizes
+
+	// Follows are the decisions that began the origins since the older head, the newest
+	// first; none if the origin is the same.
+	Follows []Item `json:"follows,omitempty"`
 }
 
-// Check checks that now continues old. The proof is of now.
-func (c *Consistency) Check(old, now Head) error {
+// Check checks that now continues old. The proof is of now. Where old is of an earlier
+// origin, logs are the keys of which one has signed the quoted notes. Its error is a
+// [ForkError] or a [ReplacedError] if the log does not continue old.
+func (c *Consistency) Check(old, now Head, logs ...note.Verifier) error {
+	var replaced *ReplacedError
+	if old.Origin != now.Origin {
+		left, err := c.left(old, now, logs)
+		if err != nil {
+			return err
+		}
+		replaced = &ReplacedError{Old: old, New: now, Left: left}
+		if uint64(old.Size) >= left { //nolint:gosec // not negative
+			return replaced
+		}
+	}
 	switch {
-	case old.Origin != now.Origin:
-		return fmt.Errorf("%w: the older head is of the log %q, this one of %q", ErrTampered, old.Origin, now.Origin)
-	case old.Size > now.Size, old.Size == now.Size && old.Root != now.Root:
+	case replaced == nil && (old.Size > now.Size || old.Size == now.Size && old.Root != now.Root):
 		return &ForkError{Old: old, New: now}
 	case old.Size == now.Size || old.Size == 0:
 		return nil
 	case c == nil || c.Size != old.Size:
 		return problem.Errorf(problem.Policy, "no proof that the log continues the older head (%v): make this file again with --since", old)
-	case c.Root != old.Root || tlog.CheckTree(c.Proof, now.Size, now.Root, old.Size, old.Root) != nil:
-		return &ForkError{Old: old, New: now, At: c.Root}
+	case c.Root == old.Root && tlog.CheckTree(c.Proof, now.Size, now.Root, old.Size, old.Root) == nil:
+		return nil
+	case replaced != nil:
+		replaced.At = c.Root
+		return replaced
 	}
-	return nil
+	return &ForkError{Old: old, New: now, At: c.Root}
 }
 
 // checkAll checks the proof by itself, and that now continues old, if there is one.
-func (c *Consistency) checkAll(old *Head, now Head) error {
+func (c *Consistency) checkAll(old *Head, now Head, logs []note.Verifier) error {
 	if old != nil {
-		if err := c.Check(*old, now); err != nil {
+		if err := c.Check(*old, now, logs...); err != nil {
+			return err
+		}
+	}
+	if c != nil {
+		if _, err := beginnings(c.Follows, now); err != nil {
 			return err
 		}
 	}

@@ -84,7 +84,7 @@ func VerifyProof(data []byte, p Policy, acceptUnwitnessed bool, old *Head) (v Pr
 	if f.Index != leaf.Sequence-1 {
 		return v, fmt.Errorf("%w: the proof is of index %d, its entry of event %d", ErrTampered, f.Index, leaf.Sequence)
 	}
-	if err := x.Consistency.checkAll(old, v.Head); err != nil {
+	if err := x.Consistency.checkAll(old, v.Head, p.Logs); err != nil {
 		return v, err
 	}
 	v.Sequence, v.Message, v.Stored = leaf.Sequence, m, leaf.Stored.Format("2006-01-02T15:04:05.000000000Z07:00")

@@ -4,7 +4,8 @@ import (
 	"bufio"
 	"crypto/sha256"
 	"encoding/base64"
-	"html/template"
+	"fmt"
+	"html"
 	"io"
 )
 
@@ -43,58 +44,75 @@ func policy() string {
 	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action 'none'"
 }
 
-// page is the HTML form of a document. Package template escapes all text of the log.
-var page = template.Must(template.New("report").Parse(`<!doctype html>
+// HTML writes the report as one file that needs no other: no script, no link, no image. Text of
+// the log stands between tags and in quoted attributes only, where [html.EscapeString] is
+// enough. Package html/template would keep every exported method of the program from being
+// left out by the linker: 10 MB.
+func (r Report) HTML(w io.Writer) error {
+	d, out := r.document(), bufio.NewWriterSize(w, 1<<16) // of which Flush returns the first error
+	write := func(format string, texts ...string) {
+		escaped := make([]any, len(texts))
+		for i, t := range texts {
+			escaped[i] = html.EscapeString(t)
+		}
+		fmt.Fprintf(out, format, escaped...)
+	}
+	write(`<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{{.Policy}}">
+<meta http-equiv="Content-Security-Policy" content="%s">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
-<title>{{.Title}}</title>
-<style>{{.Style}}</style>
+<title>%s</title>
+<style>`, policy(), d.Title)
+	_, _ = out.WriteString(style)
+	write(`</style>
 </head>
 <body>
 <main>
-<h1>{{.Title}}</h1>
+<h1>%s</h1>
 <dl>
-{{- range .Facts}}
-<dt>{{.Name}}</dt><dd>{{.Value}}</dd>
-{{- end}}
-</dl>
-{{- range .Sections}}
-<section>
-<h2>{{.Title}}</h2>
-{{- if .Rows}}
-{{- $columns := .Columns}}
-<div class="wide" role="region" aria-label="{{.Title}}" tabindex="0"><table>
-<thead><tr>{{range .Columns}}<th scope="col"{{if .As}} class="{{.As}}"{{end}}>{{.Name}}</th>{{end}}</tr></thead>
-<tbody>
-{{- range .Rows}}
-<tr>{{range $i, $cell := .}}{{$as := (index $columns $i).As}}<td{{if $as}} class="{{$as}}"{{end}}>{{$cell}}</td>{{end}}</tr>
-{{- end}}
-</tbody>
-</table></div>
-{{- else}}
-<p>{{.Note}}</p>
-{{- end}}
-</section>
-{{- end}}
-</main>
-</body>
-</html>
-`))
-
-// HTML writes the report as one file that needs no other: no script, no link, no image.
-func (r Report) HTML(w io.Writer) error {
-	out := bufio.NewWriterSize(w, 1<<16)
-	err := page.Execute(out, struct {
-		document
-		Policy string
-		Style  template.CSS
-	}{r.document(), policy(), template.CSS(style)}) //nolint:gosec // a constant
-	if err != nil {
-		return err
+`, d.Title)
+	for _, f := range d.Facts {
+		write("<dt>%s</dt><dd>%s</dd>\n", f.Name, f.Value)
 	}
+	write("</dl>\n")
+	for _, s := range d.Sections {
+		write("<section>\n<h2>%s</h2>\n", s.Title)
+		if len(s.Rows) > 0 {
+			s.table(write)
+		} else {
+			write("<p>%s</p>\n", s.Note)
+		}
+		write("</section>\n")
+	}
+	write("</main>\n</body>\n</html>\n")
 	return out.Flush()
+}
+
+// table writes the rows of a section.
+func (s section) table(write func(format string, texts ...string)) {
+	write(`<div class="wide" role="region" aria-label="%s" tabindex="0"><table>`+"\n<thead><tr>", s.Title)
+	cell := func(open string, c column, text string) {
+		if c.As != "" {
+			write(open+` class="%s">%s`, c.As, text)
+		} else {
+			write(open+">%s", text)
+		}
+	}
+	for _, c := range s.Columns {
+		cell(`<th scope="col"`, c, c.Name)
+		write("</th>")
+	}
+	write("</tr></thead>\n<tbody>\n")
+	for _, row := range s.Rows {
+		write("<tr>")
+		for i, text := range row {
+			cell("<td", s.Columns[i], text)
+			write("</td>")
+		}
+		write("</tr>\n")
+	}
+	write("</tbody>\n</table></div>\n")
 }

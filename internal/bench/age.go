@@ -52,6 +52,7 @@ type ageBench struct {
 type ageOptions struct {
 	dir    string
 	events int
+	spike  int
 	keep   bool
 	verify bool
 }
@@ -98,6 +99,7 @@ func (a *bench) ageVerb() *cobra.Command {
 	f.IntVar(&b.Rounds, "rounds", benchRuns, "number of rounds; the log is read once")
 	f.StringVar(&o.dir, "dir", "", "parent of the new directory, which determines the measured disk (default: the system's temporary directory)")
 	f.BoolVar(&o.keep, "keep", false, "keep the store in --dir, and use an existing one of the same size")
+	f.IntVar(&o.spike, "spike", 0, "iteration whose loss is 1000 in each run, before one whose loss is NaN: charts must show both")
 	f.BoolVar(&o.verify, "verify-log", true, "also read the whole log")
 	return c
 }
@@ -119,7 +121,7 @@ func (a *bench) age(ctx context.Context, b *ageBench, o ageOptions) error {
 
 func (a *bench) ageIn(ctx context.Context, dir string, b *ageBench, o ageOptions) error {
 	said := time.Now()
-	aged, err := makeAged(ctx, dir, b.Checkpoints, o.events, b.Runs, func(done int) {
+	aged, err := makeAged(ctx, dir, b.Checkpoints, o.events, b.Runs, o.spike, func(done int) {
 		if !a.Quiet && done%1000 == 0 && done < b.Checkpoints {
 			fmt.Fprintf(a.Err, "made %d of %d checkpoints in %s\n", done, b.Checkpoints, time.Since(said).Round(time.Second))
 		}

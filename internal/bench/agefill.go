@@ -27,7 +27,7 @@ import (
 // that trainers use write its events, data directories, receipts, manifests and
 // indexes. Only syncs are left out, so that it takes minutes:
 //
-//	DIR/age-<checkpoints>-<events>-<runs>/
+//	DIR/age-<checkpoints>-<events>-<runs>[-spike-<iteration>]/
 //	  store/       the store
 //	  aged.json    written last: how it was made
 type agedStore struct {
@@ -36,7 +36,8 @@ type agedStore struct {
 	Runs        int     `json:"runs"`
 	Seconds     float64 `json:"generation_seconds"`
 
-	dir string // of the store
+	dir   string // of the store
+	spike int    // iteration; 0: none
 }
 
 const agedName = "aged.json"
@@ -49,9 +50,12 @@ const agedRuns = 24
 const eventsOfSave, eventsOfRun = 7, 8
 
 // makeAged generates a store, or finds one of the same size.
-func makeAged(ctx context.Context, dir string, checkpoints, count, runs int, progress func(done int)) (agedStore, error) {
+func makeAged(ctx context.Context, dir string, checkpoints, count, runs, spike int, progress func(done int)) (agedStore, error) {
 	place := filepath.Join(dir, fmt.Sprintf("age-%d-%d-%d", checkpoints, count, runs))
-	a := agedStore{Checkpoints: checkpoints, Runs: runs, dir: filepath.Join(place, "store")}
+	if spike > 0 {
+		place += fmt.Sprintf("-spike-%d", spike)
+	}
+	a := agedStore{Checkpoints: checkpoints, Runs: runs, dir: filepath.Join(place, "store"), spike: spike}
 	text, err := os.ReadFile(filepath.Join(place, agedName))
 	if err == nil {
 		return a, json.Unmarshal(text, &a)
@@ -105,7 +109,7 @@ func (a *agedStore) fill(ctx context.Context, id string, count int, progress fun
 			log: log, data: data, store: id, name: runName(n),
 			// The first runs take the remainder of the division.
 			saves: portion(a.Checkpoints, a.Runs, n), events: portion(count, a.Runs, n),
-			saved: func() { progress(int(done.Add(1))) },
+			saved: func() { progress(int(done.Add(1))) }, spike: a.spike,
 		}
 		group.Go(func() error { return r.make(life) })
 	}
@@ -128,6 +132,7 @@ type agedRun struct {
 	store, name   string
 	saves, events int
 	saved         func()
+	spike         int // iteration; 0: none
 
 	lane      uint64
 	iteration int
@@ -201,9 +206,17 @@ func (r *agedRun) save(ctx context.Context, n, reports int) error {
 	said := make([]events.Body, 0, reports+1)
 	for range reports {
 		r.iteration++
+		var loss any = 1 / float64(r.iteration)
+		switch {
+		case r.spike == 0:
+		case r.iteration == r.spike:
+			loss = 1000.0
+		case r.iteration == r.spike+1:
+			loss = "NaN"
+		}
 		said = append(said, &events.Metrics{
 			Attempt: 1, Iteration: r.iteration, Step: int64(r.iteration), Seconds: 0.25,
-			Metrics: map[string]any{"loss": 1 / float64(r.iteration), "lr": 0.001, "grad_norm": 1.5},
+			Metrics: map[string]any{"loss": loss, "lr": 0.001, "grad_norm": 1.5},
 		})
 	}
 	layout := checkpoint.Layout{Tensors: []checkpoint.Tensor{{

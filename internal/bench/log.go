@@ -37,6 +37,9 @@ type logBench struct {
 	FrontP50             float64 `json:"front_p50_ms,omitempty"`
 	FrontP99             float64 `json:"front_p99_ms,omitempty"`
 	Ratio                float64 `json:"ratio,omitempty"` // of the rates of one round, front over direct: the median of all rounds
+
+	// With --audit, the figures above are of a log without tamper evidence.
+	Audit *auditBench `json:"audit,omitempty"`
 }
 
 const (
@@ -47,7 +50,7 @@ const (
 
 func (a *bench) logVerb() *cobra.Command {
 	b := logBench{Bench: "log", Sync: "always"}
-	dir := ""
+	dir, audit := "", false
 	c := &cobra.Command{
 		Use: "log", Short: "Time durable appends to the log by many writers", Args: console.Args(cobra.NoArgs),
 		Long: `Time appends to an embedded log that syncs before it acknowledges. Each writer
@@ -57,7 +60,11 @@ them all. The log is in a new directory, which is removed afterwards.
 The writers share one connection: within the process, as an owner has it, or
 with --through front over TCP on loopback and with a token, as clients of
 'ckptstore serve --listen' do, where each event is checked. --through both
-appends --events each way, in alternating rounds, and compares the two.`,
+appends --events each way, in alternating rounds, and compares the two.
+
+--audit appends --events to each of two logs, in alternating rounds. The owner
+of the second keeps tamper evidence, as after 'ckptstore audit keygen', in the
+same process. A round there ends when all of its events are hashed, too.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if b.Events < 1 || b.Writers < 1 || b.Outstanding < 1 {
 				return console.Usagef("--events %d --writers %d --outstanding %d: want at least 1 of each", b.Events, b.Writers, b.Outstanding)
@@ -65,7 +72,14 @@ appends --events each way, in alternating rounds, and compares the two.`,
 			if !slices.Contains([]string{throughDirect, throughFront, throughBoth}, b.Through) {
 				return console.Usagef("--through %q: want %s, %s or %s", b.Through, throughDirect, throughFront, throughBoth)
 			}
-			err := scratch(dir, func(dir string) error { return b.run(c.Context(), dir) })
+			if audit && b.Through != throughDirect {
+				return console.Usagef("--audit --through %s: the evidence is compared with direct appends only", b.Through)
+			}
+			run := b.run
+			if audit {
+				run = b.runAudit
+			}
+			err := scratch(dir, func(dir string) error { return run(c.Context(), dir) })
 			if err != nil {
 				return err
 			}
@@ -79,6 +93,9 @@ appends --events each way, in alternating rounds, and compares the two.`,
 				if b.Through == throughBoth {
 					console.Row(w, b.Events, b.Writers, b.Outstanding, b.Sync, fmt.Sprintf("%s (%.3f)", throughFront, b.Ratio), fmt.Sprintf("%.0f", b.FrontEventsPerSecond), ms(b.FrontP50), ms(b.FrontP99), ms(b.FsyncP50))
 				}
+				if x := b.Audit; x != nil {
+					console.Row(w, b.Events, b.Writers, b.Outstanding, b.Sync, fmt.Sprintf("with audit (%.3f)", x.Ratio), fmt.Sprintf("%.0f", x.EventsPerSecond), ms(x.P50), ms(x.P99), ms(b.FsyncP50))
+				}
 			})
 		},
 	}
@@ -87,49 +104,67 @@ appends --events each way, in alternating rounds, and compares the two.`,
 	f.IntVar(&b.Writers, "writers", 64, "concurrent writers")
 	f.IntVar(&b.Outstanding, "outstanding", 4, "appends that a writer keeps in flight")
 	f.StringVar(&b.Through, "through", throughDirect, "direct, front or both")
+	f.BoolVar(&audit, "audit", false, "compare with a log that keeps tamper evidence")
 	f.StringVar(&dir, "dir", ".", "parent of the new directory, which determines the measured disk")
 	return c
 }
 
 func ms(v float64) string { return fmt.Sprintf("%.3gms", v) }
 
-// logRounds is the number of rounds of each way with --through both.
+// logRounds is the number of rounds of each way that are compared.
 const logRounds = 5
 
 func (b *logBench) run(ctx context.Context, dir string) error {
 	return withBenchLog(ctx, dir, b.Through != throughDirect, func(direct, front *jetlog.Log) error {
-		const syncs = 50 // on each side of the run: the speed of a disk varies
-		fsync, err := fsyncs(dir, syncs)
-		if err != nil {
+		logs := []wanted{{direct, b.Events}}
+		if b.Through == throughBoth {
+			logs[0].events *= 2
+		}
+		return b.between(ctx, dir, logs, func() (err error) {
+			switch b.Through {
+			case throughBoth:
+				err = b.compare(ctx, direct, front)
+			case throughFront:
+				b.EventsPerSecond, b.P50, b.P99, err = one(b.round(ctx, front, b.Events))
+			default:
+				b.EventsPerSecond, b.P50, b.P99, err = one(b.round(ctx, direct, b.Events))
+			}
 			return err
-		}
-		want := uint64(1) + uint64(b.Events) //nolint:gosec // above zero
-		switch b.Through {
-		case throughBoth:
-			want += uint64(b.Events) //nolint:gosec // above zero
-			err = b.compare(ctx, direct, front)
-		case throughFront:
-			b.EventsPerSecond, b.P50, b.P99, err = one(b.round(ctx, front, b.Events))
-		default:
-			b.EventsPerSecond, b.P50, b.P99, err = one(b.round(ctx, direct, b.Events))
-		}
-		if err != nil {
-			return err
-		}
-		after, err := fsyncs(dir, syncs)
-		if err != nil {
-			return err
-		}
-		last, err := direct.Last(context.WithoutCancel(ctx))
-		if err != nil {
-			return err
-		}
-		if last != want {
-			return fmt.Errorf("the log ends at event %d after %d acknowledged appends, want %d", last, want-1, want)
-		}
-		b.FsyncP50 = quantile(sorted(append(fsync, after...)), 0.5)
-		return nil
+		})
 	})
+}
+
+// wanted is how many events a log must have at the end, without the first.
+type wanted struct {
+	log    *jetlog.Log
+	events int
+}
+
+// between measures the disk before and after do, and checks the logs.
+func (b *logBench) between(ctx context.Context, dir string, logs []wanted, do func() error) error {
+	const syncs = 50 // on each side of the run: the speed of a disk varies
+	fsync, err := fsyncs(dir, syncs)
+	if err == nil {
+		err = do()
+	}
+	if err != nil {
+		return err
+	}
+	after, err := fsyncs(dir, syncs)
+	if err != nil {
+		return err
+	}
+	for _, w := range logs {
+		last, err := w.log.Last(context.WithoutCancel(ctx))
+		if err != nil {
+			return err
+		}
+		if want := uint64(1) + uint64(w.events); last != want { //nolint:gosec // above zero
+			return fmt.Errorf("the log ends at event %d after %d acknowledged appends, want %d", last, w.events, want)
+		}
+	}
+	b.FsyncP50 = quantile(sorted(append(fsync, after...)), 0.5)
+	return nil
 }
 
 // one returns the outcome of a single round.
@@ -141,12 +176,34 @@ func one(took []time.Duration, rate float64, err error) (perSecond, p50, p99 flo
 	return rate, quantile(took, 0.5), quantile(took, 0.99), nil
 }
 
-// compare alternates the two ways, and reverses their order each time.
+// compare compares the front with direct appends.
 func (b *logBench) compare(ctx context.Context, direct, front *jetlog.Log) error {
+	each := func(log *jetlog.Log) way {
+		return func(events int) ([]time.Duration, float64, error) { return b.round(ctx, log, events) }
+	}
+	of, ratio, err := inTurns(b.Events, each(direct), each(front))
+	if err != nil {
+		return err
+	}
+	b.EventsPerSecond, b.P50, b.P99 = of[0].rate, of[0].p50, of[0].p99
+	b.FrontEventsPerSecond, b.FrontP50, b.FrontP99, b.Ratio = of[1].rate, of[1].p50, of[1].p99, ratio
+	return nil
+}
+
+// way appends events in one of two ways. It returns the duration of each append, and the
+// rate.
+type way func(events int) ([]time.Duration, float64, error)
+
+// outcome is what the rounds of one way led to.
+type outcome struct{ rate, p50, p99 float64 }
+
+// inTurns alternates two ways over logRounds rounds, and reverses their order each time.
+// The ratio is the median of those of the rounds, the second way over the first.
+func inTurns(events int, first, second way) (of [2]outcome, ratio float64, err error) {
 	var took [2][]time.Duration
 	var rates [2][]float64
 	var ratios []float64
-	left := b.Events
+	left := events
 	for round := range logRounds {
 		n := left / (logRounds - round)
 		left -= n
@@ -155,23 +212,21 @@ func (b *logBench) compare(ctx context.Context, direct, front *jetlog.Log) error
 		}
 		var rate [2]float64
 		for turn := range 2 {
-			way := (turn + round) % 2
-			log := []*jetlog.Log{direct, front}[way]
-			some, r, err := b.round(ctx, log, n)
+			at := (turn + round) % 2
+			some, r, err := []way{first, second}[at](n)
 			if err != nil {
-				return err
+				return of, 0, err
 			}
-			rate[way], took[way] = r, append(took[way], some...)
-			rates[way] = append(rates[way], r)
+			rate[at], took[at] = r, append(took[at], some...)
+			rates[at] = append(rates[at], r)
 		}
 		ratios = append(ratios, rate[1]/rate[0])
 	}
-	b.EventsPerSecond, b.FrontEventsPerSecond, b.Ratio = middle(rates[0]), middle(rates[1]), middle(ratios)
-	sorted(took[0])
-	sorted(took[1])
-	b.P50, b.P99 = quantile(took[0], 0.5), quantile(took[0], 0.99)
-	b.FrontP50, b.FrontP99 = quantile(took[1], 0.5), quantile(took[1], 0.99)
-	return nil
+	for at := range of {
+		sorted(took[at])
+		of[at] = outcome{middle(rates[at]), quantile(took[at], 0.5), quantile(took[at], 0.99)}
+	}
+	return of, middle(ratios), nil
 }
 
 // round appends events events. It returns the duration of each append, and the rate of

@@ -30,6 +30,7 @@ type workerOptions struct {
 	killRank  int           // ends itself with SIGKILL in the first attempt, …
 	killStep  int64         // … in this step's save, after its begin and before its seal
 	timeout   time.Duration // of one collective
+	delay     time.Duration // longer work of each step
 }
 
 func (o workerOptions) args() []string {
@@ -56,6 +57,7 @@ func WorkerCommand(leaveSignals func()) *cobra.Command {
 	c.Flags().Uint64Var(&o.seed, "seed", 1, "of the weights and of the ranks' random states")
 	c.Flags().IntVar(&o.killRank, "kill-rank", -1, "rank that kills itself in its first attempt")
 	c.Flags().Int64Var(&o.killStep, "kill-step", 0, "step in whose save that rank kills itself")
+	c.Flags().DurationVar(&o.delay, "delay", 0, "longer work of this node's ranks in each step")
 	c.Flags().DurationVar(&o.timeout, "collective-timeout", collective.DefaultTimeout, "longest duration of one collective")
 	return c
 }
@@ -67,6 +69,7 @@ type rank struct {
 	model  *digits.Model
 	group  digits.Exchange
 	report map[string]any // what the next report contains in addition to the loss
+	waited time.Duration  // in collectives, for other ranks
 	stop   string         // the trainer's request at the last report; the same on all ranks
 }
 
@@ -79,8 +82,22 @@ func trainDigits(ctx context.Context, o workerOptions) error {
 	g := collective.New(c.Collectives(), collective.Options{Timeout: o.timeout})
 	r := &rank{
 		workerOptions: o, c: c, model: digits.New(c.Rank, c.WorldSize, o.seed),
-		group: digits.ExchangeFunc(g.AllGatherBytes), report: map[string]any{},
+		report: map[string]any{},
 	}
+	r.group = digits.ExchangeFunc(func(ctx context.Context, own []byte) ([][]byte, error) {
+		began := time.Now()
+		defer func() { r.waited += time.Since(began) }()
+		return g.AllGatherBytes(ctx, own)
+	})
+	rate, err := hyper(c.Config, "learning_rate", digits.LearningRate)
+	if err != nil {
+		return err
+	}
+	noise, err := hyper(c.Config, "noise", digits.Noise)
+	if err != nil {
+		return err
+	}
+	r.model.Set(rate, noise)
 	if c.Resume != "" {
 		if err := r.restore(ctx); err != nil {
 			return err
@@ -98,12 +115,34 @@ func trainDigits(ctx context.Context, o workerOptions) error {
 	return nil
 }
 
+// hyper returns a number of the trial's configuration.
+func hyper(config map[string]any, name string, otherwise float32) (float32, error) {
+	switch v := config[name].(type) {
+	case nil:
+		return otherwise, nil
+	case float64:
+		return float32(v), nil
+	default:
+		return 0, fmt.Errorf("configuration %s is %v: want a number", name, v)
+	}
+}
+
 // step trains, reports and, when due, saves. It returns the newest save.
 func (r *rank) step(ctx context.Context, last *client.Save) (*client.Save, error) {
+	began := time.Now()
+	r.waited = 0
+	if r.delay > 0 {
+		select {
+		case <-time.After(r.delay):
+		case <-ctx.Done():
+			return last, context.Cause(ctx)
+		}
+	}
 	loss, err := r.model.Step(ctx, r.group)
 	if err != nil {
 		return last, err
 	}
+	r.report[client.BusyThisIter] = (time.Since(began) - r.waited).Seconds()
 	step := r.model.Iteration()
 	r.report["loss"] = loss
 	save := step%r.saveEvery == 0 || step == r.steps

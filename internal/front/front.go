@@ -16,6 +16,7 @@
 //	           encoded again
 //	asks       the number of open requests
 //	entry      a publication to $KV.>: a lease or a cursor, on its condition
+//	clients    users with tokens of their own, which can be revoked
 //	claim      the first token of an inbox, which one live session has
 //	refusal    a reason with a code, answered on the reply subject at once
 //
@@ -87,6 +88,8 @@ type Door struct {
 	Who func(net.Conn) (Principal, error)
 	// Grant is what the admitted clients may do.
 	Grant Grant
+	// Clients, when set, knows further clients, by tokens and with grants of their own.
+	Clients Clients
 
 	quota *quota
 }
@@ -112,6 +115,7 @@ type Front struct {
 	hosts     map[string]int      // sessions by address
 	waiting   []*session          // unauthenticated, the oldest first
 	claims    map[string]*session // by name, see [HeaderSession]
+	users     map[*session]shown  // that have shown a token of their own
 	consumers map[string]*session // by name
 	batches   map[string]bool     // by ID, while they are open
 }
@@ -129,7 +133,7 @@ func New(o Options) (*Front, error) {
 		o: o, limits: limits, budget: semaphore.NewWeighted(limits.Bytes), local: semaphore.NewWeighted(limits.Bytes),
 		listeners: map[net.Listener]bool{}, sessions: map[*session]bool{}, hosts: map[string]int{},
 		streams: make(chan struct{}, streams), asks: semaphore.NewWeighted(asksOfAll),
-		claims: map[string]*session{}, consumers: map[string]*session{}, batches: map[string]bool{},
+		claims: map[string]*session{}, users: map[*session]shown{}, consumers: map[string]*session{}, batches: map[string]bool{},
 	}
 	conn, err := o.Dial()
 	if err != nil {
@@ -165,6 +169,11 @@ func (f *Front) Serve(l net.Listener, door Door) error {
 		return nil
 	}
 	f.listeners[l] = true
+	if door.Clients != nil {
+		stop := make(chan struct{})
+		defer close(stop)
+		f.all.Go(func() { f.recheck(door.Clients, stop) })
+	}
 	f.mu.Unlock()
 	defer func() {
 		f.mu.Lock()

@@ -152,6 +152,7 @@ func (f *Front) leave(s *session) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.sessions, s)
+	delete(f.users, s)
 	if f.hosts[s.host]--; f.hosts[s.host] == 0 {
 		delete(f.hosts, s.host)
 	}

@@ -20,6 +20,7 @@ import (
 // Principal is the identity of a client, as the owner names it:
 //
 //	token        it has shown the token, which several may have
+//	user:alice   it has shown a token of this user
 //	cert:alice   it has shown a certificate of this name
 //	uid:1000     it is a process of this user
 type Principal struct {
@@ -123,12 +124,16 @@ func (s *session) greet() error {
 	if err != nil {
 		return err
 	}
-	if !s.door.admits(c.Token) {
+	user, known := s.ofToken(c.Token)
+	if !known && !s.door.admits(c.Token) {
 		return errAuthorization
 	}
 	switch {
 	case s.door.TLS != nil && s.door.TLS.ClientAuth == tls.RequireAndVerifyClientCert && !certified:
 		return errAuthorization
+	case known:
+		s.principal = Principal{Name: "user:" + user.Name, Personal: true}
+		s.door.Grant, s.judge.grant = user.Grant, user.Grant
 	case s.principal.Name == "" && s.door.Token != "":
 		s.principal = byToken
 	case s.principal.Name == "":
@@ -158,7 +163,7 @@ func (s *session) sayInfo() error {
 		delete(info, not)
 	}
 	info["max_payload"] = s.f.limits.Payload
-	info["auth_required"] = s.door.Token != ""
+	info["auth_required"] = s.door.Token != "" || s.door.Clients != nil
 	info["tls_required"] = s.door.TLS != nil
 	text, err := json.Marshal(info)
 	if err != nil {

@@ -77,7 +77,7 @@ func (r *Refusal) answer() []byte {
 // not theirs.
 type Grant struct {
 	// Runs are patterns of [path.Match]: clients may append for matching runs,
-	// and take the leases of those only. nil is every run.
+	// and take the leases of those only. nil is every run; empty is none.
 	Runs []string
 	// Delete allows clients to append checkpoint.deleted for runs whose lease
 	// they do not hold, as `ckptstore gc` and `ckptstore rm` do.
@@ -146,6 +146,9 @@ type Whose struct {
 
 // otherRun refuses a publication for a run outside of the door's grant.
 func (g Grant) otherRun(run string) *Refusal {
+	if len(g.Runs) == 0 {
+		return refuse(CodeDenied, "the owner of the store lets this client read, and not append: ask its operator for another role")
+	}
 	return refuse(CodeDenied, "the owner of the store does not let clients append for run %q, only for %s", run, strings.Join(g.Runs, ", "))
 }
 

@@ -106,9 +106,11 @@ func StateOf(j projections.Job, live string, trials []projections.Trial) string 
 		return Ended
 	case live == "" || live != j.ID:
 		return Lost
-	case slices.ContainsFunc(trials, func(t projections.Trial) bool {
-		return t.Job == j.ID && t.Status == projections.Stopping
-	}):
+	}
+	has := func(s projections.Status) bool {
+		return slices.ContainsFunc(trials, func(t projections.Trial) bool { return t.Job == j.ID && t.Status == s })
+	}
+	if has(projections.Stopping) && !has(projections.Running) { // the trials of a search take turns
 		return Stopping
 	}
 	return Running

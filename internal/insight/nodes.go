@@ -2,6 +2,7 @@ package insight
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -30,8 +31,36 @@ type Node struct {
 	Joins int       `json:"joins"`          // how often a node joined with this index
 	// BytesPerSecond is the rate of its network in the preflight; nil: it was not measured.
 	BytesPerSecond *int64 `json:"bytes_per_second,omitempty"`
+	// ClockSeconds is by how much its clock was ahead of the coordinating node's in the preflight, at
+	// least; nil: unknown.
+	ClockSeconds *float64 `json:"clock_s,omitempty"`
+	// Slow reports that the node is slower than the others of the running group; nil: it is not
+	// known to be.
+	Slow *NodeSlowness `json:"slow,omitempty"`
 	// Replica is the copy of the node's newest sealed slots; nil: there is none.
 	Replica *NodeReplica `json:"replica,omitempty"`
+}
+
+// NodeSlowness is how much slower a node is than the other nodes of its group.
+type NodeSlowness struct {
+	Since   time.Time `json:"since"`
+	By      string    `json:"by"`       // "busy": the ranks' own work in an iteration; "copy": their copies in saves
+	Seconds float64   `json:"seconds"`  // of the node's median rank: in an iteration, or for each GB of a copy
+	Others  float64   `json:"others_s"` // median of the other nodes
+}
+
+// String describes it, for the list of nodes.
+func (s NodeSlowness) String() string {
+	what := "is busy %.3g s in an iteration"
+	if s.By == "copy" {
+		what = "copies a GB in %.3g s"
+	}
+	return fmt.Sprintf("slow: "+what+", and the other nodes %.3g s", s.Seconds, s.Others)
+}
+
+// IsSlow reports whether a node is slower than the others of its group, in an attempt.
+func IsSlow(n projections.JobNode, attempt int) bool {
+	return n.SlowAttempt == attempt && n.SlowAt.After(n.WellAt)
 }
 
 // NodeReplica is a copy of a node's slots in the memory of another node.
@@ -86,7 +115,7 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 	for _, index := range slices.Sorted(maps.Keys(stays)) {
 		all := stays[index]
 		last := all[len(all)-1]
-		n := Node{Node: index, Ranks: append([]int{}, ranks[index]...), Since: last.JoinedAt, Why: last.Reason, BytesPerSecond: last.BytesPerSecond}
+		n := Node{Node: index, Ranks: append([]int{}, ranks[index]...), Since: last.JoinedAt, Why: last.Reason, BytesPerSecond: last.BytesPerSecond, ClockSeconds: last.ClockSeconds}
 		for _, stay := range all {
 			n.Host = cmp.Or(stay.Host, n.Host)
 			if !stay.JoinedAt.IsZero() {
@@ -111,6 +140,9 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 			n.State, n.Since, n.Why = NodeLost, time.Time{}, "the job is lost: it recorded no end"
 		case started && group.StoppedAt.IsZero() && len(n.Ranks) > 0:
 			n.State, n.Since = NodeActive, group.StartedAt
+			if IsSlow(last, group.Attempt) {
+				n.Slow = &NodeSlowness{last.SlowAt, last.SlowBy, last.SlowSeconds, last.SlowOthers}
+			}
 		case started && group.StoppedAt.IsZero():
 			n.State = NodeSpare
 		default:
@@ -121,7 +153,7 @@ func (r RunJobs) Nodes(job projections.Job, workers []projections.Worker) []Node
 		}
 		for _, stay := range all[:len(all)-1] {
 			if stay.Excluded { // another node has its index
-				list = append(list, Node{Node: index, Host: stay.Host, State: NodeExcluded, Ranks: []int{}, Since: stay.LeftAt, Why: stay.Reason, Joins: 1, BytesPerSecond: stay.BytesPerSecond})
+				list = append(list, Node{Node: index, Host: stay.Host, State: NodeExcluded, Ranks: []int{}, Since: stay.LeftAt, Why: stay.Reason, Joins: 1, BytesPerSecond: stay.BytesPerSecond, ClockSeconds: stay.ClockSeconds})
 			}
 		}
 		list = append(list, n)

@@ -94,3 +94,40 @@ func TestReplicasOfNodes(t *testing.T) {
 		t.Errorf("node 0 has %+v of another attempt or trial", of)
 	}
 }
+
+// A node of the running group that is slower than the others is shown, until it is well again or
+// another group runs.
+func TestSlowNodes(t *testing.T) {
+	t.Parallel()
+	at := func(s int64) time.Time { return time.Unix(s, 0) }
+	for name, c := range map[string]struct {
+		slow, well time.Time
+		attempt    int
+		live       string
+		want       string
+	}{
+		"slow":             {slow: at(20), attempt: 3, live: "j", want: "slow: is busy 0.5 s in an iteration, and the other nodes 0.2 s"},
+		"slow again":       {slow: at(20), well: at(15), attempt: 3, live: "j", want: "slow: is busy 0.5 s in an iteration, and the other nodes 0.2 s"},
+		"well again":       {slow: at(20), well: at(30), attempt: 3, live: "j", want: "<nil>"},
+		"an older attempt": {slow: at(5), attempt: 2, live: "j", want: "<nil>"},
+		"the job is lost":  {slow: at(20), attempt: 3, want: "<nil>"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			job := projections.Job{ID: "j", Nodes: []projections.JobNode{
+				{Node: 0, Host: "a", JoinedAt: at(1)},
+				{Node: 1, Host: "b", JoinedAt: at(2), SlowAt: c.slow, WellAt: c.well, SlowAttempt: c.attempt, SlowBy: "busy", SlowSeconds: 0.5, SlowOthers: 0.2},
+			}}
+			r := RunJobs{Live: c.live}
+			r.Take(projections.Launches{Jobs: []projections.Job{job}, Attempts: []projections.Attempt{{Job: "j", Attempt: 3, StartedSeq: 5, StartedAt: at(10)}}})
+			list := r.Nodes(job, []projections.Worker{{Rank: 0}, {Rank: 1, Node: 1}})
+			if list[0].Slow != nil || fmt.Sprint(list[1].Slow) != c.want {
+				t.Errorf("nodes %v and %v, want <nil> and %s", list[0].Slow, list[1].Slow, c.want)
+			}
+		})
+	}
+	copies := NodeSlowness{By: "copy", Seconds: 1.25, Others: 0.5}
+	if got, want := copies.String(), "slow: copies a GB in 1.25 s, and the other nodes 0.5 s"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

@@ -74,6 +74,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	}
 	if w.others != nil {
 		at.Forward, at.Replicas = w.others, w.others.replicas()
+		at.Index = j.fleet.indexAt
 		at.PeerAt, at.PeerClient = w.others.peerAt, j.broadcasts()
 	}
 	if j.members != nil {

@@ -71,30 +71,35 @@ func (g *deviceGate) ready(ctx context.Context) error {
 	if err := g.released(ctx); err != nil {
 		return err
 	}
+	bad, err := g.unfit(ctx)
+	if err == nil && len(bad) > 0 {
+		err = fmt.Errorf("%w: %d of %d: %s; or run the job without them", ErrDevices, len(bad), len(g.cfg.DeviceIDs), strings.Join(bad, "; "))
+	}
+	return err
+}
+
+// unfit returns the devices of the job that may not be used, each with the reason.
+func (g *deviceGate) unfit(ctx context.Context) (bad []string, err error) {
 	look, cancel := context.WithTimeout(ctx, g.cfg.DeviceTimeout)
 	defer cancel()
 	inventory, err := g.cfg.Driver.Inspect(look)
 	if errors.Is(err, gpu.ErrNotBuilt) {
 		g.log.Warn("device health unknown", "error", err)
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrDevices, err)
+		return nil, fmt.Errorf("%w: %w", ErrDevices, err)
 	}
-	var bad []string
 	for _, id := range g.cfg.DeviceIDs {
 		reason, err := g.judge(ctx, inventory, id)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if reason != "" {
 			bad = append(bad, id+": "+reason)
 		}
 	}
-	if len(bad) > 0 {
-		return fmt.Errorf("%w: %d of %d: %s; or run the job without them", ErrDevices, len(bad), len(g.cfg.DeviceIDs), strings.Join(bad, "; "))
-	}
-	return nil
+	return bad, nil
 }
 
 // judge returns why a device of the job may not be used, "" if it may. It records

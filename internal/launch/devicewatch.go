@@ -109,6 +109,16 @@ func (g *deviceGate) answers(ctx context.Context, uuid string) bool {
 	return ok && !slices.ContainsFunc(status.Health(), func(p gpu.Problem) bool { return p.Severity == gpu.Unhealthy })
 }
 
+// failure returns how a device has failed in this attempt, or "".
+func (g *deviceGate) failure() string {
+	if !g.shut() {
+		return ""
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.failed
+}
+
 // blame returns the cause of an attempt's end. A failed device of the job
 // explains the workers' errors, and makes the failure one of infrastructure.
 func (g *deviceGate) blame(cause *FailedError) *FailedError {

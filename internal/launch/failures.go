@@ -84,7 +84,8 @@ type FailedError struct {
 	Rank     int         // of the root cause; -1 if not a single rank
 	Tail     []string    // last lines of that rank's output
 
-	failed map[int]bool // indexes of the nodes whose ranks failed by themselves
+	failed map[int]bool   // indexes of the nodes whose ranks failed by themselves
+	sick   map[int]string // how a device of another node failed, by the node's index
 }
 
 // complete takes the output of the rank from a later report of its node about the same failure.

@@ -47,7 +47,7 @@ func (j *job) candidate(ctx context.Context, id string) (c candidate, err error)
 		}
 		return c, ctx.Err()
 	}
-	if c.row, err = j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, id)); err != nil {
+	if c.row, err = j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, j.cfg.Trial, id)); err != nil {
 		return c, err
 	}
 	if c.row.State != projections.Committed {
@@ -215,7 +215,7 @@ func (j *job) wholeFrom(ctx context.Context, head string) (string, error) {
 // that the line started from, or "".
 func (j *job) before(ctx context.Context, c projections.Checkpoint) (string, error) {
 	for c.ParentSeq > 0 {
-		parent, err := j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, c.Parent))
+		parent, err := j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, j.cfg.Trial, c.Parent))
 		if err != nil {
 			return "", err
 		}
@@ -240,7 +240,7 @@ func (j *job) wholeOnly(ctx context.Context, asked, id string) error {
 	if c.defect == "" {
 		return nil
 	}
-	ref := restore.Qualify(j.cfg.Run, id)
+	ref := restore.Qualify(j.cfg.Run, j.cfg.Trial, id)
 	run, _, _ := strings.Cut(ref, "@")
 	next := fmt.Sprintf("restore its files from a backup, or name another checkpoint that `ckptstore ls %s` lists", run)
 	if asked == "require" {

@@ -376,6 +376,9 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		out := nodeEvent{index: e.Node, ended: e.Kind == msgStopped}
 		if b.Failed {
 			out.end = &FailedError{Rank: b.Rank, Kind: b.Kind, Cause: f.name(e.Node) + ": " + b.Cause, Tail: b.Tail, failed: map[int]bool{e.Node: b.Itself}}
+			if b.Device != "" {
+				out.end.sick = map[int]string{e.Node: b.Device}
+			}
 		}
 		if b.Unsaved {
 			if err := o.group.Lost(ctx, at, fmt.Errorf("%s writes no more: %s", f.name(e.Node), b.Cause)); err != nil {

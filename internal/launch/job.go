@@ -63,6 +63,13 @@ func prepare(ctx context.Context, cfg Config, store session.Store, link *nodes.L
 	j.processes = process.NewHunt(cfg.Job).Of(j.marks()...)
 	own := cfg.Config
 	own.Node, own.Aside = j.index(), cfg.Standby && link == nil
+	if cfg.Judge != nil {
+		own.Reported = func(ctx context.Context, m *events.Metrics) {
+			if r := cfg.Judge(ctx, m); r != nil {
+				j.ask(*r)
+			}
+		}
+	}
 	j.Job = session.NewJob(ctx, own, store)
 	j.store = j.Store()
 	return j
@@ -80,12 +87,15 @@ func (j *job) index() int {
 }
 
 // marks are the variables of this node's workers that tell them from those of another
-// node of the job on the same machine.
-func (j *job) marks() []string {
-	if j.link == nil && j.cfg.Endpoint == nil {
-		return nil
+// node of the job on the same machine, and of another trial of a shared job.
+func (j *job) marks() (all []string) {
+	if j.cfg.Shared {
+		all = append(all, client.EnvTrial+"="+j.cfg.Trial)
 	}
-	return []string{fmt.Sprint(client.EnvNode, "=", j.index())}
+	if j.link != nil || j.cfg.Endpoint != nil {
+		all = append(all, fmt.Sprint(client.EnvNode, "=", j.index()))
+	}
+	return all
 }
 
 // Run runs a job until its workers are done, its failure budget is used up, or
@@ -115,9 +125,10 @@ func runJob(ctx context.Context, cfg Config, store session.Store, succeeds strin
 	} else if hooks, err = newHooks(&cfg); err != nil {
 		return err
 	}
-	keeper := newKeeper(cfg.Collect, cfg.Logger)
+	keeper := newKeeper(cfg.Collect, "some old checkpoints not deleted", cfg.Logger)
+	publisher := newKeeper(cfg.Publish, "last commit not published", cfg.Logger)
 	diskUse := &diskUse{usage: store.Data.Usage, bounded: cfg.Collect != nil, log: cfg.Logger}
-	cfg.Committed, cfg.Costs = keeper.committed, diskUse.committed
+	cfg.Committed, cfg.Costs = func() { keeper.committed(); publisher.committed() }, diskUse.committed
 	j := prepare(ctx, cfg, store, nil)
 	j.hooks, j.succeeds = hooks, succeeds
 	j.devices = &deviceGate{job: j}
@@ -141,6 +152,8 @@ func runJob(ctx context.Context, cfg Config, store session.Store, succeeds strin
 	defer withdraw()
 	keeper.start()
 	defer keeper.stop(ctx, cfg.DrainTimeout)
+	publisher.start()
+	defer publisher.stop(context.WithoutCancel(ctx), publishTime)
 	return j.run(ctx)
 }
 
@@ -161,9 +174,10 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if j.succeeds != "" {
+	switch {
+	case j.succeeds != "":
 		last, err = j.succeed(ctx, host)
-	} else {
+	case !j.cfg.Shared:
 		err = j.started(ctx, host)
 	}
 	if err != nil {
@@ -176,7 +190,14 @@ func (j *job) run(ctx context.Context) (err error) {
 	}
 	err = j.unheard(caused(ctx, live(ctx)))
 	deaf()
-	// Record the job's end even if ctx has ended.
+	if j.cfg.Shared {
+		return err
+	}
+	return j.recordEnd(ctx, err)
+}
+
+// recordEnd records the job's end even if ctx has ended.
+func (j *job) recordEnd(ctx context.Context, err error) error {
 	end := context.WithoutCancel(ctx)
 	if over := j.overtaken(end); over != nil {
 		return errors.Join(err, over) // the job continues under another coordinator

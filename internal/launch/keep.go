@@ -13,10 +13,14 @@ import (
 // keepTimeout bounds one collection, over all its decisions and files.
 const keepTimeout = 10 * time.Minute
 
-// keeper collects after commits, in parallel with the training: committed never
-// waits. Commits during a collection start one more.
+// publishTime is how long a job that ends waits until its last commit is published.
+const publishTime = 10 * time.Second
+
+// keeper collects, or does something else, after commits, in parallel with the training:
+// committed never waits. Commits during a collection start one more.
 type keeper struct {
 	collect func(context.Context) error
+	failure string // is logged if collect fails
 	log     *slog.Logger
 	cancel  context.CancelFunc
 	due     chan struct{} // capacity one
@@ -25,12 +29,12 @@ type keeper struct {
 }
 
 // newKeeper returns nil if nothing needs collection.
-func newKeeper(collect func(context.Context) error, log *slog.Logger) *keeper {
+func newKeeper(collect func(context.Context) error, failure string, log *slog.Logger) *keeper {
 	if collect == nil {
 		return nil
 	}
 	return &keeper{
-		collect: collect, log: log,
+		collect: collect, failure: failure, log: log,
 		due: make(chan struct{}, 1), last: make(chan struct{}), done: make(chan struct{}),
 	}
 }
@@ -80,7 +84,7 @@ func (k *keeper) once(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
 	if err := k.collect(ctx); err != nil {
-		k.log.Warn("some old checkpoints not deleted; the next commit tries again", "error", err)
+		k.log.Warn(k.failure+"; the next commit tries again", "error", err)
 	}
 }
 

@@ -32,6 +32,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
@@ -62,7 +63,7 @@ type Config struct {
 	// MaxNodeFailures is after how many failures of its ranks in a row, while the ranks of other
 	// nodes do not fail, a node is excluded; 0: never.
 	MaxNodeFailures int
-	Preflight       bool // the network of all nodes is measured before the first attempt
+	Preflight       bool // all nodes are examined, and their network is measured, before the first attempt
 	Exclude         Exclusion
 	LogCopies       int // nodes with an index below it hold copies of the log
 	// Standby is set for a node that takes no ranks: it only coordinates. Then the group outlives its
@@ -92,6 +93,9 @@ type Config struct {
 	// parallel with the training; nil deletes none. It returns soon after its
 	// context ends. A later call does the rest.
 	Collect func(context.Context) error
+	// Publish makes the newest commit known outside of the store, after commits and in
+	// parallel with the training; nil does not. It returns soon after its context ends.
+	Publish func(context.Context) error
 
 	// Driver is queried about DeviceIDs before each attempt and during it.
 	// DeviceIDs are the GPUs and MIG instances that the job uses on this node;
@@ -119,7 +123,14 @@ type Config struct {
 	Deadline     time.Time
 	PreemptGrace time.Duration // from a preemption until the workers get SIGTERM; default 2 min
 	Launch       Launch        // recorded in the log, so that the job can be launched again
-	Output       Output        // where the workers' output is kept
+	// Shared is set if other trials of the run are trained by the same job at the same
+	// time. The caller then records the start and the end of the job.
+	Shared bool
+	// Judge is called with each report of all ranks that the log has. A request that it
+	// returns is in the reply to that report. It may block until ctx, which ends with the
+	// attempt; nil: it is not called.
+	Judge  func(ctx context.Context, m *events.Metrics) *StopRequest
+	Output Output // where the workers' output is kept
 
 	Stdout, Stderr io.Writer       // of the workers, line by line
 	ExitCode       func(error) int // of the trainer, for job.ended; default 0 or 1

@@ -1,6 +1,8 @@
 package launch
 
 import (
+	"time"
+
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
@@ -17,8 +19,9 @@ const (
 	cmdMortal = "mortal" // to end the processes when this coordinating process is silent: its node has ranks
 
 	cmdMeasure  = "measure"  // to measure the network to another node: a measureOrder
+	cmdExamine  = "examine"  // to examine itself: an examineOrder
 	msgServes   = "serves"   // it serves the requests of other nodes
-	msgMeasured = "measured" // its result: a measured
+	msgMeasured = "measured" // the result of either: a measured
 
 	msgHello   = "hello"   // all its ranks have connected
 	msgExited  = "exited"  // a rank has ended: a rankEnd
@@ -67,11 +70,20 @@ type measureOrder struct {
 	Pin string `json:"pin"` // digest of the certificate there
 }
 
-// measured is the result of a measureOrder.
+// examineOrder has the receiver examine itself.
+type examineOrder struct {
+	ID int `json:"id"`
+}
+
+// measured is the result of a measureOrder, or of an examineOrder.
 type measured struct {
 	ID    int     `json:"id"`
 	Rate  float64 `json:"rate"` // bytes per second
 	Error string  `json:"error,omitempty"`
+
+	Clock time.Time     `json:"clock,omitzero"` // of the node, when it got the order to examine itself
+	Took  time.Duration `json:"took,omitempty"` // from then to the answer
+	Bad   []string      `json:"bad,omitempty"`  // what it found
 }
 
 type stopCommand struct {
@@ -96,6 +108,7 @@ type partEnd struct {
 	Cause   string      `json:"cause,omitempty"`
 	Tail    []string    `json:"tail,omitempty"`
 	Itself  bool        `json:"itself,omitempty"` // a rank failed by itself
+	Device  string      `json:"device,omitempty"` // how a device failed; empty: none did
 }
 
 type saveRef struct {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -171,6 +172,10 @@ func (j *job) ask(r StopRequest) {
 		return
 	}
 	if j.orders.give(r) {
-		j.log.Warn("job asked to end", "how", r.asks(), "reason", r.Reason)
+		level := slog.LevelWarn
+		if j.cfg.Shared {
+			level = slog.LevelInfo // its trials take turns
+		}
+		j.log.Log(context.Background(), level, "job asked to end", "how", r.asks(), "reason", r.Reason)
 	}
 }

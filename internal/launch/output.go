@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // Launch records how the trainer was launched, so that the job can be launched
@@ -22,6 +24,25 @@ type Launch struct {
 
 	// Recorded, when set, is called with job.started once it is in the log.
 	Recorded func(context.Context, events.Recorded)
+}
+
+// Began records the start of a job whose trials are trained by [Run] with
+// [Config.Shared]. ended records its end, with the error that ended it, and returns that
+// error joined with its own. The caller holds the run's lease.
+func Began(ctx context.Context, cfg Config, store session.Store) (ended func(reason string, err error) error, err error) {
+	cfg = cfg.withDefaults()
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("hostname: %w", err)
+	}
+	j := prepare(ctx, cfg, store, nil)
+	if err := j.started(ctx, host); err != nil {
+		return nil, err
+	}
+	return func(reason string, err error) error {
+		j.reason = reason
+		return j.recordEnd(ctx, err)
+	}, nil
 }
 
 // Output configures where the workers' output goes. The zero value prints it and

@@ -109,6 +109,9 @@ func (j *job) follow(ctx context.Context) error {
 			if c.Kind == cmdMeasure {
 				go j.measure(ctx, c.Body)
 			}
+			if c.Kind == cmdExamine {
+				go j.examined(ctx, c.Body)
+			}
 			if c.Kind != cmdStart {
 				continue // of an attempt whose part has ended
 			}
@@ -297,6 +300,7 @@ func (p *part) ended(cause *FailedError) partEnd {
 	if cause != nil {
 		end.Failed, end.Rank, end.Kind, end.Cause, end.Tail = true, cause.Rank, cause.Kind, cause.Cause, cause.Tail
 		end.Itself = len(cause.failed) > 0
+		end.Device = p.devices.failure()
 	}
 	return end
 }

@@ -1,9 +1,13 @@
 package launch
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -11,49 +15,67 @@ import (
 	"github.com/ckptstore/ckptstore/internal/preflight"
 )
 
-// preflight measures the nodes of a group and the spares, and excludes bad nodes. It releases those
-// of the group. It reports whether the caller must gather a group again.
+// preflight has the nodes of a group and the spares examine themselves, measures the network between
+// them, and excludes bad nodes. It releases those of the group. It reports whether the caller must
+// gather a group again.
 func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool, err error) {
-	var all []nodes.Member
+	var here, all []nodes.Member // of here, all can be measured
 	waiting, cancel := context.WithTimeout(ctx, serveWait)
 	defer cancel()
 	for _, m := range f.endpoint.Members() {
 		switch {
 		case m.State == nodes.StateSuspect || m.State == nodes.StateLost:
+			continue
+		case m.Index != f.own() && !f.serves(waiting, m.Index):
+			f.log.Warn("node is not examined: it has not opened the store in time", "node", m.Index, "host", m.Host, "limit", serveWait)
+			continue
 		case m.PeerURL() == "":
 			f.log.Warn("network of a node is not measured; start its trainer with --preflight too", "node", m.Index, "host", m.Host)
-		case m.Index != f.own() && !f.serves(waiting, m.Index):
-			f.log.Warn("network of a node is not measured: it has not opened the store in time", "node", m.Index, "host", m.Host, "limit", serveWait)
 		default:
 			all = append(all, m)
 		}
+		here = append(here, m)
 	}
 	began := time.Now()
+	found := make(chan map[int]findings, 1)
+	go func() { found <- f.examineAll(ctx, here) }()
 	verdicts := preflight.Run(ctx, len(all), func(ctx context.Context, a, b int) (float64, error) { return f.rate(ctx, all[a], all[b]) })
+	local := <-found
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
 	var facts []events.Body
-	var bad []int
+	why := map[int][]string{} // a node is bad, by index
 	median := 0.0
 	for i, v := range verdicts {
-		fact := &events.NodeMeasured{Job: f.cfg.Job, Node: all[i].Index, BytesPerSecond: int64(v.Rate), Partners: []int{}}
+		m := all[i]
+		fact := &events.NodeMeasured{Job: f.cfg.Job, Node: m.Index, BytesPerSecond: int64(v.Rate), Partners: []int{}, Clock: local[m.Index].clock}
 		for _, partner := range v.Partners {
 			fact.Partners = append(fact.Partners, all[partner].Index)
 		}
 		facts, median = append(facts, fact), v.Median
 		if v.Bad {
-			bad = append(bad, i)
+			slow := fmt.Sprintf("its network has at most %s with each of %d other nodes, and the median is %s", mbps(v.Rate), len(v.Partners), mbps(v.Median))
+			if v.Err != nil {
+				slow += ": " + v.Err.Error()
+			}
+			why[m.Index] = append(why[m.Index], slow)
 		}
 	}
-	f.log.Info("preflight", "nodes", len(all), "bad", len(bad), "median", mbps(median), "took", time.Since(began).Round(time.Millisecond))
+	for _, m := range here {
+		why[m.Index] = append(why[m.Index], local[m.Index].bad...)
+		if len(why[m.Index]) == 0 {
+			delete(why, m.Index)
+		}
+	}
+	f.log.Info("preflight", "nodes", len(all), "bad", len(why), "median", mbps(median), "took", time.Since(began).Round(time.Millisecond))
 	if len(all) < 3 && len(all) > 0 {
-		f.log.Warn("preflight needs three nodes to tell a bad node from its partner; it only measures", "nodes", len(all))
+		f.log.Warn("preflight needs three nodes to tell a bad network from its partner's; it only measures", "nodes", len(all))
 	}
 	if err := f.AppendOfRun(ctx, facts...); err != nil {
 		f.log.Warn("preflight not recorded", "error", err)
 	}
-	if len(bad) == 0 {
+	if len(why) == 0 {
 		return false, nil
 	}
 	var members []int
@@ -61,15 +83,94 @@ func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool
 		members = append(members, m.Index)
 	}
 	f.endpoint.Release(members)
-	for _, i := range bad {
-		v, m := verdicts[i], all[i]
-		why := fmt.Sprintf("its network has at most %s with each of %d other nodes, and the median is %s", mbps(v.Rate), len(v.Partners), mbps(v.Median))
-		if v.Err != nil {
-			why += ": " + v.Err.Error()
+	for _, m := range here {
+		if reasons := why[m.Index]; len(reasons) > 0 {
+			f.dismiss(m, strings.Join(reasons, "; "))
 		}
-		f.dismiss(m, why)
 	}
 	return true, nil
+}
+
+// findings are what a node has found out about itself.
+type findings struct {
+	bad   []string
+	clock *float64 // seconds by which its clock is ahead, at least; nil: unknown
+}
+
+// examineAll has nodes examine themselves, at the same time, and returns their findings by index.
+// A node that does not answer has none: it may be busy.
+func (f *fleet) examineAll(ctx context.Context, members []nodes.Member) map[int]findings {
+	found, all := map[int]findings{}, sync.WaitGroup{}
+	var mu sync.Mutex
+	for _, m := range members {
+		all.Go(func() {
+			of, err := f.examine(ctx, m)
+			if err != nil {
+				f.log.Warn("node has not examined itself", "node", m.Index, "host", m.Host, "error", err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			found[m.Index] = of
+		})
+	}
+	all.Wait()
+	return found
+}
+
+// examine has one node examine itself, and compares its clock with this node's.
+func (f *fleet) examine(ctx context.Context, m nodes.Member) (of findings, err error) {
+	if m.Index == f.own() {
+		own := 0.0
+		return findings{f.examineSelf(ctx), &own}, nil
+	}
+	sent, began := f.cfg.Now(), time.Now()
+	got, err := f.answer(ctx, m.Index, preflight.LocalLimit+measureSlack, cmdExamine, func(id int) any { return examineOrder{id} })
+	if err != nil {
+		return of, err
+	}
+	offset := preflight.Clock(sent, time.Since(began), got.Clock, got.Took)
+	seconds := offset.Seconds()
+	of = findings{got.Bad, &seconds}
+	switch {
+	case offset > preflight.ClockLimit:
+		of.bad = append(of.bad, fmt.Sprintf("its clock is %v ahead of the coordinating node's; set it, or repair its synchronization", offset.Round(time.Second)))
+	case offset < -preflight.ClockLimit:
+		of.bad = append(of.bad, fmt.Sprintf("its clock is %v behind the coordinating node's; set it, or repair its synchronization", -offset.Round(time.Second)))
+	}
+	return of, nil
+}
+
+// examineSelf returns what is bad about this node.
+func (j *job) examineSelf(ctx context.Context) []string {
+	checks := []preflight.Check{{What: "its shared memory is bad", Do: func(context.Context) error { return preflight.SharedMemory(j.store.Shared) }}}
+	if out := j.cfg.Output; out.Dir != "" {
+		checks = append(checks, preflight.Check{What: "its disk is bad", Do: func(context.Context) error { return preflight.Disk(cmp.Or(out.Top, out.Dir)) }})
+	}
+	if j.devices.shut() {
+		checks = append(checks, preflight.Check{What: "its devices are not fit for use", Patient: true, Do: func(ctx context.Context) error {
+			bad, err := j.devices.unfit(ctx)
+			if err == nil && len(bad) > 0 {
+				err = errors.New(strings.Join(bad, "; "))
+			}
+			return err
+		}})
+	}
+	return preflight.Examine(ctx, preflight.LocalLimit, checks)
+}
+
+// examined examines this node for the coordinating process.
+func (j *job) examined(ctx context.Context, body json.RawMessage) {
+	out, began := measured{Clock: j.cfg.Now()}, time.Now()
+	var order examineOrder
+	if err := json.Unmarshal(body, &order); err != nil {
+		out.Error = err.Error()
+	} else {
+		out.ID, out.Bad = order.ID, j.examineSelf(ctx)
+	}
+	out.Took = time.Since(began)
+	if err := j.link.Tell(msgMeasured, out); err != nil {
+		j.log.Warn("findings of the preflight not sent", "error", err)
+	}
 }
 
 // serveWait bounds the wait until the nodes that have joined have opened the store.
@@ -108,6 +209,12 @@ func (f *fleet) rate(ctx context.Context, from, to nodes.Member) (float64, error
 	if from.Index == f.own() {
 		return preflight.Measure(ctx, f.endpoint.PeerClient(to.PeerPin), to.PeerURL())
 	}
+	m, err := f.answer(ctx, from.Index, preflight.Limit+measureSlack, cmdMeasure, func(id int) any { return measureOrder{id, to.PeerURL(), to.PeerPin} })
+	return m.Rate, err
+}
+
+// answer sends an order of the preflight to a node, and waits for the result.
+func (f *fleet) answer(ctx context.Context, node int, limit time.Duration, kind string, order func(id int) any) (measured, error) {
 	answer := make(chan measured, 1)
 	f.mu.Lock()
 	f.nextMeasure++
@@ -122,21 +229,21 @@ func (f *fleet) rate(ctx context.Context, from, to nodes.Member) (float64, error
 		delete(f.measures, id)
 		f.mu.Unlock()
 	}()
-	if err := f.endpoint.Send(from.Index, cmdMeasure, measureOrder{id, to.PeerURL(), to.PeerPin}); err != nil {
-		return 0, err
+	if err := f.endpoint.Send(node, kind, order(id)); err != nil {
+		return measured{}, err
 	}
-	late := time.NewTimer(preflight.Limit + measureSlack)
+	late := time.NewTimer(limit)
 	defer late.Stop()
 	select {
 	case m := <-answer:
 		if m.Error != "" {
-			return 0, errors.New(m.Error)
+			return m, errors.New(m.Error)
 		}
-		return m.Rate, nil
+		return m, nil
 	case <-late.C:
-		return 0, fmt.Errorf("node %d has not measured its network to node %d in time", from.Index, to.Index)
+		return measured{}, fmt.Errorf("node %d has not answered the order to %s in time", node, kind)
 	case <-ctx.Done():
-		return 0, context.Cause(ctx)
+		return measured{}, context.Cause(ctx)
 	}
 }
 

@@ -84,13 +84,21 @@ func blameless(cause string, tail []string) bool {
 	return slices.ContainsFunc(blamelessTexts, func(part string) bool { return strings.Contains(text, part) })
 }
 
-// quarantine excludes the node whose ranks have caused the end of an attempt, if they fail again
-// and again. progress means that a checkpoint was committed since the failure before. It returns for
+// quarantine excludes nodes with a device that failed in an attempt, or else the node whose ranks
+// have caused its end, if they fail again and again. progress means that a checkpoint was committed since the failure before. It returns for
 // how many failures the workers' budget is not to be charged, this one included; 0 if no node was
 // excluded.
 func (f *fleet) quarantine(b *blame, cause *FailedError, progress bool) (free int) {
 	if f == nil || f.job.members != nil {
 		return 0
+	}
+	for _, m := range f.members {
+		if why := cause.sick[m.Index]; why != "" && f.dismiss(m, why) {
+			free = 1 // whatever the ranks did
+		}
+	}
+	if free > 0 {
+		return free
 	}
 	m, found := f.memberOf(cause.Rank)
 	switch b.failed(blamed{m.Index, m.Host}, found && cause.blames(m.Index), progress) {

@@ -34,7 +34,7 @@ func (j *job) firstResume(ctx context.Context, trial projections.Trial) (string,
 		}
 		return f.Path(), nil
 	}
-	c, err := j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, j.cfg.Resume))
+	c, err := j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, j.cfg.Trial, j.cfg.Resume))
 	if err != nil {
 		return "", fmt.Errorf("%w: --resume: %w", ErrConfig, err)
 	}

@@ -173,6 +173,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	var unsaid handoffEnd
 	lapsed := w.cfg.Contact.lapsed()
 	greeted := map[int]bool{}
+	sick := map[int]string{}
 	failedAt := -1 // index of another node whose ranks are the cause
 	hosts := 1     // nodes whose ranks have not all connected
 	if w.others != nil {
@@ -265,6 +266,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			if n.ended && n.end != nil && n.end.failed[n.index] {
 				w.failed[n.index] = true
 			}
+			if n.end != nil {
+				maps.Copy(sick, n.end.sick)
+			}
 			switch {
 			case n.hello:
 				ready()
@@ -322,6 +326,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	}
 	if cause != nil && ctx.Err() == nil {
 		cause = w.devices.blame(cause)
+		cause.sick = sick
 	}
 	if cause == nil && len(greeted) > 0 && w.iterations == 0 && w.part == nil {
 		w.log.Info("workers ran until completion without reporting; call report once an iteration to see metrics")

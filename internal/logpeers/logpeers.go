@@ -234,6 +234,11 @@ func (f *formation) enter(ctx context.Context) error {
 	if f.held, err = holdCopy(ctx, f.Dir, id, f.Formed, f.Wait, f.Logger); err != nil {
 		return err
 	}
+	return f.leaveCard()
+}
+
+// leaveCard leaves a card with free ports for this node.
+func (f *formation) leaveCard() error {
 	mine, err := newCard(f.Address)
 	if err != nil {
 		return err
@@ -270,6 +275,10 @@ func (f *formation) step(ctx context.Context, all [Copies]*card) (agree bool, er
 		f.peer.stop()
 	}
 	f.peer, err = startPeer(ctx, f.Index, f.held, all, f.secret, f.Logger)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		f.Logger.Warn("copy of the log takes other ports", "copy", f.Index, "error", err)
+		return false, f.leaveCard() // the others see it and start again
+	}
 	f.with = all
 	return false, err
 }
@@ -311,8 +320,8 @@ func (f *formation) late(ctx, limit context.Context, err error) error {
 // CopyDir returns the directory of a copy that lies in the store.
 func CopyDir(store string, k int) string { return filepath.Join(store, "log."+strconv.Itoa(k)) }
 
-// newCard describes a peer at an address, with free ports. The server does not start if another
-// process takes one of them before.
+// newCard describes a peer at an address, with free ports. Another process may take one of them
+// before the server starts.
 func newCard(address string) (card, error) {
 	host, err := os.Hostname()
 	if err != nil {

@@ -237,6 +237,44 @@ func TestLostCopyStaysLost(t *testing.T) {
 	}
 }
 
+// A copy whose port another process has taken since it was chosen leaves a card with other ports.
+func TestPortTaken(t *testing.T) {
+	t.Parallel()
+	c := config(t.TempDir(), 0)
+	if err := os.MkdirAll(joinDir(c.Store), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s, err := sharedSecret(c.Store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &formation{Config: c, secret: s}
+	if err := f.enter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.Formed = true // does not wait for the others
+	all, err := cards(c.Store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken, err := net.Listen("tcp", all[0].Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	if _, err := f.step(t.Context(), all); err != nil || f.peer != nil {
+		t.Fatalf("on a taken port: %v", err)
+	}
+	now, err := cards(c.Store)
+	if err != nil || *now[0] == *all[0] {
+		t.Fatalf("no other card: %+v, %v", now[0], err)
+	}
+	if _, err := f.step(t.Context(), now); err != nil || f.peer == nil {
+		t.Fatalf("on other ports: %v", err)
+	}
+	f.peer.Close()
+}
+
 // Two peers of three do not form a log. Their errors name the missing peer.
 func TestMajorityDoesNotForm(t *testing.T) {
 	t.Parallel()

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -218,6 +219,9 @@ func (p *Peer) start(ctx context.Context) (*server.Server, error) {
 		select {
 		case why := <-fatal:
 			end(ns)
+			if strings.Contains(why, syscall.EADDRINUSE.Error()) {
+				return nil, fmt.Errorf("%s: start the trainer again (%w)", why, syscall.EADDRINUSE)
+			}
 			return nil, fmt.Errorf("%s: start the trainer again", why)
 		case <-limit.Done():
 			end(ns)

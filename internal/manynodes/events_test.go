@@ -27,6 +27,11 @@ type event struct {
 		Wanted     int64
 		Lost       bool
 		Excluded   bool
+		Over       bool
+		By         string
+		Seconds    float64
+		Others     float64  `json:"others_s"`
+		Clock      *float64 `json:"clock_s"`
 	}
 }
 

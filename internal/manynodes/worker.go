@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"flag"
@@ -10,8 +11,11 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/client"
 )
@@ -31,6 +35,8 @@ type worker struct {
 	heedless bool // it does not end when it is asked to
 	ringless bool // the ranks exchange no messages
 	broken   string
+	work     int    // hashes of a step
+	slowOn   string // host on which a step takes four times as many
 	step     int64
 	last     int64
 	waiting  *client.Save
@@ -49,6 +55,8 @@ func runWorker(ctx context.Context, args []string) (err error) {
 	flags.BoolVar(&w.heedless, "heedless", false, "do not end when asked to save and end")
 	flags.BoolVar(&w.ringless, "ringless", false, "exchange no messages, only collectives")
 	flags.StringVar(&w.broken, "broken-on", "", "host on which a rank fails after its first step")
+	flags.IntVar(&w.work, "work", 0, "hashes that each rank computes in a step; their time is reported")
+	flags.StringVar(&w.slowOn, "slow-on", "", "host on which a rank computes four times as many")
 	flags.DurationVar(&w.pace, "pace", 5*time.Millisecond, "shortest time of a step")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -131,6 +139,7 @@ func (w *worker) train(ctx context.Context) error {
 	defer pace.Stop()
 	for finish := false; !finish && w.step < w.last; {
 		step := w.step + 1
+		busy := w.compute()
 		parts, over, err := w.exchange(ctx, step)
 		if err != nil {
 			return err
@@ -143,7 +152,11 @@ func (w *worker) train(ctx context.Context) error {
 		if host, _ := os.Hostname(); host == w.broken {
 			return fmt.Errorf("step %d: %s is broken", step, host)
 		}
-		if err := w.c.Report(ctx, step, map[string]any{"loss": loss}); err != nil {
+		metrics := map[string]any{"loss": loss}
+		if w.work > 0 {
+			metrics["busy_this_iter_s"] = busy.Seconds()
+		}
+		if err := w.c.Report(ctx, step, metrics); err != nil {
 			return err
 		}
 		stop := w.c.StopRequested()
@@ -159,6 +172,35 @@ func (w *worker) train(ctx context.Context) error {
 		<-pace.C
 	}
 	return w.committed(ctx)
+}
+
+// compute does the work of a step, and returns the CPU time that it took: other processes of the
+// machine do not change it.
+func (w *worker) compute() time.Duration {
+	if w.work == 0 {
+		return 0
+	}
+	n := w.work
+	if host, _ := os.Hostname(); host == w.slowOn {
+		n *= 4
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := threadTime()
+	sum := sha256.Sum256(nil)
+	for range n {
+		sum = sha256.Sum256(sum[:])
+	}
+	return threadTime() - began
+}
+
+// threadTime is the CPU time of this thread.
+func threadTime() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+		panic(err) // every kernel has this clock
+	}
+	return time.Duration(now.Nano())
 }
 
 // bits returns a loss in a form that is equal only for equal bits.

@@ -17,6 +17,8 @@ import (
 type machine struct {
 	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 	local  func() ([]netip.Addr, error)
+	name   func() string // host name; "" if unknown
+	pod    bool          // it is a pod of Kubernetes
 }
 
 // thisMachine is the machine of this process.
@@ -33,6 +35,47 @@ var thisMachine = machine{
 		}
 		return list, err
 	},
+	name: func() string {
+		name, _ := os.Hostname()
+		return name
+	},
+	pod: os.Getenv("KUBERNETES_SERVICE_HOST") != "",
+}
+
+// IsHere reports whether the host of an endpoint, HOST:PORT, is this machine.
+//
+// The answer may be wrong for a while after a machine was started: its name may be
+// unknown then, or lead to the machine that had the name before. A caller that waits for
+// the endpoint asks again.
+func IsHere(ctx context.Context, endpoint string) bool {
+	host, _, err := net.SplitHostPort(endpoint)
+	return err == nil && thisMachine.is(ctx, host)
+}
+
+// is reports whether host is a name or an address of this machine.
+func (m machine) is(ctx context.Context, host string) bool {
+	if host == "localhost" || host == m.name() || m.isPod(host) {
+		return true
+	}
+	addrs, err := m.lookup(ctx, host)
+	if err != nil {
+		return false
+	}
+	local, err := m.local()
+	return err == nil && slices.ContainsFunc(addrs, func(a netip.Addr) bool { return slices.Contains(local, a.Unmap()) })
+}
+
+// isPod reports whether host is the name of this pod, such as bert-0.bert. Kubernetes
+// takes the first part of it from the pod's host name. It publishes the name after the
+// pod has started, and that of a pod which replaces another leads to the other's address
+// for as long as name servers keep it. So the name decides, and no name server.
+func (m machine) isPod(host string) bool {
+	if _, err := netip.ParseAddr(host); err == nil || !m.pod {
+		return false
+	}
+	first, _, _ := strings.Cut(host, ".")
+	mine, _, _ := strings.Cut(m.name(), ".")
+	return first != "" && strings.EqualFold(first, mine)
 }
 
 // listenAt returns the address to listen at for an endpoint HOST:PORT, and a warning.
@@ -49,6 +92,9 @@ func (m machine) listenAt(ctx context.Context, address string) (listen, warning 
 		return address, "", nil
 	}
 	all := net.JoinHostPort("", port)
+	if m.isPod(host) {
+		return all, "", nil
+	}
 	addrs, err := m.lookup(ctx, host)
 	if err != nil {
 		return all, fmt.Sprintf("endpoint host %s is unknown here: %v; if the other nodes do not know it either, give a numeric address", host, err), nil

@@ -413,6 +413,56 @@ func TestListenAt(t *testing.T) {
 	}
 }
 
+// A pod is its endpoint by its name, whatever a name server has for it: that name is
+// published late, and leads to an earlier pod for a while. Another machine is it by a name or
+// an address that is its own.
+func TestIsHere(t *testing.T) {
+	t.Parallel()
+	names := map[string]string{"node0": "10.0.0.1", "node1": "10.0.0.2", "mapped": "::ffff:10.0.0.1", "bert-0.bert": "10.0.0.2", "bert-1.bert": "10.0.0.2", "10.0.0.1": "10.0.0.1"}
+	m := machine{
+		lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
+			if a, err := netip.ParseAddr(names[host]); err == nil {
+				return []netip.Addr{a}, nil
+			}
+			return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
+		},
+		local: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("10.0.0.1")}, nil },
+	}
+	for _, c := range []struct {
+		host, name string
+		pod, want  bool
+	}{
+		{"localhost", "host", false, true},
+		{"host", "host", false, true},
+		{"node0", "host", false, true},
+		{"mapped", "host", false, true},
+		{"10.0.0.1", "host", false, true},
+		{"node1", "host", false, false},
+		{"absent", "host", false, false},
+		{"bert-0.bert", "bert-0", false, false},
+		{"bert-0.bert", "bert-0", true, true},
+		{"BERT-0.bert.team.svc", "bert-0", true, true},
+		{"bert-0.absent", "bert-0", true, true},
+		{"bert-0.bert", "bert-0.bert.team.svc.cluster.local", true, true},
+		{"bert-0.bert", "bert-1", true, false},
+		{"bert-1.bert", "bert-0", true, false},
+		{"node0", "bert-1", true, true},
+		{"10.0.0.2", "10", true, false},
+	} {
+		m.name, m.pod = func() string { return c.name }, c.pod
+		if got := m.is(t.Context(), c.host); got != c.want {
+			t.Errorf("%s on %s, a pod: %v: %v", c.host, c.name, c.pod, got)
+		}
+	}
+	// The endpoint of a pod listens at once, without a warning.
+	m.name, m.pod = func() string { return "bert-0" }, true
+	for _, at := range []string{"bert-0.bert:1", "bert-0.absent:1"} {
+		if listen, warning, err := m.listenAt(t.Context(), at); listen != ":1" || warning != "" || err != nil {
+			t.Errorf("%s: %q, %q, %v", at, listen, warning, err)
+		}
+	}
+}
+
 // TestRequestsAreChecked sends requests that no agent sends.
 func TestRequestsAreChecked(t *testing.T) {
 	t.Parallel()

@@ -263,6 +263,11 @@ func (b *builder) run(s projections.RunStanding, live string, devices map[[2]str
 		b.gauge(runJobStarted, unix(s.Job.StartedAt), name)
 	}
 	if t, ok := leading(s.Trials); ok {
+		for _, n := range s.Job.Nodes {
+			if live != "" && n.LeftAt.IsZero() && insight.IsSlow(n, t.Trial.Attempt) {
+				b.gauge(nodeSlow, 1, name, strconv.Itoa(n.Node))
+			}
+		}
 		if t.Step != nil {
 			b.gauge(runStep, float64(*t.Step), name)
 			b.gauge(runLastReport, unix(t.ReportedAt), name)

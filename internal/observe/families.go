@@ -41,6 +41,7 @@ var (
 	runStep        = family{"run_step", "gauge", []string{"run"}, "Step of the newest report."}
 	runLastReport  = family{"run_last_report_timestamp_seconds", "gauge", []string{"run"}, "Time of the newest report."}
 	runJobStarted  = family{"run_job_started_timestamp_seconds", "gauge", []string{"run"}, "Time at which the run's newest job started."}
+	nodeSlow       = family{"node_slow", "gauge", []string{"run", "node"}, "1 for a node that is slower than the other nodes of the run's group: by the ranks' own work in iterations, or their copies in saves."}
 	runLastCommit  = family{"run_last_commit_timestamp_seconds", "gauge", []string{"run"}, "Time of the newest commit."}
 	commitInterval = family{"run_commit_interval_seconds", "gauge", []string{"run"}, "Usual time between two commits of an attempt: the median of the newest eight."}
 	stepsAtRisk    = family{"run_steps_at_risk", "gauge", []string{"run"}, "Steps that the next attempt would repeat if the run was killed now."}
@@ -71,7 +72,7 @@ func ofStore() []family {
 
 func ofRuns() []family {
 	return []family{
-		runState, runJobStarted, runStep, runLastReport, runLastCommit, commitInterval, stepsAtRisk, runTime, saves, savesInFlight,
+		runState, runJobStarted, nodeSlow, runStep, runLastReport, runLastCommit, commitInterval, stepsAtRisk, runTime, saves, savesInFlight,
 		saveDuration, saveBytes, slowestRank, slowestNode, restores, restoreTime, attempts,
 	}
 }

@@ -433,3 +433,47 @@ func TestProbes(t *testing.T) {
 		t.Errorf("closed: %d %s", status, text)
 	}
 }
+
+// TestSlowNode checks that a slow node of the live group has a series until it is well again, and
+// that one of an earlier attempt has none.
+func TestSlowNode(t *testing.T) {
+	t.Parallel()
+	s := newScene(t, time.Now().Add(-10*time.Minute))
+	job := store.NewID()
+	series := func() (all []string) {
+		if _, err := query.Ask(t.Context(), s.store.Views(), query.Devices, query.Params{}); err != nil { // the views have caught up
+			t.Fatal(err)
+		}
+		_, got := get(t, Handler(s.store, Options{}), "/metrics", "text/plain")
+		for line := range strings.Lines(got) {
+			if strings.HasPrefix(line, "ckptstore_node_slow{") {
+				all = append(all, strings.TrimSpace(line))
+			}
+		}
+		return all
+	}
+	slow := func(attempt, node int, over bool) *events.NodeSlow {
+		return &events.NodeSlow{Job: job, Attempt: attempt, Node: node, Over: over, By: "busy", Seconds: 2, Others: 1, Behind: 20, Of: 30}
+	}
+	s.add("bert", job,
+		&events.JobStarted{Job: job, Host: "a", PID: 1, NProc: 1, NNodes: 2},
+		&events.NodeJoined{Job: job, Node: 0, Host: "a"},
+		&events.NodeJoined{Job: job, Node: 1, Host: "b"},
+		&events.GroupStarted{Attempt: 1, Job: job, WorldSize: 2, Ranks: []events.RankPlacement{{}, {Rank: 1, Node: 1}}},
+		slow(1, 0, false),
+		&events.GroupStarted{Attempt: 2, Job: job, WorldSize: 2, Ranks: []events.RankPlacement{{}, {Rank: 1, Node: 1}}},
+		slow(2, 1, false),
+	)
+	_, release, err := s.store.HoldRun(t.Context(), "bert", job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = release() }()
+	if got := series(); len(got) != 1 || got[0] != `ckptstore_node_slow{node="1",run="bert"} 1` {
+		t.Errorf("series %q", got)
+	}
+	s.add("bert", job, slow(2, 1, true))
+	if got := series(); len(got) > 0 {
+		t.Errorf("series %q of a node that is well again", got)
+	}
+}

@@ -1,4 +1,5 @@
-// Package preflight finds nodes with a bad network before a job trains on them.
+// Package preflight finds bad nodes before a job trains on them: by the network between them, and by
+// what each node finds out about itself.
 //
 // Each node is measured with two partners, in rounds of pairs: all pairs of a round at the same
 // time. In the second half, slow nodes are paired with fast ones, so that a slow node and a
@@ -8,6 +9,8 @@
 //	Run      measures all nodes and judges them
 //	Measure  the rate of one pair, from one of its nodes
 //	Handler  the other side of Measure
+//	Examine  the checks of a node by itself
+//	Clock    the offset of its clock
 package preflight
 
 import (

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -31,8 +32,22 @@ func File(path string, info fs.FileInfo, next string) error {
 }
 
 // Secret is [File] for a secret handed to this user. Another user may own it, as when root
-// in a container reads it.
+// in a container reads it. If that is root, a group of this user may read it: so Kubernetes
+// hands the files of a Secret to a pod that does not run as root.
 func Secret(path string, info fs.FileInfo, next string) error {
+	groups, err := os.Getgroups()
+	if err != nil {
+		return fmt.Errorf("%s: groups of this user: %w", path, err)
+	}
+	return secret(path, info, os.Geteuid(), append(groups, os.Getegid()), next)
+}
+
+// secret is [Secret] for a user and its groups.
+func secret(path string, info fs.FileInfo, user int, groups []int, next string) error {
+	is, ok := info.Sys().(*syscall.Stat_t)
+	if ok && is.Uid == 0 && user != 0 && slices.Contains(groups, int(is.Gid)) && info.Mode()&^0o700 == 0o040 {
+		return nil
+	}
 	return check(path, info, 0, anyone, next)
 }
 

@@ -62,3 +62,46 @@ func TestPrivate(t *testing.T) {
 		}
 	}
 }
+
+// Kubernetes gives the files of a Secret to root and to a group of the pod.
+func TestSecretOfAGroup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("this test gives files to another group: run it as root")
+	}
+	for what, c := range map[string]struct {
+		mode        os.FileMode
+		owner, user int
+		groups      []int
+		want        bool
+	}{
+		"a group of this user reads": {0o440, 0, 65532, []int{1, 65532}, true},
+		"with its owner's writes":    {0o640, 0, 65532, []int{65532}, true},
+		"another group reads":        {0o440, 0, 65532, []int{1}, false},
+		"the group writes":           {0o460, 0, 65532, []int{65532}, false},
+		"others read":                {0o444, 0, 65532, []int{65532}, false},
+		"another user's":             {0o440, 20002, 65532, []int{65532}, false},
+		"this user's":                {0o440, 65532, 65532, []int{65532}, false},
+		"root reads":                 {0o440, 0, 0, []int{65532}, false},
+		"no group reads":             {0o400, 0, 65532, nil, true},
+	} {
+		path := filepath.Join(t.TempDir(), "path")
+		err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chown(path, c.owner, 65532), os.Chmod(path, c.mode))
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := secret(path, info, c.user, c.groups, "next"); (err == nil) != c.want {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	dir, err := os.Stat(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := secret("dir", dir, 65532, []int{0}, "next"); err == nil {
+		t.Error("a directory is a secret")
+	}
+}

@@ -136,7 +136,7 @@ func (s *saver) basesOf(ctx context.Context, checkpoint string) []data.Base {
 	add(own + "latest")
 	first := len(list) == 0
 	if s.resume != "" && !restore.IsPath(s.resume) {
-		add(restore.Qualify(s.decisions.run, s.resume))
+		add(restore.Qualify(s.decisions.run, s.decisions.trial, s.resume))
 	}
 	var refs []string
 	var err error

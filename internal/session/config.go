@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -169,6 +170,10 @@ type Config struct {
 	// checkpoint that this job saved. Neither may block; both may be nil.
 	Committed func()
 	Costs     func(bytes int64)
+	// Reported is called with each report of all ranks that the log has, before the ranks
+	// get their reply, which has the request that Orders then tells. It may block until
+	// ctx, which ends with the attempt; nil: nothing is called.
+	Reported func(ctx context.Context, m *events.Metrics)
 
 	Redact redact.Names // names of secrets, whose values are redacted from the job's records
 	Logger *slog.Logger

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/stragglers"
 )
 
 // handoff collects the reports of all ranks, one iteration at a time. Each rank
@@ -39,8 +40,10 @@ type handoff struct {
 	over     chan struct{}   // closed when reports are no longer taken
 	why      error           // set before over is closed
 
-	stop func() string // request to all ranks of an iteration: stop, save and stop, or none
-	step atomic.Int64  // of the newest iteration; -1 before the first
+	told func(context.Context, *events.Metrics) // of each iteration, before stop; nil: not called
+	stop func() string                          // request to all ranks of an iteration: stop, save and stop, or none
+	step atomic.Int64                           // of the newest iteration; -1 before the first
+	slow *stragglers.Watch                      // nil: the nodes are not compared
 
 	began time.Time
 
@@ -52,6 +55,7 @@ type delivery struct {
 	rank int
 	at   time.Time // time of the report, so that waiting for other ranks is not counted
 	took *float64  // seconds, if the rank measured them itself
+	busy *float64  // seconds in which the rank waited for no other one, if it measured them
 	done chan reportAnswer
 }
 
@@ -101,11 +105,15 @@ func (h *handoff) ended(rank int) { h.gone <- rank }
 // report hands over rank's report and blocks until the iteration is in the log.
 // The answer has the trainer's request to all ranks of that iteration.
 func (h *handoff) report(ctx context.Context, rank int, r client.Report) (of Reported, err error) {
-	took, err := ownTime(r.Metrics)
+	took, err := ownTime(r.Metrics, metricTimeThisIter)
 	if err != nil {
 		return of, err
 	}
-	d := delivery{r, rank, h.now(), took, make(chan reportAnswer, 1)}
+	busy, err := ownTime(r.Metrics, metricBusyThisIter)
+	if err != nil {
+		return of, err
+	}
+	d := delivery{r, rank, h.now(), took, busy, make(chan reportAnswer, 1)}
 	if counts, err := h.enter(ctx, rank, r); !counts {
 		return Reported{Done: err == nil, Step: r.Step}, err
 	}
@@ -156,12 +164,17 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		if err != nil || got == nil {
 			return iterations, err
 		}
-		err = h.reports.add(ctx, h.merge(iterations+1, got, got[0].at.Sub(last)))
+		m := h.merge(iterations+1, got, got[0].at.Sub(last))
+		err = h.reports.add(ctx, m, h.slower(got)...)
 		last = h.now()
 		h.leave(got)
 		stop := ""
 		if err == nil {
 			h.step.Store(got[0].Step)
+			if h.told != nil {
+				h.told(ctx, m)
+				last = h.now() // the wait is no part of the ranks' next iteration
+			}
 			stop = h.stop() // called once, so that the ranks agree on the iteration
 		}
 		for _, d := range got {
@@ -283,6 +296,33 @@ func (h *handoff) merge(iteration int, got []delivery, took time.Duration) *even
 		}
 	}
 	return m
+}
+
+// slower compares the nodes by the ranks' own work in an iteration, if all ranks measured it. It
+// returns the facts that follow.
+func (h *handoff) slower(got []delivery) []events.Body {
+	if h.slow == nil || slices.ContainsFunc(got, func(d delivery) bool { return d.busy == nil }) {
+		return nil
+	}
+	busy := make([]float64, len(got))
+	for rank, d := range got {
+		busy[rank] = *d.busy
+	}
+	return logSlow(h.reports.log, h.slow.Sample(stragglers.Busy, busy))
+}
+
+// logSlow logs and returns facts about the speed of nodes.
+func logSlow(log *slog.Logger, facts []events.Body) []events.Body {
+	for _, f := range facts {
+		switch b, _ := f.(*events.NodeSlow); {
+		case b == nil:
+		case b.Over:
+			log.Info("node is no longer slow", "node", b.Node, "by", b.By, "seconds", b.Seconds, "others", b.Others)
+		default:
+			log.Warn("node is slow", "node", b.Node, "by", b.By, "seconds", b.Seconds, "others", b.Others)
+		}
+	}
+	return facts
 }
 
 // slowest returns the last of several ranks to report, the lowest of equals.

@@ -146,6 +146,53 @@ func TestHandoffAsksAllAlike(t *testing.T) {
 	})
 }
 
+// The callback gets each iteration when the log has it. The reply has the request that was made until
+// then, and the wait is no part of a rank's time.
+func TestHandoffTells(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openDesk(t.Context(), 2)
+		stop := ""
+		d.stop = func() string { return stop }
+		d.told = func(_ context.Context, m *events.Metrics) {
+			if len(d.said) != m.Iteration || d.said[m.Iteration-1] != m {
+				t.Errorf("the callback gets iteration %d, and the log has %d", m.Iteration, len(d.said))
+			}
+			<-time.After(time.Minute)
+			if m.Step == 2 {
+				stop = client.Preempt
+			}
+		}
+		for _, want := range []string{"", client.Preempt} {
+			answers := make(chan string, 2)
+			for rank := range 2 {
+				go func() {
+					<-time.After(time.Second)
+					got, err := d.report(t.Context(), rank, client.Report{Step: int64(len(want))/7 + 1})
+					if err != nil {
+						t.Error(err)
+					}
+					answers <- got
+				}()
+			}
+			for range 2 {
+				if got := <-answers; got != want {
+					t.Errorf("a rank is asked to %q, want %q", got, want)
+				}
+			}
+		}
+		d.ended(0)
+		d.ended(1)
+		if err := <-d.end; err != nil {
+			t.Error(err)
+		}
+		for _, m := range d.said {
+			if m.Seconds != 1 {
+				t.Errorf("iteration %d took %v s, want 1", m.Iteration, m.Seconds)
+			}
+		}
+	})
+}
+
 // The time of an iteration is rank 0's own, from the moment it was released.
 func TestHandoffTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

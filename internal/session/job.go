@@ -69,11 +69,14 @@ func (j *Job) Open() (err error) {
 		name += "-c"
 		memory += asideNode
 	}
+	if j.cfg.Trial != projections.DefaultTrial { // trials may share a job
+		name += "-" + events.EncodeName(j.cfg.Trial)
+	}
 	j.runtime = filepath.Join(j.store.Runtime, name)
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)
 	}
-	if j.arenas, err = staging.Open(j.store.Shared, j.store.ID, j.cfg.Run, memory, j.store.Room, j.log); err != nil {
+	if j.arenas, err = staging.Open(j.store.Shared, j.store.ID, memoryOf(j.cfg), memory, j.store.Room, j.log); err != nil {
 		return errors.Join(err, os.RemoveAll(j.runtime))
 	}
 	if j.cfg.Replicas > 0 && !j.cfg.Aside {
@@ -85,6 +88,15 @@ func (j *Job) Open() (err error) {
 // asideNode is above all indexes of nodes: it tells the directory of a process without ranks from
 // that of its node.
 const asideNode = 1 << 20
+
+// memoryOf names the shared memory of a trial's ranks on a node. Trials of a run may be
+// trained at once. The name of a run has no zero byte, so none has another's trial's name.
+func memoryOf(cfg Config) string {
+	if cfg.Trial == projections.DefaultTrial {
+		return cfg.Run
+	}
+	return cfg.Run + "\x00" + cfg.Trial
+}
 
 // Keeper returns the handler by which another node copies its sealed slots to this one, or
 // nil if the job has no replicas. The caller authenticates the requests.

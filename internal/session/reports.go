@@ -47,10 +47,13 @@ type reports struct {
 // iteration is one report of all ranks, queued for the log.
 type iteration struct {
 	metrics *events.Metrics
+	facts   []events.Body // that follow from it
 	bytes   int
 	said    chan error // result, of capacity 1
 	ahead   bool       // its ranks have continued
 }
+
+func (it *iteration) bodies() []events.Body { return append([]events.Body{it.metrics}, it.facts...) }
 
 func newReports(record func(context.Context, ...events.Body) error, log *slog.Logger) *reports {
 	idle := make(chan struct{})
@@ -69,14 +72,14 @@ func (r *reports) settle() {
 	<-idle
 }
 
-// add queues an iteration. It returns when the iteration is in the log, is
-// refused, or may run ahead. The error is the log's.
-func (r *reports) add(ctx context.Context, m *events.Metrics) error {
+// add queues an iteration and the facts that follow from it. It returns when the iteration
+// is in the log, is refused, or may run ahead. The error is the log's.
+func (r *reports) add(ctx context.Context, m *events.Metrics, facts ...events.Body) error {
 	text, err := json.Marshal(m.Metrics)
 	if err != nil {
 		return err
 	}
-	it := &iteration{metrics: m, bytes: len(text), said: make(chan error, 1)}
+	it := &iteration{metrics: m, facts: facts, bytes: len(text), said: make(chan error, 1)}
 	for _, o := range m.Others {
 		more, err := json.Marshal(o.Metrics)
 		if err != nil {
@@ -140,7 +143,7 @@ func (r *reports) run(ctx context.Context) {
 // training; the iteration is dropped when the training ends.
 func (r *reports) append(ctx context.Context, it *iteration) error {
 	for {
-		err := r.record(ctx, it.metrics)
+		err := r.record(ctx, it.bodies()...)
 		if !errors.Is(err, syscall.ENOSPC) {
 			r.short = false
 			return err
@@ -154,7 +157,7 @@ func (r *reports) append(ctx context.Context, it *iteration) error {
 		case <-timer.C:
 			continue
 		case <-r.over:
-			err = r.record(ctx, it.metrics)
+			err = r.record(ctx, it.bodies()...)
 		case <-ctx.Done():
 		}
 		timer.Stop()
@@ -251,8 +254,9 @@ func nonFinite(at []byte) string {
 
 // Metrics with a meaning of their own, as in Ray's function API.
 const (
-	metricDuplicate    = "__duplicate__"    // true: the rank has returned without a last report; not an iteration
-	metricTimeThisIter = "time_this_iter_s" // seconds of the rank's own work, in place of the trainer's measurement
+	metricDuplicate    = "__duplicate__"     // true: the rank has returned without a last report; not an iteration
+	metricTimeThisIter = "time_this_iter_s"  // seconds of the rank's own work, in place of the trainer's measurement
+	metricBusyThisIter = client.BusyThisIter // seconds of the iteration in which the rank waited for no other rank
 )
 
 // alreadyDone refuses requests after a rank's last report.
@@ -263,17 +267,17 @@ func alreadyDone(rank int, at int64) error {
 // isMarker reports whether a report only records that a rank has returned.
 func isMarker(r client.Report) bool { return r.Metrics[metricDuplicate] == true }
 
-// ownTime removes the rank's own time measurement from its metrics and returns
+// ownTime removes one of the rank's own measurements of time from its metrics and returns
 // it, or nil if there is none. Left in, it would make every rank's report differ.
-func ownTime(metrics map[string]any) (*float64, error) {
-	said, has := metrics[metricTimeThisIter]
+func ownTime(metrics map[string]any, name string) (*float64, error) {
+	said, has := metrics[name]
 	if !has {
 		return nil, nil
 	}
 	seconds, ok := said.(float64)
 	if !ok || seconds < 0 || math.IsInf(seconds, 0) {
-		return nil, badRequest("metric %q is %v: want seconds, a number from 0 on, or leave it out", metricTimeThisIter, said)
+		return nil, badRequest("metric %q is %v: want seconds, a number from 0 on, or leave it out", name, said)
 	}
-	delete(metrics, metricTimeThisIter)
+	delete(metrics, name)
 	return &seconds, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/stragglers"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -54,8 +55,9 @@ type saver struct {
 	// last event that all nodes have got from it; 0: there was none.
 	replayed, heard uint64
 
-	replicas *replicas // nil: no node keeps copies of slots
-	losses   *losses   // of nodes whose slots were copied
+	replicas *replicas         // nil: no node keeps copies of slots
+	losses   *losses           // of nodes whose slots were copied
+	slow     *stragglers.Watch // nil: the nodes are not compared
 
 	drain   chan drain // once
 	idle    chan struct{}
@@ -350,12 +352,29 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		if s.peer == nil && s.state(b.Checkpoint, b.Rank).State == client.Aborted {
 			s.sweep(ctx, b.Checkpoint) // it was recorded after the first sweep
 		}
+	case *events.WriteSealed:
+		s.slow.Sealed(b)
+	case *events.NodeSeal:
+		for seal := range b.Each() {
+			s.slow.Sealed(seal)
+		}
 	case *events.WriteCompleted:
 		s.uploads.end(b.Checkpoint, b.Rank)
 	case *events.NodeWrite:
 		s.uploads.end(b.Checkpoint, events.RanksIn(b.Ranks)...)
 	case *events.CheckpointStaged:
+		if r.Sequence <= s.replayed {
+			s.slow.Replayed(b.Checkpoint)
+		} else if facts := logSlow(s.log, s.slow.Saved(b.Checkpoint)); len(facts) > 0 {
+			if err := s.decisions.measured(ctx, facts...); err != nil {
+				s.log.Warn("speed of a node not recorded", "error", err)
+			}
+		}
 		s.move(b.Checkpoint, client.WaitReply{State: client.Staged})
+	case *events.NodeSlow:
+		if r.Sequence <= s.replayed {
+			s.slow.Recorded(b)
+		}
 	case *events.CheckpointCommitted:
 		s.reuse.end(b.Checkpoint)
 		s.uploads.remove(b.Checkpoint)
@@ -366,6 +385,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		}
 		s.move(b.Checkpoint, client.WaitReply{State: client.Committed})
 	case *events.CheckpointAborted:
+		s.slow.Aborted(b.Checkpoint)
 		s.reuse.end(b.Checkpoint)
 		level := slog.LevelWarn
 		if r.Sequence <= s.replayed {

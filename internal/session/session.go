@@ -48,6 +48,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/stragglers"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -74,6 +75,8 @@ type Attempt struct {
 	Node  int
 	// Closed is closed when the coordinating process has ended the saves of a part.
 	Closed <-chan struct{}
+	// Index returns the index of the node at a place, for facts about it; nil: the place.
+	Index func(place int) int
 	// Forward is how the processes of the other nodes learn of the group's saves; nil if
 	// there are none, or this process does not coordinate.
 	Forward Forwarder
@@ -92,6 +95,14 @@ type Attempt struct {
 	// Loads passes the loads of this node's ranks to [Group.Meeting] of the
 	// coordinating process. It is set if Peer is.
 	Loads restore.Coordinator
+}
+
+// index returns the index of the node at a place.
+func (a *Attempt) index(place int) int {
+	if a.Index == nil {
+		return place
+	}
+	return a.Index(place)
 }
 
 // Orders are requests to the ranks to end. Both methods may be called
@@ -191,8 +202,11 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	}
 	g.loader = j.newLoader(g)
 	g.handoff = newHandoff(a.Number, world, cfg.Collective, cfg.Now, j.writer.measured)
-	g.handoff.store, g.handoff.reports.log = j.store, j.log
+	g.handoff.store, g.handoff.reports.log, g.handoff.told = j.store, j.log, cfg.Reported
 	g.handoff.resume(a.Resumed)
+	if a.Peer == nil && len(cfg.Nodes) > 1 {
+		g.handoff.slow = stragglers.New(cfg.Job, a.Number, cfg.Nodes, a.index)
+	}
 	if a.Orders != nil {
 		g.handoff.stop = a.Orders.Tell
 	}
@@ -211,6 +225,7 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	if g.saver.local == nil {
 		g.saver.local = []int{} // none: nil means all
 	}
+	g.saver.slow = g.handoff.slow
 	if a.Peer == nil && cfg.apart() {
 		g.saver.settled = g.aborts.expect(cfg.Nodes, cfg.Node)
 	}

@@ -638,41 +638,85 @@ func rewriteLog(t *testing.T, s *Store, dir string, all []events.Recorded) {
 	}
 }
 
-// TestAuditBackup: a backup that is restored keeps the origin and its heads up to the
-// backup's end, and continues them when its operator accepts that later notes then
-// contradict it. A recovered log has no evidence of the old one.
+// TestAuditBackup: a restored backup keeps the evidence up to its end. With witnesses, and a
+// key that has signed later events, it opens for writing under a new origin only: its first
+// event quotes the cosigned note of the later events. Notes from before the backup's end are
+// followed then, later ones are not.
 func TestAuditBackup(t *testing.T) {
-	dir, _ := audited(t, "")
+	dir := made(t)
+	c, err := ledger.Keygen(ledger.KeygenOptions{Store: dir, File: filepath.Join(t.TempDir(), "key"), Origin: "example.org/test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, vkey := witnessd(t, c.Key)
+	server := httptest.NewServer(w)
+	t.Cleanup(server.Close)
+	c.Policy = "witness w " + vkey + " " + server.URL + "\nquorum w\n"
+	if err := ledger.Configure(dir, c); err != nil {
+		t.Fatal(err)
+	}
 	s := open(t, dir)
 	iterations(t, s, "one", 1, 300)
 	_, old := want(t, s)
 	backup, restored := filepath.Join(t.TempDir(), "backup"), filepath.Join(t.TempDir(), "restored")
-	if _, err := s.Backup(t.Context(), backup, BackupOptions{}); err != nil {
+	report, err := s.Backup(t.Context(), backup, BackupOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	iterations(t, s, "one", 301, 320)
-	want(t, s)
+	lost, later := want(t, s)
 	shut(t, s)
 	if _, err := Restore(t.Context(), RestoreOptions{Backup: backup, Location: restored}); err != nil {
 		t.Fatal(err)
 	}
-	// The key has signed heads of later events.
-	c, err := ledger.ReadConfig(restored)
+	refused(t, Options{Location: restored}, ledger.ErrRolledBack, "to continue a restored backup", "audit keygen FILE --new-origin")
+	next, err := ledger.NewOrigin(ledger.KeygenOptions{Store: restored, File: filepath.Join(t.TempDir(), "key"), Origin: "example.org/test"}, lost)
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused(t, Options{Location: restored}, ledger.ErrRolledBack, "to continue a restored backup", c.Signer+".head")
-	if err := os.Remove(c.Signer + ".head"); err != nil {
+	refused(t, Options{Location: restored}, nil, "register the log's key there first")
+	again, vkey := witnessd(t, next.Key)
+	second := httptest.NewServer(again)
+	t.Cleanup(second.Close)
+	next.Policy = "witness w " + vkey + " " + second.URL + "\nquorum w\n"
+	if err := ledger.Configure(restored, next); err != nil {
 		t.Fatal(err)
 	}
 	r := open(t, restored)
 	iterations(t, r, "one", 301, 310)
 	_, now := want(t, r)
+	if now.Origin != "example.org/test/2" || now.Size <= old.Size {
+		t.Errorf("the head %v of %s", now, now.Origin)
+	}
+	e, err := r.Log.At(t.Context(), report.Sequence+1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := e.Body()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sealed, ok := body.(*events.AuditSealed); !ok || sealed.Previous != string(lost) || sealed.Key != next.Key {
+		t.Errorf("the first event after the backup is %s: %+v", e.Kind, body)
+	}
 	b, err := r.Ledger()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v, err := b.Verify(t.Context(), &old); err != nil || len(v.Findings) > 0 || now.Origin != old.Origin || now.Size <= old.Size {
-		t.Errorf("restored: %+v, %v", v, err)
+	if v, err := b.Verify(t.Context(), &old); err != nil || len(v.Findings) > 0 || len(v.Origins) != 1 {
+		t.Errorf("since a head from before the backup: %+v, %v", v, err)
 	}
+	if v, err := b.Verify(t.Context(), &later); err != nil || len(v.Findings) != 1 || !strings.Contains(v.Findings[0].Problem, "log replaced") {
+		t.Errorf("since a head of the lost events: %+v, %v", v, err)
+	}
+	// An outsider with the keys of both origins, and the witness of each.
+	p := parsePolicy(t, "log "+c.Key+"\nlog "+next.Key+"\n"+next.Policy)
+	bundle := exported(t, r, "one", &old)
+	if _, err := audit.VerifyBundle(bytes.NewReader(bundle), p, false, &old); err != nil {
+		t.Errorf("a bundle since that head: %v", err)
+	}
+	_, err = audit.VerifyBundle(bytes.NewReader(bundle), p, false, &later)
+	wrong(t, err, audit.ErrReplaced, later.Root.String())
+	shut(t, r)
+	shut(t, open(t, restored)) // it has begun
 }

@@ -358,7 +358,7 @@ func (r *recovery) finish(ctx context.Context) error {
 			return os.Rename(log, r.report.Aside)
 		}},
 		{"set the audit aside", func() error { // it is of the old log
-			_, err := ledger.SetAside(r.dir, "audit."+r.report.Formerly[0])
+			_, err := ledger.SetAside(r.dir, r.report.Formerly[0])
 			return err
 		}},
 		{"sync", sync},

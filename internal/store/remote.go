@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/private"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -270,6 +271,8 @@ type Access struct {
 	CA        string      // verifies the other side's certificate; "" means the machine's CAs, for a server none
 	Cert, Key string      // both or neither
 	TLS       *tls.Config // of a client, in place of CA, Cert and Key
+
+	Clients front.Clients // of a server: those with tokens of their own; nil: none
 }
 
 // AccessFromEnv returns this process's credentials for servers from the environment.
@@ -306,7 +309,7 @@ func (a Access) client(o *jetlog.Options) (err error) {
 // Listen returns a server's listening address and credentials. On loopback it may ask clients for
 // nothing: then [Open] makes a token.
 func (a Access) Listen(address string) (*jetlog.Listen, error) {
-	l := &jetlog.Listen{Address: address}
+	l := &jetlog.Listen{Address: address, Clients: a.Clients}
 	var err error
 	if l.Token, err = a.token(); err != nil {
 		return nil, err

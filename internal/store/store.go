@@ -445,6 +445,9 @@ func serverLogger(to *slog.Logger) *slog.Logger { return slog.New(complaints{to.
 // URL. It is "" if the log is on a server and the data in a bucket.
 func (s *Store) Dir() string { return s.top }
 
+// Formerly returns the identities of the store before it was recovered, the newest first.
+func (s *Store) Formerly() []string { return s.formerly }
+
 // Ledger opens the tamper evidence of a store in a directory. It returns [ledger.ErrOff]
 // where there is none.
 func (s *Store) Ledger() (*ledger.Book, error) {

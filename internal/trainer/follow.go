@@ -87,6 +87,9 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 	defer joined()
 	link, err := nodes.Join(joining, join)
 	joined()
+	if errors.Is(err, errHere) {
+		return "", errHere
+	}
 	if errors.Is(err, errMoved) {
 		return "", fmt.Errorf("%w: %w", nodes.ErrRestarted, err)
 	}

@@ -83,7 +83,7 @@ func (o runOptions) withPeers(ctx context.Context, cfg launch.Config, n placemen
 			address = all[0]
 		}
 	}
-	if net.ParseIP(host) != nil && isHere(ctx, at) {
+	if net.ParseIP(host) != nil && nodes.IsHere(ctx, at) {
 		address = host
 	}
 	index := o.copyIndex(n)

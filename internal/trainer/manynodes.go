@@ -119,18 +119,23 @@ func (o runOptions) runMany(ctx context.Context, cfg launch.Config, n placement)
 
 // meet coordinates the job, or follows the trainer that does.
 func (o runOptions) meet(ctx context.Context, cfg launch.Config, n placement, at string) error {
-	if now := o.elsewhere(ctx, at); now != at {
-		return o.follow(ctx, cfg, n, now)
-	}
-	if isHere(ctx, at) && !taken(ctx, at) {
-		if err := o.coordinate(ctx, cfg, n, at); !errors.Is(err, errTaken) {
+	for {
+		if now := o.elsewhere(ctx, at); now != at {
+			return o.follow(ctx, cfg, n, now)
+		}
+		if nodes.IsHere(ctx, at) && !taken(ctx, at) {
+			if err := o.coordinate(ctx, cfg, n, at); !errors.Is(err, errTaken) {
+				return err
+			} // another trainer of this machine was faster
+		}
+		if cfg.Standby && !nodes.IsHere(ctx, at) {
+			return fmt.Errorf("%w: --coordinator-only is for the node where the nodes meet, and %s is another one; give that node's address as --rdzv-endpoint, or leave the flag out", launch.ErrConfig, at)
+		}
+		if err := o.follow(ctx, cfg, n, at); !errors.Is(err, errHere) {
 			return err
-		} // another trainer of this machine was faster
+		}
+		cfg.Logger.Info("endpoint is an address of this node by now", "endpoint", at)
 	}
-	if cfg.Standby && !isHere(ctx, at) {
-		return fmt.Errorf("%w: --coordinator-only is for the node where the nodes meet, and %s is another one; give that node's address as --rdzv-endpoint, or leave the flag out", launch.ErrConfig, at)
-	}
-	return o.follow(ctx, cfg, n, at)
 }
 
 // coordinate runs the job from this node.

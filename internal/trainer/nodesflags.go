@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
-	"os"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -36,7 +33,7 @@ func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
 	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
 	f.IntVar(&o.maxNodeFailures, "max-node-failures", 0, "failures in a row of one node's ranks, while those of other nodes do not fail and nothing is committed, after which the node is excluded and a spare takes its place, or the job waits for one; 0 for never")
-	f.BoolVar(&o.preflight, "preflight", false, "measure the network of all nodes before the first group, for up to 10 s, and exclude a node with less than half of the median rate if a spare is there; with --max-node-failures 0, only measure")
+	f.BoolVar(&o.preflight, "preflight", false, "before the first group, for up to 10 s, measure the network of all nodes and have each examine its devices, shared memory, disk and clock; exclude a bad node if a spare is there; with --max-node-failures 0, only warn")
 	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3 (one may be lost)")
 	f.BoolVar(&o.broadcast, "broadcast", true, "in a load over several nodes, read from the store once what several nodes want, and pass it on between them")
 	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
@@ -127,29 +124,6 @@ func (o *torchrunOptions) endpoint(n placement, getenv func(string) string) (str
 		return "", fmt.Errorf("%w: %s: the nodes need a place to meet: give --rdzv-endpoint HOST:PORT on each node, with the address of one of them", launch.ErrConfig, n.said)
 	}
 	return net.JoinHostPort(host, strconv.Itoa(port)), nil
-}
-
-// isHere reports whether an endpoint's host is this machine.
-func isHere(ctx context.Context, endpoint string) bool {
-	host, _, err := net.SplitHostPort(endpoint)
-	if err != nil {
-		return false
-	}
-	if name, err := os.Hostname(); err == nil && (host == name || host == "localhost") {
-		return true
-	}
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil {
-		return false
-	}
-	local, err := net.InterfaceAddrs()
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(local, func(a net.Addr) bool {
-		p, err := netip.ParsePrefix(a.String())
-		return err == nil && slices.ContainsFunc(addrs, func(to netip.Addr) bool { return to.Unmap() == p.Addr().Unmap() })
-	})
 }
 
 // taken reports whether another process listens at an endpoint of this machine.

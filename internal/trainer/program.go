@@ -3,12 +3,15 @@
 //
 //	program.go      the program and its exit codes
 //	run.go          trainer run: a job in a store
+//	tune.go         trainer tune: the flags of a search; tuner.go the search
 //	config.go       a job's flags, as a configuration
 //	backend.go      workers and GPUs
 //	torchrun.go     torchrun's flags, supervision.go those of hangs and ends
 //	logs.go         where the workers' output goes
 //	nodes.go        nodes of a cluster, as schedulers name them
 //	signals.go      signals, and the time that they leave
+//	cause.go        the cause of the end, where Kubernetes shows it
+//	publish.go      the newest commit, where schedulers of Kubernetes see it
 package trainer
 
 import (
@@ -27,6 +30,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/container"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/demo"
 	"github.com/ckptstore/ckptstore/internal/doctor"
@@ -60,8 +64,12 @@ type Parts struct {
 }
 
 // Main runs the program on the arguments and streams of its process, and returns
-// its exit code.
+// its exit code. As the command of a container, it does so in a child process: see
+// [container.First].
 func Main(ctx context.Context, p Parts) int {
+	if code, first := container.First(os.Stderr); first {
+		return code
+	}
 	data.Threads()
 	return run(ctx, p, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 }
@@ -78,9 +86,9 @@ func run(ctx context.Context, p Parts, args []string, stdin io.Reader, stdout, s
 		Version: console.Version(release),
 	}
 	console.Program(root, args, stdout, stderr)
-	root.AddCommand(runCommand(std, signals, p), demo.Command(std, runDemoJob), guardCommand(std, signals), demo.WorkerCommand(signals.leave))
+	root.AddCommand(runCommand(std, signals, p), tuneCommand(std, signals, p), demo.Command(std, runDemoJob), guardCommand(std, signals), demo.WorkerCommand(signals.leave))
 	root.AddCommand(doctor.Command(stdout, envOr("CKPTSTORE_STORE", "ckpts"), gpu.Inspect))
-	err := root.ExecuteContext(ctx)
+	executed, err := root.ExecuteContextC(ctx)
 	// The error may report only that the context ended, not why.
 	if sig := (signaled{}); errors.Is(err, context.Canceled) && errors.As(context.Cause(ctx), &sig) && !errors.As(err, new(signaled)) {
 		err = fmt.Errorf("%w: %w", sig, err)
@@ -91,6 +99,9 @@ func run(ctx context.Context, p Parts, args []string, stdin io.Reader, stdout, s
 		if errors.As(err, &failed) && len(failed.Tail) > 0 {
 			tail := terminal.AppendOutput(nil, []byte(strings.Join(failed.Tail, "  ")))
 			fmt.Fprintf(stderr, "last output of rank %d:\n  %s", failed.Rank, tail)
+		}
+		if executed.Name() == runName {
+			leaveCause(stderr, err)
 		}
 	}
 	return exitCode(err)

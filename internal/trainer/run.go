@@ -91,6 +91,10 @@ When asked to end, the trainer exits after --preempt-grace (of a preemption),
 --grace, --drain-timeout and 30 s at the latest, even if a disk or the log does not
 answer.
 
+In a pod of Kubernetes, the error that the trainer prints is also left in
+/dev/termination-log, without secrets: kubectl shows it as the message of the container.
+$CKPTSTORE_TERMINATION_LOG names another file, or is none.
+
 With --http HOST:PORT, the trainer serves the HTTP API and the page of the store while the job
 runs, on the coordinating node: see ckptstore ui. The job's record does not have these options,
 so ckptstore continue serves nothing.
@@ -110,6 +114,7 @@ type runOptions struct {
 	preload     []string
 	resume      string
 	keep        string
+	annotate    string // name of this pod
 
 	strictReplicas bool
 	stagingSlots   int
@@ -131,10 +136,13 @@ type runOptions struct {
 	logsOptions
 }
 
+// runName is the name of the command that runs a job.
+const runName = "run"
+
 func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Command {
 	o := runOptions{signals: signals, parts: p, backendOptions: backendOptions{known: p.Backends}}
 	c := &cobra.Command{
-		Use:   "run [flags] -- COMMAND [ARG...]",
+		Use:   runName + " [flags] -- COMMAND [ARG...]",
 		Short: "Run a command as a group of workers, restarted from the last committed checkpoint",
 		Long:  runHelp,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -158,15 +166,23 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 		},
 	}
 	f := c.Flags()
+	o.groupFlags(f)
+	o.nodesOptions.flags(f)
+	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
+	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see ckptstore gc --help)")
+	f.StringVar(&o.annotate, "annotate-pod", "", "in Kubernetes: after each commit, set the annotation "+lastCommit+" of this pod, which has this NAME")
+	o.web.Flags(f, "")
+	return c
+}
+
+// groupFlags adds the flags of a group of workers on one node.
+func (o *runOptions) groupFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.store, "store", envOr("CKPTSTORE_STORE", "ckpts"), "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
 	f.StringVar(&o.name, "name", "", "name of the run; a job of the same name continues it (default: made from the command)")
 	o.torchrunOptions.flags(f)
-	o.nodesOptions.flags(f)
 	o.backendOptions.flags(f)
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "failures that are tolerated; -1 for any number")
 	f.StringSliceVar(&o.preload, "preload", nil, "Python modules, such as torch, that a process in reserve for each rank imports in advance: a group that restarts does not wait for it. For commands that are a Python script or module")
-	f.StringVar(&o.resume, "resume", "auto", "auto, none, require, a checkpoint reference, or the path of a PyTorch or safetensors checkpoint")
-	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see ckptstore gc --help)")
 	f.BoolVar(&o.strictReplicas, "strict-replicas", false, "compare replicas in every save (samples above 1 MiB), and abort a save in which they differ (default: compare in the first save, and warn)")
 	f.IntVar(&o.stagingSlots, "staging-slots", 2, "saves of a rank that may be in shared memory at once")
 	f.StringVar(&o.stagingMemory, "staging-memory", "", "maximum shared memory for all slots: a size such as 8GiB, or a percentage of the memory limit and of the free shared memory (default 40%)")
@@ -181,14 +197,12 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 	o.supervisionOptions.flags(f)
 	o.hangOptions.flags(f)
 	o.logsOptions.flags(f)
-	o.web.Flags(f, "")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "log warnings and errors only")
 	// torchrun spells flags with "-" or "_".
 	f.SetInterspersed(false)
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	return c
 }
 
 func envOr(name, otherwise string) string {
@@ -200,21 +214,10 @@ func envOr(name, otherwise string) string {
 
 func runJob(ctx context.Context, std console.Streams, o runOptions, args []string) (err error) {
 	log := newLogger(std.Err, o.quiet)
-	cfg, err := o.config(ctx, args, log)
+	cfg, err := o.prepare(ctx, std, args, log)
 	if err != nil {
 		return err
 	}
-	if err := o.launch(&cfg); err != nil {
-		return err
-	}
-	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
-	o.signals.ofJob(cfg)
-	if hidden := redact.Marked(append(cfg.Redact.Args(cfg.Launch.Flags), cfg.Redact.Args(cfg.Command)...)); len(hidden) > 0 {
-		log.Info("secrets are redacted in the log; ckptstore continue will refuse this command", "arguments", hidden)
-	}
-	cfg.Backends, cfg.InitHook = o.parts.Backends, o.parts.InitHook
-	cfg.Driver, cfg.Quiet = gpu.System{}, o.quiet
-	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.Out}, &lines{to: std.Err}
 	where, err := o.placed(os.Getenv)
 	if err != nil {
 		return err
@@ -233,6 +236,26 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 	return o.opened(ctx, cfg, store.Options{Location: o.store, Patience: o.wait, Logger: log}, func(ctx context.Context, st *store.Store, cfg launch.Config) error {
 		return runOn(ctx, st, cfg, o.parts.Storage)
 	})
+}
+
+// prepare returns the configuration of a job whose store is not open yet.
+func (o runOptions) prepare(ctx context.Context, std console.Streams, args []string, log *slog.Logger) (launch.Config, error) {
+	cfg, err := o.config(ctx, args, log)
+	if err != nil {
+		return cfg, err
+	}
+	if err := o.launch(&cfg); err != nil {
+		return cfg, err
+	}
+	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
+	o.signals.ofJob(cfg)
+	if hidden := redact.Marked(append(cfg.Redact.Args(cfg.Launch.Flags), cfg.Redact.Args(cfg.Command)...)); len(hidden) > 0 {
+		log.Info("secrets are redacted in the log; ckptstore continue will refuse this command", "arguments", hidden)
+	}
+	cfg.Backends, cfg.InitHook = o.parts.Backends, o.parts.InitHook
+	cfg.Driver, cfg.Quiet = gpu.System{}, o.quiet
+	cfg.Logger, cfg.Stdout, cfg.Stderr = log, &lines{to: std.Out}, &lines{to: std.Err}
+	return cfg, nil
 }
 
 // opened opens the store of a job and calls run with it.
@@ -269,6 +292,11 @@ func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Op
 	}
 	if o.keep != "" {
 		if cfg.Collect, err = keep(st, cfg.Run, o.keep, log); err != nil {
+			return err
+		}
+	}
+	if o.annotate != "" && open.Owner == nil {
+		if cfg.Publish, err = publish(st, cfg.Run, o.annotate); err != nil {
 			return err
 		}
 	}

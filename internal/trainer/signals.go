@@ -124,6 +124,7 @@ func (e *endTimes) defaults() {
 func (s *stopSignals) ofJob(cfg launch.Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.ends.stderr = io.MultiWriter(os.Stderr, causeWriter{})
 	s.ends.stop = cfg.Grace + cfg.DrainTimeout + windUp
 	s.ends.preempt = s.ends.stop + cfg.PreemptGrace
 }

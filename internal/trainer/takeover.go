@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -180,9 +182,34 @@ func (o runOptions) elsewhere(ctx context.Context, at string) string {
 // errMoved reports that the nodes of the job meet at another endpoint by now.
 var errMoved = errors.New("the job has another coordinator")
 
-// unlessMoved returns a context that ends with [errMoved] when the nodes meet elsewhere.
+// errHere reports that the endpoint is an address of this node, which was not known
+// when the node began to join: name servers may learn a name after its machine has
+// started.
+var errHere = errors.New("the endpoint is an address of this node")
+
+// herePoll is how often a node that joins looks whether the endpoint is its own.
+const herePoll = time.Second
+
+// unlessMoved returns a context that ends with [errMoved] when the nodes meet elsewhere,
+// and with [errHere] when the endpoint becomes an address of this node where no process
+// listens.
 func (o runOptions) unlessMoved(ctx context.Context, at string) (context.Context, context.CancelFunc) {
 	joining, cancel := context.WithCancelCause(ctx)
+	go func() {
+		tick := time.NewTicker(herePoll)
+		defer tick.Stop()
+		// If it is here already, another trainer of this machine coordinates.
+		for here := nodes.IsHere(joining, at); !here; {
+			select {
+			case <-tick.C:
+			case <-joining.Done():
+				return
+			}
+			if here = nodes.IsHere(joining, at); here && !taken(joining, at) {
+				cancel(errHere)
+			}
+		}
+	}()
 	if o.logReplicas != 1 {
 		go func() {
 			tick := time.NewTicker(succeedPoll)
@@ -226,26 +253,73 @@ func (o runOptions) inherit(ctx context.Context, cfg launch.Config, n placement,
 	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
 }
 
-// open opens the store of a job. A node waits for a majority of the log's copies for as long as a
-// job waits for its nodes. A node that takes over returns [errTaken] if a coordinator answers
-// meanwhile.
+// awaitName waits until the name of a server of the store is known, for --wait at most: in a
+// container, names may be unknown at first. Opening the store reports what is wrong then.
+func (o runOptions) awaitName(ctx context.Context, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, o.wait)
+	defer cancel()
+	for warned := false; store.IsURL(o.store); warned = true {
+		var unknown error
+		for server := range strings.SplitSeq(o.store, ",") {
+			u, err := url.Parse(server)
+			if err != nil {
+				return
+			}
+			if _, err = net.DefaultResolver.LookupHost(ctx, u.Hostname()); err == nil {
+				return
+			}
+			unknown = err
+		}
+		if !warned {
+			log.Warn("name of the store's server is unknown; waiting for it", "at_most", o.wait, "error", unknown)
+		}
+		select {
+		case <-time.After(succeedPoll):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// answerNotice is how long a node waits for the log of a store that it opens before it logs that.
+const answerNotice = 15 * time.Second
+
+// open opens the store of a job, when the name of its server is known. A node waits for a
+// majority of the log's copies for as long as a job waits for its nodes. A node that takes over
+// returns [errTaken] if a coordinator answers meanwhile.
 func (o runOptions) open(ctx context.Context, with store.Options) (*store.Store, error) {
-	for until, warned := time.Now().Add(o.endpointWait), false; ; {
-		st, err := store.Open(ctx, with)
-		if err == nil || o.logReplicas == 1 || !unanswered(err) || ctx.Err() != nil || time.Now().After(until) {
+	o.awaitName(ctx, with.Logger)
+	if o.logReplicas == 1 {
+		return store.Open(ctx, with)
+	}
+	var warned sync.Once
+	warn := func(err error) {
+		warned.Do(func() {
+			with.Logger.Warn("log does not answer; waiting for a majority of its copies", "at_most", o.endpointWait, "error", err)
+		})
+	}
+	limit, cancel := context.WithTimeout(ctx, o.endpointWait)
+	defer cancel()
+	for {
+		// A copy that led the log before the others were lost answers for a while: the log is then
+		// open, and a read of it waits.
+		late := time.AfterFunc(answerNotice, func() { warn(fmt.Errorf("the store is not open after %v", answerNotice)) })
+		st, err := store.Open(limit, with)
+		late.Stop()
+		if err == nil || !unanswered(err) || limit.Err() != nil {
 			return st, err
 		}
 		if o.succeeding != nil && o.elsewhere(ctx, "") != "" {
 			return nil, errTaken
 		}
-		if !warned {
-			warned = true
-			with.Logger.Warn("log does not answer; waiting for a majority of its copies", "at_most", o.endpointWait, "error", err)
-		}
+		warn(err)
 		select {
 		case <-time.After(succeedPoll):
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+		case <-limit.Done():
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			return nil, err
 		}
 	}
 }
@@ -259,6 +333,8 @@ func unanswered(err error) bool {
 // expire. It returns a [holding] of that lease. Of several calls of release, the first counts.
 func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Config) (_ holding, release func() error, err error) {
 	until := time.Now().Add(succeedWait)
+	tick := time.NewTicker(succeedPoll) // the request below takes its time from it
+	defer tick.Stop()
 	for {
 		held, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
 		if err == nil {
@@ -275,7 +351,7 @@ func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Con
 			return nil, nil, err
 		}
 		select {
-		case <-time.After(succeedPoll):
+		case <-tick.C:
 		case <-ctx.Done():
 			return nil, nil, context.Cause(ctx)
 		}

@@ -334,6 +334,8 @@ class Agents(Launches):
 
     def test_interrupted_by_the_user(self) -> None:
         program = self.start("""
+            import signal
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
             session = current()
             save(session, 1, b"a" * 16)
             never = save(session, 2, b"b" * 16, seal=False)

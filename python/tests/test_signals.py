@@ -42,6 +42,27 @@ class Signals(Launches):
         """)
         self.assertEqual(heard, [[["0", "0"], [False] * 2], [["_received"] * 2, [True] * 2], [["0", "0"], [False] * 2, False], [True] * 2])
 
+    def test_the_thread_of_a_connection_that_was_closed_leaves_the_next_alone(self) -> None:
+        heard = self.shown("""
+            from ckptstore._signals import _Hold
+            import threading
+            gate, release = threading.Event(), _Hold.release
+            def late(hold):
+                if threading.current_thread() is not threading.main_thread():
+                    gate.wait(30)
+                release(hold)
+            _Hold.release = late
+            current()
+            old = [t for t in threading.enumerate() if t.name == "ckptstore signals"]
+            ckptstore.close()
+            ckptstore.report({"loss": 1})
+            gate.set()
+            for thread in old:
+                thread.join(30)
+            emit([len(old), [t.is_alive() for t in old], caught()])
+        """)
+        self.assertEqual(heard, [[1, [False], [True] * 2]])
+
     def test_children_have_the_default_actions(self) -> None:
         heard = self.shown("""
             def child(results):

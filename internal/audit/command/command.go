@@ -129,11 +129,11 @@ func since(file string, logs ...note.Verifier) (*audit.Head, error) {
 }
 
 func sinceOf(file string, b *ledger.Book) (*audit.Head, error) {
-	key, err := note.NewVerifier(b.Config().Key)
+	logs, err := b.Logs()
 	if err != nil {
 		return nil, err
 	}
-	return since(file, key)
+	return since(file, logs...)
 }
 
 // output writes to a file that must not exist, or to standard output.
@@ -251,7 +251,9 @@ form of C2SP tlog-policy:
 
 This needs no store, network or clock. A missing cosignature is exit code 7; so is a
 policy without witnesses, unless --unwitnessed is given. With --since the log must also
-continue the head of an older note; if it does not, both roots are printed.
+continue the head of an older note; if it does not, both roots are printed. The note may
+be of an earlier origin, if the policy has its key in a further line "log": see "audit
+keygen --new-origin". If the log has lost events of that head, this is exit code 6.
 
 Without FILE, read the whole log of the store and compare it with the newest head, the
 listed heads, the tiles and the decisions audit.sealed. Give --policy here too, from a
@@ -314,7 +316,7 @@ func (v *verbs) verifyFile(path string, p audit.Policy, unwitnessed bool, old *a
 			return fmt.Errorf("%s: %w", path, err)
 		}
 		return console.Emit(v.Console, out, []audit.ProvedEvent{out}, func(w *tabwriter.Writer, _ bool) {
-			fmt.Fprintf(w, "event %d is in the log %s of size %d\n%s\n%s\n", out.Sequence, out.Origin, out.Size, out.Message.Subject, out.Message.Data)
+			fmt.Fprintf(w, "event %d is in the log %s of size %d\n%s\n%s\n%s", out.Sequence, out.Origin, out.Size, out.Message.Subject, out.Message.Data, follows(out.Head, old))
 		})
 	}
 	out, err := audit.VerifyBundle(whole, p, unwitnessed, old)
@@ -322,9 +324,17 @@ func (v *verbs) verifyFile(path string, p audit.Policy, unwitnessed bool, old *a
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	return console.Emit(v.Console, out, []audit.Verified{out}, func(w *tabwriter.Writer, _ bool) {
-		fmt.Fprintf(w, "run %s: %d events of %d trials, all up to event %d; %d with their content\nlog %s, size %d, root %s\n",
-			out.Run, out.Events, out.Trials, out.Complete, out.Messages, out.Origin, out.Size, out.Root)
+		fmt.Fprintf(w, "run %s: %d events of %d trials, all up to event %d; %d with their content\nlog %s, size %d, root %s\n%s",
+			out.Run, out.Events, out.Trials, out.Complete, out.Messages, out.Origin, out.Size, out.Root, follows(out.Head, old))
 	})
+}
+
+// follows returns a line about an older head of an earlier origin that a head continues.
+func follows(h audit.Head, old *audit.Head) string {
+	if old == nil || old.Origin == h.Origin {
+		return ""
+	}
+	return fmt.Sprintf("it has the first %d events of the log %s, which it follows\n", old.Size, old.Origin)
 }
 
 // logOut is the output of audit verify without a file.
@@ -343,7 +353,7 @@ func (v *verbs) verifyLog(ctx context.Context, p *audit.Policy, unwitnessed bool
 			if err != nil {
 				return err
 			}
-			if head, err = since(old, own.Logs...); err != nil {
+			if head, err = sinceOf(old, b); err != nil {
 				return err
 			}
 			p, keys = &own, "store"
@@ -358,6 +368,9 @@ func (v *verbs) verifyLog(ctx context.Context, p *audit.Policy, unwitnessed bool
 		if err := console.Emit(v.Console, out, out.Findings, func(w *tabwriter.Writer, _ bool) {
 			for _, f := range out.Findings {
 				fmt.Fprintln(w, f.Problem)
+			}
+			for _, o := range out.Origins {
+				fmt.Fprintln(w, o)
 			}
 			fmt.Fprintf(w, "%d events of %d read, %d run maps compared, %d findings\nlog %s, size %d, root %s\n%s",
 				out.Events, out.Size, out.Sealed, len(out.Findings), out.Origin, out.Size, out.Root, word)

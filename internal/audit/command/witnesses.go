@@ -24,7 +24,8 @@ type keygenOut struct {
 
 func (v *verbs) keygen() *cobra.Command {
 	var o ledger.KeygenOptions
-	var domain, witnesses, cosigner string
+	var domain, witnesses, cosigner, previous string
+	again := false
 	c := &cobra.Command{
 		Use: "keygen FILE", Short: "Make the signing key and turn the evidence on", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Make a signing key in FILE and turn tamper evidence on for the store. The owner of
@@ -40,8 +41,20 @@ printed key with them, and then name them with "ckptstore audit configure". With
 --witnesses FILE they are named at once; then the store does not open for writing until
 one of them knows the key, unless --optional is given.
 
+--new-origin gives a store that keeps evidence a new key and a new origin. Use it to
+continue a restored backup whose key has signed later events: such a store does not open
+for writing otherwise. Use it to replace the key, too. Before anything else, the next
+owner appends an audit.sealed that quotes the newest known note of the old origin: that of
+the store, that of the store it was copied from, or the one of --previous. Add the printed
+line to the policy of those who verify, and keep the old line there: notes of the old
+origin can then still be given with --since. Witnesses must know the new key before the
+store opens for writing; they stay configured without --witnesses.
+
+A store that was recovered needs no --new-origin: its log is a new one, and its first
+audit.sealed quotes the newest note of the lost log.
+
 --witness NAME makes the key of a witness instead, and changes no store.`,
-		Example: "  ckptstore audit keygen ~/keys/log.key --domain example.org\n  ckptstore audit keygen ~/keys/witness.key --witness example.org/witness",
+		Example: "  ckptstore audit keygen ~/keys/log.key --domain example.org\n  ckptstore audit keygen ~/keys/log-2.key --domain example.org --new-origin\n  ckptstore audit keygen ~/keys/witness.key --witness example.org/witness",
 		RunE: func(c *cobra.Command, given []string) error {
 			if cosigner != "" {
 				key, err := ledger.NewKey(given[0], cosigner)
@@ -52,6 +65,9 @@ one of them knows the key, unless --optional is given.
 					return err
 				}
 				return v.printKey(keygenOut{Key: key, File: given[0]}, "witness key")
+			}
+			if previous != "" && !again {
+				return console.Usagef("audit keygen: --previous is for --new-origin")
 			}
 			if witnesses != "" {
 				text, err := os.ReadFile(witnesses)
@@ -64,8 +80,8 @@ one of them knows the key, unless --optional is given.
 				if err := inDirectory(s); err != nil {
 					return fmt.Errorf("audit keygen: %w", err)
 				}
-				o.Store, o.File, o.Origin = s.Location, given[0], domain+"/"+s.ID
-				made, err := ledger.Keygen(o)
+				o.Store, o.File, o.Origin, o.Formerly = s.Location, given[0], domain+"/"+s.ID, s.Formerly()
+				made, err := v.origin(o, again, previous)
 				if err != nil {
 					return err
 				}
@@ -80,8 +96,25 @@ one of them knows the key, unless --optional is given.
 	c.Flags().StringVar(&domain, "domain", host, "first part of the log's origin; the second is the store's identity")
 	c.Flags().StringVar(&witnesses, "witnesses", "", "`FILE` with the witnesses to ask")
 	c.Flags().BoolVar(&o.Optional, "optional", false, "open the store also while no witness answers")
+	c.Flags().BoolVar(&again, "new-origin", false, "give a store that keeps evidence a new origin and key")
+	c.Flags().StringVar(&previous, "previous", "", "with --new-origin: a `NOTE` of the old origin to quote, if the store has no newer one")
 	c.Flags().StringVar(&cosigner, "witness", "", "make the key of a witness with this `NAME`")
 	return c
+}
+
+// origin makes the first origin of a store, or a new one.
+func (*verbs) origin(o ledger.KeygenOptions, again bool, previous string) (ledger.Config, error) {
+	if !again {
+		return ledger.Keygen(o)
+	}
+	var signed []byte
+	if previous != "" {
+		var err error
+		if signed, err = os.ReadFile(previous); err != nil {
+			return ledger.Config{}, fmt.Errorf("--previous: %w", err)
+		}
+	}
+	return ledger.NewOrigin(o, signed)
 }
 
 func (v *verbs) printKey(out keygenOut, what string) error {

@@ -59,7 +59,7 @@ func (a anchor) reached(last uint64) error {
 	if last >= uint64(a.Size) { //nolint:gosec // not negative
 		return nil
 	}
-	return fmt.Errorf("%w: the key has signed a head of size %d (%s), and the log has %d events: an older state of the store was put back: put the newest one back; to continue a restored backup, delete that file: the notes of heads behind event %d then contradict this log", ErrRolledBack, a.Size, a.path, last, last)
+	return fmt.Errorf("%w: the key has signed a head of size %d (%s), and the log has %d events: an older state of the store was put back: put the newest one back; if that is lost, such as to continue a restored backup, begin a new origin: `ckptstore audit keygen FILE --new-origin`", ErrRolledBack, a.Size, a.path, last)
 }
 
 // checkAnchor compares the log with the head of the key.

@@ -281,8 +281,9 @@ type VerifiedLog struct {
 	Origin   string    `json:"origin"`
 	Size     int64     `json:"size"`
 	Root     string    `json:"root"`
-	Events   int64     `json:"events"` // read and hashed
-	Sealed   int       `json:"sealed"` // run maps compared
+	Events   int64     `json:"events"`            // read and hashed
+	Sealed   int       `json:"sealed"`            // run maps compared
+	Origins  []Origin  `json:"origins,omitempty"` // that began in the log after an earlier one
 	Findings []Finding `json:"findings"`
 }
 
@@ -322,15 +323,11 @@ func (b *Book) Verify(ctx context.Context, since *audit.Head) (v VerifiedLog, er
 		since = nil
 	}
 	err = b.log.Walk(ctx, 1, min(last, uint64(h.Size)), func(m events.Message, sequence uint64, stored time.Time) error { //nolint:gosec // not negative
-		if err := c.add(m, sequence, stored); err != nil {
-			return err
+		err := c.add(m, sequence, stored)
+		if err == nil && since != nil && c.tree.Size == since.Size {
+			c.then, err = c.tree.Root()
 		}
-		if since != nil && c.tree.Size == since.Size {
-			if root, err := c.tree.Root(); err != nil || root != since.Root {
-				find(sequence, "%v", errors.Join(err, &audit.ForkError{Old: *since, New: h, At: root}))
-			}
-		}
-		return nil
+		return err
 	})
 	if err != nil {
 		return v, fmt.Errorf("audit verify: %w", err)
@@ -342,8 +339,9 @@ func (b *Book) Verify(ctx context.Context, since *audit.Head) (v VerifiedLog, er
 	if c.tree.Size == h.Size && root != h.Root {
 		find(0, "the log leads to the root %s, and its newest head has %v: the log was rewritten", root, h)
 	}
-	if since != nil && since.Size > h.Size {
-		find(0, "%v", &audit.ForkError{Old: *since, New: h})
+	c.origins(ctx, h, find)
+	if since != nil {
+		c.since(*since, h, find)
 	}
 	why, err := b.Halted()
 	if why != "" {
@@ -380,11 +378,54 @@ type comparison struct {
 	listed map[int64]audit.Hash // roots of the listed heads; nil after the first that differs
 	tree   audit.Tree
 	bundle []byte
+	then   audit.Hash // the root at the size of the older head
+	began  []sealedAt // each audit.sealed that quotes a note
 
 	// The state that the next audit.sealed describes lies a little before it.
 	behind  audit.Tree
 	runs    audit.Runs
 	waiting []leafOf // between behind and tree
+}
+
+type sealedAt struct {
+	audit.SealedMap
+	sequence uint64
+}
+
+// origins finds the origins that began in the log.
+func (c *comparison) origins(ctx context.Context, h audit.Head, find func(sequence uint64, format string, args ...any)) {
+	for _, s := range c.began {
+		o, err := c.b.origin(ctx, s.SealedMap, s.sequence, h)
+		if err != nil {
+			find(s.sequence, "%v", err)
+			continue
+		}
+		c.v.Origins = append(c.v.Origins, o)
+	}
+}
+
+// since compares the log with an older head.
+func (c *comparison) since(old, h audit.Head, find func(sequence uint64, format string, args ...any)) {
+	if old.Origin == h.Origin {
+		if old.Size > h.Size || c.then != old.Root {
+			find(0, "%v", &audit.ForkError{Old: old, New: h, At: c.then})
+		}
+		return
+	}
+	origin, left := h.Origin, uint64(0)
+	for _, o := range slices.Backward(c.v.Origins) {
+		if origin != old.Origin && o.Origin == origin {
+			origin, left = o.Follows, o.Sequence
+		}
+	}
+	switch {
+	case origin != old.Origin:
+		find(0, "the older head is of the log %s, and no decision of this log, %s, shows that it follows that one", old.Origin, h.Origin)
+	case uint64(old.Size) >= left: //nolint:gosec // not negative
+		find(left, "%v", &audit.ReplacedError{Old: old, New: h, Left: left})
+	case c.then != old.Root:
+		find(left, "%v", &audit.ReplacedError{Old: old, New: h, Left: left, At: c.then})
+	}
 }
 
 type leafOf struct {
@@ -474,6 +515,9 @@ func (c *comparison) sealed(m events.Message, sequence uint64) error {
 		return err
 	}
 	c.v.Sealed++
+	if s.Previous != "" {
+		c.began = append(c.began, sealedAt{s, sequence})
+	}
 	if root, err := c.behind.Root(); err != nil || root != s.Root {
 		c.find(sequence, "the root at size %d is %s, and audit.sealed names %s", s.Size, root, s.Root)
 	}

@@ -86,16 +86,25 @@ func (b *Book) Checkpoint() ([]byte, audit.Head, error) {
 	if err != nil {
 		return nil, audit.Head{}, fmt.Errorf("audit: %w", err)
 	}
+	h, err := b.opens(signed)
+	if err != nil {
+		if old, ok := b.config.earlier(signed); ok {
+			err = fmt.Errorf("audit: %w: no head was published yet under the origin %s, and the newest of %s has %v: open the store for writing, or run `ckptstore audit checkpoint`", ErrOff, b.config.Origin, old.Origin, old)
+		}
+	}
+	return signed, h, err
+}
+
+// opens returns the head of a note: see [Book.Accept].
+func (b *Book) opens(signed []byte) (audit.Head, error) {
 	if b.policy != nil {
-		h, err := b.policy.Open(signed, b.unwitnessed)
-		return signed, h, err
+		return b.policy.Open(signed, b.unwitnessed)
 	}
 	v, err := note.NewVerifier(b.config.Key)
 	if err != nil {
-		return nil, audit.Head{}, fmt.Errorf("audit: %w: the verifier key: %w", ErrDamaged, err)
+		return audit.Head{}, fmt.Errorf("audit: %w: the verifier key: %w", ErrDamaged, err)
 	}
-	h, err := audit.OpenHead(signed, v)
-	return signed, h, err
+	return audit.OpenHead(signed, v)
 }
 
 // entry returns the entry of a message.
@@ -255,6 +264,16 @@ func tampered(err error) error {
 // Since proves that a head continues an older one of this log.
 func (b *Book) Since(ctx context.Context, old, h audit.Head) (*audit.Consistency, error) {
 	c := &audit.Consistency{Size: old.Size}
+	if old.Origin != h.Origin {
+		var left uint64
+		var err error
+		if c.Follows, left, err = b.follows(ctx, old.Origin, h); err != nil {
+			return nil, err
+		}
+		if uint64(old.Size) >= left { //nolint:gosec // not negative
+			return nil, &audit.ReplacedError{Old: old, New: h, Left: left}
+		}
+	}
 	switch {
 	case old.Size > h.Size:
 		return nil, &audit.ForkError{Old: old, New: h}

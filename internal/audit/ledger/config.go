@@ -7,6 +7,7 @@
 //	  heads         {size, root} of each head, appended with fsync before it is signed
 //	  checkpoint    the newest signed and witnessed note
 //	  state         the right edge of the tree and the run map, signed: a cache, rebuilt from the log
+//	  noted         in a copy of a store, the newest note of the original: see NewOrigin
 //	  want          a request for a head with a new audit.sealed
 //	  halted        why the owner makes no head any more
 //	  tile/         full tiles and full bundles of entries, in the form of C2SP tlog-tiles
@@ -51,6 +52,7 @@ const (
 	headsName      = "heads"
 	checkpointName = "checkpoint"
 	stateName      = "state"
+	notedName      = "noted"
 	wantName       = "want"
 	haltedName     = "halted"
 )
@@ -62,6 +64,8 @@ type Config struct {
 	Signer   string `json:"signer"`   // file with the signing key, outside the store
 	Policy   string `json:"policy"`   // in the form of C2SP tlog-policy; its witnesses are asked
 	Optional bool   `json:"optional"` // the store opens while no witness answers
+
+	Earlier []Earlier `json:"earlier,omitempty"` // origins of the store before this one, the oldest first
 }
 
 // On reports whether a store keeps tamper evidence.

@@ -15,8 +15,8 @@ import (
 
 // Copy copies the ledger of a store into a copy of the store whose log ends at a sequence:
 // the configuration, the salts, and the heads up to there. Tiles and state are made again
-// from the log. The two stores have one origin, so only one of them may continue: a
-// witness cosigns the heads of one.
+// from the log. The two stores have one origin, so only one of them may continue it: a
+// witness cosigns the heads of one. The other begins a new one: see [NewOrigin].
 func Copy(from, to string, last uint64) error {
 	if !On(from) {
 		return nil
@@ -46,7 +46,11 @@ func Copy(from, to string, last uint64) error {
 		return bad(err)
 	}
 	salts = salts[:bytes.LastIndexByte(salts, '\n')+1] // the owner may be appending a line
-	for name, text := range map[string][]byte{headsName: heads, saltsName: salts} {
+	copied := map[string][]byte{headsName: heads, saltsName: salts}
+	if signed, _, ok := c.newestNote(from, nil); ok { // also of later events: a new origin of the copy quotes it
+		copied[notedName] = signed
+	}
+	for name, text := range copied {
 		if err := durable.WriteBelow(root, filepath.Join(to, dirName, name), text); err != nil {
 			return bad(err)
 		}
@@ -58,14 +62,14 @@ func Copy(from, to string, last uint64) error {
 }
 
 // SetAside renames the ledger of a store whose log is replaced, so that its heads and
-// notes stay as evidence about the old log. It returns the new name, "" without a ledger.
-// Files of a ledger without its configuration are moved too: they are of the old log, and
+// notes stay as evidence about the log that had this identity. It returns the new name, ""
+// without a ledger. [Keygen] finds it there. Files of a ledger without its configuration are moved too: they are of the old log, and
 // a new ledger would take them for its own.
-func SetAside(store, name string) (string, error) {
+func SetAside(store, id string) (string, error) {
 	if _, err := os.Lstat(filepath.Join(store, dirName)); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
-	to := filepath.Join(store, name)
+	to := filepath.Join(store, asideName(id))
 	if err := beneath.At(store).Rename(filepath.Join(store, dirName), to); err != nil {
 		return "", fmt.Errorf("set the audit aside: %w", err)
 	}

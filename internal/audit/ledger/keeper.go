@@ -64,6 +64,7 @@ type Keeper struct {
 	saved   int64      // size of the saved state
 	sealing time.Time
 	granted string // the request that the last audit.sealed is for
+	begun   bool   // the log has an audit.sealed of this key
 }
 
 // Open opens the ledger for the owner of the store, before it appends anything. It folds
@@ -98,6 +99,10 @@ func Open(ctx context.Context, o Options) (_ *Keeper, err error) {
 		return nil, err
 	}
 	if err := k.askFirst(ctx); err != nil {
+		return nil, err
+	}
+	if err := k.begin(ctx); err != nil {
+		k.witnesses.close()
 		return nil, err
 	}
 	return k, k.resume()
@@ -184,6 +189,7 @@ func (k *Keeper) fold(m events.Message, sequence uint64, stored time.Time) error
 	k.remember(int64(sequence)/audit.TileWidth*audit.TileWidth, entry) //nolint:gosec // not that long
 	k.runs.Add(m.Subject, sequence, hash)
 	if m.Subject == sealedSubject {
+		k.begun = k.begun || k.config.sealed(m, sequence)
 		k.sealed, k.others = int64(sequence), 0 //nolint:gosec // as above
 	} else {
 		k.others++
@@ -308,37 +314,47 @@ func (k *Keeper) seal(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	sequence, err := k.decide(ctx, "")
+	if err != nil || sequence == 0 {
+		return err
+	}
+	return k.folded(ctx, sequence)
+}
+
+// decide appends audit.sealed about all folded events, which may quote a note. It returns
+// 0 if there are none.
+func (k *Keeper) decide(ctx context.Context, previous string) (uint64, error) {
 	k.mu.Lock()
 	size, rows := k.tree.Size, k.runs.Rows()
 	root, err := k.tree.Root()
 	k.mu.Unlock()
 	if err != nil || size == 0 {
-		return err
+		return 0, err
 	}
 	runs, err := audit.RowsRoot(rows)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	d, err := events.NewDecision(k.o.Stamp(), events.Aggregate{}, &events.AuditSealed{
 		Size: uint64(size), Root: hex.EncodeToString(root[:]), //nolint:gosec // not negative
-		Rows: uint64(len(rows)), Runs: hex.EncodeToString(runs[:]), Key: k.config.Key,
+		Rows: uint64(len(rows)), Runs: hex.EncodeToString(runs[:]), Key: k.config.Key, Previous: previous,
 	})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	end, err := k.log.LaneEnd(ctx, events.Aggregate{})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var sequence uint64
-	if err := k.disk.do(stepSealed, func() (err error) {
+	err = k.disk.do(stepSealed, func() (err error) {
 		sequence, err = k.log.Decide(ctx, d, end)
 		return err
-	}); err != nil {
-		return err
+	})
+	if err == nil {
+		k.sealing = time.Now()
 	}
-	k.sealing = time.Now()
-	return k.folded(ctx, sequence)
+	return sequence, err
 }
 
 // folded waits until the follower has folded an event.
@@ -350,6 +366,9 @@ func (k *Keeper) folded(ctx context.Context, sequence uint64) error {
 	}
 	return nil
 }
+
+// Folded returns the number of events that are hashed: the first ones of the log.
+func (k *Keeper) Folded() int64 { return k.size() }
 
 func (k *Keeper) size() int64 {
 	k.mu.Lock()

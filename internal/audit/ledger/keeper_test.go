@@ -676,7 +676,7 @@ func TestWantOnce(t *testing.T) {
 		_, _, err := b.Want(ctx)
 		gone <- err
 	}()
-	soon(t, "three turns", func() bool { return turns.Load() > 4 })
+	soon(t, "a second turn that asks the witness", func() bool { return turns.Load() > 1 })
 	if n := log.sealedIn(); n != 1 {
 		t.Errorf("%d decisions audit.sealed while the witness is down, want 1", n)
 	}

@@ -28,6 +28,10 @@ type KeygenOptions struct {
 	Origin   string
 	Policy   string // witnesses to ask, in the form of C2SP tlog-policy; empty: none
 	Optional bool   // see [Config]
+
+	// Formerly are the identities of the store before it was recovered, the newest first:
+	// the new log quotes the newest note of theirs.
+	Formerly []string
 }
 
 // Keygen makes a signing key and turns the evidence of a store on: the next owner that
@@ -54,16 +58,25 @@ func Keygen(o KeygenOptions) (c Config, err error) {
 	if On(o.Store) {
 		return bad("the store has an audit already: see %s", filepath.Join(o.Store, dirName, configName))
 	}
-	private, public, err := newPair(o.Origin)
+	c = Config{Origin: o.Origin, Policy: withoutLogs(o.Policy), Optional: o.Optional}
+	if c.Earlier, err = lost(o.Store, o.Formerly); err != nil {
+		return c, fmt.Errorf("audit keygen: %w", err)
+	}
+	return c.begin(o.Store, file)
+}
+
+// begin makes the key of a configuration, and writes both.
+func (c Config) begin(store, file string) (Config, error) {
+	private, public, err := newPair(c.Origin)
 	if err != nil {
 		return c, fmt.Errorf("audit keygen: origin: %w", err)
 	}
-	c = Config{Origin: o.Origin, Key: public, Signer: file, Policy: withoutLogs(o.Policy), Optional: o.Optional}
+	c.Key, c.Signer = public, file
 	if err := writeNew(file, []byte(private+"\n")); err != nil {
 		return c, fmt.Errorf("audit keygen: %w", err)
 	}
-	if err := Configure(o.Store, c); err != nil {
-		if !On(o.Store) {
+	if err := Configure(store, c); err != nil {
+		if had, rerr := ReadConfig(store); !On(store) || rerr == nil && had.Key != c.Key {
 			err = errors.Join(err, os.Remove(file)) // no configuration names the key
 		}
 		return c, fmt.Errorf("audit keygen: %w", err)

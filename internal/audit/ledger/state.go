@@ -81,6 +81,7 @@ func (k *Keeper) load() error {
 		k.remember(s.Tree.Size/audit.TileWidth*audit.TileWidth, entry)
 	}
 	k.tree, k.runs, k.sealed, k.others, k.bundle, k.saved = s.Tree, audit.RunsOf(s.Rows), s.Sealed, s.Others, s.Bundle, s.Tree.Size
+	k.begun = true // the key has signed it, after the origin began
 	return k.salts.covers(s.Rows)
 }
 

@@ -322,7 +322,7 @@ func (k *Keeper) cosign(ctx context.Context, w *witnessed, h audit.Head, signed 
 }
 
 func (k *Keeper) rolledBack(w *witnessed, h audit.Head) error {
-	return fmt.Errorf("%w: the witness %s knows a head of size %d, and this store has %v: its directory was replaced by an older state, or another copy of the store was continued: put the newest state back; if that is lost, rename audit/, which stays as evidence, and begin a new origin: `ckptstore audit keygen FILE --domain OTHER`",
+	return fmt.Errorf("%w: the witness %s knows a head of size %d, and this store has %v: its directory was replaced by an older state, or another copy of the store was continued: put the newest state back; if that is lost, such as to continue a restored backup, begin a new origin: `ckptstore audit keygen FILE --new-origin`",
 		ErrRolledBack, w.url, w.size, h)
 }
 

@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -439,31 +440,53 @@ func TestWitnessFork(t *testing.T) {
 	}
 }
 
-// TestWitnessRolledBack: an older state is refused, and its next step is true: with the
-// ledger renamed, a new origin begins on the same log.
+// TestWitnessRolledBack: an older state is refused, and its next step is true: under a new
+// origin, whose key the witness must know, the log continues.
 func TestWitnessRolledBack(t *testing.T) {
 	dir, c := newLedger(t)
 	w, key := newWitness(t, "example.org/w", c.Key)
-	policy := "witness w " + key + " " + listen(t, w) + "\nquorum w\n"
+	var known atomic.Pointer[Witness]
+	known.Store(w)
+	url := listen(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { known.Load().ServeHTTP(rw, r) }))
+	policy := "witness w " + key + " " + url + "\nquorum w\n"
 	setPolicy(t, dir, c, policy, false)
 	log := &tape{}
 	log.record(t, 20)
 	if err := head(t, mustOpen(t, dir, log)); err != nil {
 		t.Fatal(err)
 	}
+	later, err := read(dir, checkpointName)
+	if err != nil {
+		t.Fatal(err)
+	}
 	older, c := sameKey(t, c)
 	setPolicy(t, older, c, policy, false)
 	log.list = log.list[:10]
-	_, err := tryOpen(t, older, log)
-	wants(t, err, ErrRolledBack, "knows a head of size 20", "--domain OTHER")
-	if err := os.Rename(filepath.Join(older, dirName), filepath.Join(older, dirName+".old")); err != nil {
-		t.Fatal(err)
+	_, err = tryOpen(t, older, log)
+	wants(t, err, ErrRolledBack, "knows a head of size 20", "--new-origin")
+	o := KeygenOptions{Store: older, File: filepath.Join(t.TempDir(), "key"), Origin: "example.org/log"}
+	if _, err = NewOrigin(o, nil); kindOf(err) != problem.NotFound || !strings.Contains(err.Error(), "--previous") {
+		t.Errorf("without a note to quote: %v", err)
 	}
-	if _, err := Keygen(KeygenOptions{Store: older, File: filepath.Join(t.TempDir(), "key"), Origin: "other.example.org/log"}); err != nil {
-		t.Fatal(err)
+	next, err := NewOrigin(o, later)
+	if err != nil || next.Origin != "example.org/log/2" || next.Policy != policy {
+		t.Fatalf("%+v, %v", next, err)
 	}
+	if _, err = tryOpen(t, older, log); kindOf(err) != problem.Unavailable || !strings.Contains(err.Error(), "register the log's key there first") {
+		t.Errorf("with a witness that does not know the new key: %v", err)
+	}
+	if len(log.list) != 10 {
+		t.Errorf("an event was appended: %d", len(log.list))
+	}
+	again, key2 := newWitness(t, "example.org/w", c.Key, next.Key)
+	known.Store(again)
+	setPolicy(t, older, next, "witness w "+key2+" "+url+"\nquorum w\n", false)
 	if err := head(t, mustOpen(t, older, log)); err != nil {
 		t.Error(err)
+	}
+	s, err := audit.ParseSealed(log.list[10], 11)
+	if err != nil || s.Previous != string(later) || s.Key != next.Key {
+		t.Errorf("the first event of the new origin: %+v, %v", s, err)
 	}
 }
 
@@ -736,8 +759,8 @@ func TestSetWitnesses(t *testing.T) {
 			t.Fatal(rerr)
 		}
 		if test.want != "" {
-			if err == nil || !strings.Contains(err.Error(), test.want) || now != had {
-				t.Errorf("%q: %v, want %q; changed: %v", test.policy, err, test.want, now != had)
+			if err == nil || !strings.Contains(err.Error(), test.want) || !reflect.DeepEqual(now, had) {
+				t.Errorf("%q: %v, want %q; changed: %v", test.policy, err, test.want, !reflect.DeepEqual(now, had))
 			}
 			continue
 		}
@@ -751,7 +774,7 @@ func TestSetWitnesses(t *testing.T) {
 				answered++
 			}
 		}
-		if err != nil || now != want || answered != 1 {
+		if err != nil || !reflect.DeepEqual(now, want) || answered != 1 {
 			t.Errorf("%q: %+v, %v: %+v, want %+v", test.policy, states, err, now, want)
 		}
 	}
@@ -829,14 +852,14 @@ func TestSetAside(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, dirName, configName)); err != nil {
 		t.Fatal(err)
 	}
-	to, err := SetAside(dir, "audit.old")
+	to, err := SetAside(dir, "old")
 	if err != nil || to != filepath.Join(dir, "audit.old") {
 		t.Errorf("%q, %v", to, err)
 	}
 	if _, err := os.Lstat(filepath.Join(dir, dirName)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("audit/: %v", err)
 	}
-	if to, err := SetAside(dir, "audit.old"); err != nil || to != "" {
+	if to, err := SetAside(dir, "old"); err != nil || to != "" {
 		t.Errorf("again: %q, %v", to, err)
 	}
 }

@@ -39,12 +39,16 @@ import (
 const (
 	batch  = 128 // samples a step, over all ranks
 	hidden = 48
-	noise  = 0.1 // standard deviation of the noise on a pixel, of 1
 
-	learningRate = 8e-3
-	beta1        = 0.9
-	beta2        = 0.999
-	epsilon      = 1e-8
+	beta1   = 0.9
+	beta2   = 0.999
+	epsilon = 1e-8
+)
+
+// Defaults of what a search may vary.
+const (
+	LearningRate = 8e-3
+	Noise        = 0.1 // standard deviation of the noise on a pixel, of 1
 )
 
 // Exchange lets ranks talk to each other.
@@ -76,6 +80,8 @@ type Model struct {
 	step        []int64 // one element: the memory behind optim.step
 	source      *rand.PCG
 	data        *images
+
+	rate, noise float32
 }
 
 // New returns rank's part of a model that is sharded over world ranks. The full initial
@@ -94,6 +100,7 @@ func New(rank, world int, seed uint64) *Model {
 		step:   make([]int64, 1),
 		source: rand.NewPCG(seed, uint64(rank)+1),
 		data:   embedded(),
+		rate:   LearningRate, noise: Noise,
 	}
 	initial := rand.New(rand.NewPCG(seed, 0)) // ranks use the streams from 1 on
 	for _, s := range specs {
@@ -101,6 +108,9 @@ func New(rank, world int, seed uint64) *Model {
 	}
 	return m
 }
+
+// Set sets the learning rate and the noise on the pixels.
+func (m *Model) Set(rate, noise float32) { m.rate, m.noise = rate, noise }
 
 // Iteration returns the number of steps taken: the value of optim.step, so it also
 // follows a load into that tensor.
@@ -142,7 +152,7 @@ func (m *Model) Step(ctx context.Context, x Exchange) (loss float64, err error) 
 		sample := random.IntN(len(m.data.train))
 		var pixels [inputs]float32
 		for i, p := range m.data.train[sample].pixels {
-			pixels[i] = p + noise*float32(random.NormFloat64())
+			pixels[i] = p + m.noise*float32(random.NormFloat64())
 		}
 		sum += full.backward(&pixels, m.data.train[sample].label, grad)
 	}
@@ -160,7 +170,7 @@ func (m *Model) Step(ctx context.Context, x Exchange) (loss float64, err error) 
 	}
 	m.step[0]++
 	for _, p := range m.params {
-		p.update(grad.of(p.spec)[p.lo*p.columns:p.hi*p.columns], m.step[0])
+		p.update(grad.of(p.spec)[p.lo*p.columns:p.hi*p.columns], m.step[0], m.rate)
 	}
 	return loss / batch, nil
 }

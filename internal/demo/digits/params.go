@@ -76,7 +76,7 @@ func newParam(s spec, rank, world int, random *rand.Rand) *param {
 }
 
 // update is one step of Adam with the sum of the gradients over the batch.
-func (p *param) update(grad []float32, step int64) {
+func (p *param) update(grad []float32, step int64, rate float32) {
 	correct1 := float32(1 - math.Pow(beta1, float64(step)))
 	correct2 := float32(1 - math.Pow(beta2, float64(step)))
 	for i, sum := range grad {
@@ -84,7 +84,7 @@ func (p *param) update(grad []float32, step int64) {
 		p.average[i] = beta1*p.average[i] + (1-beta1)*g
 		p.square[i] = beta2*p.square[i] + (1-beta2)*g*g
 		root := float32(math.Sqrt(float64(p.square[i] / correct2)))
-		p.value[i] -= learningRate * (p.average[i] / correct1) / (root + epsilon)
+		p.value[i] -= rate * (p.average[i] / correct1) / (root + epsilon)
 	}
 }
 

@@ -183,6 +183,34 @@ export function getWorkers(run: string, trial: string, attempt: number, signal: 
   return all([`runs/${segment(run)}/workers`, { trial, attempt }], 'workers', signal);
 }
 
+/** Relative is a trial in a tree of forks. */
+export interface Relative {
+  run: string;
+  trial: string;
+  depth: number;
+  parent?: string;
+  status?: string; // absent: the store does not have it
+  head?: string;
+  iterations: number;
+}
+
+export function getLineage(run: string, trial: string, signal: AbortSignal): Promise<{ trials: Relative[]; omitted: number }> {
+  return ask([`runs/${segment(run)}/lineage`, { trial }], signal);
+}
+
+/** LogLine is a line of the output of a worker. */
+export interface LogLine {
+  attempt: number;
+  rank: number;
+  stream: 'out' | 'err';
+  time: string;
+  text: string;
+}
+
+export function getLogs(run: string, q: requests.LogsQuery, signal: AbortSignal): Promise<{ job: string; lines: LogLine[]; earlier: boolean }> {
+  return ask(requests.logs(run, q), signal);
+}
+
 // ---- metrics
 
 export interface Series {
@@ -440,6 +468,18 @@ export async function getEvents(q: EventsQuery, signal: AbortSignal): Promise<Pa
     signal,
   );
   return { rows: a.events, next: a.next ?? '' };
+}
+
+/** Timeline has the counts of events by family in columns of width events, from the event from on. */
+export interface Timeline {
+  sequence: number;
+  width: number;
+  from: number; // above 1: the server has not counted all of the log yet
+  families: Record<string, number[]>;
+}
+
+export function getTimeline(columns: number, signal: AbortSignal): Promise<Timeline> {
+  return ask(['timeline', { columns }], signal);
 }
 
 export function getEvent(sequence: number, signal: AbortSignal): Promise<LogEvent> {

@@ -120,6 +120,12 @@ export function block(text: string): string {
   return text.split('\n').map((l) => l.split('\t').map(shown).join('\t')).join('\n');
 }
 
+/** printed is a line of output as a terminal leaves it: without colors, the last state of a line that was redrawn; at most 2,000 characters. */
+export function printed(text: string): string {
+  const plain = text.replace(/\u001b(\[[0-9;?]*[ -/]*[@-~]|\][^\u0007\u001b]*(\u0007|\u001b\\))/g, '');
+  return block(clip(plain.split('\r').filter(Boolean).at(-1) ?? '', 2000));
+}
+
 /** name is a name from the store as it is shown in a cell: visible and at most so long. */
 export function name(text: string | null | undefined, most = 60): string {
   return clip(shown(text ?? ''), most);

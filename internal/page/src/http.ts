@@ -59,6 +59,19 @@ export function oldestAnswer(): number {
   return oldest;
 }
 
+let newest: (() => number) | undefined;
+let behind: () => void = () => {};
+
+/**
+ * followed tells that the page follows the log; seen returns the newest event that it has seen. then
+ * is called when an answer arrives that was asked for before the page followed the log, or
+ * before a screen wanted it, and lacks such an event: no later event makes a screen ask again.
+ */
+export function followed(seen: () => number, then: () => void) {
+  newest = seen;
+  behind = then;
+}
+
 let offset = 0; // of the server's clock, in ms
 
 /** serverNow returns the server's time, as known from its last answer. */
@@ -146,9 +159,11 @@ export async function get<T>(path: string, query: Query, signal: AbortSignal): P
   const url = address(path, query);
   const deadline = AbortSignal.timeout(patience);
   const used = token;
+  const ready = taken(url);
+  const early = ready != null || newest == null;
   let r: Response;
   try {
-    r = await (taken(url) ?? fetch(url, { headers: authorization(), signal: AbortSignal.any([signal, deadline]), credentials: 'omit' }));
+    r = await (ready ?? fetch(url, { headers: authorization(), signal: AbortSignal.any([signal, deadline]), credentials: 'omit' }));
   } catch (e) {
     if (signal.aborted) throw e;
     throw new ApiError(0, deadline.aborted ? 'no answer within 30 s' : 'the server does not answer');
@@ -162,6 +177,9 @@ export async function get<T>(path: string, query: Query, signal: AbortSignal): P
   // The header has whole seconds: a difference below 2 s is not a difference of clocks.
   if (!Number.isNaN(date)) offset = Math.abs(date - Date.now()) < 2000 ? 0 : date - Date.now();
   const sequence = Number(r.headers.get('Ckpt-Sequence') ?? 0);
-  if (sequence > 0 && !query.as_of && !query.page) oldest = Math.min(oldest, sequence);
+  if (sequence > 0 && !query.as_of && !query.page) {
+    oldest = Math.min(oldest, sequence);
+    if (early && newest != null && sequence < newest()) behind();
+  }
   return { data: await r.json(), sequence };
 }

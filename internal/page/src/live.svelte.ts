@@ -8,7 +8,7 @@
 // A screen does not keep rows from the stream: an event makes it ask again. The rows are thus always those of the server's fold.
 
 import { placeOf, type LogEvent } from './api';
-import { authorization, base, oldestAnswer, problem, ApiError, serverNow, whenRefused } from './http';
+import { authorization, base, followed, oldestAnswer, problem, ApiError, serverNow, whenRefused } from './http';
 import { backoff, Decoder } from './sse';
 
 type State = 'connecting' | 'live' | 'lost' | 'refused';
@@ -27,6 +27,7 @@ let sequence = $state(0);
 let all = $state(0); // grows with each event, and when everything must be asked again
 let perRun = $state.raw<Record<string, number>>({});
 let now = $state(serverNow());
+let again = $state(0); // grows when everything must be asked again
 let opened = $state(0); // streams after the first one, of this tab or of the tab with the lock
 let leads = false;
 
@@ -51,6 +52,10 @@ export const live = {
   /** of grows with each event of a run. */
   of(run: string) {
     return perRun[run] ?? perRun[''] ?? 0;
+  },
+  /** again grows when everything must be asked again: the page may have missed events of any kind. */
+  get again() {
+    return again;
   },
   /** opened grows when the stream begins again: perhaps another server answers. */
   get opened() {
@@ -78,6 +83,7 @@ function everywhere(): Record<string, number> {
 
 function reset() {
   all++;
+  again++;
   perRun = everywhere();
 }
 
@@ -109,6 +115,7 @@ export function start(store: string, after: number) {
   leave();
   sequence = first ? Math.min(after, oldestAnswer()) : after;
   if (!first) reset(); // it has another token, or another store is at this address now
+  followed(() => sequence, reset);
   state = 'connecting';
   clock ??= setInterval(() => {
     now = serverNow();
@@ -157,8 +164,10 @@ function heard(m: Shared) {
       note(m.sequence, m.run);
       break;
     case 'state':
-      if (m.state === 'live' && state !== 'live') reset();
-      if (m.state === 'live' && state === 'lost') opened++;
+      if (m.state === 'live' && state === 'lost') {
+        opened++;
+        reset();
+      }
       if (m.sequence > sequence) {
         sequence = m.sequence;
         reset();

@@ -55,6 +55,21 @@ export const fewPoints = 24;
 /** fewSaves is how many saves a cell shows. */
 export const fewSaves = 10;
 
+/** mostLines is how many lines of output are shown. */
+export const mostLines = 500;
+
+export interface LogsQuery {
+  job: string; // empty: the newest
+  trial: string; // of a search; empty: none
+  attempt: number; // 0: all
+  rank: number; // -1: all
+  stream: '' | 'out' | 'err';
+  contains: string;
+  lines: number;
+}
+
+export const logs = (run: string, q: LogsQuery): Request => [`runs/${segment(run)}/logs`, { ...q, rank: String(q.rank) }];
+
 /** ChartQuery is the state of a run's chart, as in the address. */
 export interface ChartQuery {
   metric?: string;

@@ -6,6 +6,7 @@
 import { untrack } from 'svelte';
 
 import { ApiError } from './http';
+import { live } from './live.svelte';
 
 const burst = 4; // requests after silence
 const gap = 120; // between two of them, in milliseconds
@@ -22,7 +23,7 @@ export class Resource<T> {
 
   /**
    * key identifies the request, null for none. changed grows when the answer may have
-   * changed. With keep, the old answer stays until that of a new key arrives. It must be
+   * changed; it also asks again when the page may have missed an event. With keep, the old answer stays until that of a new key arrives. It must be
    * called while a component is created. pause is in milliseconds.
    */
   constructor(
@@ -35,6 +36,7 @@ export class Resource<T> {
     $effect(() => {
       const k = key();
       changed();
+      void live.again;
       if (k === null) return;
       if (k === this.#key) {
         this.#later();

@@ -33,8 +33,8 @@ async function serve() {
   return started;
 }
 
-/** open opens a view in a browser of its own, and records what must not happen. */
-async function open(view, { theme = 'light', width = 1280, height = 900, scale = 1, token = true } = {}) {
+/** open opens a view in a browser of its own, and records what must not happen. With wait, it opens nothing yet. */
+async function open(view, { theme = 'light', width = 1280, height = 900, scale = 1, token = true, wait = false } = {}) {
   const context = await browser.newContext({ viewport: { width, height }, colorScheme: theme, deviceScaleFactor: scale });
   const page = await context.newPage();
   const bad = [];
@@ -55,7 +55,7 @@ async function open(view, { theme = 'light', width = 1280, height = 900, scale =
     addEventListener('securitypolicyviolation', (e) => globalThis.violations.push(`${e.violatedDirective} ${e.blockedURI} ${e.sample}`));
   });
   const mark = view.includes('?') ? '&' : '?';
-  await page.goto(`${server.origin}/#${view}${token ? `${mark}token=${server.token}` : ''}`);
+  if (!wait) await page.goto(`${server.origin}/#${view}${token ? `${mark}token=${server.token}` : ''}`);
   return {
     page, bad,
     async close() {
@@ -67,16 +67,29 @@ async function open(view, { theme = 'light', width = 1280, height = 900, scale =
 }
 
 const enc = encodeURIComponent;
+
+/** last returns the sequence of the log's newest event. */
+const last = () => JSON.parse(run('ckptstore', ['events', '--store', store, '--from', 'last', '--json']).trim().split('\n').at(-1)).sequence;
+
+/** follows waits until the page is live and has seen an event. */
+const follows = (page, sequence = 0) =>
+  page.waitForFunction((n) => Number(/live at (\d+)/.exec(document.querySelector('.top .right')?.textContent ?? '')?.[1] ?? -1) >= n, sequence, { timeout: deadline });
+
+/** titled waits until a view has replaced the one before it: the address changes earlier. */
+const titled = (page, title) => page.waitForFunction((t) => document.querySelector('h1')?.textContent === t, title, { timeout: deadline });
+
 const screens = {
-  store: { view: '/', ready: 'table a[data-row]' },
-  run: { view: `/runs/killed?metric=loss`, ready: '.chart canvas' },
-  hostile: { view: `/runs/${enc(hostile)}?metric=loss&tab=workers&attempt=1`, ready: '.chart canvas' },
-  checkpoint: { view: '/runs/killed/c/step-320.a4', ready: 'th:has-text("model.layer1.weight")' },
-  aborted: { view: '/runs/killed/c/step-120.a1', ready: '.sentence' },
-  reshard: { view: '/runs/killed/c/step-320.a4?tab=reshard&ranks=3', ready: 'td:has-text("%")' },
-  events: { view: '/events', ready: 'table a[data-row]' },
-  event: { view: `/events?run=${enc(hostile)}&seq=1000`, ready: 'pre' },
-  health: { view: '/health', ready: '.sentence b' },
+  store: { view: '/', title: 'Store', ready: 'table a[data-row]' },
+  run: { view: `/runs/killed?metric=loss`, title: 'killed', ready: '.chart canvas' },
+  hostile: { view: `/runs/${enc(hostile)}?metric=loss&tab=workers&attempt=1`, title: hostile, ready: '.chart canvas' },
+  output: { view: `/runs/${enc(hostile)}?tab=output&stream=err`, title: hostile, ready: 'pre.output' },
+  lineage: { view: '/runs/forked?tab=lineage', title: 'forked', ready: 'tbody tr:nth-child(2)' },
+  checkpoint: { view: '/runs/killed/c/step-320.a4', title: 'step-320.a4', ready: 'th:has-text("model.layer1.weight")' },
+  aborted: { view: '/runs/killed/c/step-120.a1', title: 'step-120.a1', ready: '.sentence' },
+  reshard: { view: '/runs/killed/c/step-320.a4?tab=reshard&ranks=3', title: 'step-320.a4', ready: 'td:has-text("%")' },
+  events: { view: '/events', title: 'Timeline', ready: 'table a[data-row]' },
+  event: { view: `/events?run=${enc(hostile)}&seq=1000`, title: 'Timeline', ready: 'pre' },
+  health: { view: '/health', title: 'Health', ready: '.sentence b' },
 };
 
 before(async () => {
@@ -85,6 +98,7 @@ before(async () => {
     'run', '-q', '--store', store, '--name', hostile, '--nproc', '2', '--max-restarts', '1', '--set', 'note=<script>alert(2)</script>',
     '--', 'python3', path.join(here, 'worker.py'), '1', '400', String(spike),
   ], { env: python });
+  run('ckptstore', ['fork', 'killed@step-120.a2', 'forked', '--store', store]);
   server = await serve();
   browser = await launch();
   if (shots) mkdirSync(shots, { recursive: true });
@@ -99,7 +113,7 @@ for (const [name, screen] of Object.entries(screens)) {
   test(`${name}: no error, no violation, axe, light, dark, phone, 200 %`, async () => {
     const { page, close } = await open(screen.view);
     await page.waitForSelector(screen.ready, { timeout: deadline });
-    await page.waitForFunction(() => document.querySelector('.top .right')?.textContent.includes('live at'), null, { timeout: deadline });
+    await follows(page);
     assert.ok(!page.url().includes('token='), `the token is in the address: ${page.url()}`);
     await page.evaluate(axe);
     for (const [kind, theme, width, height] of [
@@ -122,21 +136,25 @@ for (const [name, screen] of Object.entries(screens)) {
 }
 
 /** colors counts pixels of the chart's canvas in a rectangle, by nearness to a color of the theme. The page shows the text of a chart before the code
- *  that draws it has been loaded, and draws in the next frame. */
-async function colors(page, variable, { x, y, w, h }) {
+ *  that draws it has been loaded, and draws in a later frame: it counts until there are enough, or until the deadline. */
+async function colors(page, variable, { x, y, w, h }, enough = 0) {
   await page.waitForSelector('.chart canvas', { timeout: deadline });
-  await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
-  return page.evaluate(([variable, x, y, w, h]) => {
+  return page.evaluate(async ([variable, x, y, w, h, enough, deadline]) => {
     const want = getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
     const [r, g, b] = want.match(/[0-9a-f]{2}/gi).map((n) => parseInt(n, 16));
-    const canvas = document.querySelector('.chart canvas');
-    const data = canvas.getContext('2d').getImageData(x * canvas.width, y * canvas.height, w * canvas.width, h * canvas.height).data;
-    let n = 0;
-    for (let i = 0; i < data.length; i += 4) {
-      if (data[i + 3] > 100 && Math.abs(data[i] - r) + Math.abs(data[i + 1] - g) + Math.abs(data[i + 2] - b) < 60) n++;
+    for (const end = performance.now() + deadline; ; ) {
+      await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+      const canvas = document.querySelector('.chart canvas');
+      let n = 0;
+      if (canvas && canvas.width > 0) {
+        const data = canvas.getContext('2d').getImageData(x * canvas.width, y * canvas.height, w * canvas.width, h * canvas.height).data;
+        for (let i = 0; i < data.length; i += 4) {
+          if (data[i + 3] > 100 && Math.abs(data[i] - r) + Math.abs(data[i + 1] - g) + Math.abs(data[i + 2] - b) < 60) n++;
+        }
+      }
+      if (n >= enough || performance.now() > end) return n;
     }
-    return n;
-  }, [variable, x, y, w, h]);
+  }, [variable, x, y, w, h, enough, deadline]);
 }
 
 for (const theme of ['light', 'dark']) {
@@ -147,10 +165,11 @@ for (const theme of ['light', 'dark']) {
       const high = { x: 0.06, y: 0.05, w: 0.92, h: 0.3 };
       if (top) {
         await page.waitForFunction(() => document.querySelector('.readout')?.textContent.includes('greatest 1000'), null, { timeout: deadline });
-        assert.ok((await colors(page, '--chart-line', high)) > 5, 'no pixel of the line in the upper third');
-        assert.ok((await colors(page, '--bad', { x: 0.06, y: 0.7, w: 0.92, h: 0.25 })) > 10, 'no mark of the values that are NaN');
+        assert.ok((await colors(page, '--chart-line', high, 6)) > 5, 'no pixel of the line in the upper third');
+        assert.ok((await colors(page, '--bad', { x: 0.06, y: 0.7, w: 0.92, h: 0.25 }, 11)) > 10, 'no mark of the values that are NaN');
       } else {
         await page.waitForFunction(() => /greatest 0\./.test(document.querySelector('.readout')?.textContent ?? ''), null, { timeout: deadline });
+        assert.ok((await colors(page, '--chart-line', { x: 0.06, y: 0, w: 0.92, h: 1 }, 100)) >= 100, 'no line');
         assert.equal(await colors(page, '--bad', { x: 0.06, y: 0.7, w: 0.92, h: 0.25 }), 0, 'a mark where no value is NaN');
       }
       await close();
@@ -164,7 +183,8 @@ test('a spike within a point of many iterations is drawn by its greatest value',
   await page.route('**/metrics?*', (route) => route.continue({ url: route.request().url().replace('points=800', 'points=20') }));
   await page.reload();
   await page.waitForFunction(() => /each point is 2\d/.test(document.querySelector('.readout')?.textContent ?? ''), null, { timeout: deadline });
-  assert.ok((await colors(page, '--chart-band', { x: 0.06, y: 0.05, w: 0.92, h: 0.3 })) > 5, 'no stroke in the upper third');
+  assert.ok((await colors(page, '--chart-band', { x: 0.06, y: 0.05, w: 0.92, h: 0.3 }, 6)) > 5, 'no stroke in the upper third');
+  await page.unrouteAll({ behavior: 'ignoreErrors' });
   await close();
 });
 
@@ -175,10 +195,10 @@ test('a smoothed chart keeps the spike and the marks', async () => {
   await page.waitForFunction(() => location.hash.includes('ema=100'), null, { timeout: deadline });
   await page.waitForSelector('.key-line:has-text("average over 100 iterations")', { timeout: deadline });
   const whole = { x: 0.06, y: 0, w: 0.92, h: 1 };
-  for (const end = Date.now() + deadline; (await colors(page, '--chart-smooth', whole)) < 100; ) assert.ok(Date.now() < end, 'no line of the average');
-  assert.ok((await colors(page, '--chart-line', { x: 0.06, y: 0.05, w: 0.92, h: 0.3 })) > 5, 'no pixel of the values in the upper third');
-  assert.ok((await colors(page, '--bad', { x: 0.06, y: 0.7, w: 0.92, h: 0.25 })) > 10, 'no mark of the values that are NaN');
-  assert.ok(/greatest 1000/.test(await page.textContent('.readout')));
+  assert.ok((await colors(page, '--chart-smooth', whole, 100)) >= 100, 'no line of the average');
+  assert.ok((await colors(page, '--chart-line', { x: 0.06, y: 0.05, w: 0.92, h: 0.3 }, 6)) > 5, 'no pixel of the values in the upper third');
+  assert.ok((await colors(page, '--bad', { x: 0.06, y: 0.7, w: 0.92, h: 0.25 }, 11)) > 10, 'no mark of the values that are NaN');
+  await page.waitForFunction(() => /greatest 1000/.test(document.querySelector('.readout')?.textContent ?? ''), null, { timeout: deadline });
   assert.equal(await page.locator('details td').count(), 0);
   await page.click('summary:has-text("Table of values")');
   await page.waitForSelector('details td', { timeout: deadline });
@@ -217,6 +237,8 @@ test('hostile names are text', async () => {
   const trace = await page.locator('pre').textContent();
   assert.ok(trace.includes(hostile) && trace.includes('⟨U+202E⟩') && trace.length > 10_000);
   assert.ok(!(await page.locator('body').innerText()).includes('\u202e'), 'a character that turns the text is shown as it is');
+  await page.goto(`${server.origin}/#/runs/${enc(hostile)}?tab=output`);
+  await page.waitForSelector('pre.output:has-text("RuntimeError: <img src=x onerror=alert(1)> ⟨U+202E⟩")', { timeout: deadline });
   await page.goto(`${server.origin}/#/runs/${enc(hostile)}?tab=config`);
   await page.waitForSelector('pre:has-text("<script>alert(2)</script>")', { timeout: deadline });
   await page.goto(`${server.origin}/#/runs/${enc(hostile)}/c/step-400.a2`);
@@ -248,15 +270,17 @@ test('by keyboard alone', async () => {
   const keys = page.keyboard;
   await keys.press('j');
   await keys.press('j');
+  await keys.press('j');
   assert.equal(await page.evaluate(() => document.activeElement.textContent), 'killed');
   await keys.press('Enter');
-  await page.waitForFunction(() => location.hash.startsWith('#/runs/killed'), null, { timeout: deadline });
+  await titled(page, 'killed');
   await page.waitForSelector('table a[data-row]', { timeout: deadline });
   await keys.press('j');
   await keys.press('Enter');
-  await page.waitForSelector('[data-previous]', { timeout: deadline });
+  await titled(page, 'step-320.a4');
+  await page.waitForSelector('[data-previous]:has-text("older")', { timeout: deadline });
   await keys.press('[');
-  await page.waitForFunction(() => location.hash.includes('step-280'), null, { timeout: deadline });
+  await titled(page, 'step-280.a3');
   await page.waitForSelector('[data-next]', { timeout: deadline });
   await page.waitForSelector('[data-filter]', { timeout: deadline });
   await keys.press('/');
@@ -264,23 +288,25 @@ test('by keyboard alone', async () => {
   await page.waitForFunction(() => location.hash.includes('q=layer2'), null, { timeout: deadline });
   await page.waitForFunction(() => !document.body.innerText.includes('model.layer1'), null, { timeout: deadline });
   await keys.press('Escape');
+  await page.waitForFunction(() => document.activeElement?.tagName !== 'INPUT', null, { timeout: deadline });
   await keys.press('g');
   await keys.press('t');
-  await page.waitForFunction(() => location.hash.startsWith('#/events'), null, { timeout: deadline });
+  await titled(page, 'Timeline');
   await page.waitForSelector('table a[data-row]', { timeout: deadline });
   await keys.press('j');
   await keys.press('Enter');
   await page.waitForSelector('pre', { timeout: deadline });
   await keys.press('g');
   await keys.press('h');
-  await page.waitForFunction(() => document.querySelector('h1')?.textContent === 'Health', null, { timeout: deadline });
+  await titled(page, 'Health');
   await keys.press('?');
   await page.waitForSelector('dialog[open]', { timeout: deadline });
   await keys.press('Escape');
-  assert.equal(await page.locator('dialog[open]').count(), 0);
+  await page.waitForSelector('dialog[open]', { state: 'detached', timeout: deadline });
   // Every control can be reached, and shows that it has the focus.
   await keys.press('g');
   await keys.press('r');
+  await titled(page, 'Store');
   await page.waitForSelector('table a[data-row]', { timeout: deadline });
   const reached = new Set();
   for (let i = 0; i < 40; i++) {
@@ -302,22 +328,23 @@ test('by keyboard alone', async () => {
 test('the theme is chosen, and stays', async () => {
   const { page, close } = await open('/');
   await page.waitForSelector('table a[data-row]', { timeout: deadline });
-  const shown = () => page.evaluate(() => document.documentElement.dataset.theme);
-  assert.equal(await shown(), 'light');
+  const shown = (theme) => page.waitForFunction((t) => document.documentElement.dataset.theme === t, theme, { timeout: deadline });
+  await shown('light');
   await page.click('button:has-text("system")');
   await page.click('button:has-text("light")');
-  assert.equal(await shown(), 'dark');
+  await shown('dark');
   await page.reload();
   await page.waitForSelector('table a[data-row]', { timeout: deadline });
-  assert.equal(await shown(), 'dark');
+  await shown('dark');
   await close();
 });
 
 test('the commands of the views run', async () => {
   const { page, close } = await open('/');
   const lines = new Set();
-  for (const { view, ready } of Object.values(screens)) {
+  for (const { view, title, ready } of Object.values(screens)) {
     await page.goto(`${server.origin}/#${view}`);
+    await titled(page, title);
     await page.waitForSelector(ready, { timeout: deadline });
     await page.waitForSelector('.command code', { timeout: deadline });
     for (const line of await page.locator('.command code').allTextContents()) lines.add(line);
@@ -346,12 +373,90 @@ test('as of an event, the page shows the store of then', async () => {
   await close();
 });
 
+test('the slider drags the moment', async () => {
+  const commits = run('ckptstore', ['events', 'killed', '--store', store, '--type', 'checkpoint.committed', '--json']).trim().split('\n').map(JSON.parse);
+  const [first, second] = commits;
+  const { page, close } = await open(`/runs/killed?as_of=${first.sequence}`);
+  await page.waitForSelector(`.sentence a:has-text("${first.data.checkpoint}")`, { timeout: deadline });
+  const slider = page.locator('.bar-note input[type=range]');
+  assert.equal(await slider.inputValue(), String(first.sequence));
+  await slider.fill(String(second.sequence));
+  await page.waitForFunction((n) => location.hash.includes(`as_of=${n}`), second.sequence, { timeout: deadline });
+  await page.waitForSelector(`.sentence a:has-text("${second.data.checkpoint}")`, { timeout: deadline });
+  // By the keyboard, an event at a time.
+  await slider.press('ArrowLeft');
+  await page.waitForSelector(`.bar-note:has-text("As of event ${second.sequence - 1}:")`, { timeout: deadline });
+  await page.waitForSelector(`.sentence a:has-text("${first.data.checkpoint}")`, { timeout: deadline });
+  await close();
+});
+
+test('the timeline counts all events of the log', async () => {
+  const now = last();
+  const { page, close } = await open(`/events?as_of=${now}`);
+  const count = {};
+  for (const line of run('ckptstore', ['events', '--store', store, '--until-seq', String(now), '--json']).trim().split('\n')) {
+    const family = JSON.parse(line).type.split('.')[1];
+    count[family] = (count[family] ?? 0) + 1;
+  }
+  await page.waitForSelector('.family rect', { timeout: deadline });
+  const shown = await page.locator('.family').evaluateAll((all) => Object.fromEntries(all.map((f) => [f.children[0].textContent, Number(f.children[2].textContent.replace(/\D/g, ''))])));
+  assert.deepEqual(shown, count);
+  // A click on the first column leads to its last events: it has a hundred.
+  await page.locator('.family svg').first().click({ position: { x: 2, y: 7 } });
+  await page.waitForSelector('tbody th a:text-is("100")', { timeout: deadline });
+  await close();
+});
+
+test('a run that was forked names its checkpoint, and the other one its fork', async () => {
+  const { page, close } = await open('/runs/forked?tab=lineage');
+  await page.waitForSelector('tr:has-text("killed") ~ tr:has-text("forked"):has-text("step-120.a2")', { timeout: deadline });
+  await page.click('.sentence a:has-text("killed@step-120.a2")');
+  await titled(page, 'step-120.a2');
+  await page.goto(`${server.origin}/#/runs/killed?tab=lineage`);
+  await page.click('tbody a:has-text("forked")');
+  await titled(page, 'forked');
+  await close();
+});
+
 test('what happens appears without a reload', async () => {
   const { page, close } = await open('/');
-  await page.waitForSelector('.top .right:has-text("live at")', { timeout: deadline });
+  await follows(page);
   run('trainer', ['run', '-q', '--store', store, '--name', 'later', '--nproc', '2', '--', path.join(bin, 'trainer'), 'demo-worker', '--steps', '20', '--save-every', '10']);
   await page.waitForSelector('table a:has-text("later")', { timeout: deadline });
   await page.waitForSelector('tr:has-text("later") a:has-text("step-20.a1")', { timeout: deadline });
+  await close();
+});
+
+test('an answer that is older than the stream is asked for again', async () => {
+  // The list of runs is read, then the log grows, then the store answers, and the page follows the
+  // log after that. The list arrives last: no later event tells that it lacks a run.
+  const { page, close } = await open('/', { wait: true });
+  let asked = 0;
+  let read, grow, arrive;
+  const reads = new Promise((done) => (read = done));
+  const grows = new Promise((done) => (grow = done));
+  const live = new Promise((done) => (arrive = done));
+  await page.route('**/api/v1/runs?*', async (route) => {
+    if (++asked > 1) return route.continue();
+    const response = await route.fetch();
+    read();
+    await live;
+    await route.fulfill({ response });
+  });
+  await page.route('**/api/v1/store', async (route) => {
+    await grows;
+    await route.continue();
+  });
+  await page.goto(`${server.origin}/#/?token=${server.token}`);
+  await reads;
+  run('trainer', ['run', '-q', '--store', store, '--name', 'overtaking', '--nproc', '1', '--', path.join(bin, 'trainer'), 'demo-worker', '--steps', '4', '--save-every', '2']);
+  const grown = last();
+  grow();
+  await follows(page, grown);
+  assert.equal(await page.locator('table a:has-text("overtaking")').count(), 0);
+  arrive();
+  await page.waitForSelector('tr:has-text("overtaking") a:has-text("step-4.a1")', { timeout: deadline });
+  await page.unrouteAll({ behavior: 'ignoreErrors' });
   await close();
 });
 
@@ -365,16 +470,72 @@ test('one stream for all tabs of a browser', async () => {
   for (let i = 0; i < 7; i++) {
     const page = await context.newPage();
     await page.goto(`${server.origin}/#/?token=${server.token}`);
-    await page.waitForSelector('.top .right:has-text("live at")', { timeout: deadline });
+    await follows(page);
     tabs.push(page);
   }
   assert.equal(streams, 1, `${streams} streams for 7 tabs`);
   // The tab with the stream is closed: another one continues, and all see the next event.
   await tabs[0].close();
   run('ckptstore', ['tag', 'killed@step-280.a3', 'seen', '--store', store]);
-  const last = JSON.parse(run('ckptstore', ['events', '--store', store, '--from', 'last', '--json']).trim().split('\n').at(-1)).sequence;
-  for (const page of tabs.slice(1)) await page.waitForSelector(`.top .right:has-text("live at ${last}")`, { timeout: deadline });
+  const seen = last();
+  for (const page of tabs.slice(1)) await follows(page, seen);
   assert.equal(streams, 2);
+  await context.close();
+});
+
+test('seven tabs get each event once and in order, although the owner is killed and a tab stalls', async () => {
+  const kills = Number(process.env.PAGE_KILLS ?? 4); // 20 with a stall of 60,000 ms is the whole test
+  const stall = Number(process.env.PAGE_STALL ?? 5000);
+  const context = await browser.newContext();
+  // What a tab sends to the others, and what it receives.
+  await context.addInitScript(() => {
+    globalThis.seen = [];
+    const note = (m) => m.what === 'event' && globalThis.seen.push(m.sequence);
+    const { postMessage, addEventListener } = BroadcastChannel.prototype;
+    BroadcastChannel.prototype.postMessage = function (m) {
+      note(m);
+      return postMessage.call(this, m);
+    };
+    BroadcastChannel.prototype.addEventListener = function (type, f) {
+      return addEventListener.call(this, type, (e) => (note(e.data), f(e)));
+    };
+  });
+  const tabs = [];
+  for (let i = 0; i < 7; i++) {
+    const page = await context.newPage();
+    await page.goto(`${server.origin}/#/runs/killed?token=${server.token}`);
+    await follows(page);
+    tabs.push(page);
+  }
+  const begin = last();
+  for (const page of tabs) await follows(page, begin);
+  const slow = tabs[6];
+  const stalled = slow.evaluate((ms) => {
+    for (const end = performance.now() + ms; performance.now() < end; );
+  }, stall);
+  const check = async (page, end) => {
+    const seen = (await page.evaluate(() => globalThis.seen)).filter((n) => n > begin && n <= end);
+    assert.deepEqual(seen, Array.from({ length: end - begin }, (_, i) => begin + 1 + i), 'events of a tab');
+  };
+  for (let i = 0; i < kills; i++) {
+    await end(server.process, 'SIGKILL');
+    for (let j = 0; j < 3; j++) run('ckptstore', ['tag', 'killed@step-240.a2', `kill-${i}-${j}`, '--store', store]);
+    server = await serve();
+    run('ckptstore', ['tag', 'killed@step-280.a3', `alive-${i}`, '--store', store]);
+    const now = last();
+    for (const page of tabs.filter((p) => p !== slow)) await follows(page, now);
+    if (i === kills >> 1) { // the tab with the stream is closed
+      await check(tabs[0], now);
+      await tabs.shift().close();
+    }
+  }
+  await stalled;
+  const until = last();
+  assert.ok(until - begin >= 4 * kills, `${until - begin} events`);
+  for (const page of tabs) {
+    await follows(page, until);
+    await check(page, until);
+  }
   await context.close();
 });
 
@@ -383,7 +544,7 @@ test('a tab whose token is refused leaves the stream to the others', async () =>
   const [old, good] = [await context.newPage(), await context.newPage()];
   for (const page of [old, good]) {
     await page.goto(`${server.origin}/#/?token=${server.token}`);
-    await page.waitForSelector('.top .right:has-text("live at")', { timeout: deadline });
+    await follows(page);
   }
   // The first tab leads. It gets the link of an earlier server, and then the owner is killed.
   await old.evaluate(() => (location.hash = '#/?token=00'));
@@ -391,23 +552,22 @@ test('a tab whose token is refused leaves the stream to the others', async () =>
   assert.ok(!old.url().includes('token='), old.url());
   await end(server.process, 'SIGKILL');
   run('ckptstore', ['tag', 'killed@step-240.a2', 'two-tabs', '--store', store]);
-  const last = () => JSON.parse(run('ckptstore', ['events', '--store', store, '--from', 'last', '--json']).trim().split('\n').at(-1)).sequence;
   const first = last();
   server = await serve();
-  await good.waitForSelector(`.top .right:has-text("live at ${first}")`, { timeout: deadline });
+  await follows(good, first);
   // With a token again, it takes part again.
   await old.fill('input[type=password]', server.token);
   await old.click('button:has-text("open")');
   await old.waitForSelector('table a:has-text("killed")', { timeout: deadline });
   run('ckptstore', ['tag', 'killed@step-280.a3', 'three', '--store', store]);
   const second = last();
-  for (const page of [old, good]) await page.waitForSelector(`.top .right:has-text("live at ${second}")`, { timeout: deadline });
+  for (const page of [old, good]) await follows(page, second);
   await context.close();
 });
 
 test('the first screen asks for nothing twice', async () => {
-  const last = JSON.parse(run('ckptstore', ['events', '--store', store, '--from', 'last', '--json']).trim().split('\n').at(-1)).sequence;
-  for (const view of ['/', '/runs/killed', `/runs/killed?metric=loss&from=10&until=50&as_of=${last}`, '/runs/killed/c/step-320.a4', '/runs/killed?all=0']) {
+  const now = last();
+  for (const view of ['/', '/runs/killed', `/runs/killed?metric=loss&from=10&until=50&as_of=${now}`, '/runs/killed/c/step-320.a4', '/runs/killed?all=0']) {
     const context = await browser.newContext();
     const page = await context.newPage();
     const asked = [];
@@ -430,7 +590,7 @@ test('runs whose names a path cannot hold', async () => {
   for (const name of dotted) {
     await page.goto(`${server.origin}/#/`);
     await page.locator('tbody th a').getByText(name, { exact: true }).click();
-    await page.waitForFunction((n) => document.querySelector('h1')?.textContent === n, name, { timeout: deadline });
+    await titled(page, name);
     await page.waitForSelector('.sentence a:has-text("step-4.a1")', { timeout: deadline });
     await page.waitForSelector('.chart canvas', { timeout: deadline });
     await page.click('.sentence a:has-text("step-4.a1")');
@@ -438,7 +598,7 @@ test('runs whose names a path cannot hold', async () => {
     await page.click('[data-previous]');
     await page.waitForSelector('h1:has-text("step-2.a1")', { timeout: deadline });
     await page.click('.crumbs a:last-of-type');
-    await page.waitForFunction((n) => document.querySelector('h1')?.textContent === n, name, { timeout: deadline });
+    await titled(page, name);
     await page.goto(`${server.origin}/#/events?run=${enc(name)}`);
     await page.waitForFunction((n) => document.querySelector('table tbody td:nth-of-type(3)')?.textContent === n, name, { timeout: deadline });
   }
@@ -496,16 +656,16 @@ test('a minute with a run: no task is long, and no memory is kept', async () => 
 
 test('the server is killed and started again', async () => {
   const { page } = await open('/');
-  await page.waitForSelector('.top .right:has-text("live at")', { timeout: deadline });
+  await follows(page);
   await page.waitForSelector('table a:has-text("killed")', { timeout: deadline });
   await end(server.process, 'SIGKILL');
   await page.waitForSelector('.bar-note:has-text("Owner gone, reconnecting")', { timeout: deadline });
   assert.ok(await page.locator('table a:has-text("killed")').count(), 'the rows are gone');
   run('ckptstore', ['tag', 'killed@step-240.a2', 'while-gone', '--store', store]);
-  const last = JSON.parse(run('ckptstore', ['events', '--store', store, '--from', 'last', '--json']).trim().split('\n').at(-1)).sequence;
+  const seen = last();
   server = await serve();
-  await page.waitForSelector(`.top .right:has-text("live at ${last}")`, { timeout: deadline });
-  assert.equal(await page.locator('.bar-note').count(), 0);
+  await follows(page, seen);
+  await page.waitForSelector('.bar-note', { state: 'detached', timeout: deadline });
   await page.context().close();
 });
 

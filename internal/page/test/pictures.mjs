@@ -9,9 +9,9 @@ import path from 'node:path';
 import { chromium } from 'playwright-core';
 
 const pictures = [
-  ['page-store', '/', 1000, 300, 'light'],
-  ['page-run', '/runs/killed', 1000, 630, 'light'],
-  ['page-save', '/runs/reference/c/step-240.a1', 1000, 420, 'dark'],
+  ['page-store', '/', 1000, 300, 'light', ['tr:nth-child(2) svg.spark', 'tr:nth-child(2) svg.saves']],
+  ['page-run', '/runs/killed', 1000, 630, 'light', ['.chart canvas', '.lane-kept', 'section svg.saves']],
+  ['page-save', '/runs/reference/c/step-240.a1', 1000, 420, 'dark', ['.bar-row']],
 ];
 
 const dir = mkdtempSync(path.join(tmpdir(), 'demo-'));
@@ -32,10 +32,11 @@ try {
   });
   const [base, token] = link.split('#/?token=');
   const browser = await chromium.launch({ executablePath: process.env.CHROMIUM || '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'] });
-  for (const [name, view, width, height, colorScheme] of pictures) {
+  for (const [name, view, width, height, colorScheme, parts] of pictures) {
     const page = await browser.newPage({ viewport: { width, height }, colorScheme });
     await page.goto(`${base}#${view}?token=${token}`);
-    await page.waitForTimeout(2000);
+    for (const part of [...parts, '.top .right:has-text("live at")']) await page.waitForSelector(part, { timeout: 60_000 });
+    await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
     await page.screenshot({ path: path.join(process.env.PAGE_PICTURES, `${name}.png`) });
     await page.close();
   }

@@ -6,6 +6,10 @@
 #	run.sh pixel [N]        print the time from N appended events to the changed picture
 #	run.sh speed [STORE]    print the times of cold loads; without STORE, of one with 10,000
 #	                        checkpoints and 1,000,000 reports, which takes minutes to make
+#	run.sh spike [STORE]    find the pixels of a spike among a million values, and of a NaN, at every zoom;
+#	                        STORE is one of ckptstore bench age --spike 777777 --keep
+#	run.sh answers STORE [N] print the times of the API's answers, N (300) of each kind, and of a drag of
+#	                        the moment, on a large store, such as one of ckptstore bench age --keep
 #	run.sh pictures DIR     take the pictures of docs/howto/ui.md; needs pngquant
 #
 # All need node_modules, as of `npm ci`. CHROMIUM names the browser (chromium).
@@ -47,13 +51,26 @@ speed)
 	fi
 	PAGE_BIN=$work/bin node test/speed.mjs "$store"
 	;;
+spike)
+	(cd ../.. && go build -o "$work/bin/" ./cmd/ckptstore)
+	store=${2:-}
+	if [ -z "$store" ]; then
+		"$work/bin/ckptstore" bench age --checkpoints 100 --events 1000000 --runs 1 --rounds 1 --spike 777777 --verify-log=false --keep --dir "$work"
+		store=$(echo "$work"/age-*/store)
+	fi
+	PAGE_BIN=$work/bin node test/spike.mjs "$store" 777777
+	;;
+answers)
+	(cd ../.. && go build -o "$work/bin/" ./cmd/ckptstore)
+	PAGE_BIN=$work/bin node test/answers.mjs "$2" "${3:-300}"
+	;;
 pictures)
 	(cd ../.. && go build -o "$work/bin/" ./cmd/ckptstore ./cmd/trainer)
 	PAGE_BIN=$work/bin PAGE_PICTURES=$2 node test/pictures.mjs
 	pngquant --force --strip --ext .png 64 "$2"/page-*.png
 	;;
 *)
-	echo "usage: run.sh check | browse [DIR] | pixel [N] | speed [STORE] | pictures DIR" >&2
+	echo "usage: run.sh check | browse [DIR] | pixel [N] | speed [STORE] | spike [STORE] | answers STORE [N] | pictures DIR" >&2
 	exit 2
 	;;
 esac

@@ -4,11 +4,14 @@
 //	arguments             directory of the store, runs (default 5), factor of the processor (default 4)
 //
 // Times are from the navigation to the frame that shows: the sentence, the chart with its values.
-// Bytes are those of the API's answers with their headers, as they were sent.
+// Bytes are those of the API's answers with their headers, as they were sent; a screen with more than
+// its share fails.
+import assert from 'node:assert/strict';
 import { loadavg } from 'node:os';
 
 import { browser as launch, end, quantile, serve } from './serve.mjs';
 
+const most = { store: 40 << 10, run: 60 << 10 }; // bytes
 const [store, runs = '5', slow = '4'] = process.argv.slice(2);
 const server = await serve(store, 0, 600_000);
 const browser = await launch();
@@ -72,6 +75,7 @@ try {
     const median = (key) => Math.round(quantile(all.map((a) => a[key]), 0.5));
     const text = Object.keys(wanted).map((k) => `${k} ${median(k)} ms (${all.map((a) => Math.round(a[k])).join(' ')})`);
     console.log(`${name}: ${text.join(', ')}; ${median('answers')} answers, ${median('bytes')} bytes; load ${loadavg()[0].toFixed(1)}`);
+    assert.ok(!(median('bytes') > most[name]), `${name}: more than ${most[name]} bytes`);
   }
 } finally {
   await browser.close();

@@ -45,6 +45,11 @@ test('hostile names', () => {
   assert.equal([...format.name('x'.repeat(10_000), 60)].length, 60);
   assert.equal([...format.clip('😀'.repeat(100), 10)].length, 10);
   assert.equal(format.block('a\n\tb\u2066'), 'a\n\tb⟨U+2066⟩');
+  assert.equal(format.printed('\u001b[1;31mred\u001b[0m\ttab\u202e'), 'red\ttab⟨U+202E⟩');
+  assert.equal(format.printed(' 10 %\r 50 %\r100 %\r'), '100 %');
+  assert.equal(format.printed('\u001b]8;;http://x\u0007link\u001b]8;;\u0007 \u0007'), 'link ⟨U+0007⟩');
+  assert.equal(format.printed(''), '');
+  assert.equal([...format.printed('x'.repeat(10_000))].length, 2000);
   assert.equal(format.sh("it's $(rm)"), `'it'\\''s $(rm)'`);
   assert.equal(format.command('ckptstore', 'ls', 'a b', false, '--all'), "ckptstore ls 'a b' --all");
 });

@@ -132,10 +132,13 @@ func IsPath(ref string) bool {
 }
 
 // Qualify turns a worker's reference into a full one: it is either full already,
-// or an ID or name in the worker's own run.
-func Qualify(run, ref string) string {
-	if strings.Contains(ref, "@") {
+// or an ID or name in the worker's own trial.
+func Qualify(run, trial, ref string) string {
+	switch {
+	case strings.Contains(ref, "@"):
 		return ref
+	case trial == projections.DefaultTrial:
+		return run + "@" + ref
 	}
-	return run + "@" + ref
+	return run + "/" + trial + "@" + ref
 }

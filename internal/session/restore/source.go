@@ -25,7 +25,7 @@ func (c *Config) reader(ctx context.Context, ref string) (data.Reader, projectio
 		}
 		return f, projections.Checkpoint{ID: f.Path(), Step: -1}, nil
 	}
-	row, err := c.Store.Resolve(ctx, Qualify(c.Run, ref))
+	row, err := c.Store.Resolve(ctx, Qualify(c.Run, c.Trial, ref))
 	if err != nil {
 		return nil, row, err
 	}

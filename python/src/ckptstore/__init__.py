@@ -65,7 +65,7 @@ _LATER = {
     "all_gather_object": "_collective", "broadcast_object": "_collective",
 }
 
-_MODULES = ("dcp", "deepspeed", "filesystem", "hf", "lightning", "megatron")
+_MODULES = ("dcp", "deepspeed", "filesystem", "hf", "lightning", "megatron", "ray")
 
 __all__ = [  # noqa: F822 - __getattr__ provides the rest
     "AlreadyDone", "Conflict", "DeadlinePassed", "Error", "NoAgent", "NoStore", "Refused", "SaveAborted", "SaveSkipped",

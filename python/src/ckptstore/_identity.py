@@ -22,7 +22,8 @@ from typing import Any
 from .errors import NoStore
 
 _ELASTIC = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-_LAUNCH = (*_ELASTIC, "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NAMED = "CKPTSTORE_LAUNCH"  # a name of the launch that no other launch has, from its launcher
+_LAUNCH = (*_ELASTIC, "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", _NAMED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Identity:
         if _environment() is None:
             return _own()
         values = [os.environ.get(name, "") for name in _LAUNCH]
-        launcher = "" if self.spans() else _launcher()
+        launcher = "" if self.spans() or os.environ.get(_NAMED) else _launcher()
         return hashlib.sha256("\0".join([*values, launcher]).encode()).hexdigest()[:32]
 
     def spans(self) -> bool:

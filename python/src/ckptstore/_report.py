@@ -24,8 +24,10 @@ def report(metrics: Mapping[str, Any], step: int | None = None, *, done: bool = 
     Args:
         metrics: numbers, strings and booleans by name. Arrays and tensors of one element
             are converted by ``item()``. The metric ``time_this_iter_s`` is the iteration's
-            time in seconds, by default the time since the last report. The metrics
-            ``step`` and ``done`` have the meaning of the arguments.
+            time in seconds, by default the time since the last report. The metric
+            ``busy_this_iter_s`` has the seconds of it in which this rank waited for no
+            other rank: a job over several nodes finds slow nodes by it. It is not recorded.
+            The metrics ``step`` and ``done`` have the meaning of the arguments.
         step: training step; by default the last step plus 1, starting at 1.
         done: this rank has finished and reports no more.
 

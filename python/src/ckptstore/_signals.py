@@ -72,6 +72,7 @@ class _Hold:
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
         self._connection = _Connection(path, ANSWER)
+        self._releasing = threading.Lock()
         self.released = False
 
     def begin(self) -> bool:
@@ -108,15 +109,19 @@ class _Hold:
             pass  # the pipe is closed, or full of the same signals
 
     def release(self) -> None:
-        """Restore the default actions, from any thread."""
-        self.released = True
-        for s in list(self._actions):
-            if self.ours(s):
-                self._c.default(s)
+        """Restore the default actions, from any thread, once: later, the handlers are those of another hold."""
+        with self._releasing:
+            if self.released:
+                return
+            self.released = True
+            for s in list(self._actions):
+                if self.ours(s):
+                    self._c.default(s)
 
     def restore(self) -> None:
         """Restore the default actions in the main thread, also in Python's table."""
-        self.released = True
+        with self._releasing:
+            self.released = True
         for s in self._actions:
             if signal.getsignal(s) is _received:
                 mine = self._c.action(s) in (0, self._actions[s])
@@ -124,8 +129,9 @@ class _Hold:
                     signal.signal(s, signal.SIG_DFL)
 
     def forget(self) -> None:
-        """Close the parent's descriptors in a forked child."""
+        """Close the parent's descriptors in a forked child, where no other thread is left."""
         self._close()
+        self._releasing = threading.Lock()
 
     def _close(self) -> None:
         self._connection.close()
@@ -315,8 +321,8 @@ def _after_fork() -> None:
     global _hold, _forked
     mine, _hold, _forked = _hold, None, True
     if mine is not None:
-        mine.restore()
         mine.forget()
+        mine.restore()
 
 
 os.register_at_fork(after_in_child=_after_fork)

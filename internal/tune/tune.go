@@ -1,0 +1,133 @@
+// Package tune decides which trials of a search are trained, and how far: asynchronous
+// successive halving over the reports in the log. It has no clock, no files and no network:
+// the same events give the same decisions.
+//
+// The rule is Algorithm 2 of Li et al., "A System for Massively Parallel Hyperparameter
+// Tuning" (MLSys 2020): the variant that promotes. A trial is trained to the steps of its
+// rung and then gives its slot away; a free slot gets the best trial that may be promoted
+// from the highest rung that has one, or else a new trial. The other variant stops a trial
+// at a rung for good, because its systems cannot pause one. Here each trial that pauses has a
+// committed checkpoint, so a trial that turns out to be among the best later is not lost.
+//
+//	Definition   what is searched, as in search.begun
+//	Space        the configurations of the trials
+//	Search       the state of a search: a fold of the run's events
+//	Search.Next  the next decision: a function of that state alone
+//	Replay       compares the decisions in a log with those that follow from it
+package tune
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/problem"
+)
+
+// ErrDefinition reports a search that cannot be run as it is defined.
+var ErrDefinition = problem.New(problem.Invalid, "bad search")
+
+// Modes: which values of the metric are better.
+const (
+	Min = "min"
+	Max = "max"
+)
+
+// mostTrials bounds the trials of a search.
+const mostTrials = 100_000
+
+// Definition is what is searched. It exists apart from the event because it is checked and
+// has the space decoded.
+type Definition struct {
+	Metric    string
+	Mode      string // [Min] or [Max]
+	Trials    int
+	Seed      int64
+	Grace     int64 // steps of the first rung
+	Reduction int
+	MaxSteps  int64 // steps of the last rung
+	Space     Space
+}
+
+// Define checks a definition as it is in the log. The error is an [ErrDefinition].
+func Define(b events.SearchBegun) (d Definition, err error) {
+	bad := func(format string, args ...any) (Definition, error) {
+		return Definition{}, fmt.Errorf("%w: %s", ErrDefinition, fmt.Sprintf(format, args...))
+	}
+	d = Definition{Metric: b.Metric, Mode: b.Mode, Trials: b.Trials, Seed: b.Seed, Grace: b.Grace, Reduction: b.Reduction, MaxSteps: b.MaxSteps}
+	switch {
+	case b.Metric == "":
+		return bad("no metric: name what the workers report, such as loss")
+	case b.Mode != Min && b.Mode != Max:
+		return bad("mode %q: give min or max", b.Mode)
+	case b.Trials < 1 || b.Trials > mostTrials:
+		return bad("%d trials: give 1 to %d", b.Trials, mostTrials)
+	case b.Reduction < 2:
+		return bad("reduction factor %d: give 2 or more", b.Reduction)
+	case b.MaxSteps < 1:
+		return bad("at most %d steps: give 1 or more", b.MaxSteps)
+	case b.Grace < 1 || b.Grace > b.MaxSteps:
+		return bad("%d steps for each trial: give 1 to the most steps, %d", b.Grace, b.MaxSteps)
+	}
+	if d.Space, err = parseSpace(b.Space); err != nil {
+		return bad("%s", err)
+	}
+	return d, nil
+}
+
+// Body returns the definition as it is in the log.
+func (d Definition) Body(job string) *events.SearchBegun {
+	return &events.SearchBegun{
+		Job: job, Metric: d.Metric, Mode: d.Mode, Trials: d.Trials, Seed: d.Seed,
+		Grace: d.Grace, Reduction: d.Reduction, MaxSteps: d.MaxSteps, Space: d.Space.Values(),
+	}
+}
+
+// Rungs returns the steps of each rung: grace × reduction^k below the most steps, and the
+// most steps. If those are a power of the reduction factor apart, these are the paper's.
+func (d Definition) Rungs() (rungs []int64) {
+	for steps := d.Grace; steps < d.MaxSteps; steps *= int64(d.Reduction) {
+		rungs = append(rungs, steps)
+		if steps > math.MaxInt64/int64(d.Reduction) {
+			break
+		}
+	}
+	return append(rungs, d.MaxSteps)
+}
+
+// Name returns the name of a trial, counted from 0: t00, t01 and so on. Names sort in the
+// order of the trials.
+func (d Definition) Name(trial int) string {
+	return fmt.Sprintf("t%0*d", max(2, len(strconv.Itoa(d.Trials-1))), trial)
+}
+
+// Index returns the number of a trial, or -1 if the search has none of that name.
+func (d Definition) Index(name string) int {
+	if len(name) < 2 || name[0] != 't' {
+		return -1
+	}
+	i, err := strconv.Atoi(name[1:])
+	if err != nil || i < 0 || i >= d.Trials || d.Name(i) != name {
+		return -1
+	}
+	return i
+}
+
+// Config returns the configuration of a trial. It depends on the space, the seed and the
+// trial's number alone.
+func (d Definition) Config(trial int) map[string]any { return d.Space.Draw(d.Seed, trial) }
+
+// better reports whether a value of the metric is better than another. NaN is worse than
+// every number.
+func (d Definition) better(a, b float64) bool {
+	switch {
+	case math.IsNaN(a):
+		return false
+	case math.IsNaN(b):
+		return true
+	case d.Mode == Max:
+		return a > b
+	}
+	return a < b
+}

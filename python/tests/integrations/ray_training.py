@@ -1,0 +1,193 @@
+"""A training under a real Ray Train, for test_ray: two ranks, with a store.
+
+    ray_training.py CONFIG      a file in JSON
+
+It writes what the ranks and the controller see as lines of JSON into files below "out", and
+the result of Ray as the last line on stdout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import ray
+import ray.train
+import torch
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, UserCallback
+from ray.train.torch import TorchTrainer
+
+import ckptstore
+import ckptstore.ray
+
+DEADLINE = 120.0  # seconds
+
+
+def note(config: dict, who: str, **line: object) -> None:
+    with open(os.path.join(config["out"], who), "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def once(config: dict, what: str) -> bool:
+    """Report whether this is the first call of any life of any rank."""
+    try:
+        os.close(os.open(os.path.join(config["out"], what), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        return True
+    except FileExistsError:
+        return False
+
+
+def until(what: str, happened) -> None:
+    end = time.monotonic() + DEADLINE
+    while not happened():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {DEADLINE} s: {what}")
+        time.sleep(0.05)
+
+
+def train(config: dict) -> None:
+    rank = ray.train.get_context().get_world_rank()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    state = {"step": 0}
+    found = ray.train.get_checkpoint()
+    restored = ckptstore.load(state, model=model, optimizer=optimizer, ref="resume")
+    note(
+        config, f"rank-{rank}", begins=state["step"], attempt=ckptstore.context().attempt, pid=os.getpid(), run=ckptstore.context().run,
+        pointer=ckptstore.ray.reference(found) if found else None, restored=restored.checkpoint if restored else None,
+        node=ray.get_runtime_context().get_node_id(),
+    )
+    for step in range(state["step"] + 1, config["steps"] + 1):
+        torch.manual_seed(1000 * step + rank)
+        loss = model(torch.randn(8, 64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        state["step"] = step
+        asked, answers = None, []
+        if step == config.get("awaits") and ckptstore.context().attempt == 1:
+            note(config, f"rank-{rank}", awaits=step)
+            until("Ray or the store asks for something", lambda: answers.append(ckptstore.ray.should_stop()) or answers[-1])
+            asked = answers[-1]
+            note(config, f"rank-{rank}", asked=asked, step=step, answers=len(answers))
+        if step % config["every"] == 0 or asked in ("save", "preempt"):
+            extra = {}
+            if rank == 1 and step == config.get("breaks") and once(config, f"broken-{step}"):
+                extra = {"bad": torch.eye(2).to_sparse()}  # which no save takes
+            handle = ckptstore.save({**state, **extra}, model=model, optimizer=optimizer, step=step)
+            ckptstore.ray.report({"step": step, "loss": loss.item()}, handle, wait=step in config.get("waits", ()))
+        if asked in ("preempt", "stop"):
+            break
+        if asked == "save":
+            ray.train.get_all_reported_checkpoints()
+            note(config, f"rank-{rank}", saved=step)
+            until("the node of rank 0 ends", lambda: False)
+        for kill in config.get("kills", ()):
+            if rank == 1 and step == kill["step"] and not os.path.exists(os.path.join(config["out"], f"killed-{step}")):
+                if kill["registered"]:
+                    ray.train.get_all_reported_checkpoints()  # waits until Ray has processed every report
+                if once(config, f"killed-{step}"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.module.parameters())
+    note(config, f"rank-{rank}", ends=state["step"], weights=hashlib.sha256(weights).hexdigest())
+
+
+class Watch(UserCallback):
+    """Looks in the store for each checkpoint at the moment at which Ray has registered it."""
+
+    def __init__(self, config: dict):
+        self.config = config
+
+    def after_report(self, run_context, metrics, checkpoint) -> None:
+        if checkpoint is None:
+            return
+        ref = ckptstore.ray.reference(checkpoint)
+        shown = subprocess.run([os.environ["CKPTSTORE_BIN"], "ls", ref.partition("@")[0], "--all", "--json", "--store", self.config["store"]], capture_output=True, text=True, check=False)
+        rows = json.loads(shown.stdout)["checkpoints"] if shown.returncode == 0 else []
+        (row,) = [row for row in rows if ref.endswith("@" + row["id"])] or [{"state": shown.stderr, "tags": []}]
+        note(self.config, "registered", ref=ref, state=row["state"], tags=row.get("tags", []), step=metrics[0]["step"])
+
+    def after_exception(self, run_context, worker_exceptions) -> None:
+        note(self.config, "failed", ranks=sorted(worker_exceptions))
+
+
+ADDRESS = "127.0.0.2"  # Ray takes 127.0.0.1 for the address of another interface
+MEMORY = 80 << 20  # bytes of an object store
+
+
+class Nodes:
+    """A head and two nodes of Ray on this machine, each with its own raylet."""
+
+    def __init__(self, config: dict):
+        from ray.cluster_utils import Cluster
+
+        common = {"node_ip_address": ADDRESS, "object_store_memory": MEMORY, "include_dashboard": False, "temp_dir": config["temp"]}
+        self.config = config
+        self.cluster = Cluster(initialize_head=True, head_node_args={**common, "num_cpus": 2})
+        self.nodes = {node.node_id: node for node in (self.cluster.add_node(**common, num_cpus=2, resources={"w": 2}) for _ in range(2))}
+
+    def begin(self) -> None:
+        """Announce the end of rank 0's node when both ranks ask, and kill its raylet once they have saved."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        from ray.core.generated import autoscaler_pb2
+
+        def noted(rank: int, what: str) -> list[dict]:
+            try:
+                lines = [json.loads(line) for line in open(os.path.join(self.config["out"], f"rank-{rank}"))]
+            except FileNotFoundError:
+                return []
+            return [line for line in lines if what in line]
+
+        try:
+            until("both ranks ask", lambda: all(noted(rank, "awaits") for rank in range(2)))
+            node = noted(0, "node")[0]["node"]
+            preemption = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+            deadline = (time.time_ns() // 1_000_000) + 300_000
+            accepted, why = ray._raylet.GcsClient(address=self.cluster.address).drain_node(node, preemption, "test", deadline)
+            if not accepted:
+                raise RuntimeError(why)
+            until("both ranks have saved", lambda: all(noted(rank, "saved") for rank in range(2)))
+            self.cluster.remove_node(self.nodes[node], allow_graceful=False)
+            note(self.config, "nodes", killed=node)
+        except BaseException as error:
+            note(self.config, "nodes", failed=repr(error))
+
+
+def main(config: dict) -> None:
+    workers = {"env_vars": {"OMP_NUM_THREADS": "1", "USE_LIBUV": "0", "GLOO_SOCKET_IFNAME": "lo"}}
+    if config.get("nodes"):
+        nodes = Nodes(config)
+        ray.init(address=nodes.cluster.address, runtime_env=workers)
+        nodes.begin()
+    else:
+        ray.init(num_cpus=2, object_store_memory=MEMORY, include_dashboard=False, _node_ip_address=ADDRESS, _temp_dir=config["temp"], runtime_env=workers)
+    trainer = TorchTrainer(
+        train, train_loop_config=config, torch_config=ckptstore.ray.TorchConfig(backend="gloo", store=config["store"], resume=config.get("resume")),
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker=config.get("resources", {"CPU": 1}), placement_strategy=config.get("placement", "PACK")),
+        run_config=RunConfig(
+            name=config["name"], storage_path=config["results"], failure_config=FailureConfig(max_failures=config.get("failures", 4)),
+            checkpoint_config=CheckpointConfig(num_to_keep=config.get("keep", 2)), callbacks=[ckptstore.ray.Callback(), Watch(config)],
+        ),
+    )
+    result = trainer.fit()
+    opened = []
+    for checkpoint, _ in result.best_checkpoints:
+        with ckptstore.ray.open(checkpoint) as cp:
+            opened.append({"ref": ckptstore.ray.reference(checkpoint), "step": cp.value("step"), "tensors": sorted(cp.tensors)})
+    ray.shutdown()
+    print("RESULT " + json.dumps({"path": result.path, "opened": opened, "latest": ckptstore.ray.reference(result.checkpoint) if result.checkpoint else None}), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(pathlib.Path(sys.argv[1]).read_text()))
