@@ -183,7 +183,7 @@ func (l *living) take(found map[int]inventory) {
 		for rank, seq := range i.Sequences {
 			sequences[rank] = seq
 		}
-		if a := i.Answer; a != nil && (answer == nil || a.Sequence > answer.Sequence || answer.Body == nil) {
+		if a := i.Answer; a != nil && (answer == nil || a.Sequence > answer.Sequence || a.Sequence == answer.Sequence && answer.Body == nil) {
 			answer = a
 		}
 	}

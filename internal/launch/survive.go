@@ -257,11 +257,13 @@ func (a *collectiveAnswer) parts(world int) ([][]byte, error) {
 		return nil, errors.New("the answer to the last collective is not kept")
 	}
 	parts, err := client.DecodeParts(a.Body)
-	if err != nil || a.Root < 0 {
-		return parts, err
-	}
-	if a.Root >= world || len(parts) != 1 {
-		return nil, errors.New("the answer to the last broadcast is malformed")
+	switch {
+	case err != nil:
+		return nil, err
+	case a.Root < 0 && len(parts) == world:
+		return parts, nil
+	case a.Root < 0 || a.Root >= world || len(parts) != 1:
+		return nil, errors.New("the answer to the last collective is malformed")
 	}
 	all := make([][]byte, world)
 	all[a.Root] = parts[0]
