@@ -48,12 +48,12 @@ func TestInventories(t *testing.T) {
 		"an answer that all have is not needed": {
 			ref(has(0, 7, 9, answer(9, nil))), ref(has(1, 7, 9, answer(9, nil))), "", 9,
 		},
-		"the answer is not kept":   {ref(has(0, 7, 9, answer(9, nil))), ref(has(1, 7, 8, answer(8, gathered))), "rank 1 waits for collective 9", 9},
-		"two collectives apart":    {ref(has(0, 7, 9, answer(9, gathered))), ref(has(1, 7, 7, answer(7, gathered))), "rank 1 has made 7 collectives", 9},
-		"two reports apart":        {ref(has(0, 7, 0, nil)), ref(has(1, 5, 0, nil)), "rank 1 has the answer to report 5", 0},
-		"a node is lost":           {ref(has(0, 7, 0, nil)), nil, "node 2 is lost", 0},
-		"its part has ended":       {ref(with(has(0, 7, 0, nil), func(i *inventory) { i.Attempt = 0 })), ref(has(1, 7, 0, nil)), "node 1 has no part", 0},
-		"it cannot continue": {ref(with(has(0, 7, 0, nil), func(i *inventory) { i.Broken = "the reason" })), ref(has(1, 7, 0, nil)), "node 1 cannot continue with another: the reason", 0},
+		"the answer is not kept": {ref(has(0, 7, 9, answer(9, nil))), ref(has(1, 7, 8, answer(8, gathered))), "rank 1 waits for collective 9", 9},
+		"two collectives apart":  {ref(has(0, 7, 9, answer(9, gathered))), ref(has(1, 7, 7, answer(7, gathered))), "rank 1 has made 7 collectives", 9},
+		"two reports apart":      {ref(has(0, 7, 0, nil)), ref(has(1, 5, 0, nil)), "rank 1 has the answer to report 5", 0},
+		"a node is lost":         {ref(has(0, 7, 0, nil)), nil, "node 2 is lost", 0},
+		"its part has ended":     {ref(with(has(0, 7, 0, nil), func(i *inventory) { i.Attempt = 0 })), ref(has(1, 7, 0, nil)), "node 1 has no part", 0},
+		"it cannot continue":     {ref(with(has(0, 7, 0, nil), func(i *inventory) { i.Broken = "the reason" })), ref(has(1, 7, 0, nil)), "node 1 cannot continue with another: the reason", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
