@@ -161,7 +161,7 @@ func TestHoldings(t *testing.T) {
 	}
 }
 
-// A part says why its group cannot continue with another coordinator, the first of several reasons.
+// A part states why its group cannot continue with another coordinator, the first of several reasons.
 func TestHoldingsBreak(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -250,6 +250,7 @@ func (o runOptions) inherit(ctx context.Context, cfg launch.Config, n placement,
 	cfg.Standby, cfg.Peers, cfg.Nodes, cfg.Node = true, nil, session.OneNode(0), 0
 	cfg.Requests = make(chan launch.StopRequest) // this node's part passes them on
 	cfg.Logger.Warn("coordinating node is gone; continuing its group", "endpoint", at)
+	cfg.Logger = cfg.Logger.With("as", "coordinator") // this node's part logs too
 	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
 }
 
