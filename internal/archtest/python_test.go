@@ -88,8 +88,8 @@ func circle(imports map[string][]string) []string {
 func TestPythonModulesAreInOrder(t *testing.T) {
 	const dir = "python/src/ckptstore"
 	imports := pythonImports(t, os.DirFS(root(t)), dir)
-	if !slices.Contains(imports[dir+"/_save"], dir+"/_connect") {
-		t.Fatalf("%s/_save imports %q: the imports are not read", dir, imports[dir+"/_save"])
+	if !slices.Contains(imports[dir+"/_connect"], dir+"/_session") {
+		t.Fatalf("%s/_connect imports %q: the imports are not read", dir, imports[dir+"/_connect"])
 	}
 	if found := circle(imports); found != nil {
 		t.Errorf("a circle of imports: %s", strings.Join(found, " -> "))
