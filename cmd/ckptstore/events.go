@@ -25,6 +25,7 @@ import (
 // selection selects events of the log.
 type selection struct {
 	run    string
+	trial  string // empty: all
 	actor  string           // see [events.Event].Principal; "": any
 	types  []events.Pattern // empty: all
 	from   uint64
@@ -34,9 +35,12 @@ type selection struct {
 	cursor string
 }
 
-// wants reports whether an event is of the selected run and types.
+// wants reports whether an event is of the selected run, trial, sender and types.
 func (sel selection) wants(r events.Recorded) bool {
 	if sel.run != "" && r.Scope.Run != sel.run {
+		return false
+	}
+	if sel.trial != "" && r.Scope.Trial != sel.trial {
 		return false
 	}
 	if sel.actor != "" && r.Principal != sel.actor {
@@ -49,7 +53,7 @@ func (a *app) eventsCommand() *cobra.Command {
 	var sel selection
 	var types []string
 	c := &cobra.Command{
-		Use: "events [RUN]", Short: "Print the events of the log, or follow it", Args: console.Args(cobra.MaximumNArgs(1)),
+		Use: "events [RUN[/TRIAL]]", Short: "Print the events of the log, or follow it", Args: console.Args(cobra.MaximumNArgs(1)),
 		Long: `Print the events of the log, or of RUN, in the order of their sequence. With --json or
 -o jsonl, each line is one event: a CloudEvent 1.0 in structured mode, whose extensions
 sequence and stored give its place in the log. The extension ckptactor, and the column
@@ -95,7 +99,7 @@ and none is left out. A reader of a pipe that is killed loses what it had not re
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&sel.run, "run", "", "print only events of this run")
+	f.StringVar(&sel.run, "run", "", "print only events of this run, or RUN/TRIAL")
 	f.StringVar(&sel.actor, "actor", "", "print only events of this sender, such as user:ada")
 	f.StringArrayVar(&types, "type", nil, "print only events of this type, such as checkpoint.committed or checkpoint.* (repeatable)")
 	f.StringVar(&sel.start, "from", "all", "where to start: all, last, new or a sequence")
@@ -138,12 +142,14 @@ func (sel *selection) parse(types []string) error {
 
 func (a *app) events(ctx context.Context, s *store.Store, sel selection) (err error) {
 	if sel.run != "" {
-		err := answer.KnownRun(ctx, s.Views(), sel.run)
+		run, trial, err := answer.Named(ctx, s.Views(), sel.run)
 		switch {
 		case sel.follow && errors.Is(err, projections.ErrNotFound):
 			a.logger().Warn("run not found; waiting for it to start", "run", sel.run)
 		case err != nil:
 			return err
+		default:
+			sel.run, sel.trial = run, trial
 		}
 	}
 	within, note := ctx, func(uint64, bool) {}
@@ -231,7 +237,7 @@ func (sel selection) subjects() []string {
 	}
 	var filters []string
 	for _, p := range types {
-		filters = append(filters, p.Subjects(sel.run))
+		filters = append(filters, p.Subjects(sel.run, sel.trial))
 	}
 	return filters
 }

@@ -24,7 +24,7 @@ type Output struct {
 }
 
 // OutputOf finds the output of a job of a run: of the newest one, if id is empty. That of a search is
-// apart by trial; elsewhere trial is empty. It returns a [projections.NotFoundError] for a job that kept
+// apart by trial; that of the default trial, or of none, is the job's. It returns a [projections.NotFoundError] for a job that kept
 // none, or none that this machine can reach.
 func OutputOf(ctx context.Context, from From, run, id, trial string) (Output, error) {
 	if err := KnownRun(ctx, from.Views, run); err != nil {
@@ -59,7 +59,7 @@ func OutputOf(ctx context.Context, from From, run, id, trial string) (Output, er
 
 // within returns the directory of a trial of a search in that of its job.
 func within(dir, trial string) string {
-	if trial == "" {
+	if trial == "" || trial == projections.DefaultTrial {
 		return dir
 	}
 	return filepath.Join(dir, events.EncodeName(trial))
