@@ -173,7 +173,7 @@ func (a *app) serveCommand() *cobra.Command {
 	f.StringVar(&access.TokenFile, "token-file", "", "file with the clients' token; only its user may be able to read it ($CKPTSTORE_STORE_TOKEN_FILE)")
 	f.StringVar(&access.Cert, "tls-cert", "", "server certificate, PEM")
 	f.StringVar(&access.Key, "tls-key", "", "key of --tls-cert; only its user may be able to read it")
-	f.StringVar(&people, "client-users", "", "file of users with tokens of their own, made by `ckptstore access issue`")
+	f.StringVar(&people, "client-users", "", "file of users with tokens of their own, made by ckptstore access issue")
 	f.StringSliceVar(&grant.Runs, "client-runs", nil, "patterns of runs for which TCP clients can append, such as 'team-a-*' (default: all runs)")
 	f.BoolVar(&grant.Delete, "client-delete", false, "let TCP clients delete checkpoints of runs whose lease they do not hold")
 	f.StringVar(&quota, "client-bytes", "", "most bytes that TCP clients can append while this process owns the log, such as 10GiB (default: limited by the disk)")
