@@ -25,7 +25,7 @@ import (
 // selection selects events of the log.
 type selection struct {
 	run    string
-	trial  string // empty: all
+	trial  string           // empty: all
 	actor  string           // see [events.Event].Principal; "": any
 	types  []events.Pattern // empty: all
 	from   uint64
