@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode/utf8"
@@ -85,6 +86,9 @@ and none is left out. A reader of a pipe that is killed loses what it had not re
 			if c.Flags().Changed("until-seq") && sel.until == 0 {
 				return console.Usagef("--until-seq 0: sequences count from 1")
 			}
+			if kind, name, _ := strings.Cut(sel.actor, ":"); sel.actor != "" && sel.actor != "token" && (name == "" || kind != "user" && kind != "cert" && kind != "uid") {
+				return console.Usagef("--actor %s: want user:NAME, cert:NAME, uid:NUMBER or token; the column of `ckptstore events -o wide` has them", sel.actor)
+			}
 			if sel.actor != "" && sel.start == "last" {
 				return console.Usagef("--from last does not go with --actor: choose a sequence")
 			}
@@ -100,7 +104,7 @@ and none is left out. A reader of a pipe that is killed loses what it had not re
 	}
 	f := c.Flags()
 	f.StringVar(&sel.run, "run", "", "print only events of this run, or RUN/TRIAL")
-	f.StringVar(&sel.actor, "actor", "", "print only events of this sender, such as user:ada")
+	f.StringVar(&sel.actor, "actor", "", "print only events of this sender: user:NAME, cert:NAME, uid:NUMBER or token")
 	f.StringArrayVar(&types, "type", nil, "print only events of this type, such as checkpoint.committed or checkpoint.* (repeatable)")
 	f.StringVar(&sel.start, "from", "all", "where to start: all, last, new or a sequence")
 	f.Uint64Var(&sel.until, "until-seq", 0, "last sequence to print (default: the end of the log)")
