@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -102,7 +103,8 @@ func (a *app) serveCommand() *cobra.Command {
 				return console.Usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-users, --client-runs, --client-delete and --client-bytes need --listen HOST:PORT")
 			}
 			if address != "" {
-				if access.TokenFile == "" && !store.IsURL(a.location) { // with a URL, the variables are that server's credentials
+				// With a URL, the variables are that server's credentials; and beside users, one user's.
+				if access.TokenFile == "" && !store.IsURL(a.location) && people == "" {
 					access.Token = os.Getenv(store.EnvToken)
 					access.TokenFile = os.Getenv(store.EnvTokenFile)
 				}
@@ -117,6 +119,11 @@ func (a *app) serveCommand() *cobra.Command {
 				listen, err := access.Listen(address)
 				if err != nil {
 					return console.Usagef("serve: %w", err)
+				}
+				if known.users != nil && listen.Token != "" {
+					if user, ok := known.users.Of(sha256.Sum256([]byte(listen.Token))); ok {
+						return console.Usagef("serve: the token in --token-file %s is that of user %s: it would have all rights, and could not be revoked; give another, or none", access.TokenFile, user.Name)
+					}
 				}
 				if quota != "" {
 					if grant.Bytes, err = console.ParseSize(quota); err != nil {
