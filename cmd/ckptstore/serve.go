@@ -103,7 +103,7 @@ func (a *app) serveCommand() *cobra.Command {
 				return console.Usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-users, --client-runs, --client-delete and --client-bytes need --listen HOST:PORT")
 			}
 			if address != "" {
-				// With a URL, the variables are that server's credentials; and beside users, one user's.
+				// With a URL, the variables are that server's credentials; and with users, that of one of them.
 				if access.TokenFile == "" && !store.IsURL(a.location) && people == "" {
 					access.Token = os.Getenv(store.EnvToken)
 					access.TokenFile = os.Getenv(store.EnvTokenFile)
