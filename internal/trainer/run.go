@@ -303,7 +303,9 @@ func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Op
 			return err
 		}
 	}
-	cfg.Requests = o.signals.preemptible()
+	if cfg.Requests == nil {
+		cfg.Requests = o.signals.preemptible()
+	}
 	return run(ctx, st, cfg)
 }
 
@@ -320,7 +322,7 @@ func recordLaunch(ctx context.Context, st *store.Store, started events.Recorded)
 // runOn runs a job of a run that no other job runs. storage writes and reads its
 // checkpoints; nil means the store's own.
 func runOn(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage) error {
-	return leased(ctx, st, cfg, holdRun, func(ctx context.Context) error { return runLeased(ctx, st, cfg, storage) })
+	return leased(ctx, st, cfg, holdRun, func(ctx context.Context) error { return runLeased(ctx, st, cfg, storage, launch.Run) })
 }
 
 // holding takes the lease of a job's run. The context that it returns ends with the lease.
@@ -346,11 +348,11 @@ func leased(ctx context.Context, st *store.Store, cfg launch.Config, hold holdin
 }
 
 // runLeased runs a job that holds the lease of its run.
-func runLeased(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage) (err error) {
+func runLeased(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage, run func(context.Context, launch.Config, session.Store) error) (err error) {
 	about := services.New(st, cfg.Logger)
 	defer func() { err = errors.Join(err, about.Close()) }()
 	cfg.Services = about
-	return launch.Run(ctx, cfg, sessionStore(st, cfg, storage))
+	return run(ctx, cfg, sessionStore(st, cfg, storage))
 }
 
 // leaseWait is how long a job over several nodes waits for the lease of its run: that of
