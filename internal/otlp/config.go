@@ -72,7 +72,7 @@ func FromEnvironment(getenv func(string) string) (c Config, err error) {
 	}
 	value, name := get(envEndpoint)
 	if value == "" {
-		return c, problem.Errorf(problem.Invalid, "--traces: no collector is named: set $%s%s to the URL of one that receives OTLP over HTTP, such as http://127.0.0.1:4318", envAll, envEndpoint)
+		return c, problem.Errorf(problem.Invalid, "--traces: no collector is named: set $%s%s to the URL of a receiver of OTLP over HTTP, such as http://127.0.0.1:4318", envAll, envEndpoint)
 	}
 	if c.Endpoint, err = url.Parse(value); err != nil || c.Endpoint.Scheme != "http" && c.Endpoint.Scheme != "https" || c.Endpoint.Hostname() == "" {
 		return c, bad(name, "want an http or https URL, such as http://127.0.0.1:4318")

@@ -219,7 +219,7 @@ func TestBadCollectors(t *testing.T) {
 					until(t, "sent once", tracer.down.Load)
 				}
 			}
-			want, waiting := uint64(many-3), 3 // two in the queue, one that is sent
+			want, waiting := uint64(many-3), 3 // two in the queue, and another is sent
 			if c.reason == dropRefused {
 				want, waiting = many, 0
 			}

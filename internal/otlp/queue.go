@@ -18,7 +18,7 @@ var Reasons = []string{dropFull, dropRefused, dropOld, dropUnread}
 
 // Counts are the traces of a process.
 type Counts struct {
-	Waiting int // in the queue, and the one that is being sent
+	Waiting int // in the queue, with the trace that is being sent
 	Sent    uint64
 	Dropped map[string]uint64 // by reason; has every reason
 }
