@@ -187,9 +187,9 @@ func TestBadCollectors(t *testing.T) {
 			<-r.Context().Done()
 			return false
 		}, "3000", dropFull, "collector does not take traces; they wait in a queue"},
-		"cuts": {func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) }, "10000", dropFull, "EOF"},
-		"fails":     {status(http.StatusInternalServerError), "10000", dropRefused, "it answered 500 Internal Server Error"},
-		"no token":  {status(http.StatusUnauthorized), "10000", dropRefused, "it answered 401 Unauthorized"},
+		"cuts":     {func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) }, "10000", dropFull, "EOF"},
+		"fails":    {status(http.StatusInternalServerError), "10000", dropRefused, "it answered 500 Internal Server Error"},
+		"no token": {status(http.StatusUnauthorized), "10000", dropRefused, "it answered 401 Unauthorized"},
 		"moved": {func(w http.ResponseWriter, r *http.Request) bool {
 			http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
 			return false

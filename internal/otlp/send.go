@@ -117,7 +117,9 @@ func describe(answer *http.Response, body []byte) string {
 	return oneLine(string(body[:min(len(body), 300)]))
 }
 
-func oneLine(s string) string { return strings.ToValidUTF8(strings.Join(strings.Fields(s), " "), "\uFFFD") }
+func oneLine(s string) string {
+	return strings.ToValidUTF8(strings.Join(strings.Fields(s), " "), "\uFFFD")
+}
 
 // withoutURL removes the URL from an error of a request: it may have a password, and the log line
 // has the endpoint.
