@@ -320,7 +320,7 @@ func (s *scene) tracer(endpoint string, log io.Writer, change ...func(map[string
 		s.t.Fatal(err)
 	}
 	t := newTracer(s.store, c, Options{Version: "v1", Logger: slog.New(slog.NewTextHandler(log, nil))})
-	t.pause, t.comeback = time.Millisecond, time.Millisecond
+	t.pause, t.comeback, t.flush = time.Millisecond, time.Millisecond, time.Minute
 	return t
 }
 

@@ -241,10 +241,9 @@ func TestBadCollectors(t *testing.T) {
 						t.Errorf("trace of %s", got.checkpoint)
 					}
 				}
+				until(t, "logged that it takes traces again", func() bool { return log.count("collector takes traces again") == 1 })
+				until(t, "all counted", func() bool { return tracer.Counts().Waiting == 0 })
 				tracer.Close()
-				if log.count("collector takes traces again") != 1 {
-					t.Errorf("log:\n%s", log.text.String())
-				}
 			}
 			if log.count("level=WARN") != 1+log.count("traces not sent") || log.count(c.line) != 1 {
 				t.Errorf("log:\n%s", log.text.String())
