@@ -23,7 +23,8 @@ func (t *Tracer) encode(tr traces.Trace) ([]byte, error) {
 		spans[i] = spanOf(tr.ID, &tr.Spans[i])
 	}
 	of := []traces.Attribute{
-		{Key: "service.name", Value: t.config.Service}, {Key: "service.version", Value: t.options.Version},
+		{Key: "service.name", Value: t.config.Service},
+		{Key: "service.version", Value: t.options.Version},
 		{Key: "ckptstore.store", Value: t.store.ID},
 	}
 	for _, key := range t.config.attributes() {

@@ -120,7 +120,8 @@ func TestSave(t *testing.T) {
 		},
 		{
 			"aborted: what the log has later is left out",
-			saveOf(write(0, 3, 9, nil, s(1), s(1), nil, s(2), s(1))), End{Sequence: 11, Stored: at(4), Aborted: true, Reason: "no room"},
+			saveOf(write(0, 3, 9, nil, s(1), s(1), nil, s(2), s(1))),
+			End{Sequence: 11, Stored: at(4), Aborted: true, Reason: "no room"},
 			[]string{"save 0-4 staged@3 failed: no room", "save/rank 0 2-3 sealed@3", "save/rank 0/copy 2-3"},
 		},
 		{
