@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/logpeers"
+	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -57,6 +58,12 @@ With --http HOST:PORT, serve also answers the HTTP API and serves the page, to t
 to those of --http-users: see ckptstore ui. On an address that other machines can reach,
 --http-cert and --http-key are required.
 
+With --traces, serve sends a trace of each save and load to the OpenTelemetry collector that
+$OTEL_EXPORTER_OTLP_ENDPOINT names, such as http://127.0.0.1:4318, by OTLP over HTTP. It reads the
+standard variables for endpoint, headers, timeout, compression, certificates, service name and
+resource attributes. Without a collector that answers, nothing waits. Of several processes with
+--traces, the first sends the traces of the whole store, and another continues when it ends.
+
 With --store nats://..., serve --listen is a gateway to the store on that server. The
 gateway has the server's credentials, from the URL or $CKPTSTORE_STORE_TOKEN and the
 like; --token-file and --tls-ca are for its clients. Several gateways may run at the
@@ -78,6 +85,7 @@ func (a *app) serveCommand() *cobra.Command {
 		quota   string
 		people  string
 		web     api.Listen
+		traced  bool
 	)
 	c := &cobra.Command{
 		Use: serveName, Short: "Own a store until stopped, and serve it to other processes", Args: console.Args(cobra.NoArgs),
@@ -94,7 +102,14 @@ func (a *app) serveCommand() *cobra.Command {
 					return err
 				}
 			}
-			if store.IsURL(a.location) && address == "" && web.Address == "" {
+			var collector otlp.Config
+			if traced {
+				var err error
+				if collector, err = otlp.FromEnvironment(os.Getenv); err != nil {
+					return err
+				}
+			}
+			if store.IsURL(a.location) && address == "" && web.Address == "" && !traced {
 				return console.Usagef("serve %s: a store on a server has no owner; give --listen HOST:PORT or --http HOST:PORT to serve clients without that server's credentials, or a directory with --store",
 					jetlog.Redacted(a.location))
 			}
@@ -160,11 +175,16 @@ func (a *app) serveCommand() *cobra.Command {
 					}
 				}
 				fmt.Fprintf(a.Err, "%s store %s in %s; stop with Ctrl-C\n", state, s.ID, s.Location)
+				var tracer *otlp.Tracer
+				if traced {
+					tracer = otlp.Start(c.Context(), s, collector, otlp.Options{Version: version(), Logger: a.logger()})
+					defer tracer.Close()
+				}
 				if web.Address == "" {
 					<-c.Context().Done()
 					return nil
 				}
-				server, err := a.serveHTTP(c.Context(), s, web)
+				server, err := a.serveHTTP(c.Context(), s, web, tracer)
 				if err != nil {
 					return err
 				}
@@ -176,6 +196,7 @@ func (a *app) serveCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	web.Flags(f, "")
+	f.BoolVar(&traced, "traces", false, "send a trace of each save and load to the OpenTelemetry collector of $OTEL_EXPORTER_OTLP_ENDPOINT")
 	f.StringVar(&address, "listen", "", "accept clients over TCP on HOST:PORT")
 	f.StringVar(&access.TokenFile, "token-file", "", "file with the clients' token; only its user may be able to read it ($CKPTSTORE_STORE_TOKEN_FILE)")
 	f.StringVar(&access.Cert, "tls-cert", "", "server certificate, PEM")
