@@ -150,6 +150,17 @@ type GroupStarted struct {
 	MorePassedOver int          `json:"more_passed_over,omitempty"` // number of such checkpoints beyond those listed
 }
 
+// GroupCoordinator records that another node coordinates a living group from now on: the
+// node that did is silent, and has no ranks. The attempt continues, with the same job. The
+// coordinator before it may decide nothing any more.
+type GroupCoordinator struct {
+	Attempt int    `json:"attempt"`
+	Job     string `json:"job"`
+	Node    int    `json:"node"` // index of the node that coordinates
+	Host    string `json:"host"`
+	Reason  string `json:"reason"`
+}
+
 // PassedOver is a checkpoint that an attempt did not resume from because its files are
 // incomplete or damaged.
 type PassedOver struct {
@@ -349,6 +360,7 @@ func (NodeLeft) Kind() Kind           { return "job.node_left" }
 func (NodeSlow) Kind() Kind           { return "node.slow" }
 func (JobEnded) Kind() Kind           { return "job.ended" }
 func (GroupStarted) Kind() Kind       { return "group.started" }
+func (GroupCoordinator) Kind() Kind   { return "group.coordinator" }
 func (TrainingStarted) Kind() Kind    { return "group.training_started" }
 func (WorkerExited) Kind() Kind       { return "group.worker_exited" }
 func (GroupStopped) Kind() Kind       { return "group.stopped" }

@@ -33,6 +33,7 @@ var samples = []Body{
 	GroupStarted{Attempt: 2, Job: "0192f0c1-0000-7000-8000-000000000001", WorldSize: 2, Ranks: []RankPlacement{
 		{Rank: 0, Node: 0, LocalRank: 0, Devices: []string{"GPU-1b2c"}}, {Rank: 1, Node: 0, LocalRank: 1},
 	}, Backend: "torch", Resume: "step-100.a1", PassedOver: []PassedOver{{Checkpoint: "step-200.a1", Reason: "r00001.safetensors: missing: the file is not there"}}, MorePassedOver: 3},
+	GroupCoordinator{Attempt: 2, Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Host: "node-b", Reason: "the coordinating node is silent"},
 	NodeDevices{Attempt: 2, Ranks: []RankRun{{First: 8, Count: 2}}, Devices: [][]string{{"GPU-1b2c", "GPU-3d4e"}, {}}},
 	TrainingStarted{Attempt: 2},
 	WorkerExited{Attempt: 2, Rank: 1, Code: -9, Signal: "SIGKILL", Message: "killed", Traceback: "Traceback (most recent call last):\n  …", Unseen: true},

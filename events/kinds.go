@@ -66,6 +66,7 @@ var kinds = map[Kind]spec{
 	"job.ended":         fact[JobEnded](),
 
 	"group.started":          decision[GroupStarted]().until(2),
+	"group.coordinator":      decision[GroupCoordinator](),
 	"group.node_devices":     fact[NodeDevices](),
 	"group.training_started": fact[TrainingStarted](),
 	"group.worker_exited":    fact[WorkerExited](),

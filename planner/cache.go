@@ -85,8 +85,8 @@ type set struct {
 	shared Shared
 }
 
-// NewCache returns a cache of at most size sets of plans, at least one.
-func NewCache(size int) *Cache { return &Cache{size: max(size, 1)} }
+// newCache returns a cache of at most size sets of plans, at least one.
+func newCache(size int) *Cache { return &Cache{size: max(size, 1)} }
 
 // keyOf returns the same key for plans in any order. Participants and ranks are in the
 // fingerprints.

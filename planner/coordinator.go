@@ -115,7 +115,7 @@ func (Ask) command()     {}
 // NewCoordinator returns a coordinator without open saves. The caller feeds it the log from
 // the attempt's group.started on.
 func NewCoordinator(cfg CoordinatorConfig) *Coordinator {
-	return &Coordinator{cfg: cfg, saves: map[string]*save{}, cache: NewCache(cachedSets), ended: map[string]bool{}, refused: map[string][]*events.WriteFailed{}, exited: map[int]string{}, nodeSets: map[int][]nodeSet{}}
+	return &Coordinator{cfg: cfg, saves: map[string]*save{}, cache: newCache(cachedSets), ended: map[string]bool{}, refused: map[string][]*events.WriteFailed{}, exited: map[int]string{}, nodeSets: map[int][]nodeSet{}}
 }
 
 // Fenced returns the number of the newer attempt that took over, or 0.

@@ -126,8 +126,8 @@ func (c Checkpoint) Saving() []int { return events.Participants(c.Participants, 
 // Visible reports whether the checkpoint is committed and in the line.
 func (c Checkpoint) Visible() bool { return c.State == Committed && !c.Superseded }
 
-// InProgress reports whether the checkpoint is neither committed nor aborted.
-func (c Checkpoint) InProgress() bool { return c.State == Open || c.State == Staged }
+// inProgress reports whether the checkpoint is neither committed nor aborted.
+func (c Checkpoint) inProgress() bool { return c.State == Open || c.State == Staged }
 
 // attach adds a file, or replaces the file of that name.
 func (c *Checkpoint) attach(b *events.CheckpointAttached) {

@@ -116,7 +116,7 @@ type rankWrite struct {
 // aborted checkpoint no longer change.
 func (f *fold) wrote(id string, attempt int, each ...rankWrite) error {
 	c, begun, err := f.checkpoint(id)
-	if err != nil || begun && !c.InProgress() {
+	if err != nil || begun && !c.inProgress() {
 		return err
 	}
 	if !begun {
@@ -163,7 +163,7 @@ func (f *fold) committed(b *events.CheckpointCommitted) error {
 			return err
 		}
 	}
-	if !c.InProgress() {
+	if !c.inProgress() {
 		return nil
 	}
 	c.State, c.Manifest, c.Bytes = Committed, b.Manifest, b.Bytes
@@ -203,7 +203,7 @@ func (f *fold) newest(c Checkpoint) error {
 
 func (f *fold) aborted(b *events.CheckpointAborted) error {
 	c, found, err := f.checkpoint(b.Checkpoint)
-	if err != nil || !found || !c.InProgress() {
+	if err != nil || !found || !c.inProgress() {
 		return err
 	}
 	c.State, c.Reason, c.Ranks, c.EndedAt = Aborted, b.Reason, b.Ranks, f.at()

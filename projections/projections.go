@@ -62,7 +62,7 @@ import (
 
 // Version is the version of the folds and rows. Rows of another version are discarded,
 // and the log is folded again from its start.
-const Version = 13
+const Version = 14
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"
@@ -213,6 +213,8 @@ func (f *fold) decision(body events.Body) error {
 	switch b := body.(type) {
 	case *events.GroupStarted:
 		return f.groupStarted(b)
+	case *events.GroupCoordinator:
+		return nil // it has no row: the lane alone fences the coordinator before it
 	case *events.TrialCreated:
 		return f.trialCreated(b)
 	case *events.TrialStopRequested:

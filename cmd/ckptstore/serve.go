@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/logpeers"
+	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -56,6 +59,12 @@ With --http HOST:PORT, serve also answers the HTTP API and serves the page, to t
 to those of --http-users: see ckptstore ui. On an address that other machines can reach,
 --http-cert and --http-key are required.
 
+With --traces, serve sends a trace of each save and load to the OpenTelemetry collector that
+$OTEL_EXPORTER_OTLP_ENDPOINT names, such as http://127.0.0.1:4318, by OTLP over HTTP. It reads the
+standard variables for endpoint, headers, timeout, compression, certificates, service name and
+resource attributes. Without a collector that answers, nothing waits. Of several processes with
+--traces, the first sends the traces of the whole store, and another continues when it ends.
+
 With --store nats://..., serve --listen is a gateway to the store on that server. The
 gateway has the server's credentials, from the URL or $CKPTSTORE_STORE_TOKEN and the
 like; --token-file and --tls-ca are for its clients. Several gateways may run at the
@@ -77,6 +86,7 @@ func (a *app) serveCommand() *cobra.Command {
 		quota   string
 		people  string
 		web     api.Listen
+		traced  bool
 	)
 	c := &cobra.Command{
 		Use: serveName, Short: "Own a store until stopped, and serve it to other processes", Args: console.Args(cobra.NoArgs),
@@ -93,7 +103,14 @@ func (a *app) serveCommand() *cobra.Command {
 					return err
 				}
 			}
-			if store.IsURL(a.location) && address == "" && web.Address == "" {
+			var collector otlp.Config
+			if traced {
+				var err error
+				if collector, err = otlp.FromEnvironment(os.Getenv); err != nil {
+					return err
+				}
+			}
+			if store.IsURL(a.location) && address == "" && web.Address == "" && !traced {
 				return console.Usagef("serve %s: a store on a server has no owner; give --listen HOST:PORT or --http HOST:PORT to serve clients without that server's credentials, or a directory with --store",
 					jetlog.Redacted(a.location))
 			}
@@ -102,7 +119,8 @@ func (a *app) serveCommand() *cobra.Command {
 				return console.Usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-users, --client-runs, --client-delete and --client-bytes need --listen HOST:PORT")
 			}
 			if address != "" {
-				if access.TokenFile == "" && !store.IsURL(a.location) { // with a URL, the variables are that server's credentials
+				// With a URL, the variables are that server's credentials; and with users, that of one of them.
+				if access.TokenFile == "" && !store.IsURL(a.location) && people == "" {
 					access.Token = os.Getenv(store.EnvToken)
 					access.TokenFile = os.Getenv(store.EnvTokenFile)
 				}
@@ -117,6 +135,12 @@ func (a *app) serveCommand() *cobra.Command {
 				listen, err := access.Listen(address)
 				if err != nil {
 					return console.Usagef("serve: %w", err)
+				}
+				if known.users != nil && listen.Token != "" {
+					user, err := known.users.Of(sha256.Sum256([]byte(listen.Token)))
+					if !errors.Is(err, api.ErrUnknown) {
+						return console.Usagef("serve: the token in --token-file %s is that of user %s: it would have all rights, and could not be revoked; give another, or none", access.TokenFile, cmp.Or(user.Name, "who is no longer admitted"))
+					}
 				}
 				if quota != "" {
 					if grant.Bytes, err = console.ParseSize(quota); err != nil {
@@ -153,11 +177,16 @@ func (a *app) serveCommand() *cobra.Command {
 					}
 				}
 				fmt.Fprintf(a.Err, "%s store %s in %s; stop with Ctrl-C\n", state, s.ID, s.Location)
+				var tracer *otlp.Tracer
+				if traced {
+					tracer = otlp.Start(c.Context(), s, collector, otlp.Options{Version: version(), Logger: a.logger()})
+					defer tracer.Close()
+				}
 				if web.Address == "" {
 					<-c.Context().Done()
 					return nil
 				}
-				server, err := a.serveHTTP(c.Context(), s, web)
+				server, err := a.serveHTTP(c.Context(), s, web, tracer)
 				if err != nil {
 					return err
 				}
@@ -169,11 +198,12 @@ func (a *app) serveCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	web.Flags(f, "")
+	f.BoolVar(&traced, "traces", false, "send a trace of each save and load to the OpenTelemetry collector of $OTEL_EXPORTER_OTLP_ENDPOINT")
 	f.StringVar(&address, "listen", "", "accept clients over TCP on HOST:PORT")
 	f.StringVar(&access.TokenFile, "token-file", "", "file with the clients' token; only its user may be able to read it ($CKPTSTORE_STORE_TOKEN_FILE)")
 	f.StringVar(&access.Cert, "tls-cert", "", "server certificate, PEM")
 	f.StringVar(&access.Key, "tls-key", "", "key of --tls-cert; only its user may be able to read it")
-	f.StringVar(&people, "client-users", "", "file of users with tokens of their own, made by `ckptstore access issue`")
+	f.StringVar(&people, "client-users", "", "file of users with tokens of their own, made by ckptstore access issue")
 	f.StringSliceVar(&grant.Runs, "client-runs", nil, "patterns of runs for which TCP clients can append, such as 'team-a-*' (default: all runs)")
 	f.BoolVar(&grant.Delete, "client-delete", false, "let TCP clients delete checkpoints of runs whose lease they do not hold")
 	f.StringVar(&quota, "client-bytes", "", "most bytes that TCP clients can append while this process owns the log, such as 10GiB (default: limited by the disk)")

@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/api"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/observe"
+	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/page"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -80,10 +81,10 @@ func (a *app) ui(ctx context.Context, s *store.Store, web api.Listen, ref string
 	if found {
 		return a.printOpened(opened{r.URL, r.Link(token, place), r.Tunnel(), true})
 	}
-	server, err := a.serveHTTP(ctx, s, web)
+	server, err := a.serveHTTP(ctx, s, web, nil)
 	if errors.Is(err, syscall.EADDRINUSE) && !chosen {
 		web.Address = "127.0.0.1:0"
-		server, err = a.serveHTTP(ctx, s, web)
+		server, err = a.serveHTTP(ctx, s, web, nil)
 	}
 	if err != nil {
 		return err
@@ -98,10 +99,10 @@ func (a *app) ui(ctx context.Context, s *store.Store, web api.Listen, ref string
 	return server.Close()
 }
 
-// serveHTTP serves the HTTP API of a store.
-func (a *app) serveHTTP(ctx context.Context, s *store.Store, web api.Listen) (*api.Server, error) {
+// serveHTTP serves the HTTP API of a store. tracer is nil if this process sends no traces.
+func (a *app) serveHTTP(ctx context.Context, s *store.Store, web api.Listen, tracer *otlp.Tracer) (*api.Server, error) {
 	web.Logger, web.Version, web.Page = a.logger(), version(), page.Handler()
-	web.Observe = observe.Handler(s, observe.Options{Version: web.Version, Logger: web.Logger})
+	web.Observe = observe.Handler(s, observe.Options{Version: web.Version, Logger: web.Logger, Traces: tracer})
 	return api.Serve(ctx, s, web)
 }
 

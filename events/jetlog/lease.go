@@ -19,6 +19,9 @@ type LeaseHeldError struct {
 	Name   string
 	Holder []byte
 	Until  time.Time // its end by this machine's clock, unless it is renewed
+	// Elected is set if the term counts from the election of the log's leader. Then the holder could
+	// renew the lease for the whole term.
+	Elected bool
 
 	revision uint64
 }
@@ -116,11 +119,11 @@ func (e *Lease) acquireOnce(ctx context.Context, dead uint64) error {
 	// Our own token is there after a lost acknowledgement. It is written again, because
 	// the term counts from a write whose time is known.
 	if now.value.Token != e.value.Token && now.revision != dead {
-		left, err := e.left(ctx, now)
+		held, err := e.heldBy(ctx, now)
 		if err != nil {
 			return err
 		}
-		return &LeaseHeldError{Name: e.name, Holder: now.value.Holder, Until: time.Now().Add(left), revision: now.revision}
+		return held
 	}
 	begun := time.Now()
 	revision, err := kv.Update(ctx, e.key(), e.encode(), now.revision)
@@ -302,12 +305,8 @@ func (l *Log) LeaseHolder(ctx context.Context, name string) (held *LeaseHeldErro
 		if err != nil || now.revision == 0 {
 			return err
 		}
-		left, err := e.left(ctx, now)
-		if err != nil {
-			return err
-		}
-		held = &LeaseHeldError{Name: name, Holder: now.value.Holder, Until: time.Now().Add(left), revision: now.revision}
-		return nil
+		held, err = e.heldBy(ctx, now)
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("ask who holds lease %q at %s: %w", name, l.opts.where(), err)
@@ -360,19 +359,22 @@ func (e *Lease) read(ctx context.Context) (leaseEntry, error) {
 	return entry, nil
 }
 
-// left returns the rest of the entry's term, by the server's clock. On a cluster, a leader
-// that was elected after the entry was written gives it a whole term from its election: it
-// has another clock than the leader before, and without a leader no holder could renew.
-func (e *Lease) left(ctx context.Context, entry leaseEntry) (time.Duration, error) {
+// heldBy describes the holder of an entry. The rest of the term is by the server's clock. On a
+// cluster, a leader that was elected after the entry was written gives it a whole term from its
+// election: it has another clock than the leader before, and without a leader no holder could
+// renew.
+func (e *Lease) heldBy(ctx context.Context, entry leaseEntry) (*LeaseHeldError, error) {
 	s, err := e.l.js.Stream(ctx, leaseStream)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
+	held := &LeaseHeldError{Name: e.name, Holder: entry.value.Holder, revision: entry.revision}
 	info, from := s.CachedInfo(), entry.at
 	if c := info.Cluster; c != nil && c.LeaderSince != nil && c.LeaderSince.After(from) {
-		from = *c.LeaderSince
+		from, held.Elected = *c.LeaderSince, true
 	}
-	return entry.value.term() - info.TimeStamp.Sub(from), nil
+	held.Until = time.Now().Add(entry.value.term() - info.TimeStamp.Sub(from))
+	return held, nil
 }
 
 // moved reports whether the key was not at the revision that a write expected, or

@@ -477,6 +477,9 @@ func TestLeaseAfterLeaderChange(t *testing.T) {
 	if !c.whole(ctx, l) {
 		t.Fatal("the copies are not whole")
 	}
+	if held, err := l.LeaseHolder(ctx, "job"); err != nil || held == nil || held.Elected {
+		t.Errorf("before the change: holder %+v, %v", held, err)
+	}
 	s, err := l.js.Stream(ctx, leaseStream)
 	if err != nil {
 		t.Fatal(err)
@@ -494,6 +497,9 @@ func TestLeaseAfterLeaderChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	elected := *s.CachedInfo().Cluster.LeaderSince
+	if !held.Elected {
+		t.Errorf("the term does not count from the election: %+v", held)
+	}
 	if until := elected.Add(term); held.Until.Before(until.Add(-term / 4)) {
 		t.Errorf("the lease lasts until %v after the kill, its leader was elected after %v", held.Until.Sub(killed), elected.Sub(killed))
 	}

@@ -28,6 +28,8 @@ func describe(body events.Body) (subject, detail string) {
 			detail += ", continues " + b.Resume
 		}
 		return attempt(b.Attempt), detail
+	case *events.GroupCoordinator:
+		return attempt(b.Attempt), fmt.Sprintf("node %d coordinates: %s", b.Node, b.Reason)
 	case *events.TrialStopRequested:
 		if b.Preempt {
 			return "", "save, then stop: " + b.Reason

@@ -73,6 +73,15 @@ func NewHub(world int) *Hub {
 	return &Hub{world: world, quit: make(chan struct{})}
 }
 
+// Resume has the hub continue after collective seq, which ended in an earlier hub with these parts:
+// a rank that has not got them gets them here. It is called before the first Exchange.
+func (h *Hub) Resume(seq uint64, parts [][]byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last = &round{seq: seq, ops: make([]string, h.world), parts: parts, here: make([]bool, h.world), done: make(chan struct{})}
+	close(h.last.done)
+}
+
 // Exchange joins rank to collective seq and waits until every rank has joined. It
 // returns every rank's bytes in rank order; the slices are shared among the
 // callers and must not be modified. own is copied.

@@ -268,3 +268,17 @@ func TestHubManyCollectives(t *testing.T) {
 		}
 	})
 }
+
+// A hub continues after the last collective of an earlier one: a rank that did not get the answer gets it,
+// and the next collective waits for all ranks.
+func TestHubResumes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHub(2)
+		h.Resume(7, [][]byte{[]byte("a"), []byte("b")})
+		start(t.Context(), h, 1, 7, "op", "b").wants(t, "a|b")
+		next := start(t.Context(), h, 0, 8, "op", "c")
+		start(t.Context(), h, 1, 6, "op", "x").fails(t, "the group is past 7")
+		start(t.Context(), h, 1, 8, "op", "d").wants(t, "c|d")
+		next.wants(t, "c|d")
+	})
+}

@@ -17,14 +17,7 @@ import (
 // continue. When it returns, the log has the attempt's end. No process of the job
 // is left and no save is open, unless the error reports it.
 func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*FailedError, error) {
-	if err := j.devices.admit(ctx, n); err != nil {
-		return nil, err
-	}
-	group, err := j.groupStarted(ctx, n, resume)
-	if err != nil {
-		return nil, err
-	}
-	started, err := j.StartAttempt(ctx, group)
+	started, err := j.open(ctx, n, resume)
 	if err != nil {
 		return nil, err
 	}
@@ -37,6 +30,9 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 			return nil, j.broken(ctx, n, cause, err)
 		}
 	}
+	if over := j.overtaken(context.WithoutCancel(ctx)); over != nil {
+		return nil, over
+	}
 	if err := j.Append(context.WithoutCancel(ctx), j.groupStopped(ctx, n, cause)); err != nil {
 		return nil, j.broken(ctx, n, cause, err)
 	}
@@ -44,6 +40,21 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 		return nil, errors.Join(context.Cause(ctx), j.paused(context.WithoutCancel(ctx), n, cause.Cause))
 	}
 	return cause, nil
+}
+
+// open decides an attempt, and returns the sequence of its group.started.
+func (j *job) open(ctx context.Context, n int, resume string) (uint64, error) {
+	if j.living != nil {
+		return j.living.attempt.StartedSeq, nil
+	}
+	if err := j.devices.admit(ctx, n); err != nil {
+		return 0, err
+	}
+	group, err := j.groupStarted(ctx, n, resume)
+	if err != nil {
+		return 0, err
+	}
+	return j.StartAttempt(ctx, group)
 }
 
 // live runs an attempt from its group.started, at sequence from, to the end of
@@ -55,7 +66,12 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	defer stop()
 	w := &watch{job: j, stop: &stopState{orders: j.orders}}
 	at := session.Attempt{Number: n, Resume: resume, Started: from, Orders: w.stop, Hooks: w, Nodes: j.cfg.Nodes, Node: j.cfg.Node}
-	w.others = j.fleet.others(work, startOrder{Attempt: n, Restart: restart, Resume: resume, Started: from, Nodes: j.cfg.Nodes})
+	order := startOrder{Attempt: n, Restart: restart, Resume: resume, Started: from, Nodes: j.cfg.Nodes, Survives: j.cfg.Standby && j.cfg.Survival != nil && (j.succeeds == "" || j.living != nil)}
+	w.others = j.fleet.others(work, order)
+	if j.living != nil {
+		at.Resumed = j.living.resumed
+		w.others.resume(j.living)
+	}
 	if w.others != nil {
 		at.Forward, at.Replicas = w.others, w.others.replicas()
 		at.Index = j.fleet.indexAt
@@ -71,6 +87,9 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	defer func() { err = errors.Join(err, g.Close()) }()
 	w.group, w.pulses, w.hello, w.saving = g, g.Pulses(), g.Hello(), g.Saved()
 	w.others.begin(g)
+	if j.living != nil {
+		j.fleet.bury(work, w.others, j.living)
+	}
 	ungrow := w.watchGrowth(work)
 	if j.members != nil {
 		cause, err = w.serveMembers(ctx, work)
@@ -88,7 +107,11 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		}
 		w.savingEnded, saves = g.Drain(work, why)
 	}
-	w.others.close(j.cfg.DrainTimeout + j.cfg.Grace)
+	if errors.Is(err, session.ErrOvertaken) {
+		w.others.leaveAlone() // they have another coordinator
+	} else {
+		w.others.close(j.cfg.DrainTimeout + j.cfg.Grace)
+	}
 	stop()
 	if !w.savingEnded {
 		if stuck := g.StopSaves(); stuck != nil {

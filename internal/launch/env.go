@@ -113,7 +113,7 @@ func (w *watch) holdPort() (err error) {
 	case w.part != nil:
 		master = w.part.order.MasterPort
 	case w.others != nil:
-		if first := w.fleet.members[0]; first.Index != w.index() {
+		if first := w.fleet.members[0]; first.Index != w.fleet.own() {
 			master = first.Port
 		}
 		w.cfg.Torch.MasterAddr = w.fleet.members[0].Address

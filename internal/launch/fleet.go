@@ -32,11 +32,20 @@ type fleet struct {
 	serving     map[int]bool          // indexes of nodes that serve the requests of others
 	served      chan struct{}         // closed at the next change of it
 	nextMeasure int                   // ID of the last measurement
+	inventories map[int]inventory     // by index: of nodes that continue a living group
+	counted     chan struct{}         // closed at the next change of it
+	silenced    map[nodePart]bool     // parts whose node was lost: their processes may live
+	resuming    bool                  // the group of another coordinator has not begun here
+	early       []nodes.Message       // that came meanwhile
+	begun       chan struct{}         // closed when it has
 }
 
 // newFleet follows the nodes of a job until the caller calls stop.
 func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
-	f = &fleet{job: j, endpoint: j.cfg.Endpoint, began: time.Now(), serving: map[int]bool{}, served: make(chan struct{})}
+	f = &fleet{job: j, endpoint: j.cfg.Endpoint, began: time.Now(), serving: map[int]bool{}, served: make(chan struct{}), inventories: map[int]inventory{}, counted: make(chan struct{}), silenced: map[nodePart]bool{}, resuming: j.succeeds != "", begun: make(chan struct{})}
+	if !f.resuming {
+		close(f.begun)
+	}
 	f.endpoint.Handle("/v1/attempts/{attempt}/ranks/{rank}/", http.HandlerFunc(f.relayed))
 	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/resolve", loads(f, (*restore.Meeting).Resolve))
 	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/share", loads(f, (*restore.Meeting).Share))
@@ -68,6 +77,9 @@ func (f *fleet) outlive(ctx context.Context, trial projections.Trial) error {
 	if at >= 0 && !attempts[at].StoppedAt.IsZero() {
 		return nil
 	}
+	if err := f.silenceAll(ctx, trial.Attempt); err != nil {
+		return err
+	}
 	timeout := f.endpoint.Timeout()
 	left := time.Until(f.began.Add(timeout/2 + timeout/5))
 	if left <= 0 {
@@ -80,6 +92,9 @@ func (f *fleet) outlive(ctx context.Context, trial projections.Trial) error {
 // gather waits for the nodes of the next attempt, and places the ranks on them in the
 // order of their indexes.
 func (f *fleet) gather(ctx context.Context) error {
+	if err := f.silence(ctx); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	_, came := f.orders.given()
@@ -115,6 +130,9 @@ func (f *fleet) gather(ctx context.Context) error {
 	}
 	var place session.Nodes
 	rank := 0
+	if f.cfg.Standby {
+		f.job.cfg.Node = -1
+	}
 	for at, m := range group {
 		var ranks []int
 		for range m.Procs {
@@ -122,12 +140,20 @@ func (f *fleet) gather(ctx context.Context) error {
 			rank++
 		}
 		place = append(place, ranks)
-		if m.Index == f.index() {
+		if m.Index == f.own() {
 			f.job.cfg.Node = at
 		}
 	}
 	f.job.cfg.Nodes = place
 	return nil
+}
+
+// own returns the index of this node among the nodes of groups; -1 if it takes no ranks.
+func (f *fleet) own() int {
+	if f.cfg.Standby {
+		return -1
+	}
+	return f.index()
 }
 
 // unchecked reports whether a node of a group has joined since the last preflight, and notes all
@@ -192,6 +218,7 @@ func (f *fleet) handle(ctx context.Context, e nodes.Event) {
 		f.lost(ctx, e.Member.Index, e.Member.Joining-1, true, "its trainer started again")
 		f.joined(ctx, e.Member)
 	case nodes.Lost:
+		f.mayLive(e.Node)
 		f.lost(ctx, e.Node, e.Joining, true, e.Why)
 	case nodes.Excluded:
 		f.leaves(ctx, &events.NodeLeft{Node: e.Node, Reason: e.Why, Excluded: true, Host: e.Host, Boot: e.Boot})
@@ -290,6 +317,13 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		}
 		return
 	}
+	if e.Kind == msgInventory {
+		var i inventory
+		if decode(&i) {
+			f.count(e.Node, i)
+		}
+		return
+	}
 	if e.Kind == msgServes {
 		f.setServing(e.Node, true)
 		return
@@ -305,6 +339,13 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 	if !decode(&of) {
 		return
 	}
+	f.mu.Lock()
+	if f.resuming {
+		f.early = append(f.early, e)
+		f.mu.Unlock()
+		return
+	}
+	f.mu.Unlock()
 	o := f.current(of.Attempt)
 	if o == nil {
 		return // of an attempt that has ended

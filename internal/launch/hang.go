@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -71,7 +72,8 @@ func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked ti
 	every := min(limit/looksPerLimit+1, longestLook)
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
-	lives := func(rank int) bool { return !w.proc(rank).Ended() }
+	local := w.cfg.Local() // a coordinating process sees requests of other ranks too
+	lives := func(rank int) bool { return slices.Contains(local, rank) && !w.proc(rank).Ended() }
 	for {
 		select {
 		case <-ticker.C:

@@ -51,6 +51,8 @@ type job struct {
 	members  *members    // of a session; nil: the job starts the workers itself
 	grew     *growth     // why the last attempt ended, if to have more nodes
 	finished bool        // all ranks of the last attempt reported that they are done
+	succeeds string      // why this process coordinates a living group; empty: it does not
+	living   *living     // the group that lives; nil: none, or not any more
 }
 
 // prepare returns a job whose processes are not started yet. It sets cfg's
@@ -60,7 +62,7 @@ func prepare(ctx context.Context, cfg Config, store session.Store, link *nodes.L
 	j := &job{cfg: cfg, log: cfg.Logger, orders: newOrders(), link: link}
 	j.processes = process.NewHunt(cfg.Job).Of(j.marks()...)
 	own := cfg.Config
-	own.Node = j.index()
+	own.Node, own.Aside = j.index(), cfg.Standby && link == nil
 	if cfg.Judge != nil {
 		own.Reported = func(ctx context.Context, m *events.Metrics) {
 			if r := cfg.Judge(ctx, m); r != nil {
@@ -100,8 +102,13 @@ func (j *job) marks() (all []string) {
 // ctx ends. The caller holds the run's lease. When Run returns, no process of the
 // job is left, even after a failure.
 func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
+	return runJob(ctx, cfg, store, "")
+}
+
+// runJob runs a job. It continues a living group if succeeds is a reason.
+func runJob(ctx context.Context, cfg Config, store session.Store, succeeds string) (err error) {
 	cfg = cfg.withDefaults()
-	if n := len(cfg.Local()); n < 1 {
+	if n := len(cfg.Local()); n < 1 && !cfg.Standby {
 		return fmt.Errorf("%w: %d workers a node; --nproc must be 1 or more", ErrConfig, n)
 	}
 	if len(cfg.Command) == 0 {
@@ -112,8 +119,10 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	if _, err := exec.LookPath(cfg.Command[0]); err != nil {
 		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
 	}
-	hooks, err := newHooks(&cfg)
-	if err != nil {
+	var hooks *hooks
+	if cfg.Standby {
+		cfg.Driver, cfg.Peers, cfg.Preload = nil, nil, nil // of nodes with ranks
+	} else if hooks, err = newHooks(&cfg); err != nil {
 		return err
 	}
 	keeper := newKeeper(cfg.Collect, "some old checkpoints not deleted", cfg.Logger)
@@ -121,7 +130,7 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	diskUse := &diskUse{usage: store.Data.Usage, bounded: cfg.Collect != nil, log: cfg.Logger}
 	cfg.Committed, cfg.Costs = func() { keeper.committed(); publisher.committed() }, diskUse.committed
 	j := prepare(ctx, cfg, store, nil)
-	j.hooks = hooks
+	j.hooks, j.succeeds = hooks, succeeds
 	j.devices = &deviceGate{job: j}
 	j.output = j.openOutput()
 	if err := j.Open(); err != nil {
@@ -129,11 +138,13 @@ func Run(ctx context.Context, cfg Config, store session.Store) (err error) {
 	}
 	j.servePeers()
 	defer func() { err = j.Close(err) }()
-	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger, j.marks()...); err != nil {
-		return err
+	if !cfg.Standby {
+		if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger, j.marks()...); err != nil {
+			return err
+		}
+		defer j.guard.Stop()
+		cfg.Contact.extend(j.guard)
 	}
-	defer j.guard.Stop()
-	cfg.Contact.extend(j.guard)
 	withdraw, err := j.keepStandbys()
 	if err != nil {
 		return err
@@ -163,10 +174,14 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if !j.cfg.Shared {
-		if err := j.started(ctx, host); err != nil {
-			return err
-		}
+	switch {
+	case j.succeeds != "":
+		last, err = j.succeed(ctx, host)
+	case !j.cfg.Shared:
+		err = j.started(ctx, host)
+	}
+	if err != nil {
+		return err
 	}
 	deaf := j.takeOrders(ctx, last+1)
 	live := j.attempts
@@ -184,6 +199,9 @@ func (j *job) run(ctx context.Context) (err error) {
 // recordEnd records the job's end even if ctx has ended.
 func (j *job) recordEnd(ctx context.Context, err error) error {
 	end := context.WithoutCancel(ctx)
+	if over := j.overtaken(end); over != nil {
+		return errors.Join(err, over) // the job continues under another coordinator
+	}
 	ended := &events.JobEnded{Job: j.cfg.Job, ExitCode: j.cfg.ExitCode(err), Reason: j.reason}
 	if err != nil {
 		ended.Reason = session.Beginning(err.Error(), session.MaxMessage)
@@ -229,23 +247,31 @@ func (j *job) takeOver(ctx context.Context) (trial projections.Trial, resume str
 
 // attempts runs the worker group until it is done or may not restart.
 func (j *job) attempts(ctx context.Context) error {
-	trial, resume, err := j.takeOver(ctx)
-	if err != nil {
-		return err
-	}
-	if j.fleet != nil {
-		if err := j.fleet.outlive(ctx, trial); err != nil {
+	var trial projections.Trial
+	var resume string
+	var err error
+	if j.living != nil {
+		trial, resume = j.living.trial, j.living.attempt.Resume
+		trial.Attempt-- // the first one below
+	} else {
+		if trial, resume, err = j.takeOver(ctx); err != nil {
 			return err
+		}
+		if j.fleet != nil {
+			if err := j.fleet.outlive(ctx, trial); err != nil {
+				return err
+			}
 		}
 	}
 	backoff, head, loop := backoff{enough: j.cfg.ShortLife}, trial.Head, crashLoop{}
 	blamed := blame{limit: j.cfg.MaxNodeFailures}
 	budget := budgets{workers: j.cfg.MaxRestarts, infrastructure: j.cfg.MaxInfraRestarts}
 	for ran := false; ; ran = true {
-		if end, err := j.between(ctx, trial, ran); end {
+		if j.living != nil {
+			j.fleet.join(j.living)
+		} else if end, err := j.between(ctx, trial, ran); end {
 			return err
-		}
-		if ended, err := j.gather(ctx); err != nil {
+		} else if ended, err := j.gather(ctx); err != nil {
 			if ran {
 				err = errors.Join(err, j.paused(context.WithoutCancel(ctx), trial.Attempt, session.Beginning(err.Error(), session.MaxMessage)))
 			}
@@ -260,6 +286,7 @@ func (j *job) attempts(ctx context.Context) error {
 			return err
 		}
 		trial.Attempt++
+		j.living = nil
 		if end, err := j.obeyed(ctx, trial.Attempt, cause); end {
 			return err
 		}
@@ -313,7 +340,11 @@ func (j *job) attempts(ctx context.Context) error {
 // nnodes returns the most nodes that the job may have.
 func (j *job) nnodes() int {
 	if j.cfg.Endpoint != nil {
-		return j.cfg.Endpoint.Max()
+		n := j.cfg.Endpoint.Max()
+		if j.cfg.Standby {
+			n++ // this node
+		}
+		return n
 	}
 	return len(j.cfg.Nodes)
 }

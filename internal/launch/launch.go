@@ -8,6 +8,7 @@
 //
 //	Run          attempts of a job, until it is done or out of budget
 //	Follow       this node's parts of a job that another process coordinates
+//	Resume       the attempts of a job whose coordinator is gone, the first of them living
 //	Attend       one attempt of processes that started by themselves
 //	attempt      one life of the worker group, opened by group.started
 //	watch        the processes of one attempt on this node: start, wait, end
@@ -65,6 +66,11 @@ type Config struct {
 	Preflight       bool // all nodes are examined, and their network is measured, before the first attempt
 	Exclude         Exclusion
 	LogCopies       int // nodes with an index below it hold copies of the log
+	// Standby is set for a node that takes no ranks: it only coordinates. Then the group outlives its
+	// coordinator, if Survival is set: another node coordinates it with [Resume].
+	Standby  bool
+	Survival Survival
+	Carrier  *Carrier // of [Follow]; nil: there is none
 	// Contact passes to the guard how long the processes of this node may live; nil if the
 	// job has one node.
 	Contact *Contact

@@ -16,6 +16,8 @@ const (
 	cmdAdopt = "adopt" // to write what a lost node had sealed, from its replica: an adoptOrder
 	cmdAsk   = "ask"   // to append the plan of a rank in full: an askedPlan
 
+	cmdMortal = "mortal" // to end the processes when this coordinating process is silent: its node has ranks
+
 	cmdMeasure  = "measure"  // to measure the network to another node: a measureOrder
 	cmdExamine  = "examine"  // to examine itself: an examineOrder
 	msgServes   = "serves"   // it serves the requests of other nodes
@@ -29,6 +31,8 @@ const (
 	msgSettled = "settled" // it writes no more files of an aborted save: a saveRef
 	msgAbort   = "abort"   // it cannot finish a save: a saveRef
 	msgAsked   = "asked"   // the job was asked to end there: a StopRequest
+
+	msgInventory = "inventory" // what its part of a living group has, for a coordinator that takes over: an inventory
 )
 
 // startOrder places a node's part of a group.
@@ -42,6 +46,7 @@ type startOrder struct {
 	MasterAddr string        `json:"master_addr"`
 	MasterPort int           `json:"master_port"`
 	Replicas   *replicaOrder `json:"replicas,omitempty"` // nil: none
+	Survives   bool          `json:"survives,omitempty"` // the group outlives its coordinator, which has no ranks
 }
 
 // replicaOrder is a node's part in the replication of slots.

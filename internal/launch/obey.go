@@ -69,7 +69,7 @@ func (w *watch) awaitOrder(ctx context.Context) bool {
 	for {
 		o, came := w.orders.given()
 		if o != nil {
-			if w.living() == 0 {
+			if w.lives() == 0 {
 				return false // they have ended; only the news is late
 			}
 			if !w.stop.open.Load() {

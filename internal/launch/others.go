@@ -67,7 +67,7 @@ func (f *fleet) others(work context.Context, order startOrder) *others {
 	}
 	o.partners = f.partners()
 	for at, m := range f.members {
-		if m.Index != f.index() {
+		if m.Index != f.own() {
 			o.place[m.Index], o.alive[m.Index], o.open[m.Index] = at, true, true
 			o.joinings[m.Index] = m.Joining
 		}
@@ -281,6 +281,13 @@ func (o *others) close(limit time.Duration) {
 		all = append(all, index)
 	}
 	o.endpoint.Release(all)
+}
+
+// leaveAlone forgets the attempt: the other nodes continue it.
+func (o *others) leaveAlone() {
+	o.fleet.mu.Lock()
+	defer o.fleet.mu.Unlock()
+	o.fleet.now = nil
 }
 
 // closed notes the end of the last part. The caller holds the lock.

@@ -34,8 +34,10 @@ func Follow(ctx context.Context, cfg Config, store session.Store, link *nodes.Li
 	if _, err := exec.LookPath(cfg.Command[0]); err != nil {
 		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
 	}
-	hooks, err := newHooks(&cfg)
-	if err != nil {
+	var hooks *hooks
+	if cfg.Standby {
+		cfg.Driver, cfg.Preload = nil, nil // of nodes with ranks
+	} else if hooks, err = newHooks(&cfg); err != nil {
 		return err
 	}
 	j := prepare(ctx, cfg, store, link)
@@ -168,6 +170,9 @@ type part struct {
 	over   <-chan struct{} // closed when the session has ended
 	silent <-chan struct{} // closed when the coordinating process was silent since the start
 	fenced atomic.Bool     // it writes no sealed bytes any more
+	// outlives is whether the processes may outlive the coordinating one: see survive.
+	outlives atomic.Bool
+	held     holdings // what a coordinator that takes over must know
 }
 
 var (
@@ -186,6 +191,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	life, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	p := &part{job: j, order: order, end: end, stop: stop, next: next, closed: make(chan struct{}), over: work.Done(), silent: j.link.Silent()}
+	p.outlives.Store(order.Survives && j.cfg.Survival != nil)
 	w := &watch{job: j, part: p, stop: &stopState{orders: newOrders()}}
 	at := session.Attempt{
 		Number: order.Attempt, Resume: order.Resume, Started: order.Started, Hooks: w,
@@ -206,6 +212,8 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	}
 	j.log.Info("attempt started", "attempt", order.Attempt, "node", order.Node, "ranks", j.cfg.Local(), "world_size", j.cfg.World())
 	defer inBackground(work, p.obey)()
+	defer inBackground(work, p.survive)()
+	defer j.carry(p)()
 	run := func() (*FailedError, error) { return w.run(life, work, order.Restart) }
 	if j.members != nil {
 		run = func() (*FailedError, error) { return w.serveMembers(life, work) }
@@ -301,7 +309,19 @@ func (p *part) ended(cause *FailedError) partEnd {
 // whether it was. A rank that fails then is not at fault: the guard may have killed it before
 // obey could.
 func (p *part) cutOff() bool {
-	p.link.Silent() // it looks at the time
+	now := p.link.Silent() // it looks at the time
+	if p.outlives.Load() {
+		select {
+		case <-now:
+		default:
+			return false
+		}
+		if p.cfg.Contact.survives() {
+			return false
+		}
+		p.end(errSilent)
+		return true
+	}
 	select {
 	case <-p.silent:
 		p.end(errSilent)
@@ -317,12 +337,25 @@ func (p *part) cutOff() bool {
 func (p *part) obey(ctx context.Context) {
 	silent := p.link.Silent()
 	commands := p.link.Commands()
-	var lost <-chan time.Time
+	var lost, lapse <-chan time.Time
 	var contact <-chan struct{}
+	kill := func() {
+		p.fenced.Store(p.group.Fence())
+		p.end(errSilent)
+		if err := p.processes.Kill(context.WithoutCancel(ctx)); err != nil {
+			p.log.Error("processes not killed", "error", err)
+		}
+	}
 	for {
 		select {
 		case <-contact:
-			contact, lost, silent = nil, nil, p.link.Silent()
+			contact, lost, lapse, silent = nil, nil, nil, p.link.Silent()
+		case <-lapse:
+			lapse = time.After(p.link.Timeout() / 20)
+			if !p.cfg.Contact.survives() {
+				lapse = nil
+				kill()
+			}
 		case <-lost:
 			p.end(errSilent)
 			p.stop(errSilent)
@@ -359,11 +392,12 @@ func (p *part) obey(ctx context.Context) {
 				contact, lost = p.link.Contact(), time.After(p.link.Timeout()/2)
 				continue
 			}
-			p.fenced.Store(p.group.Fence())
-			p.end(errSilent)
-			if err := p.processes.Kill(context.WithoutCancel(ctx)); err != nil {
-				p.log.Error("processes not killed", "error", err)
+			if p.outlives.Load() && p.cfg.Contact.survives() {
+				p.log.Warn("coordinating node is silent; the group lives on until the log has another", "attempt", p.order.Attempt)
+				contact, lapse = p.link.Contact(), time.After(p.link.Timeout()/20)
+				continue
 			}
+			kill()
 		case <-p.link.Done():
 			p.end(p.link.Err())
 			p.stop(p.link.Err()) // the log is behind the link
@@ -401,6 +435,8 @@ func (p *part) command(c nodes.Command) error {
 			return err
 		}
 		p.group.Asked(ask.Checkpoint, ask.Rank)
+	case cmdMortal:
+		p.outlives.Store(false)
 	default:
 		return errors.New("it is unknown")
 	}
@@ -409,6 +445,7 @@ func (p *part) command(c nodes.Command) error {
 
 // tell sends a message of the attempt.
 func (p *part) tell(kind string, body any) {
+	p.held.told(kind)
 	if err := p.link.Tell(kind, body); err != nil {
 		p.log.Error("message not sent to the coordinating node", "message", kind, "error", err)
 	}
@@ -418,7 +455,7 @@ func (p *part) tell(kind string, body any) {
 func (p *part) Relay(rank int) http.Handler {
 	prefix := fmt.Sprintf("/v1/attempts/%d/ranks/%d", p.order.Attempt, rank)
 	return &httputil.ReverseProxy{
-		Transport: &repeating{by: p.link.Client().Transport, over: p.over},
+		Transport: &repeating{by: p.link.Client().Transport, over: p.over, rank: rank, held: &p.held},
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.Header.Del("Authorization")                                         // the link has its own
 			if to, err := url.Parse(p.link.URL(prefix + r.In.URL.Path)); err == nil { // otherwise the link refuses it
@@ -433,7 +470,11 @@ func (p *part) Relay(rank int) http.Handler {
 
 // Resolve implements [restore.Coordinator].
 func (p *part) Resolve(ctx context.Context, req restore.ResolveRequest) (reply restore.ResolveReply, err error) {
-	return reply, p.request(ctx, "resolve", req, &reply)
+	p.held.loads(1)
+	if err = p.request(ctx, "resolve", req, &reply); err != nil {
+		p.held.loads(-1)
+	}
+	return reply, err
 }
 
 // Share implements [restore.Coordinator].
@@ -443,6 +484,7 @@ func (p *part) Share(ctx context.Context, req restore.ShareRequest) (reply resto
 
 // Done implements [restore.Coordinator].
 func (p *part) Done(ctx context.Context, req restore.DoneRequest) (reply restore.DoneReply, err error) {
+	defer p.held.loads(-1)
 	return reply, p.request(ctx, "done", req, &reply)
 }
 
@@ -499,10 +541,31 @@ func (c *Contact) Answered(sent time.Time, timeout time.Duration) {
 	if c.late() {
 		c.lapses++
 	}
-	c.until = sent.Add(timeout / 2)
-	if c.guard != nil {
-		c.guard.LiveUntil(c.until)
+	c.extendTo(sent.Add(timeout / 2))
+}
+
+// survive lets the group live until a time at least: it may outlive its coordinator.
+func (c *Contact) survive(until time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.extendTo(until)
+}
+
+// extendTo extends the deadline. The caller holds the lock.
+func (c *Contact) extendTo(until time.Time) {
+	if until.Before(c.until) {
+		return
 	}
+	if c.until = until; c.guard != nil {
+		c.guard.LiveUntil(until)
+	}
+}
+
+// survives reports whether the group may live now.
+func (c *Contact) survives() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Before(c.until)
 }
 
 func (c *Contact) late() bool { return !c.until.IsZero() && time.Now().After(c.until) }

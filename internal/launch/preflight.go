@@ -26,7 +26,7 @@ func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool
 		switch {
 		case m.State == nodes.StateSuspect || m.State == nodes.StateLost:
 			continue
-		case m.Index != f.index() && !f.serves(waiting, m.Index):
+		case m.Index != f.own() && !f.serves(waiting, m.Index):
 			f.log.Warn("node is not examined: it has not opened the store in time", "node", m.Index, "host", m.Host, "limit", serveWait)
 			continue
 		case m.PeerURL() == "":
@@ -119,7 +119,7 @@ func (f *fleet) examineAll(ctx context.Context, members []nodes.Member) map[int]
 
 // examine has one node examine itself, and compares its clock with this node's.
 func (f *fleet) examine(ctx context.Context, m nodes.Member) (of findings, err error) {
-	if m.Index == f.index() {
+	if m.Index == f.own() {
 		own := 0.0
 		return findings{f.examineSelf(ctx), &own}, nil
 	}
@@ -206,7 +206,7 @@ func mbps(rate float64) string { return fmt.Sprintf("%.1f MB/s", rate/1e6) }
 
 // rate measures the network between two nodes, from the first one.
 func (f *fleet) rate(ctx context.Context, from, to nodes.Member) (float64, error) {
-	if from.Index == f.index() {
+	if from.Index == f.own() {
 		return preflight.Measure(ctx, f.endpoint.PeerClient(to.PeerPin), to.PeerURL())
 	}
 	m, err := f.answer(ctx, from.Index, preflight.Limit+measureSlack, cmdMeasure, func(id int) any { return measureOrder{id, to.PeerURL(), to.PeerPin} })

@@ -25,6 +25,8 @@ import (
 type repeating struct {
 	by   http.RoundTripper
 	over <-chan struct{} // closed when no request is repeated any more
+	rank int
+	held *holdings // notes the answers; nil: nothing does
 
 	mu   sync.Mutex
 	last uint64          // number of the newest request
@@ -45,10 +47,14 @@ func (t *repeating) RoundTrip(r *http.Request) (*http.Response, error) {
 	number, end := t.begin()
 	defer end()
 	for {
+		since := t.held.begins(r)
 		again := r.Clone(r.Context())
 		again.Body, again.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 		again.Header.Set(session.RelayHeader, number)
 		response, err := t.answer(again)
+		if err == nil && !t.held.accept(since, t.rank, r, response) {
+			continue // another process coordinates by now
+		}
 		if err == nil || r.Context().Err() != nil {
 			return response, err
 		}
@@ -125,6 +131,11 @@ func loads[In, Out any](f *fleet, do func(*restore.Meeting, context.Context, int
 // sender returns the attempt that a request of another node concerns, and the node's
 // place in its group.
 func (f *fleet) sender(r *http.Request) (o *others, at int, err error) {
+	select {
+	case <-f.begun:
+	case <-r.Context().Done():
+		return nil, 0, context.Cause(r.Context())
+	}
 	attempt, err := strconv.Atoi(r.PathValue("attempt"))
 	if err == nil {
 		o = f.current(attempt)

@@ -124,7 +124,10 @@ func (o *others) replicas() *session.Replicas {
 	if o == nil || o.partners == nil {
 		return nil
 	}
-	r := o.replication(o.replicaOrder(o.partners, o.job.cfg.Node, o.order.Nodes))
+	r := &session.Replicas{} // this node has no slots
+	if place := o.job.cfg.Node; place >= 0 {
+		r = o.replication(o.replicaOrder(o.partners, place, o.order.Nodes))
+	}
 	r.At, r.Order = o.partners, func(place int, a session.Adoption) {
 		o.must(o.members[place].Index, cmdAdopt, adoptOrder{o.order.Attempt, a})
 	}

@@ -53,11 +53,14 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	w.reported = make(chan error, 1)
 	w.failed = map[int]bool{}
 	defer w.others.loopOver()
-	if err = w.start(ctx, restart); err != nil {
+	if w.job.living == nil {
+		err = w.start(ctx, restart)
+	}
+	if err != nil {
 		w.others.abandon(err.Error(), w.cfg.DrainTimeout)
 	}
 	defer func() { w.backendHooks.over() }()
-	defer w.works(func() bool { return w.living() > 0 })()
+	defer w.works(func() bool { return w.lives() > 0 })()
 	if refused := (hookError{}); errors.As(err, &refused) {
 		cause, err = &FailedError{Rank: -1, Cause: refused.Error()}, nil
 	} else if err == nil {
@@ -75,13 +78,15 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	if cause == nil && err == nil {
 		w.backendHooks.shutDown(work, w.cfg.Grace)
 	}
-	w.signal(syscall.SIGKILL)
-	if rerr := w.processes.Kill(context.WithoutCancel(work)); rerr == nil {
-		w.devices.leave(w.processes)
-		w.processes.Forget()
-		w.guard.Release()
-	} else {
-		err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, rerr))
+	if !w.standsBy() { // otherwise the node may have another job's ranks
+		w.signal(syscall.SIGKILL)
+		if rerr := w.processes.Kill(context.WithoutCancel(work)); rerr == nil {
+			w.devices.leave(w.processes)
+			w.processes.Forget()
+			w.guard.Release()
+		} else {
+			err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, rerr))
+		}
 	}
 	process.CloseOutput(w.log, w.procs...)
 	w.closeFiles()
@@ -108,7 +113,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	var giveUp <-chan time.Time
 	killed := make(chan struct{})
 	grace := time.AfterFunc(math.MaxInt64, func() {
-		n := w.living()
+		n := w.alive()
 		if n == 0 {
 			return
 		}
@@ -125,11 +130,16 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	})
 	var interrupted atomic.Bool // workers lived when the job was stopped
 	defer context.AfterFunc(ctx, func() {
-		interrupted.Store(w.living() > 0)
+		interrupted.Store(w.alive() > 0)
 		w.log.Warn("stopping workers", "cause", context.Cause(ctx))
 		term()
 	})()
-	defer w.obey(term)()
+	defer w.obey(func() {
+		term()
+		if w.standsBy() {
+			w.others.stop("the workers did not end when they were asked to")
+		}
+	})()
 	end := func(why *FailedError) {
 		if cause == nil {
 			cause = why
@@ -169,8 +179,9 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	if w.others != nil {
 		hosts = len(w.cfg.Nodes)
 	}
+	trained := w.job.living != nil && !w.job.living.attempt.TrainingAt.IsZero()
 	ready := func() {
-		if hosts--; hosts > 0 {
+		if hosts--; hosts > 0 || trained {
 			return
 		}
 		if w.part != nil {
@@ -195,6 +206,14 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		w.saving = nil
 		err = errors.Join(err, why)
 		end(&FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: fmt.Sprintf("the trainer can no longer accept saves: %v", why)})
+	}
+	if of := w.job.living; of != nil {
+		for range of.greeted {
+			ready()
+		}
+		if of.broken != "" {
+			end(&FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: of.broken})
+		}
 	}
 	reported, done := w.reported, ctx.Done()
 	if w.part != nil {
@@ -274,6 +293,10 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				end(unsaid.from(rerr))
 			}
 		case serr := <-w.saving:
+			if errors.Is(serr, session.ErrOvertaken) {
+				w.savingEnded = true
+				return nil, serr
+			}
 			noSaves(serr)
 		case <-deviceFailed:
 			deviceFailed = nil
@@ -282,12 +305,15 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			end(&FailedError{Rank: -1, Cause: why})
 		case <-done:
 			done = nil
+			if over := w.overtaken(context.WithoutCancel(work)); over != nil {
+				return nil, over
+			}
 			stopped()
 		case <-killed:
 			killed = nil
 			giveUp = time.After(process.ReapTimeout)
 		case <-giveUp:
-			if w.living() == 0 {
+			if w.alive() == 0 {
 				giveUp = nil // they died in time; only the news is late
 				continue
 			}
@@ -325,9 +351,20 @@ func (w *watch) proc(rank int) *process.Process {
 	return w.procs[slices.Index(w.cfg.Local(), rank)]
 }
 
-// living counts the processes that have not ended. It is ahead of the reports of
+// standsBy reports whether this node takes no ranks and coordinates.
+func (w *watch) standsBy() bool { return w.cfg.Standby && w.part == nil }
+
+// lives counts what is left of the group: processes here, or nodes if this one has none.
+func (w *watch) lives() int {
+	if w.standsBy() {
+		return w.others.running()
+	}
+	return w.alive()
+}
+
+// alive counts the processes here that have not ended. It is ahead of the reports of
 // their ends, which wait until the log has taken the previous one.
-func (w *watch) living() (n int) {
+func (w *watch) alive() (n int) {
 	for _, p := range w.procs {
 		if !p.Ended() {
 			n++

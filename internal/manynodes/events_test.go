@@ -16,6 +16,7 @@ type event struct {
 	Sequence uint64
 	Data     struct {
 		Attempt    int
+		Iteration  int
 		Resume     string
 		Job        string
 		Node       int

@@ -33,6 +33,7 @@ type worker struct {
 	pace   time.Duration
 	model
 	heedless bool // it does not end when it is asked to
+	ringless bool // the ranks exchange no messages
 	broken   string
 	work     int    // hashes of a step
 	slowOn   string // host on which a step takes four times as many
@@ -52,6 +53,7 @@ func runWorker(ctx context.Context, args []string) (err error) {
 	stubborn := flags.Bool("stubborn", false, "after an error do not end, and be killed")
 	elastic := flags.Bool("elastic", false, "train a model that any number of ranks can train")
 	flags.BoolVar(&w.heedless, "heedless", false, "do not end when asked to save and end")
+	flags.BoolVar(&w.ringless, "ringless", false, "exchange no messages, only collectives")
 	flags.StringVar(&w.broken, "broken-on", "", "host on which a rank fails after its first step")
 	flags.IntVar(&w.work, "work", 0, "hashes that each rank computes in a step; their time is reported")
 	flags.StringVar(&w.slowOn, "slow-on", "", "host on which a rank computes four times as many")
@@ -225,6 +227,9 @@ func (w *worker) exchange(ctx context.Context, step int64) (parts []float64, ove
 		parts = append(parts, math.Float64frombits(binary.LittleEndian.Uint64(part)))
 	}
 	over = all[0][8] == 1
+	if w.ringless {
+		return parts, over, nil
+	}
 	ring := w.c.Messenger()
 	if err := ring.Send(ctx, (w.c.Rank+1)%w.c.WorldSize, own); err != nil {
 		return nil, false, err

@@ -18,19 +18,33 @@ func (l *Link) soon() time.Duration { return max(2*l.interval(), time.Second) }
 
 // request sends a control request and decodes its answer.
 func request[Out any](ctx context.Context, l *Link, c *connections, timeout time.Duration, path string, in any) (Out, error) {
+	as, moves := l.credential()
+	return requestAs[Out](ctx, l, c, as, moves, timeout, path, in)
+}
+
+// requestAs is request with what [Link.credential] returned when the request was made up.
+func requestAs[Out any](ctx context.Context, l *Link, c *connections, as credential, moves int, timeout time.Duration, path string, in any) (Out, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	defer context.AfterFunc(l.ctx, cancel)()
-	out, _, err := call[Out](ctx, c, l.as, http.MethodPost, l.base+path, in, batchBody)
+	out, _, err := call[Out](ctx, c, as, http.MethodPost, l.base+path, in, batchBody)
+	if l.moved(moves) {
+		return out, errMoved
+	}
 	return out, err
 }
+
+// errMoved reports a request to an endpoint that another one has replaced meanwhile.
+var errMoved = errors.New("another endpoint has taken the place of this one")
 
 // final ends the link if an error shows that no request will succeed any more.
 func (l *Link) final(err error) bool {
 	refused := &refusal{}
 	switch {
+	case errors.Is(err, errMoved):
+		return false
 	case errors.Is(err, errOther):
-		l.end(fmt.Errorf("%w: %s", ErrRestarted, l.c.Address))
+		l.end(fmt.Errorf("%w: %s", ErrRestarted, l.Endpoint()))
 	case !errors.As(err, &refused):
 		return false
 	case refused.Kind == problem.Gone:
@@ -66,11 +80,13 @@ func (l *Link) beat() {
 			return
 		}
 		wait := l.interval()
-		if err == nil {
+		switch {
+		case err == nil:
 			l.hear(sent)
-		} else {
+		case errors.Is(err, errMoved):
+		default:
 			l.beats.drop()
-			l.c.Logger.Debug("beat failed", "endpoint", l.c.Address, "err", err)
+			l.c.Logger.Debug("beat failed", "endpoint", l.Endpoint(), "err", err)
 		}
 		// Measured from the start of this beat, so that an attempt that took long is
 		// repeated at once, and a refused connection is not tried in a loop.
@@ -87,7 +103,7 @@ func (l *Link) hear(sent time.Time) {
 	if l.quiet && time.Since(sent) < l.timeout/2 {
 		l.quiet, l.silent = false, make(chan struct{})
 		close(l.contact)
-		l.c.Logger.Info("contact with coordinator restored", "endpoint", l.c.Address)
+		l.c.Logger.Info("contact with coordinator restored", "endpoint", l.at)
 	}
 	l.mu.Unlock()
 	if l.c.Answered != nil {
@@ -102,7 +118,7 @@ func (l *Link) expire(now time.Time) time.Duration {
 	if left <= 0 && !l.quiet {
 		l.quiet, l.contact = true, make(chan struct{})
 		close(l.silent)
-		l.c.Logger.Warn("no contact with coordinator", "endpoint", l.c.Address, "for", now.Sub(l.answered))
+		l.c.Logger.Warn("no contact with coordinator", "endpoint", l.at, "for", now.Sub(l.answered))
 	}
 	return left
 }
@@ -123,7 +139,7 @@ func (l *Link) watch() {
 		silence := now.Sub(l.answered)
 		l.mu.Unlock()
 		if silence >= l.c.Wait {
-			l.end(fmt.Errorf("%w at %s for %v; start the job again when the coordinator's node is back", ErrNoContact, l.c.Address, silence.Round(time.Second)))
+			l.end(fmt.Errorf("%w at %s for %v; start the job again when the coordinator's node is back", ErrNoContact, l.Endpoint(), silence.Round(time.Second)))
 			return
 		}
 		if left <= 0 {
@@ -153,9 +169,13 @@ func (l *Link) Contact() <-chan struct{} {
 
 // poll asks for commands until the link ends.
 func (l *Link) poll() {
-	after := uint64(0)
+	after, moves := uint64(0), 0
 	for l.ctx.Err() == nil {
-		out, err := request[nextAnswer](l.ctx, l, l.rest, longPoll+l.soon(), "/v1/next", nextRequest{after})
+		as, now := l.credential()
+		if now != moves {
+			after, moves = 0, now // the new endpoint numbers its commands from 1
+		}
+		out, err := requestAs[nextAnswer](l.ctx, l, l.rest, as, moves, longPoll+l.soon(), "/v1/next", nextRequest{after})
 		if err != nil {
 			if l.final(err) || pauseFor(l.ctx, l.interval()) != nil {
 				return
@@ -185,6 +205,7 @@ func (l *Link) send() {
 	for {
 		l.mu.Lock()
 		in := tellRequest{First: l.first, Messages: batch(l.told, func(m message) int { return len(m.Body) }), Port: l.port}
+		as, moves := l.as, l.moves
 		l.mu.Unlock()
 		if len(in.Messages) == 0 {
 			select {
@@ -194,7 +215,7 @@ func (l *Link) send() {
 			}
 			continue
 		}
-		out, err := request[tellAnswer](l.ctx, l, l.rest, l.soon()+slowRequest, "/v1/tell", in)
+		out, err := requestAs[tellAnswer](l.ctx, l, l.rest, as, moves, l.soon()+slowRequest, "/v1/tell", in)
 		if err != nil {
 			if l.final(err) || pauseFor(l.ctx, l.interval()) != nil {
 				return
@@ -202,6 +223,10 @@ func (l *Link) send() {
 			continue
 		}
 		l.mu.Lock()
+		if l.moves != moves {
+			l.mu.Unlock()
+			continue
+		}
 		for len(l.told) > 0 && l.first <= out.Heard {
 			l.told, l.first = l.told[1:], l.first+1
 		}

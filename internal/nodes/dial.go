@@ -30,6 +30,7 @@ type connections struct {
 
 	mu        sync.Mutex
 	transport *http.Transport
+	at        string // HOST:PORT in place of that of the requests; empty: theirs
 	open      map[net.Conn]bool
 	local     net.Addr // of the last connection
 	closed    bool
@@ -59,7 +60,10 @@ func (c *connections) newTransport() *http.Transport {
 			MinVersion:         tls.VersionTLS13,
 			InsecureSkipVerify: true, // the digest decides, not a name
 			VerifyConnection: func(state tls.ConnectionState) error {
-				if c.certificate != "" && !same(digest(state.PeerCertificates[0].Raw), c.certificate) {
+				c.mu.Lock()
+				certificate := c.certificate
+				c.mu.Unlock()
+				if certificate != "" && !same(digest(state.PeerCertificates[0].Raw), certificate) {
 					return errOther
 				}
 				return nil
@@ -86,6 +90,9 @@ func (c *connections) connect(ctx context.Context, network, address string) (net
 	defer cancel()
 	c.mu.Lock()
 	dials := c.dials
+	if c.at != "" {
+		address = c.at
+	}
 	c.mu.Unlock()
 	defer context.AfterFunc(dials, cancel)()
 	raw, err := c.dial(ctx, network, address)
@@ -118,6 +125,14 @@ func (c *connections) drop() {
 		_ = conn.Close()
 	}
 	old.CloseIdleConnections()
+}
+
+// move drops all connections, and makes those of later requests to another endpoint.
+func (c *connections) move(at, certificate string) {
+	c.mu.Lock()
+	c.at, c.certificate = at, certificate
+	c.mu.Unlock()
+	c.drop()
 }
 
 // close ends the client.

@@ -35,8 +35,8 @@ type EndpointConfig struct {
 
 	Job, Run, Store, Version string
 
-	Min, Max int             // nodes of a group, with this one
-	Self     Node            // the coordinator's own node; it needs no beats
+	Min, Max int             // nodes of a group, with this one unless it is a standby
+	Self     Node            // the coordinator's own node; it needs no beats, and is no member if it is a standby
 	Timeout  time.Duration   // T; 10 s if 0
 	Welcome  json.RawMessage // given to each agent that joins
 	// Excluded are machines that cannot join: those that an earlier coordinator has excluded. An
@@ -45,8 +45,14 @@ type EndpointConfig struct {
 	// Ticked, if set, is called each T/10 with the time and T, as long as this process
 	// runs. It must not block.
 	Ticked func(now time.Time, timeout time.Duration)
-	Logger *slog.Logger // may be nil
-	Now    func() time.Time
+	// Verify, if set, is called when this process did not run for T/4: until it returns nil, agents
+	// get no answers. Another process may coordinate by now.
+	Verify func(ctx context.Context) error
+	// Succeeds is set if the agents of another coordinator of the same job join: their token
+	// stays valid.
+	Succeeds bool
+	Logger   *slog.Logger // may be nil
+	Now      func() time.Time
 
 	machine machine
 	wrap    func(net.Listener) net.Listener
@@ -103,6 +109,7 @@ type Endpoint struct {
 	conns    map[net.Conn]*conn
 	changed  chan struct{} // closed at the next change of membership
 	over     *ended
+	doubt    bool // another process may coordinate: see EndpointConfig.Verify
 	closed   bool // by Close
 	down     bool // no request is taken any more
 }
@@ -143,17 +150,32 @@ func Listen(ctx context.Context, c EndpointConfig) (*Endpoint, error) {
 	if _, port, err := net.SplitHostPort(c.Address); err == nil && port == "0" {
 		c.Address = listener.Addr().String() // the port is known now
 	}
+	token := cmp.Or(c.Token, rand.Text()+rand.Text())
+	if c.Succeeds && c.Token == "" {
+		if before, err := readCredentials(c.Dir, c.Job); err == nil {
+			token = before.Token
+		} else if !absent(err) {
+			return nil, errors.Join(err, listener.Close())
+		}
+	}
 	e := &Endpoint{
-		c: c, timeout: skewed(c.Timeout), token: cmp.Or(c.Token, rand.Text()+rand.Text()), certificate: digest(certificate.Certificate[0]), listener: listener,
+		c: c, timeout: skewed(c.Timeout), token: token, certificate: digest(certificate.Certificate[0]), listener: listener,
 		relay: http.NewServeMux(), events: newQueue[Event](), sessions: map[string]*session{}, conns: map[net.Conn]*conn{}, changed: make(chan struct{}),
 		roster: newRoster(skewed(c.Timeout), c.Max, c.Now()),
 	}
 	if address, ok := numeric(listener.Addr()); e.c.Self.Address == "" && (ok || address != "") {
 		e.c.Self.Address = address
 	}
-	self, err := e.roster.join(c.Now(), e.c.Self, rand.Text())
+	if !e.c.Self.Standby {
+		var self *entry
+		if self, err = e.roster.join(c.Now(), e.c.Self, rand.Text()); err == nil {
+			self.self = true
+		}
+	}
+	if e.c.Self.Standby && !c.Succeeds {
+		e.roster.aside = e.c.Self.Index
+	}
 	if err == nil {
-		self.self = true
 		e.roster.out = nil // the caller knows its own node
 		e.roster.inherit(c.Excluded)
 		if c.Token == "" {
@@ -215,9 +237,36 @@ func (e *Endpoint) ticks(ctx context.Context) {
 			e.c.Ticked(time.Now(), e.timeout)
 		}
 		e.mu.Lock()
+		if e.paused() && !e.doubt {
+			e.doubt = true
+			e.background.Go(func() { e.verify(ctx) })
+		}
 		e.roster.tick(e.c.Now())
 		e.settle()
 		e.mu.Unlock()
+	}
+}
+
+// paused reports whether this process did not run for so long that another may coordinate by now. The
+// caller holds e.mu.
+func (e *Endpoint) paused() bool {
+	return e.c.Verify != nil && (e.doubt || e.c.Now().Sub(e.roster.ticked) > e.timeout/4)
+}
+
+// verify ends the doubt once the caller is sure.
+func (e *Endpoint) verify(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := e.c.Verify(ctx)
+		if err == nil {
+			e.mu.Lock()
+			e.doubt = false
+			e.mu.Unlock()
+			return
+		}
+		e.c.Logger.Warn("coordinator was paused, and answers no node before it knows that no other has taken its place", "error", err)
+		if pauseFor(ctx, e.roster.interval()) != nil {
+			return
+		}
 	}
 }
 
@@ -381,6 +430,52 @@ func (e *Endpoint) Growth() (more int, settled time.Duration) {
 	return e.roster.growth(e.c.Now())
 }
 
+// Activate makes nodes a group that is running already, with their places by index: another
+// coordinator has gathered it. It returns its members, and the indexes of nodes that are no members.
+func (e *Endpoint) Activate(places map[int]int) (members []Member, gone []int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var group []chosen
+	for index, place := range places {
+		m := e.roster.entries[index]
+		if m == nil || m.lost != "" || m.self || m.active {
+			gone = append(gone, index)
+			continue
+		}
+		group = append(group, chosen{m, place})
+	}
+	e.roster.activate(group)
+	for _, c := range group {
+		members = append(members, e.roster.member(e.c.Now(), c.entry, nil))
+	}
+	return members, gone
+}
+
+// Changed returns a channel that is closed at the next change of membership.
+func (e *Endpoint) Changed() <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.changed
+}
+
+// Desert closes the endpoint without a word to its agents: they have another coordinator.
+func (e *Endpoint) Desert() error {
+	e.mu.Lock()
+	was := e.closed
+	e.closed, e.down = true, true
+	for _, s := range e.sessions {
+		s.stop()
+	}
+	e.mu.Unlock()
+	if was {
+		return nil
+	}
+	e.stop()
+	err := e.server.Close()
+	e.background.Wait()
+	return err
+}
+
 // Release reports that the group of these nodes has ended: they are ready again. Lost
 // ones are removed from the members.
 func (e *Endpoint) Release(nodes []int) {
@@ -479,8 +574,10 @@ func (e *Endpoint) Close() error {
 	cancel()
 	var err error
 	if e.c.Token == "" {
-		if err = os.Remove(credentialsPath(e.c.Dir, e.c.Job)); errors.Is(err, fs.ErrNotExist) {
-			err = nil
+		if now, rerr := readCredentials(e.c.Dir, e.c.Job); rerr != nil || same(now.Certificate, e.certificate) { // otherwise another coordinator's
+			if err = os.Remove(credentialsPath(e.c.Dir, e.c.Job)); errors.Is(err, fs.ErrNotExist) {
+				err = nil
+			}
 		}
 	}
 	e.mu.Lock()

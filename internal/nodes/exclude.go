@@ -79,7 +79,7 @@ func (r *roster) spares(index, least int) bool {
 	}
 	n := 0
 	for _, e := range r.entries {
-		if e.node.Index != index && !x.is(e.node) && e.lost == "" && e.suspect == "" && !e.active {
+		if e.node.Index != index && !x.is(e.node) && e.lost == "" && e.suspect == "" && !e.active && !e.node.Standby {
 			n++
 		}
 	}

@@ -57,11 +57,11 @@ func Join(ctx context.Context, c JoinConfig) (*Link, error) {
 		return nil, problem.Errorf(problem.Invalid, "join endpoint %q: give HOST:PORT, and a shared directory or a token", c.Address)
 	}
 	a := &attempt{JoinConfig: c, session: rand.Text(), started: time.Now()}
-	link, err := a.run(ctx)
+	of, err := a.run(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("join endpoint %s from node %s: %w", c.Address, c.Self.describe(), err)
 	}
-	return link, nil
+	return newLink(c, of), nil
 }
 
 // attempt is one call of Join.
@@ -73,37 +73,46 @@ type attempt struct {
 	clashed time.Time
 }
 
+// joined is the result of joining: what a [Link] needs.
+type joined struct {
+	self        Node
+	as          credential
+	certificate string
+	answer      joinAnswer
+	sent        time.Time // when the join request was sent: the first beat
+}
+
 // transient marks an error after which Join tries again.
 type transient struct{ error }
 
 func (t transient) Unwrap() error { return t.error }
 
 // run repeats the steps of joining until one fails for good.
-func (a *attempt) run(ctx context.Context) (*Link, error) {
+func (a *attempt) run(ctx context.Context) (of joined, err error) {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		link, err := a.try(ctx)
+		of, err := a.try(ctx)
 		if err == nil {
-			return link, nil
+			return of, nil
 		}
 		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+			return of, context.Cause(ctx)
 		}
 		if !errors.As(err, new(transient)) {
-			return nil, err
+			return of, err
 		}
 		waited := time.Since(a.started)
 		if waited+pause > a.Wait && errors.As(err, new(*refusal)) {
-			return nil, err
+			return of, err
 		}
 		if waited+pause > a.Wait {
-			return nil, problem.Errorf(problem.Unavailable, "no coordinator answered within %v: %w; start the agent of the endpoint's node, and check its address and the firewall", a.Wait, err)
+			return of, problem.Errorf(problem.Unavailable, "no coordinator answered within %v: %w; start the agent of the endpoint's node, and check its address and the firewall", a.Wait, err)
 		}
 		if waited > a.quiet && !a.warned {
 			a.warned = true
 			a.Logger.Warn("endpoint does not answer", "endpoint", a.Address, "waited", waited.Round(time.Second), "limit", a.Wait, "err", err)
 		}
 		if err := pauseFor(ctx, pause); err != nil {
-			return nil, err
+			return of, err
 		}
 	}
 }
@@ -121,25 +130,25 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 
 // try takes all steps of joining: ask which job it is, find its credentials, and join
 // over a connection that is pinned to them.
-func (a *attempt) try(ctx context.Context) (*Link, error) {
+func (a *attempt) try(ctx context.Context) (of joined, err error) {
 	base := "https://" + a.Address
 	stranger := connect(a.dial, "", attemptTimeout)
 	defer stranger.close()
 	nonce := rand.Text()
 	info, state, err := a.ask(ctx, stranger, base+"/v1/job?nonce="+nonce)
 	if err != nil {
-		return nil, err
+		return of, err
 	}
 	switch {
 	case info.Protocol != Protocol:
-		return nil, problem.Errorf(problem.Invalid, "the coordinator has protocol %d (version %q), this node has %d (version %q); use the same version of the program on all nodes", info.Protocol, info.Version, Protocol, a.Self.Version)
+		return of, problem.Errorf(problem.Invalid, "the coordinator has protocol %d (version %q), this node has %d (version %q); use the same version of the program on all nodes", info.Protocol, info.Version, Protocol, a.Self.Version)
 	case info.Version != a.Self.Version:
-		return nil, problem.Errorf(problem.Invalid, "the coordinator has version %q of the program, this node has %q; use the same version on all nodes", info.Version, a.Self.Version)
+		return of, problem.Errorf(problem.Invalid, "the coordinator has version %q of the program, this node has %q; use the same version on all nodes", info.Version, a.Self.Version)
 	}
 	certificate := digest(state.PeerCertificates[0].Raw)
 	token, err := a.trust(ctx, info, certificate, nonce)
 	if err != nil {
-		return nil, err
+		return of, err
 	}
 	self := a.Self
 	if self.Address == "" {
@@ -153,12 +162,12 @@ func (a *attempt) try(ctx context.Context) (*Link, error) {
 	answer, _, err := call[joinAnswer](limited, pinned, as, http.MethodPost, base+"/v1/join", joinRequest{Protocol, a.session, self}, maxWelcome+smallBody)
 	pinned.close()
 	if err != nil {
-		return nil, a.judge(err)
+		return of, a.judge(err)
 	}
 	for _, warning := range answer.Warnings {
 		a.Logger.Warn("node differs", "node", answer.Index, "difference", warning)
 	}
-	return newLink(a.JoinConfig, self, base, as, certificate, answer, sent), nil
+	return joined{self, as, certificate, answer, sent}, nil
 }
 
 // ask requests the job of an endpoint that is not trusted yet.

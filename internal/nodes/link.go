@@ -1,7 +1,9 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,8 +40,7 @@ func (e *EndedError) Error() string { return "the job has ended: " + e.Reason }
 // methods can be called from all goroutines.
 type Link struct {
 	c        JoinConfig
-	base     string
-	as       credential
+	base     string // of the first endpoint; the connections go to the current one
 	index    int
 	timeout  time.Duration // T
 	welcome  json.RawMessage
@@ -52,6 +53,9 @@ type Link struct {
 	work     sync.WaitGroup
 
 	mu       sync.Mutex
+	as       credential
+	moves    int    // how often it has moved to another endpoint
+	at       string // HOST:PORT of the endpoint
 	err      error
 	ended    bool
 	port     int
@@ -68,12 +72,13 @@ type Link struct {
 }
 
 // newLink starts a link. The join request, sent at that time, was its first beat.
-func newLink(c JoinConfig, self Node, base string, as credential, certificate string, answer joinAnswer, sent time.Time) *Link {
+func newLink(c JoinConfig, of joined) *Link {
+	self, as, certificate, answer, sent := of.self, of.as, of.certificate, of.answer, of.sent
 	ctx, stop := context.WithCancel(context.Background())
 	timeout := skewed(answer.Timeout)
 	patience := max(timeout/4, 500*time.Millisecond)
 	l := &Link{
-		c: c, base: base, as: as, index: answer.Index, timeout: timeout, welcome: answer.Welcome,
+		c: c, base: "https://" + c.Address, at: c.Address, as: as, index: answer.Index, timeout: timeout, welcome: answer.Welcome,
 		beats: connect(c.dial, certificate, patience), rest: connect(c.dial, certificate, patience),
 		commands: newQueue[Command](), ctx: ctx, stop: stop, done: make(chan struct{}),
 		port: self.Port, answered: sent, silent: make(chan struct{}), contact: make(chan struct{}),
@@ -95,6 +100,76 @@ func newLink(c JoinConfig, self Node, base string, as credential, certificate st
 		close(l.done)
 	}()
 	return l
+}
+
+// Move joins another endpoint of the same job, which has taken the place of the one before, and
+// keeps the link: its commands continue, and messages that the endpoint before has not acknowledged
+// are sent again, after the one of first. No request begins or ends while first is called,
+// so it must not block. On an error nothing has changed.
+func (l *Link) Move(ctx context.Context, address string, first func() (kind string, body any)) error {
+	c := l.c
+	c.Address, c.Self.Index = address, l.index
+	l.mu.Lock()
+	c.Self.Port = l.port
+	l.mu.Unlock()
+	c.patience, c.quiet = cmp.Or(c.patience, min(defaultPatience, c.Wait/2)), cmp.Or(c.quiet, quietTime)
+	a := &attempt{JoinConfig: c, session: rand.Text(), started: time.Now()}
+	of, err := a.try(ctx)
+	switch {
+	case err != nil:
+		return fmt.Errorf("join endpoint %s from node %s: %w", address, c.Self.describe(), err)
+	case of.answer.Index != l.index || skewed(of.answer.Timeout) != l.timeout:
+		return problem.Errorf(problem.Conflict, "join endpoint %s: this node is %d there with the timeout %v, and was %d with %v", address, of.answer.Index, of.answer.Timeout, l.index, l.timeout)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	kind, body := first()
+	data, err := encode(body)
+	if err != nil {
+		return fmt.Errorf("tell %s: %w", kind, err)
+	}
+	l.as, l.at, l.answered = of.as, address, of.sent
+	l.moves++
+	l.told, l.first = append([]message{{kind, data}}, l.told...), 1
+	l.beats.move(address, of.certificate)
+	l.rest.move(address, of.certificate)
+	if l.quiet && time.Since(of.sent) < l.timeout/2 {
+		l.quiet, l.silent = false, make(chan struct{})
+		close(l.contact)
+	}
+	signal(l.push)
+	l.c.Logger.Info("another node coordinates", "endpoint", address)
+	if l.c.Answered != nil {
+		l.c.Answered(of.sent, l.timeout)
+	}
+	return nil
+}
+
+// credential returns what requests bear now, and how often the link has moved.
+func (l *Link) credential() (as credential, moves int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.as, l.moves
+}
+
+// moved reports whether the link has moved since: an answer from before means nothing.
+func (l *Link) moved(since int) bool {
+	_, now := l.credential()
+	return now != since
+}
+
+// Endpoint returns the address of the endpoint, HOST:PORT.
+func (l *Link) Endpoint() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.at
+}
+
+// Answered returns when the last answered beat was sent.
+func (l *Link) Answered() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.answered
 }
 
 // Index returns the index that the coordinator assigned to this node.
@@ -269,6 +344,7 @@ func (t relayTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("relay to %s: it is not the endpoint; use Link.URL", r.URL.Host)
 	}
 	r = r.Clone(r.Context())
-	t.as.set(r)
+	as, _ := t.credential()
+	as.set(r)
 	return t.rest.RoundTrip(r)
 }

@@ -63,6 +63,8 @@ type Node struct {
 	PeerPort int    `json:"peer_port,omitempty"`
 	PeerPin  string `json:"peer_pin,omitempty"`
 	Domain   string `json:"domain,omitempty"`
+	// Standby is set for a node that takes no ranks: it only coordinates, or waits until it must.
+	Standby bool `json:"standby,omitempty"`
 	// Command is a digest of the command and its entry point. The coordinator warns of a
 	// difference.
 	Command string `json:"command,omitempty"`

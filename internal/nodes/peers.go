@@ -95,7 +95,10 @@ func (p *Peers) serveWith(token string, h http.Handler) {
 }
 
 // ServePeers serves the requests of other nodes of the job.
-func (l *Link) ServePeers(p *Peers, h http.Handler) { p.serveWith(l.as.token, h) }
+func (l *Link) ServePeers(p *Peers, h http.Handler) {
+	as, _ := l.credential()
+	p.serveWith(as.token, h)
+}
 
 // ServePeers serves the requests of other nodes of the job.
 func (e *Endpoint) ServePeers(p *Peers, h http.Handler) { p.serveWith(e.token, h) }
@@ -110,7 +113,10 @@ func (n Node) PeerURL() string {
 
 // PeerClient returns a client for requests to the node whose certificate has the digest pin:
 // see [Node.PeerPin]. The caller bounds each request by its context.
-func (l *Link) PeerClient(pin string) *http.Client { return peerClient(l.c.dial, l.as.token, pin) }
+func (l *Link) PeerClient(pin string) *http.Client {
+	as, _ := l.credential()
+	return peerClient(l.c.dial, as.token, pin)
+}
 
 // PeerClient returns a client for requests to the node whose certificate has the digest pin.
 func (e *Endpoint) PeerClient(pin string) *http.Client { return peerClient(nil, e.token, pin) }

@@ -96,6 +96,11 @@ func (e *Endpoint) joined(do sessionHandler) http.Handler {
 	return e.authorized(func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get(sessionHeader)
 		e.mu.Lock()
+		if e.paused() {
+			e.mu.Unlock()
+			httpkit.Refuse(w, problem.Errorf(problem.Unavailable, "the coordinator was paused, and another may have taken its place"))
+			return
+		}
 		_, err := e.roster.hear(e.c.Now(), id)
 		s := e.sessions[id]
 		if err == nil && s != nil {

@@ -27,6 +27,7 @@ const maxIndex = 1 << 20
 type roster struct {
 	timeout time.Duration // T
 	max     int           // nodes of a group
+	aside   int           // index of the standby that coordinates; -1: the coordinator takes ranks
 
 	entries  map[int]*entry    // by index
 	sessions map[string]*entry // of the entries
@@ -62,7 +63,7 @@ type entry struct {
 
 func newRoster(timeout time.Duration, limit int, now time.Time) *roster {
 	return &roster{
-		timeout: timeout, max: limit, ticked: now, steady: now,
+		timeout: timeout, max: limit, aside: -1, ticked: now, steady: now,
 		entries: map[int]*entry{}, sessions: map[string]*entry{}, ended: map[string]string{},
 		kept: map[string]int{}, known: map[string]bool{}, outcasts: map[string]string{},
 	}
@@ -307,7 +308,7 @@ func (r *roster) choose() []chosen {
 	open := func(place int) bool { return place >= 0 && place < r.max && !used[place] && taken[place] == nil }
 	for _, e := range r.ordered() {
 		switch {
-		case e.lost != "" || e.suspect != "" || e.active:
+		case e.lost != "" || e.suspect != "" || e.active || e.node.Standby:
 		case open(e.place):
 			taken[e.place] = e
 		default:
@@ -315,8 +316,12 @@ func (r *roster) choose() []chosen {
 		}
 	}
 	for _, e := range free {
-		if open(e.node.Index) {
-			taken[e.node.Index] = e
+		place := e.node.Index
+		if r.aside >= 0 && place > r.aside {
+			place--
+		}
+		if open(place) {
+			taken[place] = e
 		} else {
 			rest = append(rest, e)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ckptstore/ckptstore/internal/insight"
+	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -52,6 +53,9 @@ func (c *collector) read(ctx context.Context, b *builder) error {
 	h := c.store.Health(ctx)
 	b.gauge(buildInfo, 1, c.options.Version)
 	b.gauge(storeInfo, 1, c.store.ID)
+	if c.options.Traces != nil {
+		b.traces(c.options.Traces.Counts())
+	}
 	b.gauge(owner, bit(h.Owns))
 	if h.LogErr == nil {
 		b.gauge(logLast, float64(h.Log))
@@ -74,6 +78,15 @@ func (c *collector) read(ctx context.Context, b *builder) error {
 	}
 	b.gauge(complete, bit(whole == nil))
 	return nil
+}
+
+// traces adds what this process has sent to a collector.
+func (b *builder) traces(n otlp.Counts) {
+	b.counter(tracesSent, float64(n.Sent))
+	b.gauge(tracesWaiting, float64(n.Waiting))
+	for _, reason := range otlp.Reasons {
+		b.counter(tracesDropped, float64(n.Dropped[reason]), reason)
+	}
 }
 
 // ofStore adds what the store itself knows.

@@ -26,6 +26,10 @@ var (
 	storeInfo = family{"store_info", "gauge", []string{"store"}, "1, with the ID of the store."}
 	owner     = family{"owner", "gauge", nil, "1 if this process owns the store, or follows a log on a server. A process that stands by serves none of the metrics below but log_last_sequence."}
 
+	tracesSent    = family{"traces_sent_total", "counter", nil, "Traces that the collector has taken, since the start of this process. With --traces only, as the next two."}
+	tracesWaiting = family{"traces_waiting", "gauge", nil, "Traces that wait for the collector."}
+	tracesDropped = family{"traces_dropped_total", "counter", []string{"reason"}, "Traces that the collector does not get, since the start of this process: full, newer ones took their place in the queue; refused; old, the save ended over an hour before; unread, its rows were not readable."}
+
 	logLast        = family{"log_last_sequence", "gauge", nil, "Sequence of the last event in the log."}
 	viewsLag       = family{"views_lag_events", "gauge", nil, "Events of the log that the views do not contain yet."}
 	viewsHalted    = family{"views_halted", "gauge", nil, "1 if the views no longer follow the log: queries fail."}
@@ -59,7 +63,7 @@ var (
 
 // families lists the metrics in the order of the reference page.
 func families() []family {
-	list := []family{buildInfo, storeInfo, owner}
+	list := []family{buildInfo, storeInfo, tracesSent, tracesWaiting, tracesDropped, owner}
 	list = append(list, ofStore()...)
 	return append(list, ofRuns()...)
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -50,6 +51,7 @@ type Options struct {
 	Version string           // of the program
 	Logger  *slog.Logger     // default: discard
 	Now     func() time.Time // default: time.Now
+	Traces  *otlp.Tracer     // nil: this process sends no traces
 }
 
 // Handler serves /metrics, /healthz and /readyz of a store. It asks for no token, as the

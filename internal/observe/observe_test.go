@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
@@ -148,6 +149,23 @@ func (s *scene) story(run string) (job string) {
 	return second
 }
 
+// tracer returns a tracer whose collector is down.
+func (s *scene) tracer() *otlp.Tracer {
+	s.t.Helper()
+	c, err := otlp.FromEnvironment(func(name string) string {
+		if name == "OTEL_EXPORTER_OTLP_ENDPOINT" {
+			return "http://127.0.0.1:1"
+		}
+		return ""
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	tracer := otlp.Start(s.t.Context(), s.store, c, otlp.Options{})
+	s.t.Cleanup(tracer.Close)
+	return tracer
+}
+
 func seconds(s float64) *float64 { return &s }
 
 // get asks a handler.
@@ -180,7 +198,7 @@ func TestMetrics(t *testing.T) {
 	if _, err := query.Ask(t.Context(), s.store.Views(), query.Devices, query.Params{}); err != nil { // the views have caught up
 		t.Fatal(err)
 	}
-	h := Handler(s.store, Options{Version: "v1"})
+	h := Handler(s.store, Options{Version: "v1", Traces: s.tracer()})
 	status, got := get(t, h, "/metrics", openMetrics)
 	if status != http.StatusOK || !strings.HasSuffix(got, "# EOF\n") {
 		t.Fatalf("%d\n%s", status, got)
@@ -189,6 +207,10 @@ func TestMetrics(t *testing.T) {
 	for _, want := range []string{
 		`ckptstore_build_info{version="v1"} 1`,
 		`ckptstore_store_info{store="` + s.store.ID + `"} 1`,
+		`ckptstore_traces_sent_total 0`,
+		`ckptstore_traces_waiting 0`,
+		`ckptstore_traces_dropped_total{reason="full"} 0`,
+		`ckptstore_traces_dropped_total{reason="unread"} 0`,
 		`ckptstore_owner 1`,
 		`ckptstore_log_last_sequence 28`,
 		`ckptstore_views_lag_events 0`,

@@ -185,7 +185,7 @@ func TestPrometheus(t *testing.T) {
 	if err := sub.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	web := httptest.NewServer(Handler(s.store, Options{Version: "v1"}))
+	web := httptest.NewServer(Handler(s.store, Options{Version: "v1", Traces: s.tracer()}))
 	defer web.Close()
 	text, err := fetch(t.Context(), web.URL+"/metrics")
 	if err != nil {

@@ -88,8 +88,12 @@ var (
 		return pageByNumber(rows, err, p, func(w projections.Worker) int { return w.Rank })
 	}}
 	Checkpoints = Query[[]projections.Checkpoint]{"checkpoints", checkpointsPage}
-	// Save is the save that a reference stands for, with its ranks' parts.
+	// Save is the save that a reference stands for, with its ranks' parts. With a run and a trial,
+	// Ref is the ID of a checkpoint in any state.
 	Save = Query[projections.Save]{"save", func(r projections.Reader, p Params) (projections.Save, error) {
+		if p.Run != "" {
+			return projections.GetSave(r, p.Run, p.Trial, p.Ref)
+		}
 		c, err := projections.Resolve(r, p.Ref)
 		if err == nil {
 			err = projections.Understood(r, c.Run)

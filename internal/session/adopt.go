@@ -253,10 +253,12 @@ type AdoptedPart struct {
 // node's.
 func (g *Group) replicate(work context.Context, keeper *replica.Keeper) {
 	of := g.Replicas
-	if of == nil || keeper == nil {
+	if of == nil || keeper == nil && !g.cfg.Aside {
 		return
 	}
-	keeper.Keep(g.Number, of.From)
+	if keeper != nil {
+		keeper.Keep(g.Number, of.From)
+	}
 	g.saver.replicas = &replicas{Replicas: of, node: g.cfg.Node, keeper: keeper, adopted: map[rankSave]bool{}, held: map[rankSave]heldReplica{}, ordered: map[rankSave]int{}, lost: map[int]bool{}}
 	if of.To != nil {
 		g.sender = replica.NewSender(work, g.Number, *of.To, g.cfg.ReplicaRate, g.replicated, g.log)

@@ -133,6 +133,9 @@ type Config struct {
 	// serves.
 	Nodes Nodes
 	Node  int
+	// Aside is set for a process that serves no ranks: its node may have another job of the run,
+	// with the ranks' shared memory.
+	Aside bool
 
 	// StrictReplicas aborts a save if ranks offer differing copies of a tensor or
 	// value. Otherwise the lowest rank's copy is saved with a warning.
@@ -191,6 +194,9 @@ func (c Config) Local() []int {
 	}
 	return c.Nodes[c.Node]
 }
+
+// apart reports whether ranks of the group live on other nodes than that of this process.
+func (c Config) apart() bool { return len(c.Nodes) > 1 || c.Node < 0 }
 
 // WithDefaults returns the configuration with its zero values replaced.
 func (c Config) WithDefaults() Config {

@@ -119,6 +119,7 @@ type decisionLog struct {
 
 	mu    sync.Mutex
 	last  uint64          // sequence of the last decision seen
+	took  string          // ID of the decision by which this process coordinates a living group
 	ended map[string]bool // checkpoints that ended, in this process or another
 }
 
@@ -132,6 +133,9 @@ func (l *decisionLog) decide(ctx context.Context, body events.Body) (events.Reco
 	d, err := events.NewDecision(l.stamp(), l.agg, recorded(l.names, body))
 	if err != nil {
 		return events.Recorded{}, err
+	}
+	if _, ok := body.(*events.GroupCoordinator); ok {
+		l.took = d.ID
 	}
 	for unseen := 0; ; {
 		if id := about(body); l.ended[id] {
@@ -204,9 +208,25 @@ func (l *decisionLog) reread(ctx context.Context) error {
 		if g, ok := body.(*events.GroupStarted); ok && g.Attempt >= l.attempt && r.Source != l.source {
 			return fmt.Errorf("attempt %d: %w (attempt %d of job %s)", l.attempt, ErrFenced, g.Attempt, g.Job)
 		}
+		// Another process coordinates, this attempt or a later one.
+		if c, ok := body.(*events.GroupCoordinator); ok && r.ID != l.took {
+			return fmt.Errorf("attempt %d: %w: node %d on %s coordinates now", l.attempt, ErrOvertaken, c.Node, c.Host)
+		}
 		l.saw(r.Sequence, body)
 	}
 	return nil
+}
+
+// ErrOvertaken reports that another process coordinates the living group: see
+// [events.GroupCoordinator]. It is an [ErrFenced].
+var ErrOvertaken = fmt.Errorf("%w: another coordinator has taken over", ErrFenced)
+
+// overtaken reads the lane, and returns an [ErrFenced] if another process may decide in place of
+// this one.
+func (l *decisionLog) overtaken(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.reread(ctx)
 }
 
 // ends returns the ID of the checkpoint that a decision ends, or "".

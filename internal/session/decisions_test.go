@@ -114,3 +114,31 @@ func TestDecideWithoutLog(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// A coordinator that another has replaced decides nothing more about the attempt, and learns of it without a
+// decision too. What it did before stays.
+func TestOvertaken(t *testing.T) {
+	open := lanes(t)
+	a, b := open("trainer/a", 0), open("trainer/a", 0) // of one job
+	decides(t, a, &events.TrialCreated{}, nil)
+	decides(t, a, starts(a, 1), nil)
+	b.last, b.attempt = a.last, 1
+	if err := a.overtaken(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	decides(t, b, &events.GroupCoordinator{Attempt: 1, Job: "a", Node: 1, Host: "b"}, nil)
+	decides(t, b, begins(1, "x.a1"), nil)
+	if err := b.overtaken(t.Context()); err != nil {
+		t.Errorf("its successor: %v", err)
+	}
+	if err := a.overtaken(t.Context()); !errors.Is(err, ErrOvertaken) || !errors.Is(err, ErrFenced) {
+		t.Errorf("the one before: %v", err)
+	}
+	for _, body := range []events.Body{
+		&events.CheckpointCommitted{Attempt: 1, Checkpoint: "x.a1"}, &events.CheckpointAborted{Attempt: 1, Checkpoint: "x.a1"},
+		begins(1, "y.a1"), &events.TrialCompleted{Attempt: 1}, starts(a, 2),
+	} {
+		decides(t, a, body, ErrOvertaken)
+	}
+	decides(t, b, &events.CheckpointCommitted{Attempt: 1, Checkpoint: "x.a1"}, nil)
+}

@@ -46,6 +46,8 @@ type handoff struct {
 	slow *stragglers.Watch                      // nil: the nodes are not compared
 
 	began time.Time
+
+	resumed // of an earlier coordinator of the living group
 }
 
 type delivery struct {
@@ -59,8 +61,8 @@ type delivery struct {
 
 // reportAnswer is the reply to a rank's report.
 type reportAnswer struct {
-	stop string
-	err  error
+	Reported
+	err error
 }
 
 // RefusedError reports that the log refused an event of this process. The ranks
@@ -101,40 +103,48 @@ func newHandoff(attempt, world int, limit time.Duration, now func() time.Time, r
 func (h *handoff) ended(rank int) { h.gone <- rank }
 
 // report hands over rank's report and blocks until the iteration is in the log.
-// stop is the trainer's request to all ranks of that iteration.
-func (h *handoff) report(ctx context.Context, rank int, r client.Report) (stop string, err error) {
+// The answer has the trainer's request to all ranks of that iteration.
+func (h *handoff) report(ctx context.Context, rank int, r client.Report) (of Reported, err error) {
 	took, err := ownTime(r.Metrics, metricTimeThisIter)
 	if err != nil {
-		return "", err
+		return of, err
 	}
 	busy, err := ownTime(r.Metrics, metricBusyThisIter)
 	if err != nil {
-		return "", err
+		return of, err
 	}
 	d := delivery{r, rank, h.now(), took, busy, make(chan reportAnswer, 1)}
 	if counts, err := h.enter(ctx, rank, r); !counts {
-		return "", err
+		return Reported{Done: err == nil, Step: r.Step}, err
+	}
+	if of, late := h.late(rank); late { // all ranks had reported, and some have the answer
+		of.Done, of.Step = r.Done, r.Step
+		if r.Done {
+			h.finished <- rank
+		}
+		<-h.boxes[rank]
+		return of, nil
 	}
 	h.in <- d
 	select {
 	case a := <-d.done:
-		return a.stop, a.err
+		return a.Reported, a.err
 	case <-h.over:
 		// The answer may have arrived at the same moment.
 		select {
 		case a := <-d.done:
-			return a.stop, a.err
+			return a.Reported, a.err
 		default:
-			return "", h.why
+			return of, h.why
 		}
 	case <-ctx.Done():
-		return "", ctx.Err()
+		return of, ctx.Err()
 	}
 }
 
 // answer ends a rank's report and admits its next one.
-func (h *handoff) answer(d delivery, stop string, err error) {
-	d.done <- reportAnswer{stop, err}
+func (h *handoff) answer(d delivery, iteration int, stop string, err error) {
+	d.done <- reportAnswer{Reported{Iteration: iteration, Stop: stop, Done: d.Done, Step: d.Step}, err}
 	<-h.boxes[d.rank]
 }
 
@@ -148,6 +158,7 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 		close(h.over)
 	}()
 	last := h.began // a report may have arrived before this goroutine started
+	iterations = h.from
 	for {
 		got, err := h.collect(ctx)
 		if err != nil || got == nil {
@@ -167,7 +178,7 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 			stop = h.stop() // called once, so that the ranks agree on the iteration
 		}
 		for _, d := range got {
-			h.answer(d, stop, err)
+			h.answer(d, iterations+1, stop, err)
 		}
 		if errors.Is(err, syscall.ENOSPC) {
 			continue // the workers have the error; their training is worth more than its metrics
@@ -207,7 +218,7 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 	refuse := func(format string, args ...any) ([]delivery, error) {
 		err := fmt.Errorf(format, args...)
 		for _, d := range got {
-			h.answer(d, "", err)
+			h.answer(d, 0, "", err)
 		}
 		return nil, err
 	}

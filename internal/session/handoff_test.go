@@ -128,7 +128,7 @@ func TestHandoffAsksAllAlike(t *testing.T) {
 					if err != nil {
 						t.Error(err)
 					}
-					answers <- stop
+					answers <- stop.Stop
 				}()
 			}
 			for range 3 {
@@ -171,7 +171,7 @@ func TestHandoffTells(t *testing.T) {
 					if err != nil {
 						t.Error(err)
 					}
-					answers <- got
+					answers <- got.Stop
 				}()
 			}
 			for range 2 {

@@ -64,6 +64,11 @@ func (j *Job) Open() (err error) {
 	if j.cfg.Node > 0 { // nodes may share a machine
 		name += fmt.Sprint("-n", j.cfg.Node)
 	}
+	memory := j.cfg.Node
+	if j.cfg.Aside {
+		name += "-c"
+		memory += asideNode
+	}
 	if j.cfg.Trial != projections.DefaultTrial { // trials may share a job
 		name += "-" + events.EncodeName(j.cfg.Trial)
 	}
@@ -71,14 +76,18 @@ func (j *Job) Open() (err error) {
 	if err := os.MkdirAll(j.runtime, 0o700); err != nil {
 		return fmt.Errorf("make the job's runtime directory: %w", err)
 	}
-	if j.arenas, err = staging.Open(j.store.Shared, j.store.ID, memoryOf(j.cfg), j.cfg.Node, j.store.Room, j.log); err != nil {
+	if j.arenas, err = staging.Open(j.store.Shared, j.store.ID, memoryOf(j.cfg), memory, j.store.Room, j.log); err != nil {
 		return errors.Join(err, os.RemoveAll(j.runtime))
 	}
-	if j.cfg.Replicas > 0 {
+	if j.cfg.Replicas > 0 && !j.cfg.Aside {
 		j.keeper = replica.NewKeeper(j.arenas, j.cfg.StagingMemory, j.log)
 	}
 	return nil
 }
+
+// asideNode is above all indexes of nodes: it tells the directory of a process without ranks from
+// that of its node.
+const asideNode = 1 << 20
 
 // memoryOf names the shared memory of a trial's ranks on a node. Trials of a run may be
 // trained at once. The name of a run has no zero byte, so none has another's trial's name.

@@ -29,7 +29,7 @@ func (j *Job) newLoader(g *Group) *restore.Loader {
 	if g.PeerClient != nil {
 		cfg.Shares, cfg.PeerClient = j.shares, g.PeerClient
 	}
-	if g.Peer == nil && len(g.cfg.Nodes) > 1 {
+	if g.Peer == nil && g.cfg.apart() {
 		g.meeting = restore.NewMeeting(cfg, g.cfg.Nodes, g.cfg.Collective)
 		cfg.Coordinator = g.meeting.Local(g.cfg.Node)
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -54,8 +55,16 @@ func (s *rankServer) meet(mux *http.ServeMux) {
 		}
 		return
 	}
-	mux.Handle("POST /v1/report", s.exactlyOnce(s.raw(func(r *http.Request, body []byte) ([]byte, error) {
-		return decoded(r, bareNumbers(body), s.onReport)
+	mux.Handle("POST /v1/report", s.exactlyOnce(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.raw(func(r *http.Request, body []byte) ([]byte, error) {
+			return decoded(r, bareNumbers(body), func(ctx context.Context, in client.Report) (client.ReportReply, error) {
+				reply, of, err := s.onReport(ctx, in)
+				if err == nil && s.relayed {
+					w.Header().Set(ReportedHeader, of.String())
+				}
+				return reply, err
+			})
+		}).ServeHTTP(w, r)
 	})))
 	mux.Handle("POST /v1/should_stop", handle(s, s.onShouldStop))
 	s.serveMessages(mux)
@@ -364,12 +373,19 @@ func (f *feed) next(ctx context.Context) ([]fed, error) {
 
 // Heard takes an event that the coordinating process has forwarded.
 func (g *Group) Heard(of Forwarded) error {
+	if last := g.heard.Load(); of.Sequence <= last && last > 0 {
+		return nil // an earlier coordinator has forwarded it
+	}
+	g.heard.Store(of.Sequence)
 	e, err := events.Decode(of.Event)
 	if err == nil {
 		g.saver.feed.put(fed{event: events.Recorded{Event: e, Sequence: of.Sequence}})
 	}
 	return err
 }
+
+// LastHeard returns the sequence of the last event that the coordinating process has forwarded.
+func (g *Group) LastHeard() uint64 { return g.heard.Load() }
 
 // Fold waits until all that the coordinating process has forwarded so far is folded, the
 // saves have ended, or ctx has.

@@ -51,6 +51,9 @@ type saver struct {
 	joined  *joining // appends facts of local ranks; nil: they are appended one by one
 	forward Forwarder
 	feed    *feed // read in place of the log; nil: the log is read
+	// replayed is the last event that an earlier coordinator of the living group has seen, and heard the
+	// last event that all nodes have got from it; 0: there was none.
+	replayed, heard uint64
 
 	replicas *replicas         // nil: no node keeps copies of slots
 	losses   *losses           // of nodes whose slots were copied
@@ -240,7 +243,7 @@ func (s *saver) tail(ctx context.Context, from, known uint64) (<-chan fed, <-cha
 	}
 	read := func(from, until uint64) error {
 		for r, err := range s.store.Log.ReadTrial(ctx, s.decisions.agg, from, until) {
-			if err == nil && s.forward != nil && forwarded[r.Kind] {
+			if err == nil && s.forward != nil && forwarded[r.Kind] && r.Sequence > s.heard {
 				s.forward.Event(Forwarded{s.decisions.attempt, r.Sequence, events.Encode(r.Event)})
 			}
 			if err == nil {
@@ -360,23 +363,35 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	case *events.NodeWrite:
 		s.uploads.end(b.Checkpoint, events.RanksIn(b.Ranks)...)
 	case *events.CheckpointStaged:
-		if facts := logSlow(s.log, s.slow.Saved(b.Checkpoint)); len(facts) > 0 {
+		if r.Sequence <= s.replayed {
+			s.slow.Replayed(b.Checkpoint)
+		} else if facts := logSlow(s.log, s.slow.Saved(b.Checkpoint)); len(facts) > 0 {
 			if err := s.decisions.measured(ctx, facts...); err != nil {
 				s.log.Warn("speed of a node not recorded", "error", err)
 			}
 		}
 		s.move(b.Checkpoint, client.WaitReply{State: client.Staged})
+	case *events.NodeSlow:
+		if r.Sequence <= s.replayed {
+			s.slow.Recorded(b)
+		}
 	case *events.CheckpointCommitted:
 		s.reuse.end(b.Checkpoint)
 		s.uploads.remove(b.Checkpoint)
-		s.log.Info("checkpoint committed", "checkpoint", b.Checkpoint, "bytes", b.Bytes)
-		s.kept()
-		s.costs(b.Bytes)
+		if r.Sequence > s.replayed {
+			s.log.Info("checkpoint committed", "checkpoint", b.Checkpoint, "bytes", b.Bytes)
+			s.kept()
+			s.costs(b.Bytes)
+		}
 		s.move(b.Checkpoint, client.WaitReply{State: client.Committed})
 	case *events.CheckpointAborted:
 		s.slow.Aborted(b.Checkpoint)
 		s.reuse.end(b.Checkpoint)
-		s.log.Warn("checkpoint aborted", "checkpoint", b.Checkpoint, "reason", b.Reason, "ranks", b.Ranks)
+		level := slog.LevelWarn
+		if r.Sequence <= s.replayed {
+			level = slog.LevelDebug
+		}
+		s.log.Log(ctx, level, "checkpoint aborted", "checkpoint", b.Checkpoint, "reason", b.Reason, "ranks", b.Ranks)
 		reason := b.Reason
 		if len(b.Ranks) > 0 {
 			reason = fmt.Sprintf("%s (ranks %v)", b.Reason, b.Ranks)

@@ -263,27 +263,27 @@ func (s *rankServer) onHello(ctx context.Context, h client.Hello) (client.Contex
 	}, nil
 }
 
-func (s *rankServer) onReport(ctx context.Context, r client.Report) (client.ReportReply, error) {
+func (s *rankServer) onReport(ctx context.Context, r client.Report) (reply client.ReportReply, of Reported, err error) {
 	metrics, err := s.fetch(r.Metrics)
 	if err != nil {
-		return client.ReportReply{}, badRequest("%w", err)
+		return reply, of, badRequest("%w", err)
 	}
 	r.Metrics = metrics
 	if err := checkMetrics(r.Metrics, s.cfg.World()); err != nil {
-		return client.ReportReply{}, badRequest("%w", err)
+		return reply, of, badRequest("%w", err)
 	}
 	s.listens()
-	stop, err := s.handoff.report(ctx, s.rank, r)
+	of, err = s.handoff.report(ctx, s.rank, r)
 	if errors.Is(err, syscall.ENOSPC) {
-		return client.ReportReply{}, fmt.Errorf("metrics of step %d not recorded: %w", r.Step, err)
+		return reply, of, fmt.Errorf("metrics of step %d not recorded: %w", r.Step, err)
 	}
 	if problem.Given(err) {
-		return client.ReportReply{}, err
+		return reply, of, err
 	}
 	if err != nil {
-		return client.ReportReply{}, problem.Wrap(problem.Conflict, err)
+		return reply, of, problem.Wrap(problem.Conflict, err)
 	}
-	return client.ReportReply{Stop: stop}, nil
+	return client.ReportReply{Stop: of.Stop}, of, nil
 }
 
 func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {

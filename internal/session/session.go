@@ -39,6 +39,7 @@ import (
 	"math"
 	"net/http"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
@@ -89,6 +90,8 @@ type Attempt struct {
 	// Nil: nodes pass nothing on to each other in loads.
 	PeerClient func(pin string) *http.Client
 	PeerAt     func(place int) restore.Peer
+	// Resumed is set if this process coordinates a group that lives already: see [Job.Resume].
+	Resumed *Resumed
 	// Loads passes the loads of this node's ranks to [Group.Meeting] of the
 	// coordinating process. It is set if Peer is.
 	Loads restore.Coordinator
@@ -173,6 +176,7 @@ type Group struct {
 	names    saveNames
 	aborts   aborts
 	repeats  repeats
+	heard    atomic.Uint64   // sequence of the last event that the coordinating process has forwarded
 	sender   *replica.Sender // of sealed slots; nil: there is no partner
 	everyone ranksOnce
 }
@@ -189,7 +193,7 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	world := cfg.World()
 	j.world = world
 	if a.Hub == nil {
-		a.Hub = collective.NewHub(world)
+		a.Hub = a.Resumed.hub(world)
 	}
 	g := &Group{
 		cfg: cfg, Attempt: a, store: j.store, decisions: j.decisions, log: j.log, runtime: j.runtime,
@@ -199,6 +203,7 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	g.loader = j.newLoader(g)
 	g.handoff = newHandoff(a.Number, world, cfg.Collective, cfg.Now, j.writer.measured)
 	g.handoff.store, g.handoff.reports.log, g.handoff.told = j.store, j.log, cfg.Reported
+	g.handoff.resume(a.Resumed)
 	if a.Peer == nil && len(cfg.Nodes) > 1 {
 		g.handoff.slow = stragglers.New(cfg.Job, a.Number, cfg.Nodes, a.index)
 	}
@@ -217,14 +222,24 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	if len(cfg.Nodes) > 1 {
 		g.saver.joined = newJoining(work, j.writer, cfg.Local())
 	}
+	if g.saver.local == nil {
+		g.saver.local = []int{} // none: nil means all
+	}
 	g.saver.slow = g.handoff.slow
-	if a.Peer == nil && len(cfg.Nodes) > 1 {
+	if a.Peer == nil && cfg.apart() {
 		g.saver.settled = g.aborts.expect(cfg.Nodes, cfg.Node)
 	}
 	g.replicate(work, j.keeper)
 	g.loader.Prove()
 	g.saver.over = func(err error) { g.saved <- err }
-	go func() { _ = g.saver.run(work, a.Started, a.Started) }()
+	known := a.Started
+	if of := a.Resumed; of != nil {
+		known, g.saver.replayed, g.saver.heard = of.Known, of.Known, of.Heard
+		if g.meeting != nil {
+			g.meeting.After(of.Loads)
+		}
+	}
+	go func() { _ = g.saver.run(work, a.Started, known) }()
 	return g
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"testing"
 	"time"
 
@@ -28,12 +29,37 @@ func (l *keptLog) Append(_ context.Context, facts ...events.Fact) ([]uint64, err
 // A node whose ranks copy slowly in twenty saves is named in the log. An aborted save does not count.
 func TestSlowCopies(t *testing.T) {
 	t.Parallel()
+	facts := slowCopies(t, 0)
+	if len(facts) != 1 {
+		t.Fatalf("%d facts after 20 saves", len(facts))
+	}
+	body, err := facts[0].Event.Body()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b := body.(*events.NodeSlow); b.Node != 6 || b.By != "copy" || b.Over || b.Of != 20 {
+		t.Errorf("%+v", b)
+	}
+}
+
+// A coordinator that takes a living group over does not name the node again.
+func TestSlowCopiesReplayed(t *testing.T) {
+	t.Parallel()
+	if facts := slowCopies(t, math.MaxUint64); len(facts) > 0 {
+		t.Errorf("%d facts about saves of an earlier coordinator", len(facts))
+	}
+}
+
+// slowCopies folds saves in which a node copies slowly, and returns the facts that follow. An earlier
+// coordinator has recorded those up to the sequence replayed.
+func slowCopies(t *testing.T, replayed uint64) []events.Fact {
+	t.Helper()
 	log := &keptLog{}
 	agg := events.Aggregate{Run: "run", Trial: "main"}
 	w := &eventWriter{log: log, run: agg.Run, trial: agg.Trial, source: "test", node: events.Node(0), now: time.Now, newID: func() string { return "id" }}
 	coord := planner.NewCoordinator(planner.CoordinatorConfig{Run: "run", Trial: "main", Attempt: 1, WorldSize: 4, Timeout: time.Hour})
 	s := newSaver(&decisionLog{eventWriter: w, attempt: 1, agg: agg}, Store{}, coord, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
-	s.settled = func(string, func()) {} // there are no files
+	s.settled, s.replayed = func(string, func()) {}, replayed // there are no files
 	s.slow = stragglers.New("job", 1, [][]int{{0, 1}, {2, 3}}, func(place int) int { return 5 + place })
 	seq := uint64(0)
 	hear := func(e events.Event) {
@@ -70,14 +96,5 @@ func TestSlowCopies(t *testing.T) {
 		}
 		decides(&events.CheckpointStaged{Attempt: 1, Checkpoint: id})
 	}
-	if len(log.facts) != 1 {
-		t.Fatalf("%d facts after 20 saves", len(log.facts))
-	}
-	body, err := log.facts[0].Event.Body()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if b := body.(*events.NodeSlow); b.Node != 6 || b.By != "copy" || b.Over || b.Of != 20 {
-		t.Errorf("%+v", b)
-	}
+	return log.facts
 }

@@ -29,8 +29,8 @@ const (
 	// renewals is how often a lease is renewed in a term. A renewal may take at most
 	// this part of the term.
 	renewals = 6
-	// comeback is the part of a term that the holder of an expired lease gets to renew
-	// it before another process takes it: the log may have been away for everyone.
+	// comeback is the part of a term that the holder of an expired lease gets to renew it: see
+	// grace.
 	comeback = 3
 	// releaseTimeout bounds the release of a lease when its holder ends. An unreleased
 	// lease of a dead holder can be taken over.
@@ -70,7 +70,7 @@ var ErrLeaseLost = problem.New(problem.Conflict, "another process has taken the 
 // HoldRun takes the lease of a run for a job. While the job holds it, no other job of that
 // run starts. A lease whose holder is dead on this machine is taken over at once; one whose
 // holder lives on this machine never is. A lease of another machine is taken over when it
-// has expired and is not renewed for a while after that.
+// has expired and is not renewed for a while after that: see grace.
 //
 // The returned context ends, with [ErrLeaseLost] as its cause, only when another job has
 // taken the lease. A job whose log is slow, paused or away keeps its lease, and renews it
@@ -106,7 +106,7 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 		case deadSoon(ctx, other, me):
 		case !held.Expired() || other.near(me):
 			return nil, nil, busy(other)
-		case !sleep(ctx, term/comeback):
+		case !sleep(ctx, grace(held, term)):
 			return nil, nil, context.Cause(ctx)
 		}
 		// Refused if the lease was renewed meanwhile.
@@ -134,6 +134,16 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 		}
 		return err
 	}, nil
+}
+
+// grace returns how long the holder of an expired lease gets to renew it before another process
+// takes it. The log may have been away for everyone. A log that has elected a leader since the last
+// renewal has given the holder a whole term already in which it answered.
+func grace(held *jetlog.LeaseHeldError, term time.Duration) time.Duration {
+	if held.Elected {
+		return 0
+	}
+	return term / comeback
 }
 
 // keep renews the lease until ctx ends, whatever happens to the log. The lease is lost only
@@ -286,6 +296,29 @@ func (s *Store) LiveJob(ctx context.Context, run string) (*RunningError, error) 
 	return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}, nil
 }
 
+// Holds returns an error unless this process holds the lease of a run for a job, and has renewed it in
+// time.
+func (s *Store) Holds(ctx context.Context, run, job string) error {
+	held, err := s.Log.LeaseHolder(ctx, jetlog.RunLease(run))
+	if err != nil {
+		return err
+	}
+	me, err := thisProcess(job)
+	if err != nil {
+		return err
+	}
+	var now holder
+	if held != nil {
+		if err := json.Unmarshal(held.Holder, &now); err != nil {
+			return fmt.Errorf("holder of run %q: %w", run, err)
+		}
+	}
+	if held == nil || now != me || held.Expired() {
+		return problem.Errorf(problem.Conflict, "this process does not hold the lease of run %q, or has not renewed it", run)
+	}
+	return nil
+}
+
 // NotRunningError reports that a run has no live job.
 type NotRunningError struct{ Run string }
 
@@ -314,18 +347,23 @@ func (s *Store) StopRun(ctx context.Context, run, reason string, preempt bool) (
 	if err != nil {
 		return nil, err
 	}
-	// The terms of a request for one trial hold for none of several.
-	ctx, asked := WithTerms(ctx, Terms{By: termsOf(ctx).By}), false
-	for _, t := range trials {
-		if t.Job != live.Job || t.Status != projections.Running && t.Status != projections.Stopping {
-			continue
+	trials = slices.DeleteFunc(trials, func(t projections.Trial) bool {
+		return t.Job != live.Job || t.Status != projections.Running && t.Status != projections.Stopping
+	})
+	terms := termsOf(ctx)
+	if terms.After != nil && len(trials) > 0 {
+		return nil, problem.Errorf(problem.Invalid, "run %q trains %d trials, and the condition is about the decisions of one trial: stop it without a condition", run, len(trials))
+	}
+	for i, t := range trials {
+		its := Terms{By: terms.By}
+		if i == len(trials)-1 {
+			its.ID = terms.ID // with this event in the log, all trials were asked
 		}
-		if _, err := s.Stop(ctx, run, t.Name, reason, preempt); err != nil {
+		if _, err := s.Stop(WithTerms(ctx, its), run, t.Name, reason, preempt); err != nil {
 			return nil, err
 		}
-		asked = true
 	}
-	if !asked {
+	if len(trials) == 0 {
 		return nil, problem.Errorf(problem.Conflict, "job %s of run %q trains no trial at this moment: try again, or end its process %d on %s", live.Job, run, live.PID, live.Host)
 	}
 	return live, nil

@@ -192,3 +192,15 @@ func TestReleaseLater(t *testing.T) {
 	})
 	owner.end()
 }
+
+// The holder of an expired lease gets a while to renew it, unless it has had a whole term with a new
+// leader of the log.
+func TestGraceOfExpiredLease(t *testing.T) {
+	t.Parallel()
+	if d := grace(&jetlog.LeaseHeldError{}, 15*time.Second); d != 5*time.Second {
+		t.Errorf("%v for a term from the last renewal", d)
+	}
+	if d := grace(&jetlog.LeaseHeldError{Elected: true}, 15*time.Second); d != 0 {
+		t.Errorf("%v for a term from an election", d)
+	}
+}

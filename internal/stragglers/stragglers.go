@@ -64,6 +64,7 @@ type Watch struct {
 type node struct {
 	seen [len(sources)]samples
 	slow bool
+	by   int // source by which it became slow
 	ones int // how often it became slow
 }
 
@@ -139,9 +140,45 @@ func (w *Watch) Saved(checkpoint string) []events.Body {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.sample(Copy, w.take(checkpoint))
+}
+
+// Replayed is Saved for a save of an earlier coordinator of the group, which has recorded the facts
+// that followed: see [Watch.Recorded].
+func (w *Watch) Replayed(checkpoint string) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.add(Copy, w.take(checkpoint), func(int) {})
+}
+
+// take returns and forgets the copies of a save.
+func (w *Watch) take(checkpoint string) []float64 {
 	times := w.copies[checkpoint]
 	delete(w.copies, checkpoint)
-	return w.sample(Copy, times)
+	return times
+}
+
+// Recorded takes a fact that an earlier coordinator of the group has recorded.
+func (w *Watch) Recorded(b *events.NodeSlow) {
+	if w == nil || b.Attempt != w.attempt {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for place := range w.nodes {
+		if w.index(place) != b.Node {
+			continue
+		}
+		n := &w.nodes[place]
+		n.slow = !b.Over
+		if n.slow {
+			n.ones++
+			n.by = max(0, slices.Index(sources[:], Source(b.By)))
+		}
+	}
 }
 
 // Aborted forgets the copies of a save.
@@ -155,6 +192,16 @@ func (w *Watch) Aborted(checkpoint string) {
 }
 
 func (w *Watch) sample(source Source, times []float64) (facts []events.Body) {
+	w.add(source, times, func(place int) {
+		if by, changed := w.nodes[place].judge(source); changed {
+			facts = append(facts, w.fact(place, by))
+		}
+	})
+	return facts
+}
+
+// add adds one sample, and calls judge with the place of each node that has a time.
+func (w *Watch) add(source Source, times []float64, judge func(place int)) {
 	at := slices.Index(sources[:], source)
 	own := w.medians(times)
 	sorted := make([]float64, 0, len(own))
@@ -165,19 +212,15 @@ func (w *Watch) sample(source Source, times []float64) (facts []events.Body) {
 	}
 	slices.Sort(sorted)
 	if len(sorted) < 2 {
-		return nil
+		return
 	}
 	for place, t := range own {
 		if !(t > 0) {
 			continue
 		}
-		n := &w.nodes[place]
-		n.seen[at].add(t, upperWithout(sorted, t))
-		if by, changed := n.judge(source); changed {
-			facts = append(facts, w.fact(place, by))
-		}
+		w.nodes[place].seen[at].add(t, upperWithout(sorted, t))
+		judge(place)
 	}
-	return facts
 }
 
 // medians returns the time of each node, or 0 where no rank has one.
@@ -205,13 +248,14 @@ func (n *node) judge(sampled Source) (by Source, changed bool) {
 	for at, source := range sources {
 		behind := n.seen[at].behind()
 		if !n.slow && behind >= enough {
-			n.slow = true
+			n.slow, n.by = true, at
 			n.ones++
 			return source, true
 		}
 		most = max(most, behind)
 	}
-	if n.slow && most <= few && n.ones < mostOnes {
+	// After another coordinator has recorded that it is slow, there may be no samples yet.
+	if n.slow && most <= few && n.ones < mostOnes && n.seen[n.by].n >= enough {
 		n.slow = false
 		return sampled, true
 	}

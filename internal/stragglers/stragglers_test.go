@@ -134,6 +134,47 @@ func TestTwoSources(t *testing.T) {
 	}
 }
 
+// A node that an earlier coordinator has found slow by its work is slow until there are enough samples
+// of that. Saves of the earlier coordinator are samples, and no facts follow from them again.
+func TestEarlierCoordinator(t *testing.T) {
+	t.Parallel()
+	w, n := twoEach(3), 0
+	save := func(seconds ...float64) string {
+		n++
+		id := fmt.Sprint("step-", n)
+		for rank, s := range times(seconds...) {
+			w.Sealed(&events.WriteSealed{Attempt: 3, Checkpoint: id, Rank: rank, Bytes: 1e9, Copied: &s})
+		}
+		return id
+	}
+	w.Recorded(&events.NodeSlow{Attempt: 2, Node: 0, By: "busy"}) // of another group
+	w.Recorded(&events.NodeSlow{Attempt: 3, Node: 10, By: "busy"})
+	w.Recorded(&events.NodeSlow{Attempt: 3, Node: 20, By: "busy"})
+	w.Recorded(&events.NodeSlow{Attempt: 3, Node: 20, By: "busy", Over: true})
+	for range 25 {
+		w.Replayed(save(2, 1, 1))
+	}
+	var got []events.Body
+	equal := func(samples int) {
+		for range samples {
+			got = append(got, w.Sample(Busy, times(1, 1, 1))...)
+		}
+	}
+	got = append(got, w.Saved(save(2, 1, 1))...)
+	if len(got) != 1 || got[0].(*events.NodeSlow).Node != 0 || got[0].(*events.NodeSlow).Of != 26 {
+		t.Fatalf("facts %+v, want that node 0 is slow", got)
+	}
+	if equal(19); len(got) != 1 {
+		t.Errorf("facts %+v after 19 samples", got[1:])
+	}
+	if equal(1); len(got) != 2 || got[1].(*events.NodeSlow).Node != 10 || !got[1].(*events.NodeSlow).Over {
+		t.Errorf("facts %+v after 20 samples, want that node 10 is well again", got[1:])
+	}
+	var none *Watch
+	none.Replayed("step-1")
+	none.Recorded(&events.NodeSlow{})
+}
+
 // The copies of a save count when all of its ranks have sealed it.
 func TestCopies(t *testing.T) {
 	t.Parallel()

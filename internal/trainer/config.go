@@ -54,9 +54,18 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	if err := o.hangOptions.check(); err != nil {
 		return launch.Config{}, err
 	}
-	nproc, devices, notes, err := o.resolve(ctx, thisMachine(), o.nproc)
-	if err != nil {
-		return launch.Config{}, err
+	var nproc int
+	var devices launch.BackendConfig
+	var notes []string
+	switch {
+	case !o.coordinatorOnly:
+		if nproc, devices, notes, err = o.resolve(ctx, thisMachine(), o.nproc); err != nil {
+			return launch.Config{}, err
+		}
+	case where.max == 1:
+		return bad("--coordinator-only: a job on one node has no other node for the workers; give --nnodes too, or leave it out")
+	case !where.ranked:
+		return bad("--coordinator-only: give this node a number too, --node-rank, because it is no node of a group")
 	}
 	torch, more, err := o.torch(where.max > 1)
 	if err != nil {
@@ -107,7 +116,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 			NewID: store.NewID,
 		},
 		Command: args, MaxRestarts: o.maxRestarts, Preload: o.preload, Resume: o.resume,
-		Backend: o.backend, BackendConfig: devices, Torch: torch,
+		Backend: o.backend, BackendConfig: devices, Torch: torch, Standby: o.coordinatorOnly,
 		Grace: o.grace, HangTimeout: o.hangTimeout, ExitCode: exitCode,
 	}
 	err = o.supervisionOptions.apply(ctx, &cfg, time.Now())

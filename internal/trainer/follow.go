@@ -26,8 +26,15 @@ import (
 // taken for lost joins again, and so does one whose coordinating trainer was started again.
 func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, at string) error {
 	me := o.self(n, cfg)
+	heir := &heir{}
 	for {
-		job, err := o.followOnce(ctx, cfg, n, &me, at)
+		job, err := o.followOnce(ctx, cfg, n, &me, at, heir)
+		if ctx.Err() != nil || ends(err) {
+			if coordinated, last := heir.wait(); coordinated {
+				return last // of the job
+			}
+		}
+		o.beside = heir.beside
 		if !n.ranked && me.Index >= 0 && slices.Contains(system.Kinds(err), problem.Conflict) {
 			me.Index = -1 // another node was faster to take the index that this one had
 			continue
@@ -54,8 +61,13 @@ func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, 
 	}
 }
 
+// ends reports whether a node follows no more after an error.
+func ends(err error) bool {
+	return !errors.Is(err, errSucceed) && !errors.Is(err, nodes.ErrExpelled) && !errors.Is(err, nodes.ErrRestarted)
+}
+
 // followOnce follows one job, as the node me, and returns its ID, if it joined one.
-func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placement, me *nodes.Node, at string) (id string, err error) {
+func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placement, me *nodes.Node, at string, heir *heir) (id string, err error) {
 	port, err := launch.HoldPort()
 	if err != nil {
 		return "", err
@@ -102,7 +114,16 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 	if o.logReplicas != 1 {
 		watching, stop := context.WithCancel(ctx)
 		defer stop()
-		go successor{o.store, o.copyIndex(n), cfg.Logger}.watch(watching, link, job.Job)
+		s := successor{store: o.store, me: o.copyIndex(n), log: cfg.Logger}
+		if heir.beside = job.Standby; heir.beside {
+			cfg.Carrier = &launch.Carrier{}
+			s.carrier, s.heir = cfg.Carrier, heir
+			of := cfg
+			next := o
+			next.beside = true
+			heir.coordinate = func(at string) error { return next.inherit(ctx, of, n, at) }
+		}
+		go s.watch(watching, link, job.Job)
 	}
 	open := store.Options{Location: o.store, Patience: o.wait, Logger: slog.New(quietAfter{cfg.Logger.Handler(), link})}
 	if !url {
@@ -134,6 +155,9 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 		about := services.Following(st, cfg.Logger, nil)
 		defer func() { err = errors.Join(err, about.Close()) }()
 		cfg.Services, cfg.Contact, cfg.Port = about, contact, port
+		if cfg.Carrier != nil {
+			cfg.Survival = st.Living(cfg.Run)
+		}
 		return launch.Follow(ctx, cfg, sessionStore(st, cfg, o.parts.Storage), link)
 	})
 	if ended := link.Err(); !followed && ended != nil { // while the store was being opened

@@ -24,6 +24,8 @@ type logOptions struct {
 
 	peerAddress string                // of this node; where its copy of the log is served
 	succeeding  *logpeers.Coordinator // that this node coordinates in place of; nil of none
+	living      string                // why this node coordinates a living group; empty: it starts groups
+	beside      bool                  // a node of the job takes no ranks
 }
 
 // copyIndex returns which copy of the log a node has; [logpeers.Copies] for none.

@@ -45,8 +45,8 @@ func (o *logsOptions) noteFlags(f *pflag.FlagSet) {
 		if flag.Name == "store" {
 			return // readers of the log know the store, and its URL may have a password
 		}
-		if strings.HasPrefix(flag.Name, "http") || flag.Name == "annotate-pod" {
-			return // an address, files or the pod of this machine, for this job only
+		if strings.HasPrefix(flag.Name, "http") || flag.Name == "annotate-pod" || flag.Name == "traces" {
+			return // an address, files, the pod or the environment of this machine, for this job only
 		}
 		values := []string{flag.Value.String()}
 		if list, ok := flag.Value.(pflag.SliceValue); ok {

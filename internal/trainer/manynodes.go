@@ -32,7 +32,7 @@ const maxDomain = 256
 // listenPeers listens for the requests of other nodes: replicas, measurements, and what they take
 // in loads; nil if the job has none of them.
 func (o runOptions) listenPeers(ctx context.Context, cfg launch.Config, endpoint string) (*nodes.Peers, error) {
-	if cfg.Replicas == 0 && !o.preflight && !o.broadcast {
+	if cfg.Standby || cfg.Replicas == 0 && !o.preflight && !o.broadcast {
 		return nil, nil
 	}
 	host := o.localAddr
@@ -65,11 +65,13 @@ type welcome struct {
 	Grace       time.Duration  `json:"grace"`
 	Collective  time.Duration  `json:"collective_timeout"`
 	Strict      bool           `json:"strict_replicas,omitempty"`
+	// Standby is set if one node of the job takes no ranks.
+	Standby bool `json:"standby,omitempty"`
 }
 
 // self describes this node to the others.
 func (o runOptions) self(n placement, cfg launch.Config) nodes.Node {
-	node := nodes.Node{Index: -1, Procs: len(cfg.Local()), Version: release, Command: commandDigest(cfg.Command), Address: o.localAddr, Domain: o.domain}
+	node := nodes.Node{Index: -1, Procs: len(cfg.Local()), Version: release, Command: commandDigest(cfg.Command), Address: o.localAddr, Domain: o.domain, Standby: cfg.Standby}
 	cfg.Peers.Declare(&node)
 	if n.ranked {
 		node.Index, node.Key = n.rank, fmt.Sprint("index ", n.rank)
@@ -126,6 +128,9 @@ func (o runOptions) meet(ctx context.Context, cfg launch.Config, n placement, at
 				return err
 			} // another trainer of this machine was faster
 		}
+		if cfg.Standby && !nodes.IsHere(ctx, at) {
+			return fmt.Errorf("%w: --coordinator-only is for the node where the nodes meet, and %s is another one; give that node's address as --rdzv-endpoint, or leave the flag out", launch.ErrConfig, at)
+		}
 		if err := o.follow(ctx, cfg, n, at); !errors.Is(err, errHere) {
 			return err
 		}
@@ -142,7 +147,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 	return o.opened(ctx, cfg, store.Options{Location: o.store, Patience: o.wait, Logger: cfg.Logger}, func(ctx context.Context, st *store.Store, cfg launch.Config) (err error) {
 		hello, err := json.Marshal(welcome{
 			Run: cfg.Run, Job: cfg.Job, Config: cfg.TrialConfig, SaveTimeout: cfg.SaveTimeout, Drain: cfg.DrainTimeout, Grace: cfg.Grace, Collective: cfg.Collective,
-			Strict: cfg.StrictReplicas,
+			Strict: cfg.StrictReplicas, Standby: cfg.Standby || o.beside,
 		})
 		if err != nil {
 			return err
@@ -160,7 +165,13 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		listen := nodes.EndpointConfig{
 			Address: at, Token: os.Getenv(store.EnvToken), Job: cfg.Job, Run: cfg.Run, Store: st.ID, Version: release,
 			Min: n.min, Max: n.max, Self: o.self(n, cfg), Timeout: o.nodeTimeout, Welcome: hello, Logger: cfg.Logger,
-			Ticked: cfg.Contact.Answered,
+			Ticked: cfg.Contact.Answered, Succeeds: o.living != "",
+		}
+		if cfg.Standby || o.beside { // the groups are those of the others
+			listen.Min, listen.Max = max(1, n.min-1), n.max-1
+		}
+		if cfg.Standby && o.logReplicas > 1 {
+			listen.Verify = func(ctx context.Context) error { return st.Holds(ctx, cfg.Run, cfg.Job) }
 		}
 		if listen.Excluded, err = o.inherited(ctx, st, cfg.Run); err != nil {
 			return err
@@ -180,6 +191,10 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			if err != nil {
 				reason, code = err.Error(), exitCode(err)
 			}
+			if errors.Is(err, session.ErrOvertaken) {
+				err = errors.Join(err, endpoint.Desert())
+				return
+			}
 			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.nodeTimeout)
 			defer cancel()
 			if lost := endpoint.End(end, session.Beginning(reason, session.MaxMessage), code); lost != nil {
@@ -196,6 +211,9 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		if o.logReplicas > 1 {
 			cfg.LogCopies = o.logReplicas
 		}
+		if o.logReplicas > 1 && (cfg.Standby || o.beside || o.hadStandby(ctx, st, cfg.Run)) {
+			cfg.Survival = st.Living(cfg.Run)
+		}
 		cfg.Endpoint, cfg.GatherTimeout, cfg.LastCall, cfg.GrowInterval = endpoint, o.endpointWait, o.lastCall, o.growInterval
 		cfg.Logger.Info("waiting for nodes", "endpoint", at, "least", n.min, "most", n.max)
 		return leased(ctx, st, cfg, hold, func(ctx context.Context) error {
@@ -204,9 +222,21 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 				return err
 			}
 			defer withdraw()
-			return runLeased(ctx, st, cfg, o.parts.Storage)
+			if o.living != "" {
+				return runLeased(ctx, st, cfg, o.parts.Storage, func(ctx context.Context, cfg launch.Config, store session.Store) error {
+					return launch.Resume(ctx, cfg, store, o.living)
+				})
+			}
+			return runLeased(ctx, st, cfg, o.parts.Storage, launch.Run)
 		})
 	})
+}
+
+// hadStandby reports whether the run's last job was coordinated by a node without ranks: its groups
+// may outlive it.
+func (o runOptions) hadStandby(ctx context.Context, st *store.Store, run string) bool {
+	launches, err := query.Ask(ctx, st.Views(), query.Launches, query.Params{Run: run})
+	return err == nil && len(launches) > 0 && len(launches[0].Jobs) > 0 && launches[0].Jobs[0].NProc == 0
 }
 
 // exclusion returns when a bad node is excluded, given --max-node-failures and whether the user

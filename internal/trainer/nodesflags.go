@@ -24,6 +24,7 @@ type nodesOptions struct {
 	maxNodeFailures int
 	preflight       bool
 	broadcast       bool
+	coordinatorOnly bool
 	replicaRate     string
 	domain          string
 }
@@ -36,6 +37,7 @@ func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3 (one may be lost)")
 	f.BoolVar(&o.broadcast, "broadcast", true, "in a load over several nodes, read from the store once what several nodes want, and pass it on between them")
 	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
+	f.BoolVar(&o.coordinatorOnly, "coordinator-only", false, "this node coordinates the job and has no workers; --nnodes counts it. With --log-replicas 3, the group survives its loss: another node coordinates it")
 	f.IntVar(&o.replicas, "replicas", 0, "how many other nodes keep a copy of each sealed slot in memory, 0 or 1: a save that all ranks have sealed survives the loss of a node")
 	f.StringVar(&o.replicaRate, "replica-rate", "256MiB", "most bytes that a node sends to its replica in a second, such as 1GiB; 0 for any number")
 	f.StringVar(&o.domain, "domain", "", "failure domain of this node, such as its rack: replicas are kept in another one")

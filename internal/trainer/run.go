@@ -23,6 +23,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launches"
 	"github.com/ckptstore/ckptstore/internal/observe"
+	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/page"
 	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/internal/services"
@@ -99,6 +100,10 @@ With --http HOST:PORT, the trainer serves the HTTP API and the page of the store
 runs, on the coordinating node: see ckptstore ui. The job's record does not have these options,
 so ckptstore continue serves nothing.
 
+With --traces, the trainer sends a trace of each save and load of the store to a collector,
+from the coordinating node. $OTEL_EXPORTER_OTLP_ENDPOINT and the other standard variables name it;
+they alone send nothing, as the workers have them too. The job's record does not have this option.
+
 The store is created if its directory does not exist. Durations must be positive.
 
 ` + supervisionHelp
@@ -130,9 +135,11 @@ type runOptions struct {
 	quiet          bool
 
 	supervisionOptions
-	web     api.Listen // of the HTTP API; without an address there is none
-	signals *stopSignals
-	parts   Parts
+	web       api.Listen // of the HTTP API; without an address there is none
+	traces    bool
+	collector otlp.Config // of the traces
+	signals   *stopSignals
+	parts     Parts
 	logsOptions
 }
 
@@ -161,6 +168,12 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 					return fmt.Errorf("%w: %w", launch.ErrConfig, err)
 				}
 			}
+			if o.traces {
+				var err error
+				if o.collector, err = otlp.FromEnvironment(os.Getenv); err != nil {
+					return fmt.Errorf("%w: %w", launch.ErrConfig, err)
+				}
+			}
 			o.noteFlags(c.Flags())
 			return runJob(c.Context(), std, o, args)
 		},
@@ -172,6 +185,7 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 	f.StringVar(&o.keep, "keep", "", "after each commit, delete the run's checkpoints that this policy does not keep, such as last=2,best=1:loss:min (see ckptstore gc --help)")
 	f.StringVar(&o.annotate, "annotate-pod", "", "in Kubernetes: after each commit, set the annotation "+lastCommit+" of this pod, which has this NAME")
 	o.web.Flags(f, "")
+	f.BoolVar(&o.traces, "traces", false, "send a trace of each save and load to the OpenTelemetry collector of $OTEL_EXPORTER_OTLP_ENDPOINT")
 	return c
 }
 
@@ -275,9 +289,17 @@ func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Op
 	if err := o.place(st, &cfg); err != nil {
 		return err
 	}
+	var tracer *otlp.Tracer
+	if o.traces && open.Owner == nil {
+		tracer = otlp.Start(ctx, st, o.collector, otlp.Options{Version: release, Logger: log})
+		defer tracer.Close()
+	}
 	if o.web.Address != "" && open.Owner == nil {
+		if cfg.Output.Top != "" {
+			o.web.Logs = append(o.web.Logs, cfg.Output.Top)
+		}
 		o.web.Logger, o.web.Version, o.web.Page = log, release, page.Handler()
-		o.web.Observe = observe.Handler(st, observe.Options{Version: release, Logger: log})
+		o.web.Observe = observe.Handler(st, observe.Options{Version: release, Logger: log, Traces: tracer})
 		server, err := api.Serve(ctx, st, o.web)
 		if err != nil {
 			return fmt.Errorf("%w: %w", launch.ErrConfig, err)
@@ -300,7 +322,9 @@ func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Op
 			return err
 		}
 	}
-	cfg.Requests = o.signals.preemptible()
+	if cfg.Requests == nil {
+		cfg.Requests = o.signals.preemptible()
+	}
 	return run(ctx, st, cfg)
 }
 
@@ -317,7 +341,7 @@ func recordLaunch(ctx context.Context, st *store.Store, started events.Recorded)
 // runOn runs a job of a run that no other job runs. storage writes and reads its
 // checkpoints; nil means the store's own.
 func runOn(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage) error {
-	return leased(ctx, st, cfg, holdRun, func(ctx context.Context) error { return runLeased(ctx, st, cfg, storage) })
+	return leased(ctx, st, cfg, holdRun, func(ctx context.Context) error { return runLeased(ctx, st, cfg, storage, launch.Run) })
 }
 
 // holding takes the lease of a job's run. The context that it returns ends with the lease.
@@ -343,11 +367,11 @@ func leased(ctx context.Context, st *store.Store, cfg launch.Config, hold holdin
 }
 
 // runLeased runs a job that holds the lease of its run.
-func runLeased(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage) (err error) {
+func runLeased(ctx context.Context, st *store.Store, cfg launch.Config, storage data.Storage, run func(context.Context, launch.Config, session.Store) error) (err error) {
 	about := services.New(st, cfg.Logger)
 	defer func() { err = errors.Join(err, about.Close()) }()
 	cfg.Services = about
-	return launch.Run(ctx, cfg, sessionStore(st, cfg, storage))
+	return run(ctx, cfg, sessionStore(st, cfg, storage))
 }
 
 // leaseWait is how long a job over several nodes waits for the lease of its run: that of

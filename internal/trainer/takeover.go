@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/problem/system"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -36,10 +37,72 @@ const (
 
 // successor follows what happens to the coordinator of a job whose log has copies.
 type successor struct {
-	store string
-	me    int // index of this node in the job's command line; logpeers.Copies without one
-	log   *slog.Logger
+	store   string
+	me      int // index of this node in the job's command line; logpeers.Copies without one
+	log     *slog.Logger
+	carrier *launch.Carrier // of this node's part of a group; nil: no group outlives its coordinator
+	heir    *heir           // coordinates a living group; nil as carrier
 }
+
+// heir coordinates the living group of a job in place of a coordinator that is gone, next to this
+// node's part of the group.
+type heir struct {
+	coordinate func(at string) error // in place of the coordinator there
+	beside     bool                  // a node of the job takes no ranks
+
+	mu   sync.Mutex
+	done chan struct{} // closed when it coordinates no more; nil: it does not
+	err  error         // valid once closed
+}
+
+// take starts to coordinate, unless this node does. failed is called if another one does.
+func (h *heir) take(at string, failed func(error)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.done != nil {
+		return
+	}
+	done := make(chan struct{})
+	h.done = done
+	go func() {
+		err := h.coordinate(at)
+		h.mu.Lock()
+		if errors.Is(err, errTaken) || errors.As(err, new(*store.RunningError)) {
+			h.done = nil
+			failed(err)
+		}
+		h.err = err
+		h.mu.Unlock()
+		close(done)
+	}()
+}
+
+// wait waits until this node coordinates no more. It returns false if it does not.
+func (h *heir) wait() (coordinated bool, err error) {
+	h.mu.Lock()
+	done := h.done
+	h.mu.Unlock()
+	if done == nil {
+		return false, nil
+	}
+	<-done
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.done != nil, h.err
+}
+
+// active reports whether this node coordinates, or tries to.
+func (h *heir) active() bool {
+	if h == nil {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.done != nil
+}
+
+// lives reports whether the group lives, so that it can be continued.
+func (s successor) lives() bool { return s.carrier != nil && s.carrier.Lives() }
 
 // watch ends a link whose coordinator is gone: with [nodes.ErrRestarted] when another one
 // is announced and answers, and with [errSucceed] when it is this node's turn.
@@ -73,12 +136,23 @@ func (s successor) watch(ctx context.Context, link *nodes.Link, job string) {
 			s.log.Debug("coordinator not read", "error", err)
 			continue
 		}
+		if s.carrier != nil && now.Job == job && now.Endpoint != link.Endpoint() && answers(ctx, s.store, now) {
+			if err := link.Move(ctx, now.Endpoint, s.carrier.Inventory); err != nil {
+				s.log.Warn("new coordinator not joined yet", "endpoint", now.Endpoint, "error", err)
+			}
+			was, since = now, time.Time{}
+			continue
+		}
 		if now.Job != "" && now.Job != job && answers(ctx, s.store, now) {
 			link.Abandon(fmt.Errorf("%w: job %s at %s", nodes.ErrRestarted, now.Job, now.Endpoint))
 			return
 		}
 		turn := was.Turn(s.me)
 		if turn >= 0 && time.Since(since) > link.Timeout()/2+time.Duration(turn)*succeedTurn {
+			if s.lives() || s.heir.active() {
+				s.heir.take(link.Endpoint(), func(err error) { s.log.Warn("not taking over", "because", err) })
+				continue
+			}
 			link.Abandon(errSucceed)
 			return
 		}
@@ -165,6 +239,21 @@ func (o runOptions) succeed(ctx context.Context, cfg launch.Config, n placement,
 	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
 }
 
+// inherit coordinates the living group of a job in place of a coordinator that is gone.
+func (o runOptions) inherit(ctx context.Context, cfg launch.Config, n placement, at string) error {
+	_, port, err := net.SplitHostPort(at)
+	if err != nil {
+		return err
+	}
+	o.succeeding, o.living = &logpeers.Coordinator{Job: cfg.Job, Endpoint: at}, "the coordinating node at "+at+" is silent"
+	o.web.Address = "" // this process serves it already
+	cfg.Standby, cfg.Peers, cfg.Nodes, cfg.Node = true, nil, session.OneNode(0), 0
+	cfg.Requests = make(chan launch.StopRequest) // this node's part passes them on
+	cfg.Logger.Warn("coordinating node is gone; continuing its group", "endpoint", at)
+	cfg.Logger = cfg.Logger.With("as", "coordinator") // this node's part logs too
+	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
+}
+
 // awaitName waits until the name of a server of the store is known, for --wait at most: in a
 // container, names may be unknown at first. Opening the store reports what is wrong then.
 func (o runOptions) awaitName(ctx context.Context, log *slog.Logger) {
@@ -245,6 +334,8 @@ func unanswered(err error) bool {
 // expire. It returns a [holding] of that lease. Of several calls of release, the first counts.
 func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Config) (_ holding, release func() error, err error) {
 	until := time.Now().Add(succeedWait)
+	tick := time.NewTicker(succeedPoll) // the request below takes its time from it
+	defer tick.Stop()
 	for {
 		held, release, err := st.HoldRun(ctx, cfg.Run, cfg.Job)
 		if err == nil {
@@ -253,11 +344,15 @@ func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Con
 				return held, release, nil
 			}, release, nil
 		}
-		if !errors.As(err, new(*store.RunningError)) || time.Now().After(until) || answers(ctx, o.store, *o.succeeding) {
+		// A machine that is gone does not even refuse: the lease must not wait for that.
+		asking, cancel := context.WithTimeout(ctx, succeedPoll)
+		back := errors.As(err, new(*store.RunningError)) && answers(asking, o.store, *o.succeeding)
+		cancel()
+		if !errors.As(err, new(*store.RunningError)) || time.Now().After(until) || back {
 			return nil, nil, err
 		}
 		select {
-		case <-time.After(succeedPoll):
+		case <-tick.C:
 		case <-ctx.Done():
 			return nil, nil, context.Cause(ctx)
 		}

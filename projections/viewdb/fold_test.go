@@ -84,7 +84,7 @@ func checkLine(t *rapid.T, r projections.Reader, trial projections.Trial, rows [
 		if c.Visible() {
 			visible = append(visible, c.ID)
 		}
-		if c.InProgress() {
+		if c.State == projections.Open || c.State == projections.Staged {
 			openWant = append(openWant, c.ID)
 		}
 		if c.Visible() && c.Withdrawn {

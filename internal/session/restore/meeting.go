@@ -49,6 +49,14 @@ func NewMeeting(cfg Config, nodes [][]int, limit time.Duration) *Meeting {
 	return m
 }
 
+// After has the next load get the number after n: an earlier meeting of the attempt has numbered
+// that many. It is called before the first load.
+func (m *Meeting) After(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.made = n
+}
+
 // Local returns the coordinator for the loader of the coordinating node itself. It
 // passes checkpoints on that are open already.
 func (m *Meeting) Local(node int) Coordinator { return here{m, node} }

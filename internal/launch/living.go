@@ -1,0 +1,377 @@
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/projections"
+)
+
+// Resume is [Run] for a job whose coordinating node is gone, and had no ranks: it continues the
+// living group of its nodes, which join cfg.Endpoint, and then the job. reason is why. If the group
+// cannot continue, another one starts from the last committed checkpoint.
+func Resume(ctx context.Context, cfg Config, store session.Store, reason string) error {
+	return runJob(ctx, cfg, store, reason)
+}
+
+// living is a group that this process coordinates in place of another.
+type living struct {
+	trial   projections.Trial
+	attempt projections.Attempt
+	indexes []int         // of the nodes, by place
+	nodes   session.Nodes // ranks of each
+	resumed *session.Resumed
+	members []nodes.Member // by place; a node that has not come is lost
+	present map[int]bool   // places of nodes that have come
+	greeted int            // nodes whose ranks have all connected
+	broken  string         // why the group cannot continue; empty: it does
+}
+
+// overtaken returns an error if another process coordinates a living group in place of this one.
+func (j *job) overtaken(ctx context.Context) error {
+	if !j.cfg.Standby || j.link != nil {
+		return nil
+	}
+	return j.Overtaken(ctx)
+}
+
+// succeed takes over the coordination of the trial's group. It returns the sequence after which
+// requests to end are obeyed.
+func (j *job) succeed(ctx context.Context, host string) (uint64, error) {
+	trial, attempt, so, err := j.Resume(ctx, j.orders.saw, &events.GroupCoordinator{
+		Job: j.cfg.Job, Node: j.index(), Host: host, Reason: session.Beginning(j.succeeds, session.MaxMessage),
+	})
+	if err != nil {
+		return 0, err
+	}
+	if attempt.Attempt == 0 || !attempt.StoppedAt.IsZero() || attempt.Job != j.cfg.Job {
+		j.log.Warn("no group lives; the next one starts from the last checkpoint", "attempt", attempt.Attempt)
+		j.fleet.ready(ctx)
+		return so.Known, nil
+	}
+	l := &living{trial: trial, attempt: attempt, resumed: so, present: map[int]bool{}}
+	if l.indexes, l.nodes, err = j.placed(ctx, attempt); err != nil {
+		return 0, err
+	}
+	found := j.fleet.await(ctx, l.indexes)
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
+	l.take(found)
+	j.fleet.activate(l)
+	if l.broken == "" {
+		j.log.Info("living group continues", "attempt", attempt.Attempt, "nodes", len(l.indexes), "iterations", so.Last.Iteration)
+	} else {
+		j.log.Warn("living group cannot continue", "attempt", attempt.Attempt, "because", l.broken)
+	}
+	j.living = l
+	return attempt.StartedSeq, nil
+}
+
+// placed returns the nodes of an attempt and their ranks, by place, as the log has them.
+func (j *job) placed(ctx context.Context, a projections.Attempt) (indexes []int, of session.Nodes, err error) {
+	lane := events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial}
+	for r, err := range j.store.Log.ReadLane(ctx, lane, a.StartedSeq, a.StartedSeq) {
+		if err != nil {
+			return nil, nil, err
+		}
+		g, err := decoded[events.GroupStarted](r.Data)
+		if err != nil {
+			return nil, nil, fmt.Errorf("group of attempt %d: %w", a.Attempt, err)
+		}
+		for _, run := range g.Nodes {
+			for n := range run.Nodes {
+				indexes = append(indexes, run.Node+n)
+				var ranks []int
+				for k := range run.Count {
+					ranks = append(ranks, run.First+n*run.Count+k)
+				}
+				of = append(of, ranks)
+			}
+		}
+		for _, p := range g.Ranks {
+			at := slices.Index(indexes, p.Node)
+			if at < 0 {
+				at = len(indexes)
+				indexes, of = append(indexes, p.Node), append(of, nil)
+			}
+			of[at] = append(of[at], p.Rank)
+		}
+	}
+	if len(indexes) == 0 {
+		return nil, nil, fmt.Errorf("the log has no placement of attempt %d; run `ckptstore verify`", a.Attempt)
+	}
+	return indexes, of, nil
+}
+
+// count takes the inventory of a node.
+func (f *fleet) count(index int, i inventory) {
+	f.setServing(index, true) // its trainer has been here before
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.inventories[index] = i
+	close(f.counted)
+	f.counted = make(chan struct{})
+}
+
+// await waits until all nodes of a living group have given their inventory, for T at most.
+func (f *fleet) await(ctx context.Context, indexes []int) map[int]inventory {
+	late := time.NewTimer(max(f.endpoint.Timeout(), leastAwait))
+	defer late.Stop()
+	for {
+		f.mu.Lock()
+		found, counted := maps.Clone(f.inventories), f.counted
+		f.mu.Unlock()
+		if !slices.ContainsFunc(indexes, func(index int) bool { _, ok := found[index]; return !ok }) {
+			return found
+		}
+		select {
+		case <-counted:
+		case <-late.C:
+			return found
+		case <-ctx.Done():
+			return found
+		}
+	}
+}
+
+// leastAwait is how long the nodes of a living group have at least to find their new coordinator.
+const leastAwait = 5 * time.Second
+
+// take combines what the nodes of the group have.
+func (l *living) take(found map[int]inventory) {
+	breaks := func(format string, args ...any) {
+		if l.broken == "" {
+			l.broken = fmt.Sprintf(format, args...)
+		}
+	}
+	world := l.nodes.World()
+	var answer *collectiveAnswer
+	sequences := map[int]uint64{}
+	first := true
+	for place, index := range l.indexes {
+		i, ok := found[index]
+		switch {
+		case !ok:
+			breaks("node %d is lost: it has not joined the new coordinator", index)
+			continue
+		case i.Attempt != l.attempt.Attempt:
+			breaks("node %d has no part in the group any more", index)
+			continue
+		}
+		l.present[place] = true
+		if i.Broken != "" {
+			breaks("the coordinating node is lost, and node %d cannot continue with another: %s", index, i.Broken)
+		}
+		if i.Hello {
+			l.greeted++
+		}
+		if first || i.Heard < l.resumed.Heard {
+			l.resumed.Heard, first = i.Heard, false
+		}
+		for rank, of := range i.Reports {
+			l.resumed.Reports[rank] = of
+		}
+		for rank, seq := range i.Sequences {
+			sequences[rank] = seq
+		}
+		if a := i.Answer; a != nil && (answer == nil || a.Sequence > answer.Sequence || a.Sequence == answer.Sequence && answer.Body == nil) {
+			answer = a
+		}
+	}
+	if err := l.resumed.Check(world); err != nil {
+		breaks("reports of the group: %v", err)
+	}
+	if answer == nil {
+		return
+	}
+	parts, err := answer.parts(world)
+	for rank := range world {
+		switch seq := sequences[rank]; {
+		case seq == answer.Sequence:
+		case err != nil:
+			breaks("rank %d waits for collective %d: %v", rank, answer.Sequence, err)
+		case seq != answer.Sequence-1:
+			breaks("rank %d has made %d collectives, and others %d", rank, seq, answer.Sequence)
+		}
+	}
+	l.resumed.Sequence, l.resumed.Parts = answer.Sequence, parts
+}
+
+// activate makes the nodes of a living group that are here one of the endpoint.
+func (f *fleet) activate(l *living) {
+	places := map[int]int{}
+	for place, index := range l.indexes {
+		if l.present[place] {
+			places[index] = place
+		}
+	}
+	members, gone := f.endpoint.Activate(places)
+	for _, index := range gone {
+		place := slices.Index(l.indexes, index)
+		delete(l.present, place)
+		if l.broken == "" {
+			l.broken = fmt.Sprintf("node %d is lost: it has left the new coordinator", index)
+		}
+	}
+	l.members = make([]nodes.Member, len(l.indexes))
+	for place, index := range l.indexes {
+		l.members[place] = nodes.Member{Node: nodes.Node{Index: index}, State: nodes.StateLost, Place: place}
+	}
+	for _, m := range members {
+		l.members[slices.Index(l.indexes, m.Index)] = m
+	}
+}
+
+// join makes a living group the current one.
+func (f *fleet) join(l *living) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.members = l.members
+	f.job.cfg.Nodes, f.job.cfg.Node = l.nodes, -1
+}
+
+// resume has the others be those of a living group.
+func (o *others) resume(l *living) {
+	o.started = true
+	for place, index := range l.indexes {
+		if !l.present[place] {
+			delete(o.alive, index)
+			delete(o.open, index)
+		}
+	}
+}
+
+// bury records the end of the parts of a living group whose nodes have not come.
+func (f *fleet) bury(ctx context.Context, o *others, l *living) {
+	for place, index := range l.indexes {
+		if l.present[place] {
+			continue
+		}
+		f.mayLive(index)
+		f.lost(ctx, index, o.joinings[index], true, "it has not joined the node that coordinates now")
+	}
+	for _, m := range l.members {
+		now := f.endpoint.Members()
+		here := func(n nodes.Member) bool {
+			return n.Index == m.Index && n.Joining == m.Joining && n.State != nodes.StateLost
+		}
+		if l.present[m.Place] && !slices.ContainsFunc(now, here) { // since it has given its inventory
+			f.mayLive(m.Index)
+			f.lost(ctx, m.Index, m.Joining, true, "it was lost while the group got another coordinator")
+		}
+	}
+	for place, index := range l.indexes {
+		if l.present[place] {
+			o.must(index, cmdMortal, attemptOnly{o.order.Attempt})
+		}
+	}
+	f.ready(ctx)
+}
+
+// ready takes the messages and requests of nodes from now on: they came before the group of a process
+// that takes over had begun.
+func (f *fleet) ready(ctx context.Context) {
+	f.mu.Lock()
+	early := f.early
+	f.early, f.resuming = nil, false
+	f.mu.Unlock()
+	for _, m := range early {
+		f.message(ctx, m)
+	}
+	close(f.begun)
+}
+
+// nodePart is a node's part of an attempt.
+type nodePart struct{ node, attempt int }
+
+// mayLive notes that the processes of a lost node's part of the current group may live by the word
+// of the log.
+func (f *fleet) mayLive(index int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if o := f.now; o != nil && o.order.Survives {
+		if _, member := o.place[index]; member {
+			f.silenced[nodePart{index, o.order.Attempt}] = true
+		}
+	}
+}
+
+// silence ends the parts of lost nodes, and waits until no process of them lives.
+func (f *fleet) silence(ctx context.Context) error {
+	f.mu.Lock()
+	parts := f.silenced
+	f.silenced = map[nodePart]bool{}
+	f.mu.Unlock()
+	for of := range parts {
+		if err := f.cfg.Survival.Silence(ctx, of.node, of.attempt); err != nil {
+			return fmt.Errorf("silence node %d: %w", of.node, err)
+		}
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	return f.rest(ctx, deadAfter(f.endpoint.Timeout()))
+}
+
+// silenceAll ends the parts of all nodes of an attempt that was not ended by its coordinator.
+func (f *fleet) silenceAll(ctx context.Context, attempt int) error {
+	if f.cfg.Survival == nil {
+		return nil
+	}
+	attempts, err := f.store.Views.Attempts(ctx, f.cfg.Run, f.cfg.Trial)
+	if err != nil {
+		return err
+	}
+	at := slices.IndexFunc(attempts, func(a projections.Attempt) bool { return a.Attempt == attempt })
+	if at < 0 {
+		return errors.New("the views do not have the last attempt; run `ckptstore verify`")
+	}
+	indexes, _, err := f.placed(ctx, attempts[at])
+	if err != nil {
+		return err
+	}
+	for _, index := range indexes {
+		if err := f.cfg.Survival.Silence(ctx, index, attempt); err != nil {
+			return fmt.Errorf("silence node %d: %w", index, err)
+		}
+	}
+	// The last beat was answered before the coordinator let its lease expire. A node that joins has
+	// ended its part.
+	timeout := f.endpoint.Timeout()
+	limit := time.NewTimer(max(deadAfter(timeout), time.Until(f.began.Add(lifeOfBeat(timeout)*11/10-leaseTerm))))
+	defer limit.Stop()
+	for {
+		changed := f.endpoint.Changed()
+		here := f.endpoint.Members()
+		if !slices.ContainsFunc(indexes, func(index int) bool {
+			return index != f.own() && !slices.ContainsFunc(here, func(m nodes.Member) bool { return m.Index == index })
+		}) {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-limit.C:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// leaseTerm is how long a coordinator has not renewed its lease when another takes it.
+const leaseTerm = 15 * time.Second
+
+// decoded decodes a body of the log.
+func decoded[T any](body json.RawMessage) (of T, err error) {
+	err = json.Unmarshal(body, &of)
+	return of, err
+}

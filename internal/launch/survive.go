@@ -1,0 +1,271 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"net/http"
+	"path"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/session"
+)
+
+// Survival is the word of the log on which nodes of a group live while no process coordinates it. Of
+// both calls for one node, the log takes one after the other. The methods may be called concurrently.
+type Survival interface {
+	// Live records that a node's part of an attempt lives. It fails once the part was silenced.
+	Live(ctx context.Context, node, attempt int) error
+	// Silence ends that for good: later calls of Live for this attempt and earlier ones fail.
+	Silence(ctx context.Context, node, attempt int) error
+}
+
+// A part that may outlive its coordinator lives, with T as timeout:
+//
+//	T + T/4   after it has sent the last beat that was answered: the log may elect a leader meanwhile
+//	T/2       after it has begun a call of [Survival.Live] that succeeds
+//
+// So it is dead some time after it was silenced, if nothing was received from it for T before.
+func lifeOfBeat(timeout time.Duration) time.Duration { return timeout + timeout/4 }
+
+func lifeOfWord(timeout time.Duration) time.Duration { return timeout / 2 }
+
+func deadAfter(timeout time.Duration) time.Duration { return timeout * 3 / 5 }
+
+// survive has this node's part live on while the coordinating process is silent, as long as the
+// log takes its word.
+func (p *part) survive(ctx context.Context) {
+	timeout := p.link.Timeout()
+	tick := time.NewTicker(timeout / 20)
+	defer tick.Stop()
+	warned := false
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if !p.outlives.Load() {
+			return // for good
+		}
+		sent, answered := time.Now(), p.link.Answered()
+		p.cfg.Contact.survive(answered.Add(lifeOfBeat(timeout)))
+		if sent.Sub(answered) < timeout/4 {
+			warned = false
+			continue
+		}
+		asking, cancel := context.WithTimeout(ctx, timeout/4)
+		err := p.cfg.Survival.Live(asking, p.link.Index(), p.order.Attempt)
+		cancel()
+		if err == nil {
+			p.cfg.Contact.survive(sent.Add(lifeOfWord(timeout)))
+		} else if !warned && ctx.Err() == nil {
+			warned = true
+			p.log.Warn("log does not take the word that this node lives", "attempt", p.order.Attempt, "error", err)
+		}
+	}
+}
+
+// inventory is what a node's part of a living group has.
+type inventory struct {
+	Attempt int    `json:"attempt"`          // 0: it has no part
+	Broken  string `json:"broken,omitempty"` // why the group cannot continue with another coordinator
+	Hello   bool   `json:"hello,omitempty"`  // all its ranks have connected
+	Heard   uint64 `json:"heard"`            // last event that the coordinator before has forwarded
+
+	Reports   map[int]session.Reported `json:"reports,omitempty"`   // last answers, by rank
+	Sequences map[int]uint64           `json:"sequences,omitempty"` // numbers of the last collectives that have an answer, by rank
+	Answer    *collectiveAnswer        `json:"answer,omitempty"`    // to the newest of them
+}
+
+// collectiveAnswer is the answer to a collective.
+type collectiveAnswer struct {
+	Sequence uint64 `json:"sequence"`
+	Root     int    `json:"root"` // of a broadcast; -1: a gather
+	Body     []byte `json:"body"` // as the rank got it
+}
+
+// mostAnswer bounds the answer to a collective that a node keeps, in bytes.
+const mostAnswer = 1 << 20
+
+// holdings notes what the coordinating process has answered to this node's ranks. A nil one notes
+// nothing.
+type holdings struct {
+	mu     sync.Mutex
+	moves  int // how often another process has taken the place of the coordinating one
+	broken string
+	open   int // loads
+	inventory
+}
+
+// begins notes that a request of a rank begins, and returns when.
+func (h *holdings) begins(r *http.Request) (moves int) {
+	if h == nil {
+		return 0
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch path.Base(r.URL.Path) {
+	case "send", "set":
+		h.breaks("its ranks have exchanged messages, which the coordinator before held")
+	}
+	return h.moves
+}
+
+// breaks notes why the group cannot continue with another coordinator. The caller holds the lock.
+func (h *holdings) breaks(why string) {
+	if h.broken == "" {
+		h.broken = why
+	}
+}
+
+// told notes a message to the coordinating process.
+func (h *holdings) told(kind string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch kind {
+	case msgHello:
+		h.Hello = true
+	case msgExited, msgFailed, msgStopped, msgClosed:
+		h.breaks("ranks of it have ended")
+	}
+}
+
+// loads counts the loads under way.
+func (h *holdings) loads(by int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.open += by
+}
+
+// accept notes the answer to a rank's request, unless another process coordinates since the
+// request began: then the answer is of no worth, and accept returns false.
+func (h *holdings) accept(since, rank int, r *http.Request, response *http.Response) bool {
+	if h == nil {
+		return true
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.moves != since {
+		return false
+	}
+	if response.StatusCode != http.StatusOK {
+		return true
+	}
+	switch op := path.Base(r.URL.Path); op {
+	case "report":
+		if of, err := session.ParseReported(response.Header.Get(session.ReportedHeader)); err == nil {
+			if h.Reports == nil {
+				h.Reports = map[int]session.Reported{}
+			}
+			if was := h.Reports[rank]; of.Iteration == 0 { // it has returned
+				was.Done, was.Step = true, of.Step
+				of = was
+			}
+			h.Reports[rank] = of
+		}
+	case "gather", "broadcast":
+		seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)
+		if err != nil {
+			return true // the rank has sent none
+		}
+		if h.Sequences == nil {
+			h.Sequences = map[int]uint64{}
+		}
+		h.Sequences[rank] = seq
+		if h.Answer != nil && h.Answer.Sequence >= seq {
+			return true
+		}
+		h.Answer = &collectiveAnswer{Sequence: seq, Root: -1}
+		if op == "broadcast" {
+			if h.Answer.Root, err = strconv.Atoi(r.Header.Get(client.HeaderRoot)); err != nil {
+				h.Answer.Root = 0
+			}
+		}
+		body, err := io.ReadAll(response.Body)
+		response.Body = io.NopCloser(bytes.NewReader(body))
+		if err == nil && len(body) <= mostAnswer {
+			h.Answer.Body = body
+		}
+	}
+	return true
+}
+
+// move notes that another process coordinates from now on, and returns what this part has.
+func (h *holdings) move(attempt int, heard uint64) inventory {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.moves++
+	i := h.inventory
+	i.Attempt, i.Heard, i.Broken = attempt, heard, h.broken
+	if h.open > 0 && i.Broken == "" {
+		i.Broken = "its ranks were loading a checkpoint"
+	}
+	// The maps change under the lock only; the copy is encoded without it.
+	i.Reports, i.Sequences = maps.Clone(i.Reports), maps.Clone(i.Sequences)
+	return i
+}
+
+// Carrier gives the inventory of a node's part to a coordinator that takes over: see
+// [nodes.Link.Move].
+type Carrier struct {
+	mu sync.Mutex
+	of *part // nil: the node has no part now
+}
+
+// Inventory returns the first message to a coordinator that takes over. From then on, answers of the
+// one before are of no worth.
+func (c *Carrier) Inventory() (kind string, body any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.of == nil {
+		return msgInventory, inventory{}
+	}
+	return msgInventory, c.of.held.move(c.of.order.Attempt, c.of.group.LastHeard())
+}
+
+// Lives reports whether this node has a part of a group that lives.
+func (c *Carrier) Lives() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.of != nil && c.of.outlives.Load() && c.of.cfg.Contact.survives()
+}
+
+// carry has the carrier of this node give the inventory of a part until the caller calls over.
+func (j *job) carry(p *part) (over func()) {
+	c := j.cfg.Carrier
+	if c == nil {
+		return func() {}
+	}
+	set := func(p *part) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.of = p
+	}
+	set(p)
+	return func() { set(nil) }
+}
+
+// parts returns the answer to a collective as its hub has it.
+func (a *collectiveAnswer) parts(world int) ([][]byte, error) {
+	if a.Body == nil {
+		return nil, errors.New("the answer to the last collective is not kept")
+	}
+	parts, err := client.DecodeParts(a.Body)
+	switch {
+	case err != nil:
+		return nil, err
+	case a.Root < 0 && len(parts) == world:
+		return parts, nil
+	case a.Root < 0 || a.Root >= world || len(parts) != 1:
+		return nil, errors.New("the answer to the last collective is malformed")
+	}
+	all := make([][]byte, world)
+	all[a.Root] = parts[0]
+	return all, nil
+}
