@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"strings"
@@ -30,7 +31,7 @@ digests of tokens. A server that runs reads it again when it changes: a user who
 revoked or expires is disconnected within a second, also from an open stream.
 
   reader     reads
-  operator   also appends to the log, and decides: stop, preempt, fork, pin, tag
+  operator   also appends events to the log, and decides: stop, preempt, fork, pin, tag
   admin      also lists who has access, and records in the log who was given it
   auditor    reads the log, its evidence and who has access, and nothing else
 
@@ -66,26 +67,27 @@ func users(file string) error {
 type issuedOut struct {
 	Name     string    `json:"name"`
 	Role     string    `json:"role"`
-	Secret   string    `json:"secret"`          // the token
-	Token    string    `json:"token,omitempty"` // its name
+	Secret   string    `json:"secret,omitempty"` // the token; not with --to
+	To       string    `json:"to,omitempty"`     // the file with the token
+	Token    string    `json:"token,omitempty"`  // its name
 	Hash     string    `json:"hash"`
 	Expires  time.Time `json:"expires,omitzero"`
 	Sequence uint64    `json:"sequence,omitempty"` // of access.granted; 0: not recorded
 }
 
 func (a *app) issueCommand(file *string) *cobra.Command {
-	role, until, days := "", "", 0
+	role, until, to, days := "", "", "", 0
 	var i api.Issue
 	c := &cobra.Command{
-		Use: "issue NAME --users FILE", Short: "Make a token for a user, and print it", Args: console.Args(cobra.ExactArgs(1)),
-		Long: `Make a token for the user NAME and print it. The user sets it as $CKPTSTORE_STORE_TOKEN, or
-puts it into a file for $CKPTSTORE_STORE_TOKEN_FILE. A user can have several tokens, which
---token tells apart.
+		Use: "issue NAME --users FILE", Short: "Make a token for a user", Args: console.Args(cobra.ExactArgs(1)),
+		Long: `Make a token for the user NAME. With --to it is in a new file that only this user can read;
+otherwise it is printed. The user names the file by $CKPTSTORE_STORE_TOKEN_FILE, or sets the
+token as $CKPTSTORE_STORE_TOKEN. A user can have several tokens, which --token tells apart.
 
 The log of --store gets the event access.granted before the file gets the token: with user,
 role, name and expiry of the token, and the beginning of its SHA-256, never the token. If
 the log does not take it, nothing is issued.`,
-		Example: "  ckptstore access issue ada --users users --role operator --store ckpts > ada.token\n  ckptstore access issue eva --users users --role auditor --days 30 --store ckpts > eva.token",
+		Example: "  ckptstore access issue ada --users users --role operator --store ckpts --to ada.token\n  ckptstore access issue eva --users users --role auditor --days 30 --store ckpts --to eva.token",
 		RunE: func(c *cobra.Command, names []string) (err error) {
 			if err := users(*file); err != nil {
 				return err
@@ -104,6 +106,14 @@ the log does not take it, nothing is issued.`,
 					return console.Usagef("--expires %q: want a time such as 2026-12-24T12:00:00Z", until)
 				}
 			}
+			made := false
+			if to != "" {
+				i.Keep = func(token string) error {
+					err := newSecret(to, token)
+					made = err == nil
+					return err
+				}
+			}
 			var out issuedOut
 			i.Record = func(u api.User) (err error) {
 				body := &events.AccessGranted{User: u.Name, Role: u.Role.String(), Hash: u.Hash(), Token: u.Token, By: issuer()}
@@ -115,11 +125,21 @@ the log does not take it, nothing is issued.`,
 			}
 			token, u, err := api.IssueToken(c.Context(), *file, i)
 			if err != nil {
+				if made {
+					err = errors.Join(err, os.Remove(to))
+				}
 				return err
 			}
-			out = issuedOut{u.Name, u.Role.String(), token, u.Token, u.Hash(), u.Expires, out.Sequence}
+			if to != "" {
+				token = ""
+			}
+			out = issuedOut{u.Name, u.Role.String(), token, to, u.Token, u.Hash(), u.Expires, out.Sequence}
 			if a.Format == "json" {
 				return console.Emit(a.Console, out, []issuedOut{out}, func(*tabwriter.Writer, bool) {})
+			}
+			if to != "" {
+				_, err = fmt.Fprintf(a.Out, "the token of %s is in %s\n", u.Name, to)
+				return err
 			}
 			_, err = fmt.Fprintln(a.Raw, token)
 			return err
@@ -128,9 +148,29 @@ the log does not take it, nothing is issued.`,
 	f := c.Flags()
 	f.StringVar(&role, "role", "reader", "reader, operator, admin or auditor")
 	f.StringVar(&i.Token, "token", "", "`NAME` of the token, such as laptop")
+	f.StringVar(&to, "to", "", "new `FILE` for the token, which only this user can read (default: print the token)")
 	f.StringVar(&until, "expires", "", "`TIME` until which the token is valid, in RFC 3339 (default: until it is revoked)")
 	f.IntVar(&days, "days", 0, "the token expires after this many days")
 	return c
+}
+
+// newSecret makes a file with a token, which only this user can read.
+func newSecret(path, token string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return problem.Errorf(problem.Conflict, "--to %s: the file exists: name another, or remove it", path)
+	}
+	if err != nil {
+		return fmt.Errorf("--to: %w", err)
+	}
+	_, err = f.WriteString(token + "\n")
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(fmt.Errorf("--to: %w", err), os.Remove(path))
+	}
+	return nil
 }
 
 // issuer names the user of this process, as the user's own machine does.
@@ -318,7 +358,7 @@ was revoked or has expired: the error tells which.`,
 
 // identityOf describes a client of the log.
 func identityOf(who front.Who) identity {
-	name, _ := strings.CutPrefix(who.Principal, "user:")
+	name, _ := strings.CutPrefix(who.Principal, "user:") // uid:N and cert:NAME stay whole
 	out := identity{Identity: api.Identity{Principal: who.Principal, Name: name, Role: who.Role, Token: who.Token, Hash: who.Hash, Expires: who.Expires, May: []string{}}, Runs: who.Runs, Delete: who.Delete}
 	role, known := api.RoleOf(who.Role)
 	if !known { // a token that several share, or a certificate

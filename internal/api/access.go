@@ -16,7 +16,7 @@ import (
 
 // Identity is the user of a request, as the server knows it.
 type Identity struct {
-	Principal string    `json:"principal"` // user:NAME
+	Principal string    `json:"principal"` // user:NAME; uid:N for the server's own user
 	Name      string    `json:"name"`
 	Role      string    `json:"role" enum:"reader,operator,admin,auditor"`
 	Token     string    `json:"token,omitempty"` // name of the token
@@ -68,7 +68,7 @@ func (h *Handler) readAccess() {
 		from.files = true // of now: the token
 		u := userOf(ctx)
 		return Identity{
-			Principal: "user:" + u.Name, Name: u.Name, Role: u.Role.String(), Token: u.Token, Hash: u.Hash(), Expires: u.Expires, May: u.Role.Words(),
+			Principal: u.Principal(), Name: u.Name, Role: u.Role.String(), Token: u.Token, Hash: u.Hash(), Expires: u.Expires, May: u.Role.Words(),
 		}, nil
 	})
 	get(h, "/access", "list-access", "access", "List the users of the server", "As `ckptstore access list --http URL --json`, for admins and auditors.", func(_ context.Context, from *at, _ *OfStore) (AccessList, error) {

@@ -12,8 +12,8 @@ type Role int
 // The roles.
 const (
 	Reader   Role = iota + 1 // reads
-	Operator                 // also decides: stop, preempt, fork, pin, tag
-	Admin                    // also sees and records who has access
+	Operator                 // also appends events to the log, and decides: stop, preempt, fork, pin, tag
+	Admin                    // also lists who has access, and records in the log who was given it
 	Auditor                  // reads the log, its evidence and who has access, and nothing else
 )
 
@@ -71,7 +71,7 @@ var rightWords = []struct {
 	{ReadAccess, "list who has access"},
 	{ReadState, "read runs, checkpoints, metrics and output"},
 	{Decide, "append events, stop, preempt, fork, pin and tag"},
-	{GiveAccess, "record who was given access"},
+	{GiveAccess, "record in the log who was given access"},
 }
 
 // Words returns what a role may do, in words.

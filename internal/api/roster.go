@@ -3,7 +3,9 @@ package api
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -74,22 +76,21 @@ func (r roster) Of(digest [sha256.Size]byte) (User, error) {
 	return User{}, err
 }
 
-// ReadUsers reads a file of users, which must name one. Only this user may be able to read
-// the file.
+// ReadUsers reads a file of users, which may have none. Only its owner may be able to read the
+// file. The error's kind is [problem.NotFound] if there is no file.
 func ReadUsers(path string) (Users, error) {
 	r, err := readRoster(path)
-	if err == nil && len(r.users) == 0 {
-		err = problem.Errorf(problem.Invalid, "file of users: %s names no user: `ckptstore access issue` adds one", path)
-	}
 	return r.users, err
 }
 
-// readRoster reads a file that may have no user.
 func readRoster(path string) (roster, error) {
 	bad := func(err error) (roster, error) {
 		return roster{}, problem.Errorf(problem.Invalid, "file of users: %w", err)
 	}
 	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return roster{}, noUsers(path)
+	}
 	if err == nil {
 		err = private.Secret(path, info, "chmod 600 "+path)
 	}
@@ -105,6 +106,11 @@ func readRoster(path string) (roster, error) {
 		return bad(fmt.Errorf("%s:%w", path, err))
 	}
 	return r, nil
+}
+
+// noUsers reports a file of users that does not exist.
+func noUsers(path string) error {
+	return problem.Errorf(problem.NotFound, "file of users: %s does not exist: check the path, or make the file by `ckptstore access issue NAME --users %s`", path, path)
 }
 
 // parseRoster parses the text of a file of users. An error begins with the number of the line.
@@ -161,8 +167,8 @@ func parseUser(line string) (u User, err error) {
 		return u, fmt.Errorf("want NAME ROLE SHA256, got %d words", len(fields))
 	}
 	u.Name = fields[0]
-	if !userName.MatchString(u.Name) {
-		return u, fmt.Errorf("name %q: want letters, digits and . _ -, at most 64", u.Name)
+	if err := validUser(u.Name); err != nil {
+		return u, err
 	}
 	var known bool
 	if u.Role, known = RoleOf(fields[1]); !known {

@@ -154,7 +154,7 @@ func Serve(ctx context.Context, st *store.Store, l Listen) (_ *Server, err error
 	if err != nil {
 		return nil, err
 	}
-	users = append(users, Users{NewUser(fmt.Sprintf("uid-%d", os.Getuid()), Admin, token)})
+	users = append(users, Users{NewUser(fmt.Sprintf("%s%d", ownPrefix, os.Getuid()), Admin, token)})
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.Address)
 	if err != nil {
 		return nil, err

@@ -88,7 +88,7 @@ func TestUsersFile(t *testing.T) {
 		}
 	}
 	for text, part := range map[string]string{
-		"": "no user", "ada admin": "words", "ada root " + digest: "role", "a/b admin " + digest: "name", "ada admin abc": "SHA-256",
+		"ada admin": "words", "ada root " + digest: "role", "a/b admin " + digest: "name", "ada admin abc": "SHA-256",
 		"ada admin " + digest + "\nada reader " + digest: "already",
 	} {
 		write(text, 0o600)

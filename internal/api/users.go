@@ -89,6 +89,29 @@ func (u User) expired(now time.Time) bool { return !u.Expires.IsZero() && !now.B
 // userName is the form of a user's name: it becomes a part of events.
 var userName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
+// ownPrefix begins the name of the server's own user, such as uid-1000. No user of a file has such
+// a name: the source of an event is the user's name.
+const ownPrefix = "uid-"
+
+// validUser returns an error unless a name may be that of a user of a file.
+func validUser(name string) error {
+	if !userName.MatchString(name) {
+		return problem.Errorf(problem.Invalid, "name %q: want letters, digits and . _ -, at most 64", name)
+	}
+	if strings.HasPrefix(name, ownPrefix) {
+		return problem.Errorf(problem.Invalid, "name %q: names that begin with %s are for users of the server's machine: choose another", name, ownPrefix)
+	}
+	return nil
+}
+
+// Principal returns the user as a sender of events: user:NAME, or uid:N for the server's own.
+func (u User) Principal() string {
+	if id, own := strings.CutPrefix(u.Name, ownPrefix); own {
+		return "uid:" + id
+	}
+	return "user:" + u.Name
+}
+
 type userKey struct{}
 
 func withUser(ctx context.Context, u User) context.Context {

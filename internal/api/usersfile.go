@@ -11,8 +11,10 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -107,6 +109,8 @@ type Issue struct {
 	Role    Role
 	Token   string    // name of the token; may be empty
 	Expires time.Time // zero: never
+	// Keep, when set, is called first with the token. Its error leaves the file as it is.
+	Keep func(token string) error
 	// Record, when set, is called before the file has the token. Its error leaves the file as
 	// it is.
 	Record func(User) error
@@ -124,8 +128,8 @@ func IssueToken(ctx context.Context, path string, i Issue) (token string, u User
 	if i.Expires.IsZero() {
 		u.Expires = time.Time{}
 	}
-	if len(strings.Fields(i.Name)) != 1 || i.Name != strings.TrimSpace(i.Name) {
-		return bad(problem.Errorf(problem.Invalid, "%q is no name of a user: want one word", i.Name))
+	if err := validUser(i.Name); err != nil {
+		return bad(err)
 	}
 	if i.Token != "" && !userName.MatchString(i.Token) {
 		return bad(problem.Errorf(problem.Invalid, "%q is no name of a token: want letters, digits and . _ -, at most 64", i.Token))
@@ -135,6 +139,11 @@ func IssueToken(ctx context.Context, path string, i Issue) (token string, u User
 	}
 	if u.expired(time.Now()) {
 		return bad(problem.Errorf(problem.Invalid, "the token would expire at %s, which has passed", u.Expires.Format(time.RFC3339)))
+	}
+	if i.Keep != nil {
+		if err := i.Keep(token); err != nil {
+			return bad(err)
+		}
 	}
 	recorded := false
 	err = changeUsers(ctx, path, func(r roster, lines []string) ([]string, error) {
@@ -167,7 +176,12 @@ func IssueToken(ctx context.Context, path string, i Issue) (token string, u User
 // RevokeTokens removes tokens of a user from a file, and returns them: the one with a name or
 // hash, or all if that is empty. The file keeps their digests for a month.
 func RevokeTokens(ctx context.Context, path, name, token string) (gone Users, err error) {
-	if _, err := os.Stat(path); err != nil {
+	if err := validUser(name); err != nil {
+		return nil, fmt.Errorf("revoke: %w", err)
+	}
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("revoke: %w", noUsers(path))
+	} else if err != nil {
 		return nil, fmt.Errorf("revoke: %w", err)
 	}
 	err = changeUsers(ctx, path, func(_ roster, lines []string) (kept []string, err error) {
@@ -197,9 +211,61 @@ func RevokeTokens(ctx context.Context, path, name, token string) (gone Users, er
 // lockWithin bounds the wait for another process that changes the file.
 const lockWithin = 10 * time.Second
 
-// changeUsers replaces a file of users. Only one process at a time changes it.
+// fileOf returns the file of users that a path names, which may be a link. There may be no file.
+func fileOf(path string) (string, error) {
+	file, err := filepath.EvalSymlinks(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return file, err
+	}
+	if _, err := os.Lstat(path); err == nil {
+		return "", problem.Errorf(problem.Invalid, "file of users: %s is a link to a file that does not exist: name the file itself, or remove the link", path)
+	}
+	return path, nil
+}
+
+// openLock opens the file that processes lock to change a file of users. It follows no link, and
+// takes no file of a user other than this one and the owner of the file of users.
+func openLock(path, users string) (*os.File, error) {
+	bad := func(why string) error {
+		return problem.Errorf(problem.Denied, "lock of a file of users: %s %s: remove it, and keep the file in a directory where only its owner writes", path, why)
+	}
+	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, bad("is a link")
+	}
+	if err != nil {
+		return nil, err
+	}
+	owner := os.Geteuid()
+	if info, err := os.Stat(users); err == nil {
+		owner = ownerOf(info)
+	}
+	info, err := lock.Stat()
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = bad("is no file")
+	case ownerOf(info) == owner:
+	case ownerOf(info) != os.Geteuid():
+		err = bad(fmt.Sprintf("belongs to user %d", ownerOf(info)))
+	default: // root has made it
+		err = lock.Chown(owner, -1)
+	}
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock, nil
+}
+
+func ownerOf(info os.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }
+
+// changeUsers replaces a file of users, by one that only its owner can read. Only one process at a
+// time changes it.
 func changeUsers(ctx context.Context, path string, change func(has roster, lines []string) ([]string, error)) (err error) {
-	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if path, err = fileOf(path); err != nil {
+		return err
+	}
+	lock, err := openLock(path+".lock", path)
 	if err != nil {
 		return err
 	}
@@ -211,8 +277,11 @@ func changeUsers(ctx context.Context, path string, change func(has roster, lines
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) || ctx.Err() != nil {
+		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return fmt.Errorf("lock %s.lock: %w", path, err)
+		}
+		if ctx.Err() != nil {
+			return problem.Errorf(problem.Locked, "lock %s.lock: another process holds it: repeat the command when that has ended", path)
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):
@@ -241,7 +310,7 @@ func changeUsers(ctx context.Context, path string, change func(has roster, lines
 	if lines, err = change(has, lines); err != nil {
 		return err
 	}
-	return durable.Write(path, []byte(strings.Join(lines, "")))
+	return durable.WritePrivate(path, []byte(strings.Join(lines, "")))
 }
 
 // bygone reports whether a line is of a token that was revoked, or has expired, long ago.

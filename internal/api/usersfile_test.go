@@ -9,8 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/problem/system"
 )
 
 // TestTokens issues and revokes tokens in a file that a server has open: each change counts
@@ -230,5 +234,146 @@ func TestRoster(t *testing.T) {
 				t.Errorf("%q is written as %q: %v", line, u.line(), err)
 			}
 		}
+	}
+}
+
+// TestUsersFileByLink: the file that a link names is changed, and the link stays. The lock of all
+// names is that of the file.
+func TestUsersFileByLink(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "real"), filepath.Join(dir, "users")
+	if err := os.Symlink("real", link); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := IssueToken(t.Context(), link, Issue{Name: "ada", Role: Reader}); err == nil || !strings.Contains(err.Error(), "a link to a file that does not exist") {
+		t.Errorf("a link to nothing: %v", err)
+	}
+	token, _, err := IssueToken(t.Context(), file, Issue{Name: "ada", Role: Reader})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := OpenUsers(file, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := RevokeTokens(t.Context(), link, "ada", ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Of(sha256.Sum256([]byte(token))); !errors.Is(err, ErrRevoked) {
+		t.Errorf("revoked by the link: %v", err)
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode().Type() != os.ModeSymlink {
+		t.Errorf("the link: %v, %v", info, err)
+	}
+	if _, err := os.Lstat(link + ".lock"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a second lock: %v", err)
+	}
+}
+
+// TestUsersFileOfGroup: a file of users is its owner's alone, also in a directory where files are a
+// group's. When root changes it, it stays its owner's.
+func TestUsersFileOfGroup(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test gives files to another user: run it as root")
+	}
+	const another = 20002
+	dir := t.TempDir()
+	path := filepath.Join(dir, "users")
+	if err := os.Chmod(dir, os.ModeSetgid|0o770); err != nil {
+		t.Fatal(err)
+	}
+	issue := func(name string) {
+		t.Helper()
+		if _, _, err := IssueToken(t.Context(), path, Issue{Name: name, Role: Reader}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	issue("ada")
+	if err := errors.Join(os.Chown(path, another, -1), os.Remove(path+".lock")); err != nil {
+		t.Fatal(err)
+	}
+	issue("rosa")
+	issue("eva") // by a lock that is the owner's
+	if users, err := ReadUsers(path); err != nil || len(users) != 3 {
+		t.Errorf("%v, %v", users, err)
+	}
+	for _, name := range []string{path, path + ".lock"} {
+		info, err := os.Stat(name)
+		if err != nil || info.Mode() != 0o600 || ownerOf(info) != another {
+			t.Errorf("%s: %v of %d, %v", name, info.Mode(), ownerOf(info), err)
+		}
+	}
+}
+
+// TestPlantedLockOfUsers: a lock that another user has put there is neither followed nor taken.
+func TestPlantedLockOfUsers(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test gives files to another user: run it as root")
+	}
+	for what, plant := range map[string]func(lock, other string) error{
+		"is a link": func(lock, other string) error { return os.Symlink(other, lock) },
+		"belongs to user 20002": func(lock, _ string) error {
+			return errors.Join(os.WriteFile(lock, nil, 0o600), os.Chown(lock, 20002, -1))
+		},
+		"is no file": func(lock, _ string) error { return syscall.Mkfifo(lock, 0o600) },
+	} {
+		dir := t.TempDir()
+		path, other := filepath.Join(dir, "users"), filepath.Join(dir, "other")
+		if err := plant(path+".lock", other); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := IssueToken(t.Context(), path, Issue{Name: "ada", Role: Reader}); system.KindOf(err) != problem.Denied || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
+		for _, name := range []string{path, other} {
+			if _, err := os.Lstat(name); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s: %s: %v", what, name, err)
+			}
+		}
+	}
+}
+
+// TestRevokeLast: a file without users is right, and a server opens it. A name that no user can
+// have, and a file that does not exist, are errors with the next step.
+func TestRevokeLast(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "users")
+	if _, err := RevokeTokens(t.Context(), path, "ada", ""); system.KindOf(err) != problem.NotFound || !strings.Contains(err.Error(), "access issue") {
+		t.Errorf("no file: %v", err)
+	}
+	if _, err := OpenUsers(path, slog.New(slog.DiscardHandler)); system.KindOf(err) != problem.NotFound || !strings.Contains(err.Error(), "access issue") {
+		t.Errorf("no file: %v", err)
+	}
+	if _, err := os.Lstat(path + ".lock"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a lock of no file: %v", err)
+	}
+	if err := os.WriteFile(path, []byte("# a note\n#\n# another\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	token, _, err := IssueToken(t.Context(), path, Issue{Name: "ada", Role: Reader})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := read(t, path)
+	for _, name := range []string{"#", "", "a b", "uid-0"} {
+		if _, err := RevokeTokens(t.Context(), path, name, ""); system.KindOf(err) != problem.Invalid || read(t, path) != before {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	if _, err := RevokeTokens(t.Context(), path, "ada", ""); err != nil {
+		t.Fatal(err)
+	}
+	if users, err := ReadUsers(path); err != nil || len(users) != 0 {
+		t.Errorf("%v, %v", users, err)
+	}
+	f, err := OpenUsers(path, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Of(sha256.Sum256([]byte(token))); !errors.Is(err, ErrRevoked) {
+		t.Errorf("revoked: %v", err)
 	}
 }

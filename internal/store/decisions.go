@@ -43,7 +43,13 @@ type Terms struct {
 	ID string
 	// By is the event's source; empty: ckptstore.
 	By string
+	// Principal is the sender, whom the caller has authenticated; see [events.Event]. Empty: this
+	// process. An owner in another process replaces it by the principal of this process.
+	Principal string
 }
+
+// origin returns the terms of a further decision of the same sender.
+func (t Terms) origin() Terms { return Terms{By: t.By, Principal: t.Principal} }
 
 type termsKey struct{}
 
@@ -134,6 +140,7 @@ func (s *Store) decideAfter(ctx context.Context, c projections.Checkpoint, after
 	if err != nil {
 		return 0, err
 	}
+	d.Principal = t.Principal
 	seq, err := s.Log.Decide(ctx, d, after)
 	if err == nil && seq <= after {
 		return 0, problem.Errorf(problem.Conflict, "%s of run %q: the ID %s is that of event %d: use another", body.Kind(), c.Run, stamp.ID, seq)
@@ -352,8 +359,9 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 	}
 	pinned := false
 	terms := termsOf(ctx)
-	ofPin := WithTerms(ctx, Terms{After: terms.After, By: terms.By}) // the ID is that of the new trial
-	c, err := s.mark(ofPin, ref, func(c projections.Checkpoint) (events.Body, error) {
+	its := terms.origin() // the ID is that of the new trial
+	its.After = terms.After
+	c, err := s.mark(WithTerms(ctx, its), ref, func(c projections.Checkpoint) (events.Body, error) {
 		if pinned = !c.Pinned; !pinned {
 			return nil, nil
 		}
@@ -380,7 +388,7 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 		err = &RunExistsError{run}
 	}
 	if err != nil && pinned {
-		_, uerr := s.Unpin(WithTerms(ctx, Terms{By: terms.By}), c.Run+"/"+c.Trial+"@"+c.ID)
+		_, uerr := s.Unpin(WithTerms(ctx, terms.origin()), c.Run+"/"+c.Trial+"@"+c.ID)
 		err = errors.Join(err, uerr)
 	}
 	if err != nil {
