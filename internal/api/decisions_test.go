@@ -70,7 +70,7 @@ func TestDecisions(t *testing.T) {
 		}
 		decisions++
 		if e.Source != "api/olaf" || e.Principal != "user:olaf" {
-			t.Errorf("event %d, %s, is of %s, %s", e.Sequence, e.Type, e.Source, e.Principal)
+			t.Errorf("event %d, %s, is of %s, %s", e.Sequence, e.Kind, e.Source, e.Principal)
 		}
 	}
 	if decisions != 7 {
