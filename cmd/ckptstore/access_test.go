@@ -24,7 +24,7 @@ import (
 // TestRolesOfClients tries every request of a client of the log as every role. The owner refuses
 // the others.
 func TestRolesOfClients(t *testing.T) {
-	short, err := os.MkdirTemp("/tmp", "ck") // sockets need a short path
+	short, err := os.MkdirTemp("/tmp", "ck") //nolint:usetesting // sockets need a short path
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -259,7 +259,7 @@ func openLock(path, users string) (*os.File, error) {
 
 func ownerOf(info os.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }
 
-// changeUsers replaces a file of users, by one that only its owner can read. Only one process at a
+// changeUsers replaces a file of users, by a file that only its owner can read. Only one process at a
 // time changes it.
 func changeUsers(ctx context.Context, path string, change func(has roster, lines []string) ([]string, error)) (err error) {
 	if path, err = fileOf(path); err != nil {
