@@ -458,12 +458,13 @@ func (s *Store) Ledger() (*ledger.Book, error) {
 }
 
 // Hashed returns how many events, the first ones of the log, the tamper evidence of this
-// owner has hashed; 0 if this process does not own the store, or it keeps none.
-func (s *Store) Hashed() int64 {
+// owner has hashed, and how many of them it had to read from the log itself. Both are 0 if
+// this process does not own the store, or the store has no evidence.
+func (s *Store) Hashed() (hashed, reread int64) {
 	if own := s.owned(); own != nil && own.keeper != nil {
-		return own.keeper.Folded()
+		return own.keeper.Folded(), own.keeper.Reread()
 	}
-	return 0
+	return 0, 0
 }
 
 // Digested returns an error that names the ranks of a checkpoint whose bytes no digest in

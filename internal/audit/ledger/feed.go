@@ -32,7 +32,7 @@ const (
 	fedBytes = 16 << 20 // and the bytes of their bodies
 	// gatherFor is how long messages gather before they are folded. Woken for each
 	// message, the keeper cost as much for the wake-ups as for the hashes.
-	gatherFor = 5 * time.Millisecond
+	gatherFor = 2 * time.Millisecond
 )
 
 // Feed passes on a message that another reader of the log has, so that the keeper needs no

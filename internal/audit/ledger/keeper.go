@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/mod/sumdb/note"
@@ -74,6 +75,7 @@ type Keeper struct {
 
 	flushing sync.Mutex // held while pending tiles are written
 	feed     feed
+	reread   atomic.Int64 // events that were read from the log, and not fed
 }
 
 // Open opens the ledger for the owner of the store, before it appends anything. It folds
@@ -169,7 +171,10 @@ func (k *Keeper) walkUntil(ctx context.Context, last uint64) error {
 	if next > last {
 		return nil
 	}
-	return k.log.Walk(ctx, next, last, k.fold)
+	return k.log.Walk(ctx, next, last, func(m events.Message, sequence uint64, stored time.Time) error {
+		k.reread.Add(1)
+		return k.fold(m, sequence, stored)
+	})
 }
 
 // fold adds a message. If it fails, the state is as before, so that the message can be
@@ -425,6 +430,10 @@ func (k *Keeper) folded(ctx context.Context, sequence uint64) error {
 
 // Folded returns the number of events that are hashed: the first ones of the log.
 func (k *Keeper) Folded() int64 { return k.size() }
+
+// Reread returns how many of them the keeper has read from the log since it was opened,
+// because they were not fed: see [Keeper.Feed].
+func (k *Keeper) Reread() int64 { return k.reread.Load() }
 
 func (k *Keeper) size() int64 {
 	k.mu.Lock()
