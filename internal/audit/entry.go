@@ -65,8 +65,8 @@ var bound = []string{
 }
 
 // Salter makes the salts of one run's events. HKDF derives a key of its own from the
-// key of the run first, which is the same for all events: computed for each event, as
-// [hkdf.Key] does, it cost half of the time of an entry. A Salter is not safe for
+// key of the run first, which is the same for all events. Computed for each event, as
+// [hkdf.Key] does, a salt took half as long as an entry. A Salter is not safe for
 // concurrent use.
 type Salter struct {
 	mac  hash.Hash

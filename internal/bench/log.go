@@ -109,7 +109,7 @@ includes; head_ms has it.`,
 	f.IntVar(&b.Writers, "writers", 64, "concurrent writers")
 	f.IntVar(&b.Outstanding, "outstanding", 4, "appends that a writer keeps in flight")
 	f.StringVar(&b.Through, "through", throughDirect, "direct, front or both")
-	f.BoolVar(&audit, "audit", false, "compare a store with one that keeps tamper evidence")
+	f.BoolVar(&audit, "audit", false, "compare a store with another, which keeps tamper evidence")
 	f.StringVar(&dir, "dir", ".", "parent of the new directory, which determines the measured disk")
 	return c
 }

@@ -96,7 +96,8 @@ func (u until) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Re
 
 // fedLog is the log of an owner. What follows it feeds the keeper of the tamper evidence,
 // too, which would otherwise be a second reader: the server then reads and sends, and the
-// client parses, each message twice, which takes longer than hashing it.
+// client parses, each message twice. Profile of `bench log`: that took about 15 µs of CPU
+// time an event, and hashing it 2 µs.
 type fedLog struct {
 	*jetlog.Log
 	keeper *ledger.Keeper // or nil

@@ -226,8 +226,10 @@ func (k *Keeper) fold(m events.Message, sequence uint64, stored time.Time) error
 }
 
 // flush makes the full tiles durable that are no files yet. A head includes a tile only
-// after that. Written by fold, one by one, each tile cost about ten syncs of its own: at
-// 40,000 events a second 3,000 syncs, which the log's own had to wait for.
+// after that. Profile: fold took 11 µs of CPU time an event while it wrote each tile itself,
+// of which 4.6 µs were the ten or so system calls that sync (file, directory and the
+// directories above) for each 256 events, twice; the log's own syncs waited for them. With
+// one write for all tiles of a head it takes 2 µs.
 func (k *Keeper) flush() error {
 	k.flushing.Lock()
 	defer k.flushing.Unlock()
