@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/query"
@@ -91,6 +92,48 @@ func (u until) Last(context.Context) (uint64, error) { return u.last, nil }
 // Read implements [viewdb.Source].
 func (u until) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error] {
 	return u.log.Read(ctx, from, until)
+}
+
+// fedLog is the log of an owner. What follows it feeds the keeper of the tamper evidence,
+// too, which would otherwise be a second reader: the server then reads and sends, and the
+// client parses, each message twice. Profile of `bench log`: that took about 15 µs of CPU
+// time an event, and hashing it 2 µs.
+type fedLog struct {
+	*jetlog.Log
+	keeper *ledger.Keeper // or nil
+}
+
+var _ viewdb.Source = fedLog{}
+
+// Read implements [viewdb.Source].
+func (f fedLog) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Recorded, error] {
+	if until != 0 || f.keeper == nil { // the past, or a part of the log
+		return f.Log.Read(ctx, from, until)
+	}
+	return func(yield func(events.Recorded, error) bool) {
+		err := f.Walk(ctx, from, 0, func(m events.Message, sequence uint64, stored time.Time, event func() events.Recorded) error {
+			f.keeper.Feed(m, sequence, stored)
+			if !yield(event(), nil) {
+				return errEnough
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, errEnough) {
+			yield(events.Recorded{}, err)
+		}
+	}
+}
+
+// ledgerLog is a log as ledgers read it.
+type ledgerLog struct{ *jetlog.Log }
+
+var _ ledger.Log = ledgerLog{}
+
+// Walk implements [ledger.Log].
+func (l ledgerLog) Walk(ctx context.Context, from, until uint64, each func(m events.Message, sequence uint64, stored time.Time) error) error {
+	return l.Log.Walk(ctx, from, until, func(m events.Message, sequence uint64, stored time.Time, _ func() events.Recorded) error {
+		return each(m, sequence, stored)
+	})
 }
 
 // RebuildViews rebuilds the views of a directory from its log, compares them with the existing ones,

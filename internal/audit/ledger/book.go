@@ -150,19 +150,16 @@ func (b *Book) entries(ctx context.Context, n int64, width int) (list [][]byte, 
 	return b.tail[:width], nil
 }
 
-// remember keeps an entry behind the last full bundle, which begins at an index, so that
-// it is not read from the log again. It keeps only the entry that follows the others: a
-// reader may have replaced them in the meantime.
-func (b *Book) remember(from int64, entry []byte) {
+// remember keeps the entry of a sequence behind the last full bundle, which begins at an
+// index, so that it is not read from the log again. It keeps only the entry that follows
+// the others: a reader may have replaced them in the meantime.
+func (b *Book) remember(from int64, sequence uint64, entry []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.from != from {
 		b.from, b.tail = from, nil
 	}
-	if entry == nil {
-		return
-	}
-	if leaf, err := audit.ParseEntry(entry); err == nil && int64(leaf.Sequence)-1 == from+int64(len(b.tail)) { //nolint:gosec // not that long
+	if entry != nil && int64(sequence)-1 == from+int64(len(b.tail)) { //nolint:gosec // not that long
 		b.tail = append(b.tail, entry)
 	}
 }

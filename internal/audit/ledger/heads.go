@@ -106,6 +106,9 @@ func (k *Keeper) makeHead(ctx context.Context) error {
 		return err
 	}
 	h.Root = root
+	if err := k.flush(); err != nil {
+		return err
+	}
 	if err := k.disk.step(stepFolded, true); err != nil {
 		return err
 	}

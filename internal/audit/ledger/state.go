@@ -77,8 +77,9 @@ func (k *Keeper) load() error {
 		k.o.Logger.Warn("state of the audit unusable; folding the log again", "error", err)
 		return nil
 	}
-	for _, entry := range bundle {
-		k.remember(s.Tree.Size/audit.TileWidth*audit.TileWidth, entry)
+	from := s.Tree.Size / audit.TileWidth * audit.TileWidth
+	for i, entry := range bundle {
+		k.remember(from, uint64(from+int64(i))+1, entry) //nolint:gosec // not negative
 	}
 	k.tree, k.runs, k.sealed, k.others, k.bundle, k.saved = s.Tree, audit.RunsOf(s.Rows), s.Sealed, s.Others, s.Bundle, s.Tree.Size
 	k.begun = true // the key has signed it, after the origin began
