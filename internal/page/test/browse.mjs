@@ -390,6 +390,22 @@ test('the slider drags the moment', async () => {
   await close();
 });
 
+test('a past that is being prepared appears when it is', async () => {
+  const commits = run('ckptstore', ['events', 'killed', '--store', store, '--type', 'checkpoint.committed', '--json']).trim().split('\n').map(JSON.parse);
+  const { page } = await open('/', { wait: true }); // a refused answer is an error of the console
+  let refusals = 0;
+  await page.route('**/api/v1/runs/killed/trials?*', (route) => {
+    if (refusals++ >= 2) return route.continue();
+    return route.fulfill({ status: 503, headers: { 'Retry-After': '1' }, contentType: 'application/problem+json', body: JSON.stringify({ detail: 'the past of the log is being prepared: 7 of 9 events' }) });
+  });
+  await page.goto(`${server.origin}/#/runs/killed?as_of=${commits[0].sequence}&token=${server.token}`);
+  await page.waitForSelector('.problem:has-text("The run is not ready: the past of the log is being prepared: 7 of 9 events")', { timeout: deadline });
+  await page.waitForSelector(`.sentence a:has-text("${commits[0].data.checkpoint}")`, { timeout: deadline });
+  await page.waitForSelector('.problem', { state: 'detached', timeout: deadline });
+  assert.ok(refusals >= 3, `${refusals} requests`);
+  await page.context().close();
+});
+
 test('the timeline counts all events of the log', async () => {
   const now = last();
   const { page, close } = await open(`/events?as_of=${now}`);
