@@ -26,7 +26,7 @@ import (
 // On disk, a row has one version for each keyframe at which it had changed; there are at
 // most 4,096 keyframes, whatever the length of the log. In memory, a query or a stretch of Keep
 // holds the rows that its few thousand events changed, and results of a few queries are kept.
-// All methods may be called concurrently; queries fold one at a time, while Keep goes on.
+// All methods may be called concurrently; queries fold one at a time, while Keep continues.
 type History struct {
 	views Present
 	log   Source
@@ -34,8 +34,8 @@ type History struct {
 	every uint64 // events between two keyframes of new views
 	most  uint64 // keyframes
 
-	building chan struct{} // held by the one that makes keyframes
-	folding  chan struct{} // held by the query that folds
+	building chan struct{} // held while keyframes are made
+	folding  chan struct{} // held while a query folds
 	wanted   atomic.Int64  // when a query last lacked keyframes, Unix nanoseconds
 
 	mu     sync.Mutex
@@ -67,7 +67,7 @@ const (
 	stretchFrames = 8
 	// thinBatch is how many versions of rows are removed in one batch.
 	thinBatch = 4096
-	// readyFrames is how many keyframes may be missing when a query is said to be quick.
+	// readyFrames is how many keyframes may be missing for a query that is still quick.
 	readyFrames = 8
 )
 

@@ -31,7 +31,7 @@ var (
 	lastVersion  = []byte("\x00i")
 )
 
-// keyframes says which keyframes there are: the multiples of Every up to At, which is one.
+// keyframes is the list of the keyframes: the multiples of Every up to At, which is a multiple.
 type keyframes struct {
 	At      uint64 `json:"at"`
 	Every   uint64 `json:"every"`
