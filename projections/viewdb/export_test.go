@@ -2,6 +2,7 @@ package viewdb
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 
@@ -71,3 +72,17 @@ func (db *DB) Disguise(reducer int, text string) error {
 
 // StartKeyframes does what an opening does about keyframes.
 func (db *DB) StartKeyframes() error { return db.startKeyframes() }
+
+// Age makes the rows those of the version of the folds before this one.
+func (db *DB) Age() error {
+	c, _, err := readCursor(db.pebble)
+	if err != nil {
+		return err
+	}
+	c.Reducer--
+	text, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	return db.pebble.Set(cursorKey, text, pebble.Sync)
+}

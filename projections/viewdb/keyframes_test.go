@@ -82,6 +82,7 @@ func TestKeyframesAreTables(t *testing.T) {
 			}
 		}
 		equal(1)
+		least(t, db, 1)
 		if err := c.close(); err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +102,8 @@ func TestKeyframesAreTables(t *testing.T) {
 	})
 }
 
-// least fails if a version serves no keyframe at a multiple of every.
+// least fails if a version serves no keyframe at a multiple of every, or removes a row that was
+// not there.
 func least(t *rapid.T, db *pebble.DB, every uint64) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: firstVersion, UpperBound: lastVersion})
 	if err != nil {
@@ -112,16 +114,27 @@ func least(t *rapid.T, db *pebble.DB, every uint64) {
 			t.Fatal(err)
 		}
 	}()
-	row, newer := "", uint64(0)
+	row, newer, mark := "", uint64(0), present
 	for it.First(); it.Valid(); it.Next() {
 		versions, at, err := cutVersion(it.Key())
 		if err != nil {
 			t.Fatal(err)
 		}
+		if string(versions) != row && mark == removed {
+			t.Fatalf("the oldest version of %q is a removal", rowOf(nil, []byte(row)))
+		}
+		value, err := it.ValueAndErr()
+		if err != nil {
+			t.Fatal(err)
+		}
+		mark = value[len(value)-1]
 		if string(versions) == row && newer <= (at+every-1)/every*every {
 			t.Fatalf("version %d of %q is hidden by version %d at every keyframe of %d", at, rowOf(nil, versions), newer, every)
 		}
 		row, newer = string(versions), at
+	}
+	if mark == removed {
+		t.Fatalf("the oldest version of %q is a removal", rowOf(nil, []byte(row)))
 	}
 }
 

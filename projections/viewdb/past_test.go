@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"testing"
 	"time"
@@ -134,10 +135,11 @@ func TestKeyframesAreBounded(t *testing.T) {
 
 // Keyframes of other folds, or a list of them that is damaged, are dropped at the next opening.
 func TestKeyframesOfOtherFolds(t *testing.T) {
-	for name, test := range map[string]struct {
-		reducer int
-		text    string
-	}{"other folds": {reducer: projections.Version - 1}, "damaged": {text: `{"at":7}`}} {
+	for name, spoil := range map[string]func(*viewdb.DB) error{
+		"keyframes of other folds": func(db *viewdb.DB) error { return db.Disguise(projections.Version-1, "") },
+		"damaged list":             func(db *viewdb.DB) error { return db.Disguise(0, `{"at":7}`) },
+		"rows of other folds":      (*viewdb.DB).Age,
+	} {
 		t.Run(name, func(t *testing.T) {
 			fs, log := vfs.NewMem(), newLog(training(3)...)
 			db := open(t, fs, "views")
@@ -152,7 +154,7 @@ func TestKeyframesOfOtherFolds(t *testing.T) {
 			if n, _, err := db.Versions(); n == 0 || err != nil {
 				t.Fatalf("%d versions: %v", n, err)
 			}
-			if err := db.Disguise(test.reducer, test.text); err != nil {
+			if err := spoil(db); err != nil {
 				t.Fatal(err)
 			}
 			shut(t, db)
@@ -160,6 +162,53 @@ func TestKeyframesOfOtherFolds(t *testing.T) {
 			defer shut(t, db)
 			if n, _, err := db.Versions(); n != 0 || err != nil {
 				t.Errorf("%d versions after the next opening: %v", n, err)
+			}
+			if at, _, err := viewdb.NewHistory(db, log).Keyframes(); at != 0 || err != nil {
+				t.Errorf("keyframes up to %d after the next opening: %v", at, err)
+			}
+		})
+	}
+}
+
+// stuckLog is a log that does not answer.
+type stuckLog struct {
+	*fakeLog
+	asked chan struct{}
+}
+
+func (s stuckLog) Read(ctx context.Context, _, _ uint64) iter.Seq2[events.Recorded, error] {
+	return func(yield func(events.Recorded, error) bool) {
+		s.asked <- struct{}{}
+		<-ctx.Done()
+		yield(events.Recorded{}, ctx.Err())
+	}
+}
+
+// A view closes although the log does not answer those who make keyframes or ask for the past.
+func TestCloseEndsHistory(t *testing.T) {
+	log := newLog(training(3)...)
+	for name, use := range map[string]func(*viewdb.History) error{
+		"keep": func(h *viewdb.History) error { return h.Keep(context.Background()) },
+		"at": func(h *viewdb.History) error {
+			return h.At(context.Background(), 3, func(projections.Reader) error { return nil })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db := open(t, vfs.NewMem(), "views")
+			if err := db.CatchUp(t.Context(), log); err != nil {
+				t.Fatal(err)
+			}
+			stuck := stuckLog{log, make(chan struct{}, 1)}
+			past := viewdb.NewHistory(db, stuck)
+			past.Every(5, 100)
+			ended := make(chan error, 1)
+			go func() { ended <- use(past) }()
+			<-stuck.asked
+			if err := within(t, "closing the views", db.Close); err != nil {
+				t.Error(err)
+			}
+			if err := within(t, name, func() error { return <-ended }); err == nil {
+				t.Error("it ended without an error")
 			}
 		})
 	}
