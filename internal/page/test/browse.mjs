@@ -248,6 +248,25 @@ test('hostile names are text', async () => {
   await close();
 });
 
+test('the output tab shows the lines of a stream and a rank', async () => {
+  const { page, close } = await open(`/runs/${enc(hostile)}?tab=output`);
+  const only = (has, lacks) => page.waitForFunction(([has, lacks]) => {
+    const all = [...document.querySelectorAll('pre.output .at')].map((e) => `${e.textContent} `);
+    return all.length > 0 && all.every((at) => at.includes(has) && (lacks === '' || !at.includes(lacks)));
+  }, [has, lacks], { timeout: deadline });
+  for (const at of ['r0', 'r1', 'r1 err']) await page.waitForSelector(`pre.output .at:has-text("${at}")`, { timeout: deadline });
+  const stream = page.locator('label:has(option[value=err]) select');
+  await stream.selectOption('err');
+  await only(' err ', '');
+  await stream.selectOption('out');
+  await only(' r', ' err ');
+  await page.waitForSelector('pre.output .at:has-text("r0")', { timeout: deadline });
+  await page.fill('input[name=rank]', '1');
+  await page.keyboard.press('Enter');
+  await only(' r1 ', ' err ');
+  await close();
+});
+
 test('the policy blocks markup and scripts that a hole would let in', async () => {
   const { page } = await open('/');
   await page.waitForSelector('table a[data-row]', { timeout: deadline });
