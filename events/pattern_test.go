@@ -32,10 +32,13 @@ func TestPattern(t *testing.T) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
-	if got := Pattern("gpu.*").Subjects("a.b"); got != "ckpt.a%2Eb.*.*.gpu.*" {
+	if got := Pattern("gpu.*").Subjects("a.b", None); got != "ckpt.a%2Eb.*.*.gpu.*" {
 		t.Error(got)
 	}
-	if got := Pattern("*.failed").Subjects(None); got != "ckpt.*.*.*.*.failed" {
+	if got := Pattern("gpu.*").Subjects("a", "t.1"); got != "ckpt.a.t%2E1.*.gpu.*" {
+		t.Errorf("subjects of a trial: %q", got)
+	}
+	if got := Pattern("*.failed").Subjects(None, None); got != "ckpt.*.*.*.*.failed" {
 		t.Error(got)
 	}
 }

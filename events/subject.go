@@ -230,14 +230,18 @@ func (p Pattern) Kinds() []Kind {
 	return found
 }
 
-// Subjects returns the NATS subject filter for the events of a run that the pattern
-// names. [None] stands for any run.
-func (p Pattern) Subjects(run string) string {
-	name := "*"
-	if run != None {
-		name = EncodeName(run)
+// Subjects returns the NATS subject filter for the events of a trial that the pattern
+// names. [None] stands for any run, and for any trial of a run.
+func (p Pattern) Subjects(run, trial string) string {
+	filter := Prefix
+	for _, name := range []string{run, trial} {
+		if name == None {
+			filter += ".*"
+		} else {
+			filter += "." + EncodeName(name)
+		}
 	}
-	return Prefix + "." + name + ".*.*." + string(p)
+	return filter + ".*." + string(p)
 }
 
 func families() []string {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode/utf8"
@@ -25,6 +26,7 @@ import (
 // selection selects events of the log.
 type selection struct {
 	run    string
+	trial  string           // empty: all
 	actor  string           // see [events.Event].Principal; "": any
 	types  []events.Pattern // empty: all
 	from   uint64
@@ -34,9 +36,12 @@ type selection struct {
 	cursor string
 }
 
-// wants reports whether an event is of the selected run and types.
+// wants reports whether an event is of the selected run, trial, sender and types.
 func (sel selection) wants(r events.Recorded) bool {
 	if sel.run != "" && r.Scope.Run != sel.run {
+		return false
+	}
+	if sel.trial != "" && r.Scope.Trial != sel.trial {
 		return false
 	}
 	if sel.actor != "" && r.Principal != sel.actor {
@@ -49,7 +54,7 @@ func (a *app) eventsCommand() *cobra.Command {
 	var sel selection
 	var types []string
 	c := &cobra.Command{
-		Use: "events [RUN]", Short: "Print the events of the log, or follow it", Args: console.Args(cobra.MaximumNArgs(1)),
+		Use: "events [RUN[/TRIAL]]", Short: "Print the events of the log, or follow it", Args: console.Args(cobra.MaximumNArgs(1)),
 		Long: `Print the events of the log, or of RUN, in the order of their sequence. With --json or
 -o jsonl, each line is one event: a CloudEvent 1.0 in structured mode, whose extensions
 sequence and stored give its place in the log. The extension ckptactor, and the column
@@ -81,6 +86,9 @@ and none is left out. A reader of a pipe that is killed loses what it had not re
 			if c.Flags().Changed("until-seq") && sel.until == 0 {
 				return console.Usagef("--until-seq 0: sequences count from 1")
 			}
+			if kind, name, _ := strings.Cut(sel.actor, ":"); sel.actor != "" && sel.actor != "token" && (name == "" || kind != "user" && kind != "cert" && kind != "uid") {
+				return console.Usagef("--actor %s: want user:NAME, cert:NAME, uid:NUMBER or token; the column of `ckptstore events -o wide` has them", sel.actor)
+			}
 			if sel.actor != "" && sel.start == "last" {
 				return console.Usagef("--from last does not go with --actor: choose a sequence")
 			}
@@ -95,8 +103,8 @@ and none is left out. A reader of a pipe that is killed loses what it had not re
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&sel.run, "run", "", "print only events of this run")
-	f.StringVar(&sel.actor, "actor", "", "print only events of this sender, such as user:ada")
+	f.StringVar(&sel.run, "run", "", "print only events of this run, or RUN/TRIAL")
+	f.StringVar(&sel.actor, "actor", "", "print only events of this sender: user:NAME, cert:NAME, uid:NUMBER or token")
 	f.StringArrayVar(&types, "type", nil, "print only events of this type, such as checkpoint.committed or checkpoint.* (repeatable)")
 	f.StringVar(&sel.start, "from", "all", "where to start: all, last, new or a sequence")
 	f.Uint64Var(&sel.until, "until-seq", 0, "last sequence to print (default: the end of the log)")
@@ -138,12 +146,14 @@ func (sel *selection) parse(types []string) error {
 
 func (a *app) events(ctx context.Context, s *store.Store, sel selection) (err error) {
 	if sel.run != "" {
-		err := answer.KnownRun(ctx, s.Views(), sel.run)
+		run, trial, err := answer.Named(ctx, s.Views(), sel.run)
 		switch {
 		case sel.follow && errors.Is(err, projections.ErrNotFound):
 			a.logger().Warn("run not found; waiting for it to start", "run", sel.run)
 		case err != nil:
 			return err
+		default:
+			sel.run, sel.trial = run, trial
 		}
 	}
 	within, note := ctx, func(uint64, bool) {}
@@ -231,7 +241,7 @@ func (sel selection) subjects() []string {
 	}
 	var filters []string
 	for _, p := range types {
-		filters = append(filters, p.Subjects(sel.run))
+		filters = append(filters, p.Subjects(sel.run, sel.trial))
 	}
 	return filters
 }

@@ -150,7 +150,7 @@ func (a *app) sayCollected(out collection.Collection, note string) {
 	for _, c := range out.Checkpoints {
 		n[c.Action]++
 		if c.Left != "" {
-			fmt.Fprintf(a.Err, "%s@%s: some files remain: %s\n", c.Run, c.ID, c.Left)
+			fmt.Fprintf(a.Err, "%s: some files remain: %s\n", refOf(c.Run, c.Trial, c.ID), c.Left)
 		}
 	}
 	text := fmt.Sprintf("%d kept, %d deleted, %d swept, %s freed%s", n[collection.Keep], n[collection.Delete], n[collection.Sweep], bytesize.Text(out.Freed), note)
@@ -217,10 +217,10 @@ Exit codes: 0 deleted, 2 usage, 4 no such checkpoint, 5 a checkpoint is pinned o
 						return err
 					}
 					if x.Pinned {
-						return problem.Errorf(problem.Conflict, "%s@%s is pinned (%s); run `ckptstore unpin` first", x.Run, x.ID, x.PinReason)
+						return problem.Errorf(problem.Conflict, "%s is pinned (%s); run `ckptstore unpin` first", refOf(x.Run, x.Trial, x.ID), x.PinReason)
 					}
 					if len(x.Tags) > 0 {
-						return problem.Errorf(problem.Conflict, "%s@%s is tagged %q; run `ckptstore tag --delete` first", x.Run, x.ID, x.Tags)
+						return problem.Errorf(problem.Conflict, "%s is tagged %q; run `ckptstore tag --delete` first", refOf(x.Run, x.Trial, x.ID), x.Tags)
 					}
 					if runs[x.Run] == nil {
 						order = append(order, x.Run)

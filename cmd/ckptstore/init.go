@@ -76,11 +76,13 @@ func (a *app) initCommand() *cobra.Command {
 			} else if c.Flags().Changed("replicas") {
 				return console.Usagef("init %s: --replicas goes with a URL: the log of a directory is in that directory", a.location)
 			} else {
-				made.Store, err = store.InitWith(c.Context(), a.location, store.InitOptions{Data: o.Data, Shared: c.Flags().Changed("shared"), Group: strings.TrimPrefix(group, ownGroup), Warn: o.Warn})
-			}
-			if missing && errors.Is(err, store.ErrExists) {
-				verb = "found"
-				made.Store, err = store.Identity(c.Context(), a.options())
+				in := store.InitOptions{Data: o.Data, Shared: c.Flags().Changed("shared"), Group: strings.TrimPrefix(group, ownGroup), Warn: o.Warn}
+				made.Store, err = store.InitWith(c.Context(), a.location, in)
+				if missing && errors.Is(err, store.ErrExists) {
+					if id, unfit := store.Found(a.location, in); !errors.Is(unfit, store.ErrNoStore) {
+						made.Store, verb, err = id, "found", unfit
+					}
+				}
 			}
 			if err != nil {
 				return err
@@ -97,7 +99,7 @@ func (a *app) initCommand() *cobra.Command {
 	c.Flags().StringVar(&o.Data, "data", "", "where the checkpoints are: s3://BUCKET/PREFIX, or with a URL a directory")
 	c.Flags().StringVar(&group, "shared", "", "share the store with GROUP (default: the directory's group); all members can save, load and delete")
 	c.Flags().Lookup("shared").NoOptDefVal = ownGroup
-	c.Flags().BoolVar(&missing, "if-missing", false, "leave a store that is there as it is")
+	c.Flags().BoolVar(&missing, "if-missing", false, "leave a store that is there as it is; --data and --shared must fit it")
 	c.Flags().IntVar(&o.Replicas, "replicas", 0, "with a URL: copies of the log, 1, 3 or 5 (default: 3 on a cluster of three or more servers, else 1)")
 	return c
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // logsQuery holds the flags of `logs`.
@@ -31,7 +33,7 @@ type logsQuery struct {
 func (a *app) logsCommand() *cobra.Command {
 	var q logsQuery
 	c := &cobra.Command{
-		Use: "logs RUN", Short: "Print the output of a run's workers", Args: console.Args(cobra.ExactArgs(1)),
+		Use: "logs RUN[/TRIAL]", Short: "Print the output of a run's workers", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Print the standard output and standard error of the workers of the run's newest job, in
 the order of time, with the rank in front if there are several. With --json each line
 is one object.
@@ -58,7 +60,7 @@ byte for byte.`,
 	}
 	f := c.Flags()
 	f.StringVar(&q.job, "job", "", "job ID, or the beginning or end of one (default: the newest job)")
-	f.StringVar(&q.trial, "trial", "", "trial of a search; its output is apart from that of the others")
+	f.StringVar(&q.trial, "trial", "", "trial of a search; its output is apart from that of the others; RUN/TRIAL means the same")
 	f.IntVar(&q.attempt, "attempt", 0, "print only this attempt (default: all attempts of the job)")
 	f.IntVar(&q.rank, "rank", -1, "print only this rank (default: all)")
 	f.BoolVar(&q.out, "stdout", false, "print only standard output")
@@ -104,7 +106,14 @@ func (q logsQuery) selection(c *cobra.Command, now time.Time) (logs.Select, erro
 }
 
 func (a *app) logs(ctx context.Context, s *store.Store, run string, q logsQuery, sel logs.Select) error {
-	output, err := answer.OutputOf(ctx, answer.Live(s), run, q.job, q.trial)
+	run, trial, err := runOf(ctx, s.Views(), run, q.trial)
+	if err != nil {
+		return err
+	}
+	if trial, err = answer.TrialOf(ctx, s.Views(), run, trial); err != nil && !errors.Is(err, projections.ErrNotFound) {
+		return err
+	}
+	output, err := answer.OutputOf(ctx, answer.Live(s), run, q.job, trial)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/tune"
 	"github.com/ckptstore/ckptstore/projections"
@@ -25,9 +26,9 @@ func (a *app) lsCommand() *cobra.Command {
 	var all, offline bool
 	var asOf *string
 	c := &cobra.Command{
-		Use: "ls [RUN]", Short: "List checkpoints, newest first", Args: console.Args(cobra.MaximumNArgs(1)),
-		Long: `List the committed checkpoints in the current line of RUN, or of every run, newest
-first.
+		Use: "ls [RUN[/TRIAL]]", Short: "List checkpoints, newest first", Args: console.Args(cobra.MaximumNArgs(1)),
+		Long: `List the committed checkpoints in the current line of RUN, of one trial of a search, or
+of every run, newest first.
 
 With --offline, list the checkpoints from the receipts in the data directory, without
 the lock, the log or the views. Receipts do not record which checkpoints are
@@ -44,7 +45,7 @@ that were already stored. SHARED and EXCLUSIVE are bytes of files as of now: tho
 that other checkpoints share, and those that deleting the checkpoint would free. They
 are read from the files' metadata, for wide, json and jsonl only. REASON is why a
 checkpoint was aborted or deleted. Unknown values are "-", and absent in JSON.`,
-		Example: "  ckptstore ls\n  ckptstore ls bert --all\n  ckptstore ls --as-of 1200\n  ckptstore ls --as-of 2026-11-21T14:05:06Z",
+		Example: "  ckptstore ls\n  ckptstore ls bert --all\n  ckptstore ls mnist/t03\n  ckptstore ls --as-of 1200\n  ckptstore ls --as-of 2026-11-21T14:05:06Z",
 		RunE: func(c *cobra.Command, names []string) error {
 			run := ""
 			if len(names) == 1 {
@@ -74,10 +75,17 @@ func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then
 	if err != nil {
 		return err
 	}
+	trial := ""
+	if run != "" {
+		if run, trial, err = answer.Named(ctx, views, run); err != nil {
+			return err
+		}
+	}
 	l, unknown, err := answer.List(ctx, views, s.ID, run, all)
 	if err != nil {
 		return err
 	}
+	l.Checkpoints = slices.DeleteFunc(l.Checkpoints, func(c answer.Listed) bool { return trial != "" && c.Trial != trial })
 	if err := a.measure(ctx, l.Checkpoints, s.Data); err != nil {
 		return err
 	}
@@ -86,7 +94,7 @@ func (a *app) ls(ctx context.Context, s *store.Store, run string, all bool, then
 		if err != nil {
 			return err
 		}
-		l.KilledNow = of.KilledNow
+		l.KilledNow = slices.DeleteFunc(of.KilledNow, func(k insight.KilledNow) bool { return trial != "" && k.Trial != trial })
 	}
 	if err := errors.Join(unknown, a.printListing(l)); err != nil || a.Quiet {
 		return err
@@ -111,7 +119,7 @@ func (a *app) lsOffline(ctx context.Context, run string) error {
 	for _, d := range damaged {
 		errs = append(errs, d.Problem())
 	}
-	receipts = slices.DeleteFunc(receipts, func(r checkpoint.Receipt) bool { return run != "" && r.Run != run })
+	receipts = slices.DeleteFunc(receipts, func(r checkpoint.Receipt) bool { return run != "" && r.Run != run && r.Run+"/"+r.Trial != run })
 	rows, problems := store.RowsOf(ctx, root, receipts)
 	for i, r := range receipts {
 		if problems[i] != nil {

@@ -32,7 +32,7 @@ func (a *app) metricsCommand() *cobra.Command {
 	var drawn plotOptions
 	var asOf *string
 	c := &cobra.Command{
-		Use: "metrics RUN", Short: "Print or plot the metrics of a run", Args: console.Args(cobra.ExactArgs(1)),
+		Use: "metrics RUN[/TRIAL]", Short: "Print or plot the metrics of a run", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Print the metrics of a run along its current line: those of each attempt up to where the
 next one resumed. Iterations are numbered along the line. --all also prints the reports
 that a resume superseded, with their attempt; reports are never deleted.
@@ -52,7 +52,6 @@ not finite are gaps. NO_COLOR turns off colors.`,
   ckptstore metrics bert --metric loss --plot --log-scale
   ckptstore metrics bert --as-of 1200 --json`,
 		RunE: func(c *cobra.Command, runs []string) error {
-			p.Run = runs[0]
 			given := c.Flags().Changed
 			switch {
 			case given("from-iteration") && p.From == 0, given("until-iteration") && p.Until == 0, given("points") && p.Points == 0,
@@ -75,6 +74,9 @@ not finite are gaps. NO_COLOR turns off colors.`,
 				if err != nil {
 					return err
 				}
+				if p.Run, p.Trial, err = runOf(c.Context(), views, runs[0], p.Trial); err != nil {
+					return err
+				}
 				if drawn.plot {
 					return a.plotMetrics(c.Context(), views, p, drawn)
 				}
@@ -90,7 +92,7 @@ not finite are gaps. NO_COLOR turns off colors.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&p.Trial, "trial", "", "trial of the run, if it has several")
+	f.StringVar(&p.Trial, "trial", "", "trial of the run, if it has several; RUN/TRIAL means the same")
 	f.StringArrayVar(&p.Metrics, "metric", nil, "print only this metric (repeatable)")
 	f.IntVar(&p.From, "from-iteration", 0, "first iteration to print (default: the first)")
 	f.IntVar(&p.Until, "until-iteration", 0, "last iteration to print (default: the last)")

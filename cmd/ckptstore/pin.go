@@ -33,7 +33,7 @@ The pin is recorded in the log, so it applies on every machine.`,
 				if err != nil {
 					return err
 				}
-				return a.printMarked(x, "", fmt.Sprintf("pinned %s@%s", x.Run, x.ID))
+				return a.printMarked(x, "", fmt.Sprintf("pinned %s", refOf(x.Run, x.Trial, x.ID)))
 			})
 		},
 	}
@@ -52,7 +52,7 @@ func (a *app) unpinCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.printMarked(x, "", fmt.Sprintf("%s@%s is not pinned", x.Run, x.ID))
+				return a.printMarked(x, "", fmt.Sprintf("%s is not pinned", refOf(x.Run, x.Trial, x.ID)))
 			})
 		},
 	}
@@ -89,7 +89,7 @@ func (a *app) tag(ctx context.Context, s *store.Store, ref, name string) error {
 	if err != nil {
 		return err
 	}
-	text := fmt.Sprintf("%s@%s is tagged %q", c.Run, c.ID, name)
+	text := fmt.Sprintf("%s is tagged %q", refOf(c.Run, c.Trial, c.ID), name)
 	if from != "" {
 		text += ", which was the tag of " + from
 	}
@@ -109,5 +109,5 @@ func (a *app) untag(ctx context.Context, s *store.Store, given []string) error {
 	if err != nil {
 		return err
 	}
-	return a.printMarked(c, "", fmt.Sprintf("%s@%s is no longer tagged %q", c.Run, c.ID, name))
+	return a.printMarked(c, "", fmt.Sprintf("%s is no longer tagged %q", refOf(c.Run, c.Trial, c.ID), name))
 }

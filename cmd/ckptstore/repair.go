@@ -27,6 +27,7 @@ Manifests, indexes and files that were imported in place are not repaired.`
 // repaired is a file in the output of `verify --repair --json`.
 type repaired struct {
 	Run        string          `json:"run"`
+	Trial      string          `json:"trial"`
 	Checkpoint string          `json:"checkpoint"`
 	File       string          `json:"file"`
 	Chunks     []repairedChunk `json:"chunks"`          // that were restored
@@ -44,6 +45,7 @@ type repairedChunk struct {
 // unrepaired is damage that `verify --repair` could not undo.
 type unrepaired struct {
 	Run        string `json:"run"`
+	Trial      string `json:"trial"`
 	Checkpoint string `json:"checkpoint"`
 	File       string `json:"file"`
 	FQN        string `json:"fqn,omitempty"`
@@ -61,7 +63,7 @@ func (a *app) repair(ctx context.Context, s *store.Store, targets, every []proje
 	for _, c := range every {
 		digest, err := checkpoint.ParseDigest(c.Manifest)
 		if err != nil {
-			return nil, fmt.Errorf("checkpoint %s@%s: %w", c.Run, c.ID, err)
+			return nil, fmt.Errorf("checkpoint %s: %w", refOf(c.Run, c.Trial, c.ID), err)
 		}
 		all = append(all, data.Target{Ref: store.RefOf(c), Manifest: digest})
 		byRef[store.RefOf(c)] = c
@@ -87,7 +89,7 @@ func (a *app) repair(ctx context.Context, s *store.Store, targets, every []proje
 	}
 	for _, f := range done.Files {
 		c := byRef[f.Ref]
-		r := repaired{Run: c.Run, Checkpoint: c.ID, File: f.File, Chunks: []repairedChunk{}, Links: f.Links, From: f.From}
+		r := repaired{Run: c.Run, Trial: c.Trial, Checkpoint: c.ID, File: f.File, Chunks: []repairedChunk{}, Links: f.Links, From: f.From}
 		for _, ch := range f.Chunks {
 			r.Chunks = append(r.Chunks, repairedChunk(ch))
 		}
@@ -95,7 +97,7 @@ func (a *app) repair(ctx context.Context, s *store.Store, targets, every []proje
 	}
 	for _, u := range done.Left {
 		c := byRef[u.Ref]
-		out.Unrepaired = append(out.Unrepaired, unrepaired{c.Run, c.ID, u.File, u.FQN, u.Chunk, u.Reason})
+		out.Unrepaired = append(out.Unrepaired, unrepaired{c.Run, c.Trial, c.ID, u.File, u.FQN, u.Chunk, u.Reason})
 	}
 	for _, c := range targets {
 		if len(damaged[store.RefOf(c)]) > 0 {
@@ -148,19 +150,19 @@ func (v verified) printRepairs(w *tabwriter.Writer) {
 	for _, r := range v.Repaired {
 		switch {
 		case r.From != "":
-			fmt.Fprintf(w, "%s@%s: %s: repaired: linked to the intact file %s\n", r.Run, r.Checkpoint, r.File, r.From)
+			fmt.Fprintf(w, "%s: %s: repaired: linked to the intact file %s\n", refOf(r.Run, r.Trial, r.Checkpoint), r.File, r.From)
 		case len(r.Chunks) == 0:
-			fmt.Fprintf(w, "%s@%s: %s: repaired: size and header restored\n", r.Run, r.Checkpoint, r.File)
+			fmt.Fprintf(w, "%s: %s: repaired: size and header restored\n", refOf(r.Run, r.Trial, r.Checkpoint), r.File)
 		}
 		for _, c := range r.Chunks {
-			fmt.Fprintf(w, "%s@%s: %s: repaired %q %s, %s from %s\n", r.Run, r.Checkpoint, r.File, c.FQN, c.Chunk, bytesize.Text(c.Bytes), c.From)
+			fmt.Fprintf(w, "%s: %s: repaired %q %s, %s from %s\n", refOf(r.Run, r.Trial, r.Checkpoint), r.File, c.FQN, c.Chunk, bytesize.Text(c.Bytes), c.From)
 		}
 		for _, path := range r.Links {
-			fmt.Fprintf(w, "%s@%s: %s: also repaired: %s\n", r.Run, r.Checkpoint, r.File, path)
+			fmt.Fprintf(w, "%s: %s: also repaired: %s\n", refOf(r.Run, r.Trial, r.Checkpoint), r.File, path)
 		}
 	}
 	for _, u := range v.Unrepaired {
-		fmt.Fprintf(w, "%s@%s: %s: not repaired", u.Run, u.Checkpoint, u.File)
+		fmt.Fprintf(w, "%s: %s: not repaired", refOf(u.Run, u.Trial, u.Checkpoint), u.File)
 		if u.FQN != "" {
 			fmt.Fprintf(w, " %q %s", u.FQN, u.Chunk)
 		}

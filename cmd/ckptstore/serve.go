@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -102,7 +103,8 @@ func (a *app) serveCommand() *cobra.Command {
 				return console.Usagef("serve: --token-file, --tls-cert, --tls-key, --tls-ca, --client-users, --client-runs, --client-delete and --client-bytes need --listen HOST:PORT")
 			}
 			if address != "" {
-				if access.TokenFile == "" && !store.IsURL(a.location) { // with a URL, the variables are that server's credentials
+				// With a URL, the variables are that server's credentials; and with users, that of one of them.
+				if access.TokenFile == "" && !store.IsURL(a.location) && people == "" {
 					access.Token = os.Getenv(store.EnvToken)
 					access.TokenFile = os.Getenv(store.EnvTokenFile)
 				}
@@ -117,6 +119,11 @@ func (a *app) serveCommand() *cobra.Command {
 				listen, err := access.Listen(address)
 				if err != nil {
 					return console.Usagef("serve: %w", err)
+				}
+				if known.users != nil && listen.Token != "" {
+					if user, ok := known.users.Of(sha256.Sum256([]byte(listen.Token))); ok {
+						return console.Usagef("serve: the token in --token-file %s is that of user %s: it would have all rights, and could not be revoked; give another, or none", access.TokenFile, user.Name)
+					}
 				}
 				if quota != "" {
 					if grant.Bytes, err = console.ParseSize(quota); err != nil {
@@ -173,7 +180,7 @@ func (a *app) serveCommand() *cobra.Command {
 	f.StringVar(&access.TokenFile, "token-file", "", "file with the clients' token; only its user may be able to read it ($CKPTSTORE_STORE_TOKEN_FILE)")
 	f.StringVar(&access.Cert, "tls-cert", "", "server certificate, PEM")
 	f.StringVar(&access.Key, "tls-key", "", "key of --tls-cert; only its user may be able to read it")
-	f.StringVar(&people, "client-users", "", "file of users with tokens of their own, made by `ckptstore access issue`")
+	f.StringVar(&people, "client-users", "", "file of users with tokens of their own, made by ckptstore access issue")
 	f.StringSliceVar(&grant.Runs, "client-runs", nil, "patterns of runs for which TCP clients can append, such as 'team-a-*' (default: all runs)")
 	f.BoolVar(&grant.Delete, "client-delete", false, "let TCP clients delete checkpoints of runs whose lease they do not hold")
 	f.StringVar(&quota, "client-bytes", "", "most bytes that TCP clients can append while this process owns the log, such as 10GiB (default: limited by the disk)")

@@ -18,7 +18,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/planner"
-	"github.com/ckptstore/ckptstore/projections"
 )
 
 // showOptions are the flags of `show`.
@@ -159,11 +158,7 @@ func dollars(usd float64) string {
 
 func printShownHead(w *tabwriter.Writer, s answer.Shown) {
 	c := s.Checkpoint
-	of := c.Run
-	if c.Trial != projections.DefaultTrial {
-		of += "/" + c.Trial
-	}
-	console.Row(w, "checkpoint", of+"@"+c.ID)
+	console.Row(w, "checkpoint", refOf(c.Run, c.Trial, c.ID))
 	console.Row(w, "step", c.Step)
 	console.Row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
 	console.Row(w, "committed", fmt.Sprintf("%s, sequence %d", console.When(c.EndedAt), c.CommittedSeq))

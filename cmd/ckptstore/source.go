@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/answer"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/data"
@@ -117,6 +119,26 @@ func ignored(err, one error) error {
 		return nil
 	}
 	return err
+}
+
+// runOf returns the run and the trial that an argument RUN or RUN/TRIAL and the flag --trial name;
+// trial is empty if neither does.
+func runOf(ctx context.Context, views query.Source, arg, flag string) (run, trial string, err error) {
+	if run, trial, err = answer.Named(ctx, views, arg); err != nil {
+		return "", "", err
+	}
+	if trial != "" && flag != "" && trial != flag {
+		return "", "", console.Usagef("%s and --trial %s: give one of them", arg, flag)
+	}
+	return run, cmp.Or(trial, flag), nil
+}
+
+// refOf returns the reference of a checkpoint: RUN@ID, and RUN/TRIAL@ID for a trial of a search.
+func refOf(run, trial, id string) string {
+	if trial == "" || trial == projections.DefaultTrial {
+		return run + "@" + id
+	}
+	return run + "/" + trial + "@" + id
 }
 
 // openPath opens a checkpoint of another program.

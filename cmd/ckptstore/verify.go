@@ -45,6 +45,7 @@ type verified struct {
 // learned is a file of digests that this verification recorded.
 type learned struct {
 	Run        string `json:"run"`
+	Trial      string `json:"trial"`
 	Checkpoint string `json:"checkpoint"`
 	File       string `json:"file"`
 }
@@ -57,6 +58,7 @@ const logVoid data.Kind = "void"
 
 type finding struct {
 	Run        string `json:"run"`
+	Trial      string `json:"trial,omitempty"`
 	Checkpoint string `json:"checkpoint"`
 	data.Finding
 	Sequence uint64 `json:"sequence,omitempty"` // of the log
@@ -222,7 +224,7 @@ func (a *app) verify(ctx context.Context, s *store.Store, refs []string, o verif
 		}
 	}
 	for i, c := range targets {
-		out.add(c.Run, c.ID, reports[i])
+		out.add(c.Run, c.Trial, c.ID, reports[i])
 	}
 	if len(refs) == 0 {
 		links, err := s.Data.Links(ctx)
@@ -295,10 +297,10 @@ func (a *app) printVerified(out verified) error {
 				fmt.Fprintf(w, "log: %s\n", f.Problem)
 				continue
 			}
-			fmt.Fprintf(w, "%s@%s: %s\n", f.Run, f.Checkpoint, f.Finding)
+			fmt.Fprintf(w, "%s: %s\n", refOf(f.Run, f.Trial, f.Checkpoint), f.Finding)
 		}
 		for _, l := range out.Learned {
-			fmt.Fprintf(w, "%s@%s: learned the digests of its adopted files (%s)\n", l.Run, l.Checkpoint, l.File)
+			fmt.Fprintf(w, "%s: learned the digests of its adopted files (%s)\n", refOf(l.Run, l.Trial, l.Checkpoint), l.File)
 		}
 		if out.Log != nil {
 			out.printVoids(w)
@@ -432,7 +434,7 @@ func (v *verified) addDamaged(damaged []data.Damaged) {
 		if d.Link() {
 			kind, file = data.Unreadable, d.File
 		}
-		v.Findings = append(v.Findings, finding{Run: d.Ref.Run, Checkpoint: d.Ref.Checkpoint, Finding: data.Finding{
+		v.Findings = append(v.Findings, finding{Run: d.Ref.Run, Trial: d.Ref.Trial, Checkpoint: d.Ref.Checkpoint, Finding: data.Finding{
 			Kind: kind, File: file, Block: -1, Offset: -1, Problem: d.Err.Error(),
 		}})
 	}
@@ -448,13 +450,13 @@ func (a *app) verifyEach(ctx context.Context, data *data.Root, receipts []checkp
 	}
 	for i, r := range receipts {
 		out.Store = r.Store
-		out.add(r.Run, r.Checkpoint, reports[i])
+		out.add(r.Run, r.Trial, r.Checkpoint, reports[i])
 	}
 	return nil
 }
 
 // add adds the report of one checkpoint.
-func (v *verified) add(run, checkpoint string, report data.Report) {
+func (v *verified) add(run, trial, checkpoint string, report data.Report) {
 	v.Checkpoints++
 	v.Files += report.Files
 	v.Chunks += report.Chunks
@@ -464,11 +466,11 @@ func (v *verified) add(run, checkpoint string, report data.Report) {
 	v.BySize += report.BySize
 	for _, sums := range report.Sums {
 		if sums.New {
-			v.Learned = append(v.Learned, learned{run, checkpoint, sums.Name})
+			v.Learned = append(v.Learned, learned{run, trial, checkpoint, sums.Name})
 		}
 	}
 	for _, f := range report.Findings {
-		v.Findings = append(v.Findings, finding{Run: run, Checkpoint: checkpoint, Finding: f})
+		v.Findings = append(v.Findings, finding{Run: run, Trial: trial, Checkpoint: checkpoint, Finding: f})
 	}
 }
 

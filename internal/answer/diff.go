@@ -2,8 +2,8 @@ package answer
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -105,35 +105,19 @@ func (s subject) String() string {
 
 // subjectOf resolves RUN, RUN/TRIAL, or the reference of a checkpoint, in this order.
 func subjectOf(ctx context.Context, views query.Source, ref string) (subject, error) {
-	runs, err := query.Ask(ctx, views, query.Runs, query.Params{})
-	if err != nil {
-		return subject{}, err
-	}
-	for _, run := range runs {
-		rest, inside := strings.CutPrefix(ref, run.Name+"/")
-		if ref != run.Name && !inside {
-			continue
+	run, trial, err := Named(ctx, views, ref)
+	if err == nil {
+		if trial, err = TrialOf(ctx, views, run, trial); err != nil {
+			return subject{}, err
 		}
-		trials, err := query.Ask(ctx, views, query.Trials, query.Params{Run: run.Name})
+		t, err := query.Ask(ctx, views, query.Trial, query.Params{Run: run, Trial: trial})
 		if err != nil {
 			return subject{}, err
 		}
-		if t, chosen := insight.ChooseTrial(trials); chosen && !inside {
-			return trialSubject(ctx, views, t)
-		}
-		var names []string
-		for _, t := range trials {
-			if inside && t.Name == rest {
-				return trialSubject(ctx, views, t)
-			}
-			names = append(names, run.Name+"/"+t.Name)
-		}
-		switch {
-		case !inside && len(trials) == 0:
-			return subject{}, &projections.NotFoundError{What: "trial of run", Ref: ref, Hint: "there is none yet"}
-		case !inside:
-			return subject{}, problem.Errorf(problem.Invalid, "run %q has several trials; choose one of %q", ref, names)
-		}
+		return trialSubject(ctx, views, t)
+	}
+	if !errors.Is(err, projections.ErrNotFound) {
+		return subject{}, err
 	}
 	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref})
 	if err == nil && c.State != projections.Committed {

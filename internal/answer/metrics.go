@@ -2,14 +2,37 @@ package answer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/projections"
 )
+
+// Named returns the run that RUN or RUN/TRIAL names, and the trial: "" for RUN. The whole name is
+// tried as a run first, because names of runs may contain "/".
+func Named(ctx context.Context, views query.Source, name string) (run, trial string, err error) {
+	unknown := KnownRun(ctx, views, name)
+	if !errors.Is(unknown, projections.ErrNotFound) {
+		return name, "", unknown
+	}
+	for end := strings.LastIndexByte(name, '/'); end > 0; end = strings.LastIndexByte(name[:end], '/') {
+		run, trial := name[:end], name[end+1:]
+		switch _, err := query.Ask(ctx, views, query.Trial, query.Params{Run: run, Trial: trial}); {
+		case err == nil:
+			return run, trial, nil
+		case !errors.Is(err, projections.ErrNotFound):
+			return "", "", err
+		case KnownRun(ctx, views, run) == nil: // the text names its trials
+			return "", "", err
+		}
+	}
+	return "", "", unknown
+}
 
 // TrialOf returns the name of the trial that a run's name stands for if trial is empty: its
 // default trial, or its only one.
@@ -34,7 +57,7 @@ func TrialOf(ctx context.Context, views query.Source, run, trial string) (string
 	case len(names) == 0:
 		return "", &projections.NotFoundError{What: "trial of run", Ref: run, Hint: "there is none yet"}
 	}
-	return "", problem.Errorf(problem.Invalid, "run %q has several trials; choose one with --trial: %q", run, names)
+	return "", problem.Errorf(problem.Invalid, "run %q has several trials: name one, such as %q, of %q", run, run+"/"+names[0], names)
 }
 
 // Lineage returns the trials that forks connect with a trial of a run.

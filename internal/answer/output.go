@@ -13,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -24,7 +25,7 @@ type Output struct {
 }
 
 // OutputOf finds the output of a job of a run: of the newest one, if id is empty. That of a search is
-// apart by trial; elsewhere trial is empty. It returns a [projections.NotFoundError] for a job that kept
+// apart by trial; that of the default trial, or of none, is the job's. It returns a [projections.NotFoundError] for a job that kept
 // none, or none that this machine can reach.
 func OutputOf(ctx context.Context, from From, run, id, trial string) (Output, error) {
 	if err := KnownRun(ctx, from.Views, run); err != nil {
@@ -46,6 +47,8 @@ func OutputOf(ctx context.Context, from From, run, id, trial string) (Output, er
 	switch {
 	case dir == "":
 		return Output{}, none("the job kept none: its trainer had no log directory, as in `trainer demo`, or with a store that has no directory and no --log-dir")
+	case !filepath.IsAbs(dir) && !filepath.IsLocal(dir):
+		return Output{}, none("its event names %s, which is not below the store", dir)
 	case !filepath.IsAbs(dir) && home == "":
 		return Output{}, none("it is in %s of the store's directory, which this machine does not have: run the command where the directory is", dir)
 	case !filepath.IsAbs(dir):
@@ -59,7 +62,7 @@ func OutputOf(ctx context.Context, from From, run, id, trial string) (Output, er
 
 // within returns the directory of a trial of a search in that of its job.
 func within(dir, trial string) string {
-	if trial == "" {
+	if trial == "" || trial == projections.DefaultTrial {
 		return dir
 	}
 	return filepath.Join(dir, events.EncodeName(trial))
@@ -88,6 +91,10 @@ type LinesQuery struct {
 	Stream   string // "": both
 	Contains string // a part of the text
 	Most     int    // lines of the answer
+
+	// Below are directories that may have the output, besides that of the store. What else a log
+	// names is not read: its writer is not the user whose files these would be.
+	Below []string
 }
 
 // LastLines is the end of the output of a job.
@@ -101,6 +108,16 @@ type LastLines struct {
 // mostText bounds the text of the lines of an answer, in bytes.
 const mostText = 1 << 20
 
+// top returns the directory of the query that has the output.
+func (q LinesQuery) top(of Output, home string) (string, error) {
+	for _, top := range append([]string{home}, q.Below...) {
+		if inner, err := filepath.Rel(top, of.Dir); top != "" && err == nil && filepath.IsLocal(inner) {
+			return top, nil
+		}
+	}
+	return "", problem.Errorf(problem.Denied, "the output of job %s is in %s, which this server does not show: start it with --http-logs %s, or run `ckptstore logs` there", of.Job.ID, of.Dir, of.Top)
+}
+
 // Lines reads the last lines of a selection, as `logs RUN --tail N` prints them: as many as the query
 // wants, and at most 1 MiB. It reads the files whole only if the query selects by text.
 func Lines(ctx context.Context, from From, q LinesQuery) (LastLines, error) {
@@ -110,6 +127,9 @@ func Lines(ctx context.Context, from From, q LinesQuery) (LastLines, error) {
 		return out, err
 	}
 	out.Job = where.Job.ID
+	if where.Top, err = q.top(where, from.Store.Dir()); err != nil {
+		return out, err
+	}
 	s := logs.Select{Top: where.Top, Attempt: q.Attempt, Rank: q.Rank, Tail: q.Most + 1}
 	if q.Stream != "" {
 		s.Streams = []logs.Stream{logs.Stream(q.Stream)}

@@ -39,6 +39,8 @@ type Options struct {
 	// Hosts are the names, without port, by which clients may call the server. The names and
 	// addresses of loopback are always among them.
 	Hosts []string
+	// Logs are directories that may have workers' output, besides that of the store.
+	Logs []string
 	// Page serves everything outside of /api/; nil: one line of text. It needs no token: the
 	// page asks the API with the user's.
 	Page http.Handler

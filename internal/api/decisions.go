@@ -288,9 +288,20 @@ func (h *Handler) meant(ctx context.Context, r events.Recorded, ref, run, trial,
 
 func (h *Handler) stoppedBefore(preempt bool) func(context.Context, *ToStop, string) (answer.Stopped, bool, error) {
 	return func(ctx context.Context, in *ToStop, id string) (answer.Stopped, bool, error) {
-		r, body, found, err := h.before(ctx, in.Run, projections.DefaultTrial, id)
-		if err != nil || !found {
+		trials, err := query.Ask(ctx, h.store.Views(), query.Trials, query.Params{Run: in.Run})
+		if err != nil {
 			return answer.Stopped{}, false, err
+		}
+		var r events.Recorded
+		var body events.Body
+		found := false
+		for i := len(trials) - 1; i >= 0 && !found; i-- { // that of a search is in the lane of the last trial
+			if r, body, found, err = h.before(ctx, in.Run, trials[i].Name, id); err != nil {
+				return answer.Stopped{}, false, err
+			}
+		}
+		if !found {
+			return answer.Stopped{}, false, nil
 		}
 		b, ok := body.(*events.TrialStopRequested)
 		if !ok || b.Preempt != preempt || b.Reason != in.why(ctx) {

@@ -99,6 +99,45 @@ func TestStop(t *testing.T) {
 	h.refusedAs("a new request", h.call("POST", Prefix+"/runs/bert:preempt", writeToken, `{"reason":"enough"}`), 409, "no live job")
 }
 
+// TestStopOfSearch stops the live job of a search of two trials: both are asked, once.
+func TestStopOfSearch(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	for i, trial := range []string{"t00", "t01"} {
+		bodies := []events.Body{&events.TrialCreated{}, &events.GroupStarted{Attempt: 1, Job: "job-1", WorldSize: 1}}
+		if i == 0 {
+			bodies = append([]events.Body{&events.JobStarted{Job: "job-1", Host: "here", PID: 4711, NProc: 1, NNodes: 1}}, bodies...)
+		}
+		h.record("search", trial, bodies...)
+	}
+	_, release, err := h.st.HoldRun(t.Context(), "search", "job-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const stop = Prefix + "/runs/search:stop"
+	h.refusedAs("a condition on one trial", h.call("POST", stop, writeToken, `{"reason":"enough"}`, `If-Match: "1"`), 400, "trains 2 trials")
+	id := store.NewID()
+	if r := h.call("POST", stop, writeToken, `{"reason":"enough"}`, "Idempotency-Key: "+id); r.status != http.StatusOK {
+		t.Fatalf("stopped: %d %s", r.status, r.body)
+	}
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	later := h.callAt(t.Context(), h.serve(h.st, Options{}), "POST", stop, writeToken, `{"reason":"enough"}`, "Idempotency-Key: "+id)
+	if later.status != http.StatusOK {
+		t.Errorf("repeated later: %d %s", later.status, later.body)
+	}
+	var page EventPage
+	h.get("/events?type=trial.stop_requested", &page)
+	var asked []string
+	for _, e := range page.Events {
+		asked = append(asked, e.Scope.Trial)
+	}
+	if len(asked) != 2 || page.Events[1].ID != id && page.Events[0].ID != id {
+		t.Errorf("the log has requests %q", asked)
+	}
+}
+
 // TestIfMatch: a decision on a newer lane than the client has seen is refused.
 func TestIfMatch(t *testing.T) {
 	t.Parallel()

@@ -96,6 +96,7 @@ func TestLogs(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.record("out", "main", &events.JobStarted{Job: "job-2", Host: "here", PID: 1, NProc: 1, NNodes: 1, Logs: relative})
+	h.record("other", "main", &events.JobStarted{Job: "job-4", Host: "here", PID: 1, NProc: 1, NNodes: 1, Logs: outside})
 	h.record("none", "main", &events.JobStarted{Job: "job-3", Host: "here", PID: 1, NProc: 1, NNodes: 1})
 	for _, c := range []struct {
 		path   string
@@ -103,7 +104,8 @@ func TestLogs(t *testing.T) {
 		text   string
 	}{
 		{"bert/logs?attempt=5", 403, "symbolic link"},
-		{"out/logs", 500, "below"},
+		{"out/logs", 404, "which is not below the store"},
+		{"other/logs", 403, "which this server does not show: start it with --http-logs"},
 		{"none/logs", 404, "the job kept none"},
 		{"nothing/logs", 404, "nothing"},
 		{"bert/logs?job=none", 404, "job of run bert"},
@@ -114,5 +116,9 @@ func TestLogs(t *testing.T) {
 		if r.status != c.status || !strings.Contains(r.body, c.text) || strings.Contains(r.body, "secret") {
 			t.Errorf("%s: %d %s, want %d and %q", c.path, r.status, r.body, c.status, c.text)
 		}
+	}
+	allowing := h.serve(h.st, Options{Logs: []string{filepath.Dir(outside)}})
+	if r := h.callAt(t.Context(), allowing, "GET", Prefix+"/runs/other/logs", readToken1, ""); r.status != 200 || !strings.Contains(r.body, `"text":"secret"`) {
+		t.Errorf("a directory that the server shows: %d %s", r.status, r.body)
 	}
 }

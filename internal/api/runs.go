@@ -244,7 +244,7 @@ func (h *Handler) logs(ctx context.Context, from *at, in *OfLogs) (answer.LastLi
 	defer done()
 	from.files = true
 	return answer.Lines(ctx, from.From, answer.LinesQuery{
-		Run: in.Run, Job: in.Job, Trial: in.Trial, Attempt: in.Attempt, Rank: in.Rank, Stream: in.Stream, Contains: in.Contains, Most: in.Lines,
+		Run: in.Run, Job: in.Job, Trial: in.Trial, Attempt: in.Attempt, Rank: in.Rank, Stream: in.Stream, Contains: in.Contains, Most: in.Lines, Below: h.o.Logs,
 	})
 }
 

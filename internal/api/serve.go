@@ -37,6 +37,7 @@ type Listen struct {
 	Key     string   // path of its key, which only this user can read
 	Users   string   // path of a file for [OpenUsers]; empty: only this user, by a token of its own
 	Hosts   []string // further names of the server
+	Logs    []string // directories of workers' output that it shows, besides that of the store
 	Page    http.Handler
 	Observe http.Handler // see [Options]
 	Version string
@@ -53,9 +54,11 @@ func (l *Listen) Flags(f *pflag.FlagSet, address string) {
 	f.StringVar(&l.Key, "http-key", "", "key of --http-cert; only its user may be able to read it")
 	f.StringVar(&l.Users, "http-users", "", "file of users of the HTTP API: NAME ROLE SHA256 in each line, the SHA-256 of the user's token")
 	f.StringSliceVar(&l.Hosts, "http-host", nil, "further names of the HTTP server, which clients may use (repeatable)")
+	f.StringArrayVar(&l.Logs, "http-logs", nil, "also show workers' output below this directory: that of trainer run --log-dir (repeatable)")
 }
 
-// Validate returns an error for an address that other machines can reach without TLS.
+// Validate returns an error for an address that other machines can reach without TLS, and for
+// a relative directory of output.
 func (l Listen) Validate() error {
 	bad := func(format string, values ...any) error {
 		return problem.Errorf(problem.Invalid, "--http %s: "+format, append([]any{l.Address}, values...)...)
@@ -66,6 +69,11 @@ func (l Listen) Validate() error {
 	}
 	if (l.Cert == "") != (l.Key == "") {
 		return bad("a certificate needs its key, and a key its certificate: give --http-cert and --http-key")
+	}
+	for _, dir := range l.Logs {
+		if !filepath.IsAbs(dir) {
+			return bad("--http-logs %s: give an absolute path, as the log has it", dir)
+		}
 	}
 	if l.Cert == "" && !loopback(host) {
 		return bad("other machines can reach this address, and without TLS they can read the token on the way: give --http-cert and --http-key, or 127.0.0.1 and a tunnel: `ckptstore ui` prints the ssh command")
@@ -156,7 +164,7 @@ func Serve(ctx context.Context, st *store.Store, l Listen) (_ *Server, err error
 	if s.record, s.path, err = s.announce(); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	s.handler = New(st, Options{Users: users, Hosts: l.names(secure), Page: l.Page, Observe: l.Observe, Version: l.Version, Logger: l.Logger})
+	s.handler = New(st, Options{Users: users, Hosts: l.names(secure), Logs: l.Logs, Page: l.Page, Observe: l.Observe, Version: l.Version, Logger: l.Logger})
 	s.http = &http.Server{
 		Handler: s.handler, ReadHeaderTimeout: headTime, ReadTimeout: cmp.Or(l.limit, exchangeTime), WriteTimeout: cmp.Or(l.limit, exchangeTime), IdleTimeout: idleTime, MaxHeaderBytes: maxHead,
 		ErrorLog: slog.NewLogLogger(l.Logger.Handler(), slog.LevelDebug),

@@ -6,10 +6,14 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/ckptstore/ckptstore/events"
 )
 
 func ask(t *testing.T, method, path string, head map[string]string) *http.Response {
@@ -149,5 +153,31 @@ func TestLoad(t *testing.T) {
 	}
 	if b := all["/assets/b.js"]; b.compressed == nil || !b.forever {
 		t.Errorf("b.js is not compressed or not immutable")
+	}
+}
+
+// The screen of events offers every family of events as a selection.
+func TestFamilies(t *testing.T) {
+	source, err := os.ReadFile("src/screens/Events.svelte")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := regexp.MustCompile(`const families = \[(.*)\];`).FindSubmatch(source)
+	if list == nil {
+		t.Fatal("the screen has no list of families")
+	}
+	var offered []string
+	for _, word := range regexp.MustCompile(`'(\w+)'`).FindAllSubmatch(list[1], -1) {
+		offered = append(offered, string(word[1]))
+	}
+	_, err = events.ParsePattern("none.*") // the error lists the families
+	if err == nil {
+		t.Fatal("there is a family none")
+	}
+	_, text, _ := strings.Cut(err.Error(), "families are ")
+	for _, family := range regexp.MustCompile(`\w+`).FindAllString(text, -1) {
+		if !slices.Contains(offered, family) {
+			t.Errorf("the screen offers %q, not %s", offered, family)
+		}
 	}
 }

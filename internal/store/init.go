@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -143,6 +144,47 @@ func InitWith(ctx context.Context, location string, o InitOptions) (string, erro
 		return "", fmt.Errorf("init: %w", err)
 	}
 	return id.Store, durable.SyncDir(filepath.Dir(dir))
+}
+
+// Found returns the ID of the store in a directory. It returns an error unless the store is as
+// [InitWith] makes it with these options; an option that is not set fits any store.
+func Found(location string, o InitOptions) (string, error) {
+	dir, err := filepath.Abs(location)
+	if err != nil {
+		return "", fmt.Errorf("init: %w", err)
+	}
+	id, err := identityIn(dir)
+	if err != nil {
+		return "", fmt.Errorf("init %s: %w", dir, err)
+	}
+	differs := func(has, wanted string) error {
+		return problem.Errorf(problem.Conflict, "init %s: the store there is %s, not %s: choose another directory, or leave out the option", dir, has, wanted)
+	}
+	if o.Data != "" {
+		bucket, err := place.Open(o.Data, nil)
+		if err != nil {
+			return "", fmt.Errorf("init: %w", err)
+		}
+		if where := bucket.Location(); where != id.Data {
+			return "", differs("one with its checkpoints in "+cmp.Or(id.Data, "the directory"), "one with them in "+where)
+		}
+	}
+	if !o.Shared {
+		return id.Store, nil
+	}
+	if id.Owner == nil || !id.Owner.Shared {
+		return "", differs("of one user", "shared")
+	}
+	if o.Group != "" {
+		gid, err := groupOf(o.Group)
+		if err != nil {
+			return "", fmt.Errorf("init: %w", err)
+		}
+		if gid != id.Owner.GID {
+			return "", differs(fmt.Sprintf("shared with group %d", id.Owner.GID), fmt.Sprintf("with group %d", gid))
+		}
+	}
+	return id.Store, nil
 }
 
 // vacant returns an error if a directory is a store, or has files other than those of an

@@ -314,18 +314,23 @@ func (s *Store) StopRun(ctx context.Context, run, reason string, preempt bool) (
 	if err != nil {
 		return nil, err
 	}
-	// The terms of a request for one trial hold for none of several.
-	ctx, asked := WithTerms(ctx, Terms{By: termsOf(ctx).By}), false
-	for _, t := range trials {
-		if t.Job != live.Job || t.Status != projections.Running && t.Status != projections.Stopping {
-			continue
+	trials = slices.DeleteFunc(trials, func(t projections.Trial) bool {
+		return t.Job != live.Job || t.Status != projections.Running && t.Status != projections.Stopping
+	})
+	terms := termsOf(ctx)
+	if terms.After != nil && len(trials) > 0 {
+		return nil, problem.Errorf(problem.Invalid, "run %q trains %d trials, and the condition is about the decisions of one trial: stop it without a condition", run, len(trials))
+	}
+	for i, t := range trials {
+		its := Terms{By: terms.By}
+		if i == len(trials)-1 {
+			its.ID = terms.ID // with this event in the log, all trials were asked
 		}
-		if _, err := s.Stop(ctx, run, t.Name, reason, preempt); err != nil {
+		if _, err := s.Stop(WithTerms(ctx, its), run, t.Name, reason, preempt); err != nil {
 			return nil, err
 		}
-		asked = true
 	}
-	if !asked {
+	if len(trials) == 0 {
 		return nil, problem.Errorf(problem.Conflict, "job %s of run %q trains no trial at this moment: try again, or end its process %d on %s", live.Job, run, live.PID, live.Host)
 	}
 	return live, nil

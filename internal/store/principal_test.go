@@ -1,6 +1,7 @@
 package store
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/front"
 )
 
 // TestActorIsTheServersWord: the owner records who sent an event, whatever the sender claims.
@@ -79,6 +81,31 @@ func TestActorIsTheServersWord(t *testing.T) {
 			Access{CA: certs["ca.pem"], Cert: certs["server.pem"], Key: certs["server.key"], Token: secretToken})
 		if got := principal(t, owner, ""); got != "cert:test server" {
 			t.Errorf("a client with a certificate is %q", got)
+		}
+	})
+	t.Run("certificate of no user", func(t *testing.T) {
+		p := &people{of: map[[sha256.Size]byte]front.Client{}}
+		p.set(secretToken, front.Client{Name: "rosa", Grant: front.Grant{Runs: []string{}}})
+		listen, err := Access{Cert: certs["server.pem"], Key: certs["server.key"], CA: certs["ca.pem"], Clients: p}.Listen("127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, addr := listening(t, made(t), listen)
+		by := func(token string) error {
+			s, err := Open(t.Context(), Options{Location: "tls://" + addr, Access: &Access{CA: certs["ca.pem"], Cert: certs["server.pem"], Key: certs["server.key"], Token: token}})
+			if err == nil {
+				shut(t, s)
+			}
+			return err
+		}
+		if err := by(secretToken); err != nil {
+			t.Errorf("a user with a certificate: %v", err)
+		}
+		p.revoke(secretToken)
+		for name, token := range map[string]string{"no token": "", "a revoked token": secretToken, "an unknown token": strings.Repeat("x", 32)} {
+			if err := by(token); err == nil {
+				t.Errorf("a certificate and %s: %v", name, err)
+			}
 		}
 	})
 	t.Run("socket", func(t *testing.T) {

@@ -13,7 +13,7 @@ import sys
 import time
 
 import ckptstore
-from ckptstore._session import current
+from ckptstore._connect import current
 
 SLOW_EVERY = 16
 

@@ -276,6 +276,9 @@ func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Op
 		return err
 	}
 	if o.web.Address != "" && open.Owner == nil {
+		if cfg.Output.Top != "" {
+			o.web.Logs = append(o.web.Logs, cfg.Output.Top)
+		}
 		o.web.Logger, o.web.Version, o.web.Page = log, release, page.Handler()
 		o.web.Observe = observe.Handler(st, observe.Options{Version: release, Logger: log})
 		server, err := api.Serve(ctx, st, o.web)

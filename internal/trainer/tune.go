@@ -23,7 +23,7 @@ const tuneHelp = `Train several trials of a run, each with its own configuration
 the best of them: asynchronous successive halving (ASHA). COMMAND is started for
 each trial as by trainer run, --slots of them at once.
 
-Each trial is trained for --grace steps. Of the trials with a result there, the best of
+Each trial is trained for --grace-steps. Of the trials with a result there, the best of
 each --reduction are trained --reduction times as long, and so on up to --max-steps: these
 are the rungs. A free slot gets the best trial that may continue to the next rung, from the
 highest rung that has one, or else a new trial. A trial that has to wait is asked to save

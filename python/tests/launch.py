@@ -40,7 +40,7 @@ TRAINER = binary("TRAINER_BIN", "trainer")
 PRELUDE = r"""
 import json, os, sys, threading, time
 import ckptstore
-from ckptstore._session import current, services
+from ckptstore._connect import current, services
 
 def emit(value):
     os.write(1, ("EMIT " + json.dumps(value) + "\n").encode())  # at once: ranks share the pipe

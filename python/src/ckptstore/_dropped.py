@@ -12,14 +12,10 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from ._connect import services
 from ._wire import Wire
 from .errors import Error, Refused
-
-if TYPE_CHECKING:
-    from .filesystem import FileSystem
 
 _MOST = 20  # directories to remember: the newest
 _PATIENCE = 5.0  # seconds that the end of a process waits for a reply
@@ -29,8 +25,8 @@ _written: dict[str, tuple[str, str, str, int, str]] = {}  # by directory: socket
 _process = 0
 
 
-def wrote(fs: FileSystem, path: str) -> None:
-    """Note a closed file that is pending."""
+def wrote(store: str | None, path: str) -> None:
+    """Note a closed file of a filesystem's store that is pending."""
     global _process
     directory, _, name = path.rpartition("/")
     with _lock:
@@ -40,7 +36,7 @@ def wrote(fs: FileSystem, path: str) -> None:
             atexit.register(_tell)
         now = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
         _, _, _, before, since = _written.pop(directory, ("", "", "", 0, now))
-        took = services(fs.store)
+        took = services(store)
         _written[directory] = took.path, took.token, name, before + 1, since
         while len(_written) > _MOST:
             del _written[next(iter(_written))]

@@ -16,11 +16,11 @@ from torch.distributed.checkpoint.stateful import Stateful
 from . import _values
 from ._boxes import Piece, pieces
 from ._checkpoint import reference
+from ._connect import current
 from ._leaves import Leaves, flatten, materialise, put
 from ._loaded import Loaded
 from ._marks import PerRank
 from ._ranks import participants
-from ._session import current
 from ._training import add_states, set_states
 from .errors import Error
 

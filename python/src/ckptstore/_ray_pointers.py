@@ -7,7 +7,9 @@ that it has registered in a file of that directory. A tag holds each checkpoint 
   - Ray has registered, by that file, or
   - this process is about to hand to Ray.
 
-A tag of this experiment for any other checkpoint is removed, and then the checkpoint. An
+A tag of this experiment for any other checkpoint is removed, and then the checkpoint. The
+tags of an experiment begin with a random ID, which a file in its directory has: a new
+experiment in the place of a deleted one has another, and removes nothing of the earlier. An
 upload that was killed leaves a folder that Ray does not know: the next attempt removes it.
 """
 
@@ -15,10 +17,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import hashlib
 import json
 import logging
 import os
+import re
+import secrets
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -31,6 +35,7 @@ from ._save import Save
 from .errors import Error, Refused
 
 FILE = "ckptstore.json"
+EXPERIMENT = "ckptstore-experiment"
 _LIMIT = 120.0  # seconds for a command
 _READS = 10  # of a list that is being written
 _log = logging.getLogger("ckptstore")
@@ -90,13 +95,30 @@ def read(checkpoint: Any) -> Pointer | None:
         raise Error(f"{path} does not name a checkpoint of a store: {error!r}; resume from another checkpoint of Ray") from error
 
 
+def _experiment(storage: Any) -> str:
+    """Return the ID of Ray's experiment. It is written before the first tag has it."""
+    files, path = storage.storage_filesystem, f"{storage.experiment_fs_path}/{EXPERIMENT}"
+    try:
+        with files.open_input_stream(path) as file:
+            found = file.read().decode()
+    except FileNotFoundError:
+        found = ""
+    if re.fullmatch("[0-9a-f]{16}", found):
+        return found
+    made = secrets.token_hex(8)  # for the first worker group, or after a write that was killed
+    files.create_dir(storage.experiment_fs_path, recursive=True)
+    with files.open_output_stream(path) as file:
+        file.write(made.encode())
+    return made
+
+
 class _Kept:
     """The tagged checkpoints of this process's experiment."""
 
     def __init__(self, storage: Any, where: str, run: str, trial: str):
         self.storage, self.where, self.run, self.trial = storage, where, run, trial
         self._line = line(run, trial)
-        self._prefix = "ray-" + hashlib.sha256(storage.experiment_fs_path.encode()).hexdigest()[:8] + "-"
+        self._prefix = f"ray-{_experiment(storage)}-"
         self._lock = threading.Lock()
         self._tagged: set[str] = set()  # IDs
         self._uploading: set[str] = set()  # IDs that Ray has not registered yet
@@ -209,9 +231,13 @@ def uploader(pointer: Pointer, handle: Save, storage: Any) -> Callable[[Any, str
     kept = _of_this_process()
 
     def upload(local: Any, name: str) -> Any:
-        handle.wait("committed")
-        kept.hold(pointer.checkpoint)
-        return storage.persist_current_checkpoint(local, name)
+        try:
+            handle.wait("committed")
+            kept.hold(pointer.checkpoint)
+            return storage.persist_current_checkpoint(local, name)
+        except BaseException:
+            shutil.rmtree(local.path, ignore_errors=True)  # Ray removes it after an upload alone
+            raise
 
     return upload
 

@@ -14,11 +14,12 @@ import torch
 import torch.distributed
 
 from . import _device, _room
+from ._connect import current
 from ._leaves import flatten, materialise
 from ._outcome import outcome
 from ._plans import Held, Plan, survey
 from ._ranks import participants
-from ._session import Session, Slot, current
+from ._session import Session, Slot
 from ._training import add_states
 from .errors import SaveAborted, SaveSkipped, Unreachable
 

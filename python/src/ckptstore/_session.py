@@ -287,17 +287,3 @@ def _parts(data: bytes) -> list[bytes]:
         parts.append(data[at + 8 : at + 8 + length])
         at += 8 + length
     return parts
-
-
-def current(store: str | None = None, run: str | None = None) -> Session:
-    """Call :func:`._connect.current`. That module imports this one."""
-    from . import _connect
-
-    return _connect.current(store, run)
-
-
-def services(store: str | None = None) -> Wire:
-    """Call :func:`._connect.services`. That module imports this one."""
-    from . import _connect
-
-    return _connect.services(store)

@@ -11,13 +11,11 @@ import io
 import itertools
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _dropped, _memory, _native, _room
+from ._requests import Requests
 from .errors import Error, StoreFull
-
-if TYPE_CHECKING:
-    from .filesystem import FileSystem
 
 PAYLOAD = 64 << 10
 """Minimum bytes of a write that counts as a tensor's: the server computes its digest."""
@@ -33,15 +31,15 @@ class Writer(io.RawIOBase):
     An error before ``close``, or ``discard``, leaves nothing.
     """
 
-    def __init__(self, fs: FileSystem, path: str, autocommit: bool = True):
+    def __init__(self, call: Requests, path: str, autocommit: bool = True):
         super().__init__()
-        self._fs, self.path, self._autocommit, self._process = fs, path, autocommit, os.getpid()
+        self._call, self.path, self._autocommit, self._process = call, path, autocommit, os.getpid()
         self._size, self._sent, self._payload = 0, 0, False
         self._cuts: list[tuple[int, int]] = []
         self._ring: _memory.Ring | None = None
         self._broken: str | None = None  # why a write failed; part of it may be in memory
         self._small = bytearray()  # buffered small writes that are in no block yet
-        reply = fs._call("create", path=path)
+        reply = call("create", path=path)
         self._stream, self._block = reply["stream"], reply["block"]
         self._open = True
         try:
@@ -95,7 +93,7 @@ class Writer(io.RawIOBase):
             self._size += len(part)
             if self._size % self._block == 0:
                 # The server replies when the next block may be filled.
-                self._fs._call("write", **self._written())
+                self._call("write", **self._written())
 
     def _fill(self, part: memoryview) -> None:
         if self._ring is None:
@@ -138,11 +136,11 @@ class Writer(io.RawIOBase):
             raise ValueError(f"close {self.path}: a write failed ({self._broken}), and the file was discarded: write it again")
         self._open = False
         try:
-            reply = self._fs._call("close", commits=self.path, size=self._size, **self._written())
+            reply = self._call("close", commits=self.path, size=self._size, **self._written())
             if reply.get("pending"):
-                _dropped.wrote(self._fs, self.path)
+                _dropped.wrote(self._call.store, self.path)
             elif "~~" in reply.get("checkpoint", ""):  # a checkpoint of one file, not an attachment
-                _room.committed(self._fs.store, self.path, lambda: self._size, one=False)
+                _room.committed(self._call.store, self.path, lambda: self._size, one=False)
         finally:
             self._release()
 
@@ -151,7 +149,7 @@ class Writer(io.RawIOBase):
         if self._open:
             self._open = False
             try:
-                self._fs._call("discard", stream=self._stream)
+                self._call("discard", stream=self._stream)
             finally:
                 self._release()
 
@@ -171,14 +169,14 @@ class Writer(io.RawIOBase):
         if getattr(self, "_open", False) and self._process == os.getpid():
             self._open = False
             with contextlib.suppress(RuntimeError):  # the process ends, which frees it too
-                threading.Thread(target=_give_up, args=(self._fs, self._stream), daemon=True).start()
+                threading.Thread(target=_give_up, args=(self._call, self._stream), daemon=True).start()
         if getattr(self, "_ring", None) is not None:
             self._release()
 
 
-def _give_up(fs: FileSystem, stream: int) -> None:
+def _give_up(call: Requests, stream: int) -> None:
     with contextlib.suppress(Error, OSError):  # an ended server has already dropped it
-        fs._call("discard", stream=stream)
+        call("discard", stream=stream)
 
 
 _WINDOW = 256 << 10
@@ -227,15 +225,15 @@ class Reader(io.RawIOBase):
     without the helper, by the server before the copy.
     """
 
-    def __init__(self, fs: FileSystem, path: str):
+    def __init__(self, call: Requests, path: str):
         super().__init__()
-        self._fs, self.path, self._at = fs, path, 0
+        self._call, self.path, self._at = call, path, 0
         self._file = -1
         self._good: list[tuple[int, int]] = []
         self._runs: _Runs | None = None
         self._helped = _native.there()
         self._window, self._filled = bytearray(), (0, 0)  # verified bytes of the file, and their range
-        reply = fs._call("open", path=path)
+        reply = call("open", path=path)
         self._read, self.size = reply["read"], reply["size"]
         self._file = os.open(reply["path"], os.O_RDONLY | os.O_CLOEXEC)
 
@@ -290,7 +288,7 @@ class Reader(io.RawIOBase):
     def _fill(self, at: int, view: memoryview) -> bool:
         end = at + len(view)
         if self._runs is None or not (self._runs.start <= at and end <= self._runs.end):
-            reply = self._fs._call("verify", read=self._read, offset=at, length=len(view), sums=True)
+            reply = self._call("verify", read=self._read, offset=at, length=len(view), sums=True)
             if "runs" not in reply:  # the server has verified the bytes instead
                 self._helped = False
                 return False
@@ -315,7 +313,7 @@ class Reader(io.RawIOBase):
         for a, b in self._good:
             if a <= start and end <= b:
                 return
-        reply = self._fs._call("verify", read=self._read, offset=start, length=end - start)
+        reply = self._call("verify", read=self._read, offset=start, length=end - start)
         a, b = reply["from"], reply["to"]
         self._good = [(x, y) for x, y in self._good if y < a or x > b] + [(min([a] + [x for x, y in self._good if y >= a and x <= b]), max([b] + [y for x, y in self._good if y >= a and x <= b]))]
 
@@ -326,4 +324,4 @@ class Reader(io.RawIOBase):
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-            self._fs._call("done", read=self._read)
+            self._call("done", read=self._read)

@@ -26,9 +26,9 @@ import fsspec
 import fsspec.transaction
 
 from . import _dropped, _keys, _remove, _room
-from ._connect import deciding, services
+from ._requests import Requests
 from ._streams import Reader as Reader, Writer as Writer
-from .errors import Error, Refused
+from .errors import Error
 
 PROTOCOL = "ckptstore"
 
@@ -53,20 +53,7 @@ class FileSystem(fsspec.AbstractFileSystem):
         kwargs.pop("use_listings_cache", None)
         super().__init__(use_listings_cache=False, **kwargs)
         self.store = store
-
-    def _call(self, request: str, /, commits: str | None = None, **fields: Any) -> Any:
-        """Send a request.
-
-        commits is the path that the request may commit as a checkpoint. The checkpoint
-        belongs to the attempt of this process.
-        """
-        try:
-            wire = services(self.store) if commits is None else deciding(self.store, commits.split("/")[0])
-            return wire.call("store/fs/" + request, **fields)
-        except Refused as refused:
-            if refused.status == 404:
-                raise FileNotFoundError(refused.message) from refused
-            raise
+        self._call = Requests(store)
 
     # Reading
 
@@ -151,11 +138,11 @@ class FileSystem(fsspec.AbstractFileSystem):
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         path = self._strip_protocol(path)
         if mode == "rb":
-            return Reader(self, path)
+            return Reader(self._call, path)
         if mode in ("wb", "xb"):
             if mode == "xb" and self.exists(path):
                 raise FileExistsError(path)
-            return Writer(self, path, autocommit=kwargs.get("autocommit", True))
+            return Writer(self._call, path, autocommit=kwargs.get("autocommit", True))
         raise ValueError(f"open {path}: mode {mode!r}: want rb, wb or xb")
 
     def open(self, path: str, mode: str = "rb", block_size: int | None = None, cache_options: Any = None, compression: str | None = None, **kwargs: Any) -> Any:

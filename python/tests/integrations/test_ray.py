@@ -265,6 +265,17 @@ class Pointers(Ray):
         again.settle()
         self.assertEqual(self.states(), expected)
 
+    def test_a_new_experiment_in_the_place_of_a_deleted_one(self) -> None:
+        kept, folder = self.kept()
+        for one in (10, 20):
+            kept.hold(f"step-{one}.a1")
+        shutil.rmtree(folder)
+        again = _ray_pointers._Kept(kept.storage, kept.where, "net", "main")
+        self.register(folder, "step-30.a1")
+        again.settle()
+        states = self.states()
+        self.assertEqual({one: states[f"step-{one}.a1"] for one in (10, 20, 30)}, dict.fromkeys((10, 20, 30), ("committed", 1)))
+
     def test_an_upload_in_progress_is_not_removed(self) -> None:
         kept, folder = self.kept()
         self.register(folder, "step-10.a1")
@@ -299,11 +310,14 @@ class Pointers(Ray):
         kept = types.SimpleNamespace(hold=lambda one: calls.append("tag"))
         storage = types.SimpleNamespace(persist_current_checkpoint=lambda local, name: calls.append("pointer"))
         pointer = _ray_pointers.Pointer("net", "main", "step-10.a1", 10, str(self.store), "id")
+        made = _ray_pointers.folder(pointer)
+        self.addCleanup(shutil.rmtree, made, ignore_errors=True)
         with unittest.mock.patch.object(_ray_pointers, "_kept", kept):
             upload = _ray_pointers.uploader(pointer, types.SimpleNamespace(wait=wait), storage)
             with self.assertRaises(SaveAborted):
-                upload(None, "step-10.a1")
+                upload(types.SimpleNamespace(path=made), "step-10.a1")
         self.assertEqual(calls, ["committed"])
+        self.assertFalse(os.path.exists(made), "Ray removes the folder of a pointer that it has uploaded alone")
 
     def test_a_pointer_is_read(self) -> None:
         pointer = _ray_pointers.Pointer("net", "small", "step-10.a1", 10, "/store", "id")

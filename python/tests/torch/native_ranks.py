@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import ckptstore
 import ckptstore.dcp
-from ckptstore import _loaded, _native, _session
+from ckptstore import _connect, _loaded, _native
 from ckptstore.errors import Error, Refused
 
 STORE = pathlib.Path(sys.argv[1])
@@ -80,7 +80,7 @@ def a_slot_that_was_written_to() -> None:
     save = ckptstore.save(state(4), step=4)
     save.wait()
     if dist.get_rank() == 1:
-        for memory in _session.current().mapped():
+        for memory in _connect.current().mapped():
             memory[len(memory) // 2] ^= 1
     dist.barrier()
     if _native.there():
@@ -95,7 +95,7 @@ def a_slot_that_was_written_to() -> None:
 def a_rank_that_cannot_read_its_part() -> None:
     if not _native.there():
         return
-    read, session = _native.read, _session.current()
+    read, session = _native.read, _connect.current()
     session.position = 77
     for error in (OSError(5, "Input/output error"), KeyboardInterrupt()):
 

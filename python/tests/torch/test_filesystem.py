@@ -102,9 +102,9 @@ class Dropped(unittest.TestCase):
             "fs = fsspec.filesystem('ckptstore')\n"
             "for step in ('step-1', 'step-2'):\n"
             "  dcp.save({'w': torch.ones(3)}, checkpoint_id=f'ckptstore://att/{step}', no_dist=True)\n"
-            "  _dropped.wrote(fs, f'att/{step}/__0_0.distcp')\n"  # like the rank that does not write .metadata
-            "_dropped.wrote(fs, 'att/step-3/__0_0.distcp')\n"
-            "_dropped.wrote(fs, 'other/step-1/__0_0.distcp')\n"
+            "  _dropped.wrote(fs.store, f'att/{step}/__0_0.distcp')\n"  # like the rank that does not write .metadata
+            "_dropped.wrote(fs.store, 'att/step-3/__0_0.distcp')\n"
+            "_dropped.wrote(fs.store, 'other/step-1/__0_0.distcp')\n"
             "fs.rm('ckptstore://att/step-1', recursive=True)\n"
             "assert not fs.exists('ckptstore://att/step-1')\n"
         )

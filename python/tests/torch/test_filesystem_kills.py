@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from ckptstore.filesystem import FileSystem, Writer
+from ckptstore._requests import Requests
+from ckptstore.filesystem import Writer
 
 WORLD = 2
 LIMIT = 60.0  # seconds for one process, on a busy machine
@@ -48,16 +49,16 @@ def expected(seed: int) -> dict[str, Any]:
 def kill_before(call: int) -> None:
     """Kill this process before its n-th filesystem request, counted from 1."""
     made = 0
-    real = FileSystem._call
+    real = Requests.__call__
 
-    def counted(self: FileSystem, request: str, /, **fields: Any) -> Any:
+    def counted(self: Requests, request: str, /, **fields: Any) -> Any:
         nonlocal made
         made += 1
         if made == call:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, request, **fields)
 
-    FileSystem._call = counted  # type: ignore[method-assign]
+    Requests.__call__ = counted  # type: ignore[method-assign]
 
 
 def kill_within_a_block() -> None:

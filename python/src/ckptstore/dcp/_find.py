@@ -6,7 +6,7 @@ import difflib
 import os
 from typing import Any
 
-from .. import _session
+from .._connect import current
 from .._wire import Wire
 from ._connect import has_trainer
 from ._place import Place, PlaceError
@@ -31,6 +31,6 @@ def ref(wire: Wire, place: Place, path: str | os.PathLike[str]) -> str:
         near = difflib.get_close_matches(place.name or "", names, 3) or names[:5]
         there = f"; there is {', '.join(map(repr, near))}" if near else ""
         raise PlaceError(f"{os.fspath(path)}: there is {what} in {'the run ' + repr(place.run) if place.run else 'the store'}; `ckptstore ls --all` lists all that was saved{there}")
-    own = _session.current().context.run if has_trainer() else None
+    own = current().context.run if has_trainer() else None
     newest = max(found, key=lambda row: (row["run"] == own, row["ended_at"].rstrip("Z")))  # Go leaves out zeros at the end of a second
     return f"{newest['run']}@{newest['checkpoint']}"
