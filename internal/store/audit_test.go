@@ -443,7 +443,7 @@ func witnessd(t *testing.T, logs ...string) (*ledger.Witness, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := ledger.NewWitness(filepath.Join(t.TempDir(), "witness"), file, logs)
+	w, err := ledger.NewWitness(filepath.Join(t.TempDir(), "witness"), file, logs, func(err error) { t.Log(err) })
 	if err != nil {
 		t.Fatal(err)
 	}

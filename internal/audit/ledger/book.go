@@ -34,6 +34,7 @@ type Book struct {
 	salts       *salts
 	policy      *audit.Policy // see Accept
 	unwitnessed bool          // the policy may want no cosignature
+	own         bool          // the policy is that of the store itself
 
 	mu   sync.Mutex
 	from int64    // index of the first entry in tail
@@ -60,7 +61,26 @@ func (b *Book) Config() Config { return b.config }
 // configuration names suffices, and a user who can write to the store can replace that. It
 // must not be called concurrently with other methods.
 func (b *Book) Accept(p audit.Policy, acceptUnwitnessed bool) {
-	b.policy, b.unwitnessed = &p, acceptUnwitnessed
+	b.policy, b.unwitnessed, b.own = &p, acceptUnwitnessed, false
+}
+
+// AcceptOwn makes the book accept heads by the policy that the store itself names: see
+// [Book.OwnPolicy]. It must not be called concurrently with other methods.
+func (b *Book) AcceptOwn(acceptUnwitnessed bool) error {
+	p, err := b.OwnPolicy()
+	if err == nil {
+		b.policy, b.unwitnessed, b.own = &p, acceptUnwitnessed, true
+	}
+	return err
+}
+
+// quotable returns the keys by which notes count that an audit.sealed quotes: those of the
+// accepted policy, or the keys that the store itself names.
+func (b *Book) quotable() ([]note.Verifier, error) {
+	if b.policy != nil && !b.own {
+		return b.policy.Logs, nil
+	}
+	return b.Logs()
 }
 
 // OwnPolicy returns the policy that the store itself names: its key and its witnesses.

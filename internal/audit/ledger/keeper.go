@@ -56,6 +56,7 @@ type Keeper struct {
 	witnesses *witnesses
 	anchor    anchor
 	known     uint64 // the log up to here has salts: it was hashed by earlier owners
+	vouched   bool   // the key has signed a head or a state that the log leads to
 
 	mu      sync.Mutex
 	tree    audit.Tree
@@ -79,9 +80,10 @@ type Keeper struct {
 }
 
 // Open opens the ledger for the owner of the store, before it appends anything. It folds
-// the log up to the newest head and compares the root, and asks the witnesses for a later
-// head. It returns [ErrDamaged] if the log is shorter than its newest head, or another
-// one, or if a witness knows a later head.
+// the log up to the newest head and compares the root, compares what a new origin follows,
+// and asks the witnesses for a later head. It returns [ErrDamaged] if the log is shorter
+// than its newest head, or another one, or if a witness knows a later head. Nothing is
+// signed before the log is compared with all that is kept here.
 func Open(ctx context.Context, o Options) (_ *Keeper, err error) {
 	defer func() {
 		if err != nil {
@@ -109,10 +111,14 @@ func Open(ctx context.Context, o Options) (_ *Keeper, err error) {
 	if err := k.compare(ctx); err != nil {
 		return nil, err
 	}
+	quoted, err := k.quoted(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if err := k.askFirst(ctx); err != nil {
 		return nil, err
 	}
-	if err := k.begin(ctx); err != nil {
+	if err := k.begin(ctx, quoted); err != nil {
 		k.witnesses.close()
 		return nil, err
 	}
@@ -154,7 +160,7 @@ func (k *Keeper) compare(ctx context.Context) (err error) {
 	if k.head.Size > 0 && root != k.head.Root {
 		return fmt.Errorf("%w: the log was rewritten: it leads to the root %s at size %d, and its newest head has %v: restore log/ from a backup; both roots are the evidence", ErrDamaged, root, k.head.Size, k.head)
 	}
-	if err := k.published(); err != nil {
+	if err := k.published(ctx); err != nil {
 		return err
 	}
 	return k.checkAnchor(ctx)
@@ -217,7 +223,7 @@ func (k *Keeper) fold(m events.Message, sequence uint64, stored time.Time) error
 	k.remember(int64(sequence)/audit.TileWidth*audit.TileWidth, sequence, entry) //nolint:gosec // not that long
 	k.runs.Add(m.Subject, sequence, hash)
 	if m.Subject == sealedSubject {
-		k.begun = k.begun || k.config.sealed(m, sequence)
+		k.begun = k.begun || k.config.begins(m, sequence)
 		k.sealed, k.others = int64(sequence), 0 //nolint:gosec // as above
 	} else {
 		k.others++
@@ -312,12 +318,12 @@ func (k *Keeper) follow(ctx context.Context) error {
 	}
 }
 
-// repeated tells whether an error is another one than the last.
+// repeated tells whether an error has another cause than the last.
 type repeated struct{ last string }
 
 func (r *repeated) changed(err error) bool {
-	text := fmt.Sprint(err)
-	changed := text != r.last
+	text := causeOf(err)
+	changed := err != nil && text != r.last
 	r.last = text
 	return changed
 }
