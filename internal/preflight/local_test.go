@@ -89,7 +89,7 @@ func TestCompare(t *testing.T) {
 		"one":                      {[]time.Duration{0}, []time.Duration{0}, true},
 		"two that differ":          {[]time.Duration{0, far}, []time.Duration{0, far}, false},
 		"one of three":             {[]time.Duration{0, -far, time.Second}, []time.Duration{0, -far, 0}, true},
-		"the one that compares":    {[]time.Duration{0, far, far, far}, []time.Duration{-far, 0, 0, 0}, true},
+		"the one to compare with":  {[]time.Duration{0, far, far, far}, []time.Duration{-far, 0, 0, 0}, true},
 		"half of them":             {[]time.Duration{0, far, 0, far}, []time.Duration{0, far, 0, far}, false},
 		"all within the limit":     {[]time.Duration{0, ClockLimit, 1}, []time.Duration{0, 0, 0}, true},
 		"three that all differ":    {[]time.Duration{-far, 0, far}, []time.Duration{-far, 0, far}, false},
