@@ -38,7 +38,8 @@ const (
 )
 
 // holder identifies the process that holds a lease. Boot and Start distinguish a process
-// from a later one with the same number, Space from one in another container.
+// from a later one with the same number, Space from one in another container. Witness shows
+// a later container of the same pod whether the process lives.
 type holder struct {
 	Job   string `json:"job"`
 	Host  string `json:"host"`
@@ -46,6 +47,8 @@ type holder struct {
 	Boot  string `json:"boot"`  // of the machine
 	Space string `json:"space"` // of process numbers
 	Start string `json:"start"` // of the process, in the kernel's ticks
+
+	Witness string `json:"witness,omitempty"` // name of the file that the process keeps locked
 }
 
 // RunningError reports that a run has a live job. A command adds how to choose another
@@ -86,6 +89,9 @@ func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context
 // It returns the error of busy when another holder has it that may be alive.
 func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) error) (_ context.Context, release func() error, err error) {
 	me, err := thisProcess(job)
+	if err == nil {
+		me.Witness, err = s.witness()
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -102,8 +108,8 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 			return nil, nil, errors.Join(err, jerr)
 		}
 		switch {
-		case other == me: // this job's own lease, which it could not renew or release
-		case deadSoon(ctx, other, me):
+		case other.same(me): // this job's own lease, which it could not renew or release
+		case s.gone(other, me) || deadSoon(ctx, other, me):
 		case !held.Expired() || other.near(me):
 			return nil, nil, busy(other)
 		case !sleep(ctx, grace(held, term)):
@@ -231,6 +237,12 @@ func deadSoon(ctx context.Context, h, me holder) bool {
 	return true
 }
 
+// same reports whether h is the holder me. A store that is opened again has another witness.
+func (h holder) same(me holder) bool {
+	h.Witness = me.Witness
+	return h == me
+}
+
 // near reports whether this process could see the process of h: it runs on this machine,
 // in this boot, in the same process number space.
 func (h holder) near(me holder) bool {
@@ -290,7 +302,7 @@ func (s *Store) LiveJob(ctx context.Context, run string) (*RunningError, error) 
 	if err != nil {
 		return nil, err
 	}
-	if dead(other, me) || held.Expired() && !other.near(me) {
+	if dead(other, me) || s.gone(other, me) || held.Expired() && !other.near(me) {
 		return nil, nil
 	}
 	return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}, nil
