@@ -80,7 +80,7 @@ func (s *Store) closeWitness() error {
 // gone reports whether h has certainly ended because nothing locks its witness: it had the
 // same kernel, and this process sees the same file.
 func (s *Store) gone(h, me holder) bool {
-	if h.Witness == me.Witness || h.Boot != me.Boot || !strings.HasPrefix(h.Witness, witnessPrefix) || filepath.Base(h.Witness) != h.Witness {
+	if h.Boot != me.Boot || !strings.HasPrefix(h.Witness, witnessPrefix) || filepath.Base(h.Witness) != h.Witness {
 		return false
 	}
 	return unlocked(filepath.Join(s.Runtime, h.Witness))

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/events/jetlog"
 )
 
 // The lease of a process in another container, as the one that was killed in the same pod, is
@@ -45,7 +47,7 @@ func TestWitness(t *testing.T) {
 			t.Fatal(err)
 		}
 		run := fmt.Sprint("run-", i)
-		lease, err := s.Log.Lease(t.Context(), "run."+run, text, time.Hour)
+		lease, err := s.Log.Lease(t.Context(), jetlog.RunLease(run), text, time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -58,7 +58,8 @@ main() {
 		for import in $4; do printf '\t%s\n' "$import"; done
 		printf ')\n\nfunc main() { %s }\n' "$5"
 	} >"$dir/main.go"
-	go -C "$dir" get "$2@$3"
+	# shellcheck disable=SC2086
+	go -C "$dir" get $2@$3 ${6:-}
 	go -C "$dir" mod tidy
 	go -C "$dir" build -trimpath -ldflags "-s -w" -o "$out/bin/$1" .
 }
@@ -66,7 +67,8 @@ main() {
 main etcd go.etcd.io/etcd/server/v3 $etcd '"os" "go.etcd.io/etcd/server/v3/etcdmain"' 'etcdmain.Main(os.Args)'
 # Only the plugins that cluster.sh configures.
 d=github.com/coredns/coredns
-main coredns $d $coredns "\"$d/coremain\" _\"$d/plugin/bind\" _\"$d/plugin/cache\" _\"$d/plugin/errors\" _\"$d/plugin/kubernetes\"" 'coremain.Run()'
+main coredns $d $coredns "\"$d/coremain\" _\"$d/plugin/bind\" _\"$d/plugin/cache\" _\"$d/plugin/errors\" _\"$d/plugin/kubernetes\"" 'coremain.Run()' \
+	"k8s.io/api@$staging k8s.io/apimachinery@$staging k8s.io/client-go@$staging" # they are compiled already
 
 if [ ! -x "$out/root/usr/bin/containerd" ]; then
 	root=$out/root

@@ -449,10 +449,10 @@ def terminating(t, name):
     return name in pods and pods[name]["metadata"].get("deletionTimestamp")
 
 
-def crash(t):
+def crash(t, index=1):
     """The node of pod 1 crashes. Its replacement joins the job, which continues."""
     pods = two(t)
-    name, node = pods[1]["metadata"]["name"], pods[1]["spec"]["nodeName"]
+    name, node = pods[index]["metadata"]["name"], pods[index]["spec"]["nodeName"]
     t.trains(pods[0], 1)
     began = time.monotonic()
     t.c.script("crash", node)
@@ -460,17 +460,37 @@ def crash(t):
         wait("the pod of the lost node is given up", 120, lambda: terminating(t, name))
         t.told(f"given up by Kubernetes after {time.monotonic() - began:.0f} s")
         out_of_service(t, node)
-        t.pod(1, other_than=[name], limit=120)
-        t.trains(pods[0], 2)
+        again = t.pod(index, other_than=[name], limit=120)
+        t.trains(again if index == 0 else pods[0], 2)
         t.told(f"two commits of the next attempt {time.monotonic() - began:.0f} s after the crash")
     finally:
         t.c.script("boot", node)
         in_service(t, node)
     log = t.ended()
-    left = log.of("job.node_left", node=1, lost=True)
-    t.must(f"node 1 lost: {left[0]['data']['reason']}", left)
+    if index:
+        left = log.of("job.node_left", node=index, lost=True)
+        t.must(f"node {index} lost: {left[0]['data']['reason'] if left else 'not recorded'}", left)
     t.continued(log, 1, 2, lost=100)
     t.whole(log)
+
+
+def coordinator(t):
+    """The node of pod 0 crashes, which coordinates. Pod 1 waits for its replacement."""
+    crash(t, index=0)
+
+
+def outlived(t, node, process, pod):
+    """Wait until the process of a pod on a node has ended, and print its last words."""
+    words = ""
+
+    def ask():
+        nonlocal words
+        words = t.c.on(node, "sh", "-c", f"tail -n 3 /var/log/pods/{t.name}_{pod}_*/trainer/*.log", check=False) or words
+        return not t.c.on(node, "cat", f"/proc/{process}/cmdline", check=False)
+
+    wait("the old container has ended", 200, ask)
+    for line in words.splitlines():
+        t.told(f"the old trainer: {line.partition(' F ')[2][:300]}")
 
 
 def partition(t):
@@ -491,7 +511,7 @@ def partition(t):
     finally:
         t.c.script("heal", node)
         in_service(t, node)
-    wait("the old container has ended", 200, lambda: not t.c.on(node, "cat", f"/proc/{process}/cmdline", check=False))
+    outlived(t, node, process, name)
     t.trains(pods[0], 2, commits=len(t.ask(pods[0]).commits(2)) + 2)
     log = t.ended()
     t.continued(log, 1, 2, lost=100)
@@ -545,7 +565,7 @@ def fence(t):
     finally:
         t.c.script("heal", node)
         in_service(t, node)
-    wait("the old container has ended", 200, lambda: not t.c.on(node, "cat", f"/proc/{process}/cmdline", check=False))
+    outlived(t, node, process, name)
     t.trains(server, 2, commits=len(t.ask(server).commits(2)) + 2)
     t.k("delete", "job", "bert", "--wait=true", "--timeout=60s", timeout=90)
     wait("the trainers have ended", 120, lambda: len(json.loads(t.k("get", "pods", "-o", "json"))["items"]) == 1)
@@ -556,7 +576,7 @@ def fence(t):
     t.whole(log)
 
 
-CASES = {f.__name__: f for f in (drain, kill, suspend, cause, annotate, nodes, crash, partition, fence)}
+CASES = {f.__name__: f for f in (drain, kill, suspend, cause, annotate, nodes, crash, coordinator, partition, fence)}
 
 
 def main():
