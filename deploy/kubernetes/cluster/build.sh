@@ -60,7 +60,6 @@ main() {
 	} >"$dir/main.go"
 	# shellcheck disable=SC2086
 	go -C "$dir" get $2@$3 ${6:-}
-	go -C "$dir" mod tidy
 	go -C "$dir" build -trimpath -ldflags "-s -w" -o "$out/bin/$1" .
 }
 

@@ -288,6 +288,7 @@ until_true() {
 up() {
 	possible
 	mkdir -p "$LAB"/{etc,hosts,log,shared}
+	chmod 700 "$LAB/etc"
 	realpath "$@" >"$LAB/images"
 	ip netns add $switch
 	ip -n $switch link add br0 type bridge
