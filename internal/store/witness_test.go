@@ -14,7 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 )
 
-// The lease of a process in another container, as the one that was killed in the same pod, is
+// The lease of a process in another container, such as the killed one of the same pod, is
 // taken at once if its witness is there and not locked, and otherwise not before it expires.
 func TestWitness(t *testing.T) {
 	t.Parallel()

@@ -59,9 +59,9 @@ class Log:
     def attempts(self):
         return [e["data"]["attempt"] for e in self.of("group.started")]
 
-    def trained(self, attempt):
-        """Return the last iteration that an attempt reported."""
-        return max((e["data"]["iteration"] for e in self.of("report.metrics", attempt=attempt)), default=0)
+    def trained(self, attempt, before=float("inf")):
+        """Return the last iteration that an attempt reported, of those that ended before a time."""
+        return max((e["data"]["iteration"] for e in self.of("report.metrics", attempt=attempt) if parse(e["time"]) < before), default=0)
 
     def fenced(self):
         """Return the commits of attempts that a later one had already followed."""
@@ -274,14 +274,16 @@ class Case:
             raise Wrong(what)
         self.told(what)
 
-    def continued(self, log, old, new, lost=0):
-        """An attempt continued from the last commit of another one."""
+    def continued(self, log, old, new, lost=0, cut=float("inf")):
+        """An attempt continued from the last commit of another one, which was cut off at a time."""
         commits = log.commits(old)
         started = log.of("group.started", attempt=new)
         if not commits or not started:
             raise Wrong(f"attempt {old} has {len(commits)} commits, attempt {new} {'has' if started else 'has not'} started")
         resume = started[0]["data"].get("resume", "")
-        trained, kept = log.trained(old), step(commits[-1])
+        trained, kept = log.trained(old, before=cut), step(commits[-1])
+        if log.trained(old) > trained:
+            self.told(f"attempt {old} trained on without the log, to step {log.trained(old)}")
         self.must(f"attempt {new} continued from {resume or 'nothing'}, the last commit of attempt {old} is {commits[-1]}", resume == commits[-1])
         self.must(f"attempt {old} reported {trained} steps, of which {max(0, trained - kept)} are lost (at most {lost})", trained - kept <= lost)
 
@@ -331,10 +333,11 @@ def drain(t):
 
 def kill(t, then=""):
     """A container that is killed starts again in its pod, and restores from shared memory."""
+    rules = re.search(r"^restartPolicyRules: .*$", (MANIFESTS.parents[1] / "docs/howto/kubernetes.md").read_text(), re.M)[0]
     t.apply(t.manifest("job.yaml", (
         "      - name: trainer\n        image:",
         "      - name: trainer\n        restartPolicy: Never\n"
-        "        restartPolicyRules: [{action: Restart, exitCodes: {operator: NotIn, values: [0, 64, 75]}}]\n        image:",
+        f"        {rules}\n        image:",
     )))
     pod = t.pod()
     name = pod["metadata"]["name"]
@@ -475,8 +478,8 @@ def crash(t, index=1):
     began = time.monotonic()
     t.c.script("crash", node)
     try:
-        wait("the pod of the lost node is given up", 120, lambda: terminating(t, name))
-        t.told(f"given up by Kubernetes after {time.monotonic() - began:.0f} s")
+        wait("Kubernetes deletes the pod of the lost node", 120, lambda: terminating(t, name))
+        t.told(f"Kubernetes deletes the pod {time.monotonic() - began:.0f} s after the crash")
         out_of_service(t, node)
         again = t.pod(index, other_than=[name], limit=120)
         t.trains(again if index == 0 else pods[0], 2)
@@ -520,7 +523,7 @@ def partition(t):
     began = time.monotonic()
     t.c.script("cut", node)
     try:
-        wait("the pod of the lost node is given up", 120, lambda: terminating(t, name))
+        wait("Kubernetes deletes the pod of the lost node", 120, lambda: terminating(t, name))
         out_of_service(t, node)
         t.pod(1, other_than=[name], limit=120)
         t.trains(pods[0], 2)
@@ -571,10 +574,10 @@ def fence(t):
     server = t.k("get", "pods", "-l", "app.kubernetes.io/name=ckptstore", "-o", "jsonpath={.items[0].metadata.name}")
     t.trains(server, 1)
     _, process = t.process(first)
-    began = time.monotonic()
+    began, cut = time.monotonic(), time.time()
     t.c.script("cut", node)
     try:
-        wait("the pod of the lost node is given up", 120, lambda: terminating(t, name))
+        wait("Kubernetes deletes the pod of the lost node", 120, lambda: terminating(t, name))
         out_of_service(t, node)
         second = t.pod(other_than=[name], limit=120)
         t.trains(server, 2)
@@ -590,7 +593,7 @@ def fence(t):
     t.k("delete", "deployment", "ckptstore", "--wait=true", timeout=90)
     wait("no pod is left", 120, lambda: not json.loads(t.k("get", "pods", "-o", "json"))["items"])
     log = t.read()
-    t.continued(log, 1, 2, lost=100)
+    t.continued(log, 1, 2, lost=100, cut=cut)
     t.whole(log)
 
 
