@@ -460,6 +460,7 @@ def out_of_service(t, node):
 
 
 def in_service(t, node):
+    """Wait until a node is ready, of which the taint is gone."""
     t.c.kubectl("taint", "nodes", node, "node.kubernetes.io/out-of-service-", check=False)
     wait(f"{node} is ready", 90, lambda: any(
         c["type"] == "Ready" and c["status"] == "True" for c in json.loads(t.c.kubectl("get", "node", node, "-o", "json"))["status"]["conditions"]))
@@ -531,8 +532,9 @@ def partition(t):
         t.must(f"{time.monotonic() - began:.0f} s after the cut attempt 2 commits, and on {node} there is still: {alive[:40]}…", "trainer run" in alive)
     finally:
         t.c.script("heal", node)
-        in_service(t, node)
+        t.c.kubectl("taint", "nodes", node, "node.kubernetes.io/out-of-service-", check=False)
     outlived(t, node, process, name)
+    in_service(t, node)
     t.trains(pods[0], 2, commits=len(t.ask(pods[0]).commits(2)) + 2)
     log = t.ended()
     t.continued(log, 1, 2, lost=100)
@@ -585,8 +587,9 @@ def fence(t):
         t.must(f"{time.monotonic() - began:.0f} s after the cut of {node} attempt 2 commits on {second['spec']['nodeName']}, and on {node} there is still: {alive[:40]}…", "trainer run" in alive)
     finally:
         t.c.script("heal", node)
-        in_service(t, node)
+        t.c.kubectl("taint", "nodes", node, "node.kubernetes.io/out-of-service-", check=False)
     outlived(t, node, process, name)
+    in_service(t, node)
     t.trains(server, 2, commits=len(t.ask(server).commits(2)) + 2)
     t.k("delete", "job", "bert", "--wait=true", "--timeout=60s", timeout=90)
     wait("the trainers have ended", 120, lambda: len(json.loads(t.k("get", "pods", "-o", "json"))["items"]) == 1)
