@@ -30,7 +30,9 @@ func TestWitness(t *testing.T) {
 		{"on another machine", func(h *holder, _ string) error { h.Boot = "other"; return nil }, false},
 		{"of a version without", func(h *holder, _ string) error { h.Witness = ""; return nil }, false},
 		{"a name that leaves the directory", func(h *holder, _ string) error { h.Witness = "witness-/../" + h.Witness; return nil }, false},
-		{"a link", func(_ *holder, path string) error { return errors.Join(os.Remove(path), os.Symlink("/etc/passwd", path)) }, false},
+		{"a link", func(_ *holder, path string) error {
+			return errors.Join(os.Remove(path), os.Symlink("/etc/passwd", path))
+		}, false},
 	} {
 		h, err := thisProcess("job-1")
 		if err != nil {
