@@ -328,7 +328,7 @@ func (s *Store) Holds(ctx context.Context, run, job string) error {
 			return fmt.Errorf("holder of run %q: %w", run, err)
 		}
 	}
-	if held == nil || now != me || held.Expired() {
+	if held == nil || !now.same(me) || held.Expired() {
 		return problem.Errorf(problem.Conflict, "this process does not hold the lease of run %q, or has not renewed it", run)
 	}
 	return nil
