@@ -117,3 +117,25 @@ func TestWitnessRemoved(t *testing.T) {
 		t.Errorf("after the end there are %v", got)
 	}
 }
+
+// A process holds the lease of its job, and not that of another job.
+func TestHolds(t *testing.T) {
+	t.Parallel()
+	s := open(t, made(t))
+	if err := s.Holds(t.Context(), "run", "job-1"); err == nil {
+		t.Error("a run that no job has is held")
+	}
+	_, release, err := s.HoldRun(t.Context(), "run", "job-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Holds(t.Context(), "run", "job-1"); err != nil {
+		t.Error(err)
+	}
+	if err := s.Holds(t.Context(), "run", "job-2"); err == nil {
+		t.Error("the lease of another job is held")
+	}
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+}
