@@ -159,6 +159,9 @@ type Store struct {
 	end     context.CancelFunc // of life, with Close
 	leasing sync.WaitGroup     // pending lease releases, and goroutines that end with life
 
+	witnessing sync.Mutex
+	witnessed  *os.File // nil until this process holds a lease
+
 	learning sync.Mutex      // one checkpoint at a time
 	local    *follower       // of a URL; nil with a directory
 	relay    *relay          // of a URL, with Listen
@@ -377,9 +380,9 @@ func (s *Store) Close() error {
 		if s.copies != nil {
 			s.copies.Close()
 		}
-		return errors.Join(ended, err, s.closeBucket(), s.runtime.release())
+		return errors.Join(ended, err, s.closeBucket(), s.closeWitness(), s.runtime.release())
 	}
-	return errors.Join(s.owner.close(), s.closeBucket(), s.runtime.release())
+	return errors.Join(s.owner.close(), s.closeBucket(), s.closeWitness(), s.runtime.release())
 }
 
 func (s *Store) closeBucket() error {

@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/api"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/container"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launches"
@@ -309,7 +310,11 @@ func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Op
 	}
 	cfg.Launch.Recorded = func(ctx context.Context, started events.Recorded) {
 		if err := recordLaunch(ctx, st, started); err != nil {
-			log.Warn("launch not recorded; ckptstore continue will ask", "run", cfg.Run, "error", err)
+			level := slog.LevelWarn
+			if os.Getenv(container.EnvService) != "" {
+				level = slog.LevelDebug // a pod has no home, and its job starts it again
+			}
+			log.Log(ctx, level, "launch not recorded; ckptstore continue will ask", "run", cfg.Run, "error", err)
 		}
 	}
 	if o.keep != "" {
