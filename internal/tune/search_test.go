@@ -447,7 +447,7 @@ func TestResultsDoNotChange(t *testing.T) {
 				t.Fatalf("decision %d was %+v and is %+v", i, d, all.Decisions[i])
 			}
 		}
-		was, is := part.Board(run, nil), all.Board(run, nil)
+		was, is := part.Board(run, nil, nil), all.Board(run, nil, nil)
 		for i, row := range was.Trials {
 			now := is.Trials[i]
 			same := row.At < now.At || row.At == now.At && (row.Value == nil) == (now.Value == nil) && (row.Value == nil || *row.Value == *now.Value)
