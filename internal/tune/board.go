@@ -97,7 +97,7 @@ func (s *Search) state(t *Trial, live, unsaved bool) string {
 		return StateDue
 	case t.Ended == Errored:
 		return StateErrored
-	case t.Reached && t.Rung == s.Top():
+	case t.Reached && t.Rung == s.Top() && t.ToppedAt > 0:
 		return StateDone
 	case t.Ended == Completed:
 		return StateFinished
