@@ -291,7 +291,7 @@ func TestMostStepsEndTraining(t *testing.T) {
 		t.Run(fmt.Sprint("end after ", w.Last), func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			out := ends(t, 0, w.command(t, dir, 1, "--grace-steps=1"))
+			out := ends(t, 0, w.command(t, dir, 1, "--grace-steps=4"))
 			last := int64(4)
 			if w.By == 3 {
 				last = 6

@@ -62,7 +62,7 @@ func TestInfiniteValues(t *testing.T) {
 	}
 }
 
-// TestOver: a search with a live trial, or one that has not saved its last steps, is not over.
+// TestOver: a search is not over while a trial is live or has not saved its last steps.
 func TestOver(t *testing.T) {
 	l := labOf(t, true, 1)
 	if b := boardOf(t, l, nil, nil); !b.Over {

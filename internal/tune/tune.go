@@ -125,7 +125,7 @@ func (d Definition) counts(v float64) bool {
 	return !math.IsNaN(v) && !(d.Finite && math.IsInf(v, 0))
 }
 
-// better reports whether a value of the metric is better than another. One that does not count
+// better reports whether a value of the metric is better than another. A value that does not count
 // is worse than every other.
 func (d Definition) better(a, b float64) bool {
 	switch {
