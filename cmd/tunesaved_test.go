@@ -165,7 +165,9 @@ func killAt(t *testing.T, cmd *exec.Cmd, file string) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	<-ended
+	if err := <-ended; err == nil {
+		t.Error("the search ended without an error")
+	}
 }
 
 // states returns the states of the trials, with the step of the newest checkpoint of each, and
@@ -328,7 +330,9 @@ func TestPreemptedSearchNamesUnsaved(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	<-ended
+	if err := <-ended; err == nil {
+		t.Error("the search ended without an error")
+	}
 	if code := cmd.ProcessState.ExitCode(); code != 143 || !strings.Contains(out.String(), "trial t00: no checkpoint was committed") {
 		t.Errorf("exit code %d\n%s", code, out.String())
 	}
