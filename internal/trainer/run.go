@@ -110,6 +110,7 @@ The store is created if its directory does not exist. Durations must be positive
 ` + supervisionHelp
 
 type runOptions struct {
+	use   string // name of the command
 	store string
 	name  string
 	torchrunOptions
@@ -148,7 +149,7 @@ type runOptions struct {
 const runName = "run"
 
 func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Command {
-	o := runOptions{signals: signals, parts: p, backendOptions: backendOptions{known: p.Backends}}
+	o := runOptions{use: runName, signals: signals, parts: p, backendOptions: backendOptions{known: p.Backends}}
 	c := &cobra.Command{
 		Use:   runName + " [flags] -- COMMAND [ARG...]",
 		Short: "Run a command as a group of workers, restarted from the last committed checkpoint",
