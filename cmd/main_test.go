@@ -4,6 +4,7 @@ package cmd_test
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -30,6 +31,18 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		return
+	}
+	if text := os.Getenv(tunedEnv); text != "" {
+		var w tunedWorker
+		err := json.Unmarshal([]byte(text), &w)
+		if err == nil {
+			err = w.train(context.Background())
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	if os.Getenv(savedEnv) != "" {
 		if err := saveOnce(context.Background()); err != nil {

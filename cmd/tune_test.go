@@ -22,6 +22,8 @@ type tuned struct {
 	Trials    []struct {
 		Trial, State string
 		Rung, At     int
+		Steps        int64
+		AtStep       int64 `json:"at_step"`
 		Value        *float64
 	}
 }
@@ -122,5 +124,13 @@ func TestTunerKilled(t *testing.T) {
 	}
 	if !reflect.DeepEqual(a, b) {
 		t.Errorf("trials after %d kills: %+v\nwithout: %+v", killed, b, a)
+	}
+	for _, dir := range []string{whole, broken} {
+		newest := newestSteps(t, dir, "digits")
+		for _, trial := range a.Trials {
+			if trial.State == "done" && newest[trial.Trial] < 32 {
+				t.Errorf("%s: trial %s is done, and its newest checkpoint is of step %d", filepath.Base(dir), trial.Trial, newest[trial.Trial])
+			}
+		}
 	}
 }

@@ -238,14 +238,15 @@ type TrialErrored struct {
 // jobs of the run continue the search as it is defined here.
 type SearchBegun struct {
 	Job       string         `json:"job"`
-	Metric    string         `json:"metric"`    // that trials are compared by
-	Mode      string         `json:"mode"`      // min or max: which values of the metric are better
-	Trials    int            `json:"trials"`    // number of trials
-	Seed      int64          `json:"seed"`      // of the random draws of configurations
-	Grace     int64          `json:"grace"`     // steps that each trial is trained
-	Reduction int            `json:"reduction"` // of this many trials on a rung, one is trained further; at least 2
-	MaxSteps  int64          `json:"max_steps"` // steps that no trial is trained beyond
-	Space     map[string]any `json:"space"`     // values or domains of the configuration, by name
+	Metric    string         `json:"metric"`           // that trials are compared by
+	Mode      string         `json:"mode"`             // min or max: which values of the metric are better
+	Trials    int            `json:"trials"`           // number of trials
+	Seed      int64          `json:"seed"`             // of the random draws of configurations
+	Grace     int64          `json:"grace"`            // steps that each trial is trained
+	Reduction int            `json:"reduction"`        // of this many trials on a rung, one is trained further; at least 2
+	MaxSteps  int64          `json:"max_steps"`        // a trial is asked to end at its first report of this step or a later one
+	Finite    bool           `json:"finite,omitempty"` // infinite values of the metric count as NaN
+	Space     map[string]any `json:"space"`            // values or domains of the configuration, by name
 }
 
 // SearchAssigned is a decision of a search: a trial is trained until it reports a step. It

@@ -15,22 +15,20 @@ import (
 // later time, and has only the other rows itself. It is the same table, byte for byte, as a
 // fold from the first event on would give.
 type Then struct {
-	rows *Memory // without reports and rollups
-	live Reader  // of the same log at a later time
-	at   uint64  // sequence of the last event
-	seen uint64  // highest sequence of visible rows of live: at, or less during an event
+	rows Table  // without reports and rollups
+	live Reader // of the same log at a later time
+	at   uint64 // sequence of the last event
+	seen uint64 // highest sequence of visible rows of live: at, or less during an event
 }
 
 var _ Table = (*Then)(nil)
 
-// NewThen returns the table as of the event at a sequence. rows are a clone of those of
-// another Then at that sequence, or empty at 0. live holds a later state.
-func NewThen(rows *Memory, live Reader, at uint64) *Then {
+// NewThen returns the table as of the event at a sequence. rows are those of another Then at
+// that sequence, or empty at 0: Then writes to them, and never a report or a rollup. live
+// holds a later state.
+func NewThen(rows Table, live Reader, at uint64) *Then {
 	return &Then{rows: rows, live: live, at: at, seen: at}
 }
-
-// Rows returns the rows for another Then, without those of reports and rollups.
-func (t *Then) Rows() *Memory { return t.rows }
 
 // Apply folds the next event, as [Apply] does.
 func (t *Then) Apply(r events.Recorded) error {

@@ -54,11 +54,20 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	f.StringVar(&r.out, "out", "../dist", "directory for the packages, which must be empty or new")
 	f.StringVar(&r.python, "python", "python3", "interpreter that has release/requirements.txt")
 	arches := f.String("arch", "amd64,arm64", "the processors, separated by commas")
+	only := f.String("only", "", "make only this: wheels, packages or image (default: all, and the bill of materials)")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
 	if f.NArg() > 0 {
 		return fmt.Errorf("unknown argument %q", f.Arg(0))
+	}
+	steps := []func(context.Context) error{r.programs, r.wheels, r.packages, r.image, r.bill}
+	if *only != "" {
+		one := map[string]func(context.Context) error{"wheels": r.wheels, "packages": r.packages, "image": r.image}[*only]
+		if one == nil {
+			return fmt.Errorf("--only %s: want wheels, packages or image", *only)
+		}
+		steps = []func(context.Context) error{r.programs, one}
 	}
 	for arch := range strings.SplitSeq(*arches, ",") {
 		if machines[arch] == "" {
@@ -70,7 +79,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(r.work)
-	for _, make := range []func(context.Context) error{r.programs, r.wheels, r.packages, r.image, r.bill} {
+	for _, make := range steps {
 		if err := make(ctx); err != nil {
 			return err
 		}

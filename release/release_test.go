@@ -102,3 +102,13 @@ func TestRefused(t *testing.T) {
 		}
 	}
 }
+
+// Only packages that need no other one are made alone.
+func TestOnly(t *testing.T) {
+	for _, name := range []string{"bill", "programs", "images"} {
+		err := run(t.Context(), []string{"--root", "..", "--out", t.TempDir(), "--only", name}, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), "--only "+name+": want wheels, packages or image") {
+			t.Errorf("--only %s: %v", name, err)
+		}
+	}
+}

@@ -208,9 +208,9 @@ func (a *app) trialsCommand() *cobra.Command {
 		Use: "trials RUN", Short: "List the trials of a search, and check its decisions", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `List the trials of a run that trainer tune trains: their states, how far they are trained,
 and the metric on the highest rung that they have reached, with the best one marked. AT has the
-steps of that rung.
+step of the report with that value.
 
-A trial is running; due, if it has steps to train and no slot; paused, if it waits on its rung and
+A trial is running; due, if it has steps to train or to repeat and no slot; paused, if it waits on its rung and
 may be trained further; done, on the last rung; completed, if its workers ended before that;
 errored; or new.
 

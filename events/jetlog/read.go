@@ -40,16 +40,21 @@ func (l *Log) Read(ctx context.Context, from, until uint64) iter.Seq2[events.Rec
 }
 
 // Walk calls each with the messages that [Log.Read] yields as events: with all headers,
-// and the messages that are not events as they are. Its first error ends the walk.
-func (l *Log) Walk(ctx context.Context, from, until uint64, each func(m events.Message, sequence uint64, stored time.Time) error) error {
+// and the messages that are not events as they are. event decodes the message that it is
+// called with. The first error of each ends the walk.
+func (l *Log) Walk(ctx context.Context, from, until uint64, each func(m events.Message, sequence uint64, stored time.Time, event func() events.Recorded) error) error {
 	if from == 0 {
 		return errors.New("walk the log: it starts at sequence 1, not 0")
 	}
 	var failed error
 	r := &reader{l: l, next: from, until: until, stall: l.stall, bare: true}
+	var at events.Recorded
+	event := func() events.Recorded {
+		return recorded(r.raw.Subject, r.header, r.raw.Data, at.Sequence, at.Stored)
+	}
 	r.yield = func(e events.Recorded, err error) bool {
-		if failed = err; failed == nil {
-			failed = each(r.raw, e.Sequence, e.Stored)
+		if failed, at = err, e; failed == nil {
+			failed = each(r.raw, e.Sequence, e.Stored, event)
 		}
 		return failed == nil
 	}

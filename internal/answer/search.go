@@ -63,5 +63,41 @@ func SearchOf(ctx context.Context, s *store.Store, run string) (board tune.Board
 			}
 		}
 	}
-	return state.Board(run, live), nil
+	unsaved, err := Unsaved(ctx, s, run, state.Search.Topped(), state.Search.MaxSteps)
+	if err != nil {
+		return board, err
+	}
+	return state.Board(run, live, unsaved), nil
+}
+
+// Unsaved returns those of the trials of [tune.Search.Topped] whose steps, or later ones, are in
+// no checkpoint: their processes died after the report, or their last save was lost.
+func Unsaved(ctx context.Context, s *store.Store, run string, topped []tune.Trial, steps int64) (names []string, err error) {
+	for _, t := range topped {
+		saved, err := saved(ctx, store.Queries{From: s.Views()}, run, t, steps)
+		if err != nil {
+			return nil, err
+		}
+		if !saved {
+			names = append(names, t.Name)
+		}
+	}
+	return names, nil
+}
+
+// saved reports whether the newest checkpoint of a trial's line is of some steps or later ones,
+// by its step, or because it was begun after a report of them.
+func saved(ctx context.Context, q store.Queries, run string, t tune.Trial, steps int64) (bool, error) {
+	trial, err := q.Trial(ctx, run, t.Name)
+	if errors.Is(err, projections.ErrNotFound) || err == nil && trial.Head == "" {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	c, err := q.Resolve(ctx, run+"/"+t.Name+"@"+trial.Head)
+	if errors.Is(err, projections.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil && c.ID == trial.Head && (c.Step >= steps || c.Attempt == t.ToppedIn && c.BegunSeq > t.ToppedAt), err
 }

@@ -20,6 +20,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -67,6 +68,7 @@ type Handler struct {
 	once   *answers
 	mux    *routes
 	api    huma.API
+	end    func()        // of what runs in the background
 	heavy  chan struct{} // held while an answer reads much
 	output chan struct{} // held while an answer reads files of output, which may be large
 }
@@ -84,6 +86,7 @@ func New(st *store.Store, o Options) *Handler {
 	}
 	h := &Handler{store: st, o: o, once: newAnswers(), heavy: make(chan struct{}, heavyAnswers), output: make(chan struct{}, 1)}
 	h.pasts.turn = make(chan struct{}, 1)
+	h.end = h.prepare()
 	h.hub = newHub(h)
 	h.census = newCensus()
 	h.mux = newRoutes()
@@ -114,8 +117,25 @@ func New(st *store.Store, o Options) *Handler {
 	return h
 }
 
-// Close ends the streams. No new ones begin.
-func (h *Handler) Close() { h.hub.close() }
+// Close ends the streams, of which no new ones begin, and what runs in the background.
+func (h *Handler) Close() {
+	h.hub.close()
+	h.end()
+}
+
+// prepare keeps the past of the log ready until end is called.
+func (h *Handler) prepare() (end func()) {
+	if h.store.Log == nil {
+		return func() {} // there are only receipts
+	}
+	life, cancel := context.WithCancel(context.Background())
+	var kept sync.WaitGroup
+	kept.Go(func() { h.store.KeepPast(life) })
+	return func() {
+		cancel()
+		kept.Wait()
+	}
+}
 
 // probed answers the probes of process supervisors before the guard: they call a server by its
 // address and have no token.

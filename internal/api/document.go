@@ -2,19 +2,23 @@ package api
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // routes is a mux that also takes the paths of custom methods, such as /runs/{run}:stop, in
@@ -137,9 +141,23 @@ func single(api huma.API) func(huma.Context, func(huma.Context)) {
 }
 
 // refusal is an error as package huma writes it.
-type refusal struct{ httpkit.Details }
+type refusal struct {
+	httpkit.Details
+	again time.Duration // when to ask again; 0: the client decides
+}
 
-var _ huma.StatusError = (*refusal)(nil)
+var (
+	_ huma.StatusError  = (*refusal)(nil)
+	_ huma.HeadersError = (*refusal)(nil)
+)
+
+// GetHeaders implements [huma.HeadersError].
+func (r *refusal) GetHeaders() http.Header {
+	if r.again == 0 {
+		return nil
+	}
+	return http.Header{"Retry-After": {strconv.Itoa(int(r.again.Seconds()))}}
+}
 
 // Error implements error.
 func (r *refusal) Error() string { return r.Detail }
@@ -155,8 +173,15 @@ func refused(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &refusal{httpkit.DetailsOf(err)}
+	r := &refusal{Details: httpkit.DetailsOf(err)}
+	if errors.Is(err, store.ErrPreparing) {
+		r.again = preparingTime
+	}
+	return r
 }
+
+// preparingTime is when a client asks again whether the past is prepared.
+const preparingTime = 2 * time.Second
 
 // write answers with problem details.
 func write(w http.ResponseWriter, d httpkit.Details) {
@@ -185,7 +210,7 @@ func invalid(status int, message string, errs ...error) huma.StatusError {
 	if status >= http.StatusBadRequest && status != http.StatusUnprocessableEntity {
 		d.Status = status
 	}
-	return &refusal{d}
+	return &refusal{Details: d}
 }
 
 // setErrors makes package huma write refusals: it has no other place for this than a variable.
@@ -196,6 +221,8 @@ people make. Every request needs the header "Authorization: Bearer TOKEN".
 
 Every GET takes as_of, a sequence: the answer is then that of the log up to this event, and
 never changes. The header Ckpt-Sequence is the sequence that the answer covers at least.
+A server that has just been started on a long log prepares these answers in the background:
+until it has reached the event, the answer is 503 with Retry-After, and tells how far it is.
 Errors are problem details (RFC 9457).`
 
 // newDocument returns the API, to which operations are added.

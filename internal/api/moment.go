@@ -245,6 +245,9 @@ func (p *pasts) at(ctx context.Context, h *Handler, sequence uint64) (folded, er
 	if f, ok := p.find(sequence); ok {
 		return f, nil
 	}
+	if err := h.store.Prepared(sequence); err != nil {
+		return folded{}, err
+	}
 	f := folded{sequence: sequence}
 	for r, err := range h.store.Log.Read(ctx, sequence, sequence) {
 		if err != nil {

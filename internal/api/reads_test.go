@@ -3,6 +3,7 @@ package api
 import (
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/insight"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -356,6 +358,19 @@ func TestAsOf(t *testing.T) {
 	}
 	if text, err := io.ReadAll(z); err != nil || short.head.Get("Content-Encoding") != "gzip" || !json.Valid(text) {
 		t.Errorf("compressed: %v, %v", short.head, err)
+	}
+}
+
+// TestPreparing: an answer as of an event that is not prepared yet tells the client to ask again.
+func TestPreparing(t *testing.T) {
+	for want, err := range map[string]error{"2": fmt.Errorf("as of sequence 7: %w: 1 of 9 events", store.ErrPreparing), "": projections.ErrNotFound} {
+		var r *refusal
+		if !errors.As(refused(err), &r) || r.GetHeaders().Get("Retry-After") != want {
+			t.Errorf("%v is refused with %v, Retry-After %q, want %q", err, r, r.GetHeaders().Get("Retry-After"), want)
+		}
+		if want != "" && r.GetStatus() != http.StatusServiceUnavailable {
+			t.Errorf("%v is refused with %d", err, r.GetStatus())
+		}
 	}
 }
 

@@ -1,7 +1,10 @@
 package audit_test
 
 import (
+	"bytes"
+	"crypto/hkdf"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -47,14 +50,80 @@ func message() (events.Message, time.Time) {
 	}, time.Unix(1700000000, 123456789)
 }
 
+// TestSalter compares salts, in any order, with those of the library's HKDF.
+func TestSalter(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		key := rapid.SliceOfN(rapid.Byte(), 32, 32).Draw(t, "key")
+		salts, err := audit.NewSalter(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sequence := range rapid.SliceOfN(rapid.Uint64(), 1, 5).Draw(t, "sequences") {
+			info := binary.BigEndian.AppendUint64([]byte("ckptstore-salt/v1\x00"), sequence)
+			want, err := hkdf.Key(sha256.New, key, nil, string(info), sha256.Size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := salts.Of(sequence); !bytes.Equal(got[:], want) {
+				t.Fatalf("event %d: %x, want %x", sequence, got, want)
+			}
+		}
+	})
+}
+
+// BenchmarkFold measures what the evidence adds to an event: salt, entry, hashes.
+func BenchmarkFold(b *testing.B) {
+	f, err := events.NewFact(events.Stamp{ID: "01936b2e-8f3a-7c41-9d52-6e0b3a7c1f84", Source: "trainer/job", Time: time.Unix(1700000000, 123456789)},
+		events.Scope{Run: "run", Trial: "main", Actor: events.Rank(7)}, &events.Metrics{
+			Attempt: 1, Iteration: 1000, Step: 1000, Seconds: 0.25,
+			Metrics: map[string]any{"loss": 0.123456789, "lr": 0.001, "grad_norm": 1.5},
+		})
+	if err != nil {
+		b.Fatal(err)
+	}
+	m := events.Encode(f.Event)
+	salts, err := audit.NewSalter(make([]byte, 32))
+	if err != nil {
+		b.Fatal(err)
+	}
+	at := time.Unix(1700000000, 123456789)
+	full := func(int, int64, []byte) error { return nil }
+	b.Run("salt", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			salts.Of(7)
+		}
+	})
+	b.Run("entry", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			audit.Entry(m, 7, at, audit.Salt{})
+		}
+	})
+	b.Run("all", func(b *testing.B) {
+		var tree audit.Tree
+		var runs audit.Runs
+		b.ReportAllocs()
+		for b.Loop() {
+			sequence := uint64(tree.Size) + 1 //nolint:gosec // not negative
+			hash := audit.EntryHash(audit.Entry(m, sequence, at, salts.Of(sequence)))
+			if err := tree.Append(hash, full); err != nil {
+				b.Fatal(err)
+			}
+			runs.Add(m.Subject, sequence, hash)
+		}
+	})
+}
+
 // TestEntry compares an entry with its golden form and with one composed by hand from
 // the definition.
 func TestEntry(t *testing.T) {
 	m, at := message()
-	salt, err := audit.SaltOf(make([]byte, 32), 7)
+	salts, err := audit.NewSalter(make([]byte, 32))
 	if err != nil {
 		t.Fatal(err)
 	}
+	salt := salts.Of(7)
 	entry := audit.Entry(m, 7, at, salt)
 	golden(t, "entry.hex", hex.Dump(entry))
 

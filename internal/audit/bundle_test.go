@@ -75,10 +75,11 @@ func newSmallLog(t *testing.T, length int) *smallLog {
 			m.Header = map[string][]string{}
 		}
 		m.Header[events.HeaderID] = []string{fmt.Sprint("id-", sequence)}
-		salt, err := audit.SaltOf(make([]byte, 32), sequence)
+		salts, err := audit.NewSalter(make([]byte, 32))
 		if err != nil {
 			t.Fatal(err)
 		}
+		salt := salts.Of(sequence)
 		entry := audit.Entry(m, sequence, time.Unix(1700000000, 0), salt)
 		hashes, err := tlog.StoredHashes(int64(len(l.items)), entry, read)
 		if err != nil {

@@ -29,7 +29,10 @@ func (r Row) compare(o Row) int {
 func (r *Row) add(sequence uint64, entry Hash) {
 	r.Count++
 	r.Last = sequence
-	r.Chain = sha256.Sum256(append(r.Chain[:], entry[:]...))
+	var both [2 * sha256.Size]byte
+	copy(both[:], r.Chain[:])
+	copy(both[sha256.Size:], entry[:])
+	r.Chain = sha256.Sum256(both[:])
 }
 
 // hash returns the row's leaf in the tree of the run map.

@@ -45,6 +45,11 @@ func WritePrivate(path string, data []byte) error {
 	return replace(secret{owner: owner}, path, data)
 }
 
+// CreateBelow creates a file with a temporary name in a directory below a root.
+func CreateBelow(root beneath.Root, dir string) (*os.File, error) {
+	return root.OpenFile(filepath.Join(dir, TempPrefix+rand.Text()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
 // WriteBelow is [Write] for a path below a root. It follows no symbolic link.
 func WriteBelow(root beneath.Root, path string, data []byte) error {
 	return replace(below{root}, path, data)
@@ -122,7 +127,7 @@ type below struct{ root beneath.Root }
 var _ files = below{}
 
 func (b below) createTemp(dir string) (tempFile, error) {
-	return b.root.OpenFile(filepath.Join(dir, TempPrefix+rand.Text()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	return CreateBelow(b.root, dir)
 }
 
 func (b below) rename(from, to string) error { return b.root.Rename(from, to) }

@@ -32,7 +32,7 @@ func TestDiskUse(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var out bytes.Buffer
 			var free uint64
-			d := &diskUse{
+			d := &DiskUse{
 				log: slog.New(slog.NewTextHandler(&out, nil)), bounded: c.bounded,
 				usage: func(context.Context) (data.Usage, error) {
 					return data.Usage{Free: free, Size: 100}, c.err

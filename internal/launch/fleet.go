@@ -106,11 +106,13 @@ func (f *fleet) gather(ctx context.Context) error {
 		}
 	}()
 	group, err := f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall, f.enough())
-	if err == nil && f.cfg.Preflight && f.unchecked(group) && f.job.members == nil {
+	// A node that replaces a bad one is examined, too.
+	for err == nil && f.cfg.Preflight && f.job.members == nil && f.unchecked(group) {
 		var again bool
-		if again, err = f.preflight(ctx, group); again {
-			group, err = f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall, 0)
+		if again, err = f.preflight(ctx, group); !again {
+			break
 		}
+		group, err = f.endpoint.Gather(ctx, f.cfg.GatherTimeout, f.cfg.LastCall, 0)
 	}
 	if err != nil {
 		return err

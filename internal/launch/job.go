@@ -127,8 +127,12 @@ func runJob(ctx context.Context, cfg Config, store session.Store, succeeds strin
 	}
 	keeper := newKeeper(cfg.Collect, "some old checkpoints not deleted", cfg.Logger)
 	publisher := newKeeper(cfg.Publish, "last commit not published", cfg.Logger)
-	diskUse := &diskUse{usage: store.Data.Usage, bounded: cfg.Collect != nil, log: cfg.Logger}
-	cfg.Committed, cfg.Costs = func() { keeper.committed(); publisher.committed() }, diskUse.committed
+	use := cfg.DiskUse
+	if use == nil {
+		use = NewDiskUse(store, cfg.Logger, keepAdvice)
+		use.bounded = cfg.Collect != nil
+	}
+	cfg.Committed, cfg.Costs = func() { keeper.committed(); publisher.committed() }, use.committed
 	j := prepare(ctx, cfg, store, nil)
 	j.hooks, j.succeeds = hooks, succeeds
 	j.devices = &deviceGate{job: j}
@@ -243,6 +247,31 @@ func (j *job) takeOver(ctx context.Context) (trial projections.Trial, resume str
 		return trial, "", err
 	}
 	return trial, resume, j.ReapEarlier(ctx)
+}
+
+// Settle finishes or aborts the saves that dead jobs of a trial left open, ends their processes,
+// and frees their shared memory. It changes nothing if the store has no such trial. The caller
+// holds the run's lease, and no job of the trial is live.
+func Settle(ctx context.Context, cfg Config, store session.Store) (err error) {
+	trial, err := store.Views.Trial(ctx, cfg.Run, cfg.Trial)
+	if errors.Is(err, projections.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	j := prepare(ctx, cfg.withDefaults(), store, nil)
+	if err := j.Open(); err != nil {
+		return err
+	}
+	defer func() { err = j.Close(err) }()
+	if trial, _, err = j.takeOver(ctx); err != nil {
+		return err
+	}
+	if trial.Status == projections.Running || trial.Status == projections.Stopping {
+		return j.paused(ctx, trial.Attempt, "the trainer ended without a record")
+	}
+	return nil
 }
 
 // attempts runs the worker group until it is done or may not restart.

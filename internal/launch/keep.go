@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // keepTimeout bounds one collection, over all its decisions and files.
@@ -109,10 +110,11 @@ func (k *keeper) stop(ctx context.Context, within time.Duration) {
 // nearlyFull is the disk usage, in percent, at which a job warns.
 const nearlyFull = 80
 
-// diskUse logs how the saves of a job use the disk of its store: at the first
+// DiskUse logs how the saves of a job use the disk of its store: at the first
 // commit, how many more checkpoints fit, and later once that the disk is nearly
-// full.
-type diskUse struct {
+// full. Jobs may share it.
+type DiskUse struct {
+	advice  string // how to bound what is kept
 	usage   func(context.Context) (data.Usage, error)
 	bounded bool // by a policy: then the first log is omitted
 	log     *slog.Logger
@@ -122,10 +124,19 @@ type diskUse struct {
 	told, warned bool
 }
 
+// keepAdvice is what a job of one trial can do.
+const keepAdvice = "--keep, such as --keep last=3, or with `ckptstore gc`"
+
+// NewDiskUse returns the log of the disk of a store's data, for jobs that have no policy. advice
+// completes "bound them with".
+func NewDiskUse(store session.Store, log *slog.Logger, advice string) *DiskUse {
+	return &DiskUse{usage: store.Data.Usage, advice: advice, log: log}
+}
+
 // committed takes the size of a checkpoint, in bytes. It returns at once, even if
-// the disk hangs. A nil diskUse logs nothing: the clients of an agent log it
+// the disk hangs. A nil DiskUse logs nothing: the clients of an agent log it
 // themselves.
-func (d *diskUse) committed(bytes int64) {
+func (d *DiskUse) committed(bytes int64) {
 	if d == nil {
 		return
 	}
@@ -148,16 +159,16 @@ func (d *diskUse) committed(bytes int64) {
 	}()
 }
 
-func (d *diskUse) say(bytes int64, u data.Usage) {
+func (d *DiskUse) say(bytes int64, u data.Usage) {
 	if !d.told && !d.bounded && bytes > 0 {
 		d.log.Info("checkpoints are kept until removed", "bytes", bytes, "more_that_fit", u.Free/uint64(bytes), //nolint:gosec // a size
-			"next", "bound them with --keep, such as --keep last=3, or with `ckptstore gc`")
+			"next", "bound them with "+d.advice)
 	}
 	d.told = true
 	if full := percentFull(u); full >= nearlyFull && !d.warned {
 		d.warned = true
 		d.log.Warn(fmt.Sprintf("the disk of the store is %d %% full", full), "free", u.Free,
-			"next", "bound what is kept with --keep, such as --keep last=3, or with `ckptstore gc`; saves wait while the disk is full")
+			"next", "bound what is kept with "+d.advice+"; saves wait while the disk is full")
 	}
 }
 

@@ -131,6 +131,8 @@ type Config struct {
 	// attempt; nil: it is not called.
 	Judge  func(ctx context.Context, m *events.Metrics) *StopRequest
 	Output Output // where the workers' output is kept
+	// DiskUse logs how the saves use the disk, for several jobs; nil: the job has its own.
+	DiskUse *DiskUse
 
 	Stdout, Stderr io.Writer       // of the workers, line by line
 	ExitCode       func(error) int // of the trainer, for job.ended; default 0 or 1

@@ -76,7 +76,9 @@ func (w *watch) awaitOrder(ctx context.Context) bool {
 				w.log.Warn("workers neither report nor poll for stop requests; sending SIGTERM", "reason", o.Reason, "grace", w.cfg.Grace)
 				return true
 			}
-			timer.Reset(w.patience(o))
+			if !o.Last {
+				timer.Reset(w.patience(o))
+			}
 		}
 		select {
 		case <-came:
@@ -133,7 +135,7 @@ func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) *even
 	o, _ := j.orders.given()
 	switch {
 	case ctx.Err() != nil:
-	case o != nil && j.told:
+	case o != nil && j.told && !o.Last:
 		stopped.Failure = ""
 		if o.Preempt {
 			stopped.Failure = string(PreemptionFailure)
@@ -150,7 +152,11 @@ func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) *even
 // request, the training is complete.
 func (j *job) obeyed(ctx context.Context, n int, cause *FailedError) (bool, error) {
 	o, _ := j.orders.given()
-	if o == nil || cause == nil && !j.told {
+	if o == nil || cause == nil && (!j.told || o.Last) {
+		return false, nil
+	}
+	if o.Last {
+		j.orders.void()
 		return false, nil
 	}
 	ctx = context.WithoutCancel(ctx)
@@ -264,7 +270,7 @@ func (j *job) tellWhenIdle(ctx context.Context) (stop func()) {
 			o, came := j.orders.given()
 			alive := j.working.Load()
 			switch {
-			case o == nil:
+			case o == nil || o.Last: // the job may restart the group
 				select {
 				case <-came:
 				case <-ctx.Done():
@@ -308,7 +314,7 @@ func (j *job) unheard(err error) error {
 // preempting reports whether a preemption asked the job to end.
 func (j *job) preempting() bool {
 	o, _ := j.orders.given()
-	return o != nil && o.Preempt
+	return o != nil && o.Preempt && !o.Last
 }
 
 // rest waits between two attempts, or until the job is asked to end.

@@ -19,6 +19,10 @@ type StopRequest struct {
 	Preempt bool   // the workers save first, on a step that all ranks agree on
 	Reason  string // who requested it, or why
 	Signal  string // name of the signal, which workers may have received too; may be empty
+	// Last, with Preempt, is set if the workers have trained all their steps. They may take as
+	// long as they need to save and end. If they end well, the trial is complete; if they fail,
+	// the request is void, and the group restarts.
+	Last bool
 }
 
 // asks describes the request to the workers.
@@ -35,8 +39,8 @@ type stopOrder struct {
 	after uint64 // events after this sequence are later than the request
 }
 
-// orders holds the requests to a job. The first one counts, and a stop overrides
-// a preemption.
+// orders holds the requests to a job. The first one counts. A stop overrides a preemption, and
+// each other request overrides one with Last.
 type orders struct {
 	seen atomic.Uint64 // sequence of the last decision of the trial that was read or made
 
@@ -64,7 +68,7 @@ func (o *orders) give(r StopRequest) bool {
 	switch {
 	case o.now == nil:
 		o.now = &stopOrder{r, o.seen.Load()}
-	case o.now.Preempt && !r.Preempt:
+	case o.now.Preempt && !r.Preempt, o.now.Last && !r.Last:
 		o.now = &stopOrder{r, o.now.after}
 	default:
 		return false
@@ -72,6 +76,15 @@ func (o *orders) give(r StopRequest) bool {
 	close(o.came)
 	o.came = make(chan struct{})
 	return true
+}
+
+// void removes the order.
+func (o *orders) void() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.now = nil
+	close(o.came)
+	o.came = make(chan struct{})
 }
 
 // given returns the order that the job obeys, nil if there is none, and a channel

@@ -44,6 +44,7 @@ func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
+	f.judgeClocks(here, local)
 	var facts []events.Body
 	why := map[int][]string{} // a node is bad, by index
 	median := 0.0
@@ -130,14 +131,40 @@ func (f *fleet) examine(ctx context.Context, m nodes.Member) (of findings, err e
 	}
 	offset := preflight.Clock(sent, time.Since(began), got.Clock, got.Took)
 	seconds := offset.Seconds()
-	of = findings{got.Bad, &seconds}
-	switch {
-	case offset > preflight.ClockLimit:
-		of.bad = append(of.bad, fmt.Sprintf("its clock is %v ahead of the coordinating node's; set it, or repair its synchronization", offset.Round(time.Second)))
-	case offset < -preflight.ClockLimit:
-		of.bad = append(of.bad, fmt.Sprintf("its clock is %v behind the coordinating node's; set it, or repair its synchronization", -offset.Round(time.Second)))
+	return findings{got.Bad, &seconds}, nil
+}
+
+// judgeClocks adds to the findings of nodes whose clock is not that of most. This node, which
+// compares the clocks, stays whatever its clock shows.
+func (f *fleet) judgeClocks(members []nodes.Member, found map[int]findings) {
+	var read []nodes.Member
+	var ahead []time.Duration
+	for _, m := range members {
+		if clock := found[m.Index].clock; clock != nil {
+			read, ahead = append(read, m), append(ahead, time.Duration(*clock*float64(time.Second)))
+		}
 	}
-	return of, nil
+	clocks := preflight.Compare(ahead)
+	for i, m := range read {
+		by := clocks.By[i].Round(time.Second)
+		if by == 0 {
+			continue
+		}
+		text := fmt.Sprintf("its clock is %v ahead of those of most nodes; set it, or repair its synchronization", by)
+		if by < 0 {
+			text = fmt.Sprintf("its clock is %v behind those of most nodes; set it, or repair its synchronization", -by)
+		}
+		of := found[m.Index]
+		switch {
+		case !clocks.Majority:
+			f.log.Warn("clocks of nodes differ, and no majority of them tells which is right: set them", "node", m.Index, "host", m.Host, "from_the_median", by)
+		case m.Index == f.own():
+			f.log.Warn("this node coordinates the job: "+text, "node", m.Index, "host", m.Host)
+		default:
+			of.bad = append(of.bad, text)
+			found[m.Index] = of
+		}
+	}
 }
 
 // examineSelf returns what is bad about this node.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -57,6 +58,9 @@ func (m machine) is(ctx context.Context, host string) bool {
 	if host == "localhost" || host == m.name() || m.isPod(host) {
 		return true
 	}
+	if m.isOtherPod(host) {
+		return false
+	}
 	addrs, err := m.lookup(ctx, host)
 	if err != nil {
 		return false
@@ -76,6 +80,20 @@ func (m machine) isPod(host string) bool {
 	first, _, _ := strings.Cut(host, ".")
 	mine, _, _ := strings.Cut(m.name(), ".")
 	return first != "" && strings.EqualFold(first, mine)
+}
+
+// isOtherPod reports whether host is the name of another pod of the same indexed job: bert-0 for
+// bert-1. Its address may be this pod's, if a name server keeps that of the pod before it.
+func (m machine) isOtherPod(host string) bool {
+	set := func(name string) (string, bool) {
+		name, _, _ = strings.Cut(name, ".")
+		at := strings.LastIndexByte(name, '-')
+		_, err := strconv.ParseUint(name[at+1:], 10, 31)
+		return name[:max(at, 0)], at > 0 && err == nil
+	}
+	mine, ranked := set(m.name())
+	other, also := set(host)
+	return m.pod && ranked && also && strings.EqualFold(mine, other) && !m.isPod(host)
 }
 
 // listenAt returns the address to listen at for an endpoint HOST:PORT, and a warning.

@@ -418,7 +418,7 @@ func TestListenAt(t *testing.T) {
 // an address that is its own.
 func TestIsHere(t *testing.T) {
 	t.Parallel()
-	names := map[string]string{"node0": "10.0.0.1", "node1": "10.0.0.2", "mapped": "::ffff:10.0.0.1", "bert-0.bert": "10.0.0.2", "bert-1.bert": "10.0.0.2", "10.0.0.1": "10.0.0.1"}
+	names := map[string]string{"node0": "10.0.0.1", "node1": "10.0.0.2", "mapped": "::ffff:10.0.0.1", "bert-0.bert": "10.0.0.2", "bert-1.bert": "10.0.0.2", "10.0.0.1": "10.0.0.1", "stale-0.stale": "10.0.0.1"}
 	m := machine{
 		lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
 			if a, err := netip.ParseAddr(names[host]); err == nil {
@@ -446,6 +446,9 @@ func TestIsHere(t *testing.T) {
 		{"bert-0.bert", "bert-0.bert.team.svc.cluster.local", true, true},
 		{"bert-0.bert", "bert-1", true, false},
 		{"bert-1.bert", "bert-0", true, false},
+		{"stale-0.stale", "stale-1", true, false},
+		{"stale-0.stale", "stale-1", false, true},
+		{"stale-0.stale", "other-1", true, true},
 		{"node0", "bert-1", true, true},
 		{"10.0.0.2", "10", true, false},
 	} {

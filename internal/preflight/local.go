@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +16,7 @@ import (
 const (
 	// LocalLimit bounds the examination of a node by itself.
 	LocalLimit = 8 * time.Second
-	// ClockLimit is how far the clock of a good node may differ from the coordinating node's. The
+	// ClockLimit is how far the clock of a good node may differ from those of most nodes. The
 	// log has the times of all nodes, and the signatures of requests to a bucket expire.
 	ClockLimit = 10 * time.Second
 
@@ -110,6 +111,31 @@ func Disk(dir string) (err error) {
 		err = fmt.Errorf("%s returns other bytes than were written", f.Name())
 	}
 	return err
+}
+
+// Clocks are compared clocks.
+type Clocks struct {
+	By       []time.Duration // by which each is ahead of the median; 0 within [ClockLimit]
+	Majority bool            // most are within the limit, so the others are wrong
+}
+
+// Compare compares clocks, of which each is ahead of one of them by so much. Of two clocks that
+// differ, neither is known to be wrong.
+func Compare(ahead []time.Duration) Clocks {
+	out := Clocks{By: make([]time.Duration, len(ahead))}
+	if len(ahead) == 0 {
+		return out
+	}
+	median, good := slices.Sorted(slices.Values(ahead))[(len(ahead)-1)/2], 0
+	for i, a := range ahead {
+		if by := a - median; by.Abs() > ClockLimit {
+			out.By[i] = by
+		} else {
+			good++
+		}
+	}
+	out.Majority = 2*good > len(ahead)
+	return out
 }
 
 // Clock returns by how much the clock of a node is ahead of this one's, at least: theirs is its time

@@ -77,6 +77,30 @@ func TestDirectories(t *testing.T) {
 	}
 }
 
+func TestCompare(t *testing.T) {
+	t.Parallel()
+	const far = time.Minute
+	for name, c := range map[string]struct {
+		ahead    []time.Duration
+		by       []time.Duration
+		majority bool
+	}{
+		"none":                     {nil, []time.Duration{}, false},
+		"one":                      {[]time.Duration{0}, []time.Duration{0}, true},
+		"two that differ":          {[]time.Duration{0, far}, []time.Duration{0, far}, false},
+		"one of three":             {[]time.Duration{0, -far, time.Second}, []time.Duration{0, -far, 0}, true},
+		"the one to compare with":  {[]time.Duration{0, far, far, far}, []time.Duration{-far, 0, 0, 0}, true},
+		"half of them":             {[]time.Duration{0, far, 0, far}, []time.Duration{0, far, 0, far}, false},
+		"all within the limit":     {[]time.Duration{0, ClockLimit, 1}, []time.Duration{0, 0, 0}, true},
+		"three that all differ":    {[]time.Duration{-far, 0, far}, []time.Duration{-far, 0, far}, false},
+		"one over the limit alone": {[]time.Duration{0, 0, ClockLimit + 1}, []time.Duration{0, 0, ClockLimit + 1}, true},
+	} {
+		if got := Compare(c.ahead); !slices.Equal(got.By, c.by) || got.Majority != c.majority {
+			t.Errorf("%s: %+v, want %v, %v", name, got, c.by, c.majority)
+		}
+	}
+}
+
 // Clocks differ at least by what Clock returns, however long the ways were, and the sign is right.
 func TestClock(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"context"
+	"fmt"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -56,6 +58,75 @@ func TestAsOf(t *testing.T) {
 			t.Errorf("there is a state as of %d of %d", seq, last)
 		} else {
 			wrong(t, err, projections.ErrNotFound)
+		}
+	}
+}
+
+// KeepPast prepares the past of a log that is there, and after another opening continues
+// where it was. Until then, Prepared reports how far it is.
+func TestKeepPast(t *testing.T) {
+	dir := made(t)
+	s := open(t, dir)
+	var facts []events.Fact
+	for i := range 9000 {
+		f, err := metrics(fmt.Sprintf("report-%d", i), "run", i+1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		facts = append(facts, f)
+	}
+	sequences, err := s.Log.Append(t.Context(), facts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := sequences[len(sequences)-1]
+	if err := s.ownViews().Wait(t.Context(), last); err != nil {
+		t.Fatal(err)
+	}
+	wrong(t, s.Prepared(last), ErrPreparing, fmt.Sprintf("0 of %d events, 0 %%", last))
+	if err := s.Prepared(100); err != nil {
+		t.Errorf("event 100 is not near the beginning: %v", err)
+	}
+	keep := func(s *Store) (end func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			s.KeepPast(ctx)
+		}()
+		return func() {
+			cancel()
+			<-ended
+		}
+	}
+	end := keep(s)
+	eventually(t, "the past is prepared", func() bool {
+		at, _, _, err := s.ownViews().past.Progress(last)
+		return err == nil && at == last-last%1000
+	})
+	end()
+	shut(t, s)
+
+	s = open(t, dir)
+	if err := s.Prepared(last); err != nil {
+		t.Errorf("after another opening: %v", err)
+	}
+	defer keep(s)()
+	for _, seq := range []uint64{1, 999, 1000, 5003, last} {
+		rows, err := viewdb.Replay(t.Context(), s.Log, seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := query.Ask(t.Context(), query.Past{Rows: rows, Sequence: seq}, query.Digest, query.Params{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		then, err := s.AsOf(t.Context(), seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := query.Ask(t.Context(), then, query.Digest, query.Params{}); err != nil || got != want {
+			t.Errorf("as of %d: %s, %v, want %s", seq, got, err, want)
 		}
 	}
 }

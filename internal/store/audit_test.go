@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -195,6 +197,63 @@ func TestAudit(t *testing.T) {
 		_, err := audit.VerifyBundle(bytes.NewReader(b), p, true, nil)
 		return err
 	})
+}
+
+// alike compares what a log yields to a follower that feeds a keeper with what it yields to
+// any reader.
+func alike(t *testing.T, s *Store) {
+	t.Helper()
+	last, err := s.Log.Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	follow, end := iter.Pull2(fedLog{s.Log, &ledger.Keeper{}}.Read(t.Context(), 1, 0))
+	defer end()
+	for want, err := range s.Log.Read(t.Context(), 1, last) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err, _ := follow(); err != nil || !reflect.DeepEqual(got, want) {
+			t.Fatalf("followed: %+v (%v), want %+v", got, err, want)
+		}
+	}
+}
+
+// TestAuditFed: the reader of the owner's views passes the events on to the evidence, which
+// reads from the log itself only what comes too late.
+func TestAuditFed(t *testing.T) {
+	dir, _ := audited(t, "")
+	s := open(t, dir)
+	settled := func() (reread int64) {
+		last, err := s.Log.Last(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "all events hashed", func() bool {
+			var hashed int64
+			hashed, reread = s.Hashed()
+			return hashed >= int64(last) //nolint:gosec // small
+		})
+		return reread
+	}
+	before := settled()
+	const rounds, each = 10, 50
+	for i := range rounds {
+		iterations(t, s, "one", i*each+1, (i+1)*each)
+		settled()
+	}
+	if reread := settled() - before; reread >= rounds*each {
+		t.Errorf("the evidence has read all %d events itself: %d", rounds*each, reread)
+	}
+	alike(t, s)
+	_, h := want(t, s)
+	b, err := s.Ledger()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := b.Verify(t.Context(), nil); err != nil || len(v.Findings) > 0 || v.Events != h.Size {
+		t.Errorf("verified %+v, %v", v, err)
+	}
 }
 
 // flips changes one bit of every n-th byte: none of the results may pass. Package audit does
@@ -384,7 +443,7 @@ func witnessd(t *testing.T, logs ...string) (*ledger.Witness, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := ledger.NewWitness(filepath.Join(t.TempDir(), "witness"), file, logs)
+	w, err := ledger.NewWitness(filepath.Join(t.TempDir(), "witness"), file, logs, func(err error) { t.Log(err) })
 	if err != nil {
 		t.Fatal(err)
 	}

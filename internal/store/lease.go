@@ -15,6 +15,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -38,7 +41,8 @@ const (
 )
 
 // holder identifies the process that holds a lease. Boot and Start distinguish a process
-// from a later one with the same number, Space from one in another container.
+// from a later one with the same number, Space from one in another container. Witness shows
+// a later container of the same pod whether the process lives.
 type holder struct {
 	Job   string `json:"job"`
 	Host  string `json:"host"`
@@ -46,6 +50,8 @@ type holder struct {
 	Boot  string `json:"boot"`  // of the machine
 	Space string `json:"space"` // of process numbers
 	Start string `json:"start"` // of the process, in the kernel's ticks
+
+	Witness string `json:"witness,omitempty"` // name of the file that the process keeps locked
 }
 
 // RunningError reports that a run has a live job. A command adds how to choose another
@@ -86,6 +92,9 @@ func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context
 // It returns the error of busy when another holder has it that may be alive.
 func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) error) (_ context.Context, release func() error, err error) {
 	me, err := thisProcess(job)
+	if err == nil {
+		me.Witness, err = s.witness()
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -102,8 +111,8 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 			return nil, nil, errors.Join(err, jerr)
 		}
 		switch {
-		case other == me: // this job's own lease, which it could not renew or release
-		case deadSoon(ctx, other, me):
+		case other.same(me): // this job's own lease, which it could not renew or release
+		case s.gone(other, me) || deadSoon(ctx, other, me):
 		case !held.Expired() || other.near(me):
 			return nil, nil, busy(other)
 		case !sleep(ctx, grace(held, term)):
@@ -231,6 +240,12 @@ func deadSoon(ctx context.Context, h, me holder) bool {
 	return true
 }
 
+// same reports whether h is the holder me. A store that is opened again has another witness.
+func (h holder) same(me holder) bool {
+	h.Witness = me.Witness
+	return h == me
+}
+
 // near reports whether this process could see the process of h: it runs on this machine,
 // in this boot, in the same process number space.
 func (h holder) near(me holder) bool {
@@ -290,7 +305,7 @@ func (s *Store) LiveJob(ctx context.Context, run string) (*RunningError, error) 
 	if err != nil {
 		return nil, err
 	}
-	if dead(other, me) || held.Expired() && !other.near(me) {
+	if dead(other, me) || s.gone(other, me) || held.Expired() && !other.near(me) {
 		return nil, nil
 	}
 	return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}, nil
@@ -313,7 +328,7 @@ func (s *Store) Holds(ctx context.Context, run, job string) error {
 			return fmt.Errorf("holder of run %q: %w", run, err)
 		}
 	}
-	if held == nil || now != me || held.Expired() {
+	if held == nil || !now.same(me) || held.Expired() {
 		return problem.Errorf(problem.Conflict, "this process does not hold the lease of run %q, or has not renewed it", run)
 	}
 	return nil
@@ -477,4 +492,88 @@ func namesake(run, name string) (n int, ok bool) {
 	}
 	n, err := strconv.Atoi(rest)
 	return n, err == nil && n > 1 && strconv.Itoa(n) == rest
+}
+
+// A process that holds a lease keeps a file locked, its witness, in the runtime directory:
+//
+//	witness-<UUID>    0600: flock(2) of the process; the lease has the name
+//
+// A process number means nothing in another container. A container that starts again in
+// its pod has the files of the last one, though, as /tmp is a volume there: a witness
+// without the lock proves that its process has ended, and the lease is taken over at once.
+const witnessPrefix = "witness-"
+
+// witnessAge is how long the witness of a process that was killed is kept.
+const witnessAge = 24 * time.Hour
+
+// witness returns the name of this process's witness, which it makes. Close removes it.
+func (s *Store) witness() (name string, err error) {
+	s.witnessing.Lock()
+	defer s.witnessing.Unlock()
+	if s.witnessed == nil {
+		if s.witnessed, err = makeWitness(s.Runtime); err != nil {
+			return "", fmt.Errorf("make the witness of this process: %w", err)
+		}
+	}
+	return filepath.Base(s.witnessed.Name()), nil
+}
+
+// makeWitness makes a locked file in a runtime directory, and removes old ones.
+func makeWitness(runtime string) (*os.File, error) {
+	sweepWitnesses(runtime)
+	f, err := os.OpenFile(filepath.Join(runtime, witnessPrefix+uuid.NewString()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	// Its name is known to this process alone until the lease has it.
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(err, os.Remove(f.Name()), f.Close())
+	}
+	return f, nil
+}
+
+// sweepWitnesses removes the files of processes that ended without Close, but not soon: they
+// prove that.
+func sweepWitnesses(runtime string) {
+	paths, err := filepath.Glob(filepath.Join(runtime, witnessPrefix+"*"))
+	if err != nil {
+		return // only for a bad pattern
+	}
+	for _, path := range paths {
+		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()) > witnessAge && unlocked(path) {
+			_ = os.Remove(path) // or the next process does
+		}
+	}
+}
+
+// closeWitness removes the witness. No lease of this process is needed any more.
+func (s *Store) closeWitness() error {
+	s.witnessing.Lock()
+	defer s.witnessing.Unlock()
+	f := s.witnessed
+	if f == nil {
+		return nil
+	}
+	s.witnessed = nil
+	return errors.Join(os.Remove(f.Name()), f.Close())
+}
+
+// gone reports whether h has certainly ended because nothing locks its witness: it had the
+// same kernel, and this process sees the same file.
+func (s *Store) gone(h, me holder) bool {
+	if h.Boot != me.Boot || !strings.HasPrefix(h.Witness, witnessPrefix) || filepath.Base(h.Witness) != h.Witness {
+		return false
+	}
+	return unlocked(filepath.Join(s.Runtime, h.Witness))
+}
+
+// unlocked reports whether a file is there, and no process has locked it.
+func unlocked(path string) bool {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	return err == nil && info.Mode().IsRegular() && unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil
 }

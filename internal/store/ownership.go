@@ -37,6 +37,7 @@ type ownership struct {
 	server  *jetlog.Server
 	log     *jetlog.Log // the owner's own connection
 	views   *follower
+	keeper  *ledger.Keeper // nil without tamper evidence
 	settler *settler
 	api     *http.Server
 	socket  net.Listener // for NATS
@@ -76,13 +77,14 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 	var keeper *ledger.Keeper
 	if s.unwritable() == nil && ledger.On(dir) { // before anything is appended
 		if keeper, err = ledger.Open(ctx, ledger.Options{
-			Store: dir, Log: w.log, Logger: s.opts.Logger, Lost: lock.claim.Lost(), Step: s.opts.auditStep,
+			Store: dir, Log: ledgerLog{w.log}, Fed: true, Logger: s.opts.Logger, Lost: lock.claim.Lost(), Step: s.opts.auditStep,
 			Stamp: func() events.Stamp { return Stamp("owner") },
 		}); err != nil {
 			return w, err
 		}
 	}
-	if w.views, err = follow(ctx, filepath.Join(dir, "views"), w.log, s); err != nil {
+	w.keeper = keeper
+	if w.views, err = follow(ctx, filepath.Join(dir, "views"), fedLog{w.log, keeper}, s); err != nil {
 		return w, err
 	}
 	settled := opened.settled
@@ -124,7 +126,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 
 // follow opens the views in dir, or in memory if dir is empty, catches them up and follows the
 // log.
-func follow(ctx context.Context, dir string, log *jetlog.Log, s *Store) (*follower, error) {
+func follow(ctx context.Context, dir string, log viewdb.Source, s *Store) (*follower, error) {
 	db, err := openShelf(ctx, s, dir, log)
 	if err != nil {
 		return nil, err

@@ -159,6 +159,9 @@ type Store struct {
 	end     context.CancelFunc // of life, with Close
 	leasing sync.WaitGroup     // pending lease releases, and goroutines that end with life
 
+	witnessing sync.Mutex
+	witnessed  *os.File // nil until this process holds a lease
+
 	learning sync.Mutex      // one checkpoint at a time
 	local    *follower       // of a URL; nil with a directory
 	relay    *relay          // of a URL, with Listen
@@ -377,9 +380,9 @@ func (s *Store) Close() error {
 		if s.copies != nil {
 			s.copies.Close()
 		}
-		return errors.Join(ended, err, s.closeBucket(), s.runtime.release())
+		return errors.Join(ended, err, s.closeBucket(), s.closeWitness(), s.runtime.release())
 	}
-	return errors.Join(s.owner.close(), s.closeBucket(), s.runtime.release())
+	return errors.Join(s.owner.close(), s.closeBucket(), s.closeWitness(), s.runtime.release())
 }
 
 func (s *Store) closeBucket() error {
@@ -454,7 +457,17 @@ func (s *Store) Ledger() (*ledger.Book, error) {
 	if s.owner == nil {
 		return nil, fmt.Errorf("%w: it is kept next to the log of a store in a directory", ledger.ErrOff)
 	}
-	return ledger.OpenBook(s.Location, s.Log)
+	return ledger.OpenBook(s.Location, ledgerLog{s.Log})
+}
+
+// Hashed returns how many events, the first ones of the log, the tamper evidence of this
+// owner has hashed, and how many of them it had to read from the log itself. Both are 0 if
+// this process does not own the store, or the store has no evidence.
+func (s *Store) Hashed() (hashed, reread int64) {
+	if own := s.owned(); own != nil && own.keeper != nil {
+		return own.keeper.Folded(), own.keeper.Reread()
+	}
+	return 0, 0
 }
 
 // Digested returns an error that names the ranks of a checkpoint whose bytes no digest in

@@ -139,6 +139,7 @@ func TestNoMessageIsFatal(t *testing.T) {
 	if len(read.Findings) > 0 || read.VoidCount != len(voids) || read.Unrecorded != 0 || read.Newer != 0 {
 		t.Errorf("%d voids of %d, %d not recorded, %d newer, %v", read.VoidCount, len(voids), read.Unrecorded, read.Newer, read.Findings)
 	}
+	alike(t, s)
 	for i, v := range read.Voids {
 		if v.Sequence != voids[i] {
 			t.Errorf("message %d is void, want %d: %s", v.Sequence, voids[i], v.Why)

@@ -27,7 +27,7 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 		return launch.Config{}, fmt.Errorf("%w: %s", launch.ErrConfig, fmt.Sprintf(format, args...))
 	}
 	if len(args) == 0 {
-		return bad("no command to run: trainer run [flags] -- COMMAND [ARG...]")
+		return bad("no command to run: trainer %s [flags] -- COMMAND [ARG...]", o.use)
 	}
 	where, err := o.placed(os.Getenv)
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/api"
 	"github.com/ckptstore/ckptstore/internal/console"
+	"github.com/ckptstore/ckptstore/internal/container"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launches"
@@ -109,6 +110,7 @@ The store is created if its directory does not exist. Durations must be positive
 ` + supervisionHelp
 
 type runOptions struct {
+	use   string // name of the command
 	store string
 	name  string
 	torchrunOptions
@@ -147,7 +149,7 @@ type runOptions struct {
 const runName = "run"
 
 func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Command {
-	o := runOptions{signals: signals, parts: p, backendOptions: backendOptions{known: p.Backends}}
+	o := runOptions{use: runName, signals: signals, parts: p, backendOptions: backendOptions{known: p.Backends}}
 	c := &cobra.Command{
 		Use:   runName + " [flags] -- COMMAND [ARG...]",
 		Short: "Run a command as a group of workers, restarted from the last committed checkpoint",
@@ -309,7 +311,11 @@ func (o runOptions) opened(ctx context.Context, cfg launch.Config, open store.Op
 	}
 	cfg.Launch.Recorded = func(ctx context.Context, started events.Recorded) {
 		if err := recordLaunch(ctx, st, started); err != nil {
-			log.Warn("launch not recorded; ckptstore continue will ask", "run", cfg.Run, "error", err)
+			level := slog.LevelWarn
+			if os.Getenv(container.EnvService) != "" {
+				level = slog.LevelDebug // a pod has no home, and its job starts it again
+			}
+			log.Log(ctx, level, "launch not recorded; ckptstore continue will ask", "run", cfg.Run, "error", err)
 		}
 	}
 	if o.keep != "" {

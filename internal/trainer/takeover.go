@@ -262,6 +262,9 @@ func (o runOptions) awaitName(ctx context.Context, log *slog.Logger) {
 	for warned := false; store.IsURL(o.store); warned = true {
 		var unknown error
 		for server := range strings.SplitSeq(o.store, ",") {
+			if !strings.Contains(server, "://") { // of a list, servers after the first may lack it
+				server = "nats://" + server
+			}
 			u, err := url.Parse(server)
 			if err != nil {
 				return

@@ -27,8 +27,10 @@ Each trial is trained for --grace-steps. Of the trials with a result there, the 
 each --reduction are trained --reduction times as long, and so on up to --max-steps: these
 are the rungs. A free slot gets the best trial that may continue to the next rung, from the
 highest rung that has one, or else a new trial. A trial that has to wait is asked to save
-and end, as by ckptstore preempt; it continues from that checkpoint when its turn comes. A
-step is what workers report as one, and --metric is a metric of those reports.
+and end, as by ckptstore preempt; it continues from that checkpoint when its turn comes. So is
+a trial that reports --max-steps: its last save is the result. A step is what workers report
+as one, and --metric is a metric of those reports. A report beyond the steps of a rung counts
+there, at its own step. Values that are no finite numbers are worse than all others.
 
   trainer tune --name mnist --trials 64 --slots 4 --search space.json \
       --metric loss --max-steps 240 -- python3 train.py --lr {lr}
@@ -41,12 +43,20 @@ step is what workers report as one, and --metric is a metric of those reports.
 
 Trials go through the combinations of all grids in order; all else is drawn at random, by
 --seed and the trial's number. The trial's configuration is what workers get as its
-config, with the values of --set; {NAME} in COMMAND is replaced by its value.
+config, with the values of --set; {NAME} in COMMAND is replaced by its value. An argument or an
+option's value that is {NAME} alone, of a name that the file does not have, is an error.
 
 The search and its decisions are events of the log, and follow from the reports in it
-alone. A tuner that was killed continues with the same command: it starts no finished
-trial again, and decides as if it had not been killed. ckptstore trials RUN shows the trials and
+alone. A tuner that was killed continues with the same command: it decides as if it had not
+been killed, finishes the saves that were in shared memory, and starts no trial again that has
+saved its steps. A trial that has --max-steps and no checkpoint of them repeats them. Trials that
+failed stay errored, except with --retry-errored. If the first 3 trials fail in the same way and
+none has reported, the search ends. ckptstore trials RUN shows the trials and
 checks that each decision follows from the log; RUN/TRIAL is a reference in every other command.
+
+The search exits with 1 if the last save of a trial was lost; the other trials are trained.
+Checkpoints are kept until removed: see ckptstore gc. If a search is not continued after its tuner
+was killed, ckptstore gc --staging frees the shared memory of its trials.
 
 The GPUs are divided among the slots in order. Without --staging-memory, the
 shared memory is, too. The workers' output goes to stderr with the trial in front, and to files that
@@ -67,10 +77,11 @@ type tuneOptions struct {
 	reduction int
 	maxSteps  int64
 	json      bool
+	retry     bool
 }
 
 func tuneCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Command {
-	o := runOptions{signals: signals, parts: p, backendOptions: backendOptions{known: p.Backends}, resume: "auto"}
+	o := runOptions{use: "tune", signals: signals, parts: p, backendOptions: backendOptions{known: p.Backends}, resume: "auto"}
 	o.nodesOptions.flags(pflag.NewFlagSet("", pflag.ContinueOnError)) // their defaults: a tuner has one node
 	var s tuneOptions
 	c := &cobra.Command{
@@ -99,7 +110,8 @@ func tuneCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comm
 	f.Int64Var(&s.seed, "seed", 1, "of the random draws")
 	f.Int64Var(&s.grace, "grace-steps", 0, "steps that each trial is trained (default: --max-steps divided by --reduction twice, at least 1)")
 	f.IntVar(&s.reduction, "reduction", 4, "of this many trials on a rung, one is trained further")
-	f.Int64Var(&s.maxSteps, "max-steps", 0, "steps that no trial is trained beyond")
+	f.Int64Var(&s.maxSteps, "max-steps", 0, "steps of the last rung: a trial is asked to save and end at its first report of this step or a later one")
+	f.BoolVar(&s.retry, "retry-errored", false, "start the trials again that failed in earlier jobs of the search")
 	f.BoolVar(&s.json, "json", false, "print the trials as one JSON object at the end")
 	return c
 }
@@ -141,7 +153,7 @@ func (s tuneOptions) definition() (d tune.Definition, err error) {
 		return bad("--reduction %d: give 2 or more", s.reduction)
 	}
 	d = tune.Definition{
-		Metric: s.metric, Mode: s.mode, Trials: s.trials, Seed: s.seed, Grace: s.grace, Reduction: s.reduction, MaxSteps: s.maxSteps, Space: space,
+		Metric: s.metric, Mode: s.mode, Trials: s.trials, Seed: s.seed, Grace: s.grace, Reduction: s.reduction, MaxSteps: s.maxSteps, Finite: true, Space: space,
 	}
 	if d.Trials == 0 {
 		d.Trials = space.Cells()
@@ -173,6 +185,9 @@ func tuneJob(ctx context.Context, std console.Streams, o runOptions, s tuneOptio
 	if err != nil {
 		return err
 	}
+	if err := d.Space.Check(cfg.Command); err != nil {
+		return err
+	}
 	slots, err := o.divide(ctx, thisMachine(), s.slots)
 	if err != nil {
 		return err
@@ -183,6 +198,7 @@ func tuneJob(ctx context.Context, std console.Streams, o runOptions, s tuneOptio
 	return o.opened(ctx, cfg, store.Options{Location: o.store, Patience: o.wait, Logger: log}, func(ctx context.Context, st *store.Store, cfg launch.Config) error {
 		return leased(ctx, st, cfg, holdRun, func(ctx context.Context) error {
 			t := newTuner(st, cfg, d, slots, o.parts.Storage)
+			t.retry = s.retry
 			board, err := t.run(ctx)
 			if board == nil {
 				return err

@@ -35,6 +35,7 @@ type tuner struct {
 	shared session.Store
 	def    tune.Definition
 	slots  []slot
+	retry  bool // trials that errored in earlier jobs are started again
 	log    *slog.Logger
 
 	deciding sync.Mutex // held from the choice of a decision until the reader has it
@@ -46,22 +47,26 @@ type tuner struct {
 	live    map[string]*trial
 	free    []int // slots
 	asked   *launch.StopRequest
-	unsaved string // why a trial that was preempted with all others has not saved
+	again   map[string]bool   // trials to start although they have their steps, or errored
+	lost    map[string]error  // trials that this job does not start again: their last save is lost
+	unsaved map[string]string // why the progress of a trial is not saved
+	broken  []tune.Trial      // trials that failed before any trial had reported
 }
 
 // trial is a trial in training.
 type trial struct {
 	slot     int
-	waits    bool // it was asked to end, because it has to wait
-	topped   bool // it has reported the most steps
+	waits    bool // it was asked to end, because it has to wait or ignores that it has the most steps
+	topped   int  // the attempt in which it was asked to end because it has the most steps
 	requests chan launch.StopRequest
 }
 
 func newTuner(st *store.Store, cfg launch.Config, d tune.Definition, slots []slot, storage data.Storage) *tuner {
 	t := &tuner{
 		st: st, base: cfg, shared: sessionStore(st, cfg, storage), def: d, slots: slots, log: cfg.Logger,
-		changed: make(chan struct{}), live: map[string]*trial{},
+		changed: make(chan struct{}), live: map[string]*trial{}, again: map[string]bool{}, lost: map[string]error{}, unsaved: map[string]string{},
 	}
+	t.base.DiskUse = launch.NewDiskUse(t.shared, t.log, "`ckptstore gc`")
 	for i := range slots {
 		t.free = append(t.free, i)
 	}
@@ -99,15 +104,23 @@ func (t *tuner) run(ctx context.Context) (board *tune.Board, err error) {
 	defer reader.Wait()
 	defer stop()
 	defer t.takeRequests(ctx)()
-	err = t.search(ctx)
+	if err = t.settle(ctx); err == nil {
+		err = t.search(ctx)
+	}
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTime)
+	defer cancel()
+	unsaved, uerr := t.unsavedNow(look)
+	if uerr != nil && err == nil {
+		err = uerr
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b := t.state.Board(t.base.Run, nil)
-	switch {
-	case t.asked != nil:
+	b := t.state.Board(t.base.Run, nil, unsaved)
+	if t.asked != nil {
 		reason = "stopped as asked: " + t.asked.Reason
-	case err == nil && b.Best == nil:
-		err = problem.Errorf(problem.Failed, "no trial of run %q has reported a number as %q: see `ckptstore logs %s --trial %s`, or give another --metric to another --name", t.base.Run, t.def.Metric, t.base.Run, t.def.Name(0))
+	}
+	if err == nil {
+		err = t.verdict(b)
 	}
 	return &b, err
 }
@@ -126,6 +139,7 @@ func (t *tuner) known(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	t.def.Finite = t.state.Search.Finite // older searches compare infinite values
 	if err := same(t.state.Search.Definition, t.def); err != nil {
 		return problem.Errorf(problem.Conflict, "run %q has another search: %s: give the same, or choose another --name", t.base.Run, err)
 	}
@@ -291,7 +305,8 @@ func (t *tuner) decide(ctx context.Context, wanted func(events.SearchAssigned) b
 }
 
 // judge is called with each report of a trial before its workers get their reply. A trial
-// that has reached its rung continues only if the next decision is to train it further.
+// that has reached its rung continues only if the next decision is to train it further. An
+// attempt that repeats steps is asked at those of the rung.
 func (t *tuner) judge(ctx context.Context, name string, m *events.Metrics) *launch.StopRequest {
 	search := func() *tune.Search { return t.state.Search }
 	if t.await(ctx, func() bool { return search().Heard(name, m.Attempt, m.Iteration) || t.asked != nil }) != nil {
@@ -300,14 +315,19 @@ func (t *tuner) judge(ctx context.Context, name string, m *events.Metrics) *laun
 	t.mu.Lock()
 	at, _ := search().Trial(name)
 	live := t.live[name]
-	again := live.topped
-	live.topped = at.Reached && at.Rung == search().Top()
-	topped, stopping := live.topped, t.asked != nil
-	t.mu.Unlock()
-	if !at.Reached || stopping || topped && !again {
-		return nil // a trial with the most steps may end by itself, in its own way
+	top, ready := at.Rung == search().Top(), at.Reached && m.Step >= search().Steps(at.Rung)
+	if !ready || t.asked != nil || live.waits {
+		t.mu.Unlock()
+		return nil
 	}
-	if !topped {
+	if top && live.topped != m.Attempt {
+		live.topped = m.Attempt
+		reason := search().Waits(name)
+		t.mu.Unlock()
+		return &launch.StopRequest{Preempt: true, Last: true, Reason: reason}
+	}
+	t.mu.Unlock()
+	if !top {
 		mine, err := t.decide(ctx, func(next events.SearchAssigned) bool { return next.Trial == name })
 		if mine || err != nil {
 			return nil
@@ -383,7 +403,7 @@ func (t *tuner) search(ctx context.Context) (err error) {
 			running.Go(func() { t.train(training, name, slot) })
 		}
 		t.mu.Lock()
-		changed, failed, busy, asked, unsaved := t.changed, t.failed, len(t.live) > 0, t.asked, t.unsaved
+		changed, failed, busy, asked := t.changed, t.failed, len(t.live) > 0, t.asked
 		over := !busy && (asked != nil || t.over())
 		t.mu.Unlock()
 		switch {
@@ -391,7 +411,7 @@ func (t *tuner) search(ctx context.Context) (err error) {
 			cancel(failed)
 			return failed
 		case over && asked != nil && asked.Preempt:
-			return &launch.PreemptedError{Reason: asked.Reason, Checkpoint: "the newest checkpoint of each trial", Saved: unsaved == "", Why: unsaved}
+			return t.preemption(ctx, asked.Reason)
 		case over:
 			return nil
 		}
@@ -403,10 +423,16 @@ func (t *tuner) search(ctx context.Context) (err error) {
 	}
 }
 
-// over reports whether nothing is left to train. The caller holds the lock.
+// startable reports whether a trial has something to train now. The caller holds the lock.
+func (t *tuner) startable(at tune.Trial) bool {
+	return t.live[at.Name] == nil && t.lost[at.Name] == nil && (at.Open() || t.again[at.Name])
+}
+
+// over reports whether nothing is left to train, in this job at least. The caller holds the
+// lock.
 func (t *tuner) over() bool {
 	_, more := t.state.Search.Next()
-	return !more && !t.state.Search.Busy()
+	return !more && !slices.ContainsFunc(t.state.Search.Assigned(), t.startable)
 }
 
 // next decides which trial is trained next, and takes a free slot for it.
@@ -418,7 +444,8 @@ func (t *tuner) next(ctx context.Context) (name string, slot int, ok bool, err e
 			return "", 0, false, nil
 		}
 		for _, at := range t.state.Search.Assigned() {
-			if at.Open() && t.live[at.Name] == nil {
+			if t.startable(at) {
+				delete(t.again, at.Name)
 				slot, t.free = t.free[0], t.free[1:]
 				t.live[at.Name] = &trial{slot: slot, requests: make(chan launch.StopRequest, 1)}
 				t.mu.Unlock()
@@ -438,21 +465,22 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 	err := launch.Run(ctx, t.config(name, slot), t.shared)
 	t.mu.Lock()
 	waits := t.live[name].waits
-	t.mu.Unlock()
-	switch preempted := (*launch.PreemptedError)(nil); {
+	switch preempted, lost := (*launch.PreemptedError)(nil), (*launch.LostSaveError)(nil); {
 	case err == nil:
+		delete(t.unsaved, name)
 	case errors.As(err, &preempted):
+		t.preempted(name, preempted)
 		err = nil
-		if !preempted.Saved && waits {
-			t.log.Warn("trial has to wait and has not saved; it will repeat its steps", "trial", name, "why", preempted.Why)
-		}
-		if !waits {
-			t.preempted(name, preempted)
-		}
-	case errors.As(err, new(*launch.FailedError)), errors.As(err, new(*launch.LostSaveError)):
+	case errors.As(err, &lost):
+		t.log.Warn("trial ended without its last save", "trial", name, "error", err)
+		t.lost[name], t.unsaved[name] = lost, lost.Reason
+		err = nil
+	case errors.As(err, new(*launch.FailedError)):
 		t.log.Warn("trial failed", "trial", name, "error", err)
+		delete(t.unsaved, name)
 		err = nil
 	}
+	t.mu.Unlock()
 	// The slot is free when the reader has how the trial has ended.
 	if err == nil {
 		var last uint64
@@ -463,9 +491,13 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 	// A search that was asked to end may have a log that does not answer.
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if at, _ := t.state.Search.Trial(name); err == nil && at.Open() && !waits {
+	at, _ := t.state.Search.Trial(name)
+	if err == nil && at.Open() && !waits && t.lost[name] == nil {
 		// Neither the search nor its training ended it.
 		t.endLocked(launch.StopRequest{Reason: fmt.Sprintf("trial %s was asked to end", name)})
+	}
+	if at.Ended == tune.Errored && !t.state.Search.Reported() {
+		t.judgeBroken(at)
 	}
 	if err != nil && t.failed == nil && ctx.Err() == nil && !(t.asked != nil && store.Unserved(err)) {
 		t.failed = fmt.Errorf("trial %s: %w", name, err)
@@ -476,14 +508,23 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 	t.tell()
 }
 
-// preempted ends the search because one of its trials was preempted by other than the search.
+// preempted records what a trial that was preempted has saved. It ends the search, unless the
+// search has preempted the trial. The caller holds the lock.
 func (t *tuner) preempted(name string, e *launch.PreemptedError) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !e.Saved && t.unsaved == "" {
-		t.unsaved = fmt.Sprintf("trial %s: %s", name, e.Why)
+	delete(t.unsaved, name)
+	if !e.Saved {
+		t.unsaved[name] = e.Why
 	}
-	t.endLocked(launch.StopRequest{Preempt: true, Reason: e.Reason})
+	live := t.live[name]
+	switch {
+	case !live.waits:
+		t.endLocked(launch.StopRequest{Preempt: true, Reason: e.Reason})
+	case !e.Saved && live.topped > 0:
+		t.log.Warn("trial has its steps and has not saved them", "trial", name, "why", e.Why)
+		t.lost[name] = problem.Errorf(problem.Failed, "it has its steps and has not saved them, and %s; the same command repeats them", e.Why)
+	case !e.Saved:
+		t.log.Warn("trial has to wait and has not saved; it repeats its steps if it is trained further", "trial", name, "why", e.Why)
+	}
 }
 
 // config returns the configuration of the launch of a trial.
@@ -497,7 +538,9 @@ func (t *tuner) config(name string, slot int) launch.Config {
 	cfg.Nodes, cfg.BackendConfig = session.OneNode(t.slots[slot].workers), t.slots[slot].devices
 	cfg.Judge = func(ctx context.Context, m *events.Metrics) *launch.StopRequest { return t.judge(ctx, name, m) }
 	t.mu.Lock()
-	cfg.Requests = t.live[name].requests
+	if live := t.live[name]; live != nil {
+		cfg.Requests = live.requests
+	}
 	t.mu.Unlock()
 	if cfg.Output.Dir != "" {
 		cfg.Output.Dir = filepath.Join(cfg.Output.Dir, events.EncodeName(name))

@@ -61,7 +61,7 @@ func TestRecordedSearch(t *testing.T) {
 			t.Errorf("event %d: trial %s to %d steps; the paper's algorithm: %s to %d, %v", d.Sequence, d.Trial, d.Steps, trial, steps, ok)
 		}
 	}
-	board := all.Board(name, nil)
+	board := all.Board(name, nil, nil)
 	if trial, steps, more := paper(all.Search.Definition, of); more || !board.Over {
 		t.Errorf("the search is over: %v; the paper's algorithm trains %q to %d", board.Over, trial, steps)
 	}

@@ -16,9 +16,15 @@ type Trial struct {
 	Rung    int // that it was assigned last; -1: none
 	Reached bool
 	Ended   string // [Completed] or [Errored]; empty: it may be trained further
+	Failure string // why it errored
 	Step    int64  // of its last report that has the metric
 	Value   float64
 	HasStep bool
+
+	// ToppedIn is the newest attempt with a report at the steps of the assigned rung, or beyond,
+	// and ToppedAt the sequence of its first such report; 0: there is none.
+	ToppedIn int
+	ToppedAt uint64
 
 	attempt int // the newest
 	report  at  // the last of that attempt
@@ -40,6 +46,7 @@ func (t Trial) Open() bool { return t.Rung >= 0 && !t.Reached && t.Ended == "" }
 type entry struct {
 	trial    int
 	value    float64
+	step     int64 // of the report
 	promoted bool
 }
 
@@ -51,6 +58,7 @@ type Search struct {
 	trials []*Trial // those that were assigned, by number
 	on     [][]entry
 	last   uint64 // sequence of the last event
+	heard  bool   // a trial has reported
 }
 
 // New returns a search without events.
@@ -63,6 +71,12 @@ func New(d Definition) *Search {
 // Last returns the sequence of the last event that was folded.
 func (s *Search) Last() uint64 { return s.last }
 
+// Reported reports whether any trial has reported, with the metric or without.
+func (s *Search) Reported() bool { return s.heard }
+
+// Steps returns the steps of a rung.
+func (s *Search) Steps(rung int) int64 { return s.rungs[rung] }
+
 // Top returns the number of the last rung.
 func (s *Search) Top() int { return len(s.rungs) - 1 }
 
@@ -73,6 +87,12 @@ func (s *Search) Assigned() []Trial {
 		out[i] = *t
 	}
 	return out
+}
+
+// Topped returns the trials that have reached the last rung and whose workers have not ended
+// since by themselves.
+func (s *Search) Topped() []Trial {
+	return slices.DeleteFunc(s.Assigned(), func(t Trial) bool { return !t.Reached || t.Rung < s.Top() || t.Ended != "" })
 }
 
 // Trial returns a trial that was assigned.
@@ -112,12 +132,17 @@ func (s *Search) Fold(run string, r events.Recorded) error {
 	switch b := body.(type) {
 	case *events.GroupStarted:
 		t.attempt = max(t.attempt, b.Attempt)
+		if t.Ended == Errored { // it is tried again
+			t.Ended, t.Failure = "", ""
+		}
 	case *events.Metrics:
+		s.heard = true
 		s.reported(t, b)
 	case *events.TrialCompleted:
 		s.ended(t, Completed)
 	case *events.TrialErrored:
 		s.ended(t, Errored)
+		t.Failure = b.Message
 	}
 	return nil
 }
@@ -139,7 +164,7 @@ func (s *Search) assigned(b *events.SearchAssigned) error {
 			e.promoted = true
 		}
 	}
-	t.Rung, t.Reached = b.Rung, false
+	t.Rung, t.Reached, t.ToppedIn, t.ToppedAt = b.Rung, false, 0, 0
 	return nil
 }
 
@@ -158,6 +183,9 @@ func (s *Search) reported(t *Trial, b *events.Metrics) {
 		return // of a group that was replaced
 	}
 	t.report = at{b.Attempt, b.Iteration}
+	if t.Rung >= 0 && b.Step >= s.rungs[t.Rung] && t.ToppedIn != b.Attempt {
+		t.ToppedIn, t.ToppedAt = b.Attempt, s.last
+	}
 	value, ok := number(b.Metrics[s.Metric])
 	if !ok {
 		return
@@ -170,7 +198,7 @@ func (s *Search) reported(t *Trial, b *events.Metrics) {
 
 func (s *Search) reach(t *Trial) {
 	t.Reached = true
-	s.on[t.Rung] = append(s.on[t.Rung], entry{trial: t.Number, value: t.Value})
+	s.on[t.Rung] = append(s.on[t.Rung], entry{trial: t.Number, value: t.Value, step: t.Step})
 }
 
 // ended folds the end of a trial. If it completes before the steps of its rung, it counts
@@ -202,7 +230,7 @@ func (s *Search) Next() (next events.SearchAssigned, ok bool) {
 		ranked := s.ranked(rung)
 		for rank, e := range ranked[:len(ranked)/s.Reduction] {
 			t := s.trials[e.trial]
-			if e.promoted || t.Ended != "" || math.IsNaN(e.value) {
+			if e.promoted || t.Ended != "" || !s.counts(e.value) {
 				continue
 			}
 			return events.SearchAssigned{
@@ -259,6 +287,7 @@ func (s *Search) Busy() bool {
 // result is what a trial reached on a rung.
 type result struct {
 	rung  int
+	step  int64
 	value float64
 }
 
@@ -267,7 +296,7 @@ func (s *Search) results() map[int]result {
 	all := map[int]result{}
 	for rung, entries := range s.on {
 		for _, e := range entries {
-			all[e.trial] = result{rung, e.value}
+			all[e.trial] = result{rung, e.step, e.value}
 		}
 	}
 	return all
@@ -277,7 +306,7 @@ func (s *Search) results() map[int]result {
 // fewer steps do not compare with it.
 func (s *Search) best() (trial int, ok bool) {
 	for rung := s.Top(); rung >= 0; rung-- {
-		if ranked := s.ranked(rung); len(ranked) > 0 && !math.IsNaN(ranked[0].value) {
+		if ranked := s.ranked(rung); len(ranked) > 0 && s.counts(ranked[0].value) {
 			return ranked[0].trial, true
 		}
 	}
@@ -297,4 +326,14 @@ func number(metric any) (v float64, ok bool) {
 		return v, ok
 	}
 	return 0, false
+}
+
+// nonFinite returns the name of a number that JSON has no form for.
+func nonFinite(v float64) string {
+	for name, named := range nonFinites {
+		if v == named || math.IsNaN(v) && math.IsNaN(named) {
+			return name
+		}
+	}
+	return ""
 }

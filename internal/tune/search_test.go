@@ -136,6 +136,8 @@ func metric(v float64) any {
 		return "NaN"
 	case math.IsInf(v, 1):
 		return "Infinity"
+	case math.IsInf(v, -1):
+		return "-Infinity"
 	}
 	return v
 }
@@ -150,6 +152,13 @@ func (l *lab) step(faults bool) {
 	name := names[l.random.IntN(len(names))]
 	if faults {
 		switch l.random.IntN(60) {
+		case 8, 9: // a trial that errored is tried again
+			for _, t := range l.search.Assigned() {
+				if _, on := l.live[t.Name]; t.Ended == tune.Errored && !on && len(l.live) < l.slots {
+					l.start(t.Name)
+					return
+				}
+			}
 		case 0:
 			l.append(name, &events.TrialErrored{Attempt: l.tries[name], Message: "rank 0 died"})
 			delete(l.live, name)
@@ -256,6 +265,7 @@ func paper(def tune.Definition, log []events.Recorded) (trial string, steps int6
 		rung    int
 		over    bool // it has its result
 		dead    bool
+		errored bool // and may be tried again
 		last    *float64
 		attempt int
 	}
@@ -278,6 +288,9 @@ func paper(def tune.Definition, log []events.Recorded) (trial string, steps int6
 			promoted[b.Trial] = j.rung
 		case *events.GroupStarted:
 			jobs[r.Scope.Trial].attempt = b.Attempt
+			if jobs[r.Scope.Trial].errored {
+				jobs[r.Scope.Trial].dead, jobs[r.Scope.Trial].errored = false, false
+			}
 		case *events.Metrics:
 			j := jobs[r.Scope.Trial]
 			var loss float64
@@ -285,12 +298,15 @@ func paper(def tune.Definition, log []events.Recorded) (trial string, steps int6
 			case float64:
 				loss = v
 			case string:
-				loss = map[string]float64{"NaN": math.NaN(), "Infinity": math.Inf(1)}[v]
+				loss = map[string]float64{"NaN": math.NaN(), "Infinity": math.Inf(1), "-Infinity": math.Inf(-1)}[v]
 			default:
 				continue
 			}
 			if j == nil || b.Attempt < j.attempt {
 				continue
+			}
+			if def.Finite && math.IsInf(loss, 0) {
+				loss = math.NaN()
 			}
 			j.last = &loss
 			if !j.over && !j.dead && b.Step >= resource[j.rung] {
@@ -306,7 +322,9 @@ func paper(def tune.Definition, log []events.Recorded) (trial string, steps int6
 				j.dead = true
 			}
 		case *events.TrialErrored:
-			jobs[r.Scope.Trial].dead = true
+			if j := jobs[r.Scope.Trial]; !j.dead {
+				j.dead, j.errored = true, true
+			}
 		}
 	}
 	for k := len(resource) - 2; k >= 0; k-- {
@@ -336,6 +354,7 @@ func definitions(t *rapid.T) tune.Definition {
 		Metric: "loss", Mode: rapid.SampledFrom([]string{tune.Min, tune.Max}).Draw(t, "mode"), Trials: rapid.IntRange(1, 40).Draw(t, "trials"),
 		Reduction: rapid.IntRange(2, 4).Draw(t, "reduction"), Grace: rapid.Int64Range(1, 4).Draw(t, "grace"),
 	}
+	d.Finite = rapid.Bool().Draw(t, "finite")
 	d.MaxSteps = d.Grace + rapid.Int64Range(0, 40).Draw(t, "more")
 	s, err := tune.ReadSpace([]byte(`{"u": {"uniform": [0, 1]}}`))
 	if err != nil {
@@ -356,6 +375,9 @@ func curve(seed uint64) func(int, int64) float64 {
 		}
 		if kind == 1 {
 			return math.Inf(1)
+		}
+		if kind == 2 {
+			return math.Inf(-1)
 		}
 		return level + 10/float64(step)*float64(r.IntN(4))
 	}
@@ -447,7 +469,7 @@ func TestResultsDoNotChange(t *testing.T) {
 				t.Fatalf("decision %d was %+v and is %+v", i, d, all.Decisions[i])
 			}
 		}
-		was, is := part.Board(run, nil), all.Board(run, nil)
+		was, is := part.Board(run, nil, nil), all.Board(run, nil, nil)
 		for i, row := range was.Trials {
 			now := is.Trials[i]
 			same := row.At < now.At || row.At == now.At && (row.Value == nil) == (now.Value == nil) && (row.Value == nil || *row.Value == *now.Value)

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -115,6 +116,8 @@ func bounds(kind string, list []any) (domain, error) {
 	switch {
 	case d.lo > d.hi:
 		return d, fmt.Errorf("%s: %v is above %v", kind, d.lo, d.hi)
+	case math.IsInf(d.hi-d.lo, 0):
+		return d, fmt.Errorf("%s: %v to %v is too wide: the difference is no finite number", kind, d.lo, d.hi)
 	case kind == logUniform && d.lo <= 0:
 		return d, fmt.Errorf("%s: %v is not above 0", kind, d.lo)
 	case kind == integer && (d.lo != math.Trunc(d.lo) || d.hi != math.Trunc(d.hi) || math.Abs(d.lo) > whole || math.Abs(d.hi) > whole):
@@ -186,6 +189,23 @@ func (s Space) Fill(command []string, config map[string]any) []string {
 		out[i] = r.Replace(arg)
 	}
 	return out
+}
+
+// word is a placeholder of [Space.Fill] that is a whole argument, or the whole value of an
+// option.
+var word = regexp.MustCompile(`^(?:--?[\w.-]+=)?\{([A-Za-z_][\w.-]*)\}$`)
+
+// Check returns an error if an argument of a command is a placeholder for a name that the space
+// does not have. It accepts other braces: programs have uses of their own for them. The error is
+// an [ErrDefinition].
+func (s Space) Check(command []string) error {
+	for _, arg := range command {
+		m := word.FindStringSubmatch(arg)
+		if m != nil && !slices.Contains(s.names, m[1]) {
+			return fmt.Errorf("%w: argument %s: the search space has no %q, only %s", ErrDefinition, arg, m[1], strings.Join(s.names, ", "))
+		}
+	}
+	return nil
 }
 
 // Text returns a value of a configuration as an argument: a string as it is, all else as

@@ -106,6 +106,7 @@ func TestBadSpaces(t *testing.T) {
 		{`{"a": {"uniform": [1]}}`, "want [LOW, HIGH]"},
 		{`{"a": {"uniform": [1, "b"]}}`, "b is no number"},
 		{`{"a": {"uniform": [2, 1]}}`, "2 is above 1"},
+		{`{"a": {"uniform": [-1e308, 1.7e308]}}`, "too wide"},
 		{`{"a": {"loguniform": [0, 1]}}`, "0 is not above 0"},
 		{`{"a": {"integer": [0, 1.5]}}`, "want whole numbers"},
 	} {
@@ -123,5 +124,26 @@ func TestFill(t *testing.T) {
 	got := s.Fill([]string{"train", "--lr={lr}", "{act}-{deep}", "{other}", "{}"}, s.Draw(1, 0))
 	if want := []string{"train", "--lr=0.001", "tanh-true", "{other}", "{}"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("filled: %q, want %q", got, want)
+	}
+}
+
+// TestCheck: a placeholder that is a whole argument or value must name something of the space.
+func TestCheck(t *testing.T) {
+	s := space(t, `{"lr": 0.001, "deep.n": 2}`)
+	for _, c := range []struct{ arg, bad string }{
+		{"{lr}", ""},
+		{"--lr={lr}", ""},
+		{"--n={deep.n}", ""},
+		{"x{learning}y", ""},
+		{"echo ${HOME}", ""},
+		{"{}", ""},
+		{"{ print $1 }", ""},
+		{"{learningrate}", `no "learningrate", only deep.n, lr`},
+		{"--lr={rate}", `argument --lr={rate}: the search space has no "rate"`},
+	} {
+		err := s.Check([]string{"train", c.arg})
+		if (err == nil) != (c.bad == "") || err != nil && !(errors.Is(err, tune.ErrDefinition) && strings.Contains(err.Error(), c.bad)) {
+			t.Errorf("%s: %v, want %q", c.arg, err, c.bad)
+		}
 	}
 }

@@ -47,6 +47,7 @@ type Definition struct {
 	Grace     int64 // steps of the first rung
 	Reduction int
 	MaxSteps  int64 // steps of the last rung
+	Finite    bool  // infinite values of the metric count as NaN; not so in older searches
 	Space     Space
 }
 
@@ -55,7 +56,7 @@ func Define(b events.SearchBegun) (d Definition, err error) {
 	bad := func(format string, args ...any) (Definition, error) {
 		return Definition{}, fmt.Errorf("%w: %s", ErrDefinition, fmt.Sprintf(format, args...))
 	}
-	d = Definition{Metric: b.Metric, Mode: b.Mode, Trials: b.Trials, Seed: b.Seed, Grace: b.Grace, Reduction: b.Reduction, MaxSteps: b.MaxSteps}
+	d = Definition{Metric: b.Metric, Mode: b.Mode, Trials: b.Trials, Seed: b.Seed, Grace: b.Grace, Reduction: b.Reduction, MaxSteps: b.MaxSteps, Finite: b.Finite}
 	switch {
 	case b.Metric == "":
 		return bad("no metric: name what the workers report, such as loss")
@@ -80,7 +81,7 @@ func Define(b events.SearchBegun) (d Definition, err error) {
 func (d Definition) Body(job string) *events.SearchBegun {
 	return &events.SearchBegun{
 		Job: job, Metric: d.Metric, Mode: d.Mode, Trials: d.Trials, Seed: d.Seed,
-		Grace: d.Grace, Reduction: d.Reduction, MaxSteps: d.MaxSteps, Space: d.Space.Values(),
+		Grace: d.Grace, Reduction: d.Reduction, MaxSteps: d.MaxSteps, Finite: d.Finite, Space: d.Space.Values(),
 	}
 }
 
@@ -118,13 +119,19 @@ func (d Definition) Index(name string) int {
 // trial's number alone.
 func (d Definition) Config(trial int) map[string]any { return d.Space.Draw(d.Seed, trial) }
 
-// better reports whether a value of the metric is better than another. NaN is worse than
-// every number.
+// counts reports whether a trial with a value of the metric may be trained further, or be the
+// best.
+func (d Definition) counts(v float64) bool {
+	return !math.IsNaN(v) && !(d.Finite && math.IsInf(v, 0))
+}
+
+// better reports whether a value of the metric is better than another. A value that does not count
+// is worse than every other.
 func (d Definition) better(a, b float64) bool {
 	switch {
-	case math.IsNaN(a):
+	case !d.counts(a):
 		return false
-	case math.IsNaN(b):
+	case !d.counts(b):
 		return true
 	case d.Mode == Max:
 		return a > b

@@ -3,6 +3,7 @@ package viewdb
 import (
 	"bytes"
 	"errors"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -16,12 +17,11 @@ import (
 // of Pebble it received every version, and sorting, flushing and compacting them slowed
 // the fold down as the log grew.
 //
-// Nothing else may write to the database while an overlay is in use.
+// Nothing else may change the rows behind an overlay while it is in use.
 type overlay struct {
-	db    *pebble.DB
-	rows  *projections.Memory // values end with one of the marks below
-	bytes int                 // of all values set, an upper bound of what rows holds
-	idle  *pebble.Iterator    // for the next scan; nil before the first and during one
+	behind behind
+	rows   *projections.Memory // values end with one of the marks below
+	bytes  int                 // of all values set, an upper bound of what rows holds
 }
 
 // Marks at the end of a value in [overlay.rows].
@@ -32,7 +32,88 @@ const (
 
 var _ projections.Table = (*overlay)(nil)
 
-func newOverlay(db *pebble.DB) *overlay { return &overlay{db: db, rows: projections.NewMemory()} }
+// behind has the rows behind an overlay.
+type behind interface {
+	// get returns the caller's copy of a value, nil if there is none.
+	get(key []byte) ([]byte, error)
+	// scan returns the rows of a range, at the first one.
+	scan(lo, hi []byte) (scanner, error)
+	// close releases what is kept between reads.
+	close() error
+}
+
+// scanner is at a row of a range. Its methods are those of [pebble.Iterator].
+type scanner interface {
+	Valid() bool
+	Next() bool
+	Key() []byte
+	ValueAndErr() ([]byte, error)
+	Error() error
+	Close() error
+}
+
+var (
+	_ behind  = (*table)(nil)
+	_ scanner = idling{}
+)
+
+// iterators keeps an iterator for the next scan. Several goroutines may use it.
+type iterators struct {
+	from pebble.Reader
+	idle atomic.Pointer[pebble.Iterator] // nil before the first scan and during one
+}
+
+// take returns the idle iterator, or a new one if a visit scans.
+func (i *iterators) take(b *pebble.IterOptions) (idling, error) {
+	it := i.idle.Swap(nil)
+	if it == nil {
+		it, err := i.from.NewIter(b)
+		return idling{it, i}, err
+	}
+	it.SetBounds(b.LowerBound, b.UpperBound)
+	return idling{it, i}, nil
+}
+
+// close releases the idle iterator.
+func (i *iterators) close() error {
+	if it := i.idle.Swap(nil); it != nil {
+		return it.Close()
+	}
+	return nil
+}
+
+// idling is an iterator that is kept when it is closed.
+type idling struct {
+	*pebble.Iterator
+	of *iterators
+}
+
+// Close keeps the iterator for the next scan: what it reads does not change before the overlay
+// is closed.
+func (i idling) Close() error {
+	if i.Error() != nil || !i.of.idle.CompareAndSwap(nil, i.Iterator) {
+		return i.Iterator.Close()
+	}
+	return nil
+}
+
+// table has the rows of the database.
+type table struct{ iterators }
+
+func (t *table) get(key []byte) ([]byte, error) { return get(t.from, key) }
+
+func (t *table) scan(lo, hi []byte) (scanner, error) {
+	it, err := t.take(bounds(lo, hi))
+	if err != nil {
+		return nil, err
+	}
+	it.First()
+	return it, nil
+}
+
+func newOverlay(db *pebble.DB) *overlay {
+	return &overlay{behind: &table{iterators{from: db}}, rows: projections.NewMemory()}
+}
 
 // Get implements [projections.Reader].
 func (o *overlay) Get(key []byte) ([]byte, error) {
@@ -41,7 +122,7 @@ func (o *overlay) Get(key []byte) ([]byte, error) {
 		return nil, err
 	}
 	if marked == nil {
-		return get(o.db, key)
+		return o.behind.get(key)
 	}
 	return value(marked), nil
 }
@@ -57,13 +138,12 @@ func value(marked []byte) []byte {
 
 // Scan implements [projections.Reader]. It merges the rows of both.
 func (o *overlay) Scan(lo, hi []byte, visit func(key, value []byte) error) (err error) {
-	it, err := o.iterator(lo, hi)
+	it, err := o.behind.scan(lo, hi)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, o.release(it)) }()
-	it.First()
-	// below visits the rows of the database before key, or all of them if key is nil.
+	defer func() { err = errors.Join(err, it.Close()) }()
+	// below visits the rows behind the overlay before key, or all of them if key is nil.
 	below := func(key []byte) error {
 		for ; it.Valid() && (key == nil || bytes.Compare(it.Key(), key) < 0); it.Next() {
 			value, err := it.ValueAndErr()
@@ -94,28 +174,6 @@ func (o *overlay) Scan(lo, hi []byte, visit func(key, value []byte) error) (err 
 	return below(nil)
 }
 
-// iterator returns the idle iterator, or a new one if a visit scans.
-func (o *overlay) iterator(lo, hi []byte) (*pebble.Iterator, error) {
-	b := bounds(lo, hi)
-	it := o.idle
-	if it == nil {
-		return o.db.NewIter(b)
-	}
-	o.idle = nil
-	it.SetBounds(b.LowerBound, b.UpperBound)
-	return it, nil
-}
-
-// release keeps an iterator for the next scan: the database does not change before the
-// overlay is written.
-func (o *overlay) release(it *pebble.Iterator) error {
-	if o.idle != nil || it.Error() != nil {
-		return it.Close()
-	}
-	o.idle = it
-	return nil
-}
-
 // Set implements [projections.Table].
 func (o *overlay) Set(key, value []byte) error { return o.mark(key, value, present) }
 
@@ -138,11 +196,5 @@ func (o *overlay) write(b *pebble.Batch) error {
 	})
 }
 
-// close releases the database's iterator.
-func (o *overlay) close() error {
-	if o.idle == nil {
-		return nil
-	}
-	defer func() { o.idle = nil }()
-	return o.idle.Close()
-}
+// close releases what the rows behind it keep.
+func (o *overlay) close() error { return o.behind.close() }

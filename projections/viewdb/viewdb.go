@@ -8,6 +8,8 @@
 //
 //	0x00 "cursor"   {sequence, reducer, store}, JSON: the cursor, the version
 //	                of the folds, the identity of the log's store
+//	0x00 "frames"   the keyframes; see [keyframes]
+//	0x00 'h' …      versions of rows as of keyframes
 //	kind …          rows, as package projections lays them out
 //
 // Rows and their cursor are always in one batch. After any crash the database is
@@ -222,7 +224,7 @@ func (db *DB) start() error {
 		}
 		if !again {
 			db.sequence = c.Sequence
-			return nil
+			return db.startKeyframes()
 		}
 		db.log.Info("views rebuilt from the log: this version knows more events")
 	case found:
@@ -230,6 +232,9 @@ func (db *DB) start() error {
 	}
 	b := db.pebble.NewBatch()
 	err = b.DeleteRange(firstRow, []byte{0xff}, nil)
+	if err == nil {
+		err = dropKeyframes(b)
+	}
 	if err == nil {
 		err = db.writeCursor(b, 0)
 	}
@@ -239,10 +244,27 @@ func (db *DB) start() error {
 	return errors.Join(err, b.Close())
 }
 
+// startKeyframes drops keyframes of another version of the folds, which a program without
+// keyframes left when it folded the rows again.
+func (db *DB) startKeyframes() error {
+	k, err := readKeyframes(db.pebble, keyframeEvents)
+	switch {
+	case errors.Is(err, errKeyframes):
+		db.log.Warn("keyframes of the views dropped", "error", err)
+	case err != nil || k.Reducer == projections.Version && k.At <= db.sequence:
+		return err
+	}
+	b := db.pebble.NewBatch()
+	if err = dropKeyframes(b); err == nil {
+		err = b.Commit(pebble.Sync)
+	}
+	return errors.Join(err, b.Close())
+}
+
 // knowsMore reports whether this program knows an event that the rows were folded
 // without.
 func (db *DB) knowsMore() (bool, error) {
-	unknown, err := projections.AllNewer(reader{db.pebble})
+	unknown, err := projections.AllNewer(reader{db.pebble, nil})
 	return slices.ContainsFunc(unknown, projections.Newer.Known), err
 }
 
@@ -326,7 +348,7 @@ func (db *DB) ViewAt(read func(r projections.Reader, cursor uint64) error) error
 		if err != nil {
 			return fmt.Errorf("read views in %s: %w", db.dir, err)
 		}
-		return read(reader{snapshot}, c.Sequence)
+		return read(reader{snapshot, db}, c.Sequence)
 	})
 }
 
@@ -382,7 +404,10 @@ func (db *DB) Close() error {
 }
 
 // reader reads the projections' rows of a database or of a snapshot.
-type reader struct{ from pebble.Reader }
+type reader struct {
+	from pebble.Reader
+	db   *DB // that from is a snapshot of; nil: it is none
+}
 
 var _ projections.Reader = reader{}
 

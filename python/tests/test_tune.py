@@ -15,8 +15,9 @@ from launch import DEADLINE, TRAINER, Launches
 # The loss follows from the trial's configuration. The saved floats count the steps, so a trial
 # that lost some, or repeated some, reports another count.
 WORKER = """
-import array
+import array, os, time
 
+hold = os.environ.get("HOLD", "")
 session = current()
 offset, slope = session.context.config["offset"], session.context.config["slope"]
 counted = array.array("f", load(session, session.context.resume) if session.context.resume else bytes(16))
@@ -25,14 +26,17 @@ for step in range(int(counted[0]) + 1, 33):
     counted = array.array("f", [counted[0] + 1] * 4)
     assert counted[0] == step, (counted, step)
     asked = ckptstore.report({"loss": offset - slope * step, "counted": counted[0]}, step=step)
-    if asked == "preempt" or step == 32:
+    if step == 32 and hold and session.context.rank == 0 and not os.path.exists(hold):
+        open(hold, "x").close()
+        time.sleep(1000)  # until the tuner is killed: the report is in the log, and the save is not begun
+    if asked == "preempt":
         session.wait(save(session, step, counted.tobytes()).checkpoint, "committed")
         break
 """
 
 
 class Tune(Launches):
-    def start_search(self) -> subprocess.Popen[str]:
+    def start_search(self, **more: str) -> subprocess.Popen[str]:
         with open(os.path.join(self.folder, "space.json"), "w") as file:
             json.dump({"offset": {"grid": [64, 72, 80, 88]}, "slope": {"uniform": [0, 1]}}, file)
         process = subprocess.Popen(
@@ -40,7 +44,7 @@ class Tune(Launches):
                 TRAINER, "tune", "--store", self.store, "--name", "py", "--nproc", "2", "--trials", "4", "--slots", "2", "--reduction", "2",
                 "--grace-steps", "8", "--max-steps", "32", "--search", os.path.join(self.folder, "space.json"), "--", sys.executable, self.script(WORKER),
             ],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=self.environment(), cwd=self.folder,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=self.environment(**more), cwd=self.folder,
         )
         self.addCleanup(self.end, process)
         return process
@@ -59,6 +63,16 @@ class Tune(Launches):
     def test_killed_tuner(self) -> None:
         killed = self.start_search()
         self.until("two trials are assigned", lambda: self.assigned() >= 2)
+        self.continued(killed)
+
+    def test_killed_before_last_save(self) -> None:
+        hold = os.path.join(self.folder, "held")
+        killed = self.start_search(HOLD=hold)
+        self.until("a trial has reported the most steps", lambda: os.path.exists(hold))
+        self.continued(killed)
+
+    def continued(self, killed: subprocess.Popen[str]) -> None:
+        """Kill a search, continue it and check its trials."""
         killed.send_signal(signal.SIGKILL)
         killed.communicate(timeout=DEADLINE)
         self.assertEqual(killed.returncode, -signal.SIGKILL)
@@ -71,8 +85,14 @@ class Tune(Launches):
         self.assertTrue(all(trial["steps"] >= 8 for trial in trials), trials)
         self.assertTrue(any(trial["steps"] < 32 for trial in trials), trials)
         self.assertEqual(search["best"]["steps"], 32)
+        listed = self.ckptstore("ls", "py", "--json")
+        self.assertEqual(listed.returncode, 0, listed.stderr)
+        saved = json.loads(listed.stdout)["checkpoints"]
         for trial in trials:
             with self.subTest(trial["trial"]):
+                steps = [c["step"] for c in saved if c["trial"] == trial["trial"] and c["state"] == "committed"]
+                if trial["state"] == "done":
+                    self.assertEqual(max(steps, default=0), 32)
                 done = self.ckptstore("metrics", f"py/{trial['trial']}", "--json")
                 self.assertEqual(done.returncode, 0, done.stderr)
                 config, reports = trial["config"], json.loads(done.stdout)["rows"]

@@ -348,18 +348,19 @@ type logOut struct {
 func (v *verbs) verifyLog(ctx context.Context, p *audit.Policy, unwitnessed bool, old string, head *audit.Head) error {
 	return v.book(ctx, v.read, func(_ *store.Store, b *ledger.Book) error {
 		keys, word := "policy", ""
-		if p == nil {
-			own, err := b.OwnPolicy()
+		if p != nil {
+			b.Accept(*p, unwitnessed)
+		} else {
+			err := b.AcceptOwn(unwitnessed)
+			if err == nil {
+				head, err = sinceOf(old, b)
+			}
 			if err != nil {
 				return err
 			}
-			if head, err = sinceOf(old, b); err != nil {
-				return err
-			}
-			p, keys = &own, "store"
+			keys = "store"
 			word = "the key and the witnesses are those that the store itself names, which a user who can write to it can replace: compare with yours by --policy\n"
 		}
-		b.Accept(*p, unwitnessed)
 		found, err := b.Verify(ctx, head)
 		if err != nil {
 			return err
@@ -394,7 +395,7 @@ body is there as a salted digest.`,
 		Example: "  ckptstore audit serve --listen 127.0.0.1:7381",
 		RunE: func(c *cobra.Command, _ []string) error {
 			return v.book(c.Context(), v.read, func(_ *store.Store, b *ledger.Book) error {
-				return v.listen(c.Context(), listen, b.Handler(v.complain()))
+				return v.listen(c.Context(), listen, b.Handler(v.complain("audit serve")))
 			})
 		},
 	}
@@ -402,8 +403,8 @@ body is there as a salted digest.`,
 	return c
 }
 
-// complain returns a function that prints errors, and the same error only once.
-func (v *verbs) complain() func(error) {
+// complain returns a function that prints errors of a command, and the same error only once.
+func (v *verbs) complain(command string) func(error) {
 	var mu sync.Mutex
 	last := ""
 	return func(err error) {
@@ -411,7 +412,7 @@ func (v *verbs) complain() func(error) {
 		defer mu.Unlock()
 		if text := err.Error(); text != last {
 			last = text
-			fmt.Fprintln(v.Err, "audit serve:", text)
+			fmt.Fprintf(v.Err, "%s: %s\n", command, text)
 		}
 	}
 }

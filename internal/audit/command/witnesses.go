@@ -222,13 +222,14 @@ func (v *verbs) witness() *cobra.Command {
 		Long: `Serve C2SP tlog-witness: cosign a head only if its log continues the head that was
 cosigned last. Run it on a machine that the owners of the logs do not control. It keeps
 the newest head of each log in --dir, which one process at a time uses; a lost directory
-forgets them.`,
+forgets them. If a log forks, it prints that, and appends both notes to a file there, whose
+name ends with ".fork": they are the evidence.`,
 		Example: "  ckptstore audit witness --key witness.key --dir /var/lib/witness --log LOGKEY --listen 127.0.0.1:7380",
 		RunE: func(c *cobra.Command, _ []string) error {
 			if key == "" || dir == "" || len(logs) == 0 {
 				return console.Usagef("audit witness: --key, --dir and --log are required")
 			}
-			w, err := ledger.NewWitness(dir, key, logs)
+			w, err := ledger.NewWitness(dir, key, logs, v.complain("audit witness"))
 			if err != nil {
 				return err
 			}

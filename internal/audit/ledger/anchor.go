@@ -84,6 +84,7 @@ func (k *Keeper) checkAnchor(ctx context.Context) (err error) {
 	if root != a.Root {
 		return fmt.Errorf("%w: the log was rewritten, or the key signs for another copy of the store: the log leads to the root %s at size %d, and the key has signed %s (%s): restore log/ from a backup; both roots are the evidence", ErrDamaged, root, a.Size, a.Root, a.path)
 	}
+	k.vouched = true
 	return nil
 }
 

@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -339,7 +338,9 @@ func (b *Book) Verify(ctx context.Context, since *audit.Head) (v VerifiedLog, er
 	if c.tree.Size == h.Size && root != h.Root {
 		find(0, "the log leads to the root %s, and its newest head has %v: the log was rewritten", root, h)
 	}
-	c.origins(ctx, h, find)
+	if err := c.origins(ctx, h, find); err != nil {
+		return v, err
+	}
 	if since != nil {
 		c.since(*since, h, find)
 	}
@@ -357,11 +358,7 @@ func (b *Book) listed(find func(sequence uint64, format string, args ...any)) (m
 		return nil, fmt.Errorf("audit: %w", err)
 	}
 	roots := map[int64]audit.Hash{}
-	for line := range bytes.Lines(text) {
-		var l headLine
-		if json.Unmarshal(line, &l) != nil {
-			continue // cut off by a crash: it was never signed
-		}
+	for _, l := range headLines(text) {
 		if had, ok := roots[l.Size]; ok && had != l.Root {
 			find(0, "%s of the audit lists two heads of size %d: %s and %s: the log forked", headsName, l.Size, had, l.Root)
 		}
@@ -393,15 +390,20 @@ type sealedAt struct {
 }
 
 // origins finds the origins that began in the log.
-func (c *comparison) origins(ctx context.Context, h audit.Head, find func(sequence uint64, format string, args ...any)) {
+func (c *comparison) origins(ctx context.Context, h audit.Head, find func(sequence uint64, format string, args ...any)) error {
+	logs, err := c.b.quotable()
+	if err != nil {
+		return err
+	}
 	for _, s := range c.began {
-		o, err := c.b.origin(ctx, s.SealedMap, s.sequence, h)
+		o, err := c.b.origin(ctx, s.SealedMap, s.sequence, h, logs)
 		if err != nil {
 			find(s.sequence, "%v", err)
 			continue
 		}
 		c.v.Origins = append(c.v.Origins, o)
 	}
+	return nil
 }
 
 // since compares the log with an older head.
@@ -415,6 +417,10 @@ func (c *comparison) since(old, h audit.Head, find func(sequence uint64, format 
 	origin, left := h.Origin, uint64(0)
 	for _, o := range slices.Backward(c.v.Origins) {
 		if origin != old.Origin && o.Origin == origin {
+			if !o.Checked {
+				find(o.Sequence, "%v: nothing shows that the log %s follows %s, and so the older head's: add a line `log` with the key of %s", audit.ErrPolicy, o.Origin, o.Follows, o.Follows)
+				return
+			}
 			origin, left = o.Follows, o.Sequence
 		}
 	}

@@ -34,6 +34,7 @@ type Book struct {
 	salts       *salts
 	policy      *audit.Policy // see Accept
 	unwitnessed bool          // the policy may want no cosignature
+	own         bool          // the policy is that of the store itself
 
 	mu   sync.Mutex
 	from int64    // index of the first entry in tail
@@ -60,7 +61,26 @@ func (b *Book) Config() Config { return b.config }
 // configuration names suffices, and a user who can write to the store can replace that. It
 // must not be called concurrently with other methods.
 func (b *Book) Accept(p audit.Policy, acceptUnwitnessed bool) {
-	b.policy, b.unwitnessed = &p, acceptUnwitnessed
+	b.policy, b.unwitnessed, b.own = &p, acceptUnwitnessed, false
+}
+
+// AcceptOwn makes the book accept heads by the policy that the store itself names: see
+// [Book.OwnPolicy]. It must not be called concurrently with other methods.
+func (b *Book) AcceptOwn(acceptUnwitnessed bool) error {
+	p, err := b.OwnPolicy()
+	if err == nil {
+		b.policy, b.unwitnessed, b.own = &p, acceptUnwitnessed, true
+	}
+	return err
+}
+
+// quotable returns the keys by which notes count that an audit.sealed quotes: those of the
+// accepted policy, or the keys that the store itself names.
+func (b *Book) quotable() ([]note.Verifier, error) {
+	if b.policy != nil && !b.own {
+		return b.policy.Logs, nil
+	}
+	return b.Logs()
 }
 
 // OwnPolicy returns the policy that the store itself names: its key and its witnesses.
@@ -150,19 +170,16 @@ func (b *Book) entries(ctx context.Context, n int64, width int) (list [][]byte, 
 	return b.tail[:width], nil
 }
 
-// remember keeps an entry behind the last full bundle, which begins at an index, so that
-// it is not read from the log again. It keeps only the entry that follows the others: a
-// reader may have replaced them in the meantime.
-func (b *Book) remember(from int64, entry []byte) {
+// remember keeps the entry of a sequence behind the last full bundle, which begins at an
+// index, so that it is not read from the log again. It keeps only the entry that follows
+// the others: a reader may have replaced them in the meantime.
+func (b *Book) remember(from int64, sequence uint64, entry []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.from != from {
 		b.from, b.tail = from, nil
 	}
-	if entry == nil {
-		return
-	}
-	if leaf, err := audit.ParseEntry(entry); err == nil && int64(leaf.Sequence)-1 == from+int64(len(b.tail)) { //nolint:gosec // not that long
+	if entry != nil && int64(sequence)-1 == from+int64(len(b.tail)) { //nolint:gosec // not that long
 		b.tail = append(b.tail, entry)
 	}
 }

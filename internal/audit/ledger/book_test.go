@@ -374,18 +374,18 @@ func TestRemember(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := k.book(t)
-	b.remember(256, entry(b, 257))
+	b.remember(256, 257, entry(b, 257))
 	b.from, b.tail = 0, nil // a reader reads another bundle
 	for sequence := uint64(258); sequence < 270; sequence++ {
-		b.remember(256, entry(b, sequence))
+		b.remember(256, sequence, entry(b, sequence))
 	}
 	got, err := b.entries(t.Context(), 1, 10)
 	if err != nil || !slices.EqualFunc(got, want, bytes.Equal) {
 		t.Errorf("entries of another place, %v", err)
 	}
 	// From then on it continues.
-	b.remember(256, entry(b, 267))
-	b.remember(256, entry(b, 267))
+	b.remember(256, 267, entry(b, 267))
+	b.remember(256, 267, entry(b, 267))
 	if len(b.tail) != 11 {
 		t.Errorf("%d entries are kept, want 11", len(b.tail))
 	}

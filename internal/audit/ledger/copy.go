@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -30,14 +29,21 @@ func Copy(from, to string, last uint64) error {
 	if err := root.MkdirAll(filepath.Join(to, dirName), 0o700); err != nil {
 		return bad(err)
 	}
+	// The note is read before the salts: those of its events are durable before it.
+	noted, err := c.notes(from, dirName, nil)
+	if err == nil && len(noted) == 0 && len(c.Earlier) > 0 {
+		noted, err = c.Earlier[len(c.Earlier)-1].notes(from, dirName)
+	}
+	if err != nil {
+		return bad(err)
+	}
 	heads := []byte{}
 	text, err := read(from, headsName)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return bad(err)
 	}
-	for line := range bytes.Lines(text[:bytes.LastIndexByte(text, '\n')+1]) {
-		var l headLine
-		if json.Unmarshal(line, &l) == nil && l.Size >= 0 && uint64(l.Size) <= last { //nolint:gosec // not negative
+	for line, l := range headLines(text) {
+		if uint64(l.Size) <= last { //nolint:gosec // not negative
 			heads = append(heads, line...)
 		}
 	}
@@ -47,8 +53,8 @@ func Copy(from, to string, last uint64) error {
 	}
 	salts = salts[:bytes.LastIndexByte(salts, '\n')+1] // the owner may be appending a line
 	copied := map[string][]byte{headsName: heads, saltsName: salts}
-	if signed, _, ok := c.newestNote(from, nil); ok { // also of later events: a new origin of the copy quotes it
-		copied[notedName] = signed
+	if len(noted) > 0 { // also of later events: a new origin of the copy quotes it
+		copied[notedName] = noted[0].signed
 	}
 	for name, text := range copied {
 		if err := durable.WriteBelow(root, filepath.Join(to, dirName, name), text); err != nil {

@@ -6,8 +6,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
@@ -42,6 +46,7 @@ type disk struct {
 	store string
 	lost  <-chan struct{}
 	step  func(step string, done bool) error
+	made  map[string]bool // directories of tiles whose names are durable; at most madeMost
 }
 
 // do runs a write of a step.
@@ -81,34 +86,117 @@ func (d *disk) append(step, name string, line []byte) error {
 	return d.do(step, func() error { return appendLine(d.store, name, line) })
 }
 
-// tile writes a tile or a bundle of entries. A file that exists must have the same bytes.
-func (d *disk) tile(path string, data []byte) error {
-	return d.do(stepTiled, func() error {
-		root, full := beneath.At(d.store), d.path(path)
+// tile is a full tile or a full bundle of entries, below the directory of the ledger.
+type tile struct {
+	path string
+	data []byte
+}
+
+const (
+	tilesAtOnce = 64 // files that are open for one write
+	madeMost    = 64 // a directory has a thousand tiles
+)
+
+// tiles writes tiles and bundles, one call at a time. A file that exists must have the same
+// bytes. The files share the syncs of their directories.
+func (d *disk) tiles(list []tile) error {
+	for some := range slices.Chunk(list, tilesAtOnce) {
+		if err := d.someTiles(some); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *disk) someTiles(list []tile) (err error) {
+	if err := d.held(); err != nil {
+		return err
+	}
+	root := beneath.At(d.store)
+	var begun []begunTile
+	defer func() {
+		for _, b := range begun { // not renamed
+			err = errors.Join(err, b.file.Close(), root.Remove(b.file.Name()))
+		}
+	}()
+	dirs, fresh := map[string]bool{}, map[string]bool{}
+	for _, t := range list {
+		full := d.path(t.path)
+		dirs[filepath.Dir(full)] = true
+		for dir := filepath.Dir(full); !d.made[dir] && len(dir) > len(d.store); dir = filepath.Dir(dir) {
+			dirs[filepath.Dir(dir)], fresh[dir] = true, true
+		}
 		had, err := root.ReadFile(full)
+		if err == nil && !bytes.Equal(had, t.data) {
+			err = fmt.Errorf("%w: %s of the audit has other bytes than the log leads to: the log or the file was changed: compare with a backup; `ckptstore audit verify` shows where", ErrDamaged, t.path)
+		}
 		if err == nil {
-			if !bytes.Equal(had, data) {
-				return fmt.Errorf("%w: %s of the audit has other bytes than the log leads to: the log or the file was changed: compare with a backup; `ckptstore audit verify` shows where", ErrDamaged, path)
-			}
-			return nil
+			continue
 		}
-		if !errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = root.MkdirAll(filepath.Dir(full), 0o700)
+		}
+		if err != nil {
 			return err
 		}
-		if err := root.MkdirAll(filepath.Dir(full), 0o700); err != nil {
+		f, err := durable.CreateBelow(root, filepath.Dir(full))
+		if err != nil {
 			return err
 		}
-		if err := durable.WriteBelow(root, full, data); err != nil {
+		begun = append(begun, begunTile{f, full})
+		if _, err := f.Write(t.data); err != nil {
 			return err
 		}
-		// New directories on the way.
-		for dir := filepath.Dir(full); len(dir) > len(d.store); dir = filepath.Dir(dir) {
-			if err := root.SyncDir(filepath.Dir(dir)); err != nil {
-				return err
-			}
+	}
+	// All of them are on their way to the disk before the first is waited for.
+	for _, b := range begun {
+		_ = unix.SyncFileRange(int(b.file.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE) // only sooner
+	}
+	for _, b := range begun {
+		if err := b.file.Sync(); err != nil {
+			return err
 		}
-		return nil
-	})
+	}
+	renamed := 0
+	for len(begun) > 0 {
+		b := begun[0]
+		err := d.step(stepTiled, false)
+		if err == nil {
+			err = d.held()
+		}
+		if err == nil {
+			err = root.Rename(b.file.Name(), b.to)
+		}
+		if err != nil {
+			return err
+		}
+		begun = begun[1:]
+		renamed++
+		if err := b.file.Close(); err != nil {
+			return err
+		}
+	}
+	for dir := range dirs {
+		if err := root.SyncDir(dir); err != nil {
+			return err
+		}
+	}
+	if d.made == nil || len(d.made) > madeMost {
+		d.made = map[string]bool{}
+	}
+	maps.Copy(d.made, fresh)
+	for range renamed {
+		if err := d.step(stepTiled, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begunTile is a tile under a temporary name.
+type begunTile struct {
+	file *os.File
+	to   string
 }
 
 // appendLine appends a line to a file of the ledger and syncs it.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 
 	"github.com/ckptstore/ckptstore/internal/audit"
 )
@@ -30,13 +31,8 @@ func (k *Keeper) newest() (h audit.Head, err error) {
 	if err != nil {
 		return h, err
 	}
-	text = text[:bytes.LastIndexByte(text, '\n')+1]
 	roots := map[int64]audit.Hash{}
-	for line := range bytes.Lines(text) {
-		var l headLine
-		if json.Unmarshal(line, &l) != nil || l.Size <= 0 {
-			continue // cut off by a crash: the next line followed it
-		}
+	for _, l := range headLines(text) {
 		if had, ok := roots[l.Size]; ok && had != l.Root {
 			return h, fmt.Errorf("%w: %s of the audit has two heads of size %d, with the roots %s and %s: two owners appended to two logs: both roots are the evidence; restore audit/ and log/ from one backup", ErrDamaged, headsName, l.Size, had, l.Root)
 		}
@@ -47,6 +43,20 @@ func (k *Keeper) newest() (h audit.Head, err error) {
 	}
 	k.listed = len(text)
 	return h, nil
+}
+
+// headLines yields the lines of heads, and the heads that they list. It leaves out lines
+// that a crash cut off, also the last one without its line feed: their heads were never
+// signed.
+func headLines(text []byte) iter.Seq2[[]byte, headLine] {
+	return func(yield func([]byte, headLine) bool) {
+		for line := range bytes.Lines(text[:bytes.LastIndexByte(text, '\n')+1]) {
+			var l headLine
+			if json.Unmarshal(line, &l) == nil && l.Size > 0 && !yield(line, l) {
+				return
+			}
+		}
+	}
 }
 
 // list appends a head to heads, and keeps the newest half of a file that is too long.
@@ -75,8 +85,8 @@ func (k *Keeper) list(h audit.Head) error {
 	return nil
 }
 
-// published checks the published note against the newest head.
-func (k *Keeper) published() error {
+// published compares the published note with the newest head, and with the log.
+func (k *Keeper) published(ctx context.Context) error {
 	_, h, err := k.Checkpoint()
 	if errors.Is(err, ErrOff) {
 		return nil
@@ -87,7 +97,16 @@ func (k *Keeper) published() error {
 	if h.Size > k.head.Size || h.Size == k.head.Size && h.Root != k.head.Root {
 		return fmt.Errorf("%w: the published head has %v, and %s has %v: restore audit/ and log/ from one backup", ErrDamaged, h, headsName, k.head)
 	}
-	k.signed = h == k.head
+	if h.Size > 0 && h.Size < k.head.Size {
+		root, err := k.rootAt(ctx, h.Size)
+		if err != nil {
+			return err
+		}
+		if root != h.Root {
+			return fmt.Errorf("%w: the log was rewritten: it leads to the root %s at size %d, and the published head has %v: restore log/ from a backup; both roots are the evidence", ErrDamaged, root, h.Size, h)
+		}
+	}
+	k.signed, k.vouched = h == k.head, true
 	return nil
 }
 
@@ -98,7 +117,7 @@ func (k *Keeper) makeHead(ctx context.Context) error {
 	k.mu.Lock()
 	h := audit.Head{Origin: k.config.Origin, Size: k.tree.Size}
 	root, err := k.tree.Root()
-	if err == nil && h.Size-k.saved >= max(stateEvents, int64(4*k.runs.Len())) {
+	if err == nil && k.stateDue(h.Size) {
 		state, err = k.snapshot()
 	}
 	k.mu.Unlock()
@@ -106,6 +125,9 @@ func (k *Keeper) makeHead(ctx context.Context) error {
 		return err
 	}
 	h.Root = root
+	if err := k.flush(); err != nil {
+		return err
+	}
 	if err := k.disk.step(stepFolded, true); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/mod/sumdb/note"
@@ -25,6 +26,7 @@ const (
 	sealWithin  = 10 * time.Second       // for an audit.sealed to be appended and folded
 	stateEvents = 1 << 10                // after which the state is saved, or more with many trials
 	headsMost   = 1 << 20                // bytes of heads, of which the newest lines stay
+	pendingMost = 1 << 8                 // full tiles and bundles that are no files yet
 	endWithin   = 10 * time.Second       // a last head at the end
 )
 
@@ -34,6 +36,9 @@ type Options struct {
 	Log    Log
 	Logger *slog.Logger
 	Stamp  func() events.Stamp
+	// Fed is set if the messages come by [Keeper.Feed]. The keeper then reads from the log
+	// only what was not fed.
+	Fed bool
 	// Lost is closed when another owner has taken the store: the keeper then writes
 	// nothing more. Nil: never.
 	Lost <-chan struct{}
@@ -51,11 +56,14 @@ type Keeper struct {
 	witnesses *witnesses
 	anchor    anchor
 	known     uint64 // the log up to here has salts: it was hashed by earlier owners
+	vouched   bool   // the key has signed a head or a state that the log leads to
 
 	mu      sync.Mutex
 	tree    audit.Tree
 	runs    *audit.Runs
 	bundle  []byte     // entries of the tree's last bundle that is not full
+	room    int        // bytes of the last full bundle
+	pending []tile     // full, and no files yet: see flush
 	sealed  int64      // size of the tree at the last audit.sealed
 	others  int64      // events since then that are no audit.sealed
 	head    audit.Head // the newest in heads
@@ -65,12 +73,17 @@ type Keeper struct {
 	sealing time.Time
 	granted string // the request that the last audit.sealed is for
 	begun   bool   // the log has an audit.sealed of this key
+
+	flushing sync.Mutex // held while pending tiles are written
+	feed     feed
+	reread   atomic.Int64 // events that were read from the log, and not fed
 }
 
 // Open opens the ledger for the owner of the store, before it appends anything. It folds
-// the log up to the newest head and compares the root, and asks the witnesses for a later
-// head. It returns [ErrDamaged] if the log is shorter than its newest head, or another
-// one, or if a witness knows a later head.
+// the log up to the newest head and compares the root, compares what a new origin follows,
+// and asks the witnesses for a later head. It returns [ErrDamaged] if the log is shorter
+// than its newest head, or another one, or if a witness knows a later head. Nothing is
+// signed before the log is compared with all that is kept here.
 func Open(ctx context.Context, o Options) (_ *Keeper, err error) {
 	defer func() {
 		if err != nil {
@@ -84,7 +97,7 @@ func Open(ctx context.Context, o Options) (_ *Keeper, err error) {
 	if o.Step == nil {
 		o.Step = func(string, bool) error { return nil }
 	}
-	k := &Keeper{Book: b, o: o, disk: &disk{o.Store, o.Lost, o.Step}, runs: &audit.Runs{}, sealing: time.Now()}
+	k := &Keeper{feed: feed{grown: make(chan struct{}, 1)}, Book: b, o: o, disk: &disk{store: o.Store, lost: o.Lost, step: o.Step}, runs: &audit.Runs{}, sealing: time.Now()}
 	b.salts.disk = k.disk
 	if k.signer, err = b.config.signer(o.Store); err != nil {
 		if errors.Is(err, private.ErrNotPrivate) || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
@@ -98,10 +111,14 @@ func Open(ctx context.Context, o Options) (_ *Keeper, err error) {
 	if err := k.compare(ctx); err != nil {
 		return nil, err
 	}
+	quoted, err := k.quoted(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if err := k.askFirst(ctx); err != nil {
 		return nil, err
 	}
-	if err := k.begin(ctx); err != nil {
+	if err := k.begin(ctx, quoted); err != nil {
 		k.witnesses.close()
 		return nil, err
 	}
@@ -143,27 +160,43 @@ func (k *Keeper) compare(ctx context.Context) (err error) {
 	if k.head.Size > 0 && root != k.head.Root {
 		return fmt.Errorf("%w: the log was rewritten: it leads to the root %s at size %d, and its newest head has %v: restore log/ from a backup; both roots are the evidence", ErrDamaged, root, k.head.Size, k.head)
 	}
-	if err := k.published(); err != nil {
+	if err := k.published(ctx); err != nil {
 		return err
 	}
 	return k.checkAnchor(ctx)
 }
 
-// foldUntil folds the log up to a sequence.
+// foldUntil folds the log up to a sequence. Full tiles are durable when it returns.
 func (k *Keeper) foldUntil(ctx context.Context, last uint64) error {
+	err := k.walkUntil(ctx, last)
+	return errors.Join(err, k.flush())
+}
+
+func (k *Keeper) walkUntil(ctx context.Context, last uint64) error {
 	next := uint64(k.size()) + 1 //nolint:gosec // not negative
 	if next > last {
 		return nil
 	}
-	return k.log.Walk(ctx, next, last, k.fold)
+	return k.log.Walk(ctx, next, last, func(m events.Message, sequence uint64, stored time.Time) error {
+		k.reread.Add(1)
+		return k.fold(m, sequence, stored)
+	})
 }
 
-// fold adds a message. Full tiles are durable when it returns. If it fails, the state is
-// as before, so that the message can be folded again.
+// fold adds a message. If it fails, the state is as before, so that the message can be
+// folded again.
 func (k *Keeper) fold(m events.Message, sequence uint64, stored time.Time) error {
 	salt, err := k.salts.of(m.Subject, sequence, sequence > k.known)
 	if err != nil {
 		return err
+	}
+	k.mu.Lock()
+	full := len(k.pending) >= pendingMost
+	k.mu.Unlock()
+	if full {
+		if err := k.flush(); err != nil {
+			return err
+		}
 	}
 	entry := audit.Entry(m, sequence, stored, salt)
 	hash := audit.EntryHash(entry)
@@ -172,28 +205,52 @@ func (k *Keeper) fold(m events.Message, sequence uint64, stored time.Time) error
 	if uint64(k.tree.Size)+1 != sequence { //nolint:gosec // not negative
 		return fmt.Errorf("%w: event %d follows %d", ErrDamaged, sequence, k.tree.Size)
 	}
-	bundle := audit.AppendBundle(k.bundle, entry)
+	if k.bundle == nil {
+		k.bundle = make([]byte, 0, k.room)
+	}
+	k.bundle = audit.AppendBundle(k.bundle, entry)
 	if sequence%audit.TileWidth == 0 {
 		n := int64(sequence/audit.TileWidth) - 1 //nolint:gosec // not that long
-		if err := k.disk.tile(audit.TilePath(audit.Entries, n, audit.TileWidth), bundle); err != nil {
-			return err
-		}
-		bundle, entry = nil, nil
+		k.pending = append(k.pending, tile{audit.TilePath(audit.Entries, n, audit.TileWidth), k.bundle})
+		k.bundle, k.room, entry = nil, len(k.bundle), nil
 	}
-	if err := k.tree.Append(hash, func(level int, n int64, tile []byte) error {
-		return k.disk.tile(audit.TilePath(level, n, audit.TileWidth), tile)
+	if err := k.tree.Append(hash, func(level int, n int64, data []byte) error {
+		k.pending = append(k.pending, tile{audit.TilePath(level, n, audit.TileWidth), data})
+		return nil
 	}); err != nil {
 		return err
 	}
-	k.bundle = bundle
-	k.remember(int64(sequence)/audit.TileWidth*audit.TileWidth, entry) //nolint:gosec // not that long
+	k.remember(int64(sequence)/audit.TileWidth*audit.TileWidth, sequence, entry) //nolint:gosec // not that long
 	k.runs.Add(m.Subject, sequence, hash)
 	if m.Subject == sealedSubject {
-		k.begun = k.begun || k.config.sealed(m, sequence)
+		k.begun = k.begun || k.config.begins(m, sequence)
 		k.sealed, k.others = int64(sequence), 0 //nolint:gosec // as above
 	} else {
 		k.others++
 	}
+	return nil
+}
+
+// flush makes the full tiles durable that are no files yet. A head includes a tile only
+// after that. Profile: fold took 11 µs of CPU time an event while it wrote each tile itself,
+// of which 4.6 µs were the ten or so system calls that sync (file, directory and the
+// directories above) for each 256 events, twice; the log's own syncs waited for them. With
+// one write for all tiles of a head it takes 2 µs.
+func (k *Keeper) flush() error {
+	k.flushing.Lock()
+	defer k.flushing.Unlock()
+	k.mu.Lock()
+	list := k.pending
+	k.mu.Unlock()
+	if len(list) == 0 {
+		return nil
+	}
+	if err := k.disk.tiles(list); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.pending = append([]tile(nil), k.pending[len(list):]...)
 	return nil
 }
 
@@ -213,13 +270,22 @@ func (k *Keeper) Keep(ctx context.Context) {
 		followed <- err
 	}()
 	var heads repeated
-	for pause(live, headEvery) && k.disk.held() == nil {
-		if err := k.turn(live); live.Err() == nil && heads.changed(err) && err != nil {
+	damaged := false
+	for !damaged && pause(live, headEvery) && k.disk.held() == nil {
+		err := k.flush()
+		if damaged = errors.Is(err, ErrDamaged); damaged {
+			k.halt(err)
+			break
+		}
+		if err == nil {
+			err = k.turn(live)
+		}
+		if live.Err() == nil && heads.changed(err) && err != nil {
 			k.o.Logger.Error("audit: no head made; retrying", "error", err)
 		}
 	}
 	halt()
-	if err := <-followed; errors.Is(err, ErrDamaged) {
+	if err := <-followed; damaged || errors.Is(err, ErrDamaged) {
 		return
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
@@ -231,6 +297,9 @@ func (k *Keeper) Keep(ctx context.Context) {
 
 // follow folds the log until ctx ends or the log contradicts the ledger.
 func (k *Keeper) follow(ctx context.Context) error {
+	if k.o.Fed {
+		return k.followFed(ctx)
+	}
 	var walks repeated
 	for {
 		err := k.log.Walk(ctx, uint64(k.size())+1, 0, k.fold) //nolint:gosec // not negative
@@ -249,12 +318,12 @@ func (k *Keeper) follow(ctx context.Context) error {
 	}
 }
 
-// repeated tells whether an error is another one than the last.
+// repeated tells whether an error has another cause than the last.
 type repeated struct{ last string }
 
 func (r *repeated) changed(err error) bool {
-	text := fmt.Sprint(err)
-	changed := text != r.last
+	text := causeOf(err)
+	changed := err != nil && text != r.last
 	r.last = text
 	return changed
 }
@@ -369,6 +438,10 @@ func (k *Keeper) folded(ctx context.Context, sequence uint64) error {
 
 // Folded returns the number of events that are hashed: the first ones of the log.
 func (k *Keeper) Folded() int64 { return k.size() }
+
+// Reread returns how many of them the keeper has read from the log since it was opened,
+// because they were not fed: see [Keeper.Feed].
+func (k *Keeper) Reread() int64 { return k.reread.Load() }
 
 func (k *Keeper) size() int64 {
 	k.mu.Lock()

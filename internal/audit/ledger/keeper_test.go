@@ -710,7 +710,7 @@ func witnessOf(t *testing.T, c Config) (*Witness, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := NewWitness(filepath.Join(t.TempDir(), "witness"), file, []string{c.Key})
+	w, err := NewWitness(filepath.Join(t.TempDir(), "witness"), file, []string{c.Key}, func(err error) { t.Log(err) })
 	if err != nil {
 		t.Fatal(err)
 	}

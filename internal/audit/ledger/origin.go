@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -59,10 +60,12 @@ func NewOrigin(o KeygenOptions, previous []byte) (c Config, err error) {
 	if o.Policy != "" {
 		c.Policy, c.Optional = withoutLogs(o.Policy), o.Optional
 	}
-	signed, _, ok := had.newestNote(o.Store, previous)
+	notes, err := had.notes(o.Store, dirName, previous)
 	switch {
-	case ok:
-		c.Earlier = append(slices.Clone(had.Earlier), Earlier{Origin: had.Origin, Key: had.Key, Note: string(signed)})
+	case err != nil:
+		return bad(err)
+	case len(notes) > 0:
+		c.Earlier = append(slices.Clone(had.Earlier), Earlier{Origin: had.Origin, Key: had.Key, Note: string(notes[0].signed)})
 	case len(had.Earlier) == 0:
 		return bad(problem.Errorf(problem.NotFound, "no note of the log %s is known, which a new origin quotes: give one by --previous; if none was ever published, rename %s and run this without --new-origin", had.Origin, filepath.Join(o.Store, dirName)))
 	}
@@ -100,66 +103,168 @@ func (c Config) earlier(signed []byte) (audit.Head, bool) {
 	return audit.Head{}, false
 }
 
-// newestNote returns the newest note of the origin that is known, which may be another.
-func (c Config) newestNote(store string, other []byte) (signed []byte, h audit.Head, ok bool) {
-	notes := [][]byte{other}
-	for _, name := range []string{checkpointName, notedName} {
-		if text, err := read(store, name); err == nil {
-			notes = append(notes, text)
+// knownNote is a note that a key has signed.
+type knownNote struct {
+	signed []byte
+	audit.Head
+}
+
+// notes returns the notes of the origin that are known: those in the directory of a ledger,
+// and another. The newest is the first.
+func (c Config) notes(store, dir string, other []byte) (list []knownNote, err error) {
+	texts := [][]byte{other}
+	for _, name := range noteNames {
+		text, err := beneath.At(store).ReadFile(filepath.Join(store, dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		texts = append(texts, text)
+	}
+	for _, text := range texts {
+		if h, ok := c.opens(text); ok {
+			list = append(list, knownNote{text, h})
 		}
 	}
-	for _, text := range notes {
-		if had, fits := c.opens(text); fits && (!ok || had.Size > h.Size) {
-			signed, h, ok = text, had, true
-		}
-	}
-	return signed, h, ok
+	slices.SortStableFunc(list, func(a, b knownNote) int { return cmp.Compare(b.Size, a.Size) })
+	return list, nil
+}
+
+// noteNames are the files of a ledger that hold a note.
+var noteNames = []string{checkpointName, notedName}
+
+// notes returns the notes of the earlier origin that are known, the newest first. An owner
+// that had the key may have published one after the origin ended.
+func (e Earlier) notes(store, dir string) ([]knownNote, error) {
+	return Config{Key: e.Key}.notes(store, dir, []byte(e.Note))
 }
 
 // lost returns the origins of the log that a recovered store had before.
 func lost(store string, formerly []string) ([]Earlier, error) {
 	for _, id := range formerly {
-		dir := asideName(id)
-		text, err := beneath.At(store).ReadFile(filepath.Join(store, dir, configName))
+		list, err := lostIn(store, asideName(id))
+		if err != nil {
+			return nil, fmt.Errorf("evidence of the lost log, %s: %w: move that directory away to begin without it", filepath.Join(store, asideName(id)), err)
+		}
+		if len(list) > 0 {
+			return list, nil
+		}
+	}
+	return nil, nil
+}
+
+// lostIn returns the origins of the lost log whose evidence is in a directory, none if no
+// note of it is known.
+func lostIn(store, dir string) ([]Earlier, error) {
+	text, err := beneath.At(store).ReadFile(filepath.Join(store, dir, configName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var c Config
+	if err == nil {
+		err = json.Unmarshal(text, &c)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range noteNames {
+		signed, err := beneath.At(store).ReadFile(filepath.Join(store, dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		var c Config
-		if err == nil {
-			err = json.Unmarshal(text, &c)
-		}
-		var signed []byte
-		if err == nil {
-			signed, err = beneath.At(store).ReadFile(filepath.Join(store, dir, checkpointName))
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil // it has published no head
-		}
 		if err != nil {
-			return nil, fmt.Errorf("evidence of the lost log, %s: %w: move that directory away to begin without it", filepath.Join(store, dir), err)
+			return nil, err
 		}
-		if _, ok := c.opens(signed); !ok {
-			return nil, fmt.Errorf("evidence of the lost log, %s: %w: the key of its configuration has not signed its newest note: move that directory away to begin without it", filepath.Join(store, dir), ErrDamaged)
+		_, own := c.opens(signed)
+		if _, earlier := c.earlier(signed); !own && !earlier {
+			return nil, fmt.Errorf("%w: no key of its configuration has signed the note in %s", ErrDamaged, name)
 		}
-		return append(c.Earlier, Earlier{Origin: c.Origin, Key: c.Key, Note: string(signed), Apart: true}), nil
 	}
-	return nil, nil
+	notes, err := c.notes(store, dir, nil)
+	if err != nil {
+		return nil, err
+	}
+	if len(notes) > 0 {
+		return append(c.Earlier, Earlier{Origin: c.Origin, Key: c.Key, Note: string(notes[0].signed), Apart: true}), nil
+	}
+	if len(c.Earlier) == 0 {
+		return nil, nil
+	}
+	// Of the origin itself no head was published: the one before it is followed.
+	e := &c.Earlier[len(c.Earlier)-1]
+	if notes, err = e.notes(store, dir); err != nil {
+		return nil, err
+	}
+	if len(notes) == 0 {
+		return nil, fmt.Errorf("%w: its configuration has no note of the origin %s", ErrDamaged, e.Origin)
+	}
+	e.Note, e.Apart = string(notes[0].signed), true
+	return c.Earlier, nil
 }
 
 // asideName is the directory of the evidence about the lost log of a store.
 func asideName(id string) string { return dirName + "." + id }
 
-// sealed reports whether a message is an audit.sealed of the configuration's key.
-func (c Config) sealed(m events.Message, sequence uint64) bool {
+// begins reports whether a message is an audit.sealed with which the origin of the
+// configuration began: it names the key, and quotes a note of the origin before.
+func (c Config) begins(m events.Message, sequence uint64) bool {
+	if len(c.Earlier) == 0 {
+		return false
+	}
 	s, err := audit.ParseSealed(m, sequence)
-	return err == nil && s.Key == c.Key
+	if err != nil || s.Key != c.Key {
+		return false
+	}
+	_, ok := Config{Key: c.Earlier[len(c.Earlier)-1].Key}.opens([]byte(s.Previous))
+	return ok
+}
+
+// quoted returns the newest known note of the origin that this one follows, nil if it
+// follows none or has begun. It returns [ErrDamaged] if the log has as many events as one
+// of these notes, and others. Until the key has signed something, all that heads and the
+// log hold may be forged, an audit.sealed of this key too: only the old key has signed.
+func (k *Keeper) quoted(ctx context.Context) ([]byte, error) {
+	if len(k.config.Earlier) == 0 || k.begun && k.vouched {
+		return nil, nil
+	}
+	e := k.config.Earlier[len(k.config.Earlier)-1]
+	notes, err := e.notes(k.store, dirName)
+	if err != nil {
+		return nil, err
+	}
+	if len(notes) == 0 {
+		return nil, fmt.Errorf("%w: %s of the audit has no note of the origin %s, which this one follows", ErrDamaged, configName, e.Origin)
+	}
+	if e.Apart {
+		return notes[0].signed, nil
+	}
+	last, err := k.log.Last(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range notes {
+		size := uint64(n.Size) //nolint:gosec // not negative
+		if size == 0 || size > last {
+			continue // such as in a restored backup
+		}
+		k.known = max(k.known, size)
+		if err := k.foldUntil(ctx, size); err != nil {
+			return nil, err
+		}
+		root, err := k.rootAt(ctx, n.Size)
+		if err != nil {
+			return nil, err
+		}
+		if root != n.Root {
+			return nil, fmt.Errorf("%w: the log was rewritten: it leads to the root %s at size %d, and a note of %s has %v: restore log/ from a backup; both roots are the evidence", ErrDamaged, root, n.Size, e.Origin, n.Head)
+		}
+	}
+	return notes[0].signed, nil
 }
 
 // begin begins an origin that follows an earlier one, before the owner appends anything
-// else: with an audit.sealed that quotes the newest known note of that. It returns
-// [ErrDamaged] if the log has as many events as the note, and others.
-func (k *Keeper) begin(ctx context.Context) error {
-	if len(k.config.Earlier) == 0 || k.begun {
+// else: with an audit.sealed that quotes a note of that.
+func (k *Keeper) begin(ctx context.Context, quoted []byte) error {
+	if quoted == nil {
 		return nil
 	}
 	last, err := k.log.Last(ctx)
@@ -169,29 +274,14 @@ func (k *Keeper) begin(ctx context.Context) error {
 	if err != nil || k.begun {
 		return err
 	}
-	e := k.config.Earlier[len(k.config.Earlier)-1]
-	before := Config{Key: e.Key}
-	signed, quoted, ok := before.newestNote(k.store, []byte(e.Note)) // an owner may have published another since
-	if !ok {
-		return fmt.Errorf("%w: %s of the audit has no note of the origin %s, which this one follows", ErrDamaged, configName, e.Origin)
-	}
-	if !e.Apart && quoted.Size > 0 && quoted.Size <= k.size() {
-		root, err := k.rootAt(ctx, quoted.Size)
-		if err != nil {
-			return err
-		}
-		if root != quoted.Root {
-			return fmt.Errorf("%w: the log was rewritten: it leads to the root %s at size %d, and the newest note of %s has %v: restore log/ from a backup; both roots are the evidence", ErrDamaged, root, quoted.Size, e.Origin, quoted)
-		}
-	}
 	ctx, cancel := context.WithTimeout(ctx, sealWithin)
 	defer cancel()
-	sequence, err := k.decide(ctx, string(signed))
+	sequence, err := k.decide(ctx, string(quoted))
 	if err == nil {
 		err = k.foldUntil(ctx, sequence)
 	}
 	if err == nil {
-		k.o.Logger.Info("audit: new origin", "origin", k.config.Origin, "follows", e.Origin, "event", sequence)
+		k.o.Logger.Info("audit: new origin", "origin", k.config.Origin, "follows", k.config.Earlier[len(k.config.Earlier)-1].Origin, "event", sequence)
 	}
 	return err
 }
@@ -288,6 +378,9 @@ type Origin struct {
 	Size     int64  `json:"size"`    // of the quoted head of that
 	Root     string `json:"root"`
 	Kept     bool   `json:"kept"` // the log has the events of that head
+	// Checked reports that a key of the log before has signed that head. Otherwise the
+	// policy has no such key, and the head is the word of this log.
+	Checked bool `json:"checked"`
 }
 
 // String returns the origin in one line.
@@ -296,17 +389,26 @@ func (o Origin) String() string {
 	if !o.Kept {
 		has = "does not have its events"
 	}
+	if !o.Checked {
+		has += fmt.Sprintf("; nothing shows that %s had it: the policy has no line `log` with its key", o.Follows)
+	}
 	return fmt.Sprintf("event %d begins the log %s, which follows %s: that had size %d, root %s, and this one %s", o.Sequence, o.Origin, o.Follows, o.Size, o.Root, has)
 }
 
-// origin returns the origin that a decision of the log began. The log leads to head.
-func (b *Book) origin(ctx context.Context, s audit.SealedMap, sequence uint64, head audit.Head) (o Origin, err error) {
+// origin returns the origin that a decision of the log began. The log leads to head. It
+// returns [audit.ErrTampered] if the quoted note is not signed by that of logs whose name
+// it has.
+func (b *Book) origin(ctx context.Context, s audit.SealedMap, sequence uint64, head audit.Head, logs []note.Verifier) (o Origin, err error) {
 	begun, err := audit.ParseBeginning(s, sequence)
 	if err != nil {
 		return o, err
 	}
 	q := begun.Quoted
-	o = Origin{Sequence: sequence, Origin: begun.Origin, Follows: q.Origin, Size: q.Size, Root: q.Root.String()}
+	_, err = begun.Open(logs...)
+	if err != nil && !errors.Is(err, audit.ErrPolicy) {
+		return o, fmt.Errorf("event %d begins the log %s, and quotes a note of %s: %w", sequence, begun.Origin, q.Origin, err)
+	}
+	o = Origin{Sequence: sequence, Origin: begun.Origin, Follows: q.Origin, Size: q.Size, Root: q.Root.String(), Checked: err == nil}
 	if q.Size > 0 && uint64(q.Size) < sequence {
 		root, err := tlog.TreeHash(q.Size, b.hashes(ctx, head))
 		if err != nil {

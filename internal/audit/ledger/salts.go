@@ -19,10 +19,15 @@ type salts struct {
 	store string
 	disk  *disk // of the owner, which adds keys
 
-	mu    sync.Mutex
-	keys  map[string][]byte
-	fresh map[string][]byte // made, and not known to be durable
+	mu      sync.Mutex
+	keys    map[string][]byte
+	fresh   map[string][]byte        // made, and not known to be durable
+	salters map[string]*audit.Salter // of runs whose events came last, at most saltersMost
 }
+
+// saltersMost bounds the memory of salters, of half a kilobyte each. The events of one
+// run follow each other.
+const saltersMost = 256
 
 type saltLine struct {
 	Run string `json:"run"` // as subjects have it
@@ -30,7 +35,7 @@ type saltLine struct {
 }
 
 func readSalts(store string) (*salts, error) {
-	s := &salts{store: store, keys: map[string][]byte{}, fresh: map[string][]byte{}}
+	s := &salts{store: store, keys: map[string][]byte{}, fresh: map[string][]byte{}, salters: map[string]*audit.Salter{}}
 	return s, s.load()
 }
 
@@ -45,6 +50,7 @@ func (s *salts) load() error {
 	if err != nil {
 		return err
 	}
+	clear(s.salters)
 	for line := range bytes.Lines(text[:bytes.LastIndexByte(text, '\n')+1]) {
 		var l saltLine
 		if json.Unmarshal(line, &l) == nil && len(l.Key) == sha256.Size {
@@ -75,6 +81,9 @@ func (s *salts) of(subject string, sequence uint64, add bool) (salt audit.Salt, 
 	run, _ := audit.Trial(subject)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if salter := s.salters[run]; salter != nil {
+		return salter.Of(sequence), nil
+	}
 	key := s.keys[run]
 	if key == nil && !add {
 		if err := s.load(); err != nil {
@@ -102,5 +111,13 @@ func (s *salts) of(subject string, sequence uint64, add bool) (salt audit.Salt, 
 		s.keys[run] = key
 		delete(s.fresh, run)
 	}
-	return audit.SaltOf(key, sequence)
+	salter, err := audit.NewSalter(key)
+	if err != nil {
+		return salt, err
+	}
+	if len(s.salters) >= saltersMost {
+		clear(s.salters)
+	}
+	s.salters[run] = salter
+	return salter.Of(sequence), nil
 }

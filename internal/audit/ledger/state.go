@@ -77,11 +77,12 @@ func (k *Keeper) load() error {
 		k.o.Logger.Warn("state of the audit unusable; folding the log again", "error", err)
 		return nil
 	}
-	for _, entry := range bundle {
-		k.remember(s.Tree.Size/audit.TileWidth*audit.TileWidth, entry)
+	from := s.Tree.Size / audit.TileWidth * audit.TileWidth
+	for i, entry := range bundle {
+		k.remember(from, uint64(from+int64(i))+1, entry) //nolint:gosec // not negative
 	}
 	k.tree, k.runs, k.sealed, k.others, k.bundle, k.saved = s.Tree, audit.RunsOf(s.Rows), s.Sealed, s.Others, s.Bundle, s.Tree.Size
-	k.begun = true // the key has signed it, after the origin began
+	k.begun, k.vouched = true, true // the key has signed it, after the origin began
 	return k.salts.covers(s.Rows)
 }
 
@@ -90,10 +91,15 @@ func (k *Keeper) snapshot() ([]byte, error) {
 	return json.Marshal(state{Tree: k.tree, Rows: k.runs.Rows(), Sealed: k.sealed, Others: k.others, Bundle: k.bundle})
 }
 
-// save saves a snapshot of a size that is listed in heads. An owner without the key leaves
-// the state that another has signed.
+// stateDue reports whether the owner saves the state at a size. An owner without the key
+// leaves the state that another has signed. The caller holds mu.
+func (k *Keeper) stateDue(size int64) bool {
+	return k.signer != nil && size-k.saved >= max(stateEvents, int64(4*k.runs.Len()))
+}
+
+// save saves a snapshot of a size that is listed in heads.
 func (k *Keeper) save(snapshot []byte, size int64) error {
-	if k.signer == nil || snapshot == nil {
+	if snapshot == nil {
 		return nil
 	}
 	signed, err := note.Sign(&note.Note{Text: stateText(snapshot)}, k.signer)
@@ -109,6 +115,9 @@ func (k *Keeper) save(snapshot []byte, size int64) error {
 
 // saveLast saves the state at the end, if it is that of the newest head.
 func (k *Keeper) saveLast() error {
+	if k.signer == nil {
+		return nil
+	}
 	k.mu.Lock()
 	size := k.tree.Size
 	snapshot, err := k.snapshot()

@@ -173,6 +173,9 @@ func (k *Keeper) askFirst(ctx context.Context) (err error) {
 		return nil
 	}
 	h, signed, err := k.present()
+	if errors.Is(err, ErrDamaged) {
+		return err
+	}
 	if err != nil {
 		if !k.config.Optional {
 			return problem.Errorf(problem.Unavailable, "the witnesses cannot be asked, so this store may be an older state of itself: %w", err)
@@ -246,6 +249,11 @@ func (k *Keeper) present() (audit.Head, []byte, error) {
 	h := k.head
 	if h.Size == 0 {
 		h = emptyHead(h.Origin)
+	}
+	if h.Size > k.anchor.Size { // an earlier owner listed it, and died or had no key
+		if err := k.keepAnchor(h); err != nil {
+			return h, nil, err
+		}
 	}
 	signed, err := audit.Sign(h, k.signer)
 	return h, signed, err

@@ -175,7 +175,7 @@ func newWitness(t *testing.T, name string, logs ...string) (*Witness, string) {
 	if key, err = CosignatureKey(key); err != nil {
 		t.Fatal(err)
 	}
-	w, err := NewWitness(filepath.Join(t.TempDir(), "heads"), file, logs)
+	w, err := NewWitness(filepath.Join(t.TempDir(), "heads"), file, logs, func(error) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -891,23 +891,23 @@ func TestNewWitness(t *testing.T) {
 	}
 	_, c := newLedger(t)
 	_, c2 := newLedger(t) // the same origin, another key
-	w, err := NewWitness(dir, file, []string{c.Key})
+	w, err := NewWitness(dir, file, []string{c.Key}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewWitness(dir, file, []string{c.Key}); kindOf(err) != problem.Locked || !strings.Contains(err.Error(), dir) {
+	if _, err := NewWitness(dir, file, []string{c.Key}, nil); kindOf(err) != problem.Locked || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a second witness in %s: %v", dir, err)
 	}
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if w, err = NewWitness(dir, file, []string{c.Key}); err != nil {
+	if w, err = NewWitness(dir, file, []string{c.Key}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewWitness(dir, file, []string{c.Key, c2.Key}); kindOf(err) != problem.Invalid || !strings.Contains(err.Error(), c.Origin) {
+	if _, err := NewWitness(dir, file, []string{c.Key, c2.Key}, nil); kindOf(err) != problem.Invalid || !strings.Contains(err.Error(), c.Origin) {
 		t.Errorf("two keys of one log: %v", err)
 	}
 }

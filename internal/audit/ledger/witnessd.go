@@ -34,15 +34,17 @@ type Witness struct {
 	logs   map[string]note.Verifier // by origin
 	signer *fnote.Signer
 	lock   *os.File
+	report func(error)
 
 	mu sync.Mutex // one head at a time
 }
 
 // NewWitness returns a witness that keeps the newest head of each log in dir, signs with
 // the key in a file, and knows the logs by their verifier keys. Only one process at a time
-// uses a directory: two could cosign two histories.
-func NewWitness(dir, keyFile string, logs []string) (*Witness, error) {
-	w := &Witness{dir: dir, logs: map[string]note.Verifier{}}
+// uses a directory: two could cosign two histories. Report is called with each new fork of
+// a log; it must not block.
+func NewWitness(dir, keyFile string, logs []string, report func(error)) (*Witness, error) {
+	w := &Witness{dir: dir, logs: map[string]note.Verifier{}, report: report}
 	text, err := ReadKey(keyFile)
 	if err == nil {
 		w.signer, err = fnote.NewSignerForCosignatureV1(text)
@@ -162,9 +164,14 @@ func (w *Witness) add(body []byte) (lines []byte, status int, err error) {
 	case old != known.Size:
 		return nil, 0, &knowsError{size: known.Size}
 	case h.Size == known.Size && known.Size > 0 && h.Root != known.Root:
-		// Both notes are the evidence that the log forked.
-		_ = durable.Write(path+".fork", append(append(text, '\n'), signed...))
-		return nil, http.StatusConflict, &audit.ForkError{Old: known, New: h}
+		fork := &audit.ForkError{Old: known, New: h}
+		file := path + ".fork"
+		if fresh, err := keepFork(file, text, signed, h); err != nil {
+			w.report(fmt.Errorf("log %s: %w: both notes are the evidence, and cannot be kept in %s: %w", origin, fork, file, err))
+		} else if fresh {
+			w.report(fmt.Errorf("log %s: %w: both notes are the evidence: %s", origin, fork, file))
+		}
+		return nil, http.StatusConflict, fork
 	case h.Size == known.Size, known.Size == 0:
 		if len(proof) > 0 {
 			return nil, http.StatusUnprocessableEntity, errors.New("a proof where none is needed")
@@ -185,6 +192,29 @@ func (w *Witness) add(body []byte) (lines []byte, status int, err error) {
 	}
 	_, lines, _ = bytes.Cut(cosigned, []byte("\n\n"))
 	return lines, 0, nil
+}
+
+// forksMost bounds the evidence about one log, whose owner chooses how many forks it signs.
+const forksMost = 1 << 20
+
+// keepFork appends the two notes that show a fork of a log to a file, unless it has that of
+// the new head h. It reports whether it appended them.
+func keepFork(path string, known, signed []byte, h audit.Head) (fresh bool, err error) {
+	had, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	if bytes.Contains(had, []byte(h.Text()+"\n")) {
+		return false, nil
+	}
+	if len(had) > 0 {
+		had = append(had, '\n')
+	}
+	had = append(append(append(had, known...), '\n'), signed...)
+	if len(had) > forksMost {
+		return false, fmt.Errorf("it would have more than %d bytes: move it away", forksMost)
+	}
+	return true, durable.Write(path, had)
 }
 
 // parseAdd parses the body of add-checkpoint.

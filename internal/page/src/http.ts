@@ -47,6 +47,7 @@ export class ApiError extends Error {
     readonly status: number,
     message: string,
     readonly hint = '',
+    readonly again = 0, // seconds after which the server wants to be asked again; 0: not
   ) {
     super(message);
   }
@@ -82,10 +83,11 @@ export function serverNow(): number {
 /** problem reads the error of an answer: problem details, or its text. */
 export async function problem(r: Response): Promise<ApiError> {
   const text = await r.text().catch(() => '');
+  const again = Math.max(0, Math.min(60, Number(r.headers.get('Retry-After') ?? 0) || 0));
   try {
     const p = JSON.parse(text);
     const message = p.detail || p.error || p.title || r.statusText;
-    return new ApiError(r.status, String(message), p.hint ? String(p.hint) : '');
+    return new ApiError(r.status, String(message), p.hint ? String(p.hint) : '', again);
   } catch {
     return new ApiError(r.status, text.slice(0, 300) || r.statusText || `status ${r.status}`);
   }

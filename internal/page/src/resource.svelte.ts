@@ -63,10 +63,12 @@ export class Resource<T> {
       this.#again = true;
       return;
     }
-    this.#timer ??= setTimeout(() => {
-      this.#timer = undefined;
-      void this.#ask();
-    }, Math.max(0, this.#asked + (this.#left >= 1 ? Math.min(gap, this.pause) : this.pause) - Date.now()));
+    this.#timer ??= setTimeout(() => this.#due(), Math.max(0, this.#asked + (this.#left >= 1 ? Math.min(gap, this.pause) : this.pause) - Date.now()));
+  }
+
+  #due() {
+    this.#timer = undefined;
+    void this.#ask();
   }
 
   async #ask() {
@@ -84,6 +86,7 @@ export class Resource<T> {
     } catch (e) {
       if (run.signal.aborted) return;
       this.error = e instanceof ApiError ? e : new ApiError(0, String(e));
+      if (this.error.again > 0) this.#timer ??= setTimeout(() => this.#due(), this.error.again * 1000);
     }
     this.#running = null;
     if (this.#again) this.#later();

@@ -248,6 +248,25 @@ test('hostile names are text', async () => {
   await close();
 });
 
+test('the output tab shows the lines of a stream and a rank', async () => {
+  const { page, close } = await open(`/runs/${enc(hostile)}?tab=output`);
+  const only = (has, lacks) => page.waitForFunction(([has, lacks]) => {
+    const all = [...document.querySelectorAll('pre.output .at')].map((e) => `${e.textContent} `);
+    return all.length > 0 && all.every((at) => at.includes(has) && (lacks === '' || !at.includes(lacks)));
+  }, [has, lacks], { timeout: deadline });
+  for (const at of ['r0', 'r1', 'r1 err']) await page.waitForSelector(`pre.output .at:has-text("${at}")`, { timeout: deadline });
+  const stream = page.locator('label:has(option[value=err]) select');
+  await stream.selectOption('err');
+  await only(' err ', '');
+  await stream.selectOption('out');
+  await only(' r', ' err ');
+  await page.waitForSelector('pre.output .at:has-text("r0")', { timeout: deadline });
+  await page.fill('input[name=rank]', '1');
+  await page.keyboard.press('Enter');
+  await only(' r1 ', ' err ');
+  await close();
+});
+
 test('the policy blocks markup and scripts that a hole would let in', async () => {
   const { page } = await open('/');
   await page.waitForSelector('table a[data-row]', { timeout: deadline });
@@ -388,6 +407,22 @@ test('the slider drags the moment', async () => {
   await page.waitForSelector(`.bar-note:has-text("As of event ${second.sequence - 1}:")`, { timeout: deadline });
   await page.waitForSelector(`.sentence a:has-text("${first.data.checkpoint}")`, { timeout: deadline });
   await close();
+});
+
+test('a past that is being prepared appears when it is', async () => {
+  const commits = run('ckptstore', ['events', 'killed', '--store', store, '--type', 'checkpoint.committed', '--json']).trim().split('\n').map(JSON.parse);
+  const { page } = await open('/', { wait: true }); // a refused answer is an error of the console
+  let refusals = 0;
+  await page.route('**/api/v1/runs/killed/trials?*', (route) => {
+    if (refusals++ >= 2) return route.continue();
+    return route.fulfill({ status: 503, headers: { 'Retry-After': '1' }, contentType: 'application/problem+json', body: JSON.stringify({ detail: 'the past of the log is being prepared: 7 of 9 events' }) });
+  });
+  await page.goto(`${server.origin}/#/runs/killed?as_of=${commits[0].sequence}&token=${server.token}`);
+  await page.waitForSelector('.problem:has-text("The run is not ready: the past of the log is being prepared: 7 of 9 events")', { timeout: deadline });
+  await page.waitForSelector(`.sentence a:has-text("${commits[0].data.checkpoint}")`, { timeout: deadline });
+  await page.waitForSelector('.problem', { state: 'detached', timeout: deadline });
+  assert.ok(refusals >= 3, `${refusals} requests`);
+  await page.context().close();
 });
 
 test('the timeline counts all events of the log', async () => {

@@ -37,6 +37,7 @@ def main():
         with session.load(items(), None) as loaded:
             loaded.bytes(0)
         start = last // 2 // 10 * 10 + 1
+    print(f"rank {rank} begins with step {start}", flush=True)
     for step in range(start, last + 1):
         loss = 2.5 / math.sqrt(step) + 0.05 * math.sin(step)
         if step == spike:
