@@ -1,6 +1,6 @@
 package events
 
-// Bodies of the families store, log, audit, job, group, trial, search, report, restore and gpu.
+// Bodies of the families store, log, audit, access, job, group, trial, search, report, restore and gpu.
 // Attempt numbers count from 1 over all jobs of a trial. Sizes are in bytes.
 
 // StoreCreated is the first event of a store, at sequence 1.
@@ -32,6 +32,25 @@ type AuditSealed struct {
 	Key  string `json:"key"`  // that signs the heads of the log: a verifier key of C2SP signed-note
 
 	Previous string `json:"previous,omitempty"` // in the first one of a new origin: the newest known signed note of the log that this one follows
+}
+
+// AccessGranted records that a user got a token for the servers of the store. The file of
+// users that a server reads decides who may connect; this is the record of it. The token
+// itself is in no event.
+type AccessGranted struct {
+	User    string `json:"user"`              // the events that the user appends have the principal user:NAME
+	Role    string `json:"role"`              // reader, operator, admin or auditor
+	Hash    string `json:"hash"`              // first 16 hexadecimal digits of the token's SHA-256
+	Token   string `json:"token,omitempty"`   // name of the token
+	Expires string `json:"expires,omitempty"` // RFC 3339; without: never
+	By      string `json:"by,omitempty"`      // user and host of the command that issued it, as the command names them
+}
+
+// AccessRevoked records that tokens of a user were removed from a file of users.
+type AccessRevoked struct {
+	User   string   `json:"user"`         // as in [AccessGranted]
+	Hashes []string `json:"hashes"`       // of the tokens, as in [AccessGranted]
+	By     string   `json:"by,omitempty"` // as in [AccessGranted]
 }
 
 // JobStarted records that a trainer was launched for a run.
@@ -333,6 +352,8 @@ type GPURecovered struct {
 func (StoreCreated) Kind() Kind       { return "store.created" }
 func (LogVoided) Kind() Kind          { return "log.voided" }
 func (AuditSealed) Kind() Kind        { return "audit.sealed" }
+func (AccessGranted) Kind() Kind      { return "access.granted" }
+func (AccessRevoked) Kind() Kind      { return "access.revoked" }
 func (JobStarted) Kind() Kind         { return "job.started" }
 func (NodeJoined) Kind() Kind         { return "job.node_joined" }
 func (NodeMeasured) Kind() Kind       { return "job.node_measured" }

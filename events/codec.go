@@ -17,7 +17,7 @@ const (
 	HeaderSpec        = "ce-specversion"
 	HeaderContentType = "ce-datacontenttype"
 	HeaderMsgID       = "Nats-Msg-Id" // equals ce-id: JetStream drops duplicates by it
-	HeaderActor       = "ckpt-actor"  // sender according to the owner; absent from events that the owner appends itself
+	HeaderActor       = "ckpt-actor"  // sender according to the owner; absent from events that the owner appends for itself
 )
 
 // Envelope values that are the same for every event, in headers and in JSON.

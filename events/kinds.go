@@ -56,6 +56,9 @@ var kinds = map[Kind]spec{
 
 	"audit.sealed": decision[AuditSealed](),
 
+	"access.granted": decision[AccessGranted](),
+	"access.revoked": decision[AccessRevoked](),
+
 	"job.started":       fact[JobStarted](),
 	"job.node_joined":   fact[NodeJoined](),
 	"job.node_left":     fact[NodeLeft](),

@@ -28,7 +28,7 @@ func TestPattern(t *testing.T) {
 		t.Errorf("*.* names %d of %d kinds: %v", len(p.Kinds()), len(kinds), err)
 	}
 	for _, bad := range []string{"", "*", "checkpoint", "checkpoint.", "check*.*", "checkpoint.committed.v1", "checkpoint.>"} {
-		if _, err := ParsePattern(bad); err == nil || !strings.Contains(err.Error(), "families are audit, checkpoint, gpu") {
+		if _, err := ParsePattern(bad); err == nil || !strings.Contains(err.Error(), "families are access, audit, checkpoint, gpu") {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}

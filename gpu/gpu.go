@@ -154,7 +154,10 @@ func (System) Inspect(ctx context.Context) (Inventory, error) { return Inspect(c
 // Watch calls [Watch].
 func (System) Watch(ctx context.Context, told func(Event)) error { return Watch(ctx, told) }
 
-// HoldersOf calls [HoldersOf].
+// HoldersOf returns which of the processes hold memory of which devices. PIDs are
+// those that the driver sees. It fails if a device does not list its processes,
+// because then the answer is unknown. It returns when ctx ends, even if the
+// driver hangs, and is safe for concurrent use.
 func (System) HoldersOf(ctx context.Context, pids ...int) ([]Holder, error) {
-	return HoldersOf(ctx, pids...)
+	return systemHolders(ctx, pids...)
 }

@@ -219,11 +219,8 @@ func (i *Inventory) link(lib nvml.Interface, handles []nvml.Device) {
 	}
 }
 
-// HoldersOf returns which of the processes hold memory of which devices. PIDs are
-// those that the driver sees. It fails if a device does not list its processes,
-// because then the answer is unknown. It returns when ctx ends, even if the
-// driver hangs, and is safe for concurrent use.
-func HoldersOf(ctx context.Context, pids ...int) ([]Holder, error) {
+// systemHolders finds holders on this machine: see [System.HoldersOf].
+func systemHolders(ctx context.Context, pids ...int) ([]Holder, error) {
 	return holdersOf(ctx, system, pids)
 }
 

@@ -15,8 +15,8 @@ func Inspect(ctx context.Context) (Inventory, error) {
 	return Inventory{}, notBuilt(ctx, "inspect GPUs")
 }
 
-// HoldersOf returns [ErrNotBuilt]: this build cannot call NVML.
-func HoldersOf(ctx context.Context, _ ...int) ([]Holder, error) {
+// systemHolders returns [ErrNotBuilt]: this build cannot call NVML.
+func systemHolders(ctx context.Context, _ ...int) ([]Holder, error) {
 	return nil, notBuilt(ctx, "find holders of GPU memory")
 }
 

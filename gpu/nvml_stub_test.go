@@ -19,7 +19,7 @@ func TestListSaysThatItWasNotBuilt(t *testing.T) {
 	if err := Watch(t.Context(), nil); !errors.Is(err, ErrNotBuilt) {
 		t.Errorf("watch: %v", err)
 	}
-	if _, err := HoldersOf(t.Context(), 1); !errors.Is(err, ErrNotBuilt) {
+	if _, err := systemHolders(t.Context(), 1); !errors.Is(err, ErrNotBuilt) {
 		t.Errorf("holders: %v", err)
 	}
 }

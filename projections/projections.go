@@ -132,10 +132,11 @@ func (f *fold) apply(body events.Body) error {
 	if void, ok := body.(*events.LogVoided); ok && f.run == events.None && f.name == events.None {
 		return f.recordedVoid(void)
 	}
-	if _, ok := body.(*events.AuditSealed); ok && f.run == events.None && f.name == events.None {
-		return nil // for those who verify the log; it changes no row
-	}
 	switch body.(type) {
+	case *events.AuditSealed, *events.AccessGranted, *events.AccessRevoked:
+		if f.run == events.None && f.name == events.None {
+			return nil // for those who verify or audit the log; they change no row
+		}
 	case *events.SearchBegun, *events.SearchAssigned:
 		return f.seeRun() // the search folds them itself; the trials that it makes have rows
 	}
@@ -252,7 +253,7 @@ func (f *fold) decision(body events.Body) error {
 		return f.change(b.Checkpoint, func(c *Checkpoint) { c.attach(b) })
 	case *events.CheckpointDeleted:
 		return f.deleted(b)
-	case *events.LogVoided, *events.AuditSealed:
+	case *events.LogVoided, *events.AuditSealed, *events.AccessGranted, *events.AccessRevoked:
 		return nil // only events of the store itself carry information
 	}
 	return fmt.Errorf("decisions of this kind have no fold")

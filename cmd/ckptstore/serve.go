@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -136,8 +137,9 @@ func (a *app) serveCommand() *cobra.Command {
 					return console.Usagef("serve: %w", err)
 				}
 				if known.users != nil && listen.Token != "" {
-					if user, ok := known.users.Of(sha256.Sum256([]byte(listen.Token))); ok {
-						return console.Usagef("serve: the token in --token-file %s is that of user %s: it would have all rights, and could not be revoked; give another, or none", access.TokenFile, user.Name)
+					user, err := known.users.Of(sha256.Sum256([]byte(listen.Token)))
+					if !errors.Is(err, api.ErrUnknown) {
+						return console.Usagef("serve: the token in --token-file %s is that of user %s: it would have all rights, and could not be revoked; give another, or none", access.TokenFile, cmp.Or(user.Name, "who is no longer admitted"))
 					}
 				}
 				if quota != "" {

@@ -85,7 +85,7 @@ func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, af
 		m.Header.Set(headerFollows, strconv.FormatUint(after, 10))
 		expected = 0
 	}
-	sequence, refused := l.publishTo(ctx, TailName(sealed), m, jetstream.WithExpectLastSequenceForSubject(expected, lane))
+	sequence, refused := l.publishTo(ctx, tailName(sealed), m, jetstream.WithExpectLastSequenceForSubject(expected, lane))
 	if !hasCode(refused, codeWrongLast, codeWrongLastPending) {
 		return sequence, refused
 	}

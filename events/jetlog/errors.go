@@ -310,6 +310,10 @@ func (o Options) refused(err error) error {
 	switch {
 	case errors.Is(err, nats.ErrAuthorization) && o.Token == "" && o.FindToken == nil:
 		return fmt.Errorf("%w: the server asks for a token or a password, and none was given: %w", ErrNotAllowed, err)
+	case errors.Is(err, nats.ErrAuthRevoked), worded(err, nats.AUTHENTICATION_REVOKED_ERR):
+		return fmt.Errorf("%w: the token was revoked: ask the operator of the server for another: %w", ErrNotAllowed, err)
+	case errors.Is(err, nats.ErrAuthExpired), worded(err, nats.AUTHENTICATION_EXPIRED_ERR):
+		return fmt.Errorf("%w: the token has expired: ask the operator of the server for another: %w", ErrNotAllowed, err)
 	case errors.Is(err, nats.ErrAuthorization):
 		return fmt.Errorf("%w: the server does not know this token: %w", ErrNotAllowed, err)
 	case errors.As(err, &unknown):
@@ -326,6 +330,10 @@ func (o Options) refused(err error) error {
 	}
 	return fmt.Errorf("%w; check that a NATS server with JetStream runs there ('nats-server -js' starts one)", err)
 }
+
+// worded reports whether an error of a first connection has the server's text: the library gives
+// it no name there.
+func worded(err error, text string) bool { return strings.Contains(strings.ToLower(err.Error()), text) }
 
 // A server reports a denied publish or subscription on the connection, not in an
 // answer; the request itself would wait for its deadline. Each request under way
@@ -412,6 +420,7 @@ type denials struct {
 	mu       sync.Mutex
 	dropped  int // number of denials no longer in list
 	list     []*DeniedError
+	barred   error // the token was revoked or has expired: every call fails
 	watchers map[*denialWatch]bool
 }
 
@@ -449,6 +458,26 @@ func (d *denials) add(word error, user string) (subject string) {
 	return e.Subject
 }
 
+// bar records that the server admits the token of this client no more, and ends all
+// attempts; nil: it admits the client.
+func (d *denials) bar(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.barred = err; err == nil {
+		return
+	}
+	for w := range d.watchers {
+		w.cancel()
+	}
+}
+
+// lasting returns the error of [denials.bar], or nil.
+func (d *denials) lasting() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.barred
+}
+
 // mark returns a point in time for of.
 func (d *denials) mark() int {
 	d.mu.Lock()
@@ -456,10 +485,13 @@ func (d *denials) mark() int {
 	return d.dropped + len(d.list)
 }
 
-// of returns a denial since a mark that concerns a call, or nil.
+// of returns a denial since a mark that concerns a call, the error of [denials.bar], or nil.
 func (d *denials) of(since int, c concern) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.barred != nil {
+		return d.barred
+	}
 	for _, e := range d.list[max(0, since-d.dropped):] {
 		if c(e.Subject) {
 			return e

@@ -326,6 +326,7 @@ func (l *Log) onDisconnect(_ *nats.Conn, err error) {
 
 func (l *Log) onReconnect(*nats.Conn) {
 	l.opts.Logger.Info("connection to the log is back", "server", l.opts.where())
+	l.denials.bar(nil)
 	l.renew()
 }
 
@@ -347,8 +348,11 @@ func (l *Log) onError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	if sub != nil {
 		subject = sub.Subject
 	}
-	if errors.Is(err, nats.ErrPermissionViolation) {
+	switch {
+	case errors.Is(err, nats.ErrPermissionViolation):
 		subject = l.denials.add(err, l.opts.user())
+	case errors.Is(err, nats.ErrAuthRevoked), errors.Is(err, nats.ErrAuthExpired):
+		l.denials.bar(l.opts.refused(err))
 	}
 	l.opts.Logger.Error("error from the log's server", "server", l.opts.where(), "subject", subject, "error", err)
 }

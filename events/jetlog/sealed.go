@@ -36,7 +36,7 @@ func (l *Log) fetch(ctx context.Context, q msgGet) (stored, error) {
 	case q.Seq > 0 && q.Seq <= end:
 		return l.fetchSealed(ctx, q.Seq)
 	}
-	m, err := l.getStored(ctx, TailName(end), q)
+	m, err := l.getStored(ctx, tailName(end), q)
 	if hasCode(err, codeNoStream) {
 		return stored{}, l.suspect(err)
 	}

@@ -127,6 +127,8 @@ func (s *selection) run(ctx context.Context) error {
 			return context.Cause(ctx)
 		case s.l.ctx.Err() != nil:
 			return ErrClosed
+		case err != nil && s.l.denials.lasting() != nil:
+			return s.l.denials.lasting()
 		case err != nil && !transient(err):
 			return err
 		case err != nil:

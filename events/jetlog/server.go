@@ -262,7 +262,7 @@ func (s *Server) Serve(l net.Listener) error {
 		return fmt.Errorf("serve the log on %s: %w", l.Addr(), err)
 	}
 	// A process that connects here can open the files of the store too.
-	return f.Serve(l, front.Door{Who: ofPeer, Grant: front.Grant{Delete: true}})
+	return f.Serve(l, front.Door{Who: ofPeer, Grant: front.Grant{Delete: true, Access: true}})
 }
 
 // ofPeer returns the user of the process at the other end of a unix socket.
@@ -410,6 +410,30 @@ func (l *Log) Announce(s Served) error {
 		return fmt.Errorf("announce the store: %w", err)
 	}
 	return nil
+}
+
+// Whoami asks the owner of the store, or the gateway, who this client is.
+func (l *Log) Whoami(ctx context.Context) (front.Who, error) {
+	ctx, cancel := deadline(ctx, 10*time.Second)
+	defer cancel()
+	var w front.Who
+	err := l.retry(concerning(ctx, subjects(front.WhoSubject)), func(ctx context.Context) error {
+		m, err := l.nc.RequestWithContext(ctx, front.WhoSubject, nil)
+		if errors.Is(err, nats.ErrNoResponders) {
+			return fmt.Errorf("%w: it is a NATS server, which does not tell: ask the operator of that server", ErrNotAllowed)
+		}
+		if err != nil {
+			return err
+		}
+		return json.Unmarshal(m.Data, &w)
+	})
+	if err == nil && w.Principal == "" {
+		err = fmt.Errorf("%w: it is of an older version, which does not tell", ErrNotAllowed)
+	}
+	if err != nil {
+		return front.Who{}, fmt.Errorf("ask %s who this is: %w", l.opts.where(), err)
+	}
+	return w, nil
 }
 
 // Served asks the owner of the store for its directory. There is no answer if the log

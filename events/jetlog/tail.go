@@ -44,8 +44,8 @@ const headerFollows = "ckpt-follows"
 // cannot be read from here.
 var ErrArchive = errors.New("the archive of the log is out of reach")
 
-// TailName returns the name of the live stream of a log whose archive ends at sealed.
-func TailName(sealed uint64) string {
+// tailName returns the name of the live stream of a log whose archive ends at sealed.
+func tailName(sealed uint64) string {
 	if sealed == 0 {
 		return Stream
 	}
@@ -59,7 +59,7 @@ func IsTail(name string) bool {
 		return name == Stream
 	}
 	n, err := strconv.ParseUint(first, 10, 64)
-	return err == nil && n > 1 && TailName(n-1) == name
+	return err == nil && n > 1 && tailName(n-1) == name
 }
 
 // tail is the live stream behind a connection.
@@ -81,7 +81,7 @@ func sealedOf(c jetstream.StreamConfig) (sealed archive.Link, store string, err 
 		sealed.Last = last
 		sealed.Digest, err = archive.ParseDigest(c.Metadata[metaDigest])
 	}
-	if err == nil && (last == 0 || c.Name != TailName(last)) {
+	if err == nil && (last == 0 || c.Name != tailName(last)) {
 		err = fmt.Errorf("it begins after event %d", last)
 	}
 	if err != nil {
@@ -92,7 +92,7 @@ func sealedOf(c jetstream.StreamConfig) (sealed archive.Link, store string, err 
 
 // stream returns the name of the live stream, as far as it is known.
 func (l *Log) stream() string {
-	return TailName(l.sealed().Last)
+	return tailName(l.sealed().Last)
 }
 
 // sealed returns where the archive ends, as far as it is known.
@@ -244,7 +244,7 @@ func (l *Log) CreateTail(ctx context.Context, store string, sealed archive.Link,
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
 	c := like.config
-	c.Name, c.FirstSeq, c.Compression = TailName(sealed.Last), sealed.Last+1, jetstream.NoCompression
+	c.Name, c.FirstSeq, c.Compression = tailName(sealed.Last), sealed.Last+1, jetstream.NoCompression
 	c.Metadata = map[string]string{
 		metaStore: store, metaSealed: strconv.FormatUint(sealed.Last, 10), metaDigest: sealed.Digest.String(),
 	}

@@ -144,7 +144,7 @@ func TestAppendForAnotherTail(t *testing.T) {
 	d := begun(t, "step-1")
 	_, err := n.publishTo(t.Context(), Stream, message(d.Event), jetstream.WithExpectLastSequenceForSubject(0, events.Aggregate{Run: d.Scope.Run, Trial: d.Scope.Trial}.Lane()))
 	if !errors.Is(err, errAgain) {
-		t.Fatalf("a decision for %s in %s: %v", Stream, TailName(link.Last), err)
+		t.Fatalf("a decision for %s in %s: %v", Stream, tailName(link.Last), err)
 	}
 	if last, err := n.Last(t.Context()); err != nil || last != link.Last {
 		t.Fatalf("the log ends at %d, %v, want %d", last, err, link.Last)
@@ -230,7 +230,7 @@ func TestTailsThatLie(t *testing.T) {
 			owner := next.OwnerOptions()
 			owner.Archive = dir
 			n := connectTo(t, owner)
-			stream, err := n.js.Stream(t.Context(), TailName(link.Last))
+			stream, err := n.js.Stream(t.Context(), tailName(link.Last))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -7,7 +7,8 @@
 //	page        a list of at most 1,000 rows, and the token of the next one
 //	stream      events as server-sent events, with resume: one reader for all clients
 //	decision    POST, PUT and DELETE, with If-Match and Idempotency-Key
-//	guard       what comes before every request: host, origin, token, role
+//	guard       what comes before every request: host, origin, token, right
+//	role        a set of rights; roster is a file of users with their roles
 //	Server      a Handler on a listener, with its record for `ckptstore ui`
 //
 // Answers come from packages answer and insight, so they are those of the command line. Errors
@@ -95,9 +96,11 @@ func New(st *store.Store, o Options) *Handler {
 	h.readCheckpoints()
 	h.readEvents()
 	h.readHealth()
+	h.readAccess()
 	h.decide()
 	h.mux.HandleFunc("GET "+Prefix+"/openapi.json", h.serveDocument)
 	h.mux.HandleFunc("GET "+Prefix+"/stream", h.stream)
+	h.mux.HandleFunc("GET "+Prefix+"/audit/", h.evidence)
 	h.mux.HandleFunc("/api/", h.mux.refuse)
 	page := o.Page
 	if page == nil {

@@ -38,7 +38,7 @@ func source(ctx context.Context) string { return "api/" + userOf(ctx).Name }
 
 // terms returns the conditions for the store.
 func (c Condition) terms(ctx context.Context) (store.Terms, error) {
-	t := store.Terms{ID: strings.ToLower(c.Key), By: source(ctx)}
+	t := store.Terms{ID: strings.ToLower(c.Key), By: source(ctx), Principal: userOf(ctx).Principal()}
 	if c.IfMatch == "" {
 		return t, nil
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -60,11 +62,42 @@ func TestDecisions(t *testing.T) {
 	h.refusedAs("a bad tag", h.call("PUT", Prefix+mark+"/tags/latest", writeToken, ""), 400, "tag")
 	h.refusedAs("no live job", h.call("POST", Prefix+"/runs/bert:stop", writeToken, ""), 409, "no live job")
 	var page EventPage
-	h.get("/events?type=checkpoint.pinned&type=trial.created&limit=2", &page)
+	h.get("/events?type=checkpoint.*&type=trial.created&limit=100", &page)
+	decisions := 0
 	for _, e := range page.Events {
-		if e.Source != "api/olaf" {
-			t.Errorf("event %d is of %s", e.Sequence, e.Source)
+		if e.Source == "test" {
+			continue
 		}
+		decisions++
+		if e.Source != "api/olaf" || e.Principal != "user:olaf" {
+			t.Errorf("event %d, %s, is of %s, %s", e.Sequence, e.Kind, e.Source, e.Principal)
+		}
+	}
+	if decisions != 7 {
+		t.Errorf("%d decisions", decisions)
+	}
+}
+
+// TestSenderOfDecisions: the server's own user is the sender as its number, and no user of a file
+// can have that name.
+func TestSenderOfDecisions(t *testing.T) {
+	t.Parallel()
+	const own = "token-of-the-server"
+	h := newHarness(t, Options{Users: append(slices.Clone(people), NewUser("uid-7", Admin, own))})
+	h.train("bert", 1)
+	if r := h.call("PUT", Prefix+"/runs/bert/checkpoints/latest/pin", own, `{"reason":"r"}`); r.status != http.StatusOK {
+		t.Fatalf("%d %s", r.status, r.body)
+	}
+	var page EventPage
+	if h.get("/events?type=checkpoint.pinned", &page); len(page.Events) != 1 || page.Events[0].Principal != "uid:7" || page.Events[0].Source != "api/uid-7" {
+		t.Errorf("%+v", page.Events)
+	}
+	path := filepath.Join(t.TempDir(), "users")
+	if _, _, err := IssueToken(t.Context(), path, Issue{Name: "uid-7", Role: Operator}); err == nil || !strings.Contains(err.Error(), "begin with uid-") {
+		t.Errorf("issued: %v", err)
+	}
+	if _, err := parseRoster(strings.TrimSpace(NewUser("uid-7", Operator, "x").line())); err == nil {
+		t.Error("a file names the server's own user")
 	}
 }
 

@@ -324,7 +324,8 @@ func describeStream(api huma.API) {
 		Summary: "Follow the events of the log",
 		Description: "Server-sent events. A message without a name is one event of the log, as in /events/{sequence}; its id is the sequence. " +
 			"The message caught-up follows the last event that was in the log when the request came. The message lagged is the last of a stream " +
-			"whose reader is too slow: connect again with the id of its last event. A comment comes every 15 s.",
+			"whose reader is too slow: connect again with the id of its last event. The message unauthorized is the last of a stream whose token " +
+			"was revoked, has expired, or has another role; its data are problem details. A comment comes every 15 s.",
 		Parameters: parameters,
 		Responses: map[string]*huma.Response{
 			"200":     {Description: "OK", Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: "string"}}}},
@@ -334,7 +335,7 @@ func describeStream(api huma.API) {
 }
 
 // tags are the groups of operations.
-var tags = []string{"store", "runs", "checkpoints", "events", "decisions"}
+var tags = []string{"store", "runs", "checkpoints", "events", "access", "decisions"}
 
 // operation returns an operation of the document. The path is relative to [Prefix].
 func operation(method, path, id, tag, summary, more string) huma.Operation {

@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -64,22 +65,21 @@ func (h *Handler) servesHost(host string) bool {
 	return name == "localhost" || slices.ContainsFunc(h.o.Hosts, func(mine string) bool { return strings.EqualFold(mine, name) })
 }
 
+// another is the next step of a client whose token is not accepted.
+const another = "ask the operator of the server for a token; `ckptstore ui` prints the link with that of your own server"
+
 // authorized refuses requests without the token of a user, and those that the user's role does
 // not allow.
 func (h *Handler) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		user, ok := bearer(h.o.Users, r)
-		if !ok {
+		user, err := bearer(h.o.Users, r)
+		if err != nil {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="ckptstore"`)
-			httpkit.Refuse(w, problem.Errorf(problem.Unauthorized, "the header Authorization has no token of this server: `ckptstore ui` prints the link with the token"))
+			httpkit.Refuse(w, fmt.Errorf("%w: %s", err, another))
 			return
 		}
-		need := Reader
-		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			need = Operator
-		}
-		if user.Role < need {
-			httpkit.Refuse(w, problem.Errorf(problem.Denied, "user %s is %s, and %s %s is for %s and above: ask the operator of the server for another role", user.Name, user.Role, r.Method, r.URL.Path, need))
+		if right := need(r); !user.Role.May(right) {
+			httpkit.Refuse(w, problem.Errorf(problem.Denied, "user %s is %s, and %s %s is for %s: ask the operator of the server for another role", user.Name, user.Role, r.Method, r.URL.Path, with(right)))
 			return
 		}
 		next.ServeHTTP(w, r.WithContext(withUser(r.Context(), user)))

@@ -48,9 +48,10 @@ const (
 	readToken1 = "token-of-reader"
 	writeToken = "token-of-operator"
 	rootToken  = "token-of-admin"
+	auditToken = "token-of-auditor"
 )
 
-var people = Users{NewUser("rosa", Reader, readToken1), NewUser("olaf", Operator, writeToken), NewUser("ada", Admin, rootToken)}
+var people = Users{NewUser("rosa", Reader, readToken1), NewUser("olaf", Operator, writeToken), NewUser("ada", Admin, rootToken), NewUser("eva", Auditor, auditToken)}
 
 // harness is a store with an API.
 type harness struct {

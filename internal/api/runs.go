@@ -23,7 +23,7 @@ type Store struct {
 	Sequence uint64 `json:"sequence"` // of the newest event
 	Version  string `json:"version"`  // of the program
 	User     string `json:"user"`     // who asks
-	Role     string `json:"role" enum:"reader,operator,admin"`
+	Role     string `json:"role" enum:"reader,operator,admin,auditor"`
 	ReadOnly bool   `json:"read_only"` // only receipts are read: there are no events, and no decisions
 }
 

@@ -52,7 +52,7 @@ func (l *Listen) Flags(f *pflag.FlagSet, address string) {
 	f.StringVar(&l.Address, "http", address, "serve the HTTP API on HOST:PORT")
 	f.StringVar(&l.Cert, "http-cert", "", "certificate of the HTTP API, PEM; required on an address that other machines can reach")
 	f.StringVar(&l.Key, "http-key", "", "key of --http-cert; only its user may be able to read it")
-	f.StringVar(&l.Users, "http-users", "", "file of users of the HTTP API: NAME ROLE SHA256 in each line, the SHA-256 of the user's token")
+	f.StringVar(&l.Users, "http-users", "", "file of users of the HTTP API, made by ckptstore access issue")
 	f.StringSliceVar(&l.Hosts, "http-host", nil, "further names of the HTTP server, which clients may use (repeatable)")
 	f.StringArrayVar(&l.Logs, "http-logs", nil, "also show workers' output below this directory: that of trainer run --log-dir (repeatable)")
 }
@@ -154,7 +154,7 @@ func Serve(ctx context.Context, st *store.Store, l Listen) (_ *Server, err error
 	if err != nil {
 		return nil, err
 	}
-	users = append(users, Users{NewUser(fmt.Sprintf("uid-%d", os.Getuid()), Admin, token)})
+	users = append(users, Users{NewUser(fmt.Sprintf("%s%d", ownPrefix, os.Getuid()), Admin, token)})
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.Address)
 	if err != nil {
 		return nil, err

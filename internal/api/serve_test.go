@@ -78,8 +78,8 @@ func TestUsersFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Header.Set("Authorization", "Bearer secret")
-	if u, ok := bearer(users, r); !ok || u.Name != "ada" {
-		t.Errorf("the token is of %v", u)
+	if u, err := bearer(users, r); err != nil || u.Name != "ada" {
+		t.Errorf("the token is of %v, %v", u, err)
 	}
 	for _, mode := range []os.FileMode{0o644, 0o640, 0o604, 0o660} {
 		write("ada admin "+digest, mode)
@@ -88,7 +88,7 @@ func TestUsersFile(t *testing.T) {
 		}
 	}
 	for text, part := range map[string]string{
-		"": "no user", "ada admin": "words", "ada root " + digest: "role", "a/b admin " + digest: "name", "ada admin abc": "SHA-256",
+		"ada admin": "words", "ada root " + digest: "role", "a/b admin " + digest: "name", "ada admin abc": "SHA-256",
 		"ada admin " + digest + "\nada reader " + digest: "already",
 	} {
 		write(text, 0o600)

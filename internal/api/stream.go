@@ -185,12 +185,14 @@ type client struct {
 	next   uint64           // sequence of the next event
 	last   uint64           // the end of the log when the client came
 	caught bool             // it got the message caught-up
+	whole  bool             // the last message was written to its end
+	ctx    context.Context  // of the stream
 	tick   <-chan time.Time // when a comment is due
 }
 
 // stream answers GET /stream.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
-	c := &client{h: h, w: w, out: http.NewResponseController(w)}
+	c := &client{h: h, w: w, out: http.NewResponseController(w), whole: true}
 	if err := c.begin(r); err != nil {
 		httpkit.Refuse(w, err)
 		return
@@ -209,10 +211,21 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 	}
 	h.hub.join(c.last)
 	defer h.hub.leave()
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	defer context.AfterFunc(h.hub.life, cancel)()
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(h.hub.life, func() { cancel(nil) })()
+	c.ctx = ctx
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		c.watch(ctx, cancel, r)
+	}()
 	err := c.run(ctx)
+	if barred := context.Cause(ctx); c.whole && errors.Is(barred, errBarred) {
+		err = errors.Join(barred, c.farewell(barred))
+	}
+	cancel(nil)
+	<-watching
 	if !errors.Is(err, context.Canceled) { // which is the end of the client or of the server
 		h.o.Logger.Info("event stream ended", "user", userOf(ctx).Name, "next", c.next, "error", err)
 	}
@@ -246,6 +259,51 @@ func (c *client) begin(r *http.Request) (err error) {
 		c.next = seq + 1
 	}
 	return nil
+}
+
+// recheckEvery bounds how long a stream stays open after its token was revoked or has expired.
+const recheckEvery = 250 * time.Millisecond
+
+// farewellLimit bounds the last write to a client that is no longer admitted.
+const farewellLimit = 250 * time.Millisecond
+
+// errBarred is the cause of the end of a stream whose token no longer has the right to it.
+var errBarred = errors.New("the stream ends")
+
+// watch ends the stream when its token is revoked, expires, or has another role. A write that
+// waits for the client ends as well.
+func (c *client) watch(ctx context.Context, cancel context.CancelCauseFunc, r *http.Request) {
+	tick := time.NewTicker(recheckEvery)
+	defer tick.Stop()
+	user := userOf(ctx)
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		now, err := c.h.o.Users.Of(user.digest)
+		if err == nil && (now.Name != user.Name || now.Role != user.Role) {
+			err = problem.Errorf(problem.Unauthorized, "the token of %s has the role %s now: connect again", now.Name, now.Role)
+		}
+		if err != nil {
+			cancel(fmt.Errorf("%w: %w", errBarred, err))
+			_ = c.out.SetWriteDeadline(time.Now().Add(farewellLimit)) // the stream ends in any case
+			return
+		}
+	}
+}
+
+// farewell writes the last message to a client that is no longer admitted.
+func (c *client) farewell(why error) error {
+	body, err := json.Marshal(httpkit.DetailsOf(fmt.Errorf("%w: %s", why, another)))
+	if err != nil {
+		return err
+	}
+	if err := c.out.SetWriteDeadline(time.Now().Add(farewellLimit)); err != nil {
+		return err
+	}
+	return c.send(fmt.Appendf(nil, "event: unauthorized\ndata: %s\n\n", body))
 }
 
 // errLagged reports a client that is too slow.
@@ -355,8 +413,20 @@ func (c *client) write(text []byte) error {
 	if err := c.out.SetWriteDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
+	// The deadline of watch, which comes after the end of ctx, is not to be replaced.
+	if err := c.ctx.Err(); err != nil {
+		return err
+	}
+	return c.send(text)
+}
+
+// send writes and flushes.
+func (c *client) send(text []byte) error {
+	c.whole = false
 	if _, err := c.w.Write(text); err != nil {
 		return err
 	}
-	return c.out.Flush()
+	err := c.out.Flush()
+	c.whole = err == nil
+	return err
 }

@@ -1,159 +1,115 @@
 package api
 
 import (
-	"bufio"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
 	"fmt"
 	"net/http"
-	"os"
 	"regexp"
-	"slices"
 	"strings"
+	"time"
 
-	"github.com/ckptstore/ckptstore/internal/private"
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// Role is what a user may do. A role may do everything that the roles before it may.
-type Role int
-
-// The roles.
-const (
-	Reader   Role = iota + 1 // reads
-	Operator                 // also decides: stop, preempt, fork, pin, tag
-	Admin                    // also what concerns other users
-)
-
-var roleNames = map[Role]string{Reader: "reader", Operator: "operator", Admin: "admin"}
-
-// String returns the role's name.
-func (r Role) String() string { return roleNames[r] }
-
-// User is a user of the API.
+// User is a user of the API, by one token.
 type User struct {
-	Name   string
-	Role   Role
-	digest [sha256.Size]byte // of the token
+	Name    string
+	Role    Role
+	Token   string    // name of the token; may be empty
+	Expires time.Time // of the token; zero: never
+	digest  [sha256.Size]byte
 }
+
+// Hash returns the beginning of the token's SHA-256, by which the log and commands name it.
+func (u User) Hash() string { return hex.EncodeToString(u.digest[:hashBytes]) }
+
+const hashBytes = 8
 
 // Users are the users of a server.
 type Users []User
 
-// NewUser returns a user with a token.
+// NewUser returns a user with a token that does not expire.
 func NewUser(name string, role Role, token string) User {
-	return User{name, role, sha256.Sum256([]byte(token))}
+	return User{Name: name, Role: role, digest: sha256.Sum256([]byte(token))}
 }
 
-// Known knows users by the digest of their token. Its method is called concurrently.
+// The errors of [Known].Of.
+var (
+	ErrUnknown = problem.New(problem.Unauthorized, "the token is not one of this server")
+	ErrRevoked = problem.New(problem.Unauthorized, "the token was revoked")
+	ErrExpired = problem.New(problem.Unauthorized, "the token has expired")
+)
+
+// Known knows users by the digest of their token. Its methods are called concurrently, and
+// often: at each request, and for each open stream every [recheckEvery].
 type Known interface {
-	Of(digest [sha256.Size]byte) (User, bool)
+	// Of returns the user of a token. The error is [ErrUnknown], [ErrRevoked] or [ErrExpired].
+	Of(digest [sha256.Size]byte) (User, error)
+	// List returns a user for each token, also for those that have expired.
+	List() Users
 }
 
 var _ Known = Users(nil)
 
 // bearer returns the user whose token a request bears.
-func bearer(known Known, r *http.Request) (User, bool) {
+func bearer(known Known, r *http.Request) (User, error) {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !ok || token == "" {
-		return User{}, false
+		return User{}, problem.Errorf(problem.Unauthorized, "the header Authorization has no token of this server")
 	}
 	return known.Of(sha256.Sum256([]byte(token)))
 }
 
 // Of implements [Known]. It takes the same time for all wrong tokens: digests are compared,
 // and all of them.
-func (u Users) Of(digest [sha256.Size]byte) (User, bool) {
+func (u Users) Of(digest [sha256.Size]byte) (User, error) {
 	found := -1
 	for i := range u {
 		if subtle.ConstantTimeCompare(digest[:], u[i].digest[:]) == 1 {
 			found = i
 		}
 	}
-	if found < 0 {
-		return User{}, false
+	switch {
+	case found < 0:
+		return User{}, ErrUnknown
+	case u[found].expired(time.Now()):
+		return User{}, fmt.Errorf("%w at %s", ErrExpired, u[found].Expires.UTC().Format(time.RFC3339))
 	}
-	return u[found], true
+	return u[found], nil
 }
+
+// List implements [Known].
+func (u Users) List() Users { return u }
+
+func (u User) expired(now time.Time) bool { return !u.Expires.IsZero() && !now.Before(u.Expires) }
 
 // userName is the form of a user's name: it becomes a part of events.
 var userName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// ReadUsers reads a file of users: NAME ROLE SHA256 in each line, the digest of the token in
-// hexadecimal. A user with several tokens has several lines. Empty lines and lines that
-// begin with # are left out. Only this user may be able to read the file.
-func ReadUsers(path string) (Users, error) {
-	users, err := readUsers(path)
-	if err == nil && len(users) == 0 {
-		err = problem.Errorf(problem.Invalid, "users of the HTTP API: %s names no user: write NAME ROLE SHA256 in a line", path)
+// ownPrefix begins the name of the server's own user, such as uid-1000. No user of a file has such
+// a name: the source of an event is the user's name.
+const ownPrefix = "uid-"
+
+// validUser returns an error unless a name may be that of a user of a file.
+func validUser(name string) error {
+	if !userName.MatchString(name) {
+		return problem.Errorf(problem.Invalid, "name %q: want letters, digits and . _ -, at most 64", name)
 	}
-	return users, err
+	if strings.HasPrefix(name, ownPrefix) {
+		return problem.Errorf(problem.Invalid, "name %q: names that begin with %s are for users of the server's machine: choose another", name, ownPrefix)
+	}
+	return nil
 }
 
-// readUsers is ReadUsers of a file that may have no user.
-func readUsers(path string) (Users, error) {
-	bad := func(err error) (Users, error) {
-		return nil, problem.Errorf(problem.Invalid, "users of the HTTP API: %w", err)
+// Principal returns the user as a sender of events: user:NAME, or uid:N for the server's own.
+func (u User) Principal() string {
+	if id, own := strings.CutPrefix(u.Name, ownPrefix); own {
+		return "uid:" + id
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return bad(err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return bad(err)
-	}
-	if err := private.Secret(path, info, "chmod 600 "+path); err != nil {
-		return bad(err)
-	}
-	var users Users
-	lines := bufio.NewScanner(f)
-	for n := 1; lines.Scan(); n++ {
-		text := strings.TrimSpace(lines.Text())
-		if text == "" || strings.HasPrefix(text, "#") {
-			continue
-		}
-		u, err := parseUser(text)
-		if err == nil && slices.ContainsFunc(users, func(other User) bool { return other.Name == u.Name && other.Role != u.Role }) {
-			err = fmt.Errorf("user %s has another role already in another line", u.Name)
-		}
-		if err != nil {
-			return bad(fmt.Errorf("%s:%d: %w", path, n, err))
-		}
-		users = append(users, u)
-	}
-	if err := lines.Err(); err != nil {
-		return bad(err)
-	}
-	return users, nil
-}
-
-func parseUser(line string) (u User, err error) {
-	fields := strings.Fields(line)
-	if len(fields) != 3 {
-		return u, fmt.Errorf("want NAME ROLE SHA256, got %d words", len(fields))
-	}
-	u.Name = fields[0]
-	if !userName.MatchString(u.Name) {
-		return u, fmt.Errorf("name %q: want letters, digits and . _ -, at most 64", u.Name)
-	}
-	for role, name := range roleNames {
-		if name == fields[1] {
-			u.Role = role
-		}
-	}
-	if u.Role == 0 {
-		return u, fmt.Errorf("role %q of %s: want reader, operator or admin", fields[1], u.Name)
-	}
-	digest, err := hex.DecodeString(fields[2])
-	if err != nil || len(digest) != len(u.digest) {
-		return u, fmt.Errorf("the digest of %s: want the SHA-256 of the token in 64 hexadecimal digits: printf %%s \"$TOKEN\" | sha256sum", u.Name)
-	}
-	copy(u.digest[:], digest)
-	return u, nil
+	return "user:" + u.Name
 }
 
 type userKey struct{}

@@ -167,7 +167,7 @@ func (r Report) document() document {
 	if r.Head != nil {
 		d.Facts = slices.Insert(d.Facts, 4, fact{"Checked", "the signature of the head, by the key that the store names; not the log against its root, which ckptstore audit verify --policy checks"})
 	}
-	d.Sections = []section{r.jobs(), r.trials(), r.attempts(), r.origins(), r.checkpoints(), r.restores(), r.counts(), r.decisions()}
+	d.Sections = []section{r.jobs(), r.trials(), r.attempts(), r.origins(), r.checkpoints(), r.restores(), r.counts(), r.decisions(), r.access()}
 	return d
 }
 
@@ -298,6 +298,26 @@ func (r Report) decisions() section {
 	s := section{Title: "Decisions", Note: "The run has no decision.", Columns: columns("Event:number", "Stored:time", "By:long", "Trial", "Decision:code", "Of:code", "Detail:long")}
 	for _, d := range r.Decisions {
 		s.Rows = append(s.Rows, []string{sequence(d.Sequence), when(d.Stored), d.By.text(), text(d.Trial), text(d.Kind), orDash(d.Subject), orDash(d.Detail)})
+	}
+	return s
+}
+
+// access is who was given access to the store, and who lost it.
+func (r Report) access() section {
+	s := section{
+		Title: "Access to the store", Note: "The log has no grant of access to the store.",
+		Columns: columns("Event:number", "Stored:time", "By:long", "User", "Access", "Token:code", "Until"),
+	}
+	for _, a := range r.Access {
+		by := a.By.text()
+		if a.Stated != "" {
+			by += text(", as " + a.Stated)
+		}
+		what, until := "revoked", "-"
+		if a.Kind == string(events.AccessGranted{}.Kind()) {
+			what, until = text(a.Role), text(cmp.Or(a.Expires, "it is revoked"))
+		}
+		s.Rows = append(s.Rows, []string{sequence(a.Sequence), when(a.Stored), by, text(a.User), what, text(strings.TrimSpace(a.Token + " " + strings.Join(a.Hashes, " "))), until})
 	}
 	return s
 }

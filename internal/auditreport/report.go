@@ -6,8 +6,9 @@
 //	Markdown    for a ticket or a repository
 //	HTML        one file without scripts or other resources
 //
-// The cost follows from the jobs, attempts, checkpoints, loads and decisions of the run, not
-// from the log and not from its reports of metrics: these are counted.
+// The cost follows from the jobs, attempts, checkpoints, loads and decisions of the run, and from
+// the decisions about the store, not from the log and not from its reports of metrics: these are
+// counted.
 package auditreport
 
 import (
@@ -40,6 +41,7 @@ type Report struct {
 	Checkpoints []Checkpoint `json:"checkpoints"` // of any state, in the order in which they were begun
 	Restores    []Restore    `json:"restores"`    // loads by the run
 	Decisions   []Decision   `json:"decisions"`   // in the order of the log
+	Access      []Access     `json:"access"`      // to the store, in the order of the log
 }
 
 // Head is a signed head of the log. The report does not compute its root from the log.
@@ -165,6 +167,20 @@ type Decision struct {
 	Detail   string    `json:"detail,omitempty"`
 }
 
+// Access is a grant of access to the store, or its end.
+type Access struct {
+	Sequence uint64    `json:"sequence"`
+	Stored   time.Time `json:"stored"`
+	By       By        `json:"by"`
+	Stated   string    `json:"stated,omitempty"` // who it was, as the command named it
+	Kind     string    `json:"kind"`             // access.granted or access.revoked
+	User     string    `json:"user"`
+	Role     string    `json:"role,omitempty"`
+	Token    string    `json:"token,omitempty"` // name of the token
+	Hashes   []string  `json:"hashes"`          // the first 16 hexadecimal digits of the SHA-256 of the tokens
+	Expires  string    `json:"expires,omitempty"`
+}
+
 // Log is the part of a log that a report reads.
 type Log interface {
 	// ReadLane yields the decisions of an aggregate from a sequence up to another.
@@ -226,7 +242,7 @@ type reading struct {
 func read(ctx context.Context, from From, views query.Source, run string, asOf uint64) (Report, uint64, error) {
 	x := &reading{from: from, views: views, by: map[uint64]By{}, r: Report{
 		Store: from.Store, Run: run, AsOf: asOf,
-		Jobs: []Job{}, Trials: []Trial{}, Origins: []Origin{}, Checkpoints: []Checkpoint{}, Restores: []Restore{}, Decisions: []Decision{},
+		Jobs: []Job{}, Trials: []Trial{}, Origins: []Origin{}, Checkpoints: []Checkpoint{}, Restores: []Restore{}, Decisions: []Decision{}, Access: []Access{},
 	}}
 	err := x.read(ctx)
 	if err == nil {
@@ -281,6 +297,9 @@ func (x *reading) read(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := x.access(ctx); err != nil {
+		return err
+	}
 	slices.SortStableFunc(x.r.Restores, func(a, b Restore) int { return cmp.Compare(a.Sequence, b.Sequence) })
 	return x.checkpoints(ctx)
 }
@@ -330,6 +349,30 @@ func (x *reading) decisions(ctx context.Context, t projections.Trial) error {
 			x.by[e.Sequence] = d.By
 		}
 		x.r.Decisions = append(x.r.Decisions, d)
+	}
+	return nil
+}
+
+// access reads who was given access to the store, and who lost it, from the lane of the store.
+func (x *reading) access(ctx context.Context) error {
+	for e, err := range x.from.Log.ReadLane(ctx, events.Aggregate{}, 1, x.r.AsOf) {
+		if err != nil {
+			return err
+		}
+		body, err := e.Body()
+		if err != nil {
+			return err
+		}
+		a := Access{Sequence: e.Sequence, Stored: e.Stored.UTC(), By: byOf(e), Kind: string(e.Kind)}
+		switch b := body.(type) {
+		case *events.AccessGranted:
+			a.User, a.Role, a.Token, a.Hashes, a.Expires, a.Stated = b.User, b.Role, b.Token, []string{b.Hash}, b.Expires, b.By
+		case *events.AccessRevoked:
+			a.User, a.Hashes, a.Stated = b.User, listOf(b.Hashes), b.By
+		default:
+			continue
+		}
+		x.r.Access = append(x.r.Access, a)
 	}
 	return nil
 }

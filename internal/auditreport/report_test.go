@@ -68,9 +68,11 @@ func (l recorded) from(t *testing.T, live uint64) From {
 func noHead() (*Head, string, error) { return nil, NoAudit, nil }
 
 // golden is the recorded log of package projections.
-func golden(t *testing.T) recorded {
+func golden(t *testing.T) recorded { return goldenOf(t, "golden-log-v1.jsonl") }
+
+func goldenOf(t *testing.T, name string) recorded {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "projections", "testdata", "golden-log-v1.jsonl"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "projections", "testdata", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,6 +85,32 @@ func golden(t *testing.T) recorded {
 		l = append(l, r)
 	}
 	return l
+}
+
+// TestAccess: a report has who was given access to the store, by whom, and who lost it, up to its
+// last event.
+func TestAccess(t *testing.T) {
+	t.Parallel()
+	l := goldenOf(t, "golden-log-access.jsonl")
+	for asOf, want := range map[uint64]string{
+		3: "| 2 | 2026-11-27 14:30:02Z | uid:1000 (ckptstore), as uid:1000@node-a | ada | operator | laptop 8c9d0e1f20314253 | 2026-12-24T12:00:00Z |\n",
+		5: "| 4 | 2026-11-27 14:30:04Z | uid:1000 (ckptstore), as uid:1000@node-a | ada | revoked | 8c9d0e1f20314253 | - |\n",
+	} {
+		r, err := New(t.Context(), l.from(t, asOf), "run", asOf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if err := r.Markdown(&out); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(out.String(), want) || len(r.Access) != int(asOf)/2 {
+			t.Errorf("as of %d: %s", asOf, out.String())
+		}
+		if len(r.Decisions) != int(asOf+1)/2-1 {
+			t.Errorf("as of %d the run has the decisions %+v", asOf, r.Decisions)
+		}
+	}
 }
 
 // TestGolden renders reports of a recorded log.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/share"
@@ -32,6 +33,16 @@ func CreateTemp(dir string) (*os.File, error) {
 		return nil, errors.Join(err, f.Close(), os.Remove(f.Name()))
 	}
 	return f, nil
+}
+
+// WritePrivate is [Write] for a file that only its owner may open, in a group's directory too. A
+// file that it replaces keeps its owner.
+func WritePrivate(path string, data []byte) error {
+	owner := os.Geteuid()
+	if info, err := os.Lstat(path); err == nil {
+		owner = int(info.Sys().(*syscall.Stat_t).Uid)
+	}
+	return replace(secret{owner: owner}, path, data)
 }
 
 // CreateBelow creates a file with a temporary name in a directory below a root.
@@ -90,6 +101,25 @@ func (system) createTemp(dir string) (tempFile, error) { return CreateTemp(dir) 
 func (system) rename(from, to string) error            { return os.Rename(from, to) }
 func (system) remove(name string) error                { return os.Remove(name) }
 func (system) syncDir(dir string) error                { return SyncDir(dir) }
+
+// secret is the machine's filesystem, for files that only one user may open.
+type secret struct {
+	system
+	owner int
+}
+
+var _ files = secret{}
+
+func (s secret) createTemp(dir string) (tempFile, error) {
+	f, err := os.CreateTemp(dir, TempPrefix+"*") // 0600
+	if err != nil || s.owner == os.Geteuid() {
+		return f, err
+	}
+	if err := f.Chown(s.owner, -1); err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(f.Name()))
+	}
+	return f, nil
+}
 
 // below is the filesystem below a root.
 type below struct{ root beneath.Root }

@@ -39,6 +39,9 @@ func (s *session) entry(f frame, h header) error {
 	if !ok || strings.Contains(key, ".") || !contains(s.f.o.Buckets, bucket) {
 		return s.deny(f.subject, f.reply)
 	}
+	if s.judge.grant.LogAlone {
+		return s.refuse(f, refuse(CodeDenied, "the owner of the store lets this client read the log, and write no entry of %s: ask its operator for another role", bucket))
+	}
 	if other, ok := h.only(entryHeaders); !ok {
 		return s.refuse(f, refuse(CodeDenied, "the owner of the store does not let clients send the header %s", other))
 	}

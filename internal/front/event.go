@@ -101,7 +101,11 @@ func (j judge) event(subject string, h header, payload []byte) (events.Event, *R
 		return e, refuse(CodeLane, "%s cannot have the actor %s: decisions have %s, and facts do not", e.Kind, e.Scope.Actor, events.Server)
 	case e.Kind == events.StoreCreated{}.Kind(), e.Kind == events.LogVoided{}.Kind(), e.Kind == events.AuditSealed{}.Kind():
 		return e, refuse(CodeDenied, "the owner of the store alone appends %s", e.Kind)
-	case !j.grant.Run(e.Scope.Run):
+	case accesses[e.Kind] && !j.grant.Access:
+		return e, refuse(CodeDenied, "%s is for an admin, or for a user of the store's directory: ask one of them", e.Kind)
+	case accesses[e.Kind] && e.Scope != events.Scope{Actor: events.Server}:
+		return e, refuse(CodeLane, "%s is a decision of the store, not of run %q", e.Kind, e.Scope.Run)
+	case !accesses[e.Kind] && !j.grant.Run(e.Scope.Run):
 		return e, j.grant.otherRun(e.Scope.Run)
 	}
 	if err := e.CheckBody(); err != nil {

@@ -16,7 +16,7 @@
 //	           encoded again
 //	asks       the number of open requests
 //	entry      a publication to $KV.>: a lease or a cursor, on its condition
-//	clients    users with tokens of their own, which can be revoked
+//	clients    users with tokens of their own, which expire and can be revoked
 //	claim      the first token of an inbox, which one live session has
 //	refusal    a reason with a code, answered on the reply subject at once
 //

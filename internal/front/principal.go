@@ -124,20 +124,20 @@ func (s *session) greet() error {
 	if err != nil {
 		return err
 	}
-	user, known := s.ofToken(c.Token)
-	if !known && !s.door.admits(c.Token) {
-		return errAuthorization
+	user, unknown := s.ofToken(c.Token)
+	if unknown != nil && !s.door.admits(c.Token) {
+		return whyNot(unknown)
 	}
 	switch {
 	case s.door.TLS != nil && s.door.TLS.ClientAuth == tls.RequireAndVerifyClientCert && !certified:
 		return errAuthorization
-	case known:
+	case unknown == nil:
 		s.principal = Principal{Name: "user:" + user.Name, Personal: true}
 		s.door.Grant, s.judge.grant = user.Grant, user.Grant
 	case s.principal.Name == "" && s.door.Token != "":
 		s.principal = byToken
 	case s.principal.Name == "":
-		return errAuthorization // the client has no identity
+		return whyNot(unknown) // the client has no identity
 	}
 	if c.Verbose || c.Pedantic || !c.Headers {
 		return protocolError("clients of this server are neither verbose nor pedantic, and know headers")

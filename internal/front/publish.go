@@ -46,6 +46,8 @@ func (s *session) publish(f frame) error {
 		return s.request(f, h)
 	case strings.HasPrefix(f.subject, entries):
 		return s.entry(f, h)
+	case f.subject == WhoSubject && h == nil && len(f.payload) == 0:
+		return s.who(f.reply)
 	case contains(s.f.o.Asks, f.subject) && h == nil && len(f.payload) == 0:
 		return s.pass(f.subject, f.reply, nil, nil)
 	}

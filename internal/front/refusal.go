@@ -82,6 +82,10 @@ type Grant struct {
 	// Delete allows clients to append checkpoint.deleted for runs whose lease
 	// they do not hold, as `ckptstore gc` and `ckptstore rm` do.
 	Delete bool
+	// Access allows clients to record in the log who was given access, and who lost it.
+	Access bool
+	// LogAlone confines clients to the log: they read no leases and cursors, and write none.
+	LogAlone bool
 	// Bytes bounds what all clients of the door may append, with headers; 0: no
 	// bound.
 	Bytes int64
@@ -156,7 +160,7 @@ func (g Grant) otherRun(run string) *Refusal {
 // of the run, if a session has the lease.
 func (s *session) deciding(e events.Event, reply string) *Refusal {
 	deletes := e.Kind == events.CheckpointDeleted{}.Kind()
-	if asked[e.Kind] || deletes && s.door.Grant.Delete {
+	if asked[e.Kind] || accesses[e.Kind] || deletes && s.door.Grant.Delete {
 		return nil
 	}
 	ctx, cancel, err := s.looking()
@@ -179,6 +183,12 @@ func (s *session) deciding(e events.Event, reply string) *Refusal {
 // whose returns the identity of the publisher with a reply subject.
 func (s *session) whose(reply string) Whose {
 	return Whose{Session: sessionName(reply), Principal: s.principal, Lives: s.f.lives}
+}
+
+// accesses are the decisions about users.
+var accesses = map[events.Kind]bool{
+	events.AccessGranted{}.Kind(): true,
+	events.AccessRevoked{}.Kind(): true,
 }
 
 // asked are the decisions that a user makes about other users' runs.

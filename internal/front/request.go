@@ -149,7 +149,7 @@ func (s *session) streamRequest(verb string, payload []byte) ([]byte, bool) {
 // bucket.
 func (s *session) readable(stream string) bool {
 	bucket, is := strings.CutPrefix(stream, "KV_")
-	return s.f.o.Log.Tail(stream) || is && contains(s.f.o.Buckets, bucket)
+	return s.f.o.Log.Tail(stream) || is && !s.judge.grant.LogAlone && contains(s.f.o.Buckets, bucket)
 }
 
 // consumerRequest checks a request about a consumer that the session has made, or

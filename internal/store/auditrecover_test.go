@@ -76,3 +76,45 @@ func TestAuditRecover(t *testing.T) {
 		})
 	}
 }
+
+// TestAuditRecoverFrom recovers a store with tamper evidence into another directory: the evidence
+// stays where it is, and the new log quotes its newest note.
+func TestAuditRecoverFrom(t *testing.T) {
+	dir, _ := audited(t, "")
+	s := open(t, dir)
+	must(t, s, "a", events.TrialCreated{}, events.GroupStarted{Attempt: 1, Job: "j", WorldSize: 1})
+	committed(t, s, "a", 1)
+	note, _ := want(t, s)
+	shut(t, s)
+	if err := os.RemoveAll(filepath.Join(dir, "log")); err != nil {
+		t.Fatal(err)
+	}
+	to := filepath.Join(t.TempDir(), "new")
+	r, err := Recover(t.Context(), RecoverOptions{Location: to, From: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if old := filepath.Join(dir, "audit"); r.Evidence != old || !exists(filepath.Join(old, "checkpoint")) || ledger.On(to) {
+		t.Errorf("the evidence of the old log is in %q, want %s; on: %v", r.Evidence, old, ledger.On(to))
+	}
+	if _, err := ledger.Keygen(ledger.KeygenOptions{Store: to, File: filepath.Join(t.TempDir(), "key"), Origin: "example.org/" + r.Store, Formerly: r.Formerly}); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, to)
+	want(t, s)
+	quoted := ""
+	for e, err := range s.Log.Read(t.Context(), 1, last(t, s)) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := e.Body(); err == nil {
+			if sealed, ok := body.(*events.AuditSealed); ok {
+				quoted += sealed.Previous
+			}
+		}
+	}
+	if quoted != string(note) {
+		t.Errorf("quoted %q, want %q", quoted, note)
+	}
+	shut(t, s)
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"unicode"
@@ -14,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/redact"
@@ -41,7 +43,13 @@ type Terms struct {
 	ID string
 	// By is the event's source; empty: ckptstore.
 	By string
+	// Principal is the sender, whom the caller has authenticated; see [events.Event]. Empty: this
+	// process. An owner in another process replaces it by the principal of this process.
+	Principal string
 }
+
+// origin returns the terms of a further decision of the same sender.
+func (t Terms) origin() Terms { return Terms{By: t.By, Principal: t.Principal} }
 
 type termsKey struct{}
 
@@ -97,6 +105,29 @@ func (s *Store) Decided(ctx context.Context, agg events.Aggregate, id string) (f
 	return found, false, nil
 }
 
+// RecordAccess appends access.granted or access.revoked to the lane of the store. Where this
+// process is the owner itself, the principal is its user.
+func (s *Store) RecordAccess(ctx context.Context, body events.Body) (uint64, error) {
+	d, err := events.NewDecision(Stamp("ckptstore"), events.Aggregate{}, body)
+	if err != nil {
+		return 0, err
+	}
+	if s.owned() != nil {
+		d.Principal = front.OfUser(uint32(os.Geteuid())).Name //nolint:gosec // of this process
+	}
+	for range decideTries {
+		end, err := s.Log.LaneEnd(ctx, events.Aggregate{})
+		if err != nil {
+			return 0, err
+		}
+		seq, err := s.Log.Decide(ctx, d, end)
+		if !errors.Is(err, jetlog.ErrConflict) {
+			return seq, err
+		}
+	}
+	return 0, problem.Errorf(problem.Conflict, "%s: other decisions of the store came first %d times: repeat the command", body.Kind(), decideTries)
+}
+
 // decideAfter appends a decision about a checkpoint if the trial's last decision has the
 // sequence after. Otherwise it returns [jetlog.ErrConflict].
 func (s *Store) decideAfter(ctx context.Context, c projections.Checkpoint, after uint64, body events.Body) (uint64, error) {
@@ -109,6 +140,7 @@ func (s *Store) decideAfter(ctx context.Context, c projections.Checkpoint, after
 	if err != nil {
 		return 0, err
 	}
+	d.Principal = t.Principal
 	seq, err := s.Log.Decide(ctx, d, after)
 	if err == nil && seq <= after {
 		return 0, problem.Errorf(problem.Conflict, "%s of run %q: the ID %s is that of event %d: use another", body.Kind(), c.Run, stamp.ID, seq)
@@ -327,8 +359,9 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 	}
 	pinned := false
 	terms := termsOf(ctx)
-	ofPin := WithTerms(ctx, Terms{After: terms.After, By: terms.By}) // the ID is that of the new trial
-	c, err := s.mark(ofPin, ref, func(c projections.Checkpoint) (events.Body, error) {
+	its := terms.origin() // the ID is that of the new trial
+	its.After = terms.After
+	c, err := s.mark(WithTerms(ctx, its), ref, func(c projections.Checkpoint) (events.Body, error) {
 		if pinned = !c.Pinned; !pinned {
 			return nil, nil
 		}
@@ -355,7 +388,7 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 		err = &RunExistsError{run}
 	}
 	if err != nil && pinned {
-		_, uerr := s.Unpin(WithTerms(ctx, Terms{By: terms.By}), c.Run+"/"+c.Trial+"@"+c.ID)
+		_, uerr := s.Unpin(WithTerms(ctx, terms.origin()), c.Run+"/"+c.Trial+"@"+c.ID)
 		err = errors.Join(err, uerr)
 	}
 	if err != nil {

@@ -370,7 +370,7 @@ func (s *Store) StopRun(ctx context.Context, run, reason string, preempt bool) (
 		return nil, problem.Errorf(problem.Invalid, "run %q trains %d trials, and the condition is about the decisions of one trial: stop it without a condition", run, len(trials))
 	}
 	for i, t := range trials {
-		its := Terms{By: terms.By}
+		its := terms.origin()
 		if i == len(trials)-1 {
 			its.ID = terms.ID // with this event in the log, all trials were asked
 		}

@@ -84,7 +84,7 @@ func TestActorIsTheServersWord(t *testing.T) {
 		}
 	})
 	t.Run("certificate of no user", func(t *testing.T) {
-		p := &people{of: map[[sha256.Size]byte]front.Client{}}
+		p := &people{of: map[[sha256.Size]byte]front.Client{}, gone: map[[sha256.Size]byte]error{}}
 		p.set(secretToken, front.Client{Name: "rosa", Grant: front.Grant{Runs: []string{}}})
 		listen, err := Access{Cert: certs["server.pem"], Key: certs["server.key"], CA: certs["ca.pem"], Clients: p}.Listen("127.0.0.1:0")
 		if err != nil {
@@ -101,7 +101,7 @@ func TestActorIsTheServersWord(t *testing.T) {
 		if err := by(secretToken); err != nil {
 			t.Errorf("a user with a certificate: %v", err)
 		}
-		p.revoke(secretToken)
+		p.revoke(secretToken, front.ErrRevoked)
 		for name, token := range map[string]string{"no token": "", "a revoked token": secretToken, "an unknown token": strings.Repeat("x", 32)} {
 			if err := by(token); err == nil {
 				t.Errorf("a certificate and %s: %v", name, err)

@@ -232,6 +232,8 @@ func (r *recovery) build(ctx context.Context) error {
 	}
 	if name := "audit." + r.report.Formerly[0]; exists(filepath.Join(r.dir, "audit")) {
 		r.report.Evidence = filepath.Join(r.dir, name)
+	} else if old := filepath.Join(r.From, "audit"); r.leaves() && exists(old) {
+		r.report.Evidence = old
 	}
 	temp := filepath.Join(r.dir, recoverTemp)
 	err = errors.Join(os.RemoveAll(temp), os.Mkdir(temp, 0o700))
@@ -327,6 +329,9 @@ type journal struct {
 	Report Recovered `json:"report"`
 }
 
+// leaves reports whether the lost store is another directory, which stays as it is.
+func (r *recovery) leaves() bool { return r.From != "" && r.bucket == "" }
+
 // finish puts the new log in place. Every step may have been done before.
 func (r *recovery) finish(ctx context.Context) error {
 	built, log := filepath.Join(r.dir, recoverTemp, "log"), filepath.Join(r.dir, "log")
@@ -359,6 +364,9 @@ func (r *recovery) finish(ctx context.Context) error {
 		}},
 		{"set the audit aside", func() error { // it is of the old log
 			_, err := ledger.SetAside(r.dir, r.report.Formerly[0])
+			if err == nil && r.leaves() {
+				_, err = ledger.Quote(r.From, r.dir, r.report.Formerly[0])
+			}
 			return err
 		}},
 		{"sync", sync},

@@ -283,6 +283,24 @@ func AccessFromEnv() Access {
 	}
 }
 
+// Client returns the token and the TLS configuration of a client; nil: that of the machine.
+func (a Access) Client() (token string, c *tls.Config, err error) {
+	var o jetlog.Options
+	err = a.client(&o)
+	return o.Token, o.TLS, err
+}
+
+// Whoami asks the owner of a store, or a gateway, at a URL who this process is. It opens no
+// store.
+func Whoami(ctx context.Context, url string) (front.Who, error) {
+	log, err := dialURL(ctx, url, nil, jetlog.Options{ReadOnly: errReading})
+	if err != nil {
+		return front.Who{}, err
+	}
+	defer log.Close()
+	return log.Whoami(ctx)
+}
+
 // client sets a client's credentials in o.
 func (a Access) client(o *jetlog.Options) (err error) {
 	if o.Token, err = a.token(); err != nil {

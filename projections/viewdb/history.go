@@ -28,7 +28,7 @@ import (
 // holds the rows that its few thousand events changed, and results of a few queries are kept.
 // All methods may be called concurrently; queries fold one at a time, while Keep continues.
 type History struct {
-	views Present
+	views current
 	log   Source
 
 	every uint64 // events between two keyframes of new views
@@ -42,8 +42,8 @@ type History struct {
 	recent []moment // results of queries, the newest last
 }
 
-// Present is the present state of the views.
-type Present interface {
+// current is the present state of the views.
+type current interface {
 	// ViewAt calls read with one consistent state, that of the log at cursor. The reader must be
 	// that of a [DB].
 	ViewAt(read func(r projections.Reader, cursor uint64) error) error
@@ -78,7 +78,7 @@ const (
 )
 
 // NewHistory returns the history of views and the log that they follow.
-func NewHistory(views Present, log Source) *History {
+func NewHistory(views current, log Source) *History {
 	return &History{
 		views: views, log: log, every: keyframeEvents, most: mostKeyframes,
 		building: make(chan struct{}, 1), folding: make(chan struct{}, 1),

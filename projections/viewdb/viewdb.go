@@ -69,8 +69,8 @@ type Options struct {
 	Patience time.Duration
 }
 
-// EnsureDefaults sets the defaults of optional fields.
-func (o *Options) EnsureDefaults() {
+// ensureDefaults sets the defaults of optional fields.
+func (o *Options) ensureDefaults() {
 	if o.FS == nil {
 		o.FS = vfs.Default
 	}
@@ -136,7 +136,7 @@ func Open(dir string, o Options) (*DB, error) { return OpenContext(context.Backg
 // process can have the view open. The end of ctx ends the opening within seconds, and
 // has no effect after it.
 func OpenContext(ctx context.Context, dir string, o Options) (*DB, error) {
-	o.EnsureDefaults()
+	o.ensureDefaults()
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open views in %s: %w", dir, err)
 	}

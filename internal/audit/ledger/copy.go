@@ -81,3 +81,30 @@ func SetAside(store, id string) (string, error) {
 	}
 	return to, durable.SyncDir(store)
 }
+
+// Quote copies the configuration and the newest note of a store's ledger into a store that was
+// recovered from it, where [Keygen] finds them: the first audit.sealed of the new log quotes the
+// note. The ledger stays where it is. Quote returns its directory, "" without a ledger.
+func Quote(from, store, id string) (string, error) {
+	source := filepath.Join(from, dirName)
+	to := filepath.Join(store, asideName(id))
+	for _, name := range []string{checkpointName, configName} { // lost looks for the configuration
+		text, err := beneath.At(from).ReadFile(filepath.Join(source, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = beneath.At(store).MkdirAll(to, 0o700)
+		}
+		if err == nil {
+			err = durable.WriteBelow(beneath.At(store), filepath.Join(to, name), text)
+		}
+		if err != nil {
+			return "", fmt.Errorf("quote the audit of %s: %w", from, err)
+		}
+	}
+	if _, err := os.Lstat(source); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return source, nil
+}
