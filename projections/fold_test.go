@@ -295,7 +295,7 @@ func TestNewer(t *testing.T) {
 		"unknown decision": {scope, "checkpoint.teleported", 1},
 		"unknown fact":     {events.Scope{Run: "demo", Trial: "main", Actor: events.Rank(0)}, "report.dreams", 1},
 		"newer version":    {scope, "checkpoint.begun", 2},
-		"of the store":     {events.Scope{Actor: events.Server}, "access.granted", 1},
+		"of the store":     {events.Scope{Actor: events.Server}, "access.dreamed", 1},
 	} {
 		m := NewMemory()
 		for i, run := range []string{"other", "demo"} {
