@@ -144,7 +144,7 @@ func (m *machines) ownedByFirst() {
 // plainRanks saves and loads in the protocol of the Python package, without PyTorch.
 const plainRanks = `
 import ckptstore
-from ckptstore._session import current
+from ckptstore._connect import current
 ckptstore.init(run="plain")
 session, context = current(), ckptstore.context()
 rank = context.rank

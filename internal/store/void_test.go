@@ -202,7 +202,7 @@ func TestNewerEvent(t *testing.T) {
 	stopped(s)
 
 	// One of the store itself stops all.
-	newer("", events.Server, "access.granted", 1)
+	newer("", events.Server, "access.dreamed", 1)
 	_, err = query.Ask(t.Context(), s.Views(), query.Trial, query.Params{Run: "old", Trial: trialName})
 	if !errors.Is(err, events.ErrNewer) {
 		t.Errorf("the run that is left: %v", err)

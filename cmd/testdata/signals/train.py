@@ -50,7 +50,7 @@ if "before" in modes:
     signal.signal(signal.SIGTERM, own)
 
 import ckptstore  # noqa: E402
-from ckptstore._session import current  # noqa: E402
+from ckptstore._connect import current  # noqa: E402
 
 
 def main():

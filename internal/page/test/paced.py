@@ -8,7 +8,7 @@ import sys
 sys.path.insert(0, os.environ["PAGE_PYTHON"])
 
 import ckptstore
-from ckptstore._session import current
+from ckptstore._connect import current
 
 session = current()
 items = [{"fqn": "weight", "dtype": "float32", "shape": [4], "offsets": [0], "sizes": [4], "bytes": 16}]

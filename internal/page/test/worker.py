@@ -12,7 +12,7 @@ import sys
 sys.path.insert(0, os.environ["PAGE_PYTHON"])
 
 import ckptstore
-from ckptstore._session import current
+from ckptstore._connect import current
 
 MARKUP = "<img src=x onerror=alert(1)>"
 TURNED = "\u202egnp.eman\u202c"
