@@ -60,8 +60,12 @@ func readGolden(t *testing.T, name, want string) []events.Recorded {
 // TestGoldenLog checks that old recorded logs are replayed to the states recorded with
 // them, by every version of the program with the same version of the folds.
 func TestGoldenLog(t *testing.T) {
-	kinds := map[events.Kind]bool{}
+	kinds, names := map[events.Kind]bool{}, map[string]bool{}
 	for _, g := range goldenLogs {
+		if names[g.name] {
+			t.Errorf("%s is listed twice", g.name)
+		}
+		names[g.name] = true
 		log := readGolden(t, g.name, g.sum)
 		rows := NewMemory()
 		for _, r := range log {

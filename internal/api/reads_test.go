@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/insight"
@@ -358,6 +359,39 @@ func TestAsOf(t *testing.T) {
 	}
 	if text, err := io.ReadAll(z); err != nil || short.head.Get("Content-Encoding") != "gzip" || !json.Valid(text) {
 		t.Errorf("compressed: %v, %v", short.head, err)
+	}
+}
+
+// TestPagesOfUnpreparedPast: the next page of a list is answered although its past is not prepared. Who
+// the user is, and who has access, is of now.
+func TestPagesOfUnpreparedPast(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	h.train("bert", 2)
+	var facts []events.Fact
+	for i := range 9000 {
+		f, err := events.NewFact(events.Stamp{ID: store.NewID(), Source: "test", Time: time.Now()}, events.Scope{Run: "bert", Trial: "main", Actor: events.Rank(0)}, &events.Metrics{Attempt: 1, Iteration: 1000 + i})
+		if err != nil {
+			t.Fatal(err)
+		}
+		facts = append(facts, f)
+	}
+	all, err := h.st.Log.Append(t.Context(), facts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := all[len(all)-1]
+	var first struct{ Next string }
+	h.get(fmt.Sprintf("/runs/bert/checkpoints?limit=1&at_least=%d", last), &first)
+	h.train("gpt", 1)
+	if r := h.call("GET", Prefix+"/runs/bert/checkpoints?limit=1&page="+first.Next, readToken1, ""); r.status != http.StatusOK || r.head.Get("Ckpt-Sequence") != fmt.Sprint(last) {
+		t.Errorf("the next page: %d %s", r.status, r.body)
+	}
+	for path, token := range map[string]string{"/whoami": readToken1, "/access": rootToken} {
+		r := h.call("GET", fmt.Sprintf("%s%s?as_of=%d", Prefix, path, last-500), token, "")
+		if got := r.head.Get("Ckpt-Sequence"); r.status != http.StatusOK || got <= fmt.Sprint(last) || r.head.Get("Cache-Control") == forever {
+			t.Errorf("%s: %d as of %s: %s", path, r.status, got, r.body)
+		}
 	}
 }
 
