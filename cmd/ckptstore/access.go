@@ -270,8 +270,8 @@ func (a *app) revokeCommand(file *string) *cobra.Command {
 		Long: `Revoke all tokens of a user, or the one of --token. The revocation counts from the moment in
 which the file changes; then the log of --store gets the event access.revoked. If the log
 does not take it, the tokens are revoked and the command fails; the same command for the user,
-or with the hash of the token, then records it. The file keeps the digests
-for a month: until then the user is refused with the reason.`,
+or with the hash of the token, then records it. The file keeps the digests for a month: until
+then the user is refused with the reason.`,
 		Example: "  ckptstore access revoke ada --users users --store ckpts\n  ckptstore access revoke ada --users users --token laptop --store ckpts",
 		RunE: func(c *cobra.Command, names []string) error {
 			if err := users(*file); err != nil {
