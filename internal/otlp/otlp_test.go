@@ -388,7 +388,7 @@ func TestFollowEnds(t *testing.T) {
 	err := tracer.follow(ctx, func(yield func(events.Recorded, error) bool) {
 		cancel()
 		// Its body is void: without a store no trace is made of it.
-		commit := events.Event{Kind: (events.CheckpointCommitted{}).Kind(), Version: 1, Data: []byte("{}")}
+		commit := events.Event{Kind: (events.CheckpointCommitted{}).Kind(), Version: 1, Data: []byte("[]")}
 		if yield(events.Recorded{Sequence: 7, Stored: time.Now(), Event: commit}, nil) {
 			yield(events.Recorded{Sequence: 8, Event: events.Event{Kind: (events.Metrics{}).Kind()}}, nil)
 		}
