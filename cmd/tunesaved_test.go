@@ -30,6 +30,7 @@ type tunedWorker struct {
 	HoldAt  int64  // step after whose report it makes the file Held, if there is none, and hangs
 	Held    string // name of that file
 	DieAt   int64  // step after whose report it fails, in the first attempt
+	Damaged string // directory that it removes before it fails
 	Without int    // rank that takes no part in the last save; -1: none
 	Never   bool   // no rank saves
 	Stay    bool   // the other trials report step 1 until they are asked to end
@@ -87,7 +88,7 @@ func (w tunedWorker) train(ctx context.Context) error {
 			}
 		}
 		if faulty && step == w.DieAt && c.Attempt == 1 {
-			return errors.New("it fails once")
+			return errors.Join(errors.New("it fails once"), os.RemoveAll(w.Damaged))
 		}
 	}
 	if w.End || asked == client.Preempt {
@@ -283,6 +284,40 @@ func TestSearchRepeatsDeadAttempt(t *testing.T) {
 		t.Errorf("%d attempts", n)
 	}
 	wantStates(t, dir, "done 4", true, out)
+}
+
+// TestSearchGoesAroundDamage: a trial whose checkpoints are damaged when it has to restart stops no
+// other trial. The search fails, and names it.
+func TestSearchGoesAroundDamage(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	w := tunedWorker{Last: 4, Early: true, DieAt: 2, Damaged: filepath.Join(dir, "ckpts", "data", "x", "t00"), Without: -1}
+	out := ends(t, 1, w.command(t, dir, 2, "--grace-steps=4"))
+	if !strings.Contains(out, "trial t00: ") || !strings.Contains(out, "the checkpoint is not whole") {
+		t.Errorf("the search does not name the trial:\n%s", out)
+	}
+	wantStates(t, dir, "due 1, done 4", false, out)
+}
+
+// TestKilledSearchWithDamagedTrial: a trial that was alive when the tuner was killed, and whose
+// checkpoints are damaged since, keeps no other trial from being trained.
+func TestKilledSearchWithDamagedTrial(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	w := tunedWorker{Last: 4, Early: true, HoldAt: 2, Held: filepath.Join(dir, "held"), Without: -1}
+	killAt(t, w.command(t, dir, 2, "--grace-steps=4"), w.Held)
+	damaged := filepath.Join(dir, "ckpts", "data", "x", "t00")
+	if _, err := os.Stat(damaged); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(damaged); err != nil {
+		t.Fatal(err)
+	}
+	out := ends(t, 64, w.command(t, dir, 2, "--grace-steps=4"))
+	if !strings.Contains(out, "trial t00: the checkpoint is not whole") {
+		t.Errorf("the search does not name the trial:\n%s", out)
+	}
+	wantStates(t, dir, "due 1, done 4", false, out)
 }
 
 // TestMostStepsEndTraining: workers that save only when they are asked to keep their last steps,

@@ -32,15 +32,6 @@ var goldenLogs = []struct{ name, sum string }{
 	{"golden-log-audit", "87b4d1e6ae53fa333ccbe7c97efbddadee09851918d5ce3dcda573e188f6ff13"},       // a run map in the log
 	{"golden-log-slow", "95077cc1f43a550838f875ffccf98d7c0a5906c6ee0ea9f86c28af2d59782663"},        // nodes that are slow and well again, and their clocks
 	{"golden-log-access", "29c630b6a71e66a3473baa1d43e4f8e652b8549eac74c39180aa70c4cac4cc85"},      // a user who was given access and lost it
-	{"golden-log-sessions", "0f1cff4f41a7f7f98d6db8651d17c22173c70a98947a9f6dc437ca83df8b4c3c"},    // processes whose exit was not observed, and a load from another run
-	{"golden-log-voids", "2c7143fd3f3ec3c3b7d2aa0e6d98923a3f3b77ab590a14adc218aeaca2c1668d"},       // invalid messages, and their record
-	{"golden-log-nodes", "25804c4e3c7f61caeb5e447ef6ec4c528142d3a6a69a3e2c0d0ef2ea19b8b23b"},       // saves of two nodes
-	{"golden-log-uploads", "4dbf92f68cd5abca04d8754f842bcc2361d2672d7a41ace27c3d872fe6857be6"},     // a save to a bucket, which the next trainer finishes
-	{"golden-log-replicas", "c0db701aab40cf14333d390b255d36cea8a48e750fe91ac9032740ba914ddab9"},    // saves whose slots have a copy on another node
-	{"golden-log-excluded", "f64d514a1f0c43cef1ab60375f77f535918dfc630b2efff603b7b9b423cfe5a2"},    // a node that was measured and excluded
-	{"golden-log-search", "29bd22efb3ada43effc82fba4e9d371558eedcfa6cc65f91a5232260e50f4eca"},      // trials of a search, whose tuner was killed
-	{"golden-log-audit", "87b4d1e6ae53fa333ccbe7c97efbddadee09851918d5ce3dcda573e188f6ff13"},       // a run map in the log
-	{"golden-log-slow", "95077cc1f43a550838f875ffccf98d7c0a5906c6ee0ea9f86c28af2d59782663"},        // nodes that are slow and well again, and their clocks
 	{"golden-log-coordinator", "95de6a7bfb7524ec59b5cc2f4c031a23b89f2869f9e775db7b12828c30ccddc7"}, // a living group that another node coordinates
 }
 
@@ -69,8 +60,12 @@ func readGolden(t *testing.T, name, want string) []events.Recorded {
 // TestGoldenLog checks that old recorded logs are replayed to the states recorded with
 // them, by every version of the program with the same version of the folds.
 func TestGoldenLog(t *testing.T) {
-	kinds := map[events.Kind]bool{}
+	kinds, names := map[events.Kind]bool{}, map[string]bool{}
 	for _, g := range goldenLogs {
+		if names[g.name] {
+			t.Errorf("%s is listed twice", g.name)
+		}
+		names[g.name] = true
 		log := readGolden(t, g.name, g.sum)
 		rows := NewMemory()
 		for _, r := range log {

@@ -257,7 +257,7 @@ func expiry(at time.Time) string {
 // revokedOut is the output of access revoke --json.
 type revokedOut struct {
 	Name     string   `json:"name"`
-	Role     string   `json:"role"`
+	Role     string   `json:"role,omitempty"` // not of tokens that were revoked before
 	Tokens   int      `json:"tokens"`
 	Hashes   []string `json:"hashes"`
 	Sequence uint64   `json:"sequence,omitempty"` // of access.revoked; 0: not recorded
@@ -269,31 +269,61 @@ func (a *app) revokeCommand(file *string) *cobra.Command {
 		Use: "revoke NAME --users FILE", Short: "Revoke the tokens of a user", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Revoke all tokens of a user, or the one of --token. The revocation counts from the moment in
 which the file changes; then the log of --store gets the event access.revoked. If the log
-does not take it, the tokens are revoked and the command fails. The file keeps the digests
-for a month: until then the user is refused with the reason.`,
+does not take it, the tokens are revoked and the command fails; the same command for the user,
+or with the hash of the token, then records it. The file keeps the digests for a month: until
+then the user is refused with the reason.`,
 		Example: "  ckptstore access revoke ada --users users --store ckpts\n  ckptstore access revoke ada --users users --token laptop --store ckpts",
 		RunE: func(c *cobra.Command, names []string) error {
 			if err := users(*file); err != nil {
 				return err
 			}
 			gone, err := api.RevokeTokens(c.Context(), *file, names[0], token)
-			if err != nil {
+			out, done := revokedOut{Name: names[0], Tokens: len(gone), Hashes: []string{}}, "revoked %d tokens of %s\n"
+			switch {
+			case system.KindOf(err) == problem.NotFound:
+				earlier := a.unrecorded(c.Context(), *file, names[0], token)
+				if len(earlier) == 0 {
+					return err
+				}
+				out.Tokens, out.Hashes, done = len(earlier), earlier, "recorded that %d tokens of %s are revoked\n"
+			case err != nil:
 				return err
+			default:
+				out.Role = gone[0].Role.String()
 			}
-			out := revokedOut{Name: names[0], Role: gone[0].Role.String(), Tokens: len(gone), Hashes: []string{}}
 			for _, u := range gone {
 				out.Hashes = append(out.Hashes, u.Hash())
 			}
 			var failed error
 			if out.Sequence, failed = a.recordAccess(c.Context(), &events.AccessRevoked{User: names[0], Hashes: out.Hashes, By: issuer()}); failed != nil {
-				failed = fmt.Errorf("the tokens are revoked, and the log does not have it: %w", failed)
+				failed = fmt.Errorf("the tokens are revoked, and the log does not have it: %w; then repeat the command for the user, or with --token %s", failed, out.Hashes[0])
 			}
-			err = console.Emit(a.Console, out, []revokedOut{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintf(w, "revoked %d tokens of %s\n", out.Tokens, out.Name) })
+			err = console.Emit(a.Console, out, []revokedOut{out}, func(w *tabwriter.Writer, _ bool) { fmt.Fprintf(w, done, out.Tokens, out.Name) })
 			return errors.Join(err, failed)
 		},
 	}
 	c.Flags().StringVar(&token, "token", "", "revoke only the token of this `NAME` or hash")
 	return c
+}
+
+// unrecorded returns the hashes of tokens that the file has as revoked and the log has not. Without
+// a store that answers there are none.
+func (a *app) unrecorded(ctx context.Context, file, user, hash string) []string {
+	hashes, err := api.RevokedTokens(file, user, hash)
+	if err != nil || len(hashes) == 0 {
+		return nil
+	}
+	err = a.with(ctx, func(s *store.Store) (err error) {
+		hashes, err = s.UnrecordedRevocations(ctx, user, hashes)
+		return err
+	})
+	if err != nil {
+		if !errors.Is(err, store.ErrNoStore) || a.named {
+			a.Warn("warning: whether the log has the revocations of %s is unknown: %v", user, err)
+		}
+		return nil
+	}
+	return hashes
 }
 
 // identity is the output of access whoami --json.

@@ -130,7 +130,7 @@ func Lines(ctx context.Context, from From, q LinesQuery) (LastLines, error) {
 	if where.Top, err = q.top(where, from.Store.Dir()); err != nil {
 		return out, err
 	}
-	s := logs.Select{Top: where.Top, Attempt: q.Attempt, Rank: q.Rank, Tail: q.Most + 1}
+	s := logs.Select{Top: where.Top, Attempt: q.Attempt, Rank: q.Rank, Tail: q.Most + 1, Bytes: mostText}
 	if q.Stream != "" {
 		s.Streams = []logs.Stream{logs.Stream(q.Stream)}
 	}

@@ -62,16 +62,19 @@ func AccessOf(all Users) []UserAccess {
 	return list
 }
 
+// moment implements [asked].
+func (OfNow) moment() (asOf uint64, chosen bool, err error) { return 0, false, nil }
+
 // readAccess adds the reads about users.
 func (h *Handler) readAccess() {
-	get(h, "/whoami", "get-whoami", "access", "Describe the user of the request", "As `ckptstore access whoami --http URL --json`.", func(ctx context.Context, from *at, _ *OfStore) (Identity, error) {
+	get(h, "/whoami", "get-whoami", "access", "Describe the user of the request", "As `ckptstore access whoami --http URL --json`.", func(ctx context.Context, from *at, _ *OfNow) (Identity, error) {
 		from.files = true // of now: the token
 		u := userOf(ctx)
 		return Identity{
 			Principal: u.Principal(), Name: u.Name, Role: u.Role.String(), Token: u.Token, Hash: u.Hash(), Expires: u.Expires, May: u.Role.Words(),
 		}, nil
 	})
-	get(h, "/access", "list-access", "access", "List the users of the server", "As `ckptstore access list --http URL --json`, for admins and auditors.", func(_ context.Context, from *at, _ *OfStore) (AccessList, error) {
+	get(h, "/access", "list-access", "access", "List the users of the server", "As `ckptstore access list --http URL --json`, for admins and auditors.", func(_ context.Context, from *at, _ *OfNow) (AccessList, error) {
 		from.files = true // of now: the file of users
 		return AccessList{AccessOf(h.o.Users.List())}, nil
 	})
@@ -114,7 +117,9 @@ func Ask(ctx context.Context, client *http.Client, server, path, token string, i
 		return bad(problem.Invalid, "%w", err)
 	}
 	req.Header.Set("Authorization", "Bearer "+token)
-	resp, err := client.Do(req)
+	direct := *client // a redirect could lead to where others can read the token
+	direct.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	resp, err := direct.Do(req)
 	if err != nil {
 		return bad(problem.NoStore, "%w; check that `ckptstore serve --http` runs there", err)
 	}
@@ -130,6 +135,12 @@ func Ask(ctx context.Context, client *http.Client, server, path, token string, i
 			return bad(problem.Internal, "the answer cannot be read: %w: is that a ckptstore?", err)
 		}
 		return nil
+	case resp.StatusCode/100 == 3:
+		to := "another URL"
+		if target, err := resp.Location(); err == nil {
+			to = target.Redacted()
+		}
+		return bad(problem.Invalid, "it redirects to %s, where the token is not sent: if that is the server, give its URL", to)
 	case json.Unmarshal(text, &refusal) == nil && refusal.Kind != "":
 		return bad(refusal.Kind, "%s", refusal.Detail)
 	}

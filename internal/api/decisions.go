@@ -275,7 +275,7 @@ func (h *Handler) meant(ctx context.Context, r events.Recorded, ref, run, trial,
 	if ref == run+"/"+trial+"@"+checkpoint || ref == run+"@"+checkpoint && trial == projections.DefaultTrial {
 		return true, nil
 	}
-	then, err := h.pasts.at(ctx, h, r.Sequence-1)
+	then, err := h.pasts.at(ctx, h, r.Sequence-1, false)
 	if err != nil {
 		return false, fmt.Errorf("as of sequence %d: %w", r.Sequence-1, err)
 	}

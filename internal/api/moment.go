@@ -161,7 +161,7 @@ func (h *Handler) at(ctx context.Context, asOf, atLeast uint64, chosen bool) (*a
 	if err := h.needsLog(); err != nil {
 		return nil, err
 	}
-	rows, err := h.pasts.at(ctx, h, asOf)
+	rows, err := h.pasts.at(ctx, h, asOf, chosen)
 	if err != nil {
 		return nil, fmt.Errorf("as of sequence %d: %w", asOf, err)
 	}
@@ -231,8 +231,9 @@ func (p *pasts) find(sequence uint64) (folded, bool) {
 	return f, true
 }
 
-// at returns the state as of a sequence.
-func (p *pasts) at(ctx context.Context, h *Handler, sequence uint64) (folded, error) {
+// at returns the state as of a sequence. If the client chose it, the state must be prepared; the next
+// page of a list waits for it.
+func (p *pasts) at(ctx context.Context, h *Handler, sequence uint64, chosen bool) (folded, error) {
 	if f, ok := p.find(sequence); ok {
 		return f, nil
 	}
@@ -245,8 +246,10 @@ func (p *pasts) at(ctx context.Context, h *Handler, sequence uint64) (folded, er
 	if f, ok := p.find(sequence); ok {
 		return f, nil
 	}
-	if err := h.store.Prepared(sequence); err != nil {
-		return folded{}, err
+	if chosen {
+		if err := h.store.Prepared(sequence); err != nil {
+			return folded{}, err
+		}
 	}
 	f := folded{sequence: sequence}
 	for r, err := range h.store.Log.Read(ctx, sequence, sequence) {

@@ -9,10 +9,12 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/insight"
@@ -358,6 +360,62 @@ func TestAsOf(t *testing.T) {
 	}
 	if text, err := io.ReadAll(z); err != nil || short.head.Get("Content-Encoding") != "gzip" || !json.Valid(text) {
 		t.Errorf("compressed: %v, %v", short.head, err)
+	}
+}
+
+// TestNextPageWaits: what a client asks for as of an event has to be prepared; the next page of a list
+// is answered before that.
+func TestNextPageWaits(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "store")
+	if _, err := store.Init(t.Context(), dir, ""); err != nil {
+		t.Fatal(err)
+	}
+	st, err := store.Open(t.Context(), store.Options{Location: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := st.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	var facts []events.Fact
+	for i := range 9000 {
+		f, err := events.NewFact(events.Stamp{ID: store.NewID(), Source: "test", Time: time.Now()}, events.Scope{Run: "bert", Trial: "main", Actor: events.Rank(0)}, &events.Metrics{Attempt: 1, Iteration: 1 + i})
+		if err != nil {
+			t.Fatal(err)
+		}
+		facts = append(facts, f)
+	}
+	all, err := st.Log.Append(t.Context(), facts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := all[len(all)-1]
+	h := &Handler{store: st, pasts: pasts{turn: make(chan struct{}, 1)}} // it prepares nothing
+	if _, err := h.pasts.at(t.Context(), h, last, true); !errors.Is(err, store.ErrPreparing) {
+		t.Errorf("as of a chosen event: %v", err)
+	}
+	if f, err := h.pasts.at(t.Context(), h, last, false); err != nil || f.sequence != last {
+		t.Errorf("the next page: %d, %v", f.sequence, err)
+	}
+}
+
+// TestAccessIsOfNow: who the user is, and who has access, is of now whatever as_of is.
+func TestAccessIsOfNow(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	h.train("bert", 1)
+	last, err := h.st.Log.Last(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, token := range map[string]string{"/whoami": readToken1, "/access": rootToken} {
+		r := h.call("GET", Prefix+path+"?as_of=2", token, "")
+		if r.status != http.StatusOK || r.head.Get("Ckpt-Sequence") != fmt.Sprint(last) || r.head.Get("Cache-Control") == forever {
+			t.Errorf("%s: %d, %v: %s", path, r.status, r.head, r.body)
+		}
 	}
 }
 

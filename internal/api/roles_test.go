@@ -19,6 +19,8 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/problem/system"
 )
 
 // TestRoles tries every request of the API as every role. A request that is allowed gets past
@@ -120,6 +122,16 @@ func TestWhoami(t *testing.T) {
 		if _, err := who(token); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+	moved := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/else" {
+			t.Errorf("the redirect is followed, with %q", r.Header.Get("Authorization"))
+		}
+		http.Redirect(w, r, "/else", http.StatusTemporaryRedirect)
+	}))
+	defer moved.Close()
+	if err := Ask(t.Context(), client, moved.URL, "whoami", "x", &id); system.KindOf(err) != problem.Invalid || !strings.Contains(err.Error(), "redirects to "+moved.URL+"/else") {
+		t.Errorf("a redirect: %v", err)
 	}
 	for url, want := range map[string]string{"http://train.example:7700": "without TLS", "nats://127.0.0.1:1": "want the URL", "http://127.0.0.1:1": "serve --http"} {
 		if err := Ask(t.Context(), client, url, "whoami", "x", &id); err == nil || !strings.Contains(err.Error(), want) {

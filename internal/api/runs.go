@@ -116,6 +116,8 @@ type (
 type (
 	// OfStore is the input of a GET without parameters of its own.
 	OfStore struct{ Moment }
+	// OfNow is OfStore for an answer that is of now whatever as_of is.
+	OfNow struct{ Moment }
 	// OfRuns is the input of the list of runs.
 	OfRuns struct{ Paged }
 	// OfRun names a run.

@@ -208,6 +208,18 @@ func RevokeTokens(ctx context.Context, path, name, token string) (gone Users, er
 	return gone, nil
 }
 
+// RevokedTokens returns the hashes of the tokens of a user that a file has as revoked: of the one with
+// a hash, or of all if that is empty.
+func RevokedTokens(path, name, hash string) (hashes []string, err error) {
+	r, err := readRoster(path)
+	for _, gone := range r.revoked {
+		if h := (User{digest: gone.digest}).Hash(); gone.name == name && (hash == "" || hash == h) {
+			hashes = append(hashes, h)
+		}
+	}
+	return hashes, err
+}
+
 // lockWithin bounds the wait for another process that changes the file.
 const lockWithin = 10 * time.Second
 

@@ -72,6 +72,15 @@ func TestTokens(t *testing.T) {
 	knows(first, "", 0)
 	knows(second, "", 0)
 	knows(rosa, "rosa", Reader)
+	hash := NewUser("ada", Operator, second).Hash()
+	for want, h := range map[int]string{2: "", 1: hash, 0: "other"} {
+		if got, err := RevokedTokens(path, "ada", h); err != nil || len(got) != want || want == 1 && got[0] != hash {
+			t.Errorf("revoked of %q: %v, %v", h, got, err)
+		}
+	}
+	if got, err := RevokedTokens(path, "rosa", ""); err != nil || len(got) != 0 {
+		t.Errorf("revoked of another user: %v, %v", got, err)
+	}
 	if _, err := RevokeTokens(t.Context(), path, "ada", ""); err == nil {
 		t.Error("revoked again")
 	}

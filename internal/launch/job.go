@@ -239,10 +239,15 @@ func (j *job) started(ctx context.Context, host string) error {
 // takeOver opens the trial, finishes the unfinished saves of earlier jobs where
 // possible, and ends their processes. It returns the checkpoint to resume from.
 func (j *job) takeOver(ctx context.Context) (trial projections.Trial, resume string, err error) {
+	return j.takeOverFrom(ctx, j.firstResume)
+}
+
+// takeOverFrom is takeOver with the choice of the checkpoint, whose staged data stays.
+func (j *job) takeOverFrom(ctx context.Context, choose func(context.Context, projections.Trial) (string, error)) (trial projections.Trial, resume string, err error) {
 	if trial, err = j.OpenTrial(ctx, j.orders.saw); err != nil {
 		return trial, "", err
 	}
-	resume, err = j.firstResume(ctx, trial)
+	resume, err = choose(ctx, trial)
 	if err := errors.Join(err, j.KeepStaged(resume)); err != nil {
 		return trial, "", err
 	}
@@ -250,7 +255,7 @@ func (j *job) takeOver(ctx context.Context) (trial projections.Trial, resume str
 }
 
 // Settle finishes or aborts the saves that dead jobs of a trial left open, ends their processes,
-// and frees their shared memory. It changes nothing if the store has no such trial. The caller
+// and frees their shared memory. It looks at no file of a checkpoint, so a damaged one is no error. It changes nothing if the store has no such trial. The caller
 // holds the run's lease, and no job of the trial is live.
 func Settle(ctx context.Context, cfg Config, store session.Store) (err error) {
 	trial, err := store.Views.Trial(ctx, cfg.Run, cfg.Trial)
@@ -265,7 +270,9 @@ func Settle(ctx context.Context, cfg Config, store session.Store) (err error) {
 		return err
 	}
 	defer func() { err = j.Close(err) }()
-	if trial, _, err = j.takeOver(ctx); err != nil {
+	// Nothing is resumed, so it does not matter whether a checkpoint is whole.
+	newest := func(_ context.Context, trial projections.Trial) (string, error) { return startOf(trial), nil }
+	if trial, _, err = j.takeOverFrom(ctx, newest); err != nil {
 		return err
 	}
 	if trial.Status == projections.Running || trial.Status == projections.Stopping {

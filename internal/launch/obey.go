@@ -156,7 +156,7 @@ func (j *job) obeyed(ctx context.Context, n int, cause *FailedError) (bool, erro
 		return false, nil
 	}
 	if o.Last {
-		j.orders.void()
+		j.orders.void(o)
 		return false, nil
 	}
 	ctx = context.WithoutCancel(ctx)

@@ -78,10 +78,13 @@ func (o *orders) give(r StopRequest) bool {
 	return true
 }
 
-// void removes the order.
-func (o *orders) void() {
+// void removes an order, unless another has overridden it.
+func (o *orders) void(was *stopOrder) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.now != was {
+		return
+	}
 	o.now = nil
 	close(o.came)
 	o.came = make(chan struct{})

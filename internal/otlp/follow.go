@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -65,13 +66,7 @@ func (t *Tracer) session(ctx context.Context) error {
 		defer close(sent)
 		t.send(sending, func() { sub.Handled(t.queue.done()) })
 	}()
-	for r, rerr := range t.store.Log.Read(within, from+1, 0) {
-		if err = rerr; err != nil {
-			break
-		}
-		t.take(within, r)
-		sub.Passed(t.queue.done())
-	}
+	err = t.follow(within, t.store.Log.Read(within, from+1, 0), sub.Passed)
 	if within.Err() != nil {
 		err = context.Cause(within)
 	}
@@ -80,6 +75,21 @@ func (t *Tracer) session(ctx context.Context) error {
 	t.holds.Store(false)
 	sub.Passed(t.queue.done())
 	return errors.Join(err, sub.Close(ctx))
+}
+
+// follow takes the events of a log until ctx ends, and passes on up to which all traces are delivered.
+func (t *Tracer) follow(ctx context.Context, log iter.Seq2[events.Recorded, error], passed func(uint64)) error {
+	for r, err := range log {
+		if err != nil {
+			return err
+		}
+		t.take(ctx, r)
+		if ctx.Err() != nil {
+			return context.Cause(ctx) // r may not be in the queue, so no later event may be
+		}
+		passed(t.queue.done())
+	}
+	return nil
 }
 
 // take puts the trace into the queue that an event has ended, if it has.

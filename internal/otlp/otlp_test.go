@@ -2,7 +2,9 @@ package otlp
 
 import (
 	"compress/gzip"
+	"context"
 	"encoding/pem"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -374,4 +376,24 @@ func TestTLS(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	tracer.Close()
+}
+
+// TestFollowEnds: an event whose trace was not made because the process ends is not passed by a later
+// event.
+func TestFollowEnds(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	tracer := newTracer(nil, Config{}, Options{})
+	tracer.queue.reset(6)
+	err := tracer.follow(ctx, func(yield func(events.Recorded, error) bool) {
+		cancel()
+		// Its body is void: without a store no trace is made of it.
+		commit := events.Event{Kind: (events.CheckpointCommitted{}).Kind(), Version: 1, Data: []byte("[]")}
+		if yield(events.Recorded{Sequence: 7, Stored: time.Now(), Event: commit}, nil) {
+			yield(events.Recorded{Sequence: 8, Event: events.Event{Kind: (events.Metrics{}).Kind()}}, nil)
+		}
+	}, func(seq uint64) { t.Errorf("passed %d", seq) })
+	if done := tracer.queue.done(); !errors.Is(err, context.Canceled) || done != 6 {
+		t.Errorf("done up to %d, %v", done, err)
+	}
 }

@@ -2,7 +2,9 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"iter"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -62,6 +64,17 @@ func TestAsOf(t *testing.T) {
 	}
 }
 
+var errTest = errors.New("the log cannot be read")
+
+// noSource is a log that cannot be read.
+type noSource struct{}
+
+func (noSource) Last(context.Context) (uint64, error) { return 0, errTest }
+
+func (noSource) Read(context.Context, uint64, uint64) iter.Seq2[events.Recorded, error] {
+	return func(yield func(events.Recorded, error) bool) { yield(events.Recorded{}, errTest) }
+}
+
 // KeepPast prepares the past of a log that is there, and after another opening continues
 // where it was. Until then, Prepared reports how far it is.
 func TestKeepPast(t *testing.T) {
@@ -87,6 +100,9 @@ func TestKeepPast(t *testing.T) {
 	if err := s.Prepared(100); err != nil {
 		t.Errorf("event 100 is not near the beginning: %v", err)
 	}
+	s.unkept.Store(&unkeptPast{s.ownViews(), 0, errTest})
+	wrong(t, s.Prepared(last), errTest, fmt.Sprintf("0 of %d events", last))
+	s.unkept.Store(nil)
 	keep := func(s *Store) (end func()) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
@@ -99,12 +115,22 @@ func TestKeepPast(t *testing.T) {
 			<-ended
 		}
 	}
+	views := s.ownViews()
+	past := views.past
+	views.past = viewdb.NewHistory(views, noSource{})
 	end := keep(s)
+	eventually(t, "the failure is kept", func() bool { return errors.Is(s.Prepared(last), errTest) })
+	end()
+	views.past = past
+	end = keep(s)
 	eventually(t, "the past is prepared", func() bool {
 		at, _, _, err := s.ownViews().past.Progress(last)
 		return err == nil && at == last-last%1000
 	})
 	end()
+	if err := s.Prepared(last + 100_000); !errors.Is(err, ErrPreparing) {
+		t.Errorf("after keyframes were made: %v", err)
+	}
 	shut(t, s)
 
 	s = open(t, dir)

@@ -105,6 +105,30 @@ func (s *Store) Decided(ctx context.Context, agg events.Aggregate, id string) (f
 	return found, false, nil
 }
 
+// UnrecordedRevocations returns those of the hashes of revoked tokens of a user for which the log has no
+// access.revoked. It reads the lane of the store.
+func (s *Store) UnrecordedRevocations(ctx context.Context, user string, hashes []string) ([]string, error) {
+	left := slices.Clone(hashes)
+	end, err := s.Log.LaneEnd(ctx, events.Aggregate{})
+	if err != nil || end == 0 {
+		return left, err
+	}
+	for r, err := range s.Log.ReadLane(ctx, events.Aggregate{}, 1, end) {
+		if err != nil {
+			return nil, err
+		}
+		if r.Kind != (events.AccessRevoked{}).Kind() {
+			continue
+		}
+		if body, err := r.Body(); err != nil {
+			return nil, err
+		} else if b, ok := body.(*events.AccessRevoked); ok && b.User == user {
+			left = slices.DeleteFunc(left, func(hash string) bool { return slices.Contains(b.Hashes, hash) })
+		}
+	}
+	return left, nil
+}
+
 // RecordAccess appends access.granted or access.revoked to the lane of the store. Where this
 // process is the owner itself, the principal is its user.
 func (s *Store) RecordAccess(ctx context.Context, body events.Body) (uint64, error) {

@@ -47,6 +47,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -166,6 +167,8 @@ type Store struct {
 	local    *follower       // of a URL; nil with a directory
 	relay    *relay          // of a URL, with Listen
 	copies   *logpeers.Local // of the log, that this process serves; nil of others
+
+	unkept atomic.Pointer[unkeptPast] // why [Store.KeepPast] stopped last; nil: it has not
 }
 
 // Views answers queries from the projections. An answer includes at least everything that was in the

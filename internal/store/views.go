@@ -481,7 +481,7 @@ var ErrPreparing = problem.New(problem.Unavailable, "the past of the log is bein
 
 // Prepared returns [ErrPreparing], with the progress, if a process that keeps the past ahead
 // should not answer as of the event at a sequence yet. A process without views of its own
-// prepares nothing.
+// prepares nothing. If keeping has failed and made no keyframe since, its error is returned.
 func (s *Store) Prepared(seq uint64) error {
 	views := s.ownViews()
 	if views == nil {
@@ -491,7 +491,17 @@ func (s *Store) Prepared(seq uint64) error {
 	if err != nil || quick {
 		return err
 	}
+	if f := s.unkept.Load(); f != nil && f.views == views && at <= f.at {
+		return fmt.Errorf("the past of the log is not prepared further than %d of %d events: %w", at, end, f.err)
+	}
 	return fmt.Errorf("%w: %d of %d events, %.0f %%; ask again in a few seconds", ErrPreparing, at, end, 100*float64(at)/float64(max(end, 1)))
+}
+
+// unkeptPast is an error of keeping the past, with the last keyframe.
+type unkeptPast struct {
+	views *shelf
+	at    uint64
+	err   error
 }
 
 // pastRetry is how long [Store.KeepPast] waits when it cannot continue.
@@ -504,9 +514,14 @@ func (s *Store) KeepPast(ctx context.Context) {
 	said := false
 	for {
 		if views := s.ownViews(); views != nil {
-			if err := views.past.Keep(ctx); ctx.Err() == nil && s.ownViews() == views && !said {
-				said = true
-				s.opts.Logger.Warn("past of the log not prepared further; retrying", "error", err)
+			if err := views.past.Keep(ctx); ctx.Err() == nil && s.ownViews() == views {
+				if at, _, _, perr := views.past.Progress(0); perr == nil {
+					s.unkept.Store(&unkeptPast{views, at, err})
+				}
+				if !said {
+					said = true
+					s.opts.Logger.Warn("past of the log not prepared further; retrying", "error", err)
+				}
 			}
 		}
 		if !sleep(ctx, pastRetry) {

@@ -48,7 +48,7 @@ type tuner struct {
 	free    []int // slots
 	asked   *launch.StopRequest
 	again   map[string]bool   // trials to start although they have their steps, or errored
-	lost    map[string]error  // trials that this job does not start again: their last save is lost
+	lost    map[string]error  // trials that this job does not start again, and why
 	unsaved map[string]string // why the progress of a trial is not saved
 	broken  []tune.Trial      // trials that failed before any trial had reported
 }
@@ -465,6 +465,7 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 	err := launch.Run(ctx, t.config(name, slot), t.shared)
 	t.mu.Lock()
 	waits := t.live[name].waits
+	var failure error // of the workers: it is that of the trial only if the log has its end
 	switch preempted, lost := (*launch.PreemptedError)(nil), (*launch.LostSaveError)(nil); {
 	case err == nil:
 		delete(t.unsaved, name)
@@ -475,10 +476,13 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 		t.log.Warn("trial ended without its last save", "trial", name, "error", err)
 		t.lost[name], t.unsaved[name] = lost, lost.Reason
 		err = nil
+	case errors.Is(err, launch.ErrNotWhole):
+		t.stuck(name, err)
+		err = nil
 	case errors.As(err, new(*launch.FailedError)):
 		t.log.Warn("trial failed", "trial", name, "error", err)
 		delete(t.unsaved, name)
-		err = nil
+		failure, err = err, nil
 	}
 	t.mu.Unlock()
 	// The slot is free when the reader has how the trial has ended.
@@ -492,6 +496,9 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	at, _ := t.state.Search.Trial(name)
+	if err == nil && failure != nil && at.Ended != tune.Errored {
+		t.stuck(name, failure)
+	}
 	if err == nil && at.Open() && !waits && t.lost[name] == nil {
 		// Neither the search nor its training ended it.
 		t.endLocked(launch.StopRequest{Reason: fmt.Sprintf("trial %s was asked to end", name)})
@@ -506,6 +513,13 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 	t.free = append(t.free, slot)
 	slices.Sort(t.free)
 	t.tell()
+}
+
+// stuck records that a trial cannot continue: this job does not start it again, and fails when the
+// other trials are trained. The caller holds the lock.
+func (t *tuner) stuck(name string, err error) {
+	t.log.Error("trial cannot continue; the others do", "trial", name, "error", err)
+	t.lost[name], t.unsaved[name] = err, err.Error()
 }
 
 // preempted records what a trial that was preempted has saved. It ends the search, unless the

@@ -73,8 +73,8 @@ const (
 
 // Times of making keyframes ahead.
 const (
-	longestPause = time.Second
-	wantedFor    = 30 * time.Second // without pauses, since a query lacked keyframes
+	wantedEvery = time.Second      // a pause ends within it when a query lacks keyframes
+	wantedFor   = 30 * time.Second // without pauses, since a query lacked keyframes
 )
 
 // NewHistory returns the history of views and the log that they follow.
@@ -130,19 +130,28 @@ func (h *History) Keep(ctx context.Context) error {
 			return err
 		}
 		if next == 0 {
-			pause := min(time.Since(began), longestPause)
-			if time.Since(time.Unix(0, h.wanted.Load())) < wantedFor {
-				pause = 0
+			if err := h.rest(ctx, time.Since(began)); err != nil {
+				return err
 			}
-			select {
-			case <-time.After(pause):
-				continue
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+			continue
 		}
 		if err := h.views.Wait(ctx, next); err != nil {
 			return err
+		}
+	}
+}
+
+// rest pauses, until a query lacks keyframes.
+func (h *History) rest(ctx context.Context, pause time.Duration) error {
+	for end := time.Now().Add(pause); ; {
+		left := time.Until(end)
+		if left <= 0 || time.Since(time.Unix(0, h.wanted.Load())) < wantedFor {
+			return ctx.Err()
+		}
+		select {
+		case <-time.After(min(left, wantedEvery)):
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }

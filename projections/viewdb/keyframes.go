@@ -2,13 +2,17 @@ package viewdb
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -16,7 +20,7 @@ import (
 // the keyframes next to the rows: of each row, one version for each keyframe at which it
 // differs from the keyframe before.
 //
-//	0x00 "frames"                               {at, every, thinned, reducer}, JSON
+//	0x00 "frames"                               {at, every, thinned, reducer, kinds}, JSON
 //	0x00 'h' row's key, escaped, ~keyframe      the row's value and a mark; see [overlay]
 //
 // In an escaped key, 0x00 is followed by 0xff, and its end is 0x00 0x01. Versions are
@@ -37,14 +41,27 @@ type keyframes struct {
 	Every   uint64 `json:"every"`
 	Thinned uint64 `json:"thinned"` // no version serves only keyframes that are closer
 	Reducer int    `json:"reducer"`
+	Kinds   string `json:"kinds"` // [knownKinds] of the program that folded them
 }
+
+// knownKinds returns a digest of the events that this program knows. Rows that were folded without one
+// of them can be wrong as of a keyframe although nothing in the present rows shows it.
+var knownKinds = sync.OnceValue(func() string {
+	h := sha256.New()
+	for _, k := range events.Pattern("*.*").Kinds() {
+		for v := 1; (events.Event{Kind: k, Version: v}).Known(); v++ {
+			fmt.Fprintf(h, "%s.v%d\n", k, v)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
+})
 
 // errKeyframes reports that the list of keyframes is damaged. The next opening drops it.
 var errKeyframes = errors.New("the list of keyframes is damaged; delete the views, they are rebuilt from the log")
 
 // readKeyframes returns the keyframes of a database. One without has that at 0, the empty one.
 func readKeyframes(r pebble.Reader, every uint64) (k keyframes, err error) {
-	none := keyframes{Every: every, Thinned: every, Reducer: projections.Version}
+	none := keyframes{Every: every, Thinned: every, Reducer: projections.Version, Kinds: knownKinds()}
 	text, err := get(r, framesKey)
 	if err != nil || text == nil {
 		return none, err
@@ -302,7 +319,7 @@ func (c *changes) write(b *pebble.Batch, at uint64) error {
 // thin removes the versions that serve only keyframes between the multiples of every, and the
 // removals that have nothing before them, in batches of most. Each keyframe at a multiple
 // stays as it was, whatever was removed before an interruption. The error of proceed, which is
-// called between two batches, ends it.
+// called between two batches and after each most versions, ends it.
 func thin(db *pebble.DB, from pebble.Reader, every uint64, most uint32, proceed func() error) (err error) {
 	it, err := from.NewIter(&pebble.IterOptions{LowerBound: firstVersion, UpperBound: lastVersion})
 	if err != nil {
@@ -318,25 +335,40 @@ func thin(db *pebble.DB, from pebble.Reader, every uint64, most uint32, proceed 
 		}
 		return err
 	}
-	var row, last []byte // of the version before, and its key if it is a removal that was left
-	newer := uint64(0)   // its keyframe
+	var row []byte        // of the version before
+	var trailing [][]byte // the removals of the row that were left, behind its last other version
+	newer := uint64(0)    // keyframe of the version before
 	drop := func(key []byte) error {
 		if err := b.Delete(key, nil); err != nil || b.Count() < most {
 			return err
 		}
 		return commit()
 	}
+	ended := func() error {
+		for _, key := range trailing {
+			if err := drop(key); err != nil {
+				return err
+			}
+		}
+		trailing = nil
+		return nil
+	}
+	seen := uint32(0)
 	for it.First(); it.Valid(); it.Next() {
+		if seen++; seen%most == 0 {
+			if err := proceed(); err != nil {
+				return err
+			}
+		}
 		versions, at, err := cutVersion(it.Key())
 		if err != nil {
 			return err
 		}
 		same := bytes.Equal(versions, row)
-		if !same && last != nil {
-			if err := drop(last); err != nil {
+		if !same {
+			if err := ended(); err != nil {
 				return err
 			}
-			last = nil
 		}
 		next := (at + every - 1) / every * every // the first keyframe that the version serves
 		if same && newer <= next {
@@ -344,9 +376,10 @@ func thin(db *pebble.DB, from pebble.Reader, every uint64, most uint32, proceed 
 		} else {
 			var marked []byte
 			if marked, err = it.ValueAndErr(); err == nil {
-				last = nil
 				if marked[len(marked)-1] == removed {
-					last = bytes.Clone(it.Key())
+					trailing = append(trailing, bytes.Clone(it.Key()))
+				} else {
+					trailing = nil
 				}
 			}
 		}
@@ -358,10 +391,8 @@ func thin(db *pebble.DB, from pebble.Reader, every uint64, most uint32, proceed 
 	if err := it.Error(); err != nil {
 		return err
 	}
-	if last != nil {
-		if err := drop(last); err != nil {
-			return err
-		}
+	if err := ended(); err != nil {
+		return err
 	}
 	return commit()
 }

@@ -167,3 +167,56 @@ func TestDamagedVersion(t *testing.T) {
 		t.Errorf("thinned: %v", err)
 	}
 }
+
+// A row that was removed again and again leaves nothing when what it had is thinned out. A pass that
+// removes nothing can be ended, too.
+func TestThin(t *testing.T) {
+	db, err := pebble.Open("views", &pebble.Options{FS: vfs.NewMem()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	put := func(row string, at uint64, mark byte) {
+		t.Helper()
+		if err := db.Set(version(versionsOf(nil, []byte(row)), at), []byte{mark}, pebble.NoSync); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func() (n int) {
+		t.Helper()
+		it, err := db.NewIter(&pebble.IterOptions{LowerBound: firstVersion, UpperBound: lastVersion})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for it.First(); it.Valid(); it.Next() {
+			n++
+		}
+		if err := it.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	put("gone", 1, present)
+	put("gone", 2, removed)
+	put("gone", 3, removed)
+	if err := thin(db, db, 2, 100, t.Context().Err); err != nil || left() != 0 {
+		t.Errorf("%d versions of a removed row, %v", left(), err)
+	}
+	for i := range 10 {
+		put(string(rune('a'+i)), 2, present)
+	}
+	calls, enough := 0, errors.New("enough")
+	err = thin(db, db, 2, 2, func() error {
+		if calls++; calls == 3 {
+			return enough
+		}
+		return nil
+	})
+	if !errors.Is(err, enough) || left() != 10 {
+		t.Errorf("%d calls, %v; %d versions", calls, err, left())
+	}
+}

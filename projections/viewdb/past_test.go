@@ -133,12 +133,15 @@ func TestKeyframesAreBounded(t *testing.T) {
 	}
 }
 
-// Keyframes of other folds, or a list of them that is damaged, are dropped at the next opening.
+// Keyframes of other folds or of a program that knows other events, or a list of them that is damaged, are dropped at the next opening.
 func TestKeyframesOfOtherFolds(t *testing.T) {
 	for name, spoil := range map[string]func(*viewdb.DB) error{
 		"keyframes of other folds": func(db *viewdb.DB) error { return db.Disguise(projections.Version-1, "") },
-		"damaged list":             func(db *viewdb.DB) error { return db.Disguise(0, `{"at":7}`) },
-		"rows of other folds":      (*viewdb.DB).Age,
+		"keyframes of other events": func(db *viewdb.DB) error { // of a program that did not note which it knows
+			return db.Disguise(0, fmt.Sprintf(`{"at":5,"every":5,"thinned":5,"reducer":%d}`, projections.Version))
+		},
+		"damaged list":        func(db *viewdb.DB) error { return db.Disguise(0, `{"at":7}`) },
+		"rows of other folds": (*viewdb.DB).Age,
 	} {
 		t.Run(name, func(t *testing.T) {
 			fs, log := vfs.NewMem(), newLog(training(3)...)

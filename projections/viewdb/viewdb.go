@@ -245,13 +245,13 @@ func (db *DB) start() error {
 }
 
 // startKeyframes drops keyframes of another version of the folds, which a program without
-// keyframes left when it folded the rows again.
+// keyframes left when it folded the rows again, and those of a program that knows other events.
 func (db *DB) startKeyframes() error {
 	k, err := readKeyframes(db.pebble, keyframeEvents)
 	switch {
 	case errors.Is(err, errKeyframes):
 		db.log.Warn("keyframes of the views dropped", "error", err)
-	case err != nil || k.Reducer == projections.Version && k.At <= db.sequence:
+	case err != nil || k.Reducer == projections.Version && k.Kinds == knownKinds() && k.At <= db.sequence:
 		return err
 	}
 	b := db.pebble.NewBatch()

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/durable"
@@ -82,13 +83,13 @@ func SetAside(store, id string) (string, error) {
 	return to, durable.SyncDir(store)
 }
 
-// Quote copies the configuration and the newest note of a store's ledger into a store that was
+// Quote copies the configuration and the notes of a store's ledger into a store that was
 // recovered from it, where [Keygen] finds them: the first audit.sealed of the new log quotes the
-// note. The ledger stays where it is. Quote returns its directory, "" without a ledger.
+// newest note. The ledger stays where it is. Quote returns its directory, "" without a ledger.
 func Quote(from, store, id string) (string, error) {
 	source := filepath.Join(from, dirName)
 	to := filepath.Join(store, asideName(id))
-	for _, name := range []string{checkpointName, configName} { // lost looks for the configuration
+	for _, name := range append(slices.Clone(noteNames), configName) { // lost looks for the configuration
 		text, err := beneath.At(from).ReadFile(filepath.Join(source, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -298,4 +299,22 @@ func TestLost(t *testing.T) {
 	}
 	_, err = audit.VerifyBundle(&bundle, parsed(t, "log "+before+"\nlog "+k.config.Key+"\nquorum none\n"), true, &old)
 	wants(t, err, audit.ErrReplaced, old.Root.String())
+}
+
+// TestQuoteRestored: a restored store whose owner has not published a note has that of the backup.
+// The store that is recovered from it quotes that.
+func TestQuoteRestored(t *testing.T) {
+	k := newBookStore(t, func(l *bookLog) { l.iterations("one", 30) })
+	quoted, _ := noteOf(t, k)
+	r, recovered := restored(t, k, 30), t.TempDir()
+	if _, err := os.Stat(r.path(checkpointName)); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("the restored store has a note of its own: %v", err)
+	}
+	if _, err := Quote(r.dir, recovered, "store-1"); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Keygen(KeygenOptions{Store: recovered, File: filepath.Join(t.TempDir(), "key"), Origin: "example.org/new", Formerly: []string{"store-1"}})
+	if err != nil || len(c.Earlier) != 1 || c.Earlier[0].Note != quoted {
+		t.Errorf("%+v, %v", c.Earlier, err)
+	}
 }

@@ -83,7 +83,13 @@ func TestReadInOrder(t *testing.T) {
 		"tail":     {Select{Rank: -1, Tail: 2}, want[4:]},
 		"tail 0":   {Select{Rank: -1, Tail: 0}, nil},
 		"tail all": {Select{Rank: -1, Tail: 100}, want},
-		"since":    {Select{Rank: -1, Tail: -1, Since: since}, want[4:]},
+		// All that is as long as the bound, and the line by which it is longer.
+		"bytes":                {Select{Rank: -1, Tail: 100, Bytes: 6}, want[4:]},
+		"bytes of an attempt":  {Select{Rank: -1, Tail: 100, Bytes: 4}, want[4:]},
+		"bytes of a line":      {Select{Rank: -1, Tail: 100, Bytes: 3}, want[5:]},
+		"bytes in one attempt": {Select{Attempt: 1, Rank: -1, Tail: 100, Bytes: 7}, want[2:5]},
+		"bytes and lines":      {Select{Rank: -1, Tail: 3, Bytes: 100}, want[3:]},
+		"since":                {Select{Rank: -1, Tail: -1, Since: since}, want[4:]},
 	} {
 		if got := all(t, dir, c.s); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
@@ -97,6 +103,34 @@ func TestReadInOrder(t *testing.T) {
 	say(t, r0, "after the end\n") // an abandoned copier
 	if got := all(t, dir, everything); !slices.Equal(got, want) {
 		t.Errorf("after the end: %q", got)
+	}
+}
+
+// The tail of long lines is that of the whole, although it is cut on the way.
+func TestTailOfLongLines(t *testing.T) {
+	dir := t.TempDir()
+	d := NewDir(dir, Options{Now: ticking()})
+	files := []*File{d.File(1, 0, Out), d.File(1, 1, Out)}
+	long := strings.Repeat("x", 60_000)
+	const lines = held / 60_000
+	for i := range lines {
+		for _, f := range files {
+			say(t, f, fmt.Sprintf("%d %s\n", i, long))
+		}
+	}
+	for _, f := range files {
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := all(t, dir, everything)
+	for _, n := range []int{1, lines, 2*lines - 1, 2 * lines, 1000} {
+		if got := all(t, dir, Select{Rank: -1, Tail: n}); len(want) != 2*lines || !slices.Equal(got, want[max(0, len(want)-n):]) {
+			t.Errorf("tail %d of %d: %d lines", n, len(want), len(got))
+		}
+	}
+	if got := all(t, dir, Select{Rank: -1, Tail: 1000, Bytes: 1 << 20}); !slices.Equal(got, want[len(want)-18:]) {
+		t.Errorf("1 MiB: %d lines", len(got))
 	}
 }
 

@@ -31,7 +31,7 @@ const longest = longestText + 64
 func (t *tailed) close() {
 	if t.f != nil {
 		_ = t.f.Close() // opened only for reading
-		t.f = nil
+		t.f, t.in, t.line.Text = nil, nil, nil
 	}
 }
 
