@@ -129,7 +129,7 @@ func TestRequestOfCoordinatorBefore(t *testing.T) {
 			h := &stopState{orders: j.orders}
 			h.resume(l)
 			if h.open.Load() != c.polls || h.told.Load() != (c.told != "") || h.Tell() != c.told {
-				t.Errorf("open %v, told %v, the ranks are told %q", h.open.Load(), h.told.Load(), h.Tell())
+				t.Errorf("open %v, told %v, the ranks get %q", h.open.Load(), h.told.Load(), h.Tell())
 			}
 			j.told = c.told != ""
 			if stopped := j.groupStopped(t.Context(), 3, nil); (stopped.Failure == string(PreemptionFailure)) != (c.told == client.Preempt) {
