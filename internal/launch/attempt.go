@@ -65,6 +65,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	w := &watch{job: j, stop: &stopState{orders: j.orders}}
+	w.stop.resume(j.living)
 	at := session.Attempt{Number: n, Resume: resume, Started: from, Orders: w.stop, Hooks: w, Nodes: j.cfg.Nodes, Node: j.cfg.Node}
 	order := startOrder{Attempt: n, Restart: restart, Resume: resume, Started: from, Nodes: j.cfg.Nodes, Survives: j.cfg.Standby && j.cfg.Survival != nil && (j.succeeds == "" || j.living != nil)}
 	w.others = j.fleet.others(work, order)

@@ -264,10 +264,12 @@ func (f *fleet) name(index int) string {
 // it had started up to a joining: the node may have joined again, and be in the next group.
 func (f *fleet) lost(ctx context.Context, index int, joining uint64, disorderly bool, reason string) {
 	why := fmt.Errorf("%s is lost: %s", f.name(index), reason)
-	f.leaves(ctx, &events.NodeLeft{Node: index, Reason: reason, Lost: disorderly})
 	f.mu.Lock()
 	o := f.now
 	f.mu.Unlock()
+	// The others must end at once, and not when the log has this: it may be away.
+	o.mourn(index, joining, why)
+	f.leaves(ctx, &events.NodeLeft{Node: index, Reason: reason, Lost: disorderly})
 	if o == nil {
 		return
 	}

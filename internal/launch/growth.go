@@ -43,6 +43,13 @@ func (r *growing) ask(g *growth) {
 	r.asked, r.told, r.until = g, false, time.Time{}
 }
 
+// resume continues a request that ranks have got.
+func (r *growing) resume(g *growth) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked, r.told = g, true
+}
+
 // takeBack asks no rank from now on. Ranks that got the request may be ending until a time: until then
 // an answer to another rank is no sign that the group continues.
 func (r *growing) takeBack(until time.Time) {
@@ -82,6 +89,9 @@ func (r *growing) grew() *growth {
 func (w *watch) watchGrowth(ctx context.Context) (stop func()) {
 	if w.others == nil || w.cfg.GrowInterval <= 0 || w.job.members != nil || len(w.cfg.Nodes) >= w.others.endpoint.Max() {
 		return func() {}
+	}
+	if g := w.stop.grew(); g != nil { // the coordinator before has asked the ranks
+		return inBackground(ctx, func(ctx context.Context) { w.awaitGrowth(ctx, g) })
 	}
 	return inBackground(ctx, w.grow)
 }
@@ -130,21 +140,34 @@ func (w *watch) head(ctx context.Context) (id string, ok bool) {
 	return trial.Head, err == nil
 }
 
-// askToGrow asks the ranks to save and end, and takes the request back if they do not in time.
-func (w *watch) askToGrow(ctx context.Context) {
+// growth returns how a group of from nodes can grow now; nil if it cannot.
+func (f *fleet) growth(from int) *growth {
 	var joined []string
-	for _, m := range w.others.endpoint.Members() {
+	for _, m := range f.endpoint.Members() {
 		if m.State == nodes.StateSpare {
 			joined = append(joined, fmt.Sprintf("node %d on %s", m.Index, m.Host))
 		}
 	}
-	more, _ := w.others.endpoint.Growth()
+	more, _ := f.endpoint.Growth()
 	if more == 0 {
+		return nil
+	}
+	return &growth{from: from, to: from + more, joined: strings.Join(joined, ", ")}
+}
+
+// askToGrow asks the ranks to save and end, and takes the request back if they do not in time.
+func (w *watch) askToGrow(ctx context.Context) {
+	g := w.others.growth(len(w.cfg.Nodes))
+	if g == nil {
 		return // they left in this moment; the group is not asked in this attempt
 	}
-	g := &growth{from: len(w.cfg.Nodes), to: len(w.cfg.Nodes) + more, joined: strings.Join(joined, ", ")}
 	w.log.Info("workers asked to save and end: the group grows", "attempt", w.group.Number, "from", g.from, "to", g.to, "joined", g.joined)
 	w.stop.ask(g)
+	w.awaitGrowth(ctx, g)
+}
+
+// awaitGrowth takes the request to grow back if the ranks do not end in time.
+func (w *watch) awaitGrowth(ctx context.Context, g *growth) {
 	limit := time.NewTimer(w.cfg.PreemptGrace)
 	defer limit.Stop()
 	select {

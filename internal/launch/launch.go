@@ -70,7 +70,9 @@ type Config struct {
 	// coordinator, if Survival is set: another node coordinates it with [Resume].
 	Standby  bool
 	Survival Survival
-	Carrier  *Carrier // of [Follow]; nil: there is none
+	// Coordinates, if set, is called by [Resume] once the log has this process as coordinator.
+	Coordinates func()
+	Carrier     *Carrier // of [Follow]; nil: there is none
 	// Contact passes to the guard how long the processes of this node may live; nil if the
 	// job has one node.
 	Contact *Contact

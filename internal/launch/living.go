@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
@@ -32,6 +33,9 @@ type living struct {
 	members []nodes.Member // by place; a node that has not come is lost
 	present map[int]bool   // places of nodes that have come
 	greeted int            // nodes whose ranks have all connected
+	listens bool           // its ranks report, or poll for requests to stop
+	told    string         // request to end that its ranks got: [client.Stop], [client.Preempt] or none
+	grew    *growth        // what they got it for, if to have more nodes
 	broken  string         // why the group cannot continue; empty: it does
 }
 
@@ -52,6 +56,9 @@ func (j *job) succeed(ctx context.Context, host string) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
+	if j.cfg.Coordinates != nil {
+		j.cfg.Coordinates()
+	}
 	if attempt.Attempt == 0 || !attempt.StoppedAt.IsZero() || attempt.Job != j.cfg.Job {
 		j.log.Warn("no group lives; the next one starts from the last checkpoint", "attempt", attempt.Attempt)
 		j.fleet.ready(ctx)
@@ -67,6 +74,7 @@ func (j *job) succeed(ctx context.Context, host string) (uint64, error) {
 	}
 	l.take(found)
 	j.fleet.activate(l)
+	j.recall(l)
 	if l.broken == "" {
 		j.log.Info("living group continues", "attempt", attempt.Attempt, "nodes", len(l.indexes), "iterations", so.Last.Iteration)
 	} else {
@@ -177,8 +185,11 @@ func (l *living) take(found map[int]inventory) {
 		if first || i.Heard < l.resumed.Heard {
 			l.resumed.Heard, first = i.Heard, false
 		}
+		l.listens = l.listens || i.Listens || len(i.Reports) > 0
+		l.heed(i.Told)
 		for rank, of := range i.Reports {
 			l.resumed.Reports[rank] = of
+			l.heed(of.Stop)
 		}
 		for rank, seq := range i.Sequences {
 			sequences[rank] = seq
@@ -204,6 +215,28 @@ func (l *living) take(found map[int]inventory) {
 		}
 	}
 	l.resumed.Sequence, l.resumed.Parts = answer.Sequence, parts
+}
+
+// heed notes a request to end that a rank got. A stop overrides a preemption.
+func (l *living) heed(told string) {
+	if told == client.Stop || l.told == "" {
+		l.told = told
+	}
+}
+
+// recall makes the request to end that the ranks of a living group got a request to this job: that to
+// the job before may not be in the log. The coordinator before may have asked the ranks to make room
+// for nodes; this is so if there are some.
+func (j *job) recall(l *living) {
+	if l.told == "" {
+		return
+	}
+	if l.told == client.Preempt && j.cfg.GrowInterval > 0 && len(l.nodes) < j.fleet.endpoint.Max() {
+		l.grew = j.fleet.growth(len(l.nodes))
+	}
+	if l.grew == nil {
+		j.ask(StopRequest{Preempt: l.told == client.Preempt, Reason: "the coordinating node before had asked the workers to end"})
+	}
 }
 
 // activate makes the nodes of a living group that are here one of the endpoint.
@@ -312,14 +345,23 @@ func (f *fleet) silence(ctx context.Context) error {
 	f.silenced = map[nodePart]bool{}
 	f.mu.Unlock()
 	for of := range parts {
-		if err := f.cfg.Survival.Silence(ctx, of.node, of.attempt); err != nil {
-			return fmt.Errorf("silence node %d: %w", of.node, err)
+		if err := f.silencePart(ctx, of); err != nil {
+			return err
 		}
 	}
 	if len(parts) == 0 {
 		return nil
 	}
 	return f.rest(ctx, deadAfter(f.endpoint.Timeout()))
+}
+
+// silencePart ends the word of a part. It waits for a log that does not answer.
+func (f *fleet) silencePart(ctx context.Context, of nodePart) error {
+	err := f.store.Insist(ctx, func(ctx context.Context) error { return f.cfg.Survival.Silence(ctx, of.node, of.attempt) })
+	if err != nil {
+		return fmt.Errorf("silence node %d: %w", of.node, err)
+	}
+	return nil
 }
 
 // silenceAll ends the parts of all nodes of an attempt that was not ended by its coordinator.
@@ -340,8 +382,8 @@ func (f *fleet) silenceAll(ctx context.Context, attempt int) error {
 		return err
 	}
 	for _, index := range indexes {
-		if err := f.cfg.Survival.Silence(ctx, index, attempt); err != nil {
-			return fmt.Errorf("silence node %d: %w", index, err)
+		if err := f.silencePart(ctx, nodePart{index, attempt}); err != nil {
+			return err
 		}
 	}
 	// The last beat was answered before the coordinator let its lease expire. A node that joins has

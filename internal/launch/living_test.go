@@ -3,15 +3,20 @@ package launch
 import (
 	"bytes"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"reflect"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -87,6 +92,107 @@ func TestInventories(t *testing.T) {
 	}
 }
 
+// A request to end that the ranks got from the coordinator before is one to this job, whether the log
+// has it or not. So the group is asked further, and its good end is no end of the training. Ranks that
+// have reported, or have asked, are not sent SIGTERM at once.
+func TestRequestOfCoordinatorBefore(t *testing.T) {
+	t.Parallel()
+	reported := func(stop ...string) inventory {
+		i := inventory{Attempt: 3, Reports: map[int]session.Reported{}}
+		for rank, of := range stop {
+			i.Reports[rank] = session.Reported{Iteration: 7, Stop: of}
+		}
+		return i
+	}
+	for name, c := range map[string]struct {
+		has   inventory
+		told  string
+		polls bool
+	}{
+		"none of it":               {inventory{Attempt: 3}, "", false},
+		"reports only":             {reported("", ""), "", true},
+		"a preemption":             {reported("", client.Preempt), client.Preempt, true},
+		"a stop":                   {reported(client.Stop, client.Preempt), client.Stop, true},
+		"a question":               {inventory{Attempt: 3, Listens: true}, "", true},
+		"a question, a stop":       {inventory{Attempt: 3, Listens: true, Told: client.Stop}, client.Stop, true},
+		"a question, a save asked": {inventory{Attempt: 3, Listens: true, Told: client.Preempt}, client.Preempt, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := &job{orders: newOrders(), log: slog.New(slog.DiscardHandler)}
+			l := &living{
+				attempt: projections.Attempt{Attempt: 3}, indexes: []int{1}, nodes: session.Nodes{{0, 1}}, present: map[int]bool{},
+				resumed: &session.Resumed{Reports: map[int]session.Reported{}},
+			}
+			l.take(map[int]inventory{1: c.has})
+			j.recall(l)
+			h := &stopState{orders: j.orders}
+			h.resume(l)
+			if h.open.Load() != c.polls || h.told.Load() != (c.told != "") || h.Tell() != c.told {
+				t.Errorf("open %v, told %v, the ranks get %q", h.open.Load(), h.told.Load(), h.Tell())
+			}
+			j.told = c.told != ""
+			if stopped := j.groupStopped(t.Context(), 3, nil); (stopped.Failure == string(PreemptionFailure)) != (c.told == client.Preempt) {
+				t.Errorf("the end of the group: %+v", stopped)
+			}
+		})
+	}
+	var none stopState
+	none.resume(nil)
+	if none.open.Load() || none.told.Load() {
+		t.Error("a new group was asked")
+	}
+}
+
+// A group that the coordinator before had asked to grow grows, unless its ranks continue.
+func TestGrowthOfCoordinatorBefore(t *testing.T) {
+	t.Parallel()
+	h := &stopState{orders: newOrders()}
+	h.resume(&living{resumed: &session.Resumed{}, told: client.Preempt, grew: &growth{from: 1, to: 2}})
+	if h.grew() == nil || h.told.Load() || h.Tell() != client.Preempt {
+		t.Errorf("grew %v, told %v", h.grew(), h.told.Load())
+	}
+	h.takeBack(time.Now().Add(-time.Hour))
+	if h.Tell() != "" || h.grew() != nil {
+		t.Error("ranks that continue are asked")
+	}
+}
+
+// A load that the coordinating process has refused is not under way any more.
+func TestFailedLoadIsOver(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	e, err := nodes.Listen(t.Context(), nodes.EndpointConfig{
+		Address: "127.0.0.1:0", Dir: dir, Job: "job", Run: "run", Store: "store", Version: "test", Min: 1, Max: 2,
+		Self: nodes.Node{Index: 0, Key: "0", Procs: 1},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = e.Close() })
+	e.Handle("POST /v1/attempts/{attempt}/loads/resolve", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if err := httpkit.Reply(w, restore.ResolveReply{Failure: &restore.Failure{Text: "there is no such checkpoint"}}); err != nil {
+			t.Error(err)
+		}
+	}))
+	link, err := nodes.Join(t.Context(), nodes.JoinConfig{
+		Address: e.Addr().String(), Dir: dir, Wait: 30 * time.Second,
+		Self: nodes.Node{Index: 1, Key: "1", Procs: 1, Version: "test", Store: "store"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(link.Close)
+	p := &part{job: &job{link: link}, order: startOrder{Attempt: 1}}
+	reply, err := p.Resolve(t.Context(), restore.ResolveRequest{})
+	if err != nil || reply.Failure == nil {
+		t.Fatalf("%+v, %v", reply, err)
+	}
+	if why := p.held.move(1, 0).Broken; why != "" {
+		t.Error("the group cannot continue: " + why)
+	}
+}
+
 func ref[T any](of T) *T { return &of }
 
 // asked is a request of a rank.
@@ -127,6 +233,12 @@ func TestHoldings(t *testing.T) {
 		t.Errorf("the rank gets %q, %v", body, err)
 	}
 	take(3, asked("gather", client.HeaderSeq, "3"), replied(root))
+	take(2, asked("should_stop"), replied([]byte(`{"stop":"stop"}`)))
+	poll := replied([]byte(`{"stop":"preempt"}`))
+	take(2, asked("should_stop"), poll)
+	if body, err := io.ReadAll(poll.Body); err != nil || string(body) != `{"stop":"preempt"}` {
+		t.Errorf("the rank gets %q, %v", body, err)
+	}
 	h.told(msgHello)
 	late := asked("report")
 	since := h.begins(late)
@@ -136,6 +248,7 @@ func TestHoldings(t *testing.T) {
 	}
 	want := inventory{
 		Attempt: 5, Hello: true, Heard: 77, Sequences: map[int]uint64{2: 4, 3: 3}, Answer: &collectiveAnswer{Sequence: 4, Root: 1, Body: root},
+		Listens: true, Told: client.Preempt,
 		Reports: map[int]session.Reported{2: {Iteration: 6, Step: 60}, 3: {Iteration: 6, Step: 61, Done: true}},
 	}
 	if !reflect.DeepEqual(got, want) {

@@ -26,6 +26,19 @@ type stopState struct {
 
 var _ session.Orders = (*stopState)(nil)
 
+// resume continues the state that the coordinator before a living group's had; l may be nil.
+func (h *stopState) resume(l *living) {
+	if l == nil {
+		return
+	}
+	h.open.Store(l.listens || l.resumed.Last.Iteration > 0)
+	if l.grew != nil {
+		h.growing.resume(l.grew)
+	} else {
+		h.told.Store(l.told != "")
+	}
+}
+
 // Listens implements [session.Orders].
 func (h *stopState) Listens() { h.open.Store(true) }
 

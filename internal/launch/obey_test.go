@@ -236,6 +236,36 @@ func TestNodeThatHasObeyedStays(t *testing.T) {
 	}
 }
 
+// The loss of a node ends the ranks of the others at once, also if the log does not answer: they may be
+// cut off with this process, and the others may start another group.
+func TestLossEndsGroupWithoutLog(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 3, waitsForEnd...)
+	j.cfg.MaxInfraRestarts = 0
+	var mute atomic.Bool
+	j.store.Log, j.store.Unserved = muteLog{home.Log, &mute}, func(err error) bool { return errors.Is(err, errSilent) }
+	others := j.spread(1, 1, 1)
+	j.start()
+	others[0].out.await(t, 1, "[rank1] ready")
+	others[1].out.await(t, 1, "[rank2] ready")
+	mute.Store(true)
+	if err := others[0].link.Leave(t.Context(), "the test"); err != nil {
+		t.Fatal(err)
+	}
+	awaitText(t, others[1].log, "stopping workers")
+	mute.Store(false)
+	var failed *launch.FailedError
+	if err := j.wait(); !errors.As(err, &failed) || failed.Kind != launch.InfrastructureFailure {
+		t.Errorf("the job: %v", err)
+	}
+}
+
+var waitsForEnd = workerRole("waits to be ended, on three nodes", func(ctx context.Context, _ *client.Client) error {
+	emit("ready")
+	<-ctx.Done()
+	return ctx.Err()
+})
+
 // A node whose ranks have all ended well, and that then hangs, does not keep the job for ever.
 func TestNodeHangsAfterGoodEnd(t *testing.T) {
 	t.Parallel()

@@ -36,6 +36,7 @@ type others struct {
 	stopped  bool                       // the nodes have the command to stop
 	overdue  map[int]context.CancelFunc // by node's index: see hurry
 	obeyed   map[int]bool               // indexes of nodes whose processes have ended, by their own word
+	lostOnes map[int]bool               // indexes of nodes that take no command any more
 
 	forwarding sync.Mutex // held while commands are sent that the nodes must get in order
 	started    bool       // the nodes have the command to start
@@ -45,8 +46,8 @@ type others struct {
 var _ session.Forwarder = (*others)(nil)
 
 // eventsOfNode is the most events that the attempt's loop learns of one node: hello, failed,
-// stopped and lost. The messages of nodes must not wait for a loop that waits for the log.
-const eventsOfNode = 4
+// stopped, lost, and that its loss is recorded. The messages of nodes must not wait for a loop that waits for the log.
+const eventsOfNode = 5
 
 // nodeEvent is what the attempt's loop learns of another node.
 type nodeEvent struct {
@@ -63,7 +64,7 @@ func (f *fleet) others(work context.Context, order startOrder) *others {
 	}
 	o := &others{
 		fleet: f, work: work, order: order, in: make(chan nodeEvent, eventsOfNode*len(f.members)), over: make(chan struct{}), closing: make(chan struct{}),
-		place: map[int]int{}, joinings: map[int]uint64{}, alive: map[int]bool{}, open: map[int]bool{}, gone: map[int]bool{}, overdue: map[int]context.CancelFunc{}, obeyed: map[int]bool{},
+		place: map[int]int{}, joinings: map[int]uint64{}, alive: map[int]bool{}, open: map[int]bool{}, gone: map[int]bool{}, overdue: map[int]context.CancelFunc{}, obeyed: map[int]bool{}, lostOnes: map[int]bool{},
 	}
 	o.partners = f.partners()
 	for at, m := range f.members {
@@ -166,6 +167,9 @@ func (o *others) stop(why string) {
 	}
 	o.stopped = true
 	for index := range o.alive {
+		if o.lostOnes[index] {
+			continue
+		}
 		o.tell(index, cmdStop, stopCommand{o.order.Attempt, why})
 		o.hurry(index)
 	}
@@ -314,6 +318,25 @@ func (o *others) give(e nodeEvent) {
 	case o.in <- e:
 	case <-o.over:
 		o.ended(e)
+	}
+}
+
+// mourn has the attempt's loop end the group without a node that is lost. The node's part ends when
+// that is recorded: see lost.
+func (o *others) mourn(index int, joining uint64, why error) {
+	if o == nil {
+		return
+	}
+	o.mu.Lock()
+	_, member := o.place[index]
+	ends := member && o.joinings[index] <= joining && o.alive[index] && !o.lostOnes[index]
+	if ends {
+		o.lostOnes[index] = true
+	}
+	o.mu.Unlock()
+	if ends {
+		o.give(nodeEvent{index: index, end: &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: why.Error()}})
+		o.stop(why.Error()) // the loop may wait for the log too
 	}
 }
 

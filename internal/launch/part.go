@@ -471,8 +471,8 @@ func (p *part) Relay(rank int) http.Handler {
 // Resolve implements [restore.Coordinator].
 func (p *part) Resolve(ctx context.Context, req restore.ResolveRequest) (reply restore.ResolveReply, err error) {
 	p.held.loads(1)
-	if err = p.request(ctx, "resolve", req, &reply); err != nil {
-		p.held.loads(-1)
+	if err = p.request(ctx, "resolve", req, &reply); err != nil || reply.Failure != nil {
+		p.held.loads(-1) // no request follows
 	}
 	return reply, err
 }

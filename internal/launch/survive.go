@@ -3,6 +3,7 @@ package launch
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"maps"
@@ -30,12 +31,13 @@ type Survival interface {
 //	T + T/4   after it has sent the last beat that was answered: the log may elect a leader meanwhile
 //	T/2       after it has begun a call of [Survival.Live] that succeeds
 //
-// So it is dead some time after it was silenced, if nothing was received from it for T before.
+// So it is dead 0.65 T after it was silenced, if nothing was received from it for T before: also if
+// the two clocks differ in rate by 10 % each, as 0.5 T / 0.9 < 0.65 T / 1.1.
 func lifeOfBeat(timeout time.Duration) time.Duration { return timeout + timeout/4 }
 
 func lifeOfWord(timeout time.Duration) time.Duration { return timeout / 2 }
 
-func deadAfter(timeout time.Duration) time.Duration { return timeout * 3 / 5 }
+func deadAfter(timeout time.Duration) time.Duration { return timeout * 13 / 20 }
 
 // survive has this node's part live on while the coordinating process is silent, as long as the
 // log takes its word.
@@ -79,6 +81,8 @@ type inventory struct {
 	Heard   uint64 `json:"heard"`            // last event that the coordinator before has forwarded
 
 	Reports   map[int]session.Reported `json:"reports,omitempty"`   // last answers, by rank
+	Listens   bool                     `json:"listens,omitempty"`   // a rank has asked whether to stop
+	Told      string                   `json:"told,omitempty"`      // the last answer to that
 	Sequences map[int]uint64           `json:"sequences,omitempty"` // numbers of the last collectives that have an answer, by rank
 	Answer    *collectiveAnswer        `json:"answer,omitempty"`    // to the newest of them
 }
@@ -168,6 +172,13 @@ func (h *holdings) accept(since, rank int, r *http.Request, response *http.Respo
 				of = was
 			}
 			h.Reports[rank] = of
+		}
+	case "should_stop":
+		body, err := io.ReadAll(response.Body)
+		response.Body = io.NopCloser(bytes.NewReader(body))
+		var reply client.StopReply
+		if err == nil && json.Unmarshal(body, &reply) == nil {
+			h.Listens, h.Told = true, reply.Stop
 		}
 	case "gather", "broadcast":
 		seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)

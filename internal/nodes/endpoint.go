@@ -45,8 +45,8 @@ type EndpointConfig struct {
 	// Ticked, if set, is called each T/10 with the time and T, as long as this process
 	// runs. It must not block.
 	Ticked func(now time.Time, timeout time.Duration)
-	// Verify, if set, is called when this process did not run for T/4: until it returns nil, agents
-	// get no answers. Another process may coordinate by now.
+	// Verify, if set, is called when this process did not run for T, or for [maxPause] if that is less:
+	// until it returns nil, agents get no answers. Another process may coordinate by now.
 	Verify func(ctx context.Context) error
 	// Succeeds is set if the agents of another coordinator of the same job join: their token
 	// stays valid.
@@ -250,8 +250,13 @@ func (e *Endpoint) ticks(ctx context.Context) {
 // paused reports whether this process did not run for so long that another may coordinate by now. The
 // caller holds e.mu.
 func (e *Endpoint) paused() bool {
-	return e.c.Verify != nil && (e.doubt || e.c.Now().Sub(e.roster.ticked) > e.timeout/4)
+	return e.c.Verify != nil && (e.doubt || e.c.Now().Sub(e.roster.ticked) > min(e.timeout, maxPause))
 }
+
+// maxPause is how long a coordinator may not run without a doubt that it still coordinates. Its lease
+// was renewed at most 5 s before, if the log had answered, and lasts 15 s. A shorter pause proves
+// nothing: while the log does not answer, no other process can take its place either.
+const maxPause = 10 * time.Second
 
 // verify ends the doubt once the caller is sure.
 func (e *Endpoint) verify(ctx context.Context) {

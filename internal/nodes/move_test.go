@@ -108,15 +108,17 @@ func TestStandbyTakesNoPart(t *testing.T) {
 	}
 }
 
-// A coordinator that did not run for T/4 answers no node before it is sure that no other has taken its
-// place.
+// A coordinator that did not run for T, or 10 s if that is less, answers no node before it is sure that no
+// other has taken its place. After a shorter pause it answers: its lease has not ended, and the log may be away.
 func TestPausedCoordinatorIsSureFirst(t *testing.T) {
 	t.Parallel()
 	var pause atomic.Int64
+	var verified atomic.Bool
 	sure := make(chan error)
 	j := listen(t, func(c *EndpointConfig) {
 		c.Timeout, c.Now = 20*time.Second, func() time.Time { return time.Now().Add(time.Duration(pause.Load())) }
 		c.Verify = func(ctx context.Context) error {
+			verified.Store(true)
 			select {
 			case err := <-sure:
 				return err
@@ -126,7 +128,11 @@ func TestPausedCoordinatorIsSureFirst(t *testing.T) {
 		}
 	})
 	l := join1(t, j.agent("a", 1))
-	pause.Store(int64(8 * time.Second))
+	pause.Store(int64(6 * time.Second))
+	if _, err := request[nothing](within(t), l, l.rest, patient, "/v1/beat", beatRequest{}); err != nil || verified.Load() {
+		t.Errorf("right after a short pause: %v, verified %v", err, verified.Load())
+	}
+	pause.Store(int64(20 * time.Second))
 	_, err := request[nothing](within(t), l, l.rest, patient, "/v1/beat", beatRequest{})
 	if kindOf(err) != problem.Unavailable {
 		t.Errorf("right after a pause: %v", err)

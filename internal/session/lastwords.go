@@ -109,6 +109,15 @@ func (l *lastWords) within(ctx context.Context, call func(context.Context) error
 	return err
 }
 
+// Insist repeats a call of the log, other than those of Log, until it is answered or refused, as those
+// are repeated: once the job must end, for [LastWordsTimeout] at most.
+func (s Store) Insist(ctx context.Context, call func(context.Context) error) error {
+	if s.words == nil {
+		return call(ctx)
+	}
+	return s.words.within(ctx, call)
+}
+
 // asked is within for calls that do nothing while there is no room.
 func (l *lastWords) asked(ctx context.Context, call func(context.Context) error) error {
 	return l.forRoom(ctx, func() error { return l.within(ctx, call) })

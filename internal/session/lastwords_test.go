@@ -55,3 +55,31 @@ func TestLastWords(t *testing.T) {
 		says(time.Hour + 2*LastWordsTimeout)
 	})
 }
+
+// Another call of the log than those of Log is repeated too while the log does not answer, and a refusal
+// is not.
+func TestInsist(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		back := time.Now().Add(time.Hour)
+		s := patient(t.Context(), &refusing{})
+		calls := 0
+		err := s.Insist(t.Context(), func(context.Context) error {
+			if calls++; time.Now().Before(back) {
+				return errAway
+			}
+			return nil
+		})
+		if err != nil || calls < 100 {
+			t.Errorf("%v after %d calls", err, calls)
+		}
+		refused := errors.New("refused")
+		calls = 0
+		err = s.Insist(t.Context(), func(context.Context) error { calls++; return refused })
+		if !errors.Is(err, refused) || calls != 1 {
+			t.Errorf("%v after %d calls", err, calls)
+		}
+		if err := (Store{}).Insist(t.Context(), func(context.Context) error { return refused }); !errors.Is(err, refused) {
+			t.Errorf("a store that does not wait: %v", err)
+		}
+	})
+}

@@ -124,6 +124,7 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 	if err != nil {
 		return nil, nil, fmt.Errorf("take the lease %q: %w", name, err)
 	}
+	sweepWitnesses(s.Runtime) // not before: one of them may have proved the end of the last holder
 	held2, lost := context.WithCancelCause(ctx)
 	keeping, stop := context.WithCancel(context.WithoutCancel(ctx))
 	stopped := make(chan struct{})
@@ -176,6 +177,7 @@ func (s *Store) keep(ctx context.Context, lease *jetlog.Lease, name string, term
 				s.opts.Logger.Info("lease renewed", "lease", name, "after", time.Since(renewed).Round(time.Millisecond))
 			}
 			renewed, silent = time.Now(), false
+			s.touchWitness(renewed)
 		case errors.Is(err, jetlog.ErrLeaseLost):
 			lost(fmt.Errorf("%w: %w", ErrLeaseLost, err))
 			return
@@ -503,7 +505,7 @@ func namesake(run, name string) (n int, ok bool) {
 // without the lock proves that its process has ended, and the lease is taken over at once.
 const witnessPrefix = "witness-"
 
-// witnessAge is how long the witness of a process that was killed is kept.
+// witnessAge is how long the witness of a process that was killed is kept, from its last renewal of a lease.
 const witnessAge = 24 * time.Hour
 
 // witness returns the name of this process's witness, which it makes. Close removes it.
@@ -518,9 +520,8 @@ func (s *Store) witness() (name string, err error) {
 	return filepath.Base(s.witnessed.Name()), nil
 }
 
-// makeWitness makes a locked file in a runtime directory, and removes old ones.
+// makeWitness makes a locked file in a runtime directory.
 func makeWitness(runtime string) (*os.File, error) {
-	sweepWitnesses(runtime)
 	f, err := os.OpenFile(filepath.Join(runtime, witnessPrefix+uuid.NewString()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
@@ -543,6 +544,15 @@ func sweepWitnesses(runtime string) {
 		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()) > witnessAge && unlocked(path) {
 			_ = os.Remove(path) // or the next process does
 		}
+	}
+}
+
+// touchWitness notes in its witness that this process lived at a time.
+func (s *Store) touchWitness(now time.Time) {
+	s.witnessing.Lock()
+	defer s.witnessing.Unlock()
+	if s.witnessed != nil {
+		_ = os.Chtimes(s.witnessed.Name(), now, now) // or the next renewal does
 	}
 }
 

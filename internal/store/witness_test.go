@@ -118,6 +118,49 @@ func TestWitnessRemoved(t *testing.T) {
 	}
 }
 
+// The witness of a job that began long ago proves its end too: the process that takes the lease does not
+// remove it before. A process that renews a lease keeps its witness young.
+func TestWitnessOfOldJob(t *testing.T) {
+	t.Parallel()
+	s := open(t, made(t))
+	s.term = briefTerm
+	h, err := thisProcess("job-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Space, h.Witness = "pid:[1]", witnessPrefix+"old"
+	path := filepath.Join(s.Runtime, h.Witness)
+	old := time.Now().Add(-2 * witnessAge)
+	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, old, old)); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Log.Lease(t.Context(), jetlog.RunLease("run"), text, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	_, release, err := s.HoldRun(t.Context(), "run", "job-2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := s.witnessed.Name()
+	if err := os.Chtimes(own, old, old); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the witness is young again", func() bool {
+		info, err := os.Stat(own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.ModTime().After(old.Add(witnessAge))
+	})
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A process holds the lease of its job, and not that of another job.
 func TestHolds(t *testing.T) {
 	t.Parallel()

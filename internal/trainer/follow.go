@@ -121,7 +121,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 			of := cfg
 			next := o
 			next.beside = true
-			heir.coordinate = func(at string) error { return next.inherit(ctx, of, n, at) }
+			heir.by(func(at string) (bool, error) { return next.inherit(ctx, of, n, at) })
 		}
 		go s.watch(watching, link, job.Job)
 	}

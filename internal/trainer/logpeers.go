@@ -26,6 +26,7 @@ type logOptions struct {
 	succeeding  *logpeers.Coordinator // that this node coordinates in place of; nil of none
 	living      string                // why this node coordinates a living group; empty: it starts groups
 	beside      bool                  // a node of the job takes no ranks
+	took        *bool                 // whether the log has this node as coordinator of a living group; nil without living
 }
 
 // copyIndex returns which copy of the log a node has; [logpeers.Copies] for none.

@@ -191,7 +191,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			if err != nil {
 				reason, code = err.Error(), exitCode(err)
 			}
-			if errors.Is(err, session.ErrOvertaken) {
+			if errors.Is(err, session.ErrOvertaken) || o.took != nil && !*o.took { // the nodes have or find another one
 				err = errors.Join(err, endpoint.Desert())
 				return
 			}
@@ -223,6 +223,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			}
 			defer withdraw()
 			if o.living != "" {
+				cfg.Coordinates = func() { *o.took = true }
 				return runLeased(ctx, st, cfg, o.parts.Storage, func(ctx context.Context, cfg launch.Config, store session.Store) error {
 					return launch.Resume(ctx, cfg, store, o.living)
 				})

@@ -26,6 +26,10 @@ import (
 // coordinate.
 var errSucceed = errors.New("the coordinating node is silent; this node is next")
 
+// errOver reports that this node has coordinated the job to its end, which its own part of it has not
+// heard.
+var errOver = errors.New("the job has ended under this node")
+
 // Times of a takeover.
 const (
 	succeedPoll = 500 * time.Millisecond
@@ -47,27 +51,35 @@ type successor struct {
 // heir coordinates the living group of a job in place of a coordinator that is gone, next to this
 // node's part of the group.
 type heir struct {
-	coordinate func(at string) error // in place of the coordinator there
-	beside     bool                  // a node of the job takes no ranks
+	beside bool // a node of the job takes no ranks
 
-	mu   sync.Mutex
-	done chan struct{} // closed when it coordinates no more; nil: it does not
-	err  error         // valid once closed
+	mu         sync.Mutex
+	coordinate func(at string) (took bool, err error) // in place of the coordinator there; took: the log has this one
+	done       chan struct{}                          // closed when it coordinates no more; nil: it does not
+	err        error                                  // valid once closed
 }
 
-// take starts to coordinate, unless this node does. failed is called if another one does.
+// by sets how to coordinate from now on.
+func (h *heir) by(coordinate func(at string) (took bool, err error)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.coordinate = coordinate
+}
+
+// take starts to coordinate, unless this node does. failed is called if it could not, or if another
+// node coordinates in its place by now: it may take over later.
 func (h *heir) take(at string, failed func(error)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.done != nil {
 		return
 	}
-	done := make(chan struct{})
+	done, coordinate := make(chan struct{}), h.coordinate
 	h.done = done
 	go func() {
-		err := h.coordinate(at)
+		took, err := coordinate(at)
 		h.mu.Lock()
-		if errors.Is(err, errTaken) || errors.As(err, new(*store.RunningError)) {
+		if err != nil && !took || errors.Is(err, session.ErrOvertaken) {
 			h.done = nil
 			failed(err)
 		}
@@ -88,7 +100,7 @@ func (h *heir) wait() (coordinated bool, err error) {
 	<-done
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.done != nil, h.err
+	return h.done == done, h.err
 }
 
 // active reports whether this node coordinates, or tries to.
@@ -99,6 +111,21 @@ func (h *heir) active() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.done != nil
+}
+
+// over reports whether this node has coordinated until the job ended.
+func (h *heir) over() bool {
+	if h == nil {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	select {
+	case <-h.done: // a nil one is not closed
+		return true
+	default:
+		return false
+	}
 }
 
 // lives reports whether the group lives, so that it can be continued.
@@ -114,6 +141,7 @@ func (s successor) watch(ctx context.Context, link *nodes.Link, job string) {
 	tick := time.NewTicker(succeedPoll)
 	defer tick.Stop()
 	var since time.Time // of the silence
+	var tried time.Time // when this node last began to take over
 	for {
 		select {
 		case <-tick.C:
@@ -149,8 +177,18 @@ func (s successor) watch(ctx context.Context, link *nodes.Link, job string) {
 		}
 		turn := was.Turn(s.me)
 		if turn >= 0 && time.Since(since) > link.Timeout()/2+time.Duration(turn)*succeedTurn {
-			if s.lives() || s.heir.active() {
-				s.heir.take(link.Endpoint(), func(err error) { s.log.Warn("not taking over", "because", err) })
+			if s.heir.over() {
+				link.Abandon(errOver)
+				return
+			}
+			if s.heir.active() {
+				continue
+			}
+			if s.lives() {
+				if time.Since(tried) > link.Timeout()/2 {
+					tried = time.Now()
+					s.heir.take(link.Endpoint(), func(err error) { s.log.Warn("not taking over", "because", err) })
+				}
 				continue
 			}
 			link.Abandon(errSucceed)
@@ -239,11 +277,12 @@ func (o runOptions) succeed(ctx context.Context, cfg launch.Config, n placement,
 	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
 }
 
-// inherit coordinates the living group of a job in place of a coordinator that is gone.
-func (o runOptions) inherit(ctx context.Context, cfg launch.Config, n placement, at string) error {
+// inherit coordinates the living group of a job in place of a coordinator that is gone. took is
+// whether the log has this node as coordinator: before that, another node may take over.
+func (o runOptions) inherit(ctx context.Context, cfg launch.Config, n placement, at string) (took bool, err error) {
 	_, port, err := net.SplitHostPort(at)
 	if err != nil {
-		return err
+		return false, err
 	}
 	o.succeeding, o.living = &logpeers.Coordinator{Job: cfg.Job, Endpoint: at}, "the coordinating node at "+at+" is silent"
 	o.web.Address = "" // this process serves it already
@@ -251,7 +290,9 @@ func (o runOptions) inherit(ctx context.Context, cfg launch.Config, n placement,
 	cfg.Requests = make(chan launch.StopRequest) // this node's part passes them on
 	cfg.Logger.Warn("coordinating node is gone; continuing its group", "endpoint", at)
 	cfg.Logger = cfg.Logger.With("as", "coordinator") // this node's part logs too
-	return o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
+	o.took = &took
+	err = o.coordinate(ctx, cfg, n, net.JoinHostPort(o.peerAddress, port))
+	return took, err
 }
 
 // awaitName waits until the name of a server of the store is known, for --wait at most: in a
