@@ -2,8 +2,6 @@ package launch
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -91,9 +89,13 @@ func (j *job) placed(ctx context.Context, a projections.Attempt) (indexes []int,
 		if err != nil {
 			return nil, nil, err
 		}
-		g, err := decoded[events.GroupStarted](r.Data)
+		body, err := r.Body()
 		if err != nil {
 			return nil, nil, fmt.Errorf("group of attempt %d: %w", a.Attempt, err)
+		}
+		g, ok := body.(*events.GroupStarted)
+		if !ok {
+			return nil, nil, fmt.Errorf("group of attempt %d: event %d is a %s; run `ckptstore views rebuild`", a.Attempt, r.Sequence, r.Kind)
 		}
 		for _, run := range g.Nodes {
 			for n := range run.Nodes {
@@ -321,99 +323,4 @@ func (f *fleet) ready(ctx context.Context) {
 		f.message(ctx, m)
 	}
 	close(f.begun)
-}
-
-// nodePart is a node's part of an attempt.
-type nodePart struct{ node, attempt int }
-
-// mayLive notes that the processes of a lost node's part of the current group may live by the word
-// of the log.
-func (f *fleet) mayLive(index int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if o := f.now; o != nil && o.order.Survives {
-		if _, member := o.place[index]; member {
-			f.silenced[nodePart{index, o.order.Attempt}] = true
-		}
-	}
-}
-
-// silence ends the parts of lost nodes, and waits until no process of them lives.
-func (f *fleet) silence(ctx context.Context) error {
-	f.mu.Lock()
-	parts := f.silenced
-	f.silenced = map[nodePart]bool{}
-	f.mu.Unlock()
-	for of := range parts {
-		if err := f.silencePart(ctx, of); err != nil {
-			return err
-		}
-	}
-	if len(parts) == 0 {
-		return nil
-	}
-	return f.rest(ctx, deadAfter(f.endpoint.Timeout()))
-}
-
-// silencePart ends the word of a part. It waits for a log that does not answer.
-func (f *fleet) silencePart(ctx context.Context, of nodePart) error {
-	err := f.store.Insist(ctx, func(ctx context.Context) error { return f.cfg.Survival.Silence(ctx, of.node, of.attempt) })
-	if err != nil {
-		return fmt.Errorf("silence node %d: %w", of.node, err)
-	}
-	return nil
-}
-
-// silenceAll ends the parts of all nodes of an attempt that was not ended by its coordinator.
-func (f *fleet) silenceAll(ctx context.Context, attempt int) error {
-	if f.cfg.Survival == nil {
-		return nil
-	}
-	attempts, err := f.store.Views.Attempts(ctx, f.cfg.Run, f.cfg.Trial)
-	if err != nil {
-		return err
-	}
-	at := slices.IndexFunc(attempts, func(a projections.Attempt) bool { return a.Attempt == attempt })
-	if at < 0 {
-		return errors.New("the views do not have the last attempt; run `ckptstore verify`")
-	}
-	indexes, _, err := f.placed(ctx, attempts[at])
-	if err != nil {
-		return err
-	}
-	for _, index := range indexes {
-		if err := f.silencePart(ctx, nodePart{index, attempt}); err != nil {
-			return err
-		}
-	}
-	// The last beat was answered before the coordinator let its lease expire. A node that joins has
-	// ended its part.
-	timeout := f.endpoint.Timeout()
-	limit := time.NewTimer(max(deadAfter(timeout), time.Until(f.began.Add(lifeOfBeat(timeout)*11/10-leaseTerm))))
-	defer limit.Stop()
-	for {
-		changed := f.endpoint.Changed()
-		here := f.endpoint.Members()
-		if !slices.ContainsFunc(indexes, func(index int) bool {
-			return index != f.own() && !slices.ContainsFunc(here, func(m nodes.Member) bool { return m.Index == index })
-		}) {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-limit.C:
-			return nil
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// leaseTerm is how long a coordinator has not renewed its lease when another takes it.
-const leaseTerm = 15 * time.Second
-
-// decoded decodes a body of the log.
-func decoded[T any](body json.RawMessage) (of T, err error) {
-	err = json.Unmarshal(body, &of)
-	return of, err
 }

@@ -77,7 +77,8 @@ func (t *Tracer) session(ctx context.Context) error {
 	return errors.Join(err, sub.Close(ctx))
 }
 
-// follow takes the events of a log until ctx ends, and passes on up to which all traces are delivered.
+// follow takes the events of a log until ctx ends. It calls passed with the sequence up to which all
+// traces are delivered.
 func (t *Tracer) follow(ctx context.Context, log iter.Seq2[events.Recorded, error], passed func(uint64)) error {
 	for r, err := range log {
 		if err != nil {
@@ -92,7 +93,7 @@ func (t *Tracer) follow(ctx context.Context, log iter.Seq2[events.Recorded, erro
 	return nil
 }
 
-// take puts the trace into the queue that an event has ended, if it has.
+// take puts the trace of a save or load into the queue, if an event ends one.
 func (t *Tracer) take(ctx context.Context, r events.Recorded) {
 	switch r.Kind {
 	case "checkpoint.committed", "checkpoint.aborted", "restore.completed", "restore.failed":

@@ -49,6 +49,9 @@ func (l *Living) name(node int) string { return fmt.Sprintf("living.%s.%d", l.ru
 // lifeTerm is the term of these leases. They do not expire: a newer attempt takes them.
 const lifeTerm = time.Minute
 
+// Term returns how long a coordinator has not renewed its lease of the run when another may take it.
+func (l *Living) Term() time.Duration { return l.st.leaseTerm() }
+
 // Live records that a node's part of an attempt lives. It returns [ErrSilenced] after
 // [Living.Silence].
 func (l *Living) Live(ctx context.Context, node, attempt int) error {

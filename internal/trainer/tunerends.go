@@ -60,14 +60,13 @@ func (t *tuner) verdict(b tune.Board) (err error) {
 // the most steps that are in no checkpoint and, if the user asks for it, those that errored.
 func (t *tuner) settle(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
+	defer cancel()
 	waiting.Go(func() { // a search that is asked to end may have a log that does not answer
 		_ = t.await(ctx, func() bool { return t.asked != nil })
 		cancel()
 	})
-	defer cancel()
 	err := t.settleAll(ctx)
 	t.mu.Lock()
 	defer t.mu.Unlock()
