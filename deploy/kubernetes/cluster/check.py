@@ -341,12 +341,14 @@ def main():
     for s in (signal.SIGTERM, signal.SIGINT):
         signal.signal(s, lambda number, frame: sys.exit(128 + number))
     began = time.monotonic()
-    cluster, wrong = Cluster(o.kube, o.image, o.bin), 0
+    cluster, wrong, up = Cluster(o.kube, o.image, o.bin), 0, False
     try:
         code, text = cluster.script("up", str(cluster.tar), check=False)
         print(text.strip(), flush=True)
         if code != 0:
+            up = code == 3  # nothing was started
             return code if code == 3 else 1
+        up = True
         print(f"a cluster of {cluster.image} after {time.monotonic() - began:.0f} s", flush=True)
         for name in o.case or CASES:
             case, at = Case(cluster, name), time.monotonic()
@@ -364,7 +366,7 @@ def main():
         print(f"{len(o.case or CASES) - wrong} of {len(o.case or CASES)} cases passed in {time.monotonic() - began:.0f} s", flush=True)
         return 1 if wrong else 0
     finally:
-        cluster.close()
+        cluster.close(keep=not up)
 
 
 def explain(case):

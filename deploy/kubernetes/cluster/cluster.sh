@@ -59,7 +59,7 @@ host() {
 		n=$1 d=$2 kube=$3 lab=$4
 		mount -t overlay overlay -o "lowerdir=$kube/root,upperdir=$d/upper,workdir=$d/work" "$d/root"
 		cd "$d/root"
-		mkdir -p old dev proc sys run tmp var/lib/node ".$lab/shared" ".$lab/etc" ".$lab/log" ".$kube/bin"
+		mkdir -p old dev proc sys run tmp var/lib/node
 		mount -t proc proc proc
 		mount -t sysfs sysfs sys
 		mount --rbind /sys/fs/cgroup sys/fs/cgroup
@@ -76,7 +76,7 @@ host() {
 		mount -t tmpfs tmpfs run
 		mount -t tmpfs tmpfs tmp; chmod 1777 tmp
 		mount --bind "$d/disk" var/lib/node # overlayfs cannot lie on overlayfs
-		for b in "$lab/shared" "$lab/etc" "$lab/log" "$kube/bin"; do mount --bind "$b" ".$b"; done
+		for b in "$lab/shared" "$lab/etc" "$lab/log" "$kube/bin"; do mkdir -p ".$b"; mount --bind "$b" ".$b"; done # maybe in tmp
 		rm -f etc/resolv.conf
 		echo nameserver 10.77.0.10 >etc/resolv.conf
 		printf "127.0.0.1 localhost\n%s" "$5" >etc/hosts

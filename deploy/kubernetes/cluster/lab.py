@@ -108,12 +108,14 @@ class Cluster:
         uptime = float(pathlib.Path("/proc/uptime").read_text().split()[0])
         return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
 
-    def close(self):
+    def close(self, keep=False):
+        """End the cluster. With keep, its directory stays, which has the logs of its programs."""
         for w in self.watches:
             w.kill()
             w.wait()
         self.script("down", check=False)
-        shutil.rmtree(self.lab, ignore_errors=True)
+        if not keep:
+            shutil.rmtree(self.lab, ignore_errors=True)
 
 
 def name_of(tar):
