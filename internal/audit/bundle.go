@@ -167,6 +167,7 @@ type Verified struct {
 	// Signatures of the decisions with their content, nil if the bundle has no keys. Its
 	// findings are no error of [VerifyBundle].
 	Signatures *SignatureReport `json:"signatures"`
+	Unchecked  int              `json:"unchecked,omitempty"` // signatures in a bundle without keys
 
 	check *signedBundle
 }
@@ -235,7 +236,7 @@ func VerifyBundle(r io.Reader, p Policy, acceptUnwitnessed bool, old *Head) (v V
 	if _, err := lines.ReadByte(); !errors.Is(err, io.EOF) {
 		return v, errors.Join(fmt.Errorf("%w: the bundle has more than its %d events", ErrTampered, head.Items), err)
 	}
-	v.Signatures = v.check.report()
+	v.Signatures, v.check = v.check.report(), nil
 	return v, nil
 }
 
@@ -254,7 +255,9 @@ func (v *Verified) item(it Item, head BundleHead, last uint64, seen *Runs) (uint
 		if err != nil {
 			return 0, err
 		}
-		v.check.message(m, leaf)
+		if v.check.message(m, leaf); v.check == nil && len(m.Header[HeaderSignature]) > 0 {
+			v.Unchecked++
+		}
 		if it.Blob != nil {
 			v.Blobs++
 		}

@@ -201,7 +201,7 @@ func (r *Ring) Accepts(e events.Event, after uint64, stored time.Time) Verdict {
 			}
 		}
 		if p := badPattern(slices.Concat(b.Runs, b.Require)); p != "" {
-			return none(judge.Judge(e, after, stored), "%q is no pattern of runs", p)
+			return none(judge.Judge(e, after, stored), "%s is no pattern of runs", p)
 		}
 	case *events.AccessRevoked:
 		for _, key := range b.Keys {

@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/private"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/signing"
 )
 
 // dialURL connects to the server of a URL. Without a token it uses the token that an owner on
@@ -75,6 +76,8 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Reader {
 		how.ReadOnly = errReading
 	}
+	s := &Store{opts: o, signs: signing.NewGate("", o.Signer)}
+	how.Sign = s.signs.Sign
 	log, err := dialURL(ctx, o.Location, o.Access, how)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
@@ -99,7 +102,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := checkLog(ctx, log, created.Store); err != nil {
 		return nil, err
 	}
-	s := &Store{ID: created.Store, Location: jetlog.Redacted(o.Location), Log: log, opts: o, formerly: created.Formerly}
+	s.ID, s.Location, s.Log, s.formerly = created.Store, jetlog.Redacted(o.Location), log, created.Formerly
 	if s.runtime, err = holdRuntime(created.Store); err != nil {
 		return nil, err
 	}
@@ -225,7 +228,7 @@ func openPeers(ctx context.Context, o Options, dir string) (*Store, error) {
 
 // startRelay listens at the address in the options.
 func (s *Store) startRelay(ctx context.Context) (*relay, error) {
-	r, addr, err := s.Log.Relay(ctx, jetlog.RelayOptions{Listen: *s.opts.Listen})
+	r, addr, err := s.Log.Relay(ctx, jetlog.RelayOptions{Listen: *s.opts.Listen, Signed: s.signs.Admit})
 	if err != nil {
 		return nil, err
 	}

@@ -56,6 +56,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -66,6 +67,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/signing"
 	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/internal/store/place"
 	"github.com/ckptstore/ckptstore/projections"
@@ -97,6 +99,9 @@ type Options struct {
 	// LeaveVoids leaves messages of the log that are not events unrecorded, for commands
 	// that look for them.
 	LeaveVoids bool
+	// Signer signs the decisions of this process; nil reads the key that the environment
+	// names: see [signing.EnvKey].
+	Signer *audit.Signer
 	// Access to the server of a URL; nil reads the environment.
 	Access *Access
 	// Listen, when set, lets clients connect over TCP while this process owns the directory or
@@ -121,6 +126,14 @@ type Options struct {
 	viewsRetry time.Duration                      // before a failed directory of views is retried; default diskRetry
 }
 
+// findSigner reads the key of the environment, unless there is one. A reader decides nothing.
+func (o *Options) findSigner(dir string) (err error) {
+	if o.Signer == nil && !o.Reader {
+		o.Signer, err = signing.FromEnv(dir)
+	}
+	return err
+}
+
 func (o Options) diskRetry() time.Duration {
 	if o.viewsRetry > 0 {
 		return o.viewsRetry
@@ -137,6 +150,7 @@ type Store struct {
 	Data     *data.Root
 	Blobs    *Blobs
 	Runtime  string // private directory for sockets of this store
+	signs    *signing.Gate
 	place    string // its name: a copy of a store has its own
 	top      string // directory of the store's other files on this machine; "" if there is none
 
@@ -198,10 +212,16 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		o.Listen, o.sharing = &listen, made
 	}
 	if o.Location = location; isURL {
+		if err := o.findSigner(""); err != nil {
+			return nil, fmt.Errorf("open store: %w", err)
+		}
 		return openURL(ctx, o)
 	}
 	dir, err := filepath.Abs(o.Location)
 	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	if err := o.findSigner(dir); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	if logpeers.Replicated(dir) {
@@ -254,7 +274,7 @@ func closedStore(dir string, o Options) (*Store, error) {
 
 // closedStoreOf is closedStore for a directory whose identity is, or will be, id.
 func closedStoreOf(dir string, id identity, o Options) (_ *Store, err error) {
-	s := &Store{ID: id.Store, Copy: id.Copy, Location: dir, place: id.runtime(), opts: o, holder: id.Owner, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
+	s := &Store{ID: id.Store, Copy: id.Copy, Location: dir, place: id.runtime(), opts: o, holder: id.Owner, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting, signs: signing.NewGate(id.Store, o.Signer)}
 	if o.cutting != nil {
 		s.cutting = *o.cutting
 	} else if s.cutting, err = cuttingByEnv(s.cutting); err != nil {

@@ -333,7 +333,7 @@ func (v *verbs) verifyFile(path string, p audit.Policy, unwitnessed bool, old *a
 	}
 	if err := console.Emit(v.Console, out, []audit.Verified{out}, func(w *tabwriter.Writer, _ bool) {
 		fmt.Fprintf(w, "run %s: %d events of %d trials, all up to event %d; %d with their content\nlog %s, size %d, root %s\n%s%s\n",
-			out.Run, out.Events, out.Trials, out.Complete, out.Messages, out.Origin, out.Size, out.Root, follows(out.Head, old), signatures(out.Signatures))
+			out.Run, out.Events, out.Trials, out.Complete, out.Messages, out.Origin, out.Size, out.Root, follows(out.Head, old), signatures(out))
 	}); err != nil {
 		return err
 	}
@@ -352,9 +352,13 @@ func signer(p audit.ProvedEvent) string {
 }
 
 // signatures returns lines about the signatures of decisions.
-func signatures(s *audit.SignatureReport) string {
-	if s == nil {
-		return "decisions are not signed: the log grants no key, or the bundle is of an older version"
+func signatures(v audit.Verified) string {
+	s := v.Signatures
+	switch {
+	case s == nil && v.Unchecked > 0:
+		return fmt.Sprintf("%d decisions have signatures that were not checked: the bundle does not show which keys were granted", v.Unchecked)
+	case s == nil:
+		return "decisions are not signed"
 	}
 	var lines strings.Builder
 	for _, f := range s.Findings {

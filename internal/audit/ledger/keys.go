@@ -170,6 +170,25 @@ func ReadKey(file string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
+// ReadSigner reads a file with a key that signs decisions. It must be private to this user,
+// and outside of the store, if that is a directory: see [ReadKey].
+func ReadSigner(store, file string) (*audit.Signer, error) {
+	if store != "" {
+		if err := outside(store, file); err != nil {
+			return nil, err
+		}
+	}
+	text, err := ReadKey(file)
+	if err != nil {
+		return nil, err
+	}
+	s, err := audit.NewSigner(text)
+	if err != nil {
+		return nil, problem.Errorf(problem.Invalid, "%s: %w", file, err)
+	}
+	return s, nil
+}
+
 // keyMost bounds the file of a signing key. The largest kind has about 4 KB.
 const keyMost = 1 << 16
 
