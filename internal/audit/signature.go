@@ -105,8 +105,15 @@ func (s *Signer) Sign(store string, e events.Event, after uint64) (string, error
 
 func keyID(name string, hash uint32) string { return fmt.Sprintf("%s+%08x", name, hash) }
 
-// KeyID returns a verifier key as signatures name it: NAME+HASH.
-func KeyID(v note.Verifier) string { return keyID(v.Name(), v.KeyHash()) }
+// KeyOf returns a verifier key as signatures name it: NAME+HASH. A text that is no key is
+// returned as it is.
+func KeyOf(public string) string {
+	v, err := note.NewVerifier(public)
+	if err != nil {
+		return public
+	}
+	return keyID(v.Name(), v.KeyHash())
+}
 
 // Signature is the signature of a decision, as its header states it.
 type Signature struct {
