@@ -151,6 +151,8 @@ type Store struct {
 	Blobs    *Blobs
 	Runtime  string // private directory for sockets of this store
 	signs    *signing.Gate
+	reread   atomic.Int64 // see [Store.Hashed]
+	tiles    ledger.Tiles
 	place    string // its name: a copy of a store has its own
 	top      string // directory of the store's other files on this machine; "" if there is none
 
@@ -483,9 +485,19 @@ func (s *Store) Ledger() (*ledger.Book, error) {
 	return ledger.OpenBook(s.Location, ledgerLog{s.Log})
 }
 
+// Tiles is [Store.Ledger] for a server of the evidence. All callers have the same book, which
+// they must not change.
+func (s *Store) Tiles() (*ledger.Book, error) {
+	if s.owner == nil {
+		return s.Ledger()
+	}
+	return s.tiles.Open(s.Location, ledgerLog{s.Log})
+}
+
 // Hashed returns how many events, the first ones of the log, the tamper evidence of this
-// owner has hashed, and how many of them it had to read from the log itself. Both are 0 if
-// this process does not own the store, or the store has no evidence.
+// owner has hashed, and how many events it had to read from the log itself since this process
+// opened the store, also as an earlier owner. Both are 0 if this process does not own the
+// store, or the store has no evidence.
 func (s *Store) Hashed() (hashed, reread int64) {
 	if own := s.owned(); own != nil && own.keeper != nil {
 		return own.keeper.Folded(), own.keeper.Reread()

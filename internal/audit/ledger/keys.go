@@ -75,9 +75,16 @@ func (c Config) begin(store, file string) (Config, error) {
 	if err := writeNew(file, []byte(private+"\n")); err != nil {
 		return c, fmt.Errorf("audit keygen: %w", err)
 	}
-	if err := Configure(store, c); err != nil {
+	err = c.keepFollowed()
+	if err == nil {
+		err = Configure(store, c)
+	}
+	if err != nil {
 		if had, rerr := ReadConfig(store); !On(store) || rerr == nil && had.Key != c.Key {
 			err = errors.Join(err, os.Remove(file)) // no configuration names the key
+			if rerr := os.Remove(file + followedSuffix); !errors.Is(rerr, fs.ErrNotExist) {
+				err = errors.Join(err, rerr)
+			}
 		}
 		return c, fmt.Errorf("audit keygen: %w", err)
 	}
