@@ -258,7 +258,7 @@ func grantOf(b *events.AccessGranted) (*Grant, error) {
 	if v.Name() != b.User {
 		return nil, fmt.Errorf("the key is of %q, and the grant of %q", v.Name(), b.User)
 	}
-	g := &Grant{Key: keyID(v.Name(), v.KeyHash()), Public: b.Key, User: b.User, Role: b.Role, Runs: slices.Clone(b.Runs), verify: v}
+	g := &Grant{Key: keyID(v.Name(), v.KeyHash()), Public: b.Key, User: b.User, Role: b.Role, Runs: append([]string{}, b.Runs...), verify: v}
 	if b.Expires != "" {
 		if g.Expires, err = time.Parse(time.RFC3339, b.Expires); err != nil {
 			return nil, fmt.Errorf("%q is no time at which the key expires", b.Expires)

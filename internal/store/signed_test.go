@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -84,6 +85,39 @@ func force(t *testing.T, l *jetlog.Log, e events.Event) uint64 {
 	return seq
 }
 
+// inProcess connects to the server of the store that this process owns.
+type inProcess struct{ s *Store }
+
+// Dial implements [nats.CustomDialer].
+func (d inProcess) Dial(string, string) (net.Conn, error) { return d.s.owned().server.Dial() }
+
+// repeat appends an event again at the end of its lane. Without the header by which the
+// server knows a repetition, that is a second event.
+func repeat(t *testing.T, s *Store, e events.Event) uint64 {
+	t.Helper()
+	nc, err := nats.Connect("nats://127.0.0.1:1", nats.SetCustomDialer(inProcess{s}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	agg := events.Aggregate{Run: e.Scope.Run, Trial: e.Scope.Trial}
+	after, err := s.Log.LaneEnd(t.Context(), agg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	msg := forged(t, e, expectStream, jetlog.Stream, expectLast, fmt.Sprint(after), expectLane, agg.Lane())
+	delete(msg.Header, events.HeaderMsgID)
+	m, err := nc.RequestMsg(msg, limit)
+	if err != nil || strings.Contains(string(m.Data), "error") {
+		t.Fatal(m, err)
+	}
+	end, err := s.Log.LaneEnd(t.Context(), agg)
+	if err != nil || end <= after {
+		t.Fatalf("the lane ends at event %d, it ended at %d: %v", end, after, err)
+	}
+	return end
+}
+
 func found(list []audit.SignatureFinding) (out []string) {
 	for _, f := range list {
 		out = append(out, fmt.Sprintf("%d %s", f.Sequence, f.State))
@@ -132,9 +166,13 @@ func TestSignedRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	unsigned := force(t, l, forged.Event)
-	forged.ID, forged.Signature = NewID(), strings.Replace(replay.Signature, " "+fmt.Sprint(replay.Sequence-1)+" ", " "+fmt.Sprint(unsigned)+" ", 1)
+	has, err := audit.ParseSignature(replay.Signature)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged.ID, forged.Signature = NewID(), strings.Replace(replay.Signature, fmt.Sprint(" ", has.After, " "), fmt.Sprint(" ", unsigned, " "), 1)
 	wrong := force(t, l, forged.Event)
-	again := force(t, l, replay.Event)
+	again := repeat(t, s, replay.Event)
 	grant, err := events.NewDecision(Stamp("ckptstore"), events.Aggregate{Trial: events.Keys}, granted("admin", eve, nil, nil))
 	if err != nil {
 		t.Fatal(err)
