@@ -24,10 +24,10 @@ type Grant struct {
 	Public  string    `json:"public"` // verifier key
 	User    string    `json:"user"`
 	Role    string    `json:"role"`
-	Runs    []string  `json:"runs"`               // patterns of [path.Match]; none: all
-	Since   uint64    `json:"since"`              // sequence of access.granted
-	Until   uint64    `json:"until,omitempty"`    // sequence of access.revoked; 0: it signs
-	Expires time.Time `json:"expires,omitzero"`   // zero: never
+	Runs    []string  `json:"runs"`             // patterns of [path.Match]; none: all
+	Since   uint64    `json:"since"`            // sequence of access.granted
+	Until   uint64    `json:"until,omitempty"`  // sequence of access.revoked; 0: it signs
+	Expires time.Time `json:"expires,omitzero"` // zero: never
 	verify  note.Verifier
 }
 
