@@ -167,7 +167,7 @@ func pretty(t *testing.T, m Message) []byte {
 // files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
 	"store.created": 2, "restore.begun": 1, "restore.completed": 4, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 2, "group.started": 1, "job.node_left": 2, "job.node_measured": 1, "report.metrics": 2,
-	"audit.sealed": 1, "checkpoint.begun": 1, "checkpoint.committed": 1, "write.sealed": 1, "write.completed": 1, "seal.node": 1, "write.node": 1, "search.begun": 1,
+	"access.granted": 1, "access.revoked": 1, "audit.sealed": 1, "checkpoint.begun": 1, "checkpoint.committed": 1, "write.sealed": 1, "write.completed": 1, "seal.node": 1, "write.node": 1, "search.begun": 1,
 }
 
 // goldenPath returns the newest golden file of a kind.
