@@ -38,7 +38,7 @@ type AuditSealed struct {
 // users that a server reads decides who may connect; this is the record of it. The token
 // itself is in no event.
 //
-// In the lane of [Keys] it grants a key with which the user signs decisions, or the
+// In the lane ckpt._.keys.s it grants a key with which the user signs decisions, or the
 // requirement that decisions of runs are signed. There it counts only with the signature
 // of an admin's key; the first one is signed with the key that it grants.
 type AccessGranted struct {
@@ -55,7 +55,7 @@ type AccessGranted struct {
 }
 
 // AccessRevoked records that tokens of a user were removed from a file of users, or, in the
-// lane of [Keys], that keys of the user sign no more.
+// lane ckpt._.keys.s, that keys of the user sign no more.
 type AccessRevoked struct {
 	User   string   `json:"user"`         // as in [AccessGranted]
 	Hashes []string `json:"hashes"`       // of the tokens, as in [AccessGranted]
