@@ -22,6 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/problem/system"
+	"github.com/ckptstore/ckptstore/internal/signing/command"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -58,8 +59,13 @@ func (a *app) accessCommand() *cobra.Command {
 	}
 	file := ""
 	c.PersistentFlags().StringVar(&file, "users", "", "the file of users")
-	c.AddCommand(a.issueCommand(&file), a.accessListCommand(&file), a.revokeCommand(&file), a.whoamiCommand(), a.keygenCommand(), a.requireCommand())
+	c.AddCommand(a.issueCommand(&file), a.accessListCommand(&file), a.revokeCommand(&file), a.whoamiCommand(), a.keys().Keygen(), a.keys().Require())
 	return c
+}
+
+// keys returns the commands about keys.
+func (a *app) keys() command.Verbs {
+	return command.Verbs{Console: a.Console, Read: a.read, Write: a.with, By: issuer}
 }
 
 func users(file string) error {
@@ -84,7 +90,7 @@ type issuedOut struct {
 func (a *app) issueCommand(file *string) *cobra.Command {
 	role, until, to, days := "", "", "", 0
 	var i api.Issue
-	var k keyGrant
+	var k command.Grant
 	c := &cobra.Command{
 		Use: "issue NAME --users FILE", Short: "Make a token for a user", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Make a token for the user NAME. With --to it is in a new file that only this user can read;
@@ -102,7 +108,7 @@ the grant with $CKPTSTORE_SIGNING_KEY, which is the key of an admin. The first k
 is an admin's, and signs its own grant.`,
 		Example: "  ckptstore access issue ada --users users --role operator --store ckpts --to ada.token\n  ckptstore access issue eva --users users --role auditor --days 30 --store ckpts --to eva.token\n  CKPTSTORE_SIGNING_KEY=ada.key ckptstore access issue bert-trainer --role operator --key trainer.pub --runs 'bert*' --store ckpts",
 		RunE: func(c *cobra.Command, names []string) (err error) {
-			if k.key == "" {
+			if k.Key == "" {
 				if err := users(*file); err != nil {
 					return err
 				}
@@ -121,11 +127,11 @@ is an admin's, and signs its own grant.`,
 					return console.Usagef("--expires %q: want a time such as 2026-12-24T12:00:00Z", until)
 				}
 			}
-			if k.key != "" {
+			if k.Key != "" {
 				if *file != "" || to != "" || i.Token != "" {
 					return console.Usagef("access issue --key: it grants a key and makes no token: omit --users, --to and --token")
 				}
-				return a.grantKey(c.Context(), i, k)
+				return a.keys().Grant(c.Context(), i, k)
 			}
 			made := false
 			if to != "" {
@@ -172,8 +178,8 @@ is an admin's, and signs its own grant.`,
 	f.StringVar(&to, "to", "", "new `FILE` for the token, which only this user can read (default: print the token)")
 	f.StringVar(&until, "expires", "", "`TIME` until which the token is valid, in RFC 3339 (default: until it is revoked)")
 	f.IntVar(&days, "days", 0, "the token or key expires after this many days")
-	f.StringVar(&k.key, "key", "", "grant this `KEY` instead of a token: a public key of 'access keygen', or a file with it")
-	f.StringSliceVar(&k.runs, "runs", nil, "`PATTERNS` of the runs whose decisions the key may sign (default: all)")
+	f.StringVar(&k.Key, "key", "", "grant this `KEY` instead of a token: a public key of 'access keygen', or a file with it")
+	f.StringSliceVar(&k.Runs, "runs", nil, "`PATTERNS` of the runs whose decisions the key may sign (default: all)")
 	return c
 }
 
@@ -233,7 +239,7 @@ be signed.`,
 				if server != "" || *file != "" {
 					return console.Usagef("access list --keys: it reads the log of --store: omit --users and --http")
 				}
-				return a.listKeys(c.Context())
+				return a.keys().List(c.Context())
 			}
 			var list []api.UserAccess
 			switch {
@@ -316,7 +322,7 @@ of an admin cannot be revoked.`,
 				if *file != "" || token != "" {
 					return console.Usagef("access revoke --key: it revokes keys and no token: omit --users and --token")
 				}
-				return a.revokeKeys(c.Context(), names[0], keys)
+				return a.keys().Revoke(c.Context(), names[0], keys)
 			}
 			if err := users(*file); err != nil {
 				return err

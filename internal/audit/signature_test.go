@@ -395,7 +395,7 @@ func TestFirstKey(t *testing.T) {
 }
 
 // TestSignaturesAgree: a decision that a ring of all earlier decisions accepts has no
-// finding, and one that it does not accept has one, whatever deciders do.
+// finding, and a decision that it does not accept has one, whatever deciders do.
 func TestSignaturesAgree(t *testing.T) {
 	signers := []*audit.Signer{nil, newSigner(t, "ada", 1), newSigner(t, "bert", 2), newSigner(t, "eve", 3)}
 	rapid.Check(t, func(rt *rapid.T) {

@@ -37,7 +37,7 @@ func (r SignatureReport) Text() string {
 		text += fmt.Sprintf(", %d findings", n)
 	}
 	if r.Keys > 0 && r.Roots == "log" {
-		text += "; the first key is the one that the log itself names: a line `signer` of the policy names yours"
+		text += "; the first key is as the log itself names it: a line `signer` of the policy names yours"
 	}
 	return text
 }

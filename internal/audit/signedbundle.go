@@ -36,7 +36,7 @@ func (b BundleHead) signatures(h Head, sealed SealedMap, p Policy) (*signedBundl
 	}
 	e, err := events.Decode(m)
 	if err != nil || leaf.Sequence != 1 || e.Kind != (events.StoreCreated{}).Kind() {
-		return nil, fmt.Errorf("%w: event %d is not the one that names the store", ErrTampered, leaf.Sequence)
+		return nil, fmt.Errorf("%w: event %d does not name the store", ErrTampered, leaf.Sequence)
 	}
 	rows, err := CheckRun(b.KeyRows, NoRun, sealed.Rows, sealed.Runs)
 	if err != nil {

@@ -293,7 +293,7 @@ func TestUnsignedLog(t *testing.T) {
 }
 
 // TestSignedClients: the front of a store takes decisions of clients with a signature that
-// holds. It refuses one that is forged, replayed, or of a key that was revoked while the
+// holds. It refuses a decision whose signature is forged, replayed, or of a key that was revoked while the
 // client works.
 func TestSignedClients(t *testing.T) {
 	t.Parallel()

@@ -1,4 +1,6 @@
-package main
+// Package command has the parts of `ckptstore access` that are about keys: making, granting,
+// listing and revoking them, and requiring signatures.
+package command
 
 import (
 	"context"
@@ -24,10 +26,20 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
-// keyGrant are the flags of `access issue` about a key.
-type keyGrant struct {
-	key  string // public key, or a file with it
-	runs []string
+// Open opens the store of the command line for one command.
+type Open func(ctx context.Context, do func(*store.Store) error) error
+
+// Verbs are the commands about keys.
+type Verbs struct {
+	*console.Console
+	Read, Write Open          // of the store
+	By          func() string // names the user of this process, for the log
+}
+
+// Grant are the flags of `access issue` about a key.
+type Grant struct {
+	Key  string // public key, or a file with it
+	Runs []string
 }
 
 // madeKey is the output of access keygen --json.
@@ -38,7 +50,8 @@ type madeKey struct {
 	Public string `json:"public"`
 }
 
-func (a *app) keygenCommand() *cobra.Command {
+// Keygen returns the command that makes a key.
+func (a Verbs) Keygen() *cobra.Command {
 	to := ""
 	c := &cobra.Command{
 		Use: "keygen NAME --to FILE", Short: "Make a key that signs decisions", Args: console.Args(cobra.ExactArgs(1)),
@@ -98,32 +111,33 @@ type grantedKey struct {
 	Sequence uint64    `json:"sequence"`
 }
 
-func (a *app) grantKey(ctx context.Context, i api.Issue, k keyGrant) error {
+// Grant has the log grant a key to a user.
+func (a Verbs) Grant(ctx context.Context, i api.Issue, k Grant) error {
 	if role := i.Role.String(); role != audit.RoleOperator && role != audit.RoleAdmin {
 		return console.Usagef("access issue --key: a key with --role %s signs nothing: want operator or admin", role)
 	}
 	if err := api.ValidUser(i.Name); err != nil {
 		return err
 	}
-	if err := validPatterns("--runs", k.runs); err != nil {
+	if err := validPatterns("--runs", k.Runs); err != nil {
 		return err
 	}
-	public, err := publicKey(k.key)
+	public, err := publicKey(k.Key)
 	if err != nil {
 		return err
 	}
 	if name, _, _ := strings.Cut(public, "+"); name != i.Name {
 		return console.Usagef("--key: it is the key of %s, not of %s", name, i.Name)
 	}
-	body := &events.AccessGranted{User: i.Name, Role: i.Role.String(), By: issuer(), Key: public, Runs: k.runs}
+	body := &events.AccessGranted{User: i.Name, Role: i.Role.String(), By: a.By(), Key: public, Runs: k.Runs}
 	if !i.Expires.IsZero() {
 		if !i.Expires.After(time.Now()) {
 			return console.Usagef("the key would expire at %s, which has passed", i.Expires.UTC().Format(time.RFC3339))
 		}
 		body.Expires = i.Expires.UTC().Truncate(time.Second).Format(time.RFC3339)
 	}
-	out := grantedKey{Name: i.Name, Role: body.Role, Key: audit.KeyOf(public), Runs: k.runs, Expires: i.Expires}
-	if out.Sequence, err = a.decideKeys(ctx, body); err != nil {
+	out := grantedKey{Name: i.Name, Role: body.Role, Key: audit.KeyOf(public), Runs: k.Runs, Expires: i.Expires}
+	if out.Sequence, err = a.decide(ctx, body); err != nil {
 		return err
 	}
 	return console.Emit(a.Console, out, []grantedKey{out}, func(w *tabwriter.Writer, _ bool) {
@@ -131,8 +145,8 @@ func (a *app) grantKey(ctx context.Context, i api.Issue, k keyGrant) error {
 	})
 }
 
-func (a *app) decideKeys(ctx context.Context, body events.Body) (seq uint64, err error) {
-	err = a.with(ctx, func(s *store.Store) error {
+func (a Verbs) decide(ctx context.Context, body events.Body) (seq uint64, err error) {
+	err = a.Write(ctx, func(s *store.Store) error {
 		seq, err = s.DecideKeys(ctx, body)
 		return err
 	})
@@ -155,9 +169,10 @@ type revokedKeys struct {
 	Sequence uint64   `json:"sequence"`
 }
 
-func (a *app) revokeKeys(ctx context.Context, user string, keys []string) error {
+// Revoke has the log revoke keys of a user; `all` stands for all of them.
+func (a Verbs) Revoke(ctx context.Context, user string, keys []string) error {
 	out := revokedKeys{Name: user}
-	err := a.with(ctx, func(s *store.Store) error {
+	err := a.Write(ctx, func(s *store.Store) error {
 		k, err := signing.ReadKeys(ctx, s.Log)
 		if err != nil {
 			return err
@@ -170,7 +185,7 @@ func (a *app) revokeKeys(ctx context.Context, user string, keys []string) error 
 		if len(out.Keys) == 0 || !slices.Equal(keys, []string{"all"}) && len(out.Keys) < len(keys) {
 			return problem.Errorf(problem.NotFound, "%s has no key %s that signs: `ckptstore access list --keys` lists them", user, strings.Join(keys, ", "))
 		}
-		out.Sequence, err = s.DecideKeys(ctx, &events.AccessRevoked{User: user, Hashes: []string{}, By: issuer(), Keys: out.Keys})
+		out.Sequence, err = s.DecideKeys(ctx, &events.AccessRevoked{User: user, Hashes: []string{}, By: a.By(), Keys: out.Keys})
 		return err
 	})
 	if err != nil {
@@ -181,9 +196,10 @@ func (a *app) revokeKeys(ctx context.Context, user string, keys []string) error 
 	})
 }
 
-func (a *app) listKeys(ctx context.Context) error {
+// List prints the keys that the log grants.
+func (a Verbs) List(ctx context.Context) error {
 	var k signing.Keys
-	err := a.read(ctx, func(s *store.Store) (err error) {
+	err := a.Read(ctx, func(s *store.Store) (err error) {
 		k, err = signing.ReadKeys(ctx, s.Log)
 		return err
 	})
@@ -193,7 +209,7 @@ func (a *app) listKeys(ctx context.Context) error {
 	return console.Emit(a.Console, k, k.Grants, func(w *tabwriter.Writer, _ bool) {
 		console.Row(w, "KEY", "ROLE", "RUNS", "GRANTED", "SIGNS")
 		for _, g := range k.Grants {
-			runs, until := "all", "until "+expiry(g.Expires)
+			runs, until := "all", "until "+console.When(g.Expires)
 			if len(g.Runs) > 0 {
 				runs = strings.Join(g.Runs, ",")
 			}
@@ -218,7 +234,8 @@ type requiredOut struct {
 	Sequence uint64   `json:"sequence"`
 }
 
-func (a *app) requireCommand() *cobra.Command {
+// Require returns the command that requires signatures of runs.
+func (a Verbs) Require() *cobra.Command {
 	end := false
 	c := &cobra.Command{
 		Use: "require RUNS...", Short: "Refuse decisions of runs that no granted key has signed", Args: console.Args(cobra.MinimumNArgs(1)),
@@ -234,14 +251,14 @@ This process signs the requirement with $CKPTSTORE_SIGNING_KEY, the key of an ad
 				return err
 			}
 			out := requiredOut{Runs: runs, Required: !end}
-			err = a.with(c.Context(), func(s *store.Store) error {
+			err = a.Write(c.Context(), func(s *store.Store) error {
 				user := ""
 				if key := s.Signer(); key != nil {
 					user = key.Name()
 				}
-				var body events.Body = &events.AccessGranted{User: user, Role: audit.RoleAdmin, By: issuer(), Require: runs}
+				var body events.Body = &events.AccessGranted{User: user, Role: audit.RoleAdmin, By: a.By(), Require: runs}
 				if end {
-					body = &events.AccessRevoked{User: user, Hashes: []string{}, By: issuer(), Require: runs}
+					body = &events.AccessRevoked{User: user, Hashes: []string{}, By: a.By(), Require: runs}
 				}
 				out.Sequence, err = s.DecideKeys(c.Context(), body)
 				return err
