@@ -150,12 +150,19 @@ func TestSignedRun(t *testing.T) {
 	}
 	shut(t, s)
 
+	var unknown uint64
 	for name, by := range map[string]*audit.Signer{"no key": nil, "an unknown key": eve} {
 		s := openWith(t, Options{Location: dir, Signer: by})
 		if _, err := decide(t.Context(), s, "run", events.CheckpointPinned{Checkpoint: "a"}); !slices.Contains(problem.Kinds(err), problem.Denied) {
 			t.Errorf("%s: %v", name, err)
 		}
-		must(t, s, "other", events.TrialCreated{}) // there, none is wanted
+		d, err := decide(t.Context(), s, "other", events.TrialCreated{}) // there, none is wanted
+		if err != nil {
+			t.Fatal(err)
+		}
+		if by == eve {
+			unknown = d.Sequence
+		}
 		shut(t, s)
 	}
 
@@ -185,18 +192,19 @@ func TestSignedRun(t *testing.T) {
 	}
 	const signed = 2 + 3 // of keys, and of the trainer
 	wants := []string{fmt.Sprint(unsigned, " ", audit.Unsigned), fmt.Sprint(wrong, " ", audit.WrongSignature), fmt.Sprint(again, " ", audit.Replayed), fmt.Sprint(seized, " ", audit.Unsigned)}
+	whole := append([]string{fmt.Sprint(unknown, " ", audit.UnknownKey)}, wants...)
 	p := parsePolicy(t, text+"signer "+ada.Public()+"\n")
 	book.Accept(p, true)
 	v, err := book.Verify(t.Context(), nil)
-	if err != nil || !slices.Equal(found(v.Signatures.Findings), wants) || len(v.Findings) != len(wants) || v.Signatures.Keys != 2 || v.Signatures.Roots != "policy" {
-		t.Errorf("the log: %+v, %v, want %q", v, err, wants)
+	if err != nil || !slices.Equal(found(v.Signatures.Findings), whole) || len(v.Findings) != len(whole) || v.Signatures.Keys != 2 || v.Signatures.Roots != "policy" {
+		t.Errorf("the log: %+v, %v, want %q", v, err, whole)
 	}
 	// The trainers that were open in between have signed as owners: audit.sealed too.
 	if v.Signatures.Signed < signed {
 		t.Errorf("%d decisions are signed, want %d", v.Signatures.Signed, signed)
 	}
 	read, err := s.VerifyLog(t.Context(), nil)
-	if err != nil || len(read.Findings) != len(wants) || slices.ContainsFunc(read.Findings, func(f LogFinding) bool { return !f.Aside }) {
+	if err != nil || len(read.Findings) != len(whole) || slices.ContainsFunc(read.Findings, func(f LogFinding) bool { return !f.Aside }) {
 		t.Errorf("reading the log: %+v, %v", read, err)
 	}
 	bundle := exported(t, s, "run", nil)
