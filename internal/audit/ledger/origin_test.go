@@ -234,6 +234,12 @@ func TestFollowedForged(t *testing.T) {
 	}
 	forged := k.config
 	forged.Earlier = []Earlier{{Origin: evil.config.Origin, Key: evil.config.Key, Note: note, Apart: true}}
+	kept := []string{k.path(checkpointName), k.path(headsName)}
+	for _, path := range kept { // what contradicts the forger
+		if err := os.Rename(path, path+".kept"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := Configure(k.dir, forged); err != nil {
 		t.Fatal(err)
 	}
@@ -246,6 +252,11 @@ func TestFollowedForged(t *testing.T) {
 	wants(t, err, ErrDamaged, file+".follows")
 	if err := errors.Join(k.config.keepFollowed(), Configure(k.dir, k.config)); err != nil {
 		t.Fatal(err)
+	}
+	for _, path := range kept {
+		if err := os.Rename(path+".kept", path); err != nil {
+			t.Fatal(err)
+		}
 	}
 	k.more(t, func(l *bookLog) { l.iterations("one", 3) })
 	// Of a key that an older version made, nothing is known.
