@@ -34,7 +34,7 @@ var glibc = map[string]base{
 	"arm64": {"2.41-12+deb13u5", "main/g/glibc/libc6_2.41-12+deb13u5_arm64.deb", "0966fc3da1a26cc57647c68b5736f791b6e7eb498173a7993f63b6c89b4ed4f5"},
 }
 
-// pools are archives of Debian: the current one, and one that keeps what the current one has dropped.
+// pools are archives of Debian: the current one, and the archive of what that has dropped.
 var pools = []string{"http://deb.debian.org/debian/pool/", "https://snapshot.debian.org/archive/debian/20261121T000000Z/pool/"}
 
 // libraries are the files of the base that an image has, and loaders that of each processor, of which

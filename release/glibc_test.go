@@ -70,8 +70,8 @@ func served(t *testing.T, content []byte) string {
 	return s.URL + "/"
 }
 
-// archived returns a base for each processor, and the pools that have it: a first one that has
-// dropped it, and a second one.
+// archived returns a base for each processor, and the pools that have it: a first, which has
+// dropped it, and a second.
 func archived(t *testing.T, arches []string) (map[string]base, []string) {
 	t.Helper()
 	deb := pack(t, append([]string{"./usr/lib/x86_64-linux-gnu/libcrypt.so.1"}, parts...)...)
