@@ -456,6 +456,25 @@ func TestProbes(t *testing.T) {
 	}
 }
 
+// twoNodes returns the start of a job on two nodes.
+func twoNodes(job string) []events.Body {
+	return []events.Body{
+		&events.JobStarted{Job: job, Host: "a", PID: 1, NProc: 1, NNodes: 2},
+		&events.NodeJoined{Job: job, Node: 0, Host: "a"},
+		&events.NodeJoined{Job: job, Node: 1, Host: "b"},
+	}
+}
+
+// groupOfTwo returns the start of a group of one rank on each of two nodes.
+func groupOfTwo(attempt int, job string) *events.GroupStarted {
+	return &events.GroupStarted{Attempt: attempt, Job: job, WorldSize: 2, Ranks: []events.RankPlacement{{}, {Rank: 1, Node: 1}}}
+}
+
+// slowNode returns the fact that a node is slow, or is so no longer.
+func slowNode(job string, attempt, node int, over bool) *events.NodeSlow {
+	return &events.NodeSlow{Job: job, Attempt: attempt, Node: node, Over: over, By: "busy", Seconds: 2, Others: 1, Behind: 20, Of: 30}
+}
+
 // TestSlowNode checks that a slow node of the live group has a series until it is well again, and
 // that one of an earlier attempt has none.
 func TestSlowNode(t *testing.T) {
@@ -474,18 +493,8 @@ func TestSlowNode(t *testing.T) {
 		}
 		return all
 	}
-	slow := func(attempt, node int, over bool) *events.NodeSlow {
-		return &events.NodeSlow{Job: job, Attempt: attempt, Node: node, Over: over, By: "busy", Seconds: 2, Others: 1, Behind: 20, Of: 30}
-	}
-	s.add("bert", job,
-		&events.JobStarted{Job: job, Host: "a", PID: 1, NProc: 1, NNodes: 2},
-		&events.NodeJoined{Job: job, Node: 0, Host: "a"},
-		&events.NodeJoined{Job: job, Node: 1, Host: "b"},
-		&events.GroupStarted{Attempt: 1, Job: job, WorldSize: 2, Ranks: []events.RankPlacement{{}, {Rank: 1, Node: 1}}},
-		slow(1, 0, false),
-		&events.GroupStarted{Attempt: 2, Job: job, WorldSize: 2, Ranks: []events.RankPlacement{{}, {Rank: 1, Node: 1}}},
-		slow(2, 1, false),
-	)
+	s.add("bert", job, twoNodes(job)...)
+	s.add("bert", job, groupOfTwo(1, job), slowNode(job, 1, 0, false), groupOfTwo(2, job), slowNode(job, 2, 1, false))
 	_, release, err := s.store.HoldRun(t.Context(), "bert", job)
 	if err != nil {
 		t.Fatal(err)
@@ -494,7 +503,7 @@ func TestSlowNode(t *testing.T) {
 	if got := series(); len(got) != 1 || got[0] != `ckptstore_node_slow{node="1",run="bert"} 1` {
 		t.Errorf("series %q", got)
 	}
-	s.add("bert", job, slow(2, 1, true))
+	s.add("bert", job, slowNode(job, 2, 1, true))
 	if got := series(); len(got) > 0 {
 		t.Errorf("series %q of a node that is well again", got)
 	}
