@@ -67,6 +67,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store/collection"
+	"github.com/ckptstore/ckptstore/internal/store/holder"
 	"github.com/ckptstore/ckptstore/internal/store/place"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -160,8 +161,7 @@ type Store struct {
 	end     context.CancelFunc // of life, with Close
 	leasing sync.WaitGroup     // pending lease releases, and goroutines that end with life
 
-	witnessing sync.Mutex
-	witnessed  *os.File // nil until this process holds a lease
+	witness holder.Witness // of this process, while it holds a lease
 
 	learning sync.Mutex      // one checkpoint at a time
 	local    *follower       // of a URL; nil with a directory
@@ -383,9 +383,9 @@ func (s *Store) Close() error {
 		if s.copies != nil {
 			s.copies.Close()
 		}
-		return errors.Join(ended, err, s.closeBucket(), s.closeWitness(), s.runtime.release())
+		return errors.Join(ended, err, s.closeBucket(), s.witness.Close(), s.runtime.release())
 	}
-	return errors.Join(s.owner.close(), s.closeBucket(), s.closeWitness(), s.runtime.release())
+	return errors.Join(s.owner.close(), s.closeBucket(), s.witness.Close(), s.runtime.release())
 }
 
 func (s *Store) closeBucket() error {
