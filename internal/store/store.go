@@ -60,12 +60,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
-	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/logpeers"
-	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/blobs"
 	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/internal/store/holder"
 	"github.com/ckptstore/ckptstore/internal/store/place"
@@ -136,7 +135,7 @@ type Store struct {
 	Location string // for messages: a URL without its password
 	Log      *jetlog.Log
 	Data     *data.Root
-	Blobs    *Blobs
+	Blobs    *blobs.Blobs
 	Runtime  string // private directory for sockets of this store
 	place    string // its name: a copy of a store has its own
 	top      string // directory of the store's other files on this machine; "" if there is none
@@ -284,10 +283,10 @@ func (s *Store) openData(dir, bucket string) (err error) {
 }
 
 // openPlace opens the data and the blobs of a store.
-func openPlace(dir, bucket string, log *slog.Logger) (*data.Root, *Blobs, *place.Bucket, error) {
+func openPlace(dir, bucket string, log *slog.Logger) (*data.Root, *blobs.Blobs, *place.Bucket, error) {
 	if bucket == "" {
 		root, err := data.Open(vfs.Default, filepath.Join(dir, "data"))
-		return root, &Blobs{dir: filepath.Join(dir, "blobs")}, nil, err
+		return root, blobs.In(filepath.Join(dir, "blobs")), nil, err
 	}
 	b, err := place.Open(bucket, log)
 	if err != nil {
@@ -301,7 +300,7 @@ func openPlace(dir, bucket string, log *slog.Logger) (*data.Root, *Blobs, *place
 		}
 		root.Spool(spool)
 	}
-	return root, &Blobs{far: b.Blobs()}, b, nil
+	return root, blobs.At(b.Blobs()), b, nil
 }
 
 // checkBucket checks that the bucket's prefix is this store's. A bucket that cannot be asked
@@ -485,90 +484,3 @@ func (s *Store) Digested(ctx context.Context, c projections.Checkpoint) error {
 
 // InBucket reports whether the checkpoints lie in a bucket, not in a directory.
 func (s *Store) InBucket() bool { return s.bucket != nil }
-
-// Blobs stores event bodies that are too large for the log, in files named by their digest:
-// blobs/<first two digits>/<digest>.
-type Blobs struct {
-	dir string
-	far object.Backend // of a bucket, in place of dir
-}
-
-// Put returns small data inline. It makes larger data durable in a file and returns the claim
-// check. It may be repeated.
-func (b *Blobs) Put(ctx context.Context, data []byte) (events.Blob, error) {
-	if len(data) <= events.MaxInline {
-		return events.InlineBlob(data), nil
-	}
-	digest := checkpoint.Sum(data).String()
-	if b.far != nil {
-		if err := b.send(ctx, digest, data); err != nil {
-			return events.Blob{}, fmt.Errorf("store blob: %w", err)
-		}
-		return events.Blob{Digest: digest, Size: int64(len(data))}, nil
-	}
-	path, root := b.path(digest), b.root()
-	if err := root.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return events.Blob{}, fmt.Errorf("store blob: %w", err)
-	}
-	if err := durable.WriteBelow(root, path, data); err != nil {
-		return events.Blob{}, fmt.Errorf("store blob: %w", err)
-	}
-	if err := errors.Join(root.SyncDir(b.dir), root.SyncDir(filepath.Dir(b.dir))); err != nil {
-		return events.Blob{}, fmt.Errorf("store blob: %w", err)
-	}
-	return events.Blob{Digest: digest, Size: int64(len(data))}, nil
-}
-
-// Get returns the data of a blob, verified against its digest. It returns [events.ErrNoBlob] if the
-// data is missing or corrupt.
-func (b *Blobs) Get(ctx context.Context, blob events.Blob) ([]byte, error) {
-	if blob.Digest == "" {
-		return blob.Inline, nil
-	}
-	want, err := checkpoint.ParseDigest(blob.Digest)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", events.ErrNoBlob, err)
-	}
-	path := b.path(blob.Digest)
-	var data []byte
-	if b.far != nil {
-		path = b.far.Path(farBlob(blob.Digest))
-		data, err = b.far.Get(ctx, farBlob(blob.Digest), blob.Size)
-	} else {
-		data, err = b.root().ReadFile(path)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %w: restore the file from a backup", events.ErrNoBlob, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("blob: %w: restore the file from a backup", err)
-	}
-	if checkpoint.Sum(data) != want || int64(len(data)) != blob.Size {
-		return nil, fmt.Errorf("%w: %s is corrupt: its digest differs; restore the file from a backup", events.ErrNoBlob, path)
-	}
-	return data, nil
-}
-
-// farBlob returns the name of a blob in a bucket.
-func farBlob(digest string) string { return digest[:2] + "/" + digest }
-
-// send makes a blob in a bucket. The same blob may be there already.
-func (b *Blobs) send(ctx context.Context, digest string, data []byte) error {
-	u, err := b.far.Create(ctx, farBlob(digest), int64(len(data)), object.Exclusive)
-	if err != nil {
-		return err
-	}
-	defer u.Abort()
-	if _, err := u.WriteAt(data, 0); err != nil {
-		return err
-	}
-	if err := u.Commit(ctx); !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return nil
-}
-
-// root returns the directory that holds blobs/. No link is followed below it.
-func (b *Blobs) root() beneath.Root { return beneath.At(filepath.Dir(b.dir)) }
-
-func (b *Blobs) path(digest string) string { return filepath.Join(b.dir, digest[:2], digest) }
