@@ -25,6 +25,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -417,7 +418,7 @@ func TestReadiness(t *testing.T) {
 		"far behind":      {func(h *store.Health) { h.Views -= maxLag + 1 }, "views: not ready: they are 10001 events behind the log, more than 10000"},
 		"halted":          {func(h *store.Health) { h.Views, h.Halted = 7, errors.New("event 8\nis missing") }, "views: not ready: they halted at event 7: event 8 is missing; run `ckptstore verify`, then start the owner again"},
 		"no answer":       {func(h *store.Health) { h.LogErr = errors.New("the log does not answer") }, "log: not ready: the log does not answer"},
-		"full":            {func(h *store.Health) { h.Room = &store.NoSpaceError{Dir: "/s", Free: 1, Size: 100, Need: 10} }, "disk: not ready: the disk of /s, which is 99 % full, has 1 bytes free and the log needs 10: free space, then run the command again; `ckptstore ls --offline` works meanwhile"},
+		"full":            {func(h *store.Health) { h.Room = &space.NoSpaceError{Dir: "/s", Free: 1, Size: 100, Need: 10} }, "disk: not ready: the disk of /s, which is 99 % full, has 1 bytes free and the log needs 10: free space, then run the command again; `ckptstore ls --offline` works meanwhile"},
 	} {
 		h := well
 		c.change(&h)

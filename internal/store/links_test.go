@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/store/collection"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 )
 
 func noise(n int) []byte {
@@ -229,11 +230,11 @@ func TestPlantedBallast(t *testing.T) {
 	dir := made(t)
 	precious := filepath.Join(t.TempDir(), "precious")
 	write(t, precious, "precious")
-	if err := os.Symlink(precious, filepath.Join(dir, ".tmp-"+ballastName)); err != nil {
+	if err := os.Symlink(precious, filepath.Join(dir, ".tmp-"+space.BallastName)); err != nil {
 		t.Fatal(err)
 	}
 	s := open(t, dir)
-	eventually(t, "the owner has made its ballast", func() bool { return exists(filepath.Join(dir, ballastName)) })
+	eventually(t, "the owner has made its ballast", func() bool { return exists(filepath.Join(dir, space.BallastName)) })
 	shut(t, s)
 	if got := read(t, precious); got != "precious" {
 		t.Errorf("%d bytes were written through a link", len(got))

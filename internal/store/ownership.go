@@ -21,6 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
@@ -109,7 +110,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 		kept.Go(func() { keeper.Keep(life) })
 	}
 	if !s.opts.Reader {
-		kept.Go(func() { s.ballast().keep(life) })
+		kept.Go(func() { s.ballast().Keep(life) })
 		kept.Go(func() { w.settler.keep(life, settleEvery) })
 		if s.unwritable() == nil && !s.opts.LeaveVoids {
 			q := &quarantine{log: w.log, view: w.views.db.View, logger: s.opts.Logger}
@@ -536,7 +537,7 @@ func (o *owner) down() error {
 	o.mu.Lock()
 	why := o.why
 	o.mu.Unlock()
-	if full := o.store.space.check(keepToOwn); full != nil && !errors.Is(why, syscall.ENOSPC) {
+	if full := o.store.space.Check(space.ToOwn); full != nil && !errors.Is(why, syscall.ENOSPC) {
 		why = errors.Join(why, full)
 	}
 	return why
@@ -567,7 +568,7 @@ func (w *ownership) watch(ctx context.Context, s *Store, lock *hold) {
 	}
 	w.why = fmt.Errorf("own the store %s: %w", w.dir, err)
 	if errors.Is(err, jetlog.ErrBroken) {
-		if full := s.space.check(keepToOwn); full != nil {
+		if full := s.space.Check(space.ToOwn); full != nil {
 			w.why = fmt.Errorf("%w: %w", w.why, full)
 		}
 	}

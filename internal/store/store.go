@@ -68,6 +68,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/internal/store/holder"
 	"github.com/ckptstore/ckptstore/internal/store/place"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -149,10 +150,10 @@ type Store struct {
 	bucket    *place.Bucket     // that has the data; nil: it is in a directory
 	collected collection.Memory // of the last collection
 	opts      Options
-	cutting   cutting  // of the log, while this process owns it
-	space     *gauge   // of the disk that log and data share, in a directory
-	owner     *owner   // of a directory; nil with a URL
-	study     *learner // with an owner
+	cutting   cutting      // of the log, while this process owns it
+	space     *space.Gauge // of the disk that log and data share, in a directory
+	owner     *owner       // of a directory; nil with a URL
+	study     *learner     // with an owner
 	scrub     *scrubber
 
 	term    time.Duration // of leases; 0: [leaseTerm]
@@ -271,15 +272,20 @@ func (s *Store) openData(dir, bucket string) (err error) {
 		return err
 	}
 	s.Data.OfStore(s.ID, s.formerly...)
-	s.Data.KeepFree(keepOfSaves)
+	s.Data.KeepFree(space.OfSaves)
 	s.Data.OnUnverified(func(ref checkpoint.Ref) {
 		s.opts.Logger.Warn("adopted files without digests are read unchecked; `ckptstore verify --learn` learns the digests", "checkpoint", ref.String())
 	})
-	s.space = newGauge(s.Dir(), s.Data)
+	s.space = space.New(s.Dir(), s.Data)
 	if s.bucket != nil && dir != "" {
-		s.space = newGauge(dir, local.New(vfs.Default, dir)) // of the log
+		s.space = space.New(dir, local.New(vfs.Default, dir)) // of the log
 	}
 	return nil
+}
+
+// ballast returns the ballast of a store in a directory.
+func (s *Store) ballast() space.Ballast {
+	return space.NewBallast(s.Location, s.space, s.opts.Logger)
 }
 
 // openPlace opens the data and the blobs of a store.
