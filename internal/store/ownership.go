@@ -21,6 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
 	"github.com/ckptstore/ckptstore/internal/store/space"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
@@ -41,9 +42,9 @@ type ownership struct {
 	keeper  *ledger.Keeper // nil without tamper evidence
 	settler *settler
 	api     *http.Server
-	socket  net.Listener // for NATS
-	token   *localToken  // that clients over TCP show; nil if it was not made here
-	served  chan error   // two: of the API and of the socket
+	socket  net.Listener   // for NATS
+	token   *sockets.Token // that clients over TCP show; nil if it was not made here
+	served  chan error     // two: of the API and of the socket
 	nserve  int
 	unload  func() // stops keeping the ballast and watching the server
 	unshare func() // stops sharing files with the store's group
@@ -204,10 +205,10 @@ func (s *Store) sweep() error {
 			}
 		}
 	}
-	if err := sweepJobs(s.Runtime); err != nil {
+	if err := sockets.SweepJobs(s.Runtime); err != nil {
 		return err
 	}
-	sweepRuntimes(s.Runtime, s.opts.Logger)
+	sockets.SweepOthers(s.Runtime, s.opts.Logger)
 	return nil
 }
 
@@ -251,7 +252,7 @@ func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
 		}
 		c.Address = bound.String()
 		if s.opts.sharing {
-			if w.token, err = shareToken(c.Address, s.opts.Listen.Token); err != nil {
+			if w.token, err = sockets.ShareToken(c.Address, s.opts.Listen.Token); err != nil {
 				return err
 			}
 		}
@@ -352,7 +353,7 @@ func (w *ownership) leave() (*hold, error) {
 		// From here on, readers of the file must not find this process.
 		errs = append(errs, removed(filepath.Join(w.dir, cardName)))
 	}
-	errs = append(errs, w.token.withdraw())
+	errs = append(errs, w.token.Withdraw())
 	if w.socket != nil {
 		errs = append(errs, w.socket.Close())
 	}

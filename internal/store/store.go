@@ -68,6 +68,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/internal/store/holder"
 	"github.com/ckptstore/ckptstore/internal/store/place"
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
 	"github.com/ckptstore/ckptstore/internal/store/space"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -103,7 +104,7 @@ type Options struct {
 	// Listen, when set, lets clients connect over TCP while this process owns the directory or
 	// has a URL's store open. Bound, when set, is called with each address; it must not block.
 	// On loopback, a listener without a token or client certificates gets a new token, which
-	// clients of this user find: see [TokenFile].
+	// clients of this user find: see [sockets.TokenFile].
 	Listen *jetlog.Listen
 	Bound  func(net.Addr)
 	// Owner, when set, connects to the owner of the directory on another machine that
@@ -141,7 +142,7 @@ type Store struct {
 	place    string // its name: a copy of a store has its own
 	top      string // directory of the store's other files on this machine; "" if there is none
 
-	runtime   *heldRuntime
+	runtime   *sockets.Held
 	formerly  []string     // its identities before it was recovered
 	recovered uint64       // where its log ended then
 	holder    *ownerRecord // nil in a store of an earlier version
@@ -194,7 +195,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	if o.Listen != nil {
-		listen, made := withToken(*o.Listen)
+		listen, made := sockets.WithToken(*o.Listen)
 		o.Listen, o.sharing = &listen, made
 	}
 	if o.Location = location; isURL {
@@ -224,13 +225,13 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 			return nil, fmt.Errorf("open store %s: %w", dir, err)
 		}
 	}
-	if s.runtime, err = holdRuntime(s.place); err != nil {
-		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	if s.runtime, err = sockets.Hold(s.place); err != nil {
+		return nil, fmt.Errorf("open store %s: %w", dir, unusable(err))
 	}
-	s.Runtime = s.runtime.dir
+	s.Runtime = s.runtime.Path
 	s.owner = newOwner(dir, s)
 	if err := s.owner.join(ctx); err != nil {
-		return nil, errors.Join(err, s.owner.close(), s.runtime.release())
+		return nil, errors.Join(err, s.owner.close(), s.runtime.Release())
 	}
 	s.warnOfDamage()
 	if o.Reader || o.Owner != nil {
@@ -388,9 +389,9 @@ func (s *Store) Close() error {
 		if s.copies != nil {
 			s.copies.Close()
 		}
-		return errors.Join(ended, err, s.closeBucket(), s.witness.Close(), s.runtime.release())
+		return errors.Join(ended, err, s.closeBucket(), s.witness.Close(), s.runtime.Release())
 	}
-	return errors.Join(s.owner.close(), s.closeBucket(), s.witness.Close(), s.runtime.release())
+	return errors.Join(s.owner.close(), s.closeBucket(), s.witness.Close(), s.runtime.Release())
 }
 
 func (s *Store) closeBucket() error {
