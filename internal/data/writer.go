@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"golang.org/x/sync/errgroup"
 )
@@ -592,7 +593,7 @@ func holdsBytes(ctx context.Context, x *checkpoint.Index, items []checkpoint.Ite
 		if err != nil {
 			return false, err
 		}
-		digest, err := digestBytes(ctx, data)
+		digest, err := scan.DigestBytes(ctx, data)
 		if err != nil || digest != at[itemKey(x.Rank, it)].Digest {
 			return false, err
 		}
