@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,9 +18,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/prometheus/common/expfmt"
-	"go.uber.org/goleak"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/natstest"
 	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -31,26 +30,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite docs/reference/metrics.md")
 
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "ob")
-	if err == nil {
-		err = os.Setenv("XDG_RUNTIME_DIR", dir)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	goleak.VerifyTestMain(m,
-		// As in package store: a NATS server that is shut down leaves these.
-		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
-		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
-		goleak.Cleanup(func(code int) {
-			if err := os.RemoveAll(dir); err != nil && code == 0 {
-				code = 1
-			}
-			os.Exit(code)
-		}))
-}
+func TestMain(m *testing.M) { natstest.Main(m) }
 
 // scene is a store with a clock for its events.
 type scene struct {
