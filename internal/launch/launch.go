@@ -24,7 +24,7 @@
 //	candidate    a checkpoint to resume from, which must be whole
 //
 // Package process has the processes themselves and the guard that kills them if
-// the trainer dies.
+// the trainer dies. Package aftercommit does what follows commits.
 package launch
 
 import (

@@ -34,6 +34,16 @@
 //
 // An owner may listen on TCP ([Options].Listen). Then its directory also has a URL, for machines
 // that have it mounted under the same path.
+//
+// Parts with a narrow interface are packages of their own:
+//
+//	blobs       event bodies outside the log
+//	collection  deletes checkpoints by a policy
+//	copier      copies files, for backups and restores
+//	holder      whether the process that holds a lease has ended
+//	place       a bucket that has the data
+//	sockets     runtime directories and the tokens in them
+//	space       room on the disk: what is refused first
 package store
 
 import (
