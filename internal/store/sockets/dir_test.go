@@ -8,7 +8,11 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+
+	"github.com/ckptstore/ckptstore/internal/natstest"
 )
+
+func TestMain(m *testing.M) { natstest.Main(m) }
 
 // short makes a directory with a path that is short enough for sockets, unless its name is long.
 func short(t *testing.T, name string) string {
