@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,37 +18,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/prometheus/common/expfmt"
-	"go.uber.org/goleak"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/natstest"
 	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 var update = flag.Bool("update", false, "rewrite docs/reference/metrics.md")
 
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "ob")
-	if err == nil {
-		err = os.Setenv("XDG_RUNTIME_DIR", dir)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	goleak.VerifyTestMain(m,
-		// As in package store: a NATS server that is shut down leaves these.
-		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
-		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
-		goleak.Cleanup(func(code int) {
-			if err := os.RemoveAll(dir); err != nil && code == 0 {
-				code = 1
-			}
-			os.Exit(code)
-		}))
-}
+func TestMain(m *testing.M) { natstest.Main(m) }
 
 // scene is a store with a clock for its events.
 type scene struct {
@@ -417,7 +398,7 @@ func TestReadiness(t *testing.T) {
 		"far behind":      {func(h *store.Health) { h.Views -= maxLag + 1 }, "views: not ready: they are 10001 events behind the log, more than 10000"},
 		"halted":          {func(h *store.Health) { h.Views, h.Halted = 7, errors.New("event 8\nis missing") }, "views: not ready: they halted at event 7: event 8 is missing; run `ckptstore verify`, then start the owner again"},
 		"no answer":       {func(h *store.Health) { h.LogErr = errors.New("the log does not answer") }, "log: not ready: the log does not answer"},
-		"full":            {func(h *store.Health) { h.Room = &store.NoSpaceError{Dir: "/s", Free: 1, Size: 100, Need: 10} }, "disk: not ready: the disk of /s, which is 99 % full, has 1 bytes free and the log needs 10: free space, then run the command again; `ckptstore ls --offline` works meanwhile"},
+		"full":            {func(h *store.Health) { h.Room = &space.NoSpaceError{Dir: "/s", Free: 1, Size: 100, Need: 10} }, "disk: not ready: the disk of /s, which is 99 % full, has 1 bytes free and the log needs 10: free space, then run the command again; `ckptstore ls --offline` works meanwhile"},
 	} {
 		h := well
 		c.change(&h)
