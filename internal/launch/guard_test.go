@@ -3,10 +3,12 @@ package launch_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -116,6 +118,38 @@ func TestDeadGuard(t *testing.T) {
 	awaitText(t, j.log, "guard restarted")
 	wantText(t, j.log, "guard died")
 	guardOf(t, j.cfg.Job)
+	if err := os.WriteFile(release, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The guard ignores the signals that schedulers send to all processes of a job before the first
+// rank runs. A Go program does not block them until then: its runtime unblocks them.
+func TestGuardIsDeafWhenRanksRun(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 1, shell(`echo up; until [ -e "$0" ]; do sleep 0.01; done`)...)
+	release := filepath.Join(t.TempDir(), "release")
+	j.cfg.Command = append(j.cfg.Command, release)
+	j.start()
+	j.out.await(t, 1, "up")
+	guard := guardOf(t, j.cfg.Job)
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", guard))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "SigIgn:\t")
+	ignored, err := strconv.ParseUint(strings.SplitN(rest, "\n", 2)[0], 16, 64)
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, status)
+	}
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT} {
+		if ignored&(1<<(sig-1)) == 0 {
+			t.Errorf("a rank runs, and the guard does not ignore %s: %x", unix.SignalName(sig), ignored)
+		}
+	}
 	if err := os.WriteFile(release, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ import (
 // can be killed: see act.
 func TestMain(m *testing.M) {
 	if len(os.Args) >= 3 && os.Args[1] == process.GuardCommand {
-		os.Exit(status(process.RunGuard(context.Background(), os.Stdin, os.Args[2], os.Args[3:]...)))
+		os.Exit(status(process.RunGuard(context.Background(), os.Stdin, os.Stdout, os.Args[2], os.Args[3:]...)))
 	}
 	if len(os.Args) >= 3 && os.Args[1] == asCommand {
 		os.Exit(status(act(os.Args[2], os.Args[3:])))
