@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -43,12 +44,15 @@ func (s *Store) VerifyViews(ctx context.Context) (out RebuiltViews, err error) {
 	if s.local != nil {
 		parent = os.TempDir()
 	}
-	dir, err := os.MkdirTemp(parent, durable.TempPrefix+"views-*")
+	if parent == s.Location {
+		sweepScratch(parent)
+	}
+	dir, remove, err := makeScratch(parent)
 	if err != nil {
 		return out, fmt.Errorf("verify views: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	fresh, err := viewdb.Open(dir, viewdb.Options{Store: s.ID, Logger: s.opts.Logger})
+	defer func() { err = errors.Join(err, remove()) }()
+	fresh, err := viewdb.Open(filepath.Join(dir, "views"), viewdb.Options{Store: s.ID, Logger: s.opts.Logger})
 	if err != nil {
 		return out, fmt.Errorf("verify views: %w", err)
 	}
@@ -77,6 +81,60 @@ func (s *Store) VerifyViews(ctx context.Context) (out RebuiltViews, err error) {
 		err = noteFullRead(s.Location, at)
 	}
 	return out, err
+}
+
+// Views that are folded for a comparison are in a directory that is removed after it. If the process
+// was killed, the next comparison removes it: then nothing locks the file in it.
+const (
+	scratchPrefix = durable.TempPrefix + "views-"
+	scratchLock   = "lock"
+	// scratchAge is the age of a directory without that file: it may be new.
+	scratchAge = 24 * time.Hour
+)
+
+// makeScratch makes such a directory, which the caller removes.
+func makeScratch(parent string) (dir string, remove func() error, err error) {
+	if dir, err = os.MkdirTemp(parent, scratchPrefix+"*"); err != nil {
+		return "", nil, err
+	}
+	lock, err := makeWitness(dir)
+	if err == nil {
+		err = os.Rename(lock.Name(), filepath.Join(dir, scratchLock)) // it is locked by now
+	}
+	remove = func() error {
+		err := os.RemoveAll(dir)
+		if lock != nil {
+			err = errors.Join(err, lock.Close())
+		}
+		return err
+	}
+	if err != nil {
+		return "", nil, errors.Join(err, remove())
+	}
+	return dir, remove, nil
+}
+
+// sweepScratch removes the directories of processes that were killed, best effort.
+func sweepScratch(parent string) {
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return // making a new one reports it
+	}
+	for _, e := range entries {
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), scratchPrefix) {
+			continue
+		}
+		dir := filepath.Join(parent, e.Name())
+		lock := filepath.Join(dir, scratchLock)
+		left := unlocked(lock)
+		if _, err := os.Lstat(lock); errors.Is(err, os.ErrNotExist) {
+			info, err := e.Info()
+			left = err == nil && time.Since(info.ModTime()) > scratchAge
+		}
+		if left {
+			_ = os.RemoveAll(dir) // or the next comparison does
+		}
+	}
 }
 
 // until is a log that ends early.
