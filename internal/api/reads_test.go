@@ -397,6 +397,11 @@ func TestNextPageWaits(t *testing.T) {
 	if _, err := h.pasts.at(t.Context(), h, last, true); !errors.Is(err, store.ErrPreparing) {
 		t.Errorf("as of a chosen event: %v", err)
 	}
+	h.pasts.turn <- struct{}{} // a page waits
+	if _, err := h.pasts.at(t.Context(), h, last, true); !errors.Is(err, store.ErrPreparing) {
+		t.Errorf("as of a chosen event, while a page waits: %v", err)
+	}
+	<-h.pasts.turn
 	if f, err := h.pasts.at(t.Context(), h, last, false); err != nil || f.sequence != last {
 		t.Errorf("the next page: %d, %v", f.sequence, err)
 	}
