@@ -205,6 +205,13 @@ type client struct {
 
 // stream answers GET /stream.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
+	select {
+	case h.streams <- struct{}{}:
+		defer func() { <-h.streams }()
+	default:
+		httpkit.Refuse(w, problem.Errorf(problem.Unavailable, "this server has %d streams open, its limit: close some, or ask again later", cap(h.streams)))
+		return
+	}
 	c := &client{h: h, w: w, out: http.NewResponseController(w), whole: true}
 	if err := c.begin(r); err != nil {
 		httpkit.Refuse(w, err)

@@ -384,3 +384,49 @@ func TestRingOfLargeEvents(t *testing.T) {
 		t.Errorf("the last event: %d, lost %v", len(got), lost)
 	}
 }
+
+// TestMostStreams: a stream more than the server has is refused, and taken when another one has ended.
+func TestMostStreams(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{streams: 2})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	open, ended := make(chan struct{}, 2), make(chan error, 2)
+	for range 2 {
+		go func() {
+			ended <- h.follow(ctx, "", func(m message) bool {
+				if m.name == "caught-up" {
+					open <- struct{}{}
+				}
+				return true
+			})
+		}()
+	}
+	for range 2 {
+		select {
+		case <-open:
+		case err := <-ended:
+			t.Fatal(err)
+		}
+	}
+	if r := h.call(http.MethodGet, Prefix+"/stream", readToken1, ""); r.status != http.StatusServiceUnavailable || !strings.Contains(r.body, "2 streams") {
+		t.Errorf("a third stream: %d %s", r.status, r.body)
+	}
+	if r := h.call(http.MethodGet, Prefix+"/store", readToken1, ""); r.status != http.StatusOK {
+		t.Errorf("a request: %d %s", r.status, r.body)
+	}
+	cancel()
+	for range 2 {
+		<-ended // the test has ended them
+	}
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := h.follow(t.Context(), "", func(message) bool { return false })
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after the others have ended: %v", err)
+		}
+	}
+}
