@@ -120,6 +120,11 @@ const (
 // mostConnections is how many connections a server has at once. Further ones wait.
 const mostConnections = 1000
 
+// mostStreams is how many of them are streams, which may last for days. Further ones are refused:
+// the others are for requests, among them the probes of a supervisor that would end a server
+// without an answer.
+const mostStreams = mostConnections / 2
+
 // maxHead is the longest head of a request, in bytes.
 const maxHead = 64 << 10
 

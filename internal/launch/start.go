@@ -27,6 +27,9 @@ func (w *watch) start(ctx context.Context, restart int) (err error) {
 	if err := w.enlist(ctx); err != nil {
 		return err
 	}
+	if w.guard != nil {
+		w.guard.Await()
+	}
 	restore, err := process.Unblocked()
 	if err != nil {
 		return err

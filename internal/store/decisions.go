@@ -44,7 +44,8 @@ type Terms struct {
 	// By is the event's source; empty: ckptstore.
 	By string
 	// Principal is the sender, whom the caller has authenticated; see [events.Event]. Empty: this
-	// process. An owner in another process replaces it by the principal of this process.
+	// process. An owner in another process replaces it by the principal of this process, unless
+	// it names a user of a token and both are processes of one Unix user.
 	Principal string
 }
 

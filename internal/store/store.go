@@ -180,6 +180,7 @@ type Store struct {
 	copies   *logpeers.Local // of the log, that this process serves; nil of others
 
 	unkept atomic.Pointer[unkeptPast] // why [Store.KeepPast] stopped last; nil: it has not
+	aside  aside                      // views for the past alone
 }
 
 // Views answers queries from the projections. An answer includes at least everything that was in the
