@@ -24,6 +24,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/share"
+	"github.com/ckptstore/ckptstore/internal/store/holder"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
@@ -97,7 +98,7 @@ func makeScratch(parent string) (dir string, remove func() error, err error) {
 	if dir, err = os.MkdirTemp(parent, scratchPrefix+"*"); err != nil {
 		return "", nil, err
 	}
-	lock, err := makeWitness(dir)
+	lock, err := holder.MakeWitness(dir)
 	if err == nil {
 		err = os.Rename(lock.Name(), filepath.Join(dir, scratchLock)) // it is locked by now
 	}
@@ -126,7 +127,7 @@ func sweepScratch(parent string) {
 		}
 		dir := filepath.Join(parent, e.Name())
 		lock := filepath.Join(dir, scratchLock)
-		left := unlocked(lock)
+		left := holder.Unlocked(lock)
 		if _, err := os.Lstat(lock); errors.Is(err, os.ErrNotExist) {
 			info, err := e.Info()
 			left = err == nil && time.Since(info.ModTime()) > scratchAge

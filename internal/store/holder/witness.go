@@ -40,15 +40,15 @@ func (w *Witness) Name(dir string) (name string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.file == nil {
-		if w.file, err = makeWitness(dir); err != nil {
+		if w.file, err = MakeWitness(dir); err != nil {
 			return "", fmt.Errorf("make the witness of this process: %w", err)
 		}
 	}
 	return filepath.Base(w.file.Name()), nil
 }
 
-// makeWitness makes a locked file in a runtime directory.
-func makeWitness(dir string) (*os.File, error) {
+// MakeWitness makes a locked file in a runtime directory.
+func MakeWitness(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, WitnessPrefix+uuid.NewString()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func (p Process) Gone(dir string, me Process) bool {
 	if p.Boot != me.Boot || !strings.HasPrefix(p.Witness, WitnessPrefix) || filepath.Base(p.Witness) != p.Witness {
 		return false
 	}
-	return unlocked(filepath.Join(dir, p.Witness))
+	return Unlocked(filepath.Join(dir, p.Witness))
 }
 
 // SweepWitnesses removes the files of processes that ended without Close from a runtime
@@ -98,14 +98,14 @@ func SweepWitnesses(dir string) {
 		return // only for a bad pattern
 	}
 	for _, path := range paths {
-		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()) > WitnessAge && unlocked(path) {
+		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()) > WitnessAge && Unlocked(path) {
 			_ = os.Remove(path) // or the next process does
 		}
 	}
 }
 
-// unlocked reports whether a file is there, and no process has locked it.
-func unlocked(path string) bool {
+// Unlocked reports whether a file is there, and no process has locked it.
+func Unlocked(path string) bool {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return false
