@@ -425,7 +425,10 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 // deletes it before [Store.ForkTrial] has forked it. An existing pin stays as it is.
 func (s *Store) PinFork(ctx context.Context, from events.TrialParent, run, trial string) error {
 	_, err := s.mark(ctx, refTo(from), func(c projections.Checkpoint) (events.Body, error) {
-		if c.Pinned {
+		switch {
+		case c.ID != from.Checkpoint: // a reference may be the beginning of an ID
+			return nil, &projections.NotFoundError{What: "checkpoint", Ref: refTo(from), Hint: "it was deleted, and " + c.ID + " is another one"}
+		case c.Pinned:
 			return nil, nil
 		}
 		return &events.CheckpointPinned{Checkpoint: c.ID, Reason: forkReason(run, trial)}, nil
@@ -456,7 +459,7 @@ func (s *Store) ForkTrial(ctx context.Context, from events.TrialParent, run, tri
 		return fmt.Errorf("fork %s to trial %s of run %q: %w", refTo(from), trial, run, err)
 	}
 	_, err = s.mark(ctx, refTo(from), func(c projections.Checkpoint) (events.Body, error) {
-		if !c.Pinned || c.PinReason != forkReason(run, trial) {
+		if !c.Pinned || c.ID != from.Checkpoint || c.PinReason != forkReason(run, trial) {
 			return nil, nil
 		}
 		return &events.CheckpointUnpinned{Checkpoint: c.ID}, nil
