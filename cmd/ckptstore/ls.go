@@ -215,8 +215,8 @@ may be trained further; done, on the last rung; completed, if its workers ended 
 errored; replaced, by a clone of a better one; or new.
 
 In population-based training, a rung is the end of an interval. t03-1 is the first clone in the
-place of t03; FORKED FROM has the checkpoint that it began with, and CONFIG the donor's value
-before each one that was changed.
+place of t03; FORKED FROM has the checkpoint that it began with, and CONFIG shows changed values after
+those of the trial that it was forked from.
 
 The command folds the log from the beginning of the search, and computes each decision again. If a
 decision in the log does not follow from the events before it, the command prints it and exits with

@@ -187,7 +187,7 @@ func TestResumeFindsNothingWhole(t *testing.T) {
 }
 
 // TestForkOfDamagedCheckpoint: a trial that was forked from another one of its run does not fall
-// back to the checkpoints before the one that it was forked from.
+// back to the checkpoints before its origin.
 func TestForkOfDamagedCheckpoint(t *testing.T) {
 	t.Parallel()
 	first := newJob(t, 2, savesThree...)

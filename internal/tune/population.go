@@ -32,7 +32,7 @@ func (d Definition) checkPopulation() error {
 	case len(d.Factors) == 0:
 		return bad("no factors: give numbers such as 1.2 and 0.8")
 	case len(d.Perturb) == 0:
-		return bad("no value of the configuration changes: name one that has a domain")
+		return bad("no value of the configuration changes: name a value that has a domain")
 	}
 	for _, f := range d.Factors {
 		if !(f > 0 && f <= math.MaxFloat64) {
@@ -244,7 +244,7 @@ func (d Definition) lifeName(member, life int) string {
 }
 
 // assignedInPopulation folds a decision of population-based training. It returns an error for a
-// trial that does not follow the one that has the place.
+// trial that does not follow the last one in its place.
 func (s *Search) assignedInPopulation(b *events.SearchAssigned) error {
 	if i, known := s.named[b.Trial]; known {
 		t := s.trials[i]
