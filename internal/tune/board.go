@@ -29,7 +29,7 @@ type Board struct {
 	Scheduler string     `json:"scheduler,omitempty"` // pbt; absent: asynchronous successive halving
 	Metric    string     `json:"metric"`
 	Mode      string     `json:"mode"`
-	Reduction int        `json:"reduction"`           // 0 in population-based training
+	Reduction int        `json:"reduction"`        // 0 in population-based training
 	Rungs     []int64    `json:"rungs"`            // steps of each
 	Decisions int        `json:"decisions"`        // in the log
 	Differ    []Differs  `json:"differ,omitempty"` // decisions that do not follow from the log

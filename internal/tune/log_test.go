@@ -58,7 +58,7 @@ func TestRecordedSearch(t *testing.T) {
 			until++
 		}
 		if all.Search.PBT() {
-			if want, ok := jaderberg(name, all.Search.Definition, of[:until]); !ok || !reflect.DeepEqual(bare(d.SearchAssigned), bare(want)) {
+			if want, ok := jaderberg(name, all.Search.Definition, tell(of[:until])); !ok || !reflect.DeepEqual(bare(d.SearchAssigned), bare(want)) {
 				t.Errorf("event %d: %+v; the paper's rule: %+v, %v", d.Sequence, d.SearchAssigned, want, ok)
 			}
 			continue
@@ -70,7 +70,7 @@ func TestRecordedSearch(t *testing.T) {
 	}
 	board := all.Board(name, nil, nil)
 	if all.Search.PBT() {
-		if want, more := jaderberg(name, all.Search.Definition, of); more || !board.Over {
+		if want, more := jaderberg(name, all.Search.Definition, tell(of)); more || !board.Over {
 			t.Errorf("the search is over: %v; the paper's rule trains %+v", board.Over, want)
 		}
 	} else if trial, steps, more := paper(all.Search.Definition, of); more || !board.Over {

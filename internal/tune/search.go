@@ -76,8 +76,8 @@ type Search struct {
 	named  map[string]int // their places
 	on     [][]entry
 	population
-	last   uint64 // sequence of the last event
-	heard  bool   // a trial has reported
+	last  uint64 // sequence of the last event
+	heard bool   // a trial has reported
 }
 
 // New returns a search of a run without events.
