@@ -3,7 +3,8 @@
 //
 //	program.go      the program and its exit codes
 //	run.go          trainer run: a job in a store
-//	tune.go         trainer tune: the flags of a search; tuner.go the search
+//	tune.go         trainer tune: the flags of a search; tuner.go the search, tunerforks.go
+//	                its clones
 //	config.go       a job's flags, as a configuration
 //	backend.go      workers and GPUs
 //	torchrun.go     torchrun's flags, supervision.go those of hangs and ends
