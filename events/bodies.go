@@ -246,8 +246,8 @@ type TrialErrored struct {
 }
 
 // SearchBegun opens the search of a run for the best of several trials, by asynchronous
-// successive halving. It is the first decision about the run itself, of no trial. Later
-// jobs of the run continue the search as it is defined here.
+// successive halving or population-based training. It is the first decision about the run
+// itself, of no trial. Later jobs of the run continue the search as it is defined here.
 type SearchBegun struct {
 	Job       string         `json:"job"`
 	Metric    string         `json:"metric"`           // that trials are compared by
@@ -259,6 +259,14 @@ type SearchBegun struct {
 	MaxSteps  int64          `json:"max_steps"`        // a trial is asked to end at its first report of this step or a later one
 	Finite    bool           `json:"finite,omitempty"` // infinite values of the metric count as NaN
 	Space     map[string]any `json:"space"`            // values or domains of the configuration, by name
+
+	// Of population-based training, which has no grace and no reduction.
+	Scheduler string    `json:"scheduler,omitempty"`     // pbt: population-based training; absent: asynchronous successive halving
+	Every     int64     `json:"perturb_every,omitempty"` // steps of an interval
+	Quantile  float64   `json:"quantile,omitempty"`      // share of the trials that are replaced after an interval, at most 0.5
+	Resample  float64   `json:"resample,omitempty"`      // probability that a value is drawn again from its domain
+	Factors   []float64 `json:"factors,omitempty"`       // of which one multiplies a number that is not drawn again
+	Perturb   []string  `json:"perturb,omitempty"`       // names of the configuration that change
 }
 
 // SearchAssigned is a decision of a search: a trial is trained until it reports a step. It
@@ -270,6 +278,11 @@ type SearchAssigned struct {
 	Steps  int64  `json:"steps"`            // that the rung has
 	After  uint64 `json:"after"`            // sequence of the last event that the decision follows from
 	Reason string `json:"reason,omitempty"` // why it is this trial
+
+	// Of a trial of population-based training that is forked from another one.
+	Parent   *TrialParent   `json:"parent,omitempty"`   // the checkpoint that it begins with
+	Replaces string         `json:"replaces,omitempty"` // the trial whose place it takes
+	Config   map[string]any `json:"config,omitempty"`   // that of the parent's trial, perturbed: the values of the search space
 }
 
 // Metrics is one iteration's report of all ranks. Values are numbers,

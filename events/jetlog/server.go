@@ -266,7 +266,8 @@ func (s *Server) Serve(l net.Listener) error {
 		return fmt.Errorf("serve the log on %s: %w", l.Addr(), err)
 	}
 	// A process that connects here can open the files of the store too.
-	return f.Serve(l, front.Door{Who: ofPeer, Grant: front.Grant{Delete: true, Access: true}})
+	own := front.OfUser(uint32(os.Geteuid())).Name //nolint:gosec // of this process
+	return f.Serve(l, front.Door{Who: ofPeer, Trusted: own, Grant: front.Grant{Delete: true, Access: true}})
 }
 
 // ofPeer returns the user of the process at the other end of a unix socket.

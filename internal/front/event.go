@@ -36,6 +36,7 @@ const longID = 128
 // adds the sender's principal.
 func (s *session) event(f frame, h header) error {
 	var why *Refusal
+	claimed := h.get(events.HeaderActor)
 	if other, ok := h.only(eventHeaders); ok {
 		h = h.set(events.HeaderActor, s.principal.Name)
 	} else {
@@ -61,6 +62,7 @@ func (s *session) event(f frame, h header) error {
 		if why == nil {
 			why = s.decision(e, h, f.reply)
 		}
+		h = h.set(events.HeaderActor, s.decider(claimed))
 	default:
 		if why = conditionless(h); why == nil {
 			why = s.admit()
@@ -76,6 +78,15 @@ func (s *session) event(f frame, h header) error {
 		return s.passNow(f.subject, f.reply, h, f.payload)
 	}
 	return s.pass(f.subject, f.reply, h, f.payload)
+}
+
+// decider returns the principal of a decision: that of the client, or the user for whom a client
+// of the owner's own user has made it. Such a client can write the files of the log too.
+func (s *session) decider(claimed string) string {
+	if s.door.Who != nil && s.door.Trusted != "" && s.principal.Name == s.door.Trusted && userPrincipal.MatchString(claimed) {
+		return claimed
+	}
+	return s.principal.Name
 }
 
 // judge validates events as far as that does not depend on the log.

@@ -92,6 +92,9 @@ type Door struct {
 	TLS   *tls.Config // nil: plaintext
 	// Who, when set, identifies the connected client. An error rejects it.
 	Who func(net.Conn) (Principal, error)
+	// Trusted is the name of a principal whose decisions may be those of a user, as the client
+	// names it: a server of the HTTP API knows its users. Only for a door that has Who.
+	Trusted string
 	// Grant is what the admitted clients may do.
 	Grant Grant
 	// Clients, when set, knows further clients, by tokens and with grants of their own.

@@ -46,7 +46,8 @@ type Terms struct {
 	// By is the event's source; empty: ckptstore.
 	By string
 	// Principal is the sender, whom the caller has authenticated; see [events.Event]. Empty: this
-	// process. An owner in another process replaces it by the principal of this process.
+	// process. An owner in another process replaces it by the principal of this process, unless
+	// it names a user of a token and both are processes of one Unix user.
 	Principal string
 }
 
@@ -449,6 +450,62 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 	}
 	return q.Trial(ctx, run, projections.DefaultTrial)
 }
+
+// PinFork pins a committed checkpoint that a trial is about to be forked from, so that no policy
+// deletes it before [Store.ForkTrial] has forked it. An existing pin stays as it is.
+func (s *Store) PinFork(ctx context.Context, from events.TrialParent, run, trial string) error {
+	_, err := s.mark(ctx, refTo(from), func(c projections.Checkpoint) (events.Body, error) {
+		switch {
+		case c.ID != from.Checkpoint: // a reference may be the beginning of an ID
+			return nil, &projections.NotFoundError{What: "checkpoint", Ref: refTo(from), Hint: "it was deleted, and " + c.ID + " is another one"}
+		case c.Pinned:
+			return nil, nil
+		}
+		return &events.CheckpointPinned{Checkpoint: c.ID, Reason: forkReason(run, trial)}, nil
+	})
+	return err
+}
+
+// ForkTrial makes a trial that begins with a committed checkpoint of another trial, with a
+// configuration that loses its secrets. From then on the fork keeps the checkpoint, and ForkTrial
+// removes the pin of [Store.PinFork]. A repetition changes nothing, so a process that does not
+// know how far a killed one came repeats it. A trial of that name with another origin is a
+// [problem.Conflict].
+func (s *Store) ForkTrial(ctx context.Context, from events.TrialParent, run, trial string, config map[string]any) error {
+	q := Queries{s.Views()}
+	had, err := q.Trial(ctx, run, trial)
+	if errors.Is(err, projections.ErrNotFound) {
+		if err = s.PinFork(ctx, from, run, trial); err == nil {
+			_, err = s.decideAfter(ctx, projections.Checkpoint{Run: run, Trial: trial}, 0, &events.TrialCreated{Config: redact.Names{}.Config(config), Parent: &from})
+		}
+		if err == nil || errors.Is(err, jetlog.ErrConflict) {
+			had, err = q.Trial(ctx, run, trial)
+		}
+	}
+	if err == nil && (had.Parent == nil || *had.Parent != from) {
+		err = problem.Errorf(problem.Conflict, "the trial exists, and was not forked from that checkpoint")
+	}
+	if err != nil {
+		return fmt.Errorf("fork %s to trial %s of run %q: %w", refTo(from), trial, run, err)
+	}
+	_, err = s.mark(ctx, refTo(from), func(c projections.Checkpoint) (events.Body, error) {
+		if !c.Pinned || c.ID != from.Checkpoint || c.PinReason != forkReason(run, trial) {
+			return nil, nil
+		}
+		return &events.CheckpointUnpinned{Checkpoint: c.ID}, nil
+	})
+	if errors.Is(err, projections.ErrNotFound) {
+		return nil // a user has deleted it since
+	}
+	return err
+}
+
+func refTo(from events.TrialParent) string {
+	return from.Run + "/" + from.Trial + "@" + from.Checkpoint
+}
+
+// forkReason is the reason of the pin of a checkpoint that a trial is forked from.
+func forkReason(run, trial string) string { return "fork " + run + "/" + trial }
 
 // Collect deletes the checkpoints of the store that a policy does not keep, and removes the
 // files of those that ended before: see [collection.Collect].

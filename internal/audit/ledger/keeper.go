@@ -94,6 +94,9 @@ func Open(ctx context.Context, o Options) (_ *Keeper, err error) {
 		}
 	}()
 	b, err := OpenBook(o.Store, o.Log)
+	if err == nil {
+		err = b.salts.open()
+	}
 	if err != nil {
 		return nil, err
 	}
