@@ -37,20 +37,32 @@ type AuditSealed struct {
 // AccessGranted records that a user got a token for the servers of the store. The file of
 // users that a server reads decides who may connect; this is the record of it. The token
 // itself is in no event.
+//
+// In the lane ckpt._.keys.s it grants a key with which the user signs decisions, or the
+// requirement that decisions of runs are signed. There it counts only with the signature
+// of an admin's key; the first one is signed with the key that it grants.
 type AccessGranted struct {
 	User    string `json:"user"`              // the events that the user appends have the principal user:NAME
 	Role    string `json:"role"`              // reader, operator, admin or auditor
-	Hash    string `json:"hash"`              // first 16 hexadecimal digits of the token's SHA-256
+	Hash    string `json:"hash"`              // first 16 hexadecimal digits of the token's SHA-256; empty: it grants no token
 	Token   string `json:"token,omitempty"`   // name of the token
 	Expires string `json:"expires,omitempty"` // RFC 3339; without: never
 	By      string `json:"by,omitempty"`      // user and host of the command that issued it, as the command names them
+
+	Key     string   `json:"key,omitempty"`     // verifier key of C2SP signed-note, of the name User
+	Runs    []string `json:"runs,omitempty"`    // patterns of the runs whose decisions the key may sign; without: all
+	Require []string `json:"require,omitempty"` // patterns of runs: from here on, their decisions must be signed
 }
 
-// AccessRevoked records that tokens of a user were removed from a file of users.
+// AccessRevoked records that tokens of a user were removed from a file of users, or, in the
+// lane ckpt._.keys.s, that keys of the user sign no more.
 type AccessRevoked struct {
 	User   string   `json:"user"`         // as in [AccessGranted]
 	Hashes []string `json:"hashes"`       // of the tokens, as in [AccessGranted]
 	By     string   `json:"by,omitempty"` // as in [AccessGranted]
+
+	Keys    []string `json:"keys,omitempty"`    // keys that sign nothing after this event, as NAME+HASH
+	Require []string `json:"require,omitempty"` // patterns of runs: the requirement of [AccessGranted] ends
 }
 
 // JobStarted records that a trainer was launched for a run.

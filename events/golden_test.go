@@ -22,8 +22,8 @@ var samples = []Body{
 	StoreCreated{Store: "0192f0c1-2a3b-7c4d-8e5f-60718293a4b5", Format: 1, Data: "file:///srv/ckpts/data", Bucket: "s3://models/team?region=eu-central-1", Formerly: []string{"0192f0c1-0000-7000-8000-00000000000f"}},
 	LogVoided{Sequence: 73, Digest: strings.Repeat("5f", 32), Why: "message on \"ckpt.gpt\": not of the form ckpt.<run>.<trial>.<actor>.<family>.<kind>"},
 	AuditSealed{Size: 4711, Root: strings.Repeat("6a", 32), Rows: 3, Runs: strings.Repeat("7b", 32), Key: "example.org/log+94652ff6+AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB", Previous: "example.org/old\n4096\nampqampqampqampqampqampqampqampqampqampqamo=\n\n— example.org/old lGUv9gAA\n"},
-	AccessGranted{User: "ada", Role: "operator", Hash: "8c9d0e1f20314253", Token: "laptop", Expires: "2026-12-24T12:00:00Z", By: "uid:1000@node-a"},
-	AccessRevoked{User: "ada", Hashes: []string{"8c9d0e1f20314253", "9d0e1f2031425364"}, By: "uid:1000@node-a"},
+	AccessGranted{User: "ada", Role: "operator", Hash: "8c9d0e1f20314253", Token: "laptop", Expires: "2026-12-24T12:00:00Z", By: "uid:1000@node-a", Key: "ada+94652ff6+AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB", Runs: []string{"bert*"}, Require: []string{"gpt"}},
+	AccessRevoked{User: "ada", Hashes: []string{"8c9d0e1f20314253", "9d0e1f2031425364"}, By: "uid:1000@node-a", Keys: []string{"ada+94652ff6"}, Require: []string{"gpt"}},
 	JobStarted{Job: "0192f0c1-0000-7000-8000-000000000001", Host: "node-a", PID: 4711, Command: []string{"python", "train.py", "--lr=3e-4"}, NProc: 2, NNodes: 1, Resume: "auto", Flags: []string{"--name=gpt.small", "--nproc=2"}, Dir: "/home/ada/gpt", Logs: "logs/gpt%2Esmall/0192f0c1-0000-7000-8000-000000000001", SlurmJob: "4711", SlurmRestarts: 2},
 	NodeJoined{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Host: "node-b"},
 	NodeLeft{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Reason: "nothing was received for 10s", Lost: true, Excluded: true, Host: "node-b", Boot: "0192f0c1-0000-7000-8000-0000000000b0"},
@@ -169,7 +169,7 @@ func pretty(t *testing.T, m Message) []byte {
 // files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
 	"store.created": 2, "restore.begun": 1, "restore.completed": 4, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 2, "group.started": 1, "job.node_left": 2, "job.node_measured": 1, "report.metrics": 2,
-	"audit.sealed": 1, "checkpoint.begun": 1, "checkpoint.committed": 1, "write.sealed": 1, "write.completed": 1, "seal.node": 1, "write.node": 1, "search.begun": 2, "search.assigned": 1,
+	"access.granted": 1, "access.revoked": 1, "audit.sealed": 1, "checkpoint.begun": 1, "checkpoint.committed": 1, "write.sealed": 1, "write.completed": 1, "seal.node": 1, "write.node": 1, "search.begun": 2, "search.assigned": 1,
 }
 
 // goldenPath returns the newest golden file of a kind.

@@ -37,6 +37,10 @@ type ServerOptions struct {
 	// of clients: see the fields of [Options].
 	Admit    func() error
 	Deciding func()
+	// Signed, when set, is called by a front with each decision of a client, and the
+	// sequence after which it is appended to its lane. An error of the kind
+	// [problem.Denied] refuses it for good. It may read the log.
+	Signed signedFunc
 	// Bounds limit the costs of a front's clients; zero fields are its defaults.
 	Bounds front.Limits
 	// Unsynced acknowledges events before the disk has them: for logs that can be

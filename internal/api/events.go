@@ -28,6 +28,7 @@ func (Event) Schema(huma.Registry) *huma.Schema {
 			"stored":   text("date-time"), "specversion": text(""), "id": text(""), "type": text(""), "source": text(""), "time": text("date-time"),
 			"subject": text(""), "datacontenttype": text(""),
 			"ckptactor": {Type: huma.TypeString, Description: "The sender, as the owner of the store identified it"},
+			"ckptsig":   {Type: huma.TypeString, Description: "The signature of a decision by its decider, which the server has not checked"},
 			"data":      {Description: "The body; docs/reference/events.md has the bodies of all types"},
 		},
 		Required: []string{"sequence", "stored", "specversion", "id", "type", "source", "time", "subject", "datacontenttype", "data"},

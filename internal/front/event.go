@@ -21,7 +21,7 @@ const (
 // eventHeaders are the headers that an event may have.
 var eventHeaders = map[string]bool{
 	events.HeaderID: true, events.HeaderType: true, events.HeaderSource: true, events.HeaderTime: true,
-	events.HeaderSpec: true, events.HeaderContentType: true, events.HeaderMsgID: true, events.HeaderActor: true,
+	events.HeaderSpec: true, events.HeaderContentType: true, events.HeaderMsgID: true, events.HeaderActor: true, events.HeaderSignature: true,
 	headerFollows: true, headerStream: true, headerAfter: true, headerAfterLane: true,
 	headerBatch: true, headerBatchNumber: true, headerBatchCommit: true,
 }
@@ -114,7 +114,7 @@ func (j judge) event(subject string, h header, payload []byte) (events.Event, *R
 		return e, refuse(CodeDenied, "the owner of the store alone appends %s", e.Kind)
 	case accesses[e.Kind] && !j.grant.Access:
 		return e, refuse(CodeDenied, "%s is for an admin, or for a user of the store's directory: ask one of them", e.Kind)
-	case accesses[e.Kind] && e.Scope != events.Scope{Actor: events.Server}:
+	case accesses[e.Kind] && e.Scope != events.Scope{Actor: events.Server} && e.Scope != events.Scope{Trial: events.Keys, Actor: events.Server}:
 		return e, refuse(CodeLane, "%s is a decision of the store, not of run %q", e.Kind, e.Scope.Run)
 	case !accesses[e.Kind] && !j.grant.Run(e.Scope.Run):
 		return e, j.grant.otherRun(e.Scope.Run)
@@ -128,9 +128,25 @@ func (j judge) event(subject string, h header, payload []byte) (events.Event, *R
 	return e, nil
 }
 
-// conditionless checks that a fact has no condition.
+// signed checks the signature of a decision after another of its lane.
+func (s *session) signed(e events.Event, after uint64) *Refusal {
+	if s.f.o.Signed == nil {
+		return nil
+	}
+	ctx, cancel, err := s.looking()
+	defer cancel()
+	if err == nil {
+		err = s.f.o.Signed(ctx, e, after)
+	}
+	if err != nil {
+		return refusal(err)
+	}
+	return nil
+}
+
+// conditionless checks that a fact has no condition, and no signature, which covers one.
 func conditionless(h header) *Refusal {
-	for _, name := range []string{headerAfter, headerAfterLane, headerFollows} {
+	for _, name := range []string{headerAfter, headerAfterLane, headerFollows, events.HeaderSignature} {
 		if h.get(name) != "" {
 			return refuse(CodeLane, "a fact has no condition: header %s", name)
 		}
@@ -185,6 +201,9 @@ func (s *session) decision(e events.Event, h header, reply string) *Refusal {
 		}
 	}
 	if why := s.deciding(e, reply); why != nil {
+		return why
+	}
+	if why := s.signed(e, max(after, follows)); why != nil {
 		return why
 	}
 	if s.f.o.Deciding != nil {

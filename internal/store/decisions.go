@@ -13,12 +13,14 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/redact"
+	"github.com/ckptstore/ckptstore/internal/signing"
 	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
@@ -133,7 +135,34 @@ func (s *Store) UnrecordedRevocations(ctx context.Context, user string, hashes [
 // RecordAccess appends access.granted or access.revoked to the lane of the store. Where this
 // process is the owner itself, the principal is its user.
 func (s *Store) RecordAccess(ctx context.Context, body events.Body) (uint64, error) {
-	d, err := events.NewDecision(Stamp("ckptstore"), events.Aggregate{}, body)
+	return s.recordAccess(ctx, events.Aggregate{}, body)
+}
+
+// DecideKeys appends access.granted or access.revoked about keys that sign decisions. This
+// process must have the key of an admin; for the first key of the store, that key itself. It
+// returns [signing.ErrLastAdmin] for a revocation after which no admin had a key.
+func (s *Store) DecideKeys(ctx context.Context, body events.Body) (uint64, error) {
+	if s.signs.Signer() == nil {
+		return 0, problem.Errorf(problem.Denied, "%s about keys: this process has no key: set $%s to the file of an admin's", body.Kind(), signing.EnvKey)
+	}
+	if b, ok := body.(*events.AccessRevoked); ok {
+		k, err := signing.ReadKeys(ctx, s.Log)
+		if err == nil {
+			err = k.MayRevoke(b.Keys)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return s.recordAccess(ctx, events.Aggregate{Trial: events.Keys}, body)
+}
+
+// Signer returns the key by which this process signs its decisions, nil if it has none.
+func (s *Store) Signer() *audit.Signer { return s.signs.Signer() }
+
+// recordAccess appends a decision to a lane of no run.
+func (s *Store) recordAccess(ctx context.Context, lane events.Aggregate, body events.Body) (uint64, error) {
+	d, err := events.NewDecision(Stamp("ckptstore"), lane, body)
 	if err != nil {
 		return 0, err
 	}
@@ -141,7 +170,7 @@ func (s *Store) RecordAccess(ctx context.Context, body events.Body) (uint64, err
 		d.Principal = front.OfUser(uint32(os.Geteuid())).Name //nolint:gosec // of this process
 	}
 	for range decideTries {
-		end, err := s.Log.LaneEnd(ctx, events.Aggregate{})
+		end, err := s.Log.LaneEnd(ctx, lane)
 		if err != nil {
 			return 0, err
 		}

@@ -156,7 +156,7 @@ func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
 		Dial: o.dialLog, Logger: o.store.opts.Logger, Archive: archiveDir(o.dir),
 		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.Admit, Deciding: o.store.ballast().Release, Down: o.down,
-		ReadOnly: o.store.unwritable(),
+		ReadOnly: o.store.unwritable(), Sign: o.store.signs.Sign,
 	})
 	if err != nil {
 		return err

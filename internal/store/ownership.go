@@ -79,7 +79,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 	var keeper *ledger.Keeper
 	if s.unwritable() == nil && ledger.On(dir) { // before anything is appended
 		if keeper, err = ledger.Open(ctx, ledger.Options{
-			Store: dir, Log: ledgerLog{w.log}, Fed: true, Logger: s.opts.Logger, Lost: lock.claim.Lost(), Step: s.opts.auditStep,
+			Store: dir, Log: ledgerLog{w.log}, Fed: true, Logger: s.opts.Logger, Lost: lock.claim.Lost(), Step: s.opts.auditStep, Reread: &s.reread,
 			Stamp: func() events.Stamp { return Stamp("owner") },
 		}); err != nil {
 			return w, err

@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/private"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/signing"
 	"github.com/ckptstore/ckptstore/internal/store/sockets"
 )
 
@@ -76,6 +77,8 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Reader {
 		how.ReadOnly = errReading
 	}
+	s := &Store{opts: o, signs: signing.NewGate("", o.Signer)}
+	how.Sign = s.signs.Sign
 	log, err := dialURL(ctx, o.Location, o.Access, how)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
@@ -100,7 +103,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := checkLog(ctx, log, created.Store); err != nil {
 		return nil, err
 	}
-	s := &Store{ID: created.Store, Location: jetlog.Redacted(o.Location), Log: log, opts: o, formerly: created.Formerly}
+	s.ID, s.Location, s.Log, s.formerly = created.Store, jetlog.Redacted(o.Location), log, created.Formerly
 	if s.runtime, err = sockets.Hold(created.Store); err != nil {
 		return nil, unusable(err)
 	}
@@ -226,7 +229,7 @@ func openPeers(ctx context.Context, o Options, dir string) (*Store, error) {
 
 // startRelay listens at the address in the options.
 func (s *Store) startRelay(ctx context.Context) (*relay, error) {
-	r, addr, err := s.Log.Relay(ctx, jetlog.RelayOptions{Listen: *s.opts.Listen})
+	r, addr, err := s.Log.Relay(ctx, jetlog.RelayOptions{Listen: *s.opts.Listen, Signed: s.signs.Admit})
 	if err != nil {
 		return nil, err
 	}

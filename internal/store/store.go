@@ -66,6 +66,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -74,6 +75,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/signing"
 	"github.com/ckptstore/ckptstore/internal/store/blobs"
 	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/internal/store/holder"
@@ -109,6 +111,9 @@ type Options struct {
 	// LeaveVoids leaves messages of the log that are not events unrecorded, for commands
 	// that look for them.
 	LeaveVoids bool
+	// Signer signs the decisions of this process; nil reads the key that the environment
+	// names: see [signing.EnvKey].
+	Signer *audit.Signer
 	// Access to the server of a URL; nil reads the environment.
 	Access *Access
 	// Listen, when set, lets clients connect over TCP while this process owns the directory or
@@ -133,6 +138,14 @@ type Options struct {
 	viewsRetry time.Duration                      // before a failed directory of views is retried; default diskRetry
 }
 
+// findSigner reads the key of the environment, unless there is one. A reader decides nothing.
+func (o *Options) findSigner(dir string) (err error) {
+	if o.Signer == nil && !o.Reader {
+		o.Signer, err = signing.FromEnv(dir)
+	}
+	return err
+}
+
 func (o Options) diskRetry() time.Duration {
 	if o.viewsRetry > 0 {
 		return o.viewsRetry
@@ -149,6 +162,9 @@ type Store struct {
 	Data     *data.Root
 	Blobs    *blobs.Blobs
 	Runtime  string // private directory for sockets of this store
+	signs    *signing.Gate
+	reread   atomic.Int64 // see [Store.Hashed]
+	tiles    ledger.Tiles
 	place    string // its name: a copy of a store has its own
 	top      string // directory of the store's other files on this machine; "" if there is none
 
@@ -210,10 +226,16 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		o.Listen, o.sharing = &listen, made
 	}
 	if o.Location = location; isURL {
+		if err := o.findSigner(""); err != nil {
+			return nil, fmt.Errorf("open store: %w", err)
+		}
 		return openURL(ctx, o)
 	}
 	dir, err := filepath.Abs(o.Location)
 	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	if err := o.findSigner(dir); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	if logpeers.Replicated(dir) {
@@ -266,7 +288,7 @@ func closedStore(dir string, o Options) (*Store, error) {
 
 // closedStoreOf is closedStore for a directory whose identity is, or will be, id.
 func closedStoreOf(dir string, id identity, o Options) (_ *Store, err error) {
-	s := &Store{ID: id.Store, Copy: id.Copy, Location: dir, place: id.runtime(), opts: o, holder: id.Owner, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
+	s := &Store{ID: id.Store, Copy: id.Copy, Location: dir, place: id.runtime(), opts: o, holder: id.Owner, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting, signs: signing.NewGate(id.Store, o.Signer)}
 	if o.cutting != nil {
 		s.cutting = *o.cutting
 	} else if s.cutting, err = cuttingByEnv(s.cutting); err != nil {
@@ -480,9 +502,19 @@ func (s *Store) Ledger() (*ledger.Book, error) {
 	return ledger.OpenBook(s.Location, ledgerLog{s.Log})
 }
 
+// Tiles is [Store.Ledger] for a server of the evidence. All callers have the same book, which
+// they must not change.
+func (s *Store) Tiles() (*ledger.Book, error) {
+	if s.owner == nil {
+		return s.Ledger()
+	}
+	return s.tiles.Open(s.Location, ledgerLog{s.Log})
+}
+
 // Hashed returns how many events, the first ones of the log, the tamper evidence of this
-// owner has hashed, and how many of them it had to read from the log itself. Both are 0 if
-// this process does not own the store, or the store has no evidence.
+// owner has hashed, and how many events it had to read from the log itself since this process
+// opened the store, also as an earlier owner. Both are 0 if this process does not own the
+// store, or the store has no evidence.
 func (s *Store) Hashed() (hashed, reread int64) {
 	if own := s.owned(); own != nil && own.keeper != nil {
 		return own.keeper.Folded(), own.keeper.Reread()
