@@ -6,6 +6,7 @@
 //	card       agent.json there: the agent's address and token
 //	group      processes that join under one key, until all ranks have joined
 //	session    the job of a complete group, with one attempt: see [launch.Attend]
+//	trials     sessions of one run and different trials, which share a job
 //	member     one process of a group, watched from its join to its end
 //
 //	machines   the agents of other machines, which follow this one in a launch over
@@ -117,13 +118,14 @@ type Agent struct {
 	end  context.CancelCauseFunc
 
 	mu       sync.Mutex
-	stopping string            // why no more sessions are taken; empty: they are
-	now      bool              // wait for the sessions only
-	groups   map[string]*group // by key, until their sessions are over
-	requests int               // being answered
-	machines *machines         // nil before the first launch over several
-	used     time.Time         // time of the last answer
-	changed  chan struct{}     // of capacity one
+	stopping string             // why no more sessions are taken; empty: they are
+	now      bool               // wait for the sessions only
+	groups   map[string]*group  // by key, until their sessions are over
+	trained  map[string]*trials // by run, while sessions train trials other than main
+	requests int                // being answered
+	machines *machines          // nil before the first launch over several
+	used     time.Time          // time of the last answer
+	changed  chan struct{}      // of capacity one
 
 	opening sync.Mutex // of machines
 }
@@ -146,7 +148,7 @@ func New(cfg Config, st *store.Store) *Agent {
 func NewReader(cfg Config, at store.Whereabouts) *Agent {
 	cfg = cfg.withDefaults()
 	a := &Agent{
-		cfg: cfg, at: at, log: cfg.Logger, groups: map[string]*group{},
+		cfg: cfg, at: at, log: cfg.Logger, groups: map[string]*group{}, trained: map[string]*trials{},
 		used: time.Now(), changed: make(chan struct{}, 1),
 	}
 	a.life, a.end = context.WithCancelCause(context.Background())
