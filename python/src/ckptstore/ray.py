@@ -1,4 +1,4 @@
-"""Stores checkpoints of Ray Train (Ray 2.60 or later).
+"""Stores checkpoints of Ray Train and Ray Tune (Ray 2.60 or later).
 
     trainer = TorchTrainer(
         train, torch_config=ckptstore.ray.TorchConfig(store="/shared/ckpts"),
@@ -18,7 +18,8 @@ Ray leads to a checkpoint that can be loaded:
                              ▲                                  │ num_to_keep
                              └──── tag and checkpoint removed ◀─┘
 
-The worker group is a launch of the run. When Ray starts another one, its ranks resume from
+A trial of Ray Tune is a trial of the run, see :func:`trial`. Under Ray Train,
+the worker group is a launch of the run. When Ray starts another one, its ranks resume from
 the newest pointer, which Ray chooses, and not from the newest checkpoint of the store.
 """
 
@@ -43,9 +44,13 @@ try:
 except ImportError as error:
     raise ImportError(f"ckptstore.ray needs Ray Train 2.60 or later: pip install 'ckptstore[ray]' ({error})") from error
 
-from . import _checkpoint, _connect, _ray_pointers, _report
+from . import _checkpoint, _connect, _ray_pointers, _ray_tune, _report
+from ._ray_tune import Callback as TuneCallback
+from ._ray_tune import trial
 from ._save import Save
 from .errors import Error
+
+__all__ = ["Callback", "TorchConfig", "TuneCallback", "open", "reference", "report", "should_stop", "trial"]
 
 _log = logging.getLogger("ckptstore")
 _FINISH = 60.0  # seconds for the last removals, at the end of a worker group
@@ -139,6 +144,9 @@ def report(metrics: Mapping[str, Any], handle: Save | None = None, *, wait: bool
 
     A save that was skipped is reported without a checkpoint.
 
+    In a function of Ray Tune, it returns when Tune has the report, and so after the commit.
+    The store gets the metrics too: those that are numbers, strings or booleans.
+
     Args:
         metrics: as for ``ray.train.report``.
         handle: the result of :func:`ckptstore.save`, or None to report metrics alone.
@@ -147,8 +155,11 @@ def report(metrics: Mapping[str, Any], handle: Save | None = None, *, wait: bool
         validation: as for ``ray.train.report``.
 
     Raises:
-        SaveAborted: with wait, the checkpoint will not exist.
+        SaveAborted: with wait or under Tune, the checkpoint will not exist.
     """
+    if _ray_tune.active():
+        _ray_tune.report(metrics, handle)
+        return
     if handle is None or handle.skipped is not None:
         ray.train.report(dict(metrics))
         return
@@ -218,6 +229,8 @@ def should_stop() -> str | None:
         None. Continue.
     """
     global _announced
+    if _ray_tune.active():
+        return _report.should_stop()
     info = ray.train.get_preemption_info()
     nodes = tuple(info.preempted_node_ids) if info is not None else ()
     if nodes and nodes != _announced:
