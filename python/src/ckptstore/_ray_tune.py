@@ -93,30 +93,12 @@ def active() -> bool:
     return bool(_in_tune_session())
 
 
-def trial(config: Mapping[str, Any] | None = None, *, store: str | os.PathLike[str] | None = None, run: str | None = None) -> None:
-    """Make this trial of Ray Tune a trial of the store. Call it first in the function of Tune.
-
-    The trial has Tune's ID as its name. ``ckptstore.load(..., ref="resume")`` loads the
-    checkpoint that Tune has the trial continue from, which may be of another trial, or
-    returns None for a fresh start.
-
-    Args:
-        config: the trial's configuration, recorded when the trial is new; values that are
-            not of JSON types are left out.
-        store: directory or URL of the store; by default CKPTSTORE_STORE.
-        run: name of the run; by default the name of Tune's RunConfig.
-
-    Raises:
-        Error: this is no function of Ray Tune, or the checkpoint that Tune has the trial
-            continue from is gone.
-        ValueError: no store is given.
-    """
+def begin(config: Mapping[str, Any], store: str | os.PathLike[str] | None, run: str | None) -> None:
+    """Connect this trial of Tune, as :func:`ckptstore.ray.trial` does."""
     global _kept
     if not active():
         raise Error("ray.trial: this process is no function of Ray Tune: under Ray Train, TorchConfig connects the ranks")
-    given = store or os.environ.get("CKPTSTORE_STORE")
-    if not given:
-        raise ValueError("ray.trial: give the store, or set CKPTSTORE_STORE: each process of Ray has its own working directory")
+    where = place(store, "trial")
     context = ray.tune.get_context()
     found = ray.tune.get_checkpoint()
     pointer = None
@@ -126,15 +108,23 @@ def trial(config: Mapping[str, Any] | None = None, *, store: str | os.PathLike[s
             raise Error(f"Ray has deleted {found.path}, which this trial continues from: raise num_to_keep of CheckpointConfig")
     _connect.close()  # Tune uses a process for several trials
     _identity.renew()
-    name, where = context.get_trial_id(), _connect._location(os.fspath(given))
+    name = context.get_trial_id()
     run = run or context.get_experiment_name()
-    _connect.init(store=where, run=run, trial=name, resume=pointer.ref if pointer is not None else "none", config=_plain(config or {}))
+    _connect.init(store=where, run=run, trial=name, resume=pointer.ref if pointer is not None else "none", config=_plain(config))
     _connect.start(where)
     _kept = _Kept(_storage(), where, run, name)
     _kept.settle()
     if pointer is not None and (pointer.run, pointer.trial) != (run, name):
         _kept.pin(pointer)
     _connect.current()
+
+
+def place(store: str | os.PathLike[str] | None, of: str) -> str:
+    """Return the location of the store that is given or in the environment. Raise ValueError if none is."""
+    given = store or os.environ.get("CKPTSTORE_STORE")
+    if not given:
+        raise ValueError(f"{of}: give the store, or set CKPTSTORE_STORE: each process of Ray has its own working directory")
+    return _connect._location(os.fspath(given))
 
 
 def _storage() -> Any:
@@ -204,25 +194,10 @@ def _drop_folder() -> None:
         _folder = None
 
 
-class Callback(ray.tune.Callback):
-    """Removes what Ray Tune no longer keeps from the store when the search ends.
-
-    Pass it as ``ray.tune.RunConfig(callbacks=[...])``. Without it, the tags of pointers that
-    Tune deletes after the last report of a trial stay, and so do their checkpoints.
-    """
-
-    def __init__(self, store: str | os.PathLike[str] | None = None, run: str | None = None):
-        """Arguments as for :func:`trial`."""
-        given = store or os.environ.get("CKPTSTORE_STORE")
-        if not given:
-            raise ValueError("TuneCallback: give the store, or set CKPTSTORE_STORE")
-        self._where, self._run = _connect._location(os.fspath(given)), run
-
-    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        """Bring tags and checkpoints of all trials in step with their pointers."""
-        for one in trials:
-            run = self._run or one.storage.experiment_dir_name
-            try:
-                _Kept(one.storage, self._where, run, one.trial_id).settle()
-            except _ray_pointers.FAILURES as error:
-                _log.warning("trial %s: a search of the same name removes what Ray has deleted: %s", one.trial_id, error)
+def settle(where: str, run: str | None, trials: list[Any]) -> None:
+    """Bring tags and checkpoints of a search's trials in step with their pointers. None of them is training."""
+    for one in trials:
+        try:
+            _Kept(one.storage, where, run or one.storage.experiment_dir_name, one.trial_id).settle()
+        except _ray_pointers.FAILURES as error:
+            _log.warning("trial %s: what Ray has deleted stays in the store: %s", one.trial_id, error)

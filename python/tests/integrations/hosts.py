@@ -56,7 +56,7 @@ class Hosts:
         self.folder, self.names, self.shm = folder, list(names), shm
         self._inits: dict[str, subprocess.Popen[bytes]] = {}
         self._firsts: dict[str, int] = {}  # processes that have the number 1 in their host
-        self._switch = self._spawn("unshare", "--net", "bash", "-c", "ip link add br0 type bridge && ip link set br0 up && ip link set lo up && exec sleep infinity")
+        self._switch = self._spawn("unshare", "--net", "bash", "-c", "ip link add br0 type bridge && ip addr add 10.77.0.254/24 dev br0 && ip link set br0 up && ip link set lo up && exec sleep infinity")
         _until("the switch is up", lambda: self._on_switch("show", "br0", check=False).returncode == 0)
         for name in names:
             self.boot(name)
@@ -81,7 +81,7 @@ class Hosts:
         (self._firsts[name],) = _children(init.pid)
         self._on_switch("add", f"v-{name}", "type", "veth", "peer", "name", "eth0", "netns", str(self._firsts[name]))
         self._on_switch("set", f"v-{name}", "master", "br0", "up")
-        for command in (("addr", "add", f"{self.address(name)}/24", "dev", "eth0"), ("link", "set", "eth0", "up"), ("link", "set", "lo", "up")):
+        for command in (("addr", "add", f"{self.address(name)}/24", "dev", "eth0"), ("link", "set", "eth0", "up"), ("link", "set", "lo", "up"), ("route", "add", "default", "via", "10.77.0.254")):
             subprocess.run(self.command(name, "ip", *command), check=True, timeout=LIMIT)
 
     def command(self, name: str, *command: str) -> list[str]:

@@ -138,7 +138,7 @@ class Kills(Ray):
 
     def end(self, process: subprocess.Popen[str]) -> None:
         if process.poll() is None:
-            for one in self.cluster.processes("head", "python"):  # nsenter's child
+            for one in self.cluster.processes("head", os.path.basename(sys.executable)):  # nsenter's child
                 if self.script in pathlib.Path(f"/proc/{one}/cmdline").read_text():
                     os.kill(one, signal.SIGKILL)
             process.kill()
