@@ -1,6 +1,6 @@
 """Kills a rank, a raylet and a host of a Ray cluster of two hosts with two ranks each.
 
-    ray_kills.py [CASE…]      rank, raylet, host; all by default
+    ray_kills.py [CASE…]      rank, raylet, host, preempted; all by default
 
 Each training ends with the weights of one that nothing happened to. At each point, Ray's
 pointers are those of committed checkpoints, and tags are those of pointers. The head of the
@@ -96,7 +96,7 @@ class Kills(Ray):
             "CKPTSTORE_BIN": program("ckptstore"), "XDG_RUNTIME_DIR": "/run/user", "XDG_STATE_HOME": "/run/user", "TMPDIR": "/tmp",
             "OMP_NUM_THREADS": "1", "USE_LIBUV": "0", "GLOO_SOCKET_IFNAME": "eth0", "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
             "RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": cls.token, "RAY_DISABLE_IMPORT_WARNING": "1",
-            "RAY_worker_register_timeout_seconds": "300", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3",
+            "RAY_worker_register_timeout_seconds": "300", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.3",
             "RAY_enable_worker_prestart": "false", "RAY_prestart_worker_first_driver": "false",
             "RAY_health_check_initial_delay_ms": "5000", "RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "5000", "RAY_health_check_failure_threshold": "3",
         }
@@ -238,7 +238,45 @@ class Kills(Ray):
         self.killed("host", process, began, killed)
 
 
-CASES = {"rank": "test_rank", "raylet": "test_raylet", "host": "test_whole_host"}
+    def test_preempted(self) -> None:
+        """Ray announces the end of rank 0's host, all ranks save, and it crashes. That is no failure."""
+        self.expected()
+        began = time.monotonic()
+        process = self.start("preempted", awaits=12, failures=0)
+        first = self.victim("preempted", 0)
+        self.noted("preempted", "awaits")
+        self.on_head(_DRAIN, first["node"])
+        self.noted("preempted", "saved")
+        asked = [[(note["asked"], note["step"]) for note in self.notes("preempted", f"rank-{rank}") if "asked" in note] for rank in range(self.ranks)]
+        self.assertEqual(asked, [[("save", 12)]] * self.ranks)
+        self.cluster.crash(first["host"])
+        killed = time.monotonic()
+        self.cluster.boot(first["host"])
+        self.join(first["host"])
+        self.killed("preempted", process, began, killed)
+        self.assertEqual(self.begins("preempted")[1]["pointer"], "preempted@step-12.a1")
+
+    def noted(self, name: str, what: str) -> None:
+        """Wait until all ranks have noted something."""
+        end = time.monotonic() + LIMIT
+        while not all(any(what in note for note in self.notes(name, f"rank-{rank}")) for rank in range(self.ranks)):
+            self.assertLess(time.monotonic(), end, f"{name}: not all ranks have noted {what!r}")
+            time.sleep(0.05)
+
+    def on_head(self, script: str, *arguments: str) -> None:
+        done = self.cluster.run("head", sys.executable, "-c", script, f"{self.cluster.address('head')}:{PORT}", *arguments, env=self.environment())
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+_DRAIN = """
+import sys, time
+import ray
+from ray.core.generated import autoscaler_pb2
+preemption = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+accepted, why = ray._raylet.GcsClient(address=sys.argv[1]).drain_node(sys.argv[2], preemption, "test", time.time_ns() // 1_000_000 + 300_000)
+sys.exit(None if accepted else why)
+"""
+CASES = {"rank": "test_rank", "raylet": "test_raylet", "host": "test_whole_host", "preempted": "test_preempted"}
 
 
 def told(what: str) -> None:
