@@ -126,7 +126,7 @@ class Kills(Ray):
         out.mkdir()
         file.write_text(json.dumps({
             "name": name, "store": str(self.store), "out": str(out), "results": str(self.results), "address": f"{self.cluster.address('head')}:{PORT}", "ranks": self.ranks,
-            "resources": {"CPU": 1, "w": 1}, "placement": "PACK", "steps": 30, "every": 5, "slow": 0.1, **config,
+            "resources": {"CPU": 1, "w": 1}, "placement": "PACK", "steps": 30, "every": 5, **config,
         }))
         self.out = open(self.folder / f"{name}.log", "w+")
         self.addCleanup(self.out.close)
@@ -216,7 +216,7 @@ class Kills(Ray):
         """The raylet of rank 0's host is killed by SIGKILL, and started again."""
         self.expected()
         began = time.monotonic()
-        process = self.start("raylet")
+        process = self.start("raylet", holds=16)
         host = self.victim("raylet", 0)["host"]
         (raylet,) = self.cluster.processes(host, "raylet")
         os.kill(raylet, signal.SIGKILL)
@@ -229,7 +229,7 @@ class Kills(Ray):
         """Rank 0's host crashes, with the agent that has the store, and boots again."""
         self.expected()
         began = time.monotonic()
-        process = self.start("host")
+        process = self.start("host", holds=16)
         host = self.victim("host", 0)["host"]
         self.cluster.crash(host)
         killed = time.monotonic()

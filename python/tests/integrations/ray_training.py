@@ -100,13 +100,14 @@ def train(config: dict) -> None:
     if rank == 0:
         note(config, "settled", attempt=ckptstore.context().attempt, **settled(config))
     for step in range(state["step"] + 1, config["steps"] + 1):
+        if rank == 0 and step == config.get("holds") and ckptstore.context().attempt == 1:
+            until("this rank is killed", lambda: False)  # the others wait for it in their next collective
         torch.manual_seed(1000 * step + rank)
         loss = model(torch.randn(8, 64)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         state["step"] = step
-        time.sleep(config.get("slow", 0))
         asked, answers = None, []
         if step == config.get("awaits") and ckptstore.context().attempt == 1:
             note(config, f"rank-{rank}", awaits=step)
