@@ -118,7 +118,7 @@ class Kills(Ray):
         self.folder = self.shared / self._testMethodName
         self.folder.mkdir()
         self.store, self.results = self.folder / "store", self.folder / "results"
-        self.name, self.at = "", "n1"
+        self.name = ""
 
     def start(self, name: str, **config: Any) -> subprocess.Popen[str]:
         self.name = name
@@ -150,14 +150,13 @@ class Kills(Ray):
         text = self.out.read()
         self.assertEqual(process.returncode, 0, text[-6000:])
         (line,) = [line for line in text.splitlines() if line.startswith("RESULT ")]
-        self.at = self.begins(self.name)[-1]["host"]  # its agent has the store
         result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
         return result
 
     def ckptstore(self, *command: str) -> str:
-        """Run a command on the host whose agent has the store."""
-        done = self.cluster.run(self.at, program("ckptstore"), *command, "--store", str(self.store), env=self.environment(), timeout=DEADLINE)
-        self.assertEqual(done.returncode, 0, f"{command} on {self.at}: {done.stderr}")
+        """Run a command on the head, to which the agent of rank 0's host has given the store."""
+        done = self.cluster.run("head", program("ckptstore"), *command, "--store", str(self.store), env=self.environment(), timeout=DEADLINE)
+        self.assertEqual(done.returncode, 0, f"{command}: {done.stderr}")
         return done.stdout
 
     def placed(self, name: str) -> list[list[str]]:

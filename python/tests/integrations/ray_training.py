@@ -221,9 +221,6 @@ def main(config: dict) -> None:
     result = trainer.fit()
     opened = []
     for checkpoint, _ in result.best_checkpoints:
-        if config.get("address"):  # the store is on other hosts
-            opened.append({"ref": ckptstore.ray.reference(checkpoint)})
-            continue
         with ckptstore.ray.open(checkpoint) as cp:
             opened.append({"ref": ckptstore.ray.reference(checkpoint), "step": cp.value("step"), "tensors": sorted(cp.tensors)})
     ray.shutdown()
