@@ -31,7 +31,7 @@ def train(config: dict) -> None:
     restored = ckptstore.load(state, ref="resume")
     me = ckptstore.context()
     note(
-        job, me.trial, begins=state["step"], weight=state["weight"], attempt=me.attempt, run=me.run, config=me.config,
+        job, me.trial, begins=state["step"], weight=state["weight"], attempt=me.attempt, run=me.run, configured=me.config,
         pointer=ckptstore.ray.reference(found) if found else None, restored=restored.checkpoint if restored else None, rate=config["rate"],
     )
     for step in range(state["step"] + 1, job["steps"] + 1):

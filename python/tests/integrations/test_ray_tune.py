@@ -62,7 +62,7 @@ class Searches(Ray):
         for trial, lines in trials.items():
             begins = [line for line in lines if "begins" in line]
             rate = begins[0]["rate"]
-            self.assertEqual([(line["run"], line["config"]) for line in begins], [("grid", {"rate": rate})] * len(begins))
+            self.assertEqual([(line["run"], line["configured"]) for line in begins], [("grid", {"rate": rate})] * len(begins))
             killed = rate == rates[0]
             self.assertEqual([line["begins"] for line in begins], [0, 4] if killed else [0])
             if killed:
