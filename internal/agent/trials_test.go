@@ -25,7 +25,7 @@ func TestTrialsOfARun(t *testing.T) {
 		t.Errorf("jobs %s and %s, want one", first[0].Job, second[0].Job)
 	}
 	commit(t, first, 10)
-	commit(t, second, 20)
+	commit(t, second, 10) // an ID that t0 has too
 
 	for trial, words := range map[string][]string{"t0": {"is in use"}, "": {"is in use"}} {
 		asked := request("c"+trial, "search", 0, 1, os.Getpid())

@@ -92,9 +92,9 @@ class Searches(Ray):
             self.assertEqual(line["weight"], saved[line["pointer"].partition("@")[2]], "it has the other trial's state")
             self.assertGreater(line["attempt"], 1)
         self.law("population")
-        rows = json.loads(self.ckptstore("ls", "population", "--all", "--json"))["checkpoints"]
-        first = next(row for row in rows if row["trial"] == worse and row["id"].endswith(f".a{clones[0]['attempt']}"))
-        self.assertIn(better, json.dumps(first.get("resume")), f"its lineage: {first}")
+        began = [json.loads(line) for line in self.ckptstore("events", "population", "--type", "group.started", "--json").splitlines()]
+        resumed = [one["data"]["resume"] for one in began if f".{worse}." in one["subject"] and one["data"].get("resume")]
+        self.assertEqual(resumed[0], clones[0]["pointer"], "its lineage")
 
 
 if __name__ == "__main__":
