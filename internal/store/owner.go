@@ -197,6 +197,14 @@ func (o *owner) locked(cause error) error {
 		ErrLocked, who, filepath.Join(o.dir, lockName), cause, next)
 }
 
+// OwnedElsewhere reports whether the last owner of a store's directory was on another machine.
+// It may have ended.
+func OwnedElsewhere(dir string) bool {
+	c, err := readCard(dir)
+	host, herr := os.Hostname()
+	return err == nil && herr == nil && c.Host != host
+}
+
 // tryOwn takes the lock and starts serving. It returns false when another process holds the
 // lock.
 func (o *owner) tryOwn(ctx context.Context) (bool, error) {
