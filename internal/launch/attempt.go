@@ -114,6 +114,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		w.others.close(j.cfg.DrainTimeout + j.cfg.Grace)
 	}
 	stop()
+	cause.fell(w.others.losses())
 	if !w.savingEnded {
 		if stuck := g.StopSaves(); stuck != nil {
 			return cause, errors.Join(err, saves, stuck)

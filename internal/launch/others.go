@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
@@ -37,6 +38,7 @@ type others struct {
 	overdue  map[int]context.CancelFunc // by node's index: see hurry
 	obeyed   map[int]bool               // indexes of nodes whose processes have ended, by their own word
 	lostOnes map[int]bool               // indexes of nodes that take no command any more
+	fallen   []nodes.Member             // those of them whose trainer did not end in order, with the reason
 
 	forwarding sync.Mutex // held while commands are sent that the nodes must get in order
 	started    bool       // the nodes have the command to start
@@ -322,22 +324,37 @@ func (o *others) give(e nodeEvent) {
 }
 
 // mourn has the attempt's loop end the group without a node that is lost. The node's part ends when
-// that is recorded: see lost.
-func (o *others) mourn(index int, joining uint64, why error) {
+// that is recorded: see lost. disorderly and reason are as there.
+func (o *others) mourn(index int, joining uint64, why error, disorderly bool, reason string) {
 	if o == nil {
 		return
 	}
 	o.mu.Lock()
-	_, member := o.place[index]
+	at, member := o.place[index]
 	ends := member && o.joinings[index] <= joining && o.alive[index] && !o.lostOnes[index]
 	if ends {
 		o.lostOnes[index] = true
+	}
+	if ends && disorderly {
+		m := o.members[at]
+		m.Why = reason
+		o.fallen = append(o.fallen, m)
 	}
 	o.mu.Unlock()
 	if ends {
 		o.give(nodeEvent{index: index, end: &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: why.Error()}})
 		o.stop(why.Error()) // the loop may wait for the log too
 	}
+}
+
+// losses returns the nodes that were lost in the attempt.
+func (o *others) losses() []nodes.Member {
+	if o == nil {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.fallen)
 }
 
 // ended notes that a node has no processes any more, if e reports that. The loop calls it

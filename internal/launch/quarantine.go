@@ -31,6 +31,7 @@ const (
 	nobody     culprit = iota // yet
 	theNode                   // it must be excluded
 	theProgram                // ranks fail so on a second node
+	theNetwork                // a second node is lost so
 )
 
 // failed counts the end of an attempt, for which a node may be to blame. progress means that a
@@ -127,9 +128,14 @@ func (f *fleet) memberOf(rank int) (m nodes.Member, found bool) {
 
 // dismiss excludes a node that has no part in a running group, if the job may go without it.
 func (f *fleet) dismiss(m nodes.Member, why string) bool {
-	kept := f.cfg.keeps(m.Index, m.Index == f.index(), func() bool { return f.endpoint.Dispensable(m.Index) })
+	return f.dismissWith(m, why, func() error { return f.endpoint.Exclude(m.Index, m.Joining, why) })
+}
+
+// dismissWith is dismiss with another way to exclude the node.
+func (f *fleet) dismissWith(m nodes.Member, why string, exclude func() error) bool {
+	kept := f.cfg.keeps(m.Index, m.Index == f.index(), func() bool { return f.endpoint.Dispensable(m) })
 	if kept == "" {
-		err := f.endpoint.Exclude(m.Index, m.Joining, why)
+		err := exclude()
 		if err == nil {
 			return true
 		}
