@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -298,25 +300,31 @@ func TestAllocationHasNoReadDeadline(t *testing.T) {
 	}
 }
 
-// slowPartner answers each block after a while.
+// slowPartner answers each block after a while that one request may take.
 type slowPartner struct {
-	size   int64
-	blocks int
+	slot   []byte
+	blocks atomic.Int64
 }
 
 // RoundTrip implements [http.RoundTripper].
 func (s *slowPartner) RoundTrip(r *http.Request) (*http.Response, error) {
 	w := httptest.NewRecorder()
 	if strings.HasSuffix(r.URL.Path, "/find") {
-		return w.Result(), httpkit.Reply(w, findAnswer{Attempt: 1, Size: s.size})
+		err := httpkit.Reply(w, findAnswer{Attempt: 1, Size: int64(len(s.slot))})
+		return w.Result(), err
+	}
+	var of findRequest
+	if err := json.NewDecoder(r.Body).Decode(&of); err != nil {
+		return nil, err
 	}
 	select {
-	case <-time.After(blockTimeout / 2):
+	case <-time.After(blockTimeout * 9 / 10):
 	case <-r.Context().Done():
 		return nil, r.Context().Err()
 	}
-	s.blocks++
-	block := make([]byte, staging.ReplicaBlock)
+	s.blocks.Add(1)
+	block := s.slot[of.Block*staging.ReplicaBlock:]
+	block = block[:min(len(block), staging.ReplicaBlock)]
 	w.Header().Set(sumHeader, fmt.Sprintf("%08x", crc32c.Checksum(block)))
 	_, err := w.Write(block)
 	return w.Result(), err
@@ -325,13 +333,19 @@ func (s *slowPartner) RoundTrip(r *http.Request) (*http.Response, error) {
 // A fetch ends if its blocks come too slowly, although each of them comes in time.
 func TestSlowFetch(t *testing.T) {
 	n := newNode(t, 1)
+	reader := n.take("step-1.a1", content(1))()
+	slot := make([]byte, 10*staging.ReplicaBlock) // longer than its data: that is allowed
+	if _, err := reader.ReadAt(slot[:reader.Size()], 0); err != nil {
+		t.Fatal(err)
+	}
+	to := newNode(t, 1)
 	synctest.Test(t, func(t *testing.T) {
-		k := NewKeeper(n.arenas, memory, slog.New(slog.DiscardHandler))
-		slow := &slowPartner{size: 10 * staging.ReplicaBlock}
+		k := NewKeeper(to.arenas, memory, slog.New(slog.DiscardHandler))
+		slow := &slowPartner{slot: slot}
 		began := time.Now()
 		slots, _ := k.Fetch(t.Context(), Partner{Node: "node 1", URL: "http://replica", Client: &http.Client{Transport: slow}}, "step-1.a1", []int{0, 1})
-		if took := time.Since(began); slots != 0 || took > fetchGrace+time.Second || slow.blocks > 2 {
-			t.Errorf("%d slots and %d blocks in %v", slots, slow.blocks, took)
+		if took := time.Since(began); slots != 0 || took < fetchGrace || took > fetchGrace+time.Second || slow.blocks.Load() != requests {
+			t.Errorf("%d slots and %d blocks in %v", slots, slow.blocks.Load(), took)
 		}
 	})
 }
