@@ -49,7 +49,7 @@ func (h *stopState) Tell() string {
 		return o.asks()
 	}
 	if h.tellGrowth(time.Now()) {
-		return client.Preempt
+		return session.Grow
 	}
 	return ""
 }

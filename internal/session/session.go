@@ -111,8 +111,21 @@ type Orders interface {
 	// Listens records that a rank reports, or polls for stop requests.
 	Listens()
 	// Tell returns the current request to the ranks: [client.Stop],
-	// [client.Preempt] or none. The caller passes it on.
+	// [client.Preempt], [Grow] or none. The caller passes it on.
 	Tell() string
+}
+
+// Grow is a request to the ranks to end so that the next group has more nodes. The ranks are asked to
+// save and end as by [client.Preempt]. A coordinator that takes over must tell the two apart: a
+// preemption pauses the trial.
+const Grow = "grow"
+
+// asked returns a request to the ranks in the words of their protocol.
+func asked(request string) string {
+	if request == Grow {
+		return client.Preempt
+	}
+	return request
 }
 
 // Signals tracks the signals that processes of the ranks hold back. It exists so
