@@ -91,9 +91,9 @@ func (f *fleet) quarantineLost(l *losses, cause *FailedError) (free int) {
 	if f == nil || f.job.members != nil {
 		return 0
 	}
-	culprit := l.lost(time.Now(), cause.lost)
+	who := l.lost(time.Now(), cause.lost)
 	m, count := l.last, l.count
-	switch culprit {
+	switch who {
 	case theNetwork:
 		f.log.Warn("node is not excluded: a second node is lost again and again; the network of the coordinating node may be bad", "node", m.Index, "host", m.Host, "losses", count)
 	case theNode:

@@ -161,15 +161,13 @@ func (r *Replica) Digests(ctx context.Context, arrived func(ctx context.Context,
 	if err := arrived(ctx, slotFixed); err != nil {
 		return nil, err
 	}
-	var head int64
-	var h Header
-	err := errNoSlot
 	read := func(use func()) error {
 		if !object.Readable(use) {
 			return object.ErrUnreadable
 		}
 		return nil
 	}
+	var head int64
 	if err := read(func() { head = int64(binary.LittleEndian.Uint64(r.arena.data[32:])) }); err != nil {
 		return nil, err
 	}
@@ -179,8 +177,13 @@ func (r *Replica) Digests(ctx context.Context, arrived func(ctx context.Context,
 	if err := arrived(ctx, head); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(read(func() { h, _, err = readHeader(r.arena.data[:r.size]) }), err); err != nil {
+	var h Header
+	var bad error
+	if err := read(func() { h, _, bad = readHeader(r.arena.data[:r.size]) }); err != nil {
 		return nil, err
+	}
+	if bad != nil {
+		return nil, bad
 	}
 	out := make([]checkpoint.Digest, len(h.Spans))
 	g, ctx := errgroup.WithContext(ctx)
