@@ -21,9 +21,8 @@ type others struct {
 	work  context.Context
 	group *session.Group
 	order startOrder
-	// partners has for each place the place that keeps its slots, or -1; nil: there are no
-	// replicas.
-	partners []int
+	// partners has for each place the places that keep its slots; nil: there are no replicas.
+	partners [][]int
 	in       chan nodeEvent // for the attempt's loop
 	over     chan struct{}  // closed when the loop has ended
 	closing  chan struct{}  // closed when all parts have ended

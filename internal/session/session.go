@@ -189,8 +189,8 @@ type Group struct {
 	names    saveNames
 	aborts   aborts
 	repeats  repeats
-	heard    atomic.Uint64   // sequence of the last event that the coordinating process has forwarded
-	sender   *replica.Sender // of sealed slots; nil: there is no partner
+	heard    atomic.Uint64     // sequence of the last event that the coordinating process has forwarded
+	senders  []*replica.Sender // of sealed slots, one for each partner
 	everyone ranksOnce
 }
 
@@ -262,7 +262,7 @@ func (g *Group) Close() (err error) {
 	if !g.closeLoads() {
 		err = fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", ErrStuck, g.cfg.DrainTimeout)
 	}
-	g.sender.Stop()
+	g.stopSending()
 	g.saver.replicas.letGo("")
 	g.slots.Close()
 	g.aborts.over()
