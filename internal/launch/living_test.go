@@ -166,7 +166,7 @@ func TestGrowthToldFromPreemption(t *testing.T) {
 	endpoint := func(nodesThere int) *nodes.Endpoint {
 		dir := t.TempDir()
 		e, err := nodes.Listen(t.Context(), nodes.EndpointConfig{
-			Address: "127.0.0.1:0", Dir: dir, Job: "job", Run: "run", Store: "store", Version: "test", Min: 1, Max: 2, Succeeds: true,
+			Address: "127.0.0.1:0", Dir: dir, Job: "job", Run: "run", Store: "store", Version: "test", Min: 1, Max: 2,
 			Self: nodes.Node{Index: 0, Key: "0", Standby: true},
 		})
 		if err != nil {
