@@ -338,9 +338,8 @@ func TestSlowFetch(t *testing.T) {
 	if _, err := reader.ReadAt(slot[:reader.Size()], 0); err != nil {
 		t.Fatal(err)
 	}
-	to := newNode(t, 1)
 	synctest.Test(t, func(t *testing.T) {
-		k := NewKeeper(to.arenas, memory, slog.New(slog.DiscardHandler))
+		k := NewKeeper(newNode(t, 1).arenas, memory, slog.New(slog.DiscardHandler))
 		slow := &slowPartner{slot: slot}
 		began := time.Now()
 		slots, _ := k.Fetch(t.Context(), Partner{Node: "node 1", URL: "http://replica", Client: &http.Client{Transport: slow}}, "step-1.a1", []int{0, 1})
