@@ -453,8 +453,8 @@ func TestReplicaIsTruncated(t *testing.T) {
 	arrived := func(context.Context, int64) error { return nil }
 	_, digests := r.Digests(t.Context(), arrived)
 	for of, err := range map[string]error{
-		"read": r.Send(0, io.Discard, buf), "verify": r.Verify(), "put": r.Put(0, block, sum), "receive": r.Receive(0, bytes.NewReader(block), buf, sum),
-		"digests": digests, "whole": r.Whole(r.Part),
+		"read": r.Send(0, io.Discard, buf), "verify": r.Verify(), "put": r.Put(0, block, sum), "digests": digests, "whole": r.Whole(r.Part),
+		"receive": r.Receive(0, bytes.NewReader(block), buf, sum), // last: the block is missing afterwards
 	} {
 		if !errors.Is(err, object.ErrUnreadable) {
 			t.Errorf("%s: error %v, want that the file cannot be read", of, err)
