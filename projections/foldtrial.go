@@ -150,8 +150,8 @@ func (f *fold) coordinated(b *events.GroupCoordinator) error {
 }
 
 // overtaken reports whether another process coordinated the group when a coordinator recorded its stop. Decisions
-// of the old coordinator conflict, but nothing refuses a fact: one that was paused between its last look at the
-// lane and the append would end a group that lives. In the log, each process finds the same of the two first.
+// of the old coordinator conflict, but nothing refuses a fact: a coordinator that was paused between its last look
+// at the lane and the append would end a group that lives. In the log, every fold finds the same of the two first.
 func (f *fold) overtaken(b *events.GroupStopped) (bool, error) {
 	now, found, err := load[term](f.t, termKey(f.run, f.name, b.Attempt))
 	switch {

@@ -306,7 +306,7 @@ func TestHoldings(t *testing.T) {
 	var other holdings
 	other.accept(0, 2, asked("should_stop"), grow)
 	if other.Told != session.Grow {
-		t.Errorf("the ranks were told to %q", other.Told)
+		t.Errorf("the ranks have the request %q", other.Told)
 	}
 	h.told(msgHello)
 	late := asked("report")

@@ -347,8 +347,8 @@ func (r *replicas) copied(b *events.ReplicaNode) {
 	}
 }
 
-// heir returns the node that can write a part of a lost node, or -1: one that lives, and of which the log
-// has the copy if it has one. The fact of a copy may be lost with the node.
+// heir returns the node that can write a part of a lost node, or -1. It is a partner that lives; a partner
+// whose copy is in the log comes first. The fact of a copy may be lost with the node.
 func (r *replicas) heir(of rankSave, from int) int {
 	heir := -1
 	if from >= len(r.At) {
