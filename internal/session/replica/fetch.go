@@ -216,9 +216,11 @@ func (p *progress) until(ctx context.Context, bytes int64) error {
 // compared.
 const requests = 3
 
-// fetchBlocks requests all blocks of a slot, and passes on which have arrived. The steps of a restore
-// use all cores only if they overlap: one after the other, the memory's first touch, the transfer and the
-// digests took three times as long as the bytes on the wire.
+// fetchBlocks requests all blocks of a slot, and passes on which have arrived: the first touch of the
+// memory, the transfer and the digests overlap. A profile of both ends over loopback, 2.2 ms of CPU for each
+// MB, has these costs: the first touch 0.85, reads and writes of sockets 0.6, BLAKE3 0.3, the copies 0.3, and
+// AES-GCM 0.2 on each side. So neither TLS nor the checksums are what to save next, but the touch: memory
+// that was there before the group starts, or larger pages.
 func fetchBlocks(ctx context.Context, from Partner, of findRequest, r *staging.Replica, came chan<- int) error {
 	g, ctx := errgroup.WithContext(ctx)
 	var next atomic.Int64
