@@ -38,7 +38,7 @@ func openLog(ctx context.Context, s *Store, dir string, listen *jetlog.Listen) (
 	}
 	if o.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{
 		Dir: filepath.Join(dir, "log"), Logger: serverLogger(s.opts.Logger), Listen: listen,
-		Archive: archiveDir(dir), Admit: s.space.admit, Deciding: s.ballast().release,
+		Archive: archiveDir(dir), Admit: s.space.Admit, Deciding: s.ballast().Release,
 	}); err != nil {
 		return o, err
 	}

@@ -155,7 +155,7 @@ func (o *owner) join(ctx context.Context) error {
 func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
 		Dial: o.dialLog, Logger: o.store.opts.Logger, Archive: archiveDir(o.dir),
-		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit, Deciding: o.store.ballast().release, Down: o.down,
+		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.Admit, Deciding: o.store.ballast().Release, Down: o.down,
 		ReadOnly: o.store.unwritable(),
 	})
 	if err != nil {

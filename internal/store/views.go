@@ -428,8 +428,8 @@ func (s *Store) Health(ctx context.Context) (h Health) {
 		}
 	}
 	if h.Room = s.backup; s.top != "" {
-		h.Room = errors.Join(h.Room, s.space.admit())
-		look("log", s.space.look)
+		h.Room = errors.Join(h.Room, s.space.Admit())
+		look("log", s.space.Look)
 	}
 	if s.top == "" || s.bucket != nil {
 		look("data", func() (data.Usage, error) { return s.Data.Usage(ctx) })

@@ -1,4 +1,4 @@
-package session
+package pulse
 
 import (
 	"slices"
@@ -12,7 +12,7 @@ import (
 func TestSilentRanks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit = time.Minute
-		p := NewPulses(6)
+		p := New(6)
 		p.Begin(0, "report")                              // waits for all
 		p.Begin(1, "hello")()                             // silent since
 		p.Begin(2, "wait")                                // the trainer works for it

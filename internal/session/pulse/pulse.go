@@ -1,4 +1,6 @@
-package session
+// Package pulse keeps the signs of life of a group's ranks: their requests. They exist so that the
+// process that started the ranks can tell which of them hangs.
+package pulse
 
 import (
 	"slices"
@@ -6,9 +8,8 @@ import (
 	"time"
 )
 
-// Pulses are the signs of life of a group's ranks: their requests. They exist so
-// that the process that started the ranks can tell which of them hangs.
-type Pulses struct {
+// Ranks are the pulses of a group's ranks. The methods may be called concurrently.
+type Ranks struct {
 	mu    sync.Mutex
 	ranks []pulse
 }
@@ -28,12 +29,12 @@ var meetings = []string{"report", "gather", "broadcast", "load", "get"}
 // requests does not count as waiting for the trainer.
 var besides = []string{"recv", "hold_signals", "release_signals", "signaled"}
 
-// NewPulses returns the pulses of ranks that have made no request yet.
-func NewPulses(world int) *Pulses { return &Pulses{ranks: make([]pulse, world)} }
+// New returns the pulses of ranks that have made no request yet.
+func New(world int) *Ranks { return &Ranks{ranks: make([]pulse, world)} }
 
 // Begin records the start of a rank's request. The caller calls answered with the
 // reply: until then, the rank waits for this process and is not silent.
-func (p *Pulses) Begin(rank int, op string) (answered func()) {
+func (p *Ranks) Begin(rank int, op string) (answered func()) {
 	if slices.Contains(besides, op) {
 		return func() {}
 	}
@@ -63,7 +64,7 @@ type Silence struct {
 // Silent returns the live ranks that made no request since limit and have none
 // unanswered, and the ranks that meanwhile wait for others. A rank that never
 // made a request is in neither: its program may not use the trainer.
-func (p *Pulses) Silent(limit time.Duration, now time.Time, lives func(rank int) bool) (silent []Silence, waiting []int) {
+func (p *Ranks) Silent(limit time.Duration, now time.Time, lives func(rank int) bool) (silent []Silence, waiting []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for rank, r := range p.ranks {
@@ -80,7 +81,7 @@ func (p *Pulses) Silent(limit time.Duration, now time.Time, lives func(rank int)
 
 // Shift discounts a period in which no rank could make a request, because this
 // process was stopped.
-func (p *Pulses) Shift(by time.Duration) {
+func (p *Ranks) Shift(by time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.ranks {

@@ -1,4 +1,4 @@
-package data
+package scan
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 )
 
 // scanSizes are sizes around the ends of blocks and windows.
-var scanSizes = []int{0, 1, checkpoint.BlockSize - 1, checkpoint.BlockSize, checkpoint.BlockSize + 1, windowSize - 1, windowSize, windowSize + 1, 2*windowSize + 3}
+var scanSizes = []int{0, 1, checkpoint.BlockSize - 1, checkpoint.BlockSize, checkpoint.BlockSize + 1, WindowSize - 1, WindowSize, WindowSize + 1, 2*WindowSize + 3}
 
 // scanned returns bytes of a size, that differ from window to window.
 func scanned(size int) []byte {
@@ -31,8 +31,8 @@ func TestScan(t *testing.T) {
 	for _, size := range scanSizes {
 		data := scanned(size + 10)
 		var got []byte
-		n, err := scan(t.Context(), bytes.NewReader(data), 7, int64(7+size), func(window []byte, at int64) error {
-			if at != int64(7+len(got)) || len(window) > windowSize {
+		n, err := Windows(t.Context(), bytes.NewReader(data), 7, int64(7+size), func(window []byte, at int64) error {
+			if at != int64(7+len(got)) || len(window) > WindowSize {
 				t.Fatalf("%d bytes: a window of %d at %d after %d", size, len(window), at, len(got))
 			}
 			got = append(got, window...)
@@ -45,9 +45,9 @@ func TestScan(t *testing.T) {
 			continue
 		}
 		nothing := func([]byte, int64) error { return nil }
-		n, err = scan(t.Context(), bytes.NewReader(data[:size]), 0, int64(size+1), nothing)
-		short := shortOf(err)
-		if short == nil || !short.ends() || short.at != int64(size) || n != int64(size) || !errors.Is(err, io.ErrUnexpectedEOF) {
+		n, err = Windows(t.Context(), bytes.NewReader(data[:size]), 0, int64(size+1), nothing)
+		short := ShortOf(err)
+		if short == nil || !short.Ends() || short.At != int64(size) || n != int64(size) || !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%d bytes of %d: %d scanned, %v", size, size+1, n, err)
 		}
 	}
@@ -70,10 +70,10 @@ func (f failing) ReadAt(p []byte, off int64) (int, error) {
 
 // TestScanFails distinguishes an unreadable source from a source that ends.
 func TestScanFails(t *testing.T) {
-	data := scanned(2 * windowSize)
-	for _, at := range []int{0, 1, windowSize - 1, windowSize, windowSize + 1} {
-		_, err := scan(t.Context(), failing{data, at}, 0, int64(len(data)), func([]byte, int64) error { return nil })
-		if short := shortOf(err); short == nil || short.ends() || short.at != int64(at) || !errors.Is(err, iotest.ErrTimeout) {
+	data := scanned(2 * WindowSize)
+	for _, at := range []int{0, 1, WindowSize - 1, WindowSize, WindowSize + 1} {
+		_, err := Windows(t.Context(), failing{data, at}, 0, int64(len(data)), func([]byte, int64) error { return nil })
+		if short := ShortOf(err); short == nil || short.Ends() || short.At != int64(at) || !errors.Is(err, iotest.ErrTimeout) {
 			t.Errorf("failure at %d: %v", at, err)
 		}
 	}
@@ -83,19 +83,19 @@ func TestScanFails(t *testing.T) {
 func TestDamagedBlocks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.SampledFrom(scanSizes).Draw(t, "size")
-		window := scanned(min(size, windowSize))
-		d := newDigester(int64(len(window)))
-		defer d.free()
+		window := scanned(min(size, WindowSize))
+		d := NewDigester(int64(len(window)))
+		defer d.Free()
 		for rest := window; len(rest) > 0; {
 			n := rapid.IntRange(1, len(rest)).Draw(t, "step")
-			d.add(rest[:n])
+			d.Add(rest[:n])
 			rest = rest[n:]
 		}
-		digest, sums := d.end()
+		digest, sums := d.End()
 		if digest != checkpoint.Sum(window) || len(sums) != int(checkpoint.Blocks(int64(len(window)))) {
 			t.Fatalf("digest %s and %d sums of %d bytes", digest, len(sums), len(window))
 		}
-		if k, _ := damagedBlock(window, sums); k >= 0 {
+		if k, _ := DamagedBlock(window, sums); k >= 0 {
 			t.Fatalf("block %d is right", k)
 		}
 		var want []int
@@ -107,7 +107,7 @@ func TestDamagedBlocks(t *testing.T) {
 			}
 		}
 		var got []int
-		damagedBlocks(window, sums, func(block int, crc uint32) {
+		DamagedBlocks(window, sums, func(block int, crc uint32) {
 			lo := block * checkpoint.BlockSize
 			if crc != crc32c.Checksum(window[lo:min(lo+checkpoint.BlockSize, len(window))]) {
 				t.Errorf("block %d: another checksum", block)

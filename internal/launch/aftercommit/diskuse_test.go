@@ -1,4 +1,4 @@
-package launch
+package aftercommit
 
 import (
 	"bytes"
@@ -33,13 +33,13 @@ func TestDiskUse(t *testing.T) {
 			var out bytes.Buffer
 			var free uint64
 			d := &DiskUse{
-				log: slog.New(slog.NewTextHandler(&out, nil)), bounded: c.bounded,
+				log: slog.New(slog.NewTextHandler(&out, nil)), Bounded: c.bounded,
 				usage: func(context.Context) (data.Usage, error) {
 					return data.Usage{Free: free, Size: 100}, c.err
 				},
 			}
 			for _, free = range c.free {
-				d.committed(2)
+				d.Committed(2)
 				synctest.Wait()
 			}
 			infos, warns := strings.Count(out.String(), "level=INFO"), strings.Count(out.String(), "level=WARN")
