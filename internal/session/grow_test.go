@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session/pulse"
 )
 
 // growing asks the ranks to make room for more nodes.
@@ -32,7 +33,7 @@ func TestRequestToGrow(t *testing.T) {
 		ended <- err
 	}()
 	s := &rankServer{Group: &Group{
-		Attempt: Attempt{Number: 1, Orders: growing{}}, cfg: Config{Nodes: Nodes{{0}}}, work: t.Context(), pulses: NewPulses(1), handoff: h,
+		Attempt: Attempt{Number: 1, Orders: growing{}}, cfg: Config{Nodes: Nodes{{0}}}, work: t.Context(), pulses: pulse.New(1), handoff: h,
 	}, relayed: true}
 	mux := http.NewServeMux()
 	s.meet(mux)
