@@ -204,6 +204,7 @@ type GroupStopped struct {
 	Attempt int    `json:"attempt"`
 	Reason  string `json:"reason"`
 	Failure string `json:"failure,omitempty"` // worker, infrastructure or preemption
+	Term    string `json:"term,omitempty"`    // ID of the decision by which its writer coordinates: the group.started, or the newest group.coordinator
 }
 
 // TrialCreated is the first decision of a trial.

@@ -37,7 +37,7 @@ var samples = []Body{
 	NodeDevices{Attempt: 2, Ranks: []RankRun{{First: 8, Count: 2}}, Devices: [][]string{{"GPU-1b2c", "GPU-3d4e"}, {}}},
 	TrainingStarted{Attempt: 2},
 	WorkerExited{Attempt: 2, Rank: 1, Code: -9, Signal: "SIGKILL", Message: "killed", Traceback: "Traceback (most recent call last):\n  …", Unseen: true},
-	GroupStopped{Attempt: 2, Reason: "rank 1 died", Failure: "worker"},
+	GroupStopped{Attempt: 2, Reason: "rank 1 died", Failure: "worker", Term: "0192f0c1-0000-7000-8000-00000000007e"},
 	TrialCreated{Config: map[string]any{"lr": 0.0003, "model": "gpt <small>"}, Parent: &TrialParent{Run: "base", Trial: "t0", Checkpoint: "step-100.a1"}},
 	TrialStopRequested{Reason: "ckptstore preempt", Preempt: true, Job: "0192f0c1-0000-7000-8000-000000000001"},
 	TrialPaused{Attempt: 2, Reason: "preempted"},
@@ -168,7 +168,7 @@ func pretty(t *testing.T, m Message) []byte {
 // grown counts how often members were added to a kind's version 1. The earlier golden
 // files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
-	"store.created": 2, "restore.begun": 1, "restore.completed": 4, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 2, "group.started": 1, "job.node_left": 2, "job.node_measured": 1, "report.metrics": 2,
+	"store.created": 2, "restore.begun": 1, "restore.completed": 4, "trial.stop_requested": 1, "group.stopped": 2, "group.worker_exited": 1, "job.started": 2, "group.started": 1, "job.node_left": 2, "job.node_measured": 1, "report.metrics": 2,
 	"access.granted": 1, "access.revoked": 1, "audit.sealed": 1, "checkpoint.begun": 1, "checkpoint.committed": 1, "write.sealed": 1, "write.completed": 1, "seal.node": 1, "write.node": 1, "search.begun": 2, "search.assigned": 1,
 }
 

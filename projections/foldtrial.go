@@ -138,7 +138,35 @@ func (f *fold) workerExited(b *events.WorkerExited) error {
 	return store(f.t, k, w)
 }
 
+// term is the newest group.coordinator of a group.
+type term struct {
+	ID   string `json:"id"`
+	Node int    `json:"node"`
+}
+
+// coordinated notes who coordinates the newest group: it may have started just before the decision.
+func (f *fold) coordinated(b *events.GroupCoordinator) error {
+	return store(f.t, termKey(f.run, f.name, f.trial.Attempt), term{f.r.ID, b.Node})
+}
+
+// overtaken reports whether another process coordinated the group when a coordinator recorded its stop. Decisions
+// of the old coordinator conflict, but nothing refuses a fact: a coordinator that was paused between its last look
+// at the lane and the append would end a group that lives. In the log, every fold finds the same of the two first.
+func (f *fold) overtaken(b *events.GroupStopped) (bool, error) {
+	now, found, err := load[term](f.t, termKey(f.run, f.name, b.Attempt))
+	switch {
+	case err != nil || !found:
+		return false, err
+	case b.Term != "":
+		return b.Term != now.ID, nil
+	}
+	return f.r.Scope.Actor != events.Node(now.Node), nil // by a version that wrote no term
+}
+
 func (f *fold) groupStopped(b *events.GroupStopped) error {
+	if over, err := f.overtaken(b); over || err != nil {
+		return err
+	}
 	again := false
 	err := f.changeAttempt(b.Attempt, func(a *Attempt) {
 		if again = !first(&a.StoppedAt, f.at()); !again {

@@ -32,6 +32,7 @@ const (
 	keyNewer      = 'n'
 	keyUsage      = 'x'
 	keyTally      = 'y'
+	keyTerm       = 'f'
 )
 
 // key starts a key of kind about the named things.
@@ -54,6 +55,10 @@ func attemptKey(run, trial string, attempt int) []byte {
 
 func workerKey(run, trial string, attempt, rank int) []byte {
 	return number(number(key(keyWorker, run, trial), uint64(attempt)), uint64(rank))
+}
+
+func termKey(run, trial string, attempt int) []byte {
+	return number(key(keyTerm, run, trial), uint64(attempt))
 }
 
 func restoreKey(run, trial string, attempt, load int) []byte {

@@ -42,6 +42,7 @@
 //	'b' run trial metric ~begun       a committed checkpoint's value of a metric
 //	'x' run trial                     the time of its attempts: see [Usage]
 //	'y' run                           [Tally]
+//	'f' run trial attempt             the newest group.coordinator of a group that has one
 //	'v' sequence                      [Void]: a message that is not a valid event
 //	'n' run                           [Newer]: the first unknown event
 //	'h' run trial ~begun              the iteration of the report that 'b' rows are from
@@ -214,7 +215,7 @@ func (f *fold) decision(body events.Body) error {
 	case *events.GroupStarted:
 		return f.groupStarted(b)
 	case *events.GroupCoordinator:
-		return nil // it has no row: the lane alone fences the coordinator before it
+		return f.coordinated(b)
 	case *events.TrialCreated:
 		return f.trialCreated(b)
 	case *events.TrialStopRequested:

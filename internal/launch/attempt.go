@@ -33,13 +33,20 @@ func (j *job) attempt(ctx context.Context, n, restart int, resume string) (*Fail
 	if over := j.overtaken(context.WithoutCancel(ctx)); over != nil {
 		return nil, over
 	}
-	if err := j.Append(context.WithoutCancel(ctx), j.groupStopped(ctx, n, cause)); err != nil {
+	if err := j.recordStop(ctx, n, cause); err != nil {
 		return nil, j.broken(ctx, n, cause, err)
 	}
 	if cause != nil && ctx.Err() != nil {
 		return nil, errors.Join(context.Cause(ctx), j.paused(context.WithoutCancel(ctx), n, cause.Cause))
 	}
 	return cause, nil
+}
+
+// recordStop records the end of an attempt.
+func (j *job) recordStop(ctx context.Context, n int, cause *FailedError) error {
+	stopped := j.groupStopped(ctx, n, cause)
+	stopped.Term = j.Term()
+	return j.Append(context.WithoutCancel(ctx), stopped)
 }
 
 // open decides an attempt, and returns the sequence of its group.started.
@@ -114,6 +121,7 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 		w.others.close(j.cfg.DrainTimeout + j.cfg.Grace)
 	}
 	stop()
+	cause.fell(w.others.losses())
 	if !w.savingEnded {
 		if stuck := g.StopSaves(); stuck != nil {
 			return cause, errors.Join(err, saves, stuck)
@@ -163,7 +171,7 @@ func (j *job) broken(ctx context.Context, n int, cause *FailedError, err error) 
 	if !errors.Is(err, errLeft) {
 		words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
 		defer cancel()
-		stopped := &events.GroupStopped{Attempt: n, Reason: session.Beginning(err.Error(), session.MaxMessage)}
+		stopped := &events.GroupStopped{Attempt: n, Reason: session.Beginning(err.Error(), session.MaxMessage), Term: j.Term()}
 		if serr := j.Append(words, stopped); !errors.Is(err, syscall.ENOSPC) { // a full disk refuses this too
 			err = errors.Join(err, serr)
 		}

@@ -3,6 +3,8 @@ package launch
 import (
 	"fmt"
 	"time"
+
+	"github.com/ckptstore/ckptstore/internal/nodes"
 )
 
 // FailureKind is what caused the end of an attempt, which decides the budget for
@@ -47,8 +49,14 @@ func (b *budgets) charge(kind FailureKind) bool {
 	return true
 }
 
-// excuse takes back the charges of so many failures of workers: a node was to blame.
-func (b *budgets) excuse(failures int) { b.usedByWorkers = max(0, b.usedByWorkers-failures) }
+// excuse takes back the charges of so many failures of a kind: a node was to blame.
+func (b *budgets) excuse(kind FailureKind, failures int) {
+	used := &b.usedByWorkers
+	if kind.or() == InfrastructureFailure {
+		used = &b.usedByInfrastructure
+	}
+	*used = max(0, *used-max(0, failures))
+}
 
 // used returns how many restarts a kind of failure has cost.
 func (b *budgets) used(kind FailureKind) int {
@@ -73,6 +81,7 @@ type FailedError struct {
 
 	failed map[int]bool   // indexes of the nodes whose ranks failed by themselves
 	sick   map[int]string // how a device of another node failed, by the node's index
+	lost   []nodes.Member // nodes that were lost in the attempt, each with the reason
 }
 
 // complete takes the output of the rank from a later report of its node about the same failure.

@@ -268,7 +268,7 @@ func (f *fleet) lost(ctx context.Context, index int, joining uint64, disorderly 
 	o := f.now
 	f.mu.Unlock()
 	// The others must end at once, and not when the log has this: it may be away.
-	o.mourn(index, joining, why)
+	o.mourn(index, joining, why, disorderly, reason)
 	f.leaves(ctx, &events.NodeLeft{Node: index, Reason: reason, Lost: disorderly})
 	if o == nil {
 		return

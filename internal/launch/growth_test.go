@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 // The ranks are asked to save and end as long as the group is to grow. A request to the job comes
@@ -19,12 +20,12 @@ func TestAskedToGrow(t *testing.T) {
 	}{
 		"not asked":                 {"tt", "..", false},
 		"asked, no report":          {"tg", ".", false},
-		"asked":                     {"tgt", ".p", true},
-		"taken back, no report":     {"tgtb", ".p", true},
-		"taken back, one continues": {"tgtbt", ".p.", true}, // while another saves and ends
-		"taken back, they continue": {"tgtbet", ".p.", false},
+		"asked":                     {"tgt", ".g", true},
+		"taken back, no report":     {"tgtb", ".g", true},
+		"taken back, one continues": {"tgtbt", ".g.", true}, // while another saves and ends
+		"taken back, they continue": {"tgtbet", ".g.", false},
 		"the job is preempted":      {"gpt", "p", false},
-		"preempted after that":      {"gtpt", "pp", true},
+		"preempted after that":      {"gtpt", "gp", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -33,7 +34,7 @@ func TestAskedToGrow(t *testing.T) {
 			for _, do := range c.do {
 				switch do {
 				case 't':
-					told += map[string]string{"": ".", client.Preempt: "p"}[h.Tell()]
+					told += map[string]string{"": ".", client.Preempt: "p", session.Grow: "g"}[h.Tell()]
 				case 'g':
 					h.ask(&growth{from: 2, to: 3, joined: "node 2 on c"})
 				case 'b':

@@ -313,7 +313,7 @@ func (j *job) attempts(ctx context.Context) error {
 		}
 	}
 	backoff, head, loop := backoff{enough: j.cfg.ShortLife}, trial.Head, crashLoop{}
-	blamed := blame{limit: j.cfg.MaxNodeFailures}
+	blamed, lost := blame{limit: j.cfg.MaxNodeFailures}, losses{limit: j.cfg.MaxNodeFailures}
 	budget := budgets{workers: j.cfg.MaxRestarts, infrastructure: j.cfg.MaxInfraRestarts}
 	for ran := false; ; ran = true {
 		if j.living != nil {
@@ -361,9 +361,14 @@ func (j *job) attempts(ctx context.Context) error {
 		}
 		if unknown == nil && j.fleet.unjoin(cause, trial.Head != head) {
 			cause.Kind = PreemptionFailure // it costs no budget
-		} else if free := j.fleet.quarantine(&blamed, cause, trial.Head != head); free > 0 {
-			budget.excuse(free - 1) // this one is not charged yet
-			cause.Kind = InfrastructureFailure
+		} else {
+			// This end is not charged yet.
+			free, gone := j.fleet.quarantine(&blamed, cause, trial.Head != head), j.fleet.quarantineLost(&lost, cause)
+			budget.excuse(WorkerFailure, free-1)
+			budget.excuse(InfrastructureFailure, gone-1)
+			if free+gone > 0 {
+				cause.Kind = InfrastructureFailure
+			}
 		}
 		if !budget.charge(cause.Kind) {
 			cause.Attempt, cause.Restarts = n, budget.used(cause.Kind)

@@ -20,6 +20,7 @@
 //	heldSignals  signals that workers hold back until the trainer ends them
 //	deviceGate   the health of the job's GPUs, before and during an attempt
 //	blame        failures in a row of the ranks of one node
+//	losses       losses in a row of one node
 //	budgets      how many failures of each kind are tolerated
 //	candidate    a checkpoint to resume from, which must be whole
 //
@@ -62,7 +63,7 @@ type Config struct {
 	// have joined since; 0: it is not asked.
 	GrowInterval time.Duration
 	// MaxNodeFailures is after how many failures of its ranks in a row, while the ranks of other
-	// nodes do not fail, a node is excluded; 0: never.
+	// nodes do not fail, a node is excluded, and after how many losses in a row; 0: never.
 	MaxNodeFailures int
 	Preflight       bool // all nodes are examined, and their network is measured, before the first attempt
 	Exclude         Exclusion

@@ -32,8 +32,8 @@ type living struct {
 	present map[int]bool   // places of nodes that have come
 	greeted int            // nodes whose ranks have all connected
 	listens bool           // its ranks report, or poll for requests to stop
-	told    string         // request to end that its ranks got: [client.Stop], [client.Preempt] or none
-	grew    *growth        // what they got it for, if to have more nodes
+	told    string         // request to end that its ranks got, as [session.Orders] has it
+	grew    *growth        // for what, if that was to have more nodes
 	broken  string         // why the group cannot continue; empty: it does
 }
 
@@ -219,24 +219,28 @@ func (l *living) take(found map[int]inventory) {
 	l.resumed.Sequence, l.resumed.Parts = answer.Sequence, parts
 }
 
-// heed notes a request to end that a rank got. A stop overrides a preemption.
+// heed notes a request to end that a rank got. A stop overrides a preemption, and both override a
+// growth, as they do for the ranks.
 func (l *living) heed(told string) {
-	if told == client.Stop || l.told == "" {
+	weight := func(request string) int {
+		return slices.Index([]string{"", session.Grow, client.Preempt, client.Stop}, request)
+	}
+	if weight(told) > weight(l.told) {
 		l.told = told
 	}
 }
 
 // recall makes the request to end that the ranks of a living group got a request to this job: that to
-// the job before may not be in the log. The coordinator before may have asked the ranks to make room
-// for nodes; this is so if there are some.
+// the job before may not be in the log. If the coordinator before has asked the ranks to make room for
+// nodes, no job was asked to end: the group grows, also if these nodes have not joined here yet.
 func (j *job) recall(l *living) {
-	if l.told == "" {
-		return
-	}
-	if l.told == client.Preempt && j.cfg.GrowInterval > 0 && len(l.nodes) < j.fleet.endpoint.Max() {
-		l.grew = j.fleet.growth(len(l.nodes))
-	}
-	if l.grew == nil {
+	switch l.told {
+	case "":
+	case session.Grow:
+		if l.grew = j.fleet.growth(len(l.nodes)); l.grew == nil {
+			l.grew = &growth{from: len(l.nodes), to: len(l.nodes) + 1, joined: "nodes that the coordinating node before had"}
+		}
+	default:
 		j.ask(StopRequest{Preempt: l.told == client.Preempt, Reason: "the coordinating node before had asked the workers to end"})
 	}
 }

@@ -150,7 +150,7 @@ func TestGrowthOfCoordinatorBefore(t *testing.T) {
 	t.Parallel()
 	h := &stopState{orders: newOrders()}
 	h.resume(&living{resumed: &session.Resumed{}, told: client.Preempt, grew: &growth{from: 1, to: 2}})
-	if h.grew() == nil || h.told.Load() || h.Tell() != client.Preempt {
+	if h.grew() == nil || h.told.Load() || h.Tell() != session.Grow {
 		t.Errorf("grew %v, told %v", h.grew(), h.told.Load())
 	}
 	h.takeBack(time.Now().Add(-time.Hour))
@@ -168,7 +168,7 @@ func TestLossAfterTheEnd(t *testing.T) {
 			stopped: true, in: make(chan nodeEvent, 1), over: make(chan struct{}),
 			place: map[int]int{1: 1}, joinings: map[int]uint64{1: 7}, alive: map[int]bool{1: true}, obeyed: map[int]bool{1: obeyed}, lostOnes: map[int]bool{},
 		}
-		o.mourn(1, 7, errors.New("it has lost its power"))
+		o.mourn(1, 7, errors.New("it has lost its power"), false, "")
 		return len(o.in)
 	}
 	if lost(false) != 1 {
@@ -176,6 +176,69 @@ func TestLossAfterTheEnd(t *testing.T) {
 	}
 	if lost(true) != 0 {
 		t.Error("the loss of a node that has trained to the end does")
+	}
+}
+
+// A request to end that the coordinator before had told the ranks is the same request afterwards: a growth
+// pauses no trial, also if the new nodes have not joined the next coordinator yet, and a preemption is no
+// growth, also if a spare is there.
+func TestGrowthToldFromPreemption(t *testing.T) {
+	t.Parallel()
+	endpoint := func(nodesThere int) *nodes.Endpoint {
+		dir := t.TempDir()
+		e, err := nodes.Listen(t.Context(), nodes.EndpointConfig{
+			Address: "127.0.0.1:0", Dir: dir, Job: "job", Run: "run", Store: "store", Version: "test", Min: 1, Max: 2,
+			Self: nodes.Node{Index: 0, Key: "0", Standby: true},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = e.Close() })
+		for index := 1; index <= nodesThere; index++ {
+			link, err := nodes.Join(t.Context(), nodes.JoinConfig{
+				Address: e.Addr().String(), Dir: dir, Wait: 30 * time.Second,
+				Self: nodes.Node{Index: index, Key: strconv.Itoa(index), Procs: 1, Version: "test", Store: "store"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(link.Close)
+		}
+		if members, gone := e.Activate(map[int]int{1: 0}); len(members) != 1 || len(gone) > 0 {
+			t.Fatalf("members %v, gone %v", members, gone)
+		}
+		return e
+	}
+	one, two := endpoint(1), endpoint(2)
+	for name, c := range map[string]struct {
+		told  []string
+		at    *nodes.Endpoint
+		grows bool
+		asks  string // the job
+	}{
+		"a growth, no spare yet":   {[]string{session.Grow}, one, true, ""},
+		"a growth, a spare":        {[]string{"", session.Grow}, two, true, ""},
+		"a preemption, a spare":    {[]string{client.Preempt}, two, false, client.Preempt},
+		"a preemption after that":  {[]string{session.Grow, client.Preempt}, two, false, client.Preempt},
+		"a preemption before that": {[]string{client.Preempt, session.Grow}, two, false, client.Preempt},
+		"a stop":                   {[]string{session.Grow, client.Stop, client.Preempt}, two, false, client.Stop},
+		"nothing":                  {[]string{""}, two, false, ""},
+	} {
+		j := &job{orders: newOrders(), log: slog.New(slog.DiscardHandler)}
+		j.cfg.GrowInterval = time.Minute
+		j.fleet = &fleet{job: j, endpoint: c.at}
+		l := &living{nodes: session.Nodes{{0}}}
+		for _, told := range c.told {
+			l.heed(told)
+		}
+		j.recall(l)
+		asked := ""
+		if o, _ := j.orders.given(); o != nil {
+			asked = o.asks()
+		}
+		if (l.grew != nil) != c.grows || asked != c.asks {
+			t.Errorf("%s: grows %v, the job is asked to %q", name, l.grew, asked)
+		}
 	}
 }
 
@@ -259,6 +322,12 @@ func TestHoldings(t *testing.T) {
 	take(2, asked("should_stop"), poll)
 	if body, err := io.ReadAll(poll.Body); err != nil || string(body) != `{"stop":"preempt"}` {
 		t.Errorf("the rank gets %q, %v", body, err)
+	}
+	grow := replied([]byte(`{"stop":"preempt"}`), session.RequestHeader, session.Grow)
+	var other holdings
+	other.accept(0, 2, asked("should_stop"), grow)
+	if other.Told != session.Grow {
+		t.Errorf("the ranks have the request %q", other.Told)
 	}
 	h.told(msgHello)
 	late := asked("report")

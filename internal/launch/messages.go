@@ -51,10 +51,15 @@ type startOrder struct {
 
 // replicaOrder is a node's part in the replication of slots.
 type replicaOrder struct {
-	To   int    `json:"to"`            // index of the node that keeps the receiver's slots
-	URL  string `json:"url,omitempty"` // where it takes them
-	Pin  string `json:"pin,omitempty"` // digest of the certificate there
-	From []int  `json:"from"`          // ranks whose slots the receiver keeps
+	To   []replicaAt `json:"to,omitempty"` // the nodes that keep the receiver's slots
+	From []int       `json:"from"`         // ranks whose slots the receiver keeps
+}
+
+// replicaAt is a node that keeps slots of another one.
+type replicaAt struct {
+	Node int    `json:"node"` // index
+	URL  string `json:"url"`  // where it takes them
+	Pin  string `json:"pin"`  // digest of the certificate there
 }
 
 // adoptOrder is the order to write a lost node's part of a save.

@@ -9,7 +9,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
@@ -49,7 +48,7 @@ func (h *stopState) Tell() string {
 		return o.asks()
 	}
 	if h.tellGrowth(time.Now()) {
-		return client.Preempt
+		return session.Grow
 	}
 	return ""
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
@@ -20,9 +21,8 @@ type others struct {
 	work  context.Context
 	group *session.Group
 	order startOrder
-	// partners has for each place the place that keeps its slots, or -1; nil: there are no
-	// replicas.
-	partners []int
+	// partners has for each place the places that keep its slots; nil: there are no replicas.
+	partners [][]int
 	in       chan nodeEvent // for the attempt's loop
 	over     chan struct{}  // closed when the loop has ended
 	closing  chan struct{}  // closed when all parts have ended
@@ -37,6 +37,7 @@ type others struct {
 	overdue  map[int]context.CancelFunc // by node's index: see hurry
 	obeyed   map[int]bool               // indexes of nodes whose processes have ended, by their own word
 	lostOnes map[int]bool               // indexes of nodes that take no command any more
+	fallen   []nodes.Member             // those of them whose trainer did not end in order, with the reason
 
 	forwarding sync.Mutex // held while commands are sent that the nodes must get in order
 	started    bool       // the nodes have the command to start
@@ -322,16 +323,21 @@ func (o *others) give(e nodeEvent) {
 }
 
 // mourn has the attempt's loop end the group without a node that is lost. The node's part ends when
-// that is recorded: see lost.
-func (o *others) mourn(index int, joining uint64, why error) {
+// that is recorded: see lost. disorderly and reason are as there.
+func (o *others) mourn(index int, joining uint64, why error, disorderly bool, reason string) {
 	if o == nil {
 		return
 	}
 	o.mu.Lock()
-	_, member := o.place[index]
+	at, member := o.place[index]
 	ends := member && o.joinings[index] <= joining && o.trains(index) && !o.lostOnes[index]
 	if ends {
 		o.lostOnes[index] = true
+	}
+	if ends && disorderly {
+		m := o.members[at]
+		m.Why = reason
+		o.fallen = append(o.fallen, m)
 	}
 	o.mu.Unlock()
 	if ends {
@@ -344,6 +350,16 @@ func (o *others) mourn(index int, joining uint64, why error) {
 // none: its loss is no failure of the group then, which depends on the node's word and not on how fast the loop is. The
 // caller holds the lock.
 func (o *others) trains(index int) bool { return o.alive[index] && !o.obeyed[index] }
+
+// losses returns the nodes that were lost in the attempt.
+func (o *others) losses() []nodes.Member {
+	if o == nil {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.fallen)
+}
 
 // ended notes that a node has no processes any more, if e reports that. The loop calls it
 // for what it takes: it must not end before it has taken the cause.

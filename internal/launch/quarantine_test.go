@@ -158,13 +158,21 @@ func TestBudgetExcused(t *testing.T) {
 	if !b.charge(WorkerFailure) {
 		t.Fatal("no budget")
 	}
-	b.excuse(1)
+	b.excuse(WorkerFailure, 1)
 	if !b.charge(InfrastructureFailure) || !b.charge(WorkerFailure) || b.charge(WorkerFailure) {
 		t.Errorf("budgets %+v", b)
 	}
-	b.excuse(7)
-	if b.used(WorkerFailure) != 0 {
-		t.Errorf("%d used", b.used(WorkerFailure))
+	b.excuse(WorkerFailure, 7)
+	if b.used(WorkerFailure) != 0 || b.used(InfrastructureFailure) != 1 {
+		t.Errorf("%d and %d used", b.used(WorkerFailure), b.used(InfrastructureFailure))
+	}
+	b.excuse(InfrastructureFailure, -1)
+	if b.used(InfrastructureFailure) != 1 {
+		t.Errorf("%d used", b.used(InfrastructureFailure))
+	}
+	b.excuse(InfrastructureFailure, 1)
+	if b.used(InfrastructureFailure) != 0 {
+		t.Errorf("%d used", b.used(InfrastructureFailure))
 	}
 }
 

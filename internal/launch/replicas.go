@@ -30,30 +30,36 @@ func (j *job) servePeers() {
 	}
 }
 
-// partners returns the place that keeps the slots of each place of the group, or -1; nil if
-// the job has no replicas. Nodes without a partner are named in the log.
-func (f *fleet) partners() []int {
+// partners returns the places that keep the slots of each place of the group; nil if the job has no
+// replicas. Nodes with too few partners are named in the log.
+func (f *fleet) partners() [][]int {
 	if f.cfg.Replicas < 1 || f.job.members != nil {
 		return nil
 	}
 	var domains []string
 	var takes []bool
-	var alone []int
+	var alone, few []int
 	for _, m := range f.members {
 		domains, takes = append(domains, m.Domain), append(takes, m.PeerURL() != "")
 	}
-	at := replica.Partners(domains, takes)
+	at := replica.Partners(domains, takes, f.cfg.Replicas)
 	same := 0
-	for place, partner := range at {
-		switch {
-		case partner < 0:
+	for place, partners := range at {
+		switch apart := func(partner int) bool { return domains[place] == "" || domains[place] != domains[partner] }; {
+		case len(partners) == 0:
 			alone = append(alone, f.members[place].Index)
-		case domains[place] != "" && domains[place] == domains[partner]:
+		case !slices.ContainsFunc(partners, apart):
 			same++
+		}
+		if n := len(partners); n > 0 && n < f.cfg.Replicas {
+			few = append(few, f.members[place].Index)
 		}
 	}
 	if len(alone) > 0 {
 		f.log.Warn("slots of nodes have no replica; start their trainers with --replicas too", "nodes", alone)
+	}
+	if len(few) > 0 {
+		f.log.Warn("slots of nodes have fewer replicas than --replicas: the group has too few nodes", "nodes", few, "replicas", len(at[slices.IndexFunc(at, func(of []int) bool { return len(of) > 0 })]))
 	}
 	if same > 0 {
 		f.log.Warn("replicas are in the same failure domain as their nodes; give nodes of other domains", "nodes", same)
@@ -62,17 +68,19 @@ func (f *fleet) partners() []int {
 }
 
 // replicaOrder returns a node's part in the replication, by its place; nil: none.
-func (f *fleet) replicaOrder(at []int, place int, group session.Nodes) *replicaOrder {
+func (f *fleet) replicaOrder(at [][]int, place int, group session.Nodes) *replicaOrder {
 	if at == nil {
 		return nil
 	}
 	order := &replicaOrder{From: []int{}}
-	if to := at[place]; to >= 0 {
+	for _, to := range at[place] {
 		m := f.members[to]
-		order.To, order.URL, order.Pin = m.Index, m.PeerURL(), m.PeerPin
+		order.To = append(order.To, replicaAt{m.Index, m.PeerURL(), m.PeerPin})
 	}
-	if from := slices.Index(at, place); from >= 0 {
-		order.From = group[from]
+	for from, partners := range at {
+		if slices.Contains(partners, place) {
+			order.From = append(order.From, group[from]...)
+		}
 	}
 	return order
 }
@@ -112,8 +120,8 @@ func (j *job) replication(order *replicaOrder) *session.Replicas {
 		return nil
 	}
 	r := &session.Replicas{From: order.From}
-	if order.URL != "" {
-		r.To = &replica.Partner{Node: fmt.Sprint("node ", order.To), Index: order.To, URL: order.URL, Client: j.peerClient()(order.Pin)}
+	for _, to := range order.To {
+		r.To = append(r.To, replica.Partner{Node: fmt.Sprint("node ", to.Node), Index: to.Node, URL: to.URL, Client: j.peerClient()(to.Pin)})
 	}
 	return r
 }

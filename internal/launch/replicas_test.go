@@ -142,6 +142,53 @@ func TestCommittedFromReplica(t *testing.T) {
 	}
 }
 
+// With two copies, a save that all ranks have sealed is committed although two nodes are lost that have
+// written nothing of it: the node that is left has copies of both.
+func TestCommittedFromSecondReplica(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 3, sealsAndStays...)
+	j.cfg.MaxInfraRestarts = 0
+	j.replicates(1)
+	alike := j.differs
+	j.differs = func(index int, cfg *launch.Config, s *session.Store) {
+		alike(index, cfg, s)
+		if cfg.Replicas = 2; index == 2 {
+			s.Storage = unwritten{}
+		}
+	}
+	others := j.spread(1, 1, 1)
+	j.start()
+	for i, o := range others {
+		awaitText(t, o.out, fmt.Sprintf("[rank%d] staged", i+1))
+		awaitText(t, o.out, fmt.Sprintf(`msg="replica sent" checkpoint=step-1.a1 rank=%d partner="node 0"`, i+1))
+	}
+	for _, o := range others {
+		if err := o.link.Leave(t.Context(), "the test"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := j.wait(); err == nil {
+		t.Error("no error")
+	}
+	wantEnded(t, []string{"step-1.a1"}, nil)
+	written := map[int]bool{}
+	for _, r := range logOf(t, runOf(t)) {
+		body, err := r.Body()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w, ok := body.(*events.WriteCompleted); ok && r.Scope.Actor == "n0" {
+			written[w.Rank] = true
+		}
+	}
+	if !written[1] || !written[2] {
+		t.Errorf("node 0 wrote the ranks %v", written)
+	}
+	again := newJob(t, 3, sealsAndStays...)
+	again.cfg.Run = j.cfg.Run
+	again.must()
+}
+
 // Without a whole replica the save is aborted, with the lost node.
 func TestNoReplica(t *testing.T) {
 	t.Parallel()

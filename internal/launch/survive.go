@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -270,7 +271,7 @@ func (h *holdings) accept(since, rank int, r *http.Request, response *http.Respo
 		response.Body = io.NopCloser(bytes.NewReader(body))
 		var reply client.StopReply
 		if err == nil && json.Unmarshal(body, &reply) == nil {
-			h.Listens, h.Told = true, reply.Stop
+			h.Listens, h.Told = true, cmp.Or(response.Header.Get(session.RequestHeader), reply.Stop)
 		}
 	case "gather", "broadcast":
 		seq, err := strconv.ParseUint(r.Header.Get(client.HeaderSeq), 10, 64)

@@ -46,10 +46,16 @@ func (s *scene) nodeStates() map[string]string {
 // excluded waits for the end of the trainer of an excluded node and checks what it prints.
 func (s *scene) excluded(l *trainer) {
 	s.t.Helper()
+	s.excludedFor(l, "its ranks failed 2 times")
+}
+
+// excludedFor is excluded with the reason.
+func (s *scene) excludedFor(l *trainer, why string) {
+	s.t.Helper()
 	if code := must[int](s.t)(l.code(s.ctx)); code != 1 {
 		s.t.Errorf("the trainer on %s exits with %d, want 1", l.on.Name(), code)
 	}
-	if want := "this machine is excluded from the job: its ranks failed 2 times"; !strings.Contains(l.log.String(), want) {
+	if want := "this machine is excluded from the job: " + why; !strings.Contains(l.log.String(), want) {
 		s.t.Errorf("the trainer on %s does not print %q", l.on.Name(), want)
 	}
 }
@@ -215,4 +221,53 @@ func TestTooFewAfterQuarantine(t *testing.T) {
 	s.a, s.b = s.launch("a"), s.launch("b")
 	s.on(s.group(2, 12), "a", "b")
 	s.ends(s.ctx, t, s.a, s.b)
+}
+
+// A node falls silent twice, and the training saves in between: the node is excluded although it comes
+// back each time, a spare takes its place, and the two losses cost one restart for failures of the
+// infrastructure: no more are allowed. The coordinating trainer is killed and started again: the node is
+// still excluded, by the log.
+func TestNodeLostAgainQuarantined(t *testing.T) {
+	t.Parallel()
+	ctx, c := start(t, threeNodes())
+	j := twoNodes()
+	j.more, j.worker = []string{"--max-node-failures", "2", "--max-restarts", "0", "--max-infra-restarts", "1"}, []string{"--stubborn"}
+	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
+	s.a = s.launch("a")
+	check(t, s.a.prints(ctx, "waiting for nodes"))
+	s.b = s.launch("b")
+	s.group(0, 25)
+	s.freezes("b", 1)
+	check(t, s.node("b").thaw())
+	s.on(s.group(1, 25), "a", "b")
+	s.c = s.launch("c")
+	check(t, s.a.prints(ctx, `msg="node joined" node=2`))
+	s.freezes("b", 2)
+	s.on(s.group(2, 12), "a", "c")
+	check(t, s.node("b").thaw())
+	s.excludedFor(s.b, "it was lost 2 times and no other node was; at last nothing was received for")
+	s.b = s.launch("b")
+	s.excludedFor(s.b, "it was lost 2 times")
+
+	s.job.more[len(s.job.more)-1] = "-1" // the budget of the next coordinator is not the matter
+	check(t, s.a.kill())
+	must[int](t)(s.a.code(s.ctx))
+	s.a = s.launch("a")
+	check(t, s.a.prints(s.ctx, "node excluded"))
+	s.b = s.launch("b")
+	s.excludedFor(s.b, "it was lost 2 times")
+	s.on(s.group(3, 12), "a", "c")
+	s.ends(s.ctx, t, s.a, s.c)
+	if got := s.nodeStates()["b"]; !strings.HasPrefix(got, "excluded: it was lost 2 times and no other node was; at last nothing was received for") {
+		t.Errorf("node b is %q", got)
+	}
+}
+
+// freezes freezes a node until it is lost for the n-th time.
+func (s *scene) freezes(name string, n int) {
+	s.t.Helper()
+	check(s.t, s.node(name).freeze())
+	check(s.t, await(s.ctx, "loss of "+name, func() (bool, error) {
+		return strings.Count(s.a.log.String(), `msg="node lost" node=1`) >= n, nil
+	}))
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -85,4 +86,60 @@ func TestCutOffAfterSeal(t *testing.T) {
 	s.heal("b")
 	check(t, s.a.prints(s.ctx, "node rejoined"))
 	s.ends(s.ctx, t, s.a, s.b, s.c)
+}
+
+// Two of three nodes lose their power at the same time, after all ranks have sealed a save and before these
+// nodes have written any of its files: their disks hang. With two copies, the third node has the slots of
+// both and writes them. The save is committed, and the group of one node continues from it.
+func TestTwoPowerOffsAfterSeal(t *testing.T) {
+	t.Parallel()
+	ctx, c := start(t, threeNodes())
+	s := &scene{t: t, ctx: ctx, cluster: c, job: job{
+		nnodes: "1:3", nproc: 1, timeout: nodeTimeout, worker: []string{"--elastic", "--stubborn"},
+		more: []string{"--replicas", "2", "--grow-interval", "0", "--last-call", "10s"},
+	}}
+	s.elastic = true
+	s.b, s.c = s.launch("b"), s.launch("c")
+	s.a = s.launch("a")
+	check(t, s.a.prints(ctx, "waiting for nodes"))
+	group := s.group(0, 12)
+	if len(group) != 3 {
+		t.Fatalf("the group has %d ranks", len(group))
+	}
+	coordinator := ""
+	for _, l := range group {
+		if l.Node == 0 {
+			coordinator = l.Host
+		}
+	}
+	if coordinator != "a" {
+		t.Fatalf("%s coordinates", coordinator)
+	}
+	writes := []netfs.Op{netfs.OpWrite, netfs.OpFsync}
+	disks := []*netfs.Client{s.node("b").Disk(sharedAt), s.node("c").Disk(sharedAt)}
+	for _, disk := range disks {
+		disk.Break(netfs.Fault{Ops: writes, Hang: true})
+	}
+	save := ""
+	check(t, await(ctx, "a save that b and c have sealed, copied to a and not written", func() (bool, error) {
+		all, err := s.eventsFrom("a")
+		copies := map[string]int{}
+		for _, copied := range of(all, "replica.node") {
+			if copied.Data.Node == 0 {
+				copies[copied.Data.Checkpoint]++
+			}
+		}
+		for _, staged := range of(all, "checkpoint.staged") {
+			is := func(e event) bool { return e.Data.Checkpoint == staged.Data.Checkpoint }
+			if copies[staged.Data.Checkpoint] == 2 && !slices.ContainsFunc(of(all, "checkpoint.committed"), is) {
+				save = staged.Data.Checkpoint
+			}
+		}
+		hangs := disks[0].Counters().Hanging > 0 && disks[1].Counters().Hanging > 0
+		return save != "" && hangs, err
+	}))
+	check(t, errors.Join(s.node("b").PowerOff(), s.node("c").PowerOff()))
+	s.on(s.group(1, 12), "a")
+	s.committed(save)
+	s.ends(s.ctx, t, s.a)
 }

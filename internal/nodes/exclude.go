@@ -62,6 +62,32 @@ func (r *roster) exclude(index int, joining uint64, why string) error {
 	return nil
 }
 
+// bar excludes the machine of a node that was lost: whatever has joined from there since is no member
+// any more, and nothing can join from there. With an empty boot ID, a reboot of the machine changes
+// nothing.
+func (r *roster) bar(m Member, why string) error {
+	x := Excluded{Node: m.Index, Host: m.Host, Boot: m.Boot, Why: why}
+	var here []*entry
+	for _, e := range r.ordered() {
+		switch {
+		case !x.is(e.node) || e.joining < m.Joining:
+		case e.self:
+			return problem.Errorf(problem.Invalid, "exclude node %d: its machine coordinates the job", m.Index)
+		case e.active:
+			return problem.Errorf(problem.Conflict, "exclude node %d: the group of node %d on its machine has not ended", m.Index, e.node.Index)
+		default:
+			here = append(here, e)
+		}
+	}
+	for _, e := range here {
+		r.drop(e, why)
+		r.outcasts[e.session] = why
+	}
+	r.excluded = append(r.excluded, x)
+	r.emit(x)
+	return nil
+}
+
 // inherit bars the machines that an earlier coordinator has excluded.
 func (r *roster) inherit(all []Excluded) {
 	for _, x := range all {
@@ -72,14 +98,11 @@ func (r *roster) inherit(all []Excluded) {
 
 // spares reports whether a group of at least so many nodes could start without a node and the
 // others on its machine.
-func (r *roster) spares(index, least int) bool {
-	var x Excluded
-	if bad := r.entries[index]; bad != nil {
-		x = Excluded{Host: bad.node.Host, Boot: bad.node.Boot}
-	}
+func (r *roster) spares(bad Node, least int) bool {
+	x := Excluded{Host: bad.Host, Boot: bad.Boot}
 	n := 0
 	for _, e := range r.entries {
-		if e.node.Index != index && !x.is(e.node) && e.lost == "" && e.suspect == "" && !e.active && !e.node.Standby {
+		if e.node.Index != bad.Index && !x.is(e.node) && e.lost == "" && e.suspect == "" && !e.active && !e.node.Standby {
 			n++
 		}
 	}
@@ -97,10 +120,21 @@ func (e *Endpoint) Exclude(node int, joining uint64, why string) error {
 	return err
 }
 
-// Dispensable reports whether a group could start without the machine of a node: a spare is there,
-// or the group may be smaller.
-func (e *Endpoint) Dispensable(node int) bool {
+// Bar is [Endpoint.Exclude] for a node that was lost, and may have joined again since: it excludes its
+// machine, and what has joined from there since that joining. With an empty boot ID, the machine stays
+// excluded when it is booted again.
+func (e *Endpoint) Bar(m Member, why string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.roster.spares(node, e.c.Min)
+	err := e.roster.bar(m, why)
+	e.settle()
+	return err
+}
+
+// Dispensable reports whether a group could start without the machine of a node: a spare is there,
+// or the group may be smaller.
+func (e *Endpoint) Dispensable(m Member) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.roster.spares(m.Node, e.c.Min)
 }

@@ -20,7 +20,7 @@ func TestExclude(t *testing.T) {
 	if err := r.exclude(1, joining, "bad"); !kindIs(err, problem.Conflict) {
 		t.Errorf("excluded from a running group: %v", err)
 	}
-	if r.spares(1, 2) {
+	if r.spares(r.entries[1].node, 2) {
 		t.Error("a running group leaves no nodes")
 	}
 	r.release([]int{0, 1})
@@ -33,11 +33,11 @@ func TestExclude(t *testing.T) {
 			t.Errorf("%s is excluded", name)
 		}
 	}
-	if !r.spares(1, 2) || r.spares(1, 3) {
+	if !r.spares(r.entries[1].node, 2) || r.spares(r.entries[1].node, 3) {
 		t.Error("a group of two, and no more, can start without node 1")
 	}
 	r.entries[2].node.Host = "host-b"
-	if r.spares(1, 2) {
+	if r.spares(r.entries[1].node, 2) {
 		t.Error("a spare on the same machine takes its place")
 	}
 	r.entries[2].node.Host = "host-c"
@@ -56,7 +56,7 @@ func TestExclude(t *testing.T) {
 	if len(group) != 2 || group[1].node.Key != "c" || group[1].place != 1 {
 		t.Errorf("group %+v", group)
 	}
-	if r.spares(2, 2) {
+	if r.spares(r.entries[2].node, 2) {
 		t.Error("there is no other spare")
 	}
 	again, other, booted := node("b", -1), node("d", 1), node("b", 1)
@@ -88,4 +88,86 @@ func TestExclusionInherited(t *testing.T) {
 		t.Errorf("joined: %v", err)
 	}
 	mustJoin(t, r, at(1), node("c", 1), "s-c")
+}
+
+// The machine of a lost node is barred, whether its trainer is gone or has joined again, under any
+// index. Without a boot ID, a reboot changes nothing.
+func TestBar(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		again   Node   // joins before the exclusion; without a key: none does
+		boot    string // of the exclusion
+		booted  bool   // whether the machine can join when it was booted again
+		release bool
+		want    problem.Kind
+	}{
+		"gone":                    {boot: "boot", booted: true, release: true},
+		"gone, for good":          {release: true},
+		"joined again":            {again: node("b", 1), boot: "boot", booted: true, release: true},
+		"joined as another":       {again: Node{Key: "x", Index: -1, Host: "host-b", Boot: "boot", PID: 11}, boot: "boot", booted: true, release: true},
+		"joined after a reboot":   {again: Node{Key: "b", Index: 1, Host: "host-b", Boot: "second", PID: 11}, release: true},
+		"its group has not ended": {again: node("b", 1), boot: "boot", want: problem.Conflict},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newTestRoster(t, 2)
+			mustJoin(t, r, at(0), node("b", 1), "s-b")
+			r.activate(r.choose())
+			lost := r.member(at(0), r.entries[1], nil)
+			for i := 1; i <= 10; i++ {
+				r.tick(at(i))
+			}
+			if r.entries[1].lost == "" {
+				t.Fatal("it is not lost")
+			}
+			r.release([]int{0, 1})
+			if c.again.Key != "" {
+				mustJoin(t, r, at(11), c.again, "s-again")
+			}
+			if !c.release {
+				r.activate(r.choose())
+			}
+			r.out = nil
+			lost.Boot = c.boot
+			err := r.bar(lost, "lost again")
+			if c.want != "" {
+				if !kindIs(err, c.want) || len(r.excluded) > 0 || r.sessions["s-again"] == nil {
+					t.Errorf("%v; excluded %v", err, r.excluded)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := []Event{Excluded{Node: 1, Host: "host-b", Boot: c.boot, Why: "lost again"}}; !slices.Equal(r.out, want) {
+				t.Errorf("events %+v, want %+v", r.out, want)
+			}
+			if c.again.Key != "" {
+				if _, err := r.hear(at(12), "s-again"); !kindIs(err, problem.Failed) || !strings.Contains(err.Error(), "lost again") {
+					t.Errorf("its beat: %v", err)
+				}
+			}
+			if len(r.entries) != 1 {
+				t.Errorf("%d entries are left", len(r.entries))
+			}
+			if _, err := r.join(at(12), node("b", -1), "s-later"); !kindIs(err, problem.Failed) {
+				t.Errorf("the machine joins: %v", err)
+			}
+			booted := node("b", -1)
+			booted.Boot = "third"
+			if _, err := r.join(at(12), booted, "s-booted"); (err == nil) != c.booted {
+				t.Errorf("after a reboot: %v", err)
+			}
+		})
+	}
+}
+
+// A coordinator's own machine is not barred for a node on it.
+func TestBarOwnMachine(t *testing.T) {
+	t.Parallel()
+	r := newTestRoster(t, 2)
+	self := r.entries[0]
+	if err := r.bar(Member{Node: Node{Index: 1, Host: self.node.Host}, Joining: self.joining}, "lost"); !kindIs(err, problem.Invalid) || len(r.excluded) > 0 {
+		t.Errorf("%v; excluded %v", err, r.excluded)
+	}
 }

@@ -41,17 +41,16 @@ func ListenPeers(ctx context.Context, host string, log *slog.Logger) (*Peers, er
 	}
 	p := &Peers{listener: listener, certificate: digest(certificate.Certificate[0])}
 	p.server = &http.Server{
-		Handler: http.HandlerFunc(p.serve),
-		TLSConfig: &tls.Config{
-			Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"},
-		},
-		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){}, // HTTP/1.1: its bodies are faster
-		ReadHeaderTimeout: slowRequest,
+		Handler:           http.HandlerFunc(p.serve), // HTTP/1.1: its bodies are faster
+		ReadHeaderTimeout: slowRequest,               // with the handshake
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    smallBody,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
-	go func() { _ = p.server.ServeTLS(listener, "", "") }() // until Close
+	config := &tls.Config{
+		Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}, DynamicRecordSizingDisabled: true,
+	}
+	go func() { _ = p.server.Serve(bulkListener{listener, config}) }() // until Close
 	return p, nil
 }
 
@@ -136,9 +135,8 @@ func peerClient(dial dialFunc, token, pin string) *http.Client {
 	}
 	return &http.Client{
 		Transport: peerTransport{token, &http.Transport{
-			DialContext: dial,
-			TLSClientConfig: &tls.Config{
-				MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"},
+			DialTLSContext: dialBulk(dial, &tls.Config{
+				MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}, DynamicRecordSizingDisabled: true,
 				InsecureSkipVerify: true, // the digest decides, not a name
 				VerifyConnection: func(state tls.ConnectionState) error {
 					if !same(digest(state.PeerCertificates[0].Raw), pin) {
@@ -146,9 +144,7 @@ func peerClient(dial dialFunc, token, pin string) *http.Client {
 					}
 					return nil
 				},
-			},
-			TLSNextProto:        map[string]func(string, *tls.Conn) http.RoundTripper{},
-			TLSHandshakeTimeout: peerPatience,
+			}),
 			DisableCompression:  true,
 			MaxIdleConnsPerHost: peerConnections,
 			IdleConnTimeout:     time.Minute,

@@ -219,12 +219,12 @@ func (a *adopted) close() {
 // save that all ranks have sealed is committed although a node is lost: the node that keeps its
 // slots writes them.
 type Replicas struct {
-	To   *replica.Partner // gets the slots of this node; nil: no node does
-	From []int            // ranks of another node, whose slots this node keeps
-	// At has for each node the node that keeps its slots, or -1. Order passes an order to the
+	To   []replica.Partner // get the slots of this node
+	From []int             // ranks of other nodes, whose slots this node keeps
+	// At has for each node the nodes that keep its slots. Order passes an order to the
 	// process of another node, and must not block: that process calls [Group.Adopt]. Only the
 	// coordinating process has them.
-	At    []int
+	At    [][]int
 	Order func(node int, a Adoption)
 }
 
@@ -259,17 +259,31 @@ func (g *Group) replicate(work context.Context, keeper *replica.Keeper) {
 	if keeper != nil {
 		keeper.Keep(g.Number, of.From)
 	}
-	g.saver.replicas = &replicas{Replicas: of, node: g.cfg.Node, keeper: keeper, adopted: map[rankSave]bool{}, held: map[rankSave]heldReplica{}, ordered: map[rankSave]int{}, lost: map[int]bool{}}
-	if of.To != nil {
-		g.sender = replica.NewSender(work, g.Number, *of.To, g.cfg.ReplicaRate, g.replicated, g.log)
+	g.saver.replicas = &replicas{
+		Replicas: of, node: g.cfg.Node, index: g.index, keeper: keeper, adopted: map[rankSave]bool{}, held: map[rankSave]heldReplica{},
+		ordered: map[rankSave]adopter{}, lost: map[int]bool{}, whole: map[rankSave]map[int]bool{},
+	}
+	rate := g.cfg.ReplicaRate
+	if rate > 0 && len(of.To) > 1 {
+		rate = max(1, rate/int64(len(of.To))) // the bound is that of the node
+	}
+	for _, to := range of.To {
+		g.senders = append(g.senders, replica.NewSender(work, g.Number, to, rate, func(ctx context.Context, w replica.Whole) { g.replicated(ctx, to.Index, w) }, g.log))
+	}
+}
+
+// stopSending stops the copies of this node's slots.
+func (g *Group) stopSending() {
+	for _, s := range g.senders {
+		s.Stop()
 	}
 }
 
 // replicated records that another node has all slots that this node's ranks have sealed for a
 // save.
-func (g *Group) replicated(ctx context.Context, w replica.Whole) {
+func (g *Group) replicated(ctx context.Context, node int, w replica.Whole) {
 	err := g.decisions.record(ctx, &events.ReplicaNode{
-		Attempt: g.Number, Checkpoint: w.Checkpoint, Ranks: events.RankRuns(w.Ranks), Node: g.Replicas.To.Index, Bytes: w.Bytes, Seconds: w.Took.Seconds(),
+		Attempt: g.Number, Checkpoint: w.Checkpoint, Ranks: events.RankRuns(w.Ranks), Node: node, Bytes: w.Bytes, Seconds: w.Took.Seconds(),
 	})
 	if err != nil && ctx.Err() == nil {
 		g.log.Warn("replica not recorded", "checkpoint", w.Checkpoint, "error", err)
@@ -283,10 +297,10 @@ func (g *Group) Adopt(a Adoption) { g.saver.feed.put(fed{adopt: &a}) }
 // coordinating process counts this node as lost soon. It reports whether it did.
 func (g *Group) Fence() bool {
 	s := g.saver
-	if s.replicas == nil || s.replicas.To == nil {
+	if s.replicas == nil || len(s.replicas.To) == 0 {
 		return false
 	}
-	g.sender.Stop() // first: the partner gets no slot of a save whose writes end here
+	g.stopSending() // first: the partners get no slot of a save whose writes end here
 	s.fenced.Store(true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -300,16 +314,58 @@ func (g *Group) Fence() bool {
 // replicas is a saver's view of the replicas of an attempt. A nil one has none.
 type replicas struct {
 	*Replicas
-	node   int // this node
+	node   int                 // this node
+	index  func(place int) int // of the node at a place
 	keeper *replica.Keeper
 
 	mu      sync.Mutex
-	adopted map[rankSave]bool        // that this process writes
-	held    map[rankSave]heldReplica // until they are written
-	// Of the coordinating process, only the goroutine of run uses them: which node writes the
-	// parts of lost nodes, and the lost nodes.
-	ordered map[rankSave]int
+	adopted map[rankSave]bool         // that this process writes
+	held    map[rankSave]heldReplica  // until they are written
+	whole   map[rankSave]map[int]bool // indexes of the nodes that have a part of an open save, as the log has them
+	// Of the coordinating process, only the goroutine of run uses them: who writes the parts of lost
+	// nodes, and the lost nodes.
+	ordered map[rankSave]adopter
 	lost    map[int]bool
+}
+
+// adopter is a node that has the order to write a part of a lost node.
+type adopter struct{ by, from int }
+
+// copied notes a copy of a node's slots.
+func (r *replicas) copied(b *events.ReplicaNode) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, rank := range events.RanksIn(b.Ranks) {
+		of := rankSave{b.Checkpoint, rank}
+		if r.whole[of] == nil {
+			r.whole[of] = map[int]bool{}
+		}
+		r.whole[of][b.Node] = true
+	}
+}
+
+// heir returns the node that can write a part of a lost node, or -1. It is a partner that lives; a partner
+// whose copy is in the log comes first. The fact of a copy may be lost with the node.
+func (r *replicas) heir(of rankSave, from int) int {
+	heir := -1
+	if from >= len(r.At) {
+		return heir
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, at := range r.At[from] {
+		switch {
+		case r.lost[at]:
+		case r.whole[of][r.index(at)]:
+			return at
+		case heir < 0:
+			heir = at
+		}
+	}
+	return heir
 }
 
 // writes reports whether this process writes a part of a save from a replica.
@@ -374,6 +430,7 @@ func (r *replicas) letGo(checkpoint string) {
 			delete(r.adopted, of)
 		}
 	}
+	maps.DeleteFunc(r.whole, func(of rankSave, _ map[int]bool) bool { return checkpoint == "" || of.checkpoint == checkpoint })
 }
 
 // loss is the end of a node whose slots were copied.
@@ -420,47 +477,58 @@ func (s *saver) loseNode(ctx context.Context, node int, ranks []int, why error) 
 	return nil
 }
 
-// adoptFrom orders the writes of what a lost node has sealed and not written, and fails its
-// other parts of open saves.
+// adoptFrom orders the writes of what a lost node has sealed and not written, also what it was to write
+// for another lost node, and fails its other parts of open saves.
 func (s *saver) adoptFrom(ctx context.Context, l loss) error {
 	r := s.replicas
 	r.lost[l.node] = true
 	var failed []rankSave
-	orders := map[string]*Adoption{}
-	at := -1
-	if l.node < len(r.At) {
-		at = r.At[l.node]
+	type ordered struct {
+		checkpoint string
+		by         int
+	}
+	orders := map[ordered]*Adoption{}
+	inherit := func(of rankSave, from int, fingerprint checkpoint.Digest) {
+		by := r.heir(of, from)
+		if by < 0 {
+			failed = append(failed, of)
+			return
+		}
+		r.ordered[of] = adopter{by, from}
+		a := orders[ordered{of.checkpoint, by}]
+		if a == nil {
+			a = &Adoption{Checkpoint: of.checkpoint, Why: l.why.Error()}
+			orders[ordered{of.checkpoint, by}] = a
+		}
+		a.Parts = append(a.Parts, AdoptedPart{of.rank, fingerprint})
+	}
+	for of, was := range r.ordered { // that the lost node was to write
+		if fingerprint, sealed := s.coord.Sealed(of.checkpoint, of.rank); was.by == l.node && sealed {
+			inherit(of, was.from, fingerprint)
+		}
 	}
 	for _, of := range s.losing(l.ranks, l.why) {
 		fingerprint, sealed := s.coord.Sealed(of.checkpoint, of.rank)
 		if _, again := r.ordered[of]; again {
 			continue
 		}
-		if !sealed || at < 0 || r.lost[at] || s.whole(of.checkpoint) != nil {
+		if !sealed || s.whole(of.checkpoint) != nil {
 			failed = append(failed, of)
 			continue
 		}
-		r.ordered[of] = at
-		a := orders[of.checkpoint]
-		if a == nil {
-			a = &Adoption{Checkpoint: of.checkpoint, Why: l.why.Error()}
-			orders[of.checkpoint] = a
-		}
-		a.Parts = append(a.Parts, AdoptedPart{of.rank, fingerprint})
-	}
-	for of, node := range r.ordered { // that the lost node was to write
-		if _, sealed := s.coord.Sealed(of.checkpoint, of.rank); node == l.node && sealed {
-			failed = append(failed, of)
-		}
+		inherit(of, l.node, fingerprint)
 	}
 	err := s.fail(ctx, failed)
-	for _, id := range slices.Sorted(maps.Keys(orders)) {
-		a := *orders[id]
+	first := func(a, b ordered) int {
+		return cmp.Or(cmp.Compare(a.checkpoint, b.checkpoint), cmp.Compare(a.by, b.by))
+	}
+	for _, to := range slices.SortedFunc(maps.Keys(orders), first) {
+		a := *orders[to]
 		slices.SortFunc(a.Parts, func(a, b AdoptedPart) int { return cmp.Compare(a.Rank, b.Rank) })
-		if at == r.node {
+		if to.by == r.node {
 			err = errors.Join(err, s.adopt(ctx, a))
 		} else {
-			r.Order(at, a)
+			r.Order(to.by, a)
 		}
 	}
 	return err

@@ -151,7 +151,7 @@ type Config struct {
 	StagingMemory staging.Memory
 	WhenBusy      staging.WhenBusy
 
-	// Replicas is how many other nodes keep a copy of each sealed slot: 0 or 1. A node sends
+	// Replicas is how many other nodes keep a copy of each sealed slot. A node sends
 	// at most ReplicaRate bytes in a second; 0: any number.
 	Replicas    int
 	ReplicaRate int64

@@ -120,6 +120,7 @@ type decisionLog struct {
 	mu    sync.Mutex
 	last  uint64          // sequence of the last decision seen
 	took  string          // ID of the decision by which this process coordinates a living group
+	term  string          // ID of the newest decision by which this process coordinates a group
 	ended map[string]bool // checkpoints that ended, in this process or another
 }
 
@@ -144,6 +145,10 @@ func (l *decisionLog) decide(ctx context.Context, body events.Body) (events.Reco
 		seq, err := l.log.Decide(ctx, d, l.last)
 		if err == nil {
 			l.saw(seq, body)
+			switch body.(type) {
+			case *events.GroupStarted, *events.GroupCoordinator:
+				l.term = d.ID
+			}
 			return events.Recorded{Event: d.Event, Sequence: seq}, nil
 		}
 		if !l.conflict(err) {

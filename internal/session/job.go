@@ -165,6 +165,18 @@ func (j *Job) StartAttempt(ctx context.Context, started *events.GroupStarted) (u
 	return r.Sequence, err
 }
 
+// Term returns the ID of the decision by which this process coordinates its group, for
+// [events.GroupStopped]: another process may coordinate the group when the fact comes into the log. It is
+// empty before the first attempt.
+func (j *Job) Term() string {
+	if j.decisions == nil {
+		return ""
+	}
+	j.decisions.mu.Lock()
+	defer j.decisions.mu.Unlock()
+	return j.decisions.term
+}
+
 // Decide appends a decision about the trial. It returns ErrFenced if a newer
 // attempt has started. Call it only after OpenTrial.
 func (j *Job) Decide(ctx context.Context, body events.Body) error {

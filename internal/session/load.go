@@ -3,11 +3,13 @@ package session
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
@@ -21,10 +23,8 @@ func (j *Job) newLoader(g *Group) *restore.Loader {
 		Coordinator: g.Loads, Local: g.cfg.Local(), Node: g.cfg.Node, Peer: g.PeerAt,
 		Kind: func(err error) problem.Kind { return httpkit.DetailsOf(err).Kind },
 	}
-	if of := g.Replicas; of != nil && of.To != nil && j.keeper != nil {
-		cfg.Fetch = func(ctx context.Context, checkpoint string, ranks []int) {
-			j.keeper.Fetch(ctx, *of.To, checkpoint, ranks)
-		}
+	if of := g.Replicas; of != nil && len(of.To) > 0 && j.keeper != nil {
+		cfg.Fetch = func(ctx context.Context, checkpoint string, ranks []int) { j.fetch(ctx, of.To, checkpoint, ranks) }
 	}
 	if g.PeerClient != nil {
 		cfg.Shares, cfg.PeerClient = j.shares, g.PeerClient
@@ -34,6 +34,18 @@ func (j *Job) newLoader(g *Group) *restore.Loader {
 		cfg.Coordinator = g.meeting.Local(g.cfg.Node)
 	}
 	return restore.New(cfg)
+}
+
+// fetch copies slots of ranks from the first node that has them.
+func (j *Job) fetch(ctx context.Context, from []replica.Partner, checkpoint string, ranks []int) {
+	for _, at := range from {
+		j.keeper.Fetch(ctx, at, checkpoint, ranks)
+		held, release := j.arenas.Hold(checkpoint)
+		release()
+		if ranks = slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return held[rank] != nil }); len(ranks) == 0 {
+			return
+		}
+	}
 }
 
 // Meeting returns where the loads of all nodes meet, or nil unless this is the

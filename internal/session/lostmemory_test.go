@@ -87,7 +87,7 @@ func TestFenceEndsWrites(t *testing.T) {
 	if g.Fence() || s.fenced.Load() {
 		t.Error("a node without a partner ends its writes")
 	}
-	s.replicas = &replicas{Replicas: &Replicas{To: &replica.Partner{}}}
+	s.replicas = &replicas{Replicas: &Replicas{To: []replica.Partner{{}}}}
 	writing := make(chan struct{})
 	s.put = func(ctx context.Context, _ planner.Write) (data.Written, error) {
 		close(writing)

@@ -101,12 +101,14 @@ func (g *Group) listens() {
 }
 
 // onShouldStop answers one rank. The ranks agree because only one of them asks.
-func (s *rankServer) onShouldStop(context.Context, struct{}) (client.StopReply, error) {
+// request is what it is asked to do, as [Orders.Tell] returns it.
+func (s *rankServer) onShouldStop() (reply client.StopReply, request string) {
 	if s.Orders == nil {
-		return client.StopReply{}, nil
+		return reply, ""
 	}
 	s.Orders.Listens()
-	return client.StopReply{Stop: s.Orders.Tell()}, nil
+	request = s.Orders.Tell()
+	return client.StopReply{Stop: asked(request)}, request
 }
 
 // onHoldSignals blocks until the rank must release the signals that it holds

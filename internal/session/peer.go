@@ -66,7 +66,15 @@ func (s *rankServer) meet(mux *http.ServeMux) {
 			})
 		}).ServeHTTP(w, r)
 	})))
-	mux.Handle("POST /v1/should_stop", handle(s, s.onShouldStop))
+	mux.HandleFunc("POST /v1/should_stop", func(w http.ResponseWriter, r *http.Request) {
+		handle(s, func(context.Context, struct{}) (client.StopReply, error) {
+			reply, request := s.onShouldStop()
+			if s.relayed && request != "" {
+				w.Header().Set(RequestHeader, request)
+			}
+			return reply, nil
+		}).ServeHTTP(w, r)
+	})
 	s.serveMessages(mux)
 	mux.Handle("POST /v1/{op}", s.raw(s.onCollective))
 }

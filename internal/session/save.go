@@ -220,9 +220,9 @@ func (s *rankServer) onSeal(_ context.Context, req client.SealRequest) (struct{}
 		sealed.Waited, sealed.Copied = ownSeconds(req.Waited, t.Waited), ownSeconds(req.Copied, t.Copied)
 	}
 	s.outbox.post(req.Checkpoint, sealed)
-	if s.sender != nil {
+	for _, to := range s.senders {
 		if slot := s.slots.Reader(req.Checkpoint, s.rank); slot != nil {
-			s.sender.Send(req.Checkpoint, s.rank, s.saver.joined.ranks(req.Checkpoint), slot)
+			to.Send(req.Checkpoint, s.rank, s.saver.joined.ranks(req.Checkpoint), slot)
 		}
 	}
 	return struct{}{}, nil

@@ -358,6 +358,10 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		for seal := range b.Each() {
 			s.slow.Sealed(seal)
 		}
+	case *events.ReplicaNode:
+		if b.Attempt == s.decisions.attempt && order(s.state(b.Checkpoint, -1).State) < order(client.Committed) {
+			s.replicas.copied(b)
+		}
 	case *events.WriteCompleted:
 		s.uploads.end(b.Checkpoint, b.Rank)
 	case *events.NodeWrite:

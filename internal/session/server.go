@@ -283,7 +283,7 @@ func (s *rankServer) onReport(ctx context.Context, r client.Report) (reply clien
 	if err != nil {
 		return reply, of, problem.Wrap(problem.Conflict, err)
 	}
-	return client.ReportReply{Stop: of.Stop}, of, nil
+	return client.ReportReply{Stop: asked(of.Stop)}, of, nil
 }
 
 func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) {

@@ -112,8 +112,21 @@ type Orders interface {
 	// Listens records that a rank reports, or polls for stop requests.
 	Listens()
 	// Tell returns the current request to the ranks: [client.Stop],
-	// [client.Preempt] or none. The caller passes it on.
+	// [client.Preempt], [Grow] or none. The caller passes it on.
 	Tell() string
+}
+
+// Grow is a request to the ranks to end so that the next group has more nodes. The ranks are asked to
+// save and end as by [client.Preempt]. A coordinator that takes over must tell the two apart: a
+// preemption pauses the trial.
+const Grow = "grow"
+
+// asked returns a request to the ranks in the words of their protocol.
+func asked(request string) string {
+	if request == Grow {
+		return client.Preempt
+	}
+	return request
 }
 
 // Signals tracks the signals that processes of the ranks hold back. It exists so
@@ -177,8 +190,8 @@ type Group struct {
 	names    saveNames
 	aborts   aborts
 	repeats  repeats
-	heard    atomic.Uint64   // sequence of the last event that the coordinating process has forwarded
-	sender   *replica.Sender // of sealed slots; nil: there is no partner
+	heard    atomic.Uint64     // sequence of the last event that the coordinating process has forwarded
+	senders  []*replica.Sender // of sealed slots, one for each partner
 	everyone ranksOnce
 }
 
@@ -250,7 +263,7 @@ func (g *Group) Close() (err error) {
 	if !g.closeLoads() {
 		err = fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", ErrStuck, g.cfg.DrainTimeout)
 	}
-	g.sender.Stop()
+	g.stopSending()
 	g.saver.replicas.letGo("")
 	g.slots.Close()
 	g.aborts.over()

@@ -98,10 +98,14 @@ func (j *Job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 // node remembers it, for a coordinating process that takes over.
 const ReportedHeader = "Ckptstore-Reported"
 
+// RequestHeader is on the answer to a relayed question of a rank whether to end: the request, as
+// [Orders] has it. The process of the rank's node remembers it too.
+const RequestHeader = "Ckptstore-Request"
+
 // Reported is the answer to a report.
 type Reported struct {
-	Iteration int    `json:"iteration"` // 0: the rank only stated that it has returned
-	Stop      string `json:"stop,omitempty"`
+	Iteration int    `json:"iteration"`      // 0: the rank only stated that it has returned
+	Stop      string `json:"stop,omitempty"` // the request, as [Orders] has it
 	Done      bool   `json:"done,omitempty"` // the rank makes no further report
 	Step      int64  `json:"step"`
 }

@@ -32,26 +32,32 @@ type nodesOptions struct {
 func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
 	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
-	f.IntVar(&o.maxNodeFailures, "max-node-failures", 0, "failures in a row of one node's ranks, while those of other nodes do not fail and nothing is committed, after which the node is excluded and a spare takes its place, or the job waits for one; 0 for never")
+	f.IntVar(&o.maxNodeFailures, "max-node-failures", 0, "failures in a row of one node's ranks, while those of other nodes do not fail and nothing is committed, after which the node is excluded and a spare takes its place, or the job waits for one; also losses of one node in a row, less than an hour apart, while no other node is lost; 0 for never")
 	f.BoolVar(&o.preflight, "preflight", false, "before the first group, for up to 10 s, measure the network of all nodes and have each examine its devices, shared memory, disk and clock; exclude a bad node if a spare is there; with --max-node-failures 0, only warn")
 	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3 (one may be lost)")
 	f.BoolVar(&o.broadcast, "broadcast", true, "in a load over several nodes, read from the store once what several nodes want, and pass it on between them")
 	f.StringVar(&o.logReplicaDir, "log-replica-dir", "", "with --log-replicas 3: directory of this node's copy (default: STORE/log.INDEX)")
 	f.BoolVar(&o.coordinatorOnly, "coordinator-only", false, "this node coordinates the job and has no workers; --nnodes counts it. With --log-replicas 3, the group survives its loss: another node coordinates it")
-	f.IntVar(&o.replicas, "replicas", 0, "how many other nodes keep a copy of each sealed slot in memory, 0 or 1: a save that all ranks have sealed survives the loss of a node")
+	f.IntVar(&o.replicas, "replicas", 0, "how many other nodes keep a copy of each sealed slot in memory, 0 to 3: a save that all ranks have sealed survives the loss of so many nodes")
 	f.StringVar(&o.replicaRate, "replica-rate", "256MiB", "most bytes that a node sends to its replica in a second, such as 1GiB; 0 for any number")
 	f.StringVar(&o.domain, "domain", "", "failure domain of this node, such as its rack: replicas are kept in another one")
 	f.DurationVar(&o.lastCall, "last-call", 30*time.Second, "with MIN:MAX, how long to wait for more nodes than MIN")
 	f.DurationVar(&o.growInterval, "grow-interval", 5*time.Minute, "with MIN:MAX, how long a group trains before its workers are asked to save and end for nodes that have joined; it must have committed a checkpoint. 0 for never: such nodes are spares")
 }
 
+// maxReplicas bounds --replicas: each copy costs as much memory and network as the first.
+const maxReplicas = 3
+
 // replication sets how the job replicates slots.
 func (o *nodesOptions) replication(cfg *launch.Config, n placement) error {
-	if o.replicas == 1 && n.max == 1 {
-		return fmt.Errorf("%w: --replicas 1: a job on one node has no other node for the copies; give --nnodes too, or leave it out", launch.ErrConfig)
+	if o.replicas < 0 || o.replicas > maxReplicas {
+		return fmt.Errorf("%w: --replicas %d: give 0 to %d", launch.ErrConfig, o.replicas, maxReplicas)
 	}
-	if o.replicas < 0 || o.replicas > 1 {
-		return fmt.Errorf("%w: --replicas %d: give 0 or 1; more copies are not supported", launch.ErrConfig, o.replicas)
+	if o.replicas > 0 && n.max == 1 {
+		return fmt.Errorf("%w: --replicas %d: a job on one node has no other node for the copies; give --nnodes too, or leave it out", launch.ErrConfig, o.replicas)
+	}
+	if o.replicas >= n.max && n.max > 1 {
+		return fmt.Errorf("%w: --replicas %d: the job has at most %d nodes, and each copy is on another node; give --nnodes %d or more", launch.ErrConfig, o.replicas, n.max, o.replicas+1)
 	}
 	if len(o.domain) > maxDomain {
 		return fmt.Errorf("%w: --domain has %d bytes: give at most %d", launch.ErrConfig, len(o.domain), maxDomain)

@@ -285,14 +285,19 @@ func (b beginRequest) older(than beginRequest) bool {
 
 // allocate takes memory for a slot, if the bound on the memory of slots and replicas allows it.
 func (k *Keeper) allocate(ctx context.Context, in beginRequest) (*staging.Replica, error) {
+	if err := k.fits(in); err != nil {
+		return nil, err
+	}
+	return k.arenas.NewReplica(ctx, in.Rank, in.Size)
+}
+
+// fits returns an error unless the bound on the memory of slots and replicas allows a slot.
+func (k *Keeper) fits(in beginRequest) error {
 	most, used, err := k.arenas.Room(k.memory)
 	if err == nil && used+in.Size > most {
 		err = problem.Errorf(problem.NoSpace, "%d bytes of slots and replicas, and %d more for rank %d, exceed %d bytes; raise --staging-memory, or leave --replicas out", used, in.Size, in.Rank, most)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return k.arenas.NewReplica(ctx, in.Rank, in.Size)
+	return err
 }
 
 // find returns the arrival that a request concerns, or an error.
@@ -396,7 +401,7 @@ func (k *Keeper) whole(a *arrival) error {
 		return problem.Wrap(problem.Damage, fmt.Errorf("the slot of rank %d for %s: %w", a.Rank, a.Checkpoint, err))
 	}
 	a.over = true
-	a.replica.Offer()
+	a.replica.Offer(nil)
 	of.next, of.former, of.whole = nil, of.whole, &copied{a.beginRequest, a.id, a.replica}
 	delete(k.arrive, a.id)
 	k.log.Debug("replica kept", "rank", a.Rank, "checkpoint", a.Checkpoint)

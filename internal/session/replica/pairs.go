@@ -5,18 +5,17 @@ import (
 	"slices"
 )
 
-// Partners returns, for each node, the node to which it sends its slots, or -1. Nodes form
-// pairs, and one triple if their number is odd: the loss of two random nodes then loses both
-// copies with a probability of about 1/(n-1), where a ring has twice as much. domains has the
-// failure domain of each node; nodes of different domains are paired as far as possible, and
-// an empty name is a domain of its own. takes reports which nodes keep replicas; the others
-// have no partner.
-func Partners(domains []string, takes []bool) []int {
-	partner := make([]int, len(domains))
+// Partners returns, for each node, the nodes to which it sends its slots, k of them or as many as there
+// are. Nodes form groups of k+1, some larger, in which each sends to the next k: with k = 1, pairs, and
+// one triple if their number is odd. The loss of k+1 random nodes then loses all copies with the least
+// probability; that of two nodes of pairs with about 1/(n-1), where a ring has twice as much. domains has
+// the failure domain of each node; groups have nodes of different domains as far as possible, and an empty
+// name is a domain of its own. takes reports which nodes keep replicas; the others have no partner.
+func Partners(domains []string, takes []bool, k int) [][]int {
+	partners := make([][]int, len(domains))
 	groups := map[string][]int{}
 	var alone int
 	for node, domain := range domains {
-		partner[node] = -1
 		if !takes[node] {
 			continue
 		}
@@ -27,22 +26,25 @@ func Partners(domains []string, takes []bool) []int {
 		groups[domain] = append(groups[domain], node)
 	}
 	ordered := byDomain(groups)
-	n := len(ordered)
-	if n < 2 {
-		return partner
+	if len(ordered) < 2 {
+		return partners
 	}
-	// In an order by domain, nodes that are half of the list apart share a domain only if it
-	// has more than half of all nodes.
-	half := n / 2
-	for i := range half {
-		a, b := ordered[i], ordered[i+half]
-		partner[a], partner[b] = b, a
+	k = min(k, len(ordered)-1)
+	// In an order by domain, nodes that are a whole number of steps apart share a domain only if it has
+	// more nodes than a step.
+	step := len(ordered) / (k + 1)
+	for first := range step {
+		var group []int
+		for at := first; at < len(ordered); at += step {
+			group = append(group, ordered[at])
+		}
+		for i, node := range group {
+			for next := range k {
+				partners[node] = append(partners[node], group[(i+1+next)%len(group)])
+			}
+		}
 	}
-	if n%2 == 1 { // the last node joins the pair of the first
-		a, b, c := ordered[0], ordered[half], ordered[n-1]
-		partner[a], partner[b], partner[c] = b, c, a
-	}
-	return partner
+	return partners
 }
 
 // byDomain lists the nodes domain by domain, the largest domain first.

@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -17,11 +17,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/problem"
@@ -298,26 +300,32 @@ func TestAllocationHasNoReadDeadline(t *testing.T) {
 	}
 }
 
-// slowPartner answers each block after a while.
+// slowPartner answers each block after a while that one request may take.
 type slowPartner struct {
-	size   int64
-	blocks int
+	slot   []byte
+	blocks atomic.Int64
 }
 
 // RoundTrip implements [http.RoundTripper].
 func (s *slowPartner) RoundTrip(r *http.Request) (*http.Response, error) {
 	w := httptest.NewRecorder()
 	if strings.HasSuffix(r.URL.Path, "/find") {
-		return w.Result(), httpkit.Reply(w, findAnswer{Attempt: 1, Size: s.size})
+		err := httpkit.Reply(w, findAnswer{Attempt: 1, Size: int64(len(s.slot))})
+		return w.Result(), err
+	}
+	var of findRequest
+	if err := json.NewDecoder(r.Body).Decode(&of); err != nil {
+		return nil, err
 	}
 	select {
-	case <-time.After(blockTimeout / 2):
+	case <-time.After(blockTimeout * 9 / 10):
 	case <-r.Context().Done():
 		return nil, r.Context().Err()
 	}
-	s.blocks++
-	block := make([]byte, staging.ReplicaBlock)
-	w.Header().Set(sumHeader, fmt.Sprintf("%08x", crc32.Checksum(block, castagnoli)))
+	s.blocks.Add(1)
+	block := s.slot[of.Block*staging.ReplicaBlock:]
+	block = block[:min(len(block), staging.ReplicaBlock)]
+	w.Header().Set(sumHeader, fmt.Sprintf("%08x", crc32c.Checksum(block)))
 	_, err := w.Write(block)
 	return w.Result(), err
 }
@@ -325,13 +333,18 @@ func (s *slowPartner) RoundTrip(r *http.Request) (*http.Response, error) {
 // A fetch ends if its blocks come too slowly, although each of them comes in time.
 func TestSlowFetch(t *testing.T) {
 	n := newNode(t, 1)
+	reader := n.take("step-1.a1", content(1))()
+	slot := make([]byte, 10*staging.ReplicaBlock) // longer than its data: that is allowed
+	if _, err := reader.ReadAt(slot[:reader.Size()], 0); err != nil {
+		t.Fatal(err)
+	}
 	synctest.Test(t, func(t *testing.T) {
-		k := NewKeeper(n.arenas, memory, slog.New(slog.DiscardHandler))
-		slow := &slowPartner{size: 10 * staging.ReplicaBlock}
+		k := NewKeeper(newNode(t, 1).arenas, memory, slog.New(slog.DiscardHandler))
+		slow := &slowPartner{slot: slot}
 		began := time.Now()
 		slots, _ := k.Fetch(t.Context(), Partner{Node: "node 1", URL: "http://replica", Client: &http.Client{Transport: slow}}, "step-1.a1", []int{0, 1})
-		if took := time.Since(began); slots != 0 || took > fetchGrace+time.Second || slow.blocks > 2 {
-			t.Errorf("%d slots and %d blocks in %v", slots, slow.blocks, took)
+		if took := time.Since(began); slots != 0 || took < fetchGrace || took > fetchGrace+time.Second || slow.blocks.Load() != requests {
+			t.Errorf("%d slots and %d blocks in %v", slots, slow.blocks.Load(), took)
 		}
 	})
 }
@@ -436,8 +449,13 @@ func TestReplicaIsTruncated(t *testing.T) {
 	}
 	defer release()
 	block := make([]byte, staging.ReplicaBlock)
-	_, _, read := r.Block(0, make([]byte, staging.ReplicaBlock))
-	for of, err := range map[string]error{"read": read, "verify": r.Verify(), "put": r.Put(0, block, crc32.Checksum(block, castagnoli)), "whole": r.Whole(r.Part)} {
+	sum, buf := crc32c.Checksum(block), make([]byte, piece)
+	arrived := func(context.Context, int64) error { return nil }
+	_, digests := r.Digests(t.Context(), arrived)
+	for of, err := range map[string]error{
+		"read": r.Send(0, io.Discard, buf), "verify": r.Verify(), "put": r.Put(0, block, sum), "digests": digests, "whole": r.Whole(r.Part),
+		"receive": r.Receive(0, bytes.NewReader(block), buf, sum), // last: the block is missing afterwards
+	} {
 		if !errors.Is(err, object.ErrUnreadable) {
 			t.Errorf("%s: error %v, want that the file cannot be read", of, err)
 		}
@@ -625,4 +643,78 @@ func TestKeeperOfAnotherAttempt(t *testing.T) {
 	if _, err := p.keeper.begin(context.Background(), beginRequest{Attempt: 2, Checkpoint: "x", Size: 4096}); len(problem.Kinds(err)) == 0 || problem.Kinds(err)[0] != problem.Gone {
 		t.Errorf("after the end: %v", err)
 	}
+}
+
+// fetches fetches the replica of a save into another node's memory, and returns that.
+func (p *pair) fetches(id string, client *http.Client) (at *node, slots int) {
+	p.t.Helper()
+	at = newNode(p.t, 1)
+	k := NewKeeper(at.arenas, memory, slog.New(slog.DiscardHandler))
+	p.t.Cleanup(k.Close)
+	slots, _ = k.Fetch(p.t.Context(), Partner{Node: "node 1", URL: p.server.URL, Client: client}, id, []int{0})
+	return at, slots
+}
+
+// A fetched slot has the bytes of the save, and digests that were computed from these bytes while they
+// came, so that a restore need not compute them.
+func TestFetchedWithDigests(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	data := content(1)
+	if err := p.sends(p.sender(), "step-1.a1", p.take("step-1.a1", data)()); err != nil {
+		t.Fatal(err)
+	}
+	at, slots := p.fetches("step-1.a1", p.server.Client())
+	held, release := at.arenas.Hold("step-1.a1")
+	defer release()
+	got, digest := held.Chunk(0, item)
+	if slots != 1 || !bytes.Equal(got, data) || digest != checkpoint.Sum(data) {
+		t.Errorf("%d slots, %d bytes with the digest %s, want %s", slots, len(got), digest, checkpoint.Sum(data))
+	}
+}
+
+// A block that is changed on its way, or is cut, makes the whole slot useless: nothing of it is offered.
+func TestFetchOfChangedBlock(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(block []byte) []byte{
+		"flipped": func(block []byte) []byte { block[len(block)-1] ^= 1; return block },
+		"cut":     func(block []byte) []byte { return block[:len(block)-1] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPair(t)
+			if err := p.sends(p.sender(), "step-1.a1", p.take("step-1.a1", content(1))()); err != nil {
+				t.Fatal(err)
+			}
+			at, slots := p.fetches("step-1.a1", &http.Client{Transport: changed{change}})
+			held, release := at.arenas.Hold("step-1.a1")
+			defer release()
+			if slots != 0 || len(held) != 0 {
+				t.Errorf("%d slots are fetched, and %d offered", slots, len(held))
+			}
+		})
+	}
+}
+
+// changed changes one block of a replica on its way.
+type changed struct{ change func([]byte) []byte }
+
+// RoundTrip implements [http.RoundTripper].
+func (c changed) RoundTrip(r *http.Request) (*http.Response, error) {
+	asked, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	again := r.Clone(r.Context())
+	again.Body, again.ContentLength = io.NopCloser(bytes.NewReader(asked)), int64(len(asked))
+	reply, err := http.DefaultTransport.RoundTrip(again)
+	if err != nil || !strings.HasSuffix(r.URL.Path, "/read") || !bytes.Contains(asked, []byte(`"block":1`)) {
+		return reply, err
+	}
+	body, err := io.ReadAll(reply.Body)
+	if err := errors.Join(err, reply.Body.Close()); err != nil {
+		return nil, err
+	}
+	reply.Body = io.NopCloser(bytes.NewReader(c.change(body)))
+	return reply, nil
 }

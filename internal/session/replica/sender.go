@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"log/slog"
 	"net/http"
@@ -14,11 +13,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // Partner is the node to which a sender sends.
 type Partner struct {
@@ -266,7 +264,7 @@ func (s *Sender) send(ctx context.Context, of sealedSlot, buf []byte) error {
 		if _, err := of.slot.ReadAt(block, at); err != nil {
 			return err
 		}
-		sum := fmt.Sprintf("%08x", crc32.Checksum(block, castagnoli))
+		sum := fmt.Sprintf("%08x", crc32c.Checksum(block))
 		if err := s.request(ctx, fmt.Sprintf("%d/blocks/%d", begun.ID, n), block, sum, &nothing{}); err != nil {
 			return fmt.Errorf("block %d: %w", n, err)
 		}

@@ -94,6 +94,9 @@ func TouchAhead(ctx context.Context, file *os.File, data []byte, from int) error
 	return <-done
 }
 
+// TouchPart is [Touch] for a part of a mapped file, which begins at from, in the caller's thread.
+func TouchPart(file *os.File, part []byte, from int) error { return populate(file, part, from) }
+
 // populate makes the kernel allocate part, which begins at from in a mapped file.
 func populate(file *os.File, part []byte, from int) error {
 	err := unix.Madvise(part, unix.MADV_POPULATE_WRITE)

@@ -137,15 +137,34 @@ func (a *Arenas) takeAhead(ctx context.Context, rank int, use string, size int64
 }
 
 func (a *Arenas) make(ctx context.Context, rank int, use string, size int64, ahead bool) (*Arena, error) {
+	return a.makeBy(rank, use, size, ahead, func(f *Arena) error { return f.grow(ctx, size, ahead) })
+}
+
+// makeBy is make with a way to grow the arena.
+func (a *Arenas) makeBy(rank int, use string, size int64, ahead bool, grow func(*Arena) error) (*Arena, error) {
 	f, err := a.name(rank, use, size, ahead)
 	if err != nil {
 		return nil, fmt.Errorf("open shared memory: %w", err)
 	}
 	defer a.taking.Done()
-	if err := f.grow(ctx, size, ahead); err != nil {
+	if err := grow(f); err != nil {
 		return nil, errors.Join(err, a.Drop(f))
 	}
 	return f, nil
+}
+
+// takeBare is [Arenas.Take] for a caller that touches the memory from bare on itself, before it writes
+// there: see [shm.TouchPart].
+func (a *Arenas) takeBare(rank int, use string, size int64) (f *Arena, bare int, err error) {
+	extend := func(f *Arena) (err error) {
+		bare, err = f.extend(size)
+		return err
+	}
+	f, err = a.makeBy(rank, use, size, false, extend)
+	if errors.Is(err, unix.ENOSPC) && a.spare(0) {
+		f, err = a.makeBy(rank, use, size, false, extend)
+	}
+	return f, bare, err
 }
 
 // name opens an arena under a new name: a returned one, or a new one. The caller
@@ -300,42 +319,53 @@ func Place(sizes []int64) (offsets []int64, size int64) {
 // memory is an error here but would be a SIGBUS in the middle of a copy. Ahead of
 // its use, grow works at low priority.
 func (f *Arena) grow(ctx context.Context, size int64, ahead bool) error {
-	size = (size + arenaPage - 1) / arenaPage * arenaPage
-	if size <= int64(len(f.data)) {
-		return nil
+	old, err := f.extend(size)
+	if err != nil || old == len(f.data) {
+		return err
 	}
-	reserve := func(err error) error {
-		return fmt.Errorf("reserve %d bytes in %s: %w: make room in shared memory", size, f.path, err)
-	}
-	room, err := f.room(f.file)
-	if err != nil {
-		return reserve(err)
-	}
-	if size-int64(len(f.data)) > room {
-		return reserve(unix.ENOSPC)
-	}
-	old := len(f.data)
-	if f.data != nil {
-		if err := unix.Munmap(f.data); err != nil {
-			return fmt.Errorf("unmap %s: %w", f.path, err)
-		}
-		f.data = nil
-	}
-	if err := f.file.Truncate(size); err != nil {
-		return reserve(err)
-	}
-	data, err := unix.Mmap(int(f.file.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("map %s: %w", f.path, err)
-	}
-	f.data = data
-	f.size.Store(size)
 	touch := shm.Touch
 	if ahead {
 		touch = shm.TouchAhead
 	}
 	if err := touch(ctx, f.file, f.data, old); err != nil {
-		return reserve(err)
+		return f.unreserved(size, err)
 	}
 	return nil
+}
+
+// unreserved returns the error of an arena that cannot have so many bytes.
+func (f *Arena) unreserved(size int64, err error) error {
+	return fmt.Errorf("reserve %d bytes in %s: %w: make room in shared memory", size, f.path, err)
+}
+
+// extend maps at least size bytes of an arena. The memory from old on is not touched yet.
+func (f *Arena) extend(size int64) (old int, err error) {
+	old = len(f.data)
+	size = (size + arenaPage - 1) / arenaPage * arenaPage
+	if size <= int64(old) {
+		return old, nil
+	}
+	room, err := f.room(f.file)
+	if err != nil {
+		return old, f.unreserved(size, err)
+	}
+	if size-int64(old) > room {
+		return old, f.unreserved(size, unix.ENOSPC)
+	}
+	if f.data != nil {
+		if err := unix.Munmap(f.data); err != nil {
+			return old, fmt.Errorf("unmap %s: %w", f.path, err)
+		}
+		f.data = nil
+	}
+	if err := f.file.Truncate(size); err != nil {
+		return old, f.unreserved(size, err)
+	}
+	data, err := unix.Mmap(int(f.file.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return old, fmt.Errorf("map %s: %w", f.path, err)
+	}
+	f.data = data
+	f.size.Store(size)
+	return old, nil
 }

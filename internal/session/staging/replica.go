@@ -2,13 +2,19 @@ package staging
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
+	"io"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/object"
+	"github.com/ckptstore/ckptstore/internal/session/shm"
 )
 
 // replicaUse is the use of an arena as the copy of a slot of another node. The next owner of
@@ -28,6 +34,7 @@ type Replica struct {
 	arenas *Arenas
 	arena  *Arena
 	size   int64
+	bare   int64    // where memory begins that may not be touched yet
 	sums   []uint32 // CRC-32C of each block that was received
 	have   []bool
 }
@@ -41,9 +48,42 @@ func (a *Arenas) NewReplica(ctx context.Context, rank int, size int64) (*Replica
 	if err != nil {
 		return nil, err
 	}
-	r := &Replica{arenas: a, arena: f}
+	r := &Replica{arenas: a, arena: f, bare: size}
 	r.begin(size)
 	return r, nil
+}
+
+// NewBareReplica is [Arenas.NewReplica] for a caller that calls [Replica.Touch] for each block before it
+// stores it: while one block is on its way, the memory of another one is allocated.
+func (a *Arenas) NewBareReplica(rank int, size int64) (*Replica, error) {
+	if size < slotFixed {
+		return nil, fmt.Errorf("%w: %d bytes", errNoSlot, size)
+	}
+	f, bare, err := a.takeBare(rank, replicaUse, size)
+	if err != nil {
+		return nil, err
+	}
+	r := &Replica{arenas: a, arena: f, bare: int64(bare)}
+	if err := r.Touch(0); err != nil {
+		return nil, errors.Join(err, r.Drop())
+	}
+	r.begin(size)
+	return r, nil
+}
+
+// Touch has the kernel allocate the memory of a block. If shared memory is full it returns ENOSPC, where
+// a copy to the memory would fault. It may be called concurrently for different blocks.
+func (r *Replica) Touch(n int) error {
+	from := max(int64(n)*ReplicaBlock, r.bare)
+	to := min(int64(n+1)*ReplicaBlock, int64(len(r.arena.data)))
+	if from >= to {
+		return nil
+	}
+	from -= from % arenaPage
+	if err := shm.TouchPart(r.arena.file, r.arena.data[from:to], int(from)); err != nil {
+		return r.arena.unreserved(r.size, err)
+	}
+	return nil
 }
 
 // Reset makes the memory of a replica available for another slot of size bytes. It reports false
@@ -78,7 +118,7 @@ func (r *Replica) Put(n int, block []byte, sum uint32) error {
 	if want := r.BlockSize(n); int64(len(block)) != want || want == 0 {
 		return fmt.Errorf("block %d has %d bytes, want %d", n, len(block), want)
 	}
-	if got := crc32.Checksum(block, castagnoli); got != sum {
+	if got := crc32c.Checksum(block); got != sum {
 		return fmt.Errorf("block %d has the CRC-32C %08x, want %08x", n, got, sum)
 	}
 	if !object.Readable(func() { copy(r.arena.data[int64(n)*ReplicaBlock:], block) }) {
@@ -86,6 +126,77 @@ func (r *Replica) Put(n int, block []byte, sum uint32) error {
 	}
 	r.sums[n], r.have[n] = sum, true
 	return nil
+}
+
+// Receive is [Replica.Put] for a block that is being read. It stores pieces of the size of buf while they
+// are in the cache. A block with another checksum is missing afterwards.
+func (r *Replica) Receive(n int, from io.Reader, buf []byte, sum uint32) error {
+	left := r.BlockSize(n)
+	if left == 0 {
+		return fmt.Errorf("there is no block %d", n)
+	}
+	r.have[n] = false
+	got, to := uint32(0), r.arena.data[int64(n)*ReplicaBlock:][:left]
+	for len(to) > 0 {
+		piece := buf[:min(len(buf), len(to))]
+		if _, err := io.ReadFull(from, piece); err != nil {
+			return err
+		}
+		got = crc32c.Update(got, piece)
+		if !object.Readable(func() { copy(to, piece) }) {
+			return object.ErrUnreadable
+		}
+		to = to[len(piece):]
+	}
+	if got != sum {
+		return fmt.Errorf("block %d has the CRC-32C %08x, want %08x", n, got, sum)
+	}
+	r.sums[n], r.have[n] = sum, true
+	return nil
+}
+
+// Digests computes the digests of the items in the order of the plan, while blocks are received:
+// arrived waits until the first bytes of the replica have all been.
+func (r *Replica) Digests(ctx context.Context, arrived func(ctx context.Context, bytes int64) error) ([]checkpoint.Digest, error) {
+	if err := arrived(ctx, slotFixed); err != nil {
+		return nil, err
+	}
+	read := func(use func()) error {
+		if !object.Readable(use) {
+			return object.ErrUnreadable
+		}
+		return nil
+	}
+	var head int64
+	if err := read(func() { head = int64(binary.LittleEndian.Uint64(r.arena.data[32:])) }); err != nil {
+		return nil, err
+	}
+	if head < slotFixed || head > r.size {
+		return nil, fmt.Errorf("%w: its data begins at %d of %d bytes", errNoSlot, head, r.size)
+	}
+	if err := arrived(ctx, head); err != nil {
+		return nil, err
+	}
+	var h Header
+	var bad error
+	if err := read(func() { h, _, bad = readHeader(r.arena.data[:r.size]) }); err != nil {
+		return nil, err
+	}
+	if bad != nil {
+		return nil, bad
+	}
+	out := make([]checkpoint.Digest, len(h.Spans))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for i, at := range h.Spans {
+		if err := arrived(ctx, at.Offset+at.Size); err != nil {
+			return nil, errors.Join(err, g.Wait())
+		}
+		g.Go(func() error {
+			return read(func() { out[i] = checkpoint.Sum(r.arena.data[at.Offset:][:at.Size]) })
+		})
+	}
+	return out, g.Wait()
 }
 
 // Missing returns the first block that was not received, or -1.
@@ -146,7 +257,7 @@ func (r *Replica) Verify() (err error) {
 func (r *Replica) verify() error {
 	for n, sum := range r.sums {
 		at := int64(n) * ReplicaBlock
-		if got := crc32.Checksum(r.arena.data[at:at+r.BlockSize(n)], castagnoli); got != sum {
+		if got := crc32c.Checksum(r.arena.data[at : at+r.BlockSize(n)]); got != sum {
 			return fmt.Errorf("block %d of %s has the CRC-32C %08x, it arrived with %08x", n, r.arena.path, got, sum)
 		}
 	}
@@ -170,20 +281,32 @@ func (r *Replica) Hold() (release func()) {
 }
 
 // Offer makes a whole replica a source of restores: see [Arenas.Hold]. Its digests are not
-// those of its sender, but computed from its bytes.
-func (r *Replica) Offer() {
-	r.arenas.keep(r.arena, keptOf(r.Checkpoint, r.Rank, r.Local.Items, r.Spans, nil))
+// those of its sender, but computed from its bytes: these, by [Replica.Digests], or by the restore if
+// they are nil.
+func (r *Replica) Offer(digests []checkpoint.Digest) {
+	if len(digests) != len(r.Spans) {
+		digests = nil
+	}
+	r.arenas.keep(r.arena, keptOf(r.Checkpoint, r.Rank, r.Local.Items, r.Spans, digests))
 }
 
-// Block returns a copy of the bytes of a block in buf, which has room for it, and the checksum of
-// their arrival. The caller holds the replica.
-func (r *Replica) Block(n int, buf []byte) (block []byte, sum uint32, err error) {
-	at := int64(n) * ReplicaBlock
-	block = buf[:r.BlockSize(n)]
-	if !object.Readable(func() { copy(block, r.arena.data[at:]) }) {
-		return nil, 0, object.ErrUnreadable
+// Sum returns the checksum of a block on its arrival. The caller holds the replica.
+func (r *Replica) Sum(n int) uint32 { return r.sums[n] }
+
+// Send writes a block, in pieces of the size of buf. The caller holds the replica.
+func (r *Replica) Send(n int, to io.Writer, buf []byte) error {
+	block := r.arena.data[int64(n)*ReplicaBlock:][:r.BlockSize(n)]
+	for len(block) > 0 {
+		piece := buf[:min(len(buf), len(block))]
+		if !object.Readable(func() { copy(piece, block) }) {
+			return object.ErrUnreadable
+		}
+		if _, err := to.Write(piece); err != nil {
+			return err
+		}
+		block = block[len(piece):]
 	}
-	return block, r.sums[n], nil
+	return nil
 }
 
 // Size returns the size of the slot in bytes.

@@ -1,0 +1,58 @@
+package projections
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The stop of a group by a coordinator that another has replaced changes nothing: the group lives, and
+// ends when its coordinator records it. So it is whatever the versions that wrote the facts.
+func TestStopOfReplacedCoordinator(t *testing.T) {
+	t.Parallel()
+	const (
+		first  = `s group.started {"attempt":1,"job":"J","world_size":1,"ranks":[{"rank":0,"node":1,"local_rank":0}],"backend":"none"}` // e2
+		second = `s group.coordinator {"attempt":1,"job":"J","node":1,"host":"b","reason":"silent"}`                                    // e3
+		third  = `s group.coordinator {"attempt":1,"job":"J","node":0,"host":"a","reason":"silent"}`                                    // e4
+	)
+	for name, c := range map[string]struct {
+		log  []string
+		want string // reason of the attempt's stop; empty: it has not stopped
+	}{
+		"one coordinator":                {[]string{first, `n0 group.stopped {"attempt":1,"reason":"done","term":"e2"}`}, "done"},
+		"one coordinator, old version":   {[]string{first, `n0 group.stopped {"attempt":1,"reason":"done"}`}, "done"},
+		"the first of two":               {[]string{first, second, `n0 group.stopped {"attempt":1,"reason":"late","term":"e2"}`}, ""},
+		"the first of two, old version":  {[]string{first, second, `n0 group.stopped {"attempt":1,"reason":"late"}`}, ""},
+		"the second":                     {[]string{first, second, `n1 group.stopped {"attempt":1,"reason":"done","term":"e3"}`}, "done"},
+		"the second, old version":        {[]string{first, second, `n1 group.stopped {"attempt":1,"reason":"done"}`}, "done"},
+		"both":                           {[]string{first, second, `n0 group.stopped {"attempt":1,"reason":"late","term":"e2"}`, `n1 group.stopped {"attempt":1,"reason":"done","term":"e3"}`}, "done"},
+		"the first before the second":    {[]string{first, `n0 group.stopped {"attempt":1,"reason":"done","term":"e2"}`, second}, "done"},
+		"a node that coordinates again":  {[]string{first, second, third, `n0 group.stopped {"attempt":1,"reason":"late","term":"e2"}`}, ""},
+		"the third":                      {[]string{first, second, third, `n0 group.stopped {"attempt":1,"reason":"done","term":"e4"}`}, "done"},
+		"the next group has its own":     {[]string{first, second, strings.Replace(first, `"attempt":1`, `"attempt":2`, 1), `n1 group.stopped {"attempt":2,"reason":"done","term":"e4"}`}, ""},
+		"a group started just before it": {[]string{first, strings.Replace(first, `"attempt":1`, `"attempt":2`, 1), second, `n0 group.stopped {"attempt":2,"reason":"late","term":"e3"}`}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			for _, line := range append([]string{`s trial.created {}`}, c.log...) {
+				if err := s.add(line); err != nil {
+					t.Fatal(err)
+				}
+			}
+			attempts, err := Attempts(s.rows, s.run, s.trial)
+			if err != nil {
+				t.Fatal(err)
+			}
+			i := slices.IndexFunc(attempts, func(a Attempt) bool { return a.Attempt == 1 })
+			if a := attempts[i]; a.Reason != c.want || a.StoppedAt.IsZero() != (c.want == "") {
+				t.Errorf("stopped at %v: %q, want %q", a.StoppedAt, a.Reason, c.want)
+			}
+			if i = slices.IndexFunc(attempts, func(a Attempt) bool { return a.Attempt == 2 }); i >= 0 {
+				if a, ends := attempts[i], strings.HasPrefix(name, "the next"); a.StoppedAt.IsZero() == ends {
+					t.Errorf("attempt 2 stopped at %v", a.StoppedAt)
+				}
+			}
+		})
+	}
+}
