@@ -81,7 +81,7 @@ class _Kept(_ray_pointers.Kept):
         return known
 
     def _sweep(self, known: set[str]) -> None:
-        """Keep all pointers: Tune gives the number of one that a killed upload has left again."""
+        """Keep all pointers: Tune gives the number of a pointer that a killed upload has left again."""
 
 
 _kept: _Kept | None = None

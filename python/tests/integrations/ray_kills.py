@@ -2,7 +2,7 @@
 
     ray_kills.py [CASE…]      rank, raylet, host, preempted; all by default
 
-Each training ends with the weights of one that nothing happened to. At each point, Ray's
+Each training ends with the weights of a training to which nothing happened. At each point, Ray's
 pointers are those of committed checkpoints, and tags are those of pointers. The head of the
 cluster is a third host, with Ray's controller and the driver. The hosts are namespaces of
 this machine: see hosts.py. Needs 3 GB of memory.
