@@ -70,13 +70,14 @@ d=github.com/coredns/coredns
 main coredns $d $coredns "\"$d/coremain\" _\"$d/plugin/bind\" _\"$d/plugin/cache\" _\"$d/plugin/errors\" _\"$d/plugin/kubernetes\"" 'coremain.Run()' \
 	"k8s.io/api@$staging k8s.io/apimachinery@$staging k8s.io/client-go@$staging" # they are compiled already
 
-# With the versions of its own go.mod.
-if absent jobset; then
-	GOFLAGS="" GOBIN=$out/bin go install -trimpath -ldflags "-s -w -X sigs.k8s.io/jobset/pkg/version.GitVersion=$jobset" "sigs.k8s.io/jobset@$jobset"
-fi
-if [ ! -f "$out/jobset.yaml" ]; then
-	module=$(cd "$out/src" && go list -m -f '{{.Dir}}' "sigs.k8s.io/jobset@$jobset")
-	"$out/bin/kubectl" kustomize "$module/config/default" >"$out/jobset.yaml.part"
+# A go.mod of one requirement has the versions of JobSet's own. `go install` would ask the
+# proxy for a list of versions too, which not every proxy has.
+if absent jobset || [ ! -f "$out/jobset.yaml" ]; then
+	dir=$out/src/jobset
+	mkdir -p "$dir"
+	printf 'module local/jobset\n\ngo 1.26.0\n\nrequire sigs.k8s.io/jobset %s\n' $jobset >"$dir/go.mod"
+	go -C "$dir" build -trimpath -ldflags "-s -w -X sigs.k8s.io/jobset/pkg/version.GitVersion=$jobset" -o "$out/bin/" sigs.k8s.io/jobset
+	"$out/bin/kubectl" kustomize "$(go -C "$dir" list -m -f '{{.Dir}}' sigs.k8s.io/jobset)/config/default" >"$out/jobset.yaml.part"
 	mv "$out/jobset.yaml.part" "$out/jobset.yaml"
 fi
 
