@@ -85,7 +85,8 @@ class Torch:
             step = wrong[0]
             raise Wrong(f"{len(wrong)} steps differ from the unbroken training: step {step} has {found.get(step)}, not {self.unbroken.get(step)}")
         twice = sum(len(values) > 1 for values in found.values())
-        t.told(f"attempts {log.attempts()}: the losses and norms of gradients of {len(found)} steps are those of the unbroken training; {twice} steps were trained twice")
+        if len(log.attempts()) > 1:
+            t.told(f"attempts {log.attempts()}: the losses and norms of gradients of {len(found)} steps are those of the unbroken training; {twice} steps were trained twice")
 
 
 def losses(log):
