@@ -109,6 +109,9 @@ def suspend(t):
     t.whole(log)
 
 
+suspend.user = 23456
+
+
 def cause(t):
     """The cause of the end is the message of the container."""
     t.apply(t.manifest(("--nproc, \"2\"", "--nproc, \"two\"")))
