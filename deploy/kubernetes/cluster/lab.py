@@ -163,7 +163,7 @@ def wait(what, limit, ask):
 
 
 class Demo:
-    """The demo workers of the image. They train until they are told to stop."""
+    """The demo workers of the image. They train until a stop request."""
 
     lost = 100 # steps after the last commit
     ends = False

@@ -42,7 +42,7 @@ class Torch:
             raise Missing(f"{self.python}: import torch: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
         prefix, base, self.version = done.stdout.split()
         if base == "/usr":
-            raise Missing(f"the interpreter of {venv} is in /usr/bin, where the image has its programs; give one that is installed elsewhere")
+            raise Missing(f"the interpreter of {venv} is in /usr/bin, where the image has its programs; choose an interpreter with another prefix")
         self.folders = {path: str(pathlib.Path(path).resolve()) for path in ("/lib", "/lib64", "/usr/lib", base)}
         self.folders |= {prefix: prefix, "/source/examples": str(TREE / "examples"), "/source/python": str(TREE / "python/src")}
         self.sees = sorted(set(self.folders.values()))
