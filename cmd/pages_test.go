@@ -22,7 +22,7 @@ var notRun = map[string]string{
 	"notebook":       "PyTorch: python/tests/pages.py runs it",
 	"object-storage": "a bucket: TestBucketPages runs it",
 	"pytorch":        "PyTorch: python/tests/pages.py runs it",
-	"ray":            "Ray: the campaign ray of .ci/run runs python/tests/integrations/test_ray.py",
+	"ray":            "Ray: python/tests/integrations/test_ray.py, test_ray_tune.py and ray_kills.py run it",
 	"serve":          "servers that run until they are stopped",
 	"torch-save":     "PyTorch: python/tests/pages.py runs it",
 }

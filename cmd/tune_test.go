@@ -30,9 +30,9 @@ type tuned struct {
 
 // search returns the command of a search on one slot, whose decisions do not depend on the
 // time.
-func search(t *testing.T, dir, space string) *exec.Cmd {
+func search(t *testing.T, dir, space string, trials int) *exec.Cmd {
 	t.Helper()
-	return exec.CommandContext(t.Context(), "trainer", "tune", "--store", dir, "--name=digits", "--trials=8", "--reduction=2", "--grace-steps=8", "--max-steps=32",
+	return exec.CommandContext(t.Context(), "trainer", "tune", "--store", dir, "--name=digits", fmt.Sprint("--trials=", trials), "--reduction=2", "--grace-steps=8", "--max-steps=32",
 		"--search", space, "--", "trainer", "demo-worker", "--steps=32", "--save-every=4")
 }
 
@@ -53,24 +53,32 @@ func assigned(t *testing.T, dir string) (all []string) {
 	return all
 }
 
+// fromEnv returns the number in a variable of the environment, or else another.
+func fromEnv(t *testing.T, name string, otherwise int) int {
+	t.Helper()
+	value := os.Getenv(name)
+	if value == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(value)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
+
 // TestTunerKilled: a tuner that is killed again and again makes the decisions of a tuner
 // that is not, and its trials have the same results.
 func TestTunerKilled(t *testing.T) {
 	t.Parallel()
-	kills := 5
-	if n := os.Getenv("TUNE_KILLS"); n != "" {
-		var err error
-		if kills, err = strconv.Atoi(n); err != nil {
-			t.Fatal(err)
-		}
-	}
+	trials, kills := fromEnv(t, "TUNE_TRIALS", 8), fromEnv(t, "TUNE_KILLS", 5)
 	dir := t.TempDir()
 	space := filepath.Join(dir, "space.json")
 	if err := os.WriteFile(space, []byte(`{"learning_rate": {"loguniform": [0.0005, 0.05]}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	whole, broken := filepath.Join(dir, "whole"), filepath.Join(dir, "broken")
-	if out, err := search(t, whole, space).CombinedOutput(); err != nil {
+	if out, err := search(t, whole, space, trials).CombinedOutput(); err != nil {
 		t.Fatalf("search without kills: %v\n%s", err, out)
 	}
 	seed := uint64(time.Now().UnixNano())
@@ -78,7 +86,7 @@ func TestTunerKilled(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	killed := 0
 	for killed < kills {
-		cmd := search(t, broken, space)
+		cmd := search(t, broken, space, trials)
 		out := &watched{seen: make(chan struct{}), text: "attempt started"}
 		cmd.Stdout, cmd.Stderr = out, out
 		if err := cmd.Start(); err != nil {
@@ -107,7 +115,7 @@ func TestTunerKilled(t *testing.T) {
 		}
 		killed++
 	}
-	out, err := search(t, broken, space).CombinedOutput()
+	out, err := search(t, broken, space, trials).CombinedOutput()
 	if err != nil {
 		t.Fatalf("search after %d kills: %v\n%s", killed, err, out)
 	}
@@ -119,7 +127,7 @@ func TestTunerKilled(t *testing.T) {
 	var a, b tuned
 	decode(t, output(t, 0, "ckptstore", "trials", "digits", "--json", "--store", whole), &a)
 	decode(t, output(t, 0, "ckptstore", "trials", "digits", "--json", "--store", broken), &b)
-	if !a.Over || len(a.Trials) != 8 || a.Decisions < 12 || len(a.Differ) > 0 {
+	if !a.Over || len(a.Trials) != trials || a.Decisions < trials+trials/2 || len(a.Differ) > 0 {
 		t.Errorf("search without kills: %+v", a)
 	}
 	if !reflect.DeepEqual(a, b) {

@@ -37,20 +37,32 @@ type AuditSealed struct {
 // AccessGranted records that a user got a token for the servers of the store. The file of
 // users that a server reads decides who may connect; this is the record of it. The token
 // itself is in no event.
+//
+// In the lane ckpt._.keys.s it grants a key with which the user signs decisions, or the
+// requirement that decisions of runs are signed. There it counts only with the signature
+// of an admin's key; the first one is signed with the key that it grants.
 type AccessGranted struct {
 	User    string `json:"user"`              // the events that the user appends have the principal user:NAME
 	Role    string `json:"role"`              // reader, operator, admin or auditor
-	Hash    string `json:"hash"`              // first 16 hexadecimal digits of the token's SHA-256
+	Hash    string `json:"hash"`              // first 16 hexadecimal digits of the token's SHA-256; empty: it grants no token
 	Token   string `json:"token,omitempty"`   // name of the token
 	Expires string `json:"expires,omitempty"` // RFC 3339; without: never
 	By      string `json:"by,omitempty"`      // user and host of the command that issued it, as the command names them
+
+	Key     string   `json:"key,omitempty"`     // verifier key of C2SP signed-note, of the name User
+	Runs    []string `json:"runs,omitempty"`    // patterns of the runs whose decisions the key may sign; without: all
+	Require []string `json:"require,omitempty"` // patterns of runs: from here on, their decisions must be signed
 }
 
-// AccessRevoked records that tokens of a user were removed from a file of users.
+// AccessRevoked records that tokens of a user were removed from a file of users, or, in the
+// lane ckpt._.keys.s, that keys of the user sign no more.
 type AccessRevoked struct {
 	User   string   `json:"user"`         // as in [AccessGranted]
 	Hashes []string `json:"hashes"`       // of the tokens, as in [AccessGranted]
 	By     string   `json:"by,omitempty"` // as in [AccessGranted]
+
+	Keys    []string `json:"keys,omitempty"`    // keys that sign nothing after this event, as NAME+HASH
+	Require []string `json:"require,omitempty"` // patterns of runs: the requirement of [AccessGranted] ends
 }
 
 // JobStarted records that a trainer was launched for a run.
@@ -234,8 +246,8 @@ type TrialErrored struct {
 }
 
 // SearchBegun opens the search of a run for the best of several trials, by asynchronous
-// successive halving. It is the first decision about the run itself, of no trial. Later
-// jobs of the run continue the search as it is defined here.
+// successive halving or population-based training. It is the first decision about the run
+// itself, of no trial. Later jobs of the run continue the search as it is defined here.
 type SearchBegun struct {
 	Job       string         `json:"job"`
 	Metric    string         `json:"metric"`           // that trials are compared by
@@ -247,6 +259,14 @@ type SearchBegun struct {
 	MaxSteps  int64          `json:"max_steps"`        // a trial is asked to end at its first report of this step or a later one
 	Finite    bool           `json:"finite,omitempty"` // infinite values of the metric count as NaN
 	Space     map[string]any `json:"space"`            // values or domains of the configuration, by name
+
+	// Of population-based training, which has no grace and no reduction.
+	Scheduler string    `json:"scheduler,omitempty"`     // pbt: population-based training; absent: asynchronous successive halving
+	Every     int64     `json:"perturb_every,omitempty"` // steps of an interval
+	Quantile  float64   `json:"quantile,omitempty"`      // share of the trials that are replaced after an interval, at most 0.5
+	Resample  float64   `json:"resample,omitempty"`      // probability that a value is drawn again from its domain
+	Factors   []float64 `json:"factors,omitempty"`       // of which one multiplies a number that is not drawn again
+	Perturb   []string  `json:"perturb,omitempty"`       // names of the configuration that change
 }
 
 // SearchAssigned is a decision of a search: a trial is trained until it reports a step. It
@@ -258,6 +278,11 @@ type SearchAssigned struct {
 	Steps  int64  `json:"steps"`            // that the rung has
 	After  uint64 `json:"after"`            // sequence of the last event that the decision follows from
 	Reason string `json:"reason,omitempty"` // why it is this trial
+
+	// Of a trial of population-based training that is forked from another one.
+	Parent   *TrialParent   `json:"parent,omitempty"`   // the checkpoint that it begins with
+	Replaces string         `json:"replaces,omitempty"` // the trial whose place it takes
+	Config   map[string]any `json:"config,omitempty"`   // that of the parent's trial, perturbed: the values of the search space
 }
 
 // Metrics is one iteration's report of all ranks. Values are numbers,

@@ -18,6 +18,7 @@ const (
 	HeaderContentType = "ce-datacontenttype"
 	HeaderMsgID       = "Nats-Msg-Id" // equals ce-id: JetStream drops duplicates by it
 	HeaderActor       = "ckpt-actor"  // sender according to the owner; absent from events that the owner appends for itself
+	HeaderSignature   = "ckpt-sig"    // of a decision, by its decider
 )
 
 // Envelope values that are the same for every event, in headers and in JSON.
@@ -56,6 +57,9 @@ func Encode(e Event) Message {
 	if e.Principal != "" {
 		m.Header[HeaderActor] = []string{e.Principal}
 	}
+	if e.Signature != "" {
+		m.Header[HeaderSignature] = []string{e.Signature}
+	}
 	return m
 }
 
@@ -90,7 +94,7 @@ func Envelope(subject string, header func(name string) string, body json.RawMess
 	}
 	e := Event{
 		ID: header(HeaderID), Kind: kind, Source: header(HeaderSource), Scope: scope, Data: body,
-		Principal: header(HeaderActor),
+		Principal: header(HeaderActor), Signature: header(HeaderSignature),
 	}
 	typ, at := header(HeaderType), header(HeaderTime)
 	for _, required := range [...]struct{ name, value string }{{HeaderID, e.ID}, {HeaderType, typ}, {HeaderTime, at}} {

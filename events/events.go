@@ -39,6 +39,11 @@ type Event struct {
 	// the sender: "token", "cert:alice", "uid:1000". It is empty if the owner itself
 	// appended the event, or if the server does not report senders.
 	Principal string
+
+	// Signature of a decision by the trainer or user that made it, over the store, the
+	// event and its place in the lane: "v1 NAME+HASH AFTER BASE64". Empty: not signed.
+	// Nothing in this package checks it.
+	Signature string
 }
 
 // Recorded is an event with its place in the log.

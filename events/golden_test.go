@@ -22,8 +22,8 @@ var samples = []Body{
 	StoreCreated{Store: "0192f0c1-2a3b-7c4d-8e5f-60718293a4b5", Format: 1, Data: "file:///srv/ckpts/data", Bucket: "s3://models/team?region=eu-central-1", Formerly: []string{"0192f0c1-0000-7000-8000-00000000000f"}},
 	LogVoided{Sequence: 73, Digest: strings.Repeat("5f", 32), Why: "message on \"ckpt.gpt\": not of the form ckpt.<run>.<trial>.<actor>.<family>.<kind>"},
 	AuditSealed{Size: 4711, Root: strings.Repeat("6a", 32), Rows: 3, Runs: strings.Repeat("7b", 32), Key: "example.org/log+94652ff6+AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB", Previous: "example.org/old\n4096\nampqampqampqampqampqampqampqampqampqampqamo=\n\n— example.org/old lGUv9gAA\n"},
-	AccessGranted{User: "ada", Role: "operator", Hash: "8c9d0e1f20314253", Token: "laptop", Expires: "2026-12-24T12:00:00Z", By: "uid:1000@node-a"},
-	AccessRevoked{User: "ada", Hashes: []string{"8c9d0e1f20314253", "9d0e1f2031425364"}, By: "uid:1000@node-a"},
+	AccessGranted{User: "ada", Role: "operator", Hash: "8c9d0e1f20314253", Token: "laptop", Expires: "2026-12-24T12:00:00Z", By: "uid:1000@node-a", Key: "ada+94652ff6+AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB", Runs: []string{"bert*"}, Require: []string{"gpt"}},
+	AccessRevoked{User: "ada", Hashes: []string{"8c9d0e1f20314253", "9d0e1f2031425364"}, By: "uid:1000@node-a", Keys: []string{"ada+94652ff6"}, Require: []string{"gpt"}},
 	JobStarted{Job: "0192f0c1-0000-7000-8000-000000000001", Host: "node-a", PID: 4711, Command: []string{"python", "train.py", "--lr=3e-4"}, NProc: 2, NNodes: 1, Resume: "auto", Flags: []string{"--name=gpt.small", "--nproc=2"}, Dir: "/home/ada/gpt", Logs: "logs/gpt%2Esmall/0192f0c1-0000-7000-8000-000000000001", SlurmJob: "4711", SlurmRestarts: 2},
 	NodeJoined{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Host: "node-b"},
 	NodeLeft{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Reason: "nothing was received for 10s", Lost: true, Excluded: true, Host: "node-b", Boot: "0192f0c1-0000-7000-8000-0000000000b0"},
@@ -43,8 +43,10 @@ var samples = []Body{
 	TrialPaused{Attempt: 2, Reason: "preempted"},
 	TrialCompleted{Attempt: 2},
 	TrialErrored{Attempt: 4, Message: "rank 1 died 4 times"},
-	SearchBegun{Job: "0192f0c1-0000-7000-8000-000000000001", Metric: "loss", Mode: "min", Trials: 64, Seed: 7, Grace: 15, Reduction: 4, MaxSteps: 240, Finite: true, Space: map[string]any{"lr": map[string]any{"loguniform": []any{0.0001, 0.1}}, "model": "small"}},
-	SearchAssigned{Job: "0192f0c1-0000-7000-8000-000000000001", Trial: "t07", Rung: 1, Steps: 60, After: 4711, Reason: "loss 0.53 is number 2 of 12 on rung 0, of which the best 3 are trained further"},
+	SearchBegun{Job: "0192f0c1-0000-7000-8000-000000000001", Metric: "loss", Mode: "min", Trials: 64, Seed: 7, Grace: 15, Reduction: 4, MaxSteps: 240, Finite: true, Space: map[string]any{"lr": map[string]any{"loguniform": []any{0.0001, 0.1}}, "model": "small"},
+		Scheduler: "pbt", Every: 20, Quantile: 0.25, Resample: 0.125, Factors: []float64{1.2, 0.8}, Perturb: []string{"lr"}},
+	SearchAssigned{Job: "0192f0c1-0000-7000-8000-000000000001", Trial: "t07", Rung: 1, Steps: 60, After: 4711, Reason: "loss 0.53 is number 2 of 12 on rung 0, of which the best 3 are trained further",
+		Parent: &TrialParent{Run: "gpt.small", Trial: "t02", Checkpoint: "step-20.a1"}, Replaces: "t07", Config: map[string]any{"lr": 0.00012, "model": "small"}},
 	Metrics{
 		Attempt: 2, Iteration: 7, Step: 107, Metrics: map[string]any{"loss": 2.5, "grad_norm": "NaN", "lr": "-Infinity", "phase": "warm-up", "skipped": false},
 		Others: []RankMetrics{{Rank: 1, Metrics: map[string]any{"loss": 2.75}}}, Seconds: 0.125,
@@ -167,7 +169,7 @@ func pretty(t *testing.T, m Message) []byte {
 // files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
 	"store.created": 2, "restore.begun": 1, "restore.completed": 4, "trial.stop_requested": 1, "group.stopped": 1, "group.worker_exited": 1, "job.started": 2, "group.started": 1, "job.node_left": 2, "job.node_measured": 1, "report.metrics": 2,
-	"audit.sealed": 1, "checkpoint.begun": 1, "checkpoint.committed": 1, "write.sealed": 1, "write.completed": 1, "seal.node": 1, "write.node": 1, "search.begun": 1,
+	"access.granted": 1, "access.revoked": 1, "audit.sealed": 1, "checkpoint.begun": 1, "checkpoint.committed": 1, "write.sealed": 1, "write.completed": 1, "seal.node": 1, "write.node": 1, "search.begun": 2, "search.assigned": 1,
 }
 
 // goldenPath returns the newest golden file of a kind.

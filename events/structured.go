@@ -10,7 +10,7 @@ import (
 
 // structured is a recorded event in the JSON format of CloudEvents 1.0. Two extension
 // attributes, sequence and stored, hold its place in the log. A third, ckptactor, is
-// the sender, if the owner of the store reports it.
+// the sender, if the owner of the store reports it; ckptsig is the signature of a decision.
 type structured struct {
 	Sequence    uint64          `json:"sequence"`
 	Stored      time.Time       `json:"stored"`
@@ -22,6 +22,7 @@ type structured struct {
 	Subject     string          `json:"subject"`
 	ContentType string          `json:"datacontenttype"`
 	Principal   string          `json:"ckptactor,omitempty"`
+	Signature   string          `json:"ckptsig,omitempty"`
 	Data        json.RawMessage `json:"data"`
 }
 
@@ -30,7 +31,7 @@ type structured struct {
 func (r Recorded) MarshalJSON() ([]byte, error) {
 	return json.Marshal(structured{
 		Sequence: r.Sequence, Stored: r.Stored.UTC(), SpecVersion: specVersion, ID: r.ID, Type: r.Type(), Source: r.Source,
-		Time: r.Time.UTC(), Subject: Subject(r.Scope, r.Kind), ContentType: contentType, Principal: r.Principal, Data: r.Data,
+		Time: r.Time.UTC(), Subject: Subject(r.Scope, r.Kind), ContentType: contentType, Principal: r.Principal, Signature: r.Signature, Data: r.Data,
 	})
 }
 
@@ -65,7 +66,7 @@ func (r *Recorded) UnmarshalJSON(text []byte) error {
 		return bad("sequence, id, time or data is missing")
 	}
 	*r = Recorded{
-		Event:    Event{ID: s.ID, Kind: kind, Version: v, Source: s.Source, Time: s.Time, Scope: scope, Data: s.Data, Principal: s.Principal},
+		Event:    Event{ID: s.ID, Kind: kind, Version: v, Source: s.Source, Time: s.Time, Scope: scope, Data: s.Data, Principal: s.Principal, Signature: s.Signature},
 		Sequence: s.Sequence, Stored: s.Stored,
 	}
 	return nil

@@ -20,6 +20,10 @@ const CheckpointDecisions = Prefix + ".*.*." + string(Server) + ".checkpoint.*"
 // events of a job have no trial. In a subject it is "_"; a run named "_" is encoded.
 const None = ""
 
+// Keys is the trial, of no run, whose lane has the decisions about keys that sign: a
+// reader of this lane alone has all of them.
+const Keys = "keys"
+
 // Actor identifies the speaker: "s" decides, "n3" is node 3, "r7" is rank 7.
 type Actor string
 

@@ -33,6 +33,7 @@ var goldenLogs = []struct{ name, sum string }{
 	{"golden-log-slow", "95077cc1f43a550838f875ffccf98d7c0a5906c6ee0ea9f86c28af2d59782663"},        // nodes that are slow and well again, and their clocks
 	{"golden-log-access", "29c630b6a71e66a3473baa1d43e4f8e652b8549eac74c39180aa70c4cac4cc85"},      // a user who was given access and lost it
 	{"golden-log-coordinator", "95de6a7bfb7524ec59b5cc2f4c031a23b89f2869f9e775db7b12828c30ccddc7"}, // a living group that another node coordinates
+	{"golden-log-keys", "7ccac50a661ff6cebe870de85f952545aceee68c34114250e132596846012805"},        // keys that sign decisions, a signed one, and their end
 }
 
 func readGolden(t *testing.T, name, want string) []events.Recorded {

@@ -18,6 +18,7 @@ import argparse
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -37,18 +38,19 @@ def version() -> str:
     return found[1]
 
 
-def compiler() -> str:
-    found = shutil.which(os.environ.get("CC", "gcc"))
-    if not found:
+def compiler() -> list[str]:
+    """Return the command of the C compiler: $CC, which may have arguments."""
+    words = shlex.split(os.environ.get("CC", "gcc"))
+    if not words or not shutil.which(words[0]):
         raise SystemExit("build: the native helper and a trainer with GPU support need a C compiler: install gcc, or pass --pure-go")
-    return found
+    return words
 
 
 def helper(folder: str) -> None:
     """Build the native helper into a folder."""
     os.makedirs(folder, exist_ok=True)
     subprocess.run(
-        [compiler(), "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-s", "-fvisibility=hidden",
+        [*compiler(), "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-s", "-fvisibility=hidden",
          "-o", os.path.join(folder, "libckptstore.so"), os.path.join(HERE, "native", "verified.c")], check=True,
     )
 

@@ -25,7 +25,7 @@ The public names of `ckptstore`, from the docstrings of the package. This page i
 """
 MODULES = {
     "dcp": "PyTorch Distributed Checkpoint", "filesystem": "fsspec, for `ckptstore://` URLs", "hf": "Hugging Face Trainer",
-    "lightning": "Lightning", "ray": "Ray Train", "megatron": "Megatron Core", "deepspeed": "DeepSpeed",
+    "lightning": "Lightning", "ray": "Ray Train and Ray Tune", "megatron": "Megatron Core", "deepspeed": "DeepSpeed",
 }
 
 

@@ -41,7 +41,7 @@ type lock struct {
 }
 
 // bill writes the bill of materials, CycloneDX 1.6: the Go modules that the programs
-// record, the standard library, and the packages of the page.
+// record, the standard library, the C library of the image, and the packages of the page.
 func (r *release) bill(context.Context) error {
 	found := map[string]component{}
 	for _, arch := range r.arches {
@@ -65,6 +65,13 @@ func (r *release) bill(context.Context) error {
 				add(m.Path, m.Version, m.Sum)
 			}
 		}
+	}
+	for _, arch := range r.arches {
+		b := r.glibc[arch]
+		c := component{Type: "library", Name: "libc6", Version: b.version, Properties: []property{{"sha256", b.digest}}}
+		c.PURL = "pkg:deb/debian/libc6@" + strings.ReplaceAll(b.version, "+", "%2B") + "?arch=" + arch
+		c.Ref = c.PURL
+		found[c.Ref] = c
 	}
 	if err := r.pageParts(found); err != nil {
 		return err

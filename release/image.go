@@ -25,12 +25,12 @@ import (
 const user = 65532
 
 // image writes an image layout of the OCI as a tar file, with an image for every
-// processor. An image has the programs and nothing else: no shell, no C library.
-func (r *release) image(context.Context) error {
+// processor. An image has a C library and the programs, and nothing else: no shell.
+func (r *release) image(ctx context.Context) error {
 	name := "docker.io/ckptstore/ckptstore:" + r.version
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, arch := range r.arches {
-		img, err := r.imageOf(arch)
+		img, err := r.imageOf(ctx, arch)
 		if err != nil {
 			return fmt.Errorf("image for %s: %w", arch, err)
 		}
@@ -54,21 +54,34 @@ func (r *release) image(context.Context) error {
 }
 
 // imageOf returns the image for a processor.
-func (r *release) imageOf(arch string) (v1.Image, error) {
-	data, err := r.layer(arch)
+func (r *release) imageOf(ctx context.Context, arch string) (v1.Image, error) {
+	b := r.glibc[arch]
+	data, err := b.fetch(ctx, r.pools)
 	if err != nil {
 		return nil, err
 	}
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil }, tarball.WithMediaType(types.OCILayer))
+	library, err := b.layer(data, r.date)
+	if err != nil {
+		return nil, err
+	}
+	own, err := r.layer(arch)
 	if err != nil {
 		return nil, err
 	}
 	created := v1.Time{Time: r.date}
-	img, err := mutate.Append(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON), mutate.Addendum{
-		Layer: layer, History: v1.History{Created: created, CreatedBy: "task release"},
-	})
-	if err != nil {
-		return nil, err
+	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	for _, part := range []struct {
+		by   string
+		data []byte
+	}{{"libc6 " + b.version + " of Debian", library}, {"task release", own}} {
+		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(part.data)), nil }, tarball.WithMediaType(types.OCILayer))
+		if err != nil {
+			return nil, err
+		}
+		img, err = mutate.Append(img, mutate.Addendum{Layer: layer, History: v1.History{Created: created, CreatedBy: part.by}})
+		if err != nil {
+			return nil, err
+		}
 	}
 	config, err := img.ConfigFile()
 	if err != nil {
@@ -78,7 +91,8 @@ func (r *release) imageOf(arch string) (v1.Image, error) {
 	config.OS, config.Architecture, config.Created = "linux", arch, created
 	config.Config = v1.Config{
 		User: fmt.Sprintf("%d:%d", user, user), WorkingDir: "/", Entrypoint: []string{"/usr/bin/trainer"},
-		Env: []string{"PATH=/usr/bin:/bin", "HOME=/tmp"},
+		// A runtime for GPUs mounts NVML, and nothing more, where a container is given GPUs.
+		Env: []string{"PATH=/usr/bin:/bin", "HOME=/tmp", "NVIDIA_DRIVER_CAPABILITIES=utility"},
 		Labels: map[string]string{
 			"org.opencontainers.image.version": r.version, "org.opencontainers.image.revision": r.commit,
 			"org.opencontainers.image.licenses": "Apache-2.0", "org.opencontainers.image.title": "ckptstore",
@@ -87,7 +101,7 @@ func (r *release) imageOf(arch string) (v1.Image, error) {
 	return mutate.ConfigFile(img, config)
 }
 
-// layer returns the only layer of an image as a tar file.
+// layer returns the layer of the programs as a tar file.
 func (r *release) layer(arch string) ([]byte, error) {
 	var data bytes.Buffer
 	w := tar.NewWriter(&data)

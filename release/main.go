@@ -35,6 +35,8 @@ type release struct {
 	commit  string
 	date    time.Time // of the commit
 	arches  []string  // the processors, by the names of Go
+	glibc   map[string]base
+	pools   []string // where glibc is fetched
 }
 
 func main() {
@@ -48,7 +50,7 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, stdout io.Writer) error {
-	var r release
+	r := release{glibc: glibc, pools: pools}
 	f := flag.NewFlagSet("release", flag.ContinueOnError)
 	f.StringVar(&r.root, "root", "..", "the repository")
 	f.StringVar(&r.out, "out", "../dist", "directory for the packages, which must be empty or new")

@@ -60,7 +60,8 @@ func (r *release) pack(format, arch string) (err error) {
 			Scripts: nfpm.Scripts{
 				PostInstall: filepath.Join(own, "postinstall.sh"), PreRemove: filepath.Join(own, "preremove.sh"), PostRemove: filepath.Join(own, "postremove.sh"),
 			},
-			RPM: nfpm.RPM{BuildHost: "localhost", Summary: "store of checkpoints for distributed training"},
+			Depends: map[string][]string{"deb": {"libc6 (>= 2.17)"}, "rpm": {"glibc >= 2.17"}}[format],
+			RPM:     nfpm.RPM{BuildHost: "localhost", Summary: "store of checkpoints for distributed training"},
 		},
 	})
 	packager, err := nfpm.Get(format)

@@ -27,6 +27,7 @@ func made(t *testing.T) *release {
 		root: "..", out: t.TempDir(), work: t.TempDir(), version: "0.1.0", commit: "0123456789ab",
 		date: time.Date(2026, 11, 27, 0, 10, 0, 0, time.UTC), arches: []string{"amd64", "arm64"},
 	}
+	r.glibc, r.pools = archived(t, r.arches)
 	for _, arch := range r.arches {
 		if err := os.MkdirAll(r.bin(arch), 0o755); err != nil {
 			t.Fatal(err)

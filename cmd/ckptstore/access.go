@@ -22,6 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/problem/system"
+	"github.com/ckptstore/ckptstore/internal/signing/command"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -38,7 +39,13 @@ revoked or expires is disconnected within a second, also from an open stream.
 An event that a user appends has the user's name, as user:NAME: see "ckptstore events
 --actor". "access issue" and "access revoke" record in the log of --store what they do. The
 file decides who may connect; the log has who gave whom which right, and when. In a
-directory without a store, and without --store, nothing is recorded, with a warning.`
+directory without a store, and without --store, nothing is recorded, with a warning.
+
+Keys sign decisions. "access keygen" makes one for a trainer or a user, "access issue --key"
+has the log grant it, and $CKPTSTORE_SIGNING_KEY names its file for "trainer" and
+"ckptstore", which then sign each decision that they append. "access require" refuses
+decisions of runs without a signature. "audit verify", "audit report" and "verify --log"
+check the signatures.`
 
 func (a *app) accessCommand() *cobra.Command {
 	c := &cobra.Command{
@@ -52,8 +59,13 @@ func (a *app) accessCommand() *cobra.Command {
 	}
 	file := ""
 	c.PersistentFlags().StringVar(&file, "users", "", "the file of users")
-	c.AddCommand(a.issueCommand(&file), a.accessListCommand(&file), a.revokeCommand(&file), a.whoamiCommand())
+	c.AddCommand(a.issueCommand(&file), a.accessListCommand(&file), a.revokeCommand(&file), a.whoamiCommand(), a.keys().Keygen(), a.keys().Require())
 	return c
+}
+
+// keys returns the commands about keys.
+func (a *app) keys() command.Verbs {
+	return command.Verbs{Console: a.Console, Read: a.read, Write: a.with, By: issuer}
 }
 
 func users(file string) error {
@@ -78,6 +90,7 @@ type issuedOut struct {
 func (a *app) issueCommand(file *string) *cobra.Command {
 	role, until, to, days := "", "", "", 0
 	var i api.Issue
+	var k command.Grant
 	c := &cobra.Command{
 		Use: "issue NAME --users FILE", Short: "Make a token for a user", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Make a token for the user NAME. With --to it is in a new file that only this user can read;
@@ -86,11 +99,19 @@ token as $CKPTSTORE_STORE_TOKEN. A user can have several tokens, which --token t
 
 The log of --store gets the event access.granted before the file gets the token: with user,
 role, name and expiry of the token, and the beginning of its SHA-256, never the token. If
-the log does not take it, nothing is issued.`,
-		Example: "  ckptstore access issue ada --users users --role operator --store ckpts --to ada.token\n  ckptstore access issue eva --users users --role auditor --days 30 --store ckpts --to eva.token",
+the log does not take it, nothing is issued.
+
+With --key no token is made: the log of --store grants the key to NAME, which is also the
+name of the key. From then on decisions that it signs are those of NAME. Operators' keys sign
+decisions, for the runs of --runs; admins' keys also decide about keys. This process signs
+the grant with $CKPTSTORE_SIGNING_KEY, which is the key of an admin. The first key of a store
+is an admin's, and signs its own grant.`,
+		Example: "  ckptstore access issue ada --users users --role operator --store ckpts --to ada.token\n  ckptstore access issue eva --users users --role auditor --days 30 --store ckpts --to eva.token\n  CKPTSTORE_SIGNING_KEY=ada.key ckptstore access issue bert-trainer --role operator --key trainer.pub --runs 'bert*' --store ckpts",
 		RunE: func(c *cobra.Command, names []string) (err error) {
-			if err := users(*file); err != nil {
-				return err
+			if k.Key == "" {
+				if err := users(*file); err != nil {
+					return err
+				}
 			}
 			known := false
 			if i.Role, known = api.RoleOf(role); !known {
@@ -105,6 +126,12 @@ the log does not take it, nothing is issued.`,
 				if i.Expires, err = time.Parse(time.RFC3339, until); err != nil {
 					return console.Usagef("--expires %q: want a time such as 2026-12-24T12:00:00Z", until)
 				}
+			}
+			if k.Key != "" {
+				if *file != "" || to != "" || i.Token != "" {
+					return console.Usagef("access issue --key: it grants a key and makes no token: omit --users, --to and --token")
+				}
+				return a.keys().Grant(c.Context(), i, k)
 			}
 			made := false
 			if to != "" {
@@ -150,7 +177,9 @@ the log does not take it, nothing is issued.`,
 	f.StringVar(&i.Token, "token", "", "`NAME` of the token, such as laptop")
 	f.StringVar(&to, "to", "", "new `FILE` for the token, which only this user can read (default: print the token)")
 	f.StringVar(&until, "expires", "", "`TIME` until which the token is valid, in RFC 3339 (default: until it is revoked)")
-	f.IntVar(&days, "days", 0, "the token expires after this many days")
+	f.IntVar(&days, "days", 0, "the token or key expires after this many days")
+	f.StringVar(&k.Key, "key", "", "grant this `KEY` instead of a token: a public key of 'access keygen', or a file with it")
+	f.StringSliceVar(&k.Runs, "runs", nil, "`PATTERNS` of the runs whose decisions the key may sign (default: all)")
 	return c
 }
 
@@ -195,13 +224,23 @@ func (a *app) recordAccess(ctx context.Context, body events.Body) (seq uint64, e
 
 func (a *app) accessListCommand(file *string) *cobra.Command {
 	server := ""
+	keys := false
 	c := &cobra.Command{
 		Use: "list --users FILE", Short: "List the users of a file", Args: console.Args(cobra.NoArgs),
 		Long: `List the users of a file, or of the server of an HTTP API: an admin or an auditor may ask it,
 with the token in $CKPTSTORE_STORE_TOKEN or the file $CKPTSTORE_STORE_TOKEN_FILE. With
---output wide there is a line for each token.`,
+--output wide there is a line for each token.
+
+With --keys list the keys that the log of --store grants, and the runs whose decisions must
+be signed.`,
 		Example: "  ckptstore access list --users users\n  ckptstore access list --http https://train.example:7700",
 		RunE: func(c *cobra.Command, _ []string) error {
+			if keys {
+				if server != "" || *file != "" {
+					return console.Usagef("access list --keys: it reads the log of --store: omit --users and --http")
+				}
+				return a.keys().List(c.Context())
+			}
 			var list []api.UserAccess
 			switch {
 			case server != "" && *file != "":
@@ -240,6 +279,7 @@ with the token in $CKPTSTORE_STORE_TOKEN or the file $CKPTSTORE_STORE_TOKEN_FILE
 		},
 	}
 	c.Flags().StringVar(&server, "http", "", "ask the server of an HTTP API at this `URL`")
+	c.Flags().BoolVar(&keys, "keys", false, "list the keys that sign decisions")
 	return c
 }
 
@@ -264,16 +304,26 @@ type revokedOut struct {
 }
 
 func (a *app) revokeCommand(file *string) *cobra.Command {
-	token := ""
+	token, keys := "", []string(nil)
 	c := &cobra.Command{
 		Use: "revoke NAME --users FILE", Short: "Revoke the tokens of a user", Args: console.Args(cobra.ExactArgs(1)),
 		Long: `Revoke all tokens of a user, or the one of --token. The revocation counts from the moment in
 which the file changes; then the log of --store gets the event access.revoked. If the log
 does not take it, the tokens are revoked and the command fails; the same command for the user,
 or with the hash of the token, then records it. The file keeps the digests for a month: until
-then the user is refused with the reason.`,
+then the user is refused with the reason.
+
+With --key the log of --store revokes keys of the user: what they sign from then on does not
+hold. This process signs that with $CKPTSTORE_SIGNING_KEY, the key of an admin. The last key
+of an admin cannot be revoked.`,
 		Example: "  ckptstore access revoke ada --users users --store ckpts\n  ckptstore access revoke ada --users users --token laptop --store ckpts",
 		RunE: func(c *cobra.Command, names []string) error {
+			if len(keys) > 0 {
+				if *file != "" || token != "" {
+					return console.Usagef("access revoke --key: it revokes keys and no token: omit --users and --token")
+				}
+				return a.keys().Revoke(c.Context(), names[0], keys)
+			}
 			if err := users(*file); err != nil {
 				return err
 			}
@@ -303,6 +353,7 @@ then the user is refused with the reason.`,
 		},
 	}
 	c.Flags().StringVar(&token, "token", "", "revoke only the token of this `NAME` or hash")
+	c.Flags().StringSliceVar(&keys, "key", nil, "revoke these `KEYS` of the user instead: NAME+HASH, as 'access list --keys' prints them, or all")
 	return c
 }
 

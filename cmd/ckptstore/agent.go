@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -244,7 +245,12 @@ func (a *app) startAgent(c *cobra.Command, o agentOptions) error {
 		at, err = store.Locate(ctx, a.options())
 		return at, err
 	}
-	options := agent.StartOptions{Program: program, Args: given, Version: version(), Limit: o.limit}
+	args := given
+	if o.launch != "" && !c.Flags().Changed("wait") {
+		// Another machine's agent, which had rank 0 of the last launch, may still finish its saves.
+		args = append(slices.Clone(given), "--wait="+(o.limit/2).String())
+	}
+	options := agent.StartOptions{Program: program, Args: args, Version: version(), Limit: o.limit}
 	var card agent.Card
 	var started bool
 	if o.launch != "" {

@@ -12,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/copier"
 )
 
 const backupHelp = `Copy the store into the directory DIR, consistently, while jobs save to it.
@@ -119,14 +120,14 @@ func (a *app) restoreCommand() *cobra.Command {
 }
 
 // warnOutside lists the files that a copy of a store lacks.
-func (a *app) warnOutside(list []store.OutsideFiles) {
+func (a *app) warnOutside(list []copier.Outside) {
 	for _, o := range list {
 		a.Warn("%s was imported in place: its %d files, such as %s, are not in the copy; back them up separately", o.Checkpoint, len(o.Files), o.Files[0])
 	}
 }
 
 // incomplete lists incomplete checkpoints, and returns errFindings if there are any.
-func (a *app) incomplete(list []store.Incomplete) error {
+func (a *app) incomplete(list []copier.Incomplete) error {
 	for _, i := range list {
 		a.Warn("%s is incomplete: %s; see `ckptstore verify %s`", i.Checkpoint, i.Problem, i.Checkpoint)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/answer"
+	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/terminal"
@@ -60,7 +61,8 @@ func (a *app) eventsCommand() *cobra.Command {
 sequence and stored give its place in the log. The extension ckptactor, and the column
 before the body with -o wide, is the sender of the event as identified by the owner of
 the store: token, user:NAME, cert:NAME or uid:NUMBER. --actor prints the events of one
-sender.
+sender. The extension ckptsig is the signature of a decision, and the next column with
+-o wide the key that it names; "ckptstore audit verify" and "ckptstore verify --log" check it.
 
 --type can be repeated; checkpoint.* matches all types of checkpoint. --from is all, last
 (the newest matching event), new (only events appended from now on; needs --follow) or a
@@ -267,7 +269,7 @@ func (a *app) eventPrinter() func(events.Recorded) error {
 	return func(r events.Recorded) error {
 		data := beginning(string(r.Data), 120)
 		if a.Format == "wide" {
-			data = fmt.Sprintf("%-12s %s", cmp.Or(r.Principal, "-"), r.Data)
+			data = fmt.Sprintf("%-12s %-12s %s", cmp.Or(r.Principal, "-"), cmp.Or(audit.SignerOf(r.Event), "-"), r.Data)
 		}
 		_, err := fmt.Fprintf(a.Out, "%6d  %s  %-23s %-12s %-4s %s\n",
 			r.Sequence, r.Time.Local().Format("15:04:05.000"), r.Kind, terminal.Line(r.Scope.Run), r.Scope.Actor, terminal.Line(data))

@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
@@ -37,7 +38,7 @@ func TestExitCodes(t *testing.T) {
 		{1, []error{
 			errors.New("anything"), context.Canceled, context.DeadlineExceeded, syscall.ENOSPC, syscall.EDQUOT, fs.ErrNotExist, syscall.EIO,
 			errNoLaunch, console.ErrNoTerminal, store.ErrForeign, store.ErrNewer, store.ErrNotEmpty, events.ErrNewer, &projections.NewerError{}, &events.NewerError{},
-			&data.NoSpaceError{}, &store.NoSpaceError{}, &store.StateError{}, jetlog.ErrConflict, jetlog.ErrUnacknowledged, jetlog.ErrClosed,
+			&data.NoSpaceError{}, &space.NoSpaceError{}, &store.StateError{}, jetlog.ErrConflict, jetlog.ErrUnacknowledged, jetlog.ErrClosed,
 			&jetlog.RefusedError{Code: front.CodeNoRoom}, &launch.FailedError{}, &launch.LostSaveError{}, data.ErrNotCommitted,
 			fmt.Errorf("%w: %w", store.ErrForeign, jetlog.ErrForeign),
 		}},

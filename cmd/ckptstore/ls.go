@@ -212,7 +212,11 @@ step of the report with that value.
 
 A trial is running; due, if it has steps to train or to repeat and no slot; paused, if it waits on its rung and
 may be trained further; done, on the last rung; completed, if its workers ended before that;
-errored; or new.
+errored; replaced, by a clone of a better one; or new.
+
+In population-based training, a rung is the end of an interval. t03-1 is the first clone in the
+place of t03; FORKED FROM has the checkpoint that it began with, and CONFIG shows changed values after
+those of the trial that it was forked from.
 
 The command folds the log from the beginning of the search, and computes each decision again. If a
 decision in the log does not follow from the events before it, the command prints it and exits with

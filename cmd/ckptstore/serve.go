@@ -23,6 +23,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
 )
 
 const serveHelp = `Own the store until SIGINT or SIGTERM. Trainers and other commands on this
@@ -163,7 +164,7 @@ func (a *app) serveCommand() *cobra.Command {
 						scheme = "tls"
 					}
 					fmt.Fprintf(a.Err, "listening on %s://%s\n", scheme, addr)
-					if path, err := store.TokenFile(addr.String()); err == nil && listen.Open() {
+					if path, err := sockets.TokenFile(addr.String()); err == nil && listen.Open() {
 						fmt.Fprintf(a.Err, "clients show the token in %s; those of this user find it\n", path)
 					}
 				}

@@ -163,6 +163,9 @@ func printShownHead(w *tabwriter.Writer, s answer.Shown) {
 	console.Row(w, "saved by", fmt.Sprintf("%d ranks, attempt %d", c.WorldSize, c.Attempt))
 	console.Row(w, "committed", fmt.Sprintf("%s, sequence %d", console.When(c.EndedAt), c.CommittedSeq))
 	console.Row(w, "continues", c.Parent)
+	if s.Fork != nil {
+		printFork(w, *s.Fork)
+	}
 	console.Row(w, "size", fmt.Sprintf("%s: %s written, %s reused", bytesize.Text(c.Bytes), bytesize.Text(c.BytesWritten), bytesize.Text(c.BytesReused)))
 	console.Row(w, "files", fmt.Sprintf("%s shared with other checkpoints, %s exclusive", orDash(console.MaybeSize(s.Shared)), orDash(console.MaybeSize(s.Exclusive))))
 	if x := s.Cost; x != nil {
@@ -172,6 +175,18 @@ func printShownHead(w *tabwriter.Writer, s answer.Shown) {
 	console.Row(w, "manifest", c.Manifest)
 	console.Row(w, "path", s.Path)
 	printStanding(w, s.Run)
+}
+
+// printFork prints where a trial was forked from, and what differs in its configuration.
+func printFork(w *tabwriter.Writer, f answer.Fork) {
+	from := f.Parent
+	if f.Step != nil {
+		from += fmt.Sprintf(", step %d", *f.Step)
+	}
+	console.Row(w, "forked from", from)
+	for _, c := range f.Changes {
+		console.Row(w, "changed", fmt.Sprintf("%s: %s → %s", c.Name, configText(c, insight.Added, c.A), configText(c, insight.Removed, c.B)))
+	}
 }
 
 // orDash returns text, or "-" if it is empty.

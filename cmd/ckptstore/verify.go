@@ -304,7 +304,7 @@ func (a *app) printVerified(out verified) error {
 		}
 		if out.Log != nil {
 			out.printVoids(w)
-			fmt.Fprintf(w, "log: %d of %d events read, %d decisions, %d blobs\n", out.Log.Events, out.Log.Last, out.Log.Decisions, out.Log.Blobs)
+			fmt.Fprintf(w, "log: %d of %d events read, %d decisions, %d signed, %d blobs\n", out.Log.Events, out.Log.Last, out.Log.Decisions, out.Log.Signed, out.Log.Blobs)
 		}
 		if out.logAlone {
 			fmt.Fprintf(w, "%d findings\n", len(out.Findings))

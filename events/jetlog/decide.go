@@ -24,15 +24,19 @@ func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint
 	if l.opts.ReadOnly != nil {
 		return 0, fmt.Errorf("decide %s: %w", d.Kind, l.opts.ReadOnly)
 	}
-	if _, err := check(d.Event); err != nil {
-		return 0, fmt.Errorf("decide %s: %w", d.Kind, err)
-	}
 	agg := events.Aggregate{Run: d.Scope.Run, Trial: d.Scope.Trial}
 	if !d.Kind.Decides() || !agg.Owns(d.Event) {
 		return 0, fmt.Errorf("decide %s: not a decision, or without the actor of decisions", d.Kind)
 	}
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
+	d, err := l.sign(ctx, d, after)
+	if err != nil {
+		return 0, fmt.Errorf("decide %s at %s: %w", d.Kind, l.opts.where(), err)
+	}
+	if _, err := check(d.Event); err != nil {
+		return 0, fmt.Errorf("decide %s: %w", d.Kind, err)
+	}
 
 	lane := agg.Lane()
 	release, err := l.enter(ctx, lane)
@@ -59,6 +63,20 @@ func (l *Log) Decide(ctx context.Context, d events.Decision, after uint64) (uint
 		err = fmt.Errorf("%w: %w", ErrUnacknowledged, err)
 	}
 	return 0, fmt.Errorf("decide %s at %s: %w", d.Kind, l.opts.where(), err)
+}
+
+// sign returns the decision with its signature. A repetition with the same condition gets
+// the same one.
+func (l *Log) sign(ctx context.Context, d events.Decision, after uint64) (events.Decision, error) {
+	if l.opts.Sign == nil {
+		return d, nil
+	}
+	signature, err := l.opts.Sign(ctx, l, d.Event, after)
+	if err != nil && (ctx.Err() != nil || l.ctx.Err() != nil) {
+		err = fmt.Errorf("%w: %w", ErrUnacknowledged, err)
+	}
+	d.Signature = signature
+	return d, err
 }
 
 func (l *Log) decideOnce(ctx context.Context, d events.Decision, lane string, after uint64, until time.Time) (uint64, error) {

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/front"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // guard explains streams, lanes and entries to a front. It has a separate connection
@@ -51,7 +53,7 @@ func (s *Server) stand(ctx context.Context) (*front.Front, error) {
 	}
 	f, err = front.New(front.Options{
 		Dial: func() (net.Conn, error) { return s.Dial() }, Log: g, Buckets: []string{Leases, Cursors, Witnesses},
-		Asks: []string{servedSubject}, Admit: s.o.Admit, Deciding: s.o.Deciding, Limits: s.o.Bounds, Logger: s.o.Logger,
+		Asks: []string{servedSubject}, Admit: s.o.Admit, Deciding: s.o.Deciding, Signed: s.o.Signed.by(log), Limits: s.o.Bounds, Logger: s.o.Logger,
 	})
 	if err != nil {
 		g.close()
@@ -66,6 +68,23 @@ func (s *Server) stand(ctx context.Context) (*front.Front, error) {
 	}
 	s.front, s.guard = f, g
 	return f, nil
+}
+
+// signedFunc is [ServerOptions].Signed.
+type signedFunc func(ctx context.Context, l *Log, e events.Event, after uint64) error
+
+// by returns the function for a front, which reads the log by l. It is nil if f is.
+func (f signedFunc) by(l *Log) func(ctx context.Context, e events.Event, after uint64) error {
+	if f == nil {
+		return nil
+	}
+	return func(ctx context.Context, e events.Event, after uint64) error {
+		err := f(ctx, l, e, after)
+		if slices.Contains(problem.Kinds(err), problem.Denied) {
+			return front.Refuse(front.CodeDenied, "%v", err)
+		}
+		return err
+	}
 }
 
 // close leaves the consumers of clients that have just ended to the server. The server

@@ -139,6 +139,7 @@ type Relay struct {
 type RelayOptions struct {
 	Listen Listen
 	Bounds front.Limits // costs of clients; zero fields are the defaults of a front
+	Signed signedFunc   // as in [ServerOptions]
 }
 
 // Relay starts a relay to the log of l, which must have a URL, and returns the address
@@ -174,7 +175,7 @@ func (l *Log) Relay(ctx context.Context, o RelayOptions) (*Relay, net.Addr, erro
 	}
 	f, err := front.New(front.Options{
 		Dial: servers.dial, Credentials: servers.credentials, Several: true,
-		Log: g, Buckets: []string{Leases, Cursors, Witnesses}, Limits: o.Bounds, Logger: l.opts.Logger,
+		Log: g, Buckets: []string{Leases, Cursors, Witnesses}, Signed: o.Signed.by(log), Limits: o.Bounds, Logger: l.opts.Logger,
 	})
 	if err != nil {
 		g.close()

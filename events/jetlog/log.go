@@ -58,6 +58,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/archive"
 )
 
@@ -110,6 +111,10 @@ type Options struct {
 	// Deciding, when set, is called before each decision is appended, so that the
 	// callee can make room for it. It cannot refuse.
 	Deciding func()
+	// Sign, when set, is called with each decision before it is appended after another of
+	// its lane, and returns the signature that it gets; "" is none. Its error refuses the
+	// decision. It may read the log.
+	Sign func(ctx context.Context, l *Log, e events.Event, after uint64) (string, error)
 	// Down, when set, returns why no process serves the log, or why the log takes
 	// nothing. It is called when a request is abandoned at its deadline. nil means
 	// unknown.

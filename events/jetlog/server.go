@@ -37,6 +37,10 @@ type ServerOptions struct {
 	// of clients: see the fields of [Options].
 	Admit    func() error
 	Deciding func()
+	// Signed, when set, is called by a front with each decision of a client, and the
+	// sequence after which it is appended to its lane. An error of the kind
+	// [problem.Denied] refuses it for good. It may read the log.
+	Signed signedFunc
 	// Bounds limit the costs of a front's clients; zero fields are its defaults.
 	Bounds front.Limits
 	// Unsynced acknowledges events before the disk has them: for logs that can be
@@ -262,7 +266,8 @@ func (s *Server) Serve(l net.Listener) error {
 		return fmt.Errorf("serve the log on %s: %w", l.Addr(), err)
 	}
 	// A process that connects here can open the files of the store too.
-	return f.Serve(l, front.Door{Who: ofPeer, Grant: front.Grant{Delete: true, Access: true}})
+	own := front.OfUser(uint32(os.Geteuid())).Name //nolint:gosec // of this process
+	return f.Serve(l, front.Door{Who: ofPeer, Trusted: own, Grant: front.Grant{Delete: true, Access: true}})
 }
 
 // ofPeer returns the user of the process at the other end of a unix socket.

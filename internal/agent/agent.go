@@ -6,6 +6,7 @@
 //	card       agent.json there: the agent's address and token
 //	group      processes that join under one key, until all ranks have joined
 //	session    the job of a complete group, with one attempt: see [launch.Attend]
+//	trials     sessions of one run and different trials, which share a job
 //	member     one process of a group, watched from its join to its end
 //
 //	machines   the agents of other machines, which follow this one in a launch over
@@ -117,15 +118,17 @@ type Agent struct {
 	end  context.CancelCauseFunc
 
 	mu       sync.Mutex
-	stopping string            // why no more sessions are taken; empty: they are
-	now      bool              // wait for the sessions only
-	groups   map[string]*group // by key, until their sessions are over
-	requests int               // being answered
-	machines *machines         // nil before the first launch over several
-	used     time.Time         // time of the last answer
-	changed  chan struct{}     // of capacity one
+	stopping string             // why no more sessions are taken; empty: they are
+	now      bool               // wait for the sessions only
+	groups   map[string]*group  // by key, until their sessions are over
+	trained  map[string]*trials // by run, while sessions train trials other than main
+	requests int                // being answered
+	machines *machines          // nil before the first launch over several
+	used     time.Time          // time of the last answer
+	changed  chan struct{}      // of capacity one
 
 	opening sync.Mutex // of machines
+	wish    string     // the newest of another machine when this agent began
 }
 
 // ErrStopped reports that a session ended because the agent was asked to stop.
@@ -146,7 +149,7 @@ func New(cfg Config, st *store.Store) *Agent {
 func NewReader(cfg Config, at store.Whereabouts) *Agent {
 	cfg = cfg.withDefaults()
 	a := &Agent{
-		cfg: cfg, at: at, log: cfg.Logger, groups: map[string]*group{},
+		cfg: cfg, at: at, log: cfg.Logger, groups: map[string]*group{}, trained: map[string]*trials{},
 		used: time.Now(), changed: make(chan struct{}, 1),
 	}
 	a.life, a.end = context.WithCancelCause(context.Background())
@@ -193,6 +196,9 @@ func (a *Agent) Serve(ctx context.Context) error {
 	a.log.Info("agent serves", "store", a.at.ID, "location", a.at.Name, "socket", a.card.Socket, "pid", os.Getpid(), "version", a.cfg.Version)
 	defer context.AfterFunc(ctx, func() { a.Stop(context.Cause(ctx).Error(), true) })()
 	unfollow := a.follow()
+	if a.yields() {
+		a.wish, _ = nodes.Wished(joinDir(a.at.Dir))
+	}
 	a.keep()
 	unfollow()
 	return errors.Join(forget(a.at.Runtime, a.launch()), server.close(), a.unanswered(), a.machines.close())
@@ -262,7 +268,7 @@ func (a *Agent) keep() {
 		case <-a.changed:
 		case <-timer.C:
 		}
-		over, next := a.over(time.Now())
+		over, next := a.over(time.Now(), a.wished())
 		if over {
 			return
 		}
@@ -277,8 +283,32 @@ const busyPoll = 200 * time.Millisecond
 // follow it.
 const followersPoll = 5 * time.Second
 
-// over reports whether nothing keeps the agent running, or when to check again.
-func (a *Agent) over(now time.Time) (bool, time.Duration) {
+// wishPoll is how often an idle agent asks whether another machine needs its store.
+const wishPoll = 500 * time.Millisecond
+
+// yields reports whether this agent owns a store that agents of other machines may need.
+func (a *Agent) yields() bool {
+	return a.store != nil && a.link == nil && !store.IsURL(a.at.Location)
+}
+
+// wished returns the machine whose agent needs the store that this idle agent owns, or "".
+func (a *Agent) wished() string {
+	a.mu.Lock()
+	idle := len(a.groups) == 0 && a.requests == 0
+	a.mu.Unlock()
+	if !idle || !a.yields() {
+		return ""
+	}
+	id, host := nodes.Wished(joinDir(a.at.Dir))
+	if id == a.wish {
+		return ""
+	}
+	return host
+}
+
+// over reports whether nothing keeps the agent running, or when to check again. wished is
+// the machine that needs its store.
+func (a *Agent) over(now time.Time, wished string) (stop bool, next time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.groups) > 0 || a.requests > 0 && !a.now {
@@ -293,6 +323,14 @@ func (a *Agent) over(now time.Time) (bool, time.Duration) {
 	}
 	if a.stopping != "" {
 		return true, 0
+	}
+	if wished != "" {
+		a.stopping = fmt.Sprintf("it is idle, and %s needs the store", wished)
+		a.log.Info("agent stops", "why", a.stopping)
+		return true, 0
+	}
+	if a.yields() {
+		defer func() { next = min(next, wishPoll) }()
 	}
 	if a.cfg.Idle == 0 {
 		return false, time.Hour

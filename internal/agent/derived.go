@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/projections"
 )
 
 // maxNamesakes bounds the number of runs of one derived name.
@@ -62,7 +63,7 @@ const lingers = 500 * time.Millisecond
 func (a *Agent) taken(ctx context.Context, run string) (bool, error) {
 	for end := time.Now().Add(lingers); ; {
 		a.mu.Lock()
-		err := a.inUse(run)
+		err := a.inUse(run, projections.DefaultTrial)
 		a.mu.Unlock()
 		if err == nil {
 			break

@@ -34,7 +34,7 @@ type group struct {
 
 	parted map[int]bool // ranks that have left
 	ends   chan launch.MemberEnd
-	holds  bool // of the groups of this agent, this one has the run
+	holds  bool // of the groups of this agent that exclude each other, this one has the trial
 
 	job     string
 	serving launch.Serving

@@ -174,7 +174,7 @@ func (a *Agent) tryEnter(r JoinRequest, m *member) (g, old *group, err error) {
 		if a.stopping != "" {
 			return nil, nil, a.refusal()
 		}
-		if err := a.inUse(r.Run); err != nil {
+		if err := a.inUse(r.Run, r.Trial); err != nil {
 			return nil, nil, err
 		}
 		g = &group{
@@ -209,11 +209,11 @@ func (a *Agent) refusal() error {
 	return problem.Errorf(problem.Unavailable, "the agent (process %d) is stopping (%s) and takes no new sessions: when it has ended, `ckptstore agent start` starts another", a.card.PID, a.stopping)
 }
 
-// inUse refuses a run whose session has all its members alive. The caller holds
-// the lock.
-func (a *Agent) inUse(run string) error {
+// inUse refuses a trial that a session with all its members alive excludes. The caller
+// holds the lock.
+func (a *Agent) inUse(run, trial string) error {
 	for _, g := range a.groups {
-		if g.Run == run && len(g.parted) == 0 {
+		if g.excludes(run, trial) && len(g.parted) == 0 {
 			return g.occupied()
 		}
 	}

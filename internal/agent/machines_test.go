@@ -159,6 +159,26 @@ func TestRanksOnTwoMachines(t *testing.T) {
 	}
 }
 
+// Rank 0 of the next launch is on another machine: the agent that has coordinated gives the
+// store up, at once although it would be idle forever.
+func TestRankZeroMoves(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	at := p.machines(2)
+	cards := launched(t, "one", at)
+	runAt(t, cards, "leave")
+	moved := launched(t, "two", []machine{at[1], at[0]})
+	stopAfter(t, moved[0])
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := agent.Gone(ctx, cards[0]); err != nil {
+		t.Error(err)
+	}
+	if moved[0].Socket == cards[0].Socket {
+		t.Errorf("rank 0 of the second launch has the agent of the first, %+v", moved[0])
+	}
+}
+
 // A rank that never joins is named, with the processes that have joined and their
 // machines.
 func TestAbsentMachineIsNamed(t *testing.T) {

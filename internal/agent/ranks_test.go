@@ -33,6 +33,12 @@ func request(key, run string, n, world, pid int) agent.JoinRequest {
 // join makes sleeping processes the ranks of a group.
 func join(t *testing.T, c agent.Card, key, run string, world int) []*rank {
 	t.Helper()
+	return joinTrial(t, c, key, run, "", world)
+}
+
+// joinTrial is join for a trial of the run.
+func joinTrial(t *testing.T, c agent.Card, key, run, trial string, world int) []*rank {
+	t.Helper()
 	ranks := make([]*rank, world)
 	errs := make(chan error, world)
 	for n := range world {
@@ -40,7 +46,9 @@ func join(t *testing.T, c agent.Card, key, run string, world int) []*rank {
 		ranks[n] = r
 		go func() {
 			var err error
-			r.JoinReply, err = post[agent.JoinReply](t.Context(), c.Socket, c.Token, "join", request(key, run, n, world, r.proc.Process.Pid))
+			asked := request(key, run, n, world, r.proc.Process.Pid)
+			asked.Trial = trial
+			r.JoinReply, err = post[agent.JoinReply](t.Context(), c.Socket, c.Token, "join", asked)
 			errs <- err
 		}()
 	}

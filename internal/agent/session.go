@@ -48,11 +48,11 @@ func (a *Agent) serve(g *group) (err error) {
 	if err := a.succeed(g); err != nil {
 		return err
 	}
-	ctx, release, err := a.store.HoldRun(a.life, g.Run, g.job)
+	ctx, release, err := a.hold(g)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, release()) }()
+	defer func() { err = release(err) }()
 	place, endpoint, err := a.spread(ctx, g)
 	if err != nil {
 		return err
@@ -83,7 +83,7 @@ func (a *Agent) endSession(endpoint *nodes.Endpoint, err error) error {
 func (a *Agent) attending(g *group, place session.Nodes, node int) launch.AttendConfig {
 	cfg := launch.AttendConfig{Config: a.cfg.Session, Ends: g.ends, PIDs: map[int]int{}}
 	cfg.Run, cfg.Trial, cfg.Job, cfg.TrialConfig = g.Run, g.Trial, g.job, g.JoinRequest.Config
-	cfg.Nodes, cfg.Node, cfg.Resume = place, node, g.Resume
+	cfg.Nodes, cfg.Node, cfg.Resume, cfg.Shared = place, node, g.Resume, g.shares()
 	cfg.Services, cfg.Logger, cfg.NewID = a.cfg.Services, a.log, store.NewID
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -125,7 +125,7 @@ func (a *Agent) sessionStore() session.Store {
 	}
 }
 
-// succeed waits for the end of a session of the same run whose members are
+// succeed waits for the end of a session that excludes g and whose members are
 // leaving.
 func (a *Agent) succeed(g *group) error {
 	began := time.Now()
@@ -147,15 +147,15 @@ func (a *Agent) succeed(g *group) error {
 	}
 }
 
-// before returns an unfinished session of the run of g, and how long to wait for
+// before returns an unfinished session that excludes g, and how long to wait for
 // it: not at all while all its members live, and as long as finishing its saves
-// may take when none does. If there is none, g gets the run.
+// may take when none does. If there is none, g gets its trial.
 func (a *Agent) before(g *group) (*group, time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, old := range a.groups {
 		switch {
-		case !old.holds || old.Run != g.Run:
+		case !old.holds || !old.excludes(g.Run, g.Trial):
 		case old.state == ending:
 			return old, a.cfg.Session.DrainTimeout + a.cfg.Handover
 		case len(old.parted) == 0:

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
@@ -105,6 +106,9 @@ func usable(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, er
 func startAgent(ctx context.Context, at store.Whereabouts, o StartOptions) (Card, error) {
 	path := fileOf(at.Runtime, o.Launch, logFile)
 	forgetLogs(at.Runtime)
+	if o.Launch == "" {
+		wish(at)
+	}
 	log, err := openLog(path)
 	if err != nil {
 		return Card{}, err
@@ -143,6 +147,16 @@ func startAgent(ctx context.Context, at store.Whereabouts, o StartOptions) (Card
 			return Card{}, fmt.Errorf("start an agent of %s: it does not answer within %v: its log, %s, ends with:\n%s", at.Name, o.Limit, path, tail(path, from))
 		case <-time.After(pollEvery):
 		}
+	}
+}
+
+// wish asks an idle agent of another machine for the store. Without an answer, that agent
+// ends after its idle period.
+func wish(at store.Whereabouts) {
+	dir := joinDir(at.Dir)
+	host, err := os.Hostname()
+	if err == nil && !store.IsURL(at.Location) && (nodes.Listed(dir) || store.OwnedElsewhere(at.Dir)) {
+		_ = nodes.Wish(dir, host) // best effort
 	}
 }
 

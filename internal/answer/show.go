@@ -2,9 +2,12 @@ package answer
 
 import (
 	"context"
+	"errors"
 
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -26,6 +29,37 @@ type Shown struct {
 	Cost       *Cost                  `json:"cost,omitempty"` // in a bucket
 	Reshard    *planner.Preview       `json:"reshard,omitempty"`
 	Run        *Standing              `json:"run,omitempty"` // with the name of a run only
+	Fork       *Fork                  `json:"fork,omitempty"`
+}
+
+// Fork is the origin of a trial that was forked.
+type Fork struct {
+	Parent string `json:"parent"` // the reference to the checkpoint that it began with
+	Step   *int64 `json:"step"`   // of that checkpoint; null: the store does not know it
+	// How its configuration differs from that of the parent's trial; empty if that is unknown.
+	Changes []insight.Difference `json:"changes"`
+}
+
+// forkOf returns the origin of a trial, or nil.
+func forkOf(ctx context.Context, views query.Source, run, trial string) (*Fork, error) {
+	t, err := query.Ask(ctx, views, query.Trial, query.Params{Run: run, Trial: trial})
+	if err != nil || t.Parent == nil {
+		return nil, err
+	}
+	out := &Fork{Parent: events.CheckpointRef(*t.Parent).String(), Changes: []insight.Difference{}}
+	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: out.Parent})
+	switch {
+	case err == nil && c.ID == t.Parent.Checkpoint:
+		out.Step = &c.Step
+	case err != nil && !errors.Is(err, projections.ErrNotFound):
+		return nil, err
+	}
+	from, err := query.Ask(ctx, views, query.Trial, query.Params{Run: t.Parent.Run, Trial: t.Parent.Trial})
+	if errors.Is(err, projections.ErrNotFound) {
+		return out, nil
+	}
+	out.Changes = insight.ConfigChanges(from.Config, t.Config)
+	return out, err
 }
 
 // Tensor is a tensor of a checkpoint with the chunks that the ranks saved.
@@ -86,7 +120,11 @@ func Show(ctx context.Context, s *store.Store, views query.Source, ref string, o
 		return Shown{}, err
 	}
 	c.Participants = c.Saving()
-	return ShowStored(ctx, s.Data, s.ID, c, m, o)
+	out, err := ShowStored(ctx, s.Data, s.ID, c, m, o)
+	if err == nil {
+		out.Fork, err = forkOf(ctx, views, c.Run, c.Trial)
+	}
+	return out, err
 }
 
 // ManifestOf reads the manifest that the log names for a committed checkpoint.

@@ -83,7 +83,7 @@ func (h *Handler) readAccess() {
 // evidence serves the tamper evidence of the store in the form of C2SP tlog-tiles, as
 // `ckptstore audit serve` does.
 func (h *Handler) evidence(w http.ResponseWriter, r *http.Request) {
-	book, err := h.store.Ledger()
+	book, err := h.store.Tiles()
 	if err != nil {
 		httpkit.Refuse(w, fmt.Errorf("evidence of the log: %w", err))
 		return

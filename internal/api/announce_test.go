@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
 )
 
 // finderEnv makes the test binary a process that looks for servers, as `ckptstore ui` does, until
@@ -18,7 +18,7 @@ const finderEnv = "CKPTSTORE_TEST_FINDER"
 
 // findRecords reads all records again and again. It returns the exit code.
 func findRecords() int {
-	dir, err := store.UserRuntime(serversName)
+	dir, err := sockets.UserDir(serversName)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

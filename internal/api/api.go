@@ -16,6 +16,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
@@ -55,6 +56,7 @@ type Options struct {
 	writeLimit time.Duration // for a write to a stream; default writeLimit
 	comments   time.Duration // between comments of a stream; default commentEvery
 	ring       int           // events in the ring of the stream; default ringSize
+	streams    int           // at once; default mostStreams
 }
 
 // Handler serves a store. It must be closed before the store.
@@ -71,6 +73,8 @@ type Handler struct {
 	end    func()        // of what runs in the background
 	heavy  chan struct{} // held while an answer reads much
 	output chan struct{} // held while an answer reads files of output, which may be large
+
+	streams chan struct{} // a stream holds a place
 }
 
 // heavyAnswers is how many answers that read much are made at once.
@@ -86,6 +90,7 @@ func New(st *store.Store, o Options) *Handler {
 	}
 	h := &Handler{store: st, o: o, once: newAnswers(), heavy: make(chan struct{}, heavyAnswers), output: make(chan struct{}, 1)}
 	h.pasts.turn = make(chan struct{}, 1)
+	h.streams = make(chan struct{}, cmp.Or(o.streams, mostStreams))
 	h.end = h.prepare()
 	h.hub = newHub(h)
 	h.census = newCensus()

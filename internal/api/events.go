@@ -28,6 +28,7 @@ func (Event) Schema(huma.Registry) *huma.Schema {
 			"stored":   text("date-time"), "specversion": text(""), "id": text(""), "type": text(""), "source": text(""), "time": text("date-time"),
 			"subject": text(""), "datacontenttype": text(""),
 			"ckptactor": {Type: huma.TypeString, Description: "The sender, as the owner of the store identified it"},
+			"ckptsig":   {Type: huma.TypeString, Description: "The signature of a decision by its decider, which the server has not checked"},
 			"data":      {Description: "The body; docs/reference/events.md has the bodies of all types"},
 		},
 		Required: []string{"sequence", "stored", "specversion", "id", "type", "source", "time", "subject", "datacontenttype", "data"},
@@ -38,7 +39,7 @@ func (Event) Schema(huma.Registry) *huma.Schema {
 type EventPage struct {
 	Events []Event `json:"events"`
 	// Next is of the next page. A page may have fewer events than the limit, or none, and a next
-	// one: at most 20,000 events of the log are read for a page.
+	// one: at most 20,000 events of the log are read for a page, and it ends after 4 MiB of bodies.
 	Next string `json:"next,omitempty"`
 }
 
@@ -109,6 +110,8 @@ func (w wanted) has(r events.Recorded) bool {
 const (
 	// mostRead is how many events are read for a page.
 	mostRead = 20_000
+	// mostBytes is the length of the bodies after which a page ends: an event has up to a megabyte.
+	mostBytes = 4 << 20
 	// leastWindow is the number of events of the first window, when reading backwards.
 	leastWindow = 256
 )
@@ -177,14 +180,15 @@ func (h *Handler) readForward(ctx context.Context, w wanted, limit int, next, en
 	if next > end {
 		return next, nil
 	}
-	until := min(end, next+mostRead-1)
+	until, bytes := min(end, next+mostRead-1), 0
 	for r, err := range h.store.Log.Read(ctx, next, until) {
 		if err != nil {
 			return next, err
 		}
 		next = r.Sequence + 1
 		if w.has(r) {
-			if *to = append(*to, Event{r}); len(*to) == limit {
+			*to = append(*to, Event{r})
+			if bytes += len(r.Data); len(*to) == limit || bytes >= mostBytes {
 				break
 			}
 		}
@@ -196,23 +200,33 @@ func (h *Handler) readForward(ctx context.Context, w wanted, limit int, next, en
 // to continue at, 0 at the start of the log. It reads windows that double, because the log is
 // read forwards.
 func (h *Handler) readBackward(ctx context.Context, w wanted, limit int, next uint64, to *[]Event) (uint64, error) {
-	read := uint64(0)
+	read, left := uint64(0), mostBytes
 	for size := uint64(leastWindow); next > 0 && read < mostRead; size *= 2 {
 		size = min(size, mostRead-read)
 		first := next - min(next, size) + 1
 		var window []Event
+		held, cut := 0, false
 		for r, err := range h.store.Log.Read(ctx, first, next) {
 			if err != nil {
 				return next, err
 			}
 			if read++; w.has(r) {
 				window = append(window, Event{r})
+				for held += len(r.Data); held > left && len(window) > 1; cut = true { // the page has only the newest of them
+					held -= len(window[0].Data)
+					window[0] = Event{}
+					window = window[1:]
+				}
 			}
 		}
+		left -= held
 		for _, e := range slices.Backward(window) {
 			if *to = append(*to, e); len(*to) == limit {
 				return e.Sequence - 1, nil
 			}
+		}
+		if cut || left <= 0 {
+			return window[0].Sequence - 1, nil
 		}
 		next = first - 1
 	}

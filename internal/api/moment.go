@@ -214,8 +214,8 @@ type folded struct {
 	stored   time.Time // when the event was stored
 }
 
-// keptPasts is how many states are kept. In a process without views of its own, each holds all
-// rows of the store.
+// keptPasts is how many states are kept. In a process without views of its own, those of the
+// beginning of the log hold rows; the others do not.
 const keptPasts = 4
 
 // find returns a kept state.
@@ -237,6 +237,11 @@ func (p *pasts) at(ctx context.Context, h *Handler, sequence uint64, chosen bool
 	if f, ok := p.find(sequence); ok {
 		return f, nil
 	}
+	if chosen { // first: the turn may be that of a page, which waits
+		if err := h.store.Prepared(sequence); err != nil {
+			return folded{}, err
+		}
+	}
 	select {
 	case p.turn <- struct{}{}:
 		defer func() { <-p.turn }()
@@ -245,11 +250,6 @@ func (p *pasts) at(ctx context.Context, h *Handler, sequence uint64, chosen bool
 	}
 	if f, ok := p.find(sequence); ok {
 		return f, nil
-	}
-	if chosen {
-		if err := h.store.Prepared(sequence); err != nil {
-			return folded{}, err
-		}
 	}
 	f := folded{sequence: sequence}
 	for r, err := range h.store.Log.Read(ctx, sequence, sequence) {

@@ -397,6 +397,11 @@ func TestNextPageWaits(t *testing.T) {
 	if _, err := h.pasts.at(t.Context(), h, last, true); !errors.Is(err, store.ErrPreparing) {
 		t.Errorf("as of a chosen event: %v", err)
 	}
+	h.pasts.turn <- struct{}{} // a page waits
+	if _, err := h.pasts.at(t.Context(), h, last, true); !errors.Is(err, store.ErrPreparing) {
+		t.Errorf("as of a chosen event, while a page waits: %v", err)
+	}
+	<-h.pasts.turn
 	if f, err := h.pasts.at(t.Context(), h, last, false); err != nil || f.sequence != last {
 		t.Errorf("the next page: %d, %v", f.sequence, err)
 	}
@@ -564,4 +569,46 @@ func TestDottedRuns(t *testing.T) {
 		t.Errorf("a brief row: %+v", c)
 	}
 	h.refusedAs("one of its checkpoints that is not there", h.call("GET", Prefix+"/runs/-/checkpoints/step-99?run=.", readToken1, ""), 404, "step-99")
+}
+
+// TestPagesOfLargeEvents: a page of events ends after a few megabytes, and the pages have all events, in both directions.
+func TestPagesOfLargeEvents(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{})
+	var facts []events.Fact
+	for rank := range 60 {
+		f, err := events.NewFact(events.Stamp{ID: store.NewID(), Source: "test", Time: time.Now()}, events.Scope{Run: "bert", Trial: "main", Actor: events.Rank(rank)},
+			&events.WorkerExited{Attempt: 1, Rank: rank, Message: strings.Repeat("x", 150<<10)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		facts = append(facts, f)
+	}
+	if _, err := h.st.Log.Append(t.Context(), facts...); err != nil {
+		t.Fatal(err)
+	}
+	for _, from := range []string{"", "&first=true"} {
+		pages, seen := 0, map[uint64]bool{}
+		for next := ""; pages == 0 || next != ""; pages++ {
+			var page EventPage
+			h.get("/events?run=bert&limit=1000"+from+"&page="+url.QueryEscape(next), &page)
+			size := 0
+			for _, e := range page.Events {
+				size += len(e.Data)
+				if seen[e.Sequence] {
+					t.Errorf("%q: event %d comes twice", from, e.Sequence)
+				}
+				seen[e.Sequence] = true
+			}
+			if size > mostBytes+1<<20 {
+				t.Errorf("%q: a page has bodies of %d bytes", from, size)
+			}
+			if next = page.Next; pages > 100 {
+				t.Fatalf("%q: the pages do not end", from)
+			}
+		}
+		if len(seen) != len(facts) || pages < 3 {
+			t.Errorf("%q: %d events in %d pages, want %d", from, len(seen), pages, len(facts))
+		}
+	}
 }

@@ -167,7 +167,7 @@ func parseUser(line string) (u User, err error) {
 		return u, fmt.Errorf("want NAME ROLE SHA256, got %d words", len(fields))
 	}
 	u.Name = fields[0]
-	if err := validUser(u.Name); err != nil {
+	if err := ValidUser(u.Name); err != nil {
 		return u, err
 	}
 	var known bool

@@ -28,6 +28,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/private"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
 )
 
 // Listen configures a [Server].
@@ -118,6 +119,11 @@ const (
 
 // mostConnections is how many connections a server has at once. Further ones wait.
 const mostConnections = 1000
+
+// mostStreams is how many of them are streams, which may last for days. Further ones are refused:
+// the others are for requests, among them the probes of a supervisor that would end a server
+// without an answer.
+const mostStreams = mostConnections / 2
 
 // maxHead is the longest head of a request, in bytes.
 const maxHead = 64 << 10
@@ -322,7 +328,7 @@ const serversName = "ckptstore-http"
 // ownToken returns this user's token for a store. It is kept, so that clients of a server that
 // was restarted reconnect.
 func ownToken(name string) (string, error) {
-	dir, err := store.UserRuntime(serversName)
+	dir, err := sockets.UserDir(serversName)
 	if err != nil {
 		return "", err
 	}
@@ -383,7 +389,7 @@ func readPrivate(path string) ([]byte, error) {
 // announce writes the record of the server and locks it, and then gives it the name by which
 // [Find] looks for it: a record without a lock is that of a dead server, and is removed.
 func (s *Server) announce() (record *os.File, path string, err error) {
-	dir, err := store.UserRuntime(serversName)
+	dir, err := sockets.UserDir(serversName)
 	if err != nil {
 		return nil, "", err
 	}
@@ -415,7 +421,7 @@ func (s *Server) announce() (record *os.File, path string, err error) {
 // machine, and its token. found is false if there is none.
 func Find(ctx context.Context, st *store.Store) (r Record, token string, found bool, err error) {
 	name := cmp.Or(st.Copy, st.ID)
-	dir, err := store.UserRuntime(serversName)
+	dir, err := sockets.UserDir(serversName)
 	if err != nil {
 		return r, "", false, err
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
 )
 
 // TestListen: an address that other machines can reach needs TLS.
@@ -124,7 +125,7 @@ func TestServe(t *testing.T) {
 	if r := h.callAt(t.Context(), base, "GET", Prefix+"/store", token, ""); r.status != http.StatusOK || !strings.Contains(r.body, `"role":"admin"`) {
 		t.Errorf("the store: %d %s", r.status, r.body)
 	}
-	dir, err := store.UserRuntime(serversName)
+	dir, err := sockets.UserDir(serversName)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,8 @@ import (
 const (
 	// ringSize is how many events the hub keeps for its clients.
 	ringSize = 8192
+	// ringBytes bounds the text of these events.
+	ringBytes = 64 << 20
 	// writeLimit bounds a write to a client. A client that takes nothing for this long is cut.
 	writeLimit = 30 * time.Second
 	// commentEvery is the time between two comments, by which proxies and clients see that the
@@ -29,7 +31,7 @@ const (
 
 // frame is an event as it is written to clients.
 type frame struct {
-	event events.Recorded
+	event events.Recorded // without its body
 	text  []byte
 }
 
@@ -39,7 +41,9 @@ func frameOf(r events.Recorded) (frame, error) {
 	if err != nil {
 		return frame{}, fmt.Errorf("encode event %d: %w", r.Sequence, err)
 	}
-	return frame{r, fmt.Appendf(nil, "id: %d\ndata: %s\n\n", r.Sequence, body)}, nil
+	f := frame{r, fmt.Appendf(nil, "id: %d\ndata: %s\n\n", r.Sequence, body)}
+	f.event.Data = nil
+	return f, nil
 }
 
 // hub reads the log once for all clients of the stream, while there are any. The newest events
@@ -55,6 +59,7 @@ type hub struct {
 	ring    []frame
 	first   uint64 // sequence of the oldest event in the ring
 	next    uint64 // sequence of the next event; first if the ring is empty
+	bytes   int    // of the texts in the ring
 	clients int
 	stop    context.CancelFunc // of the reader; nil while none runs
 	news    chan struct{}      // closed at the next event
@@ -90,7 +95,8 @@ func (b *hub) join(last uint64) {
 	}
 	// What was read for earlier clients is kept if nothing is missing after it.
 	if last+1 > b.next+b.size()/2 || b.next == 0 || b.next > last+1 {
-		b.first, b.next = last+1, last+1
+		b.first, b.next, b.bytes = last+1, last+1, 0
+		clear(b.ring)
 	}
 	ctx, stop := context.WithCancel(b.life)
 	b.stop = stop
@@ -146,9 +152,16 @@ func (b *hub) add(ctx context.Context, r events.Recorded) error {
 	if ctx.Err() != nil || r.Sequence != b.next {
 		return ctx.Err() // a reader that was stopped
 	}
-	b.ring[r.Sequence%b.size()] = f
+	at := &b.ring[r.Sequence%b.size()]
+	b.bytes += len(f.text) - len(at.text)
+	*at = f
 	b.next++
 	b.first = max(b.first, b.next-min(b.next, b.size()))
+	for ; b.bytes > ringBytes && b.first+1 < b.next; b.first++ {
+		oldest := &b.ring[b.first%b.size()]
+		b.bytes -= len(oldest.text)
+		*oldest = frame{}
+	}
 	close(b.news)
 	b.news = make(chan struct{})
 	return nil
@@ -192,6 +205,13 @@ type client struct {
 
 // stream answers GET /stream.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
+	select {
+	case h.streams <- struct{}{}:
+		defer func() { <-h.streams }()
+	default:
+		httpkit.Refuse(w, problem.Errorf(problem.Unavailable, "this server has %d streams open, its limit: close some, or ask again later", cap(h.streams)))
+		return
+	}
 	c := &client{h: h, w: w, out: http.NewResponseController(w), whole: true}
 	if err := c.begin(r); err != nil {
 		httpkit.Refuse(w, err)

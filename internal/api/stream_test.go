@@ -3,6 +3,7 @@ package api
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -354,4 +355,78 @@ func (h *harness) resume(ctx context.Context, next *uint64, until uint64, joined
 		}
 	}
 	return nil
+}
+
+// TestRingOfLargeEvents: what is kept for clients that follow is bounded in bytes.
+func TestRingOfLargeEvents(t *testing.T) {
+	t.Parallel()
+	b := newHub(&Handler{})
+	defer b.close()
+	b.first, b.next = 1, 1
+	body := json.RawMessage(`"` + strings.Repeat("x", 1<<20) + `"`)
+	const last = 100
+	for seq := uint64(1); seq <= last; seq++ {
+		if err := b.add(t.Context(), events.Recorded{Sequence: seq, Event: events.Event{Kind: "worker.exited", Data: body}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := 0
+	for _, f := range b.ring {
+		held += len(f.text) + len(f.event.Data)
+	}
+	if held > ringBytes || held < ringBytes/2 || b.bytes != held {
+		t.Errorf("%d bytes are kept, %d counted, at most %d are wanted", held, b.bytes, ringBytes)
+	}
+	if _, lost, _ := b.take(1); !lost {
+		t.Error("the first event is kept")
+	}
+	if got, lost, _ := b.take(last); lost || len(got) != 1 || got[0].event.Sequence != last || len(got[0].text) < len(body) {
+		t.Errorf("the last event: %d, lost %v", len(got), lost)
+	}
+}
+
+// TestMostStreams: a stream more than the server has is refused, and taken when another one has ended.
+func TestMostStreams(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, Options{streams: 2})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	open, ended := make(chan struct{}, 2), make(chan error, 2)
+	for range 2 {
+		go func() {
+			ended <- h.follow(ctx, "", func(m message) bool {
+				if m.name == "caught-up" {
+					open <- struct{}{}
+				}
+				return true
+			})
+		}()
+	}
+	for range 2 {
+		select {
+		case <-open:
+		case err := <-ended:
+			t.Fatal(err)
+		}
+	}
+	if r := h.call(http.MethodGet, Prefix+"/stream", readToken1, ""); r.status != http.StatusServiceUnavailable || !strings.Contains(r.body, "2 streams") {
+		t.Errorf("a third stream: %d %s", r.status, r.body)
+	}
+	if r := h.call(http.MethodGet, Prefix+"/store", readToken1, ""); r.status != http.StatusOK {
+		t.Errorf("a request: %d %s", r.status, r.body)
+	}
+	cancel()
+	for range 2 {
+		<-ended // the test has ended them
+	}
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := h.follow(t.Context(), "", func(message) bool { return false })
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after the others have ended: %v", err)
+		}
+	}
 }

@@ -93,8 +93,8 @@ var userName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 // a name: the source of an event is the user's name.
 const ownPrefix = "uid-"
 
-// validUser returns an error unless a name may be that of a user of a file.
-func validUser(name string) error {
+// ValidUser returns an error unless a name may be that of a user of a file.
+func ValidUser(name string) error {
 	if !userName.MatchString(name) {
 		return problem.Errorf(problem.Invalid, "name %q: want letters, digits and . _ -, at most 64", name)
 	}

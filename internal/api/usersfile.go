@@ -128,7 +128,7 @@ func IssueToken(ctx context.Context, path string, i Issue) (token string, u User
 	if i.Expires.IsZero() {
 		u.Expires = time.Time{}
 	}
-	if err := validUser(i.Name); err != nil {
+	if err := ValidUser(i.Name); err != nil {
 		return bad(err)
 	}
 	if i.Token != "" && !userName.MatchString(i.Token) {
@@ -176,7 +176,7 @@ func IssueToken(ctx context.Context, path string, i Issue) (token string, u User
 // RevokeTokens removes tokens of a user from a file, and returns them: the one with a name or
 // hash, or all if that is empty. The file keeps their digests for a month.
 func RevokeTokens(ctx context.Context, path, name, token string) (gone Users, err error) {
-	if err := validUser(name); err != nil {
+	if err := ValidUser(name); err != nil {
 		return nil, fmt.Errorf("revoke: %w", err)
 	}
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

@@ -50,7 +50,17 @@ type BundleHead struct {
 	Rows        []PlacedRow  `json:"rows"`
 	Items       int          `json:"items"` // lines that follow
 	Consistency *Consistency `json:"consistency,omitempty"`
+
+	// What the signatures of the decisions are checked with, where the log grants keys: the
+	// first event of the log, which names the store, the rows of the run map of no run, and
+	// all messages of its trial [events.Keys].
+	Created *Item       `json:"created,omitempty"`
+	KeyRows []PlacedRow `json:"key_rows,omitempty"`
+	Keys    []Item      `json:"keys,omitempty"`
 }
+
+// NoRun is how run and trial of an event without them are written in subjects.
+const NoRun = "_"
 
 // Item is an event in a bundle.
 type Item struct {
@@ -153,6 +163,13 @@ type Verified struct {
 	Messages int    `json:"messages"` // with their content
 	Complete int64  `json:"complete"` // the bundle has all events of the run up to this sequence
 	Blobs    int    `json:"blobs"`    // contents kept aside that are in the bundle
+
+	// Signatures of the decisions with their content, nil if the bundle has no keys. Its
+	// findings are no error of [VerifyBundle].
+	Signatures *SignatureReport `json:"signatures"`
+	Unchecked  int              `json:"unchecked,omitempty"` // signatures in a bundle without keys
+
+	check *signedBundle
 }
 
 // VerifyBundle checks a bundle and returns what it proves. It needs no store, network or
@@ -193,6 +210,9 @@ func VerifyBundle(r io.Reader, p Policy, acceptUnwitnessed bool, old *Head) (v V
 		return v, fmt.Errorf("%w: the log has no event of run %s", ErrMissingTrial, head.Run)
 	}
 	v.Trials = len(rows)
+	if v.check, err = head.signatures(v.Head, sealed, p); err != nil {
+		return v, err
+	}
 	seen := Runs{}
 	last := uint64(0)
 	for range head.Items {
@@ -216,6 +236,7 @@ func VerifyBundle(r io.Reader, p Policy, acceptUnwitnessed bool, old *Head) (v V
 	if _, err := lines.ReadByte(); !errors.Is(err, io.EOF) {
 		return v, errors.Join(fmt.Errorf("%w: the bundle has more than its %d events", ErrTampered, head.Items), err)
 	}
+	v.Signatures, v.check = v.check.report(), nil
 	return v, nil
 }
 
@@ -230,8 +251,12 @@ func (v *Verified) item(it Item, head BundleHead, last uint64, seen *Runs) (uint
 		return 0, fmt.Errorf("%w: event %d is not the next of run %s", ErrTampered, leaf.Sequence, head.Run)
 	}
 	if head.From <= leaf.Sequence && leaf.Sequence <= head.Until {
-		if _, _, err := it.opened(v.Head, true); err != nil {
+		_, m, err := it.opened(v.Head, true)
+		if err != nil {
 			return 0, err
+		}
+		if v.check.message(m, leaf); v.check == nil && len(m.Header[HeaderSignature]) > 0 {
+			v.Unchecked++
 		}
 		if it.Blob != nil {
 			v.Blobs++
@@ -239,6 +264,8 @@ func (v *Verified) item(it Item, head BundleHead, last uint64, seen *Runs) (uint
 		v.Messages++
 	} else if !it.bare() {
 		return 0, fmt.Errorf("%w: event %d has content, and the bundle has that of events %d to %d", ErrTampered, leaf.Sequence, head.From, head.Until)
+	} else {
+		v.check.pass(leaf)
 	}
 	seen.Add(leaf.Subject, leaf.Sequence, EntryHash(it.Entry))
 	v.Events++

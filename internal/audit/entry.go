@@ -54,7 +54,7 @@ type Salt [sha256.Size]byte
 const entryMagic = "ckptstore-entry/v1\x00"
 
 // HeaderSignature is the header with the signature of a decision by its trainer.
-const HeaderSignature = "ckpt-sig"
+const HeaderSignature = events.HeaderSignature
 
 // bound are the headers that an entry binds, apart from those that begin with "ce-".
 // Headers that a server adds, such as the ID of a batch, are not among them: a mirror

@@ -22,14 +22,28 @@ var ErrPolicy = problem.New(problem.Policy, "policy not met")
 //	witness NAME KEY URL
 //	group NAME any|all|N MEMBER…
 //	quorum NAME, or quorum none
+//
+// Two kinds of lines are of ckptstore:
+//
+//	signer KEY       the key of an admin, who decides which keys sign decisions
+//	signed PATTERN   the decisions of runs that match must be signed
 type Policy struct {
 	Logs      []note.Verifier
 	Witnesses witness.Group
+	Signers   []string // verifier keys; none: the first key that the log grants counts
+	Signed    []string // patterns of [path.Match]
 }
+
+// WantsSignatures reports whether the policy is about signatures of decisions.
+func (p Policy) WantsSignatures() bool { return p.Signers != nil || p.Signed != nil }
 
 // ParsePolicy parses the text of a policy. It refuses a policy in which one key counts
 // more than once, as C2SP tlog-policy wants.
 func ParsePolicy(text string) (p Policy, err error) {
+	text, err = p.signatures(text)
+	if err != nil {
+		return p, problem.Errorf(problem.Invalid, "policy: %w", err)
+	}
 	p.Witnesses, err = witness.ParsePolicy([]byte(text))
 	if err != nil {
 		return p, problem.Errorf(problem.Invalid, "policy: %w", err)
@@ -54,6 +68,41 @@ func ParsePolicy(text string) (p Policy, err error) {
 		p.Logs = append(p.Logs, v)
 	}
 	return p, nil
+}
+
+// signatures takes the lines about signatures of decisions, and returns the others.
+func (p *Policy) signatures(text string) (others string, err error) {
+	var out strings.Builder
+	for line := range strings.Lines(text) {
+		bare, _, _ := strings.Cut(line, "#")
+		fields := strings.Fields(bare)
+		if !SignatureLine(line) {
+			out.WriteString(line)
+			continue
+		}
+		if len(fields) != 2 {
+			return "", fmt.Errorf("%q: want `signer KEY` or `signed PATTERN`", strings.TrimSpace(line))
+		}
+		if fields[0] == "signed" {
+			if bad := badPattern(fields[1:]); bad != "" {
+				return "", fmt.Errorf("%s is no pattern of runs", bad)
+			}
+			p.Signed = append(p.Signed, fields[1])
+			continue
+		}
+		if _, err := note.NewVerifier(fields[1]); err != nil {
+			return "", fmt.Errorf("signer %s: %w", fields[1], err)
+		}
+		p.Signers = append(p.Signers, fields[1])
+	}
+	return out.String(), nil
+}
+
+// SignatureLine reports whether a line of a policy is about signatures of decisions.
+func SignatureLine(line string) bool {
+	line, _, _ = strings.Cut(line, "#")
+	fields := strings.Fields(line)
+	return len(fields) > 0 && (fields[0] == "signer" || fields[0] == "signed")
 }
 
 // counted has what the lines of a policy may name only once. The library does not look.

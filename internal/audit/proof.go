@@ -51,6 +51,9 @@ type ProvedEvent struct {
 	Sequence uint64         `json:"sequence"`
 	Stored   string         `json:"stored"`
 	Message  events.Message `json:"message"`
+	// Signer is the key that the event's signature names. The proof of one event cannot
+	// show that the key was granted: a bundle does.
+	Signer string `json:"signer,omitempty"`
 }
 
 // VerifyProof checks the proof of one event. It needs no store, network or clock. Of a file
@@ -86,6 +89,9 @@ func VerifyProof(data []byte, p Policy, acceptUnwitnessed bool, old *Head) (v Pr
 	}
 	if err := x.Consistency.checkAll(old, v.Head, p.Logs); err != nil {
 		return v, err
+	}
+	if e, err := events.Decode(m); err == nil {
+		v.Signer = SignerOf(e)
 	}
 	v.Sequence, v.Message, v.Stored = leaf.Sequence, m, leaf.Stored.Format("2006-01-02T15:04:05.000000000Z07:00")
 	return v, nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/bytesize"
 	"github.com/ckptstore/ckptstore/internal/terminal"
 )
@@ -163,11 +164,12 @@ func (r Report) document() document {
 		{"Decisions", fmt.Sprint(len(r.Decisions))},
 		{"Checkpoints", fmt.Sprintf("%d begun, %d committed, %d deleted", len(r.Checkpoints), committed, deleted)},
 		{"Loads", fmt.Sprint(len(r.Restores))},
+		{"Signatures", text(r.Signatures.Text())},
 	}
 	if r.Head != nil {
 		d.Facts = slices.Insert(d.Facts, 4, fact{"Checked", "the signature of the head, by the key that the store names; not the log against its root, which ckptstore audit verify --policy checks"})
 	}
-	d.Sections = []section{r.jobs(), r.trials(), r.attempts(), r.origins(), r.checkpoints(), r.restores(), r.counts(), r.decisions(), r.access()}
+	d.Sections = []section{r.jobs(), r.trials(), r.attempts(), r.origins(), r.checkpoints(), r.restores(), r.counts(), r.decisions(), r.signatures(), r.access(), r.keys()}
 	return d
 }
 
@@ -295,9 +297,41 @@ func (r Report) counts() section {
 }
 
 func (r Report) decisions() section {
-	s := section{Title: "Decisions", Note: "The run has no decision.", Columns: columns("Event:number", "Stored:time", "By:long", "Trial", "Decision:code", "Of:code", "Detail:long")}
+	s := section{Title: "Decisions", Note: "The run has no decision.", Columns: columns("Event:number", "Stored:time", "By:long", "Trial", "Decision:code", "Of:code", "Detail:long", "Signed by:code")}
 	for _, d := range r.Decisions {
-		s.Rows = append(s.Rows, []string{sequence(d.Sequence), when(d.Stored), d.By.text(), text(d.Trial), text(d.Kind), orDash(d.Subject), orDash(d.Detail)})
+		signer := orDash(d.Signer)
+		if d.Signer != "" && d.Signature != audit.Signed {
+			signer += ": " + string(d.Signature)
+		}
+		s.Rows = append(s.Rows, []string{sequence(d.Sequence), when(d.Stored), d.By.text(), text(d.Trial), text(d.Kind), orDash(d.Subject), orDash(d.Detail), signer})
+	}
+	return s
+}
+
+// signatures are the decisions whose signature does not hold.
+func (r Report) signatures() section {
+	s := section{Title: "Signatures that do not hold", Note: "None.", Columns: columns("Event:number", "State", "Key:code", "Problem:long")}
+	for _, f := range r.Signatures.Findings {
+		s.Rows = append(s.Rows, []string{sequence(f.Sequence), string(f.State), orDash(f.Key), text(f.Problem)})
+	}
+	return s
+}
+
+// keys are the keys that sign decisions.
+func (r Report) keys() section {
+	s := section{
+		Title: "Keys that sign decisions", Note: "The log grants no key.",
+		Columns: columns("Key:code", "User", "Role", "Runs", "Granted:number", "Until"),
+	}
+	for _, g := range r.Keys {
+		until := "it is revoked"
+		switch {
+		case g.Until > 0:
+			until = fmt.Sprintf("event %d", g.Until)
+		case !g.Expires.IsZero():
+			until = when(g.Expires)
+		}
+		s.Rows = append(s.Rows, []string{text(g.Key), text(g.User), text(g.Role), text(cmp.Or(strings.Join(g.Runs, ", "), "all")), sequence(g.Since), until})
 	}
 	return s
 }
@@ -306,7 +340,7 @@ func (r Report) decisions() section {
 func (r Report) access() section {
 	s := section{
 		Title: "Access to the store", Note: "The log has no grant of access to the store.",
-		Columns: columns("Event:number", "Stored:time", "By:long", "User", "Access", "Token:code", "Until"),
+		Columns: columns("Event:number", "Stored:time", "By:long", "User", "Access", "Token or key:code", "Until"),
 	}
 	for _, a := range r.Access {
 		by := a.By.text()
@@ -317,7 +351,19 @@ func (r Report) access() section {
 		if a.Kind == string(events.AccessGranted{}.Kind()) {
 			what, until = text(a.Role), text(cmp.Or(a.Expires, "it is revoked"))
 		}
-		s.Rows = append(s.Rows, []string{sequence(a.Sequence), when(a.Stored), by, text(a.User), what, text(strings.TrimSpace(a.Token + " " + strings.Join(a.Hashes, " "))), until})
+		if a.Kind == string(events.AccessGranted{}.Kind()) && len(a.Hashes)+len(a.Keys) == 0 {
+			what, until = "none", "-"
+		}
+		if len(a.Require) > 0 {
+			what += text(fmt.Sprintf("; decisions of runs %s must be signed", strings.Join(a.Require, ", ")))
+			if a.Kind != string(events.AccessGranted{}.Kind()) {
+				what += " no longer"
+			}
+		}
+		if a.Invalid != "" {
+			what += text("; no effect: " + a.Invalid)
+		}
+		s.Rows = append(s.Rows, []string{sequence(a.Sequence), when(a.Stored), by, text(a.User), what, text(strings.TrimSpace(strings.Join(append(append([]string{a.Token}, a.Hashes...), a.Keys...), " "))), until})
 	}
 	return s
 }

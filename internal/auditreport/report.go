@@ -22,6 +22,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/answer"
+	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
@@ -42,6 +43,9 @@ type Report struct {
 	Restores    []Restore    `json:"restores"`    // loads by the run
 	Decisions   []Decision   `json:"decisions"`   // in the order of the log
 	Access      []Access     `json:"access"`      // to the store, in the order of the log
+
+	Keys       []audit.Grant         `json:"keys"`       // that sign decisions, by the log
+	Signatures audit.SignatureReport `json:"signatures"` // of the decisions of the run, and of those about keys
 }
 
 // Head is a signed head of the log. The report does not compute its root from the log.
@@ -165,6 +169,9 @@ type Decision struct {
 	Kind     string    `json:"kind"`
 	Subject  string    `json:"subject,omitempty"` // the checkpoint, or the attempt
 	Detail   string    `json:"detail,omitempty"`
+
+	Signer    string      `json:"signer,omitempty"` // the key that the signature names: NAME+HASH
+	Signature audit.State `json:"signature"`        // whether it holds
 }
 
 // Access is a grant of access to the store, or its end.
@@ -179,6 +186,12 @@ type Access struct {
 	Token    string    `json:"token,omitempty"` // name of the token
 	Hashes   []string  `json:"hashes"`          // the first 16 hexadecimal digits of the SHA-256 of the tokens
 	Expires  string    `json:"expires,omitempty"`
+
+	Keys    []string `json:"keys,omitempty"`    // that sign decisions, granted or revoked: NAME+HASH
+	Runs    []string `json:"runs,omitempty"`    // patterns of the runs that a key may sign
+	Require []string `json:"require,omitempty"` // patterns of runs whose decisions must be signed from here on, or no longer
+	Signer  string   `json:"signer,omitempty"`  // of a decision about keys, which counts only with a signature
+	Invalid string   `json:"invalid,omitempty"` // why it has no effect
 }
 
 // Log is the part of a log that a report reads.
@@ -237,12 +250,13 @@ type reading struct {
 	r      Report
 	newest uint64 // sequence that a row has
 	by     map[uint64]By
+	signed []events.Recorded // all decisions of the run, and those about keys
 }
 
 func read(ctx context.Context, from From, views query.Source, run string, asOf uint64) (Report, uint64, error) {
 	x := &reading{from: from, views: views, by: map[uint64]By{}, r: Report{
 		Store: from.Store, Run: run, AsOf: asOf,
-		Jobs: []Job{}, Trials: []Trial{}, Origins: []Origin{}, Checkpoints: []Checkpoint{}, Restores: []Restore{}, Decisions: []Decision{}, Access: []Access{},
+		Jobs: []Job{}, Trials: []Trial{}, Origins: []Origin{}, Checkpoints: []Checkpoint{}, Restores: []Restore{}, Decisions: []Decision{}, Access: []Access{}, Keys: []audit.Grant{},
 	}}
 	err := x.read(ctx)
 	if err == nil {
@@ -297,9 +311,13 @@ func (x *reading) read(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := x.access(ctx); err != nil {
-		return err
+	for _, lane := range []events.Aggregate{{}, {Trial: events.Keys}} {
+		if err := x.access(ctx, lane); err != nil {
+			return err
+		}
 	}
+	slices.SortStableFunc(x.r.Access, func(a, b Access) int { return cmp.Compare(a.Sequence, b.Sequence) })
+	x.signatures()
 	slices.SortStableFunc(x.r.Restores, func(a, b Restore) int { return cmp.Compare(a.Sequence, b.Sequence) })
 	return x.checkpoints(ctx)
 }
@@ -349,15 +367,42 @@ func (x *reading) decisions(ctx context.Context, t projections.Trial) error {
 			x.by[e.Sequence] = d.By
 		}
 		x.r.Decisions = append(x.r.Decisions, d)
+		x.signed = append(x.signed, e)
 	}
 	return nil
 }
 
-// access reads who was given access to the store, and who lost it, from the lane of the store.
-func (x *reading) access(ctx context.Context) error {
-	for e, err := range x.from.Log.ReadLane(ctx, events.Aggregate{}, 1, x.r.AsOf) {
+// signatures checks the signatures of the decisions that were read.
+func (x *reading) signatures() {
+	slices.SortFunc(x.signed, func(a, b events.Recorded) int { return cmp.Compare(a.Sequence, b.Sequence) })
+	check := audit.NewSignatures(x.from.Store, audit.Policy{})
+	verdicts := map[uint64]audit.Verdict{}
+	for _, e := range x.signed {
+		if v, decides := check.Event(e); decides {
+			verdicts[e.Sequence] = v
+		}
+	}
+	for i := range x.r.Decisions {
+		d := &x.r.Decisions[i]
+		v := verdicts[d.Sequence]
+		d.Signer, d.Signature = v.Key, cmp.Or(v.State, audit.Unsigned)
+	}
+	for i := range x.r.Access {
+		a := &x.r.Access[i]
+		v := verdicts[a.Sequence]
+		a.Signer, a.Invalid = v.Key, v.Problem
+	}
+	x.r.Keys, x.r.Signatures, x.signed = check.Grants(), check.Report(), nil
+}
+
+// access reads who was given access to the store, and who lost it, from a lane of the store.
+func (x *reading) access(ctx context.Context, lane events.Aggregate) error {
+	for e, err := range x.from.Log.ReadLane(ctx, lane, 1, x.r.AsOf) {
 		if err != nil {
 			return err
+		}
+		if lane.Trial == events.Keys {
+			x.signed = append(x.signed, e)
 		}
 		body, err := e.Body()
 		if err != nil {
@@ -367,8 +412,16 @@ func (x *reading) access(ctx context.Context) error {
 		switch b := body.(type) {
 		case *events.AccessGranted:
 			a.User, a.Role, a.Token, a.Hashes, a.Expires, a.Stated = b.User, b.Role, b.Token, []string{b.Hash}, b.Expires, b.By
+			if b.Hash == "" {
+				a.Hashes = []string{}
+			}
+			if b.Key != "" {
+				a.Keys = []string{audit.KeyOf(b.Key)}
+			}
+			a.Runs, a.Require = b.Runs, b.Require
 		case *events.AccessRevoked:
 			a.User, a.Hashes, a.Stated = b.User, listOf(b.Hashes), b.By
+			a.Keys, a.Require = b.Keys, b.Require
 		default:
 			continue
 		}

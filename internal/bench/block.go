@@ -199,7 +199,7 @@ func GuardCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: process.GuardCommand + " JOB [NAME=VALUE...]", Hidden: true, Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, given []string) error {
-			return process.RunGuard(context.WithoutCancel(c.Context()), os.Stdin, given[0], given[1:]...)
+			return process.RunGuard(context.WithoutCancel(c.Context()), os.Stdin, os.Stdout, given[0], given[1:]...)
 		},
 	}
 }

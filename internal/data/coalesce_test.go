@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/blocks"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -35,11 +36,11 @@ func TestCoalesce(t *testing.T) {
 				c := &chunkRead{entry: e, path: path, size: 1}
 				for b := range checkpoint.Blocks(size) {
 					if rapid.IntRange(0, 4).Draw(t, "wanted") > 0 {
-						c.blocks = append(c.blocks, blockRange{b, b + 1})
+						c.blocks = append(c.blocks, blocks.Range{Lo: b, Hi: b + 1})
 						want[spot{path, len(chunks), b}]++
 					}
 				}
-				c.blocks = merge(c.blocks)
+				c.blocks = blocks.Merge(c.blocks)
 				chunks = append(chunks, c)
 				at += size + rapid.Int64Range(0, 5000).Draw(t, "gap")
 			}
@@ -52,7 +53,7 @@ func TestCoalesce(t *testing.T) {
 				if p.chunk.path != r.parts[0].chunk.path || i > 0 && p.from() < r.parts[i-1].to() {
 					t.Fatalf("a run reads %s at %d after %d", p.chunk.path, p.from(), r.parts[i-1].to())
 				}
-				for b := p.blocks.lo; b < p.blocks.hi; b++ {
+				for b := p.blocks.Lo; b < p.blocks.Hi; b++ {
 					got[spot{p.chunk.path, slices.Index(chunks, p.chunk), b}]++
 				}
 				wanted += p.to() - p.from()

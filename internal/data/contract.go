@@ -55,6 +55,9 @@
 // durable. An index is written after its data is synced. Directories are synced after that,
 // and before the result is reported. The receipt comes last, after the log acknowledged the
 // commit.
+//
+// Package scan passes over bytes and verifies them, package blocks computes which blocks of a
+// chunk a read needs.
 package data
 
 import (

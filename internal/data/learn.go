@@ -11,6 +11,8 @@ import (
 	"io/fs"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/blocks"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
@@ -110,12 +112,12 @@ func (r *recordSum) problem(ctx context.Context, file object.Object) (string, er
 	if r.next == 0 {
 		r.next = r.Offset
 	}
-	_, err := scan(ctx, file, r.next, r.Offset+r.Size, func(window []byte, at int64) error {
+	_, err := scan.Windows(ctx, file, r.next, r.Offset+r.Size, func(window []byte, at int64) error {
 		r.add(window, at)
 		return nil
 	})
-	if short := shortOf(err); short != nil {
-		return fmt.Sprintf("the record cannot be read at %d: %v", short.at, short.err), nil
+	if short := scan.ShortOf(err); short != nil {
+		return fmt.Sprintf("the record cannot be read at %d: %v", short.At, short.Err), nil
 	}
 	if err != nil {
 		return "", err
@@ -161,17 +163,17 @@ func archiveProblem(file object.Object, e *checkpoint.Entry) (problem string, ch
 
 // cover records that blocks of the i-th entry were read, and reports whether all of the entry
 // is covered now. If so, it starts again from zero.
-func (x *rankIndex) cover(i int, blocks []blockRange) bool {
+func (x *rankIndex) cover(i int, read []blocks.Range) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	seen := merge(append(append([]blockRange(nil), x.seen[i]...), blocks...))
+	seen := blocks.Merge(append(append([]blocks.Range(nil), x.seen[i]...), read...))
 	all := (x.index.Entries[i].Item.Bytes + checkpoint.BlockSize - 1) / checkpoint.BlockSize
-	if len(seen) == 1 && seen[0] == (blockRange{0, all}) {
+	if len(seen) == 1 && seen[0] == (blocks.Range{Lo: 0, Hi: all}) {
 		delete(x.seen, i)
 		return true
 	}
 	if x.seen == nil {
-		x.seen = map[int][]blockRange{}
+		x.seen = map[int][]blocks.Range{}
 	}
 	x.seen[i] = seen
 	return false

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/blocks"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/tensor"
 	"golang.org/x/sync/errgroup"
 )
@@ -117,11 +119,11 @@ func (r *FileReader) verifyMemory(ctx context.Context, wants []checkpoint.Want, 
 		if !region.Empty() && !contains(in.box, region) {
 			return FromMemory{}, fmt.Errorf("%q: region %v does not lie in chunk %v", read.FQN, region, in.box)
 		}
-		in.blocks = append(in.blocks, touched(in.box, region, int64(in.size))...)
+		in.blocks = append(in.blocks, blocks.Touched(in.box, region, int64(in.size))...)
 	}
 	s := newMemoryScan(ctx, (*inMemory).check)
 	for _, in := range order {
-		in.blocks = merge(in.blocks)
+		in.blocks = blocks.Merge(in.blocks)
 		if err := s.start(in); err != nil {
 			break
 		}
@@ -150,7 +152,7 @@ func (r *FileReader) proveMemory(ctx context.Context, m Memory) (*Proof, error) 
 				if in == nil {
 					continue
 				}
-				in.blocks = []blockRange{{0, checkpoint.Blocks(in.entry.Item.Bytes)}}
+				in.blocks = []blocks.Range{{Lo: 0, Hi: checkpoint.Blocks(in.entry.Item.Bytes)}}
 				there[k] = in
 				if err := s.start(in); err != nil {
 					return err
@@ -235,13 +237,13 @@ const tiny = 16 << 10
 type memoryScan struct {
 	group  *errgroup.Group
 	ctx    context.Context // of the group
-	visit  func(*inMemory, context.Context, blockRange, *atomic.Int64) error
+	visit  func(*inMemory, context.Context, blocks.Range, *atomic.Int64) error
 	total  atomic.Int64 // bytes of the visited blocks
 	chunks []*inMemory  // all that were started, in their order
 	err    error        // of a synchronous visit
 }
 
-func newMemoryScan(ctx context.Context, visit func(*inMemory, context.Context, blockRange, *atomic.Int64) error) *memoryScan {
+func newMemoryScan(ctx context.Context, visit func(*inMemory, context.Context, blocks.Range, *atomic.Int64) error) *memoryScan {
 	s := &memoryScan{visit: visit}
 	s.group, s.ctx = errgroup.WithContext(ctx)
 	s.group.SetLimit(runtime.GOMAXPROCS(0))
@@ -272,9 +274,9 @@ func (s *memoryScan) start(in *inMemory) error {
 			return s.err
 		}
 		for _, b := range in.blocks {
-			for lo := b.lo; lo < b.hi; lo += taskBlocks {
+			for lo := b.Lo; lo < b.Hi; lo += taskBlocks {
 				s.group.Go(func() error {
-					return s.visit(in, s.ctx, blockRange{lo, min(lo+taskBlocks, b.hi)}, &s.total)
+					return s.visit(in, s.ctx, blocks.Range{Lo: lo, Hi: min(lo+taskBlocks, b.Hi)}, &s.total)
 				})
 			}
 		}
@@ -345,7 +347,7 @@ func (in *inMemory) same() error {
 
 // digestAll computes the digest of a chunk whose digest is unknown.
 func (in *inMemory) digestAll(ctx context.Context) (err error) {
-	if in.digest, err = digestBytes(ctx, in.data); err != nil {
+	if in.digest, err = scan.DigestBytes(ctx, in.data); err != nil {
 		return err
 	}
 	if err := in.same(); err != nil {
@@ -359,15 +361,15 @@ func (in *inMemory) digestAll(ctx context.Context) (err error) {
 const copyBlocks = 4
 
 // copy verifies some blocks and copies their wanted parts.
-func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64) error {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	for lo := b.lo; lo < b.hi && !in.failed(); lo += copyBlocks {
+func (in *inMemory) copy(ctx context.Context, b blocks.Range, total *atomic.Int64) error {
+	buf := scan.Buffers.Get().(*[]byte)
+	defer scan.Buffers.Put(buf)
+	for lo := b.Lo; lo < b.Hi && !in.failed(); lo += copyBlocks {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		start := lo * checkpoint.BlockSize
-		end := min(min(lo+copyBlocks, b.hi)*checkpoint.BlockSize, in.entry.Item.Bytes)
+		end := min(min(lo+copyBlocks, b.Hi)*checkpoint.BlockSize, in.entry.Item.Bytes)
 		window, at := in.direct(start, end)
 		if at < 0 {
 			window = (*buf)[:end-start]
@@ -389,12 +391,12 @@ func (in *inMemory) copy(ctx context.Context, b blockRange, total *atomic.Int64)
 }
 
 // check verifies some blocks in place.
-func (in *inMemory) check(ctx context.Context, b blockRange, total *atomic.Int64) error {
-	for lo := b.lo; lo < b.hi && !in.failed(); lo += copyBlocks {
+func (in *inMemory) check(ctx context.Context, b blocks.Range, total *atomic.Int64) error {
+	for lo := b.Lo; lo < b.Hi && !in.failed(); lo += copyBlocks {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		window := in.data[lo*checkpoint.BlockSize : min(min(lo+copyBlocks, b.hi)*checkpoint.BlockSize, in.entry.Item.Bytes)]
+		window := in.data[lo*checkpoint.BlockSize : min(min(lo+copyBlocks, b.Hi)*checkpoint.BlockSize, in.entry.Item.Bytes)]
 		if !in.intact(lo, window) {
 			return nil
 		}
@@ -406,7 +408,7 @@ func (in *inMemory) check(ctx context.Context, b blockRange, total *atomic.Int64
 // wanted returns the size of the wanted blocks.
 func (in *inMemory) wanted() (bytes int64) {
 	for _, b := range in.blocks {
-		bytes += min(b.hi*checkpoint.BlockSize, in.entry.Item.Bytes) - b.lo*checkpoint.BlockSize
+		bytes += min(b.Hi*checkpoint.BlockSize, in.entry.Item.Bytes) - b.Lo*checkpoint.BlockSize
 	}
 	return bytes
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/blocks"
 )
 
 // Several nodes that load the same blocks read each block from the files once: one of them
@@ -99,8 +100,8 @@ func (r *FileReader) blocksOf(ctx context.Context, wants []checkpoint.Want, read
 			continue
 		}
 		from := c.rank.first()[c.at]
-		for _, b := range touched(c.box, region, int64(c.size)) {
-			out[n] = append(out[n], BlockRange{Rank: c.index.Rank, Lo: from + b.lo, Hi: from + b.hi})
+		for _, b := range blocks.Touched(c.box, region, int64(c.size)) {
+			out[n] = append(out[n], BlockRange{Rank: c.index.Rank, Lo: from + b.Lo, Hi: from + b.Hi})
 		}
 	}
 	return out, nil
@@ -170,7 +171,7 @@ func divide(ctx context.Context, chunks []*chunkRead, p Passing) (own, rest []*c
 		}
 		starts := c.rank.first()
 		lo, hi := starts[c.at], starts[c.at+1]
-		read, wait := clip(mine[c.index.Rank], lo, hi), clip(others[c.index.Rank], lo, hi)
+		read, wait := blocks.Clip(mine[c.index.Rank], lo, hi), blocks.Clip(others[c.index.Rank], lo, hi)
 		if len(read) > 0 {
 			part := *c
 			part.blocks = read
@@ -179,11 +180,11 @@ func divide(ctx context.Context, chunks []*chunkRead, p Passing) (own, rest []*c
 			}
 			own = append(own, &part)
 		}
-		if wait = intersect(wait, c.blocks); len(wait) > 0 {
+		if wait = blocks.Intersect(wait, c.blocks); len(wait) > 0 {
 			a := &awaitedChunk{chunkRead: c, first: lo, end: hi, waiting: wait}
 			in.chunks[c.index.Rank] = append(in.chunks[c.index.Rank], a)
 		}
-		if left := subtract(c.blocks, merge(append(slices.Clone(read), wait...))); len(left) > 0 {
+		if left := blocks.Subtract(c.blocks, blocks.Merge(append(slices.Clone(read), wait...))); len(left) > 0 {
 			part := *c
 			part.blocks = left
 			rest = append(rest, &part)
@@ -196,59 +197,13 @@ func divide(ctx context.Context, chunks []*chunkRead, p Passing) (own, rest []*c
 }
 
 // byRank returns ranges by their ranks, rising.
-func byRank(ranges []BlockRange) map[int][]blockRange {
-	out := map[int][]blockRange{}
+func byRank(ranges []BlockRange) map[int][]blocks.Range {
+	out := map[int][]blocks.Range{}
 	for _, r := range ranges {
-		out[r.Rank] = append(out[r.Rank], blockRange{r.Lo, r.Hi})
+		out[r.Rank] = append(out[r.Rank], blocks.Range{Lo: r.Lo, Hi: r.Hi})
 	}
 	for _, of := range out {
-		slices.SortFunc(of, func(a, b blockRange) int { return int(a.lo - b.lo) })
-	}
-	return out
-}
-
-// clip returns the parts of rising ranges that lie between lo and hi, counted from lo.
-func clip(ranges []blockRange, lo, hi int64) (out []blockRange) {
-	at := sort.Search(len(ranges), func(i int) bool { return ranges[i].hi > lo })
-	for ; at < len(ranges) && ranges[at].lo < hi; at++ {
-		out = append(out, blockRange{max(ranges[at].lo, lo) - lo, min(ranges[at].hi, hi) - lo})
-	}
-	return out
-}
-
-// intersect returns what two lists of rising ranges share.
-func intersect(a, b []blockRange) (out []blockRange) {
-	for len(a) > 0 && len(b) > 0 {
-		if lo, hi := max(a[0].lo, b[0].lo), min(a[0].hi, b[0].hi); lo < hi {
-			out = append(out, blockRange{lo, hi})
-		}
-		if a[0].hi < b[0].hi {
-			a = a[1:]
-		} else {
-			b = b[1:]
-		}
-	}
-	return out
-}
-
-// subtract returns what rising ranges have and others have not.
-func subtract(from, without []blockRange) (out []blockRange) {
-	for _, r := range from {
-		for _, w := range without {
-			if w.hi <= r.lo || w.lo >= r.hi {
-				continue
-			}
-			if r.lo < w.lo {
-				out = append(out, blockRange{r.lo, w.lo})
-			}
-			r.lo = w.hi
-			if r.lo >= r.hi {
-				break
-			}
-		}
-		if r.lo < r.hi {
-			out = append(out, r)
-		}
+		slices.SortFunc(of, func(a, b blocks.Range) int { return int(a.Lo - b.Lo) })
 	}
 	return out
 }
@@ -265,8 +220,8 @@ type awaitedChunk struct {
 	first, end int64 // numbers of its blocks
 
 	mu      sync.Mutex
-	waiting []blockRange // that have not come
-	damaged []blockRange // that came with other bytes
+	waiting []blocks.Range // that have not come
+	damaged []blocks.Range // that came with other bytes
 }
 
 // errNotAwaited reports blocks that another node should not have sent.
@@ -280,16 +235,16 @@ func (a *awaited) take(p PassedBlocks) error {
 		return fmt.Errorf("block %d of rank %d: %w", p.Block, p.Rank, errNotAwaited)
 	}
 	c, size := of[i], int64(len(p.Data))
-	b := blockRange{p.Block - c.first, p.Block - c.first + checkpoint.Blocks(size)}
-	if size == 0 || b.hi > c.end-c.first || size != min(b.hi*checkpoint.BlockSize, c.entry.Item.Bytes)-b.lo*checkpoint.BlockSize {
+	b := blocks.Range{Lo: p.Block - c.first, Hi: p.Block - c.first + checkpoint.Blocks(size)}
+	if size == 0 || b.Hi > c.end-c.first || size != min(b.Hi*checkpoint.BlockSize, c.entry.Item.Bytes)-b.Lo*checkpoint.BlockSize {
 		return fmt.Errorf("block %d of rank %d: %d bytes: %w", p.Block, p.Rank, size, errNotAwaited)
 	}
 	if !c.claim(b) {
 		return fmt.Errorf("block %d of rank %d: %w", p.Block, p.Rank, errNotAwaited)
 	}
-	err := c.verify("bytes that another node has passed on", b.lo, p.Data)
+	err := c.verify("bytes that another node has passed on", b.Lo, p.Data)
 	if err == nil {
-		err = c.place(p.Data, b.lo)
+		err = c.place(p.Data, b.Lo)
 	}
 	if err != nil {
 		c.mu.Lock()
@@ -302,13 +257,13 @@ func (a *awaited) take(p PassedBlocks) error {
 }
 
 // claim takes blocks out of those that are awaited, if all of them are.
-func (c *awaitedChunk) claim(b blockRange) bool {
+func (c *awaitedChunk) claim(b blocks.Range) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(subtract([]blockRange{b}, c.waiting)) > 0 {
+	if len(blocks.Subtract([]blocks.Range{b}, c.waiting)) > 0 {
 		return false
 	}
-	c.waiting = subtract(c.waiting, []blockRange{b})
+	c.waiting = blocks.Subtract(c.waiting, []blocks.Range{b})
 	return true
 }
 
@@ -317,7 +272,7 @@ func (a *awaited) missing() (chunks []*chunkRead) {
 	for _, of := range a.chunks {
 		for _, c := range of {
 			c.mu.Lock()
-			if left := merge(append(c.damaged, c.waiting...)); len(left) > 0 {
+			if left := blocks.Merge(append(c.damaged, c.waiting...)); len(left) > 0 {
 				part := *c.chunkRead
 				part.blocks = left
 				chunks = append(chunks, &part)

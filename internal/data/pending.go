@@ -18,6 +18,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
@@ -538,7 +539,7 @@ func (r *Root) holds(ctx context.Context, name string, f io.ReaderAt, size int64
 	}
 	var digests [2]checkpoint.Digest
 	for i, file := range []io.ReaderAt{f, there} {
-		if digests[i], err = digestOf(ctx, file, 0, size); err != nil {
+		if digests[i], err = scan.Digest(ctx, file, 0, size); err != nil {
 			return false, err
 		}
 	}

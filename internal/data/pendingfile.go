@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 )
@@ -262,8 +263,8 @@ type Cut struct {
 type segments struct {
 	size int64
 	segs []segment
-	kept int       // bytes in memory
-	last *digester // of the last segment, if it is an unfinished payload
+	kept int            // bytes in memory
+	last *scan.Digester // of the last segment, if it is an unfinished payload
 }
 
 // see takes the next bytes, with the cuts in them.
@@ -285,7 +286,7 @@ func (g *segments) cut(payload bool) {
 	g.endSegment()
 	g.segs = append(g.segs, segment{offset: g.size, payload: payload})
 	if payload {
-		g.last = newDigester(0)
+		g.last = scan.NewDigester(0)
 	}
 }
 
@@ -295,8 +296,8 @@ func (g *segments) endSegment() {
 		return
 	}
 	if s := &g.segs[len(g.segs)-1]; s.payload && g.last != nil {
-		s.digest, s.sums = g.last.end()
-		g.last.free()
+		s.digest, s.sums = g.last.End()
+		g.last.Free()
 		g.last = nil
 	}
 }
@@ -311,7 +312,7 @@ func (g *segments) add(p []byte) {
 	s := &g.segs[len(g.segs)-1]
 	switch {
 	case s.payload:
-		g.last.add(p)
+		g.last.Add(p)
 	case int64(len(s.data)) == s.size && g.kept+len(p) <= maxLiteral:
 		s.data = append(s.data, p...)
 		g.kept += len(p)

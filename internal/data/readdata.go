@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/blocks"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -62,7 +62,7 @@ type chunkRead struct {
 	box    tensor.Box // of a value, its bytes in one dimension
 	size   int        // of an element
 	copies []copyTo
-	blocks []blockRange
+	blocks []blocks.Range
 	passOn func(window []byte, first int64) error // of blocks that are read for other nodes too; nil: none
 }
 
@@ -164,10 +164,6 @@ func (r chunkReader) loadAhead(ctx context.Context, reads []checkpoint.Read) {
 	_ = g.Wait() // the reads load what is missing, and report why it is
 }
 
-// readers returns the number of runs read at a time where that is a matter of cores: some
-// wait for the disk.
-func readers() int { return runtime.GOMAXPROCS(0) + 2 }
-
 // checkRecords compares the chunks without sums, once all of their bytes are read, with the
 // checksums of their records.
 func checkRecords(ctx context.Context, chunks []*chunkRead, files map[string]*sharedFile) error {
@@ -229,7 +225,7 @@ func (r chunkReader) resolve(ctx context.Context, wants []checkpoint.Want, reads
 		of[n] = c
 	}
 	for _, c := range chunks {
-		c.blocks = merge(c.blocks)
+		c.blocks = blocks.Merge(c.blocks)
 	}
 	sortByPlace(chunks)
 	return chunks, of, nil
@@ -328,7 +324,7 @@ func (c *chunkRead) add(want checkpoint.Want, read checkpoint.Read, dst []byte) 
 	if dst != nil {
 		c.copies = append(c.copies, to)
 	}
-	c.blocks = append(c.blocks, touched(c.box, to.region, int64(c.size))...)
+	c.blocks = append(c.blocks, blocks.Touched(c.box, to.region, int64(c.size))...)
 	return nil
 }
 
@@ -338,156 +334,16 @@ func contains(outer, inner tensor.Box) bool {
 	return ok && both.Equal(inner)
 }
 
-const (
-	taskBlocks = 64             // read by one goroutine in one go: 4 MiB
-	smallPart  = windowSize / 4 // bytes of a part that is read together with its neighbours
-	gapShare   = 16             // at most 1/gapShare of a combined read is unwanted
-)
-
-// run is one read of a goroutine: some blocks of a large chunk, or several small chunks next
-// to each other in a file.
-//
-//	file   │ a │ b │░░│ c │           large            │ d │
-//	runs   └── one read ──┘└ 4 MiB ─┘└ 4 MiB ─┘└ rest ─┘└──┘
-type run struct {
-	file  *sharedFile
-	parts []part
-}
-
-// part is some blocks of a chunk.
-type part struct {
-	chunk  *chunkRead
-	blocks blockRange
-}
-
-// from and to return the range of a part in the file, in bytes.
-func (p part) from() int64 { return p.chunk.entry.Offset + p.blocks.lo*checkpoint.BlockSize }
-
-func (p part) to() int64 {
-	return p.chunk.entry.Offset + min(p.blocks.hi*checkpoint.BlockSize, p.chunk.entry.Item.Bytes)
-}
-
-// coalesce plans the reads of chunks, in the order of their files. It is a pure function. A
-// block is in one part only. The gaps between parts that are read together are at most
-// 1/[gapShare] of them.
-func coalesce(chunks []*chunkRead, by reach) []run {
-	var runs []run
-	wanted := int64(0) // bytes of the last run
-	for _, c := range chunks {
-		if c.entry.Strides != nil {
-			// Strided chunks are read as a whole.
-			if len(c.blocks) > 0 {
-				runs, wanted = append(runs, run{parts: []part{{c, c.blocks[0]}}}), windowSize
-			}
-			continue
-		}
-		for _, b := range c.blocks {
-			for lo := b.lo; lo < b.hi; {
-				p := part{c, blockRange{lo, min(lo+by.task, b.hi)}}
-				n := len(runs) - 1
-				if n >= 0 && by.fill {
-					p.blocks.hi = runs[n].fill(p, by)
-				}
-				size := p.to() - p.from()
-				if n >= 0 && runs[n].takes(p, size, wanted, by) {
-					runs[n].parts = append(runs[n].parts, p)
-					wanted += size
-				} else {
-					p.blocks.hi = min(lo+by.task, b.hi)
-					runs, wanted = append(runs, run{parts: []part{p}}), p.to()-p.from()
-				}
-				lo = p.blocks.hi
-			}
-		}
-	}
-	return runs
-}
-
-// takes reports whether a part is read together with the parts of a run, of which wanted
-// bytes are wanted.
-func (r *run) takes(p part, size, wanted int64, by reach) bool {
-	first, last := r.parts[0], r.parts[len(r.parts)-1]
-	if first.chunk.path != p.chunk.path || first.chunk.entry.Strides != nil || size > by.small || last.to()-last.from() > by.small {
-		return false
-	}
-	all := p.to() - first.from()
-	return p.from() >= last.to() && all <= by.most && all-wanted-size <= (wanted+size)/gapShare
-}
-
-// fill returns the end of as many blocks of a part as the run has space for; that of the
-// part, if it has none.
-func (r *run) fill(p part, by reach) int64 {
-	end := r.parts[0].from() + by.most
-	if blocks := (end - p.from()) / checkpoint.BlockSize; p.to() > end && blocks > 0 {
-		return p.blocks.lo + blocks
-	}
-	return p.blocks.hi
-}
-
-// read reads, verifies and copies, a window at a time. It returns the number of bytes read
-// from the file.
-func (r *run) read(ctx context.Context) (int64, error) {
-	first := r.parts[0]
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
-	file, err := r.file.open(ctx)
-	if err != nil {
-		return 0, first.chunk.missing(r.file.path, err)
-	}
-	if first.chunk.entry.Strides != nil {
-		return first.chunk.readStrided(ctx, r.file.path, file)
-	}
-	if len(r.parts) == 1 {
-		return first.chunk.readBlocks(ctx, r.file.path, file, first.blocks)
-	}
-	if _, far := file.(object.Ranger); far {
-		return r.readStream(ctx, file)
-	}
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	all := (*buf)[:r.parts[len(r.parts)-1].to()-first.from()]
-	n, err := file.ReadAt(all, first.from())
-	for _, p := range r.parts {
-		lo, hi := p.from()-first.from(), p.to()-first.from()
-		if int64(n) < hi {
-			return int64(n), p.chunk.short(r.file.path, max(int64(n)-lo, 0)+p.blocks.lo*checkpoint.BlockSize, err)
-		}
-		if err := p.chunk.take(r.file.path, all[lo:hi], p.blocks.lo); err != nil {
-			return int64(n), err
-		}
-	}
-	return int64(n), nil
-}
-
-// readStream reads the parts from one stream.
-func (r *run) readStream(ctx context.Context, file object.Object) (total int64, err error) {
-	first, last := r.parts[0], r.parts[len(r.parts)-1]
-	src, stop, err := play(file, first.from(), last.to())
-	if err != nil {
-		return 0, first.chunk.missing(r.file.path, err)
-	}
-	defer stop()
-	for _, p := range r.parts {
-		n, err := p.chunk.readBlocks(ctx, r.file.path, src, p.blocks)
-		total += n
-		if err != nil {
-			return total, err
-		}
-	}
-	return last.to() - first.from(), nil
-}
-
 // readBlocks reads blocks of a chunk. Reading them directly into their destination would save
 // a copy and no time: the kernel's copy into memory takes as long as its copy into the cache
 // and ours from there. It would also put damaged bytes in place.
-func (c *chunkRead) readBlocks(ctx context.Context, path string, file io.ReaderAt, b blockRange) (int64, error) {
+func (c *chunkRead) readBlocks(ctx context.Context, path string, file io.ReaderAt, b blocks.Range) (int64, error) {
 	p := part{c, b}
-	n, err := scan(ctx, file, p.from(), p.to(), func(window []byte, at int64) error {
+	n, err := scan.Windows(ctx, file, p.from(), p.to(), func(window []byte, at int64) error {
 		first := (at - c.entry.Offset) / checkpoint.BlockSize
 		err := c.verify(path, first, window)
-		for range rereads {
-			if err == nil || !reread(file, window, at) {
+		for range scan.Rereads {
+			if err == nil || !scan.Reread(file, window, at) {
 				break
 			}
 			err = c.verify(path, first, window)
@@ -497,8 +353,8 @@ func (c *chunkRead) readBlocks(ctx context.Context, path string, file io.ReaderA
 		}
 		return c.place(window, first)
 	})
-	if short := shortOf(err); short != nil {
-		err = c.short(path, short.at-c.entry.Offset, short.err)
+	if short := scan.ShortOf(err); short != nil {
+		err = c.short(path, short.At-c.entry.Offset, short.Err)
 	}
 	return n, err
 }
@@ -528,7 +384,7 @@ func (c *chunkRead) verify(path string, first int64, window []byte) error {
 	if !c.entry.Learned() {
 		return nil
 	}
-	k, got := damagedBlock(window, c.entry.Sums[first:])
+	k, got := scan.DamagedBlock(window, c.entry.Sums[first:])
 	if k < 0 {
 		return nil
 	}
@@ -573,21 +429,21 @@ func (c *chunkRead) copyOut(window []byte, start int64) error {
 	size := int64(c.size)
 	// Blocks are a multiple of every element's size.
 	lo, hi := start/size, (start+int64(len(window)))/size
-	var parts []slab
+	var parts []blocks.Slab
 	for i := range c.copies {
 		to := &c.copies[i]
 		if to.hi <= lo || to.lo >= hi {
 			continue
 		}
 		if parts == nil {
-			parts = slabs(c.box, lo, hi)
+			parts = blocks.Slabs(c.box, lo, hi)
 		}
 		for _, s := range parts {
-			region, ok := s.box.Intersect(to.region)
+			region, ok := s.Box.Intersect(to.region)
 			if !ok {
 				continue
 			}
-			if err := c.copyRegion(to, window[(s.at-lo)*size:], s.box, region); err != nil {
+			if err := c.copyRegion(to, window[(s.At-lo)*size:], s.Box, region); err != nil {
 				return err
 			}
 		}
@@ -604,68 +460,14 @@ func (c *chunkRead) copyRegion(to *copyTo, src []byte, box, region tensor.Box) e
 	return nil
 }
 
-// sharedFile is a file that is open from its first user to its last. Since users come in the
-// order of the files, few are open at a time.
-type sharedFile struct {
-	path   string
-	opener func(context.Context) (object.Object, error)
-	check  func(object.Info) error // of the open file; nil: none
-
-	mu    sync.Mutex
-	users int
-	file  object.Object
-}
-
-func (f *sharedFile) open(ctx context.Context) (object.Object, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.file == nil {
-		file, err := f.opener(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if f.check != nil {
-			info, err := file.Stat()
-			if err == nil {
-				err = f.check(info)
-			}
-			if err != nil {
-				_ = file.Close() // nothing was written to it
-				return nil, err
-			}
-		}
-		f.file = file
-	}
-	return f.file, nil
-}
-
-// again adds a user, possibly after the file was closed.
-func (f *sharedFile) again() *sharedFile {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.users++
-	return f
-}
-
-// done closes the file after its last user. Nothing was written to it, so an error of Close
-// does not matter.
-func (f *sharedFile) done() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.users--; f.users == 0 && f.file != nil {
-		_ = f.file.Close()
-		f.file = nil
-	}
-}
-
 // readStrided reads all of a chunk whose elements are not in order.
 func (c *chunkRead) readStrided(ctx context.Context, path string, file object.Object) (int64, error) {
-	span, err := readSpan(c.entry, file)
+	span, err := scan.ReadSpan(c.entry, file)
 	if err != nil {
 		return 0, c.short(path, 0, err)
 	}
 	for _, b := range c.blocks {
-		if _, err := c.readBlocks(ctx, path, gathered{c.entry, span}, b); err != nil {
+		if _, err := c.readBlocks(ctx, path, scan.Gathered{Entry: c.entry, Elements: span}, b); err != nil {
 			return 0, err
 		}
 	}

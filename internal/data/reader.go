@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/blocks"
 )
 
 // FileReader reads one checkpoint from local files. After SetUp, several goroutines may call
@@ -31,8 +32,8 @@ type rankIndex struct {
 
 	mu    sync.Mutex
 	index *checkpoint.Index
-	at    map[key]int          // entries by key
-	seen  map[int][]blockRange // blocks that were read, of entries that are not learned
+	at    map[key]int            // entries by key
+	seen  map[int][]blocks.Range // blocks that were read, of entries that are not learned
 	// starts are the numbers of the first block of each entry: see [BlockRange].
 	starts []int64
 }

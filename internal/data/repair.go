@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
@@ -521,17 +522,17 @@ func (k *knowledge) fill(ctx context.Context, to io.WriterAt, header []byte, old
 // copyChunk writes the bytes of a chunk, which src has at offset from, and compares them with
 // its digest.
 func copyChunk(ctx context.Context, to io.WriterAt, src io.ReaderAt, from int64, e *checkpoint.Entry) error {
-	hash := newHasher()
-	defer hash.free()
-	_, err := scan(ctx, src, from, from+e.Item.Bytes, func(window []byte, at int64) error {
-		hash.add(window)
+	hash := scan.NewHasher()
+	defer hash.Free()
+	_, err := scan.Windows(ctx, src, from, from+e.Item.Bytes, func(window []byte, at int64) error {
+		hash.Add(window)
 		_, err := to.WriteAt(window, e.Offset+at-from)
 		return err
 	})
-	if shortOf(err) != nil {
+	if scan.ShortOf(err) != nil {
 		return fmt.Errorf("read %q: %w", e.Item.Shard.FQN, err)
 	}
-	if err == nil && hash.digest() != e.Digest {
+	if err == nil && hash.Digest() != e.Digest {
 		err = fmt.Errorf("the bytes of %q %s have changed while they were copied; run the command again", e.Item.Shard.FQN, e.BoxString())
 	}
 	return err
@@ -539,8 +540,8 @@ func copyChunk(ctx context.Context, to io.WriterAt, src io.ReaderAt, from int64,
 
 // copyRest writes the bytes of a file between two offsets, and zeros for unreadable ones.
 func copyRest(ctx context.Context, to io.WriterAt, old object.Object, at, end int64) error {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
+	buf := scan.Buffers.Get().(*[]byte)
+	defer scan.Buffers.Put(buf)
 	for at < end {
 		if err := ctx.Err(); err != nil {
 			return err

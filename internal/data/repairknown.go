@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
@@ -206,8 +207,8 @@ func (k *knowledge) headed(f object.Object) (bool, error) {
 
 // holds reports whether the bytes of an entry, read from another offset, have its digest.
 func holds(ctx context.Context, f io.ReaderAt, e *checkpoint.Entry, offset int64) (bool, error) {
-	got, err := digestOf(ctx, f, offset, offset+e.Item.Bytes)
-	if shortOf(err) != nil {
+	got, err := scan.Digest(ctx, f, offset, offset+e.Item.Bytes)
+	if scan.ShortOf(err) != nil {
 		return false, nil
 	}
 	return err == nil && got == e.Digest, err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -208,9 +209,9 @@ var errAlone = errors.New("no candidate has these bytes")
 // digestAmong digests data, as long as one of the candidates may be equal or always is set.
 func digestAmong(ctx context.Context, data []byte, candidates []held, always bool) (digest checkpoint.Digest, known bool, err error) {
 	alive := slices.Clone(candidates)
-	hash := newHasher()
-	defer hash.free()
-	err = scanBytes(ctx, data, func(window []byte, at int64) error {
+	hash := scan.NewHasher()
+	defer hash.Free()
+	err = scan.Bytes(ctx, data, func(window []byte, at int64) error {
 		first := int(at / checkpoint.BlockSize)
 		for lo := 0; lo < len(window) && len(alive) > 0; lo += checkpoint.BlockSize {
 			crc, block := crc32c.Checksum(window[lo:min(lo+checkpoint.BlockSize, len(window))]), first+lo/checkpoint.BlockSize
@@ -219,13 +220,13 @@ func digestAmong(ctx context.Context, data []byte, candidates []held, always boo
 		if len(alive) == 0 && !always {
 			return errAlone
 		}
-		hash.add(window)
+		hash.Add(window)
 		return nil
 	})
 	if errors.Is(err, errAlone) {
 		return digest, false, nil
 	}
-	return hash.digest(), err == nil, err
+	return hash.Digest(), err == nil, err
 }
 
 // settle decides what is reused. Of files it takes those that are not unfit and at least half
@@ -419,15 +420,15 @@ func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error
 	if err == nil && info.Size != f.size {
 		err = fmt.Errorf("size is %d bytes, %d were written", info.Size, f.size)
 	}
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
+	buf := scan.Buffers.Get().(*[]byte)
+	defer scan.Buffers.Put(buf)
 	for _, s := range u.of {
 		if s.file != n || err != nil {
 			continue
 		}
 		block := (*buf)[:checkpoint.BlockSize]
 		if _, err = file.ReadAt(block, s.entry.Offset); err == nil {
-			if k, got := damagedBlock(block, s.entry.Sums); k >= 0 {
+			if k, got := scan.DamagedBlock(block, s.entry.Sums); k >= 0 {
 				err = fmt.Errorf("%q: checksum of its first block is %08x, want %08x", s.entry.Item.Shard.FQN, got, s.entry.Sums[0])
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
@@ -188,14 +189,14 @@ func framesOf(ctx context.Context, x *checkpoint.Index, n int, file io.ReaderAt)
 		if to <= at {
 			return nil
 		}
-		var sums blockSums
-		if _, err := scan(ctx, file, at, to, func(window []byte, _ int64) error {
-			sums.add(window)
+		var sums scan.BlockSums
+		if _, err := scan.Windows(ctx, file, at, to, func(window []byte, _ int64) error {
+			sums.Add(window)
 			return nil
 		}); err != nil {
 			return fmt.Errorf("read the bytes from %d to %d of %s: %w", at, to, x.Files[n].Name, err)
 		}
-		out = append(out, checkpoint.Frame{Offset: at, Size: to - at, Sums: sums.end()})
+		out = append(out, checkpoint.Frame{Offset: at, Size: to - at, Sums: sums.End()})
 		return nil
 	}
 	chunks := x.Extents(n)
@@ -210,18 +211,18 @@ func framesOf(ctx context.Context, x *checkpoint.Index, n int, file io.ReaderAt)
 
 // digestEntry finds the digest and checksums of a chunk by reading it.
 func digestEntry(ctx context.Context, e *checkpoint.Entry, file object.Object) error {
-	d := newDigester(e.Item.Bytes)
-	defer d.free()
-	src, err := inOrder(e, file)
+	d := scan.NewDigester(e.Item.Bytes)
+	defer d.Free()
+	src, err := scan.InOrder(e, file)
 	if err == nil {
-		_, err = scan(ctx, src, e.Offset, e.Offset+e.Item.Bytes, func(window []byte, _ int64) error {
-			d.add(window)
+		_, err = scan.Windows(ctx, src, e.Offset, e.Offset+e.Item.Bytes, func(window []byte, _ int64) error {
+			d.Add(window)
 			return nil
 		})
 	}
 	if err != nil {
 		return fmt.Errorf("read %q: %w", e.Item.Shard.FQN, err)
 	}
-	e.Digest, e.Sums = d.end()
+	e.Digest, e.Sums = d.End()
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"golang.org/x/sync/errgroup"
 )
@@ -130,7 +131,7 @@ func (s *stream) room() error {
 // and returns the copy. The piece has room.
 func (s *stream) take(data []byte) []byte {
 	into := (*s.now.buf)[s.now.n:]
-	n := copy(into[:min(len(into), stepSize)], data)
+	n := copy(into[:min(len(into), scan.StepSize)], data)
 	s.now.n += n
 	return into[:n]
 }
@@ -170,15 +171,15 @@ func (s *stream) run(ctx context.Context, x checkpoint.Index, order []int, src S
 
 // items streams every item in the order of the file.
 func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src Source) error {
-	digest := newDigester(0)
-	defer digest.free()
+	digest := scan.NewDigester(0)
+	defer digest.Free()
 	for _, i := range order {
 		e := &x.Entries[i]
 		data, err := itemBytes(ctx, src, i, e.Item)
 		if err != nil {
 			return err
 		}
-		digest.begin(e.Item.Bytes)
+		digest.Begin(e.Item.Bytes)
 		for len(data) > 0 {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -196,11 +197,11 @@ func (s *stream) items(ctx context.Context, x checkpoint.Index, order []int, src
 			}
 			// Both are computed from the copy that is written, so they hold even if the
 			// source changes concurrently.
-			digest.add(step)
+			digest.Add(step)
 			data = data[len(step):]
 			s.digesting += time.Since(began)
 		}
-		e.Digest, e.Sums = digest.end()
+		e.Digest, e.Sums = digest.End()
 	}
 	return nil
 }
@@ -254,8 +255,8 @@ func send(ctx context.Context, up object.Upload, to object.Gatherer, header []by
 }
 
 func (s *sender) items(header []byte, x checkpoint.Index, order []int, src Source) error {
-	digest := newDigester(0)
-	defer digest.free()
+	digest := scan.NewDigester(0)
+	defer digest.Free()
 	if err := s.add(header, func([]byte) {}); err != nil {
 		return err
 	}
@@ -265,11 +266,11 @@ func (s *sender) items(header []byte, x checkpoint.Index, order []int, src Sourc
 		if err != nil {
 			return err
 		}
-		digest.begin(e.Item.Bytes)
-		if err := s.add(data, digest.add); err != nil {
+		digest.Begin(e.Item.Bytes)
+		if err := s.add(data, digest.Add); err != nil {
 			return err
 		}
-		e.Digest, e.Sums = digest.end()
+		e.Digest, e.Sums = digest.End()
 	}
 	return s.flush()
 }
@@ -282,7 +283,7 @@ func (s *sender) add(data []byte, take func([]byte)) error {
 		if err := s.ctx.Err(); err != nil {
 			return err
 		}
-		step := data[:min(int64(len(data)), stepSize, s.size-s.n)]
+		step := data[:min(int64(len(data)), scan.StepSize, s.size-s.n)]
 		data = data[len(step):]
 		began := time.Now()
 		if !object.Readable(func() {

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
@@ -151,9 +152,9 @@ func (f *VerbatimFile) Verify(ctx context.Context, file io.ReaderAt, from, to in
 // verifyBlocks compares the blocks of an extent, from the first on and up to its byte end,
 // with their checksums.
 func (f *VerbatimFile) verifyBlocks(ctx context.Context, file io.ReaderAt, e checkpoint.Extent, first, end int64) error {
-	_, err := scan(ctx, file, e.Offset+first*checkpoint.BlockSize, e.Offset+end, func(window []byte, at int64) error {
+	_, err := scan.Windows(ctx, file, e.Offset+first*checkpoint.BlockSize, e.Offset+end, func(window []byte, at int64) error {
 		from := (at - e.Offset) / checkpoint.BlockSize
-		k, got := damagedBlock(window, e.Sums[from:])
+		k, got := scan.DamagedBlock(window, e.Sums[from:])
 		if k < 0 {
 			return nil
 		}
@@ -169,14 +170,14 @@ func (f *VerbatimFile) verifyBlocks(ctx context.Context, file io.ReaderAt, e che
 // short returns an error, with the file's name, for a file that is too short or cannot be
 // read.
 func (f *VerbatimFile) short(err error) error {
-	short := shortOf(err)
+	short := scan.ShortOf(err)
 	switch {
 	case short == nil:
 		return err
-	case short.ends():
-		return &CorruptError{File: f.Path, Block: -1, Offset: short.at, Problem: "the file ends here"}
+	case short.Ends():
+		return &CorruptError{File: f.Path, Block: -1, Offset: short.At, Problem: "the file ends here"}
 	}
-	return fmt.Errorf("read %s at %d: %w", f.Path, short.at, short.err)
+	return fmt.Errorf("read %s at %d: %w", f.Path, short.At, short.Err)
 }
 
 // Attach adds a whole pending file to a committed checkpoint. It is durable on return; the
@@ -229,7 +230,7 @@ func (r *Root) fileDigest(ctx context.Context, lies string, size int64) (checkpo
 	if err != nil {
 		return checkpoint.Digest{}, err
 	}
-	digest, err := digestOf(ctx, file, 0, size)
+	digest, err := scan.Digest(ctx, file, 0, size)
 	return digest, errors.Join(err, file.Close())
 }
 
@@ -253,7 +254,7 @@ func (r *Root) Attached(ref checkpoint.Ref, name string, digest checkpoint.Diges
 
 // verifyAll compares an attachment with its digest.
 func (f *VerbatimFile) verifyAll(ctx context.Context, file io.ReaderAt) error {
-	got, err := digestOf(ctx, file, 0, f.Size)
+	got, err := scan.Digest(ctx, file, 0, f.Size)
 	if err != nil {
 		return f.short(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"golang.org/x/sync/errgroup"
@@ -35,7 +36,7 @@ func (v *verifier) data(ctx context.Context, g *errgroup.Group, x *checkpoint.In
 	if len(stretches) > 0 && len(stretches[0].entries) > 0 && !v.quick {
 		// The first stream tells the size, and begins with the header.
 		var stop func()
-		if first, stop, err = play(file, 0, stretches[0].end); err != nil {
+		if first, stop, err = scan.Play(file, 0, stretches[0].end); err != nil {
 			v.breaks(x)
 			v.findError(name, err)
 			return
@@ -225,7 +226,7 @@ func (v *verifier) stretch(ctx context.Context, x *checkpoint.Index, name string
 	if s.stop != nil {
 		defer s.stop()
 	} else if len(s.entries) > 0 {
-		on, stop, err := play(file, s.entries[0].Offset, s.end)
+		on, stop, err := scan.Play(file, s.entries[0].Offset, s.end)
 		if err != nil {
 			v.breaks(x)
 			v.findError(name, err)
@@ -336,7 +337,7 @@ func (v *verifier) chunk(ctx context.Context, x *checkpoint.Index, name string, 
 			seen.findings = append(seen.findings, f)
 		}
 	}
-	src, err := inOrder(e, file)
+	src, err := scan.InOrder(e, file)
 	if err != nil {
 		found(Unreadable, -1, e.Offset, err.Error())
 		return nil
@@ -344,12 +345,12 @@ func (v *verifier) chunk(ctx context.Context, x *checkpoint.Index, name string, 
 	if !e.Learned() {
 		return v.learnChunk(ctx, file, src, e, found)
 	}
-	hash, damaged := newHasher(), false
-	defer hash.free()
+	hash, damaged := scan.NewHasher(), false
+	defer hash.Free()
 	if ok, err := v.scanChunk(ctx, src, e, found, func(window []byte, at int64) {
-		hash.add(window)
+		hash.Add(window)
 		first := at / checkpoint.BlockSize
-		damagedBlocks(window, e.Sums[first:], func(k int, got uint32) {
+		scan.DamagedBlocks(window, e.Sums[first:], func(k int, got uint32) {
 			damaged = true
 			block := first + int64(k)
 			found(Corrupt, block, e.Offset+block*checkpoint.BlockSize,
@@ -358,7 +359,7 @@ func (v *verifier) chunk(ctx context.Context, x *checkpoint.Index, name string, 
 	}); !ok {
 		return err
 	}
-	if got := hash.digest(); got != e.Digest && !damaged {
+	if got := hash.Digest(); got != e.Digest && !damaged {
 		found(Corrupt, -1, e.Offset, fmt.Sprintf("digest of the chunk is %s, want %s", got, e.Digest))
 	}
 	return nil
@@ -367,10 +368,10 @@ func (v *verifier) chunk(ctx context.Context, x *checkpoint.Index, name string, 
 // learnChunk computes the unknown digest and checksums of a chunk, if the chunk matches its
 // record.
 func (v *verifier) learnChunk(ctx context.Context, file object.Object, src io.ReaderAt, e *checkpoint.Entry, found foundFunc) error {
-	d, rec := newDigester(e.Item.Bytes), recordSum{Record: e.Record}
-	defer d.free()
+	d, rec := scan.NewDigester(e.Item.Bytes), recordSum{Record: e.Record}
+	defer d.Free()
 	if ok, err := v.scanChunk(ctx, src, e, found, func(window []byte, at int64) {
-		d.add(window)
+		d.Add(window)
 		if e.Strides == nil {
 			rec.add(window, e.Offset+at)
 		}
@@ -393,14 +394,14 @@ func (v *verifier) learnChunk(ctx context.Context, file object.Object, src io.Re
 		found(Corrupt, -1, e.Offset, problem)
 		return nil
 	}
-	e.Digest, e.Sums = d.end()
+	e.Digest, e.Sums = d.End()
 	return nil
 }
 
 // scanChunk scans a chunk at the pace of the verification and counts it. ok is false if the
 // chunk is incomplete, which is a finding, or if err is set.
 func (v *verifier) scanChunk(ctx context.Context, src io.ReaderAt, e *checkpoint.Entry, found foundFunc, visit func(window []byte, at int64)) (ok bool, err error) {
-	_, err = scan(ctx, src, e.Offset, e.Offset+e.Item.Bytes, func(window []byte, at int64) error {
+	_, err = scan.Windows(ctx, src, e.Offset, e.Offset+e.Item.Bytes, func(window []byte, at int64) error {
 		visit(window, at-e.Offset)
 		v.count(0, 0, int64(len(window)))
 		if v.pace == nil {
@@ -408,12 +409,12 @@ func (v *verifier) scanChunk(ctx context.Context, src io.ReaderAt, e *checkpoint
 		}
 		return v.pace(ctx, int64(len(window)))
 	})
-	if short := shortOf(err); short != nil {
+	if short := scan.ShortOf(err); short != nil {
 		kind, problem := Truncated, "the file ends here"
-		if !short.ends() {
-			kind, problem = Unreadable, short.err.Error()
+		if !short.Ends() {
+			kind, problem = Unreadable, short.Err.Error()
 		}
-		found(kind, (short.at-e.Offset)/checkpoint.BlockSize, short.at, problem)
+		found(kind, (short.At-e.Offset)/checkpoint.BlockSize, short.At, problem)
 		return false, nil
 	}
 	if err != nil {
@@ -459,9 +460,9 @@ func (v *verifier) linkHeader(x *checkpoint.Index, n int, file object.Object, si
 func (v *verifier) checkFrames(ctx context.Context, x *checkpoint.Index, n int, file object.Object) {
 	name := x.Files[n].Name
 	for _, f := range x.Frames[n] {
-		_, err := scan(ctx, file, f.Offset, f.Offset+f.Size, func(window []byte, at int64) error {
+		_, err := scan.Windows(ctx, file, f.Offset, f.Offset+f.Size, func(window []byte, at int64) error {
 			first := (at - f.Offset) / checkpoint.BlockSize
-			damagedBlocks(window, f.Sums[first:], func(k int, got uint32) {
+			scan.DamagedBlocks(window, f.Sums[first:], func(k int, got uint32) {
 				block := first + int64(k)
 				v.add(Finding{
 					Kind: Corrupt, File: name, Block: -1, Offset: f.Offset + block*checkpoint.BlockSize,
@@ -470,8 +471,8 @@ func (v *verifier) checkFrames(ctx context.Context, x *checkpoint.Index, n int, 
 			})
 			return nil
 		})
-		if short := shortOf(err); short != nil && !short.ends() {
-			v.add(Finding{Kind: Unreadable, File: name, Block: -1, Offset: short.at, Problem: short.err.Error()})
+		if short := scan.ShortOf(err); short != nil && !short.Ends() {
+			v.add(Finding{Kind: Unreadable, File: name, Block: -1, Offset: short.At, Problem: short.Err.Error()})
 		}
 		if err != nil {
 			return // a file that is too short gave a finding already

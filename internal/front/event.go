@@ -21,7 +21,7 @@ const (
 // eventHeaders are the headers that an event may have.
 var eventHeaders = map[string]bool{
 	events.HeaderID: true, events.HeaderType: true, events.HeaderSource: true, events.HeaderTime: true,
-	events.HeaderSpec: true, events.HeaderContentType: true, events.HeaderMsgID: true, events.HeaderActor: true,
+	events.HeaderSpec: true, events.HeaderContentType: true, events.HeaderMsgID: true, events.HeaderActor: true, events.HeaderSignature: true,
 	headerFollows: true, headerStream: true, headerAfter: true, headerAfterLane: true,
 	headerBatch: true, headerBatchNumber: true, headerBatchCommit: true,
 }
@@ -36,6 +36,7 @@ const longID = 128
 // adds the sender's principal.
 func (s *session) event(f frame, h header) error {
 	var why *Refusal
+	claimed := h.get(events.HeaderActor)
 	if other, ok := h.only(eventHeaders); ok {
 		h = h.set(events.HeaderActor, s.principal.Name)
 	} else {
@@ -61,6 +62,7 @@ func (s *session) event(f frame, h header) error {
 		if why == nil {
 			why = s.decision(e, h, f.reply)
 		}
+		h = h.set(events.HeaderActor, s.decider(claimed))
 	default:
 		if why = conditionless(h); why == nil {
 			why = s.admit()
@@ -76,6 +78,15 @@ func (s *session) event(f frame, h header) error {
 		return s.passNow(f.subject, f.reply, h, f.payload)
 	}
 	return s.pass(f.subject, f.reply, h, f.payload)
+}
+
+// decider returns the principal of a decision: that of the client, or the user for whom a client
+// of the owner's own user has made it. Such a client can write the files of the log too.
+func (s *session) decider(claimed string) string {
+	if s.door.Who != nil && s.door.Trusted != "" && s.principal.Name == s.door.Trusted && userPrincipal.MatchString(claimed) {
+		return claimed
+	}
+	return s.principal.Name
 }
 
 // judge validates events as far as that does not depend on the log.
@@ -103,7 +114,7 @@ func (j judge) event(subject string, h header, payload []byte) (events.Event, *R
 		return e, refuse(CodeDenied, "the owner of the store alone appends %s", e.Kind)
 	case accesses[e.Kind] && !j.grant.Access:
 		return e, refuse(CodeDenied, "%s is for an admin, or for a user of the store's directory: ask one of them", e.Kind)
-	case accesses[e.Kind] && e.Scope != events.Scope{Actor: events.Server}:
+	case accesses[e.Kind] && e.Scope != events.Scope{Actor: events.Server} && e.Scope != events.Scope{Trial: events.Keys, Actor: events.Server}:
 		return e, refuse(CodeLane, "%s is a decision of the store, not of run %q", e.Kind, e.Scope.Run)
 	case !accesses[e.Kind] && !j.grant.Run(e.Scope.Run):
 		return e, j.grant.otherRun(e.Scope.Run)
@@ -117,9 +128,25 @@ func (j judge) event(subject string, h header, payload []byte) (events.Event, *R
 	return e, nil
 }
 
-// conditionless checks that a fact has no condition.
+// signed checks the signature of a decision after another of its lane.
+func (s *session) signed(e events.Event, after uint64) *Refusal {
+	if s.f.o.Signed == nil {
+		return nil
+	}
+	ctx, cancel, err := s.looking()
+	defer cancel()
+	if err == nil {
+		err = s.f.o.Signed(ctx, e, after)
+	}
+	if err != nil {
+		return refusal(err)
+	}
+	return nil
+}
+
+// conditionless checks that a fact has no condition, and no signature, which covers one.
 func conditionless(h header) *Refusal {
-	for _, name := range []string{headerAfter, headerAfterLane, headerFollows} {
+	for _, name := range []string{headerAfter, headerAfterLane, headerFollows, events.HeaderSignature} {
 		if h.get(name) != "" {
 			return refuse(CodeLane, "a fact has no condition: header %s", name)
 		}
@@ -174,6 +201,9 @@ func (s *session) decision(e events.Event, h header, reply string) *Refusal {
 		}
 	}
 	if why := s.deciding(e, reply); why != nil {
+		return why
+	}
+	if why := s.signed(e, max(after, follows)); why != nil {
 		return why
 	}
 	if s.f.o.Deciding != nil {

@@ -36,6 +36,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
+
+	"github.com/ckptstore/ckptstore/events"
 )
 
 // Options configure a front. Dial and Log are required.
@@ -57,6 +59,10 @@ type Options struct {
 	Admit func() error
 	// Deciding, when set, is called before each decision is passed on.
 	Deciding func()
+	// Signed, when set, is called with each decision and the sequence of the last one of
+	// its lane. Its error refuses the decision; the client retries after any error except a
+	// [*Refusal].
+	Signed func(ctx context.Context, e events.Event, after uint64) error
 	// Limits bound what clients cost; zero fields are the defaults.
 	Limits Limits
 	// Logger logs refused clients; nil discards that.
@@ -86,6 +92,9 @@ type Door struct {
 	TLS   *tls.Config // nil: plaintext
 	// Who, when set, identifies the connected client. An error rejects it.
 	Who func(net.Conn) (Principal, error)
+	// Trusted is the name of a principal whose decisions may be those of a user, as the client
+	// names it: a server of the HTTP API knows its users. Only for a door that has Who.
+	Trusted string
 	// Grant is what the admitted clients may do.
 	Grant Grant
 	// Clients, when set, knows further clients, by tokens and with grants of their own.

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -31,6 +32,9 @@ type Principal struct {
 }
 
 var byToken = Principal{Name: "token"}
+
+// userPrincipal matches the names of users.
+var userPrincipal = regexp.MustCompile(`^user:[A-Za-z0-9._-]{1,64}$`)
 
 // OfUser returns the principal of a process of this machine.
 func OfUser(uid uint32) Principal {

@@ -131,6 +131,13 @@ func metricDifference(m projections.MetricComparison) Difference {
 	return out
 }
 
+// ConfigChanges returns the differences of two configurations by key; a is the first.
+func ConfigChanges(a, b map[string]any) []Difference {
+	d := Diff{Differences: []Difference{}}
+	d.config(a, b)
+	return d.Differences
+}
+
 // config compares two configurations, key by key.
 func (d *Diff) config(x, y map[string]any) {
 	left, right := map[string]any{}, map[string]any{}

@@ -25,6 +25,7 @@ type AttendConfig struct {
 	session.Config
 	Command []string // of the members, for the log
 	Resume  string   // as in [Config]
+	Shared  bool     // as in [Config]
 	// PIDs are the processes of the members on this node, by rank, for messages.
 	PIDs map[int]int
 	// Serve is called once with the sockets of this node's ranks. It must not block.
@@ -107,7 +108,7 @@ func AttendPart(ctx context.Context, cfg AttendConfig, store session.Store, link
 }
 
 func (c AttendConfig) full() Config {
-	return Config{Config: c.Config, Command: c.Command, Resume: c.Resume, Backend: SessionBackend}.withDefaults()
+	return Config{Config: c.Config, Command: c.Command, Resume: c.Resume, Shared: c.Shared, Backend: SessionBackend}.withDefaults()
 }
 
 func (c AttendConfig) check(full Config) error {

@@ -33,9 +33,9 @@ type candidate struct {
 	defect string                 // what is wrong with its files; "": no defect was found
 }
 
-// own reports whether the candidate is of the run's own line, not the checkpoint
+// own reports whether the candidate is of the trial's own line, not the checkpoint
 // that the line started from.
-func (c candidate) own(run string) bool { return c.row.Run == run }
+func (c candidate) own(run, trial string) bool { return c.row.Run == run && c.row.Trial == trial }
 
 // candidate checks a checkpoint: that its manifest, indexes and data files exist,
 // fit each other and have the right sizes. It reads no data file.
@@ -197,7 +197,7 @@ func (j *job) wholeFrom(ctx context.Context, head string) (string, error) {
 		} else {
 			j.morePassed++
 		}
-		if !c.own(j.cfg.Run) {
+		if !c.own(j.cfg.Run, j.cfg.Trial) {
 			break // the user chose what the line started from: there is no substitute
 		}
 		if id, err = j.before(ctx, c.row); err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
 
@@ -182,6 +183,31 @@ func TestResumeFindsNothingWhole(t *testing.T) {
 	j.must()
 	if got := j.out.lines("[rank0] starts "); !slices.Equal(got, []string{"afresh"}) {
 		t.Errorf("with --resume none: %q", got)
+	}
+}
+
+// TestForkOfDamagedCheckpoint: a trial that was forked from another one of its run does not fall
+// back to the checkpoints before its origin.
+func TestForkOfDamagedCheckpoint(t *testing.T) {
+	t.Parallel()
+	first := newJob(t, 2, savesThree...)
+	first.cfg.Trial = "t1"
+	first.must()
+	created, err := events.NewDecision((&ghost{t: t}).stamp(), events.Aggregate{Run: runOf(t), Trial: "t1-1"}, &events.TrialCreated{
+		Parent: &events.TrialParent{Run: runOf(t), Trial: "t1", Checkpoint: "step-3.a1"},
+	})
+	okay(t, err)
+	_, err = home.Log.Decide(t.Context(), created, 0)
+	okay(t, err)
+	fork := func() *job {
+		j := newJob(t, 2, loadsResume...)
+		j.cfg.Trial = "t1-1"
+		return j
+	}
+	origin := runOf(t) + "/t1@step-3.a1"
+	okay(t, os.RemoveAll(home.Data.Path(checkpoint.RefOf(runOf(t), "t1", "step-3.a1"))))
+	if err := fork().run(); !errors.Is(err, launch.ErrNotWhole) || !strings.Contains(err.Error(), origin+": none of its files exists") {
+		t.Errorf("the job: %v", err)
 	}
 }
 

@@ -279,7 +279,7 @@ func (f *fleet) lost(ctx context.Context, index int, joining uint64, disorderly 
 		o.mu.Unlock()
 		return
 	}
-	alive := o.alive[index]
+	alive := o.trains(index)
 	delete(o.open, index)
 	o.closed()
 	var unsaid []events.Body

@@ -3,10 +3,12 @@ package launch_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -116,6 +118,47 @@ func TestDeadGuard(t *testing.T) {
 	awaitText(t, j.log, "guard restarted")
 	wantText(t, j.log, "guard died")
 	guardOf(t, j.cfg.Job)
+	if err := os.WriteFile(release, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// deaf reports whether a process ignores the signals that schedulers send to all processes of a job.
+func deaf(t *testing.T, pid int) bool {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "SigIgn:\t")
+	ignored, err := strconv.ParseUint(strings.SplitN(rest, "\n", 2)[0], 16, 64)
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, status)
+	}
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT} {
+		if ignored&(1<<(sig-1)) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// The guard ignores the signals that schedulers send to all processes of a job before the first
+// rank runs, although it takes a while to start. A Go program does not block them until then: its runtime
+// unblocks them.
+func TestGuardIsDeafWhenRanksRun(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 1, shell(`echo up; until [ -e "$0" ]; do sleep 0.01; done`)...)
+	release := filepath.Join(t.TempDir(), "release")
+	j.cfg.Command, j.cfg.Job = append(j.cfg.Command, release), slowGuard+j.cfg.Job
+	j.start()
+	j.out.await(t, 1, "up")
+	if !deaf(t, guardOf(t, j.cfg.Job)) {
+		t.Error("a rank runs, and a signal to all processes would end the guard")
+	}
 	if err := os.WriteFile(release, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/launch/stacks"
 	"github.com/ckptstore/ckptstore/internal/rpc"
-	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/pulse"
 )
 
 // Bounds of the account of a hang.
@@ -68,7 +68,7 @@ func (w *watch) endsHangs() {
 
 // awaitSilence waits until some ranks are silent. It returns none when ctx ends.
 // looked is the last time at which this process was known to run.
-func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked time.Time) ([]session.Silence, []int) {
+func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked time.Time) ([]pulse.Silence, []int) {
 	every := min(limit/looksPerLimit+1, longestLook)
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -93,7 +93,7 @@ func (w *watch) awaitSilence(ctx context.Context, limit time.Duration, looked ti
 }
 
 // hangCause names the silent ranks and the ranks that wait for them.
-func hangCause(silent []session.Silence, waiting []int) string {
+func hangCause(silent []pulse.Silence, waiting []int) string {
 	var parts []string
 	for _, s := range silent {
 		parts = append(parts, fmt.Sprintf("rank %d silent for %v, last request %s", s.Rank, s.Took.Round(100*time.Millisecond), s.Last))
@@ -118,7 +118,7 @@ func hangCause(silent []session.Silence, waiting []int) string {
 
 // account writes the stacks of each rank to the job's output, the silent ranks
 // first. It returns the beginning of the first rank's stacks.
-func (w *watch) account(ctx context.Context, silent []session.Silence) string {
+func (w *watch) account(ctx context.Context, silent []pulse.Silence) string {
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
 	w.signals.stacks.Store(true) // the group is ended after this in any case

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/launch/aftercommit"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/launch/standby"
@@ -125,14 +126,14 @@ func runJob(ctx context.Context, cfg Config, store session.Store, succeeds strin
 	} else if hooks, err = newHooks(&cfg); err != nil {
 		return err
 	}
-	keeper := newKeeper(cfg.Collect, "some old checkpoints not deleted", cfg.Logger)
-	publisher := newKeeper(cfg.Publish, "last commit not published", cfg.Logger)
+	keeper := aftercommit.New(cfg.Collect, "some old checkpoints not deleted", cfg.Logger)
+	publisher := aftercommit.New(cfg.Publish, "last commit not published", cfg.Logger)
 	use := cfg.DiskUse
 	if use == nil {
 		use = NewDiskUse(store, cfg.Logger, keepAdvice)
-		use.bounded = cfg.Collect != nil
+		use.Bounded = cfg.Collect != nil
 	}
-	cfg.Committed, cfg.Costs = func() { keeper.committed(); publisher.committed() }, use.committed
+	cfg.Committed, cfg.Costs = func() { keeper.Committed(); publisher.Committed() }, use.Committed
 	j := prepare(ctx, cfg, store, nil)
 	j.hooks, j.succeeds = hooks, succeeds
 	j.devices = &deviceGate{job: j}
@@ -154,11 +155,23 @@ func runJob(ctx context.Context, cfg Config, store session.Store, succeeds strin
 		return err
 	}
 	defer withdraw()
-	keeper.start()
-	defer keeper.stop(ctx, cfg.DrainTimeout)
-	publisher.start()
-	defer publisher.stop(context.WithoutCancel(ctx), publishTime)
+	keeper.Start()
+	defer keeper.Stop(ctx, cfg.DrainTimeout)
+	publisher.Start()
+	defer publisher.Stop(context.WithoutCancel(ctx), publishTime)
 	return j.run(ctx)
+}
+
+// publishTime is how long a job that ends waits until its last commit is published.
+const publishTime = 10 * time.Second
+
+// keepAdvice is what a job of one trial can do.
+const keepAdvice = "--keep, such as --keep last=3, or with `ckptstore gc`"
+
+// NewDiskUse returns the log of the disk of a store's data, for jobs that have no policy. advice
+// completes "bound them with".
+func NewDiskUse(store session.Store, log *slog.Logger, advice string) *aftercommit.DiskUse {
+	return aftercommit.NewDiskUse(store.Data.Usage, log, advice)
 }
 
 func (j *job) run(ctx context.Context) (err error) {

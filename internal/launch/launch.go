@@ -24,7 +24,7 @@
 //	candidate    a checkpoint to resume from, which must be whole
 //
 // Package process has the processes themselves and the guard that kills them if
-// the trainer dies.
+// the trainer dies. Package aftercommit does what follows commits.
 package launch
 
 import (
@@ -33,6 +33,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/launch/aftercommit"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
@@ -134,7 +135,7 @@ type Config struct {
 	Judge  func(ctx context.Context, m *events.Metrics) *StopRequest
 	Output Output // where the workers' output is kept
 	// DiskUse logs how the saves use the disk, for several jobs; nil: the job has its own.
-	DiskUse *DiskUse
+	DiskUse *aftercommit.DiskUse
 
 	Stdout, Stderr io.Writer       // of the workers, line by line
 	ExitCode       func(error) int // of the trainer, for job.ended; default 0 or 1

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"log/slog"
 	"maps"
@@ -155,6 +156,26 @@ func TestGrowthOfCoordinatorBefore(t *testing.T) {
 	h.takeBack(time.Now().Add(-time.Hour))
 	if h.Tell() != "" || h.grew() != nil {
 		t.Error("ranks that continue are asked")
+	}
+}
+
+// The loss of a node whose ranks have ended, by its own word, does not end the group: whether the attempt's loop has
+// taken that word or waits for the log makes no difference.
+func TestLossAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	lost := func(obeyed bool) int {
+		o := &others{
+			stopped: true, in: make(chan nodeEvent, 1), over: make(chan struct{}),
+			place: map[int]int{1: 1}, joinings: map[int]uint64{1: 7}, alive: map[int]bool{1: true}, obeyed: map[int]bool{1: obeyed}, lostOnes: map[int]bool{},
+		}
+		o.mourn(1, 7, errors.New("it has lost its power"))
+		return len(o.in)
+	}
+	if lost(false) != 1 {
+		t.Error("the loss of a node that trains does not end the group")
+	}
+	if lost(true) != 0 {
+		t.Error("the loss of a node that has trained to the end does")
 	}
 }
 

@@ -329,7 +329,7 @@ func (o *others) mourn(index int, joining uint64, why error) {
 	}
 	o.mu.Lock()
 	_, member := o.place[index]
-	ends := member && o.joinings[index] <= joining && o.alive[index] && !o.lostOnes[index]
+	ends := member && o.joinings[index] <= joining && o.trains(index) && !o.lostOnes[index]
 	if ends {
 		o.lostOnes[index] = true
 	}
@@ -339,6 +339,11 @@ func (o *others) mourn(index int, joining uint64, why error) {
 		o.stop(why.Error()) // the loop may wait for the log too
 	}
 }
+
+// trains reports whether a node has processes, by its own word. The loop may learn later that it has
+// none: its loss is no failure of the group then, which depends on the node's word and not on how fast the loop is. The
+// caller holds the lock.
+func (o *others) trains(index int) bool { return o.alive[index] && !o.obeyed[index] }
 
 // ended notes that a node has no processes any more, if e reports that. The loop calls it
 // for what it takes: it must not end before it has taken the cause.

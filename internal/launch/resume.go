@@ -39,8 +39,8 @@ func (j *job) firstResume(ctx context.Context, trial projections.Trial) (string,
 		return "", fmt.Errorf("%w: --resume: %w", ErrConfig, err)
 	}
 	id := c.ID
-	if c.Run != j.cfg.Run {
-		id = c.Run + "@" + c.ID
+	if c.Run != j.cfg.Run || c.Trial != j.cfg.Trial {
+		id = projections.ParentRef(events.TrialParent{Run: c.Run, Trial: c.Trial, Checkpoint: c.ID})
 	}
 	return id, j.wholeOnly(ctx, j.cfg.Resume, id)
 }

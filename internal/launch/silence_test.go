@@ -12,6 +12,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/pulse"
 )
 
 // A trainer that was stopped does not count that as silence of its ranks.
@@ -22,7 +23,7 @@ func TestStoppedTrainer(t *testing.T) {
 			warned := &bytes.Buffer{}
 			w := &watch{
 				job:    &job{cfg: Config{Config: session.Config{Nodes: session.OneNode(1)}}, log: slog.New(slog.NewTextHandler(warned, nil))},
-				pulses: session.NewPulses(1), procs: []*process.Process{process.Of(0, &exec.Cmd{})},
+				pulses: pulse.New(1), procs: []*process.Process{process.Of(0, &exec.Cmd{})},
 			}
 			w.pulses.Begin(0, "hello")()
 			began := time.Now()
@@ -73,7 +74,7 @@ func TestContactLapses(t *testing.T) {
 // The cause of a hang names the silent ranks and those that wait for them.
 func TestHangCause(t *testing.T) {
 	t.Parallel()
-	got := hangCause([]session.Silence{{Rank: 1, Last: "heartbeat"}}, []int{0, 2})
+	got := hangCause([]pulse.Silence{{Rank: 1, Last: "heartbeat"}}, []int{0, 2})
 	if got != "rank 1 silent for 0s, last request heartbeat; ranks 0, 2 wait for it" {
 		t.Errorf("cause %q", got)
 	}

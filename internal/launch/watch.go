@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/pulse"
 )
 
 // watch runs the processes of one attempt.
@@ -24,9 +25,9 @@ type watch struct {
 	group       *session.Group
 	stop        *stopState
 	signals     *heldSignals
-	pulses      *session.Pulses // the group's
-	hello       <-chan int      // the group's
-	saving      <-chan error    // the end of the group's saves
+	pulses      *pulse.Ranks // the group's
+	hello       <-chan int   // the group's
+	saving      <-chan error // the end of the group's saves
 	savingEnded bool
 	procs       []*process.Process // by local rank
 	files       []*logs.File       // of their output

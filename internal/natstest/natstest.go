@@ -1,5 +1,5 @@
-// Package natstest provides a NATS server that is not part of a store, and a client
-// that follows no rules, for tests.
+// Package natstest provides a NATS server that is not part of a store, a client that follows no
+// rules, and the main function of tests that open stores.
 package natstest
 
 import (
@@ -10,10 +10,12 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"os"
 	"strconv"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"go.uber.org/goleak"
 )
 
 // Open lets any client do anything in the account that stores are kept in.
@@ -168,4 +170,41 @@ func ServePeer(text string, in io.Reader, out io.Writer) error {
 	}
 	_, err = io.Copy(io.Discard, in)
 	return err
+}
+
+// Main runs the tests of a package that opens stores, and ends the process. It gives them a runtime
+// directory of their own, with a path that is short enough for sockets. The tests fail if
+// goroutines outlive them, except those of [Leftovers].
+func Main(m goleak.TestingM) {
+	dir, err := os.MkdirTemp("", "ck")
+	if err == nil {
+		err = os.Setenv("XDG_RUNTIME_DIR", dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m, append(Leftovers(), RemoveAndExit(dir))...)
+}
+
+// Leftovers are goroutines that a server may leave: a server that is shut down while it creates a
+// stream leaves the loop of that stream's files, and with it the ticker of its clock. A server that
+// was not shut down has others.
+func Leftovers() []goleak.Option {
+	return []goleak.Option{
+		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
+		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
+	}
+}
+
+// RemoveAndExit ends the process after its tests: it removes their directory, and exits with the
+// tests' code, or with 1 if the directory stays.
+func RemoveAndExit(dir string) goleak.Option {
+	return goleak.Cleanup(func(code int) {
+		if err := os.RemoveAll(dir); err != nil && code == 0 {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+		os.Exit(code)
+	})
 }

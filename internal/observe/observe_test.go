@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,37 +18,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/prometheus/common/expfmt"
-	"go.uber.org/goleak"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/natstest"
 	"github.com/ckptstore/ckptstore/internal/otlp"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
 var update = flag.Bool("update", false, "rewrite docs/reference/metrics.md")
 
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "ob")
-	if err == nil {
-		err = os.Setenv("XDG_RUNTIME_DIR", dir)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	goleak.VerifyTestMain(m,
-		// As in package store: a NATS server that is shut down leaves these.
-		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
-		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
-		goleak.Cleanup(func(code int) {
-			if err := os.RemoveAll(dir); err != nil && code == 0 {
-				code = 1
-			}
-			os.Exit(code)
-		}))
-}
+func TestMain(m *testing.M) { natstest.Main(m) }
 
 // scene is a store with a clock for its events.
 type scene struct {
@@ -417,7 +398,7 @@ func TestReadiness(t *testing.T) {
 		"far behind":      {func(h *store.Health) { h.Views -= maxLag + 1 }, "views: not ready: they are 10001 events behind the log, more than 10000"},
 		"halted":          {func(h *store.Health) { h.Views, h.Halted = 7, errors.New("event 8\nis missing") }, "views: not ready: they halted at event 7: event 8 is missing; run `ckptstore verify`, then start the owner again"},
 		"no answer":       {func(h *store.Health) { h.LogErr = errors.New("the log does not answer") }, "log: not ready: the log does not answer"},
-		"full":            {func(h *store.Health) { h.Room = &store.NoSpaceError{Dir: "/s", Free: 1, Size: 100, Need: 10} }, "disk: not ready: the disk of /s, which is 99 % full, has 1 bytes free and the log needs 10: free space, then run the command again; `ckptstore ls --offline` works meanwhile"},
+		"full":            {func(h *store.Health) { h.Room = &space.NoSpaceError{Dir: "/s", Free: 1, Size: 100, Need: 10} }, "disk: not ready: the disk of /s, which is 99 % full, has 1 bytes free and the log needs 10: free space, then run the command again; `ckptstore ls --offline` works meanwhile"},
 	} {
 		h := well
 		c.change(&h)
@@ -456,6 +437,25 @@ func TestProbes(t *testing.T) {
 	}
 }
 
+// twoNodes returns the start of a job on two nodes.
+func twoNodes(job string) []events.Body {
+	return []events.Body{
+		&events.JobStarted{Job: job, Host: "a", PID: 1, NProc: 1, NNodes: 2},
+		&events.NodeJoined{Job: job, Node: 0, Host: "a"},
+		&events.NodeJoined{Job: job, Node: 1, Host: "b"},
+	}
+}
+
+// groupOfTwo returns the start of a group of one rank on each of two nodes.
+func groupOfTwo(attempt int, job string) *events.GroupStarted {
+	return &events.GroupStarted{Attempt: attempt, Job: job, WorldSize: 2, Ranks: []events.RankPlacement{{}, {Rank: 1, Node: 1}}}
+}
+
+// slowNode returns the fact that a node is slow, or is so no longer.
+func slowNode(job string, attempt, node int, over bool) *events.NodeSlow {
+	return &events.NodeSlow{Job: job, Attempt: attempt, Node: node, Over: over, By: "busy", Seconds: 2, Others: 1, Behind: 20, Of: 30}
+}
+
 // TestSlowNode checks that a slow node of the live group has a series until it is well again, and
 // that one of an earlier attempt has none.
 func TestSlowNode(t *testing.T) {
@@ -474,18 +474,8 @@ func TestSlowNode(t *testing.T) {
 		}
 		return all
 	}
-	slow := func(attempt, node int, over bool) *events.NodeSlow {
-		return &events.NodeSlow{Job: job, Attempt: attempt, Node: node, Over: over, By: "busy", Seconds: 2, Others: 1, Behind: 20, Of: 30}
-	}
-	s.add("bert", job,
-		&events.JobStarted{Job: job, Host: "a", PID: 1, NProc: 1, NNodes: 2},
-		&events.NodeJoined{Job: job, Node: 0, Host: "a"},
-		&events.NodeJoined{Job: job, Node: 1, Host: "b"},
-		&events.GroupStarted{Attempt: 1, Job: job, WorldSize: 2, Ranks: []events.RankPlacement{{}, {Rank: 1, Node: 1}}},
-		slow(1, 0, false),
-		&events.GroupStarted{Attempt: 2, Job: job, WorldSize: 2, Ranks: []events.RankPlacement{{}, {Rank: 1, Node: 1}}},
-		slow(2, 1, false),
-	)
+	s.add("bert", job, twoNodes(job)...)
+	s.add("bert", job, groupOfTwo(1, job), slowNode(job, 1, 0, false), groupOfTwo(2, job), slowNode(job, 2, 1, false))
 	_, release, err := s.store.HoldRun(t.Context(), "bert", job)
 	if err != nil {
 		t.Fatal(err)
@@ -494,7 +484,7 @@ func TestSlowNode(t *testing.T) {
 	if got := series(); len(got) != 1 || got[0] != `ckptstore_node_slow{node="1",run="bert"} 1` {
 		t.Errorf("series %q", got)
 	}
-	s.add("bert", job, slow(2, 1, true))
+	s.add("bert", job, slowNode(job, 2, 1, true))
 	if got := series(); len(got) > 0 {
 		t.Errorf("series %q of a node that is well again", got)
 	}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/store"
 )
 
 // envPrometheus names the directory with the programs prometheus and promtool, where they are not on
@@ -177,6 +178,14 @@ func TestPrometheus(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = release() }()
+	nodes := store.NewID()
+	s.add("nodes", nodes, twoNodes(nodes)...)
+	s.add("nodes", nodes, groupOfTwo(1, nodes), slowNode(nodes, 1, 1, false))
+	_, releaseNodes, err := s.store.HoldRun(t.Context(), "nodes", nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = releaseNodes() }()
 	_, sub, err := s.store.Subscribe(t.Context(), "mail")
 	if err != nil {
 		t.Fatal(err)

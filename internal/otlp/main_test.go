@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
 	collector "go.opentelemetry.io/proto/slim/otlp/collector/trace/v1"
@@ -24,30 +22,12 @@ import (
 	otlptrace "go.opentelemetry.io/proto/slim/otlp/trace/v1"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/natstest"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "ot")
-	if err == nil {
-		err = os.Setenv("XDG_RUNTIME_DIR", dir)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	goleak.VerifyTestMain(m,
-		// As in package store: a NATS server that is shut down leaves these.
-		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
-		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
-		goleak.Cleanup(func(code int) {
-			if err := os.RemoveAll(dir); err != nil && code == 0 {
-				code = 1
-			}
-			os.Exit(code)
-		}))
-}
+func TestMain(m *testing.M) { natstest.Main(m) }
 
 // scene is a store with one run.
 type scene struct {

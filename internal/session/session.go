@@ -9,7 +9,6 @@
 //	adopted     saves of a dead trainer, finished from shared memory
 //	handoff     reports of all ranks, one iteration at a time
 //	messages    messages among ranks, and their store
-//	Pulses      the ranks' requests as signs of life
 //	decisions   the decisions of an attempt, refused by the log once fenced
 //	lastWords   the log as a job sees it: calls wait for an answer, or for room
 //	Import      a job with one attempt and one save, of another program's checkpoint
@@ -17,7 +16,8 @@
 // A session neither starts, watches nor ends processes. Its caller does that,
 // provides what a session needs through [Orders], [Signals] and [Hooks], and calls
 // [Group.Gone] when a rank leaves. Package staging holds the shared memory by which
-// ranks save and load, package restore their loads.
+// ranks save and load, package restore their loads, package pulse their requests as
+// signs of life.
 //
 // A session's knowledge comes from the log. Its decisions are appended there before
 // they take effect.
@@ -45,6 +45,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
+	"github.com/ckptstore/ckptstore/internal/session/pulse"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -168,7 +169,7 @@ type Group struct {
 	loader    *restore.Loader
 	meeting   *restore.Meeting // of the loads of all nodes; nil: there is one, or another process has it
 	hello     chan int         // a rank, at its first hello
-	pulses    *Pulses
+	pulses    *pulse.Ranks
 	servers   []*rankServer // of the ranks on this node
 
 	messages messages
@@ -197,7 +198,7 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	}
 	g := &Group{
 		cfg: cfg, Attempt: a, store: j.store, decisions: j.decisions, log: j.log, runtime: j.runtime,
-		slots: staging.New(j.arenas, cfg.staging(j.log)), work: work, hello: make(chan int, world), pulses: NewPulses(world),
+		slots: staging.New(j.arenas, cfg.staging(j.log)), work: work, hello: make(chan int, world), pulses: pulse.New(world),
 		saved: make(chan error, 1),
 	}
 	g.loader = j.newLoader(g)
@@ -421,7 +422,7 @@ type LastSave struct {
 func (g *Group) LastSave() LastSave { return g.saver.last() }
 
 // Pulses returns the signs of life of the ranks that live on this node.
-func (g *Group) Pulses() *Pulses { return g.pulses }
+func (g *Group) Pulses() *pulse.Ranks { return g.pulses }
 
 // ErrDrain reports that staged saves were not finished in time.
 var ErrDrain = errors.New("staged saves were not finished in time")

@@ -40,6 +40,8 @@ func play(role string) error {
 		return auditVictim(ctx, os.Getenv("CKPTSTORE_TEST_AUDIT_STORE"), os.Getenv(envAuditKill))
 	case "backup":
 		return backupAndDie(ctx)
+	case "sign":
+		return signAndDie(ctx)
 	case "recover":
 		return recoverAndDie(ctx)
 	case "actor":

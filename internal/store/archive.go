@@ -135,11 +135,11 @@ func (w *ownership) sealSome(ctx context.Context, s *Store, c cutting) (due bool
 		// With fast appenders some segments stay unsealed; a few add little to a cut's time.
 		if long := all >= c.events || info.Bytes >= c.bytes; segments < 1 || long && segments <= unsealedAtCut {
 			if long {
-				err = s.space.checkFor(unsealedAtCut * c.limits.Bytes)
+				err = s.space.CheckFor(unsealedAtCut * c.limits.Bytes)
 			}
 			return long && err == nil, err
 		}
-		if err := s.space.checkFor(c.limits.Bytes); err != nil {
+		if err := s.space.CheckFor(c.limits.Bytes); err != nil {
 			return false, err
 		}
 		begun := time.Now()

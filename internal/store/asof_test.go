@@ -64,6 +64,57 @@ func TestAsOf(t *testing.T) {
 	}
 }
 
+// A process next to the owner that keeps the past folds the log once, not for each query: for a long log, and only
+// when it is asked.
+func TestKeepPastNextToOwner(t *testing.T) {
+	owner := open(t, made(t))
+	last := reported(t, owner, 9000)
+	client := open(t, owner.Location)
+	if client.ownViews() != nil {
+		t.Fatal("two processes own the store")
+	}
+	if err := client.Prepared(last); err != nil {
+		t.Errorf("a process that keeps no past folds the log itself: %v", err)
+	}
+	end := kept(t, client)
+	eventually(t, "the past is kept", func() bool {
+		client.aside.mu.Lock()
+		defer client.aside.mu.Unlock()
+		return client.aside.kept
+	})
+	if then, err := client.AsOf(t.Context(), 100); err != nil || client.aside.asked() {
+		t.Errorf("the past of a short log is prepared: %T, %v", then, err)
+	}
+	wrong(t, client.Prepared(last), ErrPreparing, "another one owns")
+	// AsOf waits for the views.
+	then, err := client.AsOf(t.Context(), last-5)
+	if _, quick := then.(query.Then); err != nil || !quick {
+		t.Fatalf("as of %d: %T, %v", last-5, then, err)
+	}
+	eventually(t, "the past is prepared", func() bool { return client.Prepared(last) == nil })
+	want, err := owner.AsOf(t.Context(), last-5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := query.Ask(t.Context(), want, query.Digest, query.Params{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := query.Ask(t.Context(), then, query.Digest, query.Params{}); err != nil || got != digest {
+		t.Errorf("as of %d there is %s, %v, want %s", last-5, got, err, digest)
+	}
+	end()
+	if client.pastViews() != nil {
+		t.Error("the views of the past stay")
+	}
+	if got, err := query.Ask(t.Context(), then, query.Digest, query.Params{}); err != nil || got != digest {
+		t.Errorf("without the views there is %s, %v, want %s", got, err, digest)
+	}
+	failing := &aside{kept: true, wanted: true}
+	failing.close(errTest)
+	wrong(t, failing.prepared(last), errTest, "not prepared")
+}
+
 var errTest = errors.New("the log cannot be read")
 
 // noSource is a log that cannot be read.
@@ -75,13 +126,26 @@ func (noSource) Read(context.Context, uint64, uint64) iter.Seq2[events.Recorded,
 	return func(yield func(events.Recorded, error) bool) { yield(events.Recorded{}, errTest) }
 }
 
-// KeepPast prepares the past of a log that is there, and after another opening continues
-// where it was. Until then, Prepared reports how far it is.
-func TestKeepPast(t *testing.T) {
-	dir := made(t)
-	s := open(t, dir)
+// kept keeps the past until the test calls end.
+func kept(t *testing.T, s *Store) (end func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.KeepPast(ctx)
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// reported appends reports, and returns the sequence of the last one.
+func reported(t *testing.T, s *Store, n int) (last uint64) {
+	t.Helper()
 	var facts []events.Fact
-	for i := range 9000 {
+	for i := range n {
 		f, err := metrics(fmt.Sprintf("report-%d", i), "run", i+1)
 		if err != nil {
 			t.Fatal(err)
@@ -92,7 +156,15 @@ func TestKeepPast(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	last := sequences[len(sequences)-1]
+	return sequences[len(sequences)-1]
+}
+
+// KeepPast prepares the past of a log that is there, and after another opening continues
+// where it was. Until then, Prepared reports how far it is.
+func TestKeepPast(t *testing.T) {
+	dir := made(t)
+	s := open(t, dir)
+	last := reported(t, s, 9000)
 	if err := s.ownViews().Wait(t.Context(), last); err != nil {
 		t.Fatal(err)
 	}
@@ -103,18 +175,7 @@ func TestKeepPast(t *testing.T) {
 	s.unkept.Store(&unkeptPast{s.ownViews(), 0, errTest})
 	wrong(t, s.Prepared(last), errTest, fmt.Sprintf("0 of %d events", last))
 	s.unkept.Store(nil)
-	keep := func(s *Store) (end func()) {
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			s.KeepPast(ctx)
-		}()
-		return func() {
-			cancel()
-			<-ended
-		}
-	}
+	keep := func(s *Store) (end func()) { return kept(t, s) }
 	views := s.ownViews()
 	past := views.past
 	views.past = viewdb.NewHistory(views, noSource{})

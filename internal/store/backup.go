@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/copier"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -41,22 +42,9 @@ type Backed struct {
 	Made        time.Time `json:"made"`
 	Passes      int       `json:"passes"` // over checkpoints committed meanwhile
 	Checkpoints int       `json:"checkpoints"`
-	copySum
-	Outside    []OutsideFiles `json:"outside"`    // not contained
-	Incomplete []Incomplete   `json:"incomplete"` // as in the store
-}
-
-// OutsideFiles are files of other programs that a checkpoint is read from. A copy of a
-// store does not contain them.
-type OutsideFiles struct {
-	Checkpoint string   `json:"checkpoint"`
-	Files      []string `json:"files"`
-}
-
-// Incomplete is a committed checkpoint with missing or damaged files.
-type Incomplete struct {
-	Checkpoint string `json:"checkpoint"`
-	Problem    string `json:"problem"`
+	copier.Sum
+	Outside    []copier.Outside    `json:"outside"`    // not contained
+	Incomplete []copier.Incomplete `json:"incomplete"` // as in the store
 }
 
 // Backup copies a store into the directory dir while other processes use the store. The
@@ -95,8 +83,7 @@ type backup struct {
 	store  *Store
 	opts   BackupOptions
 	to     *destination
-	copier *copier
-	files  *checkpointCopier
+	files  *copier.Checkpoints
 	report Backed
 }
 
@@ -130,7 +117,7 @@ func (b *backup) run(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	b.report = Backed{Store: s.ID, From: s.Location, Path: dir}
-	if b.files, err = b.newCheckpointCopier(s); err != nil {
+	if b.files, err = b.checkpointCopier(); err != nil {
 		return err
 	}
 	cut, err := b.checkpoints(ctx)
@@ -157,8 +144,9 @@ func (b *backup) run(ctx context.Context, dir string) (err error) {
 	return b.finish(id)
 }
 
-// newCheckpointCopier returns a copier for the data of s. It sets the backup's copier too.
-func (b *backup) newCheckpointCopier(s *Store) (*checkpointCopier, error) {
+// checkpointCopier returns a copier for the data of the store.
+func (b *backup) checkpointCopier() (*copier.Checkpoints, error) {
+	s := b.store
 	if s.InBucket() {
 		return nil, fmt.Errorf("backup: %w: the checkpoints are in %s, which keeps them: copy the directory of the log while no process has the store open, and let the bucket keep versions or copies", errors.ErrUnsupported, s.Data.Dir())
 	}
@@ -167,10 +155,7 @@ func (b *backup) newCheckpointCopier(s *Store) (*checkpointCopier, error) {
 		return nil, err
 	}
 	to.OfStore(s.ID, s.formerly...)
-	f := &checkpointCopier{from: s.dataDir(), data: to, lacking: map[checkpoint.Ref]Incomplete{}, outside: map[checkpoint.Ref]OutsideFiles{}}
-	b.copier = newCopier(s.Location, b.to.dir, b.opts.Link, f.progress(b.opts.Progress))
-	f.copier = b.copier
-	return f, nil
+	return copier.NewCheckpoints(s.Location, b.to.dir, to, b.opts.Link, b.opts.Progress), nil
 }
 
 // rest copies everything except the log and the checkpoints. An event names only blobs
@@ -178,10 +163,10 @@ func (b *backup) newCheckpointCopier(s *Store) (*checkpointCopier, error) {
 // output is still being written: it is never linked.
 func (b *backup) rest(ctx context.Context) error {
 	dir := b.store.Location
-	if err := b.copier.tree(ctx, filepath.Join(dir, "blobs"), filepath.Join(b.to.dir, "blobs")); err != nil {
+	if err := b.files.Files.Tree(ctx, filepath.Join(dir, "blobs"), filepath.Join(b.to.dir, "blobs")); err != nil {
 		return err
 	}
-	if err := newCopier(dir, b.to.dir, false, nil).tree(ctx, filepath.Join(dir, logsName), filepath.Join(b.to.dir, logsName)); err != nil && !errors.Is(err, errVanished) {
+	if err := copier.New(dir, b.to.dir, false, nil).Tree(ctx, filepath.Join(dir, logsName), filepath.Join(b.to.dir, logsName)); err != nil && !errors.Is(err, copier.ErrVanished) {
 		return err
 	}
 	return b.opts.step("the rest is copied")
@@ -194,13 +179,13 @@ const logsName = "logs"
 func (b *backup) sum(cut uint64, event string) {
 	r := &b.report
 	r.Sequence, r.Event, r.Made = cut, event, time.Now().UTC()
-	r.copySum = b.copier.sum
-	r.Outside, r.Incomplete = b.files.findings()
+	r.Sum = b.files.Files.Sum()
+	r.Outside, r.Incomplete = b.files.Findings()
 }
 
 // finish makes the directory a backup.
 func (b *backup) finish(id identity) (err error) {
-	if b.report.Checkpoints, err = countCheckpoints(filepath.Join(b.to.dir, "data")); err != nil {
+	if b.report.Checkpoints, err = copier.Count(filepath.Join(b.to.dir, "data")); err != nil {
 		return err
 	}
 	m := b.to.mark
@@ -255,7 +240,7 @@ func (b *backup) checkpoints(ctx context.Context) (cut uint64, err error) {
 		if err := b.clear(r.Name, rows); err != nil {
 			return 0, err
 		}
-		if err := b.files.each(ctx, rows, b.receipt); err != nil {
+		if err := b.files.Each(ctx, rows, b.receipt); err != nil {
 			return 0, err
 		}
 		if err := b.opts.step("copied run " + r.Name); err != nil {
@@ -280,7 +265,7 @@ func (b *backup) checkpoints(ctx context.Context) (cut uint64, err error) {
 			return 0, err
 		}
 		if !again {
-			return cut, b.files.syncDirs()
+			return cut, b.files.SyncDirs()
 		}
 	}
 	return 0, fmt.Errorf("checkpoints were deleted faster than they were copied, %d times: run the backup again when fewer are deleted", maxPasses)
@@ -302,7 +287,7 @@ func (b *backup) expect(ctx context.Context, runs []projections.Run) error {
 		}
 		for _, c := range rows {
 			if c.State == projections.Committed {
-				b.files.total.Add(c.Bytes)
+				b.files.Expect(c.Bytes)
 			}
 		}
 	}
@@ -327,7 +312,7 @@ func (b *backup) since(ctx context.Context, from, to uint64) (again bool, err er
 			}
 			ref := checkpoint.RefOf(e.Scope.Run, e.Scope.Trial, id)
 			if gone {
-				if err := b.files.remove(ref); err != nil {
+				if err := b.files.Remove(ref); err != nil {
 					return false, err
 				}
 				continue
@@ -338,7 +323,7 @@ func (b *backup) since(ctx context.Context, from, to uint64) (again bool, err er
 			changed[e.Scope.Run][ref] = true
 		}
 	}
-	lacked := b.files.lacked()
+	lacked := b.files.Lacked()
 	for run, refs := range changed {
 		rows, err := b.rows(ctx, run)
 		if err != nil {
@@ -349,11 +334,11 @@ func (b *backup) since(ctx context.Context, from, to uint64) (again bool, err er
 			again = again || c.State == projections.Deleted && c.DeletedSeq > to
 		}
 		rows = pick(rows, func(c projections.Checkpoint) bool { return c.State == projections.Committed })
-		if err := b.files.each(ctx, rows, b.receipt); err != nil {
+		if err := b.files.Each(ctx, rows, b.receipt); err != nil {
 			return false, err
 		}
 	}
-	return again || b.files.lacked() > lacked, nil
+	return again || b.files.Lacked() > lacked, nil
 }
 
 // touched returns the checkpoint whose files an event affects, and whether the event
@@ -388,28 +373,7 @@ func (b *backup) clear(run string, live []projections.Checkpoint) error {
 	for _, c := range live {
 		refs[RefOf(c)] = true
 	}
-	name := checkpoint.RefOf(run, "", "").Run
-	trials, err := b.copier.to.ReadDir(filepath.Join(b.to.dir, "data", name))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	for _, trial := range trials {
-		there, err := b.copier.to.ReadDir(filepath.Join(b.to.dir, "data", name, trial.Name()))
-		if err != nil {
-			return err
-		}
-		for _, e := range there {
-			if ref := (checkpoint.Ref{Run: name, Trial: trial.Name(), Checkpoint: e.Name()}); !refs[ref] {
-				if err := b.files.remove(ref); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return nil
+	return b.files.RemoveOthers(run, refs)
 }
 
 // receipt writes the missing receipt of a copied checkpoint: a crash has left it out,
@@ -419,7 +383,7 @@ func (b *backup) receipt(ctx context.Context, c projections.Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	return b.files.data.WriteReceipt(ctx, RefOf(c), r)
+	return b.files.Data.WriteReceipt(ctx, RefOf(c), r)
 }
 
 func pick(rows []projections.Checkpoint, is func(projections.Checkpoint) bool) (some []projections.Checkpoint) {
@@ -518,7 +482,7 @@ func (b *backup) sealSome(ctx context.Context, dir string, link archive.Link, cu
 				continue
 			}
 			to := filepath.Join(dir, filepath.Base(segment.Path))
-			if err := b.copier.file(ctx, segment.Path, to); err != nil {
+			if err := b.files.Files.File(ctx, segment.Path, to); err != nil {
 				return link, err
 			}
 			next, err := archive.Verify(to, s.ID, link)

@@ -459,35 +459,6 @@ func backupAndDie(ctx context.Context) error {
 	return errors.Join(err, s.Close())
 }
 
-// TestCopyOfChangingFiles: a copy equals its original, or the copy fails.
-func TestCopyOfChangingFiles(t *testing.T) {
-	t.Parallel()
-	from, to := t.TempDir(), t.TempDir()
-	write(t, filepath.Join(from, "a"), "first")
-	c := newCopier(from, to, false, nil)
-	for i, text := range []string{"first", "second, longer"} {
-		write(t, filepath.Join(from, "a"), text)
-		if err := c.file(t.Context(), filepath.Join(from, "a"), filepath.Join(to, "a")); err != nil {
-			t.Fatal(err)
-		}
-		if got := read(t, filepath.Join(to, "a")); got != text {
-			t.Errorf("copy %d is %q, want %q", i, got, text)
-		}
-	}
-	if err := c.file(t.Context(), filepath.Join(from, "b"), filepath.Join(to, "b")); !errors.Is(err, errVanished) || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of a file that is gone: %v", err)
-	}
-	if err := os.Symlink("a", filepath.Join(from, "link")); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mkfifo(filepath.Join(from, "pipe"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"pipe"} {
-		wrong(t, c.file(t.Context(), filepath.Join(from, name), filepath.Join(to, name)), nil, "is not a regular file")
-	}
-}
-
 // oneName checks that no file below a directory shares its bytes with another.
 func oneName(t *testing.T, dir string) {
 	t.Helper()

@@ -13,12 +13,14 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/redact"
+	"github.com/ckptstore/ckptstore/internal/signing"
 	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
 	"github.com/ckptstore/ckptstore/projections"
@@ -44,7 +46,8 @@ type Terms struct {
 	// By is the event's source; empty: ckptstore.
 	By string
 	// Principal is the sender, whom the caller has authenticated; see [events.Event]. Empty: this
-	// process. An owner in another process replaces it by the principal of this process.
+	// process. An owner in another process replaces it by the principal of this process, unless
+	// it names a user of a token and both are processes of one Unix user.
 	Principal string
 }
 
@@ -132,7 +135,34 @@ func (s *Store) UnrecordedRevocations(ctx context.Context, user string, hashes [
 // RecordAccess appends access.granted or access.revoked to the lane of the store. Where this
 // process is the owner itself, the principal is its user.
 func (s *Store) RecordAccess(ctx context.Context, body events.Body) (uint64, error) {
-	d, err := events.NewDecision(Stamp("ckptstore"), events.Aggregate{}, body)
+	return s.recordAccess(ctx, events.Aggregate{}, body)
+}
+
+// DecideKeys appends access.granted or access.revoked about keys that sign decisions. This
+// process must have the key of an admin; for the first key of the store, that key itself. It
+// returns [signing.ErrLastAdmin] for a revocation after which no admin had a key.
+func (s *Store) DecideKeys(ctx context.Context, body events.Body) (uint64, error) {
+	if s.signs.Signer() == nil {
+		return 0, problem.Errorf(problem.Denied, "%s about keys: this process has no key: set $%s to the file of an admin's", body.Kind(), signing.EnvKey)
+	}
+	if b, ok := body.(*events.AccessRevoked); ok {
+		k, err := signing.ReadKeys(ctx, s.Log)
+		if err == nil {
+			err = k.MayRevoke(b.Keys)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return s.recordAccess(ctx, events.Aggregate{Trial: events.Keys}, body)
+}
+
+// Signer returns the key by which this process signs its decisions, nil if it has none.
+func (s *Store) Signer() *audit.Signer { return s.signs.Signer() }
+
+// recordAccess appends a decision to a lane of no run.
+func (s *Store) recordAccess(ctx context.Context, lane events.Aggregate, body events.Body) (uint64, error) {
+	d, err := events.NewDecision(Stamp("ckptstore"), lane, body)
 	if err != nil {
 		return 0, err
 	}
@@ -140,7 +170,7 @@ func (s *Store) RecordAccess(ctx context.Context, body events.Body) (uint64, err
 		d.Principal = front.OfUser(uint32(os.Geteuid())).Name //nolint:gosec // of this process
 	}
 	for range decideTries {
-		end, err := s.Log.LaneEnd(ctx, events.Aggregate{})
+		end, err := s.Log.LaneEnd(ctx, lane)
 		if err != nil {
 			return 0, err
 		}
@@ -420,6 +450,62 @@ func (s *Store) Fork(ctx context.Context, ref, run string, set map[string]any) (
 	}
 	return q.Trial(ctx, run, projections.DefaultTrial)
 }
+
+// PinFork pins a committed checkpoint that a trial is about to be forked from, so that no policy
+// deletes it before [Store.ForkTrial] has forked it. An existing pin stays as it is.
+func (s *Store) PinFork(ctx context.Context, from events.TrialParent, run, trial string) error {
+	_, err := s.mark(ctx, refTo(from), func(c projections.Checkpoint) (events.Body, error) {
+		switch {
+		case c.ID != from.Checkpoint: // a reference may be the beginning of an ID
+			return nil, &projections.NotFoundError{What: "checkpoint", Ref: refTo(from), Hint: "it was deleted, and " + c.ID + " is another one"}
+		case c.Pinned:
+			return nil, nil
+		}
+		return &events.CheckpointPinned{Checkpoint: c.ID, Reason: forkReason(run, trial)}, nil
+	})
+	return err
+}
+
+// ForkTrial makes a trial that begins with a committed checkpoint of another trial, with a
+// configuration that loses its secrets. From then on the fork keeps the checkpoint, and ForkTrial
+// removes the pin of [Store.PinFork]. A repetition changes nothing, so a process that does not
+// know how far a killed one came repeats it. A trial of that name with another origin is a
+// [problem.Conflict].
+func (s *Store) ForkTrial(ctx context.Context, from events.TrialParent, run, trial string, config map[string]any) error {
+	q := Queries{s.Views()}
+	had, err := q.Trial(ctx, run, trial)
+	if errors.Is(err, projections.ErrNotFound) {
+		if err = s.PinFork(ctx, from, run, trial); err == nil {
+			_, err = s.decideAfter(ctx, projections.Checkpoint{Run: run, Trial: trial}, 0, &events.TrialCreated{Config: redact.Names{}.Config(config), Parent: &from})
+		}
+		if err == nil || errors.Is(err, jetlog.ErrConflict) {
+			had, err = q.Trial(ctx, run, trial)
+		}
+	}
+	if err == nil && (had.Parent == nil || *had.Parent != from) {
+		err = problem.Errorf(problem.Conflict, "the trial exists, and was not forked from that checkpoint")
+	}
+	if err != nil {
+		return fmt.Errorf("fork %s to trial %s of run %q: %w", refTo(from), trial, run, err)
+	}
+	_, err = s.mark(ctx, refTo(from), func(c projections.Checkpoint) (events.Body, error) {
+		if !c.Pinned || c.ID != from.Checkpoint || c.PinReason != forkReason(run, trial) {
+			return nil, nil
+		}
+		return &events.CheckpointUnpinned{Checkpoint: c.ID}, nil
+	})
+	if errors.Is(err, projections.ErrNotFound) {
+		return nil // a user has deleted it since
+	}
+	return err
+}
+
+func refTo(from events.TrialParent) string {
+	return from.Run + "/" + from.Trial + "@" + from.Checkpoint
+}
+
+// forkReason is the reason of the pin of a checkpoint that a trial is forked from.
+func forkReason(run, trial string) string { return "fork " + run + "/" + trial }
 
 // Collect deletes the checkpoints of the store that a policy does not keep, and removes the
 // files of those that ended before: see [collection.Collect].

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/share"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 )
 
 // A server may rewrite parts of the log that it cannot read, so the log's files are
@@ -56,8 +57,8 @@ func guarded(s *Store, dir string, do func() error) error {
 	if err := plainLog(dir); err != nil {
 		return fmt.Errorf("own the store %s: %w", dir, err)
 	}
-	s.ballast().release()
-	if err := s.space.check(keepToOwn); err != nil {
+	s.ballast().Release()
+	if err := s.space.Check(space.ToOwn); err != nil {
 		return fmt.Errorf("own the store %s: %w", dir, err)
 	}
 	card := filepath.Join(dir, cardName)
@@ -176,7 +177,7 @@ type copying struct {
 	from, to string
 	all      bool
 	limit    int64
-	space    *gauge
+	space    *space.Gauge
 
 	blocks []string // paths below from, the newest first
 	others []string
@@ -257,11 +258,11 @@ func (c *copying) beginsWith(long, short string) (bool, error) {
 // run copies the last block, then the files that are not blocks, then the older blocks as far
 // as there is room. Without room for the last block nothing is copied.
 func (c *copying) run() (err error) {
-	u, err := c.space.look()
+	u, err := c.space.Look()
 	if err != nil {
 		return err
 	}
-	left := min(c.limit, max(0, int64(min(u.Free, 1<<62))-keepForFacts-keepForEnds)) //nolint:gosec // below 1<<62
+	left := min(c.limit, max(0, int64(min(u.Free, 1<<62))-space.ForFacts-space.ForEnds)) //nolint:gosec // below 1<<62
 	// An interrupted copy has another name.
 	temp := c.to + ".tmp"
 	if err := errors.Join(c.root.RemoveAll(temp), c.root.MkdirAll(temp, 0o700)); err != nil {
@@ -297,7 +298,7 @@ func (c *copying) run() (err error) {
 		size := info.Size()
 		if i == 0 {
 			// The last block is the most likely to be truncated: it may use the room for facts.
-			if err := c.space.check(uint64(size) + keepToOwn); err != nil { //nolint:gosec // a file's size
+			if err := c.space.Check(uint64(size) + space.ToOwn); err != nil { //nolint:gosec // a file's size
 				return err
 			}
 		} else if size > left {

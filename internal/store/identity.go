@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/store/place"
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
 )
 
 // identity is store.json.
@@ -203,11 +204,19 @@ func Locate(ctx context.Context, o Options) (Whereabouts, error) {
 	if err != nil {
 		return Whereabouts{}, err
 	}
-	runtime, err := runtimeDir(id.runtime())
+	runtime, err := sockets.Dir(id.runtime())
 	if err != nil {
-		return Whereabouts{}, fmt.Errorf("find the store %s: %w", dir, err)
+		return Whereabouts{}, fmt.Errorf("find the store %s: %w", dir, unusable(err))
 	}
 	return Whereabouts{id.Store, dir, dir, runtime, dir}, nil
+}
+
+// unusable converts the error of a runtime directory: an invalid identity is damage of the store.
+func unusable(err error) error {
+	if errors.Is(err, sockets.ErrIdentity) {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return err
 }
 
 // markName is the file that identifies the store whose data is in the data location of a

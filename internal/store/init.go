@@ -22,6 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/share"
 	"github.com/ckptstore/ckptstore/internal/store/place"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 )
 
 // ErrExists reports that a store exists already.
@@ -210,7 +211,7 @@ func onlyLeftovers(dir string) error {
 		case name == endName: // another entry makes a better error
 			ended = true
 			continue
-		case name == lockName || name == ballastName || name == "log" || strings.HasPrefix(name, durable.TempPrefix):
+		case name == lockName || name == space.BallastName || name == "log" || strings.HasPrefix(name, durable.TempPrefix):
 			continue
 		case name == "data" || name == "blobs" || name == runName || name == "views" && emptyDir(filepath.Join(dir, name)):
 			left, err := beneath.At(dir).ReadDir(filepath.Join(dir, name))

@@ -1,27 +1,22 @@
 package store
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
-
-	"github.com/google/uuid"
-	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/holder"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -39,20 +34,6 @@ const (
 	// lease of a dead holder can be taken over.
 	releaseTimeout = 5 * time.Second
 )
-
-// holder identifies the process that holds a lease. Boot and Start distinguish a process
-// from a later one with the same number, Space from one in another container. Witness shows
-// a later container of the same pod whether the process lives.
-type holder struct {
-	Job   string `json:"job"`
-	Host  string `json:"host"`
-	PID   int    `json:"pid"`
-	Boot  string `json:"boot"`  // of the machine
-	Space string `json:"space"` // of process numbers
-	Start string `json:"start"` // of the process, in the kernel's ticks
-
-	Witness string `json:"witness,omitempty"` // name of the file that the process keeps locked
-}
 
 // RunningError reports that a run has a live job. A command adds how to choose another
 // run.
@@ -83,17 +64,17 @@ var ErrLeaseLost = problem.New(problem.Conflict, "another process has taken the 
 // when the log answers again. The number of the attempt fences what two jobs of a run
 // decide meanwhile. release releases the lease.
 func (s *Store) HoldRun(ctx context.Context, run, job string) (_ context.Context, release func() error, err error) {
-	return s.hold(ctx, jetlog.RunLease(run), job, func(other holder) error {
+	return s.hold(ctx, jetlog.RunLease(run), job, func(other holder.Process) error {
 		return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}
 	})
 }
 
 // hold takes a lease for a job, or for another part of this process with its own identity.
 // It returns the error of busy when another holder has it that may be alive.
-func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) error) (_ context.Context, release func() error, err error) {
-	me, err := thisProcess(job)
+func (s *Store) hold(ctx context.Context, name, job string, busy func(holder.Process) error) (_ context.Context, release func() error, err error) {
+	me, err := holder.This(job)
 	if err == nil {
-		me.Witness, err = s.witness()
+		me.Witness, err = s.witness.Name(s.Runtime)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -106,14 +87,14 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 	lease, err := s.Log.Lease(ctx, name, text, term)
 	// Another process may notice the holder's death first.
 	for held := (*jetlog.LeaseHeldError)(nil); errors.As(err, &held); {
-		var other holder
+		var other holder.Process
 		if jerr := json.Unmarshal(held.Holder, &other); jerr != nil {
 			return nil, nil, errors.Join(err, jerr)
 		}
 		switch {
-		case other.same(me): // this job's own lease, which it could not renew or release
-		case s.gone(other, me) || deadSoon(ctx, other, me):
-		case !held.Expired() || other.near(me):
+		case other.Same(me): // this job's own lease, which it could not renew or release
+		case other.Gone(s.Runtime, me) || other.DeadSoon(ctx, me):
+		case !held.Expired() || other.Near(me):
 			return nil, nil, busy(other)
 		case !sleep(ctx, grace(held, term)):
 			return nil, nil, context.Cause(ctx)
@@ -124,7 +105,7 @@ func (s *Store) hold(ctx context.Context, name, job string, busy func(holder) er
 	if err != nil {
 		return nil, nil, fmt.Errorf("take the lease %q: %w", name, err)
 	}
-	sweepWitnesses(s.Runtime) // not before: one of them may have proved the end of the last holder
+	holder.SweepWitnesses(s.Runtime) // not before: one of them may have proved the end of the last holder
 	held2, lost := context.WithCancelCause(ctx)
 	keeping, stop := context.WithCancel(context.WithoutCancel(ctx))
 	stopped := make(chan struct{})
@@ -177,7 +158,7 @@ func (s *Store) keep(ctx context.Context, lease *jetlog.Lease, name string, term
 				s.opts.Logger.Info("lease renewed", "lease", name, "after", time.Since(renewed).Round(time.Millisecond))
 			}
 			renewed, silent = time.Now(), false
-			s.touchWitness(renewed)
+			s.witness.Touch(renewed)
 		case errors.Is(err, jetlog.ErrLeaseLost):
 			lost(fmt.Errorf("%w: %w", ErrLeaseLost, err))
 			return
@@ -212,73 +193,6 @@ func (s *Store) leaseTerm() time.Duration {
 	return leaseTerm
 }
 
-func thisProcess(job string) (holder, error) {
-	host, err := os.Hostname()
-	if err != nil {
-		return holder{}, fmt.Errorf("hostname: %w", err)
-	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return holder{}, fmt.Errorf("identity of this boot: %w", err)
-	}
-	space, err := os.Readlink("/proc/self/ns/pid")
-	if err != nil {
-		return holder{}, fmt.Errorf("identity of this process: %w", err)
-	}
-	start, _, err := startTime(os.Getpid())
-	return holder{Job: job, Host: host, PID: os.Getpid(), Boot: string(bytes.TrimSpace(boot)), Space: space, Start: start}, err
-}
-
-// deadSoon is dead, but waits a moment for the kernel to end a process that was just
-// killed: users restart a trainer right after a kill.
-func deadSoon(ctx context.Context, h, me holder) bool {
-	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
-	defer cancel()
-	for !dead(h, me) {
-		if h.Host != me.Host || !sleep(ctx, 10*time.Millisecond) {
-			return false
-		}
-	}
-	return true
-}
-
-// same reports whether h is the holder me. A store that is opened again has another witness.
-func (h holder) same(me holder) bool {
-	h.Witness = me.Witness
-	return h == me
-}
-
-// near reports whether this process could see the process of h: it runs on this machine,
-// in this boot, in the same process number space.
-func (h holder) near(me holder) bool {
-	return h.Host == me.Host && h.Boot == me.Boot && h.Space == me.Space
-}
-
-// dead reports whether h has certainly ended: its process would be near, and does not
-// exist.
-func dead(h, me holder) bool {
-	if !h.near(me) {
-		return false
-	}
-	start, zombie, err := startTime(h.PID)
-	// Another user's process may be hidden in /proc, but exists.
-	return (errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH)) && errors.Is(syscall.Kill(h.PID, 0), syscall.ESRCH) || err == nil && (zombie || start != h.Start)
-}
-
-// startTime returns field 22 of /proc/PID/stat, and whether the process is a zombie.
-func startTime(pid int) (start string, zombie bool, err error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return "", false, err
-	}
-	// The name in parentheses may hold anything; field 3 follows it.
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 20 {
-		return "", false, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
-	}
-	return string(fields[19]), fields[0][0] == 'Z', nil
-}
-
 // sleep waits for d and reports whether ctx lasted that long.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
@@ -299,15 +213,15 @@ func (s *Store) LiveJob(ctx context.Context, run string) (*RunningError, error) 
 	if err != nil || held == nil {
 		return nil, err
 	}
-	var other holder
+	var other holder.Process
 	if err := json.Unmarshal(held.Holder, &other); err != nil {
 		return nil, fmt.Errorf("holder of run %q: %w", run, err)
 	}
-	me, err := thisProcess("")
+	me, err := holder.This("")
 	if err != nil {
 		return nil, err
 	}
-	if dead(other, me) || s.gone(other, me) || held.Expired() && !other.near(me) {
+	if other.Dead(me) || other.Gone(s.Runtime, me) || held.Expired() && !other.Near(me) {
 		return nil, nil
 	}
 	return &RunningError{Run: run, Job: other.Job, Host: other.Host, PID: other.PID}, nil
@@ -320,17 +234,17 @@ func (s *Store) Holds(ctx context.Context, run, job string) error {
 	if err != nil {
 		return err
 	}
-	me, err := thisProcess(job)
+	me, err := holder.This(job)
 	if err != nil {
 		return err
 	}
-	var now holder
+	var now holder.Process
 	if held != nil {
 		if err := json.Unmarshal(held.Holder, &now); err != nil {
 			return fmt.Errorf("holder of run %q: %w", run, err)
 		}
 	}
-	if held == nil || !now.same(me) || held.Expired() {
+	if held == nil || !now.Same(me) || held.Expired() {
 		return problem.Errorf(problem.Conflict, "this process does not hold the lease of run %q, or has not renewed it", run)
 	}
 	return nil
@@ -494,96 +408,4 @@ func namesake(run, name string) (n int, ok bool) {
 	}
 	n, err := strconv.Atoi(rest)
 	return n, err == nil && n > 1 && strconv.Itoa(n) == rest
-}
-
-// A process that holds a lease keeps a file locked, its witness, in the runtime directory:
-//
-//	witness-<UUID>    0600: flock(2) of the process; the lease has the name
-//
-// A process number means nothing in another container. A container that starts again in
-// its pod has the files of the last one, though, as /tmp is a volume there: a witness
-// without the lock proves that its process has ended, and the lease is taken over at once.
-const witnessPrefix = "witness-"
-
-// witnessAge is how long the witness of a process that was killed is kept, from its last renewal of a lease.
-const witnessAge = 24 * time.Hour
-
-// witness returns the name of this process's witness, which it makes. Close removes it.
-func (s *Store) witness() (name string, err error) {
-	s.witnessing.Lock()
-	defer s.witnessing.Unlock()
-	if s.witnessed == nil {
-		if s.witnessed, err = makeWitness(s.Runtime); err != nil {
-			return "", fmt.Errorf("make the witness of this process: %w", err)
-		}
-	}
-	return filepath.Base(s.witnessed.Name()), nil
-}
-
-// makeWitness makes a locked file in a runtime directory.
-func makeWitness(runtime string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(runtime, witnessPrefix+uuid.NewString()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	// Its name is known to this process alone until the lease has it.
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(err, os.Remove(f.Name()), f.Close())
-	}
-	return f, nil
-}
-
-// sweepWitnesses removes the files of processes that ended without Close, but not soon: they
-// prove that.
-func sweepWitnesses(runtime string) {
-	paths, err := filepath.Glob(filepath.Join(runtime, witnessPrefix+"*"))
-	if err != nil {
-		return // only for a bad pattern
-	}
-	for _, path := range paths {
-		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()) > witnessAge && unlocked(path) {
-			_ = os.Remove(path) // or the next process does
-		}
-	}
-}
-
-// touchWitness notes in its witness that this process lived at a time.
-func (s *Store) touchWitness(now time.Time) {
-	s.witnessing.Lock()
-	defer s.witnessing.Unlock()
-	if s.witnessed != nil {
-		_ = os.Chtimes(s.witnessed.Name(), now, now) // or the next renewal does
-	}
-}
-
-// closeWitness removes the witness. No lease of this process is needed any more.
-func (s *Store) closeWitness() error {
-	s.witnessing.Lock()
-	defer s.witnessing.Unlock()
-	f := s.witnessed
-	if f == nil {
-		return nil
-	}
-	s.witnessed = nil
-	return errors.Join(os.Remove(f.Name()), f.Close())
-}
-
-// gone reports whether h has certainly ended because nothing locks its witness: it had the
-// same kernel, and this process sees the same file.
-func (s *Store) gone(h, me holder) bool {
-	if h.Boot != me.Boot || !strings.HasPrefix(h.Witness, witnessPrefix) || filepath.Base(h.Witness) != h.Witness {
-		return false
-	}
-	return unlocked(filepath.Join(s.Runtime, h.Witness))
-}
-
-// unlocked reports whether a file is there, and no process has locked it.
-func unlocked(path string) bool {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	return err == nil && info.Mode().IsRegular() && unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil
 }

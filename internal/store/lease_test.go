@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -196,43 +195,5 @@ func TestHoldRunOutlivesOwners(t *testing.T) {
 	}
 	if err := release(); err != nil {
 		t.Fatal(err)
-	}
-}
-
-func TestDead(t *testing.T) {
-	t.Parallel()
-	me, err := thisProcess("job")
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone := start(t, "actor")
-	gone.end()
-	for _, c := range []struct {
-		name   string
-		change func(*holder)
-		dead   bool
-	}{
-		{"this process", func(*holder) {}, false},
-		{"an ended one", func(h *holder) { h.PID = gone.pid() }, true},
-		{"an earlier one of the same number", func(h *holder) { h.Start = "1" }, true},
-		// Nothing is known here about these processes.
-		{"on another machine", func(h *holder) { h.PID, h.Host = gone.pid(), "far" }, false},
-		{"before the machine was started", func(h *holder) { h.PID, h.Boot = gone.pid(), "other" }, false},
-		{"in another container", func(h *holder) { h.PID, h.Space = gone.pid(), "pid:[1]" }, false},
-		{"of a version that recorded less", func(h *holder) { h.PID, h.Space = gone.pid(), "" }, false},
-	} {
-		h := me
-		c.change(&h)
-		if got := dead(h, me); got != c.dead {
-			t.Errorf("%s is dead: %v", c.name, got)
-		}
-	}
-	var back holder
-	text, err := json.Marshal(me)
-	if err == nil {
-		err = json.Unmarshal(text, &back)
-	}
-	if err != nil || back != me {
-		t.Errorf("%+v comes back as %+v, %v", me, back, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/store/holder"
 )
 
 // briefTerm is so short that a test can wait for its end.
@@ -116,7 +117,7 @@ func TestHoldRunOfPausedJob(t *testing.T) {
 func TestHoldRunOfFarJob(t *testing.T) {
 	t.Parallel()
 	s := briefly(t, made(t))
-	far, err := json.Marshal(holder{Job: "job-1", Host: "far", PID: 1})
+	far, err := json.Marshal(holder.Process{Job: "job-1", Host: "far", PID: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,7 +19,14 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/store/collection"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 )
+
+func noise(n int) []byte {
+	data := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(data)
+	return data
+}
 
 // linkable makes a store with a checkpoint, a blob, an archive and output, and closes it.
 func linkable(t *testing.T) (dir string, blob events.Blob) {
@@ -222,11 +230,11 @@ func TestPlantedBallast(t *testing.T) {
 	dir := made(t)
 	precious := filepath.Join(t.TempDir(), "precious")
 	write(t, precious, "precious")
-	if err := os.Symlink(precious, filepath.Join(dir, ".tmp-"+ballastName)); err != nil {
+	if err := os.Symlink(precious, filepath.Join(dir, ".tmp-"+space.BallastName)); err != nil {
 		t.Fatal(err)
 	}
 	s := open(t, dir)
-	eventually(t, "the owner has made its ballast", func() bool { return exists(filepath.Join(dir, ballastName)) })
+	eventually(t, "the owner has made its ballast", func() bool { return exists(filepath.Join(dir, space.BallastName)) })
 	shut(t, s)
 	if got := read(t, precious); got != "precious" {
 		t.Errorf("%d bytes were written through a link", len(got))

@@ -6,17 +6,17 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
 )
 
 // onLoopback opens a store that listens with a token it has made.
 func onLoopback(t *testing.T, dir string) (s *Store, url, token string) {
 	t.Helper()
 	s, addr := listening(t, dir, &jetlog.Listen{Address: "127.0.0.1:0"})
-	path, err := TokenFile(addr)
+	path, err := sockets.TokenFile(addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestTokenWithdrawn(t *testing.T) {
 	}
 	// The token of a killed owner is not locked. It is not sent, and is swept.
 	write(t, path, left)
-	if _, at, err := searchToken(url).find(); at != "" || err == nil || !strings.Contains(err.Error(), "was killed") {
+	if _, at, err := sockets.SearchToken(url).Find(); at != "" || err == nil || !strings.Contains(err.Error(), "was killed") {
 		t.Errorf("the token of a dead owner is found for %q: %v", at, err)
 	}
 	onLoopback(t, made(t))
@@ -124,47 +124,4 @@ func TestTokenOfAService(t *testing.T) {
 	}
 	t.Setenv("XDG_RUNTIME_DIR", shortDir(t, "session"))
 	shut(t, openWith(t, Options{Location: url, Access: &Access{}}))
-}
-
-// TestTokenModes: no umask lets another user read the token.
-func TestTokenModes(t *testing.T) {
-	for _, umask := range []int{0, 0o002, 0o022, 0o077} {
-		t.Setenv("XDG_RUNTIME_DIR", shortDir(t, "run"))
-		was := syscall.Umask(umask)
-		token, err := shareToken("127.0.0.1:1", secretToken)
-		syscall.Umask(was)
-		if err != nil {
-			t.Fatal(err)
-		}
-		info, err := os.Lstat(token.path)
-		dir, derr := os.Lstat(filepath.Dir(token.path))
-		if err != nil || derr != nil || info.Mode() != 0o600 || dir.Mode().Perm() != 0o700 {
-			t.Errorf("umask %03o: %v, %v, %v, %v", umask, info.Mode(), err, dir.Mode(), derr)
-		}
-		if err := token.withdraw(); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// TestTokenSearch: the search covers only URLs for which a token can be for that server alone.
-func TestTokenSearch(t *testing.T) {
-	for url, want := range map[string]string{
-		"nats://127.0.0.1:4222":                       "127.0.0.1:4222",
-		"tls://127.0.0.1":                             "127.0.0.1:4222",
-		"nats://[::1]:1":                              "[::1]:1",
-		"nats://localhost:1":                          "127.0.0.1:1 [::1]:1",
-		"nats://token@127.0.0.1:1":                    "",
-		"nats://127.0.0.1:1,nats://127.0.0.1:2":       "",
-		"nats://10.0.0.1:1":                           "",
-		"nats://example.org:1":                        "",
-		"nats://127.0.0.1.example.org:1":              "",
-		"nats://localhost.example.org:1":              "",
-		"nats://..%2f..%2fetc:1":                      "",
-		"nats://user:password@localhost:4222/ignored": "",
-	} {
-		if got := strings.Join(searchToken(url).addresses, " "); got != want {
-			t.Errorf("%s: %q, want %q", url, got, want)
-		}
-	}
 }

@@ -19,6 +19,8 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/ckptstore/ckptstore/internal/natstest"
 )
 
 // The test binary is also every other process of these tests: with roleEnv set it executes the
@@ -52,18 +54,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	// A NATS server that is shut down while it creates a stream leaves the loop of that stream's
-	// files, and with it the ticker of its clock. A server that was not shut down has others.
-	goleak.VerifyTestMain(m,
-		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
-		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
-		goleak.Cleanup(func(code int) {
-			if err := os.RemoveAll(short); err != nil && code == 0 {
-				fmt.Fprintln(os.Stderr, err)
-				code = 1
-			}
-			os.Exit(code)
-		}))
+	goleak.VerifyTestMain(m, append(natstest.Leftovers(), natstest.RemoveAndExit(short))...)
 }
 
 // short is a directory whose path is short enough for sockets and that other users may pass

@@ -38,12 +38,12 @@ func openLog(ctx context.Context, s *Store, dir string, listen *jetlog.Listen) (
 	}
 	if o.server, err = jetlog.StartServer(ctx, jetlog.ServerOptions{
 		Dir: filepath.Join(dir, "log"), Logger: serverLogger(s.opts.Logger), Listen: listen,
-		Archive: archiveDir(dir), Admit: s.space.admit, Deciding: s.ballast().release,
+		Archive: archiveDir(dir), Admit: s.space.Admit, Deciding: s.ballast().Release, Signed: s.signs.Admit,
 	}); err != nil {
 		return o, err
 	}
 	owner := o.server.OwnerOptions()
-	owner.Archive, owner.Logger = archiveDir(dir), s.opts.Logger
+	owner.Archive, owner.Logger, owner.Sign = archiveDir(dir), s.opts.Logger, s.signs.Sign
 	if o.log, err = jetlog.Connect(ctx, owner); err != nil {
 		return o, err
 	}

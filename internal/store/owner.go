@@ -155,8 +155,8 @@ func (o *owner) join(ctx context.Context) error {
 func (o *owner) connect(ctx context.Context) error {
 	log, err := jetlog.Connect(ctx, jetlog.Options{
 		Dial: o.dialLog, Logger: o.store.opts.Logger, Archive: archiveDir(o.dir),
-		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.admit, Deciding: o.store.ballast().release, Down: o.down,
-		ReadOnly: o.store.unwritable(),
+		OnDisconnect: func(error) { o.lose() }, Admit: o.store.space.Admit, Deciding: o.store.ballast().Release, Down: o.down,
+		ReadOnly: o.store.unwritable(), Sign: o.store.signs.Sign,
 	})
 	if err != nil {
 		return err
@@ -195,6 +195,14 @@ func (o *owner) locked(cause error) error {
 	}
 	return fmt.Errorf("%w: %s holds %s and does not answer: %w: %s; `ckptstore ls --offline` reads without the lock",
 		ErrLocked, who, filepath.Join(o.dir, lockName), cause, next)
+}
+
+// OwnedElsewhere reports whether the last owner of a store's directory was on another machine.
+// It may have ended.
+func OwnedElsewhere(dir string) bool {
+	c, err := readCard(dir)
+	host, herr := os.Hostname()
+	return err == nil && herr == nil && c.Host != host
 }
 
 // tryOwn takes the lock and starts serving. It returns false when another process holds the

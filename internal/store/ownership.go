@@ -21,6 +21,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
@@ -40,9 +42,9 @@ type ownership struct {
 	keeper  *ledger.Keeper // nil without tamper evidence
 	settler *settler
 	api     *http.Server
-	socket  net.Listener // for NATS
-	token   *localToken  // that clients over TCP show; nil if it was not made here
-	served  chan error   // two: of the API and of the socket
+	socket  net.Listener   // for NATS
+	token   *sockets.Token // that clients over TCP show; nil if it was not made here
+	served  chan error     // two: of the API and of the socket
 	nserve  int
 	unload  func() // stops keeping the ballast and watching the server
 	unshare func() // stops sharing files with the store's group
@@ -77,7 +79,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 	var keeper *ledger.Keeper
 	if s.unwritable() == nil && ledger.On(dir) { // before anything is appended
 		if keeper, err = ledger.Open(ctx, ledger.Options{
-			Store: dir, Log: ledgerLog{w.log}, Fed: true, Logger: s.opts.Logger, Lost: lock.claim.Lost(), Step: s.opts.auditStep,
+			Store: dir, Log: ledgerLog{w.log}, Fed: true, Logger: s.opts.Logger, Lost: lock.claim.Lost(), Step: s.opts.auditStep, Reread: &s.reread,
 			Stamp: func() events.Stamp { return Stamp("owner") },
 		}); err != nil {
 			return w, err
@@ -109,7 +111,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 		kept.Go(func() { keeper.Keep(life) })
 	}
 	if !s.opts.Reader {
-		kept.Go(func() { s.ballast().keep(life) })
+		kept.Go(func() { s.ballast().Keep(life) })
 		kept.Go(func() { w.settler.keep(life, settleEvery) })
 		if s.unwritable() == nil && !s.opts.LeaveVoids {
 			q := &quarantine{log: w.log, view: w.views.db.View, logger: s.opts.Logger}
@@ -203,10 +205,10 @@ func (s *Store) sweep() error {
 			}
 		}
 	}
-	if err := sweepJobs(s.Runtime); err != nil {
+	if err := sockets.SweepJobs(s.Runtime); err != nil {
 		return err
 	}
-	sweepRuntimes(s.Runtime, s.opts.Logger)
+	sockets.SweepOthers(s.Runtime, s.opts.Logger)
 	return nil
 }
 
@@ -250,7 +252,7 @@ func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
 		}
 		c.Address = bound.String()
 		if s.opts.sharing {
-			if w.token, err = shareToken(c.Address, s.opts.Listen.Token); err != nil {
+			if w.token, err = sockets.ShareToken(c.Address, s.opts.Listen.Token); err != nil {
 				return err
 			}
 		}
@@ -351,7 +353,7 @@ func (w *ownership) leave() (*hold, error) {
 		// From here on, readers of the file must not find this process.
 		errs = append(errs, removed(filepath.Join(w.dir, cardName)))
 	}
-	errs = append(errs, w.token.withdraw())
+	errs = append(errs, w.token.Withdraw())
 	if w.socket != nil {
 		errs = append(errs, w.socket.Close())
 	}
@@ -536,7 +538,7 @@ func (o *owner) down() error {
 	o.mu.Lock()
 	why := o.why
 	o.mu.Unlock()
-	if full := o.store.space.check(keepToOwn); full != nil && !errors.Is(why, syscall.ENOSPC) {
+	if full := o.store.space.Check(space.ToOwn); full != nil && !errors.Is(why, syscall.ENOSPC) {
 		why = errors.Join(why, full)
 	}
 	return why
@@ -567,7 +569,7 @@ func (w *ownership) watch(ctx context.Context, s *Store, lock *hold) {
 	}
 	w.why = fmt.Errorf("own the store %s: %w", w.dir, err)
 	if errors.Is(err, jetlog.ErrBroken) {
-		if full := s.space.check(keepToOwn); full != nil {
+		if full := s.space.Check(space.ToOwn); full != nil {
 			w.why = fmt.Errorf("%w: %w", w.why, full)
 		}
 	}

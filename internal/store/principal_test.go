@@ -119,3 +119,47 @@ func TestActorIsTheServersWord(t *testing.T) {
 		}
 	})
 }
+
+// TestUserOfAnotherServer: a decision that an HTTP server has made for a user is the user's, although
+// another process owns the store. The owner takes that from its own user's processes only, and
+// takes only users of tokens.
+func TestUserOfAnotherServer(t *testing.T) {
+	t.Parallel()
+	listen, err := Access{Token: secretToken}.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner, addr := listening(t, made(t), listen)
+	must(t, owner, "run", begun("step-1"), events.CheckpointCommitted{Attempt: 1, Checkpoint: "step-1.a1", Manifest: "m"})
+	client := open(t, owner.Location)
+	if client.owned() != nil {
+		t.Fatal("two processes own the store")
+	}
+	remote := openWith(t, Options{Location: "nats://" + addr, Access: &Access{Token: secretToken}})
+	t.Cleanup(func() { shut(t, remote) })
+	own := front.OfUser(uint32(os.Geteuid())).Name //nolint:gosec // of this process
+	for _, c := range []struct {
+		by         *Store
+		name, want string
+	}{
+		{client, "user:olaf", "user:olaf"},
+		{client, "", own},
+		{client, "admin", own},
+		{client, "uid:0", own},
+		{client, "cert:olaf", own},
+		{client, "user:", own},
+		{client, "user:o laf", own},
+		{client, "user:" + strings.Repeat("x", 65), own},
+		{remote, "user:olaf", "token"},
+		{owner, "user:olaf", "user:olaf"},
+	} {
+		ctx := WithTerms(t.Context(), Terms{By: "api/test", Principal: c.name})
+		if _, err := c.by.Pin(ctx, "run@step-1", c.name+" of "+c.by.Location); err != nil {
+			t.Fatal(err)
+		}
+		e, err := owner.Log.At(t.Context(), last(t, owner))
+		if err != nil || e.Kind != (events.CheckpointPinned{}).Kind() || e.Principal != c.want {
+			t.Errorf("%q by %s: %s is of %q, %v, want %q", c.name, c.by.Location, e.Kind, e.Principal, err, c.want)
+		}
+	}
+}

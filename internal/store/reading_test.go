@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 )
 
 // TestReaderChangesNothing opens a store with work left by a crash, for reading and as its owner.
@@ -28,7 +29,7 @@ func TestReaderChangesNothing(t *testing.T) {
 		events.CheckpointAborted{Attempt: 1, Checkpoint: aborted.Checkpoint, Reason: "test"})
 	shut(t, s)
 	remove(t, receipt, "")
-	remove(t, dir, readName, ballastName)
+	remove(t, dir, readName, space.BallastName)
 	// Everything except the files of the log's server and of the views.
 	seen := func() map[string]string {
 		files := snapshot(t, dir)

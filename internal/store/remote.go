@@ -15,6 +15,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/private"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/signing"
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
 )
 
 // dialURL connects to the server of a URL. Without a token it uses the token that an owner on
@@ -30,9 +32,9 @@ func dialURL(ctx context.Context, url string, a *Access, o jetlog.Options) (*jet
 	o.URL = url
 	hint := ""
 	if o.Token == "" {
-		search := searchToken(url)
-		if err := search.apply(&o); o.FindToken == nil {
-			hint = search.hint(err)
+		search := sockets.SearchToken(url)
+		if err := search.Apply(&o); o.FindToken == nil {
+			hint = search.Hint(err)
 		}
 	}
 	log, err := jetlog.Connect(ctx, o)
@@ -75,6 +77,8 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Reader {
 		how.ReadOnly = errReading
 	}
+	s := &Store{opts: o, signs: signing.NewGate("", o.Signer)}
+	how.Sign = s.signs.Sign
 	log, err := dialURL(ctx, o.Location, o.Access, how)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
@@ -99,21 +103,21 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := checkLog(ctx, log, created.Store); err != nil {
 		return nil, err
 	}
-	s := &Store{ID: created.Store, Location: jetlog.Redacted(o.Location), Log: log, opts: o, formerly: created.Formerly}
-	if s.runtime, err = holdRuntime(created.Store); err != nil {
-		return nil, err
+	s.ID, s.Location, s.Log, s.formerly = created.Store, jetlog.Redacted(o.Location), log, created.Formerly
+	if s.runtime, err = sockets.Hold(created.Store); err != nil {
+		return nil, unusable(err)
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.runtime.release())
+			err = errors.Join(err, s.runtime.Release())
 		}
 	}()
-	s.Runtime = s.runtime.dir
+	s.Runtime = s.runtime.Path
 	if !o.Reader {
-		if err := sweepJobs(s.Runtime); err != nil {
+		if err := sockets.SweepJobs(s.Runtime); err != nil {
 			return nil, fmt.Errorf("open store: %w", err)
 		}
-		sweepRuntimes(s.Runtime, o.Logger)
+		sockets.SweepOthers(s.Runtime, o.Logger)
 	}
 	at, err := locate(ctx, log, created)
 	if err != nil {
@@ -178,7 +182,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 // relay lets clients connect to the log of a server's store.
 type relay struct {
 	*jetlog.Relay
-	token *localToken // that clients show; nil if this process did not make it
+	token *sockets.Token // that clients show; nil if this process did not make it
 }
 
 // openPeers opens a store whose log has several copies: through the trainers that serve
@@ -225,13 +229,13 @@ func openPeers(ctx context.Context, o Options, dir string) (*Store, error) {
 
 // startRelay listens at the address in the options.
 func (s *Store) startRelay(ctx context.Context) (*relay, error) {
-	r, addr, err := s.Log.Relay(ctx, jetlog.RelayOptions{Listen: *s.opts.Listen})
+	r, addr, err := s.Log.Relay(ctx, jetlog.RelayOptions{Listen: *s.opts.Listen, Signed: s.signs.Admit})
 	if err != nil {
 		return nil, err
 	}
 	own := &relay{Relay: r}
 	if s.opts.sharing {
-		if own.token, err = shareToken(addr.String(), s.opts.Listen.Token); err != nil {
+		if own.token, err = sockets.ShareToken(addr.String(), s.opts.Listen.Token); err != nil {
 			return nil, errors.Join(err, own.close())
 		}
 	}
@@ -245,7 +249,7 @@ func (s *Store) startRelay(ctx context.Context) (*relay, error) {
 func (r *relay) close() error {
 	r.Close()
 	if r.token != nil {
-		return r.token.withdraw()
+		return r.token.Withdraw()
 	}
 	return nil
 }
@@ -347,7 +351,7 @@ func (a Access) Listen(address string) (*jetlog.Listen, error) {
 		}
 		l.TLS.ClientAuth = tls.RequireAndVerifyClientCert
 	}
-	with, _ := withToken(*l) // as the owner does
+	with, _ := sockets.WithToken(*l) // as the owner does
 	return l, with.Validate()
 }
 

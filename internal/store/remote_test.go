@@ -63,8 +63,8 @@ func TestURL(t *testing.T) {
 		}
 	}
 	blob, err := s.Blobs.Put(t.Context(), noise(1<<20))
-	if err != nil || !strings.HasPrefix(s.Blobs.path(blob.Digest), data) {
-		t.Errorf("blob in %s, %v", s.Blobs.path(blob.Digest), err)
+	if err != nil || !strings.HasPrefix(s.Blobs.Path(blob.Digest), data) {
+		t.Errorf("blob in %s, %v", s.Blobs.Path(blob.Digest), err)
 	}
 	onceEach(t, s, p.acknowledged())
 

@@ -15,10 +15,10 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/audit/ledger"
-	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/store/copier"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -41,10 +41,10 @@ type Restored struct {
 	Sequence    uint64    `json:"sequence"` // of the last event
 	Made        time.Time `json:"made"`     // when the backup was made
 	Checkpoints int       `json:"checkpoints"`
-	copySum
-	Outside    []OutsideFiles `json:"outside"`
-	Incomplete []Incomplete   `json:"incomplete"`
-	Verified   bool           `json:"verified"` // every byte was read
+	copier.Sum
+	Outside    []copier.Outside    `json:"outside"`
+	Incomplete []copier.Incomplete `json:"incomplete"`
+	Verified   bool                `json:"verified"` // every byte was read
 }
 
 // Restore makes a store from a backup. Before it writes store.json, which makes the directory a
@@ -76,8 +76,7 @@ type restore struct {
 	dir    string
 	mark   copyMark // the backup's mark
 	to     *destination
-	copier *copier
-	files  *checkpointCopier
+	files  *copier.Checkpoints
 	report Restored
 }
 
@@ -169,26 +168,21 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 		return err
 	}
 	root.OfStore(id.Store, id.Formerly...)
-	r.files = &checkpointCopier{from: filepath.Join(r.Backup, "data"), data: root, lacking: map[checkpoint.Ref]Incomplete{}, outside: map[checkpoint.Ref]OutsideFiles{}}
-	r.copier = newCopier(r.Backup, r.dir, false, r.files.progress(r.Progress))
-	r.files.copier = r.copier
-	from, err := data.Open(vfs.Default, r.files.from)
+	r.files = copier.NewCheckpoints(r.Backup, r.dir, root, false, r.Progress)
+	from, err := data.Open(vfs.Default, filepath.Join(r.Backup, "data"))
 	if err != nil {
 		return err
 	}
 	if r.Progress != nil {
-		if err := r.expect(); err != nil {
+		size, err := copier.Size(filepath.Join(r.Backup, "data"))
+		if err != nil {
 			return err
 		}
+		r.files.Expect(size)
 	}
-	err = eachDir(r.copier.from, r.files.from, 2, func(path string) error {
-		if filepath.Dir(filepath.Dir(path)) != r.files.from {
-			return nil // the directory of a run
-		}
-		return r.trial(ctx, from, path)
-	})
+	err = r.files.EachTrial(func(refs []checkpoint.Ref) error { return r.trial(ctx, from, refs) })
 	if err == nil || errors.Is(err, os.ErrNotExist) {
-		err = r.files.syncDirs()
+		err = r.files.SyncDirs()
 	}
 	if err == nil {
 		err = r.step("data copied")
@@ -198,11 +192,11 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 	}
 	for _, name := range []string{"blobs", logsName, "log"} {
 		if err == nil {
-			err = r.copier.tree(ctx, filepath.Join(r.Backup, name), filepath.Join(r.dir, name))
+			err = r.files.Files.Tree(ctx, filepath.Join(r.Backup, name), filepath.Join(r.dir, name))
 		}
 	}
 	if err == nil {
-		err = r.copier.file(ctx, filepath.Join(r.Backup, endName), filepath.Join(r.dir, endName))
+		err = r.files.Files.File(ctx, filepath.Join(r.Backup, endName), filepath.Join(r.dir, endName))
 	}
 	if err == nil {
 		err = ledger.Copy(r.Backup, r.dir, r.report.Sequence)
@@ -210,39 +204,24 @@ func (r *restore) copy(ctx context.Context, id identity) error {
 	return errors.Join(err, durable.SyncDir(r.dir))
 }
 
-// expect computes the number of bytes to copy.
-func (r *restore) expect() error {
-	files, err := sizeBelow(r.files.from)
-	if err != nil {
-		return err
-	}
-	r.files.total.Store(files)
-	return nil
-}
-
 // trial copies the checkpoints of a trial's directory.
-func (r *restore) trial(ctx context.Context, from *data.Root, path string) error {
-	entries, err := r.copier.from.ReadDir(path)
-	if err != nil {
-		return err
-	}
+func (r *restore) trial(ctx context.Context, from *data.Root, refs []checkpoint.Ref) error {
 	var rows []projections.Checkpoint
-	for _, e := range entries {
-		ref := checkpoint.Ref{Run: filepath.Base(filepath.Dir(path)), Trial: filepath.Base(path), Checkpoint: e.Name()}
+	for _, ref := range refs {
 		receipt, err := from.Receipt(ctx, ref)
 		if err == nil && RefOf(RowOf(receipt)) != ref {
 			err = fmt.Errorf("its receipt is that of %s@%s", receipt.Run, receipt.Checkpoint)
 		}
 		if err != nil {
-			r.files.lacks(ref, ref.String(), err.Error())
-			if err := r.copier.checkpoint(ctx, filepath.Join(path, e.Name()), filepath.Join(r.files.data.Dir(), ref.String())); err != nil {
+			r.files.Lacks(ref, ref.String(), err.Error())
+			if err := r.files.CopyUnchecked(ctx, ref); err != nil {
 				return err
 			}
 			continue
 		}
 		rows = append(rows, RowOf(receipt))
 	}
-	return r.files.each(ctx, rows, nil)
+	return r.files.Each(ctx, rows, nil)
 }
 
 // check opens the log of the copy as an owner would, and checks all receipts against it.
@@ -280,12 +259,12 @@ func (r *restore) check(ctx context.Context, id identity) error {
 			return err
 		}
 	}
-	n, err := countCheckpoints(s.dataDir())
+	n, err := copier.Count(s.dataDir())
 	if err != nil {
 		return err
 	}
-	r.report.Outside, r.report.Incomplete = r.files.findings()
-	r.report.Checkpoints, r.report.copySum = n, r.copier.sum
+	r.report.Outside, r.report.Incomplete = r.files.Findings()
+	r.report.Checkpoints, r.report.Sum = n, r.files.Files.Sum()
 	if n != r.mark.Checkpoints {
 		return fmt.Errorf("%w: the backup has %d checkpoints and %s records %d: restore another backup", ErrDamaged, n, backupName, r.mark.Checkpoints)
 	}
@@ -304,28 +283,9 @@ func (r *restore) deep(ctx context.Context, s *Store, receipts []checkpoint.Rece
 	}
 	for i, report := range reports {
 		if !report.Clean() {
-			r.files.lacks(receipts[i].Ref, receipts[i].Run+"@"+receipts[i].Checkpoint, report.Findings[0].String())
+			r.files.Lacks(receipts[i].Ref, receipts[i].Run+"@"+receipts[i].Checkpoint, report.Findings[0].String())
 		}
 	}
-	_, r.report.Incomplete = r.files.findings()
+	_, r.report.Incomplete = r.files.Findings()
 	return nil
-}
-
-// sizeBelow returns the size in bytes of all files below dir. A file with several names there
-// counts once for each.
-func sizeBelow(dir string) (bytes int64, err error) {
-	err = beneath.At(filepath.Dir(dir)).WalkDir(dir, func(_ string, e os.DirEntry, err error) error {
-		if err != nil || !e.Type().IsRegular() {
-			return err
-		}
-		info, err := e.Info()
-		if err == nil {
-			bytes += info.Size()
-		}
-		return err
-	})
-	if errors.Is(err, os.ErrNotExist) {
-		err = nil
-	}
-	return bytes, err
 }

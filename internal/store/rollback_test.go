@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 )
 
 // TestRollback opens stores whose log has lost the end that a receipt records. The views, which
@@ -195,15 +196,15 @@ func TestCopyOfLog(t *testing.T) {
 		t.Errorf("left: %v, %v", names(left), err)
 	}
 	// Without room there is no copy, and the error reports it.
-	_, err = keepLog(&Store{space: &gauge{free: func() (data.Usage, error) { return data.Usage{Free: 1 << 20, Size: 1 << 40}, nil }}}, dir, true, maxCopy)
+	_, err = keepLog(&Store{space: &space.Gauge{Usage: func() (data.Usage, error) { return data.Usage{Free: 1 << 20, Size: 1 << 40}, nil }}}, dir, true, maxCopy)
 	wrong(t, err, syscall.ENOSPC)
 	if exists(filepath.Join(dir, copyName)) {
 		t.Error("it was copied")
 	}
 }
 
-func roomy() *gauge {
-	return &gauge{free: func() (data.Usage, error) { return data.Usage{Free: 1 << 40, Size: 1 << 40}, nil }}
+func roomy() *space.Gauge {
+	return &space.Gauge{Usage: func() (data.Usage, error) { return data.Usage{Free: 1 << 40, Size: 1 << 40}, nil }}
 }
 
 // TestOpenIsCalledOff: the lock is free when Open returns.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/durable"
 )
@@ -123,6 +124,8 @@ type ReadLog struct {
 	Repeated  uint64 `json:"repeated"` // events with the ID of an earlier one, such as facts that a late retry stored again: harmless
 	Blobs     uint64 `json:"blobs"`    // claim checks compared with their digests
 
+	Signed uint64 `json:"signed,omitempty"` // decisions with a signature of a key that the log grants
+
 	// Voids are the messages that are not events, the first thousand. VoidCount is their total,
 	// and Unrecorded the number that no owner has recorded.
 	Voids      []LogVoid `json:"voids,omitempty"`
@@ -184,10 +187,16 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 	voids := voidsSeen{recorded: map[uint64]uint64{}, digests: map[uint64]string{}}
 	newer := uint64(0)
 	var lost []LogFinding
+	signed := audit.NewSignatures(s.ID, audit.Policy{})
 	checked, err := s.Log.Check(ctx, jetlog.CheckOptions{
 		Pace: pace, Dir: s.checkDir(),
 		Each: func(e events.Recorded) (problems []string) {
 			receipts.see(e)
+			// A signature that does not hold damages no event: a user who can append to the
+			// log could otherwise keep the store from being opened.
+			if v, decides := signed.Event(e); decides && v.Problem != "" {
+				lost = withBlob(lost, e.Sequence, v.Problem)
+			}
 			body, err := e.Body()
 			switch {
 			case errors.Is(err, events.ErrNewer):
@@ -208,6 +217,7 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 	out := ReadLog{
 		Events: checked.Events, First: checked.First, Last: checked.Last,
 		Decisions: checked.Decisions, Repeated: checked.Repeated, Blobs: uint64(len(blobs.good) + len(blobs.bad)), Newer: newer,
+		Signed: uint64(signed.Report().Signed), //nolint:gosec // not negative
 	}
 	for _, f := range checked.Findings {
 		out.Findings = append(out.Findings, LogFinding(f))
@@ -230,7 +240,7 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 	return out, err
 }
 
-// withBlob adds a finding about a blob. It merges findings of consecutive events.
+// withBlob adds a finding about a blob or a signature. It merges findings of consecutive events.
 func withBlob(lost []LogFinding, seq uint64, problem string) []LogFinding {
 	if n := len(lost); n > 0 && lost[n-1].Until+1 == seq && lost[n-1].Problem == problem {
 		lost[n-1].Until = seq

@@ -382,6 +382,126 @@ func (h *shelf) close() error {
 	return h.shut(db)
 }
 
+// aside has the views by which a process that neither owns the store nor has views of its own
+// answers as of events: those of the present are the owner's. They are in memory, and only there
+// after a query as of an event of a long log, while [Store.KeepPast] runs. Otherwise each such
+// query would fold the log from its beginning. The owner cannot be asked instead: it may be a
+// trainer.
+type aside struct {
+	mu      sync.Mutex
+	kept    bool      // KeepPast runs
+	wanted  bool      // a query needs the views
+	of      *follower // nil: there are none
+	err     error     // why there are none although they are wanted
+	changed chan struct{}
+}
+
+// replayMost is up to which event a query folds the log from its beginning.
+const replayMost = 8000
+
+// change changes the state, and wakes all that wait for it.
+func (a *aside) change(do func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	do()
+	if a.changed != nil {
+		close(a.changed)
+		a.changed = nil
+	}
+}
+
+// keep notes that KeepPast runs, until it calls over.
+func (a *aside) keep() (over func()) {
+	a.change(func() { a.kept = true })
+	return func() {
+		a.close(nil)
+		a.change(func() { a.kept, a.wanted, a.err = false, false, nil })
+	}
+}
+
+// asked reports whether a query needs the views.
+func (a *aside) asked() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.wanted
+}
+
+// close closes the views, if there are any. A query opens others.
+func (a *aside) close(why error) {
+	var had *follower
+	a.change(func() {
+		had, a.of = a.of, nil
+		if a.wanted {
+			a.err = why
+		}
+	})
+	if had != nil {
+		if err := had.close(); err != nil {
+			had.db.store.opts.Logger.Debug("views of the past closed", "error", err)
+		}
+	}
+}
+
+// prepared returns [ErrPreparing], or why that fails, if a query as of an event should wait for the views.
+func (a *aside) prepared(seq uint64) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.kept || a.of != nil || seq <= replayMost {
+		return nil
+	}
+	a.wanted = true
+	if a.err != nil {
+		return fmt.Errorf("the past of the log is not prepared: %w", a.err)
+	}
+	return fmt.Errorf("%w: this process folds the log, which another one owns; ask again in a few seconds", ErrPreparing)
+}
+
+// openAside folds the log into views for the past.
+func (s *Store) openAside(ctx context.Context) (*shelf, error) {
+	f, err := follow(ctx, "", s.Log, s)
+	if err != nil {
+		return nil, err
+	}
+	s.aside.change(func() { s.aside.of, s.aside.err = f, nil })
+	return f.db, nil
+}
+
+// pastViews returns the views that answer as of events, or nil.
+func (s *Store) pastViews() *shelf {
+	s.aside.mu.Lock()
+	f := s.aside.of
+	s.aside.mu.Unlock()
+	if f != nil {
+		return f.db
+	}
+	return s.ownViews()
+}
+
+// pastFor returns the views for a query as of an event, and nil if it folds the log from its
+// beginning. It waits for views that it needs.
+func (s *Store) pastFor(ctx context.Context, seq uint64) (*shelf, error) {
+	for {
+		a := &s.aside
+		a.mu.Lock()
+		if a.changed == nil {
+			a.changed = make(chan struct{})
+		}
+		changed := a.changed
+		a.mu.Unlock()
+		if views := s.pastViews(); views != nil {
+			return views, nil
+		}
+		if err := a.prepared(seq); !errors.Is(err, ErrPreparing) {
+			return nil, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for views of the past: %w", context.Cause(ctx))
+		}
+	}
+}
+
 var _ query.Rows = (*owner)(nil)
 
 // Read implements [query.Rows]: the owner of a store has the rows.

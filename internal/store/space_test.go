@@ -11,96 +11,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 	"golang.org/x/sys/unix"
 )
-
-// TestGauge refuses below the limit, and checks again after a while.
-func TestGauge(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		free, looks := uint64(keepForFacts-1), 0
-		g := &gauge{dir: "ckpts", free: func() (data.Usage, error) { looks++; return data.Usage{Free: free, Size: 100 << 20}, nil }}
-		var full *NoSpaceError
-		for range 3 {
-			if err := g.admit(); !errors.As(err, &full) || !errors.Is(err, syscall.ENOSPC) || full.Free != free {
-				t.Fatalf("%d bytes free: %v", free, err)
-			}
-		}
-		if err := g.check(keepToOwn); err != nil {
-			t.Errorf("enough to own: %v", err)
-		}
-		if looks != 1 {
-			t.Errorf("looked %d times at once", looks)
-		}
-		free++
-		time.Sleep(time.Second) //nolint:forbidigo // the bubble's clock, not a wait
-		if err := g.admit(); err != nil {
-			t.Errorf("%d bytes free: %v", free, err)
-		}
-	})
-}
-
-// TestShares: at 90 % facts are refused, and a save must leave more than that.
-func TestShares(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		size, free uint64
-		refused    bool
-	}{
-		{1 << 40, 1 << 39, false},
-		{10 << 40, 4 << 30, false}, // a large disk: 4 GiB are enough
-		{10 << 40, 4<<30 - 1, true},
-		{1000 << 20, 100<<20 + 1, false},
-		{1000 << 20, 100 << 20, true}, // exactly 90 %
-		{1000 << 20, 10 << 20, true},
-		{100 << 20, 16 << 20, false}, // a small disk: 16 MiB are more than 10 %
-		{100 << 20, 16<<20 - 1, true},
-	} {
-		u := data.Usage{Free: c.free, Size: c.size}
-		g := &gauge{dir: "ckpts", free: func() (data.Usage, error) { return u, nil }}
-		err := g.admit()
-		if (err != nil) != c.refused || c.refused && (!errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "% full, has ")) {
-			t.Errorf("%d of %d bytes free: %v", c.free, c.size, err)
-		}
-		left := data.Usage{Free: uint64(keepOfSaves(u)), Size: c.size}
-		g = &gauge{dir: "ckpts", free: func() (data.Usage, error) { return left, nil }}
-		if err := g.admit(); err != nil {
-			t.Errorf("a save on a disk of %d bytes may leave %d, with which facts are refused: %v", c.size, left.Free, err)
-		}
-	}
-}
-
-// TestBallast makes, releases and makes again.
-func TestBallast(t *testing.T) {
-	t.Parallel()
-	u := data.Usage{Free: 1 << 30, Size: 2 << 30}
-	path := filepath.Join(t.TempDir(), ballastName)
-	b := ballast{path: path, space: &gauge{free: func() (data.Usage, error) { return u, nil }}, log: slog.New(slog.DiscardHandler)}
-	step := func(free uint64, want bool) {
-		t.Helper()
-		u.Free = free
-		b.space.forget()
-		b.release()
-		if err := b.load(); err != nil {
-			t.Fatal(err)
-		}
-		info, err := os.Stat(path)
-		if (err == nil) != want || want && (info.Size() != ballastSize || info.Sys().(*syscall.Stat_t).Blocks*512 < ballastSize) {
-			t.Errorf("with %d bytes free there is %v, %v", free, info, err)
-		}
-	}
-	step(1<<30, true)
-	step(keepToOwn, true)
-	step(keepToOwn-1, false)
-	step(uint64(keepOfSaves(u))+ballastSize-1, false)
-	step(uint64(keepOfSaves(u))+ballastSize, true)
-}
 
 // TestFullDisk fills a real disk, which a user may mount in a name space of
 // their own: see fillDisk.
@@ -144,7 +62,7 @@ func fillDisk(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, other.Close()) }()
-	for path := filepath.Join(dir, ballastName); !exists(path); {
+	for path := filepath.Join(dir, space.BallastName); !exists(path); {
 		if !sleep(ctx, time.Millisecond) {
 			return ctx.Err()
 		}
@@ -181,9 +99,9 @@ func fillDisk(ctx context.Context) (err error) {
 	if err := fillTo(fill, disk, 20<<20); err != nil {
 		return err
 	}
-	s.space.forget()
+	s.space.Forget()
 	err = say(s.Log, 10)
-	if full := (*NoSpaceError)(nil); !errors.As(err, &full) || !strings.Contains(err.Error(), "append write.failed") {
+	if full := (*space.NoSpaceError)(nil); !errors.As(err, &full) || !strings.Contains(err.Error(), "append write.failed") {
 		return fmt.Errorf("a fact on a disk that is 92 %% full: %w", err)
 	}
 	if err := decided(); err != nil {
@@ -194,13 +112,13 @@ func fillDisk(ctx context.Context) (err error) {
 	if err := fillTo(fill, disk, 0); err != nil {
 		return err
 	}
-	s.space.forget()
+	s.space.Forget()
 	for range 20 {
 		if err := decided(); err != nil {
 			return fmt.Errorf("a decision on a full disk: %w", err)
 		}
 	}
-	if exists(filepath.Join(dir, ballastName)) {
+	if exists(filepath.Join(dir, space.BallastName)) {
 		return errors.New("the ballast is still there")
 	}
 
@@ -215,7 +133,7 @@ func fillDisk(ctx context.Context) (err error) {
 	}
 	before, end := len(acked), time.Now().Add(limit)
 	var st unix.Statfs_t
-	for err == nil || s.Owns() || other.Owns() || st.Bavail*uint64(st.Bsize) >= keepToOwn { //nolint:gosec // a size
+	for err == nil || s.Owns() || other.Owns() || st.Bavail*uint64(st.Bsize) >= space.ToOwn { //nolint:gosec // a size
 		if time.Now().After(end) {
 			return fmt.Errorf("the log is still written, or owned, with %d blocks free: %w", st.Bavail, err)
 		}
@@ -270,7 +188,7 @@ func fillDisk(ctx context.Context) (err error) {
 			return fmt.Errorf("with room again, asked for runs: %v %w", runs, err)
 		}
 	}
-	s.space.forget()
+	s.space.Forget()
 	if err := say(s.Log, 10); err != nil {
 		return fmt.Errorf("a fact with room again: %w", err)
 	}

@@ -34,6 +34,16 @@
 //
 // An owner may listen on TCP ([Options].Listen). Then its directory also has a URL, for machines
 // that have it mounted under the same path.
+//
+// Parts with a narrow interface are packages of their own:
+//
+//	blobs       event bodies outside the log
+//	collection  deletes checkpoints by a policy
+//	copier      copies files, for backups and restores
+//	holder      whether the process that holds a lease has ended
+//	place       a bucket that has the data
+//	sockets     runtime directories and the tokens in them
+//	space       room on the disk: what is refused first
 package store
 
 import (
@@ -56,18 +66,22 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
-	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/logpeers"
-	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/signing"
+	"github.com/ckptstore/ckptstore/internal/store/blobs"
 	"github.com/ckptstore/ckptstore/internal/store/collection"
+	"github.com/ckptstore/ckptstore/internal/store/holder"
 	"github.com/ckptstore/ckptstore/internal/store/place"
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -97,12 +111,15 @@ type Options struct {
 	// LeaveVoids leaves messages of the log that are not events unrecorded, for commands
 	// that look for them.
 	LeaveVoids bool
+	// Signer signs the decisions of this process; nil reads the key that the environment
+	// names: see [signing.EnvKey].
+	Signer *audit.Signer
 	// Access to the server of a URL; nil reads the environment.
 	Access *Access
 	// Listen, when set, lets clients connect over TCP while this process owns the directory or
 	// has a URL's store open. Bound, when set, is called with each address; it must not block.
 	// On loopback, a listener without a token or client certificates gets a new token, which
-	// clients of this user find: see [TokenFile].
+	// clients of this user find: see [sockets.TokenFile].
 	Listen *jetlog.Listen
 	Bound  func(net.Addr)
 	// Owner, when set, connects to the owner of the directory on another machine that
@@ -121,6 +138,14 @@ type Options struct {
 	viewsRetry time.Duration                      // before a failed directory of views is retried; default diskRetry
 }
 
+// findSigner reads the key of the environment, unless there is one. A reader decides nothing.
+func (o *Options) findSigner(dir string) (err error) {
+	if o.Signer == nil && !o.Reader {
+		o.Signer, err = signing.FromEnv(dir)
+	}
+	return err
+}
+
 func (o Options) diskRetry() time.Duration {
 	if o.viewsRetry > 0 {
 		return o.viewsRetry
@@ -135,12 +160,15 @@ type Store struct {
 	Location string // for messages: a URL without its password
 	Log      *jetlog.Log
 	Data     *data.Root
-	Blobs    *Blobs
+	Blobs    *blobs.Blobs
 	Runtime  string // private directory for sockets of this store
+	signs    *signing.Gate
+	reread   atomic.Int64 // see [Store.Hashed]
+	tiles    ledger.Tiles
 	place    string // its name: a copy of a store has its own
 	top      string // directory of the store's other files on this machine; "" if there is none
 
-	runtime   *heldRuntime
+	runtime   *sockets.Held
 	formerly  []string     // its identities before it was recovered
 	recovered uint64       // where its log ended then
 	holder    *ownerRecord // nil in a store of an earlier version
@@ -149,10 +177,10 @@ type Store struct {
 	bucket    *place.Bucket     // that has the data; nil: it is in a directory
 	collected collection.Memory // of the last collection
 	opts      Options
-	cutting   cutting  // of the log, while this process owns it
-	space     *gauge   // of the disk that log and data share, in a directory
-	owner     *owner   // of a directory; nil with a URL
-	study     *learner // with an owner
+	cutting   cutting      // of the log, while this process owns it
+	space     *space.Gauge // of the disk that log and data share, in a directory
+	owner     *owner       // of a directory; nil with a URL
+	study     *learner     // with an owner
 	scrub     *scrubber
 
 	term    time.Duration // of leases; 0: [leaseTerm]
@@ -160,8 +188,7 @@ type Store struct {
 	end     context.CancelFunc // of life, with Close
 	leasing sync.WaitGroup     // pending lease releases, and goroutines that end with life
 
-	witnessing sync.Mutex
-	witnessed  *os.File // nil until this process holds a lease
+	witness holder.Witness // of this process, while it holds a lease
 
 	learning sync.Mutex      // one checkpoint at a time
 	local    *follower       // of a URL; nil with a directory
@@ -169,6 +196,7 @@ type Store struct {
 	copies   *logpeers.Local // of the log, that this process serves; nil of others
 
 	unkept atomic.Pointer[unkeptPast] // why [Store.KeepPast] stopped last; nil: it has not
+	aside  aside                      // views for the past alone
 }
 
 // Views answers queries from the projections. An answer includes at least everything that was in the
@@ -194,14 +222,20 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	if o.Listen != nil {
-		listen, made := withToken(*o.Listen)
+		listen, made := sockets.WithToken(*o.Listen)
 		o.Listen, o.sharing = &listen, made
 	}
 	if o.Location = location; isURL {
+		if err := o.findSigner(""); err != nil {
+			return nil, fmt.Errorf("open store: %w", err)
+		}
 		return openURL(ctx, o)
 	}
 	dir, err := filepath.Abs(o.Location)
 	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	if err := o.findSigner(dir); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	if logpeers.Replicated(dir) {
@@ -224,13 +258,13 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 			return nil, fmt.Errorf("open store %s: %w", dir, err)
 		}
 	}
-	if s.runtime, err = holdRuntime(s.place); err != nil {
-		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	if s.runtime, err = sockets.Hold(s.place); err != nil {
+		return nil, fmt.Errorf("open store %s: %w", dir, unusable(err))
 	}
-	s.Runtime = s.runtime.dir
+	s.Runtime = s.runtime.Path
 	s.owner = newOwner(dir, s)
 	if err := s.owner.join(ctx); err != nil {
-		return nil, errors.Join(err, s.owner.close(), s.runtime.release())
+		return nil, errors.Join(err, s.owner.close(), s.runtime.Release())
 	}
 	s.warnOfDamage()
 	if o.Reader || o.Owner != nil {
@@ -254,7 +288,7 @@ func closedStore(dir string, o Options) (*Store, error) {
 
 // closedStoreOf is closedStore for a directory whose identity is, or will be, id.
 func closedStoreOf(dir string, id identity, o Options) (_ *Store, err error) {
-	s := &Store{ID: id.Store, Copy: id.Copy, Location: dir, place: id.runtime(), opts: o, holder: id.Owner, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting}
+	s := &Store{ID: id.Store, Copy: id.Copy, Location: dir, place: id.runtime(), opts: o, holder: id.Owner, formerly: id.Formerly, recovered: id.Recovered, cutting: defaultCutting, signs: signing.NewGate(id.Store, o.Signer)}
 	if o.cutting != nil {
 		s.cutting = *o.cutting
 	} else if s.cutting, err = cuttingByEnv(s.cutting); err != nil {
@@ -272,22 +306,27 @@ func (s *Store) openData(dir, bucket string) (err error) {
 		return err
 	}
 	s.Data.OfStore(s.ID, s.formerly...)
-	s.Data.KeepFree(keepOfSaves)
+	s.Data.KeepFree(space.OfSaves)
 	s.Data.OnUnverified(func(ref checkpoint.Ref) {
 		s.opts.Logger.Warn("adopted files without digests are read unchecked; `ckptstore verify --learn` learns the digests", "checkpoint", ref.String())
 	})
-	s.space = newGauge(s.Dir(), s.Data)
+	s.space = space.New(s.Dir(), s.Data)
 	if s.bucket != nil && dir != "" {
-		s.space = newGauge(dir, local.New(vfs.Default, dir)) // of the log
+		s.space = space.New(dir, local.New(vfs.Default, dir)) // of the log
 	}
 	return nil
 }
 
+// ballast returns the ballast of a store in a directory.
+func (s *Store) ballast() space.Ballast {
+	return space.NewBallast(s.Location, s.space, s.opts.Logger)
+}
+
 // openPlace opens the data and the blobs of a store.
-func openPlace(dir, bucket string, log *slog.Logger) (*data.Root, *Blobs, *place.Bucket, error) {
+func openPlace(dir, bucket string, log *slog.Logger) (*data.Root, *blobs.Blobs, *place.Bucket, error) {
 	if bucket == "" {
 		root, err := data.Open(vfs.Default, filepath.Join(dir, "data"))
-		return root, &Blobs{dir: filepath.Join(dir, "blobs")}, nil, err
+		return root, blobs.In(filepath.Join(dir, "blobs")), nil, err
 	}
 	b, err := place.Open(bucket, log)
 	if err != nil {
@@ -301,7 +340,7 @@ func openPlace(dir, bucket string, log *slog.Logger) (*data.Root, *Blobs, *place
 		}
 		root.Spool(spool)
 	}
-	return root, &Blobs{far: b.Blobs()}, b, nil
+	return root, blobs.At(b.Blobs()), b, nil
 }
 
 // checkBucket checks that the bucket's prefix is this store's. A bucket that cannot be asked
@@ -383,9 +422,9 @@ func (s *Store) Close() error {
 		if s.copies != nil {
 			s.copies.Close()
 		}
-		return errors.Join(ended, err, s.closeBucket(), s.closeWitness(), s.runtime.release())
+		return errors.Join(ended, err, s.closeBucket(), s.witness.Close(), s.runtime.Release())
 	}
-	return errors.Join(s.owner.close(), s.closeBucket(), s.closeWitness(), s.runtime.release())
+	return errors.Join(s.owner.close(), s.closeBucket(), s.witness.Close(), s.runtime.Release())
 }
 
 func (s *Store) closeBucket() error {
@@ -463,9 +502,19 @@ func (s *Store) Ledger() (*ledger.Book, error) {
 	return ledger.OpenBook(s.Location, ledgerLog{s.Log})
 }
 
+// Tiles is [Store.Ledger] for a server of the evidence. All callers have the same book, which
+// they must not change.
+func (s *Store) Tiles() (*ledger.Book, error) {
+	if s.owner == nil {
+		return s.Ledger()
+	}
+	return s.tiles.Open(s.Location, ledgerLog{s.Log})
+}
+
 // Hashed returns how many events, the first ones of the log, the tamper evidence of this
-// owner has hashed, and how many of them it had to read from the log itself. Both are 0 if
-// this process does not own the store, or the store has no evidence.
+// owner has hashed, and how many events it had to read from the log itself since this process
+// opened the store, also as an earlier owner. Both are 0 if this process does not own the
+// store, or the store has no evidence.
 func (s *Store) Hashed() (hashed, reread int64) {
 	if own := s.owned(); own != nil && own.keeper != nil {
 		return own.keeper.Folded(), own.keeper.Reread()
@@ -485,90 +534,3 @@ func (s *Store) Digested(ctx context.Context, c projections.Checkpoint) error {
 
 // InBucket reports whether the checkpoints lie in a bucket, not in a directory.
 func (s *Store) InBucket() bool { return s.bucket != nil }
-
-// Blobs stores event bodies that are too large for the log, in files named by their digest:
-// blobs/<first two digits>/<digest>.
-type Blobs struct {
-	dir string
-	far object.Backend // of a bucket, in place of dir
-}
-
-// Put returns small data inline. It makes larger data durable in a file and returns the claim
-// check. It may be repeated.
-func (b *Blobs) Put(ctx context.Context, data []byte) (events.Blob, error) {
-	if len(data) <= events.MaxInline {
-		return events.InlineBlob(data), nil
-	}
-	digest := checkpoint.Sum(data).String()
-	if b.far != nil {
-		if err := b.send(ctx, digest, data); err != nil {
-			return events.Blob{}, fmt.Errorf("store blob: %w", err)
-		}
-		return events.Blob{Digest: digest, Size: int64(len(data))}, nil
-	}
-	path, root := b.path(digest), b.root()
-	if err := root.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return events.Blob{}, fmt.Errorf("store blob: %w", err)
-	}
-	if err := durable.WriteBelow(root, path, data); err != nil {
-		return events.Blob{}, fmt.Errorf("store blob: %w", err)
-	}
-	if err := errors.Join(root.SyncDir(b.dir), root.SyncDir(filepath.Dir(b.dir))); err != nil {
-		return events.Blob{}, fmt.Errorf("store blob: %w", err)
-	}
-	return events.Blob{Digest: digest, Size: int64(len(data))}, nil
-}
-
-// Get returns the data of a blob, verified against its digest. It returns [events.ErrNoBlob] if the
-// data is missing or corrupt.
-func (b *Blobs) Get(ctx context.Context, blob events.Blob) ([]byte, error) {
-	if blob.Digest == "" {
-		return blob.Inline, nil
-	}
-	want, err := checkpoint.ParseDigest(blob.Digest)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", events.ErrNoBlob, err)
-	}
-	path := b.path(blob.Digest)
-	var data []byte
-	if b.far != nil {
-		path = b.far.Path(farBlob(blob.Digest))
-		data, err = b.far.Get(ctx, farBlob(blob.Digest), blob.Size)
-	} else {
-		data, err = b.root().ReadFile(path)
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %w: restore the file from a backup", events.ErrNoBlob, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("blob: %w: restore the file from a backup", err)
-	}
-	if checkpoint.Sum(data) != want || int64(len(data)) != blob.Size {
-		return nil, fmt.Errorf("%w: %s is corrupt: its digest differs; restore the file from a backup", events.ErrNoBlob, path)
-	}
-	return data, nil
-}
-
-// farBlob returns the name of a blob in a bucket.
-func farBlob(digest string) string { return digest[:2] + "/" + digest }
-
-// send makes a blob in a bucket. The same blob may be there already.
-func (b *Blobs) send(ctx context.Context, digest string, data []byte) error {
-	u, err := b.far.Create(ctx, farBlob(digest), int64(len(data)), object.Exclusive)
-	if err != nil {
-		return err
-	}
-	defer u.Abort()
-	if _, err := u.WriteAt(data, 0); err != nil {
-		return err
-	}
-	if err := u.Commit(ctx); !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return nil
-}
-
-// root returns the directory that holds blobs/. No link is followed below it.
-func (b *Blobs) root() beneath.Root { return beneath.At(filepath.Dir(b.dir)) }
-
-func (b *Blobs) path(digest string) string { return filepath.Join(b.dir, digest[:2], digest) }

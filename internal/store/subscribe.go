@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/store/holder"
 )
 
 // FollowedError reports that a cursor has a live subscriber.
@@ -108,7 +109,7 @@ func (s *Subscription) begin(ctx context.Context, open func(context.Context) (mo
 
 // holdCursor takes the lease of a cursor for one subscription.
 func (s *Store) holdCursor(ctx context.Context, name, id string) (context.Context, func() error, error) {
-	return s.hold(ctx, jetlog.CursorLease(name), id, func(other holder) error {
+	return s.hold(ctx, jetlog.CursorLease(name), id, func(other holder.Process) error {
 		return &FollowedError{Cursor: name, Host: other.Host, PID: other.PID}
 	})
 }

@@ -10,50 +10,9 @@ import (
 	"strings"
 	"testing"
 	"time"
-)
 
-// TestSweepJobs: only directories whose sockets all refuse are removed, and not at once.
-func TestSweepJobs(t *testing.T) {
-	t.Parallel()
-	dir := shortDir(t, "sweep")
-	old := time.Now().Add(-2 * sweepAge)
-	made := func(name string, age time.Time, listening ...bool) {
-		t.Helper()
-		job := filepath.Join(dir, name)
-		if err := os.Mkdir(job, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		write(t, filepath.Join(job, "a1-r0.error.json"), "{}")
-		for i, on := range listening {
-			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(job, string(rune('a'+i))), Net: "unix"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if on {
-				t.Cleanup(func() { _ = l.Close() })
-				continue
-			}
-			l.SetUnlinkOnClose(false) // as when it is killed
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := os.Chtimes(job, age, age); err != nil {
-			t.Fatal(err)
-		}
-	}
-	made("job-dead", old, false, false)
-	made("job-new", time.Now(), false)
-	made("job-half", old, true, false)
-	made("job-between", old)
-	if err := sweepJobs(dir); err != nil {
-		t.Fatal(err)
-	}
-	left, err := filepath.Glob(filepath.Join(dir, "job-*"))
-	if err != nil || len(left) != 3 || strings.Contains(strings.Join(left, " "), "dead") {
-		t.Errorf("left: %v, %v", left, err)
-	}
-}
+	"github.com/ckptstore/ckptstore/internal/store/sockets"
+)
 
 // TestSweepJobsOfServer: each process that opens a server's store sweeps it, since it has no owner.
 func TestSweepJobsOfServer(t *testing.T) {
@@ -72,7 +31,7 @@ func TestSweepJobsOfServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.SetUnlinkOnClose(false)
-	old := time.Now().Add(-2 * sweepAge)
+	old := time.Now().Add(-2 * sockets.SweepAge)
 	if err := errors.Join(l.Close(), os.Chtimes(job, old, old)); err != nil {
 		t.Fatal(err)
 	}

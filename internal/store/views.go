@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -23,6 +24,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/share"
+	"github.com/ckptstore/ckptstore/internal/store/holder"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
@@ -43,12 +45,15 @@ func (s *Store) VerifyViews(ctx context.Context) (out RebuiltViews, err error) {
 	if s.local != nil {
 		parent = os.TempDir()
 	}
-	dir, err := os.MkdirTemp(parent, durable.TempPrefix+"views-*")
+	if parent == s.Location {
+		sweepScratch(parent)
+	}
+	dir, remove, err := makeScratch(parent)
 	if err != nil {
 		return out, fmt.Errorf("verify views: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	fresh, err := viewdb.Open(dir, viewdb.Options{Store: s.ID, Logger: s.opts.Logger})
+	defer func() { err = errors.Join(err, remove()) }()
+	fresh, err := viewdb.Open(filepath.Join(dir, "views"), viewdb.Options{Store: s.ID, Logger: s.opts.Logger})
 	if err != nil {
 		return out, fmt.Errorf("verify views: %w", err)
 	}
@@ -77,6 +82,60 @@ func (s *Store) VerifyViews(ctx context.Context) (out RebuiltViews, err error) {
 		err = noteFullRead(s.Location, at)
 	}
 	return out, err
+}
+
+// Views that are folded for a comparison are in a directory that is removed after it. If the process
+// was killed, the next comparison removes it: then nothing locks the file in it.
+const (
+	scratchPrefix = durable.TempPrefix + "views-"
+	scratchLock   = "lock"
+	// scratchAge is the age of a directory without that file: it may be new.
+	scratchAge = 24 * time.Hour
+)
+
+// makeScratch makes such a directory, which the caller removes.
+func makeScratch(parent string) (dir string, remove func() error, err error) {
+	if dir, err = os.MkdirTemp(parent, scratchPrefix+"*"); err != nil {
+		return "", nil, err
+	}
+	lock, err := holder.MakeWitness(dir)
+	if err == nil {
+		err = os.Rename(lock.Name(), filepath.Join(dir, scratchLock)) // it is locked by now
+	}
+	remove = func() error {
+		err := os.RemoveAll(dir)
+		if lock != nil {
+			err = errors.Join(err, lock.Close())
+		}
+		return err
+	}
+	if err != nil {
+		return "", nil, errors.Join(err, remove())
+	}
+	return dir, remove, nil
+}
+
+// sweepScratch removes the directories of processes that were killed, best effort.
+func sweepScratch(parent string) {
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return // making a new one reports it
+	}
+	for _, e := range entries {
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), scratchPrefix) {
+			continue
+		}
+		dir := filepath.Join(parent, e.Name())
+		lock := filepath.Join(dir, scratchLock)
+		left := holder.Unlocked(lock)
+		if _, err := os.Lstat(lock); errors.Is(err, os.ErrNotExist) {
+			info, err := e.Info()
+			left = err == nil && time.Since(info.ModTime()) > scratchAge
+		}
+		if left {
+			_ = os.RemoveAll(dir) // or the next comparison does
+		}
+	}
 }
 
 // until is a log that ends early.
@@ -428,8 +487,8 @@ func (s *Store) Health(ctx context.Context) (h Health) {
 		}
 	}
 	if h.Room = s.backup; s.top != "" {
-		h.Room = errors.Join(h.Room, s.space.admit())
-		look("log", s.space.look)
+		h.Room = errors.Join(h.Room, s.space.Admit())
+		look("log", s.space.Look)
 	}
 	if s.top == "" || s.bucket != nil {
 		look("data", func() (data.Usage, error) { return s.Data.Usage(ctx) })
@@ -450,7 +509,8 @@ func (s *Store) owned() *ownership {
 
 // AsOf returns a source that answers as of the event at a sequence, as the views did then. A
 // process with views of its own, such as the owner, folds only the events behind the last
-// keyframe, and makes those that are missing; see [viewdb.History]. Any other process folds the log from its beginning. It
+// keyframe, and makes those that are missing; see [viewdb.History]. Any other process folds the log from its beginning,
+// unless [Store.KeepPast] runs in it: then it waits until there are views for that. It
 // returns [projections.ErrNotFound] if the log has no such event.
 func (s *Store) AsOf(ctx context.Context, seq uint64) (query.Source, error) {
 	last, err := s.Log.Last(ctx)
@@ -462,11 +522,15 @@ func (s *Store) AsOf(ctx context.Context, seq uint64) (query.Source, error) {
 	case seq > last:
 		return nil, fmt.Errorf("%w: the state as of event %d: the log ends at %d", projections.ErrNotFound, seq, last)
 	}
-	if views := s.ownViews(); views != nil {
+	views, err := s.pastFor(ctx, seq)
+	if err != nil {
+		return nil, err
+	}
+	if views != nil {
 		if err := views.Wait(ctx, seq); err != nil {
 			return nil, err
 		}
-		return query.Then{History: views.past, Sequence: seq}, nil
+		return query.Then{History: pasts{s}, Sequence: seq}, nil
 	}
 	rows, err := viewdb.Replay(ctx, s.Log, seq)
 	if err != nil {
@@ -475,17 +539,42 @@ func (s *Store) AsOf(ctx context.Context, seq uint64) (query.Source, error) {
 	return query.Past{Rows: rows, Sequence: seq}, nil
 }
 
+// pasts answers as of events by the views that this process has at that moment: others may own the
+// store by then.
+type pasts struct{ *Store }
+
+var _ query.History = pasts{}
+
+// At implements [query.History].
+func (p pasts) At(ctx context.Context, seq uint64, read func(projections.Reader) error) error {
+	views, err := p.pastFor(ctx, seq)
+	if err != nil {
+		return err
+	}
+	if views == nil {
+		rows, err := viewdb.Replay(ctx, p.Log, seq)
+		if err != nil {
+			return err
+		}
+		return read(rows)
+	}
+	if err := views.Wait(ctx, seq); err != nil {
+		return err
+	}
+	return views.past.At(ctx, seq, read)
+}
+
 // ErrPreparing reports that an answer as of an event would fold many events, as the keyframes
 // that [Store.KeepPast] makes have not reached it yet.
 var ErrPreparing = problem.New(problem.Unavailable, "the past of the log is being prepared")
 
 // Prepared returns [ErrPreparing], with the progress, if a process that keeps the past ahead
-// should not answer as of the event at a sequence yet. A process without views of its own
-// prepares nothing. If keeping has failed and made no keyframe since, its error is returned.
+// should not answer as of the event at a sequence yet. If keeping has failed and made no keyframe
+// since, its error is returned.
 func (s *Store) Prepared(seq uint64) error {
-	views := s.ownViews()
+	views := s.pastViews()
 	if views == nil {
-		return nil
+		return s.aside.prepared(seq)
 	}
 	at, end, quick, err := views.past.Progress(seq)
 	if err != nil || quick {
@@ -508,21 +597,30 @@ type unkeptPast struct {
 const pastRetry = 2 * time.Second
 
 // KeepPast prepares answers as of events, for those that exist and as more are appended, until
-// ctx ends: see [viewdb.History.Keep]. It does so while this process has views of its own. What
-// it has made stays with the views.
+// ctx ends: see [viewdb.History.Keep]. What it has made stays with the views. A process without
+// views of its own folds some in memory when it is asked for the past of a long log: see [aside].
 func (s *Store) KeepPast(ctx context.Context) {
+	defer s.aside.keep()()
 	said := false
 	for {
-		if views := s.ownViews(); views != nil {
-			if err := views.past.Keep(ctx); ctx.Err() == nil && s.ownViews() == views {
+		views := s.pastViews()
+		var err error
+		if views == nil && s.aside.asked() {
+			views, err = s.openAside(ctx)
+		}
+		if views != nil {
+			if err = views.past.Keep(ctx); ctx.Err() == nil && s.pastViews() == views {
 				if at, _, _, perr := views.past.Progress(0); perr == nil {
 					s.unkept.Store(&unkeptPast{views, at, err})
 				}
-				if !said {
-					said = true
-					s.opts.Logger.Warn("past of the log not prepared further; retrying", "error", err)
-				}
 			}
+		}
+		if err != nil && ctx.Err() == nil {
+			if !said {
+				said = true
+				s.opts.Logger.Warn("past of the log not prepared further; retrying", "error", err)
+			}
+			s.aside.close(err)
 		}
 		if !sleep(ctx, pastRetry) {
 			return

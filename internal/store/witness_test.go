@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/events/jetlog"
+	"github.com/ckptstore/ckptstore/internal/store/holder"
 )
 
 // The lease of a process in another container, such as the killed one of the same pod, is
@@ -21,24 +22,24 @@ func TestWitness(t *testing.T) {
 	s := open(t, made(t))
 	for i, c := range []struct {
 		name   string
-		change func(h *holder, path string) error
+		change func(h *holder.Process, path string) error
 		taken  bool
 	}{
-		{"killed", func(*holder, string) error { return nil }, true},
-		{"alive", func(_ *holder, path string) error { return lockFor(t, path) }, false},
-		{"in another pod", func(_ *holder, path string) error { return os.Remove(path) }, false},
-		{"on another machine", func(h *holder, _ string) error { h.Boot = "other"; return nil }, false},
-		{"of a version without", func(h *holder, _ string) error { h.Witness = ""; return nil }, false},
-		{"a name that leaves the directory", func(h *holder, _ string) error { h.Witness = "witness-/../" + h.Witness; return nil }, false},
-		{"a link", func(_ *holder, path string) error {
+		{"killed", func(*holder.Process, string) error { return nil }, true},
+		{"alive", func(_ *holder.Process, path string) error { return lockFor(t, path) }, false},
+		{"in another pod", func(_ *holder.Process, path string) error { return os.Remove(path) }, false},
+		{"on another machine", func(h *holder.Process, _ string) error { h.Boot = "other"; return nil }, false},
+		{"of a version without", func(h *holder.Process, _ string) error { h.Witness = ""; return nil }, false},
+		{"a name that leaves the directory", func(h *holder.Process, _ string) error { h.Witness = "witness-/../" + h.Witness; return nil }, false},
+		{"a link", func(_ *holder.Process, path string) error {
 			return errors.Join(os.Remove(path), os.Symlink("/etc/passwd", path))
 		}, false},
 	} {
-		h, err := thisProcess("job-1")
+		h, err := holder.This("job-1")
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.Space, h.Witness = "pid:[1]", witnessPrefix+c.name
+		h.Space, h.Witness = "pid:[1]", holder.WitnessPrefix+c.name
 		path := filepath.Join(s.Runtime, h.Witness)
 		err = os.WriteFile(path, nil, 0o600)
 		if err = errors.Join(err, c.change(&h, path)); err != nil {
@@ -86,13 +87,13 @@ func lockFor(t *testing.T, path string) error {
 func TestWitnessRemoved(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))
-	old, young := filepath.Join(s.Runtime, witnessPrefix+"old"), filepath.Join(s.Runtime, witnessPrefix+"young")
+	old, young := filepath.Join(s.Runtime, holder.WitnessPrefix+"old"), filepath.Join(s.Runtime, holder.WitnessPrefix+"young")
 	for _, path := range []string{old, young} {
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chtimes(old, time.Time{}, time.Now().Add(-2*witnessAge)); err != nil {
+	if err := os.Chtimes(old, time.Time{}, time.Now().Add(-2*holder.WitnessAge)); err != nil {
 		t.Fatal(err)
 	}
 	_, release, err := s.HoldRun(t.Context(), "run", "job")
@@ -101,7 +102,7 @@ func TestWitnessRemoved(t *testing.T) {
 	}
 	left := func() []string {
 		t.Helper()
-		paths, err := filepath.Glob(filepath.Join(s.Runtime, witnessPrefix+"*"))
+		paths, err := filepath.Glob(filepath.Join(s.Runtime, holder.WitnessPrefix+"*"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +111,7 @@ func TestWitnessRemoved(t *testing.T) {
 	if got := left(); len(got) != 2 {
 		t.Errorf("while a lease is held there are %v", got)
 	}
-	if err := errors.Join(release(), s.closeWitness()); err != nil {
+	if err := errors.Join(release(), s.witness.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if got := left(); len(got) != 1 || got[0] != young {
@@ -124,13 +125,13 @@ func TestWitnessOfOldJob(t *testing.T) {
 	t.Parallel()
 	s := open(t, made(t))
 	s.term = briefTerm
-	h, err := thisProcess("job-1")
+	h, err := holder.This("job-1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.Space, h.Witness = "pid:[1]", witnessPrefix+"old"
+	h.Space, h.Witness = "pid:[1]", holder.WitnessPrefix+"old"
 	path := filepath.Join(s.Runtime, h.Witness)
-	old := time.Now().Add(-2 * witnessAge)
+	old := time.Now().Add(-2 * holder.WitnessAge)
 	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, old, old)); err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +146,11 @@ func TestWitnessOfOldJob(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own := s.witnessed.Name()
+	name, err := s.witness.Name(s.Runtime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := filepath.Join(s.Runtime, name)
 	if err := os.Chtimes(own, old, old); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +159,7 @@ func TestWitnessOfOldJob(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return info.ModTime().After(old.Add(witnessAge))
+		return info.ModTime().After(old.Add(holder.WitnessAge))
 	})
 	if err := release(); err != nil {
 		t.Fatal(err)

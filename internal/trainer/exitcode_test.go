@@ -23,6 +23,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/space"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
@@ -37,7 +38,7 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{0, []error{nil}},
 		{1, []error{
-			&launch.FailedError{}, &launch.LostSaveError{}, syscall.ENOSPC, &data.NoSpaceError{}, &store.NoSpaceError{}, &jetlog.RefusedError{Code: front.CodeNoRoom}, launch.ErrDevices,
+			&launch.FailedError{}, &launch.LostSaveError{}, syscall.ENOSPC, &data.NoSpaceError{}, &space.NoSpaceError{}, &jetlog.RefusedError{Code: front.CodeNoRoom}, launch.ErrDevices,
 			fmt.Errorf("%w: %w", launch.ErrDevices, launch.ErrConfig), fmt.Errorf("%w: %w", store.ErrLocked, syscall.ENOSPC), fmt.Errorf("%w: %w", launch.ErrConfig, syscall.ENOSPC),
 			fmt.Errorf("%w: %w", jetlog.ErrUnacknowledged, syscall.ENOSPC), errors.Join(&launch.LostSaveError{}, store.ErrLeaseLost), errors.Join(&store.RunningError{}, &launch.FailedError{}),
 		}},

@@ -3,7 +3,8 @@
 //
 //	program.go      the program and its exit codes
 //	run.go          trainer run: a job in a store
-//	tune.go         trainer tune: the flags of a search; tuner.go the search
+//	tune.go         trainer tune: the flags of a search; tuner.go the search, tunerforks.go
+//	                its clones
 //	config.go       a job's flags, as a configuration
 //	backend.go      workers and GPUs
 //	torchrun.go     torchrun's flags, supervision.go those of hangs and ends
@@ -86,7 +87,7 @@ func run(ctx context.Context, p Parts, args []string, stdin io.Reader, stdout, s
 		Version: console.Version(release),
 	}
 	console.Program(root, args, stdout, stderr)
-	root.AddCommand(runCommand(std, signals, p), tuneCommand(std, signals, p), demo.Command(std, runDemoJob), guardCommand(std, signals), demo.WorkerCommand(signals.leave))
+	root.AddCommand(runCommand(std, signals, p), tuneCommand(std, signals, p), demo.Command(std, runDemoJob), guardCommand(std), demo.WorkerCommand(signals.leave))
 	root.AddCommand(doctor.Command(stdout, envOr("CKPTSTORE_STORE", "ckpts"), gpu.Inspect))
 	executed, err := root.ExecuteContextC(ctx)
 	// The error may report only that the context ended, not why.
@@ -168,12 +169,13 @@ func newLogger(w io.Writer, quiet bool) *slog.Logger {
 
 // guardCommand is the command with which the trainer starts its guard: see
 // process.RunGuard.
-func guardCommand(std console.Streams, signals *stopSignals) *cobra.Command {
+//
+// It does not leave signals to their default effect before RunGuard ignores them.
+func guardCommand(std console.Streams) *cobra.Command {
 	return &cobra.Command{
 		Use: process.GuardCommand + " JOB [NAME=VALUE...]", Hidden: true, Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			signals.leave()
-			return process.RunGuard(context.WithoutCancel(c.Context()), std.In, args[0], args[1:]...)
+			return process.RunGuard(context.WithoutCancel(c.Context()), std.In, std.Out, args[0], args[1:]...)
 		},
 	}
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/signing"
 	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/internal/store/collection"
 	"github.com/ckptstore/ckptstore/planner/retention"
@@ -263,7 +264,7 @@ func (o runOptions) prepare(ctx context.Context, std console.Streams, args []str
 	if err := o.launch(&cfg); err != nil {
 		return cfg, err
 	}
-	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey}
+	cfg.Withheld = []string{store.EnvToken, store.EnvTokenFile, store.EnvTLSKey, signing.EnvKey}
 	o.signals.ofJob(cfg)
 	if hidden := redact.Marked(append(cfg.Redact.Args(cfg.Launch.Flags), cfg.Redact.Args(cfg.Command)...)); len(hidden) > 0 {
 		log.Info("secrets are redacted in the log; ckptstore continue will refuse this command", "arguments", hidden)

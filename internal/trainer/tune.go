@@ -20,10 +20,11 @@ import (
 )
 
 const tuneHelp = `Train several trials of a run, each with its own configuration, and give the steps to
-the best of them: asynchronous successive halving (ASHA). COMMAND is started for
-each trial as by trainer run, --slots of them at once.
+the best of them: by asynchronous successive halving (ASHA) or, with --scheduler pbt, by
+population-based training (PBT). COMMAND is started for each trial as by trainer run, --slots of
+them at once.
 
-Each trial is trained for --grace-steps. Of the trials with a result there, the best of
+ASHA: each trial is trained for --grace-steps. Of the trials with a result there, the best of
 each --reduction are trained --reduction times as long, and so on up to --max-steps: these
 are the rungs. A free slot gets the best trial that may continue to the next rung, from the
 highest rung that has one, or else a new trial. A trial that has to wait is asked to save
@@ -32,8 +33,18 @@ a trial that reports --max-steps: its last save is the result. A step is what wo
 as one, and --metric is a metric of those reports. A report beyond the steps of a rung counts
 there, at its own step. Values that are no finite numbers are worse than all others.
 
+PBT: all trials are trained for --perturb-every steps, report and save. Then the share --quantile
+of them with the worst values end. Each is replaced by a clone of one of as many best ones, drawn at
+random: a new trial, t03-1 in the place of t03, forked from that trial's checkpoint without a copy
+of its bytes. The clone has that trial's configuration, in which each of the names --perturb
+changes: with the probability --resample it is drawn again, else a number is multiplied by one of
+--factors and kept in its domain, and a value of a list is replaced by a neighbor. When all trials
+have an interval, the next one begins, up to --max-steps.
+
   trainer tune --name mnist --trials 64 --slots 4 --search space.json \
       --metric loss --max-steps 240 -- python3 train.py --lr {lr}
+  trainer tune --name pop --trials 8 --slots 4 --search space.json --scheduler pbt \
+      --perturb lr,noise --perturb-every 40 --max-steps 240 -- python3 train.py
 
 --search names a JSON file with a value or a domain for each name:
 
@@ -49,7 +60,8 @@ option's value that is {NAME} alone, of a name that the file does not have, is a
 The search and its decisions are events of the log, and follow from the reports in it
 alone. A tuner that was killed continues with the same command: it decides as if it had not
 been killed, finishes the saves that were in shared memory, and starts no trial again that has
-saved its steps. A trial that has --max-steps and no checkpoint of them repeats them. Trials that
+saved its steps. A trial that has --max-steps, or the steps of an interval of PBT, and no
+checkpoint of them repeats them. Trials that
 failed stay errored, except with --retry-errored. If the first 3 trials fail in the same way and
 none has reported, the search ends. ckptstore trials RUN shows the trials and
 checks that each decision follows from the log; RUN/TRIAL is a reference in every other command.
@@ -78,6 +90,56 @@ type tuneOptions struct {
 	maxSteps  int64
 	json      bool
 	retry     bool
+
+	// Of population-based training.
+	scheduler string
+	every     int64
+	quantile  float64
+	resample  float64
+	factors   []float64
+	perturb   []string
+	given     func(flag string) bool // whether the command line has a flag; nil: none
+}
+
+// Schedulers of a search, as flags name them.
+const asha = "asha"
+
+// flagsOf are the flags of one scheduler alone.
+var flagsOf = map[string][]string{
+	asha:     {"grace-steps", "reduction"},
+	tune.PBT: {"perturb-every", "quantile", "resample", "factors", "perturb"},
+}
+
+// schedule sets what a definition has of its scheduler.
+func (s tuneOptions) schedule(d *tune.Definition) error {
+	for of, flags := range flagsOf {
+		for _, name := range flags {
+			if of != s.scheduler && s.given != nil && s.given(name) {
+				return fmt.Errorf("%w: --%s: it is of --scheduler %s, and this is %s: leave one of them out", launch.ErrConfig, name, of, s.scheduler)
+			}
+		}
+	}
+	switch s.scheduler {
+	case asha:
+		if s.reduction < 2 {
+			return fmt.Errorf("%w: --reduction %d: give 2 or more", launch.ErrConfig, s.reduction)
+		}
+		if d.Reduction, d.Grace = s.reduction, s.grace; d.Grace == 0 {
+			d.Grace = max(1, s.maxSteps/int64(s.reduction)/int64(s.reduction))
+		}
+	case tune.PBT:
+		if s.every < 1 {
+			return fmt.Errorf("%w: --perturb-every %d: give the steps of an interval", launch.ErrConfig, s.every)
+		}
+		d.Scheduler, d.Every, d.Quantile = tune.PBT, s.every, s.quantile
+		d.Exploration = tune.Exploration{Resample: s.resample, Factors: s.factors, Perturb: slices.Sorted(slices.Values(s.perturb))}
+		if len(s.perturb) == 0 {
+			d.Perturb = d.Space.Random()
+		}
+	default:
+		return fmt.Errorf("%w: --scheduler %q: give %s or %s", launch.ErrConfig, s.scheduler, asha, tune.PBT)
+	}
+	return nil
 }
 
 func tuneCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Command {
@@ -97,6 +159,7 @@ func tuneCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comm
 				return err
 			}
 			o.noteFlags(c.Flags())
+			s.given = c.Flags().Changed
 			return tuneJob(c.Context(), std, o, s, args)
 		},
 	}
@@ -111,6 +174,12 @@ func tuneCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comm
 	f.Int64Var(&s.grace, "grace-steps", 0, "steps that each trial is trained (default: --max-steps divided by --reduction twice, at least 1)")
 	f.IntVar(&s.reduction, "reduction", 4, "of this many trials on a rung, one is trained further")
 	f.Int64Var(&s.maxSteps, "max-steps", 0, "steps of the last rung: a trial is asked to save and end at its first report of this step or a later one")
+	f.StringVar(&s.scheduler, "scheduler", asha, "asha, or pbt for population-based training")
+	f.Int64Var(&s.every, "perturb-every", 0, "pbt: steps of an interval, after which the worst trials are replaced")
+	f.Float64Var(&s.quantile, "quantile", 0.25, "pbt: share of the trials that are replaced, and of those that are cloned; 0 to 0.5, rounded up")
+	f.Float64Var(&s.resample, "resample", 0.25, "pbt: probability that a value is drawn again from its domain")
+	f.Float64SliceVar(&s.factors, "factors", []float64{1.2, 0.8}, "pbt: numbers of which one multiplies a value that is not drawn again")
+	f.StringSliceVar(&s.perturb, "perturb", nil, "pbt: names of the search space that change in a clone (default: all that are drawn at random)")
 	f.BoolVar(&s.retry, "retry-errored", false, "start the trials again that failed in earlier jobs of the search")
 	f.BoolVar(&s.json, "json", false, "print the trials as one JSON object at the end")
 	return c
@@ -149,17 +218,12 @@ func (s tuneOptions) definition() (d tune.Definition, err error) {
 	if s.trials == 0 && space.Cells() == 1 {
 		return bad("--trials is missing: the search space has no grid from which their number follows")
 	}
-	if s.reduction < 2 {
-		return bad("--reduction %d: give 2 or more", s.reduction)
-	}
-	d = tune.Definition{
-		Metric: s.metric, Mode: s.mode, Trials: s.trials, Seed: s.seed, Grace: s.grace, Reduction: s.reduction, MaxSteps: s.maxSteps, Finite: true, Space: space,
-	}
+	d = tune.Definition{Metric: s.metric, Mode: s.mode, Trials: s.trials, Seed: s.seed, MaxSteps: s.maxSteps, Finite: true, Space: space}
 	if d.Trials == 0 {
 		d.Trials = space.Cells()
 	}
-	if d.Grace == 0 {
-		d.Grace = max(1, s.maxSteps/int64(s.reduction)/int64(s.reduction))
+	if err := s.schedule(&d); err != nil {
+		return d, err
 	}
 	return tune.Define(*d.Body(""))
 }

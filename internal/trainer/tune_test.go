@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -73,7 +74,10 @@ func TestDefinition(t *testing.T) {
 	if err := os.WriteFile(file, []byte(`{"a": {"grid": [1, 2, 3]}, "b": {"grid": [1, 2]}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	given := tuneOptions{search: file, metric: "loss", mode: "min", slots: 1, reduction: 4, maxSteps: 240}
+	given := tuneOptions{search: file, metric: "loss", mode: "min", slots: 1, scheduler: "asha", reduction: 4, maxSteps: 240}
+	population := func(s *tuneOptions) {
+		s.scheduler, s.every, s.quantile, s.resample, s.factors, s.perturb = "pbt", 20, 0.25, 0.25, []float64{1.2, 0.8}, []string{"b", "a"}
+	}
 	for _, c := range []struct {
 		change func(*tuneOptions)
 		trials int
@@ -89,6 +93,21 @@ func TestDefinition(t *testing.T) {
 		{change: func(s *tuneOptions) { s.trials = -1 }, bad: "-1 trials"},
 		{change: func(s *tuneOptions) { s.metric = "" }, bad: "no metric"},
 		{change: func(s *tuneOptions) { s.search = file + "x" }, bad: "no such file"},
+		{change: population, trials: 6},
+		{change: func(s *tuneOptions) { s.scheduler = "bohb" }, bad: `--scheduler "bohb": give asha or pbt`},
+		{change: func(s *tuneOptions) { population(s); s.every = 0 }, bad: "--perturb-every 0"},
+		{change: func(s *tuneOptions) { population(s); s.every = 241 }, bad: "intervals of 241 steps: give 1 to the most steps, 240"},
+		{change: func(s *tuneOptions) { population(s); s.maxSteps = 1e9; s.every = 1 }, bad: "more than 100000 intervals"},
+		{change: func(s *tuneOptions) { population(s); s.trials = 1 }, bad: "a population of 1"},
+		{change: func(s *tuneOptions) { population(s); s.quantile = 0.6 }, bad: "quantile 0.6"},
+		{change: func(s *tuneOptions) { population(s); s.quantile = math.NaN() }, bad: "quantile NaN"},
+		{change: func(s *tuneOptions) { population(s); s.resample = -1 }, bad: "probability -1"},
+		{change: func(s *tuneOptions) { population(s); s.factors = []float64{1.2, 0} }, bad: "factor 0"},
+		{change: func(s *tuneOptions) { population(s); s.factors = nil }, bad: "no factors"},
+		{change: func(s *tuneOptions) { population(s); s.perturb = nil }, bad: "no value of the configuration changes"},
+		{change: func(s *tuneOptions) { population(s); s.perturb = []string{"c"} }, bad: `"c" cannot change`},
+		{change: func(s *tuneOptions) { population(s); s.given = func(flag string) bool { return flag == "reduction" } }, bad: "--reduction: it is of --scheduler asha"},
+		{change: func(s *tuneOptions) { s.given = func(flag string) bool { return flag == "quantile" } }, bad: "--quantile: it is of --scheduler pbt"},
 	} {
 		s := given
 		c.change(&s)

@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/answer"
@@ -51,6 +49,7 @@ type tuner struct {
 	lost    map[string]error  // trials that this job does not start again, and why
 	unsaved map[string]string // why the progress of a trial is not saved
 	broken  []tune.Trial      // trials that failed before any trial had reported
+	repeats map[string]int    // how often this job repeats the steps of a trial that has not saved them
 }
 
 // trial is a trial in training.
@@ -65,6 +64,7 @@ func newTuner(st *store.Store, cfg launch.Config, d tune.Definition, slots []slo
 	t := &tuner{
 		st: st, base: cfg, shared: sessionStore(st, cfg, storage), def: d, slots: slots, log: cfg.Logger,
 		changed: make(chan struct{}), live: map[string]*trial{}, again: map[string]bool{}, lost: map[string]error{}, unsaved: map[string]string{},
+		repeats: map[string]int{},
 	}
 	t.base.DiskUse = launch.NewDiskUse(t.shared, t.log, "`ckptstore gc`")
 	for i := range slots {
@@ -248,33 +248,6 @@ func (t *tuner) await(ctx context.Context, holds func() bool) error {
 	}
 }
 
-// errAsked reports that a decision was not made because the search was asked to end.
-var errAsked = errors.New("the search was asked to end")
-
-// append appends a decision of the search, however long the log does not answer, unless the
-// search is asked to end meanwhile: with errAsked it is unknown whether the log has it.
-func (t *tuner) append(ctx context.Context, d events.Decision, after uint64) (uint64, error) {
-	for silent := false; ; silent = true {
-		seq, err := t.st.Log.Decide(ctx, d, after)
-		if err == nil || !store.Unserved(err) || ctx.Err() != nil {
-			return seq, err
-		}
-		t.mu.Lock()
-		asked := t.asked != nil
-		t.mu.Unlock()
-		if asked {
-			return 0, errAsked
-		}
-		if !silent {
-			t.log.Warn("log does not take the search's decision; retrying", "kind", d.Kind, "error", err)
-		}
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-		}
-	}
-}
-
 // decide appends the next decision if wanted accepts it, and returns when the reader has it.
 // decided reports whether there was one.
 func (t *tuner) decide(ctx context.Context, wanted func(events.SearchAssigned) bool) (decided bool, err error) {
@@ -289,6 +262,11 @@ func (t *tuner) decide(ctx context.Context, wanted func(events.SearchAssigned) b
 		return false, nil
 	}
 	next.Job = t.base.Job
+	if next.Parent != nil {
+		if asked, err := t.pin(ctx, next.Trial, *next.Parent); asked || err != nil {
+			return false, err
+		}
+	}
 	d, err := events.NewDecision(store.Stamp(t.source()), t.lane(), &next)
 	if err != nil {
 		return false, err
@@ -301,7 +279,10 @@ func (t *tuner) decide(ctx context.Context, wanted func(events.SearchAssigned) b
 		return false, fmt.Errorf("assign rung %d to trial %s: %w", next.Rung, next.Trial, err)
 	}
 	t.log.Info("trial assigned", "trial", next.Trial, "rung", next.Rung, "steps", next.Steps, "reason", next.Reason)
-	return true, t.await(ctx, func() bool { return t.state.Search.Last() >= seq || t.asked != nil })
+	if err := t.await(ctx, func() bool { return t.state.Search.Last() >= seq || t.asked != nil }); err != nil || next.Parent == nil {
+		return true, err
+	}
+	return true, t.fork(ctx, next.Trial, *next.Parent, next.Config)
 }
 
 // judge is called with each report of a trial before its workers get their reply. A trial
@@ -342,7 +323,7 @@ func (t *tuner) judge(ctx context.Context, name string, m *events.Metrics) *laun
 	reason := search().Waits(name)
 	live.waits = true
 	t.mu.Unlock()
-	if _, err := t.st.Stop(store.WithTerms(ctx, store.Terms{By: t.source()}), t.base.Run, name, reason, true); err != nil {
+	if _, err := t.st.Stop(t.terms(ctx), t.base.Run, name, reason, true); err != nil {
 		t.log.Warn("stop of a trial is not in the log", "trial", name, "error", err)
 	}
 	return &launch.StopRequest{Preempt: true, Reason: reason}
@@ -435,9 +416,15 @@ func (t *tuner) over() bool {
 	return !more && !slices.ContainsFunc(t.state.Search.Assigned(), t.startable)
 }
 
-// next decides which trial is trained next, and takes a free slot for it.
+// next decides which trial is trained next, and takes a free slot for it. Clones are decided
+// and forked first: the trials that they are forked from are not trained before that.
 func (t *tuner) next(ctx context.Context) (name string, slot int, ok bool, err error) {
 	for {
+		for cloned := t.def.PBT(); cloned; {
+			if cloned, err = t.decide(ctx, func(next events.SearchAssigned) bool { return next.Parent != nil }); err != nil {
+				return "", 0, false, err
+			}
+		}
 		t.mu.Lock()
 		if len(t.free) == 0 || t.asked != nil || t.failed != nil {
 			t.mu.Unlock()
@@ -499,6 +486,9 @@ func (t *tuner) train(ctx context.Context, name string, slot int) {
 	if err == nil && failure != nil && at.Ended != tune.Errored {
 		t.stuck(name, failure)
 	}
+	if err == nil && waits && slices.Contains(t.state.Search.Unsettled(), name) && t.lost[name] == nil {
+		t.repeat(name)
+	}
 	if err == nil && at.Open() && !waits && t.lost[name] == nil {
 		// Neither the search nor its training ended it.
 		t.endLocked(launch.StopRequest{Reason: fmt.Sprintf("trial %s was asked to end", name)})
@@ -545,10 +535,11 @@ func (t *tuner) preempted(name string, e *launch.PreemptedError) {
 func (t *tuner) config(name string, slot int) launch.Config {
 	cfg := t.base
 	cfg.Trial, cfg.Shared = name, true
-	config := t.def.Config(t.def.Index(name))
-	cfg.Command = t.def.Space.Fill(cfg.Command, config)
-	cfg.TrialConfig = maps.Clone(t.base.TrialConfig)
-	maps.Copy(cfg.TrialConfig, config)
+	t.mu.Lock()
+	at, _ := t.state.Search.Trial(name)
+	t.mu.Unlock()
+	cfg.Command = t.def.Space.Fill(cfg.Command, at.Config)
+	cfg.TrialConfig = t.trialConfig(at.Config)
 	cfg.Nodes, cfg.BackendConfig = session.OneNode(t.slots[slot].workers), t.slots[slot].devices
 	cfg.Judge = func(ctx context.Context, m *events.Metrics) *launch.StopRequest { return t.judge(ctx, name, m) }
 	t.mu.Lock()

@@ -87,13 +87,23 @@ func (t *tuner) settleAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := t.forkAll(ctx, assigned); err != nil {
+		return err
+	}
 	for _, row := range trials {
-		if t.def.Index(row.Name) < 0 || row.Status != projections.Running && row.Status != projections.Stopping {
+		if !slices.ContainsFunc(assigned, func(at tune.Trial) bool { return at.Name == row.Name }) || row.Status != projections.Running && row.Status != projections.Stopping {
 			continue
 		}
 		if err := launch.Settle(ctx, t.config(row.Name, 0), t.shared); err != nil {
 			return fmt.Errorf("end what trial %s left: %w", row.Name, err)
 		}
+	}
+	last, err := t.st.Log.Last(ctx)
+	if err == nil { // saves that were finished above count
+		err = t.await(ctx, func() bool { return t.state.Search.Last() >= last })
+	}
+	if err != nil {
+		return err
 	}
 	unsaved, err := t.unsavedNow(ctx)
 	if err != nil {
@@ -101,7 +111,7 @@ func (t *tuner) settleAll(ctx context.Context) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, name := range unsaved {
+	for _, name := range append(unsaved, t.state.Search.Unsettled()...) {
 		t.log.Warn("trial has its steps and no checkpoint of them; repeating", "trial", name)
 		t.again[name] = true
 	}

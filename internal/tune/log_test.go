@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"os"
+	"reflect"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -56,13 +57,23 @@ func TestRecordedSearch(t *testing.T) {
 		for until < len(of) && of[until].Sequence <= d.After {
 			until++
 		}
+		if all.Search.PBT() {
+			if want, ok := jaderberg(name, all.Search.Definition, tell(of[:until])); !ok || !reflect.DeepEqual(bare(d.SearchAssigned), bare(want)) {
+				t.Errorf("event %d: %+v; the paper's rule: %+v, %v", d.Sequence, d.SearchAssigned, want, ok)
+			}
+			continue
+		}
 		trial, steps, ok := paper(all.Search.Definition, of[:until])
 		if !ok || trial != d.Trial || steps != d.Steps {
 			t.Errorf("event %d: trial %s to %d steps; the paper's algorithm: %s to %d, %v", d.Sequence, d.Trial, d.Steps, trial, steps, ok)
 		}
 	}
 	board := all.Board(name, nil, nil)
-	if trial, steps, more := paper(all.Search.Definition, of); more || !board.Over {
+	if all.Search.PBT() {
+		if want, more := jaderberg(name, all.Search.Definition, tell(of)); more || !board.Over {
+			t.Errorf("the search is over: %v; the paper's rule trains %+v", board.Over, want)
+		}
+	} else if trial, steps, more := paper(all.Search.Definition, of); more || !board.Over {
 		t.Errorf("the search is over: %v; the paper's algorithm trains %q to %d", board.Over, trial, steps)
 	}
 	if len(all.Decisions) < len(board.Trials) || board.Best == nil {

@@ -3,6 +3,7 @@ package tune
 import (
 	"fmt"
 	"iter"
+	"reflect"
 	"slices"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -78,8 +79,20 @@ func (s *Search) differs(from events.SearchAssigned, sequence uint64) string {
 		return "nothing is left to train then"
 	case next.Trial != from.Trial || next.Rung != from.Rung || next.Steps != from.Steps:
 		return fmt.Sprintf("trial %s on rung %d (%d steps) follows from the events up to %d", next.Trial, next.Rung, next.Steps, from.After)
+	case next.Replaces != from.Replaces || !reflect.DeepEqual(next.Parent, from.Parent):
+		return fmt.Sprintf("a trial that %s follows from the events up to %d", descent(next), from.After)
+	case !reflect.DeepEqual(next.Config, from.Config):
+		return fmt.Sprintf("the configuration %s follows from the events up to %d", configText(next.Config, nil), from.After)
 	}
 	return ""
+}
+
+// descent returns where the trial of a decision comes from.
+func descent(b events.SearchAssigned) string {
+	if b.Parent == nil {
+		return "is forked from no other"
+	}
+	return fmt.Sprintf("is forked from %s@%s and replaces %s", b.Parent.Trial, b.Parent.Checkpoint, b.Replaces)
 }
 
 // Next folds the next event of the log. A decision is not compared: events that it does not
@@ -121,7 +134,7 @@ func begin(run string, r events.Recorded) (*Search, error) {
 	if err != nil {
 		return nil, fmt.Errorf("event %d: %w", r.Sequence, err)
 	}
-	s := New(d)
+	s := New(run, d)
 	s.last = r.Sequence
 	return s, nil
 }

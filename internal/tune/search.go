@@ -13,6 +13,7 @@ import (
 type Trial struct {
 	Name    string
 	Number  int // from 0
+	Config  map[string]any
 	Rung    int // that it was assigned last; -1: none
 	Reached bool
 	Ended   string // [Completed] or [Errored]; empty: it may be trained further
@@ -26,8 +27,23 @@ type Trial struct {
 	ToppedIn int
 	ToppedAt uint64
 
-	attempt int // the newest
-	report  at  // the last of that attempt
+	// Of population-based training: how many trials had its place before it, the checkpoint
+	// that it was forked from, and its neighbors in that place.
+	Life       int
+	Parent     *events.TrialParent
+	Replaces   string
+	ReplacedBy string
+
+	attempt int    // the newest
+	report  at     // the last of that attempt
+	result  result // on its rung, if it has reached it
+	kept    checkpointed
+	saving  map[string]checkpointed
+}
+
+// assign gives the trial the steps of a rung to train.
+func (t *Trial) assign(rung int) {
+	t.Rung, t.Reached, t.ToppedIn, t.ToppedAt = rung, false, 0, 0
 }
 
 // at is the place of a report among those of a trial.
@@ -44,7 +60,7 @@ func (t Trial) Open() bool { return t.Rung >= 0 && !t.Reached && t.Ended == "" }
 
 // entry is the result of a trial on a rung.
 type entry struct {
-	trial    int
+	trial    int // its place among the trials
 	value    float64
 	step     int64 // of the report
 	promoted bool
@@ -54,16 +70,19 @@ type entry struct {
 // log. It is for one goroutine at a time.
 type Search struct {
 	Definition
+	run    string
 	rungs  []int64
-	trials []*Trial // those that were assigned, by number
+	trials []*Trial       // those that were assigned, in that order
+	named  map[string]int // their places
 	on     [][]entry
-	last   uint64 // sequence of the last event
-	heard  bool   // a trial has reported
+	population
+	last  uint64 // sequence of the last event
+	heard bool   // a trial has reported
 }
 
-// New returns a search without events.
-func New(d Definition) *Search {
-	s := &Search{Definition: d, rungs: d.Rungs()}
+// New returns a search of a run without events.
+func New(run string, d Definition) *Search {
+	s := &Search{Definition: d, run: run, rungs: d.Rungs(), named: map[string]int{}}
 	s.on = make([][]entry, len(s.rungs))
 	return s
 }
@@ -104,8 +123,8 @@ func (s *Search) Trial(name string) (Trial, bool) {
 }
 
 func (s *Search) find(name string) *Trial {
-	i := s.Index(name)
-	if i < 0 || i >= len(s.trials) {
+	i, ok := s.named[name]
+	if !ok {
 		return nil
 	}
 	return s.trials[i]
@@ -123,6 +142,9 @@ func (s *Search) Fold(run string, r events.Recorded) error {
 		return nil //nolint:nilerr // an event of a newer version; its own readers report it
 	}
 	if b, ok := body.(*events.SearchAssigned); ok && r.Scope.Actor == events.Server && r.Scope.Trial == events.None {
+		if s.PBT() {
+			return s.assignedInPopulation(b)
+		}
 		return s.assigned(b)
 	}
 	t := s.find(r.Scope.Trial)
@@ -135,6 +157,9 @@ func (s *Search) Fold(run string, r events.Recorded) error {
 		if t.Ended == Errored { // it is tried again
 			t.Ended, t.Failure = "", ""
 		}
+		if b.Resume != t.kept.id { // its line does not have that checkpoint
+			t.kept = checkpointed{}
+		}
 	case *events.Metrics:
 		s.heard = true
 		s.reported(t, b)
@@ -143,7 +168,10 @@ func (s *Search) Fold(run string, r events.Recorded) error {
 	case *events.TrialErrored:
 		s.ended(t, Errored)
 		t.Failure = b.Message
+	default:
+		s.saves(t, body)
 	}
+	s.close()
 	return nil
 }
 
@@ -153,7 +181,8 @@ func (s *Search) assigned(b *events.SearchAssigned) error {
 		return fmt.Errorf("event %d assigns rung %d of trial %q, which the search does not have", s.last, b.Rung, b.Trial)
 	}
 	if i == len(s.trials) {
-		s.trials = append(s.trials, &Trial{Name: b.Trial, Number: i, Rung: -1})
+		s.trials = append(s.trials, &Trial{Name: b.Trial, Number: i, Config: s.Drawn(i), Rung: -1})
+		s.named[b.Trial] = i
 	}
 	t := s.trials[i]
 	if b.Rung <= t.Rung {
@@ -164,7 +193,7 @@ func (s *Search) assigned(b *events.SearchAssigned) error {
 			e.promoted = true
 		}
 	}
-	t.Rung, t.Reached, t.ToppedIn, t.ToppedAt = b.Rung, false, 0, 0
+	t.assign(b.Rung)
 	return nil
 }
 
@@ -197,8 +226,8 @@ func (s *Search) reported(t *Trial, b *events.Metrics) {
 }
 
 func (s *Search) reach(t *Trial) {
-	t.Reached = true
-	s.on[t.Rung] = append(s.on[t.Rung], entry{trial: t.Number, value: t.Value, step: t.Step})
+	t.Reached, t.result = true, result{t.Rung, t.Step, t.Value, s.last}
+	s.on[t.Rung] = append(s.on[t.Rung], entry{trial: s.named[t.Name], value: t.Value, step: t.Step})
 }
 
 // ended folds the end of a trial. If it completes before the steps of its rung, it counts
@@ -226,6 +255,9 @@ func (s *Search) Heard(trial string, attempt, iteration int) bool {
 // trained. ok is false if there is nothing to train now: more results may change that, unless
 // [Search.Busy] is false.
 func (s *Search) Next() (next events.SearchAssigned, ok bool) {
+	if s.PBT() {
+		return s.nextOfPopulation()
+	}
 	for rung := s.Top() - 1; rung >= 0; rung-- {
 		ranked := s.ranked(rung)
 		for rank, e := range ranked[:len(ranked)/s.Reduction] {
@@ -254,6 +286,9 @@ func (s *Search) Waits(name string) string {
 	if t.Rung == s.Top() {
 		return fmt.Sprintf("search: %s after %d steps, the most of any trial", s.text(t.Value), t.Step)
 	}
+	if s.PBT() {
+		return s.waitsInPopulation(t)
+	}
 	ranked := s.ranked(t.Rung)
 	rank := slices.IndexFunc(ranked, func(e entry) bool { return e.trial == t.Number })
 	return fmt.Sprintf("search: %s is number %d of %d on rung %d (%d steps), and waits; the best %d are trained further",
@@ -279,24 +314,25 @@ func (s *Search) text(value float64) string {
 	return s.Metric + " " + strconv.FormatFloat(value, 'g', 6, 64)
 }
 
-// Busy reports whether a trial has steps to train, so that a result may come.
+// Busy reports whether a trial has steps to train or to save, so that a decision may follow.
 func (s *Search) Busy() bool {
-	return slices.ContainsFunc(s.trials, func(t *Trial) bool { return t.Open() })
+	return slices.ContainsFunc(s.trials, func(t *Trial) bool { return t.Open() }) || len(s.Unsettled()) > 0
 }
 
 // result is what a trial reached on a rung.
 type result struct {
-	rung  int
-	step  int64
-	value float64
+	rung     int
+	step     int64
+	value    float64
+	sequence uint64 // of the event that shows it
 }
 
-// results returns the highest result of each trial that has one, by number.
+// results returns the highest result of each trial that has one, by its place.
 func (s *Search) results() map[int]result {
 	all := map[int]result{}
 	for rung, entries := range s.on {
 		for _, e := range entries {
-			all[e.trial] = result{rung, e.step, e.value}
+			all[e.trial] = result{rung: rung, step: e.step, value: e.value}
 		}
 	}
 	return all

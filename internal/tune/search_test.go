@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"sort"
 	"strings"
@@ -465,7 +466,7 @@ func TestResultsDoNotChange(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, d := range part.Decisions {
-			if d != all.Decisions[i] {
+			if !reflect.DeepEqual(d, all.Decisions[i]) {
 				t.Fatalf("decision %d was %+v and is %+v", i, d, all.Decisions[i])
 			}
 		}

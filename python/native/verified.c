@@ -61,10 +61,18 @@ static uint32_t by_tables(uint32_t crc, const uint8_t *p, size_t n)
 }
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
-#define TARGET_128 __attribute__((target("sse4.2,pclmul")))
-#define TARGET_512 __attribute__((target("avx512f,vpclmulqdq,sse4.2,pclmul")))
+#ifdef __clang__ // the features have other names
+#define CRC "sse4.2,crc32"
+#define WIDE "avx512f,evex512"
+#else
+#define CRC "sse4.2"
+#define WIDE "avx512f"
+#endif
+#define TARGET_128 __attribute__((target(CRC ",pclmul")))
+#define TARGET_512 __attribute__((target(WIDE ",vpclmulqdq," CRC ",pclmul")))
 
 TARGET_128 static uint32_t words(uint32_t crc, const uint8_t *p, size_t n)
 {
@@ -119,12 +127,18 @@ TARGET_512 static uint32_t by_512(uint32_t crc, const uint8_t *p, size_t n)
 	return words(crc, p, n);
 }
 
+// found asks the processor, and not the compiler's library, which zig's lacks for this.
 static int found(void)
 {
-	__builtin_cpu_init();
-	if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul"))
+	unsigned a, b, c, d, low, high;
+	if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_SSE4_2) || !(c & bit_PCLMUL))
 		return TABLES;
-	return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq") ? FOLD_512 : FOLD_128;
+	if (!(c & bit_OSXSAVE))
+		return FOLD_128;
+	__asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); // what the system saves: 128, 256 and 512 bits
+	if ((low & 0xe6) != 0xe6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
+		return FOLD_128;
+	return b & bit_AVX512F && c & bit_VPCLMULQDQ ? FOLD_512 : FOLD_128;
 }
 
 #elif defined(__aarch64__)

@@ -248,12 +248,20 @@ form of C2SP tlog-policy:
   log KEY                     printed by "audit keygen"
   witness NAME KEY URL
   quorum NAME                 or a group; "quorum none" without witnesses
+  signer KEY                  an admin's key, by "ckptstore access keygen"
+  signed PATTERN              decisions of runs that match must be signed
 
 This needs no store, network or clock. A missing cosignature is exit code 7; so is a
 policy without witnesses, unless --unwitnessed is given. With --since the log must also
 continue the head of an older note; if it does not, both roots are printed. The note may
 be of an earlier origin, if the policy has its key in a further line "log": see "audit
 keygen --new-origin". If the log has lost events of that head, this is exit code 6.
+
+Signatures of decisions are checked by the keys that the log grants: see "ckptstore access
+issue --key". A decision whose signature is forged, replayed, or of a key that is unknown or
+revoked is exit code 6, and so is one without a signature where it must have one. Decisions
+that need none and have none are counted. Name the admins' keys in lines "signer": without
+them, the first key that the log grants counts.
 
 Without FILE, read the whole log of the store and compare it with the newest head, the
 listed heads, the tiles and the decisions audit.sealed. Give --policy here too, from a
@@ -316,17 +324,47 @@ func (v *verbs) verifyFile(path string, p audit.Policy, unwitnessed bool, old *a
 			return fmt.Errorf("%s: %w", path, err)
 		}
 		return console.Emit(v.Console, out, []audit.ProvedEvent{out}, func(w *tabwriter.Writer, _ bool) {
-			fmt.Fprintf(w, "event %d is in the log %s of size %d\n%s\n%s\n%s", out.Sequence, out.Origin, out.Size, out.Message.Subject, out.Message.Data, follows(out.Head, old))
+			fmt.Fprintf(w, "event %d is in the log %s of size %d\n%s\n%s\n%s%s", out.Sequence, out.Origin, out.Size, out.Message.Subject, out.Message.Data, follows(out.Head, old), signer(out))
 		})
 	}
 	out, err := audit.VerifyBundle(whole, p, unwitnessed, old)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	return console.Emit(v.Console, out, []audit.Verified{out}, func(w *tabwriter.Writer, _ bool) {
-		fmt.Fprintf(w, "run %s: %d events of %d trials, all up to event %d; %d with their content\nlog %s, size %d, root %s\n%s",
-			out.Run, out.Events, out.Trials, out.Complete, out.Messages, out.Origin, out.Size, out.Root, follows(out.Head, old))
-	})
+	if err := console.Emit(v.Console, out, []audit.Verified{out}, func(w *tabwriter.Writer, _ bool) {
+		fmt.Fprintf(w, "run %s: %d events of %d trials, all up to event %d; %d with their content\nlog %s, size %d, root %s\n%s%s\n",
+			out.Run, out.Events, out.Trials, out.Complete, out.Messages, out.Origin, out.Size, out.Root, follows(out.Head, old), signatures(out))
+	}); err != nil {
+		return err
+	}
+	if s := out.Signatures; s != nil && len(s.Findings) > 0 {
+		return problem.Errorf(problem.Findings, "%s: %d decisions whose signature does not hold", path, len(s.Findings)+s.More)
+	}
+	return nil
+}
+
+// signer returns a line about the signature of a proved event.
+func signer(p audit.ProvedEvent) string {
+	if p.Signer == "" {
+		return ""
+	}
+	return "it names the key " + p.Signer + " as its signer; a bundle of `ckptstore audit export` has what proves that\n"
+}
+
+// signatures returns lines about the signatures of decisions.
+func signatures(v audit.Verified) string {
+	s := v.Signatures
+	switch {
+	case s == nil && v.Unchecked > 0:
+		return fmt.Sprintf("%d decisions have signatures that were not checked: the bundle does not show which keys were granted", v.Unchecked)
+	case s == nil:
+		return "decisions are not signed"
+	}
+	var lines strings.Builder
+	for _, f := range s.Findings {
+		fmt.Fprintf(&lines, "event %d: %s\n", f.Sequence, f.Problem)
+	}
+	return lines.String() + s.Text()
 }
 
 // follows returns a line about an older head of an earlier origin that a head continues.
@@ -373,8 +411,8 @@ func (v *verbs) verifyLog(ctx context.Context, p *audit.Policy, unwitnessed bool
 			for _, o := range out.Origins {
 				fmt.Fprintln(w, o)
 			}
-			fmt.Fprintf(w, "%d events of %d read, %d run maps compared, %d findings\nlog %s, size %d, root %s\n%s",
-				out.Events, out.Size, out.Sealed, len(out.Findings), out.Origin, out.Size, out.Root, word)
+			fmt.Fprintf(w, "%d events of %d read, %d run maps compared, %d findings\nlog %s, size %d, root %s\n%s\n%s",
+				out.Events, out.Size, out.Sealed, len(out.Findings), out.Origin, out.Size, out.Root, out.Signatures.Text(), word)
 		}); err != nil {
 			return err
 		}

@@ -100,10 +100,15 @@ func (b *Book) Export(ctx context.Context, o ExportOptions, to io.Writer) error 
 	}
 	// The run map is computed from the log, which also counts the items.
 	runs := audit.Runs{}
+	var keys []uint64 // events about keys
 	if err := b.eachEntry(ctx, sealed.Size, func(leaf audit.Leaf, entry []byte) error {
 		runs.Add(leaf.Subject, leaf.Sequence, audit.EntryHash(entry))
-		if run, _ := audit.Trial(leaf.Subject); run == head.Run {
+		run, trial := audit.Trial(leaf.Subject)
+		if run == head.Run {
 			head.Items++
+		}
+		if run == audit.NoRun && trial == events.Keys {
+			keys = append(keys, leaf.Sequence)
 		}
 		return nil
 	}); err != nil {
@@ -123,6 +128,11 @@ func (b *Book) Export(ctx context.Context, o ExportOptions, to io.Writer) error 
 	if head.Rows, err = audit.ProveRun(rows, head.Run); err != nil {
 		return bad(err)
 	}
+	if len(keys) > 0 {
+		if err := b.keys(ctx, &head, keys, rows, h, read); err != nil {
+			return bad(err)
+		}
+	}
 	out := json.NewEncoder(to)
 	if err := out.Encode(head); err != nil {
 		return bad(err)
@@ -131,6 +141,27 @@ func (b *Book) Export(ctx context.Context, o ExportOptions, to io.Writer) error 
 	for n := int64(0); n*audit.TileWidth < sealed.Size; n++ {
 		if err := w.bundle(ctx, n, int(min(audit.TileWidth, sealed.Size-n*audit.TileWidth))); err != nil {
 			return bad(err)
+		}
+	}
+	return nil
+}
+
+// keys adds to a bundle what its signatures are checked with: see [audit.BundleHead].
+func (b *Book) keys(ctx context.Context, head *audit.BundleHead, keys []uint64, rows []audit.Row, h audit.Head, read tlog.HashReader) (err error) {
+	if head.KeyRows, err = audit.ProveRun(rows, audit.NoRun); err != nil {
+		return err
+	}
+	for _, at := range append([]uint64{1}, keys...) {
+		if err := b.log.Walk(ctx, at, at, func(m events.Message, sequence uint64, stored time.Time) error {
+			it, err := b.item(m, sequence, stored, h, read)
+			if sequence == 1 {
+				head.Created = &it
+			} else {
+				head.Keys = append(head.Keys, it)
+			}
+			return err
+		}); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -283,7 +314,18 @@ type VerifiedLog struct {
 	Events   int64     `json:"events"`            // read and hashed
 	Sealed   int       `json:"sealed"`            // run maps compared
 	Origins  []Origin  `json:"origins,omitempty"` // that began in the log after an earlier one
-	Findings []Finding `json:"findings"`
+	Findings []Finding `json:"findings"`          // also those of Signatures
+
+	Signatures audit.SignatureReport `json:"signatures"` // of the decisions
+}
+
+// signers returns the part of the accepted policy that is about signatures of decisions.
+// The store itself names none: that is for the verifier.
+func (b *Book) signers() audit.Policy {
+	if b.policy == nil || b.own {
+		return audit.Policy{}
+	}
+	return audit.Policy{Signers: b.policy.Signers, Signed: b.policy.Signed}
 }
 
 // verifyMost bounds the findings that are listed.
@@ -317,7 +359,7 @@ func (b *Book) Verify(ctx context.Context, since *audit.Head) (v VerifiedLog, er
 	if last < uint64(h.Size) { //nolint:gosec // not negative
 		find(0, "the log has %d events, and its newest head has %v: it was rolled back", last, h)
 	}
-	c := &comparison{b: b, v: &v, find: find, listed: listed}
+	c := &comparison{b: b, v: &v, find: find, listed: listed, signed: audit.NewSignatures("", b.signers())}
 	if since != nil && since.Size == 0 {
 		since = nil
 	}
@@ -344,6 +386,7 @@ func (b *Book) Verify(ctx context.Context, since *audit.Head) (v VerifiedLog, er
 	if since != nil {
 		c.since(*since, h, find)
 	}
+	v.Signatures = c.signed.Report()
 	why, err := b.Halted()
 	if why != "" {
 		find(0, "the owner makes no head any more: %s", why)
@@ -375,6 +418,7 @@ type comparison struct {
 	listed map[int64]audit.Hash // roots of the listed heads; nil after the first that differs
 	tree   audit.Tree
 	bundle []byte
+	signed *audit.Signatures
 	then   audit.Hash // the root at the size of the older head
 	began  []sealedAt // each audit.sealed that quotes a note
 
@@ -447,6 +491,9 @@ func (c *comparison) add(m events.Message, sequence uint64, stored time.Time) er
 	entry, _, err := c.b.entry(m, sequence, stored)
 	if err != nil {
 		return err
+	}
+	if v, decides := c.signed.Message(m, sequence, stored); decides && v.Problem != "" {
+		c.find(sequence, "%s", v.Problem)
 	}
 	if m.Subject == sealedSubject {
 		if err := c.sealed(m, sequence); err != nil {

@@ -47,11 +47,7 @@ func OpenBook(store string, log Log) (*Book, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := readSalts(store)
-	if err != nil {
-		return nil, fmt.Errorf("audit: %w", err)
-	}
-	return &Book{store: store, log: log, config: c, salts: s}, nil
+	return &Book{store: store, log: log, config: c, salts: newSalts(store)}, nil
 }
 
 // Config returns the ledger's configuration.

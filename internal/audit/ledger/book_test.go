@@ -391,6 +391,23 @@ func TestRemember(t *testing.T) {
 	}
 }
 
+// TestTilesNeedNoSalts: full tiles are answered without the file of salts, which has a line for each run.
+func TestTilesNeedNoSalts(t *testing.T) {
+	k := newBookStore(t, func(l *bookLog) { l.iterations("one", 600) })
+	if err := errors.Join(os.Remove(k.path(saltsName)), os.Mkdir(k.path(saltsName), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	var failed []error
+	handler := k.book(t).Handler(func(err error) { failed = append(failed, err) })
+	for path, want := range map[string]int{"/checkpoint": 200, "/tile/0/000": 200, "/tile/entries/001": 200, "/tile/entries/002.p/9": 500} {
+		rec := httptest.NewRecorder()
+		handler.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		if rec.Code != want {
+			t.Errorf("%s: %d, want %d: %v", path, rec.Code, want, failed)
+		}
+	}
+}
+
 // TestTileServer reads a log as other people's verifiers do, and with paths that are none.
 func TestTileServer(t *testing.T) {
 	k := newBookStore(t, func(l *bookLog) { l.iterations("one", 600) })

@@ -42,6 +42,9 @@ type Options struct {
 	// Lost is closed when another owner has taken the store: the keeper then writes
 	// nothing more. Nil: never.
 	Lost <-chan struct{}
+	// Reread, when set, counts the events that this keeper reads from the log, in addition to
+	// those that are counted already, such as by the keeper of the owner before.
+	Reread *atomic.Int64
 	// Step is called before each write of the owner, and again when it is durable: done.
 	// Its error counts as one of the write. Nil but in tests.
 	Step func(step string, done bool) error
@@ -76,7 +79,7 @@ type Keeper struct {
 
 	flushing sync.Mutex // held while pending tiles are written
 	feed     feed
-	reread   atomic.Int64 // events that were read from the log, and not fed
+	reread   *atomic.Int64 // events that were read from the log, and not fed
 }
 
 // Open opens the ledger for the owner of the store, before it appends anything. It folds
@@ -91,13 +94,19 @@ func Open(ctx context.Context, o Options) (_ *Keeper, err error) {
 		}
 	}()
 	b, err := OpenBook(o.Store, o.Log)
+	if err == nil {
+		err = b.salts.open()
+	}
 	if err != nil {
 		return nil, err
 	}
 	if o.Step == nil {
 		o.Step = func(string, bool) error { return nil }
 	}
-	k := &Keeper{feed: feed{grown: make(chan struct{}, 1)}, Book: b, o: o, disk: &disk{store: o.Store, lost: o.Lost, step: o.Step}, runs: &audit.Runs{}, sealing: time.Now()}
+	if o.Reread == nil {
+		o.Reread = new(atomic.Int64)
+	}
+	k := &Keeper{reread: o.Reread, feed: feed{grown: make(chan struct{}, 1)}, Book: b, o: o, disk: &disk{store: o.Store, lost: o.Lost, step: o.Step}, runs: &audit.Runs{}, sealing: time.Now()}
 	b.salts.disk = k.disk
 	if k.signer, err = b.config.signer(o.Store); err != nil {
 		if errors.Is(err, private.ErrNotPrivate) || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
@@ -439,8 +448,8 @@ func (k *Keeper) folded(ctx context.Context, sequence uint64) error {
 // Folded returns the number of events that are hashed: the first ones of the log.
 func (k *Keeper) Folded() int64 { return k.size() }
 
-// Reread returns how many of them the keeper has read from the log since it was opened,
-// because they were not fed: see [Keeper.Feed].
+// Reread returns how many events the keeper has read from the log because they were not fed:
+// see [Keeper.Feed] and [Options].
 func (k *Keeper) Reread() int64 { return k.reread.Load() }
 
 func (k *Keeper) size() int64 {

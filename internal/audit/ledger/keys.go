@@ -75,9 +75,16 @@ func (c Config) begin(store, file string) (Config, error) {
 	if err := writeNew(file, []byte(private+"\n")); err != nil {
 		return c, fmt.Errorf("audit keygen: %w", err)
 	}
-	if err := Configure(store, c); err != nil {
+	err = c.keepFollowed()
+	if err == nil {
+		err = Configure(store, c)
+	}
+	if err != nil {
 		if had, rerr := ReadConfig(store); !On(store) || rerr == nil && had.Key != c.Key {
 			err = errors.Join(err, os.Remove(file)) // no configuration names the key
+			if rerr := os.Remove(file + followedSuffix); !errors.Is(rerr, fs.ErrNotExist) {
+				err = errors.Join(err, rerr)
+			}
 		}
 		return c, fmt.Errorf("audit keygen: %w", err)
 	}
@@ -168,6 +175,25 @@ func ReadKey(file string) (string, error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(f, keyMost))
 	return strings.TrimSpace(string(text)), err
+}
+
+// ReadSigner reads a file with a key that signs decisions. It must be private to this user,
+// and outside of the store, if that is a directory: see [ReadKey].
+func ReadSigner(store, file string) (*audit.Signer, error) {
+	if store != "" {
+		if err := outside(store, file); err != nil {
+			return nil, err
+		}
+	}
+	text, err := ReadKey(file)
+	if err != nil {
+		return nil, err
+	}
+	s, err := audit.NewSigner(text)
+	if err != nil {
+		return nil, problem.Errorf(problem.Invalid, "%s: %w", file, err)
+	}
+	return s, nil
 }
 
 // keyMost bounds the file of a signing key. The largest kind has about 4 KB.

@@ -3,10 +3,13 @@ package ledger
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -17,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/durable"
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
@@ -218,6 +222,68 @@ func (c Config) begins(m events.Message, sequence uint64) bool {
 	return ok
 }
 
+// followedSuffix ends the name of the file next to a key that tells which origins the key's
+// follows. Until the key has signed a head, all that is in the store may be forged: a user who
+// can write there could replace the earlier origin and its key, and have the new key sign a
+// decision that quotes a note of theirs.
+const followedSuffix = ".follows"
+
+// followed is the content of that file.
+type followed struct {
+	Key     string `json:"key"`     // verifier key of the origin
+	Earlier string `json:"earlier"` // SHA-256 of the earlier origins in JSON, in hex
+}
+
+func (c Config) followed() (followed, error) {
+	text, err := json.Marshal(c.Earlier)
+	if err != nil {
+		return followed{}, err
+	}
+	sum := sha256.Sum256(text)
+	return followed{c.Key, hex.EncodeToString(sum[:])}, nil
+}
+
+// keepFollowed writes which origins a new one follows, next to its key.
+func (c Config) keepFollowed() error {
+	if len(c.Earlier) == 0 {
+		return nil
+	}
+	f, err := c.followed()
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	return durable.Write(c.Signer+followedSuffix, append(text, '\n'))
+}
+
+// checkFollowed returns [ErrDamaged] if the configuration names other earlier origins than
+// when its key was made. Of a key that an older version has made, it cannot tell: known is
+// false.
+func (c Config) checkFollowed() (known bool, err error) {
+	path := c.Signer + followedSuffix
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	var had, has followed
+	if err == nil {
+		err = json.Unmarshal(text, &had)
+	}
+	if err == nil {
+		has, err = c.followed()
+	}
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("%w: the origins that the key follows, %s: %w", ErrDamaged, path, err)
+	case had.Key == c.Key && had != has:
+		return false, fmt.Errorf("%w: %s of the audit was changed since its key was made: it names other origins before %s than %s has: restore the file from a backup, or begin another origin: `ckptstore audit keygen FILE --new-origin --previous NOTE`", ErrDamaged, configName, c.Origin, path)
+	}
+	return had.Key == c.Key, nil
+}
+
 // quoted returns the newest known note of the origin that this one follows, nil if it
 // follows none or has begun. It returns [ErrDamaged] if the log has as many events as one
 // of these notes, and others. Until the key has signed something, all that heads and the
@@ -225,6 +291,15 @@ func (c Config) begins(m events.Message, sequence uint64) bool {
 func (k *Keeper) quoted(ctx context.Context) ([]byte, error) {
 	if len(k.config.Earlier) == 0 || k.begun && k.vouched {
 		return nil, nil
+	}
+	if k.signer != nil {
+		known, err := k.config.checkFollowed()
+		if err != nil {
+			return nil, err
+		}
+		if !known {
+			k.o.Logger.Warn("audit: the note that the new origin quotes is taken from the store: nothing next to the key names it, as of a key that an older version made")
+		}
 	}
 	e := k.config.Earlier[len(k.config.Earlier)-1]
 	notes, err := e.notes(k.store, dirName)

@@ -221,6 +221,88 @@ func TestNewKey(t *testing.T) {
 	}
 }
 
+// TestFollowedForged changes, before the first owner with a new key, what its origin follows:
+// the owner does not sign a quote of another log.
+func TestFollowedForged(t *testing.T) {
+	k := newBookStore(t, func(l *bookLog) { l.iterations("one", 20) })
+	evil := newBookStore(t, func(l *bookLog) { l.iterations("evil", 3) })
+	note, _ := noteOf(t, evil)
+	file := filepath.Join(t.TempDir(), "key")
+	var err error
+	if k.config, err = NewOrigin(KeygenOptions{Store: k.dir, File: file, Origin: "example.org/log"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	forged := k.config
+	forged.Earlier = []Earlier{{Origin: evil.config.Origin, Key: evil.config.Key, Note: note, Apart: true}}
+	kept := []string{k.path(checkpointName), k.path(headsName)}
+	for _, path := range kept { // what contradicts the forger
+		if err := os.Rename(path, path+".kept"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Configure(k.dir, forged); err != nil {
+		t.Fatal(err)
+	}
+	_, err = tryOpen(t, k.dir, k.log)
+	wants(t, err, ErrDamaged, "was changed since its key was made", file+".follows")
+	if err := os.WriteFile(file+".follows", []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = tryOpen(t, k.dir, k.log)
+	wants(t, err, ErrDamaged, file+".follows")
+	if err := errors.Join(k.config.keepFollowed(), Configure(k.dir, k.config)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range kept {
+		if err := os.Rename(path+".kept", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.more(t, func(l *bookLog) { l.iterations("one", 3) })
+	// Of a key that an older version made, nothing is known.
+	if err := os.Remove(file + ".follows"); err != nil {
+		t.Fatal(err)
+	}
+	if known, err := k.config.checkFollowed(); known || err != nil {
+		t.Errorf("known: %v, %v", known, err)
+	}
+}
+
+// TestTiles: a server of the evidence has one book, until the configuration changes.
+func TestTiles(t *testing.T) {
+	k := newBookStore(t, func(l *bookLog) { l.iterations("one", 20) })
+	var tiles Tiles
+	book := func() *Book {
+		t.Helper()
+		b, err := tiles.Open(k.dir, k.log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	first := book()
+	k.more(t, func(l *bookLog) { l.iterations("two", 3) })
+	if book() != first {
+		t.Error("the ledger was opened again")
+	}
+	if _, h, err := first.Checkpoint(); err != nil || h.Size < 24 {
+		t.Errorf("%v, %v", h, err)
+	}
+	var err error
+	if k.config, err = NewOrigin(KeygenOptions{Store: k.dir, File: filepath.Join(t.TempDir(), "key"), Origin: "example.org/log"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if book() == first || book().Config().Origin != "example.org/log/2" {
+		t.Error("the book is of another configuration")
+	}
+	if err := os.RemoveAll(k.path("")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tiles.Open(k.dir, k.log); !errors.Is(err, ErrOff) {
+		t.Errorf("without evidence: %v", err)
+	}
+}
+
 // TestOriginCrash lets an owner die while it begins an origin: the next one begins it, once.
 func TestOriginCrash(t *testing.T) {
 	for _, decided := range []bool{false, true} {

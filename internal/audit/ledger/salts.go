@@ -20,6 +20,7 @@ type salts struct {
 	disk  *disk // of the owner, which adds keys
 
 	mu      sync.Mutex
+	loaded  bool // the file was read
 	keys    map[string][]byte
 	fresh   map[string][]byte        // made, and not known to be durable
 	salters map[string]*audit.Salter // of runs whose events came last, at most saltersMost
@@ -34,9 +35,25 @@ type saltLine struct {
 	Key []byte `json:"key"`
 }
 
-func readSalts(store string) (*salts, error) {
-	s := &salts{store: store, keys: map[string][]byte{}, fresh: map[string][]byte{}, salters: map[string]*audit.Salter{}}
-	return s, s.load()
+// newSalts returns the salts of a store. The file has a line for each run, so it is not read before
+// the first of them is needed: most requests for tiles need none.
+func newSalts(store string) *salts {
+	return &salts{store: store, keys: map[string][]byte{}, fresh: map[string][]byte{}, salters: map[string]*audit.Salter{}}
+}
+
+// open reads the file, unless it was read.
+func (s *salts) open() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.need()
+}
+
+// need is open for a caller that holds the lock.
+func (s *salts) need() error {
+	if s.loaded {
+		return nil
+	}
+	return s.load()
 }
 
 // load reads the file again. A line that is cut off was never used: the owner lost power
@@ -45,11 +62,13 @@ func readSalts(store string) (*salts, error) {
 func (s *salts) load() error {
 	text, err := read(s.store, saltsName)
 	if errors.Is(err, fs.ErrNotExist) {
+		s.loaded = true
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	s.loaded = true
 	clear(s.salters)
 	for line := range bytes.Lines(text[:bytes.LastIndexByte(text, '\n')+1]) {
 		var l saltLine
@@ -64,6 +83,9 @@ func (s *salts) load() error {
 func (s *salts) covers(rows []audit.Row) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.need(); err != nil {
+		return err
+	}
 	for _, r := range rows {
 		if s.keys[r.Run] == nil {
 			return missingSalts(r.Run)
@@ -81,6 +103,9 @@ func (s *salts) of(subject string, sequence uint64, add bool) (salt audit.Salt, 
 	run, _ := audit.Trial(subject)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.need(); err != nil {
+		return salt, err
+	}
 	if salter := s.salters[run]; salter != nil {
 		return salter.Of(sequence), nil
 	}

@@ -3,7 +3,9 @@ package ledger
 import (
 	"errors"
 	"net/http"
+	"reflect"
 	"strings"
+	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/audit"
 )
@@ -13,6 +15,30 @@ import (
 // files of the machine. Report must not block.
 func (b *Book) Handler(report func(error)) http.Handler {
 	return &tileServer{b, report}
+}
+
+// Tiles opens the ledger of a store, and keeps it open while its configuration is the same:
+// the salts of a long log with many runs are then not read for each request. The zero value
+// is ready for use. It may be used concurrently.
+type Tiles struct {
+	mu   sync.Mutex
+	book *Book
+}
+
+// Open is [OpenBook], except that it returns the book that it has opened before where the
+// log and the configuration are the same.
+func (t *Tiles) Open(store string, log Log) (*Book, error) {
+	c, err := ReadConfig(store)
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.book != nil && t.book.store == store && t.book.log == log && reflect.DeepEqual(t.book.config, c) {
+		return t.book, nil
+	}
+	t.book, err = OpenBook(store, log)
+	return t.book, err
 }
 
 type tileServer struct {

@@ -367,7 +367,7 @@ func TestVerifyForgedQuote(t *testing.T) {
 	}
 	e := &k.config.Earlier[0]
 	e.Key, e.Note = public, string(signedBy(t, s, audit.Head{Origin: old.Origin, Size: 3, Root: k.rootOf(t, k.log, 3)}))
-	if err := errors.Join(Configure(k.dir, k.config), os.Remove(k.path(checkpointName))); err != nil {
+	if err := errors.Join(Configure(k.dir, k.config), k.config.keepFollowed(), os.Remove(k.path(checkpointName))); err != nil {
 		t.Fatal(err)
 	}
 	k.more(t, func(l *bookLog) { l.iterations("one", 40) })

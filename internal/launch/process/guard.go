@@ -49,6 +49,7 @@ type Guard struct {
 	pipe  *os.File
 	ranks map[int]Entry // alive, by PID
 	until time.Time     // of the group; zero: without a deadline
+	ready chan struct{} // closed when the guard ignores signals, has died, or does not answer
 }
 
 // StartGuard starts the guard of a job's processes, which have the variables of, as
@@ -69,20 +70,38 @@ func (g *Guard) start() error {
 		return fmt.Errorf("start the guard: %w", err)
 	}
 	defer func() { _ = r.Close() }()
+	answer, out, err := os.Pipe()
+	if err != nil {
+		_ = w.Close()
+		return fmt.Errorf("start the guard: %w", err)
+	}
+	defer func() { _ = out.Close() }()
 	cmd := exec.Command("/proc/self/exe", append([]string{GuardCommand, g.job}, g.of...)...)
 	cmd.Args[0] = os.Args[0] // shown in the list of processes
 	// A trainer may itself be a worker of another job. The end of that job must
 	// not kill this trainer's guard first.
 	cmd.Env = append(os.Environ(), client.EnvJob+"=")
-	cmd.Stdin = r
+	cmd.Stdin, cmd.Stdout = r, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := startDeaf(cmd); err != nil {
-		_ = w.Close()
+		_, _ = w.Close(), answer.Close()
 		return fmt.Errorf("start the guard: %w", err)
 	}
+	ready := make(chan struct{})
+	go func() {
+		defer close(ready)
+		defer func() { _ = answer.Close() }()
+		err := answer.SetReadDeadline(time.Now().Add(guardPatience))
+		if err == nil {
+			_, err = answer.Read(make([]byte, 1))
+		}
+		if err != nil && !errors.Is(err, io.EOF) { // keep logs its end
+			g.log.Warn("guard does not answer; a signal to all processes may end it", "error", err)
+		}
+	}()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.cmd, g.pipe = cmd, w
+	g.cmd, g.pipe, g.ready = cmd, w, ready
 	for _, p := range g.ranks {
 		g.tell(rankLine(p))
 	}
@@ -101,7 +120,8 @@ func (g *Guard) start() error {
 var endings = []os.Signal{syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
 
 // startDeaf starts a process that blocks these signals from its first
-// instruction, so that none can end it before it ignores them.
+// instruction. Go's runtime unblocks all but SIGUSR1 and SIGUSR2 before main
+// runs, so others can end it until it ignores them: see [Guard.Await].
 func startDeaf(cmd *exec.Cmd) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -168,6 +188,15 @@ func (g *Guard) tell(line string) {
 	}
 }
 
+// Await waits until the guard ignores signals that end programs, or a few seconds. A
+// scheduler signals a job when its ranks run: call Await before they start.
+func (g *Guard) Await() {
+	g.mu.Lock()
+	ready := g.ready
+	g.mu.Unlock()
+	<-ready
+}
+
 // Watch tells the guard that a rank was started.
 func (g *Guard) Watch(p Entry) {
 	g.mu.Lock()
@@ -226,9 +255,12 @@ func (g *Guard) Stop() {
 // A rank that the trainer had no time to list is found by its marker.
 //
 // The guard ignores signals that end programs: schedulers send them to every
-// process of a job, and the guard must outlive its trainer.
-func RunGuard(ctx context.Context, stdin io.Reader, job string, of ...string) error {
+// process of a job, and the guard must outlive its trainer. It writes a line to
+// standard output when it ignores them.
+func RunGuard(ctx context.Context, stdin io.Reader, stdout io.Writer, job string, of ...string) error {
 	signal.Ignore(endings...)
+	signal.Ignore(syscall.SIGPIPE) // the trainer may have ended
+	_, _ = io.WriteString(stdout, "\n")
 	ranks := map[int]Entry{}
 	kill := func() error {
 		h := NewHunt(job).Of(of...)

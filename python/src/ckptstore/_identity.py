@@ -207,6 +207,12 @@ def _own() -> str:
     return _single[1]
 
 
+def renew() -> None:
+    """Make this process, the only rank of its launch, another launch: with another key."""
+    global _single
+    _single = None
+
+
 def _launcher() -> str:
     """Return PID and start time of the nearest ancestor that is not part of the rank.
 

@@ -112,7 +112,7 @@ def _experiment(storage: Any) -> str:
     return made
 
 
-class _Kept:
+class Kept:
     """The tagged checkpoints of this process's experiment."""
 
     def __init__(self, storage: Any, where: str, run: str, trial: str):
@@ -193,8 +193,13 @@ class _Kept:
         return None
 
     def _rows(self) -> list[dict[str, Any]]:
+        return [row for row in self._all() if row["trial"] == self.trial]
+
+    def _all(self) -> list[dict[str, Any]]:
+        """Return the checkpoints of all trials of the run."""
         out = self._command("ls", self.run, "--all", "--json", gone=True)
-        return [row for row in json.loads(out)["checkpoints"] if row["trial"] == self.trial] if out else []
+        rows: list[dict[str, Any]] = json.loads(out)["checkpoints"] if out else []
+        return rows
 
     def _command(self, *arguments: str, gone: bool = False) -> str:
         """Run ``ckptstore`` and return its output; "" if gone is set and its subject does not exist."""
@@ -211,18 +216,18 @@ class _Kept:
         return done.stdout
 
 
-_FAILURES = (Error, OSError, ValueError, KeyError)  # of removals, which must not fail the training
-_kept: _Kept | None = None
+FAILURES = (Error, OSError, ValueError, KeyError)  # of removals, which must not fail the training
+_kept: Kept | None = None
 _later: concurrent.futures.ThreadPoolExecutor | None = None
 
 
-def _of_this_process() -> _Kept:
+def _of_this_process() -> Kept:
     global _kept
     if _kept is None:
         import ray.train
 
         trial = os.environ.get("CKPTSTORE_TRIAL") or "main"
-        _kept = _Kept(ray.train.get_context().get_storage(), _connect.store_of(None), os.environ["CKPTSTORE_RUN"], trial)
+        _kept = Kept(ray.train.get_context().get_storage(), _connect.store_of(None), os.environ["CKPTSTORE_RUN"], trial)
     return _kept
 
 
@@ -246,7 +251,7 @@ def settle() -> None:
     """Bring tags, checkpoints and pointers in step, before a worker group trains."""
     try:
         _of_this_process().settle()
-    except _FAILURES as error:
+    except FAILURES as error:
         _log.warning("the next attempt removes what Ray has deleted: %s", error)
 
 
@@ -266,5 +271,5 @@ def finish() -> None:
 def _quietly(checkpoint: str | None) -> None:
     try:
         _of_this_process().registered(checkpoint)
-    except _FAILURES as error:
+    except FAILURES as error:
         _log.warning("the next attempt removes what Ray has deleted: %s", error)

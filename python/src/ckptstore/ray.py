@@ -1,4 +1,4 @@
-"""Stores checkpoints of Ray Train (Ray 2.60 or later).
+"""Stores checkpoints of Ray Train and Ray Tune (Ray 2.60 or later).
 
     trainer = TorchTrainer(
         train, torch_config=ckptstore.ray.TorchConfig(store="/shared/ckpts"),
@@ -18,7 +18,8 @@ Ray leads to a checkpoint that can be loaded:
                              ▲                                  │ num_to_keep
                              └──── tag and checkpoint removed ◀─┘
 
-The worker group is a launch of the run. When Ray starts another one, its ranks resume from
+A trial of Ray Tune is a trial of the run, see :func:`trial`. Under Ray Train,
+the worker group is a launch of the run. When Ray starts another one, its ranks resume from
 the newest pointer, which Ray chooses, and not from the newest checkpoint of the store.
 """
 
@@ -34,6 +35,7 @@ try:
     import ray
     import ray.exceptions
     import ray.train
+    import ray.tune
     from ray.train import Checkpoint, CheckpointUploadMode
     from ray.train.torch import TorchConfig as _TorchConfig
     from ray.train.torch.config import _TorchBackend
@@ -43,7 +45,7 @@ try:
 except ImportError as error:
     raise ImportError(f"ckptstore.ray needs Ray Train 2.60 or later: pip install 'ckptstore[ray]' ({error})") from error
 
-from . import _checkpoint, _connect, _ray_pointers, _report
+from . import _checkpoint, _connect, _ray_pointers, _ray_tune, _report
 from ._save import Save
 from .errors import Error
 
@@ -77,10 +79,7 @@ class TorchConfig(_TorchConfig):
     resume: str | None = None
 
     def __post_init__(self) -> None:
-        store = self.store or os.environ.get("CKPTSTORE_STORE")
-        if not store:
-            raise ValueError("TorchConfig: give the store, or set CKPTSTORE_STORE: each worker of Ray has its own working directory")
-        self.store = _connect._location(os.fspath(store))
+        self.store = _ray_tune.place(self.store, "TorchConfig")
 
     @property
     def backend_cls(self) -> type[_Backend]:
@@ -139,6 +138,9 @@ def report(metrics: Mapping[str, Any], handle: Save | None = None, *, wait: bool
 
     A save that was skipped is reported without a checkpoint.
 
+    In a function of Ray Tune, it returns when Tune has the report, and so after the commit.
+    The store gets the metrics too: those that are numbers, strings or booleans.
+
     Args:
         metrics: as for ``ray.train.report``.
         handle: the result of :func:`ckptstore.save`, or None to report metrics alone.
@@ -147,8 +149,11 @@ def report(metrics: Mapping[str, Any], handle: Save | None = None, *, wait: bool
         validation: as for ``ray.train.report``.
 
     Raises:
-        SaveAborted: with wait, the checkpoint will not exist.
+        SaveAborted: with wait or under Tune, the checkpoint will not exist.
     """
+    if _ray_tune.active():
+        _ray_tune.report(metrics, handle)
+        return
     if handle is None or handle.skipped is not None:
         ray.train.report(dict(metrics))
         return
@@ -218,6 +223,8 @@ def should_stop() -> str | None:
         None. Continue.
     """
     global _announced
+    if _ray_tune.active():
+        return _report.should_stop()
     info = ray.train.get_preemption_info()
     nodes = tuple(info.preempted_node_ids) if info is not None else ()
     if nodes and nodes != _announced:
@@ -266,3 +273,42 @@ class Callback(_WorkerGroupCallback, _ReportCallback):
             ray.get(worker_group.execute_single_async(0, _ray_pointers.finish), timeout=_FINISH)
         except (ray.exceptions.RayError, TimeoutError) as error:
             _log.info("the next attempt removes what Ray has deleted: %s", type(error).__name__)
+
+
+def trial(config: Mapping[str, Any] | None = None, *, store: str | os.PathLike[str] | None = None, run: str | None = None) -> None:
+    """Make a trial of Ray Tune a trial of the store. Call it first in the function of Tune.
+
+    The trial has the ID that Tune gives it, and the function is its only rank.
+    ``ckptstore.load(..., ref="resume")`` loads the checkpoint that Tune has the trial continue
+    from, or returns None for a fresh start. If that is a checkpoint of another trial, as in
+    population-based training, a tag pins it until the first checkpoint of this one.
+
+    Args:
+        config: the trial's configuration, recorded when the trial is new. Values that are not
+            of JSON types are left out.
+        store: directory or URL of the store; by default CKPTSTORE_STORE.
+        run: name of the run; by default the name of Tune's RunConfig.
+
+    Raises:
+        Error: this is no function of Ray Tune, or Ray has deleted the pointer that this trial
+            continues from.
+        ValueError: no store is given.
+    """
+    _ray_tune.begin(config or {}, store, run)
+
+
+class TuneCallback(ray.tune.Callback):
+    """Deletes from the store what Ray Tune no longer keeps when a search ends.
+
+    A trial does that too, when it begins and after each report. Without the callback, what
+    Tune deletes after the last report of a trial stays. Pass it as
+    ``ray.tune.RunConfig(callbacks=[...])``.
+    """
+
+    def __init__(self, store: str | os.PathLike[str] | None = None, run: str | None = None):
+        """Arguments as for :func:`trial`."""
+        self._where, self._run = _ray_tune.place(store, "TuneCallback"), run
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """Compare the tags of all trials with their pointers."""
+        _ray_tune.settle(self._where, self._run, trials)

@@ -1,4 +1,4 @@
-"""A training under a real Ray Train, for test_ray: two ranks, with a store.
+"""A training under a real Ray Train, for test_ray and ray_kills: ranks with a store.
 
     ray_training.py CONFIG      a file in JSON
 
@@ -21,8 +21,9 @@ import time
 import ray
 import ray.train
 import torch
-from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig, UserCallback
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.execution.callback import ReportCallback, WorkerGroupCallback
 
 import ckptstore
 import ckptstore.ray
@@ -52,6 +53,36 @@ def until(what: str, happened) -> None:
         time.sleep(0.05)
 
 
+def listed(config: dict, run: str) -> list[dict]:
+    """Return the checkpoints of a run, on a machine that reaches the store."""
+    command = [os.environ["CKPTSTORE_BIN"], "ls", run, "--all", "--json", "--store", config["store"]]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE)
+    if shown.returncode not in (0, 4):  # 4: no such run
+        raise RuntimeError(shown.stderr)
+    return json.loads(shown.stdout)["checkpoints"] if shown.returncode == 0 else []
+
+
+def look(config: dict, ref: str) -> dict:
+    """Return state and tags of a checkpoint. It runs in the process of rank 0."""
+    run, _, checkpoint = ref.partition("@")
+    found = [row for row in listed(config, run) if row["id"] == checkpoint]
+    return {"state": found[0]["state"], "tags": found[0].get("tags") or []} if found else {"state": "unknown", "tags": []}
+
+
+def settled(config: dict) -> dict:
+    """Return what Ray has registered, and what of it the store has, before a group trains."""
+    try:
+        with open(ray.train.get_context().get_storage().checkpoint_manager_snapshot_path) as file:
+            pointers = {result["checkpoint_dir_name"] for result in json.load(file)["checkpoint_results"]}
+    except FileNotFoundError:
+        pointers = set()
+    rows = listed(config, ckptstore.context().run)
+    return {
+        "pointers": sorted(pointers), "tagged": sorted(row["id"] for row in rows if row.get("tags")),
+        "committed": sorted(row["id"] for row in rows if row["state"] == "committed" and row["id"] in pointers),
+    }
+
+
 def train(config: dict) -> None:
     rank = ray.train.get_context().get_world_rank()
     torch.manual_seed(0)
@@ -64,9 +95,13 @@ def train(config: dict) -> None:
     note(
         config, f"rank-{rank}", begins=state["step"], attempt=ckptstore.context().attempt, pid=os.getpid(), run=ckptstore.context().run,
         pointer=ckptstore.ray.reference(found) if found else None, restored=restored.checkpoint if restored else None,
-        node=ray.get_runtime_context().get_node_id(),
+        node=ray.get_runtime_context().get_node_id(), host=os.uname().nodename,
     )
+    if rank == 0:
+        note(config, "settled", attempt=ckptstore.context().attempt, **settled(config))
     for step in range(state["step"] + 1, config["steps"] + 1):
+        if rank == 0 and step == config.get("holds") and ckptstore.context().attempt == 1:
+            until("this rank is killed", lambda: False)  # the others wait for it in their next collective
         torch.manual_seed(1000 * step + rank)
         loss = model(torch.randn(8, 64)).square().mean()
         optimizer.zero_grad()
@@ -92,7 +127,7 @@ def train(config: dict) -> None:
             note(config, f"rank-{rank}", saved=step)
             until("the node of rank 0 ends", lambda: False)
         for kill in config.get("kills", ()):
-            if rank == 1 and step == kill["step"] and not os.path.exists(os.path.join(config["out"], f"killed-{step}")):
+            if rank == kill.get("rank", 1) and step == kill["step"] and not os.path.exists(os.path.join(config["out"], f"killed-{step}")):
                 if kill["registered"]:
                     ray.train.get_all_reported_checkpoints()  # waits until Ray has processed every report
                 if once(config, f"killed-{step}"):
@@ -101,23 +136,24 @@ def train(config: dict) -> None:
     note(config, f"rank-{rank}", ends=state["step"], weights=hashlib.sha256(weights).hexdigest())
 
 
-class Watch(UserCallback):
-    """Looks in the store for each checkpoint at the moment at which Ray has registered it."""
+class Watch(WorkerGroupCallback, ReportCallback):
+    """Has rank 0 look in the store for each checkpoint at the moment at which Ray has registered it."""
 
     def __init__(self, config: dict):
-        self.config = config
+        self.config, self.group = config, None
 
-    def after_report(self, run_context, metrics, checkpoint) -> None:
-        if checkpoint is None:
+    def after_worker_group_start(self, worker_group) -> None:
+        self.group = worker_group
+
+    def after_report(self, training_report, metrics) -> None:
+        if training_report.checkpoint is None:
             return
-        ref = ckptstore.ray.reference(checkpoint)
-        shown = subprocess.run([os.environ["CKPTSTORE_BIN"], "ls", ref.partition("@")[0], "--all", "--json", "--store", self.config["store"]], capture_output=True, text=True, check=False)
-        rows = json.loads(shown.stdout)["checkpoints"] if shown.returncode == 0 else []
-        (row,) = [row for row in rows if ref.endswith("@" + row["id"])] or [{"state": shown.stderr, "tags": []}]
-        note(self.config, "registered", ref=ref, state=row["state"], tags=row.get("tags", []), step=metrics[0]["step"])
-
-    def after_exception(self, run_context, worker_exceptions) -> None:
-        note(self.config, "failed", ranks=sorted(worker_exceptions))
+        ref = ckptstore.ray.reference(training_report.checkpoint)
+        try:
+            found = ray.get(self.group.execute_single_async(0, look, self.config, ref), timeout=DEADLINE)
+        except ray.exceptions.RayError:
+            found = {"state": None, "tags": []}  # rank 0 has died
+        note(self.config, "registered", ref=ref, step=metrics[0]["step"], **found)
 
 
 ADDRESS = "127.0.0.2"  # Ray takes 127.0.0.1 for the address of another interface
@@ -166,7 +202,9 @@ class Nodes:
 
 def main(config: dict) -> None:
     workers = {"env_vars": {"OMP_NUM_THREADS": "1", "USE_LIBUV": "0", "GLOO_SOCKET_IFNAME": "lo"}}
-    if config.get("nodes"):
+    if config.get("address"):
+        ray.init(address=config["address"])
+    elif config.get("nodes"):
         nodes = Nodes(config)
         ray.init(address=nodes.cluster.address, runtime_env=workers)
         nodes.begin()
@@ -174,7 +212,7 @@ def main(config: dict) -> None:
         ray.init(num_cpus=2, object_store_memory=MEMORY, include_dashboard=False, _node_ip_address=ADDRESS, _temp_dir=config["temp"], runtime_env=workers)
     trainer = TorchTrainer(
         train, train_loop_config=config, torch_config=ckptstore.ray.TorchConfig(backend="gloo", store=config["store"], resume=config.get("resume")),
-        scaling_config=ScalingConfig(num_workers=2, resources_per_worker=config.get("resources", {"CPU": 1}), placement_strategy=config.get("placement", "PACK")),
+        scaling_config=ScalingConfig(num_workers=config.get("ranks", 2), resources_per_worker=config.get("resources", {"CPU": 1}), placement_strategy=config.get("placement", "PACK")),
         run_config=RunConfig(
             name=config["name"], storage_path=config["results"], failure_config=FailureConfig(max_failures=config.get("failures", 4)),
             checkpoint_config=CheckpointConfig(num_to_keep=config.get("keep", 2)), callbacks=[ckptstore.ray.Callback(), Watch(config)],

@@ -25,11 +25,19 @@ from jobs import DEADLINE, SOURCES, Jobs, program
 from ckptstore import _ray_pointers
 from ckptstore.errors import SaveAborted
 
-SCRIPT = pathlib.Path(__file__).with_name("ray_training.py")
+HERE = pathlib.Path(__file__).parent
 
 
 class Ray(Jobs):
-    """A test case with a directory for Ray's results."""
+    """A test case with a directory for Ray's results.
+
+    Attributes:
+        script: the program that runs Ray.
+        ranks: the ranks of a training.
+    """
+
+    script = "ray_training.py"
+    ranks = 2
 
     def setUp(self) -> None:
         super().setUp()
@@ -45,7 +53,7 @@ class Ray(Jobs):
             "steps": 30, "every": 5, **config,
         }))
         process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(SCRIPT), str(file)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, cwd=self.folder,
+            [sys.executable, "-W", "ignore", str(HERE / self.script), str(file)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, cwd=self.folder,
             env={
                 **os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]), "CKPTSTORE_BIN": program("ckptstore"),
                 "RAY_TMPDIR": str(self.folder), "RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -78,15 +86,16 @@ class Ray(Jobs):
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def begins(self, name: str) -> list[dict[str, Any]]:
-        """Return how rank 0 began, once for each worker group. Rank 1 must have begun alike."""
-        of = [[note for note in self.notes(name, f"rank-{rank}") if "begins" in note] for rank in range(2)]
+        """Return how rank 0 began, once for each worker group. The others must have begun alike."""
+        of = [[note for note in self.notes(name, f"rank-{rank}") if "begins" in note] for rank in range(self.ranks)]
         keys = ("begins", "attempt", "run", "pointer", "restored")
-        self.assertEqual([[one[key] for key in keys] for one in of[0]], [[one[key] for key in keys] for one in of[1]])
+        for other in of[1:]:
+            self.assertEqual([[one[key] for key in keys] for one in of[0]], [[one[key] for key in keys] for one in other])
         return of[0]
 
     def weights(self, name: str) -> str:
-        """Return the digest of the final weights, which both ranks have."""
-        found = {note["weights"] for rank in range(2) for note in self.notes(name, f"rank-{rank}") if "weights" in note}
+        """Return the digest of the final weights, which all ranks have."""
+        found = {note["weights"] for rank in range(self.ranks) for note in self.notes(name, f"rank-{rank}") if "weights" in note}
         self.assertEqual(len(found), 1, found)
         return str(found.pop())
 
@@ -109,9 +118,14 @@ class Ray(Jobs):
     def in_step(self, name: str, result: dict[str, Any]) -> set[str]:
         """Check pointers against committed checkpoints, both ways, and return them."""
         for one in self.notes(name, "registered"):
+            if one["state"] is None:
+                continue  # rank 0 had died
             self.assertEqual(one["state"], "committed", f"registered before its commit: {one}")
             self.assertEqual([tag for tag in one["tags"] if tag.startswith("ray-")], [tag for tag in one["tags"] if tag.endswith("-" + one["ref"].partition("@")[2])], one)
             self.assertTrue(one["tags"], f"registered without a tag: {one}")
+        for one in self.notes(name, "settled"):
+            self.assertEqual(one["tagged"], one["pointers"], f"when attempt {one['attempt']} began, tags were not of pointers: {one}")
+            self.assertEqual(one["committed"], one["pointers"], f"when attempt {one['attempt']} began, pointers were of other checkpoints: {one}")
         pointers = self.pointers(name)
         self.assertEqual({one["ref"] for one in result["opened"]}, {f"{name}@{checkpoint}" for checkpoint in pointers}, "what Ray lists is on the disk")
         rows = self.rows(name)
@@ -207,7 +221,7 @@ class Trainings(Ray):
 class Pointers(Ray):
     """Tags and checkpoints of a real store against a directory as Ray leaves it."""
 
-    def kept(self) -> tuple[_ray_pointers._Kept, pathlib.Path]:
+    def kept(self) -> tuple[_ray_pointers.Kept, pathlib.Path]:
         subprocess.run(
             [program("trainer"), "run", "-q", "--store", str(self.store), "--name", "net", "--nproc", "1", "--", program("trainer"), "demo-worker", "--steps", "60", "--save-every", "10"],
             capture_output=True, timeout=DEADLINE, check=True,
@@ -218,7 +232,7 @@ class Pointers(Ray):
             storage_filesystem=LocalFileSystem(), experiment_fs_path=str(folder), checkpoint_manager_snapshot_path=str(folder / "checkpoint_manager_snapshot.json"),
         )
         os.environ["CKPTSTORE_BIN"] = program("ckptstore")
-        return _ray_pointers._Kept(storage, str(self.store), "net", "main"), folder
+        return _ray_pointers.Kept(storage, str(self.store), "net", "main"), folder
 
     def register(self, folder: pathlib.Path, *checkpoints: str) -> None:
         """Write Ray's list and the pointers of it."""
@@ -253,7 +267,7 @@ class Pointers(Ray):
             (folder / f"step-{one}.a1").rmdir()
         self.register(folder, "step-30.a1", "step-50.a1")
         (folder / "files-of-the-user").mkdir()
-        again = _ray_pointers._Kept(kept.storage, kept.where, "net", "main")
+        again = _ray_pointers.Kept(kept.storage, kept.where, "net", "main")
         again.settle()
         expected = {
             "step-10.a1": ("deleted", 0), "step-20.a1": ("committed", 1), "step-30.a1": ("committed", 1), "step-40.a1": ("deleted", 0),
@@ -270,7 +284,7 @@ class Pointers(Ray):
         for one in (10, 20):
             kept.hold(f"step-{one}.a1")
         shutil.rmtree(folder)
-        again = _ray_pointers._Kept(kept.storage, kept.where, "net", "main")
+        again = _ray_pointers.Kept(kept.storage, kept.where, "net", "main")
         self.register(folder, "step-30.a1")
         again.settle()
         states = self.states()

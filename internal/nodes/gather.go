@@ -1,0 +1,129 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ckptstore/ckptstore/internal/problem"
+)
+
+// Gather waits until Max nodes are ready, or enough if that is not 0, or until Min nodes
+// have been ready for lastCall, and makes all that are ready a group. It returns the members
+// in the order of their places:
+// a node keeps its place, which is its index at first, and a spare takes the place of
+// the node that it replaces. All other nodes are spares. After limit it returns a
+// [TooFewError].
+func (e *Endpoint) Gather(ctx context.Context, limit, lastCall time.Duration, enough int) ([]Member, error) {
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	if enough == 0 {
+		enough = e.c.Max
+	}
+	var least *time.Timer
+	var last <-chan time.Time
+	called := false
+	for {
+		e.mu.Lock()
+		group := e.roster.choose()
+		if len(group) >= enough || called && len(group) >= e.c.Min {
+			e.roster.activate(group)
+			members, now := make([]Member, len(group)), e.c.Now()
+			for i, c := range group {
+				members[i] = e.roster.member(now, c.entry, nil)
+			}
+			e.mu.Unlock()
+			return members, nil
+		}
+		changed, over := e.changed, e.over
+		e.mu.Unlock()
+		if over != nil {
+			return nil, problem.Errorf(problem.Unavailable, "gather nodes: the job has ended: %s", over.Reason)
+		}
+		switch {
+		case len(group) < e.c.Min:
+			least, last, called = nil, nil, false
+		case least == nil:
+			least = time.NewTimer(lastCall)
+			defer least.Stop()
+			last = least.C
+		}
+		select {
+		case <-changed:
+		case <-last:
+			called = true
+		case <-deadline.C:
+			return nil, e.tooFew(limit)
+		case <-ctx.Done():
+			return nil, fmt.Errorf("gather nodes: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// TooFewError reports that a group did not come together in time.
+type TooFewError struct{ text string }
+
+func (e *TooFewError) Error() string { return e.text }
+
+// ProblemKind returns [problem.Late].
+func (*TooFewError) ProblemKind() problem.Kind { return problem.Late }
+
+// tooFew describes what Gather lacks.
+func (e *Endpoint) tooFew(limit time.Duration) error {
+	ready, suspects := map[int]bool{}, ""
+	e.mu.Lock()
+	group, members, excluded := e.roster.choose(), e.roster.members(e.c.Now()), e.roster.excluded
+	e.mu.Unlock()
+	for _, c := range group {
+		ready[c.place] = true
+	}
+	for _, m := range members {
+		if m.State == StateLost || m.State == StateSuspect {
+			suspects += fmt.Sprintf("; node %d on %s is %s: %s", m.Index, m.Host, m.State, m.Why)
+		}
+	}
+	for _, x := range excluded {
+		suspects += "; excluded: " + x.String()
+	}
+	var missing []string
+	for index := range e.c.Min {
+		if !ready[index] {
+			missing = append(missing, fmt.Sprint(index))
+		}
+	}
+	if n := len(missing); n > 16 {
+		missing = append(missing[:16], fmt.Sprintf("and %d more", n-16))
+	}
+	return &TooFewError{fmt.Sprintf("gather nodes: %d of at least %d nodes are ready after %v, missing: index %s%s; start the missing agents with the endpoint %s, or lower the minimum",
+		len(group), e.c.Min, limit, strings.Join(missing, ", "), suspects, e.c.Address)}
+}
+
+// Growth returns how many nodes more than the running group the next one would have, and for how
+// long all of these have been members without a doubt.
+func (e *Endpoint) Growth() (more int, settled time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.roster.growth(e.c.Now())
+}
+
+// Activate makes nodes a group that is running already, with their places by index: another
+// coordinator has gathered it. It returns its members, and the indexes of nodes that are no members.
+func (e *Endpoint) Activate(places map[int]int) (members []Member, gone []int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var group []chosen
+	for index, place := range places {
+		m := e.roster.entries[index]
+		if m == nil || m.lost != "" || m.self || m.active {
+			gone = append(gone, index)
+			continue
+		}
+		group = append(group, chosen{m, place})
+	}
+	e.roster.activate(group)
+	for _, c := range group {
+		members = append(members, e.roster.member(e.c.Now(), c.entry, nil))
+	}
+	return members, gone
+}
