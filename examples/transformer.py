@@ -154,9 +154,11 @@ def main():
         metrics = {"loss": loss.item() / context.world_size, "norm": norm.item()}
         if context.rank == 0:
             print(f"step {step} loss {metrics['loss']!r} norm {metrics['norm']!r}", flush=True)
-        ckptstore.report(metrics, step=step)
-        if step % options.save_every == 0 or step == options.steps:
+        request = ckptstore.report(metrics, step=step)
+        if step % options.save_every == 0 or step == options.steps or request == "preempt":
             handle = save(options, model, optimizer, step)
+        if request:
+            break
     if handle is not None:
         handle.wait("committed")
     dist.destroy_process_group()

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Makes what cluster.sh needs, in a directory, and leaves out what is there already:
 #
-#	bin/	the programs of Kubernetes, etcd and CoreDNS, built from the Go module proxy
-#	root/	the files of a host: Debian sid with containerd, runc, CNI plugins and BusyBox
+#	bin/		the programs of Kubernetes, etcd, CoreDNS and JobSet, built from the Go module proxy
+#	jobset.yaml	the manifests of JobSet
+#	root/		the files of a host: Debian sid with containerd, runc, CNI plugins and BusyBox
 #
 #	build.sh DIR
 #
@@ -10,7 +11,7 @@
 # k8s.io/kubernetes replaces by directories are published as k8s.io/NAME v0.MINOR.PATCH.
 set -euo pipefail
 out=$(realpath -m "${1:?DIR}")
-kubernetes=v1.37.2 etcd=v3.7.3 coredns=v1.15.0
+kubernetes=v1.37.2 etcd=v3.7.3 coredns=v1.15.0 jobset=v0.12.0
 staging=v0.${kubernetes#v1.}
 export GOFLAGS=-mod=mod CGO_ENABLED=0 GOWORK=off
 mkdir -p "$out/bin" "$out/src"
@@ -68,6 +69,17 @@ main etcd go.etcd.io/etcd/server/v3 $etcd '"os" "go.etcd.io/etcd/server/v3/etcdm
 d=github.com/coredns/coredns
 main coredns $d $coredns "\"$d/coremain\" _\"$d/plugin/bind\" _\"$d/plugin/cache\" _\"$d/plugin/errors\" _\"$d/plugin/kubernetes\"" 'coremain.Run()' \
 	"k8s.io/api@$staging k8s.io/apimachinery@$staging k8s.io/client-go@$staging" # they are compiled already
+
+# A go.mod of one requirement has the versions of JobSet's own. `go install` would ask the
+# proxy for a list of versions too, which not every proxy has.
+if absent jobset || [ ! -f "$out/jobset.yaml" ]; then
+	dir=$out/src/jobset
+	mkdir -p "$dir"
+	printf 'module local/jobset\n\ngo 1.26.0\n\nrequire sigs.k8s.io/jobset %s\n' $jobset >"$dir/go.mod"
+	go -C "$dir" build -trimpath -ldflags "-s -w -X sigs.k8s.io/jobset/pkg/version.GitVersion=$jobset" -o "$out/bin/" sigs.k8s.io/jobset
+	"$out/bin/kubectl" kustomize "$(go -C "$dir" list -m -f '{{.Dir}}' sigs.k8s.io/jobset)/config/default" >"$out/jobset.yaml.part"
+	mv "$out/jobset.yaml.part" "$out/jobset.yaml"
+fi
 
 if [ ! -x "$out/root/usr/bin/containerd" ]; then
 	root=$out/root

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A whole Kubernetes on this machine: etcd, API server, controller manager, scheduler and
 # CoreDNS on the host ctl, and kubelets with containerd and runc on the hosts n1 and n2.
-# There is no kube-proxy. A host is a set of namespaces: it has its own processes, network,
+# There is no kube-proxy. The controller of JobSet runs on ctl, if build.sh has made it. A host is a set of namespaces: it has its own processes, network,
 # name, files, /tmp and /dev/shm. SHARED is on all hosts, as a network filesystem would be.
 # The network of the machine is left alone.
 #
@@ -14,7 +14,8 @@
 #	cluster.sh down			end everything
 #
 # Environment: KUBE is the directory of build.sh, LAB an empty directory for all state, with
-# SHARED=LAB/shared. Exit code 3: this machine cannot run it; the last line has the reason.
+# SHARED=LAB/shared. SEES are directories of this machine, one on each line, which hosts see
+# below /machine, read-only. Exit code 3: this machine cannot run it; the last line has the reason.
 set -euo pipefail
 : "${KUBE:?the directory of build.sh}" "${LAB:?a directory for the state}"
 self=$(realpath "${BASH_SOURCE[0]}")
@@ -45,7 +46,8 @@ address() { case $1 in ctl) echo 10.77.0.10 ;; *) echo "10.77.0.${1#n}" ;; esac;
 
 # host starts the namespaces of a host. Its first process only waits.
 host() {
-	local n=$1 d=$LAB/hosts/$1
+	local n=$1 d=$LAB/hosts/$1 sees
+	mapfile -t sees < <(printf '%s' "${SEES:-}")
 	mkdir -p "$d"/{upper,work,root,disk}
 	ip netns add "kube-$n"
 	ip -n $switch link add "v-$n" type veth peer name eth0 netns "kube-$n"
@@ -80,13 +82,14 @@ host() {
 		rm -f etc/resolv.conf
 		echo nameserver 10.77.0.10 >etc/resolv.conf
 		printf "127.0.0.1 localhost\n%s" "$5" >etc/hosts
+		for s in "${@:6}"; do mkdir -p "machine$s"; mount --bind "$s" "machine$s"; mount -o remount,bind,ro "machine$s"; done
 		hostname "$n"
 		pivot_root . old
 		cd /
 		umount -l /old
 		mount --make-rshared /
 		exec bash -c "while :; do sleep 3600 & wait; done"' init "$n" "$d" "$KUBE" "$LAB" \
-		"$(for h in $hosts; do echo "$(address "$h") $h"; done)" </dev/null >"$LAB/log/host.$n.log" 2>&1 &
+		"$(for h in $hosts; do echo "$(address "$h") $h"; done)" "${sees[@]}" </dev/null >"$LAB/log/host.$n.log" 2>&1 &
 	local parent=$!
 	until_true 20 "host $n" arrived "$n" $parent
 	on "$n" sysctl -qw net.ipv4.ip_forward=1
@@ -202,6 +205,38 @@ control() {
 		}
 	CORE
 	dns start
+	[ ! -x "$bin/jobset" ] || jobset
+}
+
+# jobset starts the controller of JobSet as a process, not as a Deployment: its webhooks have
+# an address of this host, and a certificate of the cluster.
+jobset() {
+	local d=$etc/jobset
+	mkdir -p "$d"
+	openssl req -newkey rsa:2048 -nodes -keyout "$d/tls.key" -out "$d/tls.csr" -subj /CN=jobset 2>/dev/null
+	openssl x509 -req -in "$d/tls.csr" -CA "$etc/ca.crt" -CAkey "$etc/ca.key" -CAcreateserial -days 30 -out "$d/tls.crt" 2>/dev/null \
+		-extfile <(echo "subjectAltName=IP:10.77.0.10")
+	cat >"$d/config.yaml" <<-CONFIG
+		apiVersion: config.jobset.x-k8s.io/v1alpha1
+		kind: Configuration
+		webhook: {certDir: $d}
+		metrics: {bindAddress: "0"}
+		leaderElection: {leaderElect: false}
+		internalCertManagement: {enable: false}
+	CONFIG
+	python3 - "$KUBE/jobset.yaml" "$etc/ca.crt" >"$d/manifests.yaml" <<-'PYTHON'
+		import base64, re, sys
+		text, ca = (open(name).read() for name in sys.argv[1:])
+		address = r"\1caBundle: " + base64.b64encode(ca.encode()).decode() + r"\n\1url: https://10.77.0.10:9443\2"
+		text, webhooks = re.subn(r"^( +)service:\n\1  name: \S+\n\1  namespace: \S+\n\1  path: (\S+)$", address, text, flags=re.M)
+		if webhooks != 5:
+		    sys.exit(f"JobSet has {webhooks} webhooks, not 5")
+		print("\n---\n".join(doc for doc in text.split("\n---\n") if not re.search(r"^kind: Deployment$", doc, re.M)))
+	PYTHON
+	kubectl apply --server-side -f "$d/manifests.yaml" >"$LAB/log/jobset.apply.log"
+	kubectl wait --for=condition=Established crd/jobsets.jobset.x-k8s.io --timeout=60s >>"$LAB/log/jobset.apply.log"
+	daemon ctl jobset env "KUBECONFIG=$admin" "$bin/jobset" --config "$d/config.yaml"
+	until_true 60 "the webhooks of JobSet answer" on ctl bash -c 'exec 3<>/dev/tcp/10.77.0.10/9443'
 }
 
 dns() {

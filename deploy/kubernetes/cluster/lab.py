@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
+import typing
 
 HERE = pathlib.Path(__file__).resolve().parent
 MANIFESTS = HERE.parent
@@ -18,6 +19,20 @@ WORK = "--steps, \"1000000\", --save-every, \"100\", --delay, 20ms"
 
 class Wrong(Exception):
     """A case does not end as it must."""
+
+
+class Kind(typing.NamedTuple):
+    """A manifest, and what it makes."""
+
+    file: str
+    resource: str = "job"
+    job: str = "bert"
+    pods: int = 1
+
+
+JOB = Kind("job.yaml")
+NODES = Kind("job-nodes.yaml", pods=2)
+JOBSET = Kind("jobset.yaml", "jobset", "bert-node-0", pods=2)
 
 
 def seconds(text):
@@ -66,14 +81,24 @@ def step(checkpoint):
     return int(re.match(r"step-(\d+)\.", checkpoint)[1])
 
 
+def below(text, line, *lines):
+    """Insert lines below the only line of a manifest that is line, indented as it is."""
+    at = re.findall(rf"^( *){re.escape(line)}\n", text, re.M)
+    if len(at) != 1:
+        raise Wrong(f"the manifest has {len(at)} lines {line!r}, not 1")
+    return re.sub(rf"^ *{re.escape(line)}\n", lambda found: found[0] + "".join(f"{at[0]}{new}\n" for new in lines), text, flags=re.M)
+
+
 class Cluster:
-    def __init__(self, kube, image, bin):
+    """The cluster. Its hosts see the directories sees of this machine below /machine."""
+
+    def __init__(self, kube, image, bin, sees=()):
         self.kube, self.bin = pathlib.Path(kube).resolve(), pathlib.Path(bin).resolve()
         self.tar = pathlib.Path(image).resolve()
         self.image = name_of(self.tar)
         self.lab = pathlib.Path(tempfile.mkdtemp(prefix="kube-"))
         self.lab.chmod(0o711) # the user of the pods reads stores below it
-        self.env = dict(os.environ, KUBE=str(self.kube), LAB=str(self.lab))
+        self.env = dict(os.environ, KUBE=str(self.kube), LAB=str(self.lab), SEES="\n".join(sees))
         self.watches = []
 
     def script(self, *args, timeout=300, check=True):
@@ -137,13 +162,27 @@ def wait(what, limit, ask):
         time.sleep(0.3)
 
 
+class Demo:
+    """The demo workers of the image. They train until a stop request."""
+
+    lost = 100 # steps after the last commit
+    ends = False
+    patience = 90
+
+    def change(self, text):
+        return text
+
+    def judge(self, t, log):
+        """There is nothing to compare."""
+
+
 class Case:
     """A case has a namespace and a store of its own."""
 
     user = 65532
 
-    def __init__(self, cluster, name):
-        self.c, self.name = cluster, name
+    def __init__(self, cluster, name, kind=JOB, work=Demo()):
+        self.c, self.name, self.kind, self.work = cluster, name, kind, work
         self.dir = cluster.lab / "shared" / name
         self.store = self.dir / "store"
         self.watch = pathlib.Path(os.devnull)
@@ -177,22 +216,39 @@ class Case:
             stdout=open(path, "w"), stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
         ))
 
-    def manifest(self, file, *changes):
-        """Return a manifest with the image of this tree, and with a run that lasts."""
-        text = (MANIFESTS / file).read_text()
-        for old, new in (
+    def manifest(self, *changes):
+        """Return the manifest with the image of this tree, and with a run that lasts.
+
+        A change is a text and what replaces it, or a function of the whole text.
+        """
+        text = (MANIFESTS / self.kind.file).read_text()
+        for change in (
             ("docker.io/ckptstore/ckptstore:latest", self.c.image),
             ('--steps, "100000", --save-every, "1000"', WORK),
             ('requests: {cpu: "1", memory: 2Gi}', 'requests: {cpu: 100m, memory: 256Mi}'), # two nodes are one machine
+            self.work.change,
             *changes,
         ):
+            if callable(change):
+                text = change(text)
+                continue
+            old, new = change
             if old not in text:
-                raise Wrong(f"{file} has no {old!r}")
+                raise Wrong(f"{self.kind.file} has no {old!r}")
             text = text.replace(old, new)
         return text
 
     def apply(self, text):
         self.k("apply", "-f", "-", input=text)
+
+    def start(self, *changes):
+        """Start the run, and return its pods: each on a node of its own."""
+        self.apply(self.manifest(*changes))
+        pods = [self.pod(i) for i in range(self.kind.pods)]
+        where = [p["spec"]["nodeName"] for p in pods]
+        if len(pods) > 1:
+            self.must(", ".join(f"pod {i} on {node}" for i, node in enumerate(where)), len(set(where)) == len(pods))
+        return pods
 
     def pods(self):
         """Return the pods that have not ended."""
@@ -200,7 +256,7 @@ class Case:
         return [p for p in found if p["status"]["phase"] in ("Pending", "Running")]
 
     def pod(self, index=0, other_than=(), limit=90):
-        """Return the running pod of an index."""
+        """Return the running pod of an index that has none of the given names."""
         def ask():
             for p in self.pods():
                 if p["metadata"]["labels"].get("batch.kubernetes.io/job-completion-index") != str(index):
@@ -217,16 +273,20 @@ class Case:
         name = pod if isinstance(pod, str) else pod["metadata"]["name"]
         return Log(self.k("exec", name, "--", "ckptstore", "events", "bert", "--store", "/ckpts/store", "--json", check=False))
 
-    def trains(self, pod, attempt, commits=2, limit=90):
+    def trains(self, pod, attempt, commits=2):
         """Wait until an attempt has committed, and return the log."""
         def ask():
             log = self.ask(pod)
             return log if len(log.commits(attempt)) >= commits else None
-        return wait(f"attempt {attempt} commits {commits} times", limit, ask)
+        return wait(f"attempt {attempt} commits {commits} times", self.work.patience, ask)
 
     def ended(self):
-        """Delete the jobs, and return the log of the store."""
-        self.k("delete", "jobs", "--all", "--wait=true", "--timeout=60s", timeout=90)
+        """Delete the jobs, after the last step if they have one, and return the log of the store."""
+        if self.work.ends:
+            wait("the job has completed", 2 * self.work.patience, lambda: self.job()["status"].get("succeeded", 0) == self.kind.pods)
+            if self.kind is JOBSET:
+                wait("the JobSet has completed", 30, lambda: self.jobset().get("terminalState") == "Completed")
+        self.k("delete", f"{self.kind.resource}s", "--all", "--wait=true", "--timeout=60s", timeout=90)
         wait("no pod is left", 120, lambda: not json.loads(self.k("get", "pods", "-o", "json"))["items"])
         return self.read()
 
@@ -247,7 +307,16 @@ class Case:
         return done.stdout
 
     def job(self):
-        return json.loads(self.k("get", "job", "bert", "-o", "json"))
+        return json.loads(self.k("get", "job", self.kind.job, "-o", "json"))
+
+    def jobset(self):
+        """Return the state of the JobSet."""
+        return json.loads(self.k("get", "jobset", "bert", "-o", "json")).get("status", {})
+
+    def failures(self):
+        """Return how many failures the job counts, and how many restarts a JobSet counts."""
+        restarts = self.jobset().get("restarts", 0) if self.kind is JOBSET else 0
+        return self.job()["status"].get("failed", 0) + restarts
 
     def process(self, pod):
         """Return the process of a pod's container, by its number on the node."""
@@ -286,6 +355,7 @@ class Case:
         listed = self.command("ckptstore", "ls", "bert", "--store", self.store, "--output", "jsonl").splitlines()
         commits = sum(len(log.commits(a)) for a in log.attempts())
         self.must(f"ckptstore verify --log: exit code 0; ls lists {len(listed)} checkpoints, the log has {commits} commits", len(listed) == commits)
+        self.work.judge(self, log)
 
     def code(self, pod):
         """Return the exit codes that the API server has shown for a pod, sorted."""
