@@ -214,7 +214,7 @@ def unkilled(slurm, options, cases):
 
 
 def places(python):
-    """Return the directories of a Python of this machine that lie outside of /usr."""
+    """Return the path of a Python, and its directories outside of /usr."""
     found = shutil.which(python)
     if not found:
         raise Missing(f"no {python}")
@@ -264,6 +264,7 @@ def main():
     try:
         options.python, sees = places(options.python)
         lab = Lab(options.root, ["ctl", "n1", "n2", "n3", "n4", "n5"], [CHECKOUT, options.bin, *sees, *options.sees])
+        lab.start()
         lab.env = environment(options, lab.shared / "etc" / "slurm.conf")
         slurm = Slurm(lab)
         slurm.start()
@@ -297,7 +298,7 @@ def run(slurm, options, began):
             CASES[name](case)
             print(f"passed {name} ({time.monotonic() - at:.0f} s)", flush=True)
             done.append(case)
-        except (Wrong, subprocess.TimeoutExpired, KeyError, IndexError) as err:
+        except (Wrong, subprocess.TimeoutExpired, KeyError, IndexError, ValueError) as err:
             wrong += 1
             print(f"WRONG: {name}: {type(err).__name__}: {err}", flush=True)
             explain(case)

@@ -128,6 +128,14 @@ class Lab:
     """A switch and hosts. The hosts' files are those of root."""
 
     def __init__(self, root, names, sees):
+        self.root, self.env, self.network = root, dict(os.environ), None
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="slurm-nodes-")).resolve()
+        self.disks, self.logs, self.shared = self.dir / "disks", self.dir / "log", self.dir / "shared"
+        self.sees = sorted({str(self.shared), *map(str, sees)})  # a directory before those in it
+        self.hosts = {name: Host(self, name, 10 + i) for i, name in enumerate(names)}
+
+    def start(self):
+        """Make the switch. The mounts of this process are its own from now on."""
         for program in ("ip", "nsenter", "unshare", "setpriv", "mount"):
             if not shutil.which(program):
                 raise Missing(f"no {program}")
@@ -135,15 +143,9 @@ class Lab:
             raise Missing("its hosts are namespaces, which root makes")
         if ctypes.CDLL(None).unshare(CLONE_NEWNS) != 0 or subprocess.run(["mount", "--make-rprivate", "/"], capture_output=True).returncode != 0:
             raise Missing("mounts are not allowed")
-        self.root = root
-        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="slurm-nodes-")).resolve()
-        self.disks, self.logs, self.shared = self.dir / "disks", self.dir / "log", self.dir / "shared"
         for d in (self.disks, self.logs, self.shared):
             d.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", self.disks], check=True)  # an overlay's layers must not lie in each other
-        self.sees = sorted({str(self.shared), *map(str, sees)})  # a directory before those in it
-        self.env = dict(os.environ)
-        self.hosts = {name: Host(self, name, 10 + i) for i, name in enumerate(names)}
         self.network = spawn(["unshare", "--net", "sleep", "infinity"])
         own = os.stat("/proc/self/ns/net").st_ino
         wait("the switch", 10, lambda: os.stat(f"/proc/{self.network.pid}/ns/net").st_ino != own)
@@ -159,9 +161,10 @@ class Lab:
         for host in self.hosts.values():
             with contextlib.suppress(Wrong):
                 host.crash()
-        self.network.kill()
-        self.network.wait()
-        subprocess.run(["umount", "--lazy", self.disks], check=False)
+        if self.network:
+            self.network.kill()
+            self.network.wait()
+            subprocess.run(["umount", "--lazy", self.disks], check=False)
         if not keep:
             shutil.rmtree(self.dir, ignore_errors=True)
 
@@ -226,7 +229,7 @@ class Slurm:
         (etc / "slurm.conf").write_text(CONFIGURATION.format(control=self.control.address, nodes=nodes))
         self.munge(self.control)
         self.control.on("mkdir", "-p", "/var/spool/slurmctld")
-        self.control.daemon("slurmctld", "slurmctld", "-D")
+        self.control.daemon("slurmctld", "slurmctld", "-D", "-c")
         for host in self.nodes:
             self.serve(host)
         wait("all nodes are idle", 60, lambda: self.idle(*self.nodes))
