@@ -30,6 +30,12 @@ CHECKOUT = HERE.parents[1]
 RANKS = 4
 EVERY = 20  # steps from one save to the next
 
+# Print the version of PyTorch. The import itself takes long on a busy machine.
+VERSION = """\
+import importlib.util, pathlib, runpy
+print(runpy.run_path(pathlib.Path(importlib.util.find_spec("torch").origin).with_name("version.py"))["__version__"])
+"""
+
 
 class Case:
     """A job of its own name, with a store of its own."""
@@ -269,9 +275,9 @@ def main():
         slurm = Slurm(lab)
         slurm.start()
         try:
-            torch = slurm.ask(options.python, "-c", "import torch; from torch.distributed.fsdp import fully_shard; print(torch.__version__)")
+            torch = slurm.ask(options.python, "-c", VERSION)
         except Wrong as err:
-            raise Missing(f"no PyTorch with FSDP2: {str(err).splitlines()[-1]}") from None
+            raise Missing(f"no PyTorch: {str(err).splitlines()[-1]}") from None
         print(f"Slurm {slurm.version} with 5 nodes, PyTorch {torch}, after {time.monotonic() - began:.0f} s", flush=True)
         return run(slurm, options, began)
     except Missing as err:
