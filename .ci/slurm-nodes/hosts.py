@@ -272,5 +272,5 @@ class Slurm:
             job, _, reason = line.partition(" ")
             again = (job, self.field(job, "Restarts"))
             if reason == "BeginTime" and again not in self.hastened:
-                self.ask("scontrol", "update", f"JobId={job}", "StartTime=now+3seconds")
+                self.ask("scontrol", "update", f"JobId={job}", "StartTime=now+3seconds", check=False)  # it may have just started
                 self.hastened.add(again)
