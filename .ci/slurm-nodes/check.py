@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains with PyTorch's FSDP2 over two hosts of Slurm, two ranks on each. Slurm warns, preempts and
+r"""Trains with PyTorch's FSDP2 over two hosts of Slurm, two ranks on each. Slurm warns, preempts and
 requeues the job, and hosts crash.
 
     check.py --bin DIR [--root DIR] [--python PYTHON] [--sees DIR]… [CASE…]
@@ -10,6 +10,16 @@ that nothing disturbs, which runs last.
 
 Without cases it runs all. Exit code 1: a case is wrong. 3: this machine cannot run it; the last line
 has the reason.
+
+The Slurm is that of this machine (`.ci/slurm install`), or that of --root. Debian sid has 26.05:
+
+    debootstrap --variant=minbase --no-check-gpg --include=iproute2 sid DIR
+    printf '#!/bin/sh\nexit 101\n' >DIR/usr/sbin/policy-rc.d && chmod +x DIR/usr/sbin/policy-rc.d
+    chroot DIR apt-get install -y --no-install-recommends slurmctld slurmd slurm-client munge libffi8 libssl3t64
+    check.py --bin BIN --python PYTHON --root DIR
+
+The directories of PYTHON outside of /usr are mounted on the hosts, so a virtual environment of this
+machine has PyTorch there too.
 """
 
 import argparse
@@ -113,12 +123,19 @@ class Case:
                   counted == restarts and found == [(self.job, n, [n + 1]) for n in range(restarts + 1)])
 
     def judge(self, most):
-        """Judge a job that was restarted once, and lost at most so many steps."""
+        """Judge a job that was restarted once, and lost at most so many steps.
+
+        A save that was not committed yet when a host crashed adds the steps since it began.
+        """
         log = self.log()
         self.started(log, 1)
         commits, resume = log.commits(1), log.of("group.started", attempt=2)[0]["data"].get("resume", "")
         self.must(f"attempt 2 continued from {resume or 'nothing'}, the last commit of attempt 1 is {commits[-1]}", resume == commits[-1])
         lost = self.trained(1) - step(resume)
+        begun = [step(e["data"]["checkpoint"]) for e in log.of("checkpoint.begun", attempt=1)]
+        if most and begun[-1] > step(resume):
+            self.told(f"the save of step {begun[-1]} was not committed")
+            most += self.trained(1) - begun[-1]
         self.must(f"attempt 1 trained {self.trained(1)} steps, of which {lost} are lost (at most {most})", 0 <= lost <= most)
         first = {min(steps) for steps in self.lines(2)}
         self.must(f"attempt 2 began with step {' '.join(map(str, first))}", first == {step(resume) + 1})
