@@ -294,7 +294,7 @@ def main():
         try:
             torch = slurm.ask(options.python, "-c", VERSION)
         except Wrong as err:
-            raise Missing(f"no PyTorch: {str(err).splitlines()[-1]}") from None
+            raise Missing(f"{options.python} has no PyTorch on the hosts: {str(err).splitlines()[-1]}") from None
         print(f"Slurm {slurm.version} with 5 nodes, PyTorch {torch}, after {time.monotonic() - began:.0f} s", flush=True)
         return run(slurm, options, began)
     except Missing as err:
