@@ -304,7 +304,11 @@ func (a *app) printVerified(out verified) error {
 		}
 		if out.Log != nil {
 			out.printVoids(w)
-			fmt.Fprintf(w, "log: %d of %d events read, %d decisions, %d signed, %d blobs\n", out.Log.Events, out.Log.Last, out.Log.Decisions, out.Log.Signed, out.Log.Blobs)
+			signed := ""
+			if out.Log.Signed > 0 {
+				signed = fmt.Sprintf(", %d signed", out.Log.Signed)
+			}
+			fmt.Fprintf(w, "log: %d of %d events read, %d decisions%s, %d blobs\n", out.Log.Events, out.Log.Last, out.Log.Decisions, signed, out.Log.Blobs)
 		}
 		if out.logAlone {
 			fmt.Fprintf(w, "%d findings\n", len(out.Findings))

@@ -19,7 +19,7 @@ import (
 const thisStore = "0192f0c1-2a3b-7c4d-8e5f-60718293a4b5"
 
 // newSigner returns a signer, whose key follows from the seed.
-func newSigner(t *testing.T, name string, seed byte) *audit.Signer {
+func newSigner(t testing.TB, name string, seed byte) *audit.Signer {
 	t.Helper()
 	skey, vkey, err := note.GenerateKey(bytes.NewReader(bytes.Repeat([]byte{seed}, 64)), name)
 	if err != nil {
@@ -69,6 +69,21 @@ func TestSignatureForm(t *testing.T) {
 	for _, bad := range []string{"", "PRIVATE+KEY+ada", "not a key"} {
 		if _, err := audit.NewSigner(bad); err == nil {
 			t.Errorf("%q is a signer", bad)
+		}
+	}
+}
+
+// BenchmarkSign signs a commit.
+func BenchmarkSign(b *testing.B) {
+	d, err := events.NewDecision(events.Stamp{ID: thisStore, Source: "trainer/" + thisStore, Time: time.Now()},
+		events.Aggregate{Run: "bert", Trial: "main"}, &events.CheckpointCommitted{Attempt: 2, Checkpoint: "step-200.a2", Manifest: strings.Repeat("3d", 32)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := newSigner(b, "ada", 7)
+	for b.Loop() {
+		if _, err := s.Sign(thisStore, d.Event, 41); err != nil {
+			b.Fatal(err)
 		}
 	}
 }

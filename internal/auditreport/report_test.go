@@ -104,7 +104,7 @@ func TestAccess(t *testing.T) {
 		if err := r.Markdown(&out); err != nil {
 			t.Fatal(err)
 		}
-		if !strings.HasSuffix(out.String(), want) || len(r.Access) != int(asOf)/2 {
+		if !strings.Contains(out.String(), want+"\n## ") || len(r.Access) != int(asOf)/2 {
 			t.Errorf("as of %d: %s", asOf, out.String())
 		}
 		if len(r.Decisions) != int(asOf+1)/2-1 {
