@@ -43,10 +43,14 @@ var samples = []Body{
 	TrialPaused{Attempt: 2, Reason: "preempted"},
 	TrialCompleted{Attempt: 2},
 	TrialErrored{Attempt: 4, Message: "rank 1 died 4 times"},
-	SearchBegun{Job: "0192f0c1-0000-7000-8000-000000000001", Metric: "loss", Mode: "min", Trials: 64, Seed: 7, Grace: 15, Reduction: 4, MaxSteps: 240, Finite: true, Space: map[string]any{"lr": map[string]any{"loguniform": []any{0.0001, 0.1}}, "model": "small"},
-		Scheduler: "pbt", Every: 20, Quantile: 0.25, Resample: 0.125, Factors: []float64{1.2, 0.8}, Perturb: []string{"lr"}},
-	SearchAssigned{Job: "0192f0c1-0000-7000-8000-000000000001", Trial: "t07", Rung: 1, Steps: 60, After: 4711, Reason: "loss 0.53 is number 2 of 12 on rung 0, of which the best 3 are trained further",
-		Parent: &TrialParent{Run: "gpt.small", Trial: "t02", Checkpoint: "step-20.a1"}, Replaces: "t07", Config: map[string]any{"lr": 0.00012, "model": "small"}},
+	SearchBegun{
+		Job: "0192f0c1-0000-7000-8000-000000000001", Metric: "loss", Mode: "min", Trials: 64, Seed: 7, Grace: 15, Reduction: 4, MaxSteps: 240, Finite: true, Space: map[string]any{"lr": map[string]any{"loguniform": []any{0.0001, 0.1}}, "model": "small"},
+		Scheduler: "pbt", Every: 20, Quantile: 0.25, Resample: 0.125, Factors: []float64{1.2, 0.8}, Perturb: []string{"lr"},
+	},
+	SearchAssigned{
+		Job: "0192f0c1-0000-7000-8000-000000000001", Trial: "t07", Rung: 1, Steps: 60, After: 4711, Reason: "loss 0.53 is number 2 of 12 on rung 0, of which the best 3 are trained further",
+		Parent: &TrialParent{Run: "gpt.small", Trial: "t02", Checkpoint: "step-20.a1"}, Replaces: "t07", Config: map[string]any{"lr": 0.00012, "model": "small"},
+	},
 	Metrics{
 		Attempt: 2, Iteration: 7, Step: 107, Metrics: map[string]any{"loss": 2.5, "grad_norm": "NaN", "lr": "-Infinity", "phase": "warm-up", "skipped": false},
 		Others: []RankMetrics{{Rank: 1, Metrics: map[string]any{"loss": 2.75}}}, Seconds: 0.125,

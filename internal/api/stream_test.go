@@ -417,7 +417,7 @@ func TestMostStreams(t *testing.T) {
 	}
 	cancel()
 	for range 2 {
-		<-ended // the test has ended them
+		_ = <-ended // the test has ended them
 	}
 	deadline := time.Now().Add(time.Minute)
 	for {

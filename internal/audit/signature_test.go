@@ -175,10 +175,6 @@ func states(r audit.SignatureReport) []string {
 	return list
 }
 
-func requiring(patterns ...string) func(*events.AccessGranted) {
-	return func(b *events.AccessGranted) { b.Require = patterns }
-}
-
 // TestSignatures judges logs of honest and dishonest deciders. Event 1 is store.created, and
 // event 2 grants the key of an admin.
 func TestSignatures(t *testing.T) {
@@ -426,8 +422,10 @@ func TestSignaturesAgree(t *testing.T) {
 			if agg == keysLane {
 				to := rapid.SampledFrom(signers[1:]).Draw(rt, "to")
 				body = rapid.SampledFrom([]events.Body{
-					events.AccessGranted{User: to.Name(), Role: "admin", Key: to.Public()}, events.AccessGranted{User: to.Name(), Role: "operator", Key: to.Public()},
-					events.AccessRevoked{User: to.Name(), Keys: []string{to.Key()}}, events.AccessGranted{Role: "admin", Require: []string{"b*"}},
+					events.AccessGranted{User: to.Name(), Role: "admin", Key: to.Public()},
+					events.AccessGranted{User: to.Name(), Role: "operator", Key: to.Public()},
+					events.AccessRevoked{User: to.Name(), Keys: []string{to.Key()}},
+					events.AccessGranted{Role: "admin", Require: []string{"b*"}},
 				}).Draw(rt, "body")
 			}
 			l.add(agg, by, body)
