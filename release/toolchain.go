@@ -63,7 +63,11 @@ exec '%s' -m ziglang cc -target %s-linux-%s "$@"
 
 // standIn returns the C source of the stand-in: a function for each that the header of NVML declares.
 func (r *release) standIn(ctx context.Context) ([]byte, error) {
-	dir, err := r.output(ctx, r.root, "go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml")
+	const module = "github.com/NVIDIA/go-nvml"
+	if _, err := r.output(ctx, r.root, "go", "mod", "download", module); err != nil { // list downloads nothing
+		return nil, err
+	}
+	dir, err := r.output(ctx, r.root, "go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", module)
 	if err != nil {
 		return nil, err
 	}

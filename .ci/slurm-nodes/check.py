@@ -321,7 +321,7 @@ def run(slurm, options, began):
             CASES[name](case)
             print(f"passed {name} ({time.monotonic() - at:.0f} s)", flush=True)
             done.append(case)
-        except (Wrong, subprocess.TimeoutExpired, KeyError, IndexError, ValueError) as err:
+        except (Wrong, Missing, subprocess.TimeoutExpired, KeyError, IndexError, ValueError) as err:
             wrong += 1
             print(f"WRONG: {name}: {type(err).__name__}: {err}", flush=True)
             explain(case)

@@ -129,6 +129,7 @@ type Agent struct {
 
 	opening sync.Mutex // of machines
 	wish    string     // the newest of another machine when this agent began
+	awaited time.Time  // when a launch was made of which no process has joined; guarded by mu
 }
 
 // ErrStopped reports that a session ended because the agent was asked to stop.
@@ -324,7 +325,7 @@ func (a *Agent) over(now time.Time, wished string) (stop bool, next time.Duratio
 	if a.stopping != "" {
 		return true, 0
 	}
-	if wished != "" {
+	if wished != "" && now.Sub(a.awaited) > a.cfg.Handover {
 		a.stopping = fmt.Sprintf("it is idle, and %s needs the store", wished)
 		a.log.Info("agent stops", "why", a.stopping)
 		return true, 0

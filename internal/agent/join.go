@@ -187,6 +187,7 @@ func (a *Agent) tryEnter(r JoinRequest, m *member) (g, old *group, err error) {
 		}
 		g.late = time.AfterFunc(limit, func() { a.tooLate(g) })
 		a.groups[r.Key] = g
+		a.awaited = time.Time{}
 	}
 	g.members[r.Rank] = m
 	go func() {

@@ -82,6 +82,7 @@ func (a *Agent) onLaunch(ctx context.Context, r LaunchRequest) (struct{}, error)
 	a.mu.Lock()
 	a.machines = m
 	m.launches[r.Key] = true // before the invitation: see [StartRank]
+	a.awaited = time.Now()
 	a.mu.Unlock()
 	if err := m.endpoint.Invite(invited(r.Key), nodes.Addresses(ctx, r.Master)); err != nil {
 		a.mu.Lock()

@@ -92,6 +92,9 @@ func VerifyProof(data []byte, p Policy, acceptUnwitnessed bool, old *Head) (v Pr
 	}
 	if e, err := events.Decode(m); err == nil {
 		v.Signer = SignerOf(e)
+		if e.Kind.Decides() && e.Scope.Run != events.None && matching(p.Signed, e.Scope.Run) != "" {
+			return v, fmt.Errorf("%w: decisions of run %q must be signed, and the proof of one event does not show which keys were granted: verify a bundle of `ckptstore audit export`", ErrPolicy, e.Scope.Run)
+		}
 	}
 	v.Sequence, v.Message, v.Stored = leaf.Sequence, m, leaf.Stored.Format("2006-01-02T15:04:05.000000000Z07:00")
 	return v, nil

@@ -75,9 +75,13 @@ func (r *Ring) Requires(run string) string {
 	return ""
 }
 
+// matching returns the first pattern that a run matches, "" without one. A run's name is no path: a
+// star stands for slashes too.
 func matching(patterns []string, run string) string {
+	flat := func(s string) string { return strings.ReplaceAll(s, "/", "\x00") }
+	run = flat(run)
 	for _, p := range patterns {
-		if ok, err := path.Match(p, run); ok && err == nil {
+		if ok, err := path.Match(flat(p), run); ok && err == nil {
 			return p
 		}
 	}
@@ -192,8 +196,9 @@ func (r *Ring) Accepts(e events.Event, after uint64, stored time.Time) Verdict {
 			if had := r.find(g.Key); had != nil && !sameKey(had.Public, g.Public) {
 				return none(r.Judge(e, after, stored), "another key is named %s", g.Key)
 			}
-			if r.roots == nil && len(r.grants) == 0 || r.root(g) {
-				// Only the holder of the key can grant it first.
+			if r.find(g.Key) == nil && (r.roots == nil && len(r.grants) == 0 || r.root(g)) {
+				// Only the holder of the key can grant it first. Later it is a key like others, which may
+				// have been revoked.
 				judge = &Ring{store: r.store, grants: []*Grant{g}}
 				if g.Role != RoleAdmin {
 					return none(judge.Judge(e, after, stored), "the first key of a store is that of an admin")

@@ -196,6 +196,16 @@ func TestSignatures(t *testing.T) {
 			l.add(mainLane, ada, pinned)
 		}, signed: 5, unsigned: 1},
 		"not signed": {do: func(l *keyedLog) { l.add(mainLane, nil, pinned) }, signed: 1, unsigned: 2},
+		"a revoked key of the policy": {do: func(l *keyedLog) {
+			l.grant(ada, bert, "admin")
+			l.revoke(bert, ada.Key())
+			l.grant(ada, ada, "admin")
+			l.add(mainLane, ada, pinned)
+		}, policy: audit.Policy{Signers: []string{ada.Public()}}, signed: 3, unsigned: 1, findings: []string{"5 revoked key", "6 revoked key"}},
+		"must be signed, with a slash": {do: func(l *keyedLog) {
+			l.add(keysLane, ada, events.AccessGranted{User: "ada", Role: "admin", Require: []string{"*"}})
+			l.add(events.Aggregate{Run: "b/c", Trial: "main"}, nil, pinned)
+		}, signed: 2, unsigned: 2, findings: []string{"4 not signed"}},
 		"must be signed": {do: func(l *keyedLog) {
 			l.add(mainLane, nil, pinned)
 			l.add(keysLane, ada, events.AccessGranted{User: "ada", Role: "admin", Require: []string{"b*"}})

@@ -112,6 +112,8 @@ func (j judge) event(subject string, h header, payload []byte) (events.Event, *R
 		return e, refuse(CodeLane, "%s cannot have the actor %s: decisions have %s, and facts do not", e.Kind, e.Scope.Actor, events.Server)
 	case e.Kind == events.StoreCreated{}.Kind(), e.Kind == events.LogVoided{}.Kind(), e.Kind == events.AuditSealed{}.Kind():
 		return e, refuse(CodeDenied, "the owner of the store alone appends %s", e.Kind)
+	case e.Scope.Run == events.None && e.Scope.Trial == events.Keys && !accesses[e.Kind]: // every bundle has all events there
+		return e, refuse(CodeLane, "%s cannot be in the trial %s of no run: only decisions about keys are", e.Kind, events.Keys)
 	case accesses[e.Kind] && !j.grant.Access:
 		return e, refuse(CodeDenied, "%s is for an admin, or for a user of the store's directory: ask one of them", e.Kind)
 	case accesses[e.Kind] && e.Scope != events.Scope{Actor: events.Server} && e.Scope != events.Scope{Trial: events.Keys, Actor: events.Server}:

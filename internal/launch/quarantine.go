@@ -88,7 +88,7 @@ func blameless(cause string, tail []string) bool {
 
 // quarantine excludes nodes with a device that failed in an attempt, or else the node whose ranks
 // have caused its end, if they fail again and again. progress means that a checkpoint was committed since the failure before. It returns for
-// how many failures the workers' budget is not to be charged, this one included; 0 if no node was
+// how many failures the workers' budget is not to be charged; 0 if no node was
 // excluded.
 func (f *fleet) quarantine(b *blame, cause *FailedError, progress bool) (free int) {
 	if f == nil || f.job.members != nil {
@@ -239,7 +239,7 @@ func (e *FailedError) fell(lost []nodes.Member) {
 }
 
 // quarantineLost excludes the node that was lost in an attempt, if it is lost again and again. It returns for how
-// many losses the budget of the infrastructure is not to be charged, this one included; 0 if no node was
+// many losses the budget of the infrastructure is not to be charged; 0 if no node was
 // excluded.
 func (f *fleet) quarantineLost(l *losses, cause *FailedError) (free int) {
 	if f == nil || f.job.members != nil {

@@ -81,8 +81,9 @@ func (g *Gate) Signer() *audit.Signer {
 const currentFor = 250 * time.Millisecond
 
 // Sign signs a decision that this process appends to its lane after another, and returns
-// the signature, "" without a key. Its error is of the kind [problem.Denied] if the store
-// does not take the decision.
+// the signature, "" without a key. It is also "" for a key that no admin has granted where none is
+// required: verifiers would name that signature for ever. Its error is of the kind
+// [problem.Denied] if the store does not take the decision.
 func (g *Gate) Sign(ctx context.Context, l *jetlog.Log, e events.Event, after uint64) (string, error) {
 	if g == nil {
 		return "", nil
@@ -96,16 +97,29 @@ func (g *Gate) Sign(ctx context.Context, l *jetlog.Log, e events.Event, after ui
 			return "", err
 		}
 	}
-	return e.Signature, g.Admit(ctx, l, e, after)
+	state, err := g.admit(ctx, l, e, after)
+	if state == audit.UnknownKey {
+		plain := e
+		plain.Signature = ""
+		if _, without := g.admit(ctx, l, plain, after); without == nil {
+			return "", nil
+		}
+	}
+	return e.Signature, err
 }
 
-// Admit checks a decision before it is appended to its lane after another. A signature of an
-// unknown key counts as none; any other that does not hold is refused with an error of the
-// kind [problem.Denied].
+// Admit checks a decision before it is appended to its lane after another. A signature that
+// does not hold is refused with an error of the kind [problem.Denied].
 func (g *Gate) Admit(ctx context.Context, l *jetlog.Log, e events.Event, after uint64) error {
 	if g == nil {
 		return nil
 	}
+	_, err := g.admit(ctx, l, e, after)
+	return err
+}
+
+// admit is Admit, and returns the state of the signature.
+func (g *Gate) admit(ctx context.Context, l *jetlog.Log, e events.Event, after uint64) (audit.State, error) {
 	v, current, err := g.judge(ctx, l, e, after, false)
 	if err == nil && v.Problem != "" && !current {
 		v, _, err = g.judge(ctx, l, e, after, true) // the key may have been granted since
@@ -113,7 +127,7 @@ func (g *Gate) Admit(ctx context.Context, l *jetlog.Log, e events.Event, after u
 	if err == nil && v.Problem != "" {
 		err = problem.Errorf(problem.Denied, "the store does not take the decision: %s", v.Problem)
 	}
-	return err
+	return v.State, err
 }
 
 // judge checks a decision by the ring, which it reads first if it is old or if fresh is set.
@@ -127,15 +141,11 @@ func (g *Gate) judge(ctx context.Context, l *jetlog.Log, e events.Event, after u
 		}
 		current = true
 	}
-	now := time.Now()
+	now := time.Now().Add(jetlog.DefaultAppend) // until when it is stored at the latest
 	if (e.Scope == events.Scope{Trial: events.Keys, Actor: events.Server}) {
 		return g.ring.Accepts(e, after, now), current, nil
 	}
-	v = g.ring.Judge(e, after, now)
-	if v.State == audit.UnknownKey && g.ring.Requires(e.Scope.Run) == "" {
-		v.Problem = ""
-	}
-	return v, current, nil
+	return g.ring.Judge(e, after, now), current, nil
 }
 
 // identity returns the identity of the store.
@@ -215,12 +225,31 @@ func ReadKeys(ctx context.Context, l *jetlog.Log) (Keys, error) {
 // ErrLastAdmin reports a revocation after which no key could decide about keys.
 var ErrLastAdmin = problem.New(problem.Conflict, "the last key of an admin")
 
-// MayRevoke returns [ErrLastAdmin] if no admin has a key without those.
-func (k Keys) MayRevoke(keys []string) error {
-	if slices.ContainsFunc(k.Grants, func(g audit.Grant) bool {
-		return g.Until == 0 && g.Role == audit.RoleAdmin && !slices.Contains(keys, g.Key)
-	}) {
+// MayDecide returns [ErrLastAdmin] for a decision about keys after which no admin has a key that
+// does not expire.
+func (k Keys) MayDecide(body events.Body) error {
+	var ends []string // keys whose grants end
+	switch b := body.(type) {
+	case *events.AccessRevoked:
+		ends = b.Keys
+	case *events.AccessGranted:
+		if b.Key == "" || b.Role == audit.RoleAdmin && b.Expires == "" || len(k.Grants) == 0 && b.Role != audit.RoleAdmin {
+			return nil // the gate refuses the last one
+		}
+		ends = []string{audit.KeyOf(b.Key)} // it replaces the earlier grant
+	}
+	ended := len(k.Grants) == 0
+	for _, g := range k.Grants {
+		switch {
+		case g.Until > 0 || g.Role != audit.RoleAdmin || !g.Expires.IsZero():
+		case !slices.Contains(ends, g.Key):
+			return nil
+		default:
+			ended = true
+		}
+	}
+	if !ended {
 		return nil
 	}
-	return fmt.Errorf("%w: grant another first, because nothing else can change which keys sign", ErrLastAdmin)
+	return fmt.Errorf("%w without an expiry: grant another first, because nothing else can change which keys sign", ErrLastAdmin)
 }

@@ -140,19 +140,17 @@ func (s *Store) RecordAccess(ctx context.Context, body events.Body) (uint64, err
 
 // DecideKeys appends access.granted or access.revoked about keys that sign decisions. This
 // process must have the key of an admin; for the first key of the store, that key itself. It
-// returns [signing.ErrLastAdmin] for a revocation after which no admin had a key.
+// returns [signing.ErrLastAdmin] for a decision after which no admin had a key that does not expire.
 func (s *Store) DecideKeys(ctx context.Context, body events.Body) (uint64, error) {
 	if s.signs.Signer() == nil {
 		return 0, problem.Errorf(problem.Denied, "%s about keys: this process has no key: set $%s to the file of an admin's", body.Kind(), signing.EnvKey)
 	}
-	if b, ok := body.(*events.AccessRevoked); ok {
-		k, err := signing.ReadKeys(ctx, s.Log)
-		if err == nil {
-			err = k.MayRevoke(b.Keys)
-		}
-		if err != nil {
-			return 0, err
-		}
+	k, err := signing.ReadKeys(ctx, s.Log)
+	if err == nil {
+		err = k.MayDecide(body)
+	}
+	if err != nil {
+		return 0, err
 	}
 	return s.recordAccess(ctx, events.Aggregate{Trial: events.Keys}, body)
 }

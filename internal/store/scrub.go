@@ -194,9 +194,7 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 			receipts.see(e)
 			// A signature that does not hold damages no event: a user who can append to the
 			// log could otherwise keep the store from being opened.
-			if v, decides := signed.Event(e); decides && v.Problem != "" {
-				lost = withBlob(lost, e.Sequence, v.Problem)
-			}
+			signed.Event(e)
 			body, err := e.Body()
 			switch {
 			case errors.Is(err, events.ErrNewer):
@@ -214,10 +212,17 @@ func (s *Store) readLog(ctx context.Context, pace, pauses func(context.Context, 
 			return nil
 		},
 	})
+	marks := signed.Report()
+	for _, f := range marks.Findings {
+		lost = withBlob(lost, f.Sequence, f.Problem)
+	}
+	if marks.More > 0 {
+		lost = append(lost, LogFinding{Problem: fmt.Sprintf("%d more decisions have signatures that do not hold", marks.More), Aside: true})
+	}
 	out := ReadLog{
 		Events: checked.Events, First: checked.First, Last: checked.Last,
 		Decisions: checked.Decisions, Repeated: checked.Repeated, Blobs: uint64(len(blobs.good) + len(blobs.bad)), Newer: newer,
-		Signed: uint64(signed.Report().Signed), //nolint:gosec // not negative
+		Signed: uint64(marks.Signed), //nolint:gosec // not negative
 	}
 	for _, f := range checked.Findings {
 		out.Findings = append(out.Findings, LogFinding(f))

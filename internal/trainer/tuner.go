@@ -406,7 +406,8 @@ func (t *tuner) search(ctx context.Context) (err error) {
 
 // startable reports whether a trial has something to train now. The caller holds the lock.
 func (t *tuner) startable(at tune.Trial) bool {
-	return t.live[at.Name] == nil && t.lost[at.Name] == nil && (at.Open() || t.again[at.Name])
+	return t.live[at.Name] == nil && t.lost[at.Name] == nil &&
+		(at.Open() || t.again[at.Name] || slices.Contains(t.state.Search.Unsettled(), at.Name)) // its checkpoint was deleted
 }
 
 // over reports whether nothing is left to train, in this job at least. The caller holds the

@@ -116,7 +116,7 @@ func (t *tuner) settleAll(ctx context.Context) error {
 		t.again[name] = true
 	}
 	for _, at := range assigned {
-		if t.retry && at.Ended == tune.Errored {
+		if t.retry && at.Ended == tune.Errored && at.ReplacedBy == "" {
 			t.again[at.Name] = true
 		}
 	}

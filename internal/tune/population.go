@@ -246,6 +246,9 @@ func (d Definition) lifeName(member, life int) string {
 // assignedInPopulation folds a decision of population-based training. It returns an error for a
 // trial that does not follow the last one in its place.
 func (s *Search) assignedInPopulation(b *events.SearchAssigned) error {
+	if b.Rung < 0 || b.Rung > s.Top() {
+		return s.strange(b)
+	}
 	if i, known := s.named[b.Trial]; known {
 		t := s.trials[i]
 		if b.Rung <= t.Rung {

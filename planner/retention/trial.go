@@ -199,8 +199,10 @@ func (n needs) hold(t *Trial) {
 				n.hold(t, c)
 			}
 		}
-		for _, i := range n.at[c.Run+"@"+c.ID] {
-			n.all[i].hold(t, c)
+		for _, name := range []string{c.Run + "@" + c.ID, c.Run + "/" + c.Trial + "@" + c.ID} {
+			for _, i := range n.at[name] {
+				n.all[i].hold(t, c)
+			}
 		}
 	}
 }
@@ -280,7 +282,7 @@ func loads(r projections.Reader, t projections.Trial) (all []Need, err error) {
 			all = append(all, need)
 			continue
 		}
-		restored = restored || load.From == "" && load.Checkpoint == a.Resume || need.Run+"@"+need.ID == a.Resume
+		restored = restored || load.From == "" && load.Checkpoint == a.Resume || need.Run+"@"+need.ID == a.Resume || need.Run+"/"+need.Trial+"@"+need.ID == a.Resume
 	}
 	// A trial that has saved has loaded before, or never will.
 	if head, err := projections.GetCheckpoint(r, t.Run, t.Name, t.Head); err == nil {

@@ -142,6 +142,14 @@ func TestHolds(t *testing.T) {
 	h.save("b", 1, nil, 9)
 	h.wantHeld("a", map[string][]string{"step-1.a1": forked})
 
+	// The same by the name of the trial.
+	h.fold("c", events.JobStarted{Job: "j4"}, events.GroupStarted{Attempt: 1, Job: "j4", WorldSize: 1, Resume: "a/main@step-2.a1"})
+	h.wantHeld("a", map[string][]string{"step-1.a1": forked, "step-2.a1": {"the head of c/main", "attempt 1 of c/main resumes from it"}})
+	h.fold("c", events.RestoreBegun{Attempt: 1, Load: 1, Checkpoint: "step-2.a1", From: "a/main", WorldSize: 1}, events.RestoreCompleted{Attempt: 1, Load: 1, Checkpoint: "step-2.a1"})
+	h.wantHeld("a", map[string][]string{"step-1.a1": forked, "step-2.a1": {"the head of c/main"}})
+	h.save("c", 1, nil, 9)
+	h.wantHeld("a", map[string][]string{"step-1.a1": forked})
+
 	// A load that did not end holds until its attempt does, or its job.
 	load := func(n int) {
 		h.fold("b", events.RestoreBegun{Attempt: 1, Load: n, Checkpoint: "step-3.a1", From: "a/main", WorldSize: 1})

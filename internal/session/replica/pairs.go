@@ -40,7 +40,8 @@ func Partners(domains []string, takes []bool, k int) [][]int {
 		}
 		for i, node := range group {
 			for next := range k {
-				partners[node] = append(partners[node], group[(i+1+next)%len(group)])
+				// Spread over the group, which is in the order of domains.
+				partners[node] = append(partners[node], group[(i+(next+1)*len(group)/(k+1))%len(group)])
 			}
 		}
 	}

@@ -193,11 +193,14 @@ class Kept:
         return None
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [row for row in self._all() if row["trial"] == self.trial]
+        return [row for row in self._list(self._line) if row["trial"] == self.trial]
 
     def _all(self) -> list[dict[str, Any]]:
         """Return the checkpoints of all trials of the run."""
-        out = self._command("ls", self.run, "--all", "--json", gone=True)
+        return self._list(self.run)
+
+    def _list(self, line: str) -> list[dict[str, Any]]:
+        out = self._command("ls", line, "--all", "--json", gone=True)
         rows: list[dict[str, Any]] = json.loads(out)["checkpoints"] if out else []
         return rows
 

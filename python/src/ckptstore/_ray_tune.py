@@ -113,7 +113,10 @@ def begin(config: Mapping[str, Any], store: str | os.PathLike[str] | None, run: 
     _connect.init(store=where, run=run, trial=name, resume=pointer.ref if pointer is not None else "none", config=_plain(config))
     _connect.start(where)
     _kept = _Kept(_storage(), where, run, name)
-    _kept.settle()
+    try:
+        _kept.settle()
+    except _ray_pointers.FAILURES as error:
+        _log.warning("the end of the search removes what Ray has deleted: %s", error)
     if pointer is not None and (pointer.run, pointer.trial) != (run, name):
         _kept.pin(pointer)
     _connect.current()
