@@ -167,7 +167,7 @@ func (t Trial) newest() projections.Checkpoint {
 type Need struct {
 	Run     string `json:"run,omitempty"` // of the checkpoint; empty: any
 	Trial   string `json:"trial,omitempty"`
-	ID      string `json:"id"` // or RUN@ID
+	ID      string `json:"id"` // or RUN@ID, or RUN/TRIAL@ID
 	Why     string `json:"why"`
 	Head    bool   `json:"head,omitempty"`
 	Loading bool   `json:"loading,omitempty"`
