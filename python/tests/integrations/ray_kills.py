@@ -238,10 +238,10 @@ class Kills(Ray):
 
 
     def test_preempted(self) -> None:
-        """Ray announces the end of rank 0's host, all ranks save, and it crashes. That is no failure."""
+        """Ray announces the end of rank 0's host, all ranks save, and it crashes before that end: to Ray, a failure."""
         self.expected()
         began = time.monotonic()
-        process = self.start("preempted", awaits=12, failures=0)
+        process = self.start("preempted", awaits=12, failures=1)
         first = self.victim("preempted", 0)
         self.noted("preempted", "awaits")
         self.on_head(_DRAIN, first["node"])
