@@ -105,7 +105,7 @@ def train(config: dict) -> None:
         loss = model(torch.randn(8, 64)).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        # Not DDP: after its first step it orders the gradients anew, and with them the order in which the values of
+        # Not DDP: after its first step it changes the order of the gradients, and with it the order in which the values of
         # more than two ranks are added. A resumed training then differs in its last bits, with torch.save too.
         for parameter in model.parameters():
             torch.distributed.all_reduce(parameter.grad)
