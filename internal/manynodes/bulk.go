@@ -37,6 +37,7 @@ func runBulk(ctx context.Context, args []string) (err error) {
 	own := flags.Bool("own", false, "each rank has tensors of its own, instead of the same")
 	stay := flags.Bool("stay", false, "after the save, wait for the end of the group")
 	steps := flags.Int("steps", 0, "steps to compute; 0: save or load only")
+	warm := flags.Int("warm", 0, "steps before those whose time is recorded")
 	every := flags.Int("every", 50, "steps between two saves")
 	b := &bulk{}
 	flags.IntVar(&b.work, "work", 0, "operations of a step")
@@ -59,7 +60,7 @@ func runBulk(ctx context.Context, args []string) (err error) {
 	b.state = bulkState(prefix, *size)
 	switch {
 	case *steps > 0:
-		return b.train(ctx, *steps, *every)
+		return b.train(ctx, *warm, *steps, *every)
 	case b.c.Resume != "":
 		return b.load(ctx)
 	}
@@ -118,16 +119,16 @@ func (b *bulk) committed(ctx context.Context, step int64, save *client.Save) err
 }
 
 // train computes in steps of equal work, after each of which the ranks meet. Saves are written
-// while the next steps are computed.
-func (b *bulk) train(ctx context.Context, steps, every int) error {
+// while the next steps are computed. The time that is recorded begins after the warm steps.
+func (b *bulk) train(ctx context.Context, warm, steps, every int) error {
 	var under *client.Save
 	x := uint64(1)
 	var began time.Time
-	for step := range steps {
+	for step := range warm + steps {
 		if _, err := b.c.Collectives().AllGather(ctx, []byte{byte(x)}); err != nil {
 			return err
 		}
-		if step == 0 {
+		if step == warm {
 			began = time.Now()
 		}
 		if err := wait(ctx, b.device); err != nil {
@@ -148,7 +149,7 @@ func (b *bulk) train(ctx context.Context, steps, every int) error {
 		}
 	}
 	took := time.Since(began)
-	if err := b.committed(ctx, int64(steps), under); err != nil {
+	if err := b.committed(ctx, int64(warm+steps), under); err != nil {
 		return err
 	}
 	return b.record.record(line{What: whatEnd, Step: int64(steps), Took: took.Seconds()})

@@ -41,6 +41,7 @@ type options struct {
 	only     string
 	rounds   int
 	link     int64
+	adapts   bool
 	out      io.Writer
 }
 

@@ -43,6 +43,7 @@ type setting struct {
 	seed   uint64
 	disk   netfs.Options
 	shm    int64 // bytes of /dev/shm of a node; 0: the default
+	adapts bool  // the nodes' adapters segment and compute checksums
 	copied bool  // each node has a directory of its own in place of the shared disk
 }
 
@@ -105,7 +106,7 @@ func newCluster(ctx context.Context, s setting) (c *cluster, err error) {
 			return c, err
 		}
 	}
-	if c.bed, err = testbed.New(testbed.Options{Seed: s.seed}); err != nil {
+	if c.bed, err = testbed.New(testbed.Options{Seed: s.seed, Offload: s.adapts}); err != nil {
 		return c, err
 	}
 	if c.disk, err = netfs.NewServer(c.shared("")); err != nil {

@@ -86,6 +86,7 @@ func command(ctx context.Context, args []string) error {
 	flags.StringVar(&o.source, "source", ".", "root of the repository")
 	flags.BoolVar(&o.keep, "keep", false, "keep the directory; it is always kept when something is wrong")
 	flags.StringVar(&o.python, "python", "python3", "interpreter that has PyTorch")
+	flags.BoolVar(&o.adapts, "offload", true, "of replicas: the nodes' network adapters segment and compute checksums, as those of clusters do")
 	flags.Int64Var(&o.link, "link", 0, "of replicas: bytes per second of the cables between nodes; 0: as fast as this machine")
 	flags.IntVar(&o.rounds, "rounds", 5, "of compare and replicas: measurements of each kind")
 	flags.StringVar(&o.only, "only", "", "of torch and compare: the fault of this name alone; of replicas: restore or cost")

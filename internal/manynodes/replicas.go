@@ -13,6 +13,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ckptstore/ckptstore/internal/testbed/ethernet"
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
@@ -22,7 +24,8 @@ const (
 	replicaBytes = 192 << 20 // of a rank that is restored
 	costBytes    = 32 << 20  // of a rank whose training is measured
 	costSteps    = 1000
-	costEvery    = 250 // steps between two saves
+	costEvery    = 250           // steps between two saves
+	costWarm     = 3 * costEvery // steps before: partners allocate memory for the first three saves, once
 	rawPort      = 7000
 )
 
@@ -48,10 +51,11 @@ type replicasReport struct {
 type cost struct {
 	Without float64 `json:"seconds_without"`
 	With    float64 `json:"seconds_with"`
-	Cost    float64 `json:"cost"`       // median over the rounds, of with over without, minus 1
-	CPU     float64 `json:"cpu_per_gb"` // CPU seconds of both nodes for each GB that is copied; the median
+	Cost    float64 `json:"cost"`           // median over the rounds, of with over without, minus 1
+	CPU     float64 `json:"cpu_per_gb"`     // CPU seconds of both nodes for each GB that is copied; the median
+	Bed     float64 `json:"bed_cpu_per_gb"` // of the testbed's switch, which takes the same CPUs; the median
 
-	with, without, costs, cpus []float64
+	with, without, costs, cpus, beds []float64
 }
 
 // kinds are the flags of the kinds of steps.
@@ -60,8 +64,9 @@ var kinds = map[string][]string{"device": {"--device", "10ms"}, "cores": {"--wor
 // add adds a round.
 func (c *cost) add(with, without trained) {
 	c.with, c.without = append(c.with, with.seconds), append(c.without, without.seconds)
-	c.costs, c.cpus = append(c.costs, with.seconds/without.seconds-1), append(c.cpus, (with.cpu-without.cpu)/(2*costBytes*(costSteps/costEvery)/1e9))
-	c.With, c.Without, c.Cost, c.CPU = middle(c.with), middle(c.without), middle(c.costs), middle(c.cpus)
+	const copied = 2 * costBytes * ((costWarm + costSteps) / costEvery) / 1e9
+	c.costs, c.cpus, c.beds = append(c.costs, with.seconds/without.seconds-1), append(c.cpus, (with.cpu-without.cpu)/copied), append(c.beds, (with.bed-without.bed)/copied)
+	c.With, c.Without, c.Cost, c.CPU, c.Bed = middle(c.with), middle(c.without), middle(c.costs), middle(c.cpus), middle(c.beds)
 }
 
 // middle returns the median, or 0.
@@ -84,7 +89,7 @@ func (o options) replicas(ctx context.Context) error {
 		r := replicasReport{Rounds: o.rounds, Link: o.link, Bytes: replicaBytes, Steps: costSteps, Saved: 2 * costBytes}
 		var raw, restore, fetch, ratio, fetched []float64
 		for round := range o.rounds {
-			s := setting{bin: bin, dir: filepath.Join(dir, fmt.Sprint("restore-", round)), nodes: []string{"a", "b", "c"}, disk: netfs.NFS(), shm: 8 * replicaBytes}
+			s := setting{bin: bin, dir: filepath.Join(dir, fmt.Sprint("restore-", round)), nodes: []string{"a", "b", "c"}, disk: netfs.NFS(), shm: 8 * replicaBytes, adapts: o.adapts}
 			if o.only == "" || o.only == "restore" {
 				m, err := o.restoredFromPeer(ctx, s)
 				if err != nil {
@@ -202,6 +207,15 @@ func (o options) restoredFromPeer(ctx context.Context, s setting) (m peerRestore
 	return m, nil
 }
 
+// ownCPU returns the CPU seconds of this process.
+func ownCPU() float64 {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		panic(err) // it cannot fail for this process
+	}
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
+}
+
 // limit gives all cables between nodes a rate.
 func (c *cluster) limit(rate int64) {
 	for i, a := range c.nodes {
@@ -275,6 +289,7 @@ func (c *cluster) rawRate(ctx context.Context, from, to string) (rate float64, e
 type trained struct {
 	seconds float64 // of the slowest rank
 	cpu     float64 // seconds, of all trainers and ranks
+	bed     float64 // CPU seconds of this process: the network and the disk
 }
 
 // replicationCost trains with and without replicas, in steps of a kind.
@@ -312,11 +327,12 @@ func (c *cluster) trainBulk(ctx context.Context, timeout time.Duration, steps []
 	}
 	j := job{
 		nnodes: fmt.Sprint(len(c.nodes)), nproc: 1, timeout: timeout, more: []string{"--resume", "none", "--keep", "last=1"},
-		command: append([]string{self, bulkVerb, "--lives", livesAt, "--bytes", fmt.Sprint(costBytes), "--own", "--steps", fmt.Sprint(costSteps), "--every", fmt.Sprint(costEvery)}, steps...),
+		command: append([]string{self, bulkVerb, "--lives", livesAt, "--bytes", fmt.Sprint(costBytes), "--own", "--steps", fmt.Sprint(costSteps), "--warm", fmt.Sprint(costWarm), "--every", fmt.Sprint(costEvery)}, steps...),
 	}
 	if replicas {
 		j.more = append(j.more, "--replicas", "1")
 	}
+	before := ownCPU()
 	all, err := c.startAll(ctx, j, c.names()...)
 	if err != nil {
 		return out, err
@@ -327,6 +343,7 @@ func (c *cluster) trainBulk(ctx context.Context, timeout time.Duration, steps []
 		}
 		out.cpu += (t.ProcessState.UserTime() + t.ProcessState.SystemTime()).Seconds()
 	}
+	out.bed = ownCPU() - before
 	lives, err := readLives(c.lives, 0)
 	for _, l := range lives {
 		if slices.ContainsFunc(old, func(o life) bool { return o.identity == l.identity }) {

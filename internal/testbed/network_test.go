@@ -16,7 +16,12 @@ import (
 
 // TestTCP: nodes reach each other through the switch, and no other host.
 func TestTCP(t *testing.T) {
-	ctx, bed := newBed(t, testbed.Options{})
+	t.Run("segments", func(t *testing.T) { testTCP(t, testbed.Options{}) })
+	t.Run("offload", func(t *testing.T) { testTCP(t, testbed.Options{Offload: true}) })
+}
+
+func testTCP(t *testing.T, o testbed.Options) {
+	ctx, bed := newBed(t, o)
 	nodes := start(ctx, t, bed, "a", "b")
 	a, b := nodes[0], nodes[1]
 	from, to := connect(ctx, t, b, a)
@@ -32,8 +37,12 @@ func TestTCP(t *testing.T) {
 	if n, err := io.Copy(io.Discard, to); n != size || err != nil {
 		t.Errorf("received %d of %d bytes: %v", n, size, err)
 	}
-	if c := bed.Switch().Counters("b", "a"); c.Bytes < size || c.Packets == 0 {
+	c := bed.Switch().Counters("b", "a")
+	if c.Bytes < size || c.Packets == 0 {
 		t.Errorf("the switch has counted %+v", c)
+	}
+	if long := c.Bytes/c.Packets > 9100; long != o.Offload {
+		t.Errorf("frames of %d bytes on average with an MTU of 9000", c.Bytes/c.Packets)
 	}
 	if out := output(ctx, t, b, "cat /proc/net/route | wc -l"); out != "2\n" {
 		t.Errorf("b has routes to other networks: %q", out)

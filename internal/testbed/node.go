@@ -123,7 +123,7 @@ func (n *Node) start(ctx context.Context, b *boot) (err error) {
 		return err
 	}
 	err = b.thread.do(func() error {
-		tap, err := openTAP(n.address, n.bed.options.MTU)
+		tap, err := openTAP(n.address, n.bed.options.MTU, n.bed.options.Offload)
 		if err == nil {
 			b.tap = tap
 		}

@@ -1,9 +1,12 @@
 package testbed
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -14,17 +17,24 @@ const nic = "eth0"
 
 // openTAP creates the interface [nic] in the network namespace of the calling thread,
 // gives it its addresses and takes it up, also the loopback interface. Each Read of the
-// returned file is a frame from the node, each Write a frame to it. The
-// interface is removed when the file is closed.
-func openTAP(at netip.Prefix, mtu int) (*os.File, error) {
+// returned device is a frame from the node, each Write a frame to it. The
+// interface is removed when the device is closed.
+func openTAP(at netip.Prefix, mtu int, offload bool) (io.ReadWriteCloser, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open /dev/net/tun: %w; a node needs TAP devices", err)
 	}
 	req, err := unix.NewIfreq(nic)
 	if err == nil {
-		req.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
+		flags := uint16(unix.IFF_TAP | unix.IFF_NO_PI)
+		if offload {
+			flags |= unix.IFF_VNET_HDR
+		}
+		req.SetUint16(flags)
 		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
+	}
+	if err == nil && offload {
+		err = unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4)
 	}
 	if err == nil {
 		err = configure(at, mtu)
@@ -34,7 +44,65 @@ func openTAP(at netip.Prefix, mtu int) (*os.File, error) {
 		return nil, fmt.Errorf("create the interface %s: %w", nic, err)
 	}
 	// From here the runtime polls the file, so a Close ends a Read.
-	return os.NewFile(uintptr(fd), "tap"), nil
+	tap := os.NewFile(uintptr(fd), "tap")
+	if !offload {
+		return tap, nil
+	}
+	raw, err := tap.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, tap.Close())
+	}
+	return &offloaded{tap, raw}, nil
+}
+
+// offloads is the length of what the kernel says of a frame of an adapter that segments: struct
+// virtio_net_hdr.
+const offloads = 10
+
+// offloaded is a TAP device that segments and computes checksums. A frame may be longer than the MTU,
+// and its last bytes are what the kernel says of it: so a switch finds the addresses where they are in
+// other frames.
+type offloaded struct {
+	file *os.File
+	raw  syscall.RawConn
+}
+
+var _ io.ReadWriteCloser = (*offloaded)(nil)
+
+// Close implements [io.Closer]. It ends a Read.
+func (o *offloaded) Close() error { return o.file.Close() }
+
+// Read implements [io.Reader].
+func (o *offloaded) Read(frame []byte) (n int, err error) {
+	if len(frame) < offloads {
+		return 0, io.ErrShortBuffer
+	}
+	var of [offloads]byte
+	into := [][]byte{of[:], frame[:len(frame)-offloads]}
+	rerr := o.raw.Read(func(fd uintptr) bool {
+		n, err = unix.Readv(int(fd), into)
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	if err = errors.Join(err, rerr); err != nil {
+		return 0, err
+	}
+	if n < offloads {
+		return 0, io.ErrUnexpectedEOF
+	}
+	return copy(frame[n-offloads:], of[:]) + n - offloads, nil
+}
+
+// Write implements [io.Writer].
+func (o *offloaded) Write(frame []byte) (n int, err error) {
+	end := len(frame) - offloads
+	if end < 0 {
+		return 0, io.ErrShortWrite
+	}
+	werr := o.raw.Write(func(fd uintptr) bool {
+		n, err = unix.Writev(int(fd), [][]byte{frame[end:], frame[:end]})
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	return n, errors.Join(err, werr)
 }
 
 // configure sets up the interfaces of the calling thread's network namespace.

@@ -26,8 +26,9 @@ import (
 	"sync"
 )
 
-// maxFrame is the largest frame that a port may deliver.
-const maxFrame = 1 << 16
+// maxFrame is the largest frame that a port may deliver: a packet of 64 KiB that an adapter would
+// segment, with its headers.
+const maxFrame = 1<<16 + 64
 
 // header is the part of a frame that the switch reads: two addresses and a type.
 const header = 14
