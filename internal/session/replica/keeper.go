@@ -3,7 +3,7 @@ package replica
 import (
 	"cmp"
 	"context"
-	"errors"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"log/slog"
@@ -17,9 +17,6 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
 
-// receivers is how many blocks are received at a time. It bounds the memory outside of slots.
-const receivers = 2
-
 // Keeper holds the newest whole slots of each rank of another node, and the slots that are
 // arriving. All methods may be called concurrently.
 type Keeper struct {
@@ -27,7 +24,6 @@ type Keeper struct {
 	memory staging.Memory
 	log    *slog.Logger
 	mux    *http.ServeMux
-	blocks chan []byte // buffers
 
 	mu      sync.Mutex
 	attempt int
@@ -76,13 +72,36 @@ type arrival struct {
 	over    bool
 }
 
+// write writes to the memory of an arrival, unless it is over.
+func (a *arrival) write(do func() error) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.over {
+		return problem.Errorf(problem.Gone, "the slot of rank %d for %s is not expected any more", a.Rank, a.Checkpoint)
+	}
+	return problem.Wrap(problem.Damage, do())
+}
+
+// begin begins the receipt of a block from a body of so many bytes. It returns nil for a block that has
+// arrived: its answer was lost.
+func (a *arrival) begin(n int, length int64) (block *staging.Receipt, err error) {
+	return block, a.write(func() error {
+		want := a.replica.BlockSize(n) + sumSize
+		if a.replica.Has(n) {
+			return nil
+		}
+		if length != want {
+			return fmt.Errorf("block %d has %d bytes with its checksum, want %d", n, length, want)
+		}
+		block, err = a.replica.Block(n)
+		return err
+	})
+}
+
 // NewKeeper returns a keeper without ranks: see [Keeper.Keep]. Replicas and slots share the
 // memory.
 func NewKeeper(arenas *staging.Arenas, memory staging.Memory, log *slog.Logger) *Keeper {
-	k := &Keeper{arenas: arenas, memory: memory, log: log, mux: http.NewServeMux(), blocks: make(chan []byte, receivers), ranks: map[int]*kept{}, arrive: map[uint64]*arrival{}}
-	for range receivers {
-		k.blocks <- nil
-	}
+	k := &Keeper{arenas: arenas, memory: memory, log: log, mux: http.NewServeMux(), ranks: map[int]*kept{}, arrive: map[uint64]*arrival{}}
 	k.mux.HandleFunc("POST /v1/replicas/begin", k.onBegin)
 	k.mux.HandleFunc("POST /v1/replicas/{id}/blocks/{n}", k.onBlock)
 	k.mux.HandleFunc("POST /v1/replicas/{id}/whole", k.onWhole)
@@ -320,38 +339,39 @@ func (k *Keeper) onBlock(w http.ResponseWriter, r *http.Request) {
 	_ = httpkit.Reply(w, nothing{}) // the sender repeats the request
 }
 
-// block receives one block. A block that was changed on its way does not reach the memory of
-// the slot.
+// block receives one block with its checksum. The block is missing, and not part of a replica, unless
+// all of it has arrived unchanged.
 func (k *Keeper) block(w http.ResponseWriter, r *http.Request) error {
 	a, err := k.find(r)
 	if err != nil {
 		return err
 	}
 	n, err := strconv.Atoi(r.PathValue("n"))
-	sum, serr := strconv.ParseUint(r.Header.Get(sumHeader), 16, 32)
-	if err != nil || serr != nil {
-		return problem.Errorf(problem.Invalid, "block %q with the checksum %q", r.PathValue("n"), r.Header.Get(sumHeader))
+	if err != nil {
+		return problem.Errorf(problem.Invalid, "block %q", r.PathValue("n"))
 	}
-	var buf []byte
-	select {
-	case buf = <-k.blocks:
-	case <-r.Context().Done():
-		return r.Context().Err()
+	buf := pieces.Get().(*[]byte)
+	defer pieces.Put(buf)
+	body := http.MaxBytesReader(w, r.Body, staging.ReplicaBlock+sumSize)
+	block, err := a.begin(n, r.ContentLength)
+	if block == nil || err != nil {
+		_, _ = io.Copy(io.Discard, body) // the sender reads the answer after that
+		return err
 	}
-	if buf == nil {
-		buf = make([]byte, staging.ReplicaBlock)
+	for left := block.Left(); left > 0; left -= len(*buf) {
+		piece := (*buf)[:min(len(*buf), left)]
+		if _, err := io.ReadFull(body, piece); err != nil {
+			return problem.Wrap(problem.Damage, fmt.Errorf("read block %d: %w", n, err))
+		}
+		if err := a.write(func() error { return block.Store(piece) }); err != nil {
+			return err
+		}
 	}
-	defer func() { k.blocks <- buf }()
-	got, err := io.ReadFull(http.MaxBytesReader(w, r.Body, staging.ReplicaBlock), buf)
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) { // a shorter block has another size than the last one, or is it
-		return problem.Wrap(problem.Invalid, fmt.Errorf("read block %d: %w", n, err))
+	sum := (*buf)[:sumSize]
+	if _, err := io.ReadFull(body, sum); err != nil {
+		return problem.Wrap(problem.Damage, fmt.Errorf("read the checksum of block %d: %w", n, err))
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.over {
-		return problem.Errorf(problem.Gone, "the slot of rank %d for %s is not expected any more", a.Rank, a.Checkpoint)
-	}
-	return problem.Wrap(problem.Damage, a.replica.Put(n, buf[:got], uint32(sum)))
+	return a.write(func() error { return block.End(binary.LittleEndian.Uint32(sum)) })
 }
 
 func (k *Keeper) onWhole(w http.ResponseWriter, r *http.Request) {

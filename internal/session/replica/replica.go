@@ -36,7 +36,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
 
-// sumHeader has the CRC-32C of a block, in hexadecimal.
+// sumSize is the length of the CRC-32C that follows a block in the body of a request, little-endian: it is
+// computed while the block is sent.
+const sumSize = 4
+
+// sumHeader has the CRC-32C of a block in an answer, in hexadecimal: it is known before.
 const sumHeader = "Ckptstore-Crc32c"
 
 // smallBody bounds the body of a request without a block, and of an answer.

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
@@ -180,7 +179,6 @@ func (s *Sender) next() (of sealedSlot, ok bool) {
 
 func (s *Sender) run(ctx context.Context) {
 	defer close(s.done)
-	buf := make([]byte, staging.ReplicaBlock)
 	failing := false
 	for {
 		of, ok := s.next()
@@ -192,7 +190,7 @@ func (s *Sender) run(ctx context.Context) {
 				return
 			}
 		}
-		err := s.send(ctx, of, buf)
+		err := s.send(ctx, of)
 		if err == nil {
 			s.arrived(ctx, of)
 		}
@@ -248,32 +246,27 @@ const tries = 3
 const pauseAgain = 200 * time.Millisecond
 
 // send sends one slot.
-func (s *Sender) send(ctx context.Context, of sealedSlot, buf []byte) error {
-	began, sent := time.Now(), int64(0)
+func (s *Sender) send(ctx context.Context, of sealedSlot) error {
+	began, size := time.Now(), of.slot.Size()
 	var begun beginAnswer
-	begin, err := json.Marshal(beginRequest{Attempt: s.attempt, Rank: of.rank, Checkpoint: of.checkpoint, Order: of.order, Size: of.slot.Size()})
+	begin, err := json.Marshal(beginRequest{Attempt: s.attempt, Rank: of.rank, Checkpoint: of.checkpoint, Order: of.order, Size: size})
 	if err != nil {
 		return err
 	}
-	if err := s.request(ctx, "begin", begin, "", &begun); err != nil {
+	if err := s.request(ctx, "begin", text(begin), &begun); err != nil {
 		return err
 	}
-	for n := int64(0); n*staging.ReplicaBlock < of.slot.Size(); n++ {
-		at := n * staging.ReplicaBlock
-		block := buf[:min(int64(len(buf)), of.slot.Size()-at)]
-		if _, err := of.slot.ReadAt(block, at); err != nil {
-			return err
-		}
-		sum := fmt.Sprintf("%08x", crc32c.Checksum(block))
-		if err := s.request(ctx, fmt.Sprintf("%d/blocks/%d", begun.ID, n), block, sum, &nothing{}); err != nil {
+	for n := int64(0); n*staging.ReplicaBlock < size; n++ {
+		at, end := n*staging.ReplicaBlock, min((n+1)*staging.ReplicaBlock, size)
+		block := body{end - at + sumSize, func() io.Reader { return &summed{slot: of.slot, at: at, end: end} }}
+		if err := s.request(ctx, fmt.Sprintf("%d/blocks/%d", begun.ID, n), block, &nothing{}); err != nil {
 			return fmt.Errorf("block %d: %w", n, err)
 		}
-		sent += int64(len(block))
-		if err := s.pace(ctx, began, sent); err != nil {
+		if err := s.pace(ctx, began, end); err != nil {
 			return err
 		}
 	}
-	return s.request(ctx, fmt.Sprintf("%d/whole", begun.ID), nil, "", &nothing{})
+	return s.request(ctx, fmt.Sprintf("%d/whole", begun.ID), text(nil), &nothing{})
 }
 
 // pace waits until so many bytes may have been sent since began.
@@ -295,9 +288,19 @@ func (s *Sender) pace(ctx context.Context, began time.Time, sent int64) error {
 	}
 }
 
+// body is that of a request, which may be sent several times.
+type body struct {
+	size int64
+	from func() io.Reader
+}
+
+func text(of []byte) body {
+	return body{int64(len(of)), func() io.Reader { return bytes.NewReader(of) }}
+}
+
 // request sends a request, and repeats it if there is no answer, or the partner found the body
 // damaged.
-func (s *Sender) request(ctx context.Context, path string, body []byte, sum string, out any) (err error) {
+func (s *Sender) request(ctx context.Context, path string, of body, out any) (err error) {
 	for try := range tries {
 		if try > 0 {
 			timer := time.NewTimer(pauseAgain)
@@ -308,7 +311,7 @@ func (s *Sender) request(ctx context.Context, path string, body []byte, sum stri
 				return ctx.Err()
 			}
 		}
-		err = s.once(ctx, path, body, sum, out)
+		err = s.once(ctx, path, of, out)
 		if err == nil || ctx.Err() != nil || final(err) {
 			return err
 		}
@@ -323,24 +326,22 @@ func final(err error) bool {
 			return true
 		}
 	}
-	return false
+	return errors.Is(err, staging.ErrReused)
 }
 
 // once sends a request and waits for its answer.
-func (s *Sender) once(ctx context.Context, path string, body []byte, sum string, out any) error {
+func (s *Sender) once(ctx context.Context, path string, of body, out any) error {
 	limit := blockTimeout
 	if path == "begin" {
 		limit = beginTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.to.URL+"/v1/replicas/"+path, bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.to.URL+"/v1/replicas/"+path, of.from())
 	if err != nil {
 		return err
 	}
-	if sum != "" {
-		r.Header.Set(sumHeader, sum)
-	}
+	r.ContentLength, r.GetBody = of.size, func() (io.ReadCloser, error) { return io.NopCloser(of.from()), nil }
 	reply, err := s.to.Client.Do(r)
 	if err != nil {
 		return err

@@ -37,6 +37,8 @@ type Replica struct {
 	bare   int64    // where memory begins that may not be touched yet
 	sums   []uint32 // CRC-32C of each block that was received
 	have   []bool
+	// receipts has the last receipt of each block; nil: there was none, or the block has arrived.
+	receipts []*Receipt
 }
 
 // NewReplica allocates the memory for a copy of a rank's slot of size bytes.
@@ -99,7 +101,8 @@ func (r *Replica) Reset(size int64) bool {
 func (r *Replica) begin(size int64) {
 	_ = object.Readable(func() { clear(r.arena.data[:slotFixed]) }) // otherwise the first block fails
 	n := int((size + ReplicaBlock - 1) / ReplicaBlock)
-	r.Header, r.Local, r.size, r.sums, r.have = Header{}, checkpoint.Local{}, size, make([]uint32, n), make([]bool, n)
+	r.Header, r.Local, r.size = Header{}, checkpoint.Local{}, size
+	r.sums, r.have, r.receipts = make([]uint32, n), make([]bool, n), make([]*Receipt, n)
 }
 
 // Blocks returns the number of blocks.
@@ -113,46 +116,72 @@ func (r *Replica) BlockSize(n int) int64 {
 	return min(ReplicaBlock, r.size-int64(n)*ReplicaBlock)
 }
 
-// Put stores a block. A block with another checksum or size changes nothing.
-func (r *Replica) Put(n int, block []byte, sum uint32) error {
-	if want := r.BlockSize(n); int64(len(block)) != want || want == 0 {
-		return fmt.Errorf("block %d has %d bytes, want %d", n, len(block), want)
+// Receipt receives one block of a replica, piece by piece.
+type Receipt struct {
+	of  *Replica
+	n   int
+	to  []byte // memory of what has not arrived
+	sum uint32
+}
+
+// Block begins the receipt of a block, which is missing until it has arrived. A later receipt of the same
+// block ends this one.
+func (r *Replica) Block(n int) (*Receipt, error) {
+	size := r.BlockSize(n)
+	if size == 0 {
+		return nil, fmt.Errorf("there is no block %d", n)
 	}
-	if got := crc32c.Checksum(block); got != sum {
-		return fmt.Errorf("block %d has the CRC-32C %08x, want %08x", n, got, sum)
+	b := &Receipt{of: r, n: n, to: r.arena.data[int64(n)*ReplicaBlock:][:size]}
+	r.have[n], r.receipts[n] = false, b
+	return b, nil
+}
+
+// Left returns how many bytes have not arrived.
+func (b *Receipt) Left() int { return len(b.to) }
+
+// Store stores the next bytes, [Receipt.Left] at most.
+func (b *Receipt) Store(piece []byte) error {
+	if b.of.receipts[b.n] != b {
+		return fmt.Errorf("block %d is received again", b.n)
 	}
-	if !object.Readable(func() { copy(r.arena.data[int64(n)*ReplicaBlock:], block) }) {
+	b.sum = crc32c.Update(b.sum, piece)
+	if !object.Readable(func() { copy(b.to, piece) }) {
 		return object.ErrUnreadable
 	}
-	r.sums[n], r.have[n] = sum, true
+	b.to = b.to[len(piece):]
 	return nil
 }
 
-// Receive is [Replica.Put] for a block that is being read. It stores pieces of the size of buf while they
-// are in the cache. A block with another checksum is missing afterwards.
-func (r *Replica) Receive(n int, from io.Reader, buf []byte, sum uint32) error {
-	left := r.BlockSize(n)
-	if left == 0 {
-		return fmt.Errorf("there is no block %d", n)
+// End makes the block one that has arrived, if its bytes have the checksum of their sender.
+func (b *Receipt) End(sum uint32) error {
+	switch {
+	case b.of.receipts[b.n] != b:
+		return fmt.Errorf("block %d is received again", b.n)
+	case len(b.to) > 0:
+		return fmt.Errorf("%d bytes of block %d are missing", len(b.to), b.n)
+	case b.sum != sum:
+		return fmt.Errorf("block %d has the CRC-32C %08x, want %08x", b.n, b.sum, sum)
 	}
-	r.have[n] = false
-	got, to := uint32(0), r.arena.data[int64(n)*ReplicaBlock:][:left]
-	for len(to) > 0 {
-		piece := buf[:min(len(buf), len(to))]
-		if _, err := io.ReadFull(from, piece); err != nil {
-			return err
-		}
-		got = crc32c.Update(got, piece)
-		if !object.Readable(func() { copy(to, piece) }) {
-			return object.ErrUnreadable
-		}
-		to = to[len(piece):]
-	}
-	if got != sum {
-		return fmt.Errorf("block %d has the CRC-32C %08x, want %08x", n, got, sum)
-	}
-	r.sums[n], r.have[n] = sum, true
+	b.of.sums[b.n], b.of.have[b.n], b.of.receipts[b.n] = sum, true, nil
 	return nil
+}
+
+// Has reports whether a block has arrived.
+func (r *Replica) Has(n int) bool { return n >= 0 && n < len(r.have) && r.have[n] }
+
+// Receive receives a block that is being read, in pieces of the size of buf, which stay in the cache.
+func (r *Replica) Receive(n int, from io.Reader, buf []byte, sum uint32) error {
+	b, err := r.Block(n)
+	for err == nil && b.Left() > 0 {
+		piece := buf[:min(len(buf), b.Left())]
+		if _, err = io.ReadFull(from, piece); err == nil {
+			err = b.Store(piece)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return b.End(sum)
 }
 
 // Digests computes the digests of the items in the order of the plan, while blocks are received:
