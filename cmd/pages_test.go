@@ -27,11 +27,11 @@ var notRun = map[string]string{
 	"torch-save":     "PyTorch: python/tests/pages.py runs it",
 }
 
-// TestPages runs the shell blocks of the pages for users: those of one page in order, in
+// TestUserPages runs the shell blocks of the pages for users: those of one page in order, in
 // an empty directory, with the commands of this tree on the PATH. A block without a
 // language after a shell block is its output: its lines must be printed, in their order.
 // [TestBucketPages] runs the blocks with a bucket.
-func TestPages(t *testing.T) {
+func TestUserPages(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob(filepath.Join("..", "docs", "howto", "*.md"))
 	if err != nil {

@@ -3,16 +3,13 @@ package cmd_test
 import (
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 )
 
 // population returns the command of a population of 6 trials on two slots.
@@ -61,55 +58,15 @@ func TestPopulationKilled(t *testing.T) {
 	if out, err := population(t, whole, space).CombinedOutput(); err != nil {
 		t.Fatalf("search without kills: %v\n%s", err, out)
 	}
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	killed := 0
-	for _, point := range []struct {
-		text string // in the output, after which the tuner is killed
-		most int    // milliseconds later
-	}{
-		{"attempt started", 300}, // in the first interval
-		{"among the last", 1},    // between the decision about a clone and its fork
-		{"among the last", 30},   // in the fork
-		{"among the last", 400},  // in the clone's training
-		{"attempt started", 600},
-		{"among the last", 1},
-		{"attempt started", 900},
-	} {
-		cmd := population(t, broken, space)
-		out := &watched{seen: make(chan struct{}), text: point.text}
-		cmd.Stdout, cmd.Stderr = out, out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		var err error
-		ended := make(chan error, 1)
-		go func() { ended <- cmd.Wait() }()
-		select {
-		case <-out.seen:
-			wait := time.NewTimer(time.Duration(random.IntN(point.most)) * time.Millisecond)
-			select {
-			case <-wait.C:
-				_ = cmd.Process.Kill() // it may have ended
-				err = <-ended
-			case err = <-ended:
-			}
-		case err = <-ended:
-		}
-		if diedOf(cmd) != syscall.SIGKILL {
-			if err != nil || killed == 0 {
-				t.Fatalf("the search ended after %d kills: %v\n%s", killed, err, out.String())
-			}
-			break
-		}
-		killed++
-	}
-	out, err := population(t, broken, space).CombinedOutput()
-	if err != nil {
-		t.Fatalf("search after %d kills: %v\n%s", killed, err, out)
-	}
-	t.Logf("killed %d times", killed)
+	killed := killedSearch(t, func() *exec.Cmd { return population(t, broken, space) },
+		tunerKill{"attempt started", 300}, // in the first interval
+		tunerKill{"among the last", 1},    // between the decision about a clone and its fork
+		tunerKill{"among the last", 30},   // in the fork
+		tunerKill{"among the last", 400},  // in the clone's training
+		tunerKill{"attempt started", 600},
+		tunerKill{"among the last", 1},
+		tunerKill{"attempt started", 900},
+	)
 	want, clones := cloned(t, whole)
 	if got, _ := cloned(t, broken); !slices.Equal(want, got) {
 		t.Errorf("decisions after %d kills:\n%s\nwithout:\n%s", killed, strings.Join(got, "\n"), strings.Join(want, "\n"))

@@ -107,7 +107,7 @@ func bucketEnv(server *s3test.Server) []string {
 // pageBucket is the URL of the pages' bucket.
 const pageBucket = "s3://models/team?region=eu-central-1"
 
-// TestBucketPages runs the blocks with a bucket as [TestPages] does the others, with an S3 server
+// TestBucketPages runs the blocks with a bucket as [TestUserPages] does the others, with an S3 server
 // in the place of Amazon's.
 func TestBucketPages(t *testing.T) {
 	t.Parallel()

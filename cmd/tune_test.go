@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -67,6 +68,56 @@ func fromEnv(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
+// tunerKill is a moment at which a tuner is killed: a text appears in its output, and then a
+// random time below most passes.
+type tunerKill struct {
+	text string
+	most int // milliseconds
+}
+
+// killedSearch starts a search again after each kill, and at last lets it end. It returns the
+// number of kills, which is lower if the search ends before.
+func killedSearch(t *testing.T, search func() *exec.Cmd, at ...tunerKill) (killed int) {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for _, k := range at {
+		cmd := search()
+		out := &watched{seen: make(chan struct{}), text: k.text}
+		cmd.Stdout, cmd.Stderr = out, out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		select {
+		case <-out.seen:
+			wait := time.NewTimer(time.Duration(random.IntN(k.most)) * time.Millisecond)
+			select {
+			case <-wait.C:
+				_ = cmd.Process.Kill() // it may have ended
+				err = <-ended
+			case err = <-ended:
+			}
+		case err = <-ended:
+		}
+		if diedOf(cmd) != syscall.SIGKILL {
+			if err != nil || killed == 0 {
+				t.Fatalf("the search ended after %d kills: %v\n%s", killed, err, out.String())
+			}
+			break
+		}
+		killed++
+	}
+	if out, err := search().CombinedOutput(); err != nil {
+		t.Fatalf("search after %d kills: %v\n%s", killed, err, out)
+	}
+	t.Logf("killed %d times", killed)
+	return killed
+}
+
 // TestTunerKilled: a tuner that is killed again and again makes the decisions of a tuner
 // that is not, and its trials have the same results.
 func TestTunerKilled(t *testing.T) {
@@ -81,45 +132,7 @@ func TestTunerKilled(t *testing.T) {
 	if out, err := search(t, whole, space, trials).CombinedOutput(); err != nil {
 		t.Fatalf("search without kills: %v\n%s", err, out)
 	}
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	killed := 0
-	for killed < kills {
-		cmd := search(t, broken, space, trials)
-		out := &watched{seen: make(chan struct{}), text: "attempt started"}
-		cmd.Stdout, cmd.Stderr = out, out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		var err error
-		ended := make(chan error, 1)
-		go func() { ended <- cmd.Wait() }()
-		select {
-		case <-out.seen:
-		case err := <-ended:
-			t.Fatalf("the search ended after %d kills: %v\n%s", killed, err, out.String())
-		}
-		wait := time.NewTimer(time.Duration(random.IntN(700)) * time.Millisecond)
-		select {
-		case <-wait.C:
-			_ = cmd.Process.Kill() // it may have ended
-			err = <-ended
-		case err = <-ended:
-		}
-		if diedOf(cmd) != syscall.SIGKILL {
-			if err != nil || killed == 0 {
-				t.Fatalf("the search ended after %d kills: %v\n%s", killed, err, out.String())
-			}
-			break
-		}
-		killed++
-	}
-	out, err := search(t, broken, space, trials).CombinedOutput()
-	if err != nil {
-		t.Fatalf("search after %d kills: %v\n%s", killed, err, out)
-	}
-	t.Logf("killed %d times", killed)
+	killed := killedSearch(t, func() *exec.Cmd { return search(t, broken, space, trials) }, slices.Repeat([]tunerKill{{"attempt started", 700}}, kills)...)
 	if a, b := assigned(t, whole), assigned(t, broken); !reflect.DeepEqual(a, b) {
 		t.Errorf("decisions after %d kills:\n%s\nwithout:\n%s", killed, strings.Join(b, "\n"), strings.Join(a, "\n"))
 	}

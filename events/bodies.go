@@ -266,7 +266,7 @@ type SearchBegun struct {
 	Every     int64     `json:"perturb_every,omitempty"` // steps of an interval
 	Quantile  float64   `json:"quantile,omitempty"`      // share of the trials that are replaced after an interval, at most 0.5
 	Resample  float64   `json:"resample,omitempty"`      // probability that a value is drawn again from its domain
-	Factors   []float64 `json:"factors,omitempty"`       // of which one multiplies a number that is not drawn again
+	Factors   []float64 `json:"factors,omitempty"`       // a number that is not drawn again is multiplied by one of these, chosen at random
 	Perturb   []string  `json:"perturb,omitempty"`       // names of the configuration that change
 }
 

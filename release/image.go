@@ -36,7 +36,7 @@ func (r *release) image(ctx context.Context) error {
 		}
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{
 			Platform: &v1.Platform{OS: "linux", Architecture: arch},
-		}}).(v1.ImageIndex)
+		}})
 	}
 	// A name belongs to the index of all processors, of which a reader takes its own.
 	named := mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex), mutate.IndexAddendum{Add: index, Descriptor: v1.Descriptor{

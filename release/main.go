@@ -80,7 +80,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if err := r.prepare(ctx); err != nil {
 		return err
 	}
-	defer os.RemoveAll(r.work)
+	defer func() { _ = os.RemoveAll(r.work) }()
 	for _, make := range steps {
 		if err := make(ctx); err != nil {
 			return err

@@ -178,7 +178,7 @@ func tuneCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comm
 	f.Int64Var(&s.every, "perturb-every", 0, "pbt: steps of an interval, after which the worst trials are replaced")
 	f.Float64Var(&s.quantile, "quantile", 0.25, "pbt: share of the trials that are replaced, and of those that are cloned; 0 to 0.5, rounded up")
 	f.Float64Var(&s.resample, "resample", 0.25, "pbt: probability that a value is drawn again from its domain")
-	f.Float64SliceVar(&s.factors, "factors", []float64{1.2, 0.8}, "pbt: numbers of which one multiplies a value that is not drawn again")
+	f.Float64SliceVar(&s.factors, "factors", []float64{1.2, 0.8}, "pbt: a number that is not drawn again is multiplied by one of these, chosen at random")
 	f.StringSliceVar(&s.perturb, "perturb", nil, "pbt: names of the search space that change in a clone (default: all that are drawn at random)")
 	f.BoolVar(&s.retry, "retry-errored", false, "start the trials again that failed in earlier jobs of the search")
 	f.BoolVar(&s.json, "json", false, "print the trials as one JSON object at the end")

@@ -12,7 +12,7 @@ import (
 // Exploration is how the configuration of a clone differs from its donor's.
 type Exploration struct {
 	Resample float64   // probability that a value is drawn again from its domain
-	Factors  []float64 // of which one multiplies a number that is not drawn again
+	Factors  []float64 // a number that is not drawn again is multiplied by one of these, chosen at random
 	Perturb  []string  // names whose values change; all others are the donor's
 }
 
