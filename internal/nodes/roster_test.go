@@ -218,7 +218,7 @@ func TestRosterReplaces(t *testing.T) {
 			r.disconnect("s-1")
 		}
 		ticking(r, 1, c.until)
-		// Another machine or pod has no say before the coordinator has lost the node: its workers are dead by then.
+		// Another machine or pod joins after the coordinator has lost the node: its workers are dead by then.
 		if lost := strings.Contains(events(r), "lost 1"); c.ok && c.n.elsewhere(before) && !lost {
 			t.Errorf("%s: the node before is not lost", c.name)
 		}
