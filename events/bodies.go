@@ -133,6 +133,7 @@ type JobEnded struct {
 	Job      string `json:"job"`
 	ExitCode int    `json:"exit_code"`
 	Reason   string `json:"reason,omitempty"`
+	Term     string `json:"term,omitempty"` // ID of the decision by which its writer coordinates, in a job that outlives its coordinator: its group.coordinator, else a group.started
 }
 
 // RankPlacement is the node and the devices of one rank of a group.

@@ -162,6 +162,15 @@ func (c *Coordinator) Sealed(id string, rank int) (fingerprint checkpoint.Digest
 	return s.offers[rank].known.Fingerprint, true
 }
 
+// Deadline returns when an open save is aborted unless it is complete; zero if it is not open, or has
+// not been seen by [Coordinator.Tick].
+func (c *Coordinator) Deadline(id string) (at time.Time) {
+	if s := c.saves[id]; s != nil {
+		at = s.deadline
+	}
+	return at
+}
+
 // Adopt makes this node write a rank's part of an open save, from a copy of its sealed bytes:
 // the node of the rank is lost. In a part, which knows no seals of other nodes, the copy is the
 // seal.

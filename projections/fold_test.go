@@ -82,7 +82,7 @@ func dump(t *testing.T, r Reader) map[string]string {
 var grammar = map[byte]string{
 	's': "", 'r': "s", 'j': "ss", 't': "ss", 'a': "ssn", 'w': "ssnn", 'l': "ssnn", 'm': "ssnc",
 	'c': "ssc", 'i': "ssr", 'o': "ssc", 'g': "sss", 'p': "sssn", 'b': "sssc", 'q': "ssnn", 'e': "ssnnn", 'h': "ssc", 'd': "ssnr", 'u': "ssnr",
-	'k': "ssn", 'f': "ssn", 'x': "ss", 'y': "s",
+	'k': "ssn", 'f': "ssn", 'z': "ss", 'x': "ss", 'y': "s",
 }
 
 func describe(t *testing.T, k []byte) string {

@@ -80,6 +80,9 @@ func (f *fold) jobStarted(b *events.JobStarted) error {
 }
 
 func (f *fold) jobEnded(b *events.JobEnded) error {
+	if over, err := f.overtaken(key(keyJobTerm, f.run, b.Job), b.Term); over || err != nil {
+		return err
+	}
 	return f.changeJob(b.Job, func(job *Job) {
 		if !job.Ended {
 			job.Ended, job.EndedSeq, job.EndedAt = true, f.r.Sequence, f.at()

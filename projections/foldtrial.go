@@ -144,27 +144,30 @@ type term struct {
 	Node int    `json:"node"`
 }
 
-// coordinated notes who coordinates the newest group: it may have started just before the decision.
+// coordinated notes who coordinates the newest group: it may have started just before the decision. The job is the
+// same, and has no other group at a time.
 func (f *fold) coordinated(b *events.GroupCoordinator) error {
-	return store(f.t, termKey(f.run, f.name, f.trial.Attempt), term{f.r.ID, b.Node})
+	now := term{f.r.ID, b.Node}
+	return errors.Join(store(f.t, termKey(f.run, f.name, f.trial.Attempt), now), store(f.t, key(keyJobTerm, f.run, b.Job), now))
 }
 
-// overtaken reports whether another process coordinated the group when a coordinator recorded its stop. Decisions
-// of the old coordinator conflict, but nothing refuses a fact: a coordinator that was paused between its last look
-// at the lane and the append would end a group that lives. In the log, every fold finds the same of the two first.
-func (f *fold) overtaken(b *events.GroupStopped) (bool, error) {
-	now, found, err := load[term](f.t, termKey(f.run, f.name, b.Attempt))
+// overtaken reports whether another process coordinated the group or the job at a key when a coordinator recorded its
+// end, with the term of. Decisions of the old coordinator conflict, but nothing refuses a fact: a coordinator that was
+// paused between its last look at the lane and the append would end a group that lives. In the log, every fold finds
+// the same of the two first.
+func (f *fold) overtaken(k []byte, of string) (bool, error) {
+	now, found, err := load[term](f.t, k)
 	switch {
 	case err != nil || !found:
 		return false, err
-	case b.Term != "":
-		return b.Term != now.ID, nil
+	case of != "":
+		return of != now.ID, nil
 	}
 	return f.r.Scope.Actor != events.Node(now.Node), nil // by a version that wrote no term
 }
 
 func (f *fold) groupStopped(b *events.GroupStopped) error {
-	if over, err := f.overtaken(b); over || err != nil {
+	if over, err := f.overtaken(termKey(f.run, f.name, b.Attempt), b.Term); over || err != nil {
 		return err
 	}
 	again := false

@@ -35,6 +35,7 @@ var goldenLogs = []struct{ name, sum string }{
 	{"golden-log-coordinator", "95de6a7bfb7524ec59b5cc2f4c031a23b89f2869f9e775db7b12828c30ccddc7"}, // a living group that another node coordinates
 	{"golden-log-keys", "7ccac50a661ff6cebe870de85f952545aceee68c34114250e132596846012805"},        // keys that sign decisions, a signed one, and their end
 	{"golden-log-terms", "50170287bc65ced1081183dc375d99df8fd0a5acc16982dad5b3e84625fb5931"},       // the same, and its first coordinator records late that the group has stopped
+	{"golden-log-ends", "e9904d6b44fce05563061ad2dfcf69b09dba83ad732930beb078ba503383a91a"},        // the same, and its first coordinator records late that the job has ended
 }
 
 func readGolden(t *testing.T, name, want string) []events.Recorded {

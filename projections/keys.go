@@ -33,6 +33,7 @@ const (
 	keyUsage      = 'x'
 	keyTally      = 'y'
 	keyTerm       = 'f'
+	keyJobTerm    = 'z'
 )
 
 // key starts a key of kind about the named things.

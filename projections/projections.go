@@ -43,6 +43,7 @@
 //	'x' run trial                     the time of its attempts: see [Usage]
 //	'y' run                           [Tally]
 //	'f' run trial attempt             the newest group.coordinator of a group that has one
+//	'z' run job                       the newest group.coordinator of a job that has one
 //	'v' sequence                      [Void]: a message that is not a valid event
 //	'n' run                           [Newer]: the first unknown event
 //	'h' run trial ~begun              the iteration of the report that 'b' rows are from
@@ -63,7 +64,7 @@ import (
 
 // Version is the version of the folds and rows. Rows of another version are discarded,
 // and the log is folded again from its start.
-const Version = 15
+const Version = 16
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"

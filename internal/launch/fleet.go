@@ -401,6 +401,11 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		delete(o.open, e.Node)
 		o.closed()
 		o.mu.Unlock()
+	case msgAdopted:
+		var b adoptReply
+		if decode(&b) {
+			o.group.Adopted(at, b.AdoptionReply)
+		}
 	case msgSettled, msgAbort:
 		var b saveRef
 		if !decode(&b) {

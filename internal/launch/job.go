@@ -223,6 +223,9 @@ func (j *job) recordEnd(ctx context.Context, err error) error {
 	if err != nil {
 		ended.Reason = session.Beginning(err.Error(), session.MaxMessage)
 	}
+	if j.cfg.Standby {
+		ended.Term = j.JobTerm()
+	}
 	left := &events.NodeLeft{Job: j.cfg.Job, Node: j.index(), Reason: "the job ended"}
 	unsaid := j.AppendOfRun(end, left, ended)
 	if full := syscall.ENOSPC; errors.Is(err, full) && errors.Is(unsaid, full) {

@@ -27,6 +27,7 @@ import (
 // its own workers.
 type follower struct {
 	out, log *transcript
+	memory   string // its shared memory
 	link     *nodes.Link
 	reads    atomic.Int32 // of the trial's log
 	done     chan error
@@ -64,7 +65,7 @@ func (j *job) follow(index, procs int) *follower {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-	f.stop = stop
+	f.stop, f.memory = stop, memory
 	own := storeOf(home, memory)
 	own.Log = unreadLog{own.Log, &f.reads}
 	if j.differs != nil {

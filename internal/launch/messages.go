@@ -30,6 +30,7 @@ const (
 	msgClosed  = "closed"  // its part has ended
 	msgSettled = "settled" // it writes no more files of an aborted save: a saveRef
 	msgAbort   = "abort"   // it cannot finish a save: a saveRef
+	msgAdopted = "adopted" // its answer to an adoptOrder: an adoptReply
 	msgAsked   = "asked"   // the job was asked to end there: a StopRequest
 
 	msgInventory = "inventory" // what its part of a living group has, for a coordinator that takes over: an inventory
@@ -66,6 +67,12 @@ type replicaAt struct {
 type adoptOrder struct {
 	Attempt int `json:"attempt"`
 	session.Adoption
+}
+
+// adoptReply is the answer to an adoptOrder.
+type adoptReply struct {
+	Attempt int `json:"attempt"`
+	session.AdoptionReply
 }
 
 // measureOrder names a node whose rate the receiver measures.

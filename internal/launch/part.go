@@ -518,6 +518,9 @@ func (p *part) Request(ctx context.Context, rank int, path string, in, out any) 
 	return p.link.Request(ctx, fmt.Sprintf("/v1/attempts/%d/ranks/%d%s", p.order.Attempt, rank, path), in, out)
 }
 
+// Adopted implements [session.Peer].
+func (p *part) Adopted(a session.AdoptionReply) { p.tell(msgAdopted, adoptReply{p.order.Attempt, a}) }
+
 // Settled implements [session.Peer].
 func (p *part) Settled(checkpoint string) {
 	p.tell(msgSettled, saveRef{Attempt: p.order.Attempt, Checkpoint: checkpoint})

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -189,6 +190,52 @@ func TestCommittedFromSecondReplica(t *testing.T) {
 	again.must()
 }
 
+// With two copies, of which that of the first partner has changed in memory, the save is committed: the
+// second partner writes the lost node's part.
+func TestCommittedFromNextPartner(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 3, sealsAndStays...)
+	j.cfg.MaxInfraRestarts = 0
+	j.replicates(1)
+	alike := j.differs
+	j.differs = func(index int, cfg *launch.Config, s *session.Store) {
+		alike(index, cfg, s)
+		cfg.Replicas = 2
+	}
+	others := j.spread(1, 1, 1)
+	lost, first := others[0], others[1]
+	j.start()
+	awaitText(t, lost.out, "[rank1] staged")
+	for _, partner := range []string{"node 2", "node 0"} {
+		awaitText(t, lost.out, fmt.Sprintf(`msg="replica sent" checkpoint=step-1.a1 rank=1 partner=%q`, partner))
+	}
+	j.changeReplica(2, first.memory)
+	if err := lost.link.Leave(t.Context(), "the test"); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.wait(); err == nil || !strings.Contains(err.Error(), "node 1") {
+		t.Errorf("error %v, want the loss of node 1", err)
+	}
+	wantEnded(t, []string{"step-1.a1"}, nil)
+	var writers []string
+	for _, r := range logOf(t, runOf(t)) {
+		body, err := r.Body()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w, ok := body.(*events.WriteCompleted); ok && w.Rank == 1 {
+			writers = append(writers, fmt.Sprint(r.Scope.Actor))
+		}
+	}
+	if !slices.Equal(writers, []string{"n0"}) {
+		t.Errorf("%q wrote the lost node's part, want the second partner", writers)
+	}
+	wantText(t, j.log, `msg="node asked for the sealed bytes of a lost node" node=2`)
+	again := newJob(t, 3, sealsAndStays...)
+	again.cfg.Run = j.cfg.Run
+	again.must()
+}
+
 // Without a whole replica the save is aborted, with the lost node.
 func TestNoReplica(t *testing.T) {
 	t.Parallel()
@@ -261,7 +308,7 @@ func TestRestoredFromReplica(t *testing.T) {
 			awaitText(t, lost.out, "[rank1] committed")
 			awaitText(t, lost.out, `msg="replica sent" checkpoint=step-1.a1 rank=1`)
 			if c.damaged {
-				changeReplica(t, j)
+				j.changeReplica(0, j.store.Shared)
 			}
 			if err := lost.link.Leave(t.Context(), "the test"); err != nil {
 				t.Fatal(err)
@@ -281,10 +328,11 @@ func TestRestoredFromReplica(t *testing.T) {
 	}
 }
 
-// changeReplica changes the last bytes of the replica on the coordinating node.
-func changeReplica(t *testing.T, j *job) {
+// changeReplica changes the last bytes of the replica of rank 1 on a node.
+func (j *job) changeReplica(node int, memory string) {
+	t := j.t
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(j.store.Shared, "*", "*-"+events.EncodeName(j.cfg.Run)+"-n0", "r00001.peer.*"))
+	paths, err := filepath.Glob(filepath.Join(memory, "*", fmt.Sprintf("*-%s-n%d", events.EncodeName(j.cfg.Run), node), "r00001.peer.*"))
 	if err != nil || len(paths) != 1 {
 		t.Fatalf("replicas %q: %v", paths, err)
 	}

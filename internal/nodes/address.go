@@ -160,6 +160,9 @@ func (n Node) here(newKey func() string) Node {
 		boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 		n.Boot = strings.TrimSpace(string(boot))
 	}
+	if n.Net == "" {
+		n.Net, _ = os.Readlink("/proc/self/ns/net")
+	}
 	if n.PID == 0 {
 		n.PID = os.Getpid()
 	}

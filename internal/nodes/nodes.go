@@ -52,6 +52,7 @@ type Node struct {
 	Index   int    `json:"index"`
 	Host    string `json:"host"`
 	Boot    string `json:"boot,omitempty"` // boot ID of the machine
+	Net     string `json:"net,omitempty"`  // network namespace: pods of one machine have their own, containers of a pod have one
 	PID     int    `json:"pid"`
 	Address string `json:"address,omitempty"` // numeric; other nodes reach this node there
 	Procs   int    `json:"procs"`             // workers

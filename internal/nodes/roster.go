@@ -141,16 +141,22 @@ func (r *roster) superseded(now time.Time, old *entry, n Node) bool {
 	switch {
 	case old.lost != "":
 		return true
-	case old.self, old.node.Host != n.Host:
+	case old.self, old.node.elsewhere(n):
 		// A node that is cut off may run its group until T is over.
 		return false
-	case old.node.Boot != n.Boot && old.node.Boot != "" && n.Boot != "":
-		return true // the machine was restarted
 	case old.expelled != "": // it may beat still, and have processes
 		return now.Sub(old.beaten) >= r.timeout
 	}
-	// The new agent has ended what the old one left on this machine, before it joined.
+	// The processes of the old agent ended with its container, or the new agent has ended them before it joined.
 	return old.suspect != "" || now.Sub(old.beaten) >= r.patience()
+}
+
+// elsewhere reports whether an agent with the same key may run where it cannot end the processes of n. A host name
+// proves nothing: a pod that replaces another one has its name, also on another machine, and the other may be
+// cut off, or about to end. So another boot ID does not prove that the machine was booted again.
+func (n Node) elsewhere(other Node) bool {
+	differ := func(a, b string) bool { return a != b && a != "" && b != "" }
+	return n.Host != other.Host || differ(n.Boot, other.Boot) || differ(n.Net, other.Net)
 }
 
 // assign returns the index of a node that joins.

@@ -185,8 +185,9 @@ func TestRosterReplaces(t *testing.T) {
 	t.Parallel()
 	restarted := node("a", 1)
 	restarted.PID = 11
-	rebooted := restarted
-	rebooted.Boot = "boot2"
+	restarted.Net = "net:[1]"
+	machine, pod, unknown := restarted, restarted, restarted
+	machine.Boot, pod.Net, unknown.Net, unknown.Boot = "boot2", "net:[2]", "", ""
 	moved := restarted
 	moved.Host = "host-z"
 	for _, c := range []struct {
@@ -199,19 +200,28 @@ func TestRosterReplaces(t *testing.T) {
 		{"a restarted agent whose connections are closed", restarted, 0, true, true},
 		{"a restarted agent with open connections", restarted, 0, false, false},
 		{"a restarted agent after missed beats", restarted, 3, false, true},
-		{"a rebooted machine", rebooted, 0, false, true},
+		{"an agent that declares neither boot ID nor namespace", unknown, 3, false, true},
+		{"a machine with the same host name before T", machine, 9, true, false},
+		{"a machine with the same host name after T", machine, 10, true, true},
+		{"another pod of the machine before T", pod, 9, true, false},
+		{"another pod of the machine after T", pod, 10, true, true},
 		{"another host before T", moved, 9, true, false},
 		{"another host after T", moved, 10, true, true},
 	} {
 		r := newTestRoster(t, 2)
-		mustJoin(t, r, at(0), node("a", 1), "s-1")
+		before := node("a", 1)
+		before.Net = "net:[1]"
+		mustJoin(t, r, at(0), before, "s-1")
 		r.connect("s-1")
 		r.activate(r.choose())
 		if c.close {
 			r.disconnect("s-1")
 		}
 		ticking(r, 1, c.until)
-		r.out = nil
+		// Another machine or pod joins after the coordinator has lost the node: its workers are dead by then.
+		if lost := strings.Contains(events(r), "lost 1"); c.ok && c.n.elsewhere(before) && !lost {
+			t.Errorf("%s: the node before is not lost", c.name)
+		}
 		e, err := r.join(at(c.until), c.n, "s-2")
 		if (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.name, err)
@@ -409,8 +419,8 @@ func TestRosterProperties(t *testing.T) {
 				if err != nil {
 					break
 				}
-				if before != nil && before.lost == "" && before.node.Host != n.Host {
-					t.Fatalf("%v replaced a live node on another host: %v", n, before.node)
+				if before != nil && before.lost == "" && (before.node.Host != n.Host || before.node.Boot != n.Boot) {
+					t.Fatalf("%v replaced a live node on another machine: %v", n, before.node)
 				}
 				if old, ok := index[n.Key]; ok && old != e.node.Index {
 					taken := false

@@ -75,6 +75,36 @@ func TestFencing(t *testing.T) {
 	decides(t, b, begins(2, "x.a2"), nil)
 }
 
+// The end of a group names the newest decision by which its writer coordinates, and the end of a job that by which
+// its writer took the place of another process: a coordinator that has been replaced names others.
+func TestTerms(t *testing.T) {
+	open := lanes(t)
+	a, b := open("trainer/job", 0), open("trainer/job", 0)
+	first, second := &Job{decisions: a}, &Job{decisions: b}
+	if first.Term()+first.JobTerm() != "" || (&Job{}).JobTerm() != "" {
+		t.Error("a term before the first decision")
+	}
+	decide := func(l *decisionLog, body events.Body) string {
+		t.Helper()
+		r, err := l.decide(t.Context(), body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.ID
+	}
+	decide(a, &events.TrialCreated{})
+	started := decide(a, starts(a, 1))
+	b.last, b.attempt = a.last, 1
+	took := decide(b, &events.GroupCoordinator{Attempt: 1, Job: "job", Node: 1, Host: "b", Reason: "silent"})
+	if first.Term() != started || first.JobTerm() != started || second.Term() != took || second.JobTerm() != took {
+		t.Errorf("terms %s and %s of %s, %s and %s of %s", first.Term(), first.JobTerm(), started, second.Term(), second.JobTerm(), took)
+	}
+	next := decide(b, starts(b, 2))
+	if second.Term() != next || second.JobTerm() != took {
+		t.Errorf("in the next group: terms %s and %s, want %s and %s", second.Term(), second.JobTerm(), next, took)
+	}
+}
+
 // A lane whose end this process never reaches is an error in the end.
 func TestDecideBehindTheLane(t *testing.T) {
 	open := lanes(t)

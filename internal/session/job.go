@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -175,6 +176,17 @@ func (j *Job) Term() string {
 	j.decisions.mu.Lock()
 	defer j.decisions.mu.Unlock()
 	return j.decisions.term
+}
+
+// JobTerm is [Job.Term] for [events.JobEnded]: the group.coordinator by which this process took the place of another,
+// else the group.started of its newest group. Another process may continue the job when the fact comes into the log.
+func (j *Job) JobTerm() string {
+	if j.decisions == nil {
+		return ""
+	}
+	j.decisions.mu.Lock()
+	defer j.decisions.mu.Unlock()
+	return cmp.Or(j.decisions.took, j.decisions.term)
 }
 
 // Decide appends a decision about the trial. It returns ErrFenced if a newer

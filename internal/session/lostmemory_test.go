@@ -146,7 +146,7 @@ func TestHeldReplicasAreReleased(t *testing.T) {
 // Nodes are lost while the saver is busy: nothing waits for it, and it sees all of them.
 func TestLossesDoNotWait(t *testing.T) {
 	t.Parallel()
-	l := &losses{came: make(chan struct{}, 1)}
+	l := newInbox[loss]()
 	for node := range 3 {
 		l.put(loss{node: node})
 	}

@@ -30,6 +30,8 @@ type Peer interface {
 	// Settled records that this node writes no more files of an aborted save. It must
 	// not block.
 	Settled(checkpoint string)
+	// Adopted answers an order to write a lost node's part of a save. It must not block.
+	Adopted(AdoptionReply)
 	// Request makes a request of a local rank to the coordinating process, such as one
 	// below [ServicePath].
 	Request(ctx context.Context, rank int, path string, in, out any) error

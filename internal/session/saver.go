@@ -55,9 +55,10 @@ type saver struct {
 	// last event that all nodes have got from it; 0: there was none.
 	replayed, heard uint64
 
-	replicas *replicas         // nil: no node keeps copies of slots
-	losses   *losses           // of nodes whose slots were copied
-	slow     *stragglers.Watch // nil: the nodes are not compared
+	replicas *replicas             // nil: no node keeps copies of slots
+	losses   *inbox[loss]          // of nodes whose slots were copied
+	replies  *inbox[adoptionReply] // to orders to write parts of lost nodes
+	slow     *stragglers.Watch     // nil: the nodes are not compared
 
 	drain   chan drain // once
 	idle    chan struct{}
@@ -102,7 +103,7 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 	s := &saver{
 		decisions: l, store: store, log: log, coord: coord, slots: slots,
 		now:    func() time.Time { return l.now().Add(-store.silence()) },
-		losses: &losses{came: make(chan struct{}, 1)}, drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
+		losses: newInbox[loss](), replies: newInbox[adoptionReply](), drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, lostRanks: map[int]error{}, plans: map[rankSave]*events.LocalPlan{},
 		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{}, underWay: map[string]openWrites{},
@@ -189,6 +190,7 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 			draining = &d
 		case <-s.losses.came:
 			lost = append(lost, s.losses.take()...)
+		case <-s.replies.came:
 		case <-timer.C:
 		}
 		if seen < known {
@@ -199,6 +201,15 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 				return err
 			}
 			lost = lost[1:]
+		}
+		for _, reply := range s.replies.take() {
+			if err := s.heedReply(ctx, reply); err != nil {
+				return err
+			}
+		}
+		ask, err := s.askLate(ctx)
+		if err != nil {
+			return err
 		}
 		due, next := s.coord.Tick(s.now())
 		for _, c := range due {
@@ -219,6 +230,9 @@ func (s *saver) follow(ctx context.Context, from, known uint64) error {
 		}
 		if drained && s.writing == 0 && len(s.coord.Open()) == 0 && len(lost) == 0 {
 			return nil
+		}
+		if next.IsZero() || !ask.IsZero() && ask.Before(next) {
+			next = ask
 		}
 		if !next.IsZero() {
 			timer.Reset(max(0, next.Sub(s.now())))
@@ -310,7 +324,7 @@ func (s *saver) obey(ctx context.Context, of fed) error {
 	case of.ask != nil:
 		return s.execute(ctx, *of.ask)
 	case of.adopt != nil:
-		return s.adopt(ctx, *of.adopt)
+		s.adopt(*of.adopt)
 	case of.folded != nil:
 		close(of.folded)
 	case of.event.Kind != "":

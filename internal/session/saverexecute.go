@@ -287,6 +287,11 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	}
 	if err != nil {
 		s.log.Error("write failed", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", err)
+		if s.replicas.writes(c.Checkpoint, c.Rank) && !errors.Is(err, syscall.ENOSPC) {
+			s.replicas.forgo(rankSave{c.Checkpoint, c.Rank})
+			s.reply(AdoptionReply{Checkpoint: c.Checkpoint, Without: []int{c.Rank}, Why: Beginning(err.Error(), MaxMessage)})
+			return nil // another node may have a replica that can be written
+		}
 		failed := &events.WriteFailed{Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank, Error: Beginning(err.Error(), MaxMessage)}
 		if errors.Is(err, syscall.ENOSPC) {
 			s.full(c.Checkpoint)

@@ -1,0 +1,285 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/replica"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/planner"
+)
+
+// decidedLog keeps the decisions that it gets.
+type decidedLog struct {
+	notes
+	aborted []*events.CheckpointAborted
+}
+
+func (l *decidedLog) Decide(_ context.Context, d events.Decision, _ uint64) (uint64, error) {
+	body, err := d.Body()
+	if b, ok := body.(*events.CheckpointAborted); ok {
+		l.aborted = append(l.aborted, b)
+	}
+	return uint64(100 + len(l.aborted)), err
+}
+
+// lostNode is a job of four nodes with a rank each, whose node 1 has sealed a save, as the coordinating
+// process of node 0 sees it.
+type lostNode struct {
+	*saver
+	t      *testing.T
+	log    *decidedLog
+	clock  time.Time
+	asked  []string // orders: a place, and the ranks
+	seq    uint64
+	limits time.Duration // of the partners together
+}
+
+func newLostNode(t *testing.T, partners ...int) *lostNode {
+	n := &lostNode{t: t, log: &decidedLog{}, clock: time.Unix(1000, 0), limits: time.Minute}
+	w := &eventWriter{log: n.log, run: "run", trial: "main", source: "test", node: events.Node(0), now: time.Now, newID: func() string { n.seq++; return fmt.Sprint("id", n.seq) }}
+	coord := planner.NewCoordinator(planner.CoordinatorConfig{Run: "run", Trial: "main", Attempt: 1, WorldSize: 4, Timeout: time.Hour})
+	n.saver = newSaver(&decisionLog{eventWriter: w, attempt: 1, agg: events.Aggregate{Run: "run", Trial: "main"}}, Store{}, coord, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
+	n.now, n.local = func() time.Time { return n.clock }, []int{0}
+	n.saver.replicas = &replicas{
+		Replicas: &Replicas{At: [][]int{1: partners, 3: nil}, Order: func(place int, a Adoption) {
+			for _, p := range a.Parts {
+				n.asked = append(n.asked, fmt.Sprintf("%d:%d", place, p.Rank))
+			}
+		}},
+		index: func(place int) int { return place }, searches: map[rankSave]*search{}, lost: map[int]bool{}, whole: map[rankSave]map[int]bool{},
+		adopted: map[rankSave]bool{}, held: map[rankSave]heldReplica{}, limit: n.limits,
+		keeper: replica.NewKeeper(nil, staging.Memory{}, slog.New(slog.DiscardHandler)),
+	}
+	n.hears(1, &events.LocalPlan{Attempt: 1, Checkpoint: "x.a1", Name: "x", Rank: 1, Fingerprint: strings.Repeat("00", 32)})
+	n.decided(&events.CheckpointBegun{Attempt: 1, Checkpoint: "x.a1", Name: "x", WorldSize: 4})
+	n.hears(1, &events.WriteSealed{Attempt: 1, Checkpoint: "x.a1", Rank: 1})
+	n.coord.Tick(n.clock)
+	return n
+}
+
+func (n *lostNode) apply(e events.Event) {
+	n.t.Helper()
+	n.seq++
+	if err := n.saver.apply(n.t.Context(), events.Recorded{Event: e, Sequence: n.seq}); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// hears folds a fact of a node.
+func (n *lostNode) hears(node int, body events.Body) {
+	n.t.Helper()
+	f, err := events.NewFact(n.decisions.stamp(), events.Scope{Run: "run", Trial: "main", Actor: events.Node(node)}, body)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.apply(f.Event)
+}
+
+func (n *lostNode) decided(body events.Body) {
+	n.t.Helper()
+	d, err := events.NewDecision(n.decisions.stamp(), n.decisions.agg, body)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.apply(d.Event)
+}
+
+func (n *lostNode) lose(place int) {
+	n.t.Helper()
+	if err := n.adoptFrom(n.t.Context(), loss{node: place, ranks: []int{place}, why: fmt.Errorf("node %d is lost", place)}); err != nil {
+		n.t.Error(err)
+	}
+}
+
+// answers gives the answer of a node: whether it writes the part.
+func (n *lostNode) answers(place int, writes bool) {
+	n.t.Helper()
+	reply := AdoptionReply{Checkpoint: "x.a1"}
+	if reply.Without, reply.Why = []int{1}, fmt.Sprint("none on ", place); writes {
+		reply.Writes, reply.Without = reply.Without, nil
+	}
+	if err := n.heedReply(n.t.Context(), adoptionReply{reply, place}); err != nil {
+		n.t.Error(err)
+	}
+}
+
+// passes lets time pass.
+func (n *lostNode) passes(d time.Duration) (next time.Time) {
+	n.t.Helper()
+	n.clock = n.clock.Add(d)
+	next, err := n.askLate(n.t.Context())
+	if err != nil {
+		n.t.Error(err)
+	}
+	return next
+}
+
+func (n *lostNode) wants(asked ...string) {
+	n.t.Helper()
+	if !slices.Equal(n.asked, asked) {
+		n.t.Errorf("asked %q, want %q", n.asked, asked)
+	}
+	if len(n.log.aborted) > 0 {
+		n.t.Errorf("the save is aborted: %s", n.log.aborted[0].Reason)
+	}
+}
+
+// aborts checks that the save is aborted, once, because of the lost node's rank.
+func (n *lostNode) aborts(says ...string) {
+	n.t.Helper()
+	if len(n.log.aborted) != 1 {
+		n.t.Fatalf("the save is aborted %d times", len(n.log.aborted))
+	}
+	b := n.log.aborted[0]
+	if !slices.Equal(b.Ranks, []int{1}) {
+		n.t.Errorf("aborted because of the ranks %v", b.Ranks)
+	}
+	for _, text := range says {
+		if !strings.Contains(b.Reason, text) {
+			n.t.Errorf("aborted because %q, want %q", b.Reason, text)
+		}
+	}
+}
+
+// The partners of a lost node are asked one after the other, until one of them writes its part.
+func TestNextPartnerIsAsked(t *testing.T) {
+	t.Parallel()
+	t.Run("the first has no copy", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.lose(1)
+		n.wants("2:1")
+		n.answers(2, false)
+		n.wants("2:1", "3:1")
+		n.answers(3, true)
+		if next := n.passes(time.Hour); !next.IsZero() {
+			t.Errorf("another node is asked at %v", next)
+		}
+		n.wants("2:1", "3:1")
+	})
+	t.Run("a copy is in the log", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.hears(1, &events.ReplicaNode{Attempt: 1, Checkpoint: "x.a1", Ranks: []events.RankRun{{First: 1, Count: 1}}, Node: 3})
+		n.lose(1)
+		n.wants("3:1")
+		n.answers(3, false)
+		n.wants("3:1", "2:1")
+	})
+	t.Run("no node has a copy", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.lose(1)
+		n.answers(2, false)
+		n.answers(3, false)
+		n.aborts("node 1 is lost", "no other node has a whole replica of its slots", "node 2: none on 2", "node 3: none on 3")
+	})
+	t.Run("the first does not answer", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.lose(1)
+		if next, want := n.passes(0), n.clock.Add(n.limits/2); !next.Equal(want) {
+			t.Errorf("the next one is asked at %v, want %v", next, want)
+		}
+		n.passes(n.limits / 2)
+		n.wants("2:1", "3:1")
+		n.answers(3, false)
+		n.wants("2:1", "3:1") // the first may still write
+		n.answers(2, false)
+		n.aborts()
+	})
+	t.Run("the first writes for long", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.lose(1)
+		n.answers(2, true)
+		n.passes(n.limits)
+		n.wants("2:1")
+		n.answers(2, false) // its write fails
+		n.wants("2:1", "3:1")
+	})
+	t.Run("the first is lost", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.lose(1)
+		n.lose(2)
+		n.wants("2:1", "3:1")
+		n.lose(3)
+		n.aborts("no other node")
+	})
+	t.Run("the first, which has not answered, is lost after the second has none", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.lose(1)
+		n.passes(n.limits)
+		n.answers(3, false)
+		n.wants("2:1", "3:1")
+		n.lose(2)
+		n.aborts("node 3: none on 3")
+	})
+	t.Run("the save ends soon", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.clock = n.clock.Add(time.Hour - time.Second)
+		n.lose(1)
+		if next, want := n.passes(0), n.clock.Add(time.Second/2); !next.Equal(want) {
+			t.Errorf("the next one is asked at %v, want %v", next, want)
+		}
+	})
+	t.Run("the part is written", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.lose(1)
+		n.hears(2, &events.WriteCompleted{Attempt: 1, Checkpoint: "x.a1", Rank: 1, IndexDigest: strings.Repeat("00", 32)})
+		n.passes(n.limits)
+		n.answers(2, false)
+		n.wants("2:1")
+	})
+	t.Run("a node that was not asked", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.lose(1)
+		n.answers(3, false)
+		n.answers(0, true)
+		n.wants("2:1")
+		n.passes(n.limits)
+		n.wants("2:1", "3:1")
+	})
+}
+
+// A node whose write of a replica fails records no failure of the save: another node may write it.
+func TestFailedWriteOfReplica(t *testing.T) {
+	t.Parallel()
+	n := newLostNode(t, 0, 2)
+	part := rankSave{"x.a1", 1}
+	n.lose(1)
+	for _, reply := range n.replies.take() { // this node has no replica
+		if err := n.heedReply(t.Context(), reply); err != nil {
+			t.Error(err)
+		}
+	}
+	n.wants("2:1")
+	n.saver.replicas.adopted[part] = true // as if it had
+	released := 0
+	n.saver.replicas.held[part] = heldReplica{release: func() { released++ }}
+	n.put = func(context.Context, planner.Write) (w data.Written, err error) { return w, errors.New("a bad block") }
+	if err := n.write(t.Context(), planner.Write{Checkpoint: "x.a1", Rank: 1}); err != nil {
+		t.Fatal(err)
+	}
+	replies := n.replies.take()
+	if got := replies[len(replies)-1]; got.place != 0 || !slices.Equal(got.Without, []int{1}) || !strings.Contains(got.Why, "a bad block") {
+		t.Errorf("answered %+v", got)
+	}
+	if len(n.log.facts) > 0 || released != 1 || n.saver.replicas.writes("x.a1", 1) {
+		t.Errorf("%d facts; the replica is released %d times", len(n.log.facts), released)
+	}
+}
