@@ -8,6 +8,7 @@ import (
 	"io"
 	"runtime"
 
+	"github.com/zeebo/blake3"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -34,7 +35,6 @@ type Replica struct {
 	arenas *Arenas
 	arena  *Arena
 	size   int64
-	bare   int64    // where memory begins that may not be touched yet
 	sums   []uint32 // CRC-32C of each block that was received
 	have   []bool
 }
@@ -48,42 +48,24 @@ func (a *Arenas) NewReplica(ctx context.Context, rank int, size int64) (*Replica
 	if err != nil {
 		return nil, err
 	}
-	r := &Replica{arenas: a, arena: f, bare: size}
+	r := &Replica{arenas: a, arena: f}
 	r.begin(size)
 	return r, nil
 }
 
-// NewBareReplica is [Arenas.NewReplica] for a caller that calls [Replica.Touch] for each block before it
-// stores it: while one block is on its way, the memory of another one is allocated.
+// NewBareReplica is [Arenas.NewReplica] without memory: each block gets its memory when
+// [Replica.Receive] stores it.
 func (a *Arenas) NewBareReplica(rank int, size int64) (*Replica, error) {
 	if size < slotFixed {
 		return nil, fmt.Errorf("%w: %d bytes", errNoSlot, size)
 	}
-	f, bare, err := a.takeBare(rank, replicaUse, size)
+	f, err := a.takeBare(rank, replicaUse, size)
 	if err != nil {
 		return nil, err
 	}
-	r := &Replica{arenas: a, arena: f, bare: int64(bare)}
-	if err := r.Touch(0); err != nil {
-		return nil, errors.Join(err, r.Drop())
-	}
+	r := &Replica{arenas: a, arena: f}
 	r.begin(size)
 	return r, nil
-}
-
-// Touch has the kernel allocate the memory of a block. If shared memory is full it returns ENOSPC, where
-// a copy to the memory would fault. It may be called concurrently for different blocks.
-func (r *Replica) Touch(n int) error {
-	from := max(int64(n)*ReplicaBlock, r.bare)
-	to := min(int64(n+1)*ReplicaBlock, int64(len(r.arena.data)))
-	if from >= to {
-		return nil
-	}
-	from -= from % arenaPage
-	if err := shm.TouchPart(r.arena.file, r.arena.data[from:to], int(from)); err != nil {
-		return r.arena.unreserved(r.size, err)
-	}
-	return nil
 }
 
 // Reset makes the memory of a replica available for another slot of size bytes. It reports false
@@ -129,24 +111,30 @@ func (r *Replica) Put(n int, block []byte, sum uint32) error {
 }
 
 // Receive is [Replica.Put] for a block that is being read. It stores pieces of the size of buf while they
-// are in the cache. A block with another checksum is missing afterwards.
+// are in the cache. A block with another checksum is missing afterwards. If shared memory is full, Receive
+// returns ENOSPC.
+//
+// The pieces are written to the file, not copied to its mapping: the kernel then neither clears a page that
+// is overwritten at once nor takes a fault for it. For memory that was never used, on a kernel of version
+// 6.18, a write takes 0.45 ms of CPU for each MB, where the first touch takes 0.6 and the copy 0.12. The
+// first read of the mapping then takes 0.1 more.
 func (r *Replica) Receive(n int, from io.Reader, buf []byte, sum uint32) error {
 	left := r.BlockSize(n)
 	if left == 0 {
 		return fmt.Errorf("there is no block %d", n)
 	}
 	r.have[n] = false
-	got, to := uint32(0), r.arena.data[int64(n)*ReplicaBlock:][:left]
-	for len(to) > 0 {
-		piece := buf[:min(len(buf), len(to))]
+	got := uint32(0)
+	for at := int64(n) * ReplicaBlock; left > 0; {
+		piece := buf[:min(int64(len(buf)), left)]
 		if _, err := io.ReadFull(from, piece); err != nil {
 			return err
 		}
 		got = crc32c.Update(got, piece)
-		if !object.Readable(func() { copy(to, piece) }) {
-			return object.ErrUnreadable
+		if _, err := r.arena.file.WriteAt(piece, at); err != nil {
+			return r.arena.unreserved(r.size, err)
 		}
-		to = to[len(piece):]
+		at, left = at+int64(len(piece)), left-int64(len(piece))
 	}
 	if got != sum {
 		return fmt.Errorf("block %d has the CRC-32C %08x, want %08x", n, got, sum)
@@ -155,9 +143,12 @@ func (r *Replica) Receive(n int, from io.Reader, buf []byte, sum uint32) error {
 	return nil
 }
 
+// digestPiece is how many bytes are digested before it is seen that they are needed now.
+const digestPiece = 1 << 20
+
 // Digests computes the digests of the items in the order of the plan, while blocks are received:
-// arrived waits until the first bytes of the replica have all been.
-func (r *Replica) Digests(ctx context.Context, arrived func(ctx context.Context, bytes int64) error) ([]checkpoint.Digest, error) {
+// arrived waits until the first bytes of the replica have all been. See [shm.Unhurried] for hurry.
+func (r *Replica) Digests(ctx context.Context, arrived func(ctx context.Context, bytes int64) error, hurry <-chan struct{}) ([]checkpoint.Digest, error) {
 	if err := arrived(ctx, slotFixed); err != nil {
 		return nil, err
 	}
@@ -193,7 +184,22 @@ func (r *Replica) Digests(ctx context.Context, arrived func(ctx context.Context,
 			return nil, errors.Join(err, g.Wait())
 		}
 		g.Go(func() error {
-			return read(func() { out[i] = checkpoint.Sum(r.arena.data[at.Offset:][:at.Size]) })
+			rest := r.arena.data[at.Offset:][:at.Size]
+			if hurry == nil || at.Size <= digestPiece {
+				return read(func() { out[i] = checkpoint.Sum(rest) })
+			}
+			h := blake3.New()
+			err := shm.Unhurried(hurry, func(until <-chan struct{}) error {
+				return read(func() {
+					for len(rest) > 0 && !shm.Closed(until) {
+						n := min(len(rest), digestPiece)
+						_, _ = h.Write(rest[:n]) // never fails
+						rest = rest[n:]
+					}
+				})
+			})
+			h.Sum(out[i][:0])
+			return err
 		})
 	}
 	return out, g.Wait()
