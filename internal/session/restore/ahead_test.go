@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
@@ -45,7 +46,9 @@ func (f *fetches) fetching(t *testing.T, a *staging.Arenas, resume string) *Load
 
 // Only the slots that are not here are fetched ahead. The load that needs one of them waits, and fetches
 // only those that were not tried.
-func TestFetchAhead(t *testing.T) {
+func TestFetchAhead(t *testing.T) { synctest.Test(t, fetchAhead) }
+
+func fetchAhead(t *testing.T) {
 	a, slots, _ := keeping(t)
 	s := slots()
 	stage(t, s, "step-1.a1", 1)
@@ -61,9 +64,14 @@ func TestFetchAhead(t *testing.T) {
 	if rest := l.fetched(gone, "step-1.a1", []int{1}); len(rest) > 0 {
 		t.Errorf("a load that has ended waits, and fetches %v", rest)
 	}
+	rest := make(chan []int, 1)
+	go func() { rest <- l.fetched(t.Context(), "step-1.a1", []int{1, 2, 3}) }()
+	if synctest.Wait(); len(rest) > 0 {
+		t.Error("the load does not wait")
+	}
 	close(f.end)
-	if rest := l.fetched(t.Context(), "step-1.a1", []int{1, 2, 3}); !slices.Equal(rest, []int{3}) {
-		t.Errorf("after the copying, ranks %v are fetched, want 3", rest)
+	if got := <-rest; !slices.Equal(got, []int{3}) {
+		t.Errorf("after the copying, ranks %v are fetched, want 3", got)
 	}
 }
 
