@@ -125,7 +125,7 @@ func Repository() Law {
 			{Path: "internal/session/shm", Holds: "files in shared memory: ownership, reuse, leftovers of dead processes", May: []string{"internal/private"}},
 			{Path: "internal/session/staging", Holds: "slots in shared memory that ranks save into", May: []string{"internal/problem", "internal/crc32c", "events", "internal/checkpoint", "internal/object", "internal/data", "internal/session/shm"}},
 			{Path: "internal/preflight", Holds: "finds nodes with a bad network: rounds of pairs, their measurement, the verdicts", May: []string{"internal/httpkit"}},
-			{Path: "internal/session/replica", Holds: "copies of sealed slots in the memory of another node: pairs, sender, keeper", May: []string{"internal/problem", "internal/crc32c", "internal/httpkit", "internal/checkpoint", "internal/session/staging"}},
+			{Path: "internal/session/replica", Holds: "copies of sealed slots in the memory of another node: pairs, sender, keeper", May: []string{"internal/problem", "internal/crc32c", "internal/httpkit", "internal/checkpoint", "internal/session/shm", "internal/session/staging"}},
 			{Path: "internal/session/broadcast", Holds: "blocks that several nodes want in a load, passed on by the node that reads them", May: []string{"internal/problem", "internal/httpkit"}},
 			{Path: "internal/session/restore", Holds: "collective loads: resolved once for all ranks, each block read once", May: []string{"internal/problem", "tensor", "events", "projections", "internal/checkpoint", "planner", "internal/data", "client", "internal/session/staging", "internal/session/broadcast"}},
 			{Path: "internal/session/pulse", Holds: "the signs of life of ranks: their requests", NoDeps: true},

@@ -29,6 +29,9 @@ type Spot struct {
 type Check struct {
 	Before, After int64    // bytes of the first and of the last block that are not wanted
 	Sums          []uint32 // CRC-32C of each block
+	// Chunk is the committed digest of the whole chunk, for a caller that knows that of its source; zero:
+	// the index has none.
+	Chunk checkpoint.Digest
 }
 
 // Spots finds, by want, the bytes that a caller can copy straight out of the files, without
@@ -124,7 +127,7 @@ func within(e *checkpoint.Entry, want checkpoint.Want, read checkpoint.Read) (lo
 // checkOf returns the check for the bytes from lo to hi of a chunk.
 func checkOf(e *checkpoint.Entry, lo, hi int64) Check {
 	first, end := lo/checkpoint.BlockSize, checkpoint.Blocks(hi)
-	return Check{Before: lo - first*checkpoint.BlockSize, After: min(end*checkpoint.BlockSize, e.Item.Bytes) - hi, Sums: e.Sums[first:end]}
+	return Check{Before: lo - first*checkpoint.BlockSize, After: min(end*checkpoint.BlockSize, e.Item.Bytes) - hi, Sums: e.Sums[first:end], Chunk: e.Digest}
 }
 
 // Check returns the check for a copy of the bytes of one read, from any source, if the read

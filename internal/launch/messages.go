@@ -54,6 +54,8 @@ type startOrder struct {
 type replicaOrder struct {
 	To   []replicaAt `json:"to,omitempty"` // the nodes that keep the receiver's slots
 	From []int       `json:"from"`         // ranks whose slots the receiver keeps
+	// Ahead is whether the receiver fetches the slots of the checkpoint to resume from before its ranks ask.
+	Ahead bool `json:"ahead,omitempty"`
 }
 
 // replicaAt is a node that keeps slots of another one.

@@ -23,6 +23,7 @@ type others struct {
 	order startOrder
 	// partners has for each place the places that keep its slots; nil: there are no replicas.
 	partners [][]int
+	ahead    bool           // nodes fetch slots of the checkpoint to resume from before their ranks ask
 	in       chan nodeEvent // for the attempt's loop
 	over     chan struct{}  // closed when the loop has ended
 	closing  chan struct{}  // closed when all parts have ended
@@ -68,6 +69,7 @@ func (f *fleet) others(work context.Context, order startOrder) *others {
 		place: map[int]int{}, joinings: map[int]uint64{}, alive: map[int]bool{}, open: map[int]bool{}, gone: map[int]bool{}, overdue: map[int]context.CancelFunc{}, obeyed: map[int]bool{}, lostOnes: map[int]bool{},
 	}
 	o.partners = f.partners()
+	o.ahead = o.partners != nil && f.job.living == nil && f.job.ownParts(work, order.Resume)
 	for at, m := range f.members {
 		if m.Index != f.own() {
 			o.place[m.Index], o.alive[m.Index], o.open[m.Index] = at, true, true
@@ -99,7 +101,7 @@ func (o *others) start(ctx context.Context, port int) {
 	o.order.MasterAddr, o.order.MasterPort = o.members[0].Address, port
 	for index, at := range o.place {
 		order := o.order
-		order.Node, order.Replicas = at, o.replicaOrder(o.partners, at, o.order.Nodes)
+		order.Node, order.Replicas = at, o.replicaOrder(at)
 		if err := o.endpoint.Send(index, cmdStart, order); err != nil {
 			go o.lost(ctx, index, o.joinings[index], true, err.Error()) // waits for the attempt's loop
 		}

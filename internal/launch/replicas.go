@@ -1,9 +1,11 @@
 package launch
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/preflight"
 	"github.com/ckptstore/ckptstore/internal/session"
@@ -68,21 +70,32 @@ func (f *fleet) partners() [][]int {
 }
 
 // replicaOrder returns a node's part in the replication, by its place; nil: none.
-func (f *fleet) replicaOrder(at [][]int, place int, group session.Nodes) *replicaOrder {
-	if at == nil {
+func (o *others) replicaOrder(place int) *replicaOrder {
+	if o.partners == nil {
 		return nil
 	}
-	order := &replicaOrder{From: []int{}}
-	for _, to := range at[place] {
-		m := f.members[to]
+	order := &replicaOrder{From: []int{}, Ahead: o.ahead}
+	for _, to := range o.partners[place] {
+		m := o.members[to]
 		order.To = append(order.To, replicaAt{m.Index, m.PeerURL(), m.PeerPin})
 	}
-	for from, partners := range at {
+	for from, partners := range o.partners {
 		if slices.Contains(partners, place) {
-			order.From = append(order.From, group[from]...)
+			order.From = append(order.From, o.order.Nodes[from]...)
 		}
 	}
 	return order
+}
+
+// ownParts reports whether each rank of the group will need what the rank of its number has saved of the
+// checkpoint to resume from, as far as the size of the group tells: then a node that lacks these slots may
+// fetch them before its ranks ask.
+func (j *job) ownParts(ctx context.Context, resume string) bool {
+	if resume == "" || restore.IsPath(resume) || strings.Contains(resume, "@") {
+		return false // of another trial
+	}
+	c, err := j.store.Views.Resolve(ctx, restore.Qualify(j.cfg.Run, j.cfg.Trial, resume))
+	return err == nil && c.ID == resume && c.WorldSize == j.cfg.World() && len(c.Participants) == 0
 }
 
 // peerClient returns how this node makes clients for requests to other nodes; nil: it serves none
@@ -119,7 +132,7 @@ func (j *job) replication(order *replicaOrder) *session.Replicas {
 	if order == nil {
 		return nil
 	}
-	r := &session.Replicas{From: order.From}
+	r := &session.Replicas{From: order.From, Ahead: order.Ahead}
 	for _, to := range order.To {
 		r.To = append(r.To, replica.Partner{Node: fmt.Sprint("node ", to.Node), Index: to.Node, URL: to.URL, Client: j.peerClient()(to.Pin)})
 	}
@@ -134,7 +147,7 @@ func (o *others) replicas() *session.Replicas {
 	}
 	r := &session.Replicas{} // this node has no slots
 	if place := o.job.cfg.Node; place >= 0 {
-		r = o.replication(o.replicaOrder(o.partners, place, o.order.Nodes))
+		r = o.replication(o.replicaOrder(place))
 	}
 	r.At, r.Order = o.partners, func(place int, a session.Adoption) {
 		o.must(o.members[place].Index, cmdAdopt, adoptOrder{o.order.Attempt, a})

@@ -21,6 +21,7 @@ const bulkVerb = "bulk"
 type bulk struct {
 	c      *client.Client
 	record *recorder
+	start  int64 // of the process
 	state  client.State
 	work   int           // operations of a step
 	device time.Duration // of a step, in which the rank's CPU is idle
@@ -39,7 +40,7 @@ func runBulk(ctx context.Context, args []string) (err error) {
 	steps := flags.Int("steps", 0, "steps to compute; 0: save or load only")
 	warm := flags.Int("warm", 0, "steps before those whose time is recorded")
 	every := flags.Int("every", 50, "steps between two saves")
-	b := &bulk{}
+	b := &bulk{start: start}
 	flags.IntVar(&b.work, "work", 0, "operations of a step")
 	flags.DurationVar(&b.device, "device", 0, "time of a step in which a device works and the CPU is idle")
 	if err := flags.Parse(args); err != nil {
@@ -165,7 +166,7 @@ func (b *bulk) load(ctx context.Context) error {
 		}
 		into.Tensors = append(into.Tensors, t)
 	}
-	began := time.Now()
+	began, asked := time.Now(), float64(monotonic()-b.start)/1e9
 	loaded, err := b.c.Load(ctx, &into, client.LoadOptions{Strict: true})
 	if err != nil {
 		return err
@@ -176,5 +177,5 @@ func (b *bulk) load(ctx context.Context) error {
 			return fmt.Errorf("rank %d loaded other bytes of %s", b.c.Rank, t.FQN)
 		}
 	}
-	return b.record.record(line{What: whatLoaded, Step: loaded.Step, Saved: loaded.Checkpoint, Took: took.Seconds()})
+	return b.record.record(line{What: whatLoaded, Step: loaded.Step, Saved: loaded.Checkpoint, Took: took.Seconds(), Asked: asked})
 }

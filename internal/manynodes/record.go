@@ -48,6 +48,8 @@ type line struct {
 	Why   string `json:"why,omitempty"`
 	// Took is the duration of a load, or of all steps, in seconds.
 	Took float64 `json:"took,omitempty"`
+	// Asked is when a load began, in seconds since the start of the process.
+	Asked float64 `json:"asked,omitempty"`
 }
 
 // The kinds of lines.

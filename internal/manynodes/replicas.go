@@ -41,6 +41,9 @@ type replicasReport struct {
 	Ratio   float64 `json:"restore_to_raw"`  // median of the rounds
 	Fetched float64 `json:"fetch_to_raw"`    // median of the rounds
 	Files   int64   `json:"bytes_of_files"`  // that the new node read from the disk, at most
+	Asked   float64 `json:"seconds_to_load"` // from the start of the rank's process to its request for the load: the copy may begin before
+	Loaded  float64 `json:"seconds_loaded"`  // from the start of the rank's process to its loaded state
+	CPU     float64 `json:"cpu_per_gb"`      // CPU seconds of the new node's trainer for each GB, with its start
 	Steps   int     `json:"steps"`           // of a training
 	Saved   int64   `json:"bytes_of_a_save"` // of both nodes
 	Device  cost    `json:"device"`          // steps of a device, while the CPUs are idle
@@ -87,7 +90,7 @@ func (o options) replicas(ctx context.Context) error {
 			return err
 		}
 		r := replicasReport{Rounds: o.rounds, Link: o.link, Bytes: replicaBytes, Steps: costSteps, Saved: 2 * costBytes}
-		var raw, restore, fetch, ratio, fetched []float64
+		var raw, restore, fetch, ratio, fetched, asked, loaded, cpu []float64
 		for round := range o.rounds {
 			s := setting{bin: bin, dir: filepath.Join(dir, fmt.Sprint("restore-", round)), nodes: []string{"a", "b", "c"}, disk: netfs.NFS(), shm: 8 * replicaBytes, adapts: o.adapts}
 			if o.only == "" || o.only == "restore" {
@@ -95,7 +98,9 @@ func (o options) replicas(ctx context.Context) error {
 				if err != nil {
 					return fmt.Errorf("restore from a partner: %w", err)
 				}
-				fmt.Fprintf(os.Stderr, "round %d: raw %.0f MB/s, restore %.0f MB/s, fetch %.0f MB/s, %d bytes of files\n", round+1, m.raw/1e6, m.restore/1e6, m.fetch/1e6, m.files)
+				fmt.Fprintf(os.Stderr, "round %d: raw %.0f MB/s, restore %.0f MB/s, fetch %.0f MB/s, load asked for after %.2f s and done after %.2f s, CPU %.2f s/GB, %d bytes of files\n",
+					round+1, m.raw/1e6, m.restore/1e6, m.fetch/1e6, m.asked, m.loaded, m.cpu, m.files)
+				asked, loaded, cpu = append(asked, m.asked), append(loaded, m.loaded), append(cpu, m.cpu)
 				raw, restore, fetch = append(raw, m.raw), append(restore, m.restore), append(fetch, m.fetch)
 				ratio, fetched = append(ratio, m.restore/m.raw), append(fetched, m.fetch/m.raw)
 				r.Files = max(r.Files, m.files)
@@ -114,6 +119,7 @@ func (o options) replicas(ctx context.Context) error {
 		}
 		for into, of := range map[*float64][]float64{
 			&r.Raw: raw, &r.Restore: restore, &r.Fetch: fetch, &r.Ratio: ratio, &r.Fetched: fetched,
+			&r.Asked: asked, &r.Loaded: loaded, &r.CPU: cpu,
 		} {
 			*into = middle(of)
 		}
@@ -126,6 +132,7 @@ func (o options) replicas(ctx context.Context) error {
 // peerRestore is one measurement.
 type peerRestore struct {
 	raw, restore, fetch float64
+	asked, loaded, cpu  float64
 	files               int64
 }
 
@@ -186,6 +193,7 @@ func (o options) restoredFromPeer(ctx context.Context, s setting) (m peerRestore
 		return m, err
 	}
 	m.raw = (before + after) / 2
+	m.cpu = (t.ProcessState.UserTime() + t.ProcessState.SystemTime()).Seconds() / (replicaBytes / 1e9)
 	lives, err := readLives(c.lives, 1)
 	if err != nil {
 		return m, err
@@ -193,7 +201,7 @@ func (o options) restoredFromPeer(ctx context.Context, s setting) (m peerRestore
 	for _, l := range lives {
 		for _, line := range l.Lines {
 			if l.Rank == 1 && line.What == whatLoaded {
-				m.restore = replicaBytes / line.Took
+				m.restore, m.asked, m.loaded = replicaBytes/line.Took, line.Asked, line.Asked+line.Took
 			}
 		}
 	}

@@ -24,7 +24,9 @@ func (j *Job) newLoader(g *Group) *restore.Loader {
 		Kind: func(err error) problem.Kind { return httpkit.DetailsOf(err).Kind },
 	}
 	if of := g.Replicas; of != nil && len(of.To) > 0 && j.keeper != nil {
-		cfg.Fetch = func(ctx context.Context, checkpoint string, ranks []int) { j.fetch(ctx, of.To, checkpoint, ranks) }
+		cfg.Fetch = func(ctx context.Context, checkpoint string, ranks []int, hurry <-chan struct{}) {
+			j.fetch(ctx, of.To, checkpoint, ranks, hurry)
+		}
 	}
 	if g.PeerClient != nil {
 		cfg.Shares, cfg.PeerClient = j.shares, g.PeerClient
@@ -37,9 +39,9 @@ func (j *Job) newLoader(g *Group) *restore.Loader {
 }
 
 // fetch copies slots of ranks from the first node that has them.
-func (j *Job) fetch(ctx context.Context, from []replica.Partner, checkpoint string, ranks []int) {
+func (j *Job) fetch(ctx context.Context, from []replica.Partner, checkpoint string, ranks []int, hurry <-chan struct{}) {
 	for _, at := range from {
-		j.keeper.Fetch(ctx, at, checkpoint, ranks)
+		j.keeper.Fetch(ctx, at, checkpoint, ranks, hurry)
 		held, release := j.arenas.Hold(checkpoint)
 		release()
 		if ranks = slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return held[rank] != nil }); len(ranks) == 0 {

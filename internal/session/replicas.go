@@ -26,6 +26,9 @@ import (
 type Replicas struct {
 	To   []replica.Partner // get the slots of this node
 	From []int             // ranks of other nodes, whose slots this node keeps
+	// Ahead is whether slots that this node lacks are fetched before its ranks ask: each rank needs its
+	// own part of the checkpoint to resume from.
+	Ahead bool
 	// At has for each node the nodes that keep its slots. Order passes an order to the
 	// process of another node, and must not block: that process calls [Group.Adopt]. Only the
 	// coordinating process has them.

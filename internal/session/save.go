@@ -85,7 +85,7 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	defer cancel()
 	say := s.says(id, req, participants, known, checked)
 	part := staging.Part{Attempt: s.Number, Rank: s.rank, Fingerprint: say.print, Checkpoint: id}
-	if err := s.loader.EndProof(ctx); err != nil {
+	if err := s.loader.EndAhead(ctx); err != nil {
 		return client.SaveReply{}, err
 	}
 	sl, err := s.slots.Take(ctx, part, s.onNode(participants), known.slot)

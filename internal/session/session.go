@@ -245,6 +245,9 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	}
 	g.replicate(work, j.keeper)
 	g.loader.Prove()
+	if r := a.Replicas; r != nil && r.Ahead && a.Resumed == nil {
+		g.loader.FetchAhead()
+	}
 	g.saver.over = func(err error) { g.saved <- err }
 	known := a.Started
 	if of := a.Resumed; of != nil {

@@ -358,8 +358,8 @@ func (k *Keeper) block(w http.ResponseWriter, r *http.Request) error {
 		_, _ = io.Copy(io.Discard, body) // the sender reads the answer after that
 		return err
 	}
-	for left := block.Left(); left > 0; left -= len(*buf) {
-		piece := (*buf)[:min(len(*buf), left)]
+	for left := block.Left(); left > 0; left = block.Left() {
+		piece := (*buf)[:min(int64(len(*buf)), left)]
 		if _, err := io.ReadFull(body, piece); err != nil {
 			return problem.Wrap(problem.Damage, fmt.Errorf("read block %d: %w", n, err))
 		}

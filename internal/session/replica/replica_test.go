@@ -330,7 +330,8 @@ func (s *slowPartner) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.Result(), err
 }
 
-// A fetch ends if its blocks come too slowly, although each of them comes in time.
+// A fetch ends if its blocks come too slowly, although each of them comes in time. The time before a rank
+// waits for them does not count.
 func TestSlowFetch(t *testing.T) {
 	n := newNode(t, 1)
 	reader := n.take("step-1.a1", content(1))()
@@ -338,15 +339,31 @@ func TestSlowFetch(t *testing.T) {
 	if _, err := reader.ReadAt(slot[:reader.Size()], 0); err != nil {
 		t.Fatal(err)
 	}
-	synctest.Test(t, func(t *testing.T) {
-		k := NewKeeper(newNode(t, 1).arenas, memory, slog.New(slog.DiscardHandler))
-		slow := &slowPartner{slot: slot}
-		began := time.Now()
-		slots, _ := k.Fetch(t.Context(), Partner{Node: "node 1", URL: "http://replica", Client: &http.Client{Transport: slow}}, "step-1.a1", []int{0, 1})
-		if took := time.Since(began); slots != 0 || took < fetchGrace || took > fetchGrace+time.Second || slow.blocks.Load() != requests {
-			t.Errorf("%d slots and %d blocks in %v", slots, slow.blocks.Load(), took)
-		}
-	})
+	for name, of := range map[string]struct {
+		unhurried time.Duration
+		blocks    int64
+	}{
+		"at once": {0, requests},
+		"ahead":   {fetchGrace * 3 / 2, 2 * requests},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k := NewKeeper(newNode(t, 1).arenas, memory, slog.New(slog.DiscardHandler))
+				slow := &slowPartner{slot: slot}
+				began := time.Now()
+				var hurry chan struct{}
+				if of.unhurried > 0 {
+					hurry = make(chan struct{})
+					time.AfterFunc(of.unhurried, func() { close(hurry) })
+				}
+				slots, _ := k.Fetch(t.Context(), Partner{Node: "node 1", URL: "http://replica", Client: &http.Client{Transport: slow}}, "step-1.a1", []int{0, 1}, hurry)
+				late := time.Since(began) - of.unhurried - fetchGrace
+				if slots != 0 || late < 0 || late > time.Second || slow.blocks.Load() != of.blocks {
+					t.Errorf("%d slots and %d blocks, %v after the bound", slots, slow.blocks.Load(), late)
+				}
+			})
+		})
+	}
 }
 
 // A block that was changed or cut on its way is sent again; none of its bytes become part of a
@@ -496,20 +513,18 @@ func TestReplicaIsTruncated(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer release()
-	block := make([]byte, staging.ReplicaBlock)
-	sum, buf := crc32c.Checksum(block), make([]byte, piece)
+	buf := make([]byte, piece)
 	arrived := func(context.Context, int64) error { return nil }
-	_, digests := r.Digests(t.Context(), arrived)
+	_, digests := r.Digests(t.Context(), arrived, nil)
 	for of, err := range map[string]error{
 		"read": r.Send(0, io.Discard, buf), "verify": r.Verify(), "digests": digests, "whole": r.Whole(r.Part),
-		"receive": r.Receive(0, bytes.NewReader(block), buf, sum), // last: the block is missing afterwards
 	} {
 		if !errors.Is(err, object.ErrUnreadable) {
 			t.Errorf("%s: error %v, want that the file cannot be read", of, err)
 		}
 	}
 	partner := Partner{Node: "node 1", URL: p.server.URL, Client: p.server.Client()}
-	if slots, _ := p.keeper.Fetch(t.Context(), partner, "step-1.a1", []int{0}); slots != 0 {
+	if slots, _ := p.keeper.Fetch(t.Context(), partner, "step-1.a1", []int{0}, nil); slots != 0 {
 		t.Error("it was fetched")
 	}
 }
@@ -694,17 +709,17 @@ func TestKeeperOfAnotherAttempt(t *testing.T) {
 }
 
 // fetches fetches the replica of a save into another node's memory, and returns that.
-func (p *pair) fetches(id string, client *http.Client) (at *node, slots int) {
+func (p *pair) fetches(id string, client *http.Client, hurry <-chan struct{}) (at *node, slots int) {
 	p.t.Helper()
 	at = newNode(p.t, 1)
 	k := NewKeeper(at.arenas, memory, slog.New(slog.DiscardHandler))
 	p.t.Cleanup(k.Close)
-	slots, _ = k.Fetch(p.t.Context(), Partner{Node: "node 1", URL: p.server.URL, Client: client}, id, []int{0})
+	slots, _ = k.Fetch(p.t.Context(), Partner{Node: "node 1", URL: p.server.URL, Client: client}, id, []int{0}, hurry)
 	return at, slots
 }
 
 // A fetched slot has the bytes of the save, and digests that were computed from these bytes while they
-// came, so that a restore need not compute them.
+// came, so that a restore need not compute them: also if a rank begins to wait for it in the middle.
 func TestFetchedWithDigests(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
@@ -712,12 +727,25 @@ func TestFetchedWithDigests(t *testing.T) {
 	if err := p.sends(p.sender(), "step-1.a1", p.take("step-1.a1", data)()); err != nil {
 		t.Fatal(err)
 	}
-	at, slots := p.fetches("step-1.a1", p.server.Client())
-	held, release := at.arenas.Hold("step-1.a1")
-	defer release()
-	got, digest := held.Chunk(0, item)
-	if slots != 1 || !bytes.Equal(got, data) || digest != checkpoint.Sum(data) {
-		t.Errorf("%d slots, %d bytes with the digest %s, want %s", slots, len(got), digest, checkpoint.Sum(data))
+	never, before, middle := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	close(before)
+	hurries := &http.Client{Transport: changed{func(block []byte) []byte {
+		close(middle)
+		return block
+	}}}
+	for name, of := range map[string]struct {
+		hurry  chan struct{}
+		client *http.Client
+	}{
+		"at once": {nil, p.server.Client()}, "ahead": {never, p.server.Client()}, "asked for": {before, p.server.Client()}, "asked for in the middle": {middle, hurries},
+	} {
+		at, slots := p.fetches("step-1.a1", of.client, of.hurry)
+		held, release := at.arenas.Hold("step-1.a1")
+		defer release()
+		got, digest := held.Chunk(0, item)
+		if slots != 1 || !bytes.Equal(got, data) || digest != checkpoint.Sum(data) {
+			t.Errorf("%s: %d slots, %d bytes with the digest %s, want %s", name, slots, len(got), digest, checkpoint.Sum(data))
+		}
 	}
 }
 
@@ -734,7 +762,7 @@ func TestFetchOfChangedBlock(t *testing.T) {
 			if err := p.sends(p.sender(), "step-1.a1", p.take("step-1.a1", content(1))()); err != nil {
 				t.Fatal(err)
 			}
-			at, slots := p.fetches("step-1.a1", &http.Client{Transport: changed{change}})
+			at, slots := p.fetches("step-1.a1", &http.Client{Transport: changed{change}}, nil)
 			held, release := at.arenas.Hold("step-1.a1")
 			defer release()
 			if slots != 0 || len(held) != 0 {

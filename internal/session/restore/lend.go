@@ -121,6 +121,9 @@ func (r *restore) lendFrom(ctx context.Context, held staging.Copies) (bytes int6
 				if err != nil {
 					return 0, err
 				}
+				if known && !fits(held, of.wants[read.Want], read, check.Chunk) {
+					continue // see [restore.fromSlots]
+				}
 				if known {
 					s.check = &check
 					checked = append(checked, lending{rank, read.Want, s})
@@ -156,6 +159,14 @@ func (r *restore) lendFrom(ctx context.Context, held staging.Copies) (bytes int6
 		}
 	}
 	return bytes + got.Bytes, nil
+}
+
+// fits reports whether a chunk in a slot may have the committed digest: its own is the same or unknown. The
+// ranks compare checksums only, and what they find fails the load.
+func fits(held staging.Copies, want checkpoint.Want, read checkpoint.Read, committed checkpoint.Digest) bool {
+	_, has := held.Chunk(read.Rank, itemOf(want, read))
+	none := checkpoint.Digest{}
+	return has == none || committed == none || has == committed
 }
 
 // checks reports whether a rank verifies a want itself if it is lent.

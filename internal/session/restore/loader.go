@@ -17,10 +17,11 @@ import (
 // the same ranks, by default all, is resolved once, when each of them has asked for
 // it. So no two ranks can restore different checkpoints, even if one is committed in
 // between. It is also read once: wants of several ranks are copied to all of them out
-// of one buffer. All methods but Prove may be called concurrently.
+// of one buffer. All methods but Prove and FetchAhead may be called concurrently.
 type Loader struct {
 	cfg   Config
 	proof *proof // set before the first load, or nil
+	ahead *ahead // likewise
 
 	mu      sync.Mutex
 	counts  map[loadRanks]int // loads a rank has asked for, by its group of ranks
@@ -380,6 +381,9 @@ func (l *Loader) Close(limit time.Duration) bool {
 	l.closed = true
 	if l.end != nil {
 		l.end()
+	}
+	if l.ahead != nil {
+		l.ahead.stop()
 	}
 	for _, ld := range l.loads {
 		if ld.cancel != nil {

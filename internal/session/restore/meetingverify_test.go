@@ -2,12 +2,15 @@ package restore
 
 import (
 	"errors"
+	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
 
 func verifying(rank int) client.LoadRequest {
@@ -136,4 +139,34 @@ func TestRankOfNodeDoesNotVerify(t *testing.T) {
 		}
 	}
 	g.intact(t, got, mixed)
+}
+
+// A slot whose digest is known to differ from the committed one is not lent to ranks that verify: its bytes
+// come from the files, and the load does not fail.
+func TestSlotOfAnotherDigestNotLent(t *testing.T) {
+	item := checkpoint.Item{Shard: rowsOf(2, savedBy), Bytes: rows / savedBy * columns}
+	asks := func(int) client.LoadRequest {
+		return client.LoadRequest{Ref: "step-5", Verifies: true, Items: []client.Item{itemOfShard(item.Shard)}}
+	}
+	for name, of := range map[string]struct {
+		bytes []byte
+		slots int64
+	}{
+		"same":    {bytesOf(item.Shard), item.Bytes},
+		"another": {make([]byte, item.Bytes), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newGroup(t)
+			s := staging.New(g.loaders[1].cfg.Arenas, staging.Config{
+				Slots: 1, Ranks: 4, Busy: staging.BusyWait, Memory: staging.Memory{Bytes: 1 << 30}, Log: slog.New(slog.DiscardHandler),
+			})
+			keep(t, s, saved, 2, item, of.bytes)
+			s.Close()
+			got := g.load(t, []int{2, 3}, asks)
+			g.intact(t, got, asks)
+			if done := g.log.completed; len(done) != 1 || done[0].Slots != 2*of.slots {
+				t.Errorf("completed %+v; want %d bytes from slots", done, 2*of.slots)
+			}
+		})
+	}
 }

@@ -42,10 +42,16 @@ func keeping(t *testing.T) (a *staging.Arenas, slots func() *staging.Slots, shar
 // stage runs a save of one value, to the end of its write.
 func stage(t *testing.T, s *staging.Slots, id string, with byte) {
 	t.Helper()
-	items := []checkpoint.Item{{Value: true, Bytes: 5000, Shard: tensor.Shard{FQN: "value"}}}
-	encoded := checkpoint.EncodeLocal(checkpoint.Local{Items: items})
+	keep(t, s, id, 0, checkpoint.Item{Value: true, Bytes: 5000, Shard: tensor.Shard{FQN: "value"}}, bytes.Repeat([]byte{with}, 5000))
+}
+
+// keep runs a save of one item of a rank, to the end of its write.
+func keep(t *testing.T, s *staging.Slots, id string, rank int, item checkpoint.Item, content []byte) {
+	t.Helper()
+	items := []checkpoint.Item{item}
+	encoded := checkpoint.EncodeLocal(checkpoint.Local{Rank: rank, Items: items})
 	layout := staging.LayOut(items, encoded)
-	got, err := s.Take(t.Context(), staging.Part{Attempt: 1, Fingerprint: checkpoint.Sum(encoded), Checkpoint: id}, []int{0}, layout)
+	got, err := s.Take(t.Context(), staging.Part{Attempt: 1, Rank: rank, Fingerprint: checkpoint.Sum(encoded), Checkpoint: id}, []int{rank}, layout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,20 +59,19 @@ func stage(t *testing.T, s *staging.Slots, id string, with byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	content := bytes.Repeat([]byte{with}, int(items[0].Bytes))
 	_, err = io.NewOffsetWriter(slot, layout.Offsets()[0]).Write(content)
 	_, merr := slot.WriteAt(binary.LittleEndian.AppendUint64(nil, got.Generation), 8)
 	if err := errors.Join(err, merr, slot.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := s.Seal(0, id); !ok || err != nil {
+	if _, ok, err := s.Seal(rank, id); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	_, release, err := s.Open(id, 0, items)
+	_, release, err := s.Open(id, rank, items)
 	if err != nil {
 		t.Fatal(err)
 	}
-	release([]data.ChunkDigest{{Item: items[0], Digest: checkpoint.Sum(content)}})
+	release([]data.ChunkDigest{{Item: item, Digest: checkpoint.Sum(content)}})
 }
 
 // proving returns a loader whose proof of a checkpoint is running, and a function

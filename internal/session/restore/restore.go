@@ -6,6 +6,7 @@
 //	spot     the place of a want: in a staging slot, in a file of the checkpoint,
 //	         or in an arena that was made for the load
 //	proof    a checkpoint in shared memory, verified before a rank asks for it
+//	ahead    slots of another node, copied before a rank asks for them
 //	Meeting  the loads of a group on several nodes, each resolved once for all nodes
 //	shared   blocks that several nodes read, which one reads and passes on
 //
@@ -47,8 +48,9 @@ type Config struct {
 	Log    Log
 	Arenas *staging.Arenas
 	// Fetch copies slots of ranks from another node into Arenas, as far as that node has them
-	// for a checkpoint. It is bounded, and best effort; nil: there is none.
-	Fetch func(ctx context.Context, checkpoint string, ranks []int)
+	// for a checkpoint. It is bounded, and best effort; nil: there is none. Until hurry is closed, it yields
+	// to all other computation; a nil hurry counts as closed.
+	Fetch func(ctx context.Context, checkpoint string, ranks []int, hurry <-chan struct{})
 	Spare func() bool // frees the memory of free slots, and reports whether there were any
 
 	// Coordinator decides the loads of a group on several nodes; nil: this loader

@@ -109,10 +109,11 @@ func tierOf(of Report) string {
 }
 
 // fetch copies slots of this node's ranks from another node if the load reads their chunks and
-// this node does not have them: it replaces the node that had. It reports whether it tried.
-// Without an answer, files are read.
+// this node does not have them: it replaces the node that had. It reports whether there may be more slots
+// than held. Without an answer, files are read.
 func (r *restore) fetch(ctx context.Context, held staging.Copies) bool {
 	if _, own := r.reader.(*data.FileReader); !own || r.l.cfg.Fetch == nil || r.ckpt.Run != r.l.cfg.Run || r.ckpt.Trial != r.l.cfg.Trial {
+		r.l.fetched(ctx, "", nil)
 		return false
 	}
 	lacks := map[int]bool{}
@@ -123,8 +124,8 @@ func (r *restore) fetch(ctx context.Context, held staging.Copies) bool {
 			}
 		}
 	}
-	if len(lacks) > 0 {
-		r.l.cfg.Fetch(ctx, r.ckpt.ID, slices.Sorted(maps.Keys(lacks)))
+	if rest := r.l.fetched(ctx, r.ckpt.ID, slices.Sorted(maps.Keys(lacks))); len(rest) > 0 {
+		r.l.cfg.Fetch(ctx, r.ckpt.ID, rest, nil)
 	}
 	return len(lacks) > 0
 }

@@ -79,23 +79,48 @@ const (
 // train at the same time, the first save of 2 GB took three times as long without
 // it.
 func TouchAhead(ctx context.Context, file *os.File, data []byte, from int) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread and its priority end with this goroutine
-		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, quiet)
-		var err error
+	return quietly(func() (err error) {
 		for ; from < len(data) && err == nil; from += quietSegment {
 			if err = ctx.Err(); err == nil {
 				err = populate(file, data[from:min(from+quietSegment, len(data))], from)
 			}
 		}
-		done <- err
+		return err
+	})
+}
+
+// quietly calls do in a thread of low priority.
+func quietly(do func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread and its priority end with this goroutine
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, quiet)
+		done <- do()
 	}()
 	return <-done
 }
 
-// TouchPart is [Touch] for a part of a mapped file, which begins at from, in the caller's thread.
-func TouchPart(file *os.File, part []byte, from int) error { return populate(file, part, from) }
+// Unhurried does work that is needed later: in a thread of low priority until hurry is closed, and then in
+// the caller's. A nil hurry counts as closed. do returns when until is closed, and continues where it was when
+// it is called again; a nil until is never closed.
+func Unhurried(hurry <-chan struct{}, do func(until <-chan struct{}) error) error {
+	if hurry != nil {
+		if err := quietly(func() error { return do(hurry) }); err != nil {
+			return err
+		}
+	}
+	return do(nil)
+}
+
+// Closed reports whether a channel is closed; a nil one is not.
+func Closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
 
 // populate makes the kernel allocate part, which begins at from in a mapped file.
 func populate(file *os.File, part []byte, from int) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -55,6 +56,39 @@ func TestTouch(t *testing.T) {
 		case <-look.C:
 		case <-ctx.Done():
 			t.Fatalf("%d threads have a low priority", left)
+		}
+	}
+}
+
+// TestUnhurried checks that work has a thread of low priority until it is needed, and continues in the
+// caller's.
+func TestUnhurried(t *testing.T) {
+	hurry := make(chan struct{})
+	var steps []bool
+	err := Unhurried(hurry, func(until <-chan struct{}) error {
+		for len(steps) < 4 && !Closed(until) {
+			now, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+			if err != nil {
+				return err
+			}
+			if steps = append(steps, now == 20-quiet); len(steps) == 2 { // the raw system call's value
+				close(hurry)
+			}
+		}
+		return nil
+	})
+	if err != nil || !slices.Equal(steps, []bool{true, true, false, false}) {
+		t.Errorf("steps in a thread of low priority: %v, %v", steps, err)
+	}
+	failed := errors.New("failed")
+	for _, hurry := range []chan struct{}{nil, make(chan struct{})} {
+		times := 0
+		err := Unhurried(hurry, func(<-chan struct{}) error {
+			times++
+			return failed
+		})
+		if !errors.Is(err, failed) || times != 1 {
+			t.Errorf("%d calls after a failure: %v", times, err)
 		}
 	}
 }

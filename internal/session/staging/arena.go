@@ -153,18 +153,18 @@ func (a *Arenas) makeBy(rank int, use string, size int64, ahead bool, grow func(
 	return f, nil
 }
 
-// takeBare is [Arenas.Take] for a caller that touches the memory from bare on itself, before it writes
-// there: see [shm.TouchPart].
-func (a *Arenas) takeBare(rank int, use string, size int64) (f *Arena, bare int, err error) {
-	extend := func(f *Arena) (err error) {
-		bare, err = f.extend(size)
+// takeBare is [Arenas.Take] without memory, for a caller that writes all of the file, and not by its
+// mapping: there a write would be killed if shared memory is full.
+func (a *Arenas) takeBare(rank int, use string, size int64) (*Arena, error) {
+	extend := func(f *Arena) error {
+		_, err := f.extend(size)
 		return err
 	}
-	f, err = a.makeBy(rank, use, size, false, extend)
+	f, err := a.makeBy(rank, use, size, false, extend)
 	if errors.Is(err, unix.ENOSPC) && a.spare(0) {
 		f, err = a.makeBy(rank, use, size, false, extend)
 	}
-	return f, bare, err
+	return f, err
 }
 
 // name opens an arena under a new name: a returned one, or a new one. The caller

@@ -8,6 +8,7 @@ import (
 	"io"
 	"runtime"
 
+	"github.com/zeebo/blake3"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
@@ -34,7 +35,6 @@ type Replica struct {
 	arenas *Arenas
 	arena  *Arena
 	size   int64
-	bare   int64    // where memory begins that may not be touched yet
 	sums   []uint32 // CRC-32C of each block that was received
 	have   []bool
 	// receipts has the last receipt of each block; nil: there was none, or the block has arrived.
@@ -50,42 +50,24 @@ func (a *Arenas) NewReplica(ctx context.Context, rank int, size int64) (*Replica
 	if err != nil {
 		return nil, err
 	}
-	r := &Replica{arenas: a, arena: f, bare: size}
+	r := &Replica{arenas: a, arena: f}
 	r.begin(size)
 	return r, nil
 }
 
-// NewBareReplica is [Arenas.NewReplica] for a caller that calls [Replica.Touch] for each block before it
-// stores it: while one block is on its way, the memory of another one is allocated.
+// NewBareReplica is [Arenas.NewReplica] without memory: each block gets its memory when
+// [Replica.Receive] stores it.
 func (a *Arenas) NewBareReplica(rank int, size int64) (*Replica, error) {
 	if size < slotFixed {
 		return nil, fmt.Errorf("%w: %d bytes", errNoSlot, size)
 	}
-	f, bare, err := a.takeBare(rank, replicaUse, size)
+	f, err := a.takeBare(rank, replicaUse, size)
 	if err != nil {
 		return nil, err
 	}
-	r := &Replica{arenas: a, arena: f, bare: int64(bare)}
-	if err := r.Touch(0); err != nil {
-		return nil, errors.Join(err, r.Drop())
-	}
+	r := &Replica{arenas: a, arena: f}
 	r.begin(size)
 	return r, nil
-}
-
-// Touch has the kernel allocate the memory of a block. If shared memory is full it returns ENOSPC, where
-// a copy to the memory would fault. It may be called concurrently for different blocks.
-func (r *Replica) Touch(n int) error {
-	from := max(int64(n)*ReplicaBlock, r.bare)
-	to := min(int64(n+1)*ReplicaBlock, int64(len(r.arena.data)))
-	if from >= to {
-		return nil
-	}
-	from -= from % arenaPage
-	if err := shm.TouchPart(r.arena.file, r.arena.data[from:to], int(from)); err != nil {
-		return r.arena.unreserved(r.size, err)
-	}
-	return nil
 }
 
 // Reset makes the memory of a replica available for another slot of size bytes. It reports false
@@ -118,10 +100,11 @@ func (r *Replica) BlockSize(n int) int64 {
 
 // Receipt receives one block of a replica, piece by piece.
 type Receipt struct {
-	of  *Replica
-	n   int
-	to  []byte // memory of what has not arrived
-	sum uint32
+	of   *Replica
+	n    int
+	at   int64 // in the slot, of what has not arrived
+	left int64 // bytes that have not arrived
+	sum  uint32
 }
 
 // Block begins the receipt of a block, which is missing until it has arrived. A later receipt of the same
@@ -131,24 +114,32 @@ func (r *Replica) Block(n int) (*Receipt, error) {
 	if size == 0 {
 		return nil, fmt.Errorf("there is no block %d", n)
 	}
-	b := &Receipt{of: r, n: n, to: r.arena.data[int64(n)*ReplicaBlock:][:size]}
+	b := &Receipt{of: r, n: n, at: int64(n) * ReplicaBlock, left: size}
 	r.have[n], r.receipts[n] = false, b
 	return b, nil
 }
 
 // Left returns how many bytes have not arrived.
-func (b *Receipt) Left() int { return len(b.to) }
+func (b *Receipt) Left() int64 { return b.left }
 
-// Store stores the next bytes, [Receipt.Left] at most.
+// Store stores the next bytes, [Receipt.Left] at most. If shared memory is full, it returns ENOSPC.
+//
+// The bytes are written to the file, not copied to its mapping: the kernel then neither clears a page that
+// is overwritten at once nor takes a fault for it. For memory that was never used, on a kernel of version
+// 6.18, a write takes 0.45 ms of CPU for each MB, where the first touch takes 0.6 and the copy 0.12. The
+// first read of the mapping then takes 0.1 more.
 func (b *Receipt) Store(piece []byte) error {
 	if b.of.receipts[b.n] != b {
 		return fmt.Errorf("block %d is received again", b.n)
 	}
-	b.sum = crc32c.Update(b.sum, piece)
-	if !object.Readable(func() { copy(b.to, piece) }) {
-		return object.ErrUnreadable
+	if int64(len(piece)) > b.left {
+		return fmt.Errorf("%d bytes for the last %d of block %d", len(piece), b.left, b.n)
 	}
-	b.to = b.to[len(piece):]
+	b.sum = crc32c.Update(b.sum, piece)
+	if _, err := b.of.arena.file.WriteAt(piece, b.at); err != nil {
+		return b.of.arena.unreserved(b.of.size, err)
+	}
+	b.at, b.left = b.at+int64(len(piece)), b.left-int64(len(piece))
 	return nil
 }
 
@@ -157,8 +148,8 @@ func (b *Receipt) End(sum uint32) error {
 	switch {
 	case b.of.receipts[b.n] != b:
 		return fmt.Errorf("block %d is received again", b.n)
-	case len(b.to) > 0:
-		return fmt.Errorf("%d bytes of block %d are missing", len(b.to), b.n)
+	case b.left > 0:
+		return fmt.Errorf("%d bytes of block %d are missing", b.left, b.n)
 	case b.sum != sum:
 		return fmt.Errorf("block %d has the CRC-32C %08x, want %08x", b.n, b.sum, sum)
 	}
@@ -172,8 +163,8 @@ func (r *Replica) Has(n int) bool { return n >= 0 && n < len(r.have) && r.have[n
 // Receive receives a block that is being read, in pieces of the size of buf, which stay in the cache.
 func (r *Replica) Receive(n int, from io.Reader, buf []byte, sum uint32) error {
 	b, err := r.Block(n)
-	for err == nil && b.Left() > 0 {
-		piece := buf[:min(len(buf), b.Left())]
+	for err == nil && b.left > 0 {
+		piece := buf[:min(int64(len(buf)), b.left)]
 		if _, err = io.ReadFull(from, piece); err == nil {
 			err = b.Store(piece)
 		}
@@ -184,9 +175,12 @@ func (r *Replica) Receive(n int, from io.Reader, buf []byte, sum uint32) error {
 	return b.End(sum)
 }
 
+// digestPiece is how many bytes are digested before it is seen that they are needed now.
+const digestPiece = 1 << 20
+
 // Digests computes the digests of the items in the order of the plan, while blocks are received:
-// arrived waits until the first bytes of the replica have all been.
-func (r *Replica) Digests(ctx context.Context, arrived func(ctx context.Context, bytes int64) error) ([]checkpoint.Digest, error) {
+// arrived waits until the first bytes of the replica have all been. See [shm.Unhurried] for hurry.
+func (r *Replica) Digests(ctx context.Context, arrived func(ctx context.Context, bytes int64) error, hurry <-chan struct{}) ([]checkpoint.Digest, error) {
 	if err := arrived(ctx, slotFixed); err != nil {
 		return nil, err
 	}
@@ -222,7 +216,22 @@ func (r *Replica) Digests(ctx context.Context, arrived func(ctx context.Context,
 			return nil, errors.Join(err, g.Wait())
 		}
 		g.Go(func() error {
-			return read(func() { out[i] = checkpoint.Sum(r.arena.data[at.Offset:][:at.Size]) })
+			rest := r.arena.data[at.Offset:][:at.Size]
+			if hurry == nil || at.Size <= digestPiece {
+				return read(func() { out[i] = checkpoint.Sum(rest) })
+			}
+			h := blake3.New()
+			err := shm.Unhurried(hurry, func(until <-chan struct{}) error {
+				return read(func() {
+					for len(rest) > 0 && !shm.Closed(until) {
+						n := min(len(rest), digestPiece)
+						_, _ = h.Write(rest[:n]) // never fails
+						rest = rest[n:]
+					}
+				})
+			})
+			h.Sum(out[i][:0])
+			return err
 		})
 	}
 	return out, g.Wait()
