@@ -17,7 +17,7 @@ import sys
 import ray
 from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
-from ray_training import ADDRESS, MEMORY, note, once, until
+from ray_training import head, note, once, until
 
 import ckptstore
 import ckptstore.ray
@@ -52,10 +52,7 @@ def train(config: dict) -> None:
 
 
 def main(config: dict) -> None:
-    ray.init(
-        num_cpus=2, object_store_memory=MEMORY, include_dashboard=False, _node_ip_address=ADDRESS, _temp_dir=config["temp"],
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
-    )
+    ray.init(address=head(config).address, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}})
     scheduler = None
     if config.get("population"):
         # The worse of two trials takes over the better one's checkpoint, and both wait for each other.

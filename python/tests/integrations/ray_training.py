@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import time
 import ray
 import ray.train
 import torch
+from ray.cluster_utils import Cluster
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.execution.callback import ReportCallback, WorkerGroupCallback
@@ -28,7 +30,7 @@ from ray.train.v2._internal.execution.callback import ReportCallback, WorkerGrou
 import ckptstore
 import ckptstore.ray
 
-DEADLINE = 120.0  # seconds
+DEADLINE = 300.0  # seconds, on a busy machine
 
 
 def note(config: dict, who: str, **line: object) -> None:
@@ -45,11 +47,11 @@ def once(config: dict, what: str) -> bool:
         return False
 
 
-def until(what: str, happened) -> None:
-    end = time.monotonic() + DEADLINE
+def until(what: str, happened, limit: float = DEADLINE) -> None:
+    end = time.monotonic() + limit
     while not happened():
         if time.monotonic() > end:
-            raise TimeoutError(f"not within {DEADLINE} s: {what}")
+            raise TimeoutError(f"not within {limit} s: {what}")
         time.sleep(0.05)
 
 
@@ -199,16 +201,32 @@ ADDRESS = "127.0.0.2"  # Ray takes 127.0.0.1 for the address of another interfac
 MEMORY = 80 << 20  # bytes of an object store
 
 
+def options(config: dict) -> dict:
+    """Return the options of a node on this machine.
+
+    Its agents have fixed ports: on a busy machine, a raylet gives up before they have written theirs.
+    """
+    names = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent_port", "metrics_export_port")
+    probes = [socket.socket() for _ in names]
+    for probe in probes:
+        probe.bind(("", 0))
+    ports = {name: probe.getsockname()[1] for name, probe in zip(names, probes)}
+    for probe in probes:
+        probe.close()
+    return {**ports, "wait": False, "node_ip_address": ADDRESS, "object_store_memory": MEMORY, "include_dashboard": False, "temp_dir": config["temp"], "num_cpus": 2}
+
+
+def head(config: dict) -> Cluster:
+    """Start Ray on this machine, for this process."""
+    return Cluster(initialize_head=True, head_node_args=options(config))
+
+
 class Nodes:
     """A head and two nodes of Ray on this machine, each with its own raylet."""
 
     def __init__(self, config: dict):
-        from ray.cluster_utils import Cluster
-
-        common = {"node_ip_address": ADDRESS, "object_store_memory": MEMORY, "include_dashboard": False, "temp_dir": config["temp"]}
-        self.config = config
-        self.cluster = Cluster(initialize_head=True, head_node_args={**common, "num_cpus": 2})
-        self.nodes = {node.node_id: node for node in (self.cluster.add_node(**common, num_cpus=2, resources={"w": 2}) for _ in range(2))}
+        self.config, self.cluster = config, head(config)
+        self.nodes = {node.node_id: node for node in (self.cluster.add_node(**options(config), resources={"w": 2}) for _ in range(2))}
 
     def begin(self) -> None:
         """Announce the end of rank 0's node when both ranks ask, and kill its raylet once they have saved and the end is due."""
@@ -233,7 +251,7 @@ class Nodes:
             return [line for line in lines if what in line]
 
         try:
-            until("both ranks ask", lambda: all(noted(rank, "awaits") for rank in range(2)))
+            until("both ranks ask", lambda: all(noted(rank, "awaits") for rank in range(2)), 2 * DEADLINE)  # from before the start of the ranks
             node = noted(0, "node")[0]["node"]
             announce(node, 300)
             until("both ranks have saved", lambda: all(noted(rank, "saved") for rank in range(2)))
@@ -254,7 +272,7 @@ def main(config: dict) -> None:
         ray.init(address=nodes.cluster.address, runtime_env=workers)
         nodes.begin()
     else:
-        ray.init(num_cpus=2, object_store_memory=MEMORY, include_dashboard=False, _node_ip_address=ADDRESS, _temp_dir=config["temp"], runtime_env=workers)
+        ray.init(address=head(config).address, runtime_env=workers)
     trainer = TorchTrainer(
         train, train_loop_config=config, torch_config=ckptstore.ray.TorchConfig(backend="gloo", store=config["store"], resume=config.get("resume")),
         scaling_config=ScalingConfig(num_workers=config.get("ranks", 2), resources_per_worker=config.get("resources", {"CPU": 1}), placement_strategy=config.get("placement", "PACK")),
