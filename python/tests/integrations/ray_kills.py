@@ -96,7 +96,8 @@ class Kills(Ray):
             "CKPTSTORE_BIN": program("ckptstore"), "XDG_RUNTIME_DIR": "/run/user", "XDG_STATE_HOME": "/run/user", "TMPDIR": "/tmp",
             "OMP_NUM_THREADS": "1", "USE_LIBUV": "0", "GLOO_SOCKET_IFNAME": "eth0", "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
             "RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cls.token, "RAY_DISABLE_IMPORT_WARNING": "1",
-            "RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "280", "RAY_worker_register_timeout_seconds": "300", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.3",
+            "RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "280", "RAY_gcs_server_request_timeout_seconds": "280",
+            "RAY_worker_register_timeout_seconds": "300", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.3",
             "RAY_enable_worker_prestart": "false", "RAY_prestart_worker_first_driver": "false",
             "RAY_health_check_initial_delay_ms": "5000", "RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "5000", "RAY_health_check_failure_threshold": "3",
         }
