@@ -216,9 +216,19 @@ def options(config: dict) -> dict:
     return {**ports, "wait": False, "node_ip_address": ADDRESS, "object_store_memory": MEMORY, "include_dashboard": False, "temp_dir": config["temp"], "num_cpus": 2}
 
 
+def started(start):
+    """Start a node, up to three times: on a busy machine, its raylet may give up before its agents have started."""
+    for _ in range(2):
+        try:
+            return start()
+        except Exception as error:  # of no class of its own
+            print(f"again: {error}", flush=True)
+    return start()
+
+
 def head(config: dict) -> Cluster:
     """Start Ray on this machine, for this process."""
-    return Cluster(initialize_head=True, head_node_args=options(config))
+    return started(lambda: Cluster(initialize_head=True, head_node_args=options(config)))
 
 
 class Nodes:
@@ -226,7 +236,7 @@ class Nodes:
 
     def __init__(self, config: dict):
         self.config, self.cluster = config, head(config)
-        self.nodes = {node.node_id: node for node in (self.cluster.add_node(**options(config), resources={"w": 2}) for _ in range(2))}
+        self.nodes = {node.node_id: node for node in (started(lambda: self.cluster.add_node(**options(config), resources={"w": 2})) for _ in range(2))}
 
     def begin(self) -> None:
         """Announce the end of rank 0's node when both ranks ask, and kill its raylet once they have saved and the end is due."""

@@ -58,7 +58,7 @@ class Ray(Jobs):
             env={
                 **os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]), "CKPTSTORE_BIN": program("ckptstore"),
                 "RAY_TMPDIR": str(self.folder), "RAY_TRAIN_V2_ENABLED": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32),
-                "RAY_worker_register_timeout_seconds": "300", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300", "RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "300", "RAY_gcs_server_request_timeout_seconds": "300",  # on a busy machine
+                "RAY_worker_register_timeout_seconds": "300", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300", "RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "60", "RAY_gcs_server_request_timeout_seconds": "300",  # on a busy machine
                 "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.3", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.3",
             },
         )

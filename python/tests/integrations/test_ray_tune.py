@@ -98,7 +98,8 @@ class Searches(Ray):
         trials = self.trials("asked")
         by_rate = {lines[0]["rate"]: trial for trial, lines in trials.items()}
         self.assertEqual(set(by_rate), set(rates))
-        self.assertEqual({rate: result["trials"][by_rate[rate]]["step"] for rate in rates}, {0.1: 3, 0.2: 3, 0.3: 8, 0.4: 8})
+        ends = {one["ref"].partition("@")[0]: one["step"] for one in result["trials"].values()}
+        self.assertEqual({rate: ends[f"asked/{by_rate[rate]}"] for rate in rates}, {0.1: 3, 0.2: 3, 0.3: 8, 0.4: 8})
         self.assertEqual({rate: [line["asked"] for line in trials[by_rate[rate]] if "asked" in line] for rate in rates}, {0.1: ["preempt"], 0.2: ["preempt"], 0.3: [], 0.4: []})
         self.assertEqual([line["begins"] for lines in trials.values() for line in lines if "begins" in line], [0] * 4, "each trial begins once, fresh")
         self.assertLess(len({lines[0]["pid"] for lines in trials.values()}), len(rates), "Tune uses a process again")
