@@ -314,7 +314,7 @@ class Pointers(Ray):
         self.assertEqual(self.states(), expected)
 
     def test_registered_checkpoints_that_the_store_does_not_have(self) -> None:
-        """Ray's own checkpoints, and a pointer whose checkpoint is deleted: the others are settled all the same."""
+        """Ray's own checkpoints, and a pointer whose checkpoint is deleted: the others are settled."""
         kept, folder = self.kept()
         for one in (10, 20, 30):
             kept.hold(f"step-{one}.a1")
