@@ -5,7 +5,7 @@
 Each training ends with the weights of a training to which nothing happened. At each point, Ray's
 pointers are those of committed checkpoints, and tags are those of pointers. The head of the
 cluster is a third host, with Ray's controller and the driver. The hosts are namespaces of
-this machine: see hosts.py. Needs 3 GB of memory.
+this machine: see hosts.py. Needs 5 GB of memory.
 
 Exit code 1: a case is wrong. 3: this machine cannot run them; the last line has the reason.
 """
