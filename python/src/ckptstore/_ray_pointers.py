@@ -142,8 +142,10 @@ class Kept:
             known = self._registered()
             if known is None:
                 return
-            self._tagged = {row["id"] for row in self._rows() if self._prefix + row["id"] in (row.get("tags") or ())}
-            for checkpoint in sorted(known - self._tagged):
+            rows = self._rows()
+            self._tagged = {row["id"] for row in rows if self._prefix + row["id"] in (row.get("tags") or ())}
+            committed = {row["id"] for row in rows if row["state"] == "committed"}
+            for checkpoint in sorted((known & committed) - self._tagged):  # Ray has others of its own
                 self._tag(checkpoint)
             self._release(known)
             self._sweep(known)

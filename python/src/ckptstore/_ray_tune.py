@@ -201,7 +201,11 @@ def settle(where: str, run: str | None, trials: list[Any]) -> None:
     """Bring tags and checkpoints of a search's trials in step with their pointers. None of them is training."""
     try:
         _connect.start(where)  # if the agent of another machine has the store, it gives it to this one
-        for one in trials:
-            _Kept(one.storage, where, run or one.storage.experiment_dir_name, one.trial_id).settle()
     except _ray_pointers.FAILURES as error:
         _log.warning("what Ray has deleted stays in the store: %s", error)
+        return
+    for one in trials:
+        try:
+            _Kept(one.storage, where, run or one.storage.experiment_dir_name, one.trial_id).settle()
+        except _ray_pointers.FAILURES as error:
+            _log.warning("what Ray has deleted of trial %s stays in the store: %s", one.trial_id, error)

@@ -17,7 +17,7 @@ import sys
 import ray
 from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
-from ray_training import ADDRESS, MEMORY, note, once
+from ray_training import head, note, once, until
 
 import ckptstore
 import ckptstore.ray
@@ -32,23 +32,27 @@ def train(config: dict) -> None:
     me = ckptstore.context()
     note(
         job, me.trial, begins=state["step"], weight=state["weight"], attempt=me.attempt, run=me.run, configured=me.config,
-        pointer=ckptstore.ray.reference(found) if found else None, restored=restored.checkpoint if restored else None, rate=config["rate"],
+        pointer=ckptstore.ray.reference(found) if found else None, restored=restored.checkpoint if restored else None, rate=config["rate"], pid=os.getpid(),
     )
     for step in range(state["step"] + 1, job["steps"] + 1):
         state.update(step=step, weight=state["weight"] * (1 - config["rate"]))
-        handle = ckptstore.save(state, step=step) if step % job["every"] == 0 else None
+        asked: list[str | None] = []
+        if step == job.get("awaits") and config["rate"] in job["rates"][:2]:
+            note(job, me.trial, awaits=step)
+            until("the store asks for something", lambda: asked.append(ckptstore.ray.should_stop()) or asked[-1])
+            note(job, me.trial, asked=asked[-1], step=step)
+        handle = ckptstore.save(state, step=step) if step % job["every"] == 0 or "preempt" in asked else None
         if handle is not None:
             note(job, me.trial, saves=handle.checkpoint, weight=state["weight"])
         if step == job.get("kills") and config["rate"] == job["rates"][0] and once(job, "killed"):
             os.kill(os.getpid(), signal.SIGKILL)
         ckptstore.ray.report({"loss": state["weight"], "step": step, "words": ["not", "a", "number"]}, handle)
+        if "preempt" in asked:
+            return
 
 
 def main(config: dict) -> None:
-    ray.init(
-        num_cpus=2, object_store_memory=MEMORY, include_dashboard=False, _node_ip_address=ADDRESS, _temp_dir=config["temp"],
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
-    )
+    ray.init(address=head(config).address, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}})
     scheduler = None
     if config.get("population"):
         # The worse of two trials takes over the better one's checkpoint, and both wait for each other.

@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import time
 import ray
 import ray.train
 import torch
+from ray.cluster_utils import Cluster
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.execution.callback import ReportCallback, WorkerGroupCallback
@@ -28,7 +30,7 @@ from ray.train.v2._internal.execution.callback import ReportCallback, WorkerGrou
 import ckptstore
 import ckptstore.ray
 
-DEADLINE = 120.0  # seconds
+DEADLINE = 300.0  # seconds, on a busy machine
 
 
 def note(config: dict, who: str, **line: object) -> None:
@@ -45,11 +47,11 @@ def once(config: dict, what: str) -> bool:
         return False
 
 
-def until(what: str, happened) -> None:
-    end = time.monotonic() + DEADLINE
+def until(what: str, happened, limit: float = DEADLINE) -> None:
+    end = time.monotonic() + limit
     while not happened():
         if time.monotonic() > end:
-            raise TimeoutError(f"not within {DEADLINE} s: {what}")
+            raise TimeoutError(f"not within {limit} s: {what}")
         time.sleep(0.05)
 
 
@@ -83,11 +85,43 @@ def settled(config: dict) -> dict:
     }
 
 
-def train(config: dict) -> None:
-    rank = ray.train.get_context().get_world_rank()
+def begun() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def gradients(model: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
+    """Compute a rank's gradients of a step, and return its loss."""
+    torch.manual_seed(1000 * step + rank)
+    loss = model(torch.randn(8, 64)).square().mean()
+    model.zero_grad()
+    loss.backward()
+    return loss
+
+
+def digest(model: torch.nn.Module) -> str:
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+
+
+def alone(steps: int) -> str:
+    """Train as two ranks do, in this process and without Ray, and return the digest of the weights."""
+    torch.set_num_threads(1)
+    model, optimizer = begun()
+    for step in range(1, steps + 1):
+        of = []
+        for rank in range(2):
+            gradients(model, step, rank)
+            of.append([parameter.grad.clone() for parameter in model.parameters()])
+        for parameter, first, second in zip(model.parameters(), *of):
+            parameter.grad = (first + second) / 2
+        optimizer.step()
+    return digest(model)
+
+
+def train(config: dict) -> None:
+    rank = ray.train.get_context().get_world_rank()
+    model, optimizer = begun()
     state = {"step": 0}
     found = ray.train.get_checkpoint()
     restored = ckptstore.load(state, model=model, optimizer=optimizer, ref="resume")
@@ -101,10 +135,7 @@ def train(config: dict) -> None:
     for step in range(state["step"] + 1, config["steps"] + 1):
         if rank == 0 and step == config.get("holds") and ckptstore.context().attempt == 1:
             until("this rank is killed", lambda: False)  # the others wait for it in their next collective
-        torch.manual_seed(1000 * step + rank)
-        loss = model(torch.randn(8, 64)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
+        loss = gradients(model, step, rank)
         # Not DDP: after its first step it changes the order of the gradients, and with it the order in which the values of
         # more than two ranks are added. A resumed training then differs in its last bits, with torch.save too.
         for parameter in model.parameters():
@@ -122,8 +153,15 @@ def train(config: dict) -> None:
             extra = {}
             if rank == 1 and step == config.get("breaks") and once(config, f"broken-{step}"):
                 extra = {"bad": torch.eye(2).to_sparse()}  # which no save takes
-            handle = ckptstore.save({**state, **extra}, model=model, optimizer=optimizer, step=step)
-            ckptstore.ray.report({"step": step, "loss": loss.item()}, handle, wait=step in config.get("waits", ()))
+            if step == config.get("differs"):
+                extra = {"replica": torch.ones(2 + rank)}  # aborts the save when all ranks have staged it
+            try:
+                handle = ckptstore.save({**state, **extra}, model=model, optimizer=optimizer, step=step)
+                ckptstore.ray.report({"step": step, "loss": loss.item()}, handle, wait=step in config.get("waits", ()))
+            except ckptstore.SaveAborted as aborted:
+                if step != config.get("differs"):
+                    raise
+                note(config, f"rank-{rank}", aborted=aborted.checkpoint, step=step)
         if asked in ("preempt", "stop"):
             break
         if asked == "save":
@@ -136,8 +174,7 @@ def train(config: dict) -> None:
                     ray.train.get_all_reported_checkpoints()  # waits until Ray has processed every report
                 if once(config, f"killed-{step}"):
                     os.kill(os.getpid(), signal.SIGKILL)
-    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-    note(config, f"rank-{rank}", ends=state["step"], weights=hashlib.sha256(weights).hexdigest())
+    note(config, f"rank-{rank}", ends=state["step"], weights=digest(model))
 
 
 class Watch(WorkerGroupCallback, ReportCallback):
@@ -164,23 +201,57 @@ ADDRESS = "127.0.0.2"  # Ray takes 127.0.0.1 for the address of another interfac
 MEMORY = 80 << 20  # bytes of an object store
 
 
+def options(config: dict) -> dict:
+    """Return the options of a node on this machine.
+
+    Its agents have fixed ports: on a busy machine, a raylet gives up before they have written theirs.
+    """
+    names = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent_port", "metrics_export_port")
+    probes = [socket.socket() for _ in names]
+    for probe in probes:
+        probe.bind(("", 0))
+    ports = {name: probe.getsockname()[1] for name, probe in zip(names, probes)}
+    for probe in probes:
+        probe.close()
+    return {**ports, "wait": False, "node_ip_address": ADDRESS, "object_store_memory": MEMORY, "include_dashboard": False, "temp_dir": config["temp"], "num_cpus": 2}
+
+
+def started(start):
+    """Start a node, up to three times: on a busy machine, its raylet may give up before its agents have started."""
+    for _ in range(2):
+        try:
+            return start()
+        except Exception as error:  # of no class of its own
+            print(f"again: {error}", flush=True)
+    return start()
+
+
+def head(config: dict) -> Cluster:
+    """Start Ray on this machine, for this process."""
+    return started(lambda: Cluster(initialize_head=True, head_node_args=options(config)))
+
+
 class Nodes:
     """A head and two nodes of Ray on this machine, each with its own raylet."""
 
     def __init__(self, config: dict):
-        from ray.cluster_utils import Cluster
-
-        common = {"node_ip_address": ADDRESS, "object_store_memory": MEMORY, "include_dashboard": False, "temp_dir": config["temp"]}
-        self.config = config
-        self.cluster = Cluster(initialize_head=True, head_node_args={**common, "num_cpus": 2})
-        self.nodes = {node.node_id: node for node in (self.cluster.add_node(**common, num_cpus=2, resources={"w": 2}) for _ in range(2))}
+        self.config, self.cluster = config, head(config)
+        self.nodes = {node.node_id: node for node in (started(lambda: self.cluster.add_node(**options(config), resources={"w": 2})) for _ in range(2))}
 
     def begin(self) -> None:
-        """Announce the end of rank 0's node when both ranks ask, and kill its raylet once they have saved."""
+        """Announce the end of rank 0's node when both ranks ask, and kill its raylet once they have saved and the end is due."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         from ray.core.generated import autoscaler_pb2
+
+        preemption = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+
+        def announce(node: str, seconds: float) -> None:
+            deadline = int((time.time() + seconds) * 1000)
+            accepted, why = ray._raylet.GcsClient(address=self.cluster.address).drain_node(node, preemption, "test", deadline)
+            if not accepted:
+                raise RuntimeError(why)
 
         def noted(rank: int, what: str) -> list[dict]:
             try:
@@ -190,14 +261,12 @@ class Nodes:
             return [line for line in lines if what in line]
 
         try:
-            until("both ranks ask", lambda: all(noted(rank, "awaits") for rank in range(2)))
+            until("both ranks ask", lambda: all(noted(rank, "awaits") for rank in range(2)), 2 * DEADLINE)  # from before the start of the ranks
             node = noted(0, "node")[0]["node"]
-            preemption = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-            deadline = (time.time_ns() // 1_000_000) + 300_000
-            accepted, why = ray._raylet.GcsClient(address=self.cluster.address).drain_node(node, preemption, "test", deadline)
-            if not accepted:
-                raise RuntimeError(why)
+            announce(node, 300)
             until("both ranks have saved", lambda: all(noted(rank, "saved") for rank in range(2)))
+            announce(node, 1)
+            time.sleep(2)
             self.cluster.remove_node(self.nodes[node], allow_graceful=False)
             note(self.config, "nodes", killed=node)
         except BaseException as error:
@@ -213,7 +282,7 @@ def main(config: dict) -> None:
         ray.init(address=nodes.cluster.address, runtime_env=workers)
         nodes.begin()
     else:
-        ray.init(num_cpus=2, object_store_memory=MEMORY, include_dashboard=False, _node_ip_address=ADDRESS, _temp_dir=config["temp"], runtime_env=workers)
+        ray.init(address=head(config).address, runtime_env=workers)
     trainer = TorchTrainer(
         train, train_loop_config=config, torch_config=ckptstore.ray.TorchConfig(backend="gloo", store=config["store"], resume=config.get("resume")),
         scaling_config=ScalingConfig(num_workers=config.get("ranks", 2), resources_per_worker=config.get("resources", {"CPU": 1}), placement_strategy=config.get("placement", "PACK")),

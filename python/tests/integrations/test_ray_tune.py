@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import pathlib
 import subprocess
+import types
 import unittest
 from typing import Any
 
+from pyarrow.fs import LocalFileSystem
 from test_ray import Ray
 
-from ckptstore import _ray_pointers
+from jobs import DEADLINE, program
+
+from ckptstore import _ray_pointers, _ray_tune
 
 
 class Searches(Ray):
@@ -77,6 +83,27 @@ class Searches(Ray):
             self.assertNotIn("words", json.dumps(metrics))
         jobs = json.loads(self.ckptstore("jobs", "grid", "--json"))
         self.assertTrue(jobs)
+        best = next(trial for trial, lines in trials.items() if lines[0]["rate"] == rates[-1])
+        self.assertIn(f"grid/{best}@step-8.a1", self.ckptstore("show", "grid@best:loss:min"), "the best checkpoint of all trials")
+        others = sorted(set(trials) - {best})
+        self.assertIn("rate", self.ckptstore("diff", f"grid/{others[0]}", f"grid/{others[1]}"))
+
+    def test_asked_to_stop(self) -> None:
+        """`ckptstore preempt` asks all live trials, which save and return. Their processes then train other trials."""
+        rates = [0.1, 0.2, 0.3, 0.4]
+        process = self.start("asked", rates=rates, awaits=3, reuse=True)
+        self.until("two trials ask", lambda: sum(any("awaits" in line for line in lines) for lines in self.trials("asked").values()) == 2)
+        self.ckptstore("preempt", "asked")
+        result = self.finished(process)
+        trials = self.trials("asked")
+        by_rate = {lines[0]["rate"]: trial for trial, lines in trials.items()}
+        self.assertEqual(set(by_rate), set(rates))
+        ends = {one["ref"].partition("@")[0]: one["step"] for one in result["trials"].values()}
+        self.assertEqual({rate: ends[f"asked/{by_rate[rate]}"] for rate in rates}, {0.1: 3, 0.2: 3, 0.3: 8, 0.4: 8})
+        self.assertEqual({rate: [line["asked"] for line in trials[by_rate[rate]] if "asked" in line] for rate in rates}, {0.1: ["preempt"], 0.2: ["preempt"], 0.3: [], 0.4: []})
+        self.assertEqual([line["begins"] for lines in trials.values() for line in lines if "begins" in line], [0] * 4, "each trial begins once, fresh")
+        self.assertLess(len({lines[0]["pid"] for lines in trials.values()}), len(rates), "Tune uses a process again")
+        self.law("asked")
 
     def test_clones(self) -> None:
         """Population-based training: the worse trial continues from the better one's checkpoint."""
@@ -95,6 +122,37 @@ class Searches(Ray):
         began = [json.loads(line) for line in self.ckptstore("events", "population", "--type", "group.started", "--json").splitlines()]
         resumed = [one["data"]["resume"] for one in began if f".{worse}." in one["subject"] and one["data"].get("resume")]
         self.assertEqual(resumed[0], clones[0]["pointer"], "its lineage")
+
+
+class Ends(Ray):
+    """The end of a search, with directories as Tune leaves them."""
+
+    def trial(self, run: str, *checkpoints: str) -> tuple[types.SimpleNamespace, pathlib.Path]:
+        """Train, tag checkpoints as a trial of Tune, and return the trial and its directory."""
+        subprocess.run(
+            [program("trainer"), "run", "-q", "--store", str(self.store), "--name", run, "--nproc", "1", "--", program("trainer"), "demo-worker", "--steps", "30", "--save-every", "10"],
+            capture_output=True, timeout=DEADLINE, check=True,
+        )
+        folder = self.results / run
+        storage = types.SimpleNamespace(storage_filesystem=LocalFileSystem(), trial_fs_path=str(folder), experiment_dir_name=run)
+        os.environ["CKPTSTORE_BIN"] = program("ckptstore")
+        kept = _ray_tune._Kept(storage, str(self.store), run, "main")
+        for one in checkpoints:
+            kept.hold(one)
+        return types.SimpleNamespace(storage=storage, trial_id="main"), folder
+
+    def test_a_damaged_pointer(self) -> None:
+        """A pointer that was being written when its trial was killed: the other trials are settled."""
+        damaged, folder = self.trial("damaged", "step-10.a1")
+        other, _ = self.trial("other", "step-10.a1", "step-20.a1")
+        (folder / "checkpoint_000000").mkdir()
+        (folder / "checkpoint_000000" / _ray_pointers.FILE).write_bytes(b"")
+        with self.assertLogs("ckptstore", "WARNING") as logs:
+            _ray_tune.settle(str(self.store), None, [damaged, other])
+        self.assertIn("checkpoint_000000", logs.output[0])
+        self.assertEqual([self.rows("damaged")["step-10.a1"]["state"]], ["committed"])
+        rows = self.rows("other")
+        self.assertEqual([rows[f"step-{step}.a1"]["state"] for step in (10, 20, 30)], ["deleted", "deleted", "committed"])
 
 
 if __name__ == "__main__":
