@@ -55,12 +55,12 @@ func openTAP(at netip.Prefix, mtu int, offload bool) (io.ReadWriteCloser, error)
 	return &offloaded{tap, raw}, nil
 }
 
-// offloads is the length of what the kernel says of a frame of an adapter that segments: struct
+// offloads is the length of the kernel's description of a frame of an adapter that segments: struct
 // virtio_net_hdr.
 const offloads = 10
 
 // offloaded is a TAP device that segments and computes checksums. A frame may be longer than the MTU,
-// and its last bytes are what the kernel says of it: so a switch finds the addresses where they are in
+// and its last bytes are the kernel's description of it: so a switch finds the addresses where they are in
 // other frames.
 type offloaded struct {
 	file *os.File

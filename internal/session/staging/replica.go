@@ -143,7 +143,7 @@ func (b *Receipt) Store(piece []byte) error {
 	return nil
 }
 
-// End makes the block one that has arrived, if its bytes have the checksum of their sender.
+// End marks the block as arrived, if its bytes have the checksum of their sender.
 func (b *Receipt) End(sum uint32) error {
 	switch {
 	case b.of.receipts[b.n] != b:
