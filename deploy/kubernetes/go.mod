@@ -3,10 +3,10 @@ module github.com/ckptstore/ckptstore/deploy/kubernetes
 go 1.26.0
 
 require (
-	github.com/kubeflow/trainer/v2 v2.0.0
-	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.95.2
-	k8s.io/api v0.37.2
-	k8s.io/apimachinery v0.37.2
+	github.com/kubeflow/trainer/v2 v2.2.1
+	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.91.0
+	k8s.io/api v0.36.0
+	k8s.io/apimachinery v0.36.0
 	sigs.k8s.io/jobset v0.12.0
 	sigs.k8s.io/kustomize/api v0.21.2
 	sigs.k8s.io/kustomize/kyaml v0.21.2
@@ -51,8 +51,8 @@ require (
 	k8s.io/klog/v2 v2.140.0 // indirect
 	k8s.io/kube-openapi v0.0.0-20260821135717-be32def86098 // indirect
 	k8s.io/utils v0.0.0-20261023123148-ca04ba58ecab // indirect
-	sigs.k8s.io/controller-runtime v0.25.2 // indirect
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
+	volcano.sh/apis v1.13.1-0.20251028070205-46d20c0699e7 // indirect
 )

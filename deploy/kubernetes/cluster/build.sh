@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Makes what cluster.sh needs, in a directory, and leaves out what is there already:
 #
-#	bin/		the programs of Kubernetes, etcd, CoreDNS and JobSet, built from the Go module proxy
+#	bin/		the programs of Kubernetes, etcd, CoreDNS, JobSet and Kubeflow Trainer, built from
+#			the Go module proxy
 #	jobset.yaml	the manifests of JobSet
+#	kubeflow.yaml	the types and webhooks of Kubeflow Trainer
 #	root/		the files of a host: Debian sid with containerd, runc, CNI plugins and BusyBox
 #
 #	build.sh DIR
@@ -11,7 +13,7 @@
 # k8s.io/kubernetes replaces by directories are published as k8s.io/NAME v0.MINOR.PATCH.
 set -euo pipefail
 out=$(realpath -m "${1:?DIR}")
-kubernetes=v1.37.2 etcd=v3.7.3 coredns=v1.15.0 jobset=v0.12.0
+kubernetes=v1.37.2 etcd=v3.7.3 coredns=v1.15.0 jobset=v0.12.0 kubeflow=v2.2.1
 staging=v0.${kubernetes#v1.}
 export GOFLAGS=-mod=mod CGO_ENABLED=0 GOWORK=off
 mkdir -p "$out/bin" "$out/src"
@@ -70,15 +72,35 @@ d=github.com/coredns/coredns
 main coredns $d $coredns "\"$d/coremain\" _\"$d/plugin/bind\" _\"$d/plugin/cache\" _\"$d/plugin/errors\" _\"$d/plugin/kubernetes\"" 'coremain.Run()' \
 	"k8s.io/api@$staging k8s.io/apimachinery@$staging k8s.io/client-go@$staging" # they are compiled already
 
-# A go.mod of one requirement has the versions of JobSet's own. `go install` would ask the
-# proxy for a list of versions too, which not every proxy has.
-if absent jobset || [ ! -f "$out/jobset.yaml" ]; then
-	dir=$out/src/jobset
+# only NAME MODULE VERSION PACKAGE LDFLAGS builds a program by a go.mod of one requirement,
+# which has the versions of the module's own. `go install` would ask the proxy for a list of
+# versions too, which not every proxy has. Its directory of sources is in $source.
+only() {
+	local dir=$out/src/$1
 	mkdir -p "$dir"
-	printf 'module local/jobset\n\ngo 1.26.0\n\nrequire sigs.k8s.io/jobset %s\n' $jobset >"$dir/go.mod"
-	go -C "$dir" build -trimpath -ldflags "-s -w -X sigs.k8s.io/jobset/pkg/version.GitVersion=$jobset" -o "$out/bin/" sigs.k8s.io/jobset
-	"$out/bin/kubectl" kustomize "$(go -C "$dir" list -m -f '{{.Dir}}' sigs.k8s.io/jobset)/config/default" >"$out/jobset.yaml.part"
-	mv "$out/jobset.yaml.part" "$out/jobset.yaml"
+	printf 'module local/%s\n\ngo 1.26.0\n\nrequire %s %s\n' "$1" "$2" "$3" >"$dir/go.mod"
+	go -C "$dir" build -trimpath -ldflags "-s -w $5" -o "$out/bin/" "$4"
+	source=$(go -C "$dir" list -m -f '{{.Dir}}' "$2")
+}
+
+# manifests FILE DIR… writes what kustomize makes of directories of $source.
+manifests() {
+	local dir
+	for dir in "${@:2}"; do
+		"$out/bin/kubectl" kustomize "$source/$dir"
+		echo ---
+	done >"$out/$1.part"
+	mv "$out/$1.part" "$out/$1"
+}
+
+if absent jobset || [ ! -f "$out/jobset.yaml" ]; then
+	only jobset sigs.k8s.io/jobset $jobset sigs.k8s.io/jobset "-X sigs.k8s.io/jobset/pkg/version.GitVersion=$jobset"
+	manifests jobset.yaml config/default
+fi
+if absent trainer-controller-manager || [ ! -f "$out/kubeflow.yaml" ]; then
+	kubeflow_module=github.com/kubeflow/trainer/v2
+	only kubeflow $kubeflow_module $kubeflow $kubeflow_module/cmd/trainer-controller-manager ""
+	manifests kubeflow.yaml manifests/base/crds manifests/base/webhook
 fi
 
 if [ ! -x "$out/root/usr/bin/containerd" ]; then

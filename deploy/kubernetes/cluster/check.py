@@ -21,7 +21,7 @@ import sys
 import time
 import typing
 
-from lab import JOB, JOBSET, MANIFESTS, NODES, WORK, Case, Cluster, Demo, Kind, Wrong, below, seconds, wait
+from lab import JOB, JOBSET, KUBEFLOW, MANIFESTS, NODES, WORK, Case, Cluster, Demo, Kind, Wrong, below, seconds, wait
 from torch_workers import Missing, Torch
 
 
@@ -247,7 +247,7 @@ def outlived(t, node, process, pod):
 
     def ask():
         nonlocal words
-        words = t.c.on(node, "sh", "-c", f"tail -n 3 /var/log/pods/{t.name}_{pod}_*/trainer/*.log", check=False) or words
+        words = t.c.on(node, "sh", "-c", f"tail -n 3 /var/log/pods/{t.name}_{pod}_*/{t.kind.container}/*.log", check=False) or words
         return not t.c.on(node, "cat", f"/proc/{process}/cmdline", check=False)
 
     wait("the old container has ended", 200, ask)
@@ -281,9 +281,13 @@ def partition(t):
         alive = t.c.on(node, "cat", f"/proc/{process}/cmdline").replace("\0", " ")
         t.must(f"{time.monotonic() - began:.0f} s after the cut attempt 2 commits, and on {node} there is still: {alive[:40]}…", "trainer run" in alive)
     outlived(t, node, process, name)
+    ended = time.time()
     in_service(t, node)
-    t.trains(pods[0], 2, commits=len(t.ask(pods[0]).commits(2)) + 2)
+    if not t.work.ends:
+        t.trains(pods[0], 2, commits=len(t.ask(pods[0]).commits(2)) + 2)
     log = t.ended()
+    later = [e for e in log.of("checkpoint.committed", attempt=2) if seconds(e["time"]) > ended]
+    t.must(f"attempt 2 committed {len(later)} times after the end of the old trainer", later)
     t.continued(log, 1, 2, lost=t.work.lost)
     t.whole(log)
 
@@ -355,7 +359,9 @@ CASES = {f.__name__: Row(f) for f in (drain, kill, busy, suspend, cause, annotat
 CASES |= {f.__name__: Row(f, NODES) for f in (nodes, crash, coordinator, partition)}
 CASES["fence"] = Row(fence)
 CASES |= {f"jobset-{name}": Row(f, JOBSET) for name, f in (("drain", pair), ("kill", kill), ("suspend", suspend), ("crash", crash), ("partition", partition))}
-CASES |= {f"torch-{name}": Row(f, JOBSET, True) for name, f in (("unbroken", unbroken), ("drain", pair), ("kill", kill), ("crash", crash))}
+CASES["trainjob-drain"] = Row(pair, KUBEFLOW)
+CASES |= {f"torch-{name}": Row(f, JOBSET, True) for name, f in (
+    ("unbroken", unbroken), ("drain", pair), ("kill", kill), ("crash", crash), ("partition", partition), ("suspend", suspend))}
 
 
 def main():
@@ -379,8 +385,10 @@ def main():
             work = Torch(o.python)
         except Missing as err:
             left = {name: str(err) for name in cases if CASES[name].torch}
-    if not os.access(os.path.join(o.kube, "bin/jobset"), os.X_OK):
-        left |= {name: f"no {o.kube}/bin/jobset; run build.sh {o.kube}" for name in cases if CASES[name].kind is JOBSET}
+    for name in cases:
+        program = CASES[name].kind.program and os.path.join(o.kube, "bin", CASES[name].kind.program)
+        if program and not os.access(program, os.X_OK):
+            left.setdefault(name, f"no {program}; run build.sh {o.kube}")
     cases = [name for name in cases if name not in left]
     began = time.monotonic()
     if not cases:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A whole Kubernetes on this machine: etcd, API server, controller manager, scheduler and
 # CoreDNS on the host ctl, and kubelets with containerd and runc on the hosts n1 and n2.
-# There is no kube-proxy. The controller of JobSet runs on ctl, if build.sh has made it. A host is a set of namespaces: it has its own processes, network,
+# There is no kube-proxy. The controllers of JobSet and of Kubeflow Trainer run on ctl, if
+# build.sh has made them. A host is a set of namespaces: it has its own processes, network,
 # name, files, /tmp and /dev/shm. SHARED is on all hosts, as a network filesystem would be.
 # The network of the machine is left alone.
 #
@@ -206,16 +207,38 @@ control() {
 	CORE
 	dns start
 	[ ! -x "$bin/jobset" ] || jobset
+	[ ! -x "$bin/trainer-controller-manager" ] || kubeflow
 }
 
-# jobset starts the controller of JobSet as a process, not as a Deployment: its webhooks have
-# an address of this host, and a certificate of the cluster.
-jobset() {
-	local d=$etc/jobset
+# extension NAME PORT WEBHOOKS DIR makes ready what a controller that runs as a process needs,
+# not as a Deployment: its webhooks have an address of this host, and a certificate of the
+# cluster in DIR.
+extension() {
+	local name=$1 d=$4 log=$LAB/log/$1.apply.log
 	mkdir -p "$d"
-	openssl req -newkey rsa:2048 -nodes -keyout "$d/tls.key" -out "$d/tls.csr" -subj /CN=jobset 2>/dev/null
+	openssl req -newkey rsa:2048 -nodes -keyout "$d/tls.key" -out "$d/tls.csr" -subj "/CN=$name" 2>/dev/null
 	openssl x509 -req -in "$d/tls.csr" -CA "$etc/ca.crt" -CAkey "$etc/ca.key" -CAcreateserial -days 30 -out "$d/tls.crt" 2>/dev/null \
 		-extfile <(echo "subjectAltName=IP:10.77.0.10")
+	python3 - "$KUBE/$name.yaml" "$etc/ca.crt" "$2" "$3" >"$etc/$name.manifests.yaml" <<-'PYTHON'
+		import base64, re, sys
+		text, ca = (open(name).read() for name in sys.argv[1:3])
+		address = r"\1caBundle: " + base64.b64encode(ca.encode()).decode() + rf"\n\1url: https://10.77.0.10:{sys.argv[3]}\2"
+		text, webhooks = re.subn(r"^( +)service:\n\1  name: \S+\n\1  namespace: \S+\n\1  path: (\S+)$", address, text, flags=re.M)
+		if webhooks != int(sys.argv[4]):
+		    sys.exit(f"{sys.argv[1]} has {webhooks} webhooks, not {sys.argv[4]}")
+		print("\n---\n".join(doc for doc in text.split("\n---\n") if not re.search(r"^kind: Deployment$", doc, re.M)))
+	PYTHON
+	kubectl apply --server-side -f "$etc/$name.manifests.yaml" >"$log"
+	kubectl wait --for=condition=Established crd --all --timeout=60s >>"$log"
+}
+
+answers() {
+	until_true 60 "the webhooks of $1 answer" on ctl bash -c "exec 3<>/dev/tcp/10.77.0.10/$2"
+}
+
+jobset() {
+	local d=$etc/jobset
+	extension jobset 9443 5 "$d"
 	cat >"$d/config.yaml" <<-CONFIG
 		apiVersion: config.jobset.x-k8s.io/v1alpha1
 		kind: Configuration
@@ -224,19 +247,24 @@ jobset() {
 		leaderElection: {leaderElect: false}
 		internalCertManagement: {enable: false}
 	CONFIG
-	python3 - "$KUBE/jobset.yaml" "$etc/ca.crt" >"$d/manifests.yaml" <<-'PYTHON'
-		import base64, re, sys
-		text, ca = (open(name).read() for name in sys.argv[1:])
-		address = r"\1caBundle: " + base64.b64encode(ca.encode()).decode() + r"\n\1url: https://10.77.0.10:9443\2"
-		text, webhooks = re.subn(r"^( +)service:\n\1  name: \S+\n\1  namespace: \S+\n\1  path: (\S+)$", address, text, flags=re.M)
-		if webhooks != 5:
-		    sys.exit(f"JobSet has {webhooks} webhooks, not 5")
-		print("\n---\n".join(doc for doc in text.split("\n---\n") if not re.search(r"^kind: Deployment$", doc, re.M)))
-	PYTHON
-	kubectl apply --server-side -f "$d/manifests.yaml" >"$LAB/log/jobset.apply.log"
-	kubectl wait --for=condition=Established crd/jobsets.jobset.x-k8s.io --timeout=60s >>"$LAB/log/jobset.apply.log"
 	daemon ctl jobset env "KUBECONFIG=$admin" "$bin/jobset" --config "$d/config.yaml"
-	until_true 60 "the webhooks of JobSet answer" on ctl bash -c 'exec 3<>/dev/tcp/10.77.0.10/9443'
+	answers JobSet 9443
+}
+
+kubeflow() {
+	local d=$etc/kubeflow
+	extension kubeflow 9444 4 "$d/k8s-webhook-server/serving-certs" # below TMPDIR, where it looks
+	cat >"$d/config.yaml" <<-CONFIG
+		apiVersion: config.trainer.kubeflow.org/v1alpha1
+		kind: Configuration
+		webhook: {port: 9444}
+		metrics: {bindAddress: "0"}
+		health: {healthProbeBindAddress: "127.0.0.1:8091"}
+		leaderElection: {leaderElect: false}
+		certManagement: {enable: false}
+	CONFIG
+	daemon ctl kubeflow env "KUBECONFIG=$admin" "TMPDIR=$d" "$bin/trainer-controller-manager" --config "$d/config.yaml"
+	answers "Kubeflow Trainer" 9444
 }
 
 dns() {

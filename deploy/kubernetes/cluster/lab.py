@@ -22,17 +22,25 @@ class Wrong(Exception):
 
 
 class Kind(typing.NamedTuple):
-    """A manifest, and what it makes."""
+    """A manifest, what it makes, and the controller that it needs besides Kubernetes' own."""
 
     file: str
     resource: str = "job"
     job: str = "bert"
     pods: int = 1
+    program: str = ""
+    container: str = "trainer"
+
+    @property
+    def jobset(self):
+        """Whether a JobSet makes the job."""
+        return self.program != ""
 
 
 JOB = Kind("job.yaml")
 NODES = Kind("job-nodes.yaml", pods=2)
-JOBSET = Kind("jobset.yaml", "jobset", "bert-node-0", pods=2)
+JOBSET = Kind("jobset.yaml", "jobset", "bert-node-0", pods=2, program="jobset")
+KUBEFLOW = Kind("kubeflow.yaml", "trainjob", "bert-node-0", pods=2, program="trainer-controller-manager", container="node")
 
 
 def seconds(text):
@@ -151,15 +159,17 @@ def name_of(tar):
 
 
 def wait(what, limit, ask):
-    """Return the first true answer."""
+    """Return the first true answer. A busy machine is asked less often."""
     end = time.monotonic() + limit
     while True:
+        asked = time.monotonic()
         answer = ask()
         if answer:
             return answer
-        if time.monotonic() > end:
+        now = time.monotonic()
+        if now > end:
             raise Wrong(f"timed out after {limit} s: {what}")
-        time.sleep(0.3)
+        time.sleep(max(0.3, now - asked))
 
 
 class Demo:
@@ -284,7 +294,7 @@ class Case:
         """Delete the jobs, after the last step if they have one, and return the log of the store."""
         if self.work.ends:
             wait("the job has completed", 2 * self.work.patience, lambda: self.job()["status"].get("succeeded", 0) == self.kind.pods)
-            if self.kind is JOBSET:
+            if self.kind.jobset:
                 wait("the JobSet has completed", 30, lambda: self.jobset().get("terminalState") == "Completed")
         self.k("delete", f"{self.kind.resource}s", "--all", "--wait=true", "--timeout=60s", timeout=90)
         wait("no pod is left", 120, lambda: not json.loads(self.k("get", "pods", "-o", "json"))["items"])
@@ -315,7 +325,7 @@ class Case:
 
     def failures(self):
         """Return how many failures the job counts, and how many restarts a JobSet counts."""
-        restarts = self.jobset().get("restarts", 0) if self.kind is JOBSET else 0
+        restarts = self.jobset().get("restarts", 0) if self.kind.jobset else 0
         return self.job()["status"].get("failed", 0) + restarts
 
     def process(self, pod):
