@@ -19,6 +19,7 @@ go tool -modfile=tools.mod task release OUT="$work/again" ARCH="$3" PYTHON="${4:
 if [ -z "${5:-}" ]; then
 	diff -r "$first" "$work/again"
 else
+	[ -s "$work/again/SHA256SUMS" ] || { echo "no package was made again" && exit 1; }
 	(cd "$work/again" && for file in *; do
 		[ "$file" = SHA256SUMS ] || cmp "$first/$file" "$file"
 	done)

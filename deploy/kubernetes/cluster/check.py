@@ -386,9 +386,9 @@ def main():
         except Missing as err:
             left = {name: str(err) for name in cases if CASES[name].torch}
     for name in cases:
-        program = CASES[name].kind.program and os.path.join(o.kube, "bin", CASES[name].kind.program)
-        if program and not os.access(program, os.X_OK):
-            left.setdefault(name, f"no {program}; run build.sh {o.kube}")
+        for program in (os.path.join(o.kube, "bin", each) for each in CASES[name].kind.programs):
+            if not os.access(program, os.X_OK):
+                left.setdefault(name, f"no {program}; run build.sh {o.kube}")
     cases = [name for name in cases if name not in left]
     began = time.monotonic()
     if not cases:

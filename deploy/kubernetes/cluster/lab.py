@@ -28,19 +28,19 @@ class Kind(typing.NamedTuple):
     resource: str = "job"
     job: str = "bert"
     pods: int = 1
-    program: str = ""
+    programs: tuple[str, ...] = ()
     container: str = "trainer"
 
     @property
     def jobset(self):
         """Whether a JobSet makes the job."""
-        return self.program != ""
+        return bool(self.programs)
 
 
 JOB = Kind("job.yaml")
 NODES = Kind("job-nodes.yaml", pods=2)
-JOBSET = Kind("jobset.yaml", "jobset", "bert-node-0", pods=2, program="jobset")
-KUBEFLOW = Kind("kubeflow.yaml", "trainjob", "bert-node-0", pods=2, program="trainer-controller-manager", container="node")
+JOBSET = Kind("jobset.yaml", "jobset", "bert-node-0", pods=2, programs=("jobset",))
+KUBEFLOW = Kind("kubeflow.yaml", "trainjob", "bert-node-0", pods=2, programs=("jobset", "trainer-controller-manager"), container="node")
 
 
 def seconds(text):

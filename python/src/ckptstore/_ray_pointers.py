@@ -145,6 +145,8 @@ class Kept:
             rows = self._rows()
             self._tagged = {row["id"] for row in rows if self._prefix + row["id"] in (row.get("tags") or ())}
             committed = {row["id"] for row in rows if row["state"] == "committed"}
+            for checkpoint in sorted(known & {row["id"] for row in rows} - committed):
+                _log.warning("Ray has a pointer to %s@%s, which the store does not have any more", self._line, checkpoint)
             for checkpoint in sorted((known & committed) - self._tagged):  # Ray has others of its own
                 self._tag(checkpoint)
             self._release(known)
@@ -213,12 +215,16 @@ class Kept:
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT, env=environment, check=False)
         except subprocess.TimeoutExpired as error:
-            raise Error(f"`{' '.join(command)}` has not ended within {_LIMIT:.0f} s") from error
+            raise Late(f"`{' '.join(command)}` has not ended within {_LIMIT:.0f} s") from error
         if gone and done.returncode == 4:
             return ""
         if done.returncode != 0:
             raise Error(f"`{' '.join(command)}` ended with exit code {done.returncode}: {done.stderr.strip()}")
         return done.stdout
+
+
+class Late(Error):
+    """A command that has not ended in time."""
 
 
 FAILURES = (Error, OSError, ValueError, KeyError)  # of removals, which must not fail the training

@@ -207,5 +207,8 @@ def settle(where: str, run: str | None, trials: list[Any]) -> None:
     for one in trials:
         try:
             _Kept(one.storage, where, run or one.storage.experiment_dir_name, one.trial_id).settle()
+        except _ray_pointers.Late as error:  # so would the others be
+            _log.warning("what Ray has deleted stays in the store: %s", error)
+            return
         except _ray_pointers.FAILURES as error:
             _log.warning("what Ray has deleted of trial %s stays in the store: %s", one.trial_id, error)
