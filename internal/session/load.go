@@ -42,6 +42,9 @@ func (j *Job) newLoader(g *Group) *restore.Loader {
 func (j *Job) fetch(ctx context.Context, from []replica.Partner, checkpoint string, ranks []int, hurry <-chan struct{}) {
 	for _, at := range from {
 		j.keeper.Fetch(ctx, at, checkpoint, ranks, hurry)
+		if ctx.Err() != nil {
+			return
+		}
 		held, release := j.arenas.Hold(checkpoint)
 		release()
 		if ranks = slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return held[rank] != nil }); len(ranks) == 0 {

@@ -122,8 +122,8 @@ func TestHeldReplicasAreReleased(t *testing.T) {
 		s.replicas.adopted[of] = true
 		s.replicas.held[of] = heldReplica{release: func() { released[of]++ }}
 	}
-	if err := s.replicas.hold(1, "y.a1", AdoptedPart{}); err != nil { // the order again
-		t.Error(err)
+	if begin, err := s.replicas.hold(1, "y.a1", AdoptedPart{}); begin || err != nil { // the order again
+		t.Error(begin, err)
 	}
 	held, ok := s.replicas.take(rankSave{"x.a1", 0})
 	if _, again := s.replicas.take(rankSave{"x.a1", 0}); !ok || again {

@@ -49,6 +49,11 @@ type Adoption struct {
 	Checkpoint string        `json:"checkpoint"`
 	Parts      []AdoptedPart `json:"parts"`
 	Why        string        `json:"why"` // the node is lost
+	// Within is the time in which the order is valid: another node is asked after it, and two writers of
+	// the same files would hinder each other. 0: as long as the save is open.
+	Within time.Duration `json:"within,omitempty"`
+
+	came time.Time
 }
 
 // AdoptedPart is one rank's part of a save.
@@ -107,7 +112,10 @@ func (g *Group) replicated(ctx context.Context, node int, w replica.Whole) {
 }
 
 // Adopt takes the order of the coordinating process to write a lost node's part of a save.
-func (g *Group) Adopt(a Adoption) { g.saver.feed.put(fed{adopt: &a}) }
+func (g *Group) Adopt(a Adoption) {
+	a.came = g.saver.now()
+	g.saver.feed.put(fed{adopt: &a})
+}
 
 // Adopted takes the answer of the node at a place to an order to write a lost node's part of a save.
 func (g *Group) Adopted(place int, a AdoptionReply) { g.saver.replies.put(adoptionReply{a, place}) }
@@ -181,19 +189,24 @@ func (r *replicas) copied(b *events.ReplicaNode) {
 }
 
 // heirs returns the places of the nodes that can write a part of a lost node, in the order in which they are
-// asked: its partners that live and were not asked. Those whose copies are in the log come first. The
-// fact of a copy may be lost with the node.
+// asked: those that live and were not asked. Those whose copies are in the log come first, then the other partners:
+// the fact of a copy may be lost with the node. A coordinator that took over may pair the nodes in another way than
+// the one before, and then the log alone has the partners.
 func (r *replicas) heirs(of rankSave, l *search) (heirs []int) {
 	if l.from >= len(r.At) {
 		return nil
 	}
-	for _, at := range r.At[l.from] {
-		if _, again := l.asked[at]; !again && !r.lost[at] {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for at := range r.At {
+		_, again := l.asked[at]
+		if at != l.from && !again && !r.lost[at] && (r.whole[of][r.index(at)] || slices.Contains(r.At[l.from], at)) {
 			heirs = append(heirs, at)
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	slices.SortStableFunc(heirs, func(a, b int) int { // as they are paired
+		return cmp.Compare(uint(slices.Index(r.At[l.from], a)), uint(slices.Index(r.At[l.from], b)))
+	})
 	slices.SortStableFunc(heirs, func(a, b int) int {
 		whole := func(at int) int {
 			if r.whole[of][r.index(at)] {
@@ -232,27 +245,28 @@ type heldReplica struct {
 	release func()
 }
 
-// hold keeps the replica of a lost rank's part of a save until it is written or the save ends.
-func (r *replicas) hold(attempt int, checkpoint string, of AdoptedPart) error {
+// hold keeps the replica of a lost rank's part of a save until it is written or the save ends. It reports
+// false for a part that this process writes already: a coordinator that took over gives the order again.
+func (r *replicas) hold(attempt int, checkpoint string, of AdoptedPart) (begin bool, err error) {
 	if r == nil {
-		return errors.New("this node keeps no replicas")
+		return false, errors.New("this node keeps no replicas")
 	}
 	part := rankSave{checkpoint, of.Rank}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.adopted[part] {
-		return nil
+		return false, nil
 	}
 	found, release, err := r.keeper.Hold(checkpoint, of.Rank)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if found.Attempt != attempt || found.Fingerprint != of.Fingerprint {
 		release()
-		return fmt.Errorf("the replica of rank %d for %s has another plan", of.Rank, checkpoint)
+		return false, fmt.Errorf("the replica of rank %d for %s has another plan", of.Rank, checkpoint)
 	}
 	r.adopted[part], r.held[part] = true, heldReplica{found, release}
-	return nil
+	return true, nil
 }
 
 // forgo ends the write of a part that failed.
@@ -402,6 +416,9 @@ func (s *saver) askHeirs(ctx context.Context, parts []rankSave) error {
 			a = &Adoption{Checkpoint: of.checkpoint, Why: search.why}
 			given[orders{of.checkpoint, by}] = a
 		}
+		if within := search.until.Sub(s.now()); !search.until.IsZero() && (a.Within == 0 || within < a.Within) {
+			a.Within = within
+		}
 		a.Parts = append(a.Parts, AdoptedPart{of.rank, fingerprint})
 	}
 	first := func(a, b orders) int {
@@ -479,7 +496,7 @@ func (s *saver) heedReply(ctx context.Context, a adoptionReply) error {
 	}
 	for _, rank := range a.Writes {
 		if _, search := of(rank); search != nil {
-			search.until = time.Time{}
+			search.by, search.until = a.place, time.Time{} // also if the next one was asked
 		}
 	}
 	for _, rank := range a.Without {
@@ -503,6 +520,9 @@ func (s *saver) reply(a AdoptionReply) {
 	s.replies.put(adoptionReply{a, s.replicas.node})
 }
 
+// errLate is the answer to an order that was not obeyed in its time.
+var errLate = errors.New("the order was not obeyed in its time, and another node has it")
+
 // adopt begins to write the parts of a save that a lost node had sealed, from the replicas of
 // this node. Another node is asked for those without a replica.
 func (s *saver) adopt(a Adoption) {
@@ -510,20 +530,28 @@ func (s *saver) adopt(a Adoption) {
 		return
 	}
 	reply := AdoptionReply{Checkpoint: a.Checkpoint}
+	var begun []int
+	late := a.Within > 0 && !a.came.IsZero() && s.now().Sub(a.came) >= a.Within
 	for _, p := range a.Parts {
-		if err := s.replicas.hold(s.decisions.attempt, a.Checkpoint, p); err != nil {
+		begin, err := false, errLate
+		if !late || s.replicas.writes(a.Checkpoint, p.Rank) {
+			begin, err = s.replicas.hold(s.decisions.attempt, a.Checkpoint, p)
+		}
+		if err != nil {
 			s.log.Debug("no replica to write", "checkpoint", a.Checkpoint, "rank", p.Rank, "error", err)
 			reply.Without, reply.Why = append(reply.Without, p.Rank), err.Error()
 			continue
 		}
-		reply.Writes = append(reply.Writes, p.Rank)
+		if reply.Writes = append(reply.Writes, p.Rank); begin {
+			begun = append(begun, p.Rank)
+		}
 	}
 	s.reply(reply)
-	if len(reply.Writes) == 0 {
+	if len(begun) == 0 {
 		return
 	}
-	s.log.Warn("writing the sealed bytes of a lost node from their replicas", "checkpoint", a.Checkpoint, "ranks", reply.Writes, "because", a.Why)
-	for _, rank := range reply.Writes {
+	s.log.Warn("writing the sealed bytes of a lost node from their replicas", "checkpoint", a.Checkpoint, "ranks", begun, "because", a.Why)
+	for _, rank := range begun {
 		s.coord.Adopt(a.Checkpoint, rank)
 	}
 }

@@ -50,7 +50,7 @@ func newLostNode(t *testing.T, partners ...int) *lostNode {
 	n.saver = newSaver(&decisionLog{eventWriter: w, attempt: 1, agg: events.Aggregate{Run: "run", Trial: "main"}}, Store{}, coord, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
 	n.now, n.local = func() time.Time { return n.clock }, []int{0}
 	n.saver.replicas = &replicas{
-		Replicas: &Replicas{At: [][]int{1: partners, 3: nil}, Order: func(place int, a Adoption) {
+		Replicas: &Replicas{At: [][]int{1: partners, 4: nil}, Order: func(place int, a Adoption) {
 			for _, p := range a.Parts {
 				n.asked = append(n.asked, fmt.Sprintf("%d:%d", place, p.Rank))
 			}
@@ -207,6 +207,23 @@ func TestNextPartnerIsAsked(t *testing.T) {
 		n.answers(2, false) // its write fails
 		n.wants("2:1", "3:1")
 	})
+	t.Run("the first writes after the second was asked", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3, 4)
+		n.lose(1)
+		n.passes(n.limits / 3)
+		n.wants("2:1", "3:1")
+		n.answers(2, true)
+		n.answers(3, false)
+		n.wants("2:1", "3:1")
+	})
+	t.Run("the pairs are others after a takeover", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t)
+		n.hears(1, &events.ReplicaNode{Attempt: 1, Checkpoint: "x.a1", Ranks: []events.RankRun{{First: 1, Count: 1}}, Node: 3})
+		n.lose(1)
+		n.wants("3:1")
+	})
 	t.Run("the first is lost", func(t *testing.T) {
 		t.Parallel()
 		n := newLostNode(t, 2, 3)
@@ -281,5 +298,37 @@ func TestFailedWriteOfReplica(t *testing.T) {
 	}
 	if len(n.log.facts) > 0 || released != 1 || n.saver.replicas.writes("x.a1", 1) {
 		t.Errorf("%d facts; the replica is released %d times", len(n.log.facts), released)
+	}
+}
+
+// A node does not obey an order whose time is over, unless it writes already. It answers the same order again and
+// begins nothing.
+func TestOrderToAdoptAgain(t *testing.T) {
+	t.Parallel()
+	n := newLostNode(t)
+	of := rankSave{"x.a1", 1}
+	adopts := func(late bool) AdoptionReply {
+		a := Adoption{Checkpoint: "x.a1", Parts: []AdoptedPart{{Rank: 1}}, Within: time.Second, came: n.clock}
+		if late {
+			n.clock = n.clock.Add(time.Second)
+		}
+		n.adopt(a)
+		replies := n.replies.take()
+		if len(replies) != 1 {
+			t.Fatalf("%d replies", len(replies))
+		}
+		return replies[0].AdoptionReply
+	}
+	if r := adopts(true); !slices.Equal(r.Without, []int{1}) || r.Why != errLate.Error() {
+		t.Errorf("a late order: %+v", r)
+	}
+	n.saver.replicas.adopted[of] = true
+	for _, late := range []bool{false, true} {
+		if r := adopts(late); !slices.Equal(r.Writes, []int{1}) {
+			t.Errorf("the order again, late %v: %+v", late, r)
+		}
+	}
+	if begin, err := n.saver.replicas.hold(1, "x.a1", AdoptedPart{Rank: 1}); begin || err != nil {
+		t.Errorf("a part that is written begins again: %v, %v", begin, err)
 	}
 }

@@ -135,6 +135,9 @@ func (k *Keeper) Fetch(ctx context.Context, from Partner, checkpoint string, ran
 		if err != nil && ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
+		if errors.Is(err, context.Canceled) {
+			break // it is not needed any more
+		}
 		if kinds := problem.Kinds(err); err != nil && (len(kinds) == 0 || kinds[0] != problem.NotFound) {
 			k.log.Warn("replica not fetched; reading files instead", "checkpoint", checkpoint, "rank", rank, "from", from.Node, "error", err)
 			break

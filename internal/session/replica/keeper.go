@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/httpkit"
@@ -79,23 +81,33 @@ func (a *arrival) write(do func() error) error {
 	if a.over {
 		return problem.Errorf(problem.Gone, "the slot of rank %d for %s is not expected any more", a.Rank, a.Checkpoint)
 	}
-	return problem.Wrap(problem.Damage, do())
+	switch err := do(); {
+	case errors.Is(err, syscall.ENOSPC):
+		return problem.Wrap(problem.NoSpace, err)
+	case len(problem.Kinds(err)) > 0:
+		return err
+	default:
+		return problem.Wrap(problem.Damage, err)
+	}
 }
 
 // begin begins the receipt of a block from a body of so many bytes. It returns nil for a block that has
 // arrived: its answer was lost.
 func (a *arrival) begin(n int, length int64) (block *staging.Receipt, err error) {
-	return block, a.write(func() error {
-		want := a.replica.BlockSize(n) + sumSize
-		if a.replica.Has(n) {
+	err = a.write(func() error {
+		size := a.replica.BlockSize(n)
+		switch {
+		case size == 0:
+			return problem.Errorf(problem.Invalid, "there is no block %d", n)
+		case a.replica.Has(n):
 			return nil
-		}
-		if length != want {
-			return fmt.Errorf("block %d has %d bytes with its checksum, want %d", n, length, want)
+		case length != size+sumSize:
+			return fmt.Errorf("block %d has %d bytes with its checksum, want %d", n, length, size+sumSize)
 		}
 		block, err = a.replica.Block(n)
 		return err
 	})
+	return block, err
 }
 
 // NewKeeper returns a keeper without ranks: see [Keeper.Keep]. Replicas and slots share the

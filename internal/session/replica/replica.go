@@ -15,7 +15,7 @@
 // authenticates both. All numbers are decimal.
 //
 //	POST /v1/replicas/begin                 announces a slot; the answer has an ID, or refuses
-//	POST /v1/replicas/ID/blocks/N           block N of 4 MiB, with its CRC-32C in a header
+//	POST /v1/replicas/ID/blocks/N           block N of 4 MiB, and its CRC-32C after it
 //	POST /v1/replicas/ID/whole              all blocks are sent: the slot becomes a replica
 //	POST /v1/replicas/find                  describes the whole replica of a rank's part
 //	POST /v1/replicas/read                  a block of it, with its CRC-32C in a header

@@ -135,10 +135,15 @@ type way struct {
 
 // RoundTrip implements [http.RoundTripper].
 func (w *way) RoundTrip(r *http.Request) (*http.Response, error) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return nil, err
+	var body []byte
+	if r.Body != nil {
+		var err error
+		body, err = io.ReadAll(r.Body)
+		if err = errors.Join(err, r.Body.Close()); err != nil {
+			return nil, err
+		}
 	}
+	var err error
 	w.mu.Lock()
 	change := w.change
 	if strings.Contains(r.URL.Path, "/blocks/") {

@@ -338,18 +338,39 @@ func (s *Sender) once(ctx context.Context, path string, of body, out any) error 
 	if path == "begin" {
 		limit = beginTimeout
 	}
+	var uses sync.WaitGroup
+	defer uses.Wait() // the transport may read the slot longer than it is asked to
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.to.URL+"/v1/replicas/"+path, of.from())
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.to.URL+"/v1/replicas/"+path, nil)
 	if err != nil {
 		return err
 	}
-	r.ContentLength, r.GetBody = of.size, func() (io.ReadCloser, error) { return io.NopCloser(of.from()), nil }
+	if of.size > 0 {
+		r.ContentLength = of.size
+		r.GetBody = func() (io.ReadCloser, error) {
+			uses.Add(1)
+			return &used{of.from(), sync.OnceFunc(uses.Done)}, nil
+		}
+		r.Body, _ = r.GetBody()
+	}
 	reply, err := s.to.Client.Do(r)
 	if err != nil {
 		return err
 	}
 	return answer(reply, out)
+}
+
+// used is a body whose transport closes it when it has read it.
+type used struct {
+	io.Reader
+	done func()
+}
+
+// Close implements [io.Closer].
+func (u *used) Close() error {
+	u.done()
+	return nil
 }
 
 // summed reads a block of a slot, and after it the CRC-32C of these bytes in sumSize bytes. Each piece is

@@ -45,6 +45,12 @@ func (l *Loader) FetchAhead() {
 	})
 }
 
+// end stops the copying. Its threads leave their low priority, so that it ends at once.
+func (a *ahead) end() {
+	a.stop()
+	a.hurry()
+}
+
 // fetched returns the ranks whose slots must still be fetched for a load: it waits for a copying that has
 // begun. What that did not bring is not tried again, as its bound has passed, and the files have the same
 // bytes. A copying that the load does not need ends.
@@ -55,7 +61,7 @@ func (l *Loader) fetched(ctx context.Context, checkpoint string, lacks []int) []
 	}
 	tried := func(rank int) bool { return slices.Contains(a.ranks, rank) }
 	if a.checkpoint != checkpoint || !slices.ContainsFunc(lacks, tried) {
-		a.stop()
+		a.end()
 		return lacks
 	}
 	a.hurry()
@@ -74,7 +80,7 @@ func (l *Loader) fetched(ctx context.Context, checkpoint string, lacks []int) []
 // slots and the copying of others.
 func (l *Loader) EndAhead(ctx context.Context) error {
 	if a := l.ahead; a != nil {
-		a.stop()
+		a.end()
 		select {
 		case <-a.done:
 		case <-ctx.Done():

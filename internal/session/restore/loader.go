@@ -383,7 +383,7 @@ func (l *Loader) Close(limit time.Duration) bool {
 		l.end()
 	}
 	if l.ahead != nil {
-		l.ahead.stop()
+		l.ahead.end()
 	}
 	for _, ld := range l.loads {
 		if ld.cancel != nil {

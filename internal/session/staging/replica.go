@@ -27,7 +27,8 @@ const ReplicaBlock = 4 << 20
 
 // Replica is a copy of a sealed slot of another node. It exists so that the save of that slot
 // can be finished after the node is lost. A replica is filled block by block, then checked, and
-// then read; its methods must not be called concurrently before it is whole.
+// then read. Before it is whole, its methods may be called concurrently only for different blocks, and
+// [Replica.Digests] next to them.
 type Replica struct {
 	Header
 	Local checkpoint.Local // the rank's plan, with as many items as the header has spans
@@ -223,7 +224,7 @@ func (r *Replica) Digests(ctx context.Context, arrived func(ctx context.Context,
 			h := blake3.New()
 			err := shm.Unhurried(hurry, func(until <-chan struct{}) error {
 				return read(func() {
-					for len(rest) > 0 && !shm.Closed(until) {
+					for len(rest) > 0 && !shm.Closed(until) && ctx.Err() == nil {
 						n := min(len(rest), digestPiece)
 						_, _ = h.Write(rest[:n]) // never fails
 						rest = rest[n:]
@@ -231,7 +232,7 @@ func (r *Replica) Digests(ctx context.Context, arrived func(ctx context.Context,
 				})
 			})
 			h.Sum(out[i][:0])
-			return err
+			return errors.Join(err, ctx.Err())
 		})
 	}
 	return out, g.Wait()
