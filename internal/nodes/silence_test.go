@@ -44,10 +44,14 @@ func TestSilence(t *testing.T) {
 	c := j.agent("a", -1)
 	c.dial = n.dial
 	l := join1(t, c)
-	silent := l.Silent()
 	closed(t, "contact", l.Contact())
 	n.sever()
-	closed(t, "silence of the agent", silent)
+	closed(t, "silence of the agent", l.Silent())
+	select {
+	case <-l.Contact(): // by an answer from before, if a busy machine had made the agent silent already
+		closed(t, "silence of the agent", l.Silent())
+	default:
+	}
 	select {
 	case <-l.Contact():
 		t.Error("contact during silence")
