@@ -190,8 +190,8 @@ func TestCommittedFromSecondReplica(t *testing.T) {
 	again.must()
 }
 
-// With two copies, of which that of the first partner has changed in memory, the save is committed: the
-// second partner writes the lost node's part.
+// The copy of the first of two partners has changed in memory. The save is committed: the second partner
+// writes the lost node's part.
 func TestCommittedFromNextPartner(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 3, sealsAndStays...)
