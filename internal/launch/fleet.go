@@ -404,7 +404,7 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 	case msgAdopted:
 		var b adoptReply
 		if decode(&b) {
-			o.group.Adopted(at, b.AdoptionReply)
+			o.group.Adopted(at, b.Reply)
 		}
 	case msgSettled, msgAbort:
 		var b saveRef

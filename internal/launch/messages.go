@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/heirs"
 )
 
 // Commands to the process of another node, and its messages. Each names an attempt.
@@ -68,13 +69,13 @@ type replicaAt struct {
 // adoptOrder is the order to write a lost node's part of a save.
 type adoptOrder struct {
 	Attempt int `json:"attempt"`
-	session.Adoption
+	heirs.Order
 }
 
 // adoptReply is the answer to an adoptOrder.
 type adoptReply struct {
 	Attempt int `json:"attempt"`
-	session.AdoptionReply
+	heirs.Reply
 }
 
 // measureOrder names a node whose rate the receiver measures.

@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/preflight"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/heirs"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
@@ -428,7 +429,7 @@ func (p *part) command(c nodes.Command) error {
 		if err := json.Unmarshal(c.Body, &order); err != nil {
 			return err
 		}
-		p.group.Adopt(order.Adoption)
+		p.group.Adopt(order.Order)
 	case cmdAsk:
 		var ask askedPlan
 		if err := json.Unmarshal(c.Body, &ask); err != nil {
@@ -519,7 +520,7 @@ func (p *part) Request(ctx context.Context, rank int, path string, in, out any) 
 }
 
 // Adopted implements [session.Peer].
-func (p *part) Adopted(a session.AdoptionReply) { p.tell(msgAdopted, adoptReply{p.order.Attempt, a}) }
+func (p *part) Adopted(r heirs.Reply) { p.tell(msgAdopted, adoptReply{p.order.Attempt, r}) }
 
 // Settled implements [session.Peer].
 func (p *part) Settled(checkpoint string) {

@@ -10,6 +10,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/preflight"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/broadcast"
+	"github.com/ckptstore/ckptstore/internal/session/heirs"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
@@ -149,8 +150,8 @@ func (o *others) replicas() *session.Replicas {
 	if place := o.job.cfg.Node; place >= 0 {
 		r = o.replication(o.replicaOrder(place))
 	}
-	r.At, r.Order = o.partners, func(place int, a session.Adoption) {
-		o.must(o.members[place].Index, cmdAdopt, adoptOrder{o.order.Attempt, a})
+	r.At, r.Order = o.partners, func(place int, order heirs.Order) {
+		o.must(o.members[place].Index, cmdAdopt, adoptOrder{o.order.Attempt, order})
 	}
 	return r
 }

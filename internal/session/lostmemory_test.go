@@ -87,7 +87,7 @@ func TestFenceEndsWrites(t *testing.T) {
 	if g.Fence() || s.fenced.Load() {
 		t.Error("a node without a partner ends its writes")
 	}
-	s.replicas = &replicas{Replicas: &Replicas{To: []replica.Partner{{}}}}
+	s.replicas = &Replicas{To: []replica.Partner{{}}}
 	writing := make(chan struct{})
 	s.put = func(ctx context.Context, _ planner.Write) (data.Written, error) {
 		close(writing)
@@ -111,36 +111,31 @@ func TestFenceEndsWrites(t *testing.T) {
 	}
 }
 
-// Replicas that are held for a save are released when it ends without their write, and once.
-func TestHeldReplicasAreReleased(t *testing.T) {
+// A save that ends releases the replicas that are held for it.
+func TestEndReleasesReplicas(t *testing.T) {
 	t.Parallel()
 	coord := planner.NewCoordinator(planner.CoordinatorConfig{Run: "run", Trial: "main", Attempt: 1, WorldSize: 2, Timeout: time.Hour, Part: true})
 	s := newSaver(&decisionLog{attempt: 1, agg: events.Aggregate{Run: "run", Trial: "main"}}, Store{}, coord, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
-	s.replicas = &replicas{adopted: map[rankSave]bool{}, held: map[rankSave]heldReplica{}}
-	released := map[rankSave]int{}
-	for _, of := range []rankSave{{"x.a1", 0}, {"x.a1", 1}, {"y.a1", 0}, {"z.a1", 0}} {
-		s.replicas.adopted[of] = true
-		s.replicas.held[of] = heldReplica{release: func() { released[of]++ }}
-	}
-	if begin, err := s.replicas.hold(1, "y.a1", AdoptedPart{}); begin || err != nil { // the order again
-		t.Error(begin, err)
-	}
-	held, ok := s.replicas.take(rankSave{"x.a1", 0})
-	if _, again := s.replicas.take(rankSave{"x.a1", 0}); !ok || again {
-		t.Error("a replica is written", ok, again)
-	}
-	s.move("x.a1", client.WaitReply{State: client.Aborted})
-	held.release()
-	s.move("y.a1", client.WaitReply{State: client.Committed})
-	for of, n := range map[rankSave]int{{"x.a1", 0}: 1, {"x.a1", 1}: 1, {"y.a1", 0}: 1, {"z.a1", 0}: 0} {
-		if released[of] != n {
-			t.Errorf("rank %d of %s is released %d times, want %d", of.rank, of.checkpoint, released[of], n)
+	copies := copyOf{}
+	s.held = replica.NewHeld(copies)
+	for _, id := range []string{"x.a1", "y.a1", "z.a1"} {
+		if begin, err := s.held.Hold(staging.Part{Attempt: 1, Checkpoint: id}); !begin || err != nil {
+			t.Error(begin, err)
 		}
 	}
-	s.replicas.letGo("")
-	if released[rankSave{"z.a1", 0}] != 1 {
-		t.Error("the end of the group releases nothing")
+	s.move("x.a1", client.WaitReply{State: client.Aborted})
+	s.move("y.a1", client.WaitReply{State: client.Committed})
+	s.move("z.a1", client.WaitReply{State: client.Staged})
+	if copies["x.a1"] != 1 || copies["y.a1"] != 1 || copies["z.a1"] != 0 {
+		t.Errorf("released %v", copies)
 	}
+}
+
+// copyOf has a replica of each part of attempt 1, and counts by save how often it is released.
+type copyOf map[string]int
+
+func (c copyOf) Hold(checkpoint string, rank int) (*staging.Replica, func(), error) {
+	return &staging.Replica{Header: staging.Header{Part: staging.Part{Attempt: 1, Checkpoint: checkpoint, Rank: rank}}}, func() { c[checkpoint]++ }, nil
 }
 
 // Nodes are lost while the saver is busy: nothing waits for it, and it sees all of them.

@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/heirs"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -31,7 +32,7 @@ type Peer interface {
 	// not block.
 	Settled(checkpoint string)
 	// Adopted answers an order to write a lost node's part of a save. It must not block.
-	Adopted(AdoptionReply)
+	Adopted(heirs.Reply)
 	// Request makes a request of a local rank to the coordinating process, such as one
 	// below [ServicePath].
 	Request(ctx context.Context, rank int, path string, in, out any) error
@@ -330,7 +331,7 @@ type feed struct {
 type fed struct {
 	event  events.Recorded
 	ask    *planner.Ask
-	adopt  *Adoption
+	adopt  *adoption
 	folded chan struct{} // closed once all that was put before is folded
 }
 

@@ -1,20 +1,16 @@
 package session
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/heirs"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
@@ -33,7 +29,7 @@ type Replicas struct {
 	// process of another node, and must not block: that process calls [Group.Adopt]. Only the
 	// coordinating process has them.
 	At    [][]int
-	Order func(node int, a Adoption)
+	Order func(node int, o heirs.Order)
 }
 
 // from returns the ranks whose slots this node keeps.
@@ -42,32 +38,6 @@ func (r *Replicas) from() []int {
 		return nil
 	}
 	return r.From
-}
-
-// Adoption is the order to write the parts of a save that a lost node had sealed.
-type Adoption struct {
-	Checkpoint string        `json:"checkpoint"`
-	Parts      []AdoptedPart `json:"parts"`
-	Why        string        `json:"why"` // the node is lost
-	// Within is the time in which the order is valid: another node is asked after it, and two writers of
-	// the same files would hinder each other. 0: as long as the save is open.
-	Within time.Duration `json:"within,omitempty"`
-
-	came time.Time
-}
-
-// AdoptedPart is one rank's part of a save.
-type AdoptedPart struct {
-	Rank        int               `json:"rank"`
-	Fingerprint checkpoint.Digest `json:"fingerprint"` // of the rank's plan, as the log has it
-}
-
-// AdoptionReply is the answer of a node to an [Adoption]. A node whose write fails later answers again.
-type AdoptionReply struct {
-	Checkpoint string `json:"checkpoint"`
-	Writes     []int  `json:"writes,omitempty"`  // ranks whose parts it writes
-	Without    []int  `json:"without,omitempty"` // ranks whose parts it does not write
-	Why        string `json:"why,omitempty"`     // it does not write those
 }
 
 // replicate starts to copy the sealed slots of this node's ranks, and to keep those of another
@@ -80,9 +50,10 @@ func (g *Group) replicate(work context.Context, keeper *replica.Keeper) {
 	if keeper != nil {
 		keeper.Keep(g.Number, of.From)
 	}
-	g.saver.replicas = &replicas{
-		Replicas: of, node: g.cfg.Node, index: g.index, keeper: keeper, adopted: map[rankSave]bool{}, held: map[rankSave]heldReplica{},
-		searches: map[rankSave]*search{}, lost: map[int]bool{}, whole: map[rankSave]map[int]bool{}, limit: g.cfg.DrainTimeout,
+	s := g.saver
+	s.replicas, s.held, s.place = of, replica.NewHeld(keeper), g.cfg.Node
+	if of.At != nil {
+		s.heirs = heirs.NewFinder(heirs.Config{Partners: of.At, Index: g.index, Limit: g.cfg.DrainTimeout, Saves: s.coord, Now: s.now})
 	}
 	rate := g.cfg.ReplicaRate
 	if rate > 0 && len(of.To) > 1 {
@@ -112,13 +83,10 @@ func (g *Group) replicated(ctx context.Context, node int, w replica.Whole) {
 }
 
 // Adopt takes the order of the coordinating process to write a lost node's part of a save.
-func (g *Group) Adopt(a Adoption) {
-	a.came = g.saver.now()
-	g.saver.feed.put(fed{adopt: &a})
-}
+func (g *Group) Adopt(o heirs.Order) { g.saver.feed.put(fed{adopt: &adoption{o, g.saver.now()}}) }
 
 // Adopted takes the answer of the node at a place to an order to write a lost node's part of a save.
-func (g *Group) Adopted(place int, a AdoptionReply) { g.saver.replies.put(adoptionReply{a, place}) }
+func (g *Group) Adopted(place int, r heirs.Reply) { g.saver.replies.put(placedReply{r, place}) }
 
 // Fence ends the writes of this process, if another node may write in its place: the
 // coordinating process counts this node as lost soon. It reports whether it did.
@@ -138,172 +106,16 @@ func (g *Group) Fence() bool {
 	return true
 }
 
-// replicas is a saver's view of the replicas of an attempt. A nil one has none.
-type replicas struct {
-	*Replicas
-	node   int                 // this node
-	index  func(place int) int // of the node at a place
-	keeper *replica.Keeper
-
-	mu      sync.Mutex
-	adopted map[rankSave]bool         // that this process writes
-	held    map[rankSave]heldReplica  // until they are written
-	whole   map[rankSave]map[int]bool // indexes of the nodes that have a part of an open save, as the log has them
-	// Of the coordinating process, only the goroutine of run uses these: who writes the parts of lost
-	// nodes, and the places of the lost nodes.
-	searches map[rankSave]*search
-	lost     map[int]bool
-	limit    time.Duration // for all partners of a node together to answer
+// adoption is an order, and when it came.
+type adoption struct {
+	heirs.Order
+	came time.Time
 }
 
-// search finds a node that writes a part of a lost node. The partners of the lost node are asked one after
-// the other. A node that has not answered in time may still write, and is not asked again.
-type search struct {
-	from  int            // place of the lost node
-	why   string         // it is lost
-	by    int            // place of the node that was asked last
-	until time.Time      // when the next one is asked although by has not answered; zero: never
-	asked map[int]string // by place: why a node that was asked does not write; empty: it may
-}
-
-// adoptionReply is the reply of the node at a place.
-type adoptionReply struct {
-	AdoptionReply
+// placedReply is the reply of the node at a place.
+type placedReply struct {
+	heirs.Reply
 	place int
-}
-
-// copied notes a copy of a node's slots.
-func (r *replicas) copied(b *events.ReplicaNode) {
-	if r == nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, rank := range events.RanksIn(b.Ranks) {
-		of := rankSave{b.Checkpoint, rank}
-		if r.whole[of] == nil {
-			r.whole[of] = map[int]bool{}
-		}
-		r.whole[of][b.Node] = true
-	}
-}
-
-// heirs returns the places of the nodes that can write a part of a lost node, in the order in which they are
-// asked: those that live and were not asked. Those whose copies are in the log come first, then the other partners:
-// the fact of a copy may be lost with the node. A coordinator that took over may pair the nodes in another way than
-// the one before, and then the log alone has the partners.
-func (r *replicas) heirs(of rankSave, l *search) (heirs []int) {
-	if l.from >= len(r.At) {
-		return nil
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for at := range r.At {
-		_, again := l.asked[at]
-		if at != l.from && !again && !r.lost[at] && (r.whole[of][r.index(at)] || slices.Contains(r.At[l.from], at)) {
-			heirs = append(heirs, at)
-		}
-	}
-	slices.SortStableFunc(heirs, func(a, b int) int { // as they are paired
-		return cmp.Compare(uint(slices.Index(r.At[l.from], a)), uint(slices.Index(r.At[l.from], b)))
-	})
-	slices.SortStableFunc(heirs, func(a, b int) int {
-		whole := func(at int) int {
-			if r.whole[of][r.index(at)] {
-				return 0
-			}
-			return 1
-		}
-		return cmp.Compare(whole(a), whole(b))
-	})
-	return heirs
-}
-
-// pending reports whether a node that was asked may write a part.
-func (r *replicas) pending(l *search) bool {
-	for at, why := range l.asked {
-		if why == "" && !r.lost[at] {
-			return true
-		}
-	}
-	return false
-}
-
-// writes reports whether this process writes a part of a save from a replica.
-func (r *replicas) writes(checkpoint string, rank int) bool {
-	if r == nil {
-		return false
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.adopted[rankSave{checkpoint, rank}]
-}
-
-// heldReplica is a replica that stays until release.
-type heldReplica struct {
-	*staging.Replica
-	release func()
-}
-
-// hold keeps the replica of a lost rank's part of a save until it is written or the save ends. It reports
-// false for a part that this process writes already: a coordinator that took over gives the order again.
-func (r *replicas) hold(attempt int, checkpoint string, of AdoptedPart) (begin bool, err error) {
-	if r == nil {
-		return false, errors.New("this node keeps no replicas")
-	}
-	part := rankSave{checkpoint, of.Rank}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.adopted[part] {
-		return false, nil
-	}
-	found, release, err := r.keeper.Hold(checkpoint, of.Rank)
-	if err != nil {
-		return false, err
-	}
-	if found.Attempt != attempt || found.Fingerprint != of.Fingerprint {
-		release()
-		return false, fmt.Errorf("the replica of rank %d for %s has another plan", of.Rank, checkpoint)
-	}
-	r.adopted[part], r.held[part] = true, heldReplica{found, release}
-	return true, nil
-}
-
-// forgo ends the write of a part that failed.
-func (r *replicas) forgo(of rankSave) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if held, ok := r.held[of]; ok {
-		held.release()
-	}
-	delete(r.held, of)
-	delete(r.adopted, of)
-}
-
-// take returns a replica that was held, once. The caller releases it.
-func (r *replicas) take(of rankSave) (held heldReplica, ok bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	held, ok = r.held[of]
-	delete(r.held, of)
-	return held, ok
-}
-
-// letGo releases the replicas that were held for a save, or for all of them.
-func (r *replicas) letGo(checkpoint string) {
-	if r == nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for of, held := range r.held {
-		if checkpoint == "" || of.checkpoint == checkpoint {
-			held.release()
-			delete(r.held, of)
-			delete(r.adopted, of)
-		}
-	}
-	maps.DeleteFunc(r.whole, func(of rankSave, _ map[int]bool) bool { return checkpoint == "" || of.checkpoint == checkpoint })
 }
 
 // loss is the end of a node whose slots were copied.
@@ -355,169 +167,60 @@ func (s *saver) loseNode(ctx context.Context, node int, ranks []int, why error) 
 // adoptFrom orders the writes of what a lost node has sealed and not written, also what it was to write
 // for another lost node, and fails its other parts of open saves.
 func (s *saver) adoptFrom(ctx context.Context, l loss) error {
-	r := s.replicas
-	r.lost[l.node] = true
-	var failed, ask []rankSave
-	for of, search := range r.searches {
-		if _, asked := search.asked[l.node]; asked && (search.by == l.node || !r.pending(search)) {
-			ask = append(ask, of)
-		}
+	open := s.losing(l.ranks, l.why)
+	if s.heirs == nil {
+		return s.fail(ctx, open)
 	}
-	for _, of := range s.losing(l.ranks, l.why) {
-		if r.searches[of] != nil {
-			continue
-		}
-		search := &search{from: l.node, by: -1, why: l.why.Error(), asked: map[int]string{}}
-		if _, sealed := s.coord.Sealed(of.checkpoint, of.rank); !sealed || s.whole(of.checkpoint) != nil || len(r.heirs(of, search)) == 0 {
-			failed = append(failed, of)
-			continue
-		}
-		r.searches[of] = search
-		ask = append(ask, of)
+	parts := make([]heirs.Part, len(open))
+	for i, of := range open {
+		parts[i] = heirs.Part{Checkpoint: of.checkpoint, Rank: of.rank}
+	}
+	step, without := s.heirs.Lose(l.node, l.why, parts, func(checkpoint string) bool { return s.whole(checkpoint) != nil })
+	failed := make([]rankSave, len(without))
+	for i, of := range without {
+		failed[i] = rankSave{of.Checkpoint, of.Rank}
 	}
 	err := s.fail(ctx, failed)
-	return errors.Join(err, s.askHeirs(ctx, ask))
+	return errors.Join(err, s.carryOut(ctx, step))
 }
 
-// askHeirs orders the next partner to write each part of a lost node. It aborts the save of a part that no
-// partner can write.
-func (s *saver) askHeirs(ctx context.Context, parts []rankSave) error {
-	type orders struct {
-		checkpoint string
-		by         int
-	}
-	r := s.replicas
-	given, without := map[orders]*Adoption{}, map[string][]int{}
-	for _, of := range parts {
-		search := r.searches[of]
-		fingerprint, sealed := s.coord.Sealed(of.checkpoint, of.rank)
-		if !sealed { // it is written, or its save is over
-			delete(r.searches, of)
-			continue
-		}
-		search.until = time.Time{}
-		heirs := r.heirs(of, search)
-		if len(heirs) == 0 {
-			if !r.pending(search) {
-				without[of.checkpoint] = append(without[of.checkpoint], of.rank)
-			}
-			continue
-		}
-		by := heirs[0]
-		if search.by, search.asked[by] = by, ""; len(heirs) > 1 {
-			left := r.limit
-			if end := s.coord.Deadline(of.checkpoint); !end.IsZero() {
-				left = min(left, end.Sub(s.now()))
-			}
-			search.until = s.now().Add(left / time.Duration(len(heirs)))
-		}
-		a := given[orders{of.checkpoint, by}]
-		if a == nil {
-			a = &Adoption{Checkpoint: of.checkpoint, Why: search.why}
-			given[orders{of.checkpoint, by}] = a
-		}
-		if within := search.until.Sub(s.now()); !search.until.IsZero() && (a.Within == 0 || within < a.Within) {
-			a.Within = within
-		}
-		a.Parts = append(a.Parts, AdoptedPart{of.rank, fingerprint})
-	}
-	first := func(a, b orders) int {
-		return cmp.Or(cmp.Compare(a.checkpoint, b.checkpoint), cmp.Compare(a.by, b.by))
-	}
-	for _, to := range slices.SortedFunc(maps.Keys(given), first) {
-		a := *given[to]
-		slices.SortFunc(a.Parts, func(a, b AdoptedPart) int { return cmp.Compare(a.Rank, b.Rank) })
-		s.log.Info("node asked for the sealed bytes of a lost node", "node", r.index(to.by), "checkpoint", a.Checkpoint, "ranks", len(a.Parts))
-		if to.by == r.node {
-			s.adopt(a)
+// carryOut passes on the orders of a step, and aborts the saves of parts that no partner can write.
+func (s *saver) carryOut(ctx context.Context, step heirs.Step) (err error) {
+	for _, o := range step.Orders {
+		s.log.Info("node asked for the sealed bytes of a lost node", "node", o.Node, "checkpoint", o.Checkpoint, "ranks", len(o.Parts))
+		if o.To == s.place {
+			s.adopt(adoption{o.Order, s.now()})
 		} else {
-			r.Order(to.by, a)
+			s.replicas.Order(o.To, o.Order)
 		}
 	}
-	var err error
-	for _, id := range slices.Sorted(maps.Keys(without)) {
-		ranks := slices.Sorted(slices.Values(without[id]))
-		err = errors.Join(err, s.abort(ctx, s.decisions.attempt, id, r.unwritten(r.searches[rankSave{id, ranks[0]}]), ranks...))
+	for _, of := range step.Without {
+		err = errors.Join(err, s.abort(ctx, s.decisions.attempt, of.Checkpoint, of.Why, of.Ranks...))
 	}
 	return err
 }
 
-// unwritten returns why no partner of a lost node writes a part of it.
-func (r *replicas) unwritten(l *search) string {
-	var each []string
-	for _, at := range slices.Sorted(maps.Keys(l.asked)) {
-		if why := l.asked[at]; why != "" {
-			each = append(each, fmt.Sprintf("node %d: %s", r.index(at), why))
-		}
-	}
-	reason := l.why + "; no other node has a whole replica of its slots"
-	if len(each) > 0 {
-		reason += ": " + strings.Join(each, "; ")
-	}
-	return reason
-}
-
 // askLate asks the next partner where a node has not answered in time. It returns when that is the case next; zero: never.
 func (s *saver) askLate(ctx context.Context) (next time.Time, err error) {
-	if s.replicas == nil {
-		return next, nil
-	}
-	var late []rankSave
-	now := s.now()
-	for of, search := range s.replicas.searches {
-		if !search.until.IsZero() && !now.Before(search.until) {
-			late = append(late, of)
-		}
-	}
-	err = s.askHeirs(ctx, late)
-	for _, search := range s.replicas.searches {
-		if at := search.until; !at.IsZero() && (next.IsZero() || at.Before(next)) {
-			next = at
-		}
-	}
-	return next, err
+	step, next := s.heirs.Late()
+	return next, s.carryOut(ctx, step)
 }
 
-// heedReply takes the answer of a node that was asked: the next partner is asked for what it does not write.
-func (s *saver) heedReply(ctx context.Context, a adoptionReply) error {
-	if s.replicas == nil {
+// heedReply takes the answer of a node that was asked.
+func (s *saver) heedReply(ctx context.Context, r placedReply) error {
+	if s.heirs == nil {
 		return nil
 	}
-	var ask []rankSave
-	of := func(rank int) (rankSave, *search) {
-		part := rankSave{a.Checkpoint, rank}
-		search := s.replicas.searches[part]
-		if search != nil {
-			if _, asked := search.asked[a.place]; asked {
-				return part, search
-			}
-		}
-		return part, nil
-	}
-	for _, rank := range a.Writes {
-		if _, search := of(rank); search != nil {
-			search.by, search.until = a.place, time.Time{} // also if the next one was asked
-		}
-	}
-	for _, rank := range a.Without {
-		part, search := of(rank)
-		if search == nil {
-			continue
-		}
-		if search.asked[a.place] = cmp.Or(a.Why, "it does not write"); search.by == a.place || !s.replicas.pending(search) {
-			ask = append(ask, part)
-		}
-	}
-	return s.askHeirs(ctx, ask)
+	return s.carryOut(ctx, s.heirs.Heed(r.place, r.Reply))
 }
 
 // reply answers an order of the coordinating process, which may be this one.
-func (s *saver) reply(a AdoptionReply) {
+func (s *saver) reply(r heirs.Reply) {
 	if s.peer != nil {
-		s.peer.Adopted(a)
+		s.peer.Adopted(r)
 		return
 	}
-	s.replies.put(adoptionReply{a, s.replicas.node})
+	s.replies.put(placedReply{r, s.place})
 }
 
 // errLate is the answer to an order that was not obeyed in its time.
@@ -525,17 +228,17 @@ var errLate = errors.New("the order was not obeyed in its time, and another node
 
 // adopt begins to write the parts of a save that a lost node had sealed, from the replicas of
 // this node. Another node is asked for those without a replica.
-func (s *saver) adopt(a Adoption) {
+func (s *saver) adopt(a adoption) {
 	if order(s.state(a.Checkpoint, -1).State) >= order(client.Committed) {
 		return
 	}
-	reply := AdoptionReply{Checkpoint: a.Checkpoint}
+	reply := heirs.Reply{Checkpoint: a.Checkpoint}
 	var begun []int
-	late := a.Within > 0 && !a.came.IsZero() && s.now().Sub(a.came) >= a.Within
+	late := a.Within > 0 && s.now().Sub(a.came) >= a.Within
 	for _, p := range a.Parts {
 		begin, err := false, errLate
-		if !late || s.replicas.writes(a.Checkpoint, p.Rank) {
-			begin, err = s.replicas.hold(s.decisions.attempt, a.Checkpoint, p)
+		if !late || s.held.Writes(a.Checkpoint, p.Rank) {
+			begin, err = s.held.Hold(staging.Part{Attempt: s.decisions.attempt, Rank: p.Rank, Fingerprint: p.Fingerprint, Checkpoint: a.Checkpoint})
 		}
 		if err != nil {
 			s.log.Debug("no replica to write", "checkpoint", a.Checkpoint, "rank", p.Rank, "error", err)
@@ -558,11 +261,11 @@ func (s *saver) adopt(a Adoption) {
 
 // writeReplica makes the bytes of one rank of a lost node durable.
 func (s *saver) writeReplica(ctx context.Context, c planner.Write) (data.Written, error) {
-	r, ok := s.replicas.take(rankSave{c.Checkpoint, c.Rank})
-	if !ok {
-		return data.Written{}, fmt.Errorf("the replica of rank %d for %s is gone", c.Rank, c.Checkpoint)
+	r, release, err := s.held.Take(c.Checkpoint, c.Rank)
+	if err != nil {
+		return data.Written{}, err
 	}
-	defer r.release()
+	defer release()
 	if err := r.Verify(); err != nil {
 		return data.Written{}, fmt.Errorf("the replica of rank %d for %s has changed in memory: %w", c.Rank, c.Checkpoint, err)
 	}

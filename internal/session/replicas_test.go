@@ -12,6 +12,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/heirs"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
@@ -49,16 +50,15 @@ func newLostNode(t *testing.T, partners ...int) *lostNode {
 	coord := planner.NewCoordinator(planner.CoordinatorConfig{Run: "run", Trial: "main", Attempt: 1, WorldSize: 4, Timeout: time.Hour})
 	n.saver = newSaver(&decisionLog{eventWriter: w, attempt: 1, agg: events.Aggregate{Run: "run", Trial: "main"}}, Store{}, coord, slog.New(slog.DiscardHandler), staging.New(nil, staging.Config{}))
 	n.now, n.local = func() time.Time { return n.clock }, []int{0}
-	n.saver.replicas = &replicas{
-		Replicas: &Replicas{At: [][]int{1: partners, 4: nil}, Order: func(place int, a Adoption) {
-			for _, p := range a.Parts {
-				n.asked = append(n.asked, fmt.Sprintf("%d:%d", place, p.Rank))
-			}
-		}},
-		index: func(place int) int { return place }, searches: map[rankSave]*search{}, lost: map[int]bool{}, whole: map[rankSave]map[int]bool{},
-		adopted: map[rankSave]bool{}, held: map[rankSave]heldReplica{}, limit: n.limits,
-		keeper: replica.NewKeeper(nil, staging.Memory{}, slog.New(slog.DiscardHandler)),
-	}
+	n.held = replica.NewHeld(replica.NewKeeper(nil, staging.Memory{}, slog.New(slog.DiscardHandler)))
+	n.saver.heirs = heirs.NewFinder(heirs.Config{
+		Partners: [][]int{1: partners, 4: nil}, Index: func(place int) int { return place }, Limit: n.limits, Saves: coord, Now: n.now,
+	})
+	n.saver.replicas = &Replicas{Order: func(place int, o heirs.Order) {
+		for _, p := range o.Parts {
+			n.asked = append(n.asked, fmt.Sprintf("%d:%d", place, p.Rank))
+		}
+	}}
 	n.hears(1, &events.LocalPlan{Attempt: 1, Checkpoint: "x.a1", Name: "x", Rank: 1, Fingerprint: strings.Repeat("00", 32)})
 	n.decided(&events.CheckpointBegun{Attempt: 1, Checkpoint: "x.a1", Name: "x", WorldSize: 4})
 	n.hears(1, &events.WriteSealed{Attempt: 1, Checkpoint: "x.a1", Rank: 1})
@@ -103,11 +103,11 @@ func (n *lostNode) lose(place int) {
 // answers gives the answer of a node: whether it writes the part.
 func (n *lostNode) answers(place int, writes bool) {
 	n.t.Helper()
-	reply := AdoptionReply{Checkpoint: "x.a1"}
+	reply := heirs.Reply{Checkpoint: "x.a1"}
 	if reply.Without, reply.Why = []int{1}, fmt.Sprint("none on ", place); writes {
 		reply.Writes, reply.Without = reply.Without, nil
 	}
-	if err := n.heedReply(n.t.Context(), adoptionReply{reply, place}); err != nil {
+	if err := n.heedReply(n.t.Context(), placedReply{reply, place}); err != nil {
 		n.t.Error(err)
 	}
 }
@@ -150,21 +150,21 @@ func (n *lostNode) aborts(says ...string) {
 	}
 }
 
-// The partners of a lost node are asked one after the other, until one of them writes its part.
-func TestNextPartnerIsAsked(t *testing.T) {
+// The coordinating process orders partners to write what a lost node has sealed, and aborts the save that none
+// of them can write.
+func TestLostNodeIsReplaced(t *testing.T) {
 	t.Parallel()
-	t.Run("the first has no copy", func(t *testing.T) {
+	t.Run("a partner is late, the next one writes", func(t *testing.T) {
 		t.Parallel()
 		n := newLostNode(t, 2, 3)
 		n.lose(1)
 		n.wants("2:1")
-		n.answers(2, false)
+		n.passes(n.limits / 2)
 		n.wants("2:1", "3:1")
 		n.answers(3, true)
 		if next := n.passes(time.Hour); !next.IsZero() {
 			t.Errorf("another node is asked at %v", next)
 		}
-		n.wants("2:1", "3:1")
 	})
 	t.Run("a copy is in the log", func(t *testing.T) {
 		t.Parallel()
@@ -172,8 +172,6 @@ func TestNextPartnerIsAsked(t *testing.T) {
 		n.hears(1, &events.ReplicaNode{Attempt: 1, Checkpoint: "x.a1", Ranks: []events.RankRun{{First: 1, Count: 1}}, Node: 3})
 		n.lose(1)
 		n.wants("3:1")
-		n.answers(3, false)
-		n.wants("3:1", "2:1")
 	})
 	t.Run("no node has a copy", func(t *testing.T) {
 		t.Parallel()
@@ -183,101 +181,12 @@ func TestNextPartnerIsAsked(t *testing.T) {
 		n.answers(3, false)
 		n.aborts("node 1 is lost", "no other node has a whole replica of its slots", "node 2: none on 2", "node 3: none on 3")
 	})
-	t.Run("the first does not answer", func(t *testing.T) {
-		t.Parallel()
-		n := newLostNode(t, 2, 3)
-		n.lose(1)
-		if next, want := n.passes(0), n.clock.Add(n.limits/2); !next.Equal(want) {
-			t.Errorf("the next one is asked at %v, want %v", next, want)
-		}
-		n.passes(n.limits / 2)
-		n.wants("2:1", "3:1")
-		n.answers(3, false)
-		n.wants("2:1", "3:1") // the first may still write
-		n.answers(2, false)
-		n.aborts()
-	})
-	t.Run("the first writes for long", func(t *testing.T) {
-		t.Parallel()
-		n := newLostNode(t, 2, 3)
-		n.lose(1)
-		n.answers(2, true)
-		n.passes(n.limits)
-		n.wants("2:1")
-		n.answers(2, false) // its write fails
-		n.wants("2:1", "3:1")
-	})
-	t.Run("the first writes after the second was asked", func(t *testing.T) {
-		t.Parallel()
-		n := newLostNode(t, 2, 3, 4)
-		n.lose(1)
-		n.passes(n.limits / 3)
-		n.wants("2:1", "3:1")
-		n.answers(2, true)
-		n.answers(3, false)
-		n.wants("2:1", "3:1")
-	})
-	t.Run("the pairs are others after a takeover", func(t *testing.T) {
-		t.Parallel()
-		n := newLostNode(t)
-		n.hears(1, &events.ReplicaNode{Attempt: 1, Checkpoint: "x.a1", Ranks: []events.RankRun{{First: 1, Count: 1}}, Node: 3})
-		n.lose(1)
-		n.wants("3:1")
-	})
-	t.Run("the first is lost", func(t *testing.T) {
-		t.Parallel()
-		n := newLostNode(t, 2, 3)
-		n.lose(1)
-		n.lose(2)
-		n.wants("2:1", "3:1")
-		n.lose(3)
-		n.aborts("no other node")
-	})
-	t.Run("the first, which has not answered, is lost after the second has none", func(t *testing.T) {
-		t.Parallel()
-		n := newLostNode(t, 2, 3)
-		n.lose(1)
-		n.passes(n.limits)
-		n.answers(3, false)
-		n.wants("2:1", "3:1")
-		n.lose(2)
-		n.aborts("node 3: none on 3")
-	})
-	t.Run("the save ends soon", func(t *testing.T) {
-		t.Parallel()
-		n := newLostNode(t, 2, 3)
-		n.clock = n.clock.Add(time.Hour - time.Second)
-		n.lose(1)
-		if next, want := n.passes(0), n.clock.Add(time.Second/2); !next.Equal(want) {
-			t.Errorf("the next one is asked at %v, want %v", next, want)
-		}
-	})
-	t.Run("the part is written", func(t *testing.T) {
-		t.Parallel()
-		n := newLostNode(t, 2, 3)
-		n.lose(1)
-		n.hears(2, &events.WriteCompleted{Attempt: 1, Checkpoint: "x.a1", Rank: 1, IndexDigest: strings.Repeat("00", 32)})
-		n.passes(n.limits)
-		n.answers(2, false)
-		n.wants("2:1")
-	})
-	t.Run("a node that was not asked", func(t *testing.T) {
-		t.Parallel()
-		n := newLostNode(t, 2, 3)
-		n.lose(1)
-		n.answers(3, false)
-		n.answers(0, true)
-		n.wants("2:1")
-		n.passes(n.limits)
-		n.wants("2:1", "3:1")
-	})
 }
 
 // A node whose write of a replica fails records no failure of the save: another node may write it.
 func TestFailedWriteOfReplica(t *testing.T) {
 	t.Parallel()
 	n := newLostNode(t, 0, 2)
-	part := rankSave{"x.a1", 1}
 	n.lose(1)
 	for _, reply := range n.replies.take() { // this node has no replica
 		if err := n.heedReply(t.Context(), reply); err != nil {
@@ -285,9 +194,11 @@ func TestFailedWriteOfReplica(t *testing.T) {
 		}
 	}
 	n.wants("2:1")
-	n.saver.replicas.adopted[part] = true // as if it had
-	released := 0
-	n.saver.replicas.held[part] = heldReplica{release: func() { released++ }}
+	copies := copyOf{}
+	n.held = replica.NewHeld(copies) // as if it had
+	if begin, err := n.held.Hold(staging.Part{Attempt: 1, Checkpoint: "x.a1", Rank: 1}); !begin || err != nil {
+		t.Fatal(begin, err)
+	}
 	n.put = func(context.Context, planner.Write) (w data.Written, err error) { return w, errors.New("a bad block") }
 	if err := n.write(t.Context(), planner.Write{Checkpoint: "x.a1", Rank: 1}); err != nil {
 		t.Fatal(err)
@@ -296,8 +207,8 @@ func TestFailedWriteOfReplica(t *testing.T) {
 	if got := replies[len(replies)-1]; got.place != 0 || !slices.Equal(got.Without, []int{1}) || !strings.Contains(got.Why, "a bad block") {
 		t.Errorf("answered %+v", got)
 	}
-	if len(n.log.facts) > 0 || released != 1 || n.saver.replicas.writes("x.a1", 1) {
-		t.Errorf("%d facts; the replica is released %d times", len(n.log.facts), released)
+	if len(n.log.facts) > 0 || copies["x.a1"] != 1 || n.held.Writes("x.a1", 1) {
+		t.Errorf("%d facts; the replica is released %d times", len(n.log.facts), copies["x.a1"])
 	}
 }
 
@@ -306,9 +217,8 @@ func TestFailedWriteOfReplica(t *testing.T) {
 func TestOrderToAdoptAgain(t *testing.T) {
 	t.Parallel()
 	n := newLostNode(t)
-	of := rankSave{"x.a1", 1}
-	adopts := func(late bool) AdoptionReply {
-		a := Adoption{Checkpoint: "x.a1", Parts: []AdoptedPart{{Rank: 1}}, Within: time.Second, came: n.clock}
+	adopts := func(late bool) heirs.Reply {
+		a := adoption{heirs.Order{Checkpoint: "x.a1", Parts: []heirs.OrderedPart{{Rank: 1}}, Within: time.Second}, n.clock}
 		if late {
 			n.clock = n.clock.Add(time.Second)
 		}
@@ -317,18 +227,19 @@ func TestOrderToAdoptAgain(t *testing.T) {
 		if len(replies) != 1 {
 			t.Fatalf("%d replies", len(replies))
 		}
-		return replies[0].AdoptionReply
+		return replies[0].Reply
 	}
 	if r := adopts(true); !slices.Equal(r.Without, []int{1}) || r.Why != errLate.Error() {
 		t.Errorf("a late order: %+v", r)
 	}
-	n.saver.replicas.adopted[of] = true
+	copies := copyOf{}
+	n.held = replica.NewHeld(copies)
+	if begin, err := n.held.Hold(staging.Part{Attempt: 1, Checkpoint: "x.a1", Rank: 1}); !begin || err != nil {
+		t.Fatal(begin, err)
+	}
 	for _, late := range []bool{false, true} {
 		if r := adopts(late); !slices.Equal(r.Writes, []int{1}) {
 			t.Errorf("the order again, late %v: %+v", late, r)
 		}
-	}
-	if begin, err := n.saver.replicas.hold(1, "x.a1", AdoptedPart{Rank: 1}); begin || err != nil {
-		t.Errorf("a part that is written begins again: %v, %v", begin, err)
 	}
 }

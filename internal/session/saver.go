@@ -13,6 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/heirs"
+	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/stragglers"
 	"github.com/ckptstore/ckptstore/planner"
@@ -55,10 +57,13 @@ type saver struct {
 	// last event that all nodes have got from it; 0: there was none.
 	replayed, heard uint64
 
-	replicas *replicas             // nil: no node keeps copies of slots
-	losses   *inbox[loss]          // of nodes whose slots were copied
-	replies  *inbox[adoptionReply] // to orders to write parts of lost nodes
-	slow     *stragglers.Watch     // nil: the nodes are not compared
+	replicas *Replicas           // nil: no node keeps copies of slots
+	held     *replica.Held       // that this process writes
+	heirs    *heirs.Finder       // of the coordinating process, if nodes keep copies
+	place    int                 // of this node
+	losses   *inbox[loss]        // of nodes whose slots were copied
+	replies  *inbox[placedReply] // to orders to write parts of lost nodes
+	slow     *stragglers.Watch   // nil: the nodes are not compared
 
 	drain   chan drain // once
 	idle    chan struct{}
@@ -103,7 +108,7 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 	s := &saver{
 		decisions: l, store: store, log: log, coord: coord, slots: slots,
 		now:    func() time.Time { return l.now().Add(-store.silence()) },
-		losses: newInbox[loss](), replies: newInbox[adoptionReply](), drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
+		losses: newInbox[loss](), replies: newInbox[placedReply](), drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, lostRanks: map[int]error{}, plans: map[rankSave]*events.LocalPlan{},
 		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{}, underWay: map[string]openWrites{},
@@ -374,7 +379,7 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		}
 	case *events.ReplicaNode:
 		if b.Attempt == s.decisions.attempt && order(s.state(b.Checkpoint, -1).State) < order(client.Committed) {
-			s.replicas.copied(b)
+			s.heirs.Copied(b)
 		}
 	case *events.WriteCompleted:
 		s.uploads.end(b.Checkpoint, b.Rank)

@@ -12,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/heirs"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -19,7 +20,7 @@ import (
 // writes all ranks of a save whose bytes are in files.
 func (s *saver) writes(checkpoint string, rank int) bool {
 	switch {
-	case s.whole(checkpoint) != nil, s.replicas.writes(checkpoint, rank):
+	case s.whole(checkpoint) != nil, s.held.Writes(checkpoint, rank):
 		return true
 	case !s.serves(rank):
 		return false
@@ -287,9 +288,9 @@ func (s *saver) write(ctx context.Context, c planner.Write) error {
 	}
 	if err != nil {
 		s.log.Error("write failed", "checkpoint", c.Checkpoint, "rank", c.Rank, "error", err)
-		if s.replicas.writes(c.Checkpoint, c.Rank) && !errors.Is(err, syscall.ENOSPC) {
-			s.replicas.forgo(rankSave{c.Checkpoint, c.Rank})
-			s.reply(AdoptionReply{Checkpoint: c.Checkpoint, Without: []int{c.Rank}, Why: Beginning(err.Error(), MaxMessage)})
+		if s.held.Writes(c.Checkpoint, c.Rank) && !errors.Is(err, syscall.ENOSPC) {
+			s.held.Forgo(c.Checkpoint, c.Rank)
+			s.reply(heirs.Reply{Checkpoint: c.Checkpoint, Without: []int{c.Rank}, Why: Beginning(err.Error(), MaxMessage)})
 			return nil // another node may have a replica that can be written
 		}
 		failed := &events.WriteFailed{Attempt: attempt, Checkpoint: c.Checkpoint, Rank: c.Rank, Error: Beginning(err.Error(), MaxMessage)}
@@ -347,7 +348,7 @@ func (s *saver) recordOf(ctx context.Context, rank int, done *events.WriteComple
 }
 
 func (s *saver) writeData(ctx context.Context, c planner.Write) (data.Written, error) {
-	if s.replicas.writes(c.Checkpoint, c.Rank) {
+	if s.held.Writes(c.Checkpoint, c.Rank) {
 		return s.writeReplica(ctx, c)
 	}
 	src, release, err := s.slots.Open(c.Checkpoint, c.Rank, c.Items)

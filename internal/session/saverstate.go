@@ -130,7 +130,8 @@ func (s *saver) move(id string, state client.WaitReply) {
 			delete(s.uses, id)
 		}
 		s.joined.forget(id)
-		s.replicas.letGo(id)
+		s.held.End(id)
+		s.heirs.End(id)
 		s.part[id] = s.localPart(id)
 	}
 	close(s.moved)

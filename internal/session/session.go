@@ -267,7 +267,7 @@ func (g *Group) Close() (err error) {
 		err = fmt.Errorf("%w: a load was stopped %v ago and has not ended; look at the disk of the store, then start the run again", ErrStuck, g.cfg.DrainTimeout)
 	}
 	g.stopSending()
-	g.saver.replicas.letGo("")
+	g.saver.held.Close()
 	g.slots.Close()
 	g.aborts.over()
 	return err
