@@ -80,7 +80,7 @@ func TestSaveBeforeTheEnd(t *testing.T) {
 func TestDrainTimeout(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, savesAndEnds...)
-	j.cfg.DrainTimeout = time.Second
+	j.cfg.DrainTimeout = saveEnds
 	g := j.gated("r00000.safetensors")
 	j.start()
 	g.await(t)

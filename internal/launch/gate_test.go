@@ -125,3 +125,7 @@ func await(ctx context.Context, t *testing.T, c <-chan struct{}) {
 
 // The wait of a test that shows that something does not happen.
 const shortly = 250 * time.Millisecond
+
+// saveEnds bounds a save in tests that wait for its end. Other saves of such a test must be whole by then, on a
+// busy machine too.
+const saveEnds = (2 + 3*raceFactor) * time.Second

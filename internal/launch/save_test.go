@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
@@ -177,9 +176,9 @@ var savesLate = workerRole("saves late", func(ctx context.Context, c *client.Cli
 func TestRankNeverSaves(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, savesLate...)
-	j.cfg.SaveTimeout = 2 * time.Second
+	j.cfg.SaveTimeout = saveEnds
 	j.must()
-	wantText(t, j.out, "[rank0] reason these ranks did not call save", "within 2s (ranks [1])",
+	wantText(t, j.out, "[rank0] reason these ranks did not call save", fmt.Sprintf("within %v (ranks [1])", saveEnds),
 		"[rank1] refused checkpoint step-1.a1 was aborted: these ranks did not")
 	if got := one[events.CheckpointAborted](t, runOf(t)); !slices.Equal(got.Ranks, []int{1}) {
 		t.Errorf("checkpoint.aborted names the ranks %v", got.Ranks)
@@ -252,7 +251,7 @@ var neverSeals = workerRole("never seals", func(ctx context.Context, c *client.C
 func TestAbortDuringWrite(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, neverSeals...)
-	j.cfg.SaveTimeout, j.cfg.StagingSlots = time.Second, 1
+	j.cfg.SaveTimeout, j.cfg.StagingSlots = saveEnds, 1
 	g := j.gated("step-1")
 	j.start()
 	g.await(t)

@@ -180,7 +180,7 @@ var checksLate = workerRole("checks what was sealed late", func(ctx context.Cont
 func TestLateCopy(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, sealsLate...)
-	j.cfg.StagingSlots, j.cfg.SaveTimeout = 1, 10*time.Second // a disk of others takes some
+	j.cfg.StagingSlots, j.cfg.SaveTimeout = 1, 2*saveEnds
 	j.must()
 	wantEnded(t, []string{"step-0.a1", "step-2.a1"}, []string{"step-1.a1"})
 	newJob(t, 2, checksLate...).must()

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/ckptstore/ckptstore/client"
 )
@@ -46,7 +45,7 @@ var sealsTooLate = workerRole("seals too late", func(ctx context.Context, c *cli
 func TestLateSeal(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 1, sealsTooLate...)
-	j.cfg.SaveTimeout = time.Second
+	j.cfg.SaveTimeout = saveEnds
 	j.must()
 }
 
