@@ -97,6 +97,7 @@ type NodeLeft struct {
 	Node   int    `json:"node"`
 	Reason string `json:"reason"`
 	Lost   bool   `json:"lost,omitempty"` // the node was silent, or its trainer started again; otherwise its trainer ended in order
+	Term   string `json:"term,omitempty"` // of its writer, as in job.ended
 
 	Excluded bool   `json:"excluded,omitempty"` // the node is excluded from the job
 	Host     string `json:"host,omitempty"`     // of an excluded node

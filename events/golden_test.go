@@ -26,7 +26,7 @@ var samples = []Body{
 	AccessRevoked{User: "ada", Hashes: []string{"8c9d0e1f20314253", "9d0e1f2031425364"}, By: "uid:1000@node-a", Keys: []string{"ada+94652ff6"}, Require: []string{"gpt"}},
 	JobStarted{Job: "0192f0c1-0000-7000-8000-000000000001", Host: "node-a", PID: 4711, Command: []string{"python", "train.py", "--lr=3e-4"}, NProc: 2, NNodes: 1, Resume: "auto", Flags: []string{"--name=gpt.small", "--nproc=2"}, Dir: "/home/ada/gpt", Logs: "logs/gpt%2Esmall/0192f0c1-0000-7000-8000-000000000001", SlurmJob: "4711", SlurmRestarts: 2},
 	NodeJoined{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Host: "node-b"},
-	NodeLeft{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Reason: "nothing was received for 10s", Lost: true, Excluded: true, Host: "node-b", Boot: "0192f0c1-0000-7000-8000-0000000000b0"},
+	NodeLeft{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, Reason: "nothing was received for 10s", Lost: true, Excluded: true, Host: "node-b", Boot: "0192f0c1-0000-7000-8000-0000000000b0", Term: "0192f0c1-0000-7000-8000-00000000007e"},
 	NodeMeasured{Job: "0192f0c1-0000-7000-8000-000000000001", Node: 1, BytesPerSecond: 1_250_000_000, Partners: []int{0, 3}, Clock: clockOffset()},
 	NodeSlow{Job: "0192f0c1-0000-7000-8000-000000000001", Attempt: 2, Node: 1, Over: true, By: "busy", Seconds: 0.5, Others: 0.25, Behind: 10, Of: 30},
 	JobEnded{Job: "0192f0c1-0000-7000-8000-000000000001", ExitCode: 1, Reason: "retries exhausted", Term: "0192f0c1-0000-7000-8000-00000000007e"},
@@ -172,7 +172,7 @@ func pretty(t *testing.T, m Message) []byte {
 // grown counts how often members were added to a kind's version 1. The earlier golden
 // files stay and must remain readable: see TestOldGolden.
 var grown = map[Kind]int{
-	"store.created": 2, "restore.begun": 1, "restore.completed": 4, "trial.stop_requested": 1, "group.stopped": 2, "group.worker_exited": 1, "job.started": 2, "group.started": 1, "job.ended": 1, "job.node_left": 2, "job.node_measured": 1, "report.metrics": 2,
+	"store.created": 2, "restore.begun": 1, "restore.completed": 4, "trial.stop_requested": 1, "group.stopped": 2, "group.worker_exited": 1, "job.started": 2, "group.started": 1, "job.ended": 1, "job.node_left": 3, "job.node_measured": 1, "report.metrics": 2,
 	"access.granted": 1, "access.revoked": 1, "audit.sealed": 1, "checkpoint.begun": 1, "checkpoint.committed": 1, "write.sealed": 1, "write.completed": 1, "seal.node": 1, "write.node": 1, "search.begun": 2, "search.assigned": 1,
 }
 

@@ -121,7 +121,11 @@ func (f *fold) replicated(b *events.ReplicaNode) error {
 	})
 }
 
+// A coordinator that was replaced may have lost the others only because it was cut off itself.
 func (f *fold) nodeLeft(b *events.NodeLeft) error {
+	if over, err := f.overtaken(key(keyJobTerm, f.run, b.Job), b.Term); over || err != nil {
+		return err
+	}
 	return f.changeJob(b.Job, func(job *Job) {
 		open := -1
 		for i, n := range job.Nodes {

@@ -64,7 +64,7 @@ import (
 
 // Version is the version of the folds and rows. Rows of another version are discarded,
 // and the log is folded again from its start.
-const Version = 16
+const Version = 17
 
 // DefaultTrial is the trial of a run that has only one.
 const DefaultTrial = "main"

@@ -1,6 +1,7 @@
 package projections
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -106,6 +107,46 @@ func TestJobEndOfReplacedCoordinator(t *testing.T) {
 				if other, _, err := load[Job](s.rows, key(keyJob, s.run, "K")); err != nil || !other.Ended {
 					t.Errorf("the other job: %+v, %v", other, err)
 				}
+			}
+		})
+	}
+}
+
+// A node that a replaced coordinator counts as lost may live: it was the coordinator that was cut off.
+func TestNodeLostByReplacedCoordinator(t *testing.T) {
+	t.Parallel()
+	const (
+		joined = `n0 job.node_joined {"job":"J","node":2,"host":"c"}`
+		first  = `s group.started {"attempt":1,"job":"J","world_size":1,"ranks":[{"rank":0,"node":1,"local_rank":0}],"backend":"none"}` // e3
+		second = `s group.coordinator {"attempt":1,"job":"J","node":1,"host":"b","reason":"silent"}`                                    // e4
+		by     = `%s job.node_left {"job":"J","node":2,"reason":"silent","lost":true%s}`
+	)
+	for name, c := range map[string]struct {
+		log  []string
+		left bool
+	}{
+		"one coordinator":               {[]string{first, fmt.Sprintf(by, "n0", `,"term":"e3"`)}, true},
+		"before any group":              {[]string{fmt.Sprintf(by, "n0", ""), first}, true},
+		"the first of two":              {[]string{first, second, fmt.Sprintf(by, "n0", `,"term":"e3"`)}, false},
+		"the first of two, old version": {[]string{first, second, fmt.Sprintf(by, "n0", "")}, false},
+		"the first before the second":   {[]string{first, fmt.Sprintf(by, "n0", `,"term":"e3"`), second}, true},
+		"the second":                    {[]string{first, second, fmt.Sprintf(by, "n1", `,"term":"e4"`)}, true},
+		"the second, old version":       {[]string{first, second, fmt.Sprintf(by, "n1", "")}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			for _, line := range append([]string{`s trial.created {}`, joined}, c.log...) {
+				if err := s.add(line); err != nil {
+					t.Fatal(err)
+				}
+			}
+			job, _, err := load[Job](s.rows, key(keyJob, s.run, "J"))
+			if err != nil || len(job.Nodes) != 1 {
+				t.Fatalf("%+v, %v", job, err)
+			}
+			if n := job.Nodes[0]; n.Lost != c.left || n.LeftAt.IsZero() == c.left {
+				t.Errorf("lost %v at %v, want %v", n.Lost, n.LeftAt, c.left)
 			}
 		})
 	}

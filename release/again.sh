@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # again.sh DIR WORK ARCH [PYTHON]
 #
-# Makes the packages of DIR again, from a copy of the repository in WORK, and fails if a byte differs. With FRESH=1 it compiles everything again, in place
-# of taking what the Go command has cached.
+# Makes the packages of DIR again, from a copy of the repository in WORK, and fails if a byte
+# differs. With FRESH=1 it compiles everything again, in place of taking what the Go command has
+# cached.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 first=$(realpath "$1")

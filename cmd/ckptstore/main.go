@@ -95,7 +95,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if location == "" {
 		location = "ckpts"
 	}
-	f.StringVar(&a.location, "store", location, "the store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
+	f.StringVar(&a.location, "store", location, "the store: a directory, or a nats:// or tls:// URL ($CKPTSTORE_STORE)")
 	a.FormatFlags(f)
 	f.DurationVar(&a.wait, "wait", 10*time.Second, "how long to wait for an unresponsive owner of the store")
 	f.BoolVarP(&a.Quiet, "quiet", "q", false, "print no progress and no warnings on stderr")

@@ -170,7 +170,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// TestPages: a client that asks for everything gets pages, which fit each other although the
+// TestPagesOfRuns: a client that asks for everything gets pages, which fit each other although the
 // log grows.
 func TestPagesOfRuns(t *testing.T) {
 	t.Parallel()

@@ -241,6 +241,9 @@ func (f *fleet) joined(ctx context.Context, m nodes.Member) {
 // leaves records a node that has left.
 func (f *fleet) leaves(ctx context.Context, left *events.NodeLeft) {
 	left.Job, left.Reason = f.cfg.Job, session.Beginning(left.Reason, session.MaxMessage)
+	if f.cfg.Standby {
+		left.Term = f.JobTerm()
+	}
 	if err := f.AppendOfRun(ctx, left); err != nil {
 		f.log.Warn("loss of a node not recorded", "node", left.Node, "error", err)
 	}

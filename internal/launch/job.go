@@ -226,7 +226,7 @@ func (j *job) recordEnd(ctx context.Context, err error) error {
 	if j.cfg.Standby {
 		ended.Term = j.JobTerm()
 	}
-	left := &events.NodeLeft{Job: j.cfg.Job, Node: j.index(), Reason: "the job ended"}
+	left := &events.NodeLeft{Job: j.cfg.Job, Node: j.index(), Reason: "the job ended", Term: ended.Term}
 	unsaid := j.AppendOfRun(end, left, ended)
 	if full := syscall.ENOSPC; errors.Is(err, full) && errors.Is(unsaid, full) {
 		return err // the log refuses this for the same reason

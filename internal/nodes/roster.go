@@ -153,10 +153,11 @@ func (r *roster) superseded(now time.Time, old *entry, n Node) bool {
 
 // elsewhere reports whether an agent with the same key may run where it cannot end the processes of n. A host name
 // proves nothing: a pod that replaces another one has its name, also on another machine, and the other may be
-// cut off, or about to end. So another boot ID does not prove that the machine was booted again.
+// cut off, or about to end. So another boot ID does not prove that the machine was booted again, and no boot ID
+// proves nothing.
 func (n Node) elsewhere(other Node) bool {
-	differ := func(a, b string) bool { return a != b && a != "" && b != "" }
-	return n.Host != other.Host || differ(n.Boot, other.Boot) || differ(n.Net, other.Net)
+	same := func(a, b string) bool { return a == b && a != "" }
+	return n.Host != other.Host || !same(n.Boot, other.Boot) || !same(n.Net, other.Net)
 }
 
 // assign returns the index of a node that joins.

@@ -31,7 +31,7 @@ func newTestRoster(t testing.TB, limit int) *roster {
 }
 
 func node(key string, index int) Node {
-	return Node{Key: key, Index: index, Host: "host-" + key, Boot: "boot", PID: 10}
+	return Node{Key: key, Index: index, Host: "host-" + key, Boot: "boot", Net: "net:[1]", PID: 10}
 }
 
 func mustJoin(t testing.TB, r *roster, now time.Time, n Node, session string) int {
@@ -185,7 +185,6 @@ func TestRosterReplaces(t *testing.T) {
 	t.Parallel()
 	restarted := node("a", 1)
 	restarted.PID = 11
-	restarted.Net = "net:[1]"
 	machine, pod, unknown := restarted, restarted, restarted
 	machine.Boot, pod.Net, unknown.Net, unknown.Boot = "boot2", "net:[2]", "", ""
 	moved := restarted
@@ -200,7 +199,8 @@ func TestRosterReplaces(t *testing.T) {
 		{"a restarted agent whose connections are closed", restarted, 0, true, true},
 		{"a restarted agent with open connections", restarted, 0, false, false},
 		{"a restarted agent after missed beats", restarted, 3, false, true},
-		{"an agent that declares neither boot ID nor namespace", unknown, 3, false, true},
+		{"an agent that knows neither boot ID nor namespace, before T", unknown, 9, true, false},
+		{"an agent that knows neither boot ID nor namespace, after T", unknown, 10, true, true},
 		{"a machine with the same host name before T", machine, 9, true, false},
 		{"a machine with the same host name after T", machine, 10, true, true},
 		{"another pod of the machine before T", pod, 9, true, false},
@@ -210,7 +210,6 @@ func TestRosterReplaces(t *testing.T) {
 	} {
 		r := newTestRoster(t, 2)
 		before := node("a", 1)
-		before.Net = "net:[1]"
 		mustJoin(t, r, at(0), before, "s-1")
 		r.connect("s-1")
 		r.activate(r.choose())

@@ -180,8 +180,8 @@ func (s *saver) adoptFrom(ctx context.Context, l loss) error {
 	for i, of := range without {
 		failed[i] = rankSave{of.Checkpoint, of.Rank}
 	}
-	err := s.fail(ctx, failed)
-	return errors.Join(err, s.carryOut(ctx, step))
+	err := s.carryOut(ctx, step) // first: the nodes have a time
+	return errors.Join(err, s.fail(ctx, failed))
 }
 
 // carryOut passes on the orders of a step, and aborts the saves of parts that no partner can write.

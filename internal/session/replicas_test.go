@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/session/heirs"
@@ -172,6 +173,34 @@ func TestLostNodeIsReplaced(t *testing.T) {
 		n.hears(1, &events.ReplicaNode{Attempt: 1, Checkpoint: "x.a1", Ranks: []events.RankRun{{First: 1, Count: 1}}, Node: 3})
 		n.lose(1)
 		n.wants("3:1")
+	})
+	t.Run("the part is written", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.lose(1)
+		n.hears(2, &events.WriteCompleted{Attempt: 1, Checkpoint: "x.a1", Rank: 1, IndexDigest: strings.Repeat("00", 32)})
+		n.passes(n.limits)
+		n.answers(2, false)
+		n.wants("2:1")
+	})
+	t.Run("the save ends soon", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.clock = n.clock.Add(time.Hour - time.Second)
+		n.lose(1)
+		if next, want := n.passes(0), n.clock.Add(time.Second/2); !next.Equal(want) {
+			t.Errorf("the next one is asked at %v, want %v", next, want)
+		}
+	})
+	t.Run("the save is over", func(t *testing.T) {
+		t.Parallel()
+		n := newLostNode(t, 2, 3)
+		n.lose(1)
+		n.move("x.a1", client.WaitReply{State: client.Aborted})
+		if next := n.passes(n.limits); !next.IsZero() {
+			t.Errorf("another node is asked at %v", next)
+		}
+		n.wants("2:1")
 	})
 	t.Run("no node has a copy", func(t *testing.T) {
 		t.Parallel()

@@ -58,9 +58,9 @@ type saver struct {
 	replayed, heard uint64
 
 	replicas *Replicas           // nil: no node keeps copies of slots
-	held     *replica.Held       // that this process writes
-	heirs    *heirs.Finder       // of the coordinating process, if nodes keep copies
-	place    int                 // of this node
+	held     *replica.Held       // replicas that this process writes
+	heirs    *heirs.Finder       // nil, but in the coordinating process, if nodes keep copies
+	place    int                 // of this node in the attempt
 	losses   *inbox[loss]        // of nodes whose slots were copied
 	replies  *inbox[placedReply] // to orders to write parts of lost nodes
 	slow     *stragglers.Watch   // nil: the nodes are not compared

@@ -194,7 +194,7 @@ func runCommand(std console.Streams, signals *stopSignals, p Parts) *cobra.Comma
 
 // groupFlags adds the flags of a group of workers on one node.
 func (o *runOptions) groupFlags(f *pflag.FlagSet) {
-	f.StringVar(&o.store, "store", envOr("CKPTSTORE_STORE", "ckpts"), "store: a directory or a nats:// URL ($CKPTSTORE_STORE)")
+	f.StringVar(&o.store, "store", envOr("CKPTSTORE_STORE", "ckpts"), "store: a directory, or a nats:// or tls:// URL ($CKPTSTORE_STORE)")
 	f.StringVar(&o.name, "name", "", "name of the run; a job of the same name continues it (default: made from the command)")
 	o.torchrunOptions.flags(f)
 	o.backendOptions.flags(f)

@@ -42,8 +42,8 @@ store that all nodes share. The trainer that has the address of --rdzv-endpoint
 coordinates the job: it alone decides, and the others follow it. If a node is silent
 for --node-timeout, the group restarts without it, or with the node that takes its
 place. A node that gets no answer kills its workers after half of that time, so that
-two groups never overlap. If the coordinating node is lost, the job ends; the next
-job of the run continues it.`
+two groups never overlap. If the coordinating node is lost, the job ends, and the next
+job of the run continues it; with --log-replicas 3, another node takes its place.`
 
 func (o *torchrunOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.nproc, "nproc", "1", "workers: a number, gpu (one a device), cpu (one a core), or auto (devices, or else cores)")

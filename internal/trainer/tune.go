@@ -243,7 +243,7 @@ func tuneJob(ctx context.Context, std console.Streams, o runOptions, s tuneOptio
 		return err
 	}
 	if where.max > 1 {
-		return fmt.Errorf("%w: %s: a search runs on one node; start it there alone", launch.ErrConfig, where.said)
+		return fmt.Errorf("%w: %s: a search runs on one node; start it there alone, with --nnodes 1", launch.ErrConfig, where.said)
 	}
 	cfg, err := o.prepare(ctx, std, args, log)
 	if err != nil {

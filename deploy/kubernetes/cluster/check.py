@@ -303,7 +303,7 @@ def fence(t):
     (secret / "token").write_text(token)
     (secret / "users").write_text(f"rosa reader {hashlib.sha256(b'rosa').hexdigest()}\n")
     t.k("create", "secret", "generic", "ckptstore", *(f"--from-file={secret / f}" for f in ("tls.crt", "tls.key", "ca.crt", "token", "users")))
-    serve = t.c.kubectl("kustomize", str(MANIFESTS / "serve")).replace("docker.io/ckptstore/ckptstore:latest", t.c.image)
+    serve = t.c.kubectl("kustomize", str(MANIFESTS / "serve")).replace("registry.example/ckptstore:latest", t.c.image)
     # No kube-proxy: the name of the Service leads to the pod itself.
     serve = serve.replace("\nspec:\n  ports:\n", "\nspec:\n  clusterIP: None\n  ports:\n", 1)
     t.must("the Service of serve is headless here", "clusterIP: None" in serve)

@@ -233,7 +233,7 @@ class Case:
         """
         text = (MANIFESTS / self.kind.file).read_text()
         for change in (
-            ("docker.io/ckptstore/ckptstore:latest", self.c.image),
+            ("registry.example/ckptstore:latest", self.c.image),
             ('--steps, "100000", --save-every, "1000"', WORK),
             ('requests: {cpu: "1", memory: 2Gi}', 'requests: {cpu: 100m, memory: 256Mi}'), # two nodes are one machine
             self.work.change,

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -31,11 +30,10 @@ type Config struct {
 	Now      func() time.Time
 }
 
-// Finder finds a node for each part of a lost node. A nil one knows no copies.
+// Finder finds a node for each part of a lost node. Only the goroutine that folds the saves uses it. In a nil one no
+// node has copies, and no node may be lost.
 type Finder struct {
-	cfg Config
-
-	mu       sync.Mutex
+	cfg      Config
 	copies   map[Part]map[int]bool // indexes of the nodes that have a part of an open save, as the log has them
 	searches map[Part]*search
 	lost     map[int]bool // places
@@ -61,8 +59,6 @@ func (f *Finder) Copied(b *events.ReplicaNode) {
 	if f == nil {
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	for _, rank := range events.RanksIn(b.Ranks) {
 		of := Part{b.Checkpoint, rank}
 		if f.copies[of] == nil {
@@ -77,18 +73,14 @@ func (f *Finder) End(checkpoint string) {
 	if f == nil {
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	maps.DeleteFunc(f.copies, func(of Part, _ map[int]bool) bool { return of.Checkpoint == checkpoint })
 	maps.DeleteFunc(f.searches, func(of Part, _ *search) bool { return of.Checkpoint == checkpoint })
 }
 
 // Lose takes the loss of the node at a place, with its parts of open saves. It finds nodes for what the
 // node has sealed and not written, also for what it was to write for another lost node. The other parts
-// cannot be written by any node; whole has the saves that a lost node may not be replaced in.
+// cannot be written by any node, nor can parts of a save for which whole is true.
 func (f *Finder) Lose(place int, why error, parts []Part, whole func(checkpoint string) bool) (step Step, failed []Part) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.lost[place] = true
 	var ask []Part
 	for of, search := range f.searches {
@@ -113,8 +105,6 @@ func (f *Finder) Lose(place int, why error, parts []Part, whole func(checkpoint 
 
 // Heed takes the answer of the node at a place: the next partner is asked for what it does not write.
 func (f *Finder) Heed(place int, a Reply) Step {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	var ask []Part
 	of := func(rank int) (Part, *search) {
 		part := Part{a.Checkpoint, rank}
@@ -149,8 +139,6 @@ func (f *Finder) Late() (step Step, next time.Time) {
 	if f == nil {
 		return step, next
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	var late []Part
 	now := f.cfg.Now()
 	for of, search := range f.searches {
@@ -167,7 +155,7 @@ func (f *Finder) Late() (step Step, next time.Time) {
 	return step, next
 }
 
-// ask orders the next partner to write each part. The caller holds the mutex.
+// ask orders the next partner to write each part.
 func (f *Finder) ask(parts []Part) (step Step) {
 	type order struct {
 		checkpoint string
@@ -203,7 +191,7 @@ func (f *Finder) ask(parts []Part) (step Step) {
 			given[order{of.Checkpoint, by}] = o
 		}
 		if within := search.until.Sub(f.cfg.Now()); !search.until.IsZero() && (o.Within == 0 || within < o.Within) {
-			o.Within = within
+			o.Within = max(within, 1) // 0 has no end
 		}
 		o.Parts = append(o.Parts, OrderedPart{of.Rank, fingerprint})
 	}

@@ -261,6 +261,17 @@ func TestPartWithoutHeir(t *testing.T) {
 	}
 }
 
+// The order of a loss that comes after the end of its save is not valid without end.
+func TestOrderAfterDeadline(t *testing.T) {
+	t.Parallel()
+	n := newLostNode(t, 2, 3)
+	n.clock = n.deadline.Add(time.Second)
+	step, _ := n.Lose(1, fmt.Errorf("node 1 is lost"), []Part{{"x.a1", 1}}, func(string) bool { return false })
+	if len(step.Orders) != 1 || step.Orders[0].Within != 1 {
+		t.Errorf("%+v", step)
+	}
+}
+
 // An order is valid until the next partner is asked; the last partner's is valid as long as the save is open.
 func TestOrderWithin(t *testing.T) {
 	t.Parallel()

@@ -2,8 +2,8 @@
 // of the slots of a lost node are its partners. The coordinating process asks them one after the
 // other, until one of them writes.
 //
-// A [Finder] decides and sends nothing: its caller passes on what comes about, such as losses,
-// answers and time, and carries out the [Step] that follows.
+// A [Finder] decides and sends nothing: its caller tells it of losses, answers and the passing of time, and
+// carries out the [Step] that follows.
 package heirs
 
 import (

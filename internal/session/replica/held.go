@@ -85,25 +85,26 @@ func (h *Held) Take(checkpoint string, rank int) (r *staging.Replica, release fu
 
 // Forgo ends the write of a part that failed.
 func (h *Held) Forgo(checkpoint string, rank int) {
-	h.drop(func(of heldPart) bool { return of == heldPart{checkpoint, rank} })
+	h.drop(true, func(of heldPart) bool { return of == heldPart{checkpoint, rank} })
 }
 
-// End releases the replicas that are held for a save.
+// End releases the replicas that are held for a save and not taken. Parts that were taken stay this process's: a
+// write that fails of the save's end is none of its rank.
 func (h *Held) End(checkpoint string) {
-	h.drop(func(of heldPart) bool { return of.checkpoint == checkpoint })
+	h.drop(false, func(of heldPart) bool { return of.checkpoint == checkpoint })
 }
 
 // Close releases all replicas that are held.
-func (h *Held) Close() { h.drop(func(heldPart) bool { return true }) }
+func (h *Held) Close() { h.drop(true, func(heldPart) bool { return true }) }
 
-func (h *Held) drop(which func(heldPart) bool) {
+func (h *Held) drop(taken bool, which func(heldPart) bool) {
 	if h == nil {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for of, held := range h.parts {
-		if !which(of) {
+		if !which(of) || held.release == nil && !taken {
 			continue
 		}
 		if held.release != nil {

@@ -41,6 +41,9 @@ func TestHeldIsReleased(t *testing.T) {
 		t.Error("a part that is written begins again", begin, err)
 	}
 	h.End("x.a1")
+	if !h.Writes("x.a1", 0) || h.Writes("x.a1", 1) {
+		t.Error("of the save that has ended, this process still writes only what was taken")
+	}
 	release()
 	h.Forgo("y.a1", 0)
 	wants := copies{part("x.a1", 0): 1, part("x.a1", 1): 1, part("y.a1", 0): 1, part("z.a1", 0): 0}

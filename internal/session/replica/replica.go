@@ -5,6 +5,7 @@
 //	Sender     sends the sealed slots of this node's ranks to its partner
 //	Keeper     receives slots of another node, and holds the newest whole ones of each rank;
 //	           restores read it, also those of a node that replaces the lost one
+//	Held       replicas that this node writes in the place of lost nodes
 //
 // Replication is best effort and never on the path of a save: a rank continues when its slot
 // is sealed, and a partner that is slow, silent or gone costs the replica only.

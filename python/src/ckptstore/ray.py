@@ -43,7 +43,7 @@ try:
     from ray.train.v2._internal.execution.callback import WorkerGroupCallback as _WorkerGroupCallback
     from ray.train.v2._internal.execution.context import get_train_context
 except ImportError as error:
-    raise ImportError(f"ckptstore.ray needs Ray Train 2.60 or later: pip install 'ckptstore[ray]' ({error})") from error
+    raise ImportError(f"ckptstore.ray needs Ray Train 2.60 or later: pip install 'ray[train]>=2.60' ({error})") from error
 
 from . import _checkpoint, _connect, _ray_pointers, _ray_tune, _report
 from ._save import Save
