@@ -27,7 +27,7 @@ class Names(Launches):
         self.assertNotEqual(self.key(CKPTSTORE_LAUNCH="one", MASTER_PORT="29501"), named)
 
     def test_no_framework(self) -> None:
-        """The package imports no framework, and a missing one is named with the extra that has it."""
+        """The package imports no framework, and a missing one is named with the command that installs it."""
         program = """
 import sys
 import ckptstore
@@ -41,7 +41,7 @@ except ImportError as error:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, env=self.environment(), check=True)
         first, second = done.stdout.splitlines()
         self.assertEqual(first, "[]")
-        self.assertRegex(second, r"^ckptstore\.ray needs Ray Train 2\.60 or later: pip install 'ckptstore\[ray\]' \(")
+        self.assertRegex(second, r"^ckptstore\.ray needs Ray Train 2\.60 or later: pip install 'ray\[train\]>=2\.60' \(")
 
 
 if __name__ == "__main__":
