@@ -99,14 +99,14 @@ func contained(t *testing.T, role string, env ...string) (cmd *exec.Cmd, out io.
 // it leaves the cause, which the program could not.
 func TestFirstExits(t *testing.T) {
 	t.Parallel()
-	log := filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(log, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	for role, want := range map[string]struct {
 		code  int
 		cause string
 	}{"code": {42, ""}, "killed": {137, "was killed by SIGKILL: the container may have reached its memory limit"}} {
+		log := filepath.Join(t.TempDir(), "log")
+		if err := os.WriteFile(log, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 		cmd, out, stderr := contained(t, role, container.EnvCause+"="+log)
 		_, _ = io.Copy(io.Discard, out)
 		_ = cmd.Wait()
