@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
@@ -155,7 +156,7 @@ func (j *job) excuse(ctx context.Context, n int, cause *FailedError, err error, 
 		return cause, errors.Join(err, ended)
 	}
 	if cause == nil || cause.Rank < 0 {
-		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: session.Beginning("the log refuses the trainer's events: "+err.Error(), session.MaxMessage)}
+		cause = &FailedError{Rank: -1, Kind: blame.Infrastructure, Cause: session.Beginning("the log refuses the trainer's events: "+err.Error(), session.MaxMessage)}
 	}
 	return cause, nil
 }

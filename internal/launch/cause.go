@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"syscall"
 
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
@@ -32,7 +33,7 @@ func (f failure) victim() bool { return f.stopped && f.told.message == "" }
 // end of another rank explain its end. tail is the end of its output.
 func (f failure) itself(tail []string) bool {
 	byStop := f.Signal == "SIGTERM" || f.Signal == "SIGKILL" || f.Code == 128+int(syscall.SIGTERM) || f.Code == 128+int(syscall.SIGKILL)
-	return !(f.victim() && byStop) && !blameless(f.String(), tail)
+	return !(f.victim() && byStop) && !blame.Blameless(f.String(), tail)
 }
 
 func (f failure) String() string {
@@ -66,7 +67,7 @@ func (h *handoffEnd) exited(e process.Exit) {
 func (h *handoffEnd) from(err error) *FailedError {
 	why := &FailedError{Rank: -1, Cause: err.Error()}
 	if errors.As(err, new(*session.RefusedError)) {
-		why.Kind = InfrastructureFailure
+		why.Kind = blame.Infrastructure
 		h.failed = why
 	}
 	if uneven := (*session.UnevenError)(nil); errors.As(err, &uneven) {

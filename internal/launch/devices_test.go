@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/gpu"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -239,7 +240,7 @@ func TestDeviceOfInstanceFails(t *testing.T) {
 	d.send(t, gpu.Event{UUID: oneGPU, XID: 79, Kind: gpu.Hardware})
 	d.send(t, gpu.Event{UUID: twoGPU, XID: 95, Kind: gpu.Hardware})
 	failed := new(launch.FailedError)
-	if err := j.wait(); !errors.As(err, &failed) || failed.Kind != launch.InfrastructureFailure || !strings.Contains(failed.Cause, "device GPU-2 failed: XID 95") {
+	if err := j.wait(); !errors.As(err, &failed) || failed.Kind != blame.Infrastructure || !strings.Contains(failed.Cause, "device GPU-2 failed: XID 95") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -262,7 +263,7 @@ func TestDeviceExplainsFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	failed := new(launch.FailedError)
-	if err := j.wait(); !errors.As(err, &failed) || failed.Kind != launch.InfrastructureFailure || failed.Rank != 1 ||
+	if err := j.wait(); !errors.As(err, &failed) || failed.Kind != blame.Infrastructure || failed.Rank != 1 ||
 		!strings.Contains(failed.Cause, "device GPU-1 failed: XID 94: contained memory error; rank 1 exited with code 3") {
 		t.Errorf("error %v", err)
 	}

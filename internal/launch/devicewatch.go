@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/gpu"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 )
 
 // listen watches the devices for one attempt. The channel is closed when one of
@@ -131,10 +132,10 @@ func (g *deviceGate) blame(cause *FailedError) *FailedError {
 		return cause
 	}
 	if cause == nil {
-		return &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: g.failed}
+		return &FailedError{Rank: -1, Kind: blame.Infrastructure, Cause: g.failed}
 	}
-	if cause.Kind != InfrastructureFailure {
-		cause.Kind, cause.Cause = InfrastructureFailure, g.failed+"; "+cause.Cause
+	if cause.Kind != blame.Infrastructure {
+		cause.Kind, cause.Cause = blame.Infrastructure, g.failed+"; "+cause.Cause
 	}
 	return cause
 }

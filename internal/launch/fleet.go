@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
@@ -303,7 +304,7 @@ func (f *fleet) lost(ctx context.Context, index int, joining uint64, disorderly 
 	}
 	o.leave(why, o.order.Nodes[at]...)
 	if alive {
-		o.give(nodeEvent{index: index, ended: true, end: &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: why.Error()}})
+		o.give(nodeEvent{index: index, ended: true, end: &FailedError{Rank: -1, Kind: blame.Infrastructure, Cause: why.Error()}})
 	}
 }
 

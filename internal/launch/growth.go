@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
@@ -182,7 +183,7 @@ func (w *watch) awaitGrowth(ctx context.Context, g *growth) {
 // are asked to end; a node that is lost meanwhile is a failure like any other. A training that is
 // done does not start again.
 func (j *job) grows(cause *FailedError) bool {
-	return j.grew != nil && (cause == nil && !j.finished || cause != nil && cause.Kind.or() == WorkerFailure)
+	return j.grew != nil && (cause == nil && !j.finished || cause != nil && cause.Kind.Or() == blame.Worker)
 }
 
 // regrow returns what the next attempt resumes from, after an attempt that ended to grow. A failure of workers
@@ -215,7 +216,7 @@ func (f *fleet) unjoin(cause *FailedError, progress bool) bool {
 	}
 	before := f.before
 	f.before = nil
-	if progress || cause.Kind.or() != WorkerFailure {
+	if progress || cause.Kind.Or() != blame.Worker {
 		return false
 	}
 	excluded := false

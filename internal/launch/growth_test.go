@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
@@ -61,7 +62,7 @@ func TestGrows(t *testing.T) {
 	}
 	j.grew = &growth{from: 2, to: 3, joined: "node 2 on c"}
 	failed := &FailedError{Cause: "rank 1 exited with code 1"}
-	if !j.grows(nil) || !j.grows(failed) || j.grows(&FailedError{Kind: InfrastructureFailure}) {
+	if !j.grows(nil) || !j.grows(failed) || j.grows(&FailedError{Kind: blame.Infrastructure}) {
 		t.Error("wrong")
 	}
 	j.finished = true

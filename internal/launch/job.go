@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/aftercommit"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/launch/standby"
@@ -148,7 +149,7 @@ func runJob(ctx context.Context, cfg Config, store session.Store, succeeds strin
 			return err
 		}
 		defer j.guard.Stop()
-		cfg.Contact.extend(j.guard)
+		cfg.Contact.GuardedBy(j.guard)
 	}
 	withdraw, err := j.keepStandbys()
 	if err != nil {
@@ -315,9 +316,9 @@ func (j *job) attempts(ctx context.Context) error {
 			}
 		}
 	}
-	backoff, head, loop := backoff{enough: j.cfg.ShortLife}, trial.Head, crashLoop{}
-	blamed, lost := blame{limit: j.cfg.MaxNodeFailures}, losses{limit: j.cfg.MaxNodeFailures}
-	budget := budgets{workers: j.cfg.MaxRestarts, infrastructure: j.cfg.MaxInfraRestarts}
+	backoff, head, loop := blame.Backoff{Enough: j.cfg.ShortLife}, trial.Head, blame.CrashLoop{Run: j.cfg.Run}
+	failures, losses := blame.Failures{Limit: j.cfg.MaxNodeFailures}, blame.Losses{Limit: j.cfg.MaxNodeFailures}
+	budget := blame.Budgets{Workers: j.cfg.MaxRestarts, Infrastructure: j.cfg.MaxInfraRestarts}
 	for ran := false; ; ran = true {
 		if j.living != nil {
 			j.fleet.join(j.living)
@@ -333,7 +334,7 @@ func (j *job) attempts(ctx context.Context) error {
 		}
 		began := time.Now()
 		j.log.Info("attempt started", "attempt", trial.Attempt+1, "world_size", j.cfg.World(), "resume", cmp.Or(resume, "nothing: a fresh start"))
-		cause, err := j.attempt(ctx, trial.Attempt+1, budget.used(WorkerFailure), resume)
+		cause, err := j.attempt(ctx, trial.Attempt+1, budget.Used(blame.Worker), resume)
 		if err != nil {
 			return err
 		}
@@ -356,25 +357,25 @@ func (j *job) attempts(ctx context.Context) error {
 		var unknown error
 		trial, unknown = j.store.Views.Trial(ctx, j.cfg.Run, j.cfg.Trial)
 		if unknown == nil {
-			cause.Advice = loop.failed(n, resume, trial.Head == resume || trial.Head == head, cause, j.cfg.Run)
+			cause.Advice = loop.Failed(n, resume, trial.Head == resume || trial.Head == head, cause.Rank, cause.Cause)
 		}
 		if cause.Advice != "" {
 			j.log.Warn(cause.Advice, "cause", cause.Cause)
 			lived = 0 // even if it takes long to fail, the next wait is longer
 		}
 		if unknown == nil && j.fleet.unjoin(cause, trial.Head != head) {
-			cause.Kind = PreemptionFailure // it costs no budget
+			cause.Kind = blame.Preemption // it costs no budget
 		} else {
 			// This end is not charged yet.
-			free, gone := j.fleet.quarantine(&blamed, cause, trial.Head != head), j.fleet.quarantineLost(&lost, cause)
-			budget.excuse(WorkerFailure, free-1)
-			budget.excuse(InfrastructureFailure, gone-1)
+			free, gone := j.fleet.quarantine(&failures, cause, trial.Head != head), j.fleet.quarantineLost(&losses, cause)
+			budget.Excuse(blame.Worker, free-1)
+			budget.Excuse(blame.Infrastructure, gone-1)
 			if free+gone > 0 {
-				cause.Kind = InfrastructureFailure
+				cause.Kind = blame.Infrastructure
 			}
 		}
-		if !budget.charge(cause.Kind) {
-			cause.Attempt, cause.Restarts = n, budget.used(cause.Kind)
+		if !budget.Charge(cause.Kind) {
+			cause.Attempt, cause.Restarts = n, budget.Used(cause.Kind)
 			err := j.Decide(context.WithoutCancel(ctx), &events.TrialErrored{Attempt: n, Message: cause.Cause})
 			return errors.Join(cause, err)
 		}
@@ -385,7 +386,7 @@ func (j *job) attempts(ctx context.Context) error {
 			after := context.WithoutCancel(ctx)
 			return errors.Join(cause, err, j.paused(after, trial.Attempt, session.Beginning(err.Error(), session.MaxMessage)))
 		}
-		wait := backoff.after(lived, trial.Head != head)
+		wait := backoff.After(lived, trial.Head != head)
 		head = trial.Head
 		j.log.Warn("restarting the group", "cause", cause.Cause, "from", cmp.Or(resume, "the beginning: nothing is committed"), "after", wait)
 		if err := j.rest(ctx, wait); err != nil {

@@ -13,36 +13,10 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
-
-func TestBackoffWaits(t *testing.T) {
-	b := backoff{enough: 5 * time.Second}
-	for i, c := range []struct {
-		lived     time.Duration
-		committed bool
-		want      time.Duration
-	}{
-		{0, false, 100 * time.Millisecond},
-		{time.Second, false, 200 * time.Millisecond},
-		{0, false, 400 * time.Millisecond},
-		{0, true, 0},
-		{0, false, 100 * time.Millisecond},
-		{5 * time.Second, false, 0},
-		{0, false, 100 * time.Millisecond},
-	} {
-		if got := b.after(c.lived, c.committed); got != c.want {
-			t.Errorf("%d: %v, want %v", i, got, c.want)
-		}
-	}
-	for range 20 {
-		b.after(0, false)
-	}
-	if got := b.after(0, false); got != maxBackoff {
-		t.Errorf("at last %v", got)
-	}
-}
 
 // lost is a log and views that are gone with the job.
 type lost struct {
@@ -130,7 +104,7 @@ func TestCaused(t *testing.T) {
 // A log that refuses an attempt's events is no fault of the workers.
 func TestRefusedLogIsInfrastructure(t *testing.T) {
 	t.Parallel()
-	if got := new(handoffEnd).from(&session.RefusedError{Err: errors.New("damaged")}); got.Kind != InfrastructureFailure || got.Cause != "damaged" {
+	if got := new(handoffEnd).from(&session.RefusedError{Err: errors.New("damaged")}); got.Kind != blame.Infrastructure || got.Cause != "damaged" {
 		t.Errorf("the failure is %+v", got)
 	}
 }

@@ -19,13 +19,10 @@
 //	stopState    whether the workers poll for such requests
 //	heldSignals  signals that workers hold back until the trainer ends them
 //	deviceGate   the health of the job's GPUs, before and during an attempt
-//	blame        failures in a row of the ranks of one node
-//	losses       losses in a row of one node
-//	budgets      how many failures of each kind are tolerated
 //	candidate    a checkpoint to resume from, which must be whole
 //
 // Package process has the processes themselves and the guard that kills them if
-// the trainer dies. Package aftercommit does what follows commits.
+// the trainer dies. Package blame judges failed attempts. Package aftercommit does what follows commits.
 package launch
 
 import (
@@ -35,6 +32,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/aftercommit"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
@@ -77,7 +75,7 @@ type Config struct {
 	Carrier     *Carrier // of [Follow]; nil: there is none
 	// Contact passes to the guard how long the processes of this node may live; nil if the
 	// job has one node.
-	Contact *Contact
+	Contact *process.Contact
 	// Peers serves the requests of other nodes: replicas, if the session's configuration has
 	// Replicas, measurements, and loads. With Broadcast, what several nodes read in a load is read
 	// once and passed on.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/httpkit"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
@@ -133,7 +134,7 @@ func TestRequestOfCoordinatorBefore(t *testing.T) {
 				t.Errorf("open %v, told %v, the ranks get %q", h.open.Load(), h.told.Load(), h.Tell())
 			}
 			j.told = c.told != ""
-			if stopped := j.groupStopped(t.Context(), 3, nil); (stopped.Failure == string(PreemptionFailure)) != (c.told == client.Preempt) {
+			if stopped := j.groupStopped(t.Context(), 3, nil); (stopped.Failure == string(blame.Preemption)) != (c.told == client.Preempt) {
 				t.Errorf("the end of the group: %+v", stopped)
 			}
 		})

@@ -18,6 +18,8 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
@@ -56,7 +58,7 @@ func (j *job) follow(index, procs int) *follower {
 	if err != nil {
 		t.Fatal(err)
 	}
-	contact := &launch.Contact{}
+	contact := &process.Contact{}
 	cfg := config(j.cfg.Run, procs, j.cfg.Command, f.out, f.log)
 	cfg.Job, cfg.Contact, cfg.Port = j.cfg.Job, contact, port
 	cfg.Logger = slog.New(slog.NewTextHandler(f.log, nil))
@@ -108,7 +110,7 @@ func (j *job) coordinate(procs ...int) {
 }
 
 // join joins the job as a node.
-func (j *job) join(index int, cfg launch.Config, contact *launch.Contact) *nodes.Link {
+func (j *job) join(index int, cfg launch.Config, contact *process.Contact) *nodes.Link {
 	j.t.Helper()
 	self := nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: len(cfg.Local()), Port: cfg.Port.Port(), Version: "test", Store: home.ID}
 	cfg.Peers.Declare(&self)
@@ -132,7 +134,7 @@ func (j *job) beatsOnly() *nodes.Link {
 	}
 	cfg := config(j.cfg.Run, 1, j.cfg.Command, j.out, j.log)
 	cfg.Port = port
-	link := j.join(1, cfg, &launch.Contact{})
+	link := j.join(1, cfg, &process.Contact{})
 	j.t.Cleanup(link.Close)
 	return link
 }
@@ -334,7 +336,7 @@ func TestNodeLostInSave(t *testing.T) {
 	}
 	err := j.wait()
 	var failed *launch.FailedError
-	if !errors.As(err, &failed) || failed.Kind != launch.InfrastructureFailure || !strings.Contains(failed.Cause, "node 1") {
+	if !errors.As(err, &failed) || failed.Kind != blame.Infrastructure || !strings.Contains(failed.Cause, "node 1") {
 		t.Errorf("error %v, want the loss of node 1", err)
 	}
 	// The group ends before the log has the loss, so the reason of the abort is the loss or the end of rank 0.

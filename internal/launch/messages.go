@@ -3,6 +3,7 @@ package launch
 import (
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/heirs"
 )
@@ -115,15 +116,15 @@ type rankEnd struct {
 // partEnd is the end of a node's part of a group; without a cause, all its ranks ended
 // well.
 type partEnd struct {
-	Attempt int         `json:"attempt"`
-	Failed  bool        `json:"failed"`
-	Unsaved bool        `json:"unsaved,omitempty"` // it writes no sealed bytes any more
-	Rank    int         `json:"rank"`
-	Kind    FailureKind `json:"kind,omitempty"`
-	Cause   string      `json:"cause,omitempty"`
-	Tail    []string    `json:"tail,omitempty"`
-	Itself  bool        `json:"itself,omitempty"` // a rank failed by itself
-	Device  string      `json:"device,omitempty"` // how a device failed; empty: none did
+	Attempt int        `json:"attempt"`
+	Failed  bool       `json:"failed"`
+	Unsaved bool       `json:"unsaved,omitempty"` // it writes no sealed bytes any more
+	Rank    int        `json:"rank"`
+	Kind    blame.Kind `json:"kind,omitempty"`
+	Cause   string     `json:"cause,omitempty"`
+	Tail    []string   `json:"tail,omitempty"`
+	Itself  bool       `json:"itself,omitempty"` // a rank failed by itself
+	Device  string     `json:"device,omitempty"` // how a device failed; empty: none did
 }
 
 type saveRef struct {

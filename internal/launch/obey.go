@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -141,7 +142,7 @@ func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) *even
 	if cause != nil {
 		stopped.Reason = cause.Cause
 		if ctx.Err() == nil {
-			stopped.Failure = string(cause.Kind.or())
+			stopped.Failure = string(cause.Kind.Or())
 		}
 	}
 	o, _ := j.orders.given()
@@ -150,7 +151,7 @@ func (j *job) groupStopped(ctx context.Context, n int, cause *FailedError) *even
 	case o != nil && j.told && !o.Last:
 		stopped.Failure = ""
 		if o.Preempt {
-			stopped.Failure = string(PreemptionFailure)
+			stopped.Failure = string(blame.Preemption)
 		}
 		stopped.Reason = session.Beginning(fmt.Sprintf("%s (%s): %s", o.asks(), o.Reason, stopped.Reason), session.MaxMessage)
 	case j.grows(cause):

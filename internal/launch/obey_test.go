@@ -13,6 +13,8 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
@@ -27,7 +29,7 @@ func (j *job) spreadOver(change func(*session.Store), configure func(*launch.Con
 	if err != nil {
 		t.Fatal(err)
 	}
-	contact := &launch.Contact{}
+	contact := &process.Contact{}
 	cfg := config(j.cfg.Run, 1, j.cfg.Command, f.out, f.log)
 	cfg.Job, cfg.Contact, cfg.Port = j.cfg.Job, contact, port
 	cfg.Logger = slog.New(slog.NewTextHandler(f.log, nil))
@@ -255,7 +257,7 @@ func TestLossEndsGroupWithoutLog(t *testing.T) {
 	awaitText(t, others[1].log, "stopping workers")
 	mute.Store(false)
 	var failed *launch.FailedError
-	if err := j.wait(); !errors.As(err, &failed) || failed.Kind != launch.InfrastructureFailure {
+	if err := j.wait(); !errors.As(err, &failed) || failed.Kind != blame.Infrastructure {
 		t.Errorf("the job: %v", err)
 	}
 }

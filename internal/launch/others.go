@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
@@ -343,7 +344,7 @@ func (o *others) mourn(index int, joining uint64, why error, disorderly bool, re
 	}
 	o.mu.Unlock()
 	if ends {
-		o.give(nodeEvent{index: index, end: &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: why.Error()}})
+		o.give(nodeEvent{index: index, end: &FailedError{Rank: -1, Kind: blame.Infrastructure, Cause: why.Error()}})
 		o.stop(why.Error()) // the loop may wait for the log too
 	}
 }

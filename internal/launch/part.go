@@ -8,15 +8,12 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"os/exec"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/httpkit"
-	"github.com/ckptstore/ckptstore/internal/launch/process"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/nodes"
-	"github.com/ckptstore/ckptstore/internal/preflight"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/heirs"
@@ -26,138 +23,6 @@ import (
 // errSilent is the cause when the coordinating node does not answer: the processes of
 // this node are killed before another group may start.
 var errSilent = errors.New("the coordinating node does not answer")
-
-// Follow runs this node's part of a job that the process at the other end of link
-// coordinates: it starts, watches and ends the processes of this node's ranks, and
-// decides nothing. It returns when the job has ended, or ctx ends.
-func Follow(ctx context.Context, cfg Config, store session.Store, link *nodes.Link) (err error) {
-	cfg = cfg.withDefaults()
-	if _, err := exec.LookPath(cfg.Command[0]); err != nil {
-		return fmt.Errorf("%w: %w; give the path of a program after --", ErrConfig, err)
-	}
-	var hooks *hooks
-	if cfg.Standby {
-		cfg.Driver, cfg.Preload = nil, nil // of nodes with ranks
-	} else if hooks, err = newHooks(&cfg); err != nil {
-		return err
-	}
-	j := prepare(ctx, cfg, store, link)
-	j.hooks, j.port0 = hooks, cfg.Port
-	j.devices = &deviceGate{job: j}
-	j.output = j.openOutput()
-	if err := j.Open(); err != nil {
-		return err
-	}
-	j.servePeers()
-	defer func() { err = j.Close(err) }()
-	if j.guard, err = process.StartGuard(cfg.Job, cfg.Logger, j.marks()...); err != nil {
-		return err
-	}
-	defer j.guard.Stop()
-	cfg.Contact.extend(j.guard)
-	if err := j.reapLinked(ctx); err != nil {
-		return err
-	}
-	withdraw, err := j.keepStandbys()
-	if err != nil {
-		return err
-	}
-	defer withdraw()
-	defer j.takeRequests(ctx)()
-	if err := j.link.Tell(msgServes, struct{}{}); err != nil {
-		return err
-	}
-	return j.follow(ctx)
-}
-
-// reapLinked kills the processes of earlier jobs here. The log, which names them, is behind
-// the link.
-func (j *job) reapLinked(ctx context.Context) error {
-	opening, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		select {
-		case <-j.link.Done():
-			cancel()
-		case <-opening.Done():
-		}
-	}()
-	err := j.ReapEarlier(opening)
-	if ended := j.link.Err(); err != nil && ended != nil {
-		return ended
-	}
-	return err
-}
-
-// follow runs the parts of the attempts that the coordinating process starts.
-func (j *job) follow(ctx context.Context) error {
-	next := make(chan nodes.Command, 1) // a start that came before the end of the last part
-	for kept := false; ; {
-		commands := j.link.Commands()
-		if len(next) > 0 {
-			commands = next
-		}
-		select {
-		case c, open := <-commands:
-			if !open {
-				<-j.link.Done()
-				return j.link.Err()
-			}
-			var order startOrder
-			if c.Kind == cmdSpare {
-				j.log.Info("node is a spare: it waits for the place of another one", "node", j.link.Index())
-			}
-			if c.Kind == cmdMeasure {
-				go j.measure(ctx, c.Body)
-			}
-			if c.Kind == cmdExamine {
-				go j.examined(ctx, c.Body)
-			}
-			if c.Kind != cmdStart {
-				continue // of an attempt whose part has ended
-			}
-			if err := json.Unmarshal(c.Body, &order); err != nil {
-				return fmt.Errorf("start the ranks of this node: %w", err)
-			}
-			if !kept {
-				if err := j.KeepStaged(order.Resume); err != nil {
-					return err
-				}
-				kept = true
-			}
-			if err := j.part(ctx, order, next); err != nil {
-				return err
-			}
-		case <-j.link.Done():
-			return j.link.Err()
-		case <-ctx.Done():
-			return j.leave(ctx)
-		}
-	}
-}
-
-// measure measures the network to another node for the coordinating process.
-func (j *job) measure(ctx context.Context, body json.RawMessage) {
-	var order measureOrder
-	err := json.Unmarshal(body, &order)
-	out := measured{ID: order.ID}
-	if err == nil {
-		out.Rate, err = preflight.Measure(ctx, j.link.PeerClient(order.Pin), order.URL)
-	}
-	if err != nil {
-		out.Error = err.Error()
-	}
-	if err := j.link.Tell(msgMeasured, out); err != nil {
-		j.log.Warn("measurement not sent", "error", err)
-	}
-}
-
-// leave ends this node's membership because ctx has ended.
-func (j *job) leave(ctx context.Context) error {
-	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
-	defer cancel()
-	return errors.Join(context.Cause(ctx), j.link.Leave(words, context.Cause(ctx).Error()))
-}
 
 // part is this node's part of one attempt.
 type part struct {
@@ -222,7 +87,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	}
 	cause, failed := run()
 	if failed != nil && cause == nil {
-		cause = &FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: failed.Error()}
+		cause = &FailedError{Rank: -1, Kind: blame.Infrastructure, Cause: failed.Error()}
 	}
 	if failed != nil {
 		j.log.Error("part of the attempt failed", "attempt", order.Attempt, "error", failed)
@@ -317,7 +182,7 @@ func (p *part) cutOff() bool {
 		default:
 			return false
 		}
-		if p.cfg.Contact.survives() {
+		if p.cfg.Contact.Survives() {
 			return false
 		}
 		p.end(errSilent)
@@ -353,7 +218,7 @@ func (p *part) obey(ctx context.Context) {
 			contact, lost, lapse, silent = nil, nil, nil, p.link.Silent()
 		case <-lapse:
 			lapse = time.After(p.link.Timeout() / 20)
-			if !p.cfg.Contact.survives() {
+			if !p.cfg.Contact.Survives() {
 				lapse = nil
 				kill()
 			}
@@ -393,7 +258,7 @@ func (p *part) obey(ctx context.Context) {
 				contact, lost = p.link.Contact(), time.After(p.link.Timeout()/2)
 				continue
 			}
-			if p.outlives.Load() && p.cfg.Contact.survives() {
+			if p.outlives.Load() && p.cfg.Contact.Survives() {
 				p.log.Warn("coordinating node is silent; the group lives on until the log has another", "attempt", p.order.Attempt)
 				contact, lapse = p.link.Contact(), time.After(p.link.Timeout()/20)
 				continue
@@ -525,76 +390,4 @@ func (p *part) Adopted(r heirs.Reply) { p.tell(msgAdopted, adoptReply{p.order.At
 // Settled implements [session.Peer].
 func (p *part) Settled(checkpoint string) {
 	p.tell(msgSettled, saveRef{Attempt: p.order.Attempt, Checkpoint: checkpoint})
-}
-
-// Contact holds how long the group of this node may live: until half of the timeout has
-// passed since the last answered beat was sent, or in the coordinating process since its
-// last tick. It exists because the beats begin before the guard does.
-type Contact struct {
-	mu     sync.Mutex
-	until  time.Time
-	lapses int // how often until had passed when it was extended
-	guard  *process.Guard
-}
-
-// Answered records an answered beat, or a tick: see [nodes.JoinConfig] and
-// [nodes.EndpointConfig].
-func (c *Contact) Answered(sent time.Time, timeout time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.late() {
-		c.lapses++
-	}
-	c.extendTo(sent.Add(timeout / 2))
-}
-
-// survive lets the group live until a time at least: it may outlive its coordinator.
-func (c *Contact) survive(until time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.extendTo(until)
-}
-
-// extendTo extends the deadline. The caller holds the lock.
-func (c *Contact) extendTo(until time.Time) {
-	if until.Before(c.until) {
-		return
-	}
-	if c.until = until; c.guard != nil {
-		c.guard.LiveUntil(until)
-	}
-}
-
-// survives reports whether the group may live now.
-func (c *Contact) survives() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return time.Now().Before(c.until)
-}
-
-func (c *Contact) late() bool { return !c.until.IsZero() && time.Now().After(c.until) }
-
-// lapsed counts how often the guard had to kill the group.
-func (c *Contact) lapsed() int {
-	if c == nil {
-		return 0
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.late() {
-		return c.lapses + 1
-	}
-	return c.lapses
-}
-
-// extend passes the deadline to the guard from now on.
-func (c *Contact) extend(g *process.Guard) {
-	if c == nil {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.guard = g; !c.until.IsZero() {
-		g.LiveUntil(c.until)
-	}
 }

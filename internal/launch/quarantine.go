@@ -6,91 +6,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 )
 
-// blame counts the failures of the ranks of one node in a row: no rank of another node fails, and
-// no checkpoint is committed.
-type blame struct {
-	limit int // failures after which a node is excluded; 0: never
-
-	node  blamed
-	count int  // consecutive failures of its ranks
-	spent bool // a node was excluded, and no checkpoint was committed since
-}
-
-// blamed is a node of a group. A node that joins again with its index and host is the same.
-type blamed struct {
-	index int
-	host  string
-}
-
-// culprit is what is to blame for failures.
-type culprit int
-
-const (
-	nobody     culprit = iota // yet
-	theNode                   // it must be excluded
-	theProgram                // ranks fail so on a second node
-	theNetwork                // a second node is lost so
-)
-
-// failed counts the end of an attempt, for which a node may be to blame. progress means that a
-// checkpoint was committed since the end before.
-func (b *blame) failed(node blamed, isBlamed, progress bool) culprit {
-	if progress {
-		b.count, b.spent = 0, false
-	}
-	if node != b.node || !isBlamed {
-		b.node, b.count = node, 0
-	}
-	if isBlamed {
-		b.count++
-	}
-	switch {
-	case b.limit == 0 || b.count < b.limit:
-		return nobody
-	case b.spent:
-		return theProgram
-	}
-	return theNode
-}
-
-// excluded notes that the node is gone.
-func (b *blame) excluded() { *b = blame{limit: b.limit, spent: true} }
-
-// blames reports whether a failure is that of the rank that it names, on the node of an index, and
-// no rank of another node failed by itself in the same attempt.
-func (e *FailedError) blames(node int) bool {
-	for other, did := range e.failed {
-		if did && other != node {
-			return false
-		}
-	}
-	return e.Rank >= 0 && e.Kind.or() == WorkerFailure && !blameless(e.Cause, e.Tail)
-}
-
-// blamelessTexts are parts of messages of ranks that fail because others do not answer: a collective
-// times out everywhere, and the connections of a dead rank break at all others.
-var blamelessTexts = []string{
-	"collective operation timeout", "watchdog caught collective", "watchdog got stuck", "nccl remote process exited", "ncclremoteerror", "ncclsystemerror",
-	"timed out waiting", "wait timeout", "connection timed out", "client socket has timed out", "connection refused", "no route to host",
-	"connection closed by peer", "connection reset by peer", "connection was likely closed", "broken pipe",
-	"which did not join", "is a collective, and", "out of step since an earlier collective", "no longer receives messages", "does not receive its messages",
-}
-
-// blameless reports whether a rank failed because others do not answer, by its failure and the end
-// of its output.
-func blameless(cause string, tail []string) bool {
-	text := strings.ToLower(cause + "\n" + strings.Join(tail, "\n"))
-	return slices.ContainsFunc(blamelessTexts, func(part string) bool { return strings.Contains(text, part) })
-}
-
 // quarantine excludes nodes with a device that failed in an attempt, or else the node whose ranks
-// have caused its end, if they fail again and again. progress means that a checkpoint was committed since the failure before. It returns for
-// how many failures the workers' budget is not to be charged; 0 if no node was
-// excluded.
-func (f *fleet) quarantine(b *blame, cause *FailedError, progress bool) (free int) {
+// have caused its end, if they fail again and again. progress means that a checkpoint was committed since
+// the failure before. It returns for how many failures the workers' budget is not to be charged; 0 if no
+// node was excluded.
+func (f *fleet) quarantine(failures *blame.Failures, cause *FailedError, progress bool) (free int) {
 	if f == nil || f.job.members != nil {
 		return 0
 	}
@@ -103,18 +27,23 @@ func (f *fleet) quarantine(b *blame, cause *FailedError, progress bool) (free in
 		return free
 	}
 	m, found := f.memberOf(cause.Rank)
-	switch b.failed(blamed{m.Index, m.Host}, found && cause.blames(m.Index), progress) {
-	case theProgram:
-		f.log.Warn("node is not excluded: ranks fail on a second node alike; the program may be bad", "node", m.Index, "host", m.Host, "failures", b.count)
-	case theNode:
-		free = b.count
+	switch failures.Failed(blamedOf(m), found && cause.blames(m.Index), progress) {
+	case blame.TheProgram:
+		f.log.Warn("node is not excluded: ranks fail on a second node alike; the program may be bad", "node", m.Index, "host", m.Host, "failures", failures.Count())
+	case blame.TheNode:
+		free = failures.Count()
 		why := fmt.Sprintf("its ranks failed %d times and those of other nodes did not; at last %s", free, strings.TrimPrefix(cause.Cause, fmt.Sprintf("node %d: ", m.Index)))
 		if f.dismiss(m, why) {
-			b.excluded()
+			failures.Excluded()
 			return free
 		}
 	}
 	return 0
+}
+
+// blamedOf returns a node as package blame knows it.
+func blamedOf(m nodes.Member) blame.Node {
+	return blame.Node{Index: m.Index, Host: m.Host, Boot: m.Boot}
 }
 
 // memberOf returns the node of a rank in the last group.
@@ -161,102 +90,30 @@ func (c *Config) keeps(index int, coordinates bool, dispensable func() bool) str
 	return ""
 }
 
-// lossesApart is how long after a loss another one of the same node is not one in a row: a machine
-// that stays for longer is as good as others.
-const lossesApart = time.Hour
-
-// losses counts the losses of one node in a row: no other node of the group is lost in between. It
-// exists next to blame because a commit ends no row here: a machine that crashes every few minutes
-// trains and saves well until then, and each crash costs the group a restart.
-type losses struct {
-	limit int // losses after which a node is excluded; 0: never
-
-	last     nodes.Member // the node
-	at       time.Time    // of its last loss
-	count    int          // losses in a row
-	rebooted bool         // its machine was started again between two of them
-	spent    bool         // a node was excluded, and no hour without a loss has passed
-}
-
-// lost counts the nodes that were lost in an attempt.
-func (l *losses) lost(now time.Time, of []nodes.Member) culprit {
-	if len(of) == 0 {
-		return nobody
-	}
-	if now.Sub(l.at) > lossesApart {
-		*l = losses{limit: l.limit}
-	}
-	l.at = now
-	if len(of) > 1 { // what they have in common is to blame, such as a switch or this node's own network
-		l.last, l.count = nodes.Member{}, 0
-		return nobody
-	}
-	if l.count > 0 && sameNode(l.last, of[0]) {
-		l.rebooted = l.rebooted || l.last.Boot != of[0].Boot
-	} else {
-		l.count, l.rebooted = 0, false
-	}
-	l.last = of[0]
-	l.count++
-	switch {
-	case l.limit == 0 || l.count < l.limit:
-		return nobody
-	case l.spent:
-		return theNetwork
-	}
-	return theNode
-}
-
-// sameNode reports whether two members are one node: on one host, with the same index or in the same
-// run of its kernel. A trainer without an index of its own may get another one when it joins again.
-func sameNode(a, b nodes.Member) bool {
-	return a.Host == b.Host && (a.Index == b.Index || a.Boot == b.Boot && a.Boot != "")
-}
-
-// excluded notes that the node is gone.
-func (l *losses) excluded() { *l = losses{limit: l.limit, at: l.at, spent: true} }
-
-// boot returns the boot ID that the exclusion holds for; empty: for any. A reboot counts as a repair
-// unless one between two losses has repaired nothing.
-func (l *losses) boot() string {
-	if l.rebooted {
-		return ""
-	}
-	return l.last.Boot
-}
-
-// fell notes the nodes that were lost in the attempt. Ranks of other nodes may fail first, because they
-// have lost their connections: that is a loss of the node too, and no failure of the workers.
-func (e *FailedError) fell(lost []nodes.Member) {
-	if e == nil || len(lost) == 0 {
-		return
-	}
-	e.lost = lost
-	if e.Kind.or() == WorkerFailure && blameless(e.Cause, e.Tail) {
-		e.Kind = InfrastructureFailure
-		e.Cause += fmt.Sprintf("; node %d is lost: %s", lost[0].Index, lost[0].Why)
-	}
-}
-
-// quarantineLost excludes the node that was lost in an attempt, if it is lost again and again. It returns for how
-// many losses the budget of the infrastructure is not to be charged; 0 if no node was
-// excluded.
-func (f *fleet) quarantineLost(l *losses, cause *FailedError) (free int) {
+// quarantineLost excludes the node that was lost in an attempt, if it is lost again and again. It returns
+// for how many losses the budget of the infrastructure is not to be charged; 0 if no node was excluded.
+func (f *fleet) quarantineLost(losses *blame.Losses, cause *FailedError) (free int) {
 	if f == nil || f.job.members != nil {
 		return 0
 	}
-	who := l.lost(time.Now(), cause.lost)
-	m, count := l.last, l.count
-	switch who {
-	case theNetwork:
-		f.log.Warn("node is not excluded: a second node is lost again and again; the network of the coordinating node may be bad", "node", m.Index, "host", m.Host, "losses", count)
-	case theNode:
-		why := fmt.Sprintf("it was lost %d times and no other node was; at last %s", count, m.Why)
-		m.Boot = l.boot()
-		if f.dismissWith(m, why, func() error { return f.endpoint.Bar(m, why) }) {
-			l.excluded()
-			return count
-		}
+	of := make([]blame.Node, len(cause.lost))
+	for i, m := range cause.lost {
+		of[i] = blamedOf(m)
 	}
-	return 0
+	who := losses.Lost(time.Now(), of)
+	if who == blame.Nobody {
+		return 0
+	}
+	m, count := cause.lost[0], losses.Count()
+	if who == blame.TheNetwork {
+		f.log.Warn("node is not excluded: a second node is lost again and again; the network of the coordinating node may be bad", "node", m.Index, "host", m.Host, "losses", count)
+		return 0
+	}
+	why := fmt.Sprintf("it was lost %d times and no other node was; at last %s", count, m.Why)
+	m.Boot = losses.Boot()
+	if !f.dismissWith(m, why, func() error { return f.endpoint.Bar(m, why) }) {
+		return 0
+	}
+	losses.Excluded()
+	return count
 }

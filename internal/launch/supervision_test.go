@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/projections"
@@ -55,7 +56,7 @@ func TestInfrastructureBudget(t *testing.T) {
 			j.store.Log, j.cfg.MaxInfraRestarts = log, restarts
 			if ends {
 				failed := j.fails()
-				if failed.Kind != launch.InfrastructureFailure || failed.Restarts != 1 || !strings.Contains(failed.Error(), "no restart for failures of the infrastructure is left (1 used): the stream is gone") {
+				if failed.Kind != blame.Infrastructure || failed.Restarts != 1 || !strings.Contains(failed.Error(), "no restart for failures of the infrastructure is left (1 used): the stream is gone") {
 					t.Errorf("%v", failed)
 				}
 			} else {

@@ -63,7 +63,7 @@ func (p *part) survive(ctx context.Context) {
 			return // for good
 		}
 		sent, answered := time.Now(), p.link.Answered()
-		p.cfg.Contact.survive(answered.Add(lifeOfBeat(timeout)))
+		p.cfg.Contact.Survive(answered.Add(lifeOfBeat(timeout)))
 		if sent.Sub(answered) < timeout/4 {
 			warned = false
 			continue
@@ -72,7 +72,7 @@ func (p *part) survive(ctx context.Context) {
 		err := p.cfg.Survival.Live(asking, p.link.Index(), p.order.Attempt)
 		cancel()
 		if err == nil {
-			p.cfg.Contact.survive(sent.Add(lifeOfWord(timeout)))
+			p.cfg.Contact.Survive(sent.Add(lifeOfWord(timeout)))
 		} else if !warned && ctx.Err() == nil {
 			warned = true
 			p.log.Warn("log does not take the word that this node lives", "attempt", p.order.Attempt, "error", err)
@@ -337,7 +337,7 @@ func (c *Carrier) Inventory() (kind string, body any) {
 func (c *Carrier) Lives() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.of != nil && c.of.outlives.Load() && c.of.cfg.Contact.survives()
+	return c.of != nil && c.of.outlives.Load() && c.of.cfg.Contact.Survives()
 }
 
 // carry has the carrier of this node give the inventory of a part until the caller calls over.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/launch/logs"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
@@ -158,7 +159,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	stopped := func() {
 		why := &FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}
 		if w.part != nil { // the node left or lost its contact: no worker is at fault
-			why.Kind = InfrastructureFailure
+			why.Kind = blame.Infrastructure
 		}
 		end(why)
 	}
@@ -172,7 +173,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 	deviceFailed, unwatch := w.devices.listen(work)
 	defer unwatch()
 	var unsaid handoffEnd
-	lapsed := w.cfg.Contact.lapsed()
+	lapsed := w.cfg.Contact.Lapsed()
 	greeted := map[int]bool{}
 	sick := map[int]string{}
 	failedAt := -1 // index of another node whose ranks are the cause
@@ -206,14 +207,14 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		w.savingEnded = true
 		w.saving = nil
 		err = errors.Join(err, why)
-		end(&FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: fmt.Sprintf("the trainer can no longer accept saves: %v", why)})
+		end(&FailedError{Rank: -1, Kind: blame.Infrastructure, Cause: fmt.Sprintf("the trainer can no longer accept saves: %v", why)})
 	}
 	if of := w.job.living; of != nil {
 		for range of.greeted {
 			ready()
 		}
 		if of.broken != "" {
-			end(&FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: of.broken})
+			end(&FailedError{Rank: -1, Kind: blame.Infrastructure, Cause: of.broken})
 		}
 	}
 	reported, done := w.reported, ctx.Done()
@@ -228,8 +229,8 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			}
 			switch {
 			case !e.Failed():
-			case w.part == nil && w.cfg.Contact.lapsed() > lapsed:
-				end(&FailedError{Rank: -1, Kind: InfrastructureFailure, Cause: "the coordinating process was paused, and the guard has killed its ranks"})
+			case w.part == nil && w.cfg.Contact.Lapsed() > lapsed:
+				end(&FailedError{Rank: -1, Kind: blame.Infrastructure, Cause: "the coordinating process was paused, and the guard has killed its ranks"})
 			case w.part != nil && w.part.cutOff():
 				stopped()
 			}

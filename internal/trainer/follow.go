@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/problem/system"
@@ -73,7 +74,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 		return "", err
 	}
 	me.Port = port.Port()
-	contact := &launch.Contact{}
+	contact := &process.Contact{}
 	join := nodes.JoinConfig{Address: at, Token: os.Getenv(store.EnvToken), Self: *me, Logger: cfg.Logger, Wait: o.endpointWait, Answered: contact.Answered}
 	url := strings.Contains(o.store, "://")
 	if !url {

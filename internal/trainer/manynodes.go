@@ -19,6 +19,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/backend"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/session"
@@ -161,7 +162,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			}
 			defer func() { _ = release() }() // of the lease that leased did not release
 		}
-		cfg.Contact = &launch.Contact{}
+		cfg.Contact = &process.Contact{}
 		listen := nodes.EndpointConfig{
 			Address: at, Token: os.Getenv(store.EnvToken), Job: cfg.Job, Run: cfg.Run, Store: st.ID, Version: release,
 			Min: n.min, Max: n.max, Self: o.self(n, cfg), Timeout: o.nodeTimeout, Welcome: hello, Logger: cfg.Logger,

@@ -1,12 +1,10 @@
-package launch
+package blame
 
 import (
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/ckptstore/ckptstore/internal/nodes"
 )
 
 // A node must be excluded when it is lost so often in a row: no other node is lost in between, less
@@ -41,22 +39,22 @@ func TestLosses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, now, got := losses{limit: c.limit}, time.Unix(0, 0), ""
+			l, now, got := Losses{Limit: c.limit}, time.Unix(0, 0), ""
 			for _, attempt := range strings.Fields(c.lost) {
 				now = now.Add(time.Minute)
 				attempt, late := strings.CutSuffix(attempt, "+")
 				if late {
 					now = now.Add(lossesApart)
 				}
-				var of []nodes.Member
+				var of []Node
 				for _, one := range strings.FieldsFunc(attempt, func(r rune) bool { return r == ',' || r == '-' }) {
 					of = append(of, fallen(t, one))
 				}
-				switch l.lost(now, of) {
-				case theNode:
-					l.excluded()
+				switch l.Lost(now, of) {
+				case TheNode:
+					l.Excluded()
 					got += "x"
-				case theNetwork:
+				case TheNetwork:
 					got += "n"
 				default:
 					got += "-"
@@ -70,53 +68,32 @@ func TestLosses(t *testing.T) {
 }
 
 // fallen returns a node from its text: HOST[INDEX][:BOOT].
-func fallen(t *testing.T, text string) (m nodes.Member) {
+func fallen(t *testing.T, text string) (n Node) {
 	t.Helper()
 	text, boot, given := strings.Cut(text, ":")
-	if m.Boot = boot; !given {
-		m.Boot = "same"
+	if n.Boot = boot; !given {
+		n.Boot = "same"
 	}
-	m.Host, m.Index = text[:1], int(text[0])
+	n.Host, n.Index = text[:1], int(text[0])
 	if of := text[1:]; of != "" {
 		var err error
-		if m.Index, err = strconv.Atoi(of); err != nil {
+		if n.Index, err = strconv.Atoi(of); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return m
+	return n
 }
 
 // A reboot ends an exclusion, unless the machine was rebooted between the losses already.
 func TestExclusionOverReboots(t *testing.T) {
 	t.Parallel()
 	for lost, want := range map[string]string{"b:1 b:1": "1", "b:1 b:2": "", "b:1 b:2 b:2": "", "c:1 c:2 b:3 b:3": "3"} {
-		var l losses
+		var l Losses
 		for _, one := range strings.Fields(lost) {
-			l.lost(time.Unix(0, 0), []nodes.Member{fallen(t, one)})
+			l.Lost(time.Unix(0, 0), []Node{fallen(t, one)})
 		}
-		if got := l.boot(); got != want {
+		if got := l.Boot(); got != want {
 			t.Errorf("%s: the exclusion holds for boot %q, want %q", lost, got, want)
 		}
 	}
-}
-
-// A rank whose connections broke because a node was lost is no failure of the workers.
-func TestFailureByLoss(t *testing.T) {
-	t.Parallel()
-	b := nodes.Member{Node: nodes.Node{Index: 1, Host: "b"}, Why: "nothing was received for 10s"}
-	for name, c := range map[string]struct {
-		tail string
-		lost []nodes.Member
-		want FailureKind
-	}{
-		"a broken connection":     {"Connection reset by peer", []nodes.Member{b}, InfrastructureFailure},
-		"no node is lost":         {"Connection reset by peer", nil, WorkerFailure},
-		"an error of the program": {"KeyError: 'loss'", []nodes.Member{b}, WorkerFailure},
-	} {
-		e := &FailedError{Rank: 0, Cause: "rank 0: exit code 1", Tail: []string{c.tail}}
-		if e.fell(c.lost); e.Kind.or() != c.want || strings.Contains(e.Cause, "node 1 is lost: nothing was received") != (c.want == InfrastructureFailure) {
-			t.Errorf("%s: %s: %s", name, e.Kind.or(), e.Cause)
-		}
-	}
-	(*FailedError)(nil).fell([]nodes.Member{b})
 }
