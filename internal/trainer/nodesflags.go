@@ -32,7 +32,7 @@ type nodesOptions struct {
 func (o *nodesOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.nodeTimeout, "node-timeout", 10*time.Second, "silence after which a node is lost; a node that gets no answer kills its workers after half of it")
 	f.DurationVar(&o.endpointWait, "endpoint-wait", 10*time.Minute, "how long to wait for the other nodes, and for the endpoint")
-	f.IntVar(&o.maxNodeFailures, "max-node-failures", 0, "failures in a row of one node's ranks, while those of other nodes do not fail and nothing is committed, after which the node is excluded and a spare takes its place, or the job waits for one; also losses of one node in a row, less than an hour apart, while no other node is lost; 0 for never")
+	f.IntVar(&o.maxNodeFailures, "max-node-failures", 0, "failures in a row of one node's ranks, while those of other nodes do not fail and nothing is committed, after which the node is excluded and a spare takes its place, or the job waits for one; also losses of one node in a row, less than an hour apart, while no other node is lost. 0: no node is ever excluded (default: failures and losses exclude no node; what --preflight, a GPU or a growth finds excludes a node that the job can do without)")
 	f.BoolVar(&o.preflight, "preflight", false, "before the first group, for up to 10 s, measure the network of all nodes and have each examine its devices, shared memory, disk and clock; exclude a bad node if a spare is there; with --max-node-failures 0, only warn")
 	f.IntVar(&o.logReplicas, "log-replicas", 1, "copies of the log of a directory, on the first nodes of the job: 1, or 3 (one may be lost)")
 	f.BoolVar(&o.broadcast, "broadcast", true, "in a load over several nodes, read from the store once what several nodes want, and pass it on between them")
