@@ -74,7 +74,7 @@ class CheckpointIO(_Base):
     Sharded FSDP, ModelParallel and DeepSpeed write their own directories and do not use a
     CheckpointIO. A fit with one of these strategies is refused before its first step. FSDP
     with state_dict_type="full" and ModelParallel with save_distributed_checkpoint=False save
-    through the CheckpointIO, and load from a temporary file of the full checkpoint, which
+    through the CheckpointIO. They load from a temporary file of the full checkpoint, which
     rank 0 writes. (Lightning finds this check if the package is installed, not if it is only
     on the path.)
     """

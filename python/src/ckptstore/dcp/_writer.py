@@ -42,8 +42,8 @@ class StorageWriter(storage.StorageWriter, staging.AsyncStager):
         overwrite: False refuses an existing name.
         step: training step; by default the number in the name. For a name without a
             number it is the highest step that this rank has saved or reported, or that of
-            the checkpoint loaded by :func:`ckptstore.load`, else that of the checkpoint
-            that the run resumes from, else 0 with a warning.
+            the checkpoint loaded by :func:`ckptstore.load`. Without these it is that of the
+            checkpoint that the run resumes from, else 0 with a warning.
         single_file_per_rank: ignored, as of FileSystemWriter; the store has its own layout.
         thread_count: ignored; the store has its own threads.
         per_thread_copy_ahead: ignored; the store has its own threads.
