@@ -102,7 +102,7 @@ func TestJoinWaits(t *testing.T) {
 	dir, log := t.TempDir(), &records{}
 	c := JoinConfig{Address: address, Dir: dir, Wait: time.Second, quiet: time.Millisecond, Logger: log.logger(), Self: Node{Key: "a", Index: -1, Host: "host-a", Version: "v1"}}
 	_, err = Join(within(t), c)
-	if kindOf(err) != problem.Unavailable || !errors.Is(err, syscall.ECONNREFUSED) {
+	if kindOf(err) != problem.Unavailable || !errors.Is(err, ErrNoContact) || !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Error(err)
 	}
 	for _, part := range []string{address, "host-a", "within 1s", "start the agent of the endpoint's node"} {
