@@ -88,9 +88,9 @@ func (e *Endpoint) tooFew(limit time.Duration) error {
 		suspects += "; excluded: " + x.String()
 	}
 	var missing []string
-	for index := range e.c.Min {
-		if !ready[index] {
-			missing = append(missing, fmt.Sprint(index))
+	for place := range e.c.Min {
+		if !ready[place] {
+			missing = append(missing, fmt.Sprint(e.roster.indexAt(place)))
 		}
 	}
 	if n := len(missing); n > 16 {
