@@ -28,6 +28,7 @@ import (
 func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, at string) error {
 	me := o.self(n, cfg)
 	heir := &heir{}
+	member := false // this node has joined before
 	for {
 		job, err := o.followOnce(ctx, cfg, n, &me, at, heir)
 		if ctx.Err() != nil || ends(err) {
@@ -36,10 +37,15 @@ func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, 
 			}
 		}
 		o.beside = heir.beside
-		if !n.ranked && me.Index >= 0 && slices.Contains(system.Kinds(err), problem.Conflict) {
+		if member && job == "" && me.Index >= 0 && slices.Contains(system.Kinds(err), problem.Conflict) {
+			cfg.Logger.Warn("joining with another index", "because", err)
 			me.Index = -1 // another node was faster to take the index that this one had
+			if n.ranked {
+				me.Key = "" // it is that of the index
+			}
 			continue
 		}
+		member = member || job != ""
 		if ctx.Err() == nil && errors.Is(err, errSucceed) {
 			err = o.succeed(ctx, cfg, n, job, at)
 			if !errors.Is(err, errTaken) && !errors.As(err, new(*store.RunningError)) {
