@@ -104,7 +104,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 		return "", err
 	}
 	defer func() {
-		if err != nil && link.Err() == nil {
+		if err != nil && !link.Ending() {
 			leave(ctx, link, err, cfg.Logger)
 		}
 		link.Close()
