@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -81,7 +80,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 	}
 	me.Port = port.Port()
 	contact := &process.Contact{}
-	join := nodes.JoinConfig{Address: at, Token: os.Getenv(store.EnvToken), Self: *me, Logger: cfg.Logger, Wait: o.endpointWait, Answered: contact.Answered}
+	join := nodes.JoinConfig{Address: at, Token: o.token, Self: *me, Logger: cfg.Logger, Wait: o.endpointWait, Answered: contact.Answered}
 	url := strings.Contains(o.store, "://")
 	if !url {
 		dir, err := filepath.Abs(o.store)

@@ -118,6 +118,7 @@ type runOptions struct {
 	nodesOptions
 	backendOptions
 	hangOptions
+	token       string // of a job over several nodes: see jobToken
 	maxRestarts int
 	preload     []string
 	resume      string
