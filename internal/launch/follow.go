@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/nodes"
@@ -49,6 +50,9 @@ func Follow(ctx context.Context, cfg Config, store session.Store, link *nodes.Li
 		return err
 	}
 	defer withdraw()
+	if cfg.Carrier == nil { // otherwise this process may coordinate
+		j.idle = newIdleness()
+	}
 	defer j.takeRequests(ctx)()
 	if err := j.link.Tell(msgServes, struct{}{}); err != nil {
 		return err
@@ -111,13 +115,18 @@ func (j *job) follow(ctx context.Context) error {
 				}
 				kept = true
 			}
-			if err := j.part(ctx, order, next); err != nil {
+			j.idle.leaves(j.ask)
+			err := j.part(ctx, order, next)
+			if err != nil {
 				return err
 			}
+			j.idle.returns()
+		case r := <-j.idle.requests():
+			return errors.Join(&PreemptedError{Reason: r.Reason, Saved: true, Idle: true}, j.sayGoodbye(ctx, r.Reason))
 		case <-j.link.Done():
 			return j.link.Err()
 		case <-ctx.Done():
-			return j.leave(ctx)
+			return errors.Join(context.Cause(ctx), j.sayGoodbye(ctx, context.Cause(ctx).Error()))
 		}
 	}
 }
@@ -138,9 +147,70 @@ func (j *job) measure(ctx context.Context, body json.RawMessage) {
 	}
 }
 
-// leave ends this node's membership because ctx has ended.
-func (j *job) leave(ctx context.Context) error {
+// sayGoodbye ends this node's membership.
+func (j *job) sayGoodbye(ctx context.Context, why string) error {
 	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
 	defer cancel()
-	return errors.Join(context.Cause(ctx), j.link.Leave(words, context.Cause(ctx).Error()))
+	return j.link.Leave(words, why)
+}
+
+// idleness is the state of a following node while it has no part of a group, such as a spare. A preemption of such
+// a node, as when its machine is drained, is none of the job: the node leaves.
+type idleness struct {
+	asked chan StopRequest // has the first request to an idle node
+
+	mu   sync.Mutex
+	busy bool
+}
+
+func newIdleness() *idleness { return &idleness{asked: make(chan StopRequest, 1)} }
+
+// requests returns the channel of requests that were taken; nil, which has none, if i is nil.
+func (i *idleness) requests() <-chan StopRequest {
+	if i == nil {
+		return nil
+	}
+	return i.asked
+}
+
+// takes takes a request if the node is idle. It takes none if i is nil.
+func (i *idleness) takes(r StopRequest) bool {
+	if i == nil {
+		return false
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.busy {
+		return false
+	}
+	select {
+	case i.asked <- r:
+	default: // it is about to leave
+	}
+	return true
+}
+
+// leaves ends the idleness: the node gets a part of a group. A request that was taken is passed to ask.
+func (i *idleness) leaves(ask func(StopRequest)) {
+	if i == nil {
+		return
+	}
+	i.mu.Lock()
+	i.busy = true
+	i.mu.Unlock()
+	select {
+	case r := <-i.asked:
+		ask(r)
+	default:
+	}
+}
+
+// returns begins the idleness again.
+func (i *idleness) returns() {
+	if i == nil {
+		return
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.busy = false
 }

@@ -48,6 +48,7 @@ type job struct {
 	working    atomic.Pointer[func() bool] // whether workers of an attempt are alive; nil: no attempt has begun
 
 	link     *nodes.Link // to the coordinating process; nil: this process coordinates
+	idle     *idleness   // of this node under it; nil: requests are always for the job
 	fleet    *fleet      // the job's other nodes; nil: it has one node
 	port0    *HeldPort   // for rank 0 of the next group, if it is on this node
 	members  *members    // of a session; nil: the job starts the workers itself

@@ -123,11 +123,14 @@ type PreemptedError struct {
 	// attempt without reports, in a trial that has some, made no progress.
 	Saved bool
 	Why   string // why it is not saved
+	Idle  bool   // only this node was preempted, which had no ranks
 }
 
 // Error returns what is kept and the next step.
 func (e *PreemptedError) Error() string {
 	switch {
+	case e.Idle:
+		return fmt.Sprintf("preempted (%s): this node had no ranks and has left the job; start its trainer again to have it as a spare", e.Reason)
 	case e.Saved:
 		return fmt.Sprintf("preempted (%s): %s is committed; start the run again to continue from there", e.Reason, e.Checkpoint)
 	case e.Checkpoint == "":

@@ -182,6 +182,9 @@ func (j *job) followRequests(ctx context.Context) {
 
 func (j *job) ask(r StopRequest) {
 	if j.link != nil {
+		if j.idle.takes(r) {
+			return
+		}
 		if err := j.link.Tell(msgAsked, r); err != nil {
 			j.log.Error("request not sent to the coordinating node", "reason", r.Reason, "error", err)
 		}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -45,6 +46,9 @@ func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool
 		return false, context.Cause(ctx)
 	}
 	f.judgeClocks(here, local)
+	if n, such := excuseDisks(local); n > 0 {
+		f.log.Warn("disks of most nodes are bad or slow: no node is to blame, as it may be one disk that they share", "nodes", n, "examined", len(here), "such_as", such)
+	}
 	var facts []events.Body
 	why := map[int][]string{} // a node is bad, by index
 	median := 0.0
@@ -96,6 +100,33 @@ func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool
 type findings struct {
 	bad   []string
 	clock *float64 // seconds by which its clock is ahead, at least; nil: unknown
+}
+
+// badDisk begins the finding of a node about its disk.
+const badDisk = "its disk is bad"
+
+// excuseDisks drops the findings about disks if most of the nodes that have examined themselves have one, and
+// returns how many these are, and one of the findings. The directory may be on a disk of all nodes, which is slow while all of them sync
+// at once.
+func excuseDisks(found map[int]findings) (excused int, such string) {
+	isDisk := func(bad string) bool { return strings.HasPrefix(bad, badDisk) }
+	bad, examined := 0, 0
+	for _, of := range found {
+		if of.clock != nil {
+			examined++
+		}
+		if at := slices.IndexFunc(of.bad, isDisk); at >= 0 {
+			bad, such = bad+1, of.bad[at]
+		}
+	}
+	if 2*bad <= examined {
+		return 0, ""
+	}
+	for index, of := range found {
+		of.bad = slices.DeleteFunc(of.bad, isDisk)
+		found[index] = of
+	}
+	return bad, such
 }
 
 // examineAll has nodes examine themselves, at the same time, and returns their findings by index.
@@ -171,7 +202,7 @@ func (f *fleet) judgeClocks(members []nodes.Member, found map[int]findings) {
 func (j *job) examineSelf(ctx context.Context) []string {
 	checks := []preflight.Check{{What: "its shared memory is bad", Do: func(context.Context) error { return preflight.SharedMemory(j.store.Shared) }}}
 	if out := j.cfg.Output; out.Dir != "" {
-		checks = append(checks, preflight.Check{What: "its disk is bad", Do: func(context.Context) error { return preflight.Disk(cmp.Or(out.Top, out.Dir)) }})
+		checks = append(checks, preflight.Check{What: badDisk, Do: func(context.Context) error { return preflight.Disk(cmp.Or(out.Top, out.Dir)) }})
 	}
 	if j.devices.shut() {
 		checks = append(checks, preflight.Check{What: "its devices are not fit for use", Patient: true, Do: func(ctx context.Context) error {

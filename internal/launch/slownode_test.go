@@ -88,6 +88,19 @@ func TestPreflightOfClock(t *testing.T) {
 	wantExcluded(t, j.run, other, "its clock is 1m0s behind those of most nodes", 0)
 }
 
+// A disk that is bad for all nodes excludes none of them.
+func TestPreflightOfSharedDisk(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 3, busyFor...)
+	j.cfg.Preflight, j.cfg.Exclude = true, launch.ExcludeAlways
+	j.cfg.Output.Dir = "/dev/null/logs"
+	j.differs = func(_ int, cfg *launch.Config, _ *session.Store) { cfg.Output.Dir = j.cfg.Output.Dir }
+	j.spread(1, 1, 1)
+	j.cfg.GatherTimeout = 2 * time.Second
+	j.must()
+	wantText(t, j.log, "no node is to blame, as it may be one disk that they share")
+}
+
 // The device of node 1 is not fit for use.
 func TestPreflightOfDevices(t *testing.T) {
 	t.Parallel()

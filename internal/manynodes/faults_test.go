@@ -78,6 +78,27 @@ func TestLinkCut(t *testing.T) {
 	}
 }
 
+// A node with an index is cut off. After its loss, a node without one comes and takes the index. The first one joins
+// again when the link is healed, as a spare with another index.
+func TestIndexTakenMeanwhile(t *testing.T) {
+	t.Parallel()
+	ctx, c := start(t, threeNodes())
+	s := &scene{t: t, ctx: ctx, cluster: c, job: twoNodes()}
+	s.job.worker = append(s.job.worker, "--stubborn")
+	s.a = s.launch("a")
+	s.job.more = []string{"--node-rank", "1"}
+	s.b = s.launch("b")
+	s.job.more = nil
+	s.group(0, 12)
+	s.cut("b")
+	check(t, s.a.prints(ctx, "node lost"))
+	s.c = s.launch("c")
+	s.on(s.group(1, 12), "a", "c")
+	s.heal("b")
+	check(t, s.a.prints(ctx, `msg="node joined" node=2`))
+	s.ends(ctx, t, s.a, s.b, s.c)
+}
+
 // A cut of about T/2 breaks connections, and may end the group or not. It is never the fault
 // of a worker: a request of a rank that is lost with its connection is repeated.
 func TestShortCuts(t *testing.T) {

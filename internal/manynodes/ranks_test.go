@@ -8,7 +8,10 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/testbed"
@@ -106,4 +109,18 @@ func TestOneAgentTooMany(t *testing.T) {
 		}
 	}
 	s.ends(s.ctx, t, s.a, s.c)
+}
+
+// The machine of a spare is drained: it leaves, and the group continues.
+func TestSparePreempted(t *testing.T) {
+	t.Parallel()
+	s := withSpare(t, twoNodes())
+	check(t, unix.Kill(s.c.Process.Pid, unix.SIGTERM))
+	if code := must[int](t)(s.c.code(s.ctx)); code != 75 || !strings.Contains(s.c.log.String(), "this node had no ranks and has left the job") {
+		t.Errorf("the spare exits with %d", code)
+	}
+	s.group(0, 60)
+	if v := s.ends(s.ctx, t, s.a, s.b); v.Attempts != 1 {
+		t.Errorf("%d attempts", v.Attempts)
+	}
 }

@@ -13,8 +13,8 @@ import (
 // have been ready for lastCall, and makes all that are ready a group. It returns the members
 // in the order of their places:
 // a node keeps its place, which is its index at first, and a spare takes the place of
-// the node that it replaces. All other nodes are spares. After limit it returns a
-// [TooFewError].
+// the node that it replaces. All other nodes are spares. After limit it makes a group of
+// what is ready, or returns a [TooFewError] if these are fewer than Min.
 func (e *Endpoint) Gather(ctx context.Context, limit, lastCall time.Duration, enough int) ([]Member, error) {
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
@@ -23,11 +23,11 @@ func (e *Endpoint) Gather(ctx context.Context, limit, lastCall time.Duration, en
 	}
 	var least *time.Timer
 	var last <-chan time.Time
-	called := false
+	called, late := false, false
 	for {
 		e.mu.Lock()
 		group := e.roster.choose()
-		if len(group) >= enough || called && len(group) >= e.c.Min {
+		if len(group) >= enough || (called || late) && len(group) >= e.c.Min {
 			e.roster.activate(group)
 			members, now := make([]Member, len(group)), e.c.Now()
 			for i, c := range group {
@@ -38,10 +38,11 @@ func (e *Endpoint) Gather(ctx context.Context, limit, lastCall time.Duration, en
 		}
 		changed, over := e.changed, e.over
 		e.mu.Unlock()
-		if over != nil {
-			return nil, problem.Errorf(problem.Unavailable, "gather nodes: the job has ended: %s", over.Reason)
-		}
 		switch {
+		case over != nil:
+			return nil, problem.Errorf(problem.Unavailable, "gather nodes: the job has ended: %s", over.Reason)
+		case late:
+			return nil, e.tooFew(limit)
 		case len(group) < e.c.Min:
 			least, last, called = nil, nil, false
 		case least == nil:
@@ -54,7 +55,7 @@ func (e *Endpoint) Gather(ctx context.Context, limit, lastCall time.Duration, en
 		case <-last:
 			called = true
 		case <-deadline.C:
-			return nil, e.tooFew(limit)
+			late = true
 		case <-ctx.Done():
 			return nil, fmt.Errorf("gather nodes: %w", context.Cause(ctx))
 		}
@@ -87,9 +88,9 @@ func (e *Endpoint) tooFew(limit time.Duration) error {
 		suspects += "; excluded: " + x.String()
 	}
 	var missing []string
-	for index := range e.c.Min {
-		if !ready[index] {
-			missing = append(missing, fmt.Sprint(index))
+	for place := range e.c.Min {
+		if !ready[place] {
+			missing = append(missing, fmt.Sprint(e.roster.indexAt(place)))
 		}
 	}
 	if n := len(missing); n > 16 {

@@ -105,7 +105,7 @@ func (a *attempt) run(ctx context.Context) (of joined, err error) {
 			return of, err
 		}
 		if waited+pause > a.Wait {
-			return of, problem.Errorf(problem.Unavailable, "no coordinator answered within %v: %w; start the agent of the endpoint's node, and check its address and the firewall", a.Wait, err)
+			return of, fmt.Errorf("%w within %v: %w; start the agent of the endpoint's node, and check its address and the firewall", ErrNoContact, a.Wait, err)
 		}
 		if waited > a.quiet && !a.warned {
 			a.warned = true

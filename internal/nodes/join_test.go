@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -102,7 +103,7 @@ func TestJoinWaits(t *testing.T) {
 	dir, log := t.TempDir(), &records{}
 	c := JoinConfig{Address: address, Dir: dir, Wait: time.Second, quiet: time.Millisecond, Logger: log.logger(), Self: Node{Key: "a", Index: -1, Host: "host-a", Version: "v1"}}
 	_, err = Join(within(t), c)
-	if kindOf(err) != problem.Unavailable || !errors.Is(err, syscall.ECONNREFUSED) {
+	if kindOf(err) != problem.Unavailable || !errors.Is(err, ErrNoContact) || !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Error(err)
 	}
 	for _, part := range []string{address, "host-a", "within 1s", "start the agent of the endpoint's node"} {
@@ -475,6 +476,11 @@ func TestRequestsAreChecked(t *testing.T) {
 	defer c.close()
 	base := "https://" + j.Addr().String()
 	own := j.roster.entries[0].session
+	describes := func(change func(*Node)) joinRequest {
+		n := j.agent("b", 2).Self
+		change(&n)
+		return joinRequest{Protocol: 1, Session: rand.Text(), Node: n}
+	}
 	for _, r := range []struct {
 		name, path string
 		as         credential
@@ -491,6 +497,11 @@ func TestRequestsAreChecked(t *testing.T) {
 		{"a malformed join", "/v1/join", l.as, "x", problem.Invalid},
 		{"a short session", "/v1/join", l.as, joinRequest{Protocol: 1, Session: "x"}, problem.Invalid},
 		{"another protocol", "/v1/join", l.as, joinRequest{Protocol: 2, Session: strings.Repeat("x", 20)}, problem.Invalid},
+		{"more workers than a machine has", "/v1/join", l.as, describes(func(n *Node) { n.Procs = 1 << 40 }), problem.Invalid},
+		{"less than no worker", "/v1/join", l.as, describes(func(n *Node) { n.Procs = -1 }), problem.Invalid},
+		{"no port", "/v1/join", l.as, describes(func(n *Node) { n.Port = 1 << 16 }), problem.Invalid},
+		{"no port of a peer", "/v1/join", l.as, describes(func(n *Node) { n.PeerPort = -1 }), problem.Invalid},
+		{"a name without end", "/v1/join", l.as, describes(func(n *Node) { n.Host = strings.Repeat("x", maxNode) }), problem.Invalid},
 		{"a gap in the messages", "/v1/tell", l.as, tellRequest{First: 7, Messages: []message{{Kind: "x"}}}, problem.Invalid},
 		{"a malformed leave", "/v1/leave", l.as, "x", problem.Invalid},
 	} {

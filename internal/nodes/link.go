@@ -20,7 +20,7 @@ var (
 	// ErrExpelled reports that the coordinator no longer counts this node as a member:
 	// it was lost, replaced or expelled. The caller ends its group and joins again.
 	ErrExpelled = problem.New(problem.Gone, "this node is no member of the job")
-	// ErrNoContact reports that the endpoint did not answer for [JoinConfig.Wait].
+	// ErrNoContact reports that the endpoint did not answer for [JoinConfig.Wait], also to [Join].
 	ErrNoContact = problem.New(problem.Unavailable, "no contact with the coordinator")
 	// ErrRestarted reports that another coordinator answers at the endpoint. The caller
 	// ends its group and joins again.

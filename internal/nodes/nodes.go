@@ -36,6 +36,7 @@ package nodes
 
 import (
 	"encoding/json"
+	"math"
 	"time"
 )
 
@@ -71,6 +72,24 @@ type Node struct {
 	Command string `json:"command,omitempty"`
 	Store   string `json:"store,omitempty"` // ID of the store that the node opens
 }
+
+// Limits of what an agent may declare about its node: the coordinator keeps it for each node, and makes
+// as many ranks as it has workers.
+const (
+	maxNode  = 8 << 10 // bytes, with all names
+	maxProcs = 1 << 12
+)
+
+// size returns how many bytes the description of a node has.
+func (n Node) size() int {
+	text, err := json.Marshal(n)
+	if err != nil {
+		return maxNode + 1
+	}
+	return len(text)
+}
+
+func isPort(number int) bool { return number >= 0 && number <= math.MaxUint16 }
 
 // State is the state of a member.
 type State string

@@ -422,6 +422,29 @@ func TestGather(t *testing.T) {
 	}
 }
 
+// When the limit of the waiting comes before the last call, nodes that are enough make a group: the last of
+// them may have come late.
+func TestGatherAtLimit(t *testing.T) {
+	t.Parallel()
+	j := listen(t, func(c *EndpointConfig) { c.Min, c.Max = 2, 3 })
+	join1(t, j.agent("a", 1))
+	group, err := j.Gather(within(t), 10*time.Millisecond, patient, 0)
+	if err != nil || len(group) != 2 {
+		t.Errorf("%d nodes: %v", len(group), err)
+	}
+}
+
+// A node that is missing is named by its index, and not by its place: the coordinator has an index and no place.
+func TestMissingNodeNamed(t *testing.T) {
+	t.Parallel()
+	j := listen(t, func(c *EndpointConfig) { c.Self.Standby, c.Min, c.Max = true, 2, 2 })
+	join1(t, j.agent("b", 2))
+	_, err := j.Gather(within(t), 10*time.Millisecond, 0, 0)
+	if kindOf(err) != problem.Late || !strings.Contains(err.Error(), "missing: index 1;") {
+		t.Error(err)
+	}
+}
+
 // TestRejoin: a new agent process of a key replaces the old one, whose link ends.
 func TestRejoin(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"math"
 	"net"
 	"net/http"
 	"time"
@@ -222,6 +223,12 @@ func (e *Endpoint) acceptable(in joinRequest) error {
 		return problem.Errorf(problem.Invalid, "join: node %s: malformed session; use the same version of the program on all nodes", n.describe())
 	case in.Protocol != Protocol:
 		return problem.Errorf(problem.Invalid, "join: node %s has protocol %d, %s has %d; use the same version of the program on all nodes", n.describe(), in.Protocol, own.describe(), Protocol)
+	case n.size() > maxNode:
+		return problem.Errorf(problem.Invalid, "join: node %.64q: its description has %d bytes, at most %d are allowed; give it shorter names", n.Host, n.size(), maxNode)
+	case n.Procs < 0 || n.Procs > maxProcs:
+		return problem.Errorf(problem.Invalid, "join: node %s has %d workers, at most %d are allowed", n.describe(), n.Procs, maxProcs)
+	case !isPort(n.Port) || !isPort(n.PeerPort):
+		return problem.Errorf(problem.Invalid, "join: node %s has the ports %d and %d; a port is from 0 to %d", n.describe(), n.Port, n.PeerPort, math.MaxUint16)
 	case n.Version != e.c.Version:
 		return problem.Errorf(problem.Invalid, "join: node %s has version %q of the program, %s has %q; use the same version on all nodes", n.describe(), n.Version, own.describe(), e.c.Version)
 	case n.Store != e.c.Store && n.Store != "" && e.c.Store != "":
@@ -244,7 +251,7 @@ func (e *Endpoint) beat(w http.ResponseWriter, r *http.Request, id string, _ *se
 func (e *Endpoint) port(id string, port int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if member := e.roster.sessions[id]; member != nil {
+	if member := e.roster.sessions[id]; member != nil && isPort(port) {
 		member.node.Port = port
 	}
 }

@@ -323,11 +323,7 @@ func (r *roster) choose() []chosen {
 		}
 	}
 	for _, e := range free {
-		place := e.node.Index
-		if r.aside >= 0 && place > r.aside {
-			place--
-		}
-		if open(place) {
+		if place := r.placeOf(e.node.Index); open(place) {
 			taken[place] = e
 		} else {
 			rest = append(rest, e)
@@ -343,6 +339,22 @@ func (r *roster) choose() []chosen {
 		group = append(group, chosen{taken[place], place})
 	}
 	return group
+}
+
+// placeOf returns the place that a node has at first, and indexAt the index of the node that has a
+// place at first.
+func (r *roster) placeOf(index int) int {
+	if r.aside >= 0 && index > r.aside {
+		return index - 1
+	}
+	return index
+}
+
+func (r *roster) indexAt(place int) int {
+	if r.aside >= 0 && place >= r.aside {
+		return place + 1
+	}
+	return place
 }
 
 // growth returns how many nodes more than the running group the next one would have, and for

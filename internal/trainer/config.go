@@ -72,12 +72,6 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 		return launch.Config{}, err
 	}
 	notes = append(notes, more...)
-	if where.max > 1 {
-		if more, err = o.conf(o.rdzvConf, o.asked); err != nil {
-			return launch.Config{}, err
-		}
-		notes = append(notes, more...)
-	}
 	for _, note := range notes {
 		log.Warn(note)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/doctor"
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -58,7 +59,7 @@ func TestExitCodes(t *testing.T) {
 			fmt.Errorf("%w: --resume: %w", launch.ErrConfig, projections.ErrNotFound), fmt.Errorf("%w: --resume: %w", launch.ErrConfig, &projections.AmbiguousError{}),
 		}},
 		{70, []error{errors.New("anything"), context.Canceled, context.DeadlineExceeded, projections.ErrNotFound, projections.ErrAmbiguous, fs.ErrNotExist, syscall.EIO, jetlog.ErrConflict, jetlog.ErrUnacknowledged}},
-		{75, []error{&launch.PreemptedError{Saved: true}}},
+		{75, []error{&launch.PreemptedError{Saved: true}, &nodes.TooFewError{}, fmt.Errorf("join endpoint a:1: %w: %w", nodes.ErrNoContact, syscall.ECONNREFUSED)}},
 		{143, []error{&launch.PreemptedError{}, signaled{unix.SIGTERM}, errors.Join(&launch.PreemptedError{}, syscall.ENOSPC), fmt.Errorf("%w: %w", signaled{unix.SIGTERM}, context.Canceled)}},
 		{130, []error{signaled{unix.SIGINT}}},
 	} {

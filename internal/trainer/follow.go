@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,6 +27,7 @@ import (
 func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, at string) error {
 	me := o.self(n, cfg)
 	heir := &heir{}
+	member := false // this node has joined before
 	for {
 		job, err := o.followOnce(ctx, cfg, n, &me, at, heir)
 		if ctx.Err() != nil || ends(err) {
@@ -36,10 +36,15 @@ func (o runOptions) follow(ctx context.Context, cfg launch.Config, n placement, 
 			}
 		}
 		o.beside = heir.beside
-		if !n.ranked && me.Index >= 0 && slices.Contains(system.Kinds(err), problem.Conflict) {
+		if member && job == "" && me.Index >= 0 && slices.Contains(system.Kinds(err), problem.Conflict) {
+			cfg.Logger.Warn("joining with another index", "because", err)
 			me.Index = -1 // another node was faster to take the index that this one had
+			if n.ranked {
+				me.Key = "" // it is that of the index
+			}
 			continue
 		}
+		member = member || job != ""
 		if ctx.Err() == nil && errors.Is(err, errSucceed) {
 			err = o.succeed(ctx, cfg, n, job, at)
 			if !errors.Is(err, errTaken) && !errors.As(err, new(*store.RunningError)) {
@@ -75,7 +80,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 	}
 	me.Port = port.Port()
 	contact := &process.Contact{}
-	join := nodes.JoinConfig{Address: at, Token: os.Getenv(store.EnvToken), Self: *me, Logger: cfg.Logger, Wait: o.endpointWait, Answered: contact.Answered}
+	join := nodes.JoinConfig{Address: at, Token: o.token, Self: *me, Logger: cfg.Logger, Wait: o.endpointWait, Answered: contact.Answered}
 	url := strings.Contains(o.store, "://")
 	if !url {
 		dir, err := filepath.Abs(o.store)
@@ -98,7 +103,7 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 		return "", err
 	}
 	defer func() {
-		if err != nil && link.Err() == nil {
+		if err != nil && !link.Ending() {
 			leave(ctx, link, err, cfg.Logger)
 		}
 		link.Close()

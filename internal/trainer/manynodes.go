@@ -108,6 +108,9 @@ func (o runOptions) runMany(ctx context.Context, cfg launch.Config, n placement)
 	if err != nil {
 		return err
 	}
+	if o.token, err = jobToken(o.store); err != nil {
+		return err
+	}
 	if cfg.Peers, err = o.listenPeers(ctx, cfg, at); err != nil {
 		return err
 	}
@@ -116,6 +119,20 @@ func (o runOptions) runMany(ctx context.Context, cfg launch.Config, n placement)
 		return o.meet(ctx, cfg, n, at)
 	}
 	return o.withPeers(ctx, cfg, n, at)
+}
+
+// jobToken returns the token by which the trainers of a job trust each other: that for the server of the store.
+// Those of a store that is a directory have one in a file there.
+func jobToken(location string) (string, error) {
+	if !strings.Contains(location, "://") {
+		return "", nil
+	}
+	token, _, err := store.AccessFromEnv().Client()
+	if err == nil && token == "" {
+		err = fmt.Errorf("%w: the trainers of several nodes trust each other by a token, if the store is at a URL: set $%s to the same one on each node, or $%s to a file with it",
+			launch.ErrConfig, store.EnvToken, store.EnvTokenFile)
+	}
+	return token, err
 }
 
 // meet coordinates the job, or follows the trainer that does.
@@ -164,7 +181,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 		}
 		cfg.Contact = &process.Contact{}
 		listen := nodes.EndpointConfig{
-			Address: at, Token: os.Getenv(store.EnvToken), Job: cfg.Job, Run: cfg.Run, Store: st.ID, Version: release,
+			Address: at, Token: o.token, Job: cfg.Job, Run: cfg.Run, Store: st.ID, Version: release,
 			Min: n.min, Max: n.max, Self: o.self(n, cfg), Timeout: o.nodeTimeout, Welcome: hello, Logger: cfg.Logger,
 			Ticked: cfg.Contact.Answered, Succeeds: o.living != "",
 		}

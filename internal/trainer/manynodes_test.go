@@ -1,11 +1,15 @@
 package trainer
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/store"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -51,5 +55,27 @@ func TestExclusionsInherited(t *testing.T) {
 		if got := fmt.Sprint(stillExcluded(job, c.succeeds, now.Add(c.later))); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
+	}
+}
+
+// The trainers of a store at a URL trust each other by its token, whether the environment has it or names a file.
+func TestJobToken(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("from-a-file\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const url = "nats://logs:4222"
+	for _, c := range []struct{ location, token, file, want string }{
+		{"ckpts", "", "", ""}, {url, "given", "", "given"}, {url, "given", file, "given"}, {url, "", file, "from-a-file"},
+	} {
+		t.Setenv(store.EnvToken, c.token)
+		t.Setenv(store.EnvTokenFile, c.file)
+		if got, err := jobToken(c.location); err != nil || got != c.want {
+			t.Errorf("%+v: %q, %v", c, got, err)
+		}
+	}
+	t.Setenv(store.EnvTokenFile, "")
+	if _, err := jobToken(url); !errors.Is(err, launch.ErrConfig) {
+		t.Errorf("without a token: %v", err)
 	}
 }

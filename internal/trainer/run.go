@@ -118,6 +118,7 @@ type runOptions struct {
 	nodesOptions
 	backendOptions
 	hangOptions
+	token       string // of a job over several nodes: see jobToken
 	maxRestarts int
 	preload     []string
 	resume      string
@@ -238,6 +239,15 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 	where, err := o.placed(os.Getenv)
 	if err != nil {
 		return err
+	}
+	if where.max > 1 { // o has the timeouts from here on
+		notes, err := o.conf(o.rdzvConf, o.asked)
+		if err != nil {
+			return err
+		}
+		for _, note := range notes {
+			log.Warn(note)
+		}
 	}
 	if o.logReplicas != 1 {
 		if _, err := o.replicated(where); err != nil {
