@@ -82,7 +82,7 @@ var table = []row{
 	{Locked, 423, 11, 11, "locked"},
 	{Denied, 403, 12, 12, "not allowed"},
 	{NoAccess, 500, 12, 64, "no access to a file"},
-	{Unauthorized, 401, 1, 70, "wrong token"},
+	{Unauthorized, 401, 1, 64, "wrong token"},
 	{Gone, 410, 1, 70, "gone"},
 	{Moved, 412, 5, 5, "changed meanwhile"},
 	{UnknownPlan, 412, 1, 70, "unknown plan"},

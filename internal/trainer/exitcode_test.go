@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/nodes"
+	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/shm"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -52,6 +53,7 @@ func TestExitCodes(t *testing.T) {
 			fmt.Errorf("%w: %w", store.ErrDamaged, link), fmt.Errorf("%w: %w", launch.ErrConfig, link), fmt.Errorf("%w: %w", store.ErrNoStore, jetlog.ErrNotAllowed), fmt.Errorf("%w: %w", store.ErrUntrusted, store.ErrLocked),
 		}},
 		{64, []error{
+			problem.New(problem.Unauthorized, "the token is not that of the job"),
 			console.UsageError{Err: errors.New("--x")},
 			launch.ErrConfig, launch.ErrNotWhole, projections.ErrReference, store.ErrForeign, store.ErrNotEmpty, store.ErrNewer, events.ErrNewer,
 			&projections.NewerError{}, &events.NewerError{}, store.ErrDamaged, jetlog.ErrGap, jetlog.ErrUnsafe, jetlog.ErrUnrecovered, jetlog.ErrCursorDamaged, viewdb.ErrForeign, viewdb.ErrRolledBack,
