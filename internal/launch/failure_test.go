@@ -79,8 +79,8 @@ func (l lateLog) Append(ctx context.Context, facts ...events.Fact) ([]uint64, er
 func TestEndedIsNotKilled(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, shell("exit 3")...)
-	j.cfg.Grace = shortly / 5
-	j.store.Log = lateLog{home.Log, shortly}
+	j.cfg.Grace = 4 * shortly // both end well before it, also on a busy machine
+	j.store.Log = lateLog{home.Log, 2 * j.cfg.Grace}
 	if failed := j.fails(); strings.Contains(j.log.String(), "ignore SIGTERM") {
 		t.Errorf("a worker that has ended is complained of, after %v:\n%s", failed, j.log)
 	}
