@@ -96,9 +96,12 @@ func (f *fleet) gather(ctx context.Context) error {
 	if err := f.silence(ctx); err != nil {
 		return err
 	}
+	o, came := f.orders.given()
+	if o != nil {
+		return errAsked // meanwhile
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	_, came := f.orders.given()
 	go func() {
 		select {
 		case <-came: // the job is asked to end
