@@ -301,8 +301,12 @@ func (f *fleet) lost(ctx context.Context, index int, joining uint64, disorderly 
 	if !member {
 		return
 	}
-	err := f.Append(ctx, unsaid...)
-	if err = errors.Join(err, o.group.Lost(ctx, at, why)); err != nil {
+	// The log may have been away for so long that another process coordinates: the node has a part of its group.
+	err := f.AppendCoordinating(ctx, unsaid...)
+	if !errors.Is(err, session.ErrFenced) {
+		err = errors.Join(err, o.group.Lost(ctx, at, why))
+	}
+	if err != nil {
 		f.log.Warn("loss of a node not recorded", "node", index, "error", err)
 	}
 	o.leave(why, o.order.Nodes[at]...)
