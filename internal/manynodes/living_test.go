@@ -146,7 +146,7 @@ func TestCutOffCoordinatorOfLivingGroup(t *testing.T) {
 			t.Errorf("%s is in the log %d times", kind, len(some))
 		}
 	}
-	if ended := of(all, "worker.exited"); len(ended) != 2 {
+	if ended := of(all, "group.worker_exited"); len(ended) != 2 {
 		t.Errorf("ends of ranks in the log: %+v", ended)
 	}
 }
