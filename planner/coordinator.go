@@ -42,6 +42,7 @@ type Coordinator struct {
 	refused  map[string][]*events.WriteFailed // of saves without a plan so far
 	exited   map[int]string                   // ranks whose process ended, and how
 	exits    []int                            // ranks, in the order of their exits
+	by       events.Actor                     // node that coordinates the group since the newest takeover; empty: there was none
 	prints   *prints                          // of the last full plan
 	nodeSets map[int][]nodeSet                // by their first rank: the last listed, the newest last
 	draining string                           // reason, if no new save may begin

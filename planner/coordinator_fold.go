@@ -36,8 +36,14 @@ func (c *Coordinator) Apply(r events.Recorded) error {
 		if b.Attempt == c.cfg.Attempt {
 			c.nodePlan(r.Sequence, b)
 		}
-	case *events.WorkerExited:
+	case *events.GroupCoordinator:
 		if b.Attempt == c.cfg.Attempt {
+			c.by = events.Node(b.Node)
+		}
+	case *events.WorkerExited:
+		// A coordinator that was replaced may have been paused while it recorded the ranks that it took for lost.
+		replaced := b.Unseen && c.by != "" && r.Scope.Actor != c.by
+		if b.Attempt == c.cfg.Attempt && !replaced {
 			c.exited[b.Rank] = exited(b)
 			c.exits = append(c.exits, b.Rank)
 			c.changeAll()

@@ -206,3 +206,37 @@ func TestNextDeadlineLiesAhead(t *testing.T) {
 		t.Errorf("ended as%s", ends)
 	}
 }
+
+// A coordinator that another one has replaced may record late that it has lost the nodes of ranks. The ranks live, and
+// save on. Ends that were seen, and those that the new coordinator records, count.
+func TestLossesOfReplacedCoordinator(t *testing.T) {
+	for name, c := range map[string]struct {
+		by     events.Actor
+		unseen bool
+		dead   bool
+	}{
+		"of the one before":       {events.Node(0), true, false},
+		"of its successor":        {events.Node(1), true, true},
+		"seen by a node":          {events.Node(2), false, true},
+		"seen by the one before":  {events.Node(0), false, true},
+		"of another node's sight": {events.Node(2), true, false},
+	} {
+		job, coord := &cluster{t: t, world: 2}, planner.NewCoordinator(config(2))
+		for _, body := range []events.Body{
+			&events.GroupStarted{Attempt: 2, WorldSize: 2}, &events.GroupCoordinator{Attempt: 2, Node: 1},
+			&events.WorkerExited{Attempt: 2, Rank: 0, Code: -1, Unseen: c.unseen}, job.plan("x.a2", 0), job.plan("x.a2", 1),
+		} {
+			r := job.append(body)
+			if _, exit := body.(*events.WorkerExited); exit {
+				r.Scope.Actor = c.by
+			}
+			if err := coord.Apply(r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		job.settle(coord, start)
+		if begun, end := outcome(job.log, "x.a2"); !begun || (end == " aborted") != c.dead {
+			t.Errorf("%s: the save has begun: %v, and is%s", name, begun, end)
+		}
+	}
+}

@@ -96,9 +96,12 @@ func (f *fleet) gather(ctx context.Context) error {
 	if err := f.silence(ctx); err != nil {
 		return err
 	}
+	o, came := f.orders.given()
+	if o != nil {
+		return errAsked // meanwhile
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	_, came := f.orders.given()
 	go func() {
 		select {
 		case <-came: // the job is asked to end
@@ -298,8 +301,12 @@ func (f *fleet) lost(ctx context.Context, index int, joining uint64, disorderly 
 	if !member {
 		return
 	}
-	err := f.Append(ctx, unsaid...)
-	if err = errors.Join(err, o.group.Lost(ctx, at, why)); err != nil {
+	// The log may have been away for so long that another process coordinates: the node has a part of its group.
+	err := f.AppendCoordinating(ctx, unsaid...)
+	if !errors.Is(err, session.ErrFenced) {
+		err = errors.Join(err, o.group.Lost(ctx, at, why))
+	}
+	if err != nil {
 		f.log.Warn("loss of a node not recorded", "node", index, "error", err)
 	}
 	o.leave(why, o.order.Nodes[at]...)

@@ -209,6 +209,7 @@ func (j *job) run(ctx context.Context) (err error) {
 	}
 	err = j.unheard(caused(ctx, live(ctx)))
 	deaf()
+	j.fleet.silenceLeft(ctx, err)
 	if j.cfg.Shared {
 		return err
 	}

@@ -95,7 +95,8 @@ func (f *fleet) mayLive(index int) {
 	}
 }
 
-// silence ends the parts of lost nodes, and waits until no process of them lives.
+// silence ends the parts of lost nodes, and waits until no process of them lives, also if the job is asked to end:
+// the next job does not ask for nodes of an attempt whose end is in the log.
 func (f *fleet) silence(ctx context.Context) error {
 	f.mu.Lock()
 	parts := f.silenced
@@ -109,7 +110,27 @@ func (f *fleet) silence(ctx context.Context) error {
 	if len(parts) == 0 {
 		return nil
 	}
-	return f.rest(ctx, deadAfter(f.endpoint.Timeout()))
+	dead := time.NewTimer(deadAfter(f.endpoint.Timeout()))
+	defer dead.Stop()
+	select {
+	case <-dead.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// silenceLeft is silence for a job that ends with err. It is bounded. A coordinator that was replaced ends no
+// parts: they live under another one.
+func (f *fleet) silenceLeft(ctx context.Context, err error) {
+	if f == nil || errors.Is(err, session.ErrFenced) || f.overtaken(context.WithoutCancel(ctx)) != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout+deadAfter(f.endpoint.Timeout()))
+	defer cancel()
+	if err := f.silence(ctx); err != nil {
+		f.log.Warn("processes of lost nodes may live on: the log does not take the end of their parts", "error", err)
+	}
 }
 
 // silencePart ends the word of a part. It waits for a log that does not answer.

@@ -186,8 +186,12 @@ func Join(ctx context.Context, c Config) (_ *Peer, _ Access, err error) {
 	}
 	f := &formation{Config: c, secret: s}
 	defer func() {
-		if err != nil && f.peer != nil {
+		switch {
+		case err == nil:
+		case f.peer != nil:
 			f.peer.Close()
+		case f.held != nil:
+			err = errors.Join(err, f.held.release())
 		}
 	}()
 	if c.Index < Copies {

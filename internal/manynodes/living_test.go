@@ -121,6 +121,36 @@ func TestPausedCoordinatorOfLivingGroup(t *testing.T) {
 	}
 }
 
+// The coordinating trainer, without ranks, is cut off until another one coordinates its group, and has lost all nodes
+// by then. When it reaches the log again, it records nothing about the group, whose saves are committed as before.
+func TestCutOffCoordinatorOfLivingGroup(t *testing.T) {
+	t.Parallel()
+	s := living(t)
+	s.group(0, 60)
+	lost := monotonic()
+	s.cut("a")
+	t.Logf("the ranks have waited for %v", s.goesOn(lost))
+	check(t, s.a.prints(s.ctx, "node lost"))
+	s.heal("a")
+	if code := must[int](t)(s.a.code(s.ctx)); code != 5 {
+		t.Errorf("the trainer on a exits with %d, want 5", code)
+	}
+	s.goesOn(monotonic())
+	if v := s.ends(s.ctx, t, s.b, s.c); v.Attempts != 1 || v.Lives != 2 || v.Aborted > 0 {
+		t.Errorf("%+v", v)
+	}
+	all := s.events()
+	s.one(all)
+	for _, kind := range []string{"group.stopped", "job.ended"} {
+		if some := of(all, kind); len(some) != 1 {
+			t.Errorf("%s is in the log %d times", kind, len(some))
+		}
+	}
+	if ended := of(all, "group.worker_exited"); len(ended) != 2 {
+		t.Errorf("ends of ranks in the log: %+v", ended)
+	}
+}
+
 // A save is under way when the coordinator's node loses its power: its ranks have sealed it, and those
 // of one have not written their files. The next coordinator commits it.
 func TestCoordinatorLostBetweenSealAndCommit(t *testing.T) {

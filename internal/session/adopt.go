@@ -71,13 +71,7 @@ func (j *Job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*o
 	if err != nil {
 		return nil, err
 	}
-	saves, sets := map[string]*openSave{}, map[string][]byte{} // the sets are fingerprints, by digest
-	of := func(id string) *openSave {
-		if saves[id] == nil {
-			saves[id] = &openSave{planned: map[int]string{}, sealed: map[int]int64{}, written: map[int]bool{}}
-		}
-		return saves[id]
-	}
+	left := newLeftSaves(attempt)
 	for r, err := range j.store.Log.ReadTrial(ctx, events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial}, from, end) {
 		if err != nil {
 			return nil, err
@@ -86,42 +80,67 @@ func (j *Job) leftOpen(ctx context.Context, attempt int, from uint64) (open []*o
 		if err != nil {
 			return nil, err
 		}
-		switch b := body.(type) {
-		case *events.LocalPlan:
-			of(b.Checkpoint).planned[b.Rank] = b.Fingerprint
-		case *events.NodePlan:
-			all := b.Fingerprints
-			if b.Digest == "" {
-				sets[checkpoint.Sum(all).String()] = all
-			} else if all = sets[b.Digest]; len(all) != len(events.RanksIn(b.Ranks))*len(checkpoint.Digest{}) {
-				continue // as if these had no plan
-			}
-			for p := range b.Each(all) {
-				of(p.Checkpoint).planned[p.Rank] = p.Fingerprint
-			}
-		case *events.CheckpointBegun:
-			if b.Attempt == attempt {
-				of(b.Checkpoint).begun = b
-				open = append(open, of(b.Checkpoint))
-			}
-		case *events.WriteSealed:
-			of(b.Checkpoint).sealed[b.Rank] = b.Bytes
-		case *events.NodeSeal:
-			for sealed := range b.Each() {
-				of(b.Checkpoint).sealed[sealed.Rank] = sealed.Bytes
-			}
-		case *events.WriteCompleted:
-			of(b.Checkpoint).written[b.Rank] = true
-		case *events.NodeWrite:
-			for _, rank := range events.RanksIn(b.Ranks) {
-				of(b.Checkpoint).written[rank] = true
-			}
+		left.fold(body)
+	}
+	return left.open, nil
+}
+
+// leftSaves folds the events of an attempt. It keeps nothing of a save that has ended: a long attempt has many.
+type leftSaves struct {
+	attempt int
+	saves   map[string]*openSave // by ID, also those that have not begun
+	sets    map[string][]byte    // fingerprints, by digest
+	open    []*openSave          // that have begun, in order
+}
+
+func newLeftSaves(attempt int) *leftSaves {
+	return &leftSaves{attempt: attempt, saves: map[string]*openSave{}, sets: map[string][]byte{}}
+}
+
+// of returns what is known of a save.
+func (l *leftSaves) of(id string) *openSave {
+	if l.saves[id] == nil {
+		l.saves[id] = &openSave{planned: map[int]string{}, sealed: map[int]int64{}, written: map[int]bool{}}
+	}
+	return l.saves[id]
+}
+
+func (l *leftSaves) fold(body events.Body) {
+	switch b := body.(type) {
+	case *events.LocalPlan:
+		l.of(b.Checkpoint).planned[b.Rank] = b.Fingerprint
+	case *events.NodePlan:
+		all := b.Fingerprints
+		if b.Digest == "" {
+			l.sets[checkpoint.Sum(all).String()] = all
+		} else if all = l.sets[b.Digest]; len(all) != len(events.RanksIn(b.Ranks))*len(checkpoint.Digest{}) {
+			return // as if these had no plan
 		}
-		if id := ends(body); id != "" {
-			open = slices.DeleteFunc(open, func(o *openSave) bool { return o == saves[id] })
+		for p := range b.Each(all) {
+			l.of(p.Checkpoint).planned[p.Rank] = p.Fingerprint
+		}
+	case *events.CheckpointBegun:
+		if b.Attempt == l.attempt {
+			l.of(b.Checkpoint).begun = b
+			l.open = append(l.open, l.of(b.Checkpoint))
+		}
+	case *events.WriteSealed:
+		l.of(b.Checkpoint).sealed[b.Rank] = b.Bytes
+	case *events.NodeSeal:
+		for sealed := range b.Each() {
+			l.of(b.Checkpoint).sealed[sealed.Rank] = sealed.Bytes
+		}
+	case *events.WriteCompleted:
+		l.of(b.Checkpoint).written[b.Rank] = true
+	case *events.NodeWrite:
+		for _, rank := range events.RanksIn(b.Ranks) {
+			l.of(b.Checkpoint).written[rank] = true
 		}
 	}
-	return open, nil
+	if id := ends(body); id != "" {
+		l.open = slices.DeleteFunc(l.open, func(o *openSave) bool { return o == l.saves[id] })
+		delete(l.saves, id)
+	}
 }
 
 // matches reports whether the bytes of all participants are available: in files,

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"fmt"
 	"log/slog"
 	"testing"
 
@@ -87,5 +88,25 @@ func TestSlotsOfASaveByAllRanks(t *testing.T) {
 	}
 	if !o.matches(a, world) {
 		t.Error("the save does not match the slots of all ranks")
+	}
+}
+
+// What is left open does not keep saves that have ended: an attempt may have a million.
+func TestLeftSavesForgetEndedOnes(t *testing.T) {
+	l := newLeftSaves(1)
+	for n := range 100 {
+		id := fmt.Sprintf("step-%d.a1", n)
+		l.fold(&events.LocalPlan{Attempt: 1, Checkpoint: id, Rank: 0, Fingerprint: "00"})
+		l.fold(&events.CheckpointBegun{Attempt: 1, Checkpoint: id, Participants: []int{0}})
+		l.fold(&events.WriteSealed{Attempt: 1, Checkpoint: id, Rank: 0, Bytes: 1})
+		switch n % 3 {
+		case 0:
+			l.fold(&events.CheckpointAborted{Attempt: 1, Checkpoint: id})
+		case 1:
+			l.fold(&events.CheckpointCommitted{Attempt: 1, Checkpoint: id})
+		}
+	}
+	if len(l.open) != 33 || len(l.saves) != 33 || l.open[0].begun.Checkpoint != "step-2.a1" {
+		t.Errorf("%d open saves of %d that are known", len(l.open), len(l.saves))
 	}
 }

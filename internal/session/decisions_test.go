@@ -172,3 +172,32 @@ func TestOvertaken(t *testing.T) {
 	}
 	decides(t, b, &events.CheckpointCommitted{Attempt: 1, Checkpoint: "x.a1"}, nil)
 }
+
+// A coordinator that another has replaced appends no fact that only a coordinator may record, such as the loss of a
+// node: saves of the group would fail of it.
+func TestFactsOfReplacedCoordinator(t *testing.T) {
+	open := lanes(t)
+	a, b := open("trainer/a", 0), open("trainer/a", 0) // of one job
+	first, second := &Job{decisions: a, writer: a.eventWriter}, &Job{decisions: b, writer: b.eventWriter}
+	lost := &events.WorkerExited{Attempt: 1, Rank: 0, Code: -1, Unseen: true}
+	appends := func(j *Job, want error) {
+		t.Helper()
+		before, err := a.log.Last(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := j.AppendCoordinating(t.Context(), lost); !errors.Is(err, want) {
+			t.Errorf("error %v, want %v", err, want)
+		}
+		if after, err := a.log.Last(t.Context()); err != nil || (after > before) != (want == nil) {
+			t.Errorf("the log ends at %d, and ended at %d; %v", after, before, err)
+		}
+	}
+	decides(t, a, &events.TrialCreated{}, nil)
+	decides(t, a, starts(a, 1), nil)
+	b.last, b.attempt = a.last, 1
+	appends(first, nil)
+	decides(t, b, &events.GroupCoordinator{Attempt: 1, Job: "a", Node: 1, Host: "b"}, nil)
+	appends(first, ErrOvertaken)
+	appends(second, nil)
+}

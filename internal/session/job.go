@@ -201,6 +201,15 @@ func (j *Job) Append(ctx context.Context, bodies ...events.Body) error {
 	return j.writer.record(ctx, bodies...)
 }
 
+// AppendCoordinating is [Job.Append] for facts that only the process that coordinates the group may record. It
+// reads the lane of the trial first, and returns an [ErrFenced] if another process may decide in place of this one.
+func (j *Job) AppendCoordinating(ctx context.Context, bodies ...events.Body) error {
+	if err := j.decisions.overtaken(ctx); err != nil {
+		return err
+	}
+	return j.Append(ctx, bodies...)
+}
+
 // AppendOfRun appends this node's facts about the run, durably.
 func (j *Job) AppendOfRun(ctx context.Context, bodies ...events.Body) error {
 	return j.writer.recordAs(ctx, events.None, j.writer.node, bodies...)

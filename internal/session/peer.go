@@ -96,8 +96,10 @@ func (s *rankServer) relay(to http.Handler) http.Handler {
 }
 
 // aborts tracks which nodes may still write files of aborted saves: nothing is removed
-// under a writer.
+// under a writer. The files are removed in the background, since a disk may be slow.
 type aborts struct {
+	removing sync.WaitGroup
+
 	mu      sync.Mutex
 	nodes   map[int]bool            // of the group, without this one and those that are lost
 	settled map[string]map[int]bool // by checkpoint: nodes that write no more of it
@@ -118,10 +120,11 @@ func (a *aborts) expect(group Nodes, self int) func(checkpoint string, sweep fun
 	}
 }
 
-// change changes the state, and then removes the files of the saves that no node
+// change changes the state, and then has the files of the saves removed that no node
 // writes to.
 func (a *aborts) change(with func()) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	with()
 	var due []func()
 	for checkpoint, sweep := range a.sweeps {
@@ -133,14 +136,23 @@ func (a *aborts) change(with func()) {
 		delete(a.settled, checkpoint)
 		due = append(due, sweep)
 	}
-	a.mu.Unlock()
-	for _, sweep := range due {
-		sweep()
+	if len(due) > 0 {
+		a.removing.Go(func() {
+			for _, sweep := range due {
+				sweep()
+			}
+		})
 	}
 }
 
-// over removes what is left, when no node writes any more.
-func (a *aborts) over() { a.change(func() { clear(a.nodes) }) }
+// lose records that a node is lost, which writes no more.
+func (a *aborts) lose(node int) { a.change(func() { delete(a.nodes, node) }) }
+
+// over removes what is left, when no node writes any more, and waits for all removals.
+func (a *aborts) over() {
+	a.change(func() { clear(a.nodes) })
+	a.removing.Wait()
+}
 
 // Settled records that a node writes no more files of an aborted save.
 func (g *Group) Settled(node int, checkpoint string) {
@@ -165,7 +177,7 @@ func (g *Group) Abort(ctx context.Context, checkpoint, reason string, ranks []in
 // sealed and not written is lost with its memory, or written from its replica. The caller
 // reports its ranks as gone.
 func (g *Group) Lost(ctx context.Context, node int, why error) error {
-	g.aborts.change(func() { delete(g.aborts.nodes, node) })
+	g.aborts.lose(node)
 	if g.meeting != nil {
 		g.meeting.EndNode(node, why)
 	}

@@ -1,0 +1,31 @@
+package session
+
+import (
+	"testing"
+	"testing/synctest"
+)
+
+// The files of an aborted save are removed when no node writes them any more. A slow disk delays neither the
+// messages of nodes nor the loss of one, and the end of the group waits for it.
+func TestRemovalDelaysNoMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &Group{}
+		aborted := g.aborts.expect(Nodes{{0}, {1}, {2}}, 0)
+		heal, removed := make(chan struct{}), 0
+		aborted("x", func() { <-heal; removed++ })
+		aborted("y", func() { <-heal; removed++ })
+		g.Settled(1, "x")
+		g.Settled(2, "x")
+		g.Settled(1, "y")
+		g.aborts.lose(2)
+		synctest.Wait()
+		if removed != 0 {
+			t.Errorf("%d saves removed", removed)
+		}
+		close(heal)
+		g.aborts.over()
+		if removed != 2 {
+			t.Errorf("%d saves removed, want 2", removed)
+		}
+	})
+}
