@@ -41,6 +41,7 @@ func (r *release) programs(ctx context.Context) error {
 				env = append(env, "CGO_ENABLED=1")
 			}
 			program := filepath.Join(r.bin(arch), name)
+			// task build uses the same flags of the compiler: CI compiles these packages once.
 			args := []string{"build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-tags", "netgo,osusergo", "-ldflags", flags, "-o", program, "./cmd/" + name}
 			if _, err := commandOutput(ctx, r.root, env, "go", args...); err != nil {
 				return err
