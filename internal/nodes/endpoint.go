@@ -23,6 +23,17 @@ import (
 // defaultTimeout is T.
 const defaultTimeout = 10 * time.Second
 
+// The timeouts that users may give. Beats and ticks are parts of T, and waits are multiples of it.
+const leastTimeout, mostTimeout = 100 * time.Millisecond, 24 * time.Hour
+
+// CheckTimeout returns an error that names the bounds if users may not give a timeout.
+func CheckTimeout(t time.Duration) error {
+	if t < leastTimeout || t > mostTimeout {
+		return problem.Errorf(problem.Invalid, "%v: give a duration from %v to %v, such as %v", t, leastTimeout, mostTimeout, defaultTimeout)
+	}
+	return nil
+}
+
 // EndpointConfig configures an [Endpoint].
 type EndpointConfig struct {
 	Address string // HOST:PORT; the port may be 0
