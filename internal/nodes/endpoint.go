@@ -506,6 +506,9 @@ func (e *Endpoint) warnings(n Node) []string {
 		list = append(list, fmt.Sprintf("node %s runs another command than %s; start all nodes with the same command", n.describe(), own.describe()))
 	}
 	if own := e.c.Self; own.Procs != n.Procs && own.Procs != 0 && n.Procs != 0 {
+	if own := e.c.Self; own.Nodes != n.Nodes && own.Nodes != "" && n.Nodes != "" {
+		list = append(list, fmt.Sprintf("node %s was started for %s nodes, %s for %s, which counts; start all nodes with the same number of nodes", n.describe(), n.Nodes, own.describe(), own.Nodes))
+	}
 		list = append(list, fmt.Sprintf("node %s has %d workers, %s has %d", n.describe(), n.Procs, own.describe(), own.Procs))
 	}
 	return slices.Clip(list)

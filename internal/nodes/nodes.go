@@ -70,6 +70,7 @@ type Node struct {
 	// Command is a digest of the command and its entry point. The coordinator warns of a
 	// difference.
 	Command string `json:"command,omitempty"`
+	Nodes   string `json:"nodes,omitempty"` // how many the job has by the node's command line; the coordinator warns of a difference
 	Store   string `json:"store,omitempty"` // ID of the store that the node opens
 }
 
