@@ -47,6 +47,9 @@ func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
 	if !f.resuming {
 		close(f.begun)
 	}
+	if j.members == nil {
+		f.endpoint.AwaitAdmission()
+	}
 	f.endpoint.Handle("/v1/attempts/{attempt}/ranks/{rank}/", http.HandlerFunc(f.relayed))
 	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/resolve", loads(f, (*restore.Meeting).Resolve))
 	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/share", loads(f, (*restore.Meeting).Share))
@@ -324,6 +327,9 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 			f.ask(r)
 		}
 		return
+	}
+	if e.Kind == msgInventory || e.Kind == msgServes {
+		f.endpoint.Admit(e.Node, e.Joining)
 	}
 	if e.Kind == msgInventory {
 		var i inventory

@@ -127,6 +127,7 @@ type Endpoint struct {
 // session is the state of one joined agent process. Endpoint.mu guards it.
 type session struct {
 	index    int
+	joining  uint64
 	ctx      context.Context // ends with the membership
 	stop     context.CancelFunc
 	commands []Command // not acknowledged
@@ -505,10 +506,10 @@ func (e *Endpoint) warnings(n Node) []string {
 	if own := e.c.Self; own.Command != n.Command && own.Command != "" && n.Command != "" {
 		list = append(list, fmt.Sprintf("node %s runs another command than %s; start all nodes with the same command", n.describe(), own.describe()))
 	}
-	if own := e.c.Self; own.Procs != n.Procs && own.Procs != 0 && n.Procs != 0 {
 	if own := e.c.Self; own.Nodes != n.Nodes && own.Nodes != "" && n.Nodes != "" {
 		list = append(list, fmt.Sprintf("node %s was started for %s nodes, %s for %s, which counts; start all nodes with the same number of nodes", n.describe(), n.Nodes, own.describe(), own.Nodes))
 	}
+	if own := e.c.Self; own.Procs != n.Procs && own.Procs != 0 && n.Procs != 0 {
 		list = append(list, fmt.Sprintf("node %s has %d workers, %s has %d", n.describe(), n.Procs, own.describe(), own.Procs))
 	}
 	return slices.Clip(list)

@@ -23,7 +23,7 @@ type Excluded struct {
 
 func (Excluded) event() {}
 
-// is reports whether a node is on the excluded machine.
+// is reports whether a node is on the excluded machine. A node without an index of its own may be.
 func (x Excluded) is(n Node) bool {
 	if x.Boot == "" || n.Boot == "" {
 		return x.Host == n.Host && (x.Node == n.Index || n.Index < 0)
@@ -109,7 +109,7 @@ func (r *roster) spares(bad Node, least int) bool {
 	x := Excluded{Node: bad.Index, Host: bad.Host, Boot: bad.Boot}
 	n := 0
 	for _, e := range r.entries {
-		if e.node.Index != bad.Index && !x.is(e.node) && e.lost == "" && e.suspect == "" && !e.active && !e.node.Standby {
+		if e.node.Index != bad.Index && !x.is(e.node) && e.lost == "" && e.suspect == "" && !e.active && !e.node.Standby && !r.opening(e) {
 			n++
 		}
 	}

@@ -97,6 +97,7 @@ type State string
 
 // The states of members.
 const (
+	StateOpening State = "opening" // cannot become part of a group yet: see [Endpoint.Admit]
 	StateReady   State = "ready"   // can become part of the next group
 	StateActive  State = "active"  // part of a group
 	StateSpare   State = "spare"   // not needed now; beats and waits
@@ -159,9 +160,10 @@ type Paused struct{ For time.Duration }
 // Message is a message from a node. The messages of one node arrive in order and exactly
 // once.
 type Message struct {
-	Node int
-	Kind string
-	Body json.RawMessage
+	Node    int
+	Joining uint64 // see [Member]
+	Kind    string
+	Body    json.RawMessage
 }
 
 func (Joined) event()    {}

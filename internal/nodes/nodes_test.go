@@ -489,3 +489,28 @@ func TestExpel(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Gather waits for the word of nodes if the caller wants it, and names those that have joined without it.
+func TestGatherAdmitted(t *testing.T) {
+	t.Parallel()
+	j := listen(t, func(c *EndpointConfig) { c.Min, c.Max = 2, 2 })
+	j.AwaitAdmission()
+	a := join1(t, j.agent("a", 1))
+	_, err := j.Gather(within(t), 10*time.Millisecond, 0, 0)
+	if kindOf(err) != problem.Late || !strings.Contains(err.Error(), "has joined, and has not opened the store yet") {
+		t.Error(err)
+	}
+	if err := a.Tell("ready", nil); err != nil {
+		t.Fatal(err)
+	}
+	told := await[Message](t, j.Endpoint)
+	gathered := make(chan error, 1)
+	go func() {
+		_, err := j.Gather(within(t), patient, patient, 0)
+		gathered <- err
+	}()
+	j.Admit(told.Node, told.Joining)
+	if err := <-gathered; err != nil {
+		t.Error(err)
+	}
+}

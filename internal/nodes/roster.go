@@ -28,6 +28,7 @@ type roster struct {
 	timeout time.Duration // T
 	max     int           // nodes of a group
 	aside   int           // index of the standby that coordinates; -1: the coordinator takes ranks
+	admits  bool          // groups are made of admitted nodes only
 
 	entries  map[int]*entry    // by index
 	sessions map[string]*entry // of the entries
@@ -51,6 +52,7 @@ type entry struct {
 	session  string
 	joining  uint64
 	self     bool // the coordinator's own node: it does not beat
+	admitted bool
 	active   bool
 	place    int    // see [Member.Place]
 	suspect  string // why, or empty
@@ -301,6 +303,16 @@ func (r *roster) expel(index int, joining uint64, why string) error {
 	return nil
 }
 
+// admit makes a node one that groups can have.
+func (r *roster) admit(now time.Time, index int, joining uint64) {
+	if e := r.entries[index]; e != nil && e.joining == joining && !e.admitted {
+		e.admitted, e.since = true, now
+	}
+}
+
+// opening reports whether no group can have a node yet.
+func (r *roster) opening(e *entry) bool { return r.admits && !e.admitted && !e.self }
+
 // choose returns the nodes of the next group with their places, ordered by place. Nodes
 // keep their places, and spares fill the gaps, so that a replaced node moves no other.
 // The places of active nodes are not free.
@@ -315,7 +327,7 @@ func (r *roster) choose() []chosen {
 	open := func(place int) bool { return place >= 0 && place < r.max && !used[place] && taken[place] == nil }
 	for _, e := range r.ordered() {
 		switch {
-		case e.lost != "" || e.suspect != "" || e.active || e.node.Standby:
+		case e.lost != "" || e.suspect != "" || e.active || e.node.Standby || r.opening(e):
 		case open(e.place):
 			taken[e.place] = e
 		default:
@@ -436,6 +448,8 @@ func (r *roster) member(now time.Time, e *entry, needed map[*entry]bool) Member 
 		m.State = StateSuspect
 	case e.active:
 		m.State = StateActive
+	case r.opening(e):
+		m.State = StateOpening
 	case !needed[e]:
 		m.State = StateSpare
 	default:
