@@ -97,7 +97,7 @@ func (e *Endpoint) tooFew(limit time.Duration) error {
 	var missing []string
 	for place := range e.c.Min {
 		if !ready[place] {
-			missing = append(missing, fmt.Sprint(e.roster.indexAt(place)))
+			missing = append(missing, fmt.Sprint(e.roster.lastAt(place)))
 		}
 	}
 	e.mu.Unlock()
@@ -134,6 +134,7 @@ func (e *Endpoint) Activate(places map[int]int) (members []Member, gone []int) {
 	defer e.mu.Unlock()
 	var group []chosen
 	for index, place := range places {
+		e.roster.holds(place, index)
 		m := e.roster.entries[index]
 		if m == nil || m.lost != "" || m.self || m.active {
 			gone = append(gone, index)

@@ -42,6 +42,7 @@ type roster struct {
 	steady time.Time // the first tick since which all ticks were in time
 
 	joins uint64 // joinings so far
+	had   []int  // indexes of the nodes that had the places last, by place; -1: none had
 
 	out []Event
 }
@@ -406,7 +407,26 @@ func (r *roster) activate(group []chosen) {
 			}
 		}
 		c.active, c.entry.place = true, c.place
+		r.holds(c.place, c.node.Index)
 	}
+}
+
+// holds notes which node has a place.
+func (r *roster) holds(place, index int) {
+	for place >= 0 && place < r.max && len(r.had) <= place {
+		r.had = append(r.had, -1)
+	}
+	if place >= 0 && place < len(r.had) {
+		r.had[place] = index
+	}
+}
+
+// lastAt returns the index of the node that had a place last, or of that which has it at first.
+func (r *roster) lastAt(place int) int {
+	if place < len(r.had) && r.had[place] >= 0 {
+		return r.had[place]
+	}
+	return r.indexAt(place)
 }
 
 // release ends the membership of nodes in a group. Lost nodes are removed.
