@@ -13,6 +13,10 @@ import (
 // maxIndex bounds the index that an agent may declare.
 const maxIndex = 1 << 20
 
+// maxGone bounds the sessions, and the keys, of nodes that are gone and that a roster remembers. A job has as many
+// only if an agent joins again and again, each time with another name.
+const maxGone = 1 << 12
+
 // roster is the state machine of membership. It reads no clock and does no I/O: every
 // operation gets the time, and appends events to out.
 //
@@ -129,6 +133,7 @@ func (r *roster) join(now time.Time, n Node, session string) (*entry, error) {
 	r.entries[index], r.sessions[session] = e, e
 	again := r.known[n.Key]
 	r.known[n.Key] = true
+	r.forget()
 	member := r.member(now, e, r.needed())
 	if again {
 		r.emit(Rejoined{member})
@@ -202,6 +207,25 @@ func (r *roster) drop(e *entry, why string) {
 	if e.session != "" {
 		delete(r.sessions, e.session)
 		r.ended[e.session] = why
+	}
+}
+
+// forget forgets what is gone beyond the bound: its key counts as new, and its session as unknown.
+func (r *roster) forget() {
+	for key := range r.known {
+		if len(r.known) <= maxGone+len(r.entries) {
+			break
+		}
+		if r.entryOf(key) == nil {
+			delete(r.known, key)
+			delete(r.kept, key)
+		}
+	}
+	for session := range r.ended {
+		if len(r.ended) <= maxGone {
+			break
+		}
+		delete(r.ended, session)
 	}
 }
 

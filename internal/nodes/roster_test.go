@@ -567,3 +567,23 @@ func TestRosterAdmission(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// An agent that joins again and again, each time as another, does not grow the roster without bound, and
+// live nodes keep their keys.
+func TestRosterForgets(t *testing.T) {
+	t.Parallel()
+	r := newTestRoster(t, 4)
+	mustJoin(t, r, at(0), node("a", 1), "s-a")
+	for i := range maxGone + 100 {
+		name := fmt.Sprint("x", i)
+		mustJoin(t, r, at(0), node(name, -1), "s-"+name)
+		r.leave("s-"+name, "again")
+		r.out = nil
+	}
+	if len(r.known) > maxGone+3 || len(r.kept) > maxGone+3 || len(r.ended) > maxGone+1 {
+		t.Errorf("%d keys, %d indexes, %d sessions", len(r.known), len(r.kept), len(r.ended))
+	}
+	if !r.known["a"] || r.kept["a"] != 1 || !r.known["self"] {
+		t.Error("a live node is forgotten")
+	}
+}
