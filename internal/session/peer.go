@@ -142,8 +142,11 @@ func (a *aborts) change(with func()) {
 // over removes what is left, when no node writes any more.
 func (a *aborts) over() { a.change(func() { clear(a.nodes) }) }
 
-// Settled records that a node writes no more files of an aborted save.
+// Settled records that a node writes no more files of an aborted save. It ignores a save that is unknown.
 func (g *Group) Settled(node int, checkpoint string) {
+	if g.saver.state(checkpoint, -1).State == "" {
+		return
+	}
 	a := &g.aborts
 	a.change(func() {
 		if a.settled[checkpoint] == nil {
