@@ -69,7 +69,7 @@ func (e *Endpoint) AwaitAdmission() {
 	e.roster.admits = true
 }
 
-// Admit makes a node one that groups can have, by its joining: it has told the caller that it has all it needs.
+// Admit lets groups have a node, by its joining: it has told the caller that it has all it needs.
 // A node that joins again is another one.
 func (e *Endpoint) Admit(node int, joining uint64) {
 	e.mu.Lock()

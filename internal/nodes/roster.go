@@ -328,7 +328,7 @@ func (r *roster) expel(index int, joining uint64, why string) error {
 	return nil
 }
 
-// admit makes a node one that groups can have.
+// admit lets groups have a node.
 func (r *roster) admit(now time.Time, index int, joining uint64) {
 	if e := r.entries[index]; e != nil && e.joining == joining && !e.admitted {
 		e.admitted, e.since = true, now
@@ -445,7 +445,7 @@ func (r *roster) holds(place, index int) {
 	}
 }
 
-// lastAt returns the index of the node that had a place last, or of that which has it at first.
+// lastAt returns the index of the node that had a place last, or of the node that has it at first.
 func (r *roster) lastAt(place int) int {
 	if place < len(r.had) && r.had[place] >= 0 {
 		return r.had[place]

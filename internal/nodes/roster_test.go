@@ -532,7 +532,7 @@ func TestRosterGrowth(t *testing.T) {
 	want(at(9), "after the group", 0, 0)
 }
 
-// Groups are made of admitted nodes only: one that has joined, and hangs while it opens the store, is in
+// Groups are made of admitted nodes only: a node that has joined, and hangs while it opens the store, is in
 // none, replaces none, and makes none grow. A node that joins again is not admitted by what the one
 // before has told.
 func TestRosterAdmission(t *testing.T) {
