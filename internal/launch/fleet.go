@@ -27,18 +27,18 @@ type fleet struct {
 	before   []nodes.Member // of the last attempt, if the current one has more; nil otherwise
 
 	mu          sync.Mutex
-	now         *others               // of the current attempt
-	measures    map[int]chan measured // that are awaited, by their IDs
-	checked     map[uint64]bool       // joinings that the preflight has measured or passed over
-	serving     map[int]bool          // indexes of nodes that serve the requests of others
-	served      chan struct{}         // closed at the next change of it
-	nextMeasure int                   // ID of the last measurement
-	inventories map[int]inventory     // by index: of nodes that continue a living group
-	counted     chan struct{}         // closed at the next change of it
-	silenced    map[nodePart]bool     // parts whose node was lost: their processes may live
-	resuming    bool                  // the group of another coordinator has not begun here
-	early       []nodes.Message       // that came meanwhile
-	begun       chan struct{}         // closed when it has
+	now         *others             // of the current attempt
+	measures    map[int]measurement // that are awaited, by their IDs
+	checked     map[uint64]bool     // joinings that the preflight has measured or passed over
+	serving     map[int]bool        // indexes of nodes that serve the requests of others
+	served      chan struct{}       // closed at the next change of it
+	nextMeasure int                 // ID of the last measurement
+	inventories map[int]inventory   // by index: of nodes that continue a living group
+	counted     chan struct{}       // closed at the next change of it
+	silenced    map[nodePart]bool   // parts whose node was lost: their processes may live
+	resuming    bool                // the group of another coordinator has not begun here
+	early       []nodes.Message     // that came meanwhile
+	begun       chan struct{}       // closed when it has
 }
 
 // newFleet follows the nodes of a job until the caller calls stop.
@@ -46,6 +46,9 @@ func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
 	f = &fleet{job: j, endpoint: j.cfg.Endpoint, began: time.Now(), serving: map[int]bool{}, served: make(chan struct{}), inventories: map[int]inventory{}, counted: make(chan struct{}), silenced: map[nodePart]bool{}, resuming: j.succeeds != "", begun: make(chan struct{})}
 	if !f.resuming {
 		close(f.begun)
+	}
+	if j.members == nil {
+		f.endpoint.AwaitAdmission()
 	}
 	f.endpoint.Handle("/v1/attempts/{attempt}/ranks/{rank}/", http.HandlerFunc(f.relayed))
 	f.endpoint.Handle("POST /v1/attempts/{attempt}/loads/resolve", loads(f, (*restore.Meeting).Resolve))
@@ -332,6 +335,9 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		}
 		return
 	}
+	if e.Kind == msgInventory || e.Kind == msgServes {
+		f.endpoint.Admit(e.Node, e.Joining)
+	}
 	if e.Kind == msgInventory {
 		var i inventory
 		if decode(&i) {
@@ -346,7 +352,7 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 	if e.Kind == msgMeasured {
 		var m measured
 		if decode(&m) {
-			f.measured(m)
+			f.measured(e.Node, m)
 		}
 		return
 	}
@@ -387,6 +393,10 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		var b partEnd
 		if !decode(&b) {
 			return
+		}
+		if b.Rank != -1 && !slices.Contains(o.order.Nodes[at], b.Rank) {
+			f.log.Error("node names a rank that is not its own as the cause of its failure; the rank is ignored", "node", e.Node, "rank", b.Rank, "attempt", of.Attempt)
+			b.Rank = -1
 		}
 		out := nodeEvent{index: e.Node, ended: e.Kind == msgStopped}
 		if b.Failed {

@@ -97,12 +97,31 @@ func (w *watch) watchGrowth(ctx context.Context) (stop func()) {
 	return inBackground(ctx, w.grow)
 }
 
-// grow waits until nodes have come to stay, the group has trained for a while and committed a
-// checkpoint, and its ranks can be asked. Then it asks them. A group that does not end in time is
-// left alone.
+// newcomers are the nodes by which a group can grow: those of a [nodes.Endpoint].
+type newcomers interface {
+	Growth() (more int, settled time.Duration)
+	Timeout() time.Duration
+	Members() []nodes.Member
+}
+
+// grow waits until the group can grow, and asks its ranks. A group that does not end in time is left
+// alone.
 func (w *watch) grow(ctx context.Context) {
+	g := w.growable(ctx, w.others.endpoint, w.head)
+	if g == nil {
+		return
+	}
+	w.log.Info("workers asked to save and end: the group grows", "attempt", w.group.Number, "from", g.from, "to", g.to, "joined", g.joined)
+	w.stop.ask(g)
+	w.awaitGrowth(ctx, g)
+}
+
+// growable waits until nodes have come to stay, the group has trained for a while and committed a
+// checkpoint, and its ranks can be asked. It returns how the group can grow; nil if ctx has ended. While
+// a node of the group is suspect, or after the new ones have left, it waits on.
+func (w *watch) growable(ctx context.Context, others newcomers, head func(context.Context) (string, bool)) *growth {
 	began := time.Now()
-	first, known := w.head(ctx)
+	first, known := head(ctx)
 	deaf := false
 	tick := time.NewTicker(growEvery)
 	defer tick.Stop()
@@ -110,10 +129,10 @@ func (w *watch) grow(ctx context.Context) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return
+			return nil
 		}
-		more, settled := w.others.endpoint.Growth()
-		if more == 0 || settled < w.others.endpoint.Timeout()/2 || time.Since(began) < w.cfg.GrowInterval {
+		more, settled := others.Growth()
+		if more == 0 || settled < others.Timeout()/2 || time.Since(began) < w.cfg.GrowInterval {
 			continue
 		}
 		if !w.stop.open.Load() {
@@ -124,15 +143,16 @@ func (w *watch) grow(ctx context.Context) {
 			continue
 		}
 		if !known { // the log did not answer
-			first, known = w.head(ctx)
+			first, known = head(ctx)
 			continue
 		}
-		if head, ok := w.head(ctx); !ok || head == first {
+		if now, ok := head(ctx); !ok || now == first {
 			continue // a group that starts again and again must make progress in between
 		}
-		break
+		if g := growthBy(others, len(w.cfg.Nodes)); g != nil { // they may have changed while the log was read
+			return g
+		}
 	}
-	w.askToGrow(ctx)
 }
 
 // head returns the newest checkpoint of the line.
@@ -141,30 +161,19 @@ func (w *watch) head(ctx context.Context) (id string, ok bool) {
 	return trial.Head, err == nil
 }
 
-// growth returns how a group of from nodes can grow now; nil if it cannot.
-func (f *fleet) growth(from int) *growth {
+// growthBy returns how a group of from nodes can grow now; nil if it cannot.
+func growthBy(others newcomers, from int) *growth {
 	var joined []string
-	for _, m := range f.endpoint.Members() {
+	for _, m := range others.Members() {
 		if m.State == nodes.StateSpare {
 			joined = append(joined, fmt.Sprintf("node %d on %s", m.Index, m.Host))
 		}
 	}
-	more, _ := f.endpoint.Growth()
+	more, _ := others.Growth()
 	if more == 0 {
 		return nil
 	}
 	return &growth{from: from, to: from + more, joined: strings.Join(joined, ", ")}
-}
-
-// askToGrow asks the ranks to save and end, and takes the request back if they do not in time.
-func (w *watch) askToGrow(ctx context.Context) {
-	g := w.others.growth(len(w.cfg.Nodes))
-	if g == nil {
-		return // they left in this moment; the group is not asked in this attempt
-	}
-	w.log.Info("workers asked to save and end: the group grows", "attempt", w.group.Number, "from", g.from, "to", g.to, "joined", g.joined)
-	w.stop.ask(g)
-	w.awaitGrowth(ctx, g)
 }
 
 // awaitGrowth takes the request to grow back if the ranks do not end in time.

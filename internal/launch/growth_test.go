@@ -1,12 +1,16 @@
 package launch
 
 import (
+	"context"
+	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/launch/blame"
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
@@ -72,4 +76,44 @@ func TestGrows(t *testing.T) {
 	if got := j.grew.ending(failed); !strings.HasPrefix(got, "grown from 2 to 3 nodes: node 2 on c joined") || !strings.HasSuffix(got, failed.Cause) {
 		t.Error(got)
 	}
+}
+
+// doubtful is a group that can grow by a node, except at the checks that it lists.
+type doubtful struct {
+	checks  int
+	suspect map[int]bool
+}
+
+func (d *doubtful) Growth() (int, time.Duration) {
+	if d.checks++; d.suspect[d.checks] {
+		return 0, 0
+	}
+	return 1, time.Hour
+}
+
+func (d *doubtful) Timeout() time.Duration { return time.Second }
+
+func (d *doubtful) Members() []nodes.Member {
+	return []nodes.Member{{Node: nodes.Node{Index: 2, Host: "c"}, State: nodes.StateSpare}}
+}
+
+// A node is suspect for a moment while the log is read: the group grows after that, in the same attempt.
+func TestGrowsAfterDoubt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		w := &watch{job: &job{log: slog.New(slog.DiscardHandler)}, stop: &stopState{}, group: &session.Group{}}
+		w.cfg.Nodes, w.cfg.GrowInterval = session.Nodes{{0}, {1}}, time.Second
+		w.stop.open.Store(true)
+		heads := 0
+		head := func(context.Context) (string, bool) {
+			heads++
+			return strings.Repeat("c", heads), true
+		}
+		d := &doubtful{suspect: map[int]bool{5: true}}
+		if g := w.growable(ctx, d, head); g == nil || g.to != 3 || g.joined != "node 2 on c" {
+			t.Errorf("growth %+v", g)
+		}
+	})
 }

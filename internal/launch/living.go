@@ -237,7 +237,7 @@ func (j *job) recall(l *living) {
 	switch l.told {
 	case "":
 	case session.Grow:
-		if l.grew = j.fleet.growth(len(l.nodes)); l.grew == nil {
+		if l.grew = growthBy(j.fleet.endpoint, len(l.nodes)); l.grew == nil {
 			l.grew = &growth{from: len(l.nodes), to: len(l.nodes) + 1, joined: "nodes that the coordinating node before had"}
 		}
 	default:

@@ -136,6 +136,9 @@ func (j *job) beatsOnly() *nodes.Link {
 	cfg.Port = port
 	link := j.join(1, cfg, &process.Contact{})
 	j.t.Cleanup(link.Close)
+	if err := link.Tell("serves", struct{}{}); err != nil {
+		j.t.Fatal(err)
+	}
 	return link
 }
 

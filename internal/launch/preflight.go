@@ -278,9 +278,9 @@ func (f *fleet) answer(ctx context.Context, node int, limit time.Duration, kind 
 	f.nextMeasure++
 	id := f.nextMeasure
 	if f.measures == nil {
-		f.measures = map[int]chan measured{}
+		f.measures = map[int]measurement{}
 	}
-	f.measures[id] = answer
+	f.measures[id] = measurement{node, answer}
 	f.mu.Unlock()
 	defer func() {
 		f.mu.Lock()
@@ -308,12 +308,22 @@ func (f *fleet) answer(ctx context.Context, node int, limit time.Duration, kind 
 // measureSlack is for the order and its answer: five rounds take less than 10 s with it.
 const measureSlack = 200 * time.Millisecond
 
+// measurement is an order of the preflight that a node has not answered.
+type measurement struct {
+	node   int // its index
+	answer chan<- measured
+}
+
 // measured takes the result of a measurement by another node.
-func (f *fleet) measured(m measured) {
+func (f *fleet) measured(node int, m measured) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if answer := f.measures[m.ID]; answer != nil {
+	switch order, ok := f.measures[m.ID]; {
+	case !ok: // it was too late
+	case order.node != node:
+		f.log.Error("result of a measurement ignored: another node was asked for it", "node", node, "asked", order.node)
+	default:
 		delete(f.measures, m.ID)
-		answer <- m
+		order.answer <- m
 	}
 }

@@ -23,6 +23,17 @@ import (
 // defaultTimeout is T.
 const defaultTimeout = 10 * time.Second
 
+// The timeouts that users may give. Beats and ticks are parts of T, and waits are multiples of it.
+const leastTimeout, mostTimeout = 100 * time.Millisecond, 24 * time.Hour
+
+// CheckTimeout returns an error that names the bounds if users may not give a timeout.
+func CheckTimeout(t time.Duration) error {
+	if t < leastTimeout || t > mostTimeout {
+		return problem.Errorf(problem.Invalid, "%v: give a duration from %v to %v, such as %v", t, leastTimeout, mostTimeout, defaultTimeout)
+	}
+	return nil
+}
+
 // EndpointConfig configures an [Endpoint].
 type EndpointConfig struct {
 	Address string // HOST:PORT; the port may be 0
@@ -116,6 +127,7 @@ type Endpoint struct {
 // session is the state of one joined agent process. Endpoint.mu guards it.
 type session struct {
 	index    int
+	joining  uint64
 	ctx      context.Context // ends with the membership
 	stop     context.CancelFunc
 	commands []Command // not acknowledged
@@ -493,6 +505,9 @@ func (e *Endpoint) warnings(n Node) []string {
 	var list []string
 	if own := e.c.Self; own.Command != n.Command && own.Command != "" && n.Command != "" {
 		list = append(list, fmt.Sprintf("node %s runs another command than %s; start all nodes with the same command", n.describe(), own.describe()))
+	}
+	if own := e.c.Self; own.Nodes != n.Nodes && own.Nodes != "" && n.Nodes != "" {
+		list = append(list, fmt.Sprintf("node %s was started for %s nodes, %s for %s, which counts; start all nodes with the same number of nodes", n.describe(), n.Nodes, own.describe(), own.Nodes))
 	}
 	if own := e.c.Self; own.Procs != n.Procs && own.Procs != 0 && n.Procs != 0 {
 		list = append(list, fmt.Sprintf("node %s has %d workers, %s has %d", n.describe(), n.Procs, own.describe(), own.Procs))

@@ -12,7 +12,8 @@ var ErrExcluded = problem.New(problem.Failed, "this node has no part in the job 
 
 // Excluded is a node that has no part in the job any more, and the event that reports it. Its
 // machine is known by host and boot ID: another machine may have the host's name, as a pod of
-// Kubernetes that was started again, and a machine that was booted again counts as repaired.
+// Kubernetes that was started again, and a machine that was booted again counts as repaired. Without a boot
+// ID it is known by host and index: machines may have one name, such as localhost.
 type Excluded struct {
 	Node int // its index
 	Host string
@@ -22,15 +23,21 @@ type Excluded struct {
 
 func (Excluded) event() {}
 
-// is reports whether a node is on the excluded machine.
+// is reports whether a node is on the excluded machine. A node without an index of its own may be.
 func (x Excluded) is(n Node) bool {
-	return x.Host == n.Host && (x.Boot == n.Boot || x.Boot == "" || n.Boot == "")
+	if x.Boot == "" || n.Boot == "" {
+		return x.Host == n.Host && (x.Node == n.Index || n.Index < 0)
+	}
+	return x.Host == n.Host && x.Boot == n.Boot
 }
 
 func (x Excluded) String() string { return fmt.Sprintf("node %d on %s: %s", x.Node, x.Host, x.Why) }
 
 // barred returns the error for a node of an excluded machine.
 func (r *roster) barred(n Node) error {
+	if kept, ok := r.kept[n.Key]; ok && n.Index < 0 {
+		n.Index = kept
+	}
 	for _, x := range r.excluded {
 		if x.is(n) {
 			return expulsion(x.Why)
@@ -99,10 +106,10 @@ func (r *roster) inherit(all []Excluded) {
 // spares reports whether a group of at least so many nodes could start without a node and the
 // others on its machine.
 func (r *roster) spares(bad Node, least int) bool {
-	x := Excluded{Host: bad.Host, Boot: bad.Boot}
+	x := Excluded{Node: bad.Index, Host: bad.Host, Boot: bad.Boot}
 	n := 0
 	for _, e := range r.entries {
-		if e.node.Index != bad.Index && !x.is(e.node) && e.lost == "" && e.suspect == "" && !e.active && !e.node.Standby {
+		if e.node.Index != bad.Index && !x.is(e.node) && e.lost == "" && e.suspect == "" && !e.active && !e.node.Standby && !r.opening(e) {
 			n++
 		}
 	}

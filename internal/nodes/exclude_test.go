@@ -167,7 +167,38 @@ func TestBarOwnMachine(t *testing.T) {
 	t.Parallel()
 	r := newTestRoster(t, 2)
 	self := r.entries[0]
-	if err := r.bar(Member{Node: Node{Index: 1, Host: self.node.Host}, Joining: self.joining}, "lost"); !kindIs(err, problem.Invalid) || len(r.excluded) > 0 {
+	self.node.Boot = "boot"
+	if err := r.bar(Member{Node: Node{Index: 1, Host: self.node.Host, Boot: self.node.Boot}, Joining: self.joining}, "lost"); !kindIs(err, problem.Invalid) || len(r.excluded) > 0 {
 		t.Errorf("%v; excluded %v", err, r.excluded)
+	}
+}
+
+// Without a boot ID, a node is excluded by its host and index: others of one host name, such as localhost,
+// stay and can join. A node without an index of its own may be the excluded one.
+func TestBarWithoutBootID(t *testing.T) {
+	t.Parallel()
+	r := newTestRoster(t, 4)
+	local := func(key string, index int) Node {
+		return Node{Key: key, Index: index, Host: "localhost", Boot: "boot of " + key, PID: 10}
+	}
+	r.entries[0].node.Host = "localhost"
+	mustJoin(t, r, at(0), local("1", 1), "s-1")
+	mustJoin(t, r, at(0), local("2", 2), "s-2")
+	lost := r.member(at(0), r.entries[1], nil)
+	lost.Boot = ""
+	if !r.spares(lost.Node, 2) {
+		t.Error("the nodes 0 and 2 are no group")
+	}
+	if err := r.bar(lost, "lost again"); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.entries) != 2 || r.entries[2] == nil {
+		t.Errorf("entries %v", r.entries)
+	}
+	mustJoin(t, r, at(1), local("3", 3), "s-3")
+	for name, n := range map[string]Node{"with its index": local("1", 1), "with its key": local("1", -1), "without an index": local("x", -1)} {
+		if _, err := r.join(at(1), n, "s-"+name); !kindIs(err, problem.Failed) {
+			t.Errorf("it joins %s: %v", name, err)
+		}
 	}
 }

@@ -62,6 +62,22 @@ func (e *Endpoint) Gather(ctx context.Context, limit, lastCall time.Duration, en
 	}
 }
 
+// AwaitAdmission has [Endpoint.Gather] take admitted nodes only: see [Endpoint.Admit].
+func (e *Endpoint) AwaitAdmission() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.roster.admits = true
+}
+
+// Admit lets groups have a node, by its joining: it has told the caller that it has all it needs.
+// A node that joins again is another one.
+func (e *Endpoint) Admit(node int, joining uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.roster.admit(e.c.Now(), node, joining)
+	e.announce()
+}
+
 // TooFewError reports that a group did not come together in time.
 type TooFewError struct{ text string }
 
@@ -75,23 +91,26 @@ func (e *Endpoint) tooFew(limit time.Duration) error {
 	ready, suspects := map[int]bool{}, ""
 	e.mu.Lock()
 	group, members, excluded := e.roster.choose(), e.roster.members(e.c.Now()), e.roster.excluded
-	e.mu.Unlock()
 	for _, c := range group {
 		ready[c.place] = true
-	}
-	for _, m := range members {
-		if m.State == StateLost || m.State == StateSuspect {
-			suspects += fmt.Sprintf("; node %d on %s is %s: %s", m.Index, m.Host, m.State, m.Why)
-		}
-	}
-	for _, x := range excluded {
-		suspects += "; excluded: " + x.String()
 	}
 	var missing []string
 	for place := range e.c.Min {
 		if !ready[place] {
-			missing = append(missing, fmt.Sprint(e.roster.indexAt(place)))
+			missing = append(missing, fmt.Sprint(e.roster.lastAt(place)))
 		}
+	}
+	e.mu.Unlock()
+	for _, m := range members {
+		switch m.State {
+		case StateLost, StateSuspect:
+			suspects += fmt.Sprintf("; node %d on %s is %s: %s", m.Index, m.Host, m.State, m.Why)
+		case StateOpening:
+			suspects += fmt.Sprintf("; node %d on %s has joined, and has not opened the store yet", m.Index, m.Host)
+		}
+	}
+	for _, x := range excluded {
+		suspects += "; excluded: " + x.String()
 	}
 	if n := len(missing); n > 16 {
 		missing = append(missing[:16], fmt.Sprintf("and %d more", n-16))
@@ -115,6 +134,7 @@ func (e *Endpoint) Activate(places map[int]int) (members []Member, gone []int) {
 	defer e.mu.Unlock()
 	var group []chosen
 	for index, place := range places {
+		e.roster.holds(place, index)
 		m := e.roster.entries[index]
 		if m == nil || m.lost != "" || m.self || m.active {
 			gone = append(gone, index)

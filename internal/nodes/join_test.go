@@ -29,7 +29,7 @@ func TestJoinRefused(t *testing.T) {
 	t.Parallel()
 	// The coordinator's clock stands still, so that it loses no node.
 	shared := listen(t, func(c *EndpointConfig) {
-		c.Timeout = 200 * time.Millisecond
+		c.Timeout, c.Self.Nodes = 200*time.Millisecond, "2:4"
 		c.Now = func() time.Time { return epoch }
 	})
 	token := listen(t, func(c *EndpointConfig) { c.Dir, c.Token = "", "a long and secret token" })
@@ -82,9 +82,9 @@ func TestJoinRefused(t *testing.T) {
 		t.Errorf("index %d", l.Index())
 	}
 	different := shared.agent("different", -1)
-	different.Self.Command, different.Self.Procs = "c2", 3
+	different.Self.Command, different.Self.Procs, different.Self.Nodes = "c2", 3, "2"
 	join1(t, different)
-	if text := shared.log.String(); !strings.Contains(text, "another command") || !strings.Contains(text, "has 3 workers") {
+	if text := shared.log.String(); !strings.Contains(text, "another command") || !strings.Contains(text, "has 3 workers") || strings.Count(text, "was started for 2 nodes, alpha (process") != 2 {
 		t.Error("the differences are not logged")
 	}
 }

@@ -70,6 +70,7 @@ type Node struct {
 	// Command is a digest of the command and its entry point. The coordinator warns of a
 	// difference.
 	Command string `json:"command,omitempty"`
+	Nodes   string `json:"nodes,omitempty"` // how many the job has by the node's command line; the coordinator warns of a difference
 	Store   string `json:"store,omitempty"` // ID of the store that the node opens
 }
 
@@ -96,6 +97,7 @@ type State string
 
 // The states of members.
 const (
+	StateOpening State = "opening" // cannot become part of a group yet: see [Endpoint.Admit]
 	StateReady   State = "ready"   // can become part of the next group
 	StateActive  State = "active"  // part of a group
 	StateSpare   State = "spare"   // not needed now; beats and waits
@@ -158,9 +160,10 @@ type Paused struct{ For time.Duration }
 // Message is a message from a node. The messages of one node arrive in order and exactly
 // once.
 type Message struct {
-	Node int
-	Kind string
-	Body json.RawMessage
+	Node    int
+	Joining uint64 // see [Member]
+	Kind    string
+	Body    json.RawMessage
 }
 
 func (Joined) event()    {}

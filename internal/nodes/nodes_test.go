@@ -489,3 +489,47 @@ func TestExpel(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Gather waits for the word of nodes if the caller wants it, and names those that have joined without it.
+func TestGatherAdmitted(t *testing.T) {
+	t.Parallel()
+	j := listen(t, func(c *EndpointConfig) { c.Min, c.Max = 2, 2 })
+	j.AwaitAdmission()
+	a := join1(t, j.agent("a", 1))
+	_, err := j.Gather(within(t), 10*time.Millisecond, 0, 0)
+	if kindOf(err) != problem.Late || !strings.Contains(err.Error(), "has joined, and has not opened the store yet") {
+		t.Error(err)
+	}
+	if err := a.Tell("ready", nil); err != nil {
+		t.Fatal(err)
+	}
+	told := await[Message](t, j.Endpoint)
+	gathered := make(chan error, 1)
+	go func() {
+		_, err := j.Gather(within(t), patient, patient, 0)
+		gathered <- err
+	}()
+	j.Admit(told.Node, told.Joining)
+	if err := <-gathered; err != nil {
+		t.Error(err)
+	}
+}
+
+// A coordinator that takes over names the nodes that are missing by their indexes, which are not their
+// places: the coordinator before had no place.
+func TestTooFewAfterTakeover(t *testing.T) {
+	t.Parallel()
+	j := listen(t, func(c *EndpointConfig) {
+		c.Min, c.Max, c.Succeeds = 3, 3, true
+		c.Self.Index, c.Self.Standby = 1, true
+	})
+	join1(t, j.agent("a", 1))
+	if _, gone := j.Activate(map[int]int{1: 0, 2: 1, 3: 2}); len(gone) != 2 {
+		t.Fatalf("gone %v", gone)
+	}
+	j.Release([]int{1, 2, 3})
+	_, err := j.Gather(within(t), time.Millisecond, 0, 0)
+	if err == nil || !strings.Contains(err.Error(), "missing: index 2, 3;") {
+		t.Error(err)
+	}
+}

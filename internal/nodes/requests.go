@@ -203,7 +203,7 @@ func (e *Endpoint) admit(r *http.Request, in joinRequest) (joinAnswer, error) {
 	}
 	if e.sessions[in.Session] == nil {
 		ctx, stop := context.WithCancel(context.Background())
-		e.sessions[in.Session] = &session{index: member.node.Index, ctx: ctx, stop: stop, first: 1, wake: make(chan struct{})}
+		e.sessions[in.Session] = &session{index: member.node.Index, joining: member.joining, ctx: ctx, stop: stop, first: 1, wake: make(chan struct{})}
 	}
 	for _, own := range e.roster.entries {
 		// The address at which an agent reaches this node is one for the others too.
@@ -322,7 +322,7 @@ func (e *Endpoint) tell(w http.ResponseWriter, r *http.Request, id string, s *se
 		for i, m := range in.Messages {
 			if number := in.First + uint64(i); number > s.heard {
 				s.heard = number
-				e.events.put(Message{s.index, m.Kind, m.Body})
+				e.events.put(Message{s.index, s.joining, m.Kind, m.Body})
 			}
 		}
 	}

@@ -13,6 +13,10 @@ import (
 // maxIndex bounds the index that an agent may declare.
 const maxIndex = 1 << 20
 
+// maxGone bounds the sessions, and the keys, of nodes that are gone and that a roster remembers. A job has as many
+// only if an agent joins again and again, each time with another name.
+const maxGone = 1 << 12
+
 // roster is the state machine of membership. It reads no clock and does no I/O: every
 // operation gets the time, and appends events to out.
 //
@@ -28,6 +32,7 @@ type roster struct {
 	timeout time.Duration // T
 	max     int           // nodes of a group
 	aside   int           // index of the standby that coordinates; -1: the coordinator takes ranks
+	admits  bool          // groups are made of admitted nodes only
 
 	entries  map[int]*entry    // by index
 	sessions map[string]*entry // of the entries
@@ -41,6 +46,7 @@ type roster struct {
 	steady time.Time // the first tick since which all ticks were in time
 
 	joins uint64 // joinings so far
+	had   []int  // indexes of the nodes that had the places last, by place; -1: none had
 
 	out []Event
 }
@@ -51,6 +57,7 @@ type entry struct {
 	session  string
 	joining  uint64
 	self     bool // the coordinator's own node: it does not beat
+	admitted bool
 	active   bool
 	place    int    // see [Member.Place]
 	suspect  string // why, or empty
@@ -126,6 +133,7 @@ func (r *roster) join(now time.Time, n Node, session string) (*entry, error) {
 	r.entries[index], r.sessions[session] = e, e
 	again := r.known[n.Key]
 	r.known[n.Key] = true
+	r.forget()
 	member := r.member(now, e, r.needed())
 	if again {
 		r.emit(Rejoined{member})
@@ -199,6 +207,25 @@ func (r *roster) drop(e *entry, why string) {
 	if e.session != "" {
 		delete(r.sessions, e.session)
 		r.ended[e.session] = why
+	}
+}
+
+// forget forgets what is gone beyond the bound: its key counts as new, and its session as unknown.
+func (r *roster) forget() {
+	for key := range r.known {
+		if len(r.known) <= maxGone+len(r.entries) {
+			break
+		}
+		if r.entryOf(key) == nil {
+			delete(r.known, key)
+			delete(r.kept, key)
+		}
+	}
+	for session := range r.ended {
+		if len(r.ended) <= maxGone {
+			break
+		}
+		delete(r.ended, session)
 	}
 }
 
@@ -301,6 +328,16 @@ func (r *roster) expel(index int, joining uint64, why string) error {
 	return nil
 }
 
+// admit lets groups have a node.
+func (r *roster) admit(now time.Time, index int, joining uint64) {
+	if e := r.entries[index]; e != nil && e.joining == joining && !e.admitted {
+		e.admitted, e.since = true, now
+	}
+}
+
+// opening reports whether no group can have a node yet.
+func (r *roster) opening(e *entry) bool { return r.admits && !e.admitted && !e.self }
+
 // choose returns the nodes of the next group with their places, ordered by place. Nodes
 // keep their places, and spares fill the gaps, so that a replaced node moves no other.
 // The places of active nodes are not free.
@@ -315,7 +352,7 @@ func (r *roster) choose() []chosen {
 	open := func(place int) bool { return place >= 0 && place < r.max && !used[place] && taken[place] == nil }
 	for _, e := range r.ordered() {
 		switch {
-		case e.lost != "" || e.suspect != "" || e.active || e.node.Standby:
+		case e.lost != "" || e.suspect != "" || e.active || e.node.Standby || r.opening(e):
 		case open(e.place):
 			taken[e.place] = e
 		default:
@@ -394,7 +431,26 @@ func (r *roster) activate(group []chosen) {
 			}
 		}
 		c.active, c.entry.place = true, c.place
+		r.holds(c.place, c.node.Index)
 	}
+}
+
+// holds notes which node has a place.
+func (r *roster) holds(place, index int) {
+	for place >= 0 && place < r.max && len(r.had) <= place {
+		r.had = append(r.had, -1)
+	}
+	if place >= 0 && place < len(r.had) {
+		r.had[place] = index
+	}
+}
+
+// lastAt returns the index of the node that had a place last, or of the node that has it at first.
+func (r *roster) lastAt(place int) int {
+	if place < len(r.had) && r.had[place] >= 0 {
+		return r.had[place]
+	}
+	return r.indexAt(place)
 }
 
 // release ends the membership of nodes in a group. Lost nodes are removed.
@@ -436,6 +492,8 @@ func (r *roster) member(now time.Time, e *entry, needed map[*entry]bool) Member 
 		m.State = StateSuspect
 	case e.active:
 		m.State = StateActive
+	case r.opening(e):
+		m.State = StateOpening
 	case !needed[e]:
 		m.State = StateSpare
 	default:

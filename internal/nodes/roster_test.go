@@ -531,3 +531,59 @@ func TestRosterGrowth(t *testing.T) {
 	r.release([]int{0, 1, 2})
 	want(at(9), "after the group", 0, 0)
 }
+
+// Groups are made of admitted nodes only: a node that has joined, and hangs while it opens the store, is in
+// none, replaces none, and makes none grow. A node that joins again is not admitted by what the one
+// before has told.
+func TestRosterAdmission(t *testing.T) {
+	t.Parallel()
+	r := newTestRoster(t, 3)
+	r.admits = true
+	mustJoin(t, r, at(0), node("a", -1), "s-a")
+	mustJoin(t, r, at(0), node("b", -1), "s-b")
+	if got := states(r, at(0)); got != "0:ready 1:opening 2:opening" {
+		t.Error(got)
+	}
+	if r.spares(r.entries[2].node, 2) {
+		t.Error("a node that is opening the store is a spare")
+	}
+	r.admit(at(1), 1, r.entries[1].joining)
+	if got := group(r); got != "0 1" {
+		t.Errorf("group %s", got)
+	}
+	if more, _ := r.growth(at(2)); more != 0 {
+		t.Errorf("it grows by %d", more)
+	}
+	r.admit(at(3), 2, r.entries[2].joining)
+	r.admit(at(4), 2, r.entries[2].joining)
+	if more, settled := r.growth(at(5)); more != 1 || settled != at(5).Sub(at(3)) {
+		t.Errorf("it grows by %d, settled for %v", more, settled)
+	}
+	before := r.entries[2].joining
+	r.leave("s-b", "again")
+	mustJoin(t, r, at(6), node("b", -1), "s-b2")
+	r.admit(at(7), 2, before)
+	if got := states(r, at(7)); got != "0:active 1:active 2:opening" {
+		t.Error(got)
+	}
+}
+
+// An agent that joins again and again, each time as another, does not grow the roster without bound, and
+// live nodes keep their keys.
+func TestRosterForgets(t *testing.T) {
+	t.Parallel()
+	r := newTestRoster(t, 4)
+	mustJoin(t, r, at(0), node("a", 1), "s-a")
+	for i := range maxGone + 100 {
+		name := fmt.Sprint("x", i)
+		mustJoin(t, r, at(0), node(name, -1), "s-"+name)
+		r.leave("s-"+name, "again")
+		r.out = nil
+	}
+	if len(r.known) > maxGone+3 || len(r.kept) > maxGone+3 || len(r.ended) > maxGone+1 {
+		t.Errorf("%d keys, %d indexes, %d sessions", len(r.known), len(r.kept), len(r.ended))
+	}
+	if !r.known["a"] || r.kept["a"] != 1 || !r.known["self"] {
+		t.Error("a live node is forgotten")
+	}
+}

@@ -167,3 +167,27 @@ func TestPartDrainsUntilClosed(t *testing.T) {
 		t.Errorf("drained: %t, %v", ended, err)
 	}
 }
+
+// A node that settles saves that the coordinating process does not know adds nothing, and the files of a save
+// that it knows are removed once all nodes have settled it.
+func TestUnknownSaveSettled(t *testing.T) {
+	t.Parallel()
+	g := &Group{saver: partSaver(0)}
+	swept := 0
+	abort := g.aborts.expect(Nodes{{0}, {1}, {2}}, 0)
+	g.Settled(1, "made-up")
+	if len(g.aborts.settled) > 0 {
+		t.Errorf("settled %v", g.aborts.settled)
+	}
+	g.saver.states["x.a1"] = client.WaitReply{State: client.Begun}
+	g.Settled(1, "x.a1") // before the abort is known here
+	g.saver.states["x.a1"] = client.WaitReply{State: client.Aborted}
+	abort("x.a1", func() { swept++ })
+	if swept > 0 {
+		t.Error("files are removed under a writer")
+	}
+	g.Settled(2, "x.a1")
+	if swept != 1 || len(g.aborts.settled) > 0 {
+		t.Errorf("removed %d times, settled %v", swept, g.aborts.settled)
+	}
+}

@@ -154,8 +154,11 @@ func (a *aborts) over() {
 	a.removing.Wait()
 }
 
-// Settled records that a node writes no more files of an aborted save.
+// Settled records that a node writes no more files of an aborted save. It ignores a save that is unknown.
 func (g *Group) Settled(node int, checkpoint string) {
+	if g.saver.state(checkpoint, -1).State == "" {
+		return
+	}
 	a := &g.aborts
 	a.change(func() {
 		if a.settled[checkpoint] == nil {

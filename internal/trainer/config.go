@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/redact"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
@@ -39,16 +40,19 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	if o.maxNodeFailures < 0 {
 		return bad("--max-node-failures %d: give 1 or more, or 0 to exclude no node", o.maxNodeFailures)
 	}
-	if o.growInterval < 0 {
-		return bad("--grow-interval %v: give a duration such as 5m, or 0 for never", o.growInterval)
+	if o.growInterval < 0 || o.growInterval > longest {
+		return bad("--grow-interval %v: give a duration such as 5m and at most %v, or 0 for never", o.growInterval, longest)
+	}
+	if err := nodes.CheckTimeout(o.nodeTimeout); err != nil {
+		return bad("--node-timeout %v", err)
 	}
 	memory, err := o.staging()
 	if err != nil {
 		return launch.Config{}, err
 	}
 	for _, d := range o.durations() {
-		if d.value <= 0 {
-			return bad("--%s %v: give a duration of more than 0, such as 30s", d.flag, d.value)
+		if d.value <= 0 || d.value > longest {
+			return bad("--%s %v: give a duration of more than 0, such as 30s, and at most %v", d.flag, d.value, longest)
 		}
 	}
 	if err := o.hangOptions.check(); err != nil {
@@ -117,6 +121,9 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	return cfg, err
 }
 
+// longest bounds the durations of flags: sums and multiples of them are durations too.
+const longest = 10 * 365 * 24 * time.Hour
+
 // duration is the value of a flag.
 type duration struct {
 	flag  string
@@ -130,7 +137,6 @@ func (o runOptions) durations() []duration {
 		{"grace", o.grace},
 		{"collective-timeout", o.collective},
 		{"wait", o.wait},
-		{"node-timeout", o.nodeTimeout},
 		{"endpoint-wait", o.endpointWait},
 		{"last-call", o.lastCall},
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/logpeers"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/problem/system"
 	"github.com/ckptstore/ckptstore/internal/store"
 )
 
@@ -92,7 +93,7 @@ func (o runOptions) withPeers(ctx context.Context, cfg launch.Config, n placemen
 	cfg.Logger.Info("waiting for the copies of the log", "store", dir)
 	peer, access, err := logpeers.Join(ctx, join)
 	if err != nil {
-		return err
+		return inVain(err)
 	}
 	if peer != nil {
 		defer peer.Close()
@@ -104,7 +105,7 @@ func (o runOptions) withPeers(ctx context.Context, cfg launch.Config, n placemen
 			form = func(ctx context.Context, dir string) error { return o.createReplicated(ctx, cfg, dir, access) }
 		}
 		if err := form(ctx, dir); err != nil {
-			return err
+			return inVain(err)
 		}
 	}
 	o.peerAddress = address
@@ -113,6 +114,19 @@ func (o runOptions) withPeers(ctx context.Context, cfg launch.Config, n placemen
 
 // formed reports whether the store in a directory has a log of several copies.
 func formed(dir string) bool { return nodes.Listed(filepath.Join(dir, "location.json")) }
+
+// vainError reports that a job has waited for its other nodes in vain.
+type vainError struct{ error }
+
+func (e vainError) Unwrap() error { return e.error }
+
+// inVain makes an error a vainError if it is one of a wait for the other nodes.
+func inVain(err error) error {
+	if system.KindOf(err) == problem.Unavailable {
+		return vainError{err}
+	}
+	return err
+}
 
 // createAgain is the pause before the log is created, or looked for, again.
 const createAgain = 200 * time.Millisecond

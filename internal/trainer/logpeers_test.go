@@ -1,10 +1,13 @@
 package trainer
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
 )
@@ -32,4 +35,24 @@ func TestJobWithoutCopies(t *testing.T) {
 	check(1, 3, true)
 	check(3, 3, false)
 	check(1, 1, false)
+}
+
+// A node that waits in vain for node 0 to create the store ends with the code of a job that can be started
+// again.
+func TestStoreAwaitedInVain(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		o := runOptions{}
+		o.endpointWait = 10 * time.Minute
+		err := inVain(o.awaitFormed(t.Context(), dir))
+		if err == nil || exitCode(err) != exitPreempted {
+			t.Errorf("%v: exit code %d", err, exitCode(err))
+		}
+		ended, end := context.WithCancelCause(t.Context())
+		end(errors.New("the job was ended"))
+		if err := inVain(o.awaitFormed(ended, dir)); err == nil || exitCode(err) == exitPreempted {
+			t.Errorf("%v: exit code %d", err, exitCode(err))
+		}
+	})
 }

@@ -72,7 +72,7 @@ type welcome struct {
 
 // self describes this node to the others.
 func (o runOptions) self(n placement, cfg launch.Config) nodes.Node {
-	node := nodes.Node{Index: -1, Procs: len(cfg.Local()), Version: release, Command: commandDigest(cfg.Command), Address: o.localAddr, Domain: o.domain, Standby: cfg.Standby}
+	node := nodes.Node{Index: -1, Procs: len(cfg.Local()), Version: release, Command: commandDigest(cfg.Command), Address: o.localAddr, Domain: o.domain, Standby: cfg.Standby, Nodes: n.count()}
 	cfg.Peers.Declare(&node)
 	if n.ranked {
 		node.Index, node.Key = n.rank, fmt.Sprint("index ", n.rank)

@@ -17,6 +17,14 @@ type placement struct {
 	said     string // the flag or variable that gave the number
 }
 
+// count returns the number of nodes, N or MIN:MAX.
+func (n placement) count() string {
+	if n.min == n.max {
+		return fmt.Sprint(n.max)
+	}
+	return fmt.Sprintf("%d:%d", n.min, n.max)
+}
+
 // placed returns the nodes that flags and the environment of Slurm and Kubernetes
 // specify. A flag takes precedence over the environment. If the job has one node,
 // its number is 0, even if several such jobs run.

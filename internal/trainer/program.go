@@ -140,7 +140,7 @@ func exitCode(err error) int {
 		return exitUnsaved
 	case errors.As(err, &ended): // another trainer coordinated the job
 		return ended.Code
-	case errors.Is(err, nodes.ErrNoContact), errors.As(err, new(*nodes.TooFewError)):
+	case errors.Is(err, nodes.ErrNoContact), errors.As(err, new(*nodes.TooFewError)), errors.As(err, new(vainError)):
 		return exitPreempted // the next job continues
 	case errors.As(err, new(*launch.FailedError)), errors.As(err, new(*launch.LostSaveError)):
 		return problem.Failed.Trainer()

@@ -55,8 +55,8 @@ func (o *supervisionOptions) apply(ctx context.Context, cfg *launch.Config, now 
 	if o.maxInfraRestarts < -1 {
 		return fmt.Errorf("%w: --max-infra-restarts %d: give 0 or more, or -1 for any number", launch.ErrConfig, o.maxInfraRestarts)
 	}
-	if o.preemptGrace <= 0 {
-		return fmt.Errorf("%w: --preempt-grace %v: give a duration of more than 0, such as 2m", launch.ErrConfig, o.preemptGrace)
+	if o.preemptGrace <= 0 || o.preemptGrace > longest {
+		return fmt.Errorf("%w: --preempt-grace %v: give a duration of more than 0, such as 2m, and at most %v", launch.ErrConfig, o.preemptGrace, longest)
 	}
 	cfg.MaxInfraRestarts, cfg.PreemptGrace = o.maxInfraRestarts, o.preemptGrace
 	if o.walltime == "" {
@@ -86,8 +86,8 @@ func (o *hangOptions) flags(f *pflag.FlagSet) {
 }
 
 func (o hangOptions) check() error {
-	if o.hangTimeout < 0 {
-		return fmt.Errorf("%w: --hang-timeout %v: give a duration of more than 0, such as 10m, or 0 for never", launch.ErrConfig, o.hangTimeout)
+	if o.hangTimeout < 0 || o.hangTimeout > longest {
+		return fmt.Errorf("%w: --hang-timeout %v: give a duration of more than 0, such as 10m, and at most %v, or 0 for never", launch.ErrConfig, o.hangTimeout, longest)
 	}
 	return nil
 }
