@@ -9,21 +9,21 @@ import (
 // messages of nodes nor the loss of one, and the end of the group waits for it.
 func TestRemovalDelaysNoMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := &Group{}
-		aborted := g.aborts.expect(Nodes{{0}, {1}, {2}}, 0)
+		a := &aborts{}
+		aborted := a.expect(Nodes{{0}, {1}, {2}}, 0)
 		heal, removed := make(chan struct{}), 0
 		aborted("x", func() { <-heal; removed++ })
 		aborted("y", func() { <-heal; removed++ })
-		g.Settled(1, "x")
-		g.Settled(2, "x")
-		g.Settled(1, "y")
-		g.aborts.lose(2)
+		a.settle(1, "x")
+		a.settle(2, "x")
+		a.settle(1, "y")
+		a.lose(2)
 		synctest.Wait()
 		if removed != 0 {
 			t.Errorf("%d saves removed", removed)
 		}
 		close(heal)
-		g.aborts.over()
+		a.over()
 		if removed != 2 {
 			t.Errorf("%d saves removed, want 2", removed)
 		}

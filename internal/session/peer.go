@@ -145,6 +145,16 @@ func (a *aborts) change(with func()) {
 	}
 }
 
+// settle records that a node writes no more files of a save.
+func (a *aborts) settle(node int, checkpoint string) {
+	a.change(func() {
+		if a.settled[checkpoint] == nil {
+			a.settled[checkpoint] = map[int]bool{}
+		}
+		a.settled[checkpoint][node] = true
+	})
+}
+
 // lose records that a node is lost, which writes no more.
 func (a *aborts) lose(node int) { a.change(func() { delete(a.nodes, node) }) }
 
@@ -156,16 +166,9 @@ func (a *aborts) over() {
 
 // Settled records that a node writes no more files of an aborted save. It ignores a save that is unknown.
 func (g *Group) Settled(node int, checkpoint string) {
-	if g.saver.state(checkpoint, -1).State == "" {
-		return
+	if g.saver.state(checkpoint, -1).State != "" {
+		g.aborts.settle(node, checkpoint)
 	}
-	a := &g.aborts
-	a.change(func() {
-		if a.settled[checkpoint] == nil {
-			a.settled[checkpoint] = map[int]bool{}
-		}
-		a.settled[checkpoint][node] = true
-	})
 }
 
 // Abort aborts a save at the request of the process of another node: see [Peer].
