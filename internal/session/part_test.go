@@ -183,10 +183,12 @@ func TestUnknownSaveSettled(t *testing.T) {
 	g.Settled(1, "x.a1") // before the abort is known here
 	g.saver.states["x.a1"] = client.WaitReply{State: client.Aborted}
 	abort("x.a1", func() { swept++ })
+	g.aborts.removing.Wait()
 	if swept > 0 {
 		t.Error("files are removed under a writer")
 	}
 	g.Settled(2, "x.a1")
+	g.aborts.removing.Wait()
 	if swept != 1 || len(g.aborts.settled) > 0 {
 		t.Errorf("removed %d times, settled %v", swept, g.aborts.settled)
 	}
