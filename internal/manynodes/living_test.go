@@ -3,7 +3,6 @@
 package main
 
 import (
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -23,8 +22,8 @@ func living(t *testing.T, more ...string) *scene {
 	return s
 }
 
-// goesOn waits until the group of attempt 1 trains and saves on after a fault, and returns how long the
-// ranks have waited at most.
+// goesOn waits until the group of attempt 1 has waited for more than a second after a fault, and trains and saves
+// on. It returns how long the ranks have waited at most.
 func (s *scene) goesOn(since int64) (gap time.Duration) {
 	s.t.Helper()
 	before := s.commits()
@@ -55,6 +54,23 @@ func (s *scene) goesOn(since int64) (gap time.Duration) {
 		return moved == len(lives) && s.commits() > before+1, nil
 	}))
 	return gap
+}
+
+// lived checks that the group lived through the loss of its coordinator, that no save was aborted, and that
+// the log has one end of it. It returns the events.
+func (s *scene) lived(v verdict) []event {
+	s.t.Helper()
+	if v.Attempts != 1 || v.Lives != 2 || v.Aborted > 0 {
+		s.t.Errorf("%+v", v)
+	}
+	all := s.events()
+	s.one(all)
+	for _, kind := range []string{"group.stopped", "job.ended"} {
+		if some := of(all, kind); len(some) != 1 {
+			s.t.Errorf("%s is in the log %d times", kind, len(some))
+		}
+	}
+	return all
 }
 
 // one checks that the job had one group, which one other node took over.
@@ -110,24 +126,12 @@ func TestPausedCoordinatorOfLivingGroup(t *testing.T) {
 		t.Errorf("the trainer on a exits with %d, want 5", code)
 	}
 	must[int](t)(s.moves(s.ctx, 0, s.b, s.c))
-	if v := s.ends(s.ctx, t, s.b, s.c); v.Attempts != 1 || v.Lives != 2 || v.Aborted > 0 {
-		t.Errorf("%+v", v)
-	}
-	all := s.events()
-	s.one(all)
-	for _, kind := range []string{"group.stopped", "job.ended"} {
-		if some := of(all, kind); len(some) != 1 {
-			t.Errorf("%s is in the log %d times", kind, len(some))
-		}
-	}
+	s.lived(s.ends(s.ctx, t, s.b, s.c))
 }
 
 // The coordinating trainer, without ranks, is cut off until another one coordinates its group, and has lost all nodes
 // by then. When it reaches the log again, it records nothing about the group, whose saves are committed as before.
 func TestCutOffCoordinatorOfLivingGroup(t *testing.T) {
-	if os.Getenv("MANYNODES_CUT") == "" {
-		t.Skip("not run: it takes three minutes on an idle machine, and more than its limit on a busy one; MANYNODES_CUT=1 runs it")
-	}
 	t.Parallel()
 	s := living(t)
 	s.group(0, 60)
@@ -139,17 +143,9 @@ func TestCutOffCoordinatorOfLivingGroup(t *testing.T) {
 	if code := must[int](t)(s.a.code(s.ctx)); code != 5 {
 		t.Errorf("the trainer on a exits with %d, want 5", code)
 	}
-	s.goesOn(monotonic())
-	if v := s.ends(s.ctx, t, s.b, s.c); v.Attempts != 1 || v.Lives != 2 || v.Aborted > 0 {
-		t.Errorf("%+v", v)
-	}
-	all := s.events()
-	s.one(all)
-	for _, kind := range []string{"group.stopped", "job.ended"} {
-		if some := of(all, kind); len(some) != 1 {
-			t.Errorf("%s is in the log %d times", kind, len(some))
-		}
-	}
+	before := s.commits()
+	check(t, await(s.ctx, "commits after the takeover", func() (bool, error) { return s.commits() > before+1, nil }))
+	all := s.lived(s.ends(s.ctx, t, s.b, s.c))
 	if ended := of(all, "group.worker_exited"); len(ended) != 2 {
 		t.Errorf("ends of ranks in the log: %+v", ended)
 	}
