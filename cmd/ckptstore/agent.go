@@ -73,23 +73,20 @@ func (o *agentOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.whenBusy, "when-busy", string(staging.BusyWait), "what a save does if all slots are in use: wait, skip or fail")
 }
 
-// longestTime bounds the times of an agent: sums and multiples of them are times too.
-const longestTime = 10 * 365 * 24 * time.Hour
-
 // session returns the configuration of a session.
 func (o agentOptions) session() (cfg session.Config, err error) {
 	for name, d := range map[string]time.Duration{
 		"join-timeout": o.join, "save-timeout": o.save, "drain-timeout": o.drain, "collective-timeout": o.collective,
 	} {
-		if d <= 0 || d > longestTime {
-			return cfg, console.Usagef("--%s %s: want a time above zero, such as 30s, and at most %s", name, d, longestTime)
+		if d <= 0 || d > session.MaxDuration {
+			return cfg, console.Usagef("--%s %s: want a time above zero, such as 30s, and at most %s", name, d, session.MaxDuration)
 		}
 	}
 	if err := nodes.CheckTimeout(o.silence); err != nil {
 		return cfg, console.Usagef("--node-timeout %w", err)
 	}
-	if o.idle < 0 || o.idle > longestTime {
-		return cfg, console.Usagef("--idle %s: want a time of at most %s, or 0 for never", o.idle, longestTime)
+	if o.idle < 0 || o.idle > session.MaxDuration {
+		return cfg, console.Usagef("--idle %s: want a time of at most %s, or 0 for never", o.idle, session.MaxDuration)
 	}
 	if o.slots < 1 || o.slots > 16 {
 		return cfg, console.Usagef("--staging-slots %d: give a number from 1 to 16", o.slots)

@@ -2,12 +2,10 @@ package archtest
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/token"
 	"io/fs"
 	"maps"
 	"os"
-	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -100,23 +98,7 @@ func variablesOf(t *testing.T, tree fs.FS) map[string]string {
 	t.Helper()
 	files := map[string]*ast.File{}
 	constants := map[string][]string{} // of all packages, by their names
-	err := fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && name != "." && (hidden(path.Base(name)) || d.Name() == "testdata" || slices.Contains(testPrograms, name)):
-			return fs.SkipDir
-		case d.IsDir(), !strings.HasSuffix(name, ".go"), strings.HasSuffix(name, "_test.go"):
-			return nil
-		}
-		text, err := fs.ReadFile(tree, name)
-		if err != nil {
-			return err
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), name, text, parser.SkipObjectResolution)
-		if err != nil {
-			return err
-		}
+	eachGoFile(t, tree, testPrograms, func(name string, file *ast.File) {
 		files[name] = file
 		ast.Inspect(file, func(n ast.Node) bool {
 			decl, ok := n.(*ast.GenDecl)
@@ -132,11 +114,7 @@ func variablesOf(t *testing.T, tree fs.FS) map[string]string {
 			}
 			return true
 		})
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	read := map[string]string{}
 	for name, file := range files {
 		loops := map[string][]string{}

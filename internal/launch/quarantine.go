@@ -101,7 +101,7 @@ func (f *fleet) quarantineLost(losses *blame.Losses, cause *FailedError) (free i
 		of[i] = blamedOf(m)
 	}
 	who := losses.Lost(time.Now(), of)
-	if who == blame.Nobody {
+	if who == blame.Undecided {
 		return 0
 	}
 	m, count := cause.lost[0], losses.Count()

@@ -79,6 +79,9 @@ func (n Nodes) MarshalJSON() ([]byte, error) {
 	return json.Marshal(c)
 }
 
+// MaxDuration bounds the durations that users may give: sums and multiples of them are durations too.
+const MaxDuration = 10 * 365 * 24 * time.Hour
+
 // mostRanks bounds the ranks of a placement that is decoded.
 const mostRanks = 1 << 20
 

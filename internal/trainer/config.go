@@ -40,8 +40,8 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	if o.maxNodeFailures < 0 {
 		return bad("--max-node-failures %d: give 1 or more, or 0 to exclude no node", o.maxNodeFailures)
 	}
-	if o.growInterval < 0 || o.growInterval > longest {
-		return bad("--grow-interval %v: give a duration such as 5m and at most %v, or 0 for never", o.growInterval, longest)
+	if o.growInterval < 0 || o.growInterval > session.MaxDuration {
+		return bad("--grow-interval %v: give a duration such as 5m and at most %v, or 0 for never", o.growInterval, session.MaxDuration)
 	}
 	if err := nodes.CheckTimeout(o.nodeTimeout); err != nil {
 		return bad("--node-timeout %v", err)
@@ -51,8 +51,8 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 		return launch.Config{}, err
 	}
 	for _, d := range o.durations() {
-		if d.value <= 0 || d.value > longest {
-			return bad("--%s %v: give a duration of more than 0, such as 30s, and at most %v", d.flag, d.value, longest)
+		if d.value <= 0 || d.value > session.MaxDuration {
+			return bad("--%s %v: give a duration of more than 0, such as 30s, and at most %v", d.flag, d.value, session.MaxDuration)
 		}
 	}
 	if err := o.hangOptions.check(); err != nil {
@@ -120,9 +120,6 @@ func (o runOptions) config(ctx context.Context, args []string, log *slog.Logger)
 	err = o.supervisionOptions.apply(ctx, &cfg, time.Now())
 	return cfg, err
 }
-
-// longest bounds the durations of flags: sums and multiples of them are durations too.
-const longest = 10 * 365 * 24 * time.Hour
 
 // duration is the value of a flag.
 type duration struct {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"strconv"
 	"syscall"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 )
 
@@ -75,9 +75,6 @@ func (o *nodesOptions) replication(cfg *launch.Config, n placement) error {
 	return nil
 }
 
-// maxSeconds is the most seconds that a [time.Duration] holds.
-const maxSeconds = int(math.MaxInt64 / time.Second)
-
 // conf takes the timeouts of --rdzv-conf, in seconds, that this trainer has too. A flag of its
 // own takes precedence. Notes report the other settings.
 func (o *nodesOptions) conf(text string, asked func(flag string) bool) (notes []string, err error) {
@@ -98,8 +95,8 @@ func (o *nodesOptions) conf(text string, asked func(flag string) bool) (notes []
 			continue
 		}
 		seconds, err := strconv.Atoi(value)
-		if err != nil || seconds < 1 || seconds > maxSeconds {
-			return nil, fmt.Errorf("%w: --rdzv-conf %s=%s: give a number of seconds above 0, and at most %d", launch.ErrConfig, key, value, maxSeconds)
+		if err != nil || seconds < 1 || seconds > int(session.MaxDuration/time.Second) {
+			return nil, fmt.Errorf("%w: --rdzv-conf %s=%s: give a number of seconds above 0, and at most %d", launch.ErrConfig, key, value, int(session.MaxDuration/time.Second))
 		}
 		if !asked(flag) {
 			*limit = time.Duration(seconds) * time.Second

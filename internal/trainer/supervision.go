@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/session"
 )
 
 const supervisionHelp = `SIGTERM, SIGUSR1 and ckptstore preempt preempt the job: the workers learn of it in
@@ -55,8 +56,8 @@ func (o *supervisionOptions) apply(ctx context.Context, cfg *launch.Config, now 
 	if o.maxInfraRestarts < -1 {
 		return fmt.Errorf("%w: --max-infra-restarts %d: give 0 or more, or -1 for any number", launch.ErrConfig, o.maxInfraRestarts)
 	}
-	if o.preemptGrace <= 0 || o.preemptGrace > longest {
-		return fmt.Errorf("%w: --preempt-grace %v: give a duration of more than 0, such as 2m, and at most %v", launch.ErrConfig, o.preemptGrace, longest)
+	if o.preemptGrace <= 0 || o.preemptGrace > session.MaxDuration {
+		return fmt.Errorf("%w: --preempt-grace %v: give a duration of more than 0, such as 2m, and at most %v", launch.ErrConfig, o.preemptGrace, session.MaxDuration)
 	}
 	cfg.MaxInfraRestarts, cfg.PreemptGrace = o.maxInfraRestarts, o.preemptGrace
 	if o.walltime == "" {
@@ -86,8 +87,8 @@ func (o *hangOptions) flags(f *pflag.FlagSet) {
 }
 
 func (o hangOptions) check() error {
-	if o.hangTimeout < 0 || o.hangTimeout > longest {
-		return fmt.Errorf("%w: --hang-timeout %v: give a duration of more than 0, such as 10m, and at most %v, or 0 for never", launch.ErrConfig, o.hangTimeout, longest)
+	if o.hangTimeout < 0 || o.hangTimeout > session.MaxDuration {
+		return fmt.Errorf("%w: --hang-timeout %v: give a duration of more than 0, such as 10m, and at most %v, or 0 for never", launch.ErrConfig, o.hangTimeout, session.MaxDuration)
 	}
 	return nil
 }

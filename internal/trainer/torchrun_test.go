@@ -186,7 +186,7 @@ func TestRendezvousConf(t *testing.T) {
 		"--rdzv-conf timeout=3,is_host=1":                    "10m0s 30s [--rdzv-conf timeout has no effect: --node-timeout, --endpoint-wait and --last-call bound the waiting for nodes --rdzv-conf is_host",
 		"--rdzv-conf join_timeout=0":                         "error: --rdzv-conf join_timeout=0: give a number of seconds above 0",
 		"--rdzv-conf join_timeout":                           `error: --rdzv-conf: "join_timeout": want KEY=VALUE`,
-		"--rdzv-conf join_timeout=9999999999":                "error: --rdzv-conf join_timeout=9999999999: give a number of seconds above 0, and at most 9223372036",
+		"--rdzv-conf join_timeout=9999999999":                "error: --rdzv-conf join_timeout=9999999999: give a number of seconds above 0, and at most 315360000",
 		"--rdzv-conf last_call_timeout=99999999999999999999": "error: --rdzv-conf last_call_timeout=99999999999999999999: give",
 	} {
 		o, _, err := options(t, nil, strings.Fields(line)...)

@@ -28,7 +28,7 @@ type Culprit int
 
 // Culprits.
 const (
-	Nobody     Culprit = iota // yet
+	Undecided  Culprit = iota // too few failures in a row
 	TheNode                   // it must be excluded
 	TheProgram                // ranks fail so on a second node
 	TheNetwork                // a second node is lost so
@@ -62,7 +62,7 @@ func (f *Failures) Failed(node Node, blamed, progress bool) Culprit {
 	}
 	switch {
 	case f.Limit == 0 || f.count < f.Limit:
-		return Nobody
+		return Undecided
 	case f.spent:
 		return TheProgram
 	}

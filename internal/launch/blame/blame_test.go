@@ -35,7 +35,7 @@ func TestFailures(t *testing.T) {
 			for _, f := range strings.Fields(c.fails) {
 				host, commit := strings.CutSuffix(f, "+")
 				switch b.Failed(Node{Index: int(host[0]), Host: host}, host != "-", commit) {
-				case Nobody:
+				case Undecided:
 					got += "-"
 				case TheNode:
 					b.Excluded()

@@ -26,7 +26,7 @@ func (l *Losses) Count() int { return l.count }
 // [TheNetwork], there is one.
 func (l *Losses) Lost(now time.Time, of []Node) Culprit {
 	if len(of) == 0 {
-		return Nobody
+		return Undecided
 	}
 	if now.Sub(l.at) > lossesApart {
 		*l = Losses{Limit: l.Limit}
@@ -34,7 +34,7 @@ func (l *Losses) Lost(now time.Time, of []Node) Culprit {
 	l.at = now
 	if len(of) > 1 { // what they have in common is to blame, such as a switch or the coordinating node's own network
 		l.last, l.count = Node{}, 0
-		return Nobody
+		return Undecided
 	}
 	if l.count > 0 && again(l.last, of[0]) {
 		l.rebooted = l.rebooted || l.last.Boot != of[0].Boot
@@ -45,7 +45,7 @@ func (l *Losses) Lost(now time.Time, of []Node) Culprit {
 	l.count++
 	switch {
 	case l.Limit == 0 || l.count < l.Limit:
-		return Nobody
+		return Undecided
 	case l.spent:
 		return TheNetwork
 	}
