@@ -1,6 +1,7 @@
 package session
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 )
@@ -11,21 +12,22 @@ func TestRemovalDelaysNoMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &aborts{}
 		aborted := a.expect(Nodes{{0}, {1}, {2}}, 0)
-		heal, removed := make(chan struct{}), 0
-		aborted("x", func() { <-heal; removed++ })
-		aborted("y", func() { <-heal; removed++ })
+		heal := make(chan struct{})
+		var removed atomic.Int32
+		aborted("x", func() { <-heal; removed.Add(1) })
+		aborted("y", func() { <-heal; removed.Add(1) })
 		a.settle(1, "x")
 		a.settle(2, "x")
 		a.settle(1, "y")
 		a.lose(2)
 		synctest.Wait()
-		if removed != 0 {
-			t.Errorf("%d saves removed", removed)
+		if n := removed.Load(); n != 0 {
+			t.Errorf("%d saves removed", n)
 		}
 		close(heal)
 		a.over()
-		if removed != 2 {
-			t.Errorf("%d saves removed, want 2", removed)
+		if n := removed.Load(); n != 2 {
+			t.Errorf("%d saves removed, want 2", n)
 		}
 	})
 }
