@@ -13,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/audit"
+	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
 // Log is what a ledger reads of the log, and where it appends audit.sealed. Walk calls
@@ -180,6 +181,67 @@ func (b *Book) remember(from int64, sequence uint64, entry []byte) {
 	}
 }
 
+// eachEntry yields the entries of the first events, from the bundles of entries.
+func (b *Book) eachEntry(ctx context.Context, size int64, each func(leaf audit.Leaf, entry []byte) error) error {
+	for n := int64(0); n*audit.TileWidth < size; n++ {
+		if err := b.eachOf(ctx, n, int(min(audit.TileWidth, size-n*audit.TileWidth)), each); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// eachOf yields the first entries of a bundle of entries.
+func (b *Book) eachOf(ctx context.Context, n int64, width int, each func(leaf audit.Leaf, entry []byte) error) error {
+	list, err := b.entries(ctx, n, width)
+	if err != nil {
+		return err
+	}
+	for i, entry := range list {
+		leaf, err := audit.ParseEntry(entry)
+		if err == nil && leaf.Sequence != uint64(n*audit.TileWidth)+uint64(i)+1 { //nolint:gosec // not negative
+			err = fmt.Errorf("%w: it is of event %d", audit.ErrTampered, leaf.Sequence)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: entry %d of the audit: %w", ErrDamaged, n*audit.TileWidth+int64(i)+1, err)
+		}
+		if err := each(leaf, entry); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// lastSealed returns the last audit.sealed that a head includes.
+func (b *Book) lastSealed(ctx context.Context, h audit.Head) (at uint64, s audit.SealedMap, err error) {
+	for n := (h.Size - 1) / audit.TileWidth; n >= 0 && at == 0 && h.Size > 0; n-- {
+		list, err := b.entries(ctx, n, int(min(audit.TileWidth, h.Size-n*audit.TileWidth)))
+		if err != nil {
+			return 0, s, err
+		}
+		for _, entry := range list {
+			leaf, err := audit.ParseEntry(entry)
+			if err != nil {
+				return 0, s, fmt.Errorf("%w: %w", ErrDamaged, err)
+			}
+			if leaf.Subject == sealedSubject {
+				at = leaf.Sequence
+			}
+		}
+	}
+	if at == 0 {
+		return 0, s, problem.Errorf(problem.NotFound, "the newest head (%v) includes no audit.sealed: `ckptstore audit checkpoint` makes one", h)
+	}
+	err = b.log.Walk(ctx, at, at, func(m events.Message, sequence uint64, _ time.Time) (err error) {
+		s, err = audit.ParseSealed(m, sequence)
+		return err
+	})
+	return at, s, err
+}
+
+// sealedSubject is the subject of each audit.sealed.
+var sealedSubject = events.Subject(events.Scope{Run: events.None, Trial: events.None, Actor: events.Server}, events.AuditSealed{}.Kind())
+
 // tile returns the first hashes of a tile, in bytes. Full tiles are files; others, and
 // full ones whose file is missing, are computed.
 func (b *Book) tile(ctx context.Context, level int, n int64, width int) ([]byte, error) {
@@ -263,64 +325,4 @@ func (t *tiles) SaveTiles(list []tlog.Tile, data [][]byte) {
 	for i, x := range list {
 		t.kept[x] = data[i]
 	}
-}
-
-// tampered marks an error of reading the tree: the library reports hashes that do not
-// lead to the root as a plain error.
-func tampered(err error) error {
-	if err == nil || errors.Is(err, ErrDamaged) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", audit.ErrTampered, err)
-}
-
-// Since proves that a head continues an older one of this log.
-func (b *Book) Since(ctx context.Context, old, h audit.Head) (*audit.Consistency, error) {
-	c := &audit.Consistency{Size: old.Size}
-	if old.Origin != h.Origin {
-		var left uint64
-		var err error
-		if c.Follows, left, err = b.follows(ctx, old.Origin, h); err != nil {
-			return nil, err
-		}
-		if uint64(old.Size) >= left { //nolint:gosec // not negative
-			return nil, &audit.ReplacedError{Old: old, New: h, Left: left}
-		}
-	}
-	switch {
-	case old.Size > h.Size:
-		return nil, &audit.ForkError{Old: old, New: h}
-	case old.Size == 0:
-		return c, nil
-	}
-	read := b.hashes(ctx, h)
-	var err error
-	if c.Root, err = tlog.TreeHash(old.Size, read); err != nil {
-		return nil, tampered(err)
-	}
-	if old.Size < h.Size {
-		if c.Proof, err = tlog.ProveTree(h.Size, old.Size, read); err != nil {
-			return nil, tampered(err)
-		}
-	}
-	return c, nil
-}
-
-// item returns the event at a sequence with the proof that it is in the log of a head,
-// whose hashes it reads.
-func (b *Book) item(m events.Message, sequence uint64, stored time.Time, h audit.Head, read tlog.HashReader) (it audit.Item, err error) {
-	entry, salt, err := b.entry(m, sequence, stored)
-	if err != nil {
-		return it, err
-	}
-	it = audit.NewItem(m, entry, salt)
-	it.Proof, err = tlog.ProveRecord(h.Size, int64(sequence)-1, read) //nolint:gosec // checked by the caller
-	if err != nil {
-		return it, tampered(err)
-	}
-	index := int64(sequence) - 1 //nolint:gosec // as above
-	if err := tlog.CheckRecord(it.Proof, h.Size, h.Root, index, audit.EntryHash(entry)); err != nil {
-		return it, fmt.Errorf("%w: event %d of the log is not the one of the head: %w", audit.ErrTampered, sequence, err)
-	}
-	return it, nil
 }
