@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/console"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/views"
 )
 
 // viewsStatus is the output of `views status --json`.
@@ -116,8 +117,8 @@ func (a *app) viewsStatus(ctx context.Context, s *store.Store) error {
 	return err
 }
 
-func (a *app) printRebuilt(out store.RebuiltViews) error {
-	err := console.Emit(a.Console, out, []store.RebuiltViews{out}, func(w *tabwriter.Writer, _ bool) {
+func (a *app) printRebuilt(out views.Rebuilt) error {
+	err := console.Emit(a.Console, out, []views.Rebuilt{out}, func(w *tabwriter.Writer, _ bool) {
 		console.Row(w, "sequence", out.Sequence)
 		console.Row(w, "equal", out.Equal)
 		console.Row(w, "rebuilt", out.Digest)

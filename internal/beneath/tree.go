@@ -136,6 +136,22 @@ func (r Root) walk(path string, e fs.DirEntry, visit fs.WalkDirFunc, levels int)
 	return nil
 }
 
+// Plain returns an error unless a path and everything below it are directories and regular files. A
+// missing path is fine.
+func (r Root) Plain(path string) error {
+	return r.WalkDir(path, func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil // or it was removed meanwhile
+		case err != nil:
+			return err
+		case !e.IsDir() && !e.Type().IsRegular():
+			return &TypeError{Path: path, Type: e.Type()}
+		}
+		return nil
+	})
+}
+
 // Glob returns the entries of a directory whose names match a pattern of
 // [filepath.Match], sorted. A missing directory has none.
 func (r Root) Glob(dir, pattern string) ([]string, error) {

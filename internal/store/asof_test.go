@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -111,7 +112,7 @@ func TestKeepPastNextToOwner(t *testing.T) {
 		t.Errorf("without the views there is %s, %v, want %s", got, err, digest)
 	}
 	failing := &aside{kept: true, wanted: true}
-	failing.close(errTest)
+	failing.close(errTest, slog.New(slog.DiscardHandler))
 	wrong(t, failing.prepared(last), errTest, "not prepared")
 }
 
@@ -176,16 +177,16 @@ func TestKeepPast(t *testing.T) {
 	wrong(t, s.Prepared(last), errTest, fmt.Sprintf("0 of %d events", last))
 	s.unkept.Store(nil)
 	keep := func(s *Store) (end func()) { return kept(t, s) }
-	views := s.ownViews()
-	past := views.past
-	views.past = viewdb.NewHistory(views, noSource{})
+	own := s.ownViews()
+	past := own.History
+	own.History = viewdb.NewHistory(own, noSource{})
 	end := keep(s)
 	eventually(t, "the failure is kept", func() bool { return errors.Is(s.Prepared(last), errTest) })
 	end()
-	views.past = past
+	own.History = past
 	end = keep(s)
 	eventually(t, "the past is prepared", func() bool {
-		at, _, _, err := s.ownViews().past.Progress(last)
+		at, _, _, err := s.ownViews().History.Progress(last)
 		return err == nil && at == last-last%1000
 	})
 	end()

@@ -22,6 +22,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/views"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
@@ -85,14 +86,14 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// views is a file system that can be broken.
-type views struct {
+// brokenFS is a file system that can be broken.
+type brokenFS struct {
 	broken atomic.Bool
 	fs     vfs.FS
 	set    func(broken bool) error
 }
 
-func (v *views) breaks(broken bool) error {
+func (v *brokenFS) breaks(broken bool) error {
 	v.broken.Store(broken)
 	if v.set == nil {
 		return nil
@@ -101,8 +102,8 @@ func (v *views) breaks(broken bool) error {
 }
 
 // viewsOf makes the file system of a store's views.
-func viewsOf(how, dir string) (*views, error) {
-	v := &views{}
+func viewsOf(how, dir string) (*brokenFS, error) {
+	v := &brokenFS{}
 	cause := map[string]error{"ENOSPC": syscall.ENOSPC, "EIO": syscall.EIO, "EROFS": syscall.EROFS, "tables": syscall.EIO}[how]
 	never := make(chan struct{})
 	v.fs = errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -154,7 +155,7 @@ func breakViews(ctx context.Context) (err error) {
 			err = fmt.Errorf("%w\n%s", err, said)
 		}
 	}()
-	o := Options{Location: dir, viewsFS: v.fs, viewsRetry: 100 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(said, nil))}
+	o := Options{Location: dir, views: views.Options{FS: v.fs, Retry: 100 * time.Millisecond}, Logger: slog.New(slog.NewTextHandler(said, nil))}
 	s, err := Open(ctx, o)
 	if err != nil {
 		return err
@@ -217,8 +218,9 @@ func breakViews(ctx context.Context) (err error) {
 	if err := right("in memory"); err != nil {
 		return err
 	}
-	if p := viewsPatience(dir, time.Now()); p != shortPatience {
-		return fmt.Errorf("the next owner would wait for %v", p)
+	failed := filepath.Join(dir, "views.failed") // by which the next owner waits less long
+	if !exists(failed) {
+		return errors.New("the next owner does not learn of the failure")
 	}
 	for _, text := range []string{filepath.Join(dir, "views"), "next=", "free space there"} {
 		if said.count(text) == 0 {
@@ -234,8 +236,8 @@ func breakViews(ctx context.Context) (err error) {
 	if err := right("on disk again"); err != nil {
 		return err
 	}
-	if p := viewsPatience(dir, time.Now()); p != 0 {
-		return fmt.Errorf("the next owner would wait for %v, and the views work again", p)
+	if exists(failed) {
+		return errors.New("the next owner learns of a failure, and the views work again")
 	}
 	// The next owner finds them broken from the start, and the owner after it intact.
 	if err := v.breaks(true); err != nil {
@@ -281,8 +283,8 @@ func reopened(ctx context.Context, dir string) error {
 	if got, err := query.Ask(ctx, s.Views(), query.Digest, query.Params{}); err != nil || got != want || said.String() != "" {
 		return fmt.Errorf("with a whole directory, the views have digest %s and the log %s, and it logs %s: %w", got, want, said, err)
 	}
-	if p := viewsPatience(dir, time.Now()); p != 0 {
-		return fmt.Errorf("after an owner with a whole directory, the next would wait for %v", p)
+	if exists(filepath.Join(dir, "views.failed")) {
+		return errors.New("after an owner with a whole directory, the next learns of a failure")
 	}
 	return s.Close()
 }

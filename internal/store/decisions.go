@@ -15,7 +15,6 @@ import (
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/audit"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/front"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
@@ -337,44 +336,6 @@ func (s *Store) Attached(ctx context.Context, c projections.Checkpoint, name str
 		return fmt.Errorf("record %s of checkpoint %s@%s: %w", name, c.Run, c.ID, err)
 	}
 	return nil
-}
-
-// StateError reports a checkpoint that is not committed, so that it cannot be read.
-type StateError struct{ Checkpoint projections.Checkpoint }
-
-// Error implements error.
-func (e *StateError) Error() string {
-	c := e.Checkpoint
-	return fmt.Sprintf("checkpoint %s@%s is %s: %s", c.Run, c.ID, c.State, c.Reason)
-}
-
-// ProblemKind returns [problem.NotCommitted].
-func (*StateError) ProblemKind() problem.Kind { return problem.NotCommitted }
-
-// Committed returns the committed checkpoint that a reference means. It returns a
-// [StateError] for a checkpoint that is open, aborted or deleted.
-func Committed(ctx context.Context, views query.Source, ref string) (projections.Checkpoint, error) {
-	c, err := query.Ask(ctx, views, query.Resolve, query.Params{Ref: ref})
-	if err == nil && c.State != projections.Committed {
-		err = &StateError{c}
-	}
-	if strings.Contains(ref, "/") && errors.Is(err, projections.ErrNotFound) {
-		err = fmt.Errorf("%w (and there is no checkpoint at the path %s)", err, ref)
-	}
-	return c, err
-}
-
-// ReaderOf opens a committed checkpoint, with the manifest that the log names.
-func (s *Store) ReaderOf(c projections.Checkpoint) (*data.FileReader, error) {
-	return readerOf(s.Data, c)
-}
-
-func readerOf(data *data.Root, c projections.Checkpoint) (*data.FileReader, error) {
-	digest, err := checkpoint.ParseDigest(c.Manifest)
-	if err != nil {
-		return nil, fmt.Errorf("checkpoint %s@%s: %w", c.Run, c.ID, err)
-	}
-	return data.Reader(RefOf(c)).WithManifest(digest), nil
 }
 
 // RunExistsError reports that a run cannot be made because it exists.

@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/share"
 	"github.com/ckptstore/ckptstore/internal/store/space"
+	"github.com/ckptstore/ckptstore/internal/store/views"
 )
 
 // A server may rewrite parts of the log that it cannot read, so the log's files are
@@ -128,7 +129,7 @@ func nextIncident(dir string, n int) string {
 // lacks. After any other error the copy stays for the next try.
 func keepCopy(dir, had string, lack, why error) error {
 	from := filepath.Join(dir, copyName)
-	if !errors.Is(why, ErrDamaged) || errors.As(why, new(viewsError)) {
+	if !errors.Is(why, ErrDamaged) || errors.As(why, new(views.DamageError)) {
 		return why
 	}
 	if exists(from) {

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
@@ -19,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/audit/ledger"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/durable"
+	"github.com/ckptstore/ckptstore/internal/store/views"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
@@ -137,10 +137,10 @@ func (w *ownership) settle() {
 		w.store.opts.Logger.Warn("log end not recorded", "error", err)
 	}
 	last, err := w.log.Last(ctx)
-	if err != nil || w.views.db.Cursor() >= last {
+	if err != nil || w.views.Cursor() >= last {
 		return // the views are a cache
 	}
-	if err := w.views.finish(ctx); err != nil {
+	if err := w.views.Finish(ctx); err != nil {
 		w.store.opts.Logger.Warn("views behind the log; the next open of the store catches up", "error", err)
 	}
 }
@@ -275,34 +275,15 @@ func damage(err error) error {
 			return fmt.Errorf("%w: %w", ErrDamaged, err)
 		}
 	}
+	if errors.As(err, new(views.DamageError)) {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
 	return err
 }
 
 // IsDamage reports whether err means damage of a log or of views: the [ErrDamaged] of
 // [Open], or an error of the log or the views found later.
 func IsDamage(err error) bool { return errors.Is(damage(err), ErrDamaged) }
-
-// openViews opens the views of a directory. An error is damage, unless the machine lacks
-// resources or the file system fails, which is [viewdb.ErrFailed].
-func openViews(ctx context.Context, s *Store, dir string) (*viewdb.DB, error) {
-	db, err := viewdb.OpenContext(ctx, dir, viewdb.Options{FS: viewsOn(s.opts.viewsFS, dir), Store: s.ID, Logger: s.opts.Logger, Patience: viewsPatience(filepath.Dir(dir), time.Now())})
-	if err == nil || ctx.Err() != nil || errors.Is(err, viewdb.ErrFailed) {
-		return db, err
-	}
-	for _, lack := range []error{
-		syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN,
-	} {
-		if errors.Is(err, lack) {
-			return nil, err
-		}
-	}
-	return nil, viewsError{fmt.Errorf("%w: %w", ErrDamaged, err)}
-}
-
-// viewsError reports damage of the views alone: the log may be intact.
-type viewsError struct{ error }
-
-func (e viewsError) Unwrap() error { return e.error }
 
 // maxReceiptFindings limits the receipts named that contradict the log.
 const maxReceiptFindings = 100

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -229,23 +228,7 @@ func readFile(path string) ([]byte, error) { return beneath.At(filepath.Dir(path
 // plainLog returns an error if a log contains symbolic links, pipes or devices, before a
 // server opens its files.
 func plainLog(dir string) error {
-	return onlyPlain(dir, filepath.Join(dir, "log"))
-}
-
-// onlyPlain returns an error unless a path in dir and everything below it are directories
-// and regular files. A missing path is fine.
-func onlyPlain(dir, path string) error {
-	return beneath.At(dir).WalkDir(path, func(path string, e fs.DirEntry, err error) error {
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return nil // or it was removed meanwhile
-		case err != nil:
-			return err
-		case !e.IsDir() && !e.Type().IsRegular():
-			return &beneath.TypeError{Path: path, Type: e.Type()}
-		}
-		return nil
-	})
+	return beneath.At(dir).Plain(filepath.Join(dir, "log"))
 }
 
 // ErrKnownDamage reports that a reading of the log has found damage, and no later reading

@@ -121,7 +121,7 @@ func tryLock(dir string) (*os.File, error) {
 // the owner.
 func (o *owner) join(ctx context.Context) error {
 	// Every process reads the segments of the archive, the owner or not.
-	if err := onlyPlain(o.dir, archiveDir(o.dir)); err != nil {
+	if err := beneath.At(o.dir).Plain(archiveDir(o.dir)); err != nil {
 		return fmt.Errorf("open the store: %w", err)
 	}
 	o.done = make(chan struct{})
@@ -307,7 +307,7 @@ func (o *owner) Answer(ctx context.Context, kind string, p query.Params) (json.R
 		var err error
 		own := o.ownership()
 		if own != nil {
-			answer, err = own.views.source.Answer(ctx, kind, p)
+			answer, err = own.views.Source().Answer(ctx, kind, p)
 			if err == nil || o.ownership() == own {
 				return answer, err
 			}
@@ -324,6 +324,22 @@ func (o *owner) Answer(ctx context.Context, kind string, p query.Params) (json.R
 			return answer, err
 		}
 	}
+}
+
+var _ query.Rows = (*owner)(nil)
+
+// Read implements [query.Rows]: the owner of a store has the rows.
+func (o *owner) Read(ctx context.Context, read func(projections.Reader) error) (here bool, err error) {
+	own := o.ownership()
+	if own == nil || o.life.Err() != nil {
+		return false, nil
+	}
+	here, err = own.views.Source().Read(ctx, read)
+	if err != nil && o.ownership() != own {
+		// The store was released meanwhile: ask the next owner.
+		return false, nil
+	}
+	return here, err
 }
 
 // errClosed reports a store that this process has closed.

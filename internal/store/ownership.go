@@ -23,8 +23,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store/sockets"
 	"github.com/ckptstore/ckptstore/internal/store/space"
+	"github.com/ckptstore/ckptstore/internal/store/views"
 	"github.com/ckptstore/ckptstore/projections"
-	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
 // ownership is everything that runs while this process owns the store. leave ends it in the
@@ -38,7 +38,7 @@ type ownership struct {
 	card    card // its owner.json
 	server  *jetlog.Server
 	log     *jetlog.Log // the owner's own connection
-	views   *follower
+	views   *views.Views
 	keeper  *ledger.Keeper // nil without tamper evidence
 	settler *settler
 	api     *http.Server
@@ -48,14 +48,6 @@ type ownership struct {
 	nserve  int
 	unload  func() // stops keeping the ballast and watching the server
 	unshare func() // stops sharing files with the store's group
-}
-
-// follower keeps views up to date with a log.
-type follower struct {
-	db     *shelf
-	source query.Source
-	cancel context.CancelFunc
-	done   chan error
 }
 
 // takeOwnership starts the server, brings the views up to date, repairs what a crash has left,
@@ -86,7 +78,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 		}
 	}
 	w.keeper = keeper
-	if w.views, err = follow(ctx, filepath.Join(dir, "views"), fedLog{w.log, keeper}, s); err != nil {
+	if w.views, err = s.openViews(ctx, filepath.Join(dir, "views"), fedLog{w.log, keeper}); err != nil {
 		return w, err
 	}
 	settled := opened.settled
@@ -114,8 +106,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 		kept.Go(func() { s.ballast().Keep(life) })
 		kept.Go(func() { w.settler.keep(life, settleEvery) })
 		if s.unwritable() == nil && !s.opts.LeaveVoids {
-			q := &quarantine{log: w.log, view: w.views.db.View, logger: s.opts.Logger}
-			kept.Go(func() { q.keep(life) })
+			kept.Go(func() { s.recordVoids(life, w.log, w.views) })
 		}
 	}
 	w.unload = func() {
@@ -124,61 +115,6 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 	}
 	w.lock = lock
 	return w, nil
-}
-
-// follow opens the views in dir, or in memory if dir is empty, catches them up and follows the
-// log.
-func follow(ctx context.Context, dir string, log viewdb.Source, s *Store) (*follower, error) {
-	db, err := openShelf(ctx, s, dir, log)
-	if err != nil {
-		return nil, err
-	}
-	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	f := &follower{db: db, source: &query.Local{Views: db, Last: log.Last}, cancel: cancel, done: make(chan error, 1)}
-	go func() {
-		err := db.follow(life)
-		if life.Err() == nil {
-			// Queries fail from here on with this error: see Wait in package viewdb.
-			s.opts.Logger.Error("views halted", "error", err)
-		}
-		f.done <- err
-		close(f.done)
-	}()
-	return f, nil
-}
-
-// finish stops following the log and folds the rest of it.
-func (f *follower) finish(ctx context.Context) error {
-	f.cancel()
-	select {
-	case err := <-f.done:
-		if !errors.Is(err, context.Canceled) {
-			return err
-		}
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	return f.db.settle(ctx)
-}
-
-// unfollowTime is how long close waits for the follower. A follower that is blocked in a file
-// system ends when its database is closed.
-const unfollowTime = 2 * time.Second
-
-// close ends the views.
-func (f *follower) close() error {
-	f.cancel()
-	timer := time.NewTimer(unfollowTime)
-	defer timer.Stop()
-	var err error
-	select {
-	case err = <-f.done:
-	case <-timer.C:
-	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, viewdb.ErrFailed) {
-		err = nil
-	}
-	return errors.Join(err, f.db.close())
 }
 
 // sweep removes what dead processes have left in the runtime directories.
@@ -239,7 +175,7 @@ func (w *ownership) listen(ctx context.Context, s *Store) (err error) {
 	if err != nil {
 		return err
 	}
-	w.api = &http.Server{Handler: query.Handler(w.views.db), ReadHeaderTimeout: 10 * time.Second}
+	w.api = &http.Server{Handler: query.Handler(w.views), ReadHeaderTimeout: 10 * time.Second}
 	w.nserve++
 	go func() { w.served <- w.api.Serve(api) }()
 	var bound net.Addr
@@ -369,7 +305,7 @@ func (w *ownership) leave() (*hold, error) {
 		w.settle()
 	}
 	if w.views != nil {
-		errs = append(errs, w.views.close())
+		errs = append(errs, w.views.Close())
 	}
 	if w.log != nil {
 		w.log.Close()

@@ -63,7 +63,7 @@ func OpenByReceipts(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open store %s by its receipts: %w", dir, err)
 	}
-	s.local = &follower{source: query.Past{Rows: rows, Sequence: last}}
+	s.local = query.Past{Rows: rows, Sequence: last}
 	return s, nil
 }
 

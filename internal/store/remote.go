@@ -147,14 +147,15 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if _, err := recorded(ctx, s, log); err != nil {
 		return nil, err
 	}
-	if s.local, err = follow(ctx, "", log, s); err != nil {
+	if s.followed, err = s.openViews(ctx, "", log); err != nil {
 		return nil, err
 	}
+	s.local = s.followed.Source()
 	defer func() {
 		if err != nil {
 			s.end()
 			s.leasing.Wait()
-			err = errors.Join(err, s.local.close())
+			err = errors.Join(err, s.followed.Close())
 		}
 	}()
 	if at.owned && o.Listen != nil {
@@ -164,12 +165,11 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 		return s, nil
 	}
 	// A server's store has no owner: each process that opens it does an owner's work.
-	if err := repairAll(ctx, s, log, s.local.db.View, 0, unpaced); err != nil {
+	if err := repairAll(ctx, s, log, s.followed.View, 0, unpaced); err != nil {
 		return nil, err
 	}
 	if !o.LeaveVoids {
-		q := &quarantine{log: log, view: s.local.db.View, logger: o.Logger}
-		s.leasing.Go(func() { q.keep(s.life) })
+		s.leasing.Go(func() { s.recordVoids(s.life, log, s.followed) })
 	}
 	if o.Listen != nil {
 		if s.relay, err = s.startRelay(ctx); err != nil {

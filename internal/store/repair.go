@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/object"
+	"github.com/ckptstore/ckptstore/internal/store/views"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -32,7 +33,7 @@ const repairAlways = 10_000
 // [repairAll] retries.
 //
 // It leaves directories that the log does not know: they may be a user's copies.
-func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower, settled uint64) (uint64, error) {
+func repair(ctx context.Context, s *Store, log *jetlog.Log, v *views.Views, settled uint64) (uint64, error) {
 	last, err := log.Last(ctx)
 	if err != nil {
 		return 0, err
@@ -63,7 +64,7 @@ func repair(ctx context.Context, s *Store, log *jetlog.Log, views *follower, set
 		}
 		seen[key] = true
 		var row projections.Checkpoint
-		if err := views.db.View(func(r projections.Reader) (err error) {
+		if err := v.View(func(r projections.Reader) (err error) {
 			row, err = ended(r, key.run, key.trial, key.checkpoint)
 			return err
 		}); err != nil {
@@ -262,7 +263,7 @@ const (
 type settler struct {
 	store   *Store
 	log     *jetlog.Log
-	views   *follower
+	views   *views.Views
 	settled atomic.Uint64
 }
 
@@ -297,7 +298,7 @@ func (t *settler) advance(ctx context.Context, until uint64) error {
 			continue
 		}
 		var row projections.Checkpoint
-		err = t.views.db.View(func(r projections.Reader) (err error) {
+		err = t.views.View(func(r projections.Reader) (err error) {
 			row, err = ended(r, e.Scope.Run, e.Scope.Trial, id)
 			return err
 		})

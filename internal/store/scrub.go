@@ -88,7 +88,7 @@ func (b *scrubber) repair(ctx context.Context, pace func(context.Context, int64)
 	if own == nil {
 		return
 	}
-	err := repairAll(ctx, b.store, b.store.Log, own.views.db.View, b.settled, pace)
+	err := repairAll(ctx, b.store, b.store.Log, own.views.View, b.settled, pace)
 	if err != nil && ctx.Err() == nil {
 		b.store.opts.Logger.Warn("receipts not repaired in the background; retrying", "error", err)
 	}

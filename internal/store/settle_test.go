@@ -33,7 +33,7 @@ func TestSettled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(own(s).views.db.Wait(t.Context(), last), at.advance(t.Context(), last)); err != nil {
+		if err := errors.Join(own(s).views.Wait(t.Context(), last), at.advance(t.Context(), last)); err != nil {
 			t.Fatal(err)
 		}
 		return last - at.settled.Load()
@@ -106,7 +106,7 @@ func TestRepairFromSettled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := own(s).views.db.Wait(t.Context(), last); err != nil {
+	if err := own(s).views.Wait(t.Context(), last); err != nil {
 		t.Fatal(err)
 	}
 	want := read(t, receipt)

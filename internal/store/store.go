@@ -82,6 +82,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/store/place"
 	"github.com/ckptstore/ckptstore/internal/store/sockets"
 	"github.com/ckptstore/ckptstore/internal/store/space"
+	"github.com/ckptstore/ckptstore/internal/store/views"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -130,12 +131,11 @@ type Options struct {
 	// none: the nodes of the others may have lost theirs for a while only.
 	Served bool
 
-	dir        string                             // of a store whose log has copies: its data is there, wherever that was when the log began
-	sharing    bool                               // this process made the token of Listen
-	cutting    *cutting                           // default: defaultCutting
-	auditStep  func(step string, done bool) error // see [ledger.Options]
-	viewsFS    vfs.FS                             // for the views on disk; nil: the machine's filesystem
-	viewsRetry time.Duration                      // before a failed directory of views is retried; default diskRetry
+	dir       string                             // of a store whose log has copies: its data is there, wherever that was when the log began
+	sharing   bool                               // this process made the token of Listen
+	cutting   *cutting                           // default: defaultCutting
+	auditStep func(step string, done bool) error // see [ledger.Options]
+	views     views.Options                      // their FS and Retry
 }
 
 // findSigner reads the key of the environment, unless there is one. A reader decides nothing.
@@ -144,13 +144,6 @@ func (o *Options) findSigner(dir string) (err error) {
 		o.Signer, err = signing.FromEnv(dir)
 	}
 	return err
-}
-
-func (o Options) diskRetry() time.Duration {
-	if o.viewsRetry > 0 {
-		return o.viewsRetry
-	}
-	return diskRetry
 }
 
 // Store is an open store. Its parts may be used concurrently until Close.
@@ -191,7 +184,8 @@ type Store struct {
 	witness holder.Witness // of this process, while it holds a lease
 
 	learning sync.Mutex      // one checkpoint at a time
-	local    *follower       // of a URL; nil with a directory
+	local    query.Source    // of a URL or of receipts; nil with a directory
+	followed *views.Views    // of a URL
 	relay    *relay          // of a URL, with Listen
 	copies   *logpeers.Local // of the log, that this process serves; nil of others
 
@@ -203,7 +197,7 @@ type Store struct {
 // log when the query was made.
 func (s *Store) Views() query.Source {
 	if s.local != nil {
-		return s.local.source
+		return s.local
 	}
 	return s.owner
 }
@@ -417,7 +411,7 @@ func (s *Store) Close() error {
 		if s.relay != nil {
 			ended = s.relay.close()
 		}
-		err := s.local.close()
+		err := s.followed.Close()
 		s.Log.Close()
 		if s.copies != nil {
 			s.copies.Close()

@@ -6,9 +6,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
@@ -104,43 +102,5 @@ func TestWrongViewsAreFoundAndReplaced(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(dir, durable.TempPrefix+"*"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v (%v)", left, err)
-	}
-}
-
-// What a killed comparison of views has left is removed by the next one, and not what another one uses.
-func TestScratchOfKilledComparison(t *testing.T) {
-	t.Parallel()
-	s := open(t, made(t))
-	killed, _, err := makeScratch(s.Location)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(killed, scratchLock)); err != nil {
-		t.Fatal(err)
-	}
-	write(t, filepath.Join(killed, scratchLock), "") // without a process that locks it
-	used, remove, err := makeScratch(s.Location)
-	if err != nil {
-		t.Fatal(err)
-	}
-	earlier, young := filepath.Join(s.Location, scratchPrefix+"earlier"), filepath.Join(s.Location, scratchPrefix+"young")
-	for _, dir := range []string{earlier, young} {
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	before := time.Now().Add(-2 * scratchAge)
-	if err := os.Chtimes(earlier, before, before); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.VerifyViews(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	left, err := filepath.Glob(filepath.Join(s.Location, scratchPrefix+"*"))
-	if err != nil || len(left) != 2 || !slices.Contains(left, used) || !slices.Contains(left, young) {
-		t.Errorf("left: %v, %v", left, err)
-	}
-	if err := remove(); err != nil {
-		t.Error(err)
 	}
 }

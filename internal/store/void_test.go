@@ -114,7 +114,7 @@ func TestNoMessageIsFatal(t *testing.T) {
 	must(t, s, "another", begun("step-1"))
 	eventually(t, "all voids recorded", func() bool {
 		open := 0
-		err := s.local.db.View(func(r projections.Reader) error {
+		err := s.followed.View(func(r projections.Reader) error {
 			open = 0
 			return projections.Voids(r, 0, func(v projections.Void) error {
 				if v.RecordedSeq == 0 {
@@ -241,7 +241,7 @@ func TestOwnerPassesOver(t *testing.T) {
 	}
 	void := decides("run", 1, `"step-1.a1"`)
 	eventually(t, "a record of the void", func() (is bool) {
-		err := s.owner.ownership().views.db.View(func(r projections.Reader) error {
+		err := s.owner.ownership().views.View(func(r projections.Reader) error {
 			return projections.Voids(r, 0, func(v projections.Void) error {
 				is = v.Sequence == void && v.RecordedSeq > void
 				return nil
