@@ -245,7 +245,7 @@ func (a *app) auditReportCommand() *cobra.Command {
 
 func (a *app) auditReport(ctx context.Context, s *store.Store, run string, asOf uint64, format string) error {
 	head := func() (*auditreport.Head, string, error) { return newestHead(s) }
-	r, err := auditreport.New(ctx, auditreport.From{Store: s.ID, Log: s.Log, Views: s.Views(), AsOf: s.AsOf, Head: head}, run, asOf)
+	r, err := auditreport.New(ctx, auditreport.From{Store: s.ID, Log: s.Log, Views: s.Views(), AsOf: s.Past.AsOf, Head: head}, run, asOf)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func (m Moment) String() string {
 }
 
 // Past returns the source of queries as of a moment: the live views for the end of the log, else
-// that of [store.Store.AsOf]. For a time it folds the log in memory until an event is later.
+// that of its past. For a time it folds the log in memory until an event is later.
 func Past(ctx context.Context, s *store.Store, m Moment) (query.Source, error) {
 	if m.IsEnd() {
 		return s.Views(), nil
@@ -43,7 +43,7 @@ func Past(ctx context.Context, s *store.Store, m Moment) (query.Source, error) {
 		return nil, PastEnd("as-of", m.Sequence, last)
 	}
 	if m.Sequence > 0 {
-		return s.AsOf(ctx, m.Sequence)
+		return s.Past.AsOf(ctx, m.Sequence)
 	}
 	rows := projections.NewMemory()
 	seq, err := FoldTo(ctx, s, last, m, rows, func(events.Recorded) error { return nil })

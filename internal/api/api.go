@@ -135,7 +135,7 @@ func (h *Handler) prepare() (end func()) {
 	}
 	life, cancel := context.WithCancel(context.Background())
 	var kept sync.WaitGroup
-	kept.Go(func() { h.store.KeepPast(life) })
+	kept.Go(func() { h.store.Past.Keep(life) })
 	return func() {
 		cancel()
 		kept.Wait()

@@ -18,7 +18,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/problem"
-	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/views"
 )
 
 // routes is a mux that also takes the paths of custom methods, such as /runs/{run}:stop, in
@@ -174,7 +174,7 @@ func refused(err error) error {
 		return nil
 	}
 	r := &refusal{Details: httpkit.DetailsOf(err)}
-	if errors.Is(err, store.ErrPreparing) {
+	if errors.Is(err, views.ErrPreparing) {
 		r.again = preparingTime
 	}
 	return r

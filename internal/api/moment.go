@@ -238,7 +238,7 @@ func (p *pasts) at(ctx context.Context, h *Handler, sequence uint64, chosen bool
 		return f, nil
 	}
 	if chosen { // first: the turn may be that of a page, which waits
-		if err := h.store.Prepared(sequence); err != nil {
+		if err := h.store.Past.Prepared(sequence); err != nil {
 			return folded{}, err
 		}
 	}
@@ -258,7 +258,7 @@ func (p *pasts) at(ctx context.Context, h *Handler, sequence uint64, chosen bool
 		}
 		f.stored = r.Stored
 	}
-	source, err := h.store.AsOf(ctx, sequence)
+	source, err := h.store.Past.AsOf(ctx, sequence)
 	if err != nil {
 		return folded{}, err
 	}

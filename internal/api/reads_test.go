@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/insight"
 	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/views"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -397,11 +398,11 @@ func TestNextPageWaits(t *testing.T) {
 		last = all[len(all)-1]
 	}
 	h := &Handler{store: st, pasts: pasts{turn: make(chan struct{}, 1)}} // it prepares nothing
-	if _, err := h.pasts.at(t.Context(), h, last, true); !errors.Is(err, store.ErrPreparing) {
+	if _, err := h.pasts.at(t.Context(), h, last, true); !errors.Is(err, views.ErrPreparing) {
 		t.Errorf("as of a chosen event: %v", err)
 	}
 	h.pasts.turn <- struct{}{} // a page waits
-	if _, err := h.pasts.at(t.Context(), h, last, true); !errors.Is(err, store.ErrPreparing) {
+	if _, err := h.pasts.at(t.Context(), h, last, true); !errors.Is(err, views.ErrPreparing) {
 		t.Errorf("as of a chosen event, while a page waits: %v", err)
 	}
 	<-h.pasts.turn
@@ -429,7 +430,7 @@ func TestAccessIsOfNow(t *testing.T) {
 
 // TestPreparing: an answer as of an event that is not prepared yet tells the client to ask again.
 func TestPreparing(t *testing.T) {
-	for want, err := range map[string]error{"2": fmt.Errorf("as of sequence 7: %w: 1 of 9 events", store.ErrPreparing), "": projections.ErrNotFound} {
+	for want, err := range map[string]error{"2": fmt.Errorf("as of sequence 7: %w: 1 of 9 events", views.ErrPreparing), "": projections.ErrNotFound} {
 		var r *refusal
 		if !errors.As(refused(err), &r) || r.GetHeaders().Get("Retry-After") != want {
 			t.Errorf("%v is refused with %v, Retry-After %q, want %q", err, r, r.GetHeaders().Get("Retry-After"), want)

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/query"
+	"github.com/ckptstore/ckptstore/internal/store/views"
 	"github.com/ckptstore/ckptstore/projections"
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
@@ -43,7 +43,7 @@ func TestAsOf(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, s := range map[string]*Store{"owner": owner, "client": client} {
-			then, err := s.AsOf(t.Context(), seq)
+			then, err := s.Past.AsOf(t.Context(), seq)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -57,7 +57,7 @@ func TestAsOf(t *testing.T) {
 		}
 	}
 	for _, seq := range []uint64{0, last + 1} {
-		if _, err := owner.AsOf(t.Context(), seq); err == nil {
+		if _, err := owner.Past.AsOf(t.Context(), seq); err == nil {
 			t.Errorf("there is a state as of %d of %d", seq, last)
 		} else {
 			wrong(t, err, projections.ErrNotFound)
@@ -74,26 +74,18 @@ func TestKeepPastNextToOwner(t *testing.T) {
 	if client.ownViews() != nil {
 		t.Fatal("two processes own the store")
 	}
-	if err := client.Prepared(last); err != nil {
+	if err := client.Past.Prepared(last); err != nil {
 		t.Errorf("a process that keeps no past folds the log itself: %v", err)
 	}
 	end := kept(t, client)
-	eventually(t, "the past is kept", func() bool {
-		client.aside.mu.Lock()
-		defer client.aside.mu.Unlock()
-		return client.aside.kept
-	})
-	if then, err := client.AsOf(t.Context(), 100); err != nil || client.aside.asked() {
-		t.Errorf("the past of a short log is prepared: %T, %v", then, err)
-	}
-	wrong(t, client.Prepared(last), ErrPreparing, "another one owns")
+	eventually(t, "the past is wanted", func() bool { return client.Past.Prepared(last) != nil })
 	// AsOf waits for the views.
-	then, err := client.AsOf(t.Context(), last-5)
+	then, err := client.Past.AsOf(t.Context(), last-5)
 	if _, quick := then.(query.Then); err != nil || !quick {
 		t.Fatalf("as of %d: %T, %v", last-5, then, err)
 	}
-	eventually(t, "the past is prepared", func() bool { return client.Prepared(last) == nil })
-	want, err := owner.AsOf(t.Context(), last-5)
+	eventually(t, "the past is prepared", func() bool { return client.Past.Prepared(last) == nil })
+	want, err := owner.Past.AsOf(t.Context(), last-5)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,15 +97,9 @@ func TestKeepPastNextToOwner(t *testing.T) {
 		t.Errorf("as of %d there is %s, %v, want %s", last-5, got, err, digest)
 	}
 	end()
-	if client.pastViews() != nil {
-		t.Error("the views of the past stay")
-	}
 	if got, err := query.Ask(t.Context(), then, query.Digest, query.Params{}); err != nil || got != digest {
 		t.Errorf("without the views there is %s, %v, want %s", got, err, digest)
 	}
-	failing := &aside{kept: true, wanted: true}
-	failing.close(errTest, slog.New(slog.DiscardHandler))
-	wrong(t, failing.prepared(last), errTest, "not prepared")
 }
 
 var errTest = errors.New("the log cannot be read")
@@ -134,7 +120,7 @@ func kept(t *testing.T, s *Store) (end func()) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		s.KeepPast(ctx)
+		s.Past.Keep(ctx)
 	}()
 	return func() {
 		cancel()
@@ -160,7 +146,7 @@ func reported(t *testing.T, s *Store, n int) (last uint64) {
 	return sequences[len(sequences)-1]
 }
 
-// KeepPast prepares the past of a log that is there, and after another opening continues
+// Keep prepares the past of a log that is there, and after another opening continues
 // where it was. Until then, Prepared reports how far it is.
 func TestKeepPast(t *testing.T) {
 	dir := made(t)
@@ -169,19 +155,17 @@ func TestKeepPast(t *testing.T) {
 	if err := s.ownViews().Wait(t.Context(), last); err != nil {
 		t.Fatal(err)
 	}
-	wrong(t, s.Prepared(last), ErrPreparing, fmt.Sprintf("0 of %d events, 0 %%", last))
-	if err := s.Prepared(100); err != nil {
+	wrong(t, s.Past.Prepared(last), views.ErrPreparing, fmt.Sprintf("0 of %d events, 0 %%", last))
+	if err := s.Past.Prepared(100); err != nil {
 		t.Errorf("event 100 is not near the beginning: %v", err)
 	}
-	s.unkept.Store(&unkeptPast{s.ownViews(), 0, errTest})
-	wrong(t, s.Prepared(last), errTest, fmt.Sprintf("0 of %d events", last))
-	s.unkept.Store(nil)
 	keep := func(s *Store) (end func()) { return kept(t, s) }
 	own := s.ownViews()
 	past := own.History
 	own.History = viewdb.NewHistory(own, noSource{})
 	end := keep(s)
-	eventually(t, "the failure is kept", func() bool { return errors.Is(s.Prepared(last), errTest) })
+	eventually(t, "the failure is kept", func() bool { return errors.Is(s.Past.Prepared(last), errTest) })
+	wrong(t, s.Past.Prepared(last), errTest, fmt.Sprintf("0 of %d events", last))
 	end()
 	own.History = past
 	end = keep(s)
@@ -190,13 +174,13 @@ func TestKeepPast(t *testing.T) {
 		return err == nil && at == last-last%1000
 	})
 	end()
-	if err := s.Prepared(last + 100_000); !errors.Is(err, ErrPreparing) {
+	if err := s.Past.Prepared(last + 100_000); !errors.Is(err, views.ErrPreparing) {
 		t.Errorf("after keyframes were made: %v", err)
 	}
 	shut(t, s)
 
 	s = open(t, dir)
-	if err := s.Prepared(last); err != nil {
+	if err := s.Past.Prepared(last); err != nil {
 		t.Errorf("after another opening: %v", err)
 	}
 	defer keep(s)()
@@ -209,7 +193,7 @@ func TestKeepPast(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		then, err := s.AsOf(t.Context(), seq)
+		then, err := s.Past.AsOf(t.Context(), seq)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -285,7 +285,7 @@ func VerifyKnownDamage(ctx context.Context, o Options, progress func(events uint
 		return "", out, err
 	}
 	err = aloneWithLog(ctx, s, ", or run the same command again, which then asks it", func(log *jetlog.Log) (err error) {
-		s.Log = log
+		s.useLog(log)
 		out, err = s.VerifyLog(ctx, progress)
 		return err
 	})

@@ -165,7 +165,7 @@ func (o *owner) connect(ctx context.Context) error {
 		log.Close()
 		return err
 	}
-	o.store.Log = log
+	o.store.useLog(log)
 	o.client = query.NewClient(o.dialAPI, log.Last)
 	return nil
 }

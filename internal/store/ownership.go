@@ -78,7 +78,7 @@ func takeOwnership(ctx context.Context, s *Store, dir string, lock *hold) (_ *ow
 		}
 	}
 	w.keeper = keeper
-	if w.views, err = s.openViews(ctx, filepath.Join(dir, "views"), fedLog{w.log, keeper}); err != nil {
+	if w.views, err = views.Open(ctx, s.viewsOf(filepath.Join(dir, "views"), fedLog{w.log, keeper})); err != nil {
 		return w, err
 	}
 	settled := opened.settled

@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/signing"
 	"github.com/ckptstore/ckptstore/internal/store/sockets"
+	"github.com/ckptstore/ckptstore/internal/store/views"
 )
 
 // dialURL connects to the server of a URL. Without a token it uses the token that an owner on
@@ -103,7 +104,8 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := checkLog(ctx, log, created.Store); err != nil {
 		return nil, err
 	}
-	s.ID, s.Location, s.Log, s.formerly = created.Store, jetlog.Redacted(o.Location), log, created.Formerly
+	s.ID, s.Location, s.formerly = created.Store, jetlog.Redacted(o.Location), created.Formerly
+	s.useLog(log)
 	if s.runtime, err = sockets.Hold(created.Store); err != nil {
 		return nil, unusable(err)
 	}
@@ -147,7 +149,7 @@ func openURL(ctx context.Context, o Options) (_ *Store, err error) {
 	if _, err := recorded(ctx, s, log); err != nil {
 		return nil, err
 	}
-	if s.followed, err = s.openViews(ctx, "", log); err != nil {
+	if s.followed, err = views.Open(ctx, s.viewsOf("", log)); err != nil {
 		return nil, err
 	}
 	s.local = s.followed.Source()

@@ -152,6 +152,7 @@ type Store struct {
 	Copy     string // name of a backup or a restored store, which shares its ID with another; "" of others
 	Location string // for messages: a URL without its password
 	Log      *jetlog.Log
+	Past     *views.Past // answers as of events of the log
 	Data     *data.Root
 	Blobs    *blobs.Blobs
 	Runtime  string // private directory for sockets of this store
@@ -188,9 +189,6 @@ type Store struct {
 	followed *views.Views    // of a URL
 	relay    *relay          // of a URL, with Listen
 	copies   *logpeers.Local // of the log, that this process serves; nil of others
-
-	unkept atomic.Pointer[unkeptPast] // why [Store.KeepPast] stopped last; nil: it has not
-	aside  aside                      // views for the past alone
 }
 
 // Views answers queries from the projections. An answer includes at least everything that was in the

@@ -18,11 +18,16 @@ import (
 	"github.com/ckptstore/ckptstore/projections/viewdb"
 )
 
-// openViews opens the views of the store in dir, or in memory if dir is empty, and follows the log.
-func (s *Store) openViews(ctx context.Context, dir string, log viewdb.Source) (*views.Views, error) {
+// viewsOf returns the options of views of the store in dir, or in memory if dir is empty.
+func (s *Store) viewsOf(dir string, log viewdb.Source) views.Options {
 	o := s.opts.views
 	o.Dir, o.Store, o.Log, o.ReadOnly, o.Logger = dir, s.ID, log, s.opts.Reader, s.opts.Logger
-	return views.Open(ctx, o)
+	return o
+}
+
+// useLog makes log the log of the store.
+func (s *Store) useLog(log *jetlog.Log) {
+	s.Log, s.Past = log, views.NewPast(s.viewsOf("", log), s.ownViews)
 }
 
 // owned returns the ownership of this process, or nil.
@@ -54,7 +59,7 @@ func (s *Store) VerifyViews(ctx context.Context) (views.Rebuilt, error) {
 	if s.local != nil {
 		parent = ""
 	}
-	out, err := views.Verify(ctx, parent, views.Options{Store: s.ID, Log: s.Log, Logger: s.opts.Logger}, s.Views())
+	out, err := views.Verify(ctx, parent, s.viewsOf("", s.Log), s.Views())
 	if err == nil && s.local == nil {
 		err = noteFullRead(s.Location, out.Sequence)
 	}
