@@ -17,6 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/store/holder"
+	"github.com/ckptstore/ckptstore/internal/store/living"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -192,6 +193,9 @@ func (s *Store) leaseTerm() time.Duration {
 	}
 	return leaseTerm
 }
+
+// Living returns the leases by which the nodes of a run show that their part of an attempt lives.
+func (s *Store) Living(run string) *living.Leases { return living.New(s.Log, run, s.leaseTerm()) }
 
 // sleep waits for d and reports whether ctx lasted that long.
 func sleep(ctx context.Context, d time.Duration) bool {

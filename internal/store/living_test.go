@@ -3,6 +3,8 @@ package store
 import (
 	"errors"
 	"testing"
+
+	"github.com/ckptstore/ckptstore/internal/store/living"
 )
 
 // A node's part of an attempt lives until it is silenced, for good. A newer attempt is not concerned, and
@@ -26,17 +28,17 @@ func TestLiving(t *testing.T) {
 	lives(1, 3, nil)
 	lives(1, 3, nil)
 	silences(1, 3)
-	lives(1, 3, ErrSilenced)
+	lives(1, 3, living.ErrSilenced)
 	silences(1, 3)
-	lives(1, 3, ErrSilenced)
+	lives(1, 3, living.ErrSilenced)
 	lives(1, 4, nil)
 	silences(1, 3) // late
 	lives(1, 4, nil)
 	lives(2, 3, nil)
 
 	silences(3, 3) // it never asked
-	lives(3, 3, ErrSilenced)
-	lives(3, 2, ErrSilenced)
+	lives(3, 3, living.ErrSilenced)
+	lives(3, 2, living.ErrSilenced)
 	again := s.Living(strange) // another trainer of the node
 	if err := again.Live(t.Context(), 2, 3); err != nil {
 		t.Errorf("the node's next trainer: %v", err)

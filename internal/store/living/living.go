@@ -1,4 +1,7 @@
-package store
+// Package living keeps the word of a run's nodes that their part of an attempt lives, while no process
+// coordinates it, and ends it for good. Each node has a lease for that. A coordinator takes it away
+// before the next group starts, so the log decides which of the two came first.
+package living
 
 import (
 	"context"
@@ -12,12 +15,11 @@ import (
 	"github.com/ckptstore/ckptstore/internal/problem"
 )
 
-// Living keeps the word of a run's nodes that their part of an attempt lives, while no process
-// coordinates it, and ends it for good. Each node has a lease for that. A coordinator takes it away
-// before the next group starts, so the log decides which of the two came first.
-type Living struct {
-	st  *Store
-	run string
+// Leases are the leases of a run's nodes. They may be used concurrently.
+type Leases struct {
+	log  *jetlog.Log
+	run  string
+	term time.Duration
 
 	mu   sync.Mutex
 	held map[int]heldLife // by node
@@ -38,23 +40,23 @@ type life struct {
 // ErrSilenced reports that a node's part of an attempt may not live without a coordinator any more.
 var ErrSilenced = problem.New(problem.Conflict, "another coordinator has ended this node's part of the attempt")
 
-// Living returns the word of a run's nodes.
-func (s *Store) Living(run string) *Living {
-	return &Living{st: s, run: run, held: map[int]heldLife{}}
+// New returns the leases of a run's nodes. term is that of the lease of the run.
+func New(log *jetlog.Log, run string, term time.Duration) *Leases {
+	return &Leases{log: log, run: run, term: term, held: map[int]heldLife{}}
 }
 
 // name returns the name of a node's lease.
-func (l *Living) name(node int) string { return fmt.Sprintf("living.%s.%d", l.run, node) }
+func (l *Leases) name(node int) string { return fmt.Sprintf("living.%s.%d", l.run, node) }
 
 // lifeTerm is the term of these leases. They do not expire: a newer attempt takes them.
 const lifeTerm = time.Minute
 
 // Term returns how long a coordinator has not renewed its lease of the run when another may take it.
-func (l *Living) Term() time.Duration { return l.st.leaseTerm() }
+func (l *Leases) Term() time.Duration { return l.term }
 
 // Live records that a node's part of an attempt lives. It returns [ErrSilenced] after
-// [Living.Silence].
-func (l *Living) Live(ctx context.Context, node, attempt int) error {
+// [Leases.Silence].
+func (l *Leases) Live(ctx context.Context, node, attempt int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h, ok := l.held[node]; ok && h.attempt == attempt {
@@ -72,7 +74,7 @@ func (l *Living) Live(ctx context.Context, node, attempt int) error {
 }
 
 // Silence ends the word of a node's part of an attempt, and of earlier ones.
-func (l *Living) Silence(ctx context.Context, node, attempt int) error {
+func (l *Leases) Silence(ctx context.Context, node, attempt int) error {
 	_, err := l.take(ctx, node, life{Attempt: attempt, Ended: true})
 	if errors.Is(err, ErrSilenced) {
 		return nil // by another coordinator
@@ -81,12 +83,12 @@ func (l *Living) Silence(ctx context.Context, node, attempt int) error {
 }
 
 // take takes the lease of a node, unless its part of that attempt or a later one was ended.
-func (l *Living) take(ctx context.Context, node int, of life) (*jetlog.Lease, error) {
+func (l *Leases) take(ctx context.Context, node int, of life) (*jetlog.Lease, error) {
 	text, err := json.Marshal(of)
 	if err != nil {
 		return nil, err
 	}
-	lease, err := l.st.Log.Lease(ctx, l.name(node), text, lifeTerm)
+	lease, err := l.log.Lease(ctx, l.name(node), text, lifeTerm)
 	for held := (*jetlog.LeaseHeldError)(nil); errors.As(err, &held); {
 		var now life
 		if jerr := json.Unmarshal(held.Holder, &now); jerr != nil {
@@ -96,7 +98,7 @@ func (l *Living) take(ctx context.Context, node int, of life) (*jetlog.Lease, er
 			return nil, fmt.Errorf("node %d, attempt %d: %w", node, of.Attempt, ErrSilenced)
 		}
 		// Refused if the lease has changed meanwhile.
-		lease, err = l.st.Log.TakeOver(ctx, held, text, lifeTerm)
+		lease, err = l.log.TakeOver(ctx, held, text, lifeTerm)
 	}
 	return lease, err
 }
