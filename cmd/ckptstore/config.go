@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ckptstore/ckptstore/internal/console"
-	"github.com/ckptstore/ckptstore/internal/store"
+	"github.com/ckptstore/ckptstore/internal/store/trusted"
 )
 
 const trustHelp = `Trust the store in DIR although other users can write to it.
@@ -21,7 +21,7 @@ exit with 12. Trust such a store only if you trust everyone who can write to it.
 
 The list of trusted directories is per user: $XDG_CONFIG_HOME/ckptstore/trusted, by
 default ~/.config/ckptstore/trusted. An entry is valid while the directory keeps its
-owner and group. $` + store.EnvTrust + ` (paths separated by colons) adds directories for
+owner and group. $` + trusted.Env + ` (paths separated by colons) adds directories for
 one process and its children, as in a container.`
 
 func (a *app) configCommand() *cobra.Command {
@@ -47,13 +47,13 @@ func (a *app) trustCommand() *cobra.Command {
 			case len(dirs) == 0:
 				return console.Usagef("config trust DIR: the directory is missing; see `ckptstore config trust --help`")
 			case remove:
-				return store.Distrust(c.Context(), dirs[0])
+				return trusted.Remove(c.Context(), dirs[0])
 			}
-			t, err := store.Trust(c.Context(), dirs[0])
+			t, err := trusted.Add(c.Context(), dirs[0])
 			if err != nil {
 				return err
 			}
-			return console.Emit(a.Console, t, []store.Trusted{t}, func(w *tabwriter.Writer, _ bool) {
+			return console.Emit(a.Console, t, []trusted.Dir{t}, func(w *tabwriter.Writer, _ bool) {
 				fmt.Fprintf(w, "%s is trusted while it belongs to user %d and group %d\n", t.Path, t.UID, t.GID)
 			})
 		},
@@ -64,12 +64,12 @@ func (a *app) trustCommand() *cobra.Command {
 }
 
 func (a *app) listTrusted() error {
-	list, err := store.TrustedDirs()
+	list, err := trusted.List()
 	if err != nil {
 		return err
 	}
 	if list == nil {
-		list = []store.Trusted{}
+		list = []trusted.Dir{}
 	}
 	return console.Emit(a.Console, list, list, func(w *tabwriter.Writer, _ bool) {
 		console.Row(w, "DIRECTORY", "USER", "GROUP")

@@ -1,16 +1,15 @@
 package store
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ckptstore/ckptstore/internal/beneath"
+	"github.com/ckptstore/ckptstore/internal/store/trusted"
 )
 
 // TestOthersCanWrite makes each part of a store writable to others, or gives it to another user. The
@@ -63,14 +62,14 @@ func TestOthersCanWrite(t *testing.T) {
 	okay(open(t, dir).Close())
 
 	okay(os.Chmod(dir, 0o777))
-	t.Setenv(EnvTrust, filepath.Join(dir, "elsewhere")+":"+filepath.Join(dir, "store.json", "no")+":"+dir)
+	t.Setenv(trusted.Env, filepath.Join(dir, "elsewhere")+":"+filepath.Join(dir, "store.json", "no")+":"+dir)
 	okay(open(t, dir).Close())
-	t.Setenv(EnvTrust, filepath.Dir(dir))
+	t.Setenv(trusted.Env, filepath.Dir(dir))
 	if err := mayWrite(dir); !errors.Is(err, ErrUntrusted) {
 		t.Errorf("the directory above is trusted: %v", err)
 	}
-	t.Setenv(EnvTrust, "")
-	if _, err := Trust(t.Context(), dir); err != nil {
+	t.Setenv(trusted.Env, "")
+	if _, err := trusted.Add(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
 	okay(open(t, dir).Close())
@@ -80,7 +79,7 @@ func TestOthersCanWrite(t *testing.T) {
 		t.Errorf("another user's directory: %v", err)
 	}
 	okay(os.Chown(dir, os.Geteuid(), -1))
-	okay(Distrust(t.Context(), dir))
+	okay(trusted.Remove(t.Context(), dir))
 	if err := mayWrite(dir); !errors.Is(err, ErrUntrusted) {
 		t.Errorf("trusted no longer: %v", err)
 	}
@@ -105,8 +104,7 @@ func TestPartIsALink(t *testing.T) {
 	}
 }
 
-// TestListOfOthers does not accept a list that another user could have written, and does not wait
-// forever while another process changes it.
+// TestListOfOthers does not accept a list that another user could have written.
 func TestListOfOthers(t *testing.T) {
 	config := t.TempDir()
 	t.Setenv("XDG_CONFIG_HOME", config)
@@ -114,13 +112,13 @@ func TestListOfOthers(t *testing.T) {
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Trust(t.Context(), dir); err != nil {
+	if _, err := trusted.Add(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
 	if err := mayWrite(dir); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(config, "ckptstore", trustedName)
+	path := filepath.Join(config, "ckptstore", "trusted")
 	for how, do := range map[string]func() error{
 		"readable":       func() error { return os.Chmod(path, 0o644) },
 		"another user's": func() error { return os.Chown(path, 20002, -1) },
@@ -134,18 +132,8 @@ func TestListOfOthers(t *testing.T) {
 		}
 		_ = os.Remove(path)
 		_ = os.Remove(path + ".moved")
-		if _, err := Trust(t.Context(), dir); err != nil {
+		if _, err := trusted.Add(t.Context(), dir); err != nil {
 			t.Fatal(err)
 		}
-	}
-	held, err := lockTrusted(t.Context(), path+".lock")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer held.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := Trust(ctx, dir); !errors.Is(err, ErrLocked) {
-		t.Errorf("while another process changes it: %v", err)
 	}
 }
