@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 )
 
 // failure is the failed end of one rank's process.
@@ -66,7 +67,7 @@ func (h *handoffEnd) exited(e process.Exit) {
 // from converts a hand-off error to a FailedError.
 func (h *handoffEnd) from(err error) *FailedError {
 	why := &FailedError{Rank: -1, Cause: err.Error()}
-	if errors.As(err, new(*session.RefusedError)) {
+	if errors.As(err, new(*retry.RefusedError)) {
 		why.Kind = blame.Infrastructure
 		h.failed = why
 	}

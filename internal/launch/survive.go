@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -126,7 +127,7 @@ func (f *fleet) silenceLeft(ctx context.Context, err error) {
 	if f == nil || errors.Is(err, session.ErrFenced) || f.overtaken(context.WithoutCancel(ctx)) != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout+deadAfter(f.endpoint.Timeout()))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), retry.EndTimeout+deadAfter(f.endpoint.Timeout()))
 	defer cancel()
 	if err := f.silence(ctx); err != nil {
 		f.log.Warn("processes of lost nodes may live on: the log does not take the end of their parts", "error", err)

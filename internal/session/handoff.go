@@ -17,6 +17,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/internal/stragglers"
 )
 
@@ -64,16 +65,6 @@ type reportAnswer struct {
 	Reported
 	err error
 }
-
-// RefusedError reports that the log refused an event of this process. The ranks
-// are not at fault.
-type RefusedError struct{ Err error }
-
-// Unwrap returns the log's reason.
-func (e *RefusedError) Unwrap() error { return e.Err }
-
-// Error returns the text of the log's reason.
-func (e *RefusedError) Error() string { return e.Err.Error() }
 
 // UnevenError reports that some ranks reported one more time than others.
 type UnevenError struct{ Reported, Ended []int }
@@ -184,7 +175,7 @@ func (h *handoff) run(ctx context.Context) (iterations int, err error) {
 			continue // the workers have the error; their training is worth more than its metrics
 		}
 		if err != nil {
-			return iterations, &RefusedError{Err: err}
+			return iterations, &retry.RefusedError{Err: err}
 		}
 		iterations++
 	}
@@ -205,7 +196,7 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 		got[d.rank] = d
 		if limit == nil {
 			var late context.Context
-			late, cancel = h.store.answering(context.WithoutCancel(ctx), h.limit)
+			late, cancel = h.store.calls.Timeout(context.WithoutCancel(ctx), h.limit)
 			limit = late.Done()
 		}
 	}
@@ -249,7 +240,7 @@ func (h *handoff) collect(ctx context.Context) ([]delivery, error) {
 			}
 		case err := <-h.reports.broke:
 			_, _ = refuse("%w", err)
-			return nil, &RefusedError{Err: err}
+			return nil, &retry.RefusedError{Err: err}
 		case <-limit:
 			reported, _, silent := h.count(got)
 			return refuse("ranks %v have not reported within %v, while ranks %v have", silent, h.limit, reported)

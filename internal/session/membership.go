@@ -53,7 +53,7 @@ func (s *rankServer) onLeave(ctx context.Context, _ struct{}) (struct{}, error) 
 		return struct{}{}, nil
 	}
 	first := s.left.CompareAndSwap(false, true)
-	ctx, cancel := s.store.answering(ctx, s.cfg.DrainTimeout)
+	ctx, cancel := s.store.calls.Timeout(ctx, s.cfg.DrainTimeout)
 	defer cancel()
 	err := s.outbox.flush(ctx)
 	if first {

@@ -148,7 +148,7 @@ func (s *rankServer) limited(ctx context.Context, limit time.Duration) (context.
 	if limit == 0 {
 		return ctx, release
 	}
-	ctx, cancel := s.store.answering(ctx, limit)
+	ctx, cancel := s.store.calls.Timeout(ctx, limit)
 	return ctx, func() {
 		cancel()
 		release()

@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 )
 
 // Bounds within which reports may run ahead of a log that does not answer: ranks
@@ -152,7 +153,7 @@ func (r *reports) append(ctx context.Context, it *iteration) error {
 			r.short = true
 			r.log.Warn("no room for metrics; retrying", "step", it.metrics.Step, "error", err)
 		}
-		timer := time.NewTimer(roomEvery)
+		timer := time.NewTimer(retry.RoomPause)
 		select {
 		case <-timer.C:
 			continue

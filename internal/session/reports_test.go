@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 )
 
 // mute is a log that takes metrics on request.
@@ -168,7 +168,7 @@ func TestReportsRefused(t *testing.T) {
 					h.ended(0)
 				}
 				err := <-end
-				var unsaid *RefusedError
+				var unsaid *retry.RefusedError
 				if errors.As(err, &unsaid) != c.ends || !c.ends && err != nil {
 					t.Errorf("the hand-off ends with %v", err)
 				}
@@ -178,122 +178,6 @@ func TestReportsRefused(t *testing.T) {
 			})
 		})
 	}
-}
-
-var errAway = errors.New("no answer")
-
-// away is a log without a server, until it has one again.
-type away struct {
-	Log
-	until time.Time
-	calls int
-}
-
-// Append implements Log.
-func (a *away) Append(ctx context.Context, _ ...events.Fact) ([]uint64, error) {
-	a.calls++
-	select {
-	case <-time.After(min(30*time.Second, max(0, time.Until(a.until)))):
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	if time.Now().Before(a.until) {
-		return nil, fmt.Errorf("append: %w", errAway)
-	}
-	return []uint64{1}, nil
-}
-
-func patient(job context.Context, log Log) Store {
-	return Store{Log: log, Unserved: func(err error) bool { return errors.Is(err, errAway) }}.patiently(job, nil)
-}
-
-// A call is retried until the log answers, with a bound once the job must end. A
-// refusal is not retried.
-func TestPatience(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		job, end := context.WithCancel(t.Context())
-		defer end()
-		a := &away{until: time.Now().Add(10 * time.Hour)}
-		s := patient(job, a)
-		began := time.Now()
-		if _, err := s.Log.Append(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if d := time.Since(began); d < 10*time.Hour || d > 10*time.Hour+lastPause || a.calls < 100 {
-			t.Errorf("it took %v and %d calls", d, a.calls)
-		}
-		if got := s.silence(); got < 10*time.Hour || got > 10*time.Hour+lastPause {
-			t.Errorf("the log was silent for %v", got)
-		}
-		a.until = time.Now().Add(10 * time.Hour)
-		time.AfterFunc(time.Hour, func() { s.words.tell(errors.New("told to end")) })
-		began = time.Now()
-		if _, err := s.Log.Append(t.Context()); !errors.Is(err, ErrUnserved) {
-			t.Errorf("error %v", err)
-		}
-		if d := time.Since(began); d != time.Hour+LastWordsTimeout {
-			t.Errorf("it took %v", d)
-		}
-		other := patient(t.Context(), &refusing{})
-		if _, err := other.Log.Append(t.Context()); !errors.As(err, new(*RefusedError)) {
-			t.Errorf("error %v", err)
-		}
-	})
-}
-
-// refusing is a log that refuses everything.
-type refusing struct{ Log }
-
-// Append implements Log.
-func (refusing) Append(context.Context, ...events.Fact) ([]uint64, error) {
-	return nil, errors.New("damaged")
-}
-
-// A deadline is extended while the log does not answer, and only then.
-func TestAnswering(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := patient(t.Context(), &away{until: time.Now().Add(time.Hour)})
-		began := time.Now()
-		ends := func(limit, want time.Duration) {
-			t.Helper()
-			ctx, cancel := s.answering(t.Context(), limit)
-			defer cancel()
-			child, stop := context.WithCancel(ctx)
-			defer stop()
-			<-child.Done()
-			if !errors.Is(ctx.Err(), context.DeadlineExceeded) || !errors.Is(child.Err(), context.DeadlineExceeded) {
-				t.Errorf("it ended with %v, %v", ctx.Err(), child.Err())
-			}
-			if d := time.Since(began); d < want || d > want+lastPause {
-				t.Errorf("it ended after %v, want %v", d, want)
-			}
-		}
-		ends(time.Minute, time.Minute)
-		said := make(chan error, 1)
-		go func() {
-			_, err := s.Log.Append(t.Context())
-			said <- err
-		}()
-		ends(2*time.Minute, time.Hour+2*time.Minute)
-		if err := <-said; err != nil {
-			t.Fatal(err)
-		}
-		ends(time.Minute, time.Hour+3*time.Minute)
-
-		ctx, cancel := s.answering(t.Context(), time.Minute)
-		cancel()
-		if !errors.Is(ctx.Err(), context.Canceled) {
-			t.Errorf("it was cancelled with %v", ctx.Err())
-		}
-		parent, end := context.WithCancel(t.Context())
-		ctx, cancel = s.answering(parent, time.Minute)
-		defer cancel()
-		end()
-		<-ctx.Done()
-		if !errors.Is(ctx.Err(), context.Canceled) {
-			t.Errorf("it ended with its parent by %v", ctx.Err())
-		}
-	})
 }
 
 // A report that waits for room behind too many others is refused when no worker

@@ -81,7 +81,7 @@ func (s *rankServer) busy(id string, why error) (client.SaveReply, error) {
 // stage gives a rank its slot for a save and appends the rank's plan. A plan that
 // the log already has is appended after the rank has its reply.
 func (s *rankServer) stage(ctx context.Context, id string, req client.SaveRequest, participants []int, known *localPlan, checked *checkpoint.Local) (client.SaveReply, error) {
-	ctx, cancel := s.store.answering(ctx, s.cfg.SaveTimeout)
+	ctx, cancel := s.store.calls.Timeout(ctx, s.cfg.SaveTimeout)
 	defer cancel()
 	say := s.says(id, req, participants, known, checked)
 	part := staging.Part{Attempt: s.Number, Rank: s.rank, Fingerprint: say.print, Checkpoint: id}
@@ -281,7 +281,7 @@ func (s *rankServer) onWait(ctx context.Context, req client.WaitRequest) (client
 	}
 	// The coordinator's deadline ends every save; the margin is for its decision
 	// to arrive.
-	ctx, cancel := s.store.answering(ctx, s.cfg.SaveTimeout+decideTimeout)
+	ctx, cancel := s.store.calls.Timeout(ctx, s.cfg.SaveTimeout+decideTimeout)
 	defer cancel()
 	return s.saver.wait(ctx, req.Checkpoint, s.rank, req.State)
 }

@@ -107,7 +107,7 @@ type drain struct {
 func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging.Slots) *saver {
 	s := &saver{
 		decisions: l, store: store, log: log, coord: coord, slots: slots,
-		now:    func() time.Time { return l.now().Add(-store.silence()) },
+		now:    func() time.Time { return l.now().Add(-store.calls.Silence()) },
 		losses: newInbox[loss](), replies: newInbox[placedReply](), drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, lostRanks: map[int]error{}, plans: map[rankSave]*events.LocalPlan{},

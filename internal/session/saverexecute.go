@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/session/heirs"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/planner"
 )
 
@@ -223,7 +224,7 @@ func (s *saver) reject(checkpoint string, rank int, why string) {
 // refuse appends that a rank cannot save, so that the others need not wait for
 // it. It works even after the worker and the attempt have ended.
 func (s *saver) refuse(ctx context.Context, attempt int, checkpoint string, rank int, cause error) error {
-	ctx, cancel := s.store.answering(context.WithoutCancel(ctx), LastWordsTimeout)
+	ctx, cancel := s.store.calls.Timeout(context.WithoutCancel(ctx), retry.EndTimeout)
 	defer cancel()
 	text := Beginning(cause.Error(), MaxMessage)
 	err := s.decisions.recordNow(ctx, s.decisions.trial, events.Rank(rank), &events.WriteFailed{
@@ -391,7 +392,7 @@ func (s *saver) commit(ctx context.Context, c planner.Commit) error {
 	if err != nil {
 		return s.abort(ctx, c.Manifest.Attempt, id, "commit: "+err.Error())
 	}
-	limited, cancel := s.store.answering(ctx, s.store.limit) // all saves of the job wait for it
+	limited, cancel := s.store.calls.Timeout(ctx, s.store.limit) // all saves of the job wait for it
 	defer cancel()
 	began := time.Now()
 	_, err = w.Finish(limited, c.Manifest, func(_ context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error) {

@@ -307,7 +307,7 @@ func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) 
 		}
 		hubOp = collective.OpBroadcast(root, size)
 	}
-	ctx, cancel := s.store.answering(r.Context(), s.cfg.Collective)
+	ctx, cancel := s.store.calls.Timeout(r.Context(), s.cfg.Collective)
 	defer cancel()
 	parts, err := s.Hub.Exchange(ctx, s.rank, seq, hubOp, body)
 	if err != nil {

@@ -10,7 +10,7 @@
 //	handoff     reports of all ranks, one iteration at a time
 //	messages    messages among ranks, and their store
 //	decisions   the decisions of an attempt, refused by the log once fenced
-//	lastWords   the log as a job sees it: calls wait for an answer, or for room
+//	retriedLog  the log as a job sees it: calls wait for an answer, or for room
 //	Import      a job with one attempt and one save, of another program's checkpoint
 //
 // A session neither starts, watches nor ends processes. Its caller does that,
@@ -300,7 +300,7 @@ func (g *Group) Saved() <-chan error { return g.saved }
 // TakeReports collects the reports of all ranks, one iteration at a time, until
 // every rank has ended. It returns how many iterations the log has, or will have
 // after [Group.SettleReports]. It returns an [UnevenError] if ranks disagree on
-// whether there is another iteration, and a [RefusedError] if the log refused
+// whether there is another iteration, and a [retry.RefusedError] if the log refused
 // one.
 func (g *Group) TakeReports(ctx context.Context) (iterations int, err error) {
 	return g.handoff.run(ctx)
@@ -336,7 +336,7 @@ func (g *Group) Gone(rank int, why error) {
 
 // Flush waits until the log has the seals that a rank got replies for.
 func (g *Group) Flush(work context.Context, rank int) {
-	ctx, cancel := g.store.answering(work, g.cfg.DrainTimeout)
+	ctx, cancel := g.store.calls.Timeout(work, g.cfg.DrainTimeout)
 	defer cancel()
 	for _, s := range g.servers {
 		if s.rank != rank {
@@ -394,7 +394,7 @@ func (g *Group) Drain(ctx context.Context, why string) (ended bool, err error) {
 		return false, err
 	}
 	g.saver.drain <- drain{why, end}
-	drained, cancel := g.store.answering(context.WithoutCancel(ctx), g.cfg.DrainTimeout)
+	drained, cancel := g.store.calls.Timeout(context.WithoutCancel(ctx), g.cfg.DrainTimeout)
 	defer cancel()
 	select {
 	case err := <-g.saved:
@@ -409,7 +409,7 @@ func (g *Group) Drain(ctx context.Context, why string) (ended bool, err error) {
 
 // Answering returns a context that ends when the log has answered for so long.
 func (g *Group) Answering(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	return g.store.answering(ctx, limit)
+	return g.store.calls.Timeout(ctx, limit)
 }
 
 // StopSaves waits for the end of the saves after the session's context has ended.

@@ -111,7 +111,7 @@ func (w heldWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Local
 // the given one, which all ranks save by.
 func (w heldWriter) PrepareGlobalPlan(ctx context.Context, layout checkpoint.Layout) (got checkpoint.Layout, err error) {
 	defer panicked("PrepareGlobalPlan", w.at.Ref, &err)
-	ctx, cancel := w.store.answering(ctx, w.store.limit)
+	ctx, cancel := w.store.calls.Timeout(ctx, w.store.limit)
 	defer cancel()
 	given := checkpoint.EncodeLayout(layout)
 	got, err = w.Writer.PrepareGlobalPlan(ctx, layout)
@@ -140,7 +140,7 @@ func (w heldWriter) Finish(ctx context.Context, m checkpoint.Manifest, commit da
 	defer panicked("Finish", w.at.Ref, &err)
 	want := checkpoint.Sum(checkpoint.EncodeManifest(m))
 	const next = "its Finish must call Location.Commit with the manifest that it was given"
-	limited, cancel := w.store.answering(ctx, w.store.limit)
+	limited, cancel := w.store.calls.Timeout(ctx, w.store.limit)
 	defer cancel()
 	called := false
 	var refused error

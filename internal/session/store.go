@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -82,7 +83,7 @@ type Store struct {
 	// the system.
 	Room func(*os.File) (int64, error)
 
-	words *lastWords    // what Log and Views wait by; nil: they do not wait
+	calls *retry.Calls  // how calls of Log and Views are repeated; nil: they are not
 	limit time.Duration // of a step of Storage that all saves of the job wait for
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
@@ -86,7 +87,7 @@ func (j *Job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 	}
 	defer s.slots.Close()
 	s.drain <- drain{why, known}
-	ctx, cancel := j.store.answering(ctx, j.cfg.DrainTimeout)
+	ctx, cancel := j.store.calls.Timeout(ctx, j.cfg.DrainTimeout)
 	defer cancel()
 	if err := s.run(ctx, from, known); err != nil {
 		return fmt.Errorf("end the saves that attempt %d left open: %w", attempt, err)
@@ -286,7 +287,7 @@ func (j *Job) Overtaken(ctx context.Context) error {
 	if j.decisions == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, LastWordsTimeout)
+	ctx, cancel := context.WithTimeout(ctx, retry.EndTimeout)
 	defer cancel()
 	if err := j.decisions.overtaken(ctx); errors.Is(err, ErrFenced) {
 		return err

@@ -1,4 +1,4 @@
-package session
+package retry
 
 import (
 	"bufio"
@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -21,8 +22,7 @@ const patienceEnv = "CKPTSTORE_TEST_PATIENCE"
 func TestStoppedProcess(t *testing.T) {
 	const limit = 3 * time.Second
 	if os.Getenv(patienceEnv) != "" {
-		s := Store{words: newLastWords(t.Context(), nil)}
-		ctx, cancel := s.answering(t.Context(), limit)
+		ctx, cancel := New(t.Context(), Options{}).Timeout(t.Context(), limit)
 		defer cancel()
 		<-time.After(limit / 30) // by now it measures
 		fmt.Println("waiting")
@@ -72,4 +72,51 @@ func TestStoppedProcess(t *testing.T) {
 	if err := errors.Join(err, cmd.Wait()); err != nil {
 		t.Errorf("%v: %s", err, said.String())
 	}
+}
+
+// A deadline is extended while the log does not answer, and only then.
+func TestTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &away{until: time.Now().Add(time.Hour)}
+		c := patient(t.Context())
+		began := time.Now()
+		ends := func(limit, want time.Duration) {
+			t.Helper()
+			ctx, cancel := c.Timeout(t.Context(), limit)
+			defer cancel()
+			child, stop := context.WithCancel(ctx)
+			defer stop()
+			<-child.Done()
+			if !errors.Is(ctx.Err(), context.DeadlineExceeded) || !errors.Is(child.Err(), context.DeadlineExceeded) {
+				t.Errorf("it ended with %v, %v", ctx.Err(), child.Err())
+			}
+			if d := time.Since(began); d < want || d > want+lastPause {
+				t.Errorf("it ended after %v, want %v", d, want)
+			}
+		}
+		ends(time.Minute, time.Minute)
+		said := make(chan error, 1)
+		go func() {
+			said <- c.UntilAnswered(t.Context(), a.call)
+		}()
+		ends(2*time.Minute, time.Hour+2*time.Minute)
+		if err := <-said; err != nil {
+			t.Fatal(err)
+		}
+		ends(time.Minute, time.Hour+3*time.Minute)
+
+		ctx, cancel := c.Timeout(t.Context(), time.Minute)
+		cancel()
+		if !errors.Is(ctx.Err(), context.Canceled) {
+			t.Errorf("it was cancelled with %v", ctx.Err())
+		}
+		parent, end := context.WithCancel(t.Context())
+		ctx, cancel = c.Timeout(parent, time.Minute)
+		defer cancel()
+		end()
+		<-ctx.Done()
+		if !errors.Is(ctx.Err(), context.Canceled) {
+			t.Errorf("it ended with its parent by %v", ctx.Err())
+		}
+	})
 }
