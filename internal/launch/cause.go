@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
 	"github.com/ckptstore/ckptstore/internal/session/retry"
 )
 
@@ -71,7 +72,7 @@ func (h *handoffEnd) from(err error) *FailedError {
 		why.Kind = blame.Infrastructure
 		h.failed = why
 	}
-	if uneven := (*session.UnevenError)(nil); errors.As(err, &uneven) {
+	if uneven := (*handoff.UnevenError)(nil); errors.As(err, &uneven) {
 		h.failed, h.ended = why, uneven.Ended
 	}
 	return why

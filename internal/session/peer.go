@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
 	"github.com/ckptstore/ckptstore/internal/session/heirs"
 	"github.com/ckptstore/ckptstore/planner"
 )
@@ -60,7 +61,7 @@ func (s *rankServer) meet(mux *http.ServeMux) {
 	}
 	mux.Handle("POST /v1/report", s.exactlyOnce(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.raw(func(r *http.Request, body []byte) ([]byte, error) {
-			return decoded(r, bareNumbers(body), func(ctx context.Context, in client.Report) (client.ReportReply, error) {
+			return decoded(r, handoff.QuoteNonFinite(body), func(ctx context.Context, in client.Report) (client.ReportReply, error) {
 				reply, of, err := s.onReport(ctx, in)
 				if err == nil && s.relayed {
 					w.Header().Set(ReportedHeader, of.String())

@@ -428,5 +428,19 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 	return nil
 }
 
+// logSlow logs and returns facts about the speed of nodes.
+func logSlow(log *slog.Logger, facts []events.Body) []events.Body {
+	for _, f := range facts {
+		switch b, _ := f.(*events.NodeSlow); {
+		case b == nil:
+		case b.Over:
+			log.Info("node is no longer slow", "node", b.Node, "by", b.By, "seconds", b.Seconds, "others", b.Others)
+		default:
+			log.Warn("node is slow", "node", b.Node, "by", b.By, "seconds", b.Seconds, "others", b.Others)
+		}
+	}
+	return facts
+}
+
 // defaultWorkers returns how many ranks are written at the same time.
 func defaultWorkers() int { return runtime.GOMAXPROCS(0) + 2 }

@@ -21,6 +21,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/peer"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
 )
 
 // maxBody bounds the body of a request, in bytes. Tensors do not travel here.
@@ -263,17 +264,17 @@ func (s *rankServer) onHello(ctx context.Context, h client.Hello) (client.Contex
 	}, nil
 }
 
-func (s *rankServer) onReport(ctx context.Context, r client.Report) (reply client.ReportReply, of Reported, err error) {
+func (s *rankServer) onReport(ctx context.Context, r client.Report) (reply client.ReportReply, of handoff.Reported, err error) {
 	metrics, err := s.fetch(r.Metrics)
 	if err != nil {
 		return reply, of, badRequest("%w", err)
 	}
 	r.Metrics = metrics
-	if err := checkMetrics(r.Metrics, s.cfg.World()); err != nil {
+	if err := handoff.CheckMetrics(r.Metrics, s.cfg.World()); err != nil {
 		return reply, of, badRequest("%w", err)
 	}
 	s.listens()
-	of, err = s.handoff.report(ctx, s.rank, r)
+	of, err = s.handoff.Report(ctx, s.rank, r)
 	if errors.Is(err, syscall.ENOSPC) {
 		return reply, of, fmt.Errorf("metrics of step %d not recorded: %w", r.Step, err)
 	}

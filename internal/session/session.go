@@ -7,7 +7,6 @@
 //	outbox      facts of one rank's saves, appended after the rank was answered
 //	saver       feeds the log to the save coordinator and executes its commands
 //	adopted     saves of a dead trainer, finished from shared memory
-//	handoff     reports of all ranks, one iteration at a time
 //	messages    messages among ranks, and their store
 //	decisions   the decisions of an attempt, refused by the log once fenced
 //	retriedLog  the log as a job sees it: calls wait for an answer, or for room
@@ -17,7 +16,7 @@
 // provides what a session needs through [Orders], [Signals] and [Hooks], and calls
 // [Group.Gone] when a rank leaves. Package staging holds the shared memory by which
 // ranks save and load, package restore their loads, package pulse their requests as
-// signs of life.
+// signs of life, package handoff their reports, and package retry how calls wait for the log.
 //
 // A session's knowledge comes from the log. Its decisions are appended there before
 // they take effect.
@@ -45,6 +44,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
 	"github.com/ckptstore/ckptstore/internal/session/pulse"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
@@ -178,7 +178,7 @@ type Group struct {
 	work      context.Context // ends with the attempt
 	saver     *saver
 	saved     chan error // the saver's end
-	handoff   *handoff
+	handoff   *handoff.Handoff
 	loader    *restore.Loader
 	meeting   *restore.Meeting // of the loads of all nodes; nil: there is one, or another process has it
 	hello     chan int         // a rank, at its first hello
@@ -215,14 +215,21 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 		saved: make(chan error, 1),
 	}
 	g.loader = j.newLoader(g)
-	g.handoff = newHandoff(a.Number, world, cfg.Collective, cfg.Now, j.writer.measured)
-	g.handoff.store, g.handoff.reports.log, g.handoff.told = j.store, j.log, cfg.Reported
-	g.handoff.resume(a.Resumed)
+	reports := handoff.Config{
+		Attempt: a.Number, World: world, Limit: cfg.Collective, Now: cfg.Now, Calls: j.store.calls, Log: j.log,
+		Record: j.writer.measured, Told: cfg.Reported,
+	}
+	var slow *stragglers.Watch
 	if a.Peer == nil && len(cfg.Nodes) > 1 {
-		g.handoff.slow = stragglers.New(cfg.Job, a.Number, cfg.Nodes, a.index)
+		slow = stragglers.New(cfg.Job, a.Number, cfg.Nodes, a.index)
+		reports.Slower = func(busy []float64) []events.Body { return logSlow(j.log, slow.Sample(stragglers.Busy, busy)) }
 	}
 	if a.Orders != nil {
-		g.handoff.stop = a.Orders.Tell
+		reports.Stop = a.Orders.Tell
+	}
+	g.handoff = handoff.New(reports)
+	if a.Resumed != nil {
+		g.handoff.Resume(a.Resumed.Earlier)
 	}
 	coordinator := j.coordinator(a.Number, world)
 	coordinator.Part = a.Peer != nil
@@ -239,7 +246,7 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	if g.saver.local == nil {
 		g.saver.local = []int{} // none: nil means all
 	}
-	g.saver.slow = g.handoff.slow
+	g.saver.slow = slow
 	if a.Peer == nil && cfg.apart() {
 		g.saver.settled = g.aborts.expect(cfg.Nodes, cfg.Node)
 	}
@@ -299,27 +306,27 @@ func (g *Group) Saved() <-chan error { return g.saved }
 
 // TakeReports collects the reports of all ranks, one iteration at a time, until
 // every rank has ended. It returns how many iterations the log has, or will have
-// after [Group.SettleReports]. It returns an [UnevenError] if ranks disagree on
+// after [Group.SettleReports]. It returns an [handoff.UnevenError] if ranks disagree on
 // whether there is another iteration, and a [retry.RefusedError] if the log refused
 // one.
 func (g *Group) TakeReports(ctx context.Context) (iterations int, err error) {
-	return g.handoff.run(ctx)
+	return g.handoff.Run(ctx)
 }
 
 // EndReports records that no process is left to wait for the room that reports
 // need.
-func (g *Group) EndReports() { g.handoff.reports.end() }
+func (g *Group) EndReports() { g.handoff.EndReports() }
 
 // SettleReports ends the reports and waits until all that were taken are in the
 // log or refused.
-func (g *Group) SettleReports() { g.handoff.reports.settle() }
+func (g *Group) SettleReports() { g.handoff.Settle() }
 
 // Step returns the step of the newest reported iteration, or -1 before the first.
-func (g *Group) Step() int64 { return g.handoff.step.Load() }
+func (g *Group) Step() int64 { return g.handoff.Step() }
 
 // Finished reports whether every rank has made its last report and all reports
 // are answered.
-func (g *Group) Finished() bool { return g.handoff.finishedAll() }
+func (g *Group) Finished() bool { return g.handoff.Finished() }
 
 // EndMessages records that a rank's process has ended: messages to it fail. It
 // may be called concurrently.
@@ -328,7 +335,7 @@ func (g *Group) EndMessages(rank int) { g.messages.gone(rank) }
 // Gone frees the ranks that wait for a rank that left because of why. A report
 // that the rank handed over still counts. It is called once per rank.
 func (g *Group) Gone(rank int, why error) {
-	g.handoff.ended(rank)
+	g.handoff.Ended(rank)
 	why = fmt.Errorf("%w, so the group cannot meet any more", why)
 	g.Hub.Close(why)
 	g.endLoads(rank, why)

@@ -1,4 +1,4 @@
-package session
+package handoff
 
 import (
 	"context"
@@ -146,14 +146,14 @@ func TestReportsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := &mute{answers: make(chan error)}
-				h := newHandoff(1, 1, time.Minute, time.Now, m.record)
+				h := handoffOf(1, 1, m.record)
 				end := make(chan error, 1)
 				go func() {
-					_, err := h.run(t.Context())
+					_, err := h.Run(t.Context())
 					end <- err
 				}()
 				report := func(step int64) error {
-					_, err := h.report(t.Context(), 0, client.Report{Step: step, Metrics: map[string]any{"loss": 1.0}})
+					_, err := h.Report(t.Context(), 0, client.Report{Step: step, Metrics: map[string]any{"loss": 1.0}})
 					return err
 				}
 				if err := report(1); err != nil {
@@ -165,7 +165,7 @@ func TestReportsRefused(t *testing.T) {
 					if err := report(2); err != nil {
 						t.Fatal(err)
 					}
-					h.ended(0)
+					h.Ended(0)
 				}
 				err := <-end
 				var unsaid *retry.RefusedError

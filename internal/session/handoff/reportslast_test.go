@@ -1,4 +1,4 @@
-package session
+package handoff
 
 import (
 	"context"
@@ -41,8 +41,8 @@ func TestLastReport(t *testing.T) {
 		for range 50 { // whichever is ready first
 			wantRefused(t, d.handed(t.Context(), 1, client.Report{Step: 10}), http.StatusConflict, "already done: rank 1 finished with step 9")
 		}
-		d.ended(0)
-		d.ended(1)
+		d.Ended(0)
+		d.Ended(1)
 	})
 }
 
@@ -92,8 +92,8 @@ func TestOwnTime(t *testing.T) {
 		for _, wrong := range []any{"soon", -1.0, "NaN", nil, true} {
 			wantRefused(t, d.handed(t.Context(), 0, client.Report{Metrics: map[string]any{"time_this_iter_s": wrong}}), http.StatusBadRequest, "want seconds")
 		}
-		d.ended(0)
-		d.ended(1)
+		d.Ended(0)
+		d.Ended(1)
 		if err := <-d.end; err != nil || d.n != 2 {
 			t.Fatalf("%d iterations, %v", d.n, err)
 		}
@@ -107,6 +107,6 @@ func TestOwnTime(t *testing.T) {
 
 // handed hands over a report and returns only its error.
 func (d *desk) handed(ctx context.Context, rank int, r client.Report) error {
-	_, err := d.report(ctx, rank, r)
+	_, err := d.Report(ctx, rank, r)
 	return err
 }

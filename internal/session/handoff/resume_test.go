@@ -1,10 +1,9 @@
-package session
+package handoff
 
 import (
 	"context"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
@@ -17,35 +16,35 @@ func TestReportsResume(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := &desk{end: make(chan error, 1)}
-				d.handoff = newHandoff(4, 3, time.Minute, time.Now, func(_ context.Context, bodies ...events.Body) error {
+				d.Handoff = handoffOf(4, 3, func(_ context.Context, bodies ...events.Body) error {
 					for _, b := range bodies {
 						d.said = append(d.said, b.(*events.Metrics))
 					}
 					return nil
 				})
-				of := &Resumed{Last: Reported{Iteration: last, Step: 50}, Reports: map[int]Reported{
+				of := Earlier{Last: Reported{Iteration: last, Step: 50}, Reports: map[int]Reported{
 					0: {Iteration: 5, Step: 50, Stop: client.Preempt}, 1: {Iteration: 4, Step: 40}, 2: {Iteration: 5, Step: 50, Done: true, Stop: client.Preempt},
 				}}
 				if err := of.Check(3); err != nil {
 					t.Fatal(err)
 				}
-				d.resume(of)
+				d.Resume(of)
 				go func() {
 					var err error
-					d.n, err = d.run(t.Context())
+					d.n, err = d.Run(t.Context())
 					d.end <- err
 				}()
-				late, err := d.report(t.Context(), 1, client.Report{Step: 50, Done: true})
+				late, err := d.Report(t.Context(), 1, client.Report{Step: 50, Done: true})
 				if err != nil || late != (Reported{Iteration: 5, Step: 50, Done: true, Stop: client.Preempt}) {
 					t.Errorf("the late rank gets %+v, %v", late, err)
 				}
-				if got := d.step.Load(); got != 50 {
+				if got := d.Step(); got != 50 {
 					t.Errorf("step %d", got)
 				}
-				if _, err := d.report(t.Context(), 2, client.Report{Step: 60}); err == nil {
+				if _, err := d.Report(t.Context(), 2, client.Report{Step: 60}); err == nil {
 					t.Error("a rank reports after its last report")
 				}
-				d.ended(0)
+				d.Ended(0)
 				if err := <-d.end; err != nil || d.n != 5 || len(d.said) > 0 {
 					t.Errorf("%d iterations, %v, recorded %+v", d.n, err, d.said)
 				}
@@ -58,14 +57,14 @@ func TestReportsResume(t *testing.T) {
 func TestIterationsAfterResume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &desk{end: make(chan error, 1)}
-		d.handoff = newHandoff(4, 2, time.Minute, time.Now, func(_ context.Context, bodies ...events.Body) error {
+		d.Handoff = handoffOf(4, 2, func(_ context.Context, bodies ...events.Body) error {
 			for _, b := range bodies {
 				d.said = append(d.said, b.(*events.Metrics))
 			}
 			return nil
 		})
-		d.resume(&Resumed{Last: Reported{Iteration: 7, Step: 7}, Reports: map[int]Reported{0: {Iteration: 7, Step: 7}, 1: {Iteration: 6, Step: 6}}})
-		go func() { _, _ = d.run(t.Context()) }()
+		d.Resume(Earlier{Last: Reported{Iteration: 7, Step: 7}, Reports: map[int]Reported{0: {Iteration: 7, Step: 7}, 1: {Iteration: 6, Step: 6}}})
+		go func() { _, _ = d.Run(t.Context()) }()
 		r0 := d.reports(t, 0, 0, 8, nil)
 		waiting(t, "rank 1 has not reported step 8", r0)
 		answered(t, d.reports(t, 1, 0, 7, nil))
@@ -74,14 +73,14 @@ func TestIterationsAfterResume(t *testing.T) {
 		if len(d.said) != 1 || d.said[0].Iteration != 8 || d.said[0].Step != 8 {
 			t.Errorf("recorded %+v", d.said)
 		}
-		d.ended(0)
-		d.ended(1)
+		d.Ended(0)
+		d.Ended(1)
 	})
 }
 
 // Ranks that are two reports apart cannot continue.
 func TestResumedTooFarApart(t *testing.T) {
-	of := &Resumed{Last: Reported{Iteration: 3}, Reports: map[int]Reported{0: {Iteration: 3}, 1: {Iteration: 1}}}
+	of := Earlier{Last: Reported{Iteration: 3}, Reports: map[int]Reported{0: {Iteration: 3}, 1: {Iteration: 1}}}
 	if err := of.Check(2); err == nil {
 		t.Error("two reports apart")
 	}

@@ -1,9 +1,10 @@
-package session
+package handoff
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"reflect"
 	"strings"
 	"testing"
@@ -14,18 +15,23 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 )
 
-// desk is a handoff whose events go to a list.
+// desk is a hand-off whose events go to a list.
 type desk struct {
-	*handoff
+	*Handoff
 	said []*events.Metrics
 	err  error // of appends
 	end  chan error
 	n    int
 }
 
+// handoffOf returns the hand-off of an attempt whose iterations record takes.
+func handoffOf(attempt, world int, record func(context.Context, ...events.Body) error) *Handoff {
+	return New(Config{Attempt: attempt, World: world, Limit: time.Minute, Now: time.Now, Log: slog.New(slog.DiscardHandler), Record: record})
+}
+
 func openDesk(ctx context.Context, world int) *desk {
 	d := &desk{end: make(chan error, 1)}
-	d.handoff = newHandoff(4, world, time.Minute, time.Now, func(_ context.Context, bodies ...events.Body) error {
+	d.Handoff = handoffOf(4, world, func(_ context.Context, bodies ...events.Body) error {
 		for _, b := range bodies {
 			d.said = append(d.said, b.(*events.Metrics))
 		}
@@ -33,7 +39,7 @@ func openDesk(ctx context.Context, world int) *desk {
 	})
 	go func() {
 		var err error
-		d.n, err = d.run(ctx)
+		d.n, err = d.Run(ctx)
 		d.end <- err
 	}()
 	return d
@@ -45,7 +51,7 @@ func (d *desk) reports(t *testing.T, rank int, after time.Duration, step int64, 
 	out := make(chan error, 1)
 	go func() {
 		<-time.After(after)
-		_, err := d.report(t.Context(), rank, client.Report{Step: step, Metrics: metrics})
+		_, err := d.Report(t.Context(), rank, client.Report{Step: step, Metrics: metrics})
 		out <- err
 	}()
 	return out
@@ -90,7 +96,7 @@ func TestHandoff(t *testing.T) {
 		r1, r2 := d.reports(t, 1, 3*time.Second, 20, same), d.reports(t, 2, 0, 20, same)
 		answered(t, again, r1, r2)
 		for rank := range 3 {
-			d.ended(rank)
+			d.Ended(rank)
 		}
 		if err := <-d.end; err != nil || d.n != 2 {
 			t.Fatalf("%d iterations, %v", d.n, err)
@@ -103,7 +109,7 @@ func TestHandoff(t *testing.T) {
 			got, _ := json.Marshal(d.said)
 			t.Errorf("events: %s", got)
 		}
-		if _, err := d.report(t.Context(), 1, client.Report{}); err == nil || !strings.Contains(err.Error(), "the attempt is over") {
+		if _, err := d.Report(t.Context(), 1, client.Report{}); err == nil || !strings.Contains(err.Error(), "the attempt is over") {
 			t.Errorf("a report after the end: %v", err)
 		}
 	})
@@ -114,7 +120,7 @@ func TestHandoffAsksAllAlike(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openDesk(t.Context(), 3)
 		asked := 0
-		d.stop = func() string {
+		d.cfg.Stop = func() string {
 			if asked++; asked > 1 {
 				return client.Preempt // as if requested at this moment
 			}
@@ -124,7 +130,7 @@ func TestHandoffAsksAllAlike(t *testing.T) {
 			answers := make(chan string, 3)
 			for rank := range 3 {
 				go func() {
-					stop, err := d.report(t.Context(), rank, client.Report{Step: 1})
+					stop, err := d.Report(t.Context(), rank, client.Report{Step: 1})
 					if err != nil {
 						t.Error(err)
 					}
@@ -138,7 +144,7 @@ func TestHandoffAsksAllAlike(t *testing.T) {
 			}
 		}
 		for rank := range 3 {
-			d.ended(rank)
+			d.Ended(rank)
 		}
 		if err := <-d.end; err != nil {
 			t.Error(err)
@@ -152,8 +158,8 @@ func TestHandoffTells(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openDesk(t.Context(), 2)
 		stop := ""
-		d.stop = func() string { return stop }
-		d.told = func(_ context.Context, m *events.Metrics) {
+		d.cfg.Stop = func() string { return stop }
+		d.cfg.Told = func(_ context.Context, m *events.Metrics) {
 			if len(d.said) != m.Iteration || d.said[m.Iteration-1] != m {
 				t.Errorf("the callback gets iteration %d, and the log has %d", m.Iteration, len(d.said))
 			}
@@ -167,7 +173,7 @@ func TestHandoffTells(t *testing.T) {
 			for rank := range 2 {
 				go func() {
 					<-time.After(time.Second)
-					got, err := d.report(t.Context(), rank, client.Report{Step: int64(len(want))/7 + 1})
+					got, err := d.Report(t.Context(), rank, client.Report{Step: int64(len(want))/7 + 1})
 					if err != nil {
 						t.Error(err)
 					}
@@ -180,8 +186,8 @@ func TestHandoffTells(t *testing.T) {
 				}
 			}
 		}
-		d.ended(0)
-		d.ended(1)
+		d.Ended(0)
+		d.Ended(1)
 		if err := <-d.end; err != nil {
 			t.Error(err)
 		}
@@ -200,8 +206,8 @@ func TestHandoffTime(t *testing.T) {
 		for range 3 {
 			answered(t, d.reports(t, 0, 2*time.Second, 1, nil), d.reports(t, 1, 7*time.Second, 1, nil))
 		}
-		d.ended(0)
-		d.ended(1)
+		d.Ended(0)
+		d.Ended(1)
 		if err := <-d.end; err != nil {
 			t.Fatal(err)
 		}
@@ -243,15 +249,15 @@ func TestHandoffOfUnequalRanks(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			d := openDesk(t.Context(), 3)
 			if early {
-				d.ended(0)
-				d.ended(2)
+				d.Ended(0)
+				d.Ended(2)
 				synctest.Wait()
 			}
 			answer := d.reports(t, 1, 0, 1, nil)
 			if !early {
 				waiting(t, "others may still report", answer)
-				d.ended(2)
-				d.ended(0)
+				d.Ended(2)
+				d.Ended(0)
 			}
 			const says = "ranks [1] reported while ranks [0 2] have ended"
 			for _, err := range []<-chan error{answer, d.end} {
@@ -268,15 +274,15 @@ func TestHandoffLateReport(t *testing.T) {
 	for range 50 {
 		synctest.Test(t, func(t *testing.T) {
 			d := &desk{end: make(chan error, 1)}
-			d.handoff = newHandoff(1, 2, time.Minute, time.Now, func(_ context.Context, bodies ...events.Body) error {
+			d.Handoff = handoffOf(1, 2, func(_ context.Context, bodies ...events.Body) error {
 				d.said = append(d.said, bodies[0].(*events.Metrics))
 				return nil
 			})
 			answers := []<-chan error{d.reports(t, 0, 0, 1, nil), d.reports(t, 1, 0, 1, nil)}
 			synctest.Wait()
-			d.ended(1)
-			d.ended(0)
-			n, err := d.run(t.Context())
+			d.Ended(1)
+			d.Ended(0)
+			n, err := d.Run(t.Context())
 			if n != 1 || err != nil || len(d.said) != 1 {
 				t.Fatalf("%d iterations, %v", n, err)
 			}
@@ -323,7 +329,7 @@ func TestBareNumbers(t *testing.T) {
 		`{"a":1e-3,"b":null,"c":"-Infinity \\\" x"}`: `{"a":1e-3,"b":null,"c":"-Infinity \\\" x"}`,
 		``: ``, `"NaN`: `"NaN`, `"\`: `"\`, `Na`: `Na`,
 	} {
-		if got := string(bareNumbers([]byte(in))); got != want {
+		if got := string(QuoteNonFinite([]byte(in))); got != want {
 			t.Errorf("%s becomes %s, want %s", in, got, want)
 		}
 	}

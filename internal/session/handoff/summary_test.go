@@ -1,4 +1,4 @@
-package session
+package handoff
 
 import (
 	"encoding/json"
@@ -29,7 +29,7 @@ func TestLargeReportIsSummarized(t *testing.T) {
 	got[8].Metrics["extra"] = 1.0
 	got[9].Metrics["time"] = "oops"
 	got[0].Metrics["time"] = "Infinity"
-	m := (&handoff{attempt: 1}).merge(4, got, time.Second)
+	m := merge(1, 4, got, time.Second)
 	text, err := json.Marshal(m)
 	if err != nil || len(text) > 2<<10 {
 		t.Fatalf("%d bytes, %v", len(text), err)
@@ -65,7 +65,7 @@ func TestLargeReportIsSummarized(t *testing.T) {
 
 func summarizedOf(t *testing.T, got []delivery) (summaries, others int) {
 	t.Helper()
-	m := (&handoff{attempt: 1}).merge(4, got, time.Second)
+	m := merge(1, 4, got, time.Second)
 	return len(m.Summary), len(m.Others)
 }
 
@@ -85,12 +85,12 @@ func TestReportsFitAnEvent(t *testing.T) {
 					metrics[fmt.Sprintf("r%06d.%06d.\x01%s", rank, size, strings.Repeat("x", 16))] = math.Pow(float64(rank), 9) + 0.123456789
 				}
 			}
-			if err := checkMetrics(metrics, world); err != nil {
+			if err := CheckMetrics(metrics, world); err != nil {
 				t.Fatal(err)
 			}
 			got[rank] = delivery{rank: rank, Report: client.Report{Metrics: metrics}}
 		}
-		text, err := json.Marshal((&handoff{attempt: 1}).merge(4, got, time.Second))
+		text, err := json.Marshal(merge(1, 4, got, time.Second))
 		if err != nil || len(text) > maxEvent-1024 {
 			t.Errorf("the event of %d ranks has %d bytes, %v", world, len(text), err)
 		}
@@ -112,7 +112,7 @@ func TestHandoffOfManyRanks(t *testing.T) {
 		}
 	}
 	for rank := range world {
-		d.ended(rank)
+		d.Ended(rank)
 	}
 	if err := <-d.end; err != nil || d.n != 1 || len(d.said[0].Others) > 0 || d.said[0].Summary[0].Ranks != world {
 		t.Errorf("%d iterations, %v", d.n, err)
