@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session/dedup"
 	"github.com/ckptstore/ckptstore/internal/session/handoff"
 	"github.com/ckptstore/ckptstore/internal/session/pulse"
 )
@@ -43,7 +44,7 @@ func TestRequestToGrow(t *testing.T) {
 	s.meet(mux)
 	ask := func(op, body string) *httptest.ResponseRecorder {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/"+op, strings.NewReader(body))
-		r.Header.Set(RelayHeader, "1 1")
+		r.Header.Set(dedup.Header, "1 1")
 		w := httptest.NewRecorder()
 		mux.ServeHTTP(w, r)
 		if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), `"stop":"preempt"`) {

@@ -44,11 +44,13 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
+	"github.com/ckptstore/ckptstore/internal/session/dedup"
 	"github.com/ckptstore/ckptstore/internal/session/handoff"
 	"github.com/ckptstore/ckptstore/internal/session/pulse"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/session/sweep"
 	"github.com/ckptstore/ckptstore/internal/stragglers"
 	"github.com/ckptstore/ckptstore/planner"
 )
@@ -188,8 +190,8 @@ type Group struct {
 	messages messages
 	membership
 	names    saveNames
-	aborts   aborts
-	repeats  repeats
+	writers  sweep.Writers // of files of aborted saves
+	relays   dedup.Answers
 	heard    atomic.Uint64     // sequence of the last event that the coordinating process has forwarded
 	senders  []*replica.Sender // of sealed slots, one for each partner
 	everyone ranksOnce
@@ -248,7 +250,8 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	}
 	g.saver.slow = slow
 	if a.Peer == nil && cfg.apart() {
-		g.saver.settled = g.aborts.expect(cfg.Nodes, cfg.Node)
+		g.writers.Expect(cfg.others()...)
+		g.saver.settled = g.writers.Abort
 	}
 	g.replicate(work, j.keeper)
 	g.loader.Prove()
@@ -276,7 +279,7 @@ func (g *Group) Close() (err error) {
 	g.stopSending()
 	g.saver.held.Close()
 	g.slots.Close()
-	g.aborts.over()
+	g.writers.Close()
 	return err
 }
 

@@ -1,4 +1,4 @@
-package session
+package dedup
 
 import (
 	"context"
@@ -16,8 +16,8 @@ func TestRelayedRequestRepeated(t *testing.T) {
 	t.Parallel()
 	served := atomic.Int32{}
 	began, proceed := make(chan struct{}, 1), make(chan struct{})
-	s := &rankServer{Group: &Group{work: t.Context()}, rank: 1, relayed: true}
-	h := s.exactlyOnce(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	var a Answers
+	h := a.Once(t.Context(), 1, 1<<20, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		served.Add(1)
 		began <- struct{}{}
 		<-proceed
@@ -31,7 +31,7 @@ func TestRelayedRequestRepeated(t *testing.T) {
 	}))
 	ask := func(ctx context.Context, number string) *httptest.ResponseRecorder {
 		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/send", strings.NewReader("text"))
-		r.Header.Set(RelayHeader, number)
+		r.Header.Set(Header, number)
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
 		return w
@@ -53,10 +53,29 @@ func TestRelayedRequestRepeated(t *testing.T) {
 		t.Errorf("served %d times", n)
 	}
 	ask(t.Context(), "2 2")
-	if of := s.repeats.all[1]; served.Load() != 2 || len(of) != 1 {
+	if of := a.all[1]; served.Load() != 2 || len(of) != 1 {
 		t.Errorf("served %d times, %d answers are kept", served.Load(), len(of))
 	}
 	if got := ask(t.Context(), "x"); got.Code != http.StatusBadRequest {
 		t.Errorf("status %d without a number", got.Code)
+	}
+}
+
+// A copy of a request that a broken connection delivers late is not served again: a paused
+// coordinator may have the first one unread in one socket and the second in another.
+func TestLateCopyOfRelayedRequest(t *testing.T) {
+	served := 0
+	var a Answers
+	h := a.Once(t.Context(), 1, 1<<20, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
+	ask := func(number string) {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/send", strings.NewReader("text"))
+		r.Header.Set(Header, number)
+		h.ServeHTTP(httptest.NewRecorder(), r)
+	}
+	ask("1 1")
+	ask("2 2") // the rank has the answer of 1
+	ask("1 1") // the first copy of 1, late
+	if served != 2 {
+		t.Errorf("2 requests were served %d times", served)
 	}
 }

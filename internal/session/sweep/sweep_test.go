@@ -1,4 +1,4 @@
-package session
+package sweep
 
 import (
 	"sync/atomic"
@@ -10,24 +10,27 @@ import (
 // messages of nodes nor the loss of one, and the end of the group waits for it.
 func TestRemovalDelaysNoMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := &aborts{}
-		aborted := a.expect(Nodes{{0}, {1}, {2}}, 0)
+		w := &Writers{}
+		w.Expect(1, 2)
 		heal := make(chan struct{})
 		var removed atomic.Int32
-		aborted("x", func() { <-heal; removed.Add(1) })
-		aborted("y", func() { <-heal; removed.Add(1) })
-		a.settle(1, "x")
-		a.settle(2, "x")
-		a.settle(1, "y")
-		a.lose(2)
+		w.Abort("x", func() { <-heal; removed.Add(1) })
+		w.Abort("y", func() { <-heal; removed.Add(1) })
+		w.Settle(1, "x")
+		w.Settle(2, "x")
+		w.Settle(1, "y")
+		w.Lose(2)
 		synctest.Wait()
 		if n := removed.Load(); n != 0 {
 			t.Errorf("%d saves removed", n)
 		}
 		close(heal)
-		a.over()
+		w.Close()
 		if n := removed.Load(); n != 2 {
 			t.Errorf("%d saves removed, want 2", n)
+		}
+		if len(w.sweeps)+len(w.settled) > 0 {
+			t.Errorf("of saves without files it keeps %d sweeps, %v", len(w.sweeps), w.settled)
 		}
 	})
 }
