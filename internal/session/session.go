@@ -7,7 +7,6 @@
 //	outbox      facts of one rank's saves, appended after the rank was answered
 //	saver       feeds the log to the save coordinator and executes its commands
 //	adopted     saves of a dead trainer, finished from shared memory
-//	messages    messages among ranks, and their store
 //	decisions   the decisions of an attempt, refused by the log once fenced
 //	retriedLog  the log as a job sees it: calls wait for an answer, or for room
 //	Import      a job with one attempt and one save, of another program's checkpoint
@@ -46,6 +45,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/collective"
 	"github.com/ckptstore/ckptstore/internal/session/dedup"
 	"github.com/ckptstore/ckptstore/internal/session/handoff"
+	"github.com/ckptstore/ckptstore/internal/session/mailbox"
 	"github.com/ckptstore/ckptstore/internal/session/pulse"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
@@ -187,7 +187,8 @@ type Group struct {
 	pulses    *pulse.Ranks
 	servers   []*rankServer // of the ranks on this node
 
-	messages messages
+	mail mailbox.Boxes
+	keys mailbox.Store
 	membership
 	names    saveNames
 	writers  sweep.Writers // of files of aborted saves
@@ -333,7 +334,7 @@ func (g *Group) Finished() bool { return g.handoff.Finished() }
 
 // EndMessages records that a rank's process has ended: messages to it fail. It
 // may be called concurrently.
-func (g *Group) EndMessages(rank int) { g.messages.gone(rank) }
+func (g *Group) EndMessages(rank int) { g.mail.Gone(rank) }
 
 // Gone frees the ranks that wait for a rank that left because of why. A report
 // that the rank handed over still counts. It is called once per rank.
