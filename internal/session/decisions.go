@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/redact"
+	"github.com/ckptstore/ckptstore/internal/session/outbox"
 	"github.com/ckptstore/ckptstore/internal/session/retry"
 )
 
@@ -107,6 +108,14 @@ func (s *eventWriter) facts(trial string, actor events.Actor, bodies []events.Bo
 // fact mints a fact, for callers that append facts of several actors at once.
 func (s *eventWriter) fact(trial string, actor events.Actor, body events.Body) (events.Fact, error) {
 	return events.NewFact(s.stamp(), events.Scope{Run: s.run, Trial: trial, Actor: actor}, recorded(s.names, body))
+}
+
+// join returns what joins the facts of this node's ranks.
+func (s *eventWriter) join(ctx context.Context, local []int) *outbox.Joining {
+	return outbox.Join(ctx, outbox.Config{
+		Local: local, Node: s.node, Append: s.append,
+		Fact: func(actor events.Actor, body events.Body) (events.Fact, error) { return s.fact(s.trial, actor, body) },
+	})
 }
 
 // decisionLog appends the decisions of one trial one at a time, each conditional

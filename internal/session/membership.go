@@ -55,7 +55,7 @@ func (s *rankServer) onLeave(ctx context.Context, _ struct{}) (struct{}, error) 
 	first := s.left.CompareAndSwap(false, true)
 	ctx, cancel := s.store.calls.Timeout(ctx, s.cfg.DrainTimeout)
 	defer cancel()
-	err := s.outbox.flush(ctx)
+	err := s.outbox.Flush(ctx)
 	if first {
 		s.Leave(s.rank)
 	}

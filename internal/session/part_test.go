@@ -106,29 +106,6 @@ func TestCommitThenClose(t *testing.T) {
 	}
 }
 
-// A fact that comes after the end of its save leaves nothing behind.
-func TestJoiningForgets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		j, _ := newTestJoining(t, 0, 1)
-		for i := range 1000 {
-			id := fmt.Sprint("x", i, ".a1")
-			for rank := range 2 {
-				go func() { _ = j.record(t.Context(), rank, shortPlan(id, rank)) }()
-			}
-			synctest.Wait()
-			j.forget(id) // aborted
-			for rank := range 2 {
-				go func() { _ = j.record(t.Context(), rank, &events.WriteSealed{Attempt: 1, Checkpoint: id, Rank: rank}) }()
-			}
-			synctest.Wait()
-			<-time.After(time.Second)
-		}
-		if n := len(j.saves); n > 0 {
-			t.Errorf("%d saves that have ended are kept", n)
-		}
-	})
-}
-
 // A part whose save the coordinating process has dropped without an event drains until it is
 // closed.
 func TestPartDrainsUntilClosed(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
 	"github.com/ckptstore/ckptstore/internal/session/heirs"
+	"github.com/ckptstore/ckptstore/internal/session/outbox"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/stragglers"
@@ -50,7 +51,7 @@ type saver struct {
 	over    func(error) // told why the saves have ended, before ranks that wait: they may fail of it
 	reuse   bases
 	uploads uploads
-	joined  *joining // appends facts of local ranks; nil: they are appended one by one
+	joined  *outbox.Joining // appends facts of local ranks; nil: they are appended one by one
 	forward Forwarder
 	feed    *feed // read in place of the log; nil: the log is read
 	// replayed is the last event that an earlier coordinator of the living group has seen, and heard the

@@ -185,7 +185,7 @@ func (s *rankServer) recordAsRank(ctx context.Context, bodies ...events.Body) er
 	}
 	if s.saver.joined != nil {
 		for _, b := range bodies {
-			if err := s.saver.joined.record(ctx, s.rank, b); err != nil {
+			if err := s.saver.joined.Record(ctx, s.rank, b); err != nil {
 				return err
 			}
 		}
@@ -343,7 +343,7 @@ func (s *saver) whileOpen(ctx context.Context, checkpoint string) context.Contex
 // recordOf durably appends the fact that the files of a rank are durable.
 func (s *saver) recordOf(ctx context.Context, rank int, done *events.WriteCompleted) error {
 	if s.joined != nil && s.whole(done.Checkpoint) == nil && s.serves(rank) {
-		return s.joined.record(ctx, rank, done)
+		return s.joined.Record(ctx, rank, done)
 	}
 	return s.decisions.record(ctx, done)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/peer"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session/handoff"
+	"github.com/ckptstore/ckptstore/internal/session/outbox"
 )
 
 // maxBody bounds the body of a request, in bytes. Tensors do not travel here.
@@ -40,7 +41,7 @@ type rankServer struct {
 
 	relayed bool // the process of another node serves the socket, and has checked the token
 
-	outbox *outbox
+	outbox *outbox.Outbox
 
 	left  atomic.Bool // the rank has left
 	once  sync.Once
@@ -70,7 +71,7 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
 	}
 	s := &rankServer{Group: g, rank: rank, token: token, socket: socket, listen: l, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
-	s.outbox = &outbox{ctx: g.work, record: s.recordAsRank, lost: s.lost}
+	s.outbox = outbox.New(g.work, s.recordAsRank, s.lost)
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/hello", handle(s, s.onHello))
 	mux.Handle("POST /v1/save", handle(s, s.onSave))

@@ -4,7 +4,6 @@
 //	Job         one job's hold on its trial: facts, decisions, shared memory
 //	Group       one attempt's group of ranks, from Job.Begin to Group.Close
 //	rankServer  the socket of one rank
-//	outbox      facts of one rank's saves, appended after the rank was answered
 //	saver       feeds the log to the save coordinator and executes its commands
 //	adopted     saves of a dead trainer, finished from shared memory
 //	decisions   the decisions of an attempt, refused by the log once fenced
@@ -244,7 +243,7 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	}
 	j.writer.heard.Store(g.saver.feed)
 	if len(cfg.Nodes) > 1 {
-		g.saver.joined = newJoining(work, j.writer, cfg.Local())
+		g.saver.joined = j.writer.join(work, cfg.Local())
 	}
 	if g.saver.local == nil {
 		g.saver.local = []int{} // none: nil means all
@@ -353,7 +352,7 @@ func (g *Group) Flush(work context.Context, rank int) {
 		if s.rank != rank {
 			continue
 		}
-		if err := s.outbox.flush(ctx); err != nil {
+		if err := s.outbox.Flush(ctx); err != nil {
 			g.log.Warn("flush of a rank's seals failed", "rank", rank, "error", err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/outbox"
 	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -143,7 +144,7 @@ func (b *lastBlobs) Get(ctx context.Context, of events.Blob) ([]byte, error) {
 	}
 	data, err := b.Blobs.Get(ctx, of)
 	if err == nil {
-		b.last = append(b.last[max(0, len(b.last)-planSets+1):], lastBlob{of, data})
+		b.last = append(b.last[max(0, len(b.last)-outbox.PlanSets+1):], lastBlob{of, data})
 	}
 	return data, err
 }

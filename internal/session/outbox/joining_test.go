@@ -1,4 +1,4 @@
-package session
+package outbox
 
 import (
 	"context"
@@ -15,19 +15,18 @@ import (
 
 // factLog is a log that takes facts.
 type factLog struct {
-	Log
 	err error
 
 	mu    sync.Mutex
 	facts []events.Fact
 }
 
-// Append implements [Log].
-func (l *factLog) Append(_ context.Context, facts ...events.Fact) ([]uint64, error) {
+// Append takes facts, or refuses them.
+func (l *factLog) Append(_ context.Context, facts ...events.Fact) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.facts = append(l.facts, facts...)
-	return make([]uint64, len(facts)), l.err
+	return l.err
 }
 
 // text returns the facts so far, in short.
@@ -46,10 +45,14 @@ func (l *factLog) text() string {
 	return strings.Join(out, ", ")
 }
 
-func newTestJoining(t *testing.T, local ...int) (*joining, *factLog) {
+// fact mints a fact of the trial.
+func fact(actor events.Actor, body events.Body) (events.Fact, error) {
+	return events.NewFact(events.Stamp{ID: "id", Source: "test", Time: time.Now()}, events.Scope{Run: "run", Trial: "main", Actor: actor}, body)
+}
+
+func newTestJoining(t *testing.T, local ...int) (*Joining, *factLog) {
 	log := &factLog{}
-	w := &eventWriter{log: log, run: "run", trial: "main", source: "test", node: events.Node(3), now: time.Now, newID: func() string { return "id" }}
-	return newJoining(t.Context(), w, local), log
+	return Join(t.Context(), Config{Local: local, Node: events.Node(3), Fact: fact, Append: log.Append}), log
 }
 
 func shortPlan(id string, rank int) *events.LocalPlan {
@@ -64,7 +67,7 @@ func TestFactsOfNodeAreJoined(t *testing.T) {
 		record := func(after time.Duration, rank int, body events.Body) {
 			go func() {
 				<-time.After(after)
-				if err := j.record(t.Context(), rank, body); err != nil {
+				if err := j.Record(t.Context(), rank, body); err != nil {
 					t.Error(err)
 				}
 			}()
@@ -125,7 +128,7 @@ func TestFactsOfNodeRefused(t *testing.T) {
 		plan := func(id string) (failed int) {
 			done := make(chan error)
 			for rank := range 2 {
-				go func() { done <- j.record(t.Context(), rank, shortPlan(id, rank)) }()
+				go func() { done <- j.Record(t.Context(), rank, shortPlan(id, rank)) }()
 			}
 			for range 2 {
 				if err := <-done; errors.Is(err, errFactRefused) {
@@ -146,3 +149,26 @@ func TestFactsOfNodeRefused(t *testing.T) {
 }
 
 var errFactRefused = errors.New("no room")
+
+// A fact that comes after the end of its save leaves nothing behind.
+func TestJoiningForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j, _ := newTestJoining(t, 0, 1)
+		for i := range 1000 {
+			id := fmt.Sprint("x", i, ".a1")
+			for rank := range 2 {
+				go func() { _ = j.Record(t.Context(), rank, shortPlan(id, rank)) }()
+			}
+			synctest.Wait()
+			j.Forget(id) // aborted
+			for rank := range 2 {
+				go func() { _ = j.Record(t.Context(), rank, &events.WriteSealed{Attempt: 1, Checkpoint: id, Rank: rank}) }()
+			}
+			synctest.Wait()
+			<-time.After(time.Second)
+		}
+		if n := len(j.saves); n > 0 {
+			t.Errorf("%d saves that have ended are kept", n)
+		}
+	})
+}

@@ -1,4 +1,4 @@
-package session
+package outbox
 
 import (
 	"cmp"
@@ -11,117 +11,12 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 )
 
-// outbox appends the facts of one rank's saves to the log in order, after the
-// rank has gone back to training. It holds at most a plan and a seal for each of
-// the rank's slots, since a save without a slot appends nothing.
-type outbox struct {
-	// ctx ends with the attempt; facts not appended by then are lost.
-	ctx context.Context
-	// record durably appends bodies as one rank.
-	record func(ctx context.Context, bodies ...events.Body) error
-	// lost is called when a fact of a save could not be appended.
-	lost func(checkpoint string, err error)
-
-	mu    sync.Mutex
-	queue []letter
-	empty chan struct{} // closed when all posted facts are appended; nil: they are
-}
-
-// letter is a queued fact.
-type letter struct {
-	checkpoint string
-	body       events.Body
-	said       chan error // result for a waiting caller, or nil
-}
-
-// post queues a fact.
-func (o *outbox) post(checkpoint string, body events.Body) {
-	o.put(letter{checkpoint: checkpoint, body: body})
-}
-
-// recordNow appends a fact, after all that were posted before it.
-func (o *outbox) recordNow(ctx context.Context, checkpoint string, body events.Body) error {
-	l := letter{checkpoint, body, make(chan error, 1)}
-	o.put(l)
-	select {
-	case err := <-l.said:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func (o *outbox) put(l letter) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.queue = append(o.queue, l)
-	if o.empty == nil {
-		o.empty = make(chan struct{})
-		go o.run()
-	}
-}
-
-// run appends the queued facts until the queue is empty.
-func (o *outbox) run() {
-	for {
-		o.mu.Lock()
-		if len(o.queue) == 0 {
-			close(o.empty)
-			o.empty = nil
-			o.mu.Unlock()
-			return
-		}
-		// Facts of one save form a batch, so that a fact refused for one save
-		// does not take another save with it.
-		n := 1
-		for n < len(o.queue) && o.queue[n].checkpoint == o.queue[0].checkpoint {
-			n++
-		}
-		letters := o.queue[:n:n]
-		o.queue = o.queue[n:]
-		o.mu.Unlock()
-		bodies := make([]events.Body, len(letters))
-		for i, l := range letters {
-			bodies[i] = l.body
-		}
-		err := o.record(o.ctx, bodies...)
-		told := false
-		for _, l := range letters {
-			switch {
-			case l.said != nil:
-				l.said <- err
-			case err != nil && !told:
-				told = true
-				o.lost(l.checkpoint, err)
-			}
-		}
-	}
-}
-
-// flush waits until all posted facts are appended or lost.
-func (o *outbox) flush(ctx context.Context) error {
-	o.mu.Lock()
-	empty := o.empty
-	o.mu.Unlock()
-	if empty == nil {
-		return nil
-	}
-	select {
-	case <-empty:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// joining appends the facts of this node's ranks about one phase of a save in one event:
+// Joining appends the facts of this node's ranks about one phase of a save in one event:
 // see [events.NodePlan]. A group on one node has none: its log has the facts of ranks, as
 // the logs of earlier versions do, and too few of them to matter.
-type joining struct {
-	// ctx ends with the attempt; facts not appended by then are lost.
-	ctx   context.Context
-	facts *eventWriter
-	local []int // ranks of this node
+type Joining struct {
+	ctx context.Context
+	cfg Config
 
 	mu    sync.Mutex
 	saves map[string]*joinedSave
@@ -172,11 +67,22 @@ type planSet struct {
 	digest string
 }
 
-// planSets is how many sets a node's ranks share.
-const planSets = 4
+// PlanSets is how many sets a node's ranks share.
+const PlanSets = 4
 
-func newJoining(ctx context.Context, facts *eventWriter, local []int) *joining {
-	return &joining{ctx: ctx, facts: facts, local: local, saves: map[string]*joinedSave{}, sets: map[int][]planSet{}}
+// Config tells how a node's facts are appended.
+type Config struct {
+	Local []int        // ranks of the node
+	Node  events.Actor // the node
+	// Fact mints a fact, and Append durably appends facts.
+	Fact   func(actor events.Actor, body events.Body) (events.Fact, error)
+	Append func(ctx context.Context, facts ...events.Fact) error
+}
+
+// Join returns what joins the facts of a node's ranks. Facts that are not appended when ctx ends
+// are lost.
+func Join(ctx context.Context, c Config) *Joining {
+	return &Joining{ctx: ctx, cfg: c, saves: map[string]*joinedSave{}, sets: map[int][]planSet{}}
 }
 
 // phaseOf returns the phase of a save to which a fact belongs, or phases.
@@ -195,29 +101,33 @@ func phaseOf(body events.Body) (of int, checkpoint string) {
 	return phases, ""
 }
 
-// record durably appends a fact about a rank, with those of the node's other ranks that come
+// Record durably appends a fact about a rank, with those of the node's other ranks that come
 // within the window. It does not wait for the window if all ranks' facts are there. Facts
 // that cannot be joined are appended at once.
-func (j *joining) record(ctx context.Context, rank int, body events.Body) error {
+func (j *Joining) Record(ctx context.Context, rank int, body events.Body) error {
 	of, checkpoint := phaseOf(body)
 	j.mu.Lock()
 	save := j.saves[checkpoint]
 	if p, ok := body.(*events.LocalPlan); ok {
 		if save == nil {
-			save = &joinedSave{ranks: len(j.local)}
+			save = &joinedSave{ranks: len(j.cfg.Local)}
 			j.saves[checkpoint] = save
 		}
 		if len(p.Participants) > 0 {
-			save.ranks = len(among(j.local, p.Participants))
+			save.ranks = len(Among(j.cfg.Local, p.Participants))
 		}
 	}
 	if of == phases || save == nil { // nil: the save has ended
 		j.mu.Unlock()
 		actor := events.Rank(rank)
 		if of == written {
-			actor = j.facts.node
+			actor = j.cfg.Node
 		}
-		return j.facts.recordAs(ctx, j.facts.trial, actor, body)
+		fact, err := j.cfg.Fact(actor, body)
+		if err != nil {
+			return err
+		}
+		return j.cfg.Append(ctx, fact)
 	}
 	p := &save.of[of]
 	own := p.open
@@ -241,8 +151,8 @@ func (j *joining) record(ctx context.Context, rank int, body events.Body) error 
 	}
 }
 
-// ranks returns how many ranks of this node take part in a save.
-func (j *joining) ranks(checkpoint string) int {
+// Ranks returns how many ranks of this node take part in a save.
+func (j *Joining) Ranks(checkpoint string) int {
 	if j == nil {
 		return 1
 	}
@@ -251,19 +161,19 @@ func (j *joining) ranks(checkpoint string) int {
 	if save := j.saves[checkpoint]; save != nil {
 		return save.ranks
 	}
-	return len(j.local) // it has ended
+	return len(j.cfg.Local) // it has ended
 }
 
-// among returns those of some ranks that are in a sorted list.
-func among(some, list []int) []int {
+// Among returns those of some ranks that are in a sorted list.
+func Among(some, list []int) []int {
 	return slices.DeleteFunc(slices.Clone(some), func(rank int) bool {
 		_, found := slices.BinarySearch(list, rank)
 		return !found
 	})
 }
 
-// forget drops the phases of a save that has ended.
-func (j *joining) forget(checkpoint string) {
+// Forget drops the phases of a save that has ended.
+func (j *Joining) Forget(checkpoint string) {
 	if j == nil {
 		return
 	}
@@ -273,7 +183,7 @@ func (j *joining) forget(checkpoint string) {
 }
 
 // send appends a joint, once.
-func (j *joining) send(p *phase, of *joint) {
+func (j *Joining) send(p *phase, of *joint) {
 	j.mu.Lock()
 	first := p.open == of
 	if first {
@@ -288,14 +198,14 @@ func (j *joining) send(p *phase, of *joint) {
 	bodies, lists := j.join(of.facts)
 	var facts []events.Fact
 	for _, b := range bodies {
-		f, err := j.facts.fact(j.facts.trial, b.actor, b.body)
+		f, err := j.cfg.Fact(b.actor, b.body)
 		if err != nil {
 			of.err = err
 			return
 		}
 		facts = append(facts, f)
 	}
-	if of.err = j.facts.append(j.ctx, facts...); of.err == nil {
+	if of.err = j.cfg.Append(j.ctx, facts...); of.err == nil {
 		j.list(lists)
 	}
 }
@@ -308,7 +218,7 @@ type actorFact struct {
 
 // join returns the events for facts of one phase: of the node, or those of the ranks that
 // such an event cannot hold. It returns the plans whose fingerprints the events list.
-func (j *joining) join(of []rankFact) (out []actorFact, lists *events.NodePlan) {
+func (j *Joining) join(of []rankFact) (out []actorFact, lists *events.NodePlan) {
 	var plans []*events.LocalPlan
 	var seals []*events.WriteSealed
 	var writes []*events.WriteCompleted
@@ -331,20 +241,20 @@ func (j *joining) join(of []rankFact) (out []actorFact, lists *events.NodePlan) 
 			} else {
 				lists = b
 			}
-			return []actorFact{{j.facts.node, b}}, lists
+			return []actorFact{{j.cfg.Node, b}}, lists
 		}
 	case len(seals) > 0:
-		return []actorFact{{j.facts.node, events.JoinSeals(seals)}}, nil
+		return []actorFact{{j.cfg.Node, events.JoinSeals(seals)}}, nil
 	case len(writes) > 0:
 		for _, b := range events.JoinWrites(writes) {
-			out = append(out, actorFact{j.facts.node, b})
+			out = append(out, actorFact{j.cfg.Node, b})
 		}
 		return out, nil
 	}
 	for _, f := range of {
 		actor := events.Rank(f.rank)
 		if len(writes) > 0 {
-			actor = j.facts.node
+			actor = j.cfg.Node
 		}
 		out = append(out, actorFact{actor, f.body})
 	}
@@ -352,7 +262,7 @@ func (j *joining) join(of []rankFact) (out []actorFact, lists *events.NodePlan) 
 }
 
 // digest returns the digest of a plan's fingerprints if the log lists them, or "".
-func (j *joining) digest(b *events.NodePlan) string {
+func (j *Joining) digest(b *events.NodePlan) string {
 	digest := checkpoint.Sum(b.Fingerprints).String()
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -365,7 +275,7 @@ func (j *joining) digest(b *events.NodePlan) string {
 }
 
 // list notes fingerprints that the log lists now.
-func (j *joining) list(b *events.NodePlan) {
+func (j *Joining) list(b *events.NodePlan) {
 	if b == nil {
 		return
 	}
@@ -373,5 +283,5 @@ func (j *joining) list(b *events.NodePlan) {
 	defer j.mu.Unlock()
 	first := b.Ranks[0].First
 	sets := append(j.sets[first], planSet{b.Ranks, checkpoint.Sum(b.Fingerprints).String()})
-	j.sets[first] = sets[max(0, len(sets)-planSets):]
+	j.sets[first] = sets[max(0, len(sets)-PlanSets):]
 }
