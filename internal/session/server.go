@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/peer"
@@ -91,80 +92,6 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	s.http = &http.Server{Handler: mux, ConnContext: peer.Context, ReadHeaderTimeout: headerLimit, ConnState: s.conns.track}
 	go func() { s.done <- s.http.Serve(l) }()
 	return s, nil
-}
-
-// firstRequest is how long settle waits for the request of a new connection. A
-// request that was sent before is in the socket, and is read at once.
-const firstRequest = 200 * time.Millisecond
-
-// connections follows the states of a server's connections.
-type connections struct {
-	mu      sync.Mutex
-	states  map[net.Conn]http.ConnState // without those that are closed
-	changed chan struct{}               // closed by the next change
-}
-
-// track is the hook of [http.Server.ConnState].
-func (c *connections) track(conn net.Conn, state http.ConnState) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.states == nil {
-		c.states = map[net.Conn]http.ConnState{}
-	}
-	c.states[conn] = state
-	if state == http.StateClosed || state == http.StateHijacked {
-		delete(c.states, conn)
-	}
-	if c.changed != nil {
-		close(c.changed)
-		c.changed = nil
-	}
-}
-
-// count returns the number of connections that have sent no request yet, and of those
-// whose request is being served, and a channel that the next change closes.
-func (c *connections) count() (unread, active int, changed <-chan struct{}) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, s := range c.states {
-		switch s {
-		case http.StateNew:
-			unread++
-		case http.StateActive:
-			active++
-		}
-	}
-	if c.changed == nil {
-		c.changed = make(chan struct{})
-	}
-	return unread, active, c.changed
-}
-
-// settle returns when no request is being served, and no new connection is left
-// that sent one. It returns the error of ctx if that ends before. It exists because
-// [http.Server.Shutdown] drops requests that it reads after the call: their ranks
-// would see the end of a connection in place of the reason. A request that comes later,
-// on a connection that is idle now, may still meet the end.
-func (c *connections) settle(ctx context.Context) error {
-	fresh, cancel := context.WithTimeout(ctx, firstRequest)
-	defer cancel()
-	for {
-		unread, active, changed := c.count()
-		if active == 0 && (unread == 0 || fresh.Err() != nil) {
-			return nil
-		}
-		ended := fresh.Done()
-		if fresh.Err() != nil {
-			ended = ctx.Done()
-		}
-		select {
-		case <-changed:
-		case <-ended:
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-		}
-	}
 }
 
 // finish takes no new connections, and returns when the requests of the others are
@@ -338,4 +265,42 @@ func (s *rankServer) service() http.Handler {
 		defer s.pulses.Begin(s.rank, path.Base(r.URL.Path))()
 		s.cfg.Services.ServeHTTP(w, s.called(r))
 	})
+}
+
+// recordAsRank appends facts of this rank, in order and durably.
+func (s *rankServer) recordAsRank(ctx context.Context, bodies ...events.Body) error {
+	for i, b := range bodies {
+		if p, ok := b.(*events.LocalPlan); ok {
+			said, err := s.saver.claim(ctx, p)
+			if err != nil {
+				return err
+			}
+			bodies[i] = said
+		}
+	}
+	if s.saver.joined != nil {
+		for _, b := range bodies {
+			if err := s.saver.joined.Record(ctx, s.rank, b); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return s.decisions.recordAs(ctx, s.decisions.trial, events.Rank(s.rank), bodies...)
+}
+
+// lost ends a rank's part in a save after the log refused one of its facts.
+func (s *rankServer) lost(checkpoint string, err error) {
+	if s.work.Err() != nil {
+		return // the attempt is over, and so is every open save
+	}
+	s.saver.log.Error("append failed; the rank's save has failed", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	if errors.Is(err, syscall.ENOSPC) {
+		s.saver.full(checkpoint)
+	}
+	s.saver.reject(checkpoint, s.rank, err.Error())
+	s.slots.Abort(checkpoint, s.rank)
+	if err := s.saver.refuse(s.work, s.Number, checkpoint, s.rank, err); err != nil {
+		s.saver.log.Error("append of write.failed failed", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	}
 }
