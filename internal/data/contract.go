@@ -179,6 +179,14 @@ type Source interface {
 	Item(i int) ([]byte, error)
 }
 
+// Lasting is a [Source] whose items stay in place until WriteData returns: sealed slots, as
+// opposed to one buffer for all.
+type Lasting interface {
+	Source
+	// Lasts does nothing. It declares that the bytes of every item stay as they are.
+	Lasts()
+}
+
 // Written reports what a rank wrote.
 type Written struct {
 	Files        []checkpoint.File // the data file, files that were linked in or named, then the index

@@ -19,6 +19,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data/scan"
+	"github.com/ckptstore/ckptstore/internal/data/stream"
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
@@ -511,8 +512,8 @@ func (r *Root) send(ctx context.Context, name string, f io.ReaderAt, size int64)
 	g.SetLimit(max(min(u.Depth(), sendDepth), 1))
 	for at := int64(0); at < size && inner.Err() == nil; at += int64(u.Piece()) {
 		g.Go(func() error {
-			buf := pieceBuffer(int(min(int64(u.Piece()), size)))
-			defer pieceBuffers.Put(buf)
+			buf := stream.Borrow(int(min(int64(u.Piece()), size)))
+			defer stream.Return(buf)
 			p := (*buf)[:min(int64(len(*buf)), size-at)]
 			if n, err := f.ReadAt(p, at); n < len(p) {
 				return fmt.Errorf("read %d bytes at %d: %w", len(p), at, errors.Join(err, io.ErrUnexpectedEOF))

@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
 	"github.com/ckptstore/ckptstore/internal/data/scan"
+	"github.com/ckptstore/ckptstore/internal/data/stream"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -163,7 +164,7 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 		if it.Bytes < MinReuse {
 			continue
 		}
-		data, err := itemBytes(ctx, src, i, it)
+		data, err := stream.Item(ctx, src, i, it)
 		if err != nil {
 			return nil, err
 		}
@@ -180,7 +181,7 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 		if len(candidates) == 0 && alike[p] == 1 {
 			continue
 		}
-		data, err := itemBytes(ctx, src, i, it)
+		data, err := stream.Item(ctx, src, i, it)
 		if err != nil {
 			return nil, err
 		}
@@ -257,21 +258,6 @@ func settle(items []checkpoint.Item, matches map[int]match, live map[string]int6
 		first[m.content] = i
 	}
 	return u
-}
-
-// itemBytes returns the bytes of an item, and checks that there are as many as in the plan.
-func itemBytes(ctx context.Context, src Source, i int, it checkpoint.Item) ([]byte, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	data, err := src.Item(i)
-	if err != nil {
-		return nil, fmt.Errorf("bytes of %q: %w", it.Shard.FQN, err)
-	}
-	if int64(len(data)) != it.Bytes {
-		return nil, fmt.Errorf("bytes of %q: got %d, the plan has %d", it.Shard.FQN, len(data), it.Bytes)
-	}
-	return data, nil
 }
 
 // Uses records which chunks of its bases' files the ranks of one save would use, so that a
