@@ -10,6 +10,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/internal/object"
@@ -155,7 +156,7 @@ func fileSum(x *checkpoint.Index) (sum uint32, ok bool) {
 		items = append(items, x.Entries[i].Item)
 		own = append(own, &x.Entries[i])
 	}
-	_, _, header, err := layOut(x.Rank, items, reuse{})
+	_, _, header, err := layOut(x.Rank, items, reuse.Plan{})
 	if err != nil {
 		return 0, false
 	}
@@ -255,7 +256,7 @@ func (v *verifier) header(x *checkpoint.Index, n int, file object.Object, size i
 		items = append(items, x.Entries[i].Item)
 		first = min(first, x.Entries[i].Offset)
 	}
-	_, _, want, err := layOut(x.Rank, items, reuse{})
+	_, _, want, err := layOut(x.Rank, items, reuse.Plan{})
 	if err != nil || n > 0 || name != checkpoint.DataFile(x.Rank) || len(items) > 0 && first != int64(len(want)) {
 		v.find(Mismatch, name, "the index does not describe a file of this version (%v)", err)
 		return

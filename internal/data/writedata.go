@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/data/stream"
 	"github.com/ckptstore/ckptstore/internal/object"
@@ -151,7 +152,7 @@ func writtenOf(x *checkpoint.Index, data []byte) Written {
 //
 // It adds the time in which it computed digests to digesting, and returns when the bytes were
 // written but not yet durable.
-func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []int, header []byte, src Source, c *claim, u reuse, digesting *time.Duration) (written time.Time, err error) {
+func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []int, header []byte, src Source, c *claim, u reuse.Plan, digesting *time.Duration) (written time.Time, err error) {
 	up, open, err := w.root.begin(c, x.Files[0].Size, func() (object.Upload, error) { return w.create(ctx, x.Rank, x.Files[0]) })
 	if err != nil {
 		return written, err

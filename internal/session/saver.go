@@ -13,6 +13,7 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/session/heirs"
 	"github.com/ckptstore/ckptstore/internal/session/outbox"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
@@ -83,7 +84,7 @@ type saver struct {
 	newest    string                         // newest save, by the first mention by any rank
 	noRoom    map[string]bool                // saves that end, or ended, because the disk is full
 	known     map[string]bool                // saves that were newest and have not ended
-	uses      map[string]*data.Uses          // of open saves, by ID
+	uses      map[string]*reuse.Uses         // of open saves, by ID
 	flying    map[string]int                 // writes of a save that have not ended, by ID
 	underWay  map[string]openWrites          // contexts of open saves that are being written, by ID
 	err       error                          // why the saver stopped
@@ -112,7 +113,7 @@ func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog
 		losses: newInbox[loss](), replies: newInbox[placedReply](), drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, lostRanks: map[int]error{}, plans: map[rankSave]*events.LocalPlan{},
-		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{}, underWay: map[string]openWrites{},
+		uses: map[string]*reuse.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{}, underWay: map[string]openWrites{},
 	}
 	s.put, s.kept, s.costs, s.over = s.writeData, func() {}, func(int64) {}, func(error) {}
 	return s

@@ -1,4 +1,4 @@
-package data
+package reuse
 
 import (
 	"context"
@@ -17,21 +17,21 @@ import (
 )
 
 // drawn is items that match chunks of a few files, some of them the same chunk.
-func drawn(t *rapid.T) (items []checkpoint.Item, matches map[int]match) {
-	var chunks []*held
+func drawn(t *rapid.T) (items []checkpoint.Item, matches map[int]Match) {
+	var chunks []*Chunk
 	for f := range rapid.IntRange(1, 3).Draw(t, "files") {
 		n := rapid.IntRange(1, 5).Draw(t, "chunks")
-		file := heldFile{from: fmt.Sprint("file ", f), size: rapid.Int64Range(1, int64(n)*100).Draw(t, "size")}
+		file := File{From: fmt.Sprint("file ", f), Size: rapid.Int64Range(1, int64(n)*100).Draw(t, "size")}
 		for i := range n {
-			chunks = append(chunks, &held{&checkpoint.Entry{Offset: int64(i) * 100, Digest: checkpoint.Digest{byte(f), byte(i), 1}}, file})
+			chunks = append(chunks, &Chunk{&checkpoint.Entry{Offset: int64(i) * 100, Digest: checkpoint.Digest{byte(f), byte(i), 1}}, file})
 		}
 	}
-	matches = map[int]match{}
+	matches = map[int]Match{}
 	for i := range rapid.IntRange(1, 8).Draw(t, "items") {
 		items = append(items, checkpoint.Item{Bytes: 100, Shard: tensor.Shard{FQN: fmt.Sprint(i)}})
 		if rapid.Bool().Draw(t, "matches") {
 			h := rapid.SampledFrom(chunks).Draw(t, "chunk")
-			matches[i] = match{content: content{digest: h.entry.Digest, size: 100}, held: h}
+			matches[i] = Match{Content: Content{digest: h.Entry.Digest, size: 100}, Held: h}
 		}
 	}
 	return items, matches
@@ -43,10 +43,10 @@ func TestUsesOfRanksTogether(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		items, matches := drawn(t)
 		world := rapid.IntRange(1, 4).Draw(t, "ranks")
-		of := make([]map[int]match, world)
+		of := make([]map[int]Match, world)
 		var ranks []int
 		for rank := range of {
-			of[rank] = map[int]match{}
+			of[rank] = map[int]Match{}
 			ranks = append(ranks, rank)
 		}
 		for i := range items {
@@ -64,35 +64,35 @@ func TestUsesOfRanksTogether(t *testing.T) {
 			}
 		}
 		u := NewUses(ranks, count(1), count(-1))
-		got := make([]reuse, world)
+		got := make([]Plan, world)
 		var wg sync.WaitGroup
 		for _, rank := range rapid.Permutation(ranks).Draw(t, "order") {
 			wg.Go(func() {
-				live, err := u.live(context.Background(), rank, of[rank])
+				live, err := u.Live(context.Background(), rank, of[rank])
 				if err != nil {
 					t.Error(err)
 				}
-				got[rank] = settle(items, of[rank], live, nil)
+				got[rank] = Settle(items, of[rank], live, nil)
 			})
 		}
 		wg.Wait()
-		alone := settle(items, matches, liveOf(usesOf(matches)), nil)
+		alone := Settle(items, matches, liveOf(usesOf(matches)), nil)
 		linked := map[string]bool{}
 		for rank := range got {
 			for i, m := range of[rank] {
-				one, whole := got[rank].of[i], alone.of[i]
-				inFile := one.entry != nil
-				if inFile != (whole.entry != nil) {
+				one, whole := got[rank].Of[i], alone.Of[i]
+				inFile := one.Entry != nil
+				if inFile != (whole.Entry != nil) {
 					t.Errorf("item %d of rank %d is linked %t, with one rank %t", i, rank, inFile, !inFile)
 				}
 				if inFile {
-					linked[m.held.file.from] = true
+					linked[m.Held.File.From] = true
 				}
 			}
 		}
 		want := map[string]bool{}
-		for _, f := range alone.files {
-			want[f.from] = true
+		for _, f := range alone.Files {
+			want[f.From] = true
 		}
 		if !reflect.DeepEqual(linked, want) || paused != 0 {
 			t.Errorf("linked %v, want %v; %d ranks are paused", linked, want, paused)
@@ -103,11 +103,11 @@ func TestUsesOfRanksTogether(t *testing.T) {
 // A rank that uses half of a file alone does not wait. Another rank waits until the others
 // have reported, or never will, or its context ends.
 func TestUsesWaits(t *testing.T) {
-	file := heldFile{from: "f", size: 400}
-	part := func(chunks ...int) map[int]match {
-		out := map[int]match{}
+	file := File{From: "f", Size: 400}
+	part := func(chunks ...int) map[int]Match {
+		out := map[int]Match{}
 		for _, n := range chunks {
-			out[n] = match{content: content{size: 100}, held: &held{&checkpoint.Entry{Offset: int64(n) * 100}, file}}
+			out[n] = Match{Content: Content{size: 100}, Held: &Chunk{&checkpoint.Entry{Offset: int64(n) * 100}, file}}
 		}
 		return out
 	}
@@ -117,7 +117,7 @@ func TestUsesWaits(t *testing.T) {
 		live  int64
 		waits bool
 	}{
-		{"the other uses a part", func(u *Uses, _ context.CancelFunc) { _, _ = u.live(context.Background(), 1, part(1, 2)) }, 300, true},
+		{"the other uses a part", func(u *Uses, _ context.CancelFunc) { _, _ = u.Live(context.Background(), 1, part(1, 2)) }, 300, true},
 		{"the other uses nothing", func(u *Uses, _ context.CancelFunc) { u.Done(1) }, 100, true},
 		{"the save has ended", func(u *Uses, _ context.CancelFunc) { u.Stop() }, 100, true},
 		{"the context ends", func(_ *Uses, cancel context.CancelFunc) { cancel() }, -1, true},
@@ -125,7 +125,7 @@ func TestUsesWaits(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				u := NewUses([]int{0, 1}, func() {}, func() {})
-				if live, err := u.live(t.Context(), 1, part(0, 1)); err != nil || live["f"] != 200 {
+				if live, err := u.Live(t.Context(), 1, part(0, 1)); err != nil || live["f"] != 200 {
 					t.Errorf("with half of the file: %v, %v", live, err)
 				}
 				u = NewUses([]int{0, 1}, func() {}, func() {})
@@ -134,7 +134,7 @@ func TestUsesWaits(t *testing.T) {
 				ended := make(chan struct{})
 				go func() {
 					defer close(ended)
-					live, err := u.live(ctx, 0, part(0))
+					live, err := u.Live(ctx, 0, part(0))
 					if c.live < 0 && errors.Is(err, context.Canceled) {
 						return
 					}
