@@ -16,6 +16,10 @@
 //	base      a committed checkpoint whose chunks a save may reuse
 //	sums      the digests of adopted chunks, learned by reading them once
 //
+// The rooms below it need no root: package scan passes over bytes, stream writes a data file
+// from its items, reuse decides what a save need not write, segments knows the contents of a
+// file while it is written, and blocks are sets of blocks of a chunk.
+//
 // The files of a checkpoint, in the order in which they become durable:
 //
 //	<run>/<trial>/<checkpoint>/
