@@ -12,9 +12,20 @@
 //
 // A session neither starts, watches nor ends processes. Its caller does that,
 // provides what a session needs through [Orders], [Signals] and [Hooks], and calls
-// [Group.Gone] when a rank leaves. Package staging holds the shared memory by which
-// ranks save and load, package restore their loads, package pulse their requests as
-// signs of life, package handoff their reports, and package retry how calls wait for the log.
+// [Group.Gone] when a rank leaves.
+//
+// The rooms below it know no group:
+//
+//	staging    the shared memory by which ranks save and load
+//	restore    the loads of ranks; broadcast passes blocks among nodes
+//	handoff    the reports of ranks
+//	mailbox    messages among ranks, and their key-value store
+//	outbox     facts of ranks on their way to the log
+//	retry      how calls wait for the log
+//	dedup      requests of other nodes that are repeated
+//	sweep      the removal of files of aborted saves
+//	replica    copies of sealed slots on other nodes; heirs finds the node that writes them
+//	pulse      requests of ranks as signs of life
 //
 // A session's knowledge comes from the log. Its decisions are appended there before
 // they take effect.
