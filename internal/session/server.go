@@ -22,6 +22,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/peer"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/connections"
 	"github.com/ckptstore/ckptstore/internal/session/handoff"
 	"github.com/ckptstore/ckptstore/internal/session/outbox"
 )
@@ -49,7 +50,7 @@ type rankServer struct {
 	mu    sync.Mutex
 	saves map[string]int // number of saves of each name
 	plans localPlans
-	conns connections
+	conns connections.Tracker
 }
 
 func badRequest(format string, args ...any) error {
@@ -89,7 +90,7 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	mux.Handle("POST /v1/signaled", handle(s, s.onSignaled))
 	mux.Handle("POST "+ServicePath, s.service())
 	s.meet(mux)
-	s.http = &http.Server{Handler: mux, ConnContext: peer.Context, ReadHeaderTimeout: headerLimit, ConnState: s.conns.track}
+	s.http = &http.Server{Handler: mux, ConnContext: peer.Context, ReadHeaderTimeout: headerLimit, ConnState: s.conns.Track}
 	go func() { s.done <- s.http.Serve(l) }()
 	return s, nil
 }
@@ -97,7 +98,7 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 // finish takes no new connections, and returns when the requests of the others are
 // answered, or with the error of ctx.
 func (s *rankServer) finish(ctx context.Context) error {
-	return errors.Join(s.listen.Close(), s.conns.settle(ctx))
+	return errors.Join(s.listen.Close(), s.conns.Settle(ctx))
 }
 
 // close ends the server and all its requests.

@@ -16,16 +16,18 @@
 //
 // The rooms below it know no group:
 //
-//	staging    the shared memory by which ranks save and load
-//	restore    the loads of ranks; broadcast passes blocks among nodes
-//	handoff    the reports of ranks
-//	mailbox    messages among ranks, and their key-value store
-//	outbox     facts of ranks on their way to the log
-//	retry      how calls wait for the log
-//	dedup      requests of other nodes that are repeated
-//	sweep      the removal of files of aborted saves
-//	replica    copies of sealed slots on other nodes; heirs finds the node that writes them
-//	pulse      requests of ranks as signs of life
+//	staging      the shared memory by which ranks save and load
+//	restore      the loads of ranks; broadcast passes blocks among nodes
+//	handoff      the reports of ranks
+//	mailbox      messages among ranks, and their key-value store
+//	outbox       facts of ranks on their way to the log
+//	retry        how calls wait for the log
+//	contract     what a storage of the job must do
+//	connections  the requests of a server that ends
+//	dedup        requests of other nodes that are repeated
+//	sweep        the removal of files of aborted saves
+//	replica      copies of sealed slots on other nodes; heirs finds the node that writes them
+//	pulse        requests of ranks as signs of life
 //
 // A session's knowledge comes from the log. Its decisions are appended there before
 // they take effect.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/contract"
 	"github.com/ckptstore/ckptstore/internal/session/outbox"
 	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/projections"
@@ -86,6 +87,26 @@ type Store struct {
 
 	calls *retry.Calls  // how calls of Log and Views are repeated; nil: they are not
 	limit time.Duration // of a step of Storage that all saves of the job wait for
+}
+
+// writer returns own or, if the job has a storage, the storage's writer.
+func (s *Store) writer(own *data.FileWriter) data.Writer {
+	if s.Storage == nil {
+		return own
+	}
+	at := own.Location()
+	return contract.Writer{Writer: s.Storage.Writer(at), At: at, Data: s.Data, Calls: s.calls, Limit: s.limit}
+}
+
+// Reader returns own or, if the job has a storage, the storage's reader.
+func (s *Store) Reader(own *data.FileReader) data.Reader {
+	if s.Storage == nil {
+		return own
+	}
+	if r := s.Storage.Reader(own.Location()); r != data.Reader(own) {
+		return contract.Reader{Reader: r, Ref: own.Location().Ref}
+	}
+	return own
 }
 
 // resolveBlobs returns r with the plan in its body inline, so that a pure fold

@@ -1,4 +1,5 @@
-package session
+// Package connections waits for the requests of a server that ends.
+package connections
 
 import (
 	"context"
@@ -8,19 +9,19 @@ import (
 	"time"
 )
 
-// firstRequest is how long settle waits for the request of a new connection. A
+// firstRequest is how long [Tracker.Settle] waits for the request of a new connection. A
 // request that was sent before is in the socket, and is read at once.
 const firstRequest = 200 * time.Millisecond
 
-// connections follows the states of a server's connections.
-type connections struct {
+// Tracker follows the states of a server's connections.
+type Tracker struct {
 	mu      sync.Mutex
 	states  map[net.Conn]http.ConnState // without those that are closed
 	changed chan struct{}               // closed by the next change
 }
 
-// track is the hook of [http.Server.ConnState].
-func (c *connections) track(conn net.Conn, state http.ConnState) {
+// Track is the hook of [http.Server.ConnState].
+func (c *Tracker) Track(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.states == nil {
@@ -38,7 +39,7 @@ func (c *connections) track(conn net.Conn, state http.ConnState) {
 
 // count returns the number of connections that have sent no request yet, and of those
 // whose request is being served, and a channel that the next change closes.
-func (c *connections) count() (unread, active int, changed <-chan struct{}) {
+func (c *Tracker) count() (unread, active int, changed <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.states {
@@ -55,12 +56,12 @@ func (c *connections) count() (unread, active int, changed <-chan struct{}) {
 	return unread, active, c.changed
 }
 
-// settle returns when no request is being served, and no new connection is left
+// Settle returns when no request is being served, and no new connection is left
 // that sent one. It returns the error of ctx if that ends before. It exists because
 // [http.Server.Shutdown] drops requests that it reads after the call: their ranks
 // would see the end of a connection in place of the reason. A request that comes later,
 // on a connection that is idle now, may still meet the end.
-func (c *connections) settle(ctx context.Context) error {
+func (c *Tracker) Settle(ctx context.Context) error {
 	fresh, cancel := context.WithTimeout(ctx, firstRequest)
 	defer cancel()
 	for {

@@ -1,4 +1,4 @@
-package session
+package connections
 
 import (
 	"bufio"
@@ -14,7 +14,7 @@ import (
 // TestSettle: a request that is being served, and one on a connection that has sent none
 // yet, are waited for; an idle connection is not.
 func TestSettle(t *testing.T) {
-	var c connections
+	var c Tracker
 	begun, end := make(chan struct{}), make(chan struct{})
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
@@ -23,7 +23,7 @@ func TestSettle(t *testing.T) {
 		}
 		_, _ = fmt.Fprint(w, "answered")
 	}))
-	server.Config.ConnState = c.track
+	server.Config.ConnState = c.Track
 	server.Start()
 	defer server.Close()
 	dial := func() net.Conn {
@@ -55,11 +55,11 @@ func TestSettle(t *testing.T) {
 	<-begun
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := c.settle(ctx); err == nil {
+	if err := c.Settle(ctx); err == nil {
 		t.Error("a request that is being served was not waited for")
 	}
 	settled := make(chan error, 1)
-	go func() { settled <- c.settle(t.Context()) }()
+	go func() { settled <- c.Settle(t.Context()) }()
 	close(end)
 	answered(slow)
 	select {
