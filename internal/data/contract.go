@@ -16,6 +16,10 @@
 //	base      a committed checkpoint whose chunks a save may reuse
 //	sums      the digests of adopted chunks, learned by reading them once
 //
+// The rooms below it need no root: package scan passes over bytes, stream writes a data file
+// from its items, reuse decides what a save need not write, segments knows the contents of a
+// file while it is written, and blocks are sets of blocks of a chunk.
+//
 // The files of a checkpoint, in the order in which they become durable:
 //
 //	<run>/<trial>/<checkpoint>/
@@ -177,6 +181,14 @@ type Source interface {
 	// calls Item once for each item, unless files of the rank exist already or chunks are
 	// reused: then it may call Item again for any item, and must get the same bytes.
 	Item(i int) ([]byte, error)
+}
+
+// Lasting is a [Source] whose items stay in place until WriteData returns: sealed slots, as
+// opposed to one buffer for all.
+type Lasting interface {
+	Source
+	// Lasts does nothing. It declares that the bytes of every item stay as they are.
+	Lasts()
 }
 
 // Written reports what a rank wrote.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/tensor"
 )
@@ -20,7 +21,7 @@ var fileFormat = map[string]string{"format": "pt"}
 // is a pure function of its arguments. The entries are in the order of the items. order is
 // the order in the file, without the items that u places elsewhere. The writer fills in
 // digests and checksums later.
-func layOut(rank int, items []checkpoint.Item, u reuse) (x checkpoint.Index, order []int, header []byte, err error) {
+func layOut(rank int, items []checkpoint.Item, u reuse.Plan) (x checkpoint.Index, order []int, header []byte, err error) {
 	x = checkpoint.Index{Rank: rank, Entries: make([]checkpoint.Entry, len(items))}
 	seen := make(map[key]struct{}, len(items))
 	for i, it := range items {
@@ -33,7 +34,7 @@ func layOut(rank int, items []checkpoint.Item, u reuse) (x checkpoint.Index, ord
 		}
 		seen[k] = struct{}{}
 		x.Entries[i].Item = it
-		if _, stored := u.of[i]; !stored {
+		if _, stored := u.Of[i]; !stored {
 			order = append(order, i)
 		}
 	}
@@ -104,30 +105,30 @@ func keys(items []checkpoint.Item, which []int) []string {
 
 // placeReused fills in the entries of items that need no writing. For items in the rank's own
 // file, it leaves the digest to the writer.
-func placeReused(x *checkpoint.Index, u reuse) {
-	for _, f := range u.files {
-		x.Files = append(x.Files, checkpoint.File{Name: f.name, Size: f.size, From: f.in})
+func placeReused(x *checkpoint.Index, u reuse.Plan) {
+	for _, f := range u.Files {
+		x.Files = append(x.Files, checkpoint.File{Name: f.Name, Size: f.Size, From: f.In})
 	}
-	for i, s := range u.of {
+	for i, s := range u.Of {
 		e := &x.Entries[i]
-		if s.file < 0 {
-			e.Offset, e.Key = x.Entries[s.tied].Offset, x.Entries[s.tied].Key
+		if s.File < 0 {
+			e.Offset, e.Key = x.Entries[s.Tied].Offset, x.Entries[s.Tied].Key
 			continue
 		}
-		e.File, e.Offset, e.Key = 1+s.file, s.entry.Offset, s.entry.Key
-		e.Digest, e.Sums = s.entry.Digest, s.entry.Sums
+		e.File, e.Offset, e.Key = 1+s.File, s.Entry.Offset, s.Entry.Key
+		e.Digest, e.Sums = s.Entry.Digest, s.Entry.Sums
 	}
 }
 
 // tieReused gives equal items the digest and sums of the item that was written. They must
 // match the digest that was taken before the write.
-func tieReused(x *checkpoint.Index, u reuse) error {
-	for i, s := range u.of {
-		if s.file >= 0 {
+func tieReused(x *checkpoint.Index, u reuse.Plan) error {
+	for i, s := range u.Of {
+		if s.File >= 0 {
 			continue
 		}
-		e, of := &x.Entries[i], &x.Entries[s.tied]
-		if of.Digest != s.digest {
+		e, of := &x.Entries[i], &x.Entries[s.Tied]
+		if of.Digest != s.Digest {
 			return fmt.Errorf("bytes of %q changed while they were saved", of.Item.Shard.FQN)
 		}
 		e.Digest, e.Sums = of.Digest, of.Sums

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -52,7 +53,7 @@ func hostileItems() []checkpoint.Item {
 // holes, aligned chunks, and the reference's limits.
 func TestLayOut(t *testing.T) {
 	items := hostileItems()
-	x, order, header, err := layOut(3, items, reuse{})
+	x, order, header, err := layOut(3, items, reuse.Plan{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +109,7 @@ func laidOut(t testing.TB) checkpoint.Index {
 		shardItem("scale", tensor.Float64, nil, tensor.Box{}),
 		shardItem("empty", tensor.Complex32, tensor.Shape{0}, tensor.Shape{0}.Full()),
 		valueItem("rng", 9),
-	}, reuse{})
+	}, reuse.Plan{})
 	if err != nil {
 		t.Fatal(err)
 	}

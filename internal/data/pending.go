@@ -19,6 +19,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/beneath"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data/scan"
+	"github.com/ckptstore/ckptstore/internal/data/segments"
+	"github.com/ckptstore/ckptstore/internal/data/stream"
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
@@ -129,7 +131,7 @@ func (p *Pending) CreateAs(ctx context.Context, name, lies string) (*PendingFile
 
 // Give adds a whole file that another machine has written, and described by
 // [PendingFile.Describe].
-func (p *Pending) Give(ctx context.Context, name, lies string, d Description) error {
+func (p *Pending) Give(ctx context.Context, name, lies string, d segments.Description) error {
 	if err := PendingName(name); err != nil {
 		return err
 	}
@@ -143,11 +145,11 @@ func (p *Pending) Give(ctx context.Context, name, lies string, d Description) er
 	if err != nil {
 		return err
 	}
-	of, err := d.segments()
+	of, err := d.Contents()
 	if err != nil {
 		return err
 	}
-	f := &PendingFile{p: p, name: lies, ended: make(chan struct{}), closed: true, whole: true, said: d.Size, segments: of}
+	f := &PendingFile{p: p, name: lies, ended: make(chan struct{}), closed: true, whole: true, said: d.Size, contents: of}
 	close(f.ended)
 	p.mu.Lock()
 	before := p.files[name]
@@ -421,7 +423,7 @@ type pendingRead struct {
 
 // ReadAt implements io.ReaderAt.
 func (r pendingRead) ReadAt(b []byte, off int64) (int, error) {
-	if data := r.of.literal(off, int64(len(b))); data != nil {
+	if data := r.of.contents.Literal(off, int64(len(b))); data != nil {
 		return copy(b, data), nil
 	}
 	return r.File.ReadAt(b, off)
@@ -431,7 +433,7 @@ func (r pendingRead) ReadAt(b []byte, off int64) (int, error) {
 type pendingObject struct{ pendingRead }
 
 func (o pendingObject) Stat() (object.Info, error) {
-	return object.Info{Size: o.of.size}, nil
+	return object.Info{Size: o.of.contents.Size()}, nil
 }
 
 var _ io.ReaderAt = pendingRead{}
@@ -511,8 +513,8 @@ func (r *Root) send(ctx context.Context, name string, f io.ReaderAt, size int64)
 	g.SetLimit(max(min(u.Depth(), sendDepth), 1))
 	for at := int64(0); at < size && inner.Err() == nil; at += int64(u.Piece()) {
 		g.Go(func() error {
-			buf := pieceBuffer(int(min(int64(u.Piece()), size)))
-			defer pieceBuffers.Put(buf)
+			buf := stream.Borrow(int(min(int64(u.Piece()), size)))
+			defer stream.Return(buf)
 			p := (*buf)[:min(int64(len(*buf)), size-at)]
 			if n, err := f.ReadAt(p, at); n < len(p) {
 				return fmt.Errorf("read %d bytes at %d: %w", len(p), at, errors.Join(err, io.ErrUnexpectedEOF))

@@ -2,15 +2,12 @@ package data
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
-	"github.com/ckptstore/ckptstore/internal/checkpoint"
-	"github.com/ckptstore/ckptstore/internal/data/scan"
+	"github.com/ckptstore/ckptstore/internal/data/segments"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"github.com/ckptstore/ckptstore/internal/object/local"
 )
@@ -37,14 +34,14 @@ type PendingFile struct {
 	whole  bool
 	said   int64 // bytes that were accepted
 
-	segments // owned by the digester until ended is closed
+	contents segments.Contents // owned by the digester until ended is closed
 }
 
 // job is a run of bytes to be digested and written.
 type job struct {
 	offset int64
 	data   []byte
-	cuts   []Cut
+	cuts   []segments.Cut
 	left   atomic.Int32 // of the digest and the write
 	done   func()
 }
@@ -94,7 +91,7 @@ func (f *PendingFile) Err() error {
 // the bytes until done is called, which happens once, after both the digest and the file have
 // them. Write returns immediately unless many runs are waiting. After a disk error or an
 // abort, it and Close return that error. done is not called for bytes that Write refused.
-func (f *PendingFile) Write(ctx context.Context, data []byte, cuts []Cut, done func()) error {
+func (f *PendingFile) Write(ctx context.Context, data []byte, cuts []segments.Cut, done func()) error {
 	select {
 	case f.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -150,14 +147,14 @@ func (f *PendingFile) digest() {
 	for j := range f.digests {
 		if f.Err() == nil {
 			var err error
-			if !object.Readable(func() { err = f.see(j.data, j.cuts) }) {
+			if !object.Readable(func() { err = f.contents.See(j.data, j.cuts) }) {
 				err = fmt.Errorf("read %d bytes in memory, which are at %d of the file: the memory was unmapped or truncated", len(j.data), j.offset)
 			}
 			f.fail(err)
 		}
 		f.end(j)
 	}
-	f.endSegment()
+	f.contents.End()
 }
 
 // write is a goroutine that writes runs. It and digest read the same memory. A byte that
@@ -195,7 +192,7 @@ func (f *PendingFile) Close() error {
 	f.drain()
 	err := f.Err()
 	if err == nil {
-		err = f.up.Finish(f.size)
+		err = f.up.Finish(f.contents.Size())
 	} else {
 		f.up.Abort()
 	}
@@ -215,11 +212,11 @@ func (f *PendingFile) Whole() bool {
 
 // at returns the whole file under another name in another directory.
 func (f *PendingFile) at(p *Pending, lies string) *PendingFile {
-	return &PendingFile{p: p, name: lies, up: f.up, ended: f.ended, closed: true, whole: true, said: f.said, segments: f.segments}
+	return &PendingFile{p: p, name: lies, up: f.up, ended: f.ended, closed: true, whole: true, said: f.said, contents: f.contents}
 }
 
 // Size returns the file's size, once it is closed.
-func (f *PendingFile) Size() int64 { return f.size }
+func (f *PendingFile) Size() int64 { return f.contents.Size() }
 
 // Abort abandons the file, unless it is closed. On return no run is in progress.
 func (f *PendingFile) Abort() {
@@ -239,184 +236,5 @@ func (f *PendingFile) Abort() {
 	f.up.Abort()
 }
 
-// maxLiteral bounds the bytes of a file that are kept in memory.
-const maxLiteral = 64 << 20
-
-// segment is a run of bytes that was written as one: a tensor, whose digest is known, or
-// other data, which is kept in memory.
-type segment struct {
-	offset, size int64
-	payload      bool
-	digest       checkpoint.Digest
-	sums         []uint32
-	data         []byte // if it is not a payload; nil if it was too large
-}
-
-// Cut marks an offset in a file at which another segment begins: the bytes of one tensor, or
-// the bytes between tensors.
-type Cut struct {
-	Offset  int64
-	Payload bool
-}
-
-// segments are the known contents of a file that is written from beginning to end.
-type segments struct {
-	size int64
-	segs []segment
-	kept int            // bytes in memory
-	last *scan.Digester // of the last segment, if it is an unfinished payload
-}
-
-// see takes the next bytes, with the cuts in them.
-func (g *segments) see(data []byte, cuts []Cut) error {
-	for _, c := range cuts {
-		k := int(c.Offset - g.size)
-		if k < 0 || k > len(data) {
-			return fmt.Errorf("a cut at %d lies outside the written bytes", c.Offset)
-		}
-		g.add(data[:k])
-		data = data[k:]
-		g.cut(c.Payload)
-	}
-	g.add(data)
-	return nil
-}
-
-func (g *segments) cut(payload bool) {
-	g.endSegment()
-	g.segs = append(g.segs, segment{offset: g.size, payload: payload})
-	if payload {
-		g.last = scan.NewDigester(0)
-	}
-}
-
-// endSegment finishes the digest or the literal of the last segment.
-func (g *segments) endSegment() {
-	if len(g.segs) == 0 {
-		return
-	}
-	if s := &g.segs[len(g.segs)-1]; s.payload && g.last != nil {
-		s.digest, s.sums = g.last.End()
-		g.last.Free()
-		g.last = nil
-	}
-}
-
-func (g *segments) add(p []byte) {
-	if len(p) == 0 {
-		return
-	}
-	if len(g.segs) == 0 {
-		g.cut(false)
-	}
-	s := &g.segs[len(g.segs)-1]
-	switch {
-	case s.payload:
-		g.last.Add(p)
-	case int64(len(s.data)) == s.size && g.kept+len(p) <= maxLiteral:
-		s.data = append(s.data, p...)
-		g.kept += len(p)
-	default:
-		g.kept -= len(s.data)
-		s.data = nil
-	}
-	s.size += int64(len(p))
-	g.size += int64(len(p))
-}
-
-// find returns the segment that holds an offset, nil if there is none.
-func (g *segments) find(off int64) *segment {
-	i, ok := slices.BinarySearchFunc(g.segs, off, func(s segment, at int64) int {
-		switch {
-		case s.offset+s.size <= at:
-			return -1
-		case s.offset > at:
-			return 1
-		}
-		return 0
-	})
-	if !ok {
-		return nil
-	}
-	return &g.segs[i]
-}
-
-// literal returns bytes of a closed file that are in memory; nil unless all are.
-func (g *segments) literal(off, n int64) []byte {
-	s := g.find(off)
-	if s == nil || s.payload || int64(len(s.data)) != s.size || off+n > s.offset+s.size {
-		return nil
-	}
-	return s.data[off-s.offset:][:n]
-}
-
-// payload returns the known segment of a run of bytes that was written as one.
-func (g *segments) payload(off, n int64) *segment {
-	s := g.find(off)
-	if s == nil || !s.payload || s.offset != off || s.size != n {
-		return nil
-	}
-	return s
-}
-
-// Description is what the machine that wrote a pending file knows of it.
-type Description struct {
-	Size     int64     `json:"size"`
-	Segments []Segment `json:"segments"`
-}
-
-// Segment is a run of bytes that was written as one: a tensor with its digest and the
-// checksums of its blocks, or other bytes themselves, unless they are too many.
-type Segment struct {
-	Offset  int64              `json:"offset"`
-	Size    int64              `json:"size"`
-	Payload bool               `json:"payload,omitempty"`
-	Digest  *checkpoint.Digest `json:"digest,omitempty"`
-	Sums    []byte             `json:"sums,omitempty"` // u32 little endian
-	Data    []byte             `json:"data,omitempty"`
-}
-
 // Describe describes a whole file for [Pending.Give] on another machine.
-func (f *PendingFile) Describe() Description {
-	d := Description{Size: f.size}
-	for _, s := range f.segs {
-		out := Segment{Offset: s.offset, Size: s.size, Payload: s.payload, Data: s.data}
-		if s.payload {
-			out.Digest = &s.digest
-			for _, sum := range s.sums {
-				out.Sums = binary.LittleEndian.AppendUint32(out.Sums, sum)
-			}
-		}
-		d.Segments = append(d.Segments, out)
-	}
-	return d
-}
-
-// segments checks the description and returns the contents that it describes.
-func (d Description) segments() (g segments, err error) {
-	end := int64(0)
-	for i, s := range d.Segments {
-		switch {
-		case s.Offset != end || s.Size < 0:
-			return g, fmt.Errorf("segment %d of %d bytes is at %d, after %d", i, s.Size, s.Offset, end)
-		case s.Payload && (s.Digest == nil || int64(len(s.Sums)) != 4*checkpoint.Blocks(s.Size)):
-			return g, fmt.Errorf("segment %d of %d bytes has no digest, or %d bytes of checksums", i, s.Size, len(s.Sums))
-		case int64(len(s.Data)) > s.Size:
-			return g, fmt.Errorf("segment %d of %d bytes has %d", i, s.Size, len(s.Data))
-		}
-		end += s.Size
-		in := segment{offset: s.Offset, size: s.Size, payload: s.Payload, data: s.Data}
-		if s.Payload {
-			in.digest = *s.Digest
-			for sums := s.Sums; len(sums) > 0; sums = sums[4:] {
-				in.sums = append(in.sums, binary.LittleEndian.Uint32(sums))
-			}
-		}
-		g.segs = append(g.segs, in)
-	}
-	if end != d.Size {
-		return g, fmt.Errorf("the segments have %d bytes, and the file %d", end, d.Size)
-	}
-	g.size = end
-	return g, nil
-}
+func (f *PendingFile) Describe() segments.Description { return f.contents.Describe() }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/disk"
 	"github.com/ckptstore/ckptstore/internal/object"
@@ -124,11 +125,11 @@ type repair struct {
 	root    *Root
 	all     []Target
 	sources []ChunkSource
-	known   map[string]*knowledge       // of the damaged files, by their link name
-	places  map[content][]donorPlace    // of their contents
-	holders map[string][]holder         // of the damaged files, at the beginning of the call
-	done    map[holder]bool             // names that were repaired together with another name
-	poor    map[string]map[donorAt]bool // places, by path, whose bytes are wrong
+	known   map[string]*knowledge          // of the damaged files, by their link name
+	places  map[reuse.Content][]donorPlace // of their contents
+	holders map[string][]holder            // of the damaged files, at the beginning of the call
+	done    map[holder]bool                // names that were repaired together with another name
+	poor    map[string]map[donorAt]bool    // places, by path, whose bytes are wrong
 	out     Repairs
 }
 

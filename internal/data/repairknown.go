@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/data/scan"
 	"github.com/ckptstore/ckptstore/internal/format/safetensors"
 	"github.com/ckptstore/ckptstore/internal/object"
@@ -27,7 +28,7 @@ type knowledge struct {
 // according to the indexes, and other places with the same contents. It reads every index
 // twice, however many files there are, and keeps none.
 func (p *repair) survey(ctx context.Context, damaged map[checkpoint.Ref][]string) (err error) {
-	p.known, p.places = map[string]*knowledge{}, map[content][]donorPlace{}
+	p.known, p.places = map[string]*knowledge{}, map[reuse.Content][]donorPlace{}
 	for ref, names := range damaged {
 		for _, name := range names {
 			if checkpoint.HoldsData(name) {
@@ -64,7 +65,7 @@ func (p *repair) survey(ctx context.Context, damaged map[checkpoint.Ref][]string
 	for _, k := range p.known {
 		slices.SortFunc(k.entries, func(a, b *checkpoint.Entry) int { return cmp.Compare(a.Offset, b.Offset) })
 		for _, e := range k.entries {
-			p.places[contentOf(e.Item, e.Digest)] = nil
+			p.places[reuse.ContentOf(e.Item, e.Digest)] = nil
 		}
 	}
 	return p.indexes(ctx, func(ref checkpoint.Ref, x *checkpoint.Index) error {
@@ -75,7 +76,7 @@ func (p *repair) survey(ctx context.Context, damaged map[checkpoint.Ref][]string
 			if !e.Learned() || e.Strides != nil {
 				continue
 			}
-			c := contentOf(e.Item, e.Digest)
+			c := reuse.ContentOf(e.Item, e.Digest)
 			if places, wanted := p.places[c]; wanted {
 				p.places[c] = append(places, donorPlace{ref, &at, e.File, e.Offset})
 			}
@@ -110,7 +111,7 @@ func indexHeader(x *checkpoint.Index) []byte {
 			first = at
 		}
 	}
-	_, _, header, err := layOut(x.Rank, items, reuse{})
+	_, _, header, err := layOut(x.Rank, items, reuse.Plan{})
 	if err != nil || first >= 0 && first != int64(len(header)) {
 		return nil
 	}
@@ -288,7 +289,7 @@ type donor struct {
 // donor finds a place, or a source, with the bytes of a chunk. It also tries the damaged
 // place, which has other bytes. It checks a place once, unless the place's file is repaired.
 func (p *repair) donor(ctx context.Context, e *checkpoint.Entry) (donor, bool, error) {
-	what := contentOf(e.Item, e.Digest)
+	what := reuse.ContentOf(e.Item, e.Digest)
 	for _, at := range p.places[what] {
 		path := checkpointFiles{p.root, at.ref}.path(at.index, at.file)
 		key := donorAt{at.offset, e.Digest}

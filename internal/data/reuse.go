@@ -10,9 +10,10 @@ import (
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/crc32c"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/data/scan"
+	"github.com/ckptstore/ckptstore/internal/data/stream"
 	"github.com/ckptstore/ckptstore/internal/object"
-	"github.com/ckptstore/ckptstore/tensor"
 )
 
 // MinReuse is the size in bytes of the smallest chunk that is reused. Smaller ones are
@@ -48,7 +49,7 @@ func (w *FileWriter) Reusing(warn func(error), bases ...Base) *FileWriter {
 
 // Together judges the partial use of bases' files for all ranks of a save combined. It is
 // called before WriteData, with the same uses for each rank.
-func (w *FileWriter) Together(uses *Uses) *FileWriter {
+func (w *FileWriter) Together(uses *reuse.Uses) *FileWriter {
 	w.uses = uses
 	return w
 }
@@ -59,73 +60,20 @@ func (w *FileWriter) unusable(err error) {
 	}
 }
 
-// content identifies equal chunks.
-type content struct {
-	digest checkpoint.Digest
-	dtype  tensor.DType
-	value  bool
-	size   int64
-}
-
-func contentOf(it checkpoint.Item, digest checkpoint.Digest) content {
-	return content{digest: digest, dtype: it.Shard.DType, value: it.Value, size: it.Bytes}
-}
-
-// probe is a cheap fingerprint of a chunk. It differs for most unequal chunks: most tensors
-// change in their first block.
-type probe struct {
-	size  int64
-	dtype tensor.DType
-	value bool
-	crc   uint32 // of the first block
-}
-
-func probeOf(it checkpoint.Item, crc uint32) probe {
-	return probe{size: it.Bytes, dtype: it.Shard.DType, value: it.Value, crc: crc}
-}
-
-// reuse lists the items of a rank that need no writing.
-type reuse struct {
-	files []heldFile   // to be linked in, or named
-	of    map[int]spot // by item
-}
-
-// heldFile is a file of a base.
-type heldFile struct {
-	name string // in the directory of this checkpoint, or where it lies
-	from string // where it lies now, in the backend
-	size int64
-	in   checkpoint.Ref // the directory where it stays; zero if it is linked in
-}
-
-// spot is the place of an item's bytes.
-type spot struct {
-	digest checkpoint.Digest
-	file   int               // of the files; -1: this rank's own
-	entry  *checkpoint.Entry // of the base, if in one of the files
-	tied   int               // the item that is written, if in the rank's own
-}
-
-// match is an item whose digest is known, and the equal chunk of a base, if any.
-type match struct {
-	content content
-	held    *held
-}
-
 // reuse finds the items that need no writing, and links in or names the files that hold them.
 // It reads only the first block of an item, unless another chunk may be equal.
-func (w *FileWriter) reuse(ctx context.Context, rank int, items []checkpoint.Item, src Source) (reuse, error) {
+func (w *FileWriter) reuse(ctx context.Context, rank int, items []checkpoint.Item, src Source) (reuse.Plan, error) {
 	if !w.reusing {
-		return reuse{}, nil
+		return reuse.Plan{}, nil
 	}
 	matches, err := w.matches(ctx, rank, items, src)
 	if err != nil {
-		return reuse{}, err
+		return reuse.Plan{}, err
 	}
-	live := liveOf(usesOf(matches))
+	live := reuse.Live(matches)
 	if w.uses != nil {
-		if live, err = w.uses.live(ctx, rank, matches); err != nil {
-			return reuse{}, err
+		if live, err = w.uses.Live(ctx, rank, matches); err != nil {
+			return reuse.Plan{}, err
 		}
 	}
 	place := w.link
@@ -134,18 +82,18 @@ func (w *FileWriter) reuse(ctx context.Context, rank int, items []checkpoint.Ite
 	}
 	unfit := map[string]bool{}
 	for {
-		u := settle(items, matches, live, unfit)
+		u := reuse.Settle(items, matches, live, unfit)
 		again := false
-		for n, f := range u.files {
+		for n, f := range u.Files {
 			if err := ctx.Err(); err != nil {
-				return reuse{}, err
+				return reuse.Plan{}, err
 			}
 			if err := place(ctx, f, u, n); err != nil {
 				if errors.Is(err, errors.ErrUnsupported) {
 					w.root.linkless.Store(true)
 				}
-				w.unusable(fmt.Errorf("%s is not reused, its chunks are rewritten: %w", w.root.b.Path(f.from), err))
-				unfit[f.from], again = true, true
+				w.unusable(fmt.Errorf("%s is not reused, its chunks are rewritten: %w", w.root.b.Path(f.From), err))
+				unfit[f.From], again = true, true
 			}
 		}
 		if !again {
@@ -155,22 +103,22 @@ func (w *FileWriter) reuse(ctx context.Context, rank int, items []checkpoint.Ite
 }
 
 // matches finds the digest of each item that may be stored already.
-func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.Item, src Source) (map[int]match, error) {
+func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.Item, src Source) (map[int]reuse.Match, error) {
 	bases := w.openBases(ctx, rank, items)
-	probes := make(map[int]probe)
-	alike := map[probe]int{}
+	probes := make(map[int]reuse.Probe)
+	alike := map[reuse.Probe]int{}
 	for i, it := range items {
 		if it.Bytes < MinReuse {
 			continue
 		}
-		data, err := itemBytes(ctx, src, i, it)
+		data, err := stream.Item(ctx, src, i, it)
 		if err != nil {
 			return nil, err
 		}
-		probes[i] = probeOf(it, crc32c.Checksum(data[:checkpoint.BlockSize]))
+		probes[i] = reuse.ProbeOf(it, crc32c.Checksum(data[:checkpoint.BlockSize]))
 		alike[probes[i]]++
 	}
-	out := map[int]match{}
+	out := map[int]reuse.Match{}
 	for i, it := range items {
 		p, ok := probes[i]
 		if !ok {
@@ -180,21 +128,21 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 		if len(candidates) == 0 && alike[p] == 1 {
 			continue
 		}
-		data, err := itemBytes(ctx, src, i, it)
+		data, err := stream.Item(ctx, src, i, it)
 		if err != nil {
 			return nil, err
 		}
-		digest, known, err := digestAmong(ctx, data, candidates, alike[p] > 1)
+		digest, known, err := reuse.DigestAmong(ctx, data, candidates, alike[p] > 1)
 		if err != nil {
 			return nil, err
 		}
 		if !known {
 			continue
 		}
-		m := match{content: contentOf(it, digest)}
+		m := reuse.Match{Content: reuse.ContentOf(it, digest)}
 		for n := range candidates {
-			if candidates[n].entry.Digest == digest {
-				m.held = &candidates[n]
+			if candidates[n].Entry.Digest == digest {
+				m.Held = &candidates[n]
 				break
 			}
 		}
@@ -203,195 +151,11 @@ func (w *FileWriter) matches(ctx context.Context, rank int, items []checkpoint.I
 	return out, nil
 }
 
-// errAlone ends the digest of an item that matches no candidate.
-var errAlone = errors.New("no candidate has these bytes")
-
-// digestAmong digests data, as long as one of the candidates may be equal or always is set.
-func digestAmong(ctx context.Context, data []byte, candidates []held, always bool) (digest checkpoint.Digest, known bool, err error) {
-	alive := slices.Clone(candidates)
-	hash := scan.NewHasher()
-	defer hash.Free()
-	err = scan.Bytes(ctx, data, func(window []byte, at int64) error {
-		first := int(at / checkpoint.BlockSize)
-		for lo := 0; lo < len(window) && len(alive) > 0; lo += checkpoint.BlockSize {
-			crc, block := crc32c.Checksum(window[lo:min(lo+checkpoint.BlockSize, len(window))]), first+lo/checkpoint.BlockSize
-			alive = slices.DeleteFunc(alive, func(h held) bool { return h.entry.Sums[block] != crc })
-		}
-		if len(alive) == 0 && !always {
-			return errAlone
-		}
-		hash.Add(window)
-		return nil
-	})
-	if errors.Is(err, errAlone) {
-		return digest, false, nil
-	}
-	return hash.Digest(), err == nil, err
-}
-
-// settle decides what is reused. Of files it takes those that are not unfit and at least half
-// live; of equal items that are written, it keeps the first. It is a pure function.
-func settle(items []checkpoint.Item, matches map[int]match, live map[string]int64, unfit map[string]bool) reuse {
-	u := reuse{of: map[int]spot{}}
-	at := map[string]int{}
-	first := map[content]int{}
-	for i := range items {
-		m, ok := matches[i]
-		if !ok {
-			continue
-		}
-		if h := m.held; h != nil && !unfit[h.file.from] && half(live, h.file) {
-			n, ok := at[h.file.from]
-			if !ok {
-				n = len(u.files)
-				at[h.file.from] = n
-				u.files = append(u.files, h.file)
-			}
-			u.of[i] = spot{digest: m.content.digest, file: n, entry: h.entry}
-			continue
-		}
-		if tied, ok := first[m.content]; ok {
-			u.of[i] = spot{digest: m.content.digest, file: -1, tied: tied}
-			continue
-		}
-		first[m.content] = i
-	}
-	return u
-}
-
-// itemBytes returns the bytes of an item, and checks that there are as many as in the plan.
-func itemBytes(ctx context.Context, src Source, i int, it checkpoint.Item) ([]byte, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	data, err := src.Item(i)
-	if err != nil {
-		return nil, fmt.Errorf("bytes of %q: %w", it.Shard.FQN, err)
-	}
-	if int64(len(data)) != it.Bytes {
-		return nil, fmt.Errorf("bytes of %q: got %d, the plan has %d", it.Shard.FQN, len(data), it.Bytes)
-	}
-	return data, nil
-}
-
-// Uses records which chunks of its bases' files the ranks of one save would use, so that a
-// file counts as half live for all ranks together. If a save is distributed to other ranks
-// than the one before, each rank uses only a part of every file. A rank that uses half of its
-// files by itself does not wait for others.
-type Uses struct {
-	pause, resume func()
-
-	mu      sync.Mutex
-	open    map[int]bool // ranks that have not reported their uses
-	used    map[use]int64
-	decided chan struct{} // closed when all ranks have reported
-	closed  bool
-}
-
-// use is a chunk in a file of a base.
-type use struct {
-	from   string // the file, as in [heldFile]
-	offset int64
-}
-
-// NewUses returns the Uses for a save of these ranks, which one process writes. A rank that
-// waits for the others calls pause first, and resume before it continues: in between it uses
-// neither processor nor disk.
-func NewUses(ranks []int, pause, resume func()) *Uses {
-	u := &Uses{pause: pause, resume: resume, open: map[int]bool{}, used: map[use]int64{}, decided: make(chan struct{})}
-	for _, rank := range ranks {
-		u.open[rank] = true
-	}
-	return u
-}
-
-// Done records that a rank will report nothing more: it is written, or will not be.
-func (u *Uses) Done(rank int) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.done(rank)
-}
-
-// Stop records that the remaining ranks will never report. Ranks that wait for them decide by
-// the reports so far.
-func (u *Uses) Stop() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	clear(u.open)
-	u.done(-1)
-}
-
-func (u *Uses) done(rank int) {
-	delete(u.open, rank)
-	if len(u.open) == 0 && !u.closed {
-		u.closed = true
-		close(u.decided)
-	}
-}
-
-// live reports the uses of a rank, and returns the bytes of each file that all ranks would
-// use. It waits for the others only if their uses can change the decision for this rank.
-func (u *Uses) live(ctx context.Context, rank int, matches map[int]match) (map[string]int64, error) {
-	own := usesOf(matches)
-	u.mu.Lock()
-	for at, size := range own {
-		u.used[at] = size
-	}
-	u.done(rank)
-	u.mu.Unlock()
-	if !undecided(liveOf(own), matches) {
-		return liveOf(own), ctx.Err()
-	}
-	u.pause()
-	defer u.resume()
-	select {
-	case <-u.decided:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return liveOf(u.used), nil
-}
-
-// usesOf returns the chunks of bases that a rank's items match, with their sizes.
-func usesOf(matches map[int]match) map[use]int64 {
-	out := map[use]int64{}
-	for _, m := range matches {
-		if m.held != nil {
-			out[use{m.held.file.from, m.held.entry.Offset}] = m.content.size
-		}
-	}
-	return out
-}
-
-// liveOf returns the number of used bytes of each file, counting each chunk once.
-func liveOf(uses map[use]int64) map[string]int64 {
-	out := map[string]int64{}
-	for at, size := range uses {
-		out[at.from] += size
-	}
-	return out
-}
-
-// half reports whether enough of a file is live for it to be linked in.
-func half(live map[string]int64, f heldFile) bool { return 2*live[f.from] >= f.size }
-
-// undecided reports whether less than half of a matched file is live.
-func undecided(live map[string]int64, matches map[int]match) bool {
-	for _, m := range matches {
-		if m.held != nil && !half(live, m.held.file) {
-			return true
-		}
-	}
-	return false
-}
-
 // refer checks a file of a base that is named where it lies. It changes nothing there.
-func (w *FileWriter) refer(ctx context.Context, f heldFile, _ reuse, _ int) error {
-	info, err := w.root.b.Stat(ctx, f.from)
-	if err == nil && info.Size != f.size {
-		err = fmt.Errorf("size is %d bytes, %d were written", info.Size, f.size)
+func (w *FileWriter) refer(ctx context.Context, f reuse.File, _ reuse.Plan, _ int) error {
+	info, err := w.root.b.Stat(ctx, f.From)
+	if err == nil && info.Size != f.Size {
+		err = fmt.Errorf("size is %d bytes, %d were written", info.Size, f.Size)
 	}
 	return err
 }
@@ -400,12 +164,12 @@ func (w *FileWriter) refer(ctx context.Context, f heldFile, _ reuse, _ int) erro
 // stay, whatever happens to the base. link checks the file only after that, because the file
 // at the path may have been replaced since the base was read. The name becomes durable with
 // the directory. An unsuitable file may keep its name: another rank may use it.
-func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error {
-	to := nameOf(w.ref, f.name)
-	err := w.root.b.Link(ctx, f.from, to, object.Exclusive)
+func (w *FileWriter) link(ctx context.Context, f reuse.File, u reuse.Plan, n int) error {
+	to := nameOf(w.ref, f.Name)
+	err := w.root.b.Link(ctx, f.From, to, object.Exclusive)
 	if errors.Is(err, fs.ErrExist) {
 		// The link is of another rank, or of an interrupted call. The base may be gone since.
-		if err = sameFile(ctx, w.root.b, f.from, w.root.b, to); errors.Is(err, fs.ErrNotExist) {
+		if err = sameFile(ctx, w.root.b, f.From, w.root.b, to); errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
 	}
@@ -417,21 +181,193 @@ func (w *FileWriter) link(ctx context.Context, f heldFile, u reuse, n int) error
 		return err
 	}
 	info, err := file.Stat()
-	if err == nil && info.Size != f.size {
-		err = fmt.Errorf("size is %d bytes, %d were written", info.Size, f.size)
+	if err == nil && info.Size != f.Size {
+		err = fmt.Errorf("size is %d bytes, %d were written", info.Size, f.Size)
 	}
 	buf := scan.Buffers.Get().(*[]byte)
 	defer scan.Buffers.Put(buf)
-	for _, s := range u.of {
-		if s.file != n || err != nil {
+	for _, s := range u.Of {
+		if s.File != n || err != nil {
 			continue
 		}
 		block := (*buf)[:checkpoint.BlockSize]
-		if _, err = file.ReadAt(block, s.entry.Offset); err == nil {
-			if k, got := scan.DamagedBlock(block, s.entry.Sums); k >= 0 {
-				err = fmt.Errorf("%q: checksum of its first block is %08x, want %08x", s.entry.Item.Shard.FQN, got, s.entry.Sums[0])
+		if _, err = file.ReadAt(block, s.Entry.Offset); err == nil {
+			if k, got := scan.DamagedBlock(block, s.Entry.Sums); k >= 0 {
+				err = fmt.Errorf("%q: checksum of its first block is %08x, want %08x", s.Entry.Item.Shard.FQN, got, s.Entry.Sums[0])
 			}
 		}
 	}
 	return errors.Join(err, file.Close())
+}
+
+// MostBases is the number of checkpoints whose indexes a [Root] keeps, for the ranks that it
+// was asked about. Ranks that are written in parallel then read these indexes once. A save
+// with more bases reads them again for each rank.
+const MostBases = 4
+
+// base is a checkpoint whose chunks may be reused. Its indexes are read when they are first
+// needed.
+type base struct {
+	root     *Root
+	of       Base
+	manifest checkpoint.Manifest
+
+	mu      sync.Mutex
+	holders map[key]int // whose index has an item, by its key with rank 0
+	ranks   map[int]*baseRank
+}
+
+// baseRank is the contents of one rank of a base.
+type baseRank struct {
+	index checkpoint.Index
+	keys  map[key]bool          // of the items, with rank 0
+	by    map[reuse.Probe][]int // entries that are large enough
+}
+
+// base returns a checkpoint to reuse, read now or kept from an earlier call.
+func (r *Root) base(ctx context.Context, of Base) (*base, error) {
+	if err := of.Ref.Validate(); err != nil {
+		return nil, err
+	}
+	r.reuse.Lock()
+	defer r.reuse.Unlock()
+	if i := slices.IndexFunc(r.bases, func(b *base) bool { return b.of == of }); i >= 0 {
+		b := r.bases[i]
+		r.bases = append([]*base{b}, slices.Delete(r.bases, i, i+1)...)
+		return b, nil
+	}
+	m, err := r.readManifest(ctx, of.Ref, of.Manifest)
+	if err != nil {
+		return nil, err
+	}
+	b := &base{root: r, of: of, manifest: m, ranks: map[int]*baseRank{}}
+	r.bases = append([]*base{b}, r.bases[:min(len(r.bases), MostBases-1)]...)
+	return b, nil
+}
+
+// anyRank returns the key of an item, the same for every rank that holds it.
+func anyRank(it checkpoint.Item) key { return itemKey(0, it) }
+
+// rank returns the contents of a rank. It returns nil if the rank's files belong to another
+// program, which may change them.
+func (b *base) rank(ctx context.Context, rank int) (*baseRank, error) {
+	if of, ok := b.ranks[rank]; ok {
+		return of, nil
+	}
+	i := slices.IndexFunc(b.manifest.Ranks, func(r checkpoint.RankIndex) bool { return r.Rank == rank })
+	if i < 0 {
+		return nil, nil
+	}
+	x, err := b.root.readIndex(ctx, b.of.Ref, b.manifest.Ranks[i])
+	if err != nil {
+		return nil, err
+	}
+	of := &baseRank{index: x, keys: map[key]bool{}, by: map[reuse.Probe][]int{}}
+	for i := range x.Entries {
+		e := &of.index.Entries[i]
+		of.keys[anyRank(e.Item)] = true
+		if e.Item.Bytes >= MinReuse && !x.Adopted() && !x.Verbatim() {
+			p := reuse.ProbeOf(e.Item, e.Sums[0])
+			of.by[p] = append(of.by[p], i)
+		}
+	}
+	b.ranks[rank] = of
+	return of, nil
+}
+
+// holding returns the parts of the base to search for a rank's items: the same rank, and the
+// ranks that held items which that rank lacks. It reports unreadable parts as problems and
+// returns the rest.
+func (b *base) holding(ctx context.Context, rank int, items []checkpoint.Item) (parts []*baseRank, problems []error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	wanted := []int{rank}
+	same, err := b.rank(ctx, rank)
+	if err == nil {
+		for _, it := range items {
+			if it.Bytes < MinReuse || same != nil && same.keys[anyRank(it)] {
+				continue
+			}
+			if at, ok := b.holder(it); ok && !slices.Contains(wanted, at) {
+				wanted = append(wanted, at)
+			}
+		}
+	}
+	for _, at := range wanted {
+		of, err := b.rank(ctx, at)
+		if err != nil {
+			problems = append(problems, err)
+		} else if of != nil {
+			parts = append(parts, of)
+		}
+	}
+	return parts, problems
+}
+
+func (b *base) holder(it checkpoint.Item) (rank int, ok bool) {
+	if b.holders == nil {
+		b.holders = map[key]int{}
+		for rank, items := range itemsByRank(b.manifest.Layout) {
+			for _, it := range items {
+				b.holders[anyRank(it)] = rank
+			}
+		}
+	}
+	rank, ok = b.holders[anyRank(it)]
+	return rank, ok
+}
+
+// openedBases are the parts of all bases to search for a rank's items.
+type openedBases []openedBase
+
+type openedBase struct {
+	*base
+	parts []*baseRank
+}
+
+// openBases reads the parts of the bases that concern a rank. It skips an unreadable base,
+// whose chunks are then written again.
+func (w *FileWriter) openBases(ctx context.Context, rank int, items []checkpoint.Item) openedBases {
+	var out openedBases
+	for _, of := range w.bases {
+		if of.Ref == w.ref || ctx.Err() != nil || w.root.linkless.Load() {
+			continue
+		}
+		b, err := w.root.base(ctx, of)
+		if err != nil {
+			w.unusable(fmt.Errorf("checkpoint %s is not reused: %w", of.Ref, err))
+			continue
+		}
+		parts, problems := b.holding(ctx, rank, items)
+		for _, err := range problems {
+			w.unusable(fmt.Errorf("a rank of checkpoint %s is not reused: %w", of.Ref, err))
+		}
+		out = append(out, openedBase{b, parts})
+	}
+	return out
+}
+
+// file returns the place of a file of the base. A file that lies in the directory of another
+// checkpoint is that checkpoint's: reused again, it is not the base's.
+func (b *base) file(f checkpoint.File) reuse.File {
+	in := f.In(b.of.Ref)
+	h := reuse.File{Name: checkpoint.LinkName(in, f.Name), From: nameOf(in, f.Name), Size: f.Size}
+	if !b.root.HasLinks() {
+		h.Name, h.In = f.Name, in
+	}
+	return h
+}
+
+// find returns the chunks that may equal a chunk with this probe.
+func (bs openedBases) find(p reuse.Probe) []reuse.Chunk {
+	var out []reuse.Chunk
+	for _, b := range bs {
+		for _, part := range b.parts {
+			for _, i := range part.by[p] {
+				e := &part.index.Entries[i]
+				out = append(out, reuse.Chunk{Entry: e, File: b.file(part.index.Files[e.File])})
+			}
+		}
+	}
+	return out
 }

@@ -48,7 +48,7 @@ func (p *Pending) Seal(ctx context.Context, from *Foreign, others ...string) (*S
 	}
 	for _, name := range others {
 		if f := p.File(name); f != nil && !held[name] && checkpoint.ValidatePlainName(name) == nil && !strings.HasSuffix(name, checkpoint.VerbatimSuffix) {
-			s.ranks[lowest].Files = append(s.ranks[lowest].Files, checkpoint.File{Name: name, Size: f.size})
+			s.ranks[lowest].Files = append(s.ranks[lowest].Files, checkpoint.File{Name: name, Size: f.Size()})
 		}
 	}
 	for _, x := range s.ranks {
@@ -89,8 +89,8 @@ func (s *Sealed) digestFile(ctx context.Context, x *checkpoint.Index, n int, of 
 			return err
 		}
 		e.Record = nil
-		if seen := of.payload(e.Offset, e.Item.Bytes); seen != nil && e.Strides == nil {
-			e.Digest, e.Sums = seen.digest, seen.sums
+		if digest, sums, ok := of.contents.Payload(e.Offset, e.Item.Bytes); ok && e.Strides == nil {
+			e.Digest, e.Sums = digest, sums
 			continue
 		}
 		if err := digestEntry(ctx, e, file); err != nil {

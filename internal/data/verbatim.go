@@ -199,12 +199,13 @@ func (r *Root) attach(ctx context.Context, ref checkpoint.Ref, from *Pending, na
 		return digest, 0, errors.New("it is not whole")
 	}
 	lies := path.Join(from.dir, of.name)
-	if seen := of.payload(0, of.size); seen != nil {
-		digest = seen.digest
-	} else if digest, err = from.root.fileDigest(ctx, lies, of.size); err != nil {
-		return digest, 0, err
+	digest, _, known := of.contents.Payload(0, of.Size())
+	if !known {
+		if digest, err = from.root.fileDigest(ctx, lies, of.Size()); err != nil {
+			return digest, 0, err
+		}
 	}
-	return digest, of.size, r.link(ctx, ref, from.root, lies, name, digest)
+	return digest, of.Size(), r.link(ctx, ref, from.root, lies, name, digest)
 }
 
 // AttachKept adds a file of another committed checkpoint to a committed one, as [Root.Attach]

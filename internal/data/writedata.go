@@ -6,12 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/data/scan"
+	"github.com/ckptstore/ckptstore/internal/data/stream"
 	"github.com/ckptstore/ckptstore/internal/object"
 )
 
@@ -148,7 +152,7 @@ func writtenOf(x *checkpoint.Index, data []byte) Written {
 //
 // It adds the time in which it computed digests to digesting, and returns when the bytes were
 // written but not yet durable.
-func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []int, header []byte, src Source, c *claim, u reuse, digesting *time.Duration) (written time.Time, err error) {
+func (w *FileWriter) writeFile(ctx context.Context, x checkpoint.Index, order []int, header []byte, src Source, c *claim, u reuse.Plan, digesting *time.Duration) (written time.Time, err error) {
 	up, open, err := w.root.begin(c, x.Files[0].Size, func() (object.Upload, error) { return w.create(ctx, x.Rank, x.Files[0]) })
 	if err != nil {
 		return written, err
@@ -189,13 +193,15 @@ func (r *Root) attests(ctx context.Context, ref checkpoint.Ref, x *checkpoint.In
 // put writes a header and the items after it: from where they lie, if the upload and the
 // source allow it, else in copies. It returns the time in which it computed digests.
 func put(ctx context.Context, up object.Upload, header []byte, c *claim, x checkpoint.Index, order []int, src Source) (digesting time.Duration, err error) {
+	var used func(int64) // without a claim, the disk counts all bytes
+	if c != nil {
+		used = c.use
+	}
 	_, lasts := src.(Lasting)
 	if to, ok := up.(object.Gatherer); ok && lasts {
-		return send(ctx, up, to, header, c, x, order, src)
+		return stream.Send(ctx, up, to, header, used, x, order, src)
 	}
-	s := newStream(up, header, c)
-	err = s.run(ctx, x, order, src)
-	return s.digesting, err
+	return stream.Write(ctx, up, header, used, x, order, src)
 }
 
 // there returns the names in the directory of the checkpoint, and whether it is sealed: it
@@ -261,7 +267,7 @@ func holdsBytes(ctx context.Context, x *checkpoint.Index, items []checkpoint.Ite
 		at[itemKey(x.Rank, x.Entries[i].Item)] = &x.Entries[i]
 	}
 	for i, it := range items {
-		data, err := itemBytes(ctx, src, i, it)
+		data, err := stream.Item(ctx, src, i, it)
 		if err != nil {
 			return false, err
 		}
@@ -296,4 +302,18 @@ func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error 
 		}
 	}
 	return nil
+}
+
+// waiting is the number of threads that may wait for a disk while others compute: those of
+// two ranks that write past the page cache.
+const waiting = 4
+
+// Threads lets Go run as many threads as there are cores while others wait for the disk. A
+// write past the page cache holds its thread for milliseconds, and the runtime takes a while
+// to notice. A command that saves or loads calls Threads once. A $GOMAXPROCS set by the user
+// stays.
+func Threads() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + waiting)
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/object"
 	"golang.org/x/sync/errgroup"
 )
@@ -21,7 +22,7 @@ type FileWriter struct {
 	reusing bool
 	bases   []Base
 	warn    func(error) // called with the reason why a file was not reused
-	uses    *Uses       // of all ranks; nil: each rank is judged alone
+	uses    *reuse.Uses // of all ranks; nil: each rank is judged alone
 	uploads Uploads     // nil: no upload outlives its process
 	begun   []string    // IDs of this writer's own uploads
 	alone   bool        // no other process writes the save
@@ -70,7 +71,7 @@ func (w *FileWriter) PrepareLocalPlan(ctx context.Context, local checkpoint.Loca
 		err = fmt.Errorf("rank %d is negative", local.Rank)
 	}
 	if err == nil {
-		_, _, _, err = layOut(local.Rank, local.Items, reuse{})
+		_, _, _, err = layOut(local.Rank, local.Items, reuse.Plan{})
 	}
 	if err != nil {
 		return checkpoint.Local{}, w.wrap(fmt.Sprintf("local plan of rank %d", local.Rank), err)

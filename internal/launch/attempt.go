@@ -11,6 +11,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 )
 
 // attempt runs the worker group once. It returns nil if all workers ended well, a
@@ -143,10 +144,10 @@ func (j *job) live(ctx context.Context, n, restart int, resume string, from uint
 // checkpoint. All saves of the attempt have then ended. It returns other errors
 // unchanged, and all errors of a job that must end.
 func (j *job) excuse(ctx context.Context, n int, cause *FailedError, err error, from uint64) (*FailedError, error) {
-	if !errors.As(err, new(*session.RefusedError)) || ctx.Err() != nil {
+	if !errors.As(err, new(*retry.RefusedError)) || ctx.Err() != nil {
 		return cause, err
 	}
-	for _, final := range []error{session.ErrFenced, errLeft, session.ErrStuck, session.ErrUnserved, syscall.ENOSPC} {
+	for _, final := range []error{session.ErrFenced, errLeft, session.ErrStuck, retry.ErrUnserved, syscall.ENOSPC} {
 		if errors.Is(err, final) {
 			return cause, err
 		}
@@ -170,7 +171,7 @@ func (j *job) broken(ctx context.Context, n int, cause *FailedError, err error) 
 		return err // the newer attempt has closed it
 	}
 	if !errors.Is(err, errLeft) {
-		words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
+		words, cancel := context.WithTimeout(context.WithoutCancel(ctx), retry.EndTimeout)
 		defer cancel()
 		stopped := &events.GroupStopped{Attempt: n, Reason: session.Beginning(err.Error(), session.MaxMessage), Term: j.Term()}
 		if serr := j.Append(words, stopped); !errors.Is(err, syscall.ENOSPC) { // a full disk refuses this too
@@ -183,7 +184,7 @@ func (j *job) broken(ctx context.Context, n int, cause *FailedError, err error) 
 // undecided records how the trial stands after attempt n, when err ends the job
 // before it could restart or complete: paused if the training did not cause err.
 func (j *job) undecided(ctx context.Context, n int, cause *FailedError, err error) error {
-	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
+	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), retry.EndTimeout)
 	defer cancel()
 	if ctx.Err() != nil {
 		return errors.Join(err, j.paused(words, n, context.Cause(ctx).Error()))

@@ -16,6 +16,8 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 )
 
 // failure is the failed end of one rank's process.
@@ -66,11 +68,11 @@ func (h *handoffEnd) exited(e process.Exit) {
 // from converts a hand-off error to a FailedError.
 func (h *handoffEnd) from(err error) *FailedError {
 	why := &FailedError{Rank: -1, Cause: err.Error()}
-	if errors.As(err, new(*session.RefusedError)) {
+	if errors.As(err, new(*retry.RefusedError)) {
 		why.Kind = blame.Infrastructure
 		h.failed = why
 	}
-	if uneven := (*session.UnevenError)(nil); errors.As(err, &uneven) {
+	if uneven := (*handoff.UnevenError)(nil); errors.As(err, &uneven) {
 		h.failed, h.ended = why, uneven.Ended
 	}
 	return why

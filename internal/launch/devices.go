@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 )
 
 // Devices queries the condition of this node's GPUs. Each method returns soon
@@ -62,7 +63,7 @@ func (g *deviceGate) admit(ctx context.Context, n int) error {
 	if err == nil || n == 1 {
 		return err
 	}
-	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
+	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), retry.EndTimeout)
 	defer cancel()
 	return errors.Join(err, g.paused(words, n-1, session.Beginning(err.Error(), session.MaxMessage)))
 }

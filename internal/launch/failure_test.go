@@ -16,6 +16,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -143,7 +144,7 @@ func TestLargeReport(t *testing.T) {
 	report := func(rank, size int) (int, string) {
 		return ranks[rank].post("report", fmt.Sprintf(`{"step":1,"metrics":{"%02d":%q}}`, rank, strings.Repeat("x", size)))
 	}
-	limit := session.ReportLimit(world) - len(`{"00":""}`)
+	limit := handoff.ReportLimit(world) - len(`{"00":""}`)
 	if status, reply := report(3, limit+1); status != 400 || !strings.Contains(reply, "each of 20 ranks may report") {
 		t.Errorf("%d %s", status, reply)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/preflight"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 )
 
 // Follow runs this node's part of a job that the process at the other end of link
@@ -149,7 +150,7 @@ func (j *job) measure(ctx context.Context, body json.RawMessage) {
 
 // sayGoodbye ends this node's membership.
 func (j *job) sayGoodbye(ctx context.Context, why string) error {
-	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout)
+	words, cancel := context.WithTimeout(context.WithoutCancel(ctx), retry.EndTimeout)
 	defer cancel()
 	return j.link.Leave(words, why)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -75,7 +76,7 @@ func TestCauseWithoutLog(t *testing.T) {
 		if !errors.Is(err, why) || !strings.HasPrefix(err.Error(), why.Error()) || !errors.Is(told, why) {
 			t.Errorf("error %v, told %v", err, told)
 		}
-		if took := time.Since(began); took != time.Minute+session.LastWordsTimeout {
+		if took := time.Since(began); took != time.Minute+retry.EndTimeout {
 			t.Errorf("it took %v", took)
 		}
 	})
@@ -104,7 +105,7 @@ func TestCaused(t *testing.T) {
 // A log that refuses an attempt's events is no fault of the workers.
 func TestRefusedLogIsInfrastructure(t *testing.T) {
 	t.Parallel()
-	if got := new(handoffEnd).from(&session.RefusedError{Err: errors.New("damaged")}); got.Kind != blame.Infrastructure || got.Cause != "damaged" {
+	if got := new(handoffEnd).from(&retry.RefusedError{Err: errors.New("damaged")}); got.Kind != blame.Infrastructure || got.Cause != "damaged" {
 		t.Errorf("the failure is %+v", got)
 	}
 }

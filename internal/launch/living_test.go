@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -26,10 +27,10 @@ import (
 func TestInventories(t *testing.T) {
 	t.Parallel()
 	gathered := client.EncodeParts([][]byte{[]byte("a"), []byte("b")})
-	reports := func(of ...int) map[int]session.Reported {
-		all := map[int]session.Reported{}
+	reports := func(of ...int) map[int]handoff.Reported {
+		all := map[int]handoff.Reported{}
 		for i := 0; i < len(of); i += 2 {
-			all[of[i]] = session.Reported{Iteration: of[i+1]}
+			all[of[i]] = handoff.Reported{Iteration: of[i+1]}
 		}
 		return all
 	}
@@ -66,7 +67,7 @@ func TestInventories(t *testing.T) {
 			t.Parallel()
 			l := &living{
 				attempt: projections.Attempt{Attempt: 3}, indexes: []int{1, 2}, nodes: session.Nodes{{0}, {1}}, present: map[int]bool{},
-				resumed: &session.Resumed{Reports: map[int]session.Reported{}},
+				resumed: &session.Resumed{Earlier: handoff.Earlier{Reports: map[int]handoff.Reported{}}},
 			}
 			found, want := map[int]inventory{}, map[int]bool{}
 			for place, i := range []*inventory{c.one, c.two} {
@@ -100,9 +101,9 @@ func TestInventories(t *testing.T) {
 func TestRequestOfCoordinatorBefore(t *testing.T) {
 	t.Parallel()
 	reported := func(stop ...string) inventory {
-		i := inventory{Attempt: 3, Reports: map[int]session.Reported{}}
+		i := inventory{Attempt: 3, Reports: map[int]handoff.Reported{}}
 		for rank, of := range stop {
-			i.Reports[rank] = session.Reported{Iteration: 7, Stop: of}
+			i.Reports[rank] = handoff.Reported{Iteration: 7, Stop: of}
 		}
 		return i
 	}
@@ -124,7 +125,7 @@ func TestRequestOfCoordinatorBefore(t *testing.T) {
 			j := &job{orders: newOrders(), log: slog.New(slog.DiscardHandler)}
 			l := &living{
 				attempt: projections.Attempt{Attempt: 3}, indexes: []int{1}, nodes: session.Nodes{{0, 1}}, present: map[int]bool{},
-				resumed: &session.Resumed{Reports: map[int]session.Reported{}},
+				resumed: &session.Resumed{Earlier: handoff.Earlier{Reports: map[int]handoff.Reported{}}},
 			}
 			l.take(map[int]inventory{1: c.has})
 			j.recall(l)
@@ -308,9 +309,9 @@ func TestHoldings(t *testing.T) {
 	var h holdings
 	take := func(rank int, r *http.Request, a *http.Response) bool { return h.accept(h.begins(r), rank, r, a) }
 	report := asked("report")
-	take(2, report, replied(nil, session.ReportedHeader, session.Reported{Iteration: 6, Step: 60}.String()))
-	take(3, report, replied(nil, session.ReportedHeader, session.Reported{Iteration: 6, Step: 60}.String()))
-	take(3, report, replied(nil, session.ReportedHeader, session.Reported{Done: true, Step: 61}.String())) // it has returned
+	take(2, report, replied(nil, session.ReportedHeader, handoff.Reported{Iteration: 6, Step: 60}.String()))
+	take(3, report, replied(nil, session.ReportedHeader, handoff.Reported{Iteration: 6, Step: 60}.String()))
+	take(3, report, replied(nil, session.ReportedHeader, handoff.Reported{Done: true, Step: 61}.String())) // it has returned
 	root := client.EncodeParts([][]byte{[]byte("from 1")})
 	a := replied(root)
 	take(2, asked("broadcast", client.HeaderSeq, "4", client.HeaderRoot, "1"), a)
@@ -334,13 +335,13 @@ func TestHoldings(t *testing.T) {
 	late := asked("report")
 	since := h.begins(late)
 	got := h.move(5, 77)
-	if h.accept(since, 2, late, replied(nil, session.ReportedHeader, session.Reported{Iteration: 7}.String())) {
+	if h.accept(since, 2, late, replied(nil, session.ReportedHeader, handoff.Reported{Iteration: 7}.String())) {
 		t.Error("an answer of the coordinator before counts")
 	}
 	want := inventory{
 		Attempt: 5, Hello: true, Heard: 77, Sequences: map[int]uint64{2: 4, 3: 3}, Answer: &collectiveAnswer{Sequence: 4, Root: 1, Body: root},
 		Listens: true, Told: client.Preempt,
-		Reports: map[int]session.Reported{2: {Iteration: 6, Step: 60}, 3: {Iteration: 6, Step: 61, Done: true}},
+		Reports: map[int]handoff.Reported{2: {Iteration: 6, Step: 60}, 3: {Iteration: 6, Step: 61, Done: true}},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("inventory %+v, want %+v", got, want)

@@ -12,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/blame"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -316,7 +317,7 @@ func (j *job) unheard(err error) error {
 	}
 	why := ""
 	switch {
-	case errors.Is(err, session.ErrUnserved):
+	case errors.Is(err, retry.ErrUnserved):
 		why = "the log does not answer, so it is unknown what is saved"
 	case errors.Is(err, syscall.ENOSPC):
 		why = "the disk of the log is full, so what came after its last commit is lost; free space there"

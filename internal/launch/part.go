@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/heirs"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 )
 
 // errSilent is the cause when the coordinating node does not answer: the processes of
@@ -96,7 +97,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	last.Unsaved = w.savingEnded || p.fenced.Load()
 	p.tell(msgStopped, last)
 	p.closing(ctx, work, w, cause)
-	folding, cancel := context.WithTimeout(work, session.LastWordsTimeout)
+	folding, cancel := context.WithTimeout(work, retry.EndTimeout)
 	g.Fold(folding) // a member may wait for a commit that this process has heard of
 	cancel()
 	stop(nil)

@@ -15,7 +15,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/problem"
-	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/dedup"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 )
 
@@ -50,7 +50,7 @@ func (t *repeating) RoundTrip(r *http.Request) (*http.Response, error) {
 		since := t.held.begins(r)
 		again := r.Clone(r.Context())
 		again.Body, again.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-		again.Header.Set(session.RelayHeader, number)
+		again.Header.Set(dedup.Header, number)
 		response, err := t.answer(again)
 		if err == nil && !t.held.accept(since, t.rank, r, response) {
 			continue // another process coordinates by now
@@ -83,7 +83,7 @@ func (t *repeating) answer(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// begin numbers a request until end is called: see [session.RelayHeader].
+// begin numbers a request until end is called: see [dedup.Header].
 func (t *repeating) begin() (number string, end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

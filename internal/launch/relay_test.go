@@ -8,7 +8,7 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/dedup"
 )
 
 // roundTrip is a function as a transport.
@@ -28,7 +28,7 @@ func TestRelayRepeats(t *testing.T) {
 		if err != nil || string(body) != "text" {
 			t.Errorf("body %q: %v", body, err)
 		}
-		switch numbers = append(numbers, r.Header.Get(session.RelayHeader)); len(numbers) {
+		switch numbers = append(numbers, r.Header.Get(dedup.Header)); len(numbers) {
 		case 1:
 			return nil, errBroken
 		case 2:

@@ -19,6 +19,8 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -126,7 +128,7 @@ func (f *fleet) silenceLeft(ctx context.Context, err error) {
 	if f == nil || errors.Is(err, session.ErrFenced) || f.overtaken(context.WithoutCancel(ctx)) != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), session.LastWordsTimeout+deadAfter(f.endpoint.Timeout()))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), retry.EndTimeout+deadAfter(f.endpoint.Timeout()))
 	defer cancel()
 	if err := f.silence(ctx); err != nil {
 		f.log.Warn("processes of lost nodes may live on: the log does not take the end of their parts", "error", err)
@@ -194,7 +196,7 @@ type inventory struct {
 	Hello   bool   `json:"hello,omitempty"`  // all its ranks have connected
 	Heard   uint64 `json:"heard"`            // last event that the coordinator before has forwarded
 
-	Reports   map[int]session.Reported `json:"reports,omitempty"`   // last answers, by rank
+	Reports   map[int]handoff.Reported `json:"reports,omitempty"`   // last answers, by rank
 	Listens   bool                     `json:"listens,omitempty"`   // a rank has asked whether to stop
 	Told      string                   `json:"told,omitempty"`      // the last answer to that
 	Sequences map[int]uint64           `json:"sequences,omitempty"` // numbers of the last collectives that have an answer, by rank
@@ -277,9 +279,9 @@ func (h *holdings) accept(since, rank int, r *http.Request, response *http.Respo
 	}
 	switch op := path.Base(r.URL.Path); op {
 	case "report":
-		if of, err := session.ParseReported(response.Header.Get(session.ReportedHeader)); err == nil {
+		if of, err := handoff.ParseReported(response.Header.Get(session.ReportedHeader)); err == nil {
 			if h.Reports == nil {
-				h.Reports = map[int]session.Reported{}
+				h.Reports = map[int]handoff.Reported{}
 			}
 			if was := h.Reports[rank]; of.Iteration == 0 { // it has returned
 				was.Done, was.Step = true, of.Step

@@ -20,6 +20,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/session"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -120,7 +121,7 @@ func TestStoppedBetweenReports(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(errors.New("stop"))
 		w.exits <- process.Exit{}
-		w.reported <- &session.UnevenError{Reported: []int{0}, Ended: []int{1}}
+		w.reported <- &handoff.UnevenError{Reported: []int{0}, Ended: []int{1}}
 		cause, err := w.wait(ctx, t.Context())
 		if err != nil || cause.Cause != "stop" || !strings.Contains(warned.String(), "last reports discarded") {
 			t.Fatalf("cause %v, error %v, warned %q", cause, err, warned)

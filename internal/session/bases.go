@@ -12,6 +12,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/projections"
 )
@@ -205,10 +206,10 @@ func (s *saver) share(b *events.CheckpointBegun) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	own := slices.DeleteFunc(slices.Clone(b.All()), func(rank int) bool { return !s.serves(rank) })
-	s.uses[b.Checkpoint] = data.NewUses(own, func() { <-s.permits }, func() { s.permits <- struct{}{} })
+	s.uses[b.Checkpoint] = reuse.NewUses(own, func() { <-s.permits }, func() { s.permits <- struct{}{} })
 }
 
-func (s *saver) usesOf(checkpoint string) *data.Uses {
+func (s *saver) usesOf(checkpoint string) *reuse.Uses {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.uses[checkpoint]

@@ -201,6 +201,16 @@ func (c Config) Local() []int {
 // apart reports whether ranks of the group live on other nodes than that of this process.
 func (c Config) apart() bool { return len(c.Nodes) > 1 || c.Node < 0 }
 
+// others returns the other nodes of the group that have ranks.
+func (c Config) others() (nodes []int) {
+	for node, ranks := range c.Nodes {
+		if node != c.Node && len(ranks) > 0 {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
 // WithDefaults returns the configuration with its zero values replaced.
 func (c Config) WithDefaults() Config {
 	def := func(d *time.Duration, v time.Duration) {

@@ -11,6 +11,8 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/problem"
 	"github.com/ckptstore/ckptstore/internal/redact"
+	"github.com/ckptstore/ckptstore/internal/session/outbox"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 )
 
 // decideTimeout is how long a responsive log takes for a decision.
@@ -27,7 +29,7 @@ var errEnded = errors.New("the checkpoint has already ended")
 // because any goroutine may append facts, unconditionally.
 type eventWriter struct {
 	log    Log
-	words  *lastWords // waits for room in the log; nil: appends do not wait
+	calls  *retry.Calls // waits for room in the log; nil: appends do not wait
 	run    string
 	trial  string
 	source string
@@ -88,7 +90,7 @@ func (s *eventWriter) measured(ctx context.Context, bodies ...events.Body) error
 
 // append appends facts and waits for room.
 func (s *eventWriter) append(ctx context.Context, facts ...events.Fact) error {
-	return s.words.forRoom(ctx, func() error { return s.put(ctx, facts) })
+	return s.calls.UntilRoom(ctx, func() error { return s.put(ctx, facts) })
 }
 
 func (s *eventWriter) facts(trial string, actor events.Actor, bodies []events.Body) ([]events.Fact, error) {
@@ -106,6 +108,14 @@ func (s *eventWriter) facts(trial string, actor events.Actor, bodies []events.Bo
 // fact mints a fact, for callers that append facts of several actors at once.
 func (s *eventWriter) fact(trial string, actor events.Actor, body events.Body) (events.Fact, error) {
 	return events.NewFact(s.stamp(), events.Scope{Run: s.run, Trial: trial, Actor: actor}, recorded(s.names, body))
+}
+
+// join returns what joins the facts of this node's ranks.
+func (s *eventWriter) join(ctx context.Context, local []int) *outbox.Joining {
+	return outbox.Join(ctx, outbox.Config{
+		Local: local, Node: s.node, Append: s.append,
+		Fact: func(actor events.Actor, body events.Body) (events.Fact, error) { return s.fact(s.trial, actor, body) },
+	})
 }
 
 // decisionLog appends the decisions of one trial one at a time, each conditional
@@ -127,7 +137,7 @@ type decisionLog struct {
 // decide appends a decision and returns it with its sequence. If another decision
 // came first, decide reads it: a newer attempt is [ErrFenced], the end of the
 // same checkpoint is errEnded, and after any other decision it retries. It waits
-// for a log that does not answer: see lastWords.
+// for a log that does not answer: see [retry.Calls].
 func (l *decisionLog) decide(ctx context.Context, body events.Body) (events.Recorded, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/session/dedup"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
 	"github.com/ckptstore/ckptstore/internal/session/pulse"
 )
 
@@ -25,11 +28,13 @@ func (growing) Tell() string { return Grow }
 // question. The processes of their nodes learn what for: a coordinator that takes over asks them.
 func TestRequestToGrow(t *testing.T) {
 	t.Parallel()
-	h := newHandoff(1, 1, time.Minute, time.Now, func(context.Context, ...events.Body) error { return nil })
-	h.stop = growing{}.Tell
+	h := handoff.New(handoff.Config{
+		Attempt: 1, World: 1, Limit: time.Minute, Now: time.Now, Log: slog.New(slog.DiscardHandler),
+		Record: func(context.Context, ...events.Body) error { return nil }, Stop: growing{}.Tell,
+	})
 	ended := make(chan error, 1)
 	go func() {
-		_, err := h.run(t.Context())
+		_, err := h.Run(t.Context())
 		ended <- err
 	}()
 	s := &rankServer{Group: &Group{
@@ -39,7 +44,7 @@ func TestRequestToGrow(t *testing.T) {
 	s.meet(mux)
 	ask := func(op, body string) *httptest.ResponseRecorder {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/"+op, strings.NewReader(body))
-		r.Header.Set(RelayHeader, "1 1")
+		r.Header.Set(dedup.Header, "1 1")
 		w := httptest.NewRecorder()
 		mux.ServeHTTP(w, r)
 		if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), `"stop":"preempt"`) {
@@ -50,11 +55,11 @@ func TestRequestToGrow(t *testing.T) {
 	if got := ask("should_stop", `{}`).Header().Get(RequestHeader); got != Grow {
 		t.Errorf("its node learns %q of the question", got)
 	}
-	of, err := ParseReported(ask("report", `{"step":1,"metrics":{}}`).Header().Get(ReportedHeader))
+	of, err := handoff.ParseReported(ask("report", `{"step":1,"metrics":{}}`).Header().Get(ReportedHeader))
 	if err != nil || of.Stop != Grow {
 		t.Errorf("its node learns %+v of the report: %v", of, err)
 	}
-	h.ended(0)
+	h.Ended(0)
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}

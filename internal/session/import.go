@@ -190,7 +190,7 @@ func (im *importer) save(ctx context.Context, from uint64) error {
 		return errors.Join(err, lastErr, <-saving)
 	}
 	s.drain <- drain{"the import ended before the save was complete", end}
-	late, cancel := im.store.answering(work, im.Job.cfg.DrainTimeout)
+	late, cancel := im.store.calls.Timeout(work, im.Job.cfg.DrainTimeout)
 	defer cancel()
 	select {
 	case drained := <-saving:

@@ -52,7 +52,7 @@ func newJob(ctx context.Context, cfg Config, store Store) *Job {
 	store = store.patiently(ctx, cfg.Logger)
 	store.limit = cfg.SaveTimeout
 	j := &Job{cfg: cfg, store: store, log: cfg.Logger, writer: newEventWriter(cfg, store.Log), shares: broadcast.NewShares(broadcast.Defaults, cfg.Logger)}
-	j.writer.words = store.words
+	j.writer.calls = store.calls
 	return j
 }
 
@@ -236,9 +236,7 @@ func (j *Job) AppendOfRunNow(ctx context.Context, bodies ...events.Body) ([]even
 // Hurry ends the job's patience with its log, because of why: from now on
 // unanswered calls share one deadline.
 func (j *Job) Hurry(why error) {
-	if j.store.words != nil {
-		j.store.words.tell(why)
-	}
+	j.store.calls.Hurry(why)
 }
 
 // KeepStaged keeps a checkpoint's data in the slots that a dead trainer left, and

@@ -19,7 +19,7 @@ func (j *Job) newLoader(g *Group) *restore.Loader {
 	cfg := restore.Config{
 		Run: j.cfg.Run, Trial: j.cfg.Trial, Attempt: g.Number, World: g.cfg.World(), Resume: g.Resume,
 		Store: restore.Store{Resolve: j.store.Views.Resolve, Foreign: j.store.Foreign, Data: j.store.Data, Reader: j.store.Reader},
-		Log:   loads{j.decisions}, Arenas: j.arenas, Spare: g.slots.Spare, Limit: j.store.answering, Work: g.work, Logger: j.log,
+		Log:   loads{j.decisions}, Arenas: j.arenas, Spare: g.slots.Spare, Limit: j.store.calls.Timeout, Work: g.work, Logger: j.log,
 		Coordinator: g.Loads, Local: g.cfg.Local(), Node: g.cfg.Node, Peer: g.PeerAt,
 		Kind: func(err error) problem.Kind { return httpkit.DetailsOf(err).Kind },
 	}

@@ -53,9 +53,9 @@ func (s *rankServer) onLeave(ctx context.Context, _ struct{}) (struct{}, error) 
 		return struct{}{}, nil
 	}
 	first := s.left.CompareAndSwap(false, true)
-	ctx, cancel := s.store.answering(ctx, s.cfg.DrainTimeout)
+	ctx, cancel := s.store.calls.Timeout(ctx, s.cfg.DrainTimeout)
 	defer cancel()
-	err := s.outbox.flush(ctx)
+	err := s.outbox.Flush(ctx)
 	if first {
 		s.Leave(s.rank)
 	}

@@ -4,9 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -109,48 +106,6 @@ func TestCommitThenClose(t *testing.T) {
 	}
 }
 
-// A fact that comes after the end of its save leaves nothing behind.
-func TestJoiningForgets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		j, _ := newTestJoining(t, 0, 1)
-		for i := range 1000 {
-			id := fmt.Sprint("x", i, ".a1")
-			for rank := range 2 {
-				go func() { _ = j.record(t.Context(), rank, shortPlan(id, rank)) }()
-			}
-			synctest.Wait()
-			j.forget(id) // aborted
-			for rank := range 2 {
-				go func() { _ = j.record(t.Context(), rank, &events.WriteSealed{Attempt: 1, Checkpoint: id, Rank: rank}) }()
-			}
-			synctest.Wait()
-			<-time.After(time.Second)
-		}
-		if n := len(j.saves); n > 0 {
-			t.Errorf("%d saves that have ended are kept", n)
-		}
-	})
-}
-
-// A copy of a request that a broken connection delivers late is not served again: a paused
-// coordinator may have the first one unread in one socket and the second in another.
-func TestLateCopyOfRelayedRequest(t *testing.T) {
-	served := 0
-	s := &rankServer{Group: &Group{work: t.Context()}, rank: 1, relayed: true}
-	h := s.exactlyOnce(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
-	ask := func(number string) {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/send", strings.NewReader("text"))
-		r.Header.Set(RelayHeader, number)
-		h.ServeHTTP(httptest.NewRecorder(), r)
-	}
-	ask("1 1")
-	ask("2 2") // the rank has the answer of 1
-	ask("1 1") // the first copy of 1, late
-	if served != 2 {
-		t.Errorf("2 requests were served %d times", served)
-	}
-}
-
 // A part whose save the coordinating process has dropped without an event drains until it is
 // closed.
 func TestPartDrainsUntilClosed(t *testing.T) {
@@ -171,25 +126,33 @@ func TestPartDrainsUntilClosed(t *testing.T) {
 // A node that settles saves that the coordinating process does not know adds nothing, and the files of a save
 // that it knows are removed once all nodes have settled it.
 func TestUnknownSaveSettled(t *testing.T) {
-	t.Parallel()
-	g := &Group{saver: partSaver(0)}
-	swept := 0
-	abort := g.aborts.expect(Nodes{{0}, {1}, {2}}, 0)
-	g.Settled(1, "made-up")
-	if len(g.aborts.settled) > 0 {
-		t.Errorf("settled %v", g.aborts.settled)
-	}
-	g.saver.states["x.a1"] = client.WaitReply{State: client.Begun}
-	g.Settled(1, "x.a1") // before the abort is known here
-	g.saver.states["x.a1"] = client.WaitReply{State: client.Aborted}
-	abort("x.a1", func() { swept++ })
-	g.aborts.removing.Wait()
-	if swept > 0 {
-		t.Error("files are removed under a writer")
-	}
-	g.Settled(2, "x.a1")
-	g.aborts.removing.Wait()
-	if swept != 1 || len(g.aborts.settled) > 0 {
-		t.Errorf("removed %d times, settled %v", swept, g.aborts.settled)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		g := &Group{saver: partSaver(0)}
+		swept := map[string]int{}
+		abort := func(checkpoint string) {
+			g.saver.states[checkpoint] = client.WaitReply{State: client.Aborted}
+			g.writers.Abort(checkpoint, func() { swept[checkpoint]++ })
+			synctest.Wait()
+		}
+		g.writers.Expect(1, 2)
+		g.Settled(1, "made-up")
+		g.saver.states["x.a1"] = client.WaitReply{State: client.Begun}
+		g.Settled(1, "x.a1") // before the abort is known here
+		abort("x.a1")
+		if swept["x.a1"] > 0 {
+			t.Error("files are removed under a writer")
+		}
+		g.Settled(2, "x.a1")
+		synctest.Wait()
+		if swept["x.a1"] != 1 {
+			t.Errorf("removed %d times", swept["x.a1"])
+		}
+		abort("made-up")
+		g.Settled(2, "made-up")
+		synctest.Wait()
+		if swept["made-up"] > 0 {
+			t.Error("node 1 counts as settled, for a save that was not known then")
+		}
+		g.writers.Close()
+	})
 }

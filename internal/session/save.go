@@ -14,6 +14,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/internal/peer"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/outbox"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/tensor"
@@ -71,7 +72,7 @@ func (s *rankServer) busy(id string, why error) (client.SaveReply, error) {
 	if s.cfg.WhenBusy == staging.BusySkip {
 		text = "skipped: " + text
 	}
-	s.outbox.post(id, &events.WriteFailed{Attempt: s.Number, Checkpoint: id, Rank: s.rank, Error: text})
+	s.outbox.Post(id, &events.WriteFailed{Attempt: s.Number, Checkpoint: id, Rank: s.rank, Error: text})
 	if s.cfg.WhenBusy == staging.BusySkip {
 		return client.SaveReply{Checkpoint: id, Skipped: why.Error()}, nil
 	}
@@ -81,7 +82,7 @@ func (s *rankServer) busy(id string, why error) (client.SaveReply, error) {
 // stage gives a rank its slot for a save and appends the rank's plan. A plan that
 // the log already has is appended after the rank has its reply.
 func (s *rankServer) stage(ctx context.Context, id string, req client.SaveRequest, participants []int, known *localPlan, checked *checkpoint.Local) (client.SaveReply, error) {
-	ctx, cancel := s.store.answering(ctx, s.cfg.SaveTimeout)
+	ctx, cancel := s.store.calls.Timeout(ctx, s.cfg.SaveTimeout)
 	defer cancel()
 	say := s.says(id, req, participants, known, checked)
 	part := staging.Part{Attempt: s.Number, Rank: s.rank, Fingerprint: say.print, Checkpoint: id}
@@ -97,9 +98,9 @@ func (s *rankServer) stage(ctx context.Context, id string, req client.SaveReques
 	}
 	s.saver.keep(say.full)
 	if say.said == say.full {
-		err = s.outbox.recordNow(ctx, id, say.said)
+		err = s.outbox.Record(ctx, id, say.said)
 	} else {
-		s.outbox.post(id, say.said)
+		s.outbox.Post(id, say.said)
 	}
 	if err == nil {
 		err = s.waiting(ctx)
@@ -143,7 +144,7 @@ func (s *rankServer) onNode(ranks []int) []int {
 	if len(s.cfg.Nodes) == 1 {
 		return ranks
 	}
-	return among(s.cfg.Local(), ranks)
+	return outbox.Among(s.cfg.Local(), ranks)
 }
 
 // participants returns the sorted ranks of a save or load.
@@ -219,10 +220,10 @@ func (s *rankServer) onSeal(_ context.Context, req client.SealRequest) (struct{}
 	if t, ok := s.slots.Times(req.Checkpoint, s.rank); ok {
 		sealed.Waited, sealed.Copied = ownSeconds(req.Waited, t.Waited), ownSeconds(req.Copied, t.Copied)
 	}
-	s.outbox.post(req.Checkpoint, sealed)
+	s.outbox.Post(req.Checkpoint, sealed)
 	for _, to := range s.senders {
 		if slot := s.slots.Reader(req.Checkpoint, s.rank); slot != nil {
-			to.Send(req.Checkpoint, s.rank, s.saver.joined.ranks(req.Checkpoint), slot)
+			to.Send(req.Checkpoint, s.rank, s.saver.joined.Ranks(req.Checkpoint), slot)
 		}
 	}
 	return struct{}{}, nil
@@ -252,7 +253,7 @@ func (s *rankServer) onAbort(_ context.Context, req client.AbortRequest) (struct
 	case now.State == client.Committed:
 		return struct{}{}, problem.Errorf(problem.Conflict, "checkpoint %s is committed: it can only be deleted", req.Checkpoint)
 	}
-	s.outbox.post(req.Checkpoint, &events.WriteFailed{
+	s.outbox.Post(req.Checkpoint, &events.WriteFailed{
 		Attempt: s.Number, Checkpoint: req.Checkpoint, Rank: s.rank, Error: Beginning(req.Reason, MaxMessage),
 	})
 	return struct{}{}, nil
@@ -281,7 +282,7 @@ func (s *rankServer) onWait(ctx context.Context, req client.WaitRequest) (client
 	}
 	// The coordinator's deadline ends every save; the margin is for its decision
 	// to arrive.
-	ctx, cancel := s.store.answering(ctx, s.cfg.SaveTimeout+decideTimeout)
+	ctx, cancel := s.store.calls.Timeout(ctx, s.cfg.SaveTimeout+decideTimeout)
 	defer cancel()
 	return s.saver.wait(ctx, req.Checkpoint, s.rank, req.State)
 }

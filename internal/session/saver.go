@@ -13,7 +13,9 @@ import (
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/data/reuse"
 	"github.com/ckptstore/ckptstore/internal/session/heirs"
+	"github.com/ckptstore/ckptstore/internal/session/outbox"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/internal/stragglers"
@@ -50,7 +52,7 @@ type saver struct {
 	over    func(error) // told why the saves have ended, before ranks that wait: they may fail of it
 	reuse   bases
 	uploads uploads
-	joined  *joining // appends facts of local ranks; nil: they are appended one by one
+	joined  *outbox.Joining // appends facts of local ranks; nil: they are appended one by one
 	forward Forwarder
 	feed    *feed // read in place of the log; nil: the log is read
 	// replayed is the last event that an earlier coordinator of the living group has seen, and heard the
@@ -82,7 +84,7 @@ type saver struct {
 	newest    string                         // newest save, by the first mention by any rank
 	noRoom    map[string]bool                // saves that end, or ended, because the disk is full
 	known     map[string]bool                // saves that were newest and have not ended
-	uses      map[string]*data.Uses          // of open saves, by ID
+	uses      map[string]*reuse.Uses         // of open saves, by ID
 	flying    map[string]int                 // writes of a save that have not ended, by ID
 	underWay  map[string]openWrites          // contexts of open saves that are being written, by ID
 	err       error                          // why the saver stopped
@@ -107,11 +109,11 @@ type drain struct {
 func newSaver(l *decisionLog, store Store, coord *planner.Coordinator, log *slog.Logger, slots *staging.Slots) *saver {
 	s := &saver{
 		decisions: l, store: store, log: log, coord: coord, slots: slots,
-		now:    func() time.Time { return l.now().Add(-store.silence()) },
+		now:    func() time.Time { return l.now().Add(-store.calls.Silence()) },
 		losses: newInbox[loss](), replies: newInbox[placedReply](), drain: make(chan drain, 1), idle: make(chan struct{}), written: make(chan error, 1),
 		permits: make(chan struct{}, defaultWorkers()),
 		states:  map[string]client.WaitReply{}, moved: make(chan struct{}), part: map[string]map[int]bool{}, waits: map[rankSave]int{}, refused: map[rankSave]string{}, lostRanks: map[int]error{}, plans: map[rankSave]*events.LocalPlan{},
-		uses: map[string]*data.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{}, underWay: map[string]openWrites{},
+		uses: map[string]*reuse.Uses{}, known: map[string]bool{}, noRoom: map[string]bool{}, flying: map[string]int{}, underWay: map[string]openWrites{},
 	}
 	s.put, s.kept, s.costs, s.over = s.writeData, func() {}, func(int64) {}, func(error) {}
 	return s
@@ -426,6 +428,20 @@ func (s *saver) apply(ctx context.Context, r events.Recorded) error {
 		s.clear(ctx, b.Checkpoint)
 	}
 	return nil
+}
+
+// logSlow logs and returns facts about the speed of nodes.
+func logSlow(log *slog.Logger, facts []events.Body) []events.Body {
+	for _, f := range facts {
+		switch b, _ := f.(*events.NodeSlow); {
+		case b == nil:
+		case b.Over:
+			log.Info("node is no longer slow", "node", b.Node, "by", b.By, "seconds", b.Seconds, "others", b.Others)
+		default:
+			log.Warn("node is slow", "node", b.Node, "by", b.By, "seconds", b.Seconds, "others", b.Others)
+		}
+	}
+	return facts
 }
 
 // defaultWorkers returns how many ranks are written at the same time.

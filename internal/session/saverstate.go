@@ -129,7 +129,7 @@ func (s *saver) move(id string, state client.WaitReply) {
 			u.Stop()
 			delete(s.uses, id)
 		}
-		s.joined.forget(id)
+		s.joined.Forget(id)
 		s.held.End(id)
 		s.heirs.End(id)
 		s.part[id] = s.localPart(id)

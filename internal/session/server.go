@@ -17,10 +17,14 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/client"
+	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
 	"github.com/ckptstore/ckptstore/internal/httpkit"
 	"github.com/ckptstore/ckptstore/internal/peer"
 	"github.com/ckptstore/ckptstore/internal/problem"
+	"github.com/ckptstore/ckptstore/internal/session/connections"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
+	"github.com/ckptstore/ckptstore/internal/session/outbox"
 )
 
 // maxBody bounds the body of a request, in bytes. Tensors do not travel here.
@@ -39,14 +43,14 @@ type rankServer struct {
 
 	relayed bool // the process of another node serves the socket, and has checked the token
 
-	outbox *outbox
+	outbox *outbox.Outbox
 
 	left  atomic.Bool // the rank has left
 	once  sync.Once
 	mu    sync.Mutex
 	saves map[string]int // number of saves of each name
 	plans localPlans
-	conns connections
+	conns connections.Tracker
 }
 
 func badRequest(format string, args ...any) error {
@@ -69,7 +73,7 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 		return nil, fmt.Errorf("open the socket of rank %d: %w", rank, err)
 	}
 	s := &rankServer{Group: g, rank: rank, token: token, socket: socket, listen: l, done: make(chan error, 1), saves: map[string]int{}, plans: localPlans{said: map[string]bool{}}}
-	s.outbox = &outbox{ctx: g.work, record: s.recordAsRank, lost: s.lost}
+	s.outbox = outbox.New(g.work, s.recordAsRank, s.lost)
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/hello", handle(s, s.onHello))
 	mux.Handle("POST /v1/save", handle(s, s.onSave))
@@ -86,89 +90,15 @@ func (g *Group) serveRank(rank int, socket, token string) (*rankServer, error) {
 	mux.Handle("POST /v1/signaled", handle(s, s.onSignaled))
 	mux.Handle("POST "+ServicePath, s.service())
 	s.meet(mux)
-	s.http = &http.Server{Handler: mux, ConnContext: peer.Context, ReadHeaderTimeout: headerLimit, ConnState: s.conns.track}
+	s.http = &http.Server{Handler: mux, ConnContext: peer.Context, ReadHeaderTimeout: headerLimit, ConnState: s.conns.Track}
 	go func() { s.done <- s.http.Serve(l) }()
 	return s, nil
-}
-
-// firstRequest is how long settle waits for the request of a new connection. A
-// request that was sent before is in the socket, and is read at once.
-const firstRequest = 200 * time.Millisecond
-
-// connections follows the states of a server's connections.
-type connections struct {
-	mu      sync.Mutex
-	states  map[net.Conn]http.ConnState // without those that are closed
-	changed chan struct{}               // closed by the next change
-}
-
-// track is the hook of [http.Server.ConnState].
-func (c *connections) track(conn net.Conn, state http.ConnState) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.states == nil {
-		c.states = map[net.Conn]http.ConnState{}
-	}
-	c.states[conn] = state
-	if state == http.StateClosed || state == http.StateHijacked {
-		delete(c.states, conn)
-	}
-	if c.changed != nil {
-		close(c.changed)
-		c.changed = nil
-	}
-}
-
-// count returns the number of connections that have sent no request yet, and of those
-// whose request is being served, and a channel that the next change closes.
-func (c *connections) count() (unread, active int, changed <-chan struct{}) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, s := range c.states {
-		switch s {
-		case http.StateNew:
-			unread++
-		case http.StateActive:
-			active++
-		}
-	}
-	if c.changed == nil {
-		c.changed = make(chan struct{})
-	}
-	return unread, active, c.changed
-}
-
-// settle returns when no request is being served, and no new connection is left
-// that sent one. It returns the error of ctx if that ends before. It exists because
-// [http.Server.Shutdown] drops requests that it reads after the call: their ranks
-// would see the end of a connection in place of the reason. A request that comes later,
-// on a connection that is idle now, may still meet the end.
-func (c *connections) settle(ctx context.Context) error {
-	fresh, cancel := context.WithTimeout(ctx, firstRequest)
-	defer cancel()
-	for {
-		unread, active, changed := c.count()
-		if active == 0 && (unread == 0 || fresh.Err() != nil) {
-			return nil
-		}
-		ended := fresh.Done()
-		if fresh.Err() != nil {
-			ended = ctx.Done()
-		}
-		select {
-		case <-changed:
-		case <-ended:
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-		}
-	}
 }
 
 // finish takes no new connections, and returns when the requests of the others are
 // answered, or with the error of ctx.
 func (s *rankServer) finish(ctx context.Context) error {
-	return errors.Join(s.listen.Close(), s.conns.settle(ctx))
+	return errors.Join(s.listen.Close(), s.conns.Settle(ctx))
 }
 
 // close ends the server and all its requests.
@@ -263,17 +193,17 @@ func (s *rankServer) onHello(ctx context.Context, h client.Hello) (client.Contex
 	}, nil
 }
 
-func (s *rankServer) onReport(ctx context.Context, r client.Report) (reply client.ReportReply, of Reported, err error) {
+func (s *rankServer) onReport(ctx context.Context, r client.Report) (reply client.ReportReply, of handoff.Reported, err error) {
 	metrics, err := s.fetch(r.Metrics)
 	if err != nil {
 		return reply, of, badRequest("%w", err)
 	}
 	r.Metrics = metrics
-	if err := checkMetrics(r.Metrics, s.cfg.World()); err != nil {
+	if err := handoff.CheckMetrics(r.Metrics, s.cfg.World()); err != nil {
 		return reply, of, badRequest("%w", err)
 	}
 	s.listens()
-	of, err = s.handoff.report(ctx, s.rank, r)
+	of, err = s.handoff.Report(ctx, s.rank, r)
 	if errors.Is(err, syscall.ENOSPC) {
 		return reply, of, fmt.Errorf("metrics of step %d not recorded: %w", r.Step, err)
 	}
@@ -307,7 +237,7 @@ func (s *rankServer) onCollective(r *http.Request, body []byte) ([]byte, error) 
 		}
 		hubOp = collective.OpBroadcast(root, size)
 	}
-	ctx, cancel := s.store.answering(r.Context(), s.cfg.Collective)
+	ctx, cancel := s.store.calls.Timeout(r.Context(), s.cfg.Collective)
 	defer cancel()
 	parts, err := s.Hub.Exchange(ctx, s.rank, seq, hubOp, body)
 	if err != nil {
@@ -336,4 +266,42 @@ func (s *rankServer) service() http.Handler {
 		defer s.pulses.Begin(s.rank, path.Base(r.URL.Path))()
 		s.cfg.Services.ServeHTTP(w, s.called(r))
 	})
+}
+
+// recordAsRank appends facts of this rank, in order and durably.
+func (s *rankServer) recordAsRank(ctx context.Context, bodies ...events.Body) error {
+	for i, b := range bodies {
+		if p, ok := b.(*events.LocalPlan); ok {
+			said, err := s.saver.claim(ctx, p)
+			if err != nil {
+				return err
+			}
+			bodies[i] = said
+		}
+	}
+	if s.saver.joined != nil {
+		for _, b := range bodies {
+			if err := s.saver.joined.Record(ctx, s.rank, b); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return s.decisions.recordAs(ctx, s.decisions.trial, events.Rank(s.rank), bodies...)
+}
+
+// lost ends a rank's part in a save after the log refused one of its facts.
+func (s *rankServer) lost(checkpoint string, err error) {
+	if s.work.Err() != nil {
+		return // the attempt is over, and so is every open save
+	}
+	s.saver.log.Error("append failed; the rank's save has failed", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	if errors.Is(err, syscall.ENOSPC) {
+		s.saver.full(checkpoint)
+	}
+	s.saver.reject(checkpoint, s.rank, err.Error())
+	s.slots.Abort(checkpoint, s.rank)
+	if err := s.saver.refuse(s.work, s.Number, checkpoint, s.rank, err); err != nil {
+		s.saver.log.Error("append of write.failed failed", "checkpoint", checkpoint, "rank", s.rank, "error", err)
+	}
 }

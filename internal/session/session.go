@@ -4,20 +4,30 @@
 //	Job         one job's hold on its trial: facts, decisions, shared memory
 //	Group       one attempt's group of ranks, from Job.Begin to Group.Close
 //	rankServer  the socket of one rank
-//	outbox      facts of one rank's saves, appended after the rank was answered
 //	saver       feeds the log to the save coordinator and executes its commands
 //	adopted     saves of a dead trainer, finished from shared memory
-//	handoff     reports of all ranks, one iteration at a time
-//	messages    messages among ranks, and their store
 //	decisions   the decisions of an attempt, refused by the log once fenced
-//	lastWords   the log as a job sees it: calls wait for an answer, or for room
+//	retriedLog  the log as a job sees it: calls wait for an answer, or for room
 //	Import      a job with one attempt and one save, of another program's checkpoint
 //
 // A session neither starts, watches nor ends processes. Its caller does that,
 // provides what a session needs through [Orders], [Signals] and [Hooks], and calls
-// [Group.Gone] when a rank leaves. Package staging holds the shared memory by which
-// ranks save and load, package restore their loads, package pulse their requests as
-// signs of life.
+// [Group.Gone] when a rank leaves.
+//
+// The rooms below it know no group:
+//
+//	staging      the shared memory by which ranks save and load
+//	restore      the loads of ranks; broadcast passes blocks among nodes
+//	handoff      the reports of ranks
+//	mailbox      messages among ranks, and their key-value store
+//	outbox       facts of ranks on their way to the log
+//	retry        how calls wait for the log
+//	contract     what a storage of the job must do
+//	connections  the requests of a server that ends
+//	dedup        requests of other nodes that are repeated
+//	sweep        the removal of files of aborted saves
+//	replica      copies of sealed slots on other nodes; heirs finds the node that writes them
+//	pulse        requests of ranks as signs of life
 //
 // A session's knowledge comes from the log. Its decisions are appended there before
 // they take effect.
@@ -37,132 +47,22 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"net/http"
 	"path/filepath"
 	"sync/atomic"
 	"time"
 
-	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
-	"github.com/ckptstore/ckptstore/internal/collective"
+	"github.com/ckptstore/ckptstore/internal/session/dedup"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
+	"github.com/ckptstore/ckptstore/internal/session/mailbox"
 	"github.com/ckptstore/ckptstore/internal/session/pulse"
 	"github.com/ckptstore/ckptstore/internal/session/replica"
 	"github.com/ckptstore/ckptstore/internal/session/restore"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
+	"github.com/ckptstore/ckptstore/internal/session/sweep"
 	"github.com/ckptstore/ckptstore/internal/stragglers"
 	"github.com/ckptstore/ckptstore/planner"
 )
-
-// Attempt identifies an attempt of a group of ranks and provides what a session
-// gets from its caller. With a nil interface, ranks get the answer that changes
-// nothing.
-type Attempt struct {
-	Number  int
-	Resume  string // what the ranks resume from: a reference, a path or empty
-	Started uint64 // sequence of its group.started
-
-	Orders  Orders
-	Signals Signals
-	Hooks   Hooks
-	// Hub connects the collectives of the ranks; the default is one in this process.
-	Hub Hub
-	// Leave is called once for each rank that leaves, before the rank gets its
-	// reply. It must not block. Without it, leaving has no effect beyond the
-	// record.
-	Leave func(rank int)
-
-	// Nodes and Node replace those of [Config], in a job whose groups differ.
-	Nodes Nodes
-	Node  int
-	// Closed is closed when the coordinating process has ended the saves of a part.
-	Closed <-chan struct{}
-	// Index returns the index of the node at a place, for facts about it; nil: the place.
-	Index func(place int) int
-	// Forward is how the processes of the other nodes learn of the group's saves; nil if
-	// there are none, or this process does not coordinate.
-	Forward Forwarder
-	// Peer is the coordinating process; nil if this process is it.
-	Peer Peer
-	// Replicas is where this node's sealed slots are copied to, and whose it keeps; nil:
-	// nowhere.
-	Replicas *Replicas
-	// PeerClient returns a client for requests to the node whose certificate has a digest, and
-	// PeerAt where the node at a place serves them. Only the coordinating process has the latter.
-	// Nil: nodes pass nothing on to each other in loads.
-	PeerClient func(pin string) *http.Client
-	PeerAt     func(place int) restore.Peer
-	// Resumed is set if this process coordinates a group that lives already: see [Job.Resume].
-	Resumed *Resumed
-	// Loads passes the loads of this node's ranks to [Group.Meeting] of the
-	// coordinating process. It is set if Peer is.
-	Loads restore.Coordinator
-}
-
-// index returns the index of the node at a place.
-func (a *Attempt) index(place int) int {
-	if a.Index == nil {
-		return place
-	}
-	return a.Index(place)
-}
-
-// Orders are requests to the ranks to end. Both methods may be called
-// concurrently and must not block.
-type Orders interface {
-	// Listens records that a rank reports, or polls for stop requests.
-	Listens()
-	// Tell returns the current request to the ranks: [client.Stop],
-	// [client.Preempt], [Grow] or none. The caller passes it on.
-	Tell() string
-}
-
-// Grow is a request to the ranks to end so that the next group has more nodes. The ranks are asked to
-// save and end as by [client.Preempt]. A coordinator that takes over must tell the two apart: a
-// preemption pauses the trial.
-const Grow = "grow"
-
-// asked returns a request to the ranks in the words of their protocol.
-func asked(request string) string {
-	if request == Grow {
-		return client.Preempt
-	}
-	return request
-}
-
-// Signals tracks the signals that processes of the ranks hold back. It exists so
-// that the launcher can end the processes at once. The methods may be called
-// concurrently.
-type Signals interface {
-	// Hold blocks until the calling process must release its signals. If ctx ends
-	// first, the process is gone.
-	Hold(ctx context.Context, rank int, names []string) error
-	// Confirm records that one process of a rank no longer holds any signal back.
-	Confirm(rank int)
-	// Replaced records that a rank no longer holds some signals back.
-	Replaced(rank int, names []string)
-	// Signaled returns what a rank must do after it received a signal, SIGTERM or
-	// SIGUSR1, which it holds back.
-	Signaled(rank int, name string) client.SignaledReply
-}
-
-// Hooks are the part of a communication backend in the requests of ranks.
-type Hooks interface {
-	// Begun returns a channel that is closed when training has started. Until
-	// then, the first reply to each rank is held back. A nil channel holds back
-	// none.
-	Begun() <-chan struct{}
-	// Fetch returns the metrics of a report as the backend decodes them.
-	Fetch(metrics map[string]any) (map[string]any, error)
-}
-
-// Hub connects the collectives of a group's ranks. [collective.Hub] serves ranks
-// on one node; its methods document what any other Hub must do.
-type Hub interface {
-	Exchange(ctx context.Context, rank int, seq uint64, op string, own []byte) ([][]byte, error)
-	Close(err error)
-}
-
-var _ Hub = (*collective.Hub)(nil)
 
 // Group is the session of one attempt's group of ranks, as the node of this
 // process sees it: the sockets of the local ranks, and the state that all ranks
@@ -178,18 +78,19 @@ type Group struct {
 	work      context.Context // ends with the attempt
 	saver     *saver
 	saved     chan error // the saver's end
-	handoff   *handoff
+	handoff   *handoff.Handoff
 	loader    *restore.Loader
 	meeting   *restore.Meeting // of the loads of all nodes; nil: there is one, or another process has it
 	hello     chan int         // a rank, at its first hello
 	pulses    *pulse.Ranks
 	servers   []*rankServer // of the ranks on this node
 
-	messages messages
+	mail mailbox.Boxes
+	keys mailbox.Store
 	membership
 	names    saveNames
-	aborts   aborts
-	repeats  repeats
+	writers  sweep.Writers // of files of aborted saves
+	relays   dedup.Answers
 	heard    atomic.Uint64     // sequence of the last event that the coordinating process has forwarded
 	senders  []*replica.Sender // of sealed slots, one for each partner
 	everyone ranksOnce
@@ -215,14 +116,21 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 		saved: make(chan error, 1),
 	}
 	g.loader = j.newLoader(g)
-	g.handoff = newHandoff(a.Number, world, cfg.Collective, cfg.Now, j.writer.measured)
-	g.handoff.store, g.handoff.reports.log, g.handoff.told = j.store, j.log, cfg.Reported
-	g.handoff.resume(a.Resumed)
+	reports := handoff.Config{
+		Attempt: a.Number, World: world, Limit: cfg.Collective, Now: cfg.Now, Calls: j.store.calls, Log: j.log,
+		Record: j.writer.measured, Told: cfg.Reported,
+	}
+	var slow *stragglers.Watch
 	if a.Peer == nil && len(cfg.Nodes) > 1 {
-		g.handoff.slow = stragglers.New(cfg.Job, a.Number, cfg.Nodes, a.index)
+		slow = stragglers.New(cfg.Job, a.Number, cfg.Nodes, a.index)
+		reports.Slower = func(busy []float64) []events.Body { return logSlow(j.log, slow.Sample(stragglers.Busy, busy)) }
 	}
 	if a.Orders != nil {
-		g.handoff.stop = a.Orders.Tell
+		reports.Stop = a.Orders.Tell
+	}
+	g.handoff = handoff.New(reports)
+	if a.Resumed != nil {
+		g.handoff.Resume(a.Resumed.Earlier)
 	}
 	coordinator := j.coordinator(a.Number, world)
 	coordinator.Part = a.Peer != nil
@@ -234,14 +142,15 @@ func (j *Job) Begin(work context.Context, a Attempt) *Group {
 	}
 	j.writer.heard.Store(g.saver.feed)
 	if len(cfg.Nodes) > 1 {
-		g.saver.joined = newJoining(work, j.writer, cfg.Local())
+		g.saver.joined = j.writer.join(work, cfg.Local())
 	}
 	if g.saver.local == nil {
 		g.saver.local = []int{} // none: nil means all
 	}
-	g.saver.slow = g.handoff.slow
+	g.saver.slow = slow
 	if a.Peer == nil && cfg.apart() {
-		g.saver.settled = g.aborts.expect(cfg.Nodes, cfg.Node)
+		g.writers.Expect(cfg.others()...)
+		g.saver.settled = g.writers.Abort
 	}
 	g.replicate(work, j.keeper)
 	g.loader.Prove()
@@ -269,7 +178,7 @@ func (g *Group) Close() (err error) {
 	g.stopSending()
 	g.saver.held.Close()
 	g.slots.Close()
-	g.aborts.over()
+	g.writers.Close()
 	return err
 }
 
@@ -299,36 +208,36 @@ func (g *Group) Saved() <-chan error { return g.saved }
 
 // TakeReports collects the reports of all ranks, one iteration at a time, until
 // every rank has ended. It returns how many iterations the log has, or will have
-// after [Group.SettleReports]. It returns an [UnevenError] if ranks disagree on
-// whether there is another iteration, and a [RefusedError] if the log refused
+// after [Group.SettleReports]. It returns an [handoff.UnevenError] if ranks disagree on
+// whether there is another iteration, and a [retry.RefusedError] if the log refused
 // one.
 func (g *Group) TakeReports(ctx context.Context) (iterations int, err error) {
-	return g.handoff.run(ctx)
+	return g.handoff.Run(ctx)
 }
 
 // EndReports records that no process is left to wait for the room that reports
 // need.
-func (g *Group) EndReports() { g.handoff.reports.end() }
+func (g *Group) EndReports() { g.handoff.EndReports() }
 
 // SettleReports ends the reports and waits until all that were taken are in the
 // log or refused.
-func (g *Group) SettleReports() { g.handoff.reports.settle() }
+func (g *Group) SettleReports() { g.handoff.Settle() }
 
 // Step returns the step of the newest reported iteration, or -1 before the first.
-func (g *Group) Step() int64 { return g.handoff.step.Load() }
+func (g *Group) Step() int64 { return g.handoff.Step() }
 
 // Finished reports whether every rank has made its last report and all reports
 // are answered.
-func (g *Group) Finished() bool { return g.handoff.finishedAll() }
+func (g *Group) Finished() bool { return g.handoff.Finished() }
 
 // EndMessages records that a rank's process has ended: messages to it fail. It
 // may be called concurrently.
-func (g *Group) EndMessages(rank int) { g.messages.gone(rank) }
+func (g *Group) EndMessages(rank int) { g.mail.Gone(rank) }
 
 // Gone frees the ranks that wait for a rank that left because of why. A report
 // that the rank handed over still counts. It is called once per rank.
 func (g *Group) Gone(rank int, why error) {
-	g.handoff.ended(rank)
+	g.handoff.Ended(rank)
 	why = fmt.Errorf("%w, so the group cannot meet any more", why)
 	g.Hub.Close(why)
 	g.endLoads(rank, why)
@@ -336,13 +245,13 @@ func (g *Group) Gone(rank int, why error) {
 
 // Flush waits until the log has the seals that a rank got replies for.
 func (g *Group) Flush(work context.Context, rank int) {
-	ctx, cancel := g.store.answering(work, g.cfg.DrainTimeout)
+	ctx, cancel := g.store.calls.Timeout(work, g.cfg.DrainTimeout)
 	defer cancel()
 	for _, s := range g.servers {
 		if s.rank != rank {
 			continue
 		}
-		if err := s.outbox.flush(ctx); err != nil {
+		if err := s.outbox.Flush(ctx); err != nil {
 			g.log.Warn("flush of a rank's seals failed", "rank", rank, "error", err)
 		}
 	}
@@ -394,7 +303,7 @@ func (g *Group) Drain(ctx context.Context, why string) (ended bool, err error) {
 		return false, err
 	}
 	g.saver.drain <- drain{why, end}
-	drained, cancel := g.store.answering(context.WithoutCancel(ctx), g.cfg.DrainTimeout)
+	drained, cancel := g.store.calls.Timeout(context.WithoutCancel(ctx), g.cfg.DrainTimeout)
 	defer cancel()
 	select {
 	case err := <-g.saved:
@@ -409,7 +318,7 @@ func (g *Group) Drain(ctx context.Context, why string) (ended bool, err error) {
 
 // Answering returns a context that ends when the log has answered for so long.
 func (g *Group) Answering(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	return g.store.answering(ctx, limit)
+	return g.store.calls.Timeout(ctx, limit)
 }
 
 // StopSaves waits for the end of the saves after the session's context has ended.

@@ -11,6 +11,9 @@ import (
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/session/contract"
+	"github.com/ckptstore/ckptstore/internal/session/outbox"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/projections"
 )
 
@@ -82,8 +85,28 @@ type Store struct {
 	// the system.
 	Room func(*os.File) (int64, error)
 
-	words *lastWords    // what Log and Views wait by; nil: they do not wait
+	calls *retry.Calls  // how calls of Log and Views are repeated; nil: they are not
 	limit time.Duration // of a step of Storage that all saves of the job wait for
+}
+
+// writer returns own or, if the job has a storage, the storage's writer.
+func (s *Store) writer(own *data.FileWriter) data.Writer {
+	if s.Storage == nil {
+		return own
+	}
+	at := own.Location()
+	return contract.Writer{Writer: s.Storage.Writer(at), At: at, Data: s.Data, Calls: s.calls, Limit: s.limit}
+}
+
+// Reader returns own or, if the job has a storage, the storage's reader.
+func (s *Store) Reader(own *data.FileReader) data.Reader {
+	if s.Storage == nil {
+		return own
+	}
+	if r := s.Storage.Reader(own.Location()); r != data.Reader(own) {
+		return contract.Reader{Reader: r, Ref: own.Location().Ref}
+	}
+	return own
 }
 
 // resolveBlobs returns r with the plan in its body inline, so that a pure fold
@@ -119,4 +142,30 @@ func resolveBlobs(ctx context.Context, blobs Blobs, r events.Recorded) (events.R
 		return r, fmt.Errorf("event %d (%s): %w", r.Sequence, r.Kind, err)
 	}
 	return r, nil
+}
+
+// lastBlobs remembers the last blobs that were read: the layout of most saves is that of an
+// earlier one. It is not for concurrent use.
+type lastBlobs struct {
+	Blobs
+	last []lastBlob
+}
+
+type lastBlob struct {
+	of   events.Blob
+	data []byte
+}
+
+// Get implements [Blobs].
+func (b *lastBlobs) Get(ctx context.Context, of events.Blob) ([]byte, error) {
+	for _, l := range b.last {
+		if l.of.Digest == of.Digest && l.of.Size == of.Size {
+			return l.data, nil
+		}
+	}
+	data, err := b.Blobs.Get(ctx, of)
+	if err == nil {
+		b.last = append(b.last[max(0, len(b.last)-outbox.PlanSets+1):], lastBlob{of, data})
+	}
+	return data, err
 }

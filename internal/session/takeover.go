@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/collective"
+	"github.com/ckptstore/ckptstore/internal/session/handoff"
+	"github.com/ckptstore/ckptstore/internal/session/retry"
 	"github.com/ckptstore/ckptstore/internal/session/staging"
 	"github.com/ckptstore/ckptstore/planner"
 	"github.com/ckptstore/ckptstore/projections"
@@ -86,7 +87,7 @@ func (j *Job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 	}
 	defer s.slots.Close()
 	s.drain <- drain{why, known}
-	ctx, cancel := j.store.answering(ctx, j.cfg.DrainTimeout)
+	ctx, cancel := j.store.calls.Timeout(ctx, j.cfg.DrainTimeout)
 	defer cancel()
 	if err := s.run(ctx, from, known); err != nil {
 		return fmt.Errorf("end the saves that attempt %d left open: %w", attempt, err)
@@ -94,7 +95,7 @@ func (j *Job) takeOver(ctx context.Context, attempt, world int, from uint64, kep
 	return nil
 }
 
-// ReportedHeader is on the answer to a relayed report: a [Reported]. The process of the rank's
+// ReportedHeader is on the answer to a relayed report: a [handoff.Reported]. The process of the rank's
 // node remembers it, for a coordinating process that takes over.
 const ReportedHeader = "Ckptstore-Reported"
 
@@ -102,61 +103,17 @@ const ReportedHeader = "Ckptstore-Reported"
 // [Orders] has it. The process of the rank's node remembers it too.
 const RequestHeader = "Ckptstore-Request"
 
-// Reported is the answer to a report.
-type Reported struct {
-	Iteration int    `json:"iteration"`      // 0: the rank only stated that it has returned
-	Stop      string `json:"stop,omitempty"` // the request, as [Orders] has it
-	Done      bool   `json:"done,omitempty"` // the rank makes no further report
-	Step      int64  `json:"step"`
-}
-
-// String returns the form of the header.
-func (r Reported) String() string {
-	return fmt.Sprintf("%d %t %d %s", r.Iteration, r.Done, r.Step, r.Stop)
-}
-
-// ParseReported parses the form of the header.
-func ParseReported(text string) (r Reported, err error) {
-	n, err := fmt.Sscanf(text, "%d %t %d %s", &r.Iteration, &r.Done, &r.Step, &r.Stop)
-	if n == 3 {
-		err = nil // without a request to stop
-	}
-	return r, err
-}
-
 // Resumed is what the coordinating process of a living group knows of the time before it: from
 // the log, and from the processes of the group's nodes.
 type Resumed struct {
-	Known   uint64           // last event in the log when this process took over
-	Heard   uint64           // all nodes have got the forwarded events up to here
-	Last    Reported         // newest iteration in the log
-	Loads   int              // number of the newest load in the log
-	Reports map[int]Reported // last answer to each rank
+	Known uint64 // last event in the log when this process took over
+	Heard uint64 // all nodes have got the forwarded events up to here
+	Loads int    // number of the newest load in the log
+	handoff.Earlier
 	// Sequence is the number of the newest collective that a rank has the answer to, and Parts
 	// the answer; 0: no rank has made one.
 	Sequence uint64
 	Parts    [][]byte
-}
-
-// Check returns why a group cannot continue, or nil: ranks may be at most one report apart.
-func (r *Resumed) Check(world int) error {
-	newest := r.newest()
-	for rank := range world {
-		of := r.Reports[rank]
-		if !of.Done && of.Iteration < newest-1 {
-			return fmt.Errorf("rank %d has the answer to report %d, and the newest is report %d", rank, of.Iteration, newest)
-		}
-	}
-	return nil
-}
-
-// newest returns the newest iteration that the log or a rank has.
-func (r *Resumed) newest() int {
-	n := r.Last.Iteration
-	for _, of := range r.Reports {
-		n = max(n, of.Iteration)
-	}
-	return n
 }
 
 // hub returns the hub of a group's collectives.
@@ -166,53 +123,6 @@ func (r *Resumed) hub(world int) Hub {
 		h.Resume(r.Sequence, r.Parts)
 	}
 	return h
-}
-
-// resumed is a handoff's knowledge of the iterations before it.
-type resumed struct {
-	from int // iterations so far
-
-	waits   sync.Mutex
-	behind  map[int]bool // ranks that have reported the last iteration, and have no answer
-	answers Reported     // to that report
-}
-
-// resume continues after the reports of an earlier coordinator. All ranks had made the newest report
-// with an answer or a record, so those without the answer get the same.
-func (h *handoff) resume(r *Resumed) {
-	if r == nil {
-		return
-	}
-	h.from, h.behind = r.newest(), map[int]bool{}
-	h.answers = Reported{Iteration: h.from}
-	h.step.Store(r.Last.Step)
-	if r.Last.Iteration == 0 {
-		h.step.Store(-1)
-	}
-	for rank := range h.boxes {
-		of := r.Reports[rank]
-		switch {
-		case of.Done:
-			h.words[rank] = lastWord{true, of.Step}
-			h.left[rank] = true
-		case of.Iteration < h.from:
-			h.behind[rank] = true
-		}
-		if of.Iteration == h.from && h.from > 0 {
-			h.answers.Stop = of.Stop
-			h.step.Store(max(h.step.Load(), of.Step))
-		}
-	}
-}
-
-// late returns the answer to a rank's report of the iteration that all ranks had reported before
-// this coordinator took over, once.
-func (r *resumed) late(rank int) (of Reported, late bool) {
-	r.waits.Lock()
-	defer r.waits.Unlock()
-	late = r.behind[rank]
-	delete(r.behind, rank)
-	return r.answers, late
 }
 
 // Resume takes over the coordination of the trial's last attempt, whose group lives on other
@@ -254,7 +164,7 @@ func (j *Job) soFar(ctx context.Context, a projections.Attempt) (*Resumed, error
 	if err != nil {
 		return nil, err
 	}
-	of := &Resumed{Known: known, Reports: map[int]Reported{}}
+	of := &Resumed{Known: known, Earlier: handoff.Earlier{Reports: map[int]handoff.Reported{}}}
 	for r, err := range j.store.Log.ReadTrial(ctx, events.Aggregate{Run: j.cfg.Run, Trial: j.cfg.Trial}, a.StartedSeq, known) {
 		if err != nil {
 			return nil, err
@@ -269,7 +179,7 @@ func (j *Job) soFar(ctx context.Context, a projections.Attempt) (*Resumed, error
 		switch b := body.(type) {
 		case *events.Metrics:
 			if b.Attempt == a.Attempt && b.Iteration > of.Last.Iteration {
-				of.Last = Reported{Iteration: b.Iteration, Step: b.Step}
+				of.Last = handoff.Reported{Iteration: b.Iteration, Step: b.Step}
 			}
 		case *events.RestoreBegun:
 			if b.Attempt == a.Attempt {
@@ -286,7 +196,7 @@ func (j *Job) Overtaken(ctx context.Context) error {
 	if j.decisions == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, LastWordsTimeout)
+	ctx, cancel := context.WithTimeout(ctx, retry.EndTimeout)
 	defer cancel()
 	if err := j.decisions.overtaken(ctx); errors.Is(err, ErrFenced) {
 		return err

@@ -70,7 +70,7 @@ func (c Caller) Save(ctx context.Context, name string, step int64, from *data.Se
 	if err := offerWhole(ctx, g.decisions, g.store.Blobs, g.Number, id, name, step, g.cfg.World(), from.Manifest().Ranks, from.Items); err != nil {
 		return id, err
 	}
-	ctx, cancel := g.store.answering(ctx, g.cfg.SaveTimeout+decideTimeout)
+	ctx, cancel := g.store.calls.Timeout(ctx, g.cfg.SaveTimeout+decideTimeout)
 	defer cancel()
 	reply, err := g.saver.wait(ctx, id, ranks[0].Rank, client.Committed)
 	if err == nil && reply.State == client.Aborted {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/data/segments"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
@@ -50,8 +51,8 @@ type placeReply struct {
 }
 
 type placedRequest struct {
-	Stream uint64           `json:"stream"`
-	File   data.Description `json:"file"`
+	Stream uint64               `json:"stream"`
+	File   segments.Description `json:"file"`
 }
 
 // placeAway creates the file of a stream in a pending save of the coordinating process.

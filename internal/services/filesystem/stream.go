@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/ckptstore/ckptstore/internal/data"
+	"github.com/ckptstore/ckptstore/internal/data/segments"
 )
 
 // stream is a file that is being written.
@@ -154,13 +155,13 @@ func (s *stream) wrote(ctx context.Context, in writeRequest, next int64) error {
 			in.Cuts = [][2]int64{{0, 1}}
 		}
 	}
-	cuts := make([]data.Cut, len(in.Cuts))
+	cuts := make([]segments.Cut, len(in.Cuts))
 	last := in.Offset
 	for i, c := range in.Cuts {
 		if c[0] < last || c[0] > in.Offset+int64(in.Length) {
 			return refused("cut %d at %d is outside of the written bytes", i, c[0])
 		}
-		cuts[i], last = data.Cut{Offset: c[0], Payload: c[1] == 1}, c[0]
+		cuts[i], last = segments.Cut{Offset: c[0], Payload: c[1] == 1}, c[0]
 	}
 	if next > 0 {
 		if err := s.file.Room(ctx, next); err != nil {
