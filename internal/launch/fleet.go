@@ -24,7 +24,8 @@ type fleet struct {
 	endpoint *nodes.Endpoint
 	began    time.Time      // when the nodes could join
 	members  []nodes.Member // of the next or current attempt, by place
-	before   []nodes.Member // of the last attempt, if the current one has more; nil otherwise
+	before   []nodes.Member // of the last group before it grew, until the larger one has failed; nil otherwise
+	doubted  bool           // the larger one has failed, maybe of an old node
 
 	mu          sync.Mutex
 	now         *others             // of the current attempt
