@@ -31,8 +31,6 @@ type fleet struct {
 	now         *others             // of the current attempt
 	measures    map[int]measurement // that are awaited, by their IDs
 	checked     map[uint64]bool     // joinings that the preflight has measured or passed over
-	serving     map[int]bool        // indexes of nodes that serve the requests of others
-	served      chan struct{}       // closed at the next change of it
 	nextMeasure int                 // ID of the last measurement
 	inventories map[int]inventory   // by index: of nodes that continue a living group
 	counted     chan struct{}       // closed at the next change of it
@@ -44,7 +42,7 @@ type fleet struct {
 
 // newFleet follows the nodes of a job until the caller calls stop.
 func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
-	f = &fleet{job: j, endpoint: j.cfg.Endpoint, began: time.Now(), serving: map[int]bool{}, served: make(chan struct{}), inventories: map[int]inventory{}, counted: make(chan struct{}), silenced: map[nodePart]bool{}, resuming: j.succeeds != "", begun: make(chan struct{})}
+	f = &fleet{job: j, endpoint: j.cfg.Endpoint, began: time.Now(), inventories: map[int]inventory{}, counted: make(chan struct{}), silenced: map[nodePart]bool{}, resuming: j.succeeds != "", begun: make(chan struct{})}
 	if !f.resuming {
 		close(f.begun)
 	}
@@ -167,14 +165,16 @@ func (f *fleet) own() int {
 }
 
 // unchecked reports whether a node of a group has joined since the last preflight, and notes all
-// that are here: one preflight measures them.
+// that are here and can be measured: one preflight measures them.
 func (f *fleet) unchecked(group []nodes.Member) bool {
 	if !slices.ContainsFunc(group, func(m nodes.Member) bool { return !f.checked[m.Joining] }) {
 		return false
 	}
 	f.checked = map[uint64]bool{}
 	for _, m := range slices.Concat(group, f.endpoint.Members()) {
-		f.checked[m.Joining] = true
+		if measurable(m) {
+			f.checked[m.Joining] = true
+		}
 	}
 	return true
 }
@@ -221,10 +221,8 @@ func (f *fleet) current(attempt int) *others {
 func (f *fleet) handle(ctx context.Context, e nodes.Event) {
 	switch e := e.(type) {
 	case nodes.Joined:
-		f.setServing(e.Member.Index, false)
 		f.joined(ctx, e.Member)
 	case nodes.Rejoined: // the processes of its earlier trainer are gone
-		f.setServing(e.Member.Index, false)
 		f.lost(ctx, e.Member.Index, e.Member.Joining-1, true, "its trainer started again")
 		f.joined(ctx, e.Member)
 	case nodes.Lost:
@@ -347,7 +345,6 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		return
 	}
 	if e.Kind == msgServes {
-		f.setServing(e.Node, true)
 		return
 	}
 	if e.Kind == msgMeasured {

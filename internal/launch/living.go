@@ -124,7 +124,6 @@ func (j *job) placed(ctx context.Context, a projections.Attempt) (indexes []int,
 
 // count takes the inventory of a node.
 func (f *fleet) count(index int, i inventory) {
-	f.setServing(index, true) // its trainer has been here before
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.inventories[index] = i
