@@ -38,6 +38,7 @@ type fleet struct {
 	resuming    bool                // the group of another coordinator has not begun here
 	early       []nodes.Message     // that came meanwhile
 	begun       chan struct{}       // closed when it has
+	recorded    <-chan struct{}     // closed when the log has all nodes that have joined: see inTurn; nil: none has
 }
 
 // newFleet follows the nodes of a job until the caller calls stop.
@@ -59,6 +60,7 @@ func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
 			case e := <-f.endpoint.Events():
 				f.handle(ctx, e)
 			case <-ctx.Done():
+				<-f.joinsRecorded()
 				return
 			}
 		}
@@ -237,15 +239,49 @@ func (f *fleet) handle(ctx context.Context, e nodes.Event) {
 	}
 }
 
-// joined records a node that has joined.
+// joined records a node that has joined, in turn: while the log is away, the loss of another node must not wait for
+// that.
 func (f *fleet) joined(ctx context.Context, m nodes.Member) {
-	if err := f.AppendOfRun(ctx, &events.NodeJoined{Job: f.cfg.Job, Node: m.Index, Host: m.Host}); err != nil {
-		f.log.Warn("join of a node not recorded", "node", m.Index, "error", err)
-	}
+	f.inTurn(func() {
+		if err := f.AppendOfRun(ctx, &events.NodeJoined{Job: f.cfg.Job, Node: m.Index, Host: m.Host}); err != nil {
+			f.log.Warn("join of a node not recorded", "node", m.Index, "error", err)
+		}
+	})
 }
 
-// leaves records a node that has left.
+// inTurn calls do in the background, after the earlier calls have ended.
+func (f *fleet) inTurn(do func()) {
+	f.mu.Lock()
+	before, done := f.recorded, make(chan struct{})
+	f.recorded = done
+	f.mu.Unlock()
+	go func() {
+		defer close(done)
+		if before != nil {
+			<-before
+		}
+		do()
+	}()
+}
+
+// joinsRecorded returns a channel that is closed when all calls of inTurn so far have ended.
+func (f *fleet) joinsRecorded() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.recorded != nil {
+		return f.recorded
+	}
+	none := make(chan struct{})
+	close(none)
+	return none
+}
+
+// leaves records a node that has left, after all that had joined before.
 func (f *fleet) leaves(ctx context.Context, left *events.NodeLeft) {
+	select {
+	case <-f.joinsRecorded():
+	case <-ctx.Done(): // the log does not take this either
+	}
 	left.Job, left.Reason = f.cfg.Job, session.Beginning(left.Reason, session.MaxMessage)
 	if f.cfg.Standby {
 		left.Term = f.JobTerm()
@@ -335,7 +371,7 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		return
 	}
 	if e.Kind == msgInventory || e.Kind == msgServes {
-		f.endpoint.Admit(e.Node, e.Joining)
+		f.inTurn(func() { f.endpoint.Admit(e.Node, e.Joining) }) // the log has the node before its group
 	}
 	if e.Kind == msgInventory {
 		var i inventory
