@@ -68,6 +68,24 @@ type welcome struct {
 	Strict      bool           `json:"strict_replicas,omitempty"`
 	// Standby is set if one node of the job takes no ranks.
 	Standby bool `json:"standby,omitempty"`
+	// RunID is the --rdzv-id of the coordinating trainer; empty: it has none.
+	RunID string `json:"run_id,omitempty"`
+}
+
+// expects returns an error if the job at an endpoint is not the one for which the user has started this trainer, as
+// where two jobs were given one endpoint.
+func (o runOptions) expects(job welcome, at string) error {
+	flag, want, has := "", "", ""
+	switch {
+	case o.asked("name") && o.name != job.Run:
+		flag, want, has = "--name", o.name, job.Run
+	case o.asked("rdzv-id") && job.RunID != "" && o.rdzvID != job.RunID:
+		flag, want, has = "--rdzv-id", o.rdzvID, job.RunID
+	default:
+		return nil
+	}
+	return fmt.Errorf("%w: join the job at %s: it has %s %s, and this trainer was started with %s: give each job its own endpoint, and all nodes of a job the same %s",
+		launch.ErrConfig, at, flag, has, want, flag)
 }
 
 // self describes this node to the others.
@@ -165,7 +183,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 	return o.opened(ctx, cfg, store.Options{Location: o.store, Patience: o.wait, Logger: cfg.Logger}, func(ctx context.Context, st *store.Store, cfg launch.Config) (err error) {
 		hello, err := json.Marshal(welcome{
 			Run: cfg.Run, Job: cfg.Job, Config: cfg.TrialConfig, SaveTimeout: cfg.SaveTimeout, Drain: cfg.DrainTimeout, Grace: cfg.Grace, Collective: cfg.Collective,
-			Strict: cfg.StrictReplicas, Standby: cfg.Standby || o.beside,
+			Strict: cfg.StrictReplicas, Standby: cfg.Standby || o.beside, RunID: cfg.Torch.RunID,
 		})
 		if err != nil {
 			return err
