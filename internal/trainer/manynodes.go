@@ -216,6 +216,11 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			listen.Dir, listen.Token = joinDir(st.Dir()), ""
 		}
 		endpoint, err := nodes.Listen(ctx, listen)
+		if errors.Is(err, syscall.EADDRINUSE) && o.succeeding != nil {
+			// Another job may have the port here. This node has the lease, and the others learn of its port by the
+			// announcement.
+			endpoint, at, err = listenElsewhere(ctx, listen)
+		}
 		if errors.Is(err, syscall.EADDRINUSE) {
 			return errTaken
 		}
@@ -267,6 +272,24 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			return runLeased(ctx, st, cfg, o.parts.Storage, launch.Run)
 		})
 	})
+}
+
+// listenElsewhere listens at a free port, and returns the address with it.
+func listenElsewhere(ctx context.Context, c nodes.EndpointConfig) (e *nodes.Endpoint, at string, err error) {
+	host, port, err := net.SplitHostPort(c.Address)
+	if err != nil {
+		return nil, "", err
+	}
+	c.Address = net.JoinHostPort(host, "0")
+	if e, err = nodes.Listen(ctx, c); err != nil {
+		return nil, "", err
+	}
+	_, free, err := net.SplitHostPort(e.Addr().String())
+	if err != nil {
+		return nil, "", errors.Join(err, e.Close())
+	}
+	c.Logger.Warn("port of the endpoint is taken on this node; another one serves the nodes", "taken", port, "port", free)
+	return e, net.JoinHostPort(host, free), nil
 }
 
 // hadStandby reports whether the run's last job was coordinated by a node without ranks: its groups
