@@ -17,7 +17,7 @@ import (
 	"github.com/ckptstore/ckptstore/internal/session"
 )
 
-// joinsHeld is a log that does not answer when a node is to be recorded that has joined, once it is away.
+// joinsHeld is a log that does not answer to the record of a node that has joined, once it is away.
 type joinsHeld struct {
 	session.Log
 	away  atomic.Bool
@@ -44,7 +44,7 @@ var waitsForTheEnd = workerRole("waits until it is asked to end", func(ctx conte
 	return nil
 })
 
-// While the log does not take that a node has joined, the loss of another one ends its group all the same.
+// While the log does not take that a node has joined, the loss of another one ends its group nevertheless.
 func TestLossWhileAJoinIsNotRecorded(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, waitsForTheEnd...)

@@ -102,7 +102,7 @@ func TestCoordinatingNodeWithCopyOfLogLost(t *testing.T) {
 }
 
 // Other programs listen at the endpoint's port on the nodes that may take over, as the trainers of other jobs do. The
-// one that is next serves the nodes at another port.
+// next node with a copy coordinates at another port.
 func TestSuccessorWhosePortIsTaken(t *testing.T) {
 	t.Parallel()
 	s := copies(t)

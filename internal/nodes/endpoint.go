@@ -50,7 +50,7 @@ type EndpointConfig struct {
 	Timeout  time.Duration   // T; 10 s if 0
 	Welcome  json.RawMessage // given to each agent that joins
 	// Excluded are machines that cannot join: those that an earlier coordinator has excluded. An
-	// event follows for each.
+	// event follows for each, unless Succeeds is set.
 	Excluded []Excluded
 	// Ticked, if set, is called each T/10 with the time and T, as long as this process
 	// runs. It must not block.
@@ -189,6 +189,10 @@ func Listen(ctx context.Context, c EndpointConfig) (*Endpoint, error) {
 	if err == nil {
 		e.roster.out = nil // the caller knows its own node
 		e.roster.inherit(c.Excluded)
+		if c.Succeeds {
+			// The job has them. Another node may have the index by now, and a second record would be of its stay.
+			e.roster.out = nil
+		}
 		if c.Token == "" {
 			// Agents look for the file after they have connected, so it exists then.
 			err = credentials{Address: c.Address, Token: e.token, Certificate: e.certificate}.write(c.Dir, c.Job)
