@@ -403,6 +403,16 @@ func (e *Endpoint) Expel(node int, joining uint64, why string) error {
 // it or is lost, and the agent gets it once, in order. An error means that the node is no
 // member, that it is the coordinator's own, or that it does not take its commands.
 func (e *Endpoint) Send(node int, kind string, body any) error {
+	return e.send(node, func(*entry) bool { return true }, kind, body)
+}
+
+// SendTo is [Endpoint.Send] to one joining of a node: if its agent has joined again since, SendTo returns an error, as for a
+// node that is no member.
+func (e *Endpoint) SendTo(node int, joining uint64, kind string, body any) error {
+	return e.send(node, func(member *entry) bool { return member.joining == joining }, kind, body)
+}
+
+func (e *Endpoint) send(node int, meant func(*entry) bool, kind string, body any) error {
 	data, err := encode(body)
 	if err != nil {
 		return fmt.Errorf("send %s to node %d: %w", kind, node, err)
@@ -410,7 +420,7 @@ func (e *Endpoint) Send(node int, kind string, body any) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	member := e.roster.entries[node]
-	if member == nil || member.lost != "" {
+	if member == nil || member.lost != "" || !meant(member) {
 		return problem.Errorf(problem.Gone, "send %s to node %d: it is no member; wait until it joins again", kind, node)
 	}
 	s := e.sessions[member.session]
