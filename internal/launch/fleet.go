@@ -376,7 +376,7 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 	if e.Kind == msgInventory {
 		var i inventory
 		if decode(&i) {
-			f.count(e.Node, i)
+			f.count(e.Node, e.Joining, i)
 		}
 		return
 	}

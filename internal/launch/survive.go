@@ -204,6 +204,8 @@ type inventory struct {
 	Told      string                   `json:"told,omitempty"`      // the last answer to that
 	Sequences map[int]uint64           `json:"sequences,omitempty"` // numbers of the last collectives that have an answer, by rank
 	Answer    *collectiveAnswer        `json:"answer,omitempty"`    // to the newest of them
+
+	joining uint64 // of the node, as the receiver counts them: see [nodes.Member]
 }
 
 // collectiveAnswer is the answer to a collective.
