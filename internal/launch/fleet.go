@@ -24,14 +24,13 @@ type fleet struct {
 	endpoint *nodes.Endpoint
 	began    time.Time      // when the nodes could join
 	members  []nodes.Member // of the next or current attempt, by place
-	before   []nodes.Member // of the last attempt, if the current one has more; nil otherwise
+	before   []nodes.Member // of the last group before it grew, until the larger one has failed; nil otherwise
+	doubted  bool           // the larger one has failed, maybe of an old node
 
 	mu          sync.Mutex
 	now         *others             // of the current attempt
 	measures    map[int]measurement // that are awaited, by their IDs
 	checked     map[uint64]bool     // joinings that the preflight has measured or passed over
-	serving     map[int]bool        // indexes of nodes that serve the requests of others
-	served      chan struct{}       // closed at the next change of it
 	nextMeasure int                 // ID of the last measurement
 	inventories map[int]inventory   // by index: of nodes that continue a living group
 	counted     chan struct{}       // closed at the next change of it
@@ -39,11 +38,12 @@ type fleet struct {
 	resuming    bool                // the group of another coordinator has not begun here
 	early       []nodes.Message     // that came meanwhile
 	begun       chan struct{}       // closed when it has
+	recorded    <-chan struct{}     // closed when the log has all nodes that have joined: see inTurn; nil: none has
 }
 
 // newFleet follows the nodes of a job until the caller calls stop.
 func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
-	f = &fleet{job: j, endpoint: j.cfg.Endpoint, began: time.Now(), serving: map[int]bool{}, served: make(chan struct{}), inventories: map[int]inventory{}, counted: make(chan struct{}), silenced: map[nodePart]bool{}, resuming: j.succeeds != "", begun: make(chan struct{})}
+	f = &fleet{job: j, endpoint: j.cfg.Endpoint, began: time.Now(), inventories: map[int]inventory{}, counted: make(chan struct{}), silenced: map[nodePart]bool{}, resuming: j.succeeds != "", begun: make(chan struct{})}
 	if !f.resuming {
 		close(f.begun)
 	}
@@ -60,6 +60,7 @@ func newFleet(ctx context.Context, j *job) (f *fleet, stop func()) {
 			case e := <-f.endpoint.Events():
 				f.handle(ctx, e)
 			case <-ctx.Done():
+				<-f.joinsRecorded()
 				return
 			}
 		}
@@ -166,14 +167,16 @@ func (f *fleet) own() int {
 }
 
 // unchecked reports whether a node of a group has joined since the last preflight, and notes all
-// that are here: one preflight measures them.
+// that are here and can be measured: one preflight measures them.
 func (f *fleet) unchecked(group []nodes.Member) bool {
 	if !slices.ContainsFunc(group, func(m nodes.Member) bool { return !f.checked[m.Joining] }) {
 		return false
 	}
 	f.checked = map[uint64]bool{}
 	for _, m := range slices.Concat(group, f.endpoint.Members()) {
-		f.checked[m.Joining] = true
+		if measurable(m) {
+			f.checked[m.Joining] = true
+		}
 	}
 	return true
 }
@@ -220,10 +223,8 @@ func (f *fleet) current(attempt int) *others {
 func (f *fleet) handle(ctx context.Context, e nodes.Event) {
 	switch e := e.(type) {
 	case nodes.Joined:
-		f.setServing(e.Member.Index, false)
 		f.joined(ctx, e.Member)
 	case nodes.Rejoined: // the processes of its earlier trainer are gone
-		f.setServing(e.Member.Index, false)
 		f.lost(ctx, e.Member.Index, e.Member.Joining-1, true, "its trainer started again")
 		f.joined(ctx, e.Member)
 	case nodes.Lost:
@@ -238,15 +239,49 @@ func (f *fleet) handle(ctx context.Context, e nodes.Event) {
 	}
 }
 
-// joined records a node that has joined.
+// joined records a node that has joined, in turn: while the log is away, the loss of another node must not wait for
+// that.
 func (f *fleet) joined(ctx context.Context, m nodes.Member) {
-	if err := f.AppendOfRun(ctx, &events.NodeJoined{Job: f.cfg.Job, Node: m.Index, Host: m.Host}); err != nil {
-		f.log.Warn("join of a node not recorded", "node", m.Index, "error", err)
-	}
+	f.inTurn(func() {
+		if err := f.AppendOfRun(ctx, &events.NodeJoined{Job: f.cfg.Job, Node: m.Index, Host: m.Host}); err != nil {
+			f.log.Warn("join of a node not recorded", "node", m.Index, "error", err)
+		}
+	})
 }
 
-// leaves records a node that has left.
+// inTurn calls do in the background, after the earlier calls have ended.
+func (f *fleet) inTurn(do func()) {
+	f.mu.Lock()
+	before, done := f.recorded, make(chan struct{})
+	f.recorded = done
+	f.mu.Unlock()
+	go func() {
+		defer close(done)
+		if before != nil {
+			<-before
+		}
+		do()
+	}()
+}
+
+// joinsRecorded returns a channel that is closed when all calls of inTurn so far have ended.
+func (f *fleet) joinsRecorded() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.recorded != nil {
+		return f.recorded
+	}
+	none := make(chan struct{})
+	close(none)
+	return none
+}
+
+// leaves records a node that has left, after all that had joined before.
 func (f *fleet) leaves(ctx context.Context, left *events.NodeLeft) {
+	select {
+	case <-f.joinsRecorded():
+	case <-ctx.Done(): // the log does not take this either
+	}
 	left.Job, left.Reason = f.cfg.Job, session.Beginning(left.Reason, session.MaxMessage)
 	if f.cfg.Standby {
 		left.Term = f.JobTerm()
@@ -336,17 +371,16 @@ func (f *fleet) message(ctx context.Context, e nodes.Message) {
 		return
 	}
 	if e.Kind == msgInventory || e.Kind == msgServes {
-		f.endpoint.Admit(e.Node, e.Joining)
+		f.inTurn(func() { f.endpoint.Admit(e.Node, e.Joining) }) // the log has the node before its group
 	}
 	if e.Kind == msgInventory {
 		var i inventory
 		if decode(&i) {
-			f.count(e.Node, i)
+			f.count(e.Node, e.Joining, i)
 		}
 		return
 	}
 	if e.Kind == msgServes {
-		f.setServing(e.Node, true)
 		return
 	}
 	if e.Kind == msgMeasured {

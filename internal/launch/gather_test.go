@@ -74,3 +74,39 @@ func TestJobEndsPartsOfLostNodes(t *testing.T) {
 		}
 	}
 }
+
+// refusing is a log that takes the end of a part only if it may.
+type refusing struct {
+	silencing
+	may *bool
+}
+
+func (r refusing) Silence(ctx context.Context, node, attempt int) error {
+	if !*r.may {
+		return errors.New("the log does not answer")
+	}
+	return r.silencing.Silence(ctx, node, attempt)
+}
+
+// A job that could not end the parts of lost nodes before a group, or has not waited until their processes were gone,
+// does that when it ends: these nodes may train on by the word of the log.
+func TestPartsOfLostNodesAreNotForgotten(t *testing.T) {
+	t.Parallel()
+	e := endpointOfOne(t)
+	for _, answers := range []bool{false, true} {
+		silenced, may := 0, answers
+		j := &job{orders: newOrders(), log: slog.New(slog.DiscardHandler)}
+		j.cfg.Survival = refusing{func() { silenced++ }, &may}
+		j.fleet = &fleet{job: j, endpoint: e, silenced: map[nodePart]bool{{1, 3}: true, {2, 3}: true}}
+		ctx, stop := context.WithCancel(t.Context())
+		stop() // the job is stopped meanwhile
+		if err := j.fleet.gather(ctx); err == nil {
+			t.Fatal("a group while parts of lost nodes may live")
+		}
+		may, silenced = true, 0
+		j.fleet.silenceLeft(t.Context(), nil)
+		if silenced != 2 || len(j.fleet.silenced) > 0 {
+			t.Errorf("the log answered before: %v: %d parts silenced, and %d are left", answers, silenced, len(j.fleet.silenced))
+		}
+	}
+}

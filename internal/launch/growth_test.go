@@ -117,3 +117,66 @@ func TestGrowsAfterDoubt(t *testing.T) {
 		}
 	})
 }
+
+// A larger group that fails before it has committed a checkpoint excludes the new nodes, unless ranks of an old node
+// alone failed by themselves: then its next failure does.
+func TestUnjoin(t *testing.T) {
+	t.Parallel()
+	failed := func(rank int, nodes ...int) *FailedError {
+		e := &FailedError{Rank: rank, Cause: "exited with code 1", failed: map[int]bool{}}
+		for _, index := range nodes {
+			e.failed[index] = true
+		}
+		return e
+	}
+	for name, c := range map[string]struct {
+		causes   []*FailedError
+		progress bool
+		want     string // x: the new node is excluded
+	}{
+		"the new node":                   {[]*FailedError{failed(1, 1)}, false, "x"},
+		"the old node":                   {[]*FailedError{failed(0, 0)}, false, "-"},
+		"the old node twice":             {[]*FailedError{failed(0, 0), failed(0, 0)}, false, "-x"},
+		"the old node, then the new one": {[]*FailedError{failed(0, 0), failed(1, 1)}, false, "-x"},
+		"both":                           {[]*FailedError{failed(0, 0, 1)}, false, "x"},
+		"a hang":                         {[]*FailedError{failed(-1)}, false, "x"},
+		"a commit in between":            {[]*FailedError{failed(1, 1)}, true, "-"},
+		"the infrastructure":             {[]*FailedError{{Rank: -1, Kind: blame.Infrastructure}, failed(1, 1)}, false, "--"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			e, err := nodes.Listen(t.Context(), nodes.EndpointConfig{
+				Address: "127.0.0.1:0", Dir: dir, Job: "job", Run: "run", Store: "store", Version: "test", Min: 1, Max: 2,
+				Self: nodes.Node{Index: 0, Key: "0", Procs: 1},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = e.Close() })
+			link, err := nodes.Join(t.Context(), nodes.JoinConfig{
+				Address: e.Addr().String(), Dir: dir, Wait: 30 * time.Second,
+				Self: nodes.Node{Index: 1, Key: "1", Host: "other", Procs: 1, Version: "test", Store: "store"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(link.Close)
+			j := &job{log: slog.New(slog.DiscardHandler)}
+			j.cfg.Nodes = session.Nodes{{0}, {1}}
+			members := e.Members()
+			f := &fleet{job: j, endpoint: e, members: members, before: members[:1]}
+			got := ""
+			for _, cause := range c.causes {
+				if f.unjoin(cause, c.progress) {
+					got += "x"
+				} else {
+					got += "-"
+				}
+			}
+			if got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		})
+	}
+}

@@ -29,6 +29,7 @@ type living struct {
 	nodes   session.Nodes // ranks of each
 	resumed *session.Resumed
 	members []nodes.Member // by place; a node that has not come is lost
+	counted map[int]uint64 // joinings of the nodes that have given their inventory, by place
 	present map[int]bool   // places of nodes that have come
 	greeted int            // nodes whose ranks have all connected
 	listens bool           // its ranks report, or poll for requests to stop
@@ -62,7 +63,7 @@ func (j *job) succeed(ctx context.Context, host string) (uint64, error) {
 		j.fleet.ready(ctx)
 		return so.Known, nil
 	}
-	l := &living{trial: trial, attempt: attempt, resumed: so, present: map[int]bool{}}
+	l := &living{trial: trial, attempt: attempt, resumed: so, present: map[int]bool{}, counted: map[int]uint64{}}
 	if l.indexes, l.nodes, err = j.placed(ctx, attempt); err != nil {
 		return 0, err
 	}
@@ -122,9 +123,9 @@ func (j *job) placed(ctx context.Context, a projections.Attempt) (indexes []int,
 	return indexes, of, nil
 }
 
-// count takes the inventory of a node.
-func (f *fleet) count(index int, i inventory) {
-	f.setServing(index, true) // its trainer has been here before
+// count takes the inventory of a joining of a node.
+func (f *fleet) count(index int, joining uint64, i inventory) {
+	i.joining = joining
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.inventories[index] = i
@@ -177,7 +178,7 @@ func (l *living) take(found map[int]inventory) {
 			breaks("node %d has no part in the group any more", index)
 			continue
 		}
-		l.present[place] = true
+		l.present[place], l.counted[place] = true, i.joining
 		if i.Broken != "" {
 			breaks("the coordinating node is lost, and node %d cannot continue with another: %s", index, i.Broken)
 		}
@@ -266,7 +267,15 @@ func (f *fleet) activate(l *living) {
 		l.members[place] = nodes.Member{Node: nodes.Node{Index: index}, State: nodes.StateLost, Place: place}
 	}
 	for _, m := range members {
-		l.members[slices.Index(l.indexes, m.Index)] = m
+		place := slices.Index(l.indexes, m.Index)
+		if m.Joining == l.counted[place] {
+			l.members[place] = m
+			continue
+		}
+		delete(l.present, place)
+		if l.broken == "" {
+			l.broken = fmt.Sprintf("node %d is lost: its trainer started again while the group got another coordinator", m.Index)
+		}
 	}
 }
 

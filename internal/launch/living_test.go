@@ -66,7 +66,7 @@ func TestInventories(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := &living{
-				attempt: projections.Attempt{Attempt: 3}, indexes: []int{1, 2}, nodes: session.Nodes{{0}, {1}}, present: map[int]bool{},
+				attempt: projections.Attempt{Attempt: 3}, indexes: []int{1, 2}, nodes: session.Nodes{{0}, {1}}, present: map[int]bool{}, counted: map[int]uint64{},
 				resumed: &session.Resumed{Earlier: handoff.Earlier{Reports: map[int]handoff.Reported{}}},
 			}
 			found, want := map[int]inventory{}, map[int]bool{}
@@ -124,7 +124,7 @@ func TestRequestOfCoordinatorBefore(t *testing.T) {
 			t.Parallel()
 			j := &job{orders: newOrders(), log: slog.New(slog.DiscardHandler)}
 			l := &living{
-				attempt: projections.Attempt{Attempt: 3}, indexes: []int{1}, nodes: session.Nodes{{0, 1}}, present: map[int]bool{},
+				attempt: projections.Attempt{Attempt: 3}, indexes: []int{1}, nodes: session.Nodes{{0, 1}}, present: map[int]bool{}, counted: map[int]uint64{},
 				resumed: &session.Resumed{Earlier: handoff.Earlier{Reports: map[int]handoff.Reported{}}},
 			}
 			l.take(map[int]inventory{1: c.has})
@@ -240,6 +240,49 @@ func TestGrowthToldFromPreemption(t *testing.T) {
 		}
 		if (l.grew != nil) != c.grows || asked != c.asks {
 			t.Errorf("%s: grows %v, the job is asked to %q", name, l.grew, asked)
+		}
+	}
+}
+
+// A node whose trainer starts again after it has given its inventory has no part in the living group any more.
+func TestNodeJoinsAgainDuringTakeover(t *testing.T) {
+	t.Parallel()
+	for _, again := range []bool{false, true} {
+		dir := t.TempDir()
+		e, err := nodes.Listen(t.Context(), nodes.EndpointConfig{
+			Address: "127.0.0.1:0", Dir: dir, Job: "job", Run: "run", Store: "store", Version: "test", Min: 1, Max: 1,
+			Self: nodes.Node{Index: 0, Key: "0", Standby: true},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = e.Close() })
+		join := func() *nodes.Link {
+			link, err := nodes.Join(t.Context(), nodes.JoinConfig{
+				Address: e.Addr().String(), Dir: dir, Wait: 30 * time.Second,
+				Self: nodes.Node{Index: 1, Key: "1", Procs: 1, Version: "test", Store: "store"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(link.Close)
+			return link
+		}
+		link := join()
+		f := &fleet{endpoint: e, inventories: map[int]inventory{}, counted: make(chan struct{})}
+		f.count(1, e.Members()[0].Joining, inventory{Attempt: 3})
+		if again {
+			link.Close()
+			join()
+		}
+		l := &living{
+			attempt: projections.Attempt{Attempt: 3}, indexes: []int{1}, nodes: session.Nodes{{0}}, present: map[int]bool{}, counted: map[int]uint64{},
+			resumed: &session.Resumed{Reports: map[int]session.Reported{}},
+		}
+		l.take(f.await(t.Context(), l.indexes))
+		f.activate(l)
+		if l.present[0] == again || strings.Contains(l.broken, "started again") != again || (l.members[0].State == nodes.StateLost) != again {
+			t.Errorf("joined again: %v: present %v, broken %q, member %+v", again, l.present, l.broken, l.members[0])
 		}
 	}
 }

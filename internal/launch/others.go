@@ -103,7 +103,7 @@ func (o *others) start(ctx context.Context, port int) {
 	for index, at := range o.place {
 		order := o.order
 		order.Node, order.Replicas = at, o.replicaOrder(at)
-		if err := o.endpoint.Send(index, cmdStart, order); err != nil {
+		if err := o.endpoint.SendTo(index, o.joinings[index], cmdStart, order); err != nil {
 			go o.lost(ctx, index, o.joinings[index], true, err.Error()) // waits for the attempt's loop
 		}
 	}
@@ -117,7 +117,7 @@ func (o *others) start(ctx context.Context, port int) {
 // must sends a command to a node of the started group. A node that does not take it is
 // expelled, unless the endpoint reports its end anyway.
 func (o *others) must(index int, kind string, body any) {
-	err := o.endpoint.Send(index, kind, body)
+	err := o.endpoint.SendTo(index, o.joinings[index], kind, body)
 	if err != nil && !slices.Contains(problem.Kinds(err), problem.Gone) {
 		o.expel(index, err.Error())
 	}
@@ -209,7 +209,7 @@ func (o *others) expel(index int, why string) {
 
 // tell sends a command to a node. A node that left gets none.
 func (o *others) tell(index int, kind string, body any) {
-	if err := o.endpoint.Send(index, kind, body); err != nil {
+	if err := o.endpoint.SendTo(index, o.joinings[index], kind, body); err != nil {
 		o.log.Warn("command not sent to a node", "node", index, "command", kind, "error", err)
 	}
 }

@@ -21,14 +21,9 @@ import (
 // gather a group again.
 func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool, err error) {
 	var here, all []nodes.Member // of here, all can be measured
-	waiting, cancel := context.WithTimeout(ctx, serveWait)
-	defer cancel()
 	for _, m := range f.endpoint.Members() {
 		switch {
-		case m.State == nodes.StateSuspect || m.State == nodes.StateLost:
-			continue
-		case m.Index != f.own() && !f.serves(waiting, m.Index):
-			f.log.Warn("node is not examined: it has not opened the store in time", "node", m.Index, "host", m.Host, "limit", serveWait)
+		case !measurable(m):
 			continue
 		case m.PeerURL() == "":
 			f.log.Warn("network of a node is not measured; start its trainer with --preflight too", "node", m.Index, "host", m.Host)
@@ -94,6 +89,12 @@ func (f *fleet) preflight(ctx context.Context, group []nodes.Member) (again bool
 		}
 	}
 	return true, nil
+}
+
+// measurable reports whether a preflight examines a node now: it answers, and has opened the store. Another node is
+// examined before its first group.
+func measurable(m nodes.Member) bool {
+	return m.State != nodes.StateSuspect && m.State != nodes.StateLost && m.State != nodes.StateOpening
 }
 
 // findings are what a node has found out about itself.
@@ -229,35 +230,6 @@ func (j *job) examined(ctx context.Context, body json.RawMessage) {
 	if err := j.link.Tell(msgMeasured, out); err != nil {
 		j.log.Warn("findings of the preflight not sent", "error", err)
 	}
-}
-
-// serveWait bounds the wait until the nodes that have joined have opened the store.
-const serveWait = 30 * time.Second
-
-// serves waits until a node serves the requests of others.
-func (f *fleet) serves(ctx context.Context, index int) bool {
-	for {
-		f.mu.Lock()
-		ready, changed := f.serving[index], f.served
-		f.mu.Unlock()
-		if ready {
-			return true
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return false
-		}
-	}
-}
-
-// setServing notes whether a node serves the requests of others.
-func (f *fleet) setServing(index int, does bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.serving[index] = does
-	close(f.served)
-	f.served = make(chan struct{})
 }
 
 func mbps(rate float64) string { return fmt.Sprintf("%.1f MB/s", rate/1e6) }

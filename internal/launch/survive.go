@@ -98,11 +98,11 @@ func (f *fleet) mayLive(index int) {
 }
 
 // silence ends the parts of lost nodes, and waits until no process of them lives, also if the job is asked to end:
-// the next job does not ask for nodes of an attempt whose end is in the log.
+// the next job does not ask for nodes of an attempt whose end is in the log. After an error, the next call
+// begins with the same parts.
 func (f *fleet) silence(ctx context.Context) error {
 	f.mu.Lock()
-	parts := f.silenced
-	f.silenced = map[nodePart]bool{}
+	parts := maps.Clone(f.silenced)
 	f.mu.Unlock()
 	for of := range parts {
 		if err := f.silencePart(ctx, of); err != nil {
@@ -116,10 +116,15 @@ func (f *fleet) silence(ctx context.Context) error {
 	defer dead.Stop()
 	select {
 	case <-dead.C:
-		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for of := range parts {
+		delete(f.silenced, of)
+	}
+	return nil
 }
 
 // silenceLeft is silence for a job that ends with err. It is bounded. A coordinator that was replaced ends no
@@ -201,6 +206,8 @@ type inventory struct {
 	Told      string                   `json:"told,omitempty"`      // the last answer to that
 	Sequences map[int]uint64           `json:"sequences,omitempty"` // numbers of the last collectives that have an answer, by rank
 	Answer    *collectiveAnswer        `json:"answer,omitempty"`    // to the newest of them
+
+	joining uint64 // of the node, as the receiver counts them: see [nodes.Member]
 }
 
 // collectiveAnswer is the answer to a collective.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -97,6 +98,27 @@ func TestCoordinatingNodeWithCopyOfLogLost(t *testing.T) {
 	groups := of(s.events(), "group.started")
 	if len(groups) != 2 || groups[1].Data.Resume == "" || groups[0].Data.Job == groups[1].Data.Job {
 		t.Errorf("groups %+v", groups)
+	}
+}
+
+// Other programs listen at the endpoint's port on the nodes that may take over, as the trainers of other jobs do. The
+// next node with a copy coordinates at another port.
+func TestSuccessorWhosePortIsTaken(t *testing.T) {
+	t.Parallel()
+	s := copies(t)
+	for _, name := range []string{"b", "c"} {
+		n := s.node(name)
+		l := must[net.Listener](t)(n.Listen(s.ctx, "tcp", fmt.Sprintf("%v:%d", n.Addr(), endpointPort)))
+		defer func() { _ = l.Close() }()
+	}
+	s.group(0, 25)
+	spare := s.copyOn("d", "")
+	check(t, s.a.prints(s.ctx, "node=3"))
+	check(t, s.node("a").PowerOff())
+	s.group(1, 25)
+	s.ends(s.ctx, t, s.b, s.c, spare)
+	if !strings.Contains(s.b.log.String(), "port of the endpoint is taken on this node") {
+		t.Error("node b does not coordinate, or at the port of another program")
 	}
 }
 

@@ -50,7 +50,7 @@ type EndpointConfig struct {
 	Timeout  time.Duration   // T; 10 s if 0
 	Welcome  json.RawMessage // given to each agent that joins
 	// Excluded are machines that cannot join: those that an earlier coordinator has excluded. An
-	// event follows for each.
+	// event follows for each, unless Succeeds is set.
 	Excluded []Excluded
 	// Ticked, if set, is called each T/10 with the time and T, as long as this process
 	// runs. It must not block.
@@ -189,6 +189,10 @@ func Listen(ctx context.Context, c EndpointConfig) (*Endpoint, error) {
 	if err == nil {
 		e.roster.out = nil // the caller knows its own node
 		e.roster.inherit(c.Excluded)
+		if c.Succeeds {
+			// The job has them. Another node may have the index by now, and a second record would be of its stay.
+			e.roster.out = nil
+		}
 		if c.Token == "" {
 			// Agents look for the file after they have connected, so it exists then.
 			err = credentials{Address: c.Address, Token: e.token, Certificate: e.certificate}.write(c.Dir, c.Job)
@@ -399,6 +403,16 @@ func (e *Endpoint) Expel(node int, joining uint64, why string) error {
 // it or is lost, and the agent gets it once, in order. An error means that the node is no
 // member, that it is the coordinator's own, or that it does not take its commands.
 func (e *Endpoint) Send(node int, kind string, body any) error {
+	return e.send(node, func(*entry) bool { return true }, kind, body)
+}
+
+// SendTo is [Endpoint.Send] to one joining of a node: if its agent has joined again since, SendTo returns an error, as for a
+// node that is no member.
+func (e *Endpoint) SendTo(node int, joining uint64, kind string, body any) error {
+	return e.send(node, func(member *entry) bool { return member.joining == joining }, kind, body)
+}
+
+func (e *Endpoint) send(node int, meant func(*entry) bool, kind string, body any) error {
 	data, err := encode(body)
 	if err != nil {
 		return fmt.Errorf("send %s to node %d: %w", kind, node, err)
@@ -406,7 +420,7 @@ func (e *Endpoint) Send(node int, kind string, body any) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	member := e.roster.entries[node]
-	if member == nil || member.lost != "" {
+	if member == nil || member.lost != "" || !meant(member) {
 		return problem.Errorf(problem.Gone, "send %s to node %d: it is no member; wait until it joins again", kind, node)
 	}
 	s := e.sessions[member.session]

@@ -90,6 +90,25 @@ func TestExclusionInherited(t *testing.T) {
 	mustJoin(t, r, at(1), node("c", 1), "s-c")
 }
 
+// A coordinator that takes over in the same job lets no excluded machine in, and reports none again: another node may
+// have its index by now.
+func TestExclusionsOfTheSameJob(t *testing.T) {
+	t.Parallel()
+	for _, succeeds := range []bool{false, true} {
+		j := listen(t, func(c *EndpointConfig) {
+			c.Succeeds, c.Excluded = succeeds, []Excluded{{Node: 1, Host: "host-a", Boot: "boot-a", Why: "bad"}}
+		})
+		if _, err := Join(within(t), j.agent("a", 1)); !kindIs(err, problem.Failed) {
+			t.Errorf("succeeds: %v: the excluded machine joined: %v", succeeds, err)
+		}
+		join1(t, j.agent("c", 1))
+		_, reported := (<-j.Events()).(Excluded)
+		if reported == succeeds {
+			t.Errorf("succeeds: %v: exclusion reported: %v", succeeds, reported)
+		}
+	}
+}
+
 // The machine of a lost node is barred, whether its trainer is gone or has joined again, under any
 // index. Without a boot ID, a reboot changes nothing.
 func TestBar(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -55,6 +56,8 @@ type Link struct {
 	mu       sync.Mutex
 	as       credential
 	moves    int    // how often it has moved to another endpoint
+	toward   string // HOST:PORT of the endpoint that it could not join yet, with session
+	session  string
 	at       string // HOST:PORT of the endpoint
 	err      error
 	ended    bool
@@ -111,10 +114,19 @@ func (l *Link) Move(ctx context.Context, address string, first func() (kind stri
 	c.Address, c.Self.Index = address, l.index
 	l.mu.Lock()
 	c.Self.Port = l.port
+	if l.toward != address {
+		l.toward, l.session = address, rand.Text()
+	}
+	session := l.session // the same as before, if the answer to that was lost: the endpoint has this node then
 	l.mu.Unlock()
 	c.patience, c.quiet = cmp.Or(c.patience, min(defaultPatience, c.Wait/2)), cmp.Or(c.quiet, quietTime)
-	a := &attempt{JoinConfig: c, session: rand.Text(), started: time.Now()}
+	a := &attempt{JoinConfig: c, session: session, started: time.Now()}
 	of, err := a.try(ctx)
+	if err == nil || slices.Contains(problem.Kinds(err), problem.Gone) {
+		l.mu.Lock()
+		l.toward = ""
+		l.mu.Unlock()
+	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("join endpoint %s from node %s: %w", address, c.Self.describe(), err)

@@ -3,6 +3,9 @@ package nodes
 import (
 	"context"
 	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -66,6 +69,79 @@ func TestLinkMoves(t *testing.T) {
 	if l.Endpoint() != second.Addr().String() || l.Err() != nil {
 		t.Errorf("at %s, %v", l.Endpoint(), l.Err())
 	}
+}
+
+// muted is a connection that brings no answer once it is mute.
+type muted struct {
+	net.Conn
+	mute *atomic.Bool
+}
+
+func (m muted) Read(p []byte) (int, error) {
+	n, err := m.Conn.Read(p)
+	if m.mute.Load() {
+		return 0, io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// A link whose joining of another endpoint was not answered joins it once: a node that joins twice counts as started
+// again, which ends a living group.
+func TestLinkMovesOnce(t *testing.T) {
+	t.Parallel()
+	first := listen(t, nil)
+	var mute atomic.Bool
+	a := first.agent("a", 1)
+	a.dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		return muted{c, &mute}, err
+	}
+	l := join1(t, a)
+	await[Joined](t, first.Endpoint)
+	if err := first.Desert(); err != nil {
+		t.Fatal(err)
+	}
+	second := listen(t, func(c *EndpointConfig) {
+		c.Dir, c.Succeeds = first.dir, true
+		c.Self = Node{Key: "standby", Index: 1, Host: "beta", Standby: true}
+		c.Logger = slog.New(joining{c.Logger.Handler(), func() { mute.Store(true) }})
+	})
+	inventory := func() (string, any) { return "inventory", 2 }
+	if err := l.Move(within(t), second.Addr().String(), inventory); err == nil {
+		t.Fatal("moved without an answer")
+	}
+	mute.Store(false)
+	await[Joined](t, second.Endpoint)
+	if err := l.Move(within(t), second.Addr().String(), inventory); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		switch e := (<-second.Events()).(type) {
+		case Suspect, Recovered:
+			continue // on a busy machine
+		case Message:
+			if e.Kind != "inventory" {
+				t.Errorf("message %+v", e)
+			}
+		default:
+			t.Errorf("after the joining: %T %+v", e, e)
+		}
+		return
+	}
+}
+
+// joining calls do when a node has joined, before it gets the answer.
+type joining struct {
+	slog.Handler
+	do func()
+}
+
+// Handle implements [slog.Handler].
+func (j joining) Handle(ctx context.Context, r slog.Record) error {
+	if r.Message == "node joined" {
+		j.do()
+	}
+	return j.Handler.Handle(ctx, r)
 }
 
 // A coordinator whose place another one has taken does not remove the other one's credentials.

@@ -114,6 +114,9 @@ func (o runOptions) followOnce(ctx context.Context, cfg launch.Config, n placeme
 	if err := json.Unmarshal(link.Welcome(), &job); err != nil {
 		return "", fmt.Errorf("join the job at %s: %w", at, err)
 	}
+	if err := o.expects(job, at); err != nil {
+		return "", err
+	}
 	cfg.Run, cfg.Job, cfg.TrialConfig, cfg.StrictReplicas = job.Run, job.Job, job.Config, job.Strict
 	cfg.SaveTimeout, cfg.DrainTimeout, cfg.Grace, cfg.Collective = job.SaveTimeout, job.Drain, job.Grace, job.Collective
 	cfg.Logger.Info("joined", "endpoint", at, "run", job.Run, "job", job.Job, "node", link.Index())

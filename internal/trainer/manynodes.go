@@ -68,6 +68,24 @@ type welcome struct {
 	Strict      bool           `json:"strict_replicas,omitempty"`
 	// Standby is set if one node of the job takes no ranks.
 	Standby bool `json:"standby,omitempty"`
+	// RunID is the --rdzv-id of the coordinating trainer; empty: it has none.
+	RunID string `json:"run_id,omitempty"`
+}
+
+// expects returns an error if the job at an endpoint is not the one for which the user has started this trainer, as
+// where two jobs were given one endpoint.
+func (o runOptions) expects(job welcome, at string) error {
+	flag, want, has := "", "", ""
+	switch {
+	case o.asked("name") && o.name != job.Run:
+		flag, want, has = "--name", o.name, job.Run
+	case o.asked("rdzv-id") && job.RunID != "" && o.rdzvID != job.RunID:
+		flag, want, has = "--rdzv-id", o.rdzvID, job.RunID
+	default:
+		return nil
+	}
+	return fmt.Errorf("%w: join the job at %s: it has %s %s, and this trainer was started with %s: give each job its own endpoint, and all nodes of a job the same %s",
+		launch.ErrConfig, at, flag, has, want, flag)
 }
 
 // self describes this node to the others.
@@ -165,7 +183,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 	return o.opened(ctx, cfg, store.Options{Location: o.store, Patience: o.wait, Logger: cfg.Logger}, func(ctx context.Context, st *store.Store, cfg launch.Config) (err error) {
 		hello, err := json.Marshal(welcome{
 			Run: cfg.Run, Job: cfg.Job, Config: cfg.TrialConfig, SaveTimeout: cfg.SaveTimeout, Drain: cfg.DrainTimeout, Grace: cfg.Grace, Collective: cfg.Collective,
-			Strict: cfg.StrictReplicas, Standby: cfg.Standby || o.beside,
+			Strict: cfg.StrictReplicas, Standby: cfg.Standby || o.beside, RunID: cfg.Torch.RunID,
 		})
 		if err != nil {
 			return err
@@ -198,6 +216,11 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			listen.Dir, listen.Token = joinDir(st.Dir()), ""
 		}
 		endpoint, err := nodes.Listen(ctx, listen)
+		if errors.Is(err, syscall.EADDRINUSE) && o.succeeding != nil {
+			// Another job may have the port here. This node has the lease, and the others learn of its port by the
+			// announcement.
+			endpoint, at, err = listenElsewhere(ctx, listen)
+		}
 		if errors.Is(err, syscall.EADDRINUSE) {
 			return errTaken
 		}
@@ -249,6 +272,24 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			return runLeased(ctx, st, cfg, o.parts.Storage, launch.Run)
 		})
 	})
+}
+
+// listenElsewhere listens at a free port, and returns the address with it.
+func listenElsewhere(ctx context.Context, c nodes.EndpointConfig) (e *nodes.Endpoint, at string, err error) {
+	host, port, err := net.SplitHostPort(c.Address)
+	if err != nil {
+		return nil, "", err
+	}
+	c.Address = net.JoinHostPort(host, "0")
+	if e, err = nodes.Listen(ctx, c); err != nil {
+		return nil, "", err
+	}
+	_, free, err := net.SplitHostPort(e.Addr().String())
+	if err != nil {
+		return nil, "", errors.Join(err, e.Close())
+	}
+	c.Logger.Warn("port of the endpoint is taken on this node; another one serves the nodes", "taken", port, "port", free)
+	return e, net.JoinHostPort(host, free), nil
 }
 
 // hadStandby reports whether the run's last job was coordinated by a node without ranks: its groups

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -77,5 +78,33 @@ func TestJobToken(t *testing.T) {
 	t.Setenv(store.EnvTokenFile, "")
 	if _, err := jobToken(url); !errors.Is(err, launch.ErrConfig) {
 		t.Errorf("without a token: %v", err)
+	}
+}
+
+// A trainer does not join the job of another run, or of another --rdzv-id, whose endpoint it was given.
+func TestJobOfAnother(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		job  welcome
+		line string
+		want string // part of the error; empty: it joins
+	}{
+		"another run":                      {welcome{Run: "bert"}, "--name gpt", "it has --name bert, and this trainer was started with gpt"},
+		"the same run":                     {welcome{Run: "bert"}, "--name bert", ""},
+		"a trainer without a name":         {welcome{Run: "bert"}, "", ""},
+		"another rendezvous":               {welcome{Run: "bert", RunID: "42"}, "--rdzv-id 43", "it has --rdzv-id 42, and this trainer was started with 43"},
+		"the same rendezvous":              {welcome{Run: "bert", RunID: "42"}, "--rdzv-id 42", ""},
+		"a rendezvous without an ID":       {welcome{Run: "bert"}, "--rdzv-id 42", ""},
+		"a trainer without an ID":          {welcome{Run: "bert", RunID: "42"}, "--name bert", ""},
+		"the same run, another rendezvous": {welcome{Run: "bert", RunID: "42"}, "--name bert --rdzv-id 43", "--rdzv-id 42"},
+	} {
+		o, _, err := options(t, nil, strings.Fields(c.line)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = o.expects(c.job, "node0:29400")
+		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, launch.ErrConfig) || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
 	}
 }

@@ -75,6 +75,31 @@ func (o *nodesOptions) replication(cfg *launch.Config, n placement) error {
 	return nil
 }
 
+// ineffective reports the flags that were given and have no effect in a job of these nodes.
+func (o *nodesOptions) ineffective(n placement, asked func(flag string) bool) (notes []string) {
+	note := func(because string, flags ...string) {
+		for _, flag := range flags {
+			if asked(flag) {
+				notes = append(notes, fmt.Sprintf("--%s has no effect: %s", flag, because))
+			}
+		}
+	}
+	if n.max == 1 {
+		note("the job has one node", "node-timeout", "endpoint-wait", "last-call", "grow-interval", "max-node-failures", "preflight", "broadcast", "replica-rate", "domain", "log-replica-dir")
+		return notes
+	}
+	if n.min == n.max {
+		note("the number of nodes is fixed; give --nnodes MIN:MAX", "last-call", "grow-interval")
+	}
+	if o.replicas == 0 {
+		note("there are no replicas without --replicas", "replica-rate", "domain")
+	}
+	if o.logReplicas == 1 {
+		note("nodes have no copy of the log without --log-replicas 3", "log-replica-dir")
+	}
+	return notes
+}
+
 // conf takes the timeouts of --rdzv-conf, in seconds, that this trainer has too. A flag of its
 // own takes precedence. Notes report the other settings.
 func (o *nodesOptions) conf(text string, asked func(flag string) bool) (notes []string, err error) {

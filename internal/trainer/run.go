@@ -240,6 +240,9 @@ func runJob(ctx context.Context, std console.Streams, o runOptions, args []strin
 	if err != nil {
 		return err
 	}
+	for _, note := range o.ineffective(where, o.asked) {
+		log.Warn(note)
+	}
 	if where.max > 1 { // o has the timeouts from here on
 		notes, err := o.conf(o.rdzvConf, o.asked)
 		if err != nil {

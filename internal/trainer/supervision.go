@@ -33,7 +33,8 @@ after its workers have ended.
 
 Exit codes: 0 done, or stopped by ckptstore stop; 1 no restart is left, the last
 save was lost, a disk is full, a device is not healthy, or this node is excluded
-from its job; 5 another job runs the run, or has taken it over; 10 no store; 11 the store is locked; 12 the server of the
+from its job; 5 another job runs the run, or has taken it over, or another live node has
+this node's index; 10 no store; 11 the store is locked; 12 the server of the
 log denies access, or another user can write to the store or to shared memory;
 64 bad configuration; 70 internal; 75 preempted, with the work saved in a
 checkpoint; 143 preempted without; 128+n signal n.`

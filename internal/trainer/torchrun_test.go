@@ -28,6 +28,7 @@ func options(t *testing.T, env map[string]string, args ...string) (o *runOptions
 	o.torchrunOptions.flags(f)
 	o.nodesOptions.flags(f)
 	o.backendOptions.flags(f)
+	f.StringVar(&o.name, "name", "", "")
 	f.IntVar(&o.maxRestarts, "max-restarts", 3, "")
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "")
 	if err := f.Parse(args); err != nil {
@@ -253,6 +254,33 @@ func TestNodes(t *testing.T) {
 		}
 		if got := fmt.Sprintf("%d:%d %d %s %s", n.min, n.max, n.rank, n.master, said); err != nil || got != c.want {
 			t.Errorf("%q with %v: %s, %v, want %s", c.line, c.env, got, err, c.want)
+		}
+	}
+}
+
+// A flag for several nodes that has no effect is reported: nothing that a user gives is silently ignored.
+func TestIneffectiveFlags(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string]string{
+		"":                                                "",
+		"--nproc 2":                                       "",
+		"--preflight --node-timeout 5s":                   "--node-timeout has no effect: the job has one node\n--preflight has no effect: the job has one node",
+		"--nnodes 1 --broadcast=false":                    "--broadcast has no effect: the job has one node",
+		"--nnodes 2 --preflight":                          "",
+		"--nnodes 2 --last-call 5s":                       "--last-call has no effect: the number of nodes is fixed; give --nnodes MIN:MAX",
+		"--nnodes 2:3 --grow-interval 5s":                 "",
+		"--nnodes 2 --domain rack1":                       "--domain has no effect: there are no replicas without --replicas",
+		"--nnodes 2 --domain rack1 --replicas 1":          "",
+		"--nnodes 3 --log-replica-dir d":                  "--log-replica-dir has no effect: nodes have no copy of the log without --log-replicas 3",
+		"--nnodes 3 --log-replica-dir d --log-replicas 3": "",
+	} {
+		o, _, err := options(t, nil, strings.Fields(line)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := o.placed(func(string) string { return "" })
+		if got := strings.Join(o.ineffective(n, o.asked), "\n"); err != nil || got != want {
+			t.Errorf("%q: %q, %v, want %q", line, got, err, want)
 		}
 	}
 }
