@@ -72,7 +72,10 @@ func (p *Peers) Close() error {
 	return p.server.Close()
 }
 
+// serve bounds the time of a request until it is known to be one of the job: the server reads what is left of
+// the body of a refused one. The handlers of the job have limits of their own.
 func (p *Peers) serve(w http.ResponseWriter, r *http.Request) {
+	limit(w)
 	h := p.handler.Load()
 	if h == nil {
 		httpkit.Refuse(w, problem.Errorf(problem.Unavailable, "this node has not joined the job yet"))
@@ -88,6 +91,7 @@ func (p *Peers) serveWith(token string, h http.Handler) {
 			httpkit.Refuse(w, problem.Errorf(problem.Unauthorized, "the token is not that of the job of this node"))
 			return
 		}
+		unlimit(w)
 		h.ServeHTTP(w, r)
 	}))
 	p.handler.Store(&authorized)
