@@ -27,6 +27,9 @@ type Peers struct {
 	handler     atomic.Pointer[http.Handler]
 }
 
+// bulkKey is of the connection of a request.
+type bulkKey struct{}
+
 // ListenPeers listens at a free port of host, an address of this node; empty: of all addresses.
 // Requests are refused until [Link.ServePeers] or [Endpoint.ServePeers] is called. The
 // node that joins declares the port: see [Peers.Declare].
@@ -46,11 +49,14 @@ func ListenPeers(ctx context.Context, host string, log *slog.Logger) (*Peers, er
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    smallBody,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, bulkKey{}, c)
+		},
 	}
 	config := &tls.Config{
 		Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}, DynamicRecordSizingDisabled: true,
 	}
-	go func() { _ = p.server.Serve(bulkListener{listener, config}) }() // until Close
+	go func() { _ = p.server.Serve(bulkListener{&strangers{Listener: listener}, config}) }() // until Close
 	return p, nil
 }
 
@@ -92,6 +98,9 @@ func (p *Peers) serveWith(token string, h http.Handler) {
 			return
 		}
 		unlimit(w)
+		if c, ok := r.Context().Value(bulkKey{}).(*bulk); ok {
+			c.trust()
+		}
 		h.ServeHTTP(w, r)
 	}))
 	p.handler.Store(&authorized)

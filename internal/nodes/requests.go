@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"crypto/tls"
 	"math"
 	"net"
 	"net/http"
@@ -21,6 +22,7 @@ type (
 
 // conn is a connection of an agent. Endpoint.mu guards it.
 type conn struct {
+	raw      net.Conn // under TLS
 	sessions map[string]bool
 	closed   bool
 }
@@ -125,12 +127,16 @@ func (e *Endpoint) joined(do sessionHandler) http.Handler {
 func (e *Endpoint) connected(r *http.Request, id string) {
 	if c, ok := r.Context().Value(connKey{}).(*conn); ok && !c.closed && !c.sessions[id] {
 		c.sessions[id] = true
+		trust(c.raw)
 		e.roster.connect(id)
 	}
 }
 
 func (e *Endpoint) open(c net.Conn) *conn {
 	opened := &conn{sessions: map[string]bool{}}
+	if over, ok := c.(*tls.Conn); ok {
+		opened.raw = over.NetConn()
+	}
 	e.mu.Lock()
 	e.conns[c] = opened
 	e.mu.Unlock()
