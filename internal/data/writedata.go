@@ -2,6 +2,7 @@ package data
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -276,7 +277,15 @@ func holdsBytes(ctx context.Context, x *checkpoint.Index, items []checkpoint.Ite
 // clear removes the files of a rank that will be rewritten, with the leftovers of an
 // interrupted write. The index is removed first and durably: an index found after a crash
 // always matches the data next to it.
+//
+// A data file that had no index when there was listed may be that of another writer, which has finished since:
+// its save may be committed. Then the file stays, and the error is [fs.ErrExist].
 func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error {
+	if slices.Contains(there, checkpoint.DataFile(rank)) && !slices.Contains(there, checkpoint.IndexFile(rank)) {
+		if _, err := w.root.b.Stat(ctx, nameOf(w.ref, checkpoint.IndexFile(rank))); !errors.Is(err, fs.ErrNotExist) {
+			return cmp.Or(err, fs.ErrExist)
+		}
+	}
 	for _, file := range []string{checkpoint.IndexFile(rank), checkpoint.DataFile(rank)} {
 		cleared := false
 		for _, name := range there {
