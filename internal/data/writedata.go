@@ -51,18 +51,17 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 	if !errors.Is(err, fs.ErrExist) {
 		return written, err
 	}
-	// A file of that name is there. A bucket is asked only now whether it is that of an earlier call.
-	if w.root.far() {
-		var sealed bool
-		if there, sealed, err = w.there(ctx); err != nil {
-			return Written{}, err
-		}
-		if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
-			return written, err
-		}
-		if w.alone {
-			return w.writeRank(ctx, rank, items, src, there)
-		}
+	// A file of that name is there. It may be that of an earlier call, of which a bucket is asked only now, or of
+	// another writer that has finished since.
+	var sealed bool
+	if there, sealed, err = w.there(ctx); err != nil {
+		return Written{}, err
+	}
+	if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
+		return written, err
+	}
+	if w.root.far() && w.alone {
+		return w.writeRank(ctx, rank, items, src, there)
 	}
 	// It stays: its writer may be about to commit it, and no request removes a file on the
 	// condition that it is not committed.
