@@ -39,6 +39,7 @@ type Coordinator struct {
 	cache    *Cache
 	decoder  checkpoint.LocalDecoder
 	ended    map[string]bool                  // IDs that were committed or aborted
+	adopted  map[string][]int                 // ranks of saves that were not open yet, by ID: see Adopt
 	refused  map[string][]*events.WriteFailed // of saves without a plan so far
 	exited   map[int]string                   // ranks whose process ended, and how
 	exits    []int                            // ranks, in the order of their exits
@@ -116,7 +117,7 @@ func (Ask) command()     {}
 // NewCoordinator returns a coordinator without open saves. The caller feeds it the log from
 // the attempt's group.started on.
 func NewCoordinator(cfg CoordinatorConfig) *Coordinator {
-	return &Coordinator{cfg: cfg, saves: map[string]*save{}, cache: newCache(cachedSets), ended: map[string]bool{}, refused: map[string][]*events.WriteFailed{}, exited: map[int]string{}, nodeSets: map[int][]nodeSet{}}
+	return &Coordinator{cfg: cfg, saves: map[string]*save{}, cache: newCache(cachedSets), ended: map[string]bool{}, adopted: map[string][]int{}, refused: map[string][]*events.WriteFailed{}, exited: map[int]string{}, nodeSets: map[int][]nodeSet{}}
 }
 
 // Fenced returns the number of the newer attempt that took over, or 0.

@@ -55,6 +55,10 @@ func (c *Coordinator) Apply(r events.Recorded) error {
 			if now := ranksOf(b.Participants, b.WorldSize); !s.participants.equal(now) {
 				s.involve(now)
 			}
+			for _, rank := range c.adopted[b.Checkpoint] {
+				s.seal(rank)
+			}
+			delete(c.adopted, b.Checkpoint)
 		}
 	case *events.CheckpointCommitted:
 		c.end(b.Checkpoint)
@@ -141,6 +145,7 @@ func (c *Coordinator) end(id string) {
 	}
 	delete(c.saves, id)
 	delete(c.refused, id)
+	delete(c.adopted, id)
 	c.ended[id] = true
 }
 

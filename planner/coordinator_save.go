@@ -178,6 +178,9 @@ func (c *Coordinator) Adopt(id string, rank int) {
 	s := c.change(id)
 	switch {
 	case s == nil:
+		if c.cfg.Part && !c.ended[id] { // its begin is on the way, and no rank of this node takes part
+			c.adopted[id] = append(c.adopted[id], rank)
+		}
 	case c.cfg.Part && !s.sealed[rank]:
 		s.seal(rank)
 	case s.sealed[rank]:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/events"
+	"github.com/ckptstore/ckptstore/internal/checkpoint"
 	"github.com/ckptstore/ckptstore/planner"
 	"pgregory.net/rapid"
 )
@@ -252,5 +253,38 @@ func TestPartCannotReadGlobalPlan(t *testing.T) {
 	again, _ := c.Tick(start.Add(time.Hour))
 	if got := commands(append(due, again...)); strings.Count(got, "\n") != 1 || !strings.Contains(got, "decide checkpoint.aborted") || !strings.Contains(got, "cannot be read") {
 		t.Errorf("requested: %s", got)
+	}
+}
+
+// The order to write a lost node's rank may overtake the begin of its save, of which a part knows nothing else if none
+// of its ranks takes part.
+func TestPartAdoptsBeforeBegin(t *testing.T) {
+	t.Parallel()
+	cfg := config(2)
+	cfg.Part = true
+	c := planner.NewCoordinator(cfg)
+	c.Adopt("x.a2", 1)
+	c.Adopt("aborted.a2", 1)
+	layout := checkpoint.EncodeLayout(checkpoint.Layout{Values: []checkpoint.Value{{FQN: "v", Rank: 1, Bytes: 1}}})
+	for i, body := range []events.Body{
+		&events.CheckpointAborted{Attempt: 2, Checkpoint: "aborted.a2"},
+		&events.CheckpointBegun{Attempt: 2, Checkpoint: "x.a2", Name: "x", WorldSize: 2, Participants: []int{1}},
+		&events.GlobalPlan{Attempt: 2, Checkpoint: "x.a2", Layout: events.InlineBlob(layout)},
+	} {
+		r, err := recorded(body, uint64(i+1), events.Scope{Run: "run", Trial: "t0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Apply(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Adopt("aborted.a2", 1)
+	due, _ := c.Tick(start)
+	if len(due) != 1 {
+		t.Fatalf("requested: %s", commands(due))
+	}
+	if w, ok := due[0].(planner.Write); !ok || w.Checkpoint != "x.a2" || w.Rank != 1 || len(w.Items) != 1 {
+		t.Errorf("requested: %+v", due[0])
 	}
 }

@@ -3,6 +3,7 @@ package data_test
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -124,6 +125,55 @@ func TestThawedWriter(t *testing.T) {
 				t.Errorf("%+v", report)
 			}
 			m.check(t, root.Reader(ref), m.wantAll())
+		})
+	}
+}
+
+// TestThawedBeforeIndex lets a process that was taken for dead see the data file of the process that writes in its
+// place, before that has its index. The other commits while the first examines its items, so the file is none
+// to remove. If its bytes are those of the first, the write is done.
+func TestThawedBeforeIndex(t *testing.T) {
+	for name, c := range map[string]struct {
+		first byte // of the late writer's items; the other has 0
+		want  error
+	}{"other bytes": {1, data.ErrSealed}, "the same bytes": {0, nil}} {
+		t.Run(name, func(t *testing.T) {
+			mem := memory(t)
+			m, other := newModel(), newModel()
+			for i, m := range []*model{m, other} {
+				m.full(0, "w", tensor.Float32, data.MinReuse)
+				m.tensors["w"][0] = byte(i) * c.first
+			}
+			root := open(t, mem)
+			written, err := m.write(t.Context(), root)
+			if err != nil {
+				t.Fatal(err)
+			}
+			index := filepath.Join(root.Dir(), ref.String(), checkpoint.IndexFile(0))
+			if err := mem.Rename(index, "index"); err != nil {
+				t.Fatal(err)
+			}
+			var receipt checkpoint.Receipt
+			src := source(func(i int) ([]byte, error) {
+				if receipt.Name == "" { // the writer has looked at the directory, and now digests its items
+					if err := mem.Rename("index", index); err != nil {
+						t.Fatal(err)
+					}
+					if receipt, err = root.Writer(ref).Finish(t.Context(), m.manifest(written), commit); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return other.source(0).Item(i)
+			})
+			frozen := open(t, mem).Writer(ref).Reusing(nil)
+			late, err := frozen.WriteData(t.Context(), 0, other.layout.Items(0), src)
+			if !errors.Is(err, c.want) || err == nil && late.Index != written[0].Index {
+				t.Errorf("the late write: %+v, %v, want %v", late, err, c.want)
+			}
+			if report := verify(t, open(t, mem), receipt.Manifest); !report.Clean() {
+				t.Errorf("%+v", report)
+			}
+			m.check(t, open(t, mem).Reader(ref), m.wantAll())
 		})
 	}
 }

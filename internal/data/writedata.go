@@ -2,6 +2,7 @@ package data
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,18 +55,17 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 	if !errors.Is(err, fs.ErrExist) {
 		return written, err
 	}
-	// A file of that name is there. A bucket is asked only now whether it is that of an earlier call.
-	if w.root.far() {
-		var sealed bool
-		if there, sealed, err = w.there(ctx); err != nil {
-			return Written{}, err
-		}
-		if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
-			return written, err
-		}
-		if w.alone {
-			return w.writeRank(ctx, rank, items, src, there)
-		}
+	// A file of that name is there. It may be that of an earlier call, of which a bucket is asked only now, or of
+	// another writer that has finished since.
+	var sealed bool
+	if there, sealed, err = w.there(ctx); err != nil {
+		return Written{}, err
+	}
+	if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
+		return written, err
+	}
+	if w.root.far() && w.alone {
+		return w.writeRank(ctx, rank, items, src, there)
 	}
 	// It stays: its writer may be about to commit it, and no request removes a file on the
 	// condition that it is not committed.
@@ -282,7 +282,15 @@ func holdsBytes(ctx context.Context, x *checkpoint.Index, items []checkpoint.Ite
 // clear removes the files of a rank that will be rewritten, with the leftovers of an
 // interrupted write. The index is removed first and durably: an index found after a crash
 // always matches the data next to it.
+//
+// A data file that had no index when there was listed may be that of another writer, which has finished since:
+// its save may be committed. Then the file stays, and the error is [fs.ErrExist].
 func (w *FileWriter) clear(ctx context.Context, rank int, there []string) error {
+	if slices.Contains(there, checkpoint.DataFile(rank)) && !slices.Contains(there, checkpoint.IndexFile(rank)) {
+		if _, err := w.root.b.Stat(ctx, nameOf(w.ref, checkpoint.IndexFile(rank))); !errors.Is(err, fs.ErrNotExist) {
+			return cmp.Or(err, fs.ErrExist)
+		}
+	}
 	for _, file := range []string{checkpoint.IndexFile(rank), checkpoint.DataFile(rank)} {
 		cleared := false
 		for _, name := range there {

@@ -98,6 +98,7 @@ func (j *job) coordinate(procs ...int) {
 	}
 	self := nodes.Node{Index: 0, Key: "0", Procs: procs[0]}
 	j.cfg.Peers.Declare(&self)
+	self.Keeps = j.cfg.Replicas > 0
 	endpoint, err := nodes.Listen(j.t.Context(), nodes.EndpointConfig{
 		Address: "127.0.0.1:0", Dir: j.shared, Job: j.cfg.Job, Run: j.cfg.Run, Store: home.ID, Version: "test", Min: len(procs), Max: len(procs),
 		Self: self, Timeout: patience / 6, Logger: j.cfg.Logger,
@@ -114,6 +115,7 @@ func (j *job) join(index int, cfg launch.Config, contact *process.Contact) *node
 	j.t.Helper()
 	self := nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: len(cfg.Local()), Port: cfg.Port.Port(), Version: "test", Store: home.ID}
 	cfg.Peers.Declare(&self)
+	self.Keeps = cfg.Replicas > 0
 	link, err := nodes.Join(j.t.Context(), nodes.JoinConfig{
 		Address: j.cfg.Endpoint.Addr().String(), Dir: j.shared, Wait: patience, Answered: contact.Answered,
 		Self: self,

@@ -12,8 +12,10 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"os"
+	"os/signal"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/ckptstore/ckptstore/client"
@@ -24,6 +26,15 @@ import (
 var sits = role("sits", func(ctx context.Context, _ []string) error {
 	emit("socket %s %s %d", os.Getenv(client.EnvSocket), os.Getenv(client.EnvToken), os.Getpid())
 	return untilTerm(ctx)
+})
+
+// sitsOn is sits for a worker that ends when the test kills it: the trainer closes the sockets of an attempt when
+// its processes have ended, and so may cut off a reply to the test.
+var sitsOn = role("sits on", func(ctx context.Context, _ []string) error {
+	signal.Ignore(syscall.SIGTERM)
+	emit("socket %s %s %d", os.Getenv(client.EnvSocket), os.Getenv(client.EnvToken), os.Getpid())
+	<-ctx.Done()
+	return ctx.Err()
 })
 
 // door is the socket of one rank.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/preflight"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/session/broadcast"
@@ -37,13 +38,16 @@ func (j *job) servePeers() {
 // replicas. Nodes with too few partners are named in the log.
 func (f *fleet) partners() [][]int {
 	if f.cfg.Replicas < 1 || f.job.members != nil {
+		if slices.ContainsFunc(f.members, func(m nodes.Member) bool { return m.Keeps }) {
+			f.log.Warn("slots of nodes have no replica; start the coordinating trainer with --replicas too")
+		}
 		return nil
 	}
 	var domains []string
 	var takes []bool
 	var alone, few []int
 	for _, m := range f.members {
-		domains, takes = append(domains, m.Domain), append(takes, m.PeerURL() != "")
+		domains, takes = append(domains, m.Domain), append(takes, m.PeerURL() != "" && m.Keeps)
 	}
 	at := replica.Partners(domains, takes, f.cfg.Replicas)
 	same := 0

@@ -35,7 +35,7 @@ func (unwrittenRank) WriteData(ctx context.Context, _ int, _ []checkpoint.Item, 
 }
 
 // replicates makes a job of several nodes whose slots have replicas, except of the nodes in
-// without. The node lost, if not 0, writes no rank.
+// without, which serve other requests. The node lost, if not 0, writes no rank.
 func (j *job) replicates(lost int, without ...int) {
 	t := j.t
 	j.differs = func(index int, cfg *launch.Config, s *session.Store) {
@@ -44,11 +44,6 @@ func (j *job) replicates(lost int, without ...int) {
 		}
 		if lost > 0 && index == lost {
 			s.Storage = unwritten{}
-		}
-		for _, node := range without {
-			if node == index {
-				return
-			}
 		}
 		to := j.log
 		if index > 0 {
@@ -60,7 +55,10 @@ func (j *job) replicates(lost int, without ...int) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = peers.Close() })
-		cfg.Replicas, cfg.Peers = 1, peers
+		cfg.Peers = peers
+		if !slices.Contains(without, index) {
+			cfg.Replicas = 1
+		}
 	}
 }
 
@@ -244,7 +242,8 @@ func TestNoReplica(t *testing.T) {
 		slow    bool
 		says    string
 	}{
-		"the node has no partner":                  {[]int{1}, false, "slots of nodes have no replica"},
+		"the node keeps none":                      {[]int{1}, false, "slots of nodes have no replica; start their trainers with --replicas too"},
+		"the coordinating node keeps none":         {[]int{0}, false, "slots of nodes have no replica; start the coordinating trainer with --replicas too"},
 		"the replica is not whole when it is lost": {nil, true, "no other node has a whole replica of its slots"},
 	} {
 		t.Run(name, func(t *testing.T) {

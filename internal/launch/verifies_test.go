@@ -45,7 +45,7 @@ func checked(r client.LoadReply) error {
 func TestRanksVerify(t *testing.T) {
 	t.Parallel()
 	newJob(t, 2, append(slices.Clone(savesWide), "false")...).must()
-	j, ranks := doors(t, 2)
+	j, ranks := doorsOf(t, 2, func(j *job) { j.cfg.Command = sitsOn })
 	var wants []client.LoadRequest
 	for rank, d := range ranks {
 		if status, reply := d.post("hello", `{"protocols":[3]}`); status != 200 {
@@ -166,7 +166,9 @@ func TestRanksVerify(t *testing.T) {
 	if got := <-said0; !strings.HasPrefix(got, "409 ") || !strings.Contains(got, "cannot meet any more") {
 		t.Errorf("the end of a rank that verifies is answered by %q", got)
 	}
-	j.cancel(nil)
+	if err := syscall.Kill(ranks[0].pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
 	if err := j.wait(); err == nil {
 		t.Error("a job whose rank was killed has ended well")
 	}

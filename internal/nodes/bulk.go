@@ -2,14 +2,21 @@ package nodes
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
+	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // bulkBuffer is how many bytes a connection between two nodes reads and writes at a time.
 const bulkBuffer = 256 << 10
+
+// firstBuffer is bulkBuffer for a connection to this node that no request with the job's token has come by: whoever
+// reaches the port can open many.
+const firstBuffer = 4 << 10
 
 // tlsRecord is the most plaintext of a record of TLS in bytes.
 const tlsRecord = 16 << 10
@@ -26,10 +33,17 @@ type bulk struct {
 
 var _ net.Conn = (*bulk)(nil)
 
-// newBulk puts TLS on a connection, as [tls.Client] or [tls.Server] does.
-func newBulk(raw net.Conn, as func(net.Conn, *tls.Config) *tls.Conn, c *tls.Config) *bulk {
-	under := &collected{Conn: raw, in: bufio.NewReaderSize(raw, bulkBuffer)}
+// newBulk puts TLS on a connection, as [tls.Client] or [tls.Server] does. buffer is how many bytes it reads at a time
+// until it is trusted.
+func newBulk(raw net.Conn, as func(net.Conn, *tls.Config) *tls.Conn, c *tls.Config, buffer int) *bulk {
+	under := &collected{Conn: raw, in: bufio.NewReaderSize(raw, buffer)}
 	return &bulk{Conn: as(under, c), under: under}
+}
+
+// trust has the connection read bulkBuffer bytes at a time. It may be called concurrently with reads.
+func (b *bulk) trust() {
+	b.under.wide.Store(true)
+	trust(b.under.Conn)
 }
 
 // Write implements [net.Conn]. When it returns, everything is written.
@@ -51,7 +65,8 @@ func (b *bulk) Write(p []byte) (n int, err error) {
 // writes may be concurrent.
 type collected struct {
 	net.Conn
-	in *bufio.Reader
+	in   *bufio.Reader
+	wide atomic.Bool // in is to have bulkBuffer bytes
 
 	mu   sync.Mutex
 	held bool
@@ -60,7 +75,13 @@ type collected struct {
 }
 
 // Read implements [net.Conn].
-func (c *collected) Read(p []byte) (int, error) { return c.in.Read(p) }
+func (c *collected) Read(p []byte) (int, error) {
+	if c.in.Size() < bulkBuffer && c.wide.Load() {
+		left, _ := c.in.Peek(c.in.Buffered()) // what is there
+		c.in = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(left), c.Conn), bulkBuffer)
+	}
+	return c.in.Read(p)
+}
 
 // hold holds back writes until flush is called.
 func (c *collected) hold() {
@@ -118,7 +139,7 @@ func (l bulkListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newBulk(raw, tls.Server, l.c), nil
+	return newBulk(raw, tls.Server, l.c, firstBuffer), nil
 }
 
 // dialBulk returns how a client makes connections of TLS for large bodies.
@@ -130,7 +151,7 @@ func dialBulk(dial dialFunc, c *tls.Config) dialFunc {
 		}
 		ctx, cancel := context.WithTimeout(ctx, peerPatience)
 		defer cancel()
-		b := newBulk(raw, tls.Client, c)
+		b := newBulk(raw, tls.Client, c, bulkBuffer)
 		if err := b.HandshakeContext(ctx); err != nil {
 			_ = raw.Close() // nothing was sent
 			return nil, err

@@ -51,8 +51,8 @@ func bulkPair(t *testing.T) (client, server *bulk, raw *counting) {
 		t.Fatal(err)
 	}
 	raw = &counting{Conn: accepted}
-	client = newBulk(dialed, tls.Client, &tls.Config{InsecureSkipVerify: true, DynamicRecordSizingDisabled: true})
-	server = newBulk(raw, tls.Server, &tls.Config{Certificates: []tls.Certificate{certificate}, DynamicRecordSizingDisabled: true})
+	client = newBulk(dialed, tls.Client, &tls.Config{InsecureSkipVerify: true, DynamicRecordSizingDisabled: true}, bulkBuffer)
+	server = newBulk(raw, tls.Server, &tls.Config{Certificates: []tls.Certificate{certificate}, DynamicRecordSizingDisabled: true}, firstBuffer)
 	t.Cleanup(func() { _, _ = client.Close(), server.Close() })
 	return client, server, raw
 }
@@ -73,6 +73,7 @@ func TestBulkBytes(t *testing.T) {
 					echoed <- werr
 					return
 				}
+				server.trust() // in the midst of a body
 			}
 			if err != nil {
 				echoed <- nil // the client has closed

@@ -106,6 +106,7 @@ type Endpoint struct {
 	token       string
 	certificate string // digest
 	listener    net.Listener
+	strangers   strangers
 	server      *http.Server
 	relay       *http.ServeMux
 	events      *queue[Event]
@@ -233,7 +234,8 @@ func (e *Endpoint) serve(certificate tls.Certificate) {
 	if e.c.wrap != nil {
 		listener = e.c.wrap(listener)
 	}
-	e.background.Go(func() { _ = e.server.ServeTLS(listener, "", "") }) // until Close
+	e.strangers.Listener = listener
+	e.background.Go(func() { _ = e.server.ServeTLS(&e.strangers, "", "") }) // until Close
 	e.background.Go(func() { e.events.run(ctx) })
 	e.background.Go(func() { e.ticks(ctx) })
 }

@@ -27,6 +27,9 @@ type Peers struct {
 	handler     atomic.Pointer[http.Handler]
 }
 
+// bulkKey is of the connection of a request.
+type bulkKey struct{}
+
 // ListenPeers listens at a free port of host, an address of this node; empty: of all addresses.
 // Requests are refused until [Link.ServePeers] or [Endpoint.ServePeers] is called. The
 // node that joins declares the port: see [Peers.Declare].
@@ -46,11 +49,14 @@ func ListenPeers(ctx context.Context, host string, log *slog.Logger) (*Peers, er
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    smallBody,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, bulkKey{}, c)
+		},
 	}
 	config := &tls.Config{
 		Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}, DynamicRecordSizingDisabled: true,
 	}
-	go func() { _ = p.server.Serve(bulkListener{listener, config}) }() // until Close
+	go func() { _ = p.server.Serve(bulkListener{&strangers{Listener: listener}, config}) }() // until Close
 	return p, nil
 }
 
@@ -72,7 +78,10 @@ func (p *Peers) Close() error {
 	return p.server.Close()
 }
 
+// serve bounds the time of a request until it is known to be one of the job: the server reads what is left of
+// the body of a refused one. The handlers of the job have limits of their own.
 func (p *Peers) serve(w http.ResponseWriter, r *http.Request) {
+	limit(w)
 	h := p.handler.Load()
 	if h == nil {
 		httpkit.Refuse(w, problem.Errorf(problem.Unavailable, "this node has not joined the job yet"))
@@ -87,6 +96,10 @@ func (p *Peers) serveWith(token string, h http.Handler) {
 		if !httpkit.Authorized(r, token) {
 			httpkit.Refuse(w, problem.Errorf(problem.Unauthorized, "the token is not that of the job of this node"))
 			return
+		}
+		unlimit(w)
+		if c, ok := r.Context().Value(bulkKey{}).(*bulk); ok {
+			c.trust()
 		}
 		h.ServeHTTP(w, r)
 	}))

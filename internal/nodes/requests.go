@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"crypto/tls"
 	"math"
 	"net"
 	"net/http"
@@ -21,6 +22,7 @@ type (
 
 // conn is a connection of an agent. Endpoint.mu guards it.
 type conn struct {
+	raw      net.Conn // under TLS
 	sessions map[string]bool
 	closed   bool
 }
@@ -43,12 +45,13 @@ func (e *Endpoint) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/job", e.job)
 	mux.Handle("POST /v1/join", e.authorized(e.join))
-	mux.Handle("POST /v1/beat", e.joined(bounded(e.beat)))
-	mux.Handle("POST /v1/next", e.joined(bounded(e.next)))
-	mux.Handle("POST /v1/tell", e.joined(bounded(e.tell)))
-	mux.Handle("POST /v1/leave", e.joined(bounded(e.leave)))
+	mux.Handle("POST /v1/beat", e.joined(e.beat))
+	mux.Handle("POST /v1/next", e.joined(e.next))
+	mux.Handle("POST /v1/tell", e.joined(e.tell))
+	mux.Handle("POST /v1/leave", e.joined(e.leave))
 	mux.Handle(relayPrefix+"/", e.joined(e.relayed))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		limit(w) // also if it is refused: the server reads what is left of its body
 		e.mu.Lock()
 		down := e.down
 		if !down {
@@ -64,18 +67,18 @@ func (e *Endpoint) handler() http.Handler {
 	})
 }
 
-// bounded limits the time that a request may take to arrive and its answer to leave.
-func bounded(do sessionHandler) sessionHandler {
-	return func(w http.ResponseWriter, r *http.Request, id string, s *session) {
-		limit(w)
-		do(w, r, id, s)
-	}
-}
-
+// limit limits the time that a request may take to arrive and its answer to leave.
 func limit(w http.ResponseWriter) {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(slowRequest)) // best effort
 	_ = control.SetWriteDeadline(time.Now().Add(slowRequest))
+}
+
+// unlimit lifts these limits, for a handler that has its own.
+func unlimit(w http.ResponseWriter) {
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Time{}) // best effort, as above
+	_ = control.SetWriteDeadline(time.Time{})
 }
 
 // sessionHandler answers a request of a joined agent.
@@ -124,12 +127,16 @@ func (e *Endpoint) joined(do sessionHandler) http.Handler {
 func (e *Endpoint) connected(r *http.Request, id string) {
 	if c, ok := r.Context().Value(connKey{}).(*conn); ok && !c.closed && !c.sessions[id] {
 		c.sessions[id] = true
+		trust(c.raw)
 		e.roster.connect(id)
 	}
 }
 
 func (e *Endpoint) open(c net.Conn) *conn {
 	opened := &conn{sessions: map[string]bool{}}
+	if over, ok := c.(*tls.Conn); ok {
+		opened.raw = over.NetConn()
+	}
 	e.mu.Lock()
 	e.conns[c] = opened
 	e.mu.Unlock()
@@ -154,7 +161,6 @@ func (e *Endpoint) disconnected(c net.Conn) {
 // job answers which job this is. With the agent's nonce it proves that it holds the
 // token.
 func (e *Endpoint) job(w http.ResponseWriter, r *http.Request) {
-	limit(w)
 	info := jobInfo{Job: e.c.Job, Protocol: Protocol, Version: e.c.Version, Shared: e.c.Token == ""}
 	if nonce := r.URL.Query().Get("nonce"); nonce != "" {
 		info.Proof = proof(e.token, nonce, e.certificate)
@@ -163,7 +169,6 @@ func (e *Endpoint) job(w http.ResponseWriter, r *http.Request) {
 }
 
 func (e *Endpoint) join(w http.ResponseWriter, r *http.Request) {
-	limit(w)
 	in, err := httpkit.Request[joinRequest](w, r, smallBody)
 	var out joinAnswer
 	if err == nil {
@@ -351,6 +356,7 @@ func (e *Endpoint) leave(w http.ResponseWriter, r *http.Request, id string, _ *s
 
 // relayed passes a request on to the caller's handlers.
 func (e *Endpoint) relayed(w http.ResponseWriter, r *http.Request, _ string, s *session) {
+	unlimit(w)
 	ctx, cancel := context.WithCancel(context.WithValue(r.Context(), nodeKey{}, s.index))
 	defer cancel()
 	defer context.AfterFunc(s.ctx, cancel)()

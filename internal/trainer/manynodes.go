@@ -92,6 +92,7 @@ func (o runOptions) expects(job welcome, at string) error {
 func (o runOptions) self(n placement, cfg launch.Config) nodes.Node {
 	node := nodes.Node{Index: -1, Procs: len(cfg.Local()), Version: release, Command: commandDigest(cfg.Command), Address: o.localAddr, Domain: o.domain, Standby: cfg.Standby, Nodes: n.count()}
 	cfg.Peers.Declare(&node)
+	node.Keeps = cfg.Peers != nil && cfg.Replicas > 0
 	if n.ranked {
 		node.Index, node.Key = n.rank, fmt.Sprint("index ", n.rank)
 	}

@@ -79,6 +79,16 @@ func (g *gathering) failedUnresolved() bool {
 	return g.isResolved() && g.reply.Failure != nil && !g.ending
 }
 
+// over reports whether the outcome is known.
+func (g *gathering) over() bool {
+	select {
+	case <-g.ended:
+		return true
+	default:
+		return g.failedUnresolved()
+	}
+}
+
 // absent lists the participants that have not asked.
 func (g *gathering) absent() (ranks []int) {
 	for _, of := range g.parts {

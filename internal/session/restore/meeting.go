@@ -19,8 +19,8 @@ import (
 // Each node first asks for the checkpoint of a load, by Resolve, and then reports what
 // it has read, by Done. A load is complete when every node with participants has
 // reported, and has failed for all of them when one has failed. Both calls may be
-// repeated: until the attempt ends, each has the same reply. All methods may be called
-// concurrently.
+// repeated: until the same ranks have begun keptLoads more loads, each has the same reply.
+// All methods may be called concurrently.
 type Meeting struct {
 	cfg   Config
 	limit time.Duration
@@ -30,6 +30,7 @@ type Meeting struct {
 
 	mu      sync.Mutex
 	loads   map[loadOf]*gathering
+	past    map[string]int // by participants: how many of their loads are forgotten, see forget
 	made    int
 	over    error         // why no further load can be complete
 	lost    map[int]error // nodes that are gone, and why
@@ -41,7 +42,7 @@ type Meeting struct {
 // limit bounds how long nodes wait for each other. Of cfg, it takes neither the arenas
 // nor what else concerns a single node.
 func NewMeeting(cfg Config, nodes [][]int, limit time.Duration) *Meeting {
-	m := &Meeting{cfg: cfg, limit: limit, loads: map[loadOf]*gathering{}, lost: map[int]error{}}
+	m := &Meeting{cfg: cfg, limit: limit, loads: map[loadOf]*gathering{}, past: map[string]int{}, lost: map[int]error{}}
 	for _, ranks := range nodes {
 		m.nodes = append(m.nodes, slices.Sorted(slices.Values(ranks)))
 	}
@@ -148,6 +149,9 @@ func (m *Meeting) find(node int, key Key) (g *gathering, err error) {
 	if len(key.Participants) > 0 {
 		of.with = fmt.Sprint(key.Participants)
 	}
+	if of.n <= m.past[of.with] {
+		return nil, &ConflictError{fmt.Errorf("load %d of the same ranks has ended long ago", of.n)}
+	}
 	if g = m.loads[of]; g == nil {
 		g, err = m.newGathering(of, key.Participants)
 	}
@@ -167,11 +171,27 @@ func (m *Meeting) begin(g *gathering) {
 	m.made++
 	g.n = m.made
 	m.loads[g.of] = g
+	m.forget(g.of)
 	m.watch(g, func(err error) {
 		if g.open() {
 			m.refuse(g, uncalled(g.n, g.absent(), err))
 		}
 	})
+}
+
+// keptLoads is how many loads of the same ranks are known at a time. A rank begins a load when the one before
+// is answered or abandoned, so few requests about the last ones can still come.
+const keptLoads = 16
+
+// forget forgets loads that have ended, before the last ones of the same ranks. The caller holds the lock.
+func (m *Meeting) forget(newest loadOf) {
+	for next := (loadOf{newest.with, m.past[newest.with] + 1}); next.n <= newest.n-keptLoads; next.n++ {
+		if g := m.loads[next]; g != nil && !g.over() {
+			return
+		}
+		delete(m.loads, next)
+		m.past[next.with] = next.n
+	}
 }
 
 // watch limits a wait of nodes for each other. late is called with the lock held. The

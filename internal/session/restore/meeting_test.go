@@ -83,6 +83,54 @@ func TestRepeatedRequests(t *testing.T) {
 	}
 }
 
+// The memory of a meeting does not grow with the loads of an attempt. The answers to the last ones can be asked
+// for again, and what was forgotten is not begun again.
+func TestMeetingForgets(t *testing.T) {
+	g := newGroup(t)
+	const loads = keptLoads + 3
+	key := func(n int) Key { return Key{Participants: []int{3}, N: n} }
+	for range loads {
+		g.intact(t, g.load(t, []int{3}, whole), whole)
+	}
+	g.meeting.mu.Lock()
+	known := len(g.meeting.loads)
+	g.meeting.mu.Unlock()
+	if known != keptLoads {
+		t.Errorf("after %d loads, %d are known, want %d", loads, known, keptLoads)
+	}
+	asks := []Ask{{Rank: 3, Ref: "another"}}
+	for _, n := range []int{loads - keptLoads + 1, loads} {
+		if got, err := g.meeting.Resolve(t.Context(), 1, ResolveRequest{Key: key(n), Asks: asks}); err != nil || got.Load != n || got.Checkpoint.ID != saved {
+			t.Errorf("load %d again: %+v, %v", n, got, err)
+		}
+	}
+	for _, n := range []int{1, loads - keptLoads} {
+		_, err := g.meeting.Resolve(t.Context(), 1, ResolveRequest{Key: key(n), Asks: asks})
+		if !slices.Equal(problem.Kinds(err), []problem.Kind{problem.Conflict}) {
+			t.Errorf("load %d, which is forgotten: %v", n, err)
+		}
+	}
+	if got := g.log.counts(); got != [3]int{loads, loads, 0} {
+		t.Errorf("the log has %v loads that began, completed and failed", got)
+	}
+}
+
+// Loads that have not ended are not forgotten: a node may still wait for them.
+func TestMeetingKeepsOpenLoads(t *testing.T) {
+	g := newGroup(t)
+	first := Key{Participants: []int{2, 3}, N: 1}
+	asks := []Ask{{Rank: 2, Ref: "step-5"}, {Rank: 3, Ref: "step-5"}}
+	for n := 1; n <= keptLoads+3; n++ {
+		if got, err := g.meeting.Resolve(t.Context(), 1, ResolveRequest{Key: Key{Participants: first.Participants, N: n}, Asks: asks}); err != nil || got.Failure != nil {
+			t.Fatalf("%+v, %v", got, err)
+		}
+	}
+	done := DoneRequest{Key: first, Report: Report{Parts: []Part{{Rank: 2}, {Rank: 3}}}}
+	if reply, err := g.meeting.Done(t.Context(), 1, done); err != nil || reply.Failure != nil {
+		t.Errorf("%+v, %v", reply, err)
+	}
+}
+
 // Requests that do not fit the group are refused and leave no trace.
 func TestMisfitRequests(t *testing.T) {
 	g := newGroup(t)

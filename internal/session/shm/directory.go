@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,11 +37,24 @@ func Own(shared, name string, log *slog.Logger) (*Directory, error) {
 		return nil, err
 	}
 	d, err := own(parent, name)
+	for range looks {
+		if !errors.Is(err, ErrOwned) {
+			break
+		}
+		time.Sleep(look)
+		d, err = own(parent, name)
+	}
 	if err != nil {
 		return nil, errors.Join(err, parent.Close())
 	}
 	return d, nil
 }
+
+// A process that looks whether a directory has an owner holds its lock for a moment: see [Left] and [Free].
+const (
+	looks = 5
+	look  = 20 * time.Millisecond
+)
 
 // own is Own in an open parent, which the directory then owns.
 func own(parent *os.File, name string) (*Directory, error) {

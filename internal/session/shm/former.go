@@ -6,6 +6,8 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,6 +34,21 @@ func Former(shared, pattern string) (left []string, bytes int64, err error) {
 		}
 		errs = append(errs, err)
 	}
+	return left, bytes, errors.Join(errs...)
+}
+
+// Left is [Former] for the directories of this version whose names are a prefix and a number.
+func Left(shared, prefix string) (left []string, bytes int64, err error) {
+	errs := each(shared, prefix+"*", func(parent *os.File, name string) error {
+		if _, err := strconv.Atoi(strings.TrimPrefix(name, prefix)); err != nil {
+			return nil
+		}
+		n, dead, err := leftIn(parent, name)
+		if dead {
+			left, bytes = append(left, filepath.Join(parent.Name(), name)), bytes+n
+		}
+		return err
+	})
 	return left, bytes, errors.Join(errs...)
 }
 

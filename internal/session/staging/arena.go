@@ -98,7 +98,8 @@ func Open(shared, store, run string, node int, room func(*os.File) (int64, error
 	if len(name) > 100 {
 		name = checkpoint.Sum([]byte(run)).String()[:32]
 	}
-	dir, err := shm.Own(shared, fmt.Sprintf("ckptstore-%s-%s-n%d", storeName(store), name, node), log)
+	name = fmt.Sprintf("ckptstore-%s-%s", storeName(store), name)
+	dir, err := shm.Own(shared, fmt.Sprintf("%s-n%d", name, node), log)
 	if errors.Is(err, shm.ErrOwned) {
 		err = fmt.Errorf("%w (%w): stop it, or choose another --name", ErrTaken, err)
 	}
@@ -106,6 +107,7 @@ func Open(shared, store, run string, node int, room func(*os.File) (int64, error
 		return nil, fmt.Errorf("staging directory of run %q: %w", run, err)
 	}
 	sayFormer(shared, store, log)
+	sayLeft(shared, name, log)
 	left, err := dir.Names()
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())

@@ -79,6 +79,19 @@ func sayFormer(shared, store string, log *slog.Logger) {
 	}
 }
 
+// sayLeft logs shared memory of the same run that dead trainers left here as other nodes. The trainer of such a node
+// may start again and use it, if nodes share a machine, so it is not freed.
+func sayLeft(shared, run string, log *slog.Logger) {
+	left, bytes, err := shm.Left(shared, run+"-n")
+	if len(left) > 0 {
+		log.Warn("shared memory of this run is left by trainers that were killed here as other nodes; if none of them starts here again, free it with `ckptstore gc --staging` of this store",
+			"bytes", bytes, "directories", left)
+	}
+	if err != nil {
+		log.Warn("scan for shared memory of killed trainers failed; `ckptstore gc --staging` frees it", "directory", shared, "error", err)
+	}
+}
+
 // directories is the pattern of the names of staging directories.
 func directories(of string) string { return "ckptstore-" + of + "-n[0-9]*" }
 

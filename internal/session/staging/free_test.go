@@ -1,9 +1,12 @@
 package staging
 
 import (
+	"bytes"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -50,5 +53,48 @@ func TestFreeStaging(t *testing.T) {
 	}
 	if freed, _, err := Free(filepath.Join(shared, "absent"), storeA); len(freed) != 0 || err != nil {
 		t.Errorf("where nothing is: %q, %v", freed, err)
+	}
+}
+
+// TestLeftByOtherNodes checks that a starting trainer logs the memory that a killed one of the same run left on this
+// machine as another node, and leaves it in place.
+func TestLeftByOtherNodes(t *testing.T) {
+	shared := t.TempDir()
+	open := func(run string, node int) (a *Arenas, said string) {
+		t.Helper()
+		var log bytes.Buffer
+		a, err := Open(shared, storeA, run, node, nil, slog.New(slog.NewTextHandler(&log, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a, log.String()
+	}
+	alive, _ := open("run", 1)
+	dead, _ := open("run", 2)
+	others, _ := open("run-n2", 0)
+	for _, a := range []*Arenas{dead, others} {
+		if _, err := a.Take(t.Context(), 0, "peer", 5000); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.dir.Close(); err != nil { // as the kernel does
+			t.Fatal(err)
+		}
+	}
+	a, said := open("run", 3)
+	for _, want := range []string{"level=WARN", "gc --staging", "bytes=8192", "[" + dead.dir.Path() + "]"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("%s is not in: %s", want, said)
+		}
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if a, said = open("run", 2); said != "" {
+		t.Errorf("the next trainer of that node: %s", said)
+	}
+	for _, a := range []*Arenas{a, alive} {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
