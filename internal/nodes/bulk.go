@@ -14,8 +14,8 @@ import (
 // bulkBuffer is how many bytes a connection between two nodes reads and writes at a time.
 const bulkBuffer = 256 << 10
 
-// firstBuffer is bulkBuffer for a connection to this node that no request with the job's token has come by: whoever
-// reaches the port can open many.
+// firstBuffer is bulkBuffer for a connection to this node by which no request with the job's token has come: any
+// process that reaches the port can open many.
 const firstBuffer = 4 << 10
 
 // tlsRecord is the most plaintext of a record of TLS in bytes.

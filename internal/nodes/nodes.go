@@ -65,7 +65,7 @@ type Node struct {
 	PeerPort int    `json:"peer_port,omitempty"`
 	PeerPin  string `json:"peer_pin,omitempty"`
 	Domain   string `json:"domain,omitempty"`
-	// Keeps is set for a node that keeps copies of other nodes' slots. One that serves requests may not.
+	// Keeps is set for a node that keeps copies of other nodes' slots. A node may serve other requests and keep none.
 	Keeps bool `json:"keeps,omitempty"`
 	// Standby is set for a node that takes no ranks: it only coordinates, or waits until it must.
 	Standby bool `json:"standby,omitempty"`

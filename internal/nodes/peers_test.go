@@ -241,7 +241,10 @@ func TestNodesAreNoStrangers(t *testing.T) {
 		if limit.Err() != nil { // otherwise one may be being accepted
 			t.Fatalf("%d strangers, with %d connections of nodes and %d others", count, known, unknown)
 		}
-		time.Sleep(10 * time.Millisecond)
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-limit.Done():
+		}
 	}
 }
 

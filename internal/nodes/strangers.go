@@ -10,8 +10,14 @@ import (
 // large job may all come at the same time.
 const maxStrangers = 4096
 
-// strangers accepts connections. It closes those beyond maxStrangers that are not trusted: whoever reaches the port
-// can open many, and each takes memory and a file descriptor.
+// strangers accepts connections. It closes those beyond maxStrangers that are not trusted: any process that reaches
+// the port can open many, and each takes memory and a file descriptor.
+//
+//	accept ── stranger ──┬── a request with the token ──▶ trusted: not counted any more
+//	                     └── closed ───────────────────▶ not counted any more
+//
+// So an attack can keep new connections of other nodes out for a while. It can end none that they have, and what
+// they would have sent is best effort, or is sent again.
 type strangers struct {
 	net.Listener
 	count atomic.Int64
@@ -33,11 +39,14 @@ func (s *strangers) Accept() (net.Conn, error) {
 	}
 }
 
-// stranger is a connection that counts until it is trusted or closed.
+// stranger is a connection that counts until it is trusted or closed. All of its methods but Close are those of the
+// connection.
 type stranger struct {
 	net.Conn
 	known func()
 }
+
+var _ net.Conn = (*stranger)(nil)
 
 // Close implements [net.Conn].
 func (s *stranger) Close() error {

@@ -41,7 +41,7 @@ func Own(shared, name string, log *slog.Logger) (*Directory, error) {
 		if !errors.Is(err, ErrOwned) {
 			break
 		}
-		time.Sleep(look)
+		<-time.After(look)
 		d, err = own(parent, name)
 	}
 	if err != nil {
