@@ -277,7 +277,7 @@ func TestNodeJoinsAgainDuringTakeover(t *testing.T) {
 		}
 		l := &living{
 			attempt: projections.Attempt{Attempt: 3}, indexes: []int{1}, nodes: session.Nodes{{0}}, present: map[int]bool{}, counted: map[int]uint64{},
-			resumed: &session.Resumed{Reports: map[int]session.Reported{}},
+			resumed: &session.Resumed{Earlier: handoff.Earlier{Reports: map[int]handoff.Reported{}}},
 		}
 		l.take(f.await(t.Context(), l.indexes))
 		f.activate(l)
