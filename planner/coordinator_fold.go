@@ -26,6 +26,7 @@ func (c *Coordinator) Apply(r events.Recorded) error {
 			c.fenced = b.Attempt
 			clear(c.saves)
 			clear(c.refused)
+			clear(c.adopted)
 			c.changed, c.waiting = nil, nil
 		}
 	case *events.LocalPlan:

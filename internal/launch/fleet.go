@@ -25,7 +25,7 @@ type fleet struct {
 	began    time.Time      // when the nodes could join
 	members  []nodes.Member // of the next or current attempt, by place
 	before   []nodes.Member // of the last group before it grew, until the larger one has failed; nil otherwise
-	doubted  bool           // the larger one has failed, maybe of an old node
+	fresh    []nodes.Member // nodes for which it has grown, once that has failed, maybe of an old node; nil otherwise
 
 	mu          sync.Mutex
 	now         *others             // of the current attempt

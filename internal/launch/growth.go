@@ -199,7 +199,7 @@ func (j *job) grows(cause *FailedError) bool {
 // while they ended is not charged: they were asked to.
 func (j *job) regrow(ctx context.Context, n int, cause *FailedError) (trial projections.Trial, resume string, err error) {
 	trial.Attempt = n
-	j.fleet.before, j.fleet.doubted = slices.Clone(j.fleet.members), false
+	j.fleet.before, j.fleet.fresh = slices.Clone(j.fleet.members), nil
 	switch why, err := j.lost(ctx); {
 	case err != nil:
 		return trial, "", err
@@ -221,27 +221,29 @@ func (j *job) regrow(ctx context.Context, n int, cause *FailedError) (trial proj
 // alone failed by themselves may have failed of its own; then the new nodes are excluded if the next attempt fails too. It
 // reports whether a node was excluded; the failure is not charged then.
 func (f *fleet) unjoin(cause *FailedError, progress bool) bool {
-	if f == nil || f.before == nil {
+	if f == nil {
 		return false
 	}
-	before, doubted := f.before, f.doubted
-	f.before, f.doubted = nil, false
-	if progress || cause.Kind.Or() != blame.Worker {
+	before, fresh := f.before, f.fresh
+	f.before, f.fresh = nil, nil
+	if before == nil && fresh == nil || progress || cause.Kind.Or() != blame.Worker {
 		return false
 	}
-	old := func(m nodes.Member) bool {
-		return slices.ContainsFunc(before, func(of nodes.Member) bool { return of.Index == m.Index })
-	}
-	if m, found := f.memberOf(cause.Rank); found && !doubted && old(m) && cause.failed[m.Index] && cause.blames(m.Index) {
-		f.log.Warn("new nodes are not excluded yet: ranks of an old one failed alone", "node", m.Index, "host", m.Host, "cause", cause.Cause)
-		f.before, f.doubted = before, true
-		return false
+	if before != nil {
+		fresh = slices.DeleteFunc(slices.Clone(f.members), func(m nodes.Member) bool {
+			return slices.ContainsFunc(before, func(of nodes.Member) bool { return of.Index == m.Index })
+		})
+		m, found := f.memberOf(cause.Rank)
+		isFresh := slices.ContainsFunc(fresh, func(of nodes.Member) bool { return of.Index == m.Index })
+		if found && !isFresh && cause.failed[m.Index] && cause.blames(m.Index) {
+			f.log.Warn("new nodes are not excluded yet: ranks of an old one failed alone", "node", m.Index, "host", m.Host, "cause", cause.Cause)
+			f.fresh = fresh
+			return false
+		}
 	}
 	excluded := false
-	for _, m := range f.members {
-		if !old(m) {
-			excluded = f.dismiss(m, "the group grew by it, and failed before a checkpoint was committed: "+cause.Cause) || excluded
-		}
+	for _, m := range fresh {
+		excluded = f.dismiss(m, "the group grew by it, and failed before a checkpoint was committed: "+cause.Cause) || excluded
 	}
 	return excluded
 }

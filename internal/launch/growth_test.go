@@ -132,16 +132,18 @@ func TestUnjoin(t *testing.T) {
 	for name, c := range map[string]struct {
 		causes   []*FailedError
 		progress bool
+		later    bool   // the new node comes after the first failure
 		want     string // x: the new node is excluded
 	}{
-		"the new node":                   {[]*FailedError{failed(1, 1)}, false, "x"},
-		"the old node":                   {[]*FailedError{failed(0, 0)}, false, "-"},
-		"the old node twice":             {[]*FailedError{failed(0, 0), failed(0, 0)}, false, "-x"},
-		"the old node, then the new one": {[]*FailedError{failed(0, 0), failed(1, 1)}, false, "-x"},
-		"both":                           {[]*FailedError{failed(0, 0, 1)}, false, "x"},
-		"a hang":                         {[]*FailedError{failed(-1)}, false, "x"},
-		"a commit in between":            {[]*FailedError{failed(1, 1)}, true, "-"},
-		"the infrastructure":             {[]*FailedError{{Rank: -1, Kind: blame.Infrastructure}, failed(1, 1)}, false, "--"},
+		"the new node":                   {[]*FailedError{failed(1, 1)}, false, false, "x"},
+		"the old node":                   {[]*FailedError{failed(0, 0)}, false, false, "-"},
+		"the old node twice":             {[]*FailedError{failed(0, 0), failed(0, 0)}, false, false, "-x"},
+		"the old node, then the new one": {[]*FailedError{failed(0, 0), failed(1, 1)}, false, false, "-x"},
+		"both":                           {[]*FailedError{failed(0, 0, 1)}, false, false, "x"},
+		"a hang":                         {[]*FailedError{failed(-1)}, false, false, "x"},
+		"a commit in between":            {[]*FailedError{failed(1, 1)}, true, false, "-"},
+		"the infrastructure":             {[]*FailedError{{Rank: -1, Kind: blame.Infrastructure}, failed(1, 1)}, false, false, "--"},
+		"the old node, then a spare":     {[]*FailedError{failed(0, 0), failed(1, 1)}, false, true, "--"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -166,6 +168,9 @@ func TestUnjoin(t *testing.T) {
 			j.cfg.Nodes = session.Nodes{{0}, {1}}
 			members := e.Members()
 			f := &fleet{job: j, endpoint: e, members: members, before: members[:1]}
+			if c.later {
+				f.members = members[:1]
+			}
 			got := ""
 			for _, cause := range c.causes {
 				if f.unjoin(cause, c.progress) {
@@ -173,6 +178,7 @@ func TestUnjoin(t *testing.T) {
 				} else {
 					got += "-"
 				}
+				f.members = members
 			}
 			if got != c.want {
 				t.Errorf("%s, want %s", got, c.want)

@@ -373,7 +373,7 @@ func (j *job) attempts(ctx context.Context) error {
 			budget.Excuse(blame.Worker, free-1)
 			budget.Excuse(blame.Infrastructure, gone-1)
 			if free+gone > 0 {
-				cause.Kind = blame.Infrastructure
+				cause.Kind, j.fleet.fresh = blame.Infrastructure, nil // another node is to blame
 			}
 		}
 		if !budget.Charge(cause.Kind) {

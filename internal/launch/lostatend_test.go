@@ -41,7 +41,7 @@ func TestJobEndsPartOfTheNodeThatEndsIt(t *testing.T) {
 	j.shared = t.TempDir()
 	endpoint, err := nodes.Listen(t.Context(), nodes.EndpointConfig{
 		Address: "127.0.0.1:0", Dir: j.shared, Job: j.cfg.Job, Run: j.cfg.Run, Store: home.ID, Version: "test", Min: 1, Max: 1,
-		Self: nodes.Node{Index: 0, Key: "0", Standby: true}, Timeout: time.Second, Logger: j.cfg.Logger,
+		Self: nodes.Node{Index: 0, Key: "0", Standby: true}, Timeout: 3 * time.Second, Logger: j.cfg.Logger,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +63,10 @@ func TestJobEndsPartOfTheNodeThatEndsIt(t *testing.T) {
 	}
 	j.start()
 	select {
-	case <-link.Commands(): // to start its part
+	case _, ok := <-link.Commands(): // to start its part
+		if !ok {
+			t.Fatal("the node is lost before its group")
+		}
 	case <-time.After(patience):
 		t.Fatal("no group")
 	}

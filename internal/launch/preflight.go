@@ -157,7 +157,7 @@ func (f *fleet) examine(ctx context.Context, m nodes.Member) (of findings, err e
 		return findings{f.examineSelf(ctx), &own}, nil
 	}
 	sent, began := f.cfg.Now(), time.Now()
-	got, err := f.answer(ctx, m.Index, preflight.LocalLimit+measureSlack, cmdExamine, func(id int) any { return examineOrder{id} })
+	got, err := f.answer(ctx, m, preflight.LocalLimit+measureSlack, cmdExamine, func(id int) any { return examineOrder{id} })
 	if err != nil {
 		return of, err
 	}
@@ -239,12 +239,12 @@ func (f *fleet) rate(ctx context.Context, from, to nodes.Member) (float64, error
 	if from.Index == f.own() {
 		return preflight.Measure(ctx, f.endpoint.PeerClient(to.PeerPin), to.PeerURL())
 	}
-	m, err := f.answer(ctx, from.Index, preflight.Limit+measureSlack, cmdMeasure, func(id int) any { return measureOrder{id, to.PeerURL(), to.PeerPin} })
+	m, err := f.answer(ctx, from, preflight.Limit+measureSlack, cmdMeasure, func(id int) any { return measureOrder{id, to.PeerURL(), to.PeerPin} })
 	return m.Rate, err
 }
 
 // answer sends an order of the preflight to a node, and waits for the result.
-func (f *fleet) answer(ctx context.Context, node int, limit time.Duration, kind string, order func(id int) any) (measured, error) {
+func (f *fleet) answer(ctx context.Context, m nodes.Member, limit time.Duration, kind string, order func(id int) any) (measured, error) {
 	answer := make(chan measured, 1)
 	f.mu.Lock()
 	f.nextMeasure++
@@ -252,26 +252,26 @@ func (f *fleet) answer(ctx context.Context, node int, limit time.Duration, kind 
 	if f.measures == nil {
 		f.measures = map[int]measurement{}
 	}
-	f.measures[id] = measurement{node, answer}
+	f.measures[id] = measurement{m.Index, answer}
 	f.mu.Unlock()
 	defer func() {
 		f.mu.Lock()
 		delete(f.measures, id)
 		f.mu.Unlock()
 	}()
-	if err := f.endpoint.Send(node, kind, order(id)); err != nil {
+	if err := f.endpoint.SendTo(m.Index, m.Joining, kind, order(id)); err != nil {
 		return measured{}, err
 	}
 	late := time.NewTimer(limit)
 	defer late.Stop()
 	select {
-	case m := <-answer:
-		if m.Error != "" {
-			return m, errors.New(m.Error)
+	case got := <-answer:
+		if got.Error != "" {
+			return got, errors.New(got.Error)
 		}
-		return m, nil
+		return got, nil
 	case <-late.C:
-		return measured{}, fmt.Errorf("node %d has not answered the order to %s in time", node, kind)
+		return measured{}, fmt.Errorf("node %d has not answered the order to %s in time", m.Index, kind)
 	case <-ctx.Done():
 		return measured{}, context.Cause(ctx)
 	}

@@ -64,8 +64,8 @@ func TestNodeJoinsAgainBeforeItsGroupStarts(t *testing.T) {
 		t.Errorf("the job ended by %v, want the loss of node 1", err)
 	}
 	select {
-	case c := <-again.Commands():
-		t.Errorf("the new trainer got the command %s %s", c.Kind, c.Body)
+	case c, ok := <-again.Commands():
+		t.Errorf("the new trainer got the command %s %s (%v)", c.Kind, c.Body, ok)
 	default:
 	}
 }

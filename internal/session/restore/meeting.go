@@ -149,6 +149,9 @@ func (m *Meeting) find(node int, key Key) (g *gathering, err error) {
 	if len(key.Participants) > 0 {
 		of.with = fmt.Sprint(key.Participants)
 	}
+	if of.n < 1 {
+		return nil, &MisuseError{fmt.Errorf("load %d: loads of the same ranks are numbered from 1", of.n)}
+	}
 	if of.n <= m.past[of.with] {
 		return nil, &ConflictError{fmt.Errorf("load %d of the same ranks has ended long ago", of.n)}
 	}
@@ -183,15 +186,20 @@ func (m *Meeting) begin(g *gathering) {
 // is answered or abandoned, so few requests about the last ones can still come.
 const keptLoads = 16
 
-// forget forgets loads that have ended, before the last ones of the same ranks. The caller holds the lock.
+// forget forgets loads before the last ones of the same ranks, up to the first that has not ended. The caller holds
+// the lock.
 func (m *Meeting) forget(newest loadOf) {
-	for next := (loadOf{newest.with, m.past[newest.with] + 1}); next.n <= newest.n-keptLoads; next.n++ {
-		if g := m.loads[next]; g != nil && !g.over() {
-			return
+	past := newest.n - keptLoads
+	for of, g := range m.loads {
+		if of.with == newest.with && of.n <= past && !g.over() {
+			past = of.n - 1
 		}
-		delete(m.loads, next)
-		m.past[next.with] = next.n
 	}
+	if past <= m.past[newest.with] {
+		return
+	}
+	m.past[newest.with] = past
+	maps.DeleteFunc(m.loads, func(of loadOf, _ *gathering) bool { return of.with == newest.with && of.n <= past })
 }
 
 // watch limits a wait of nodes for each other. late is called with the lock held. The

@@ -135,6 +135,10 @@ func TestMeetingKeepsOpenLoads(t *testing.T) {
 func TestMisfitRequests(t *testing.T) {
 	g := newGroup(t)
 	for name, do := range map[string]func() error{
+		"a load without a number": func() error {
+			_, err := g.meeting.Resolve(t.Context(), 1, ResolveRequest{})
+			return err
+		},
 		"a node too many": func() error {
 			_, err := g.meeting.Resolve(t.Context(), 2, ResolveRequest{Key: Key{N: 1}})
 			return err

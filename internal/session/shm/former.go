@@ -37,14 +37,15 @@ func Former(shared, pattern string) (left []string, bytes int64, err error) {
 	return left, bytes, errors.Join(errs...)
 }
 
-// Left is [Former] for the directories of this version whose names are a prefix and a number.
+// Left is [Former] for the directories of this version whose names are a prefix and a number. It leaves out
+// empty ones: a process that starts makes the directory before its lock.
 func Left(shared, prefix string) (left []string, bytes int64, err error) {
 	errs := each(shared, prefix+"*", func(parent *os.File, name string) error {
 		if _, err := strconv.Atoi(strings.TrimPrefix(name, prefix)); err != nil {
 			return nil
 		}
 		n, dead, err := leftIn(parent, name)
-		if dead {
+		if dead && n > 0 {
 			left, bytes = append(left, filepath.Join(parent.Name(), name)), bytes+n
 		}
 		return err

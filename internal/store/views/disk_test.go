@@ -23,6 +23,7 @@ func TestPatience(t *testing.T) {
 	}
 	want("no file", now, 0)
 	o.noteFailed(errors.New("the disk does not answer"))
+	now = time.Now()
 	want("a new file", now.Add(time.Second), shortPatience)
 	want("an old one", now.Add(Retry+time.Minute), 0)
 	want("one of the future", now.Add(-time.Hour), 0)
