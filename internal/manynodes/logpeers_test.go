@@ -265,7 +265,7 @@ func TestClusterOfLogLosesServersAndQuorum(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c"}, disk: netfs.NFS()})
 	j := twoNodes()
-	j.timeout, j.worker = usualTimeout, []string{"--every", "50", "--pace", "20ms"}
+	j.timeout, j.worker = usualTimeout, []string{"--every", "100", "--pace", "20ms"}
 	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
 	servers := s.natsCluster("a", "b", "c")
 	s.a, s.b = s.launch("a"), s.launch("b")
@@ -278,6 +278,9 @@ func TestClusterOfLogLosesServersAndQuorum(t *testing.T) {
 		must[int](t)(s.moves(ctx, 0, s.a, s.b))
 		check(t, servers[i].prints(ctx, "nats://"))
 	}
+	// The training waits for a save before it begins the next: from a commit on, it can go on for 100 steps.
+	all := s.commits()
+	check(t, await(ctx, "a commit by all servers", func() (bool, error) { return s.commits() > all, nil }))
 	for _, server := range servers[1:] {
 		check(t, server.kill())
 		must[int](t)(server.code(ctx))
