@@ -278,7 +278,7 @@ func TestClusterOfLogLosesServersAndQuorum(t *testing.T) {
 		must[int](t)(s.moves(ctx, 0, s.a, s.b))
 		check(t, servers[i].prints(ctx, "nats://"))
 	}
-	// The training waits for a save before it begins the next: from a commit on, it can go on for 100 steps.
+	// The training waits for a save before it begins the next: from a commit on, 100 steps follow without waiting.
 	all := s.commits()
 	check(t, await(ctx, "a commit by all servers", func() (bool, error) { return s.commits() > all, nil }))
 	for _, server := range servers[1:] {
