@@ -65,8 +65,10 @@ func iterations(t *testing.T, s *Store, run string, from, until int) {
 		}
 		facts = append(facts, f)
 	}
-	if _, err := s.Log.Append(t.Context(), facts...); err != nil {
-		t.Fatal(err)
+	for some := range slices.Chunk(facts, 500) { // an append has a deadline
+		if _, err := s.Log.Append(t.Context(), some...); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
