@@ -256,8 +256,8 @@ func TestPartCannotReadGlobalPlan(t *testing.T) {
 	}
 }
 
-// The order to write a lost node's rank may overtake the begin of its save, of which a part knows nothing else if none
-// of its ranks takes part.
+// A part gets the order to write a lost node's rank before the event that the save has begun. If none of its ranks
+// takes part, it knows nothing of the save until that event.
 func TestPartAdoptsBeforeBegin(t *testing.T) {
 	t.Parallel()
 	cfg := config(2)

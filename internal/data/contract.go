@@ -70,6 +70,7 @@ import (
 	"time"
 
 	"github.com/ckptstore/ckptstore/internal/checkpoint"
+	"github.com/ckptstore/ckptstore/internal/data/stream"
 )
 
 // Storage decides how the bytes of a job's checkpoints are written and read. The trainer asks
@@ -174,14 +175,7 @@ type Writer interface {
 type Commit func(ctx context.Context, manifest checkpoint.Digest) (checkpoint.Decision, error)
 
 // Source provides the bytes to write.
-type Source interface {
-	// Item returns the bytes of items[i], in place. Their number must be the item's size, and
-	// they must not change until Item is called again or WriteData returns. WriteData does
-	// not write to them. One goroutine calls Item, so that one buffer can serve all items. It
-	// calls Item once for each item, unless files of the rank exist already or chunks are
-	// reused: then it may call Item again for any item, and must get the same bytes.
-	Item(i int) ([]byte, error)
-}
+type Source = stream.Source
 
 // Lasting is a [Source] whose items stay in place until WriteData returns: sealed slots, as
 // opposed to one buffer for all.

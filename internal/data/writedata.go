@@ -41,13 +41,15 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 		return Written{}, errors.New("the rank is negative")
 	}
 	var there []string
-	if !w.root.far() {
+	earlier := func() (written Written, done bool, err error) {
 		var sealed bool
-		var err error
 		if there, sealed, err = w.there(ctx); err != nil {
-			return Written{}, err
+			return Written{}, false, err
 		}
-		if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
+		return w.repeated(ctx, rank, items, src, there, sealed)
+	}
+	if !w.root.far() {
+		if written, done, err := earlier(); done || err != nil {
 			return written, err
 		}
 	}
@@ -55,13 +57,9 @@ func (w *FileWriter) writeData(ctx context.Context, rank int, items []checkpoint
 	if !errors.Is(err, fs.ErrExist) {
 		return written, err
 	}
-	// A file of that name is there. It may be that of an earlier call, of which a bucket is asked only now, or of
-	// another writer that has finished since.
-	var sealed bool
-	if there, sealed, err = w.there(ctx); err != nil {
-		return Written{}, err
-	}
-	if written, done, err := w.repeated(ctx, rank, items, src, there, sealed); done || err != nil {
+	// The rank has a file already: of an earlier call, or of another writer that has finished since. A bucket is asked
+	// only now.
+	if written, done, err := earlier(); done || err != nil {
 		return written, err
 	}
 	if w.root.far() && w.alone {

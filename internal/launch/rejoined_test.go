@@ -31,9 +31,9 @@ func (l *groupHeld) Decide(ctx context.Context, d events.Decision, after uint64)
 	return l.Log.Decide(ctx, d, after)
 }
 
-// The trainer of a node starts again while the log does not take the group of which the node is part. The new trainer
-// gets no part in this group: it has not opened the store, and nothing that the coordinating trainer knows of the node is
-// about it. The node is lost for the group.
+// The coordinating trainer has chosen a group, and the log does not answer. Meanwhile the trainer of a node of this group
+// starts again. The new trainer gets no part in the group, because it has not opened the store. The node is lost for
+// the group.
 func TestNodeJoinsAgainBeforeItsGroupStarts(t *testing.T) {
 	t.Parallel()
 	j := newJob(t, 2, waitsForTheEnd...)

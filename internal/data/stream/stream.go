@@ -18,8 +18,11 @@ import (
 
 // Source provides the bytes to write.
 type Source interface {
-	// Item returns the bytes of the i-th item, in place. They must not change until Item is
-	// called again.
+	// Item returns the bytes of the i-th item, in place. Their number must be the item's size, and
+	// they must not change until Item is called again or the write returns. The write does
+	// not write to them. One goroutine calls Item, so that one buffer can serve all items. It
+	// calls Item once for each item, unless files of the rank exist already or chunks are
+	// reused: then it may call Item again for any item, and must get the same bytes.
 	Item(i int) ([]byte, error)
 }
 
