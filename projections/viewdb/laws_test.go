@@ -145,7 +145,8 @@ func naturalKey(r events.Recorded) string {
 	case "write.sealed", "write.completed", "write.failed":
 		return fmt.Sprint(r.Scope.Run, "/", r.Scope.Trial, r.Kind, b.Checkpoint, b.Rank)
 	case "group.worker_exited":
-		return fmt.Sprint(r.Scope.Run, "/", r.Scope.Trial, r.Kind, b.Attempt, b.Rank)
+		// The first failed exit ends the training, at its time: the process that records exits keeps their order.
+		return fmt.Sprint(r.Scope.Run, "/", r.Scope.Trial, r.Kind, b.Attempt)
 	case "report.metrics":
 		return fmt.Sprint(r.Scope.Run, "/", r.Scope.Trial, r.Kind, b.Attempt, b.Iteration)
 	}
