@@ -79,6 +79,7 @@ type job struct {
 	shared string // directory with the credentials of a job over several nodes
 	// differs changes a node of the job before it joins or listens, by its index; may be nil.
 	differs func(index int, cfg *launch.Config, s *session.Store)
+	beaten  func() // runs after each answered beat of another node, which sends no beat meanwhile; may be nil
 }
 
 var (

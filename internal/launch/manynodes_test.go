@@ -116,8 +116,14 @@ func (j *job) join(index int, cfg launch.Config, contact *process.Contact) *node
 	self := nodes.Node{Index: index, Key: fmt.Sprint(index), Procs: len(cfg.Local()), Port: cfg.Port.Port(), Version: "test", Store: home.ID}
 	cfg.Peers.Declare(&self)
 	self.Keeps = cfg.Replicas > 0
+	answered := func(sent time.Time, timeout time.Duration) {
+		contact.Answered(sent, timeout)
+		if j.beaten != nil {
+			j.beaten()
+		}
+	}
 	link, err := nodes.Join(j.t.Context(), nodes.JoinConfig{
-		Address: j.cfg.Endpoint.Addr().String(), Dir: j.shared, Wait: patience, Answered: contact.Answered,
+		Address: j.cfg.Endpoint.Addr().String(), Dir: j.shared, Wait: patience, Answered: answered,
 		Self: self,
 	})
 	if err != nil {

@@ -52,6 +52,7 @@ var (
 func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Command) (err error) {
 	j.cfg.Nodes, j.cfg.Node = order.Nodes, order.Node
 	j.cfg.Torch.MasterAddr = order.MasterAddr
+	j.awaitContact(ctx)
 	j.JoinAttempt(order.Attempt)
 	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
@@ -122,6 +123,20 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 		return failed
 	}
 	return nil
+}
+
+// awaitContact waits until the coordinating process answers. An order may come as the answer to a
+// request that a short cut of the network has delayed: its part would end at once, by the silence
+// before it. After T the process does not count this node as a member any more.
+func (j *job) awaitContact(ctx context.Context) {
+	limit := time.NewTimer(j.link.Timeout())
+	defer limit.Stop()
+	select {
+	case <-j.link.Contact():
+	case <-j.link.Done():
+	case <-limit.C:
+	case <-ctx.Done():
+	}
 }
 
 // closing waits until the coordinating process has ended the attempt: ranks of other nodes

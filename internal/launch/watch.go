@@ -64,7 +64,7 @@ func (w *watch) run(ctx, work context.Context, restart int) (cause *FailedError,
 	defer func() { w.backendHooks.over() }()
 	defer w.works(func() bool { return w.lives() > 0 })()
 	if refused := (hookError{}); errors.As(err, &refused) {
-		cause, err = &FailedError{Rank: -1, Cause: refused.Error()}, nil
+		cause, err = &FailedError{Rank: -1, Kind: w.stopKind(ctx), Cause: refused.Error()}, nil
 	} else if err == nil {
 		if w.part == nil {
 			go func() {
@@ -157,11 +157,7 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		}
 	}
 	stopped := func() {
-		why := &FailedError{Rank: -1, Cause: context.Cause(ctx).Error()}
-		if w.part != nil { // the node left or lost its contact: no worker is at fault
-			why.Kind = blame.Infrastructure
-		}
-		end(why)
+		end(&FailedError{Rank: -1, Kind: w.stopKind(ctx), Cause: context.Cause(ctx).Error()})
 	}
 	say := func(body events.Body) {
 		serr := w.Append(work, body)
@@ -217,11 +213,33 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			end(&FailedError{Rank: -1, Kind: blame.Infrastructure, Cause: of.broken})
 		}
 	}
+	alive := len(w.procs)
+	heard := func(n nodeEvent) {
+		w.others.ended(n)
+		if n.ended && n.end != nil && n.end.failed[n.index] {
+			w.failed[n.index] = true
+		}
+		if n.end != nil {
+			maps.Copy(sick, n.end.sick)
+		}
+		switch {
+		case n.hello:
+			ready()
+		case n.end != nil && cause == nil:
+			failedAt = n.index
+			end(n.end)
+		case n.end != nil && failedAt == n.index: // its ranks' output is complete by now
+			cause.complete(n.end)
+		}
+		if n.ended && alive == 0 && w.others.running() == 0 {
+			w.group.EndReports()
+		}
+	}
 	reported, done := w.reported, ctx.Done()
 	if w.part != nil {
 		reported = nil // the coordinating process takes the reports
 	}
-	for alive := len(w.procs); alive > 0 || reported != nil || w.others.running() > 0; {
+	for alive > 0 || reported != nil || w.others.running() > 0 {
 		select {
 		case e := <-w.exits:
 			if interrupted.Load() { // done may be chosen last, after workers that ended well
@@ -236,6 +254,14 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 			}
 			if len(w.saving) > 0 { // so may this, after workers that failed of it
 				noSaves(<-w.saving)
+			}
+			var later []nodeEvent
+			for e.Failed() && len(w.others.events()) > 0 { // so may the end of another node's contact
+				if n := <-w.others.events(); n.end != nil && n.end.Kind.Or() == blame.Worker {
+					later = append(later, n) // which of the two was first is unknown
+				} else {
+					heard(n)
+				}
 			}
 			if alive--; alive == 0 && w.others.running() == 0 {
 				w.group.EndReports()
@@ -261,28 +287,13 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 				Attempt: w.group.Number, Rank: e.Rank, Code: e.Code, Signal: e.Signal,
 				Message: told.message, Traceback: told.traceback,
 			})
+			for _, n := range later {
+				heard(n)
+			}
 		case rank := <-w.hello:
 			greet(rank)
 		case n := <-w.others.events():
-			w.others.ended(n)
-			if n.ended && n.end != nil && n.end.failed[n.index] {
-				w.failed[n.index] = true
-			}
-			if n.end != nil {
-				maps.Copy(sick, n.end.sick)
-			}
-			switch {
-			case n.hello:
-				ready()
-			case n.end != nil && cause == nil:
-				failedAt = n.index
-				end(n.end)
-			case n.end != nil && failedAt == n.index: // its ranks' output is complete by now
-				cause.complete(n.end)
-			}
-			if n.ended && alive == 0 && w.others.running() == 0 {
-				w.group.EndReports()
-			}
+			heard(n)
 		case rerr := <-reported:
 			reported = nil
 			if rerr != nil {
@@ -334,6 +345,15 @@ func (w *watch) wait(ctx, work context.Context) (cause *FailedError, err error) 
 		w.log.Info("workers ran until completion without reporting; call report once an iteration to see metrics")
 	}
 	return cause, err
+}
+
+// stopKind returns the kind of a failure that the end of ctx explains: no worker is at fault if this
+// node left its group or lost its contact.
+func (w *watch) stopKind(ctx context.Context) blame.Kind {
+	if w.part != nil && ctx.Err() != nil {
+		return blame.Infrastructure
+	}
+	return ""
 }
 
 // failing returns the indexes of the nodes whose ranks have failed by themselves: this one, and
