@@ -233,7 +233,7 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			if err != nil {
 				reason, code = err.Error(), exitCode(err)
 			}
-			if errors.Is(err, session.ErrOvertaken) || o.took != nil && !*o.took { // the nodes have or find another one
+			if o.deserts(err) {
 				err = errors.Join(err, endpoint.Desert())
 				return
 			}
@@ -273,6 +273,12 @@ func (o runOptions) coordinate(ctx context.Context, cfg launch.Config, n placeme
 			return runLeased(ctx, st, cfg, o.parts.Storage, launch.Run)
 		})
 	})
+}
+
+// deserts reports whether the nodes have or find another coordinator after an error of this one. The
+// process that has taken the lease of a job with several copies of the log announces itself to them.
+func (o runOptions) deserts(err error) bool {
+	return errors.Is(err, session.ErrOvertaken) || o.took != nil && !*o.took || o.logReplicas > 1 && errors.Is(err, store.ErrLeaseLost)
 }
 
 // listenElsewhere listens at a free port, and returns the address with it.

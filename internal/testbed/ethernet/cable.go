@@ -1,6 +1,7 @@
 package ethernet
 
 import (
+	"encoding/binary"
 	"io"
 	"math/rand/v2"
 	"slices"
@@ -23,6 +24,9 @@ type Cable struct {
 	// Queue limits the bytes that wait for tokens; 0 is [DefaultQueue]. A frame that
 	// finds the queue full is lost.
 	Queue int64
+	// Port, unless it is 0, loses the TCP segments and UDP datagrams over IPv4 that are neither from nor to this
+	// port, as a firewall does.
+	Port uint16
 	// Down loses all frames, also those that are on their way.
 	Down bool
 	// Frozen holds all frames until the cable is thawed. Then they arrive at once and
@@ -66,9 +70,12 @@ func (s *Switch) Cut(a, b string) { s.UpdateBoth(a, b, func(c *Cable) { c.Down =
 // Freeze holds the frames of both directions between two stations.
 func (s *Switch) Freeze(a, b string) { s.UpdateBoth(a, b, func(c *Cable) { c.Frozen = true }) }
 
-// Heal undoes [Switch.Cut] and [Switch.Freeze]. Delay, loss and rate stay.
+// Only has both directions between two stations carry no other port of TCP and UDP than one.
+func (s *Switch) Only(a, b string, port uint16) { s.UpdateBoth(a, b, func(c *Cable) { c.Port = port }) }
+
+// Heal undoes [Switch.Cut], [Switch.Freeze] and [Switch.Only]. Delay, loss and rate stay.
 func (s *Switch) Heal(a, b string) {
-	s.UpdateBoth(a, b, func(c *Cable) { c.Down, c.Frozen = false, false })
+	s.UpdateBoth(a, b, func(c *Cable) { c.Down, c.Frozen, c.Port = false, false, 0 })
 }
 
 // Partition cuts every pair of stations that are in different groups.
@@ -135,7 +142,7 @@ func (c *cable) send(frame []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	if c.to == nil || c.set.Down || c.lost() {
+	if c.to == nil || c.set.Down || c.set.Port != 0 && filtered(frame, c.set.Port) || c.lost() {
 		c.count.Dropped++
 		return
 	}
@@ -154,6 +161,24 @@ func (c *cable) send(frame []byte) {
 	if len(c.queue) == 1 {
 		c.deliver()
 	}
+}
+
+// filtered reports whether a frame has a TCP segment or a UDP datagram over IPv4 of other ports than one. It does
+// not look at fragments, which the stacks of a testbed do not make.
+func filtered(frame []byte, port uint16) bool {
+	const ipv4, tcp, udp = 0x0800, 6, 17
+	if len(frame) < header+20 || binary.BigEndian.Uint16(frame[12:]) != ipv4 {
+		return false
+	}
+	packet := frame[header:]
+	if protocol := packet[9]; protocol != tcp && protocol != udp {
+		return false
+	}
+	ports := int(packet[0]&0xf) * 4 // behind the header of IP
+	if len(packet) < ports+4 {
+		return false
+	}
+	return binary.BigEndian.Uint16(packet[ports:]) != port && binary.BigEndian.Uint16(packet[ports+2:]) != port
 }
 
 func (c *cable) lost() bool { return c.set.Loss > 0 && c.random.Float64() < c.set.Loss }
