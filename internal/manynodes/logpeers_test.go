@@ -144,6 +144,24 @@ func TestTakeoverWaitsForMajority(t *testing.T) {
 	s.ends(s.ctx, t, s.b, s.c, spare)
 }
 
+// The log loses its majority for a while when a node is about to take the lease of a coordinating node that has lost
+// its power. The node waits for the log, and takes over.
+func TestLogSilentDuringTakeover(t *testing.T) {
+	t.Parallel()
+	s := copies(t)
+	s.group(0, 25)
+	spare := s.copyOn("d", "")
+	check(t, s.a.prints(s.ctx, "node=3"))
+	check(t, s.node("a").PowerOff())
+	check(t, s.b.prints(s.ctx, "taking over"))
+	check(t, s.pass(9*time.Second)) // the store is open, and the lease has not expired
+	s.bed.Switch().Cut("b", "c")
+	check(t, s.pass(45*time.Second))
+	s.bed.Switch().Heal("b", "c")
+	s.group(1, 25)
+	s.ends(s.ctx, t, s.b, s.c, spare)
+}
+
 // The coordinating trainer is paused for longer than its lease lasts. Another node takes the
 // run. When the trainer continues, the log refuses its decisions, and no rank of its group
 // is alive.

@@ -375,9 +375,11 @@ func unanswered(err error) bool {
 }
 
 // outlast takes the lease of the run when its holder, which coordinated before, has let it
-// expire. It returns a [holding] of that lease. Of several calls of release, the first counts.
+// expire. It waits for a log that does not answer as long as a job waits for its nodes. It returns a
+// [holding] of that lease, or [errTaken] if that coordinator answers while the log does not. Of several calls of
+// release, the first counts.
 func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Config) (_ holding, release func() error, err error) {
-	until := time.Now().Add(succeedWait)
+	began := time.Now()
 	tick := time.NewTicker(succeedPoll) // the request below takes its time from it
 	defer tick.Stop()
 	for {
@@ -388,11 +390,21 @@ func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Con
 				return held, release, nil
 			}, release, nil
 		}
+		limit := succeedWait
+		running := errors.As(err, new(*store.RunningError))
+		if !running {
+			if limit = o.endpointWait; !unanswered(err) {
+				return nil, nil, err
+			}
+		}
 		// A machine that is gone does not even refuse: the lease must not wait for that.
 		asking, cancel := context.WithTimeout(ctx, succeedPoll)
-		back := errors.As(err, new(*store.RunningError)) && answers(asking, o.store, *o.succeeding)
+		back := answers(asking, o.store, *o.succeeding)
 		cancel()
-		if !errors.As(err, new(*store.RunningError)) || time.Now().After(until) || back {
+		if back && !running {
+			return nil, nil, errors.Join(errTaken, err)
+		}
+		if back || time.Since(began) > limit {
 			return nil, nil, err
 		}
 		select {
