@@ -212,6 +212,34 @@ func TestPartition(t *testing.T) {
 }
 
 // TestLoss: the seed determines which frames are lost, whatever other cables carry.
+// A cable with a port carries that port of TCP and UDP in both directions, and what is neither.
+func TestOnly(t *testing.T) {
+	network(t, 0, func(t *testing.T, s *ethernet.Switch, a, b, _ *station) {
+		s.Only("a", "b", 80)
+		for _, c := range []struct {
+			kind     uint16
+			protocol byte
+			from, to byte
+			want     int
+		}{
+			{0x0800, 6, 80, 9, 1}, {0x0800, 6, 9, 80, 1}, {0x0800, 6, 9, 9, 0}, {0x0800, 17, 9, 9, 0}, {0x0800, 17, 9, 80, 1},
+			{0x0800, 1, 9, 9, 1}, {0x0806, 6, 9, 9, 1},
+		} {
+			packet := make([]byte, 60)
+			packet[0], packet[9] = 0x46, c.protocol // a header of 24 bytes
+			packet[25], packet[27] = c.from, c.to
+			frame := append([]byte{2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, byte(c.kind >> 8), byte(c.kind)}, packet...)
+			a.frames <- frame
+			if got := strings.Count(b.take(), "@"); got != c.want {
+				t.Errorf("%+v: %d frames arrive", c, got)
+			}
+		}
+		s.Heal("a", "b")
+		a.send(2, "healed")
+		check(t, "healed", b, "healed@0")
+	})
+}
+
 func TestLoss(t *testing.T) {
 	run := func(seed uint64, noise bool) (got string) {
 		network(t, seed, func(t *testing.T, s *ethernet.Switch, a, b, c *station) {
