@@ -20,21 +20,32 @@ type event struct {
 // line is output of a test that has not been printed.
 type line struct{ test, text string }
 
-// tests are the tests of a package that is not over.
+// tests are the tests of a package.
 type tests struct {
-	output []line
-	ended  map[string]string // test to pass, skip or fail
+	name   string
+	output []line            // until the package is over
+	open   map[string]int    // test to how often it began and did not end
+	ended  map[string]string // test to pass, skip, fail or bench; fail if it also passed
+	failed bool              // the package
+	whole  bool              // the program of the tests reported that tests failed: it was not cut short
+	race   bool              // the race detector found a data race
 }
 
-// filter reads the events of `go test -json` to their end. It prints the lines of passed packages and the
-// output of failed tests, and records the tests that passed and that were skipped.
-func filter(events io.Reader, stdout, record io.Writer) error {
-	packages := map[string]*tests{}
+// filter prints the lines of passed packages and the output of failed tests, and records the tests that
+// passed and that were skipped.
+type filter struct {
+	stdout, record io.Writer
+	running        map[string]*tests // by package
+	over           []*tests
+}
+
+// read reads the events of `go test -json` to their end.
+func (f *filter) read(events io.Reader) error {
 	lines := bufio.NewReader(events)
 	for {
 		text, err := lines.ReadBytes('\n')
 		if len(text) > 0 {
-			if err := one(packages, text, stdout, record); err != nil {
+			if err := f.one(text); err != nil {
 				return err
 			}
 		}
@@ -48,30 +59,42 @@ func filter(events io.Reader, stdout, record io.Writer) error {
 }
 
 // one handles a line of `go test -json`.
-func one(packages map[string]*tests, text []byte, stdout, record io.Writer) error {
+func (f *filter) one(text []byte) error {
 	var e event
 	if json.Unmarshal(text, &e) != nil {
-		_, err := stdout.Write(text) // the go command's own message
+		_, err := f.stdout.Write(text) // the go command's own message
 		return err
 	}
-	p := packages[e.Package]
+	if e.Package == "" { // of a build
+		_, err := io.WriteString(f.stdout, e.Output)
+		return err
+	}
+	p := f.running[e.Package]
 	if p == nil {
-		p = &tests{ended: map[string]string{}}
-		packages[e.Package] = p
+		p = &tests{name: e.Package, open: map[string]int{}, ended: map[string]string{}}
+		f.running[e.Package] = p
 	}
 	switch e.Action {
-	case "build-output":
-		_, err := io.WriteString(stdout, e.Output)
-		return err
+	case "run":
+		p.open[e.Test]++
 	case "output":
 		p.output = append(p.output, line{e.Test, e.Output})
-	case "pass", "skip", "fail":
+		p.whole = p.whole || e.Test == "" && e.Output == "FAIL\n"
+		p.race = p.race || strings.Contains(e.Output, "WARNING: DATA RACE")
+	case "pass", "skip", "fail", "bench":
 		if e.Test == "" {
-			delete(packages, e.Package)
-			return p.print(stdout, e.Action == "fail")
+			p.failed = e.Action == "fail"
+			err := p.print(f.stdout)
+			p.output = nil
+			delete(f.running, e.Package)
+			f.over = append(f.over, p)
+			return err
 		}
-		p.ended[e.Test] = e.Action
-		return p.record(record, e)
+		p.open[e.Test]--
+		if p.ended[e.Test] != "fail" {
+			p.ended[e.Test] = e.Action
+		}
+		return p.record(f.record, e)
 	}
 	return nil
 }
@@ -103,12 +126,12 @@ func (p *tests) reason(test string) string {
 }
 
 // print prints the output of a package at its end, as `go test` does without -v.
-func (p *tests) print(w io.Writer, failed bool) error {
+func (p *tests) print(w io.Writer) error {
 	for _, l := range p.output {
 		switch {
-		case failed && (p.ended[l.test] == "pass" || p.ended[l.test] == "skip"):
+		case p.failed && (p.ended[l.test] == "pass" || p.ended[l.test] == "skip"):
 			continue
-		case !failed && (l.test != "" || !strings.HasPrefix(l.text, "ok ") && !strings.HasPrefix(l.text, "? ")):
+		case !p.failed && (l.test != "" || !strings.HasPrefix(l.text, "ok ") && !strings.HasPrefix(l.text, "? ")):
 			continue
 		case progress(l.text):
 			continue

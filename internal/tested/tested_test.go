@@ -11,26 +11,13 @@ import (
 // TestRun runs the tests of a module: one passes, one is skipped, and one fails after a
 // subtest that passes.
 func TestRun(t *testing.T) {
-	dir := t.TempDir()
-	for name, text := range map[string]string{
-		"go.mod":             "module example.com/m\n\ngo 1.26\n",
+	dir := module(t, map[string]string{
 		"good/good_test.go":  "package good\n\nimport \"testing\"\n\nfunc TestPass(t *testing.T) { t.Log(\"quiet\") }\n\nfunc TestSkip(t *testing.T) { t.Skip(\"no device\\nin this machine\") }\n",
 		"bad/bad_test.go":    "package bad\n\nimport \"testing\"\n\nfunc TestFail(t *testing.T) {\n\tt.Run(\"good\", func(t *testing.T) { t.Log(\"quiet\") })\n\tt.Run(\"bad\", func(t *testing.T) { t.Error(\"the cause\") })\n}\n\nfunc TestPass(t *testing.T) { t.Log(\"quiet\") }\n",
 		"ugly/ugly_test.go":  "package ugly\n\nimport \"testing\"\n\nfunc TestPanic(t *testing.T) { panic(\"the panic\") }\n",
 		"build/build.go":     "package build\n\nvar x int = \"\"\n",
 		"build/some_test.go": "package build\n",
-	} {
-		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Chdir(dir)
-	t.Setenv("GOFLAGS", "")
-	t.Setenv("GOWORK", "off")
+	})
 	record := filepath.Join(dir, "record")
 	var stdout, stderr bytes.Buffer
 	code, err := run(t.Context(), []string{"--record", record, "./..."}, &stdout, &stderr)
@@ -66,6 +53,26 @@ func TestRun(t *testing.T) {
 	if strings.Count(string(recorded), "\n") != 4 {
 		t.Errorf("more or less is recorded:\n%s", recorded)
 	}
+}
+
+// module makes a module of these files the working directory.
+func module(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	files["go.mod"] = "module example.com/m\n\ngo 1.26\n"
+	for name, text := range files {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	t.Setenv("GOFLAGS", "")
+	t.Setenv("GOWORK", "off")
+	return dir
 }
 
 // TestUsage: without a file for the record, nothing runs.
