@@ -230,7 +230,7 @@ func TestTooFewAfterQuarantine(t *testing.T) {
 func TestNodeLostAgainQuarantined(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, threeNodes())
-	j := twoWithin(firm)
+	j := twoWithin(calm)
 	j.more, j.worker = []string{"--max-node-failures", "2", "--max-restarts", "0", "--max-infra-restarts", "1"}, []string{"--stubborn"}
 	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
 	s.a = s.launch("a")

@@ -221,7 +221,7 @@ func (g *Guard) LiveUntil(until time.Time) {
 }
 
 // Kills returns how often a guard has killed the ranks because their deadline had passed. The trainer may have
-// set another one that came too late. A guard tells it before it kills: a rank that has ended by it counts.
+// extended it too late. A guard tells it before it kills: a rank that has ended by it counts.
 func (g *Guard) Kills() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
