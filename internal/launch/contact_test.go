@@ -3,15 +3,22 @@ package launch_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/internal/launch"
 	"github.com/ckptstore/ckptstore/internal/launch/backend"
 	"github.com/ckptstore/ckptstore/internal/launch/blame"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/nodes"
 	"github.com/ckptstore/ckptstore/internal/session"
 )
@@ -82,6 +89,23 @@ func TestSilenceDuringHook(t *testing.T) {
 	wantText(t, j.log, "init hook: the coordinating node does not answer")
 }
 
+// Answers to beats come, and the guard hears of them too late: it kills the ranks. That is no failure of the workers.
+func TestAnswersTooLateForTheGuard(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, waitsOnce...)
+	j.cfg.MaxRestarts, j.cfg.MaxInfraRestarts = 0, 1
+	var runs atomic.Bool
+	j.unheard = func(c *process.Contact) bool { return runs.Load() && c.Lapsed() < 2 } // the deadline has passed, and the guard has killed
+	j.spread(1, 1)
+	j.start()
+	awaitText(t, j.out, "ready")
+	runs.Store(true)
+	if err := j.wait(); err != nil {
+		t.Error(err)
+	}
+	wantText(t, j.log, "the coordinating node does not answer")
+}
+
 // slowStart takes its time to append that a training has started.
 type slowStart struct {
 	session.Log
@@ -98,13 +122,17 @@ func (l slowStart) Append(ctx context.Context, facts ...events.Fact) ([]uint64, 
 	return l.Log.Append(ctx, facts...)
 }
 
-var failsAtOnce = workerRole("fails at once", func(context.Context, *client.Client) error { return errors.New("its peer is gone") })
+var waitsForKill = workerRole("waits to be killed", func(ctx context.Context, _ *client.Client) error {
+	emit("process %d.", os.Getpid())
+	<-ctx.Done()
+	return ctx.Err()
+})
 
-// Ranks of one node fail because another node has lost its contact, while the log is slow: the lost contact is the
+// A rank of one node ends because another node has lost its contact, while the log is slow: the lost contact is the
 // cause, and no worker is at fault.
 func TestLostContactBeforeFailedRank(t *testing.T) {
 	t.Parallel()
-	j := newJob(t, 2, failsAtOnce...)
+	j := newJob(t, 2, waitsForKill...)
 	j.cfg.MaxRestarts, j.cfg.MaxInfraRestarts, j.cfg.DrainTimeout, j.cfg.Grace = 0, 0, time.Second, time.Second
 	log := slowStart{home.Log, make(chan struct{}), make(chan struct{})}
 	j.store.Log = log
@@ -117,6 +145,15 @@ func TestLostContactBeforeFailedRank(t *testing.T) {
 	<-log.appending
 	end := map[string]any{"attempt": 1, "failed": true, "rank": -1, "kind": "infrastructure", "cause": "the coordinating node does not answer"}
 	if err := link.Tell("failed", end); err != nil {
+		t.Fatal(err)
+	}
+	awaitText(t, j.out, ".\n")
+	var pid int
+	_, said, _ := strings.Cut(j.out.String(), "process ")
+	if _, err := fmt.Sscanf(said, "%d.", &pid); err != nil {
+		t.Fatalf("%q: %v", j.out, err)
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	<-time.After(500 * time.Millisecond) // both ends are there

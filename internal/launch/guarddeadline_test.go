@@ -3,9 +3,12 @@ package launch_test
 import (
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -69,5 +72,37 @@ func TestGuardHoldsTheDeadline(t *testing.T) {
 	}
 	if err := guard.Wait(); err != nil {
 		t.Error(err)
+	}
+}
+
+// An answer to a beat comes in the last moment, and the guard has killed the ranks before it hears of it. The trainer knows
+// that its ranks were killed for lack of contact.
+func TestGuardTellsItsKills(t *testing.T) {
+	t.Parallel()
+	job, node := runOf(t), "NODE_OF_THE_TEST=1"
+	g, err := process.StartGuard(job, slog.New(slog.DiscardHandler), node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := sync.OnceFunc(g.Stop)
+	defer stop()
+	g.Await()
+	c := &process.Contact{}
+	c.GuardedBy(g)
+	c.Answered(time.Now(), time.Hour)
+	rank := sleeper(t, client.EnvJob+"="+job, node)
+	if n := c.Lapsed(); n != 0 {
+		t.Errorf("%d lapses before the deadline", n)
+	}
+	g.LiveUntil(time.Now()) // the deadline before the answer
+	if err := gone(rank); err != nil {
+		t.Errorf("the rank outlives the deadline: %v", err)
+	}
+	if n := c.Lapsed(); n != 1 {
+		t.Errorf("%d lapses after the guard has killed a rank", n)
+	}
+	stop()
+	if n := c.Lapsed(); n != 1 {
+		t.Errorf("%d lapses after the end of the guard", n)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/ckptstore/ckptstore/events"
 	"github.com/ckptstore/ckptstore/events/jetlog"
 	"github.com/ckptstore/ckptstore/internal/launch"
+	"github.com/ckptstore/ckptstore/internal/launch/process"
 	"github.com/ckptstore/ckptstore/internal/query"
 	"github.com/ckptstore/ckptstore/internal/session"
 	"github.com/ckptstore/ckptstore/internal/store"
@@ -80,6 +81,8 @@ type job struct {
 	// differs changes a node of the job before it joins or listens, by its index; may be nil.
 	differs func(index int, cfg *launch.Config, s *session.Store)
 	beaten  func() // runs after each answered beat of another node, which sends no beat meanwhile; may be nil
+	// unheard reports that the guard of another node does not hear of an answered beat; may be nil.
+	unheard func(*process.Contact) bool
 }
 
 var (

@@ -117,7 +117,9 @@ func (j *job) join(index int, cfg launch.Config, contact *process.Contact) *node
 	cfg.Peers.Declare(&self)
 	self.Keeps = cfg.Replicas > 0
 	answered := func(sent time.Time, timeout time.Duration) {
-		contact.Answered(sent, timeout)
+		if j.unheard == nil || !j.unheard(contact) {
+			contact.Answered(sent, timeout)
+		}
 		if j.beaten != nil {
 			j.beaten()
 		}

@@ -36,6 +36,7 @@ type part struct {
 	closed chan struct{}   // closed when the coordinating process has ended the attempt's saves
 	over   <-chan struct{} // closed when the session has ended
 	silent <-chan struct{} // closed when the coordinating process was silent since the start
+	lapsed int             // lapses of the contact before it
 	fenced atomic.Bool     // it writes no sealed bytes any more
 	// outlives is whether the processes may outlive the coordinating one: see survive.
 	outlives atomic.Bool
@@ -58,7 +59,7 @@ func (j *job) part(ctx context.Context, order startOrder, next chan<- nodes.Comm
 	defer stop(nil)
 	life, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	p := &part{job: j, order: order, end: end, stop: stop, next: next, closed: make(chan struct{}), over: work.Done(), silent: j.link.Silent()}
+	p := &part{job: j, order: order, end: end, stop: stop, next: next, closed: make(chan struct{}), over: work.Done(), silent: j.link.Silent(), lapsed: j.cfg.Contact.Lapsed()}
 	p.outlives.Store(order.Survives && j.cfg.Survival != nil)
 	w := &watch{job: j, part: p, stop: &stopState{orders: newOrders()}}
 	at := session.Attempt{
@@ -189,8 +190,12 @@ func (p *part) ended(cause *FailedError) partEnd {
 
 // cutOff ends the part if the coordinating process was silent for too long, and reports
 // whether it was. A rank that fails then is not at fault: the guard may have killed it before
-// obey could.
+// obey could, and also if an answer has come too late for the guard.
 func (p *part) cutOff() bool {
+	if p.cfg.Contact.Lapsed() > p.lapsed {
+		p.end(errSilent)
+		return true
+	}
 	now := p.link.Silent() // it looks at the time
 	if p.outlives.Load() {
 		select {

@@ -215,7 +215,7 @@ func TestBroadcastPowerOff(t *testing.T) {
 	t.Parallel()
 	const nodes, bytes = 4, 32 << 20
 	s := bulkScene(t, nodes, bytes)
-	trainers := s.midLoad(nodes-1, bytes, nodeTimeout)
+	trainers := s.midLoad(nodes-1, bytes, firm)
 	check(t, s.node("c").PowerOff())
 	trainers = append(trainers[:2], s.launch("d"))
 	for _, tr := range trainers {

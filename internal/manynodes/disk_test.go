@@ -15,7 +15,7 @@ import (
 
 // saves is a job that saves after each step.
 func saves(steps int) job {
-	j := twoNodes()
+	j := twoWithin(calm)
 	j.worker = []string{"--every", "1", "--steps", fmt.Sprint(steps)}
 	return j
 }
@@ -59,7 +59,7 @@ func TestNamesSoughtEarly(t *testing.T) {
 	t.Parallel()
 	disk := netfs.NFS()
 	disk.NegativeCache, disk.EntryCache = time.Minute, time.Minute
-	s := scenario(t, setting{nodes: []string{"a", "b"}, disk: disk}, twoNodes())
+	s := scenario(t, setting{nodes: []string{"a", "b"}, disk: disk}, twoWithin(calm))
 	s.group(0, 11)
 	for _, name := range []string{"a", "b"} {
 		early := s.node(name).Command(s.ctx, "sh", "-c", "for i in $(seq 20 10 200); do ls -d "+storeAt+"/data/run/main/step-$i.a1; done; true")
@@ -79,7 +79,7 @@ func TestLocalLocks(t *testing.T) {
 	t.Parallel()
 	disk := netfs.NFS()
 	disk.LocalLocks = true
-	s := scenario(t, setting{nodes: []string{"a", "b", "c"}, disk: disk}, twoNodes())
+	s := scenario(t, setting{nodes: []string{"a", "b", "c"}, disk: disk}, twoWithin(calm))
 	s.group(0, 12)
 	out, err := s.node("c").Command(s.ctx, filepath.Join(s.bin, "ckptstore"), "ls", "--store", storeAt, "--wait", "1s").CombinedOutput()
 	t.Logf("ls on c: %v\n%s", err, out)

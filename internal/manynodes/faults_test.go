@@ -3,7 +3,10 @@
 package main
 
 import (
+	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/ckptstore/ckptstore/internal/testbed/netfs"
 )
@@ -28,10 +31,40 @@ func withSpare(t *testing.T, j job) *scene {
 	return s
 }
 
+// pairWithin starts a job of two nodes with a T.
+func pairWithin(t *testing.T, timeout time.Duration) *scene {
+	t.Helper()
+	return scenario(t, setting{nodes: []string{"a", "b"}, disk: netfs.NFS()}, twoWithin(timeout))
+}
+
+// placed waits until a group after an attempt has trained 12 steps on these nodes, in the order of their indexes. Groups
+// before it may have ended because the machine was busy.
+func (s *scene) placed(after int, names ...string) {
+	s.t.Helper()
+	check(s.t, await(s.ctx, fmt.Sprintf("a group on %v after attempt %d", names, after), func() (bool, error) {
+		lives, err := readLives(s.lives, after)
+		return slices.ContainsFunc(lives, func(l life) bool {
+			group := groupOf(lives, l.Attempt)
+			return len(group) == l.World && !slices.ContainsFunc(group, func(l life) bool {
+				return l.steps() < 12 || l.Node >= len(names) || l.Host != names[l.Node]
+			})
+		}), err
+	}))
+}
+
+// newest returns the last attempt so far.
+func (s *scene) newest() (attempt int) {
+	s.t.Helper()
+	for _, l := range must[[]life](s.t)(readLives(s.lives, 0)) {
+		attempt = max(attempt, l.Attempt)
+	}
+	return attempt
+}
+
 // A worker that dies ends its group, and the next one resumes on both nodes.
 func TestWorkerKilled(t *testing.T) {
 	t.Parallel()
-	s := pair(t)
+	s := pairWithin(t, calm)
 	for attempt := range 3 {
 		group := s.group(attempt, 12)
 		for _, l := range group {
@@ -55,7 +88,7 @@ func TestPowerOff(t *testing.T) {
 		t.Errorf("the spare has %d workers", n)
 	}
 	check(t, s.node("b").PowerOff())
-	s.on(s.group(1, 12), "a", "c")
+	s.placed(1, "a", "c")
 	s.ends(s.ctx, t, s.a, s.c)
 }
 
@@ -70,7 +103,7 @@ func TestLinkCut(t *testing.T) {
 			t.Parallel()
 			s := withSpare(t, twoNodes())
 			cut(s.cluster, "b")
-			s.on(s.group(1, 12), "a", "c")
+			s.placed(1, "a", "c")
 			s.heal("b")
 			check(t, s.a.prints(s.ctx, "node rejoined"))
 			s.ends(s.ctx, t, s.a, s.b, s.c)
@@ -93,7 +126,7 @@ func TestIndexTakenMeanwhile(t *testing.T) {
 	s.cut("b")
 	check(t, s.a.prints(ctx, "node lost"))
 	s.c = s.launch("c")
-	s.on(s.group(1, 12), "a", "c")
+	s.placed(1, "a", "c")
 	s.heal("b")
 	check(t, s.a.prints(ctx, `msg="node joined" node=2`))
 	s.ends(ctx, t, s.a, s.b, s.c)
@@ -123,7 +156,7 @@ func TestAgentStopped(t *testing.T) {
 	s := withSpare(t, twoNodes())
 	check(t, s.b.pause())
 	check(t, s.noWorkers(s.ctx, s.node("b")))
-	s.on(s.group(1, 12), "a", "c")
+	s.placed(1, "a", "c")
 	check(t, s.b.resume())
 	check(t, s.a.prints(s.ctx, "node rejoined"))
 	s.ends(s.ctx, t, s.a, s.b, s.c)
@@ -134,7 +167,7 @@ func TestNodeFrozen(t *testing.T) {
 	t.Parallel()
 	s := withSpare(t, twoNodes())
 	check(t, s.node("b").freeze())
-	s.on(s.group(1, 12), "a", "c")
+	s.placed(1, "a", "c")
 	check(t, s.node("b").thaw())
 	check(t, s.noWorkers(s.ctx, s.node("b")))
 	check(t, s.a.prints(s.ctx, "node rejoined"))
@@ -144,10 +177,11 @@ func TestNodeFrozen(t *testing.T) {
 // A coordinator that is stopped for less than T/2 costs no worker.
 func TestCoordinatorStoppedBriefly(t *testing.T) {
 	t.Parallel()
-	s := pair(t)
+	const timeout = 2 * calm
+	s := pairWithin(t, timeout)
 	s.group(0, 12)
 	check(t, s.a.pause())
-	check(t, s.pass(nodeTimeout/4))
+	check(t, s.pass(timeout/4))
 	check(t, s.a.resume())
 	s.group(0, 60)
 	if v := s.ends(s.ctx, t, s.a, s.b); v.Attempts != 1 {
@@ -158,11 +192,11 @@ func TestCoordinatorStoppedBriefly(t *testing.T) {
 // A coordinator that is stopped for longer costs one restart at most, and no job.
 func TestCoordinatorStopped(t *testing.T) {
 	t.Parallel()
-	s := pair(t)
+	s := pairWithin(t, firm)
 	s.group(0, 12)
 	check(t, s.a.pause())
 	check(t, s.noWorkers(s.ctx, s.node("b")))
-	check(t, s.pass(nodeTimeout))
+	check(t, s.pass(firm))
 	check(t, s.a.resume())
 	s.group(1, 12)
 	if v := s.ends(s.ctx, t, s.a, s.b); v.Attempts != 2 {
@@ -174,7 +208,7 @@ func TestCoordinatorStopped(t *testing.T) {
 func TestCoordinatorKilled(t *testing.T) {
 	t.Parallel()
 	j := twoNodes()
-	j.more = []string{"--endpoint-wait", "4s"}
+	j.more = []string{"--endpoint-wait", "15s"} // also for the start of a, which may be slow
 	s := scenario(t, setting{nodes: []string{"a", "b"}, disk: netfs.NFS()}, j)
 	s.group(0, 12)
 	check(t, s.a.kill())
@@ -182,8 +216,9 @@ func TestCoordinatorKilled(t *testing.T) {
 	if code := must[int](t)(s.b.code(s.ctx)); code != 75 {
 		t.Errorf("the trainer on b exits with %d, want 75", code)
 	}
+	last := s.newest()
 	s.a, s.b = s.launch("a"), s.launch("b")
-	s.group(1, 12)
+	s.group(last, 12)
 	s.ends(s.ctx, t, s.a, s.b)
 }
 
@@ -196,8 +231,9 @@ func TestCoordinatorStartedAgain(t *testing.T) {
 	if code := must[int](t)(s.a.code(s.ctx)); code != -1 {
 		t.Errorf("exit code %d", code)
 	}
+	last := s.newest()
 	s.a = s.launch("a")
-	s.on(s.group(1, 12), "a", "b")
+	s.placed(last, "a", "b")
 	s.ends(s.ctx, t, s.a, s.b)
 }
 
@@ -211,7 +247,7 @@ func TestPowerOffInSave(t *testing.T) {
 		return s.node("b").Disk(sharedAt).Counters().Hanging > 0, nil
 	}))
 	check(t, s.node("b").PowerOff())
-	s.on(s.group(1, 12), "a", "c")
+	s.placed(1, "a", "c")
 	check(t, s.a.prints(s.ctx, "checkpoint aborted"))
 	s.ends(s.ctx, t, s.a, s.c)
 }

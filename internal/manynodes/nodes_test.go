@@ -64,6 +64,10 @@ func TestMain(m *testing.M) {
 const (
 	limit       = 240 * time.Second // of a test
 	nodeTimeout = 2 * time.Second
+	// A busy machine can stop a process for a second, which is T/2 of nodeTimeout: the node is silent then, and its group
+	// ends. firm and calm are T of scenes that would take this for their fault: firm if T must pass, calm otherwise.
+	firm = 4 * nodeTimeout
+	calm = 10 * nodeTimeout
 )
 
 // start returns a cluster of nodes. What it did is judged when the test ends well.
@@ -143,13 +147,16 @@ func (c *cluster) over(ctx context.Context, t *testing.T, trainers ...*trainer) 
 	return v
 }
 
-func twoNodes() job { return job{nnodes: "2", nproc: 2, timeout: nodeTimeout} }
+func twoNodes() job { return twoWithin(nodeTimeout) }
+
+// twoWithin is a job of two nodes with a T.
+func twoWithin(timeout time.Duration) job { return job{nnodes: "2", nproc: 2, timeout: timeout} }
 
 // A job over two nodes saves, reports and exchanges, and ends.
 func TestTwoNodes(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, setting{nodes: []string{"a", "b"}, disk: netfs.NFS()})
-	all := must[[]*trainer](t)(c.startAll(ctx, twoNodes(), "a", "b"))
+	all := must[[]*trainer](t)(c.startAll(ctx, twoWithin(calm), "a", "b"))
 	must[[]life](t)(c.trains(ctx, 0, 25))
 	if v := c.ends(ctx, t, all...); v.Saved < 2 || v.Attempts != 1 {
 		t.Errorf("%+v", v)

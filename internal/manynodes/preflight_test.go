@@ -45,7 +45,7 @@ func withSlowNode(t *testing.T, j job) *scene {
 // Of four nodes, the one with a port of 100 Mbit/s is excluded, its partners are not, and the job
 // trains on three.
 func TestPreflightFindsSlowNode(t *testing.T) {
-	s := withSlowNode(t, job{nnodes: "3:4", nproc: 1, timeout: nodeTimeout, more: []string{"--preflight", "--last-call", "1s"}})
+	s := withSlowNode(t, job{nnodes: "3:4", nproc: 1, timeout: calm, more: []string{"--preflight", "--last-call", "1s"}})
 	group := s.group(0, 12)
 	hosts := map[string]bool{}
 	for _, l := range group {
@@ -81,7 +81,7 @@ func TestPreflightFindsSlowNode(t *testing.T) {
 // nodes continue without it.
 func TestPreflightOfJoiner(t *testing.T) {
 	j := job{
-		nnodes: "3:4", nproc: 1, timeout: nodeTimeout, worker: []string{"--elastic"},
+		nnodes: "3:4", nproc: 1, timeout: firm, worker: []string{"--elastic"},
 		more: []string{"--preflight", "--last-call", "1s", "--grow-interval", "500ms", "--preempt-grace", "4s", "--max-restarts", "0"},
 	}
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
@@ -105,7 +105,7 @@ func TestPreflightOfJoiner(t *testing.T) {
 
 // Without a spare, a bad node stays with a warning.
 func TestPreflightWithoutSpare(t *testing.T) {
-	s := withSlowNode(t, job{nnodes: "4", nproc: 1, timeout: nodeTimeout, more: []string{"--preflight"}})
+	s := withSlowNode(t, job{nnodes: "4", nproc: 1, timeout: calm, more: []string{"--preflight"}})
 	if group := s.group(0, 12); len(group) != 4 {
 		t.Errorf("%d ranks", len(group))
 	}
@@ -117,7 +117,7 @@ func TestPreflightWithoutSpare(t *testing.T) {
 
 // With --max-node-failures 0, the preflight measures and warns, and excludes no node.
 func TestPreflightExcludesNone(t *testing.T) {
-	s := withSlowNode(t, job{nnodes: "3:4", nproc: 1, timeout: nodeTimeout, more: []string{"--preflight", "--max-node-failures", "0", "--last-call", "1s"}})
+	s := withSlowNode(t, job{nnodes: "3:4", nproc: 1, timeout: calm, more: []string{"--preflight", "--max-node-failures", "0", "--last-call", "1s"}})
 	if group := s.group(0, 12); len(group) != 4 {
 		t.Errorf("%d ranks", len(group))
 	}
@@ -129,7 +129,7 @@ func TestPreflightExcludesNone(t *testing.T) {
 
 // A job that is stopped during the preflight starts no group.
 func TestPreflightStopped(t *testing.T) {
-	j := twoNodes()
+	j := twoWithin(calm)
 	j.more = []string{"--preflight"}
 	s := scenario(t, setting{nodes: []string{"a", "b"}, disk: netfs.NFS()}, j)
 	check(t, s.a.prints(s.ctx, `msg="node joined" node=1`))
@@ -142,7 +142,7 @@ func TestPreflightStopped(t *testing.T) {
 
 // With --max-node-failures, the job waits for another node, and exits with 75 and the list.
 func TestPreflightTooFew(t *testing.T) {
-	s := withSlowNode(t, job{nnodes: "4", nproc: 1, timeout: nodeTimeout, more: []string{"--preflight", "--max-node-failures", "2", "--endpoint-wait", "4s"}})
+	s := withSlowNode(t, job{nnodes: "4", nproc: 1, timeout: calm, more: []string{"--preflight", "--max-node-failures", "2", "--endpoint-wait", "15s"}})
 	if code := must[int](t)(s.a.code(s.ctx)); code != 75 || !regexp.MustCompile(`excluded: node \d on c: its network has`).MatchString(s.a.log.String()) {
 		t.Errorf("the trainer on a exits with %d", code)
 	}

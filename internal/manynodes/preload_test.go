@@ -29,7 +29,7 @@ func TestPreloadedSpare(t *testing.T) {
 	ctx, c := start(t, threeNodes())
 	check(t, os.WriteFile(filepath.Join(c.lives, "train.py"), []byte(preloadProgram), 0o600))
 	s := &scene{t: t, ctx: ctx, cluster: c, job: job{
-		nnodes: "2", nproc: 1, timeout: nodeTimeout, command: []string{python, livesAt + "/train.py"}, more: []string{"--preload", "decimal"},
+		nnodes: "2", nproc: 1, timeout: firm, command: []string{python, livesAt + "/train.py"}, more: []string{"--preload", "decimal"},
 	}}
 	s.a = s.launch("a")
 	check(t, s.a.prints(ctx, "waiting for nodes"))

@@ -13,7 +13,7 @@ import (
 // flaky is a job on two nodes that excludes a node after two failures, without a commit between
 // them.
 func flaky(more ...string) job {
-	j := twoNodes()
+	j := twoWithin(firm)
 	j.more, j.worker = append([]string{"--max-node-failures", "2"}, more...), []string{"--every", "0"}
 	return j
 }
@@ -139,7 +139,7 @@ func TestNoQuarantine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			two := twoNodes()
+			two := twoWithin(calm)
 			two.more, two.worker = j.more, j.worker
 			s := withSpare(t, two)
 			s.killOn(s.group(0, 25), 2)
@@ -165,8 +165,8 @@ func TestQuarantineOfBadProgram(t *testing.T) {
 			t.Parallel()
 			ctx, on := start(t, threeNodes())
 			s := &scene{t: t, ctx: ctx, cluster: on, job: job{
-				nnodes: "1:3", nproc: 1, timeout: nodeTimeout, command: []string{"sh", "-c", c.script},
-				more: []string{"--max-node-failures", "2", "--max-restarts", "3", "--last-call", "3s"},
+				nnodes: "1:3", nproc: 1, timeout: calm, command: []string{"sh", "-c", c.script},
+				more: []string{"--max-node-failures", "2", "--max-restarts", "3", "--last-call", "10s", "--grace", "30s"},
 			}}
 			s.a, s.b, s.c = s.launch("a"), s.launch("b"), s.launch("c")
 			if code := must[int](t)(s.a.code(s.ctx)); code == 0 {
@@ -186,7 +186,7 @@ func TestQuarantineOfBadProgram(t *testing.T) {
 func TestNoQuarantineOfCopyOfLog(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
-	s := &scene{t: t, ctx: ctx, cluster: c, job: job{nnodes: "3", nproc: 1, timeout: nodeTimeout, worker: []string{"--every", "0", "--stubborn"}}}
+	s := &scene{t: t, ctx: ctx, cluster: c, job: job{nnodes: "3", nproc: 1, timeout: calm, worker: []string{"--every", "0", "--stubborn"}}}
 	limit := []string{"--max-node-failures", "2"}
 	s.a, s.b, s.c = s.copyOn("a", "0", limit...), s.copyOn("b", "1", limit...), s.copyOn("c", "2", limit...)
 	s.group(0, 12)
@@ -205,7 +205,7 @@ func TestNoQuarantineOfCopyOfLog(t *testing.T) {
 // with 75 and the list of the excluded ones.
 func TestTooFewAfterQuarantine(t *testing.T) {
 	t.Parallel()
-	j := flaky("--endpoint-wait", "4s")
+	j := flaky("--endpoint-wait", "15s")
 	j.worker = append(j.worker, "--stubborn")
 	s := scenario(t, setting{nodes: []string{"a", "b"}, disk: netfs.NFS()}, j)
 	s.killOn(s.group(0, 12), 2)
@@ -230,7 +230,7 @@ func TestTooFewAfterQuarantine(t *testing.T) {
 func TestNodeLostAgainQuarantined(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, threeNodes())
-	j := twoNodes()
+	j := twoWithin(calm)
 	j.more, j.worker = []string{"--max-node-failures", "2", "--max-restarts", "0", "--max-infra-restarts", "1"}, []string{"--stubborn"}
 	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
 	s.a = s.launch("a")

@@ -45,7 +45,7 @@ func (s *scene) seats() (all []seat) {
 func TestTenRestarts(t *testing.T) {
 	t.Parallel()
 	const restarts = 10
-	j := twoNodes()
+	j := twoWithin(calm)
 	j.more = []string{"--max-restarts", fmt.Sprint(restarts)}
 	s := scenario(t, threeNodes(), j)
 	s.group(0, 12)
@@ -86,7 +86,7 @@ func TestTenRestarts(t *testing.T) {
 // When a node goes, it trains in its place.
 func TestOneAgentTooMany(t *testing.T) {
 	t.Parallel()
-	s := withSpare(t, twoNodes())
+	s := withSpare(t, twoWithin(firm))
 	before := s.seats()
 	s.group(0, 60)
 	if n := s.workers("c"); n != 0 || s.c.gone() {
@@ -114,7 +114,7 @@ func TestOneAgentTooMany(t *testing.T) {
 // The machine of a spare is drained: it leaves, and the group continues.
 func TestSparePreempted(t *testing.T) {
 	t.Parallel()
-	s := withSpare(t, twoNodes())
+	s := withSpare(t, twoWithin(calm))
 	check(t, unix.Kill(s.c.Process.Pid, unix.SIGTERM))
 	if code := must[int](t)(s.c.code(s.ctx)); code != 75 || !strings.Contains(s.c.log.String(), "this node had no ranks and has left the job") {
 		t.Errorf("the spare exits with %d", code)

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ckptstore/ckptstore/client"
 	"github.com/ckptstore/ckptstore/internal/testbed"
 )
@@ -64,7 +66,7 @@ type seen struct {
 	attempt int
 	rank    int
 	restart string
-	first   int64 // a time at which it existed
+	first   int64 // when it had started, at the latest
 	last    int64 // the latest such time at which its node was not frozen
 }
 
@@ -102,11 +104,24 @@ func (s *sampler) run() {
 	}
 }
 
+// clockTick is the unit of [testbed.Process.Started], in nanoseconds.
+const clockTick = int64(10 * time.Millisecond)
+
+// boottime returns the time by CLOCK_BOOTTIME, in which the kernel keeps the starts of processes.
+func boottime() int64 {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		panic(err) // the clock exists on every kernel
+	}
+	return t.Nano()
+}
+
 // look records the workers of one node. Every process that a worker starts has its
 // environment, and counts as well.
 func (s *sampler) look(m *machine) {
 	still := m.afterThaw(monotonic(), 0)
 	at := monotonic() // every process in the list exists at this time or later
+	booted := at - boottime()
 	all, err := m.Processes()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +141,7 @@ func (s *sampler) look(m *machine) {
 		if w == nil {
 			w = &seen{
 				host: m.Name(), pid: p.PID, started: p.Started, attempt: attempt, rank: rank,
-				restart: p.Getenv("TORCHELASTIC_RESTART_COUNT"), first: at,
+				restart: p.Getenv("TORCHELASTIC_RESTART_COUNT"), first: booted + int64(p.Started+1)*clockTick, //nolint:gosec // a time is small
 			}
 			s.all[key] = w
 		}

@@ -5,14 +5,15 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 // skewed starts a job whose nodes' clocks have these rates: of the coordinating node, of b,
 // and of the spare.
-func skewed(t *testing.T, a, b, c float64) *scene {
+func skewed(t *testing.T, timeout time.Duration, a, b, c float64) *scene {
 	t.Helper()
 	check(t, canSkew(programs))
-	j := twoNodes()
+	j := twoWithin(timeout)
 	j.rates = map[string]float64{"a": a, "b": b, "c": c}
 	return withSpare(t, j)
 }
@@ -25,7 +26,7 @@ func TestClocksSkewed(t *testing.T) {
 	for name, rates := range map[string][3]float64{"coordinator fast": {1.1, 0.9, 1}, "coordinator slow": {0.9, 1.1, 1.1}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := skewed(t, rates[0], rates[1], rates[2])
+			s := skewed(t, firm, rates[0], rates[1], rates[2])
 			s.cut("b")
 			s.on(s.group(1, 12), "a", "c")
 			s.heal("b")
@@ -45,7 +46,7 @@ func TestClocksSkewed(t *testing.T) {
 // ranks of two groups run at the same time.
 func TestOverlapIsSeen(t *testing.T) {
 	t.Parallel()
-	s := skewed(t, 1.6, 0.4, 1)
+	s := skewed(t, calm, 1.6, 0.4, 1)
 	s.cut("b")
 	s.on(s.group(1, 12), "a", "c")
 	check(t, s.noWorkers(s.ctx, s.node("b")))

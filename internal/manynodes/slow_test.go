@@ -11,7 +11,7 @@ import (
 
 // threeEqual is a job of three nodes.
 func threeEqual(more ...string) job {
-	return job{nnodes: "3", nproc: 1, timeout: nodeTimeout, more: more}
+	return job{nnodes: "3", nproc: 1, timeout: calm, more: more}
 }
 
 // One of three nodes takes four times as long for its work as the others, which wait for it: the
@@ -64,7 +64,7 @@ func TestEqualNodesNotNamed(t *testing.T) {
 // The shared memory of one of three nodes is full, of what other programs left there: the node finds
 // it out, and is excluded with the reason before it trains. The others are not.
 func TestPreflightFindsFullMemory(t *testing.T) {
-	j := job{nnodes: "2:3", nproc: 1, timeout: nodeTimeout, more: []string{"--preflight", "--last-call", "1s"}}
+	j := job{nnodes: "2:3", nproc: 1, timeout: calm, more: []string{"--preflight", "--last-call", "1s"}}
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c"}, disk: netfs.NFS()})
 	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
 	if out, err := s.node("b").Command(ctx, "/bin/sh", "-c", "head -c 60000000 /dev/zero >/dev/shm/left").CombinedOutput(); err != nil {

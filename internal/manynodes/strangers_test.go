@@ -14,7 +14,7 @@ import (
 func TestTrainerOfAnotherJob(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, setting{nodes: []string{"a", "b"}, disk: netfs.NFS()})
-	own := twoNodes()
+	own := twoWithin(calm)
 	s := &scene{t: t, ctx: ctx, cluster: c, job: own}
 	s.job.more = []string{"--rdzv-id", "42"}
 	s.a = s.launch("a")

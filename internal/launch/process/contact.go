@@ -12,7 +12,7 @@ import (
 type Contact struct {
 	mu     sync.Mutex
 	until  time.Time
-	lapses int // how often until had passed when it was extended
+	lapses int // how often until had passed when it was extended, or a guard of before had killed the group
 	guard  *Guard
 }
 
@@ -53,17 +53,22 @@ func (c *Contact) Survives() bool {
 
 func (c *Contact) late() bool { return !c.until.IsZero() && time.Now().After(c.until) }
 
-// Lapsed counts how often the guard had to kill the group.
+// Lapsed counts how often the guard had to kill the group: by this process's clock, and by the guard's own word. An
+// answer that comes in the last moment may reach the guard too late.
 func (c *Contact) Lapsed() int {
 	if c == nil {
 		return 0
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	n := c.lapses
 	if c.late() {
-		return c.lapses + 1
+		n++
 	}
-	return c.lapses
+	if c.guard != nil {
+		n += c.guard.Kills()
+	}
+	return n
 }
 
 // GuardedBy passes the deadline to a guard from now on.
@@ -73,6 +78,9 @@ func (c *Contact) GuardedBy(g *Guard) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.guard != nil {
+		c.lapses += c.guard.Kills()
+	}
 	if c.guard = g; !c.until.IsZero() {
 		g.LiveUntil(c.until)
 	}

@@ -2,6 +2,7 @@ package process
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -44,12 +45,14 @@ type Guard struct {
 	quit chan struct{} // closed by stop
 	done chan struct{} // closed when no guard runs any more
 
-	mu    sync.Mutex
-	cmd   *exec.Cmd
-	pipe  *os.File
-	ranks map[int]Entry // alive, by PID
-	until time.Time     // of the group; zero: without a deadline
-	ready chan struct{} // closed when the guard ignores signals, has died, or does not answer
+	mu      sync.Mutex
+	cmd     *exec.Cmd
+	pipe    *os.File
+	answers *os.File      // what the guard writes
+	kills   int           // that it and those before it have told
+	ranks   map[int]Entry // alive, by PID
+	until   time.Time     // of the group; zero: without a deadline
+	ready   chan struct{} // closed when the guard ignores signals, has died, or does not answer
 }
 
 // StartGuard starts the guard of a job's processes, which have the variables of, as
@@ -70,7 +73,7 @@ func (g *Guard) start() error {
 		return fmt.Errorf("start the guard: %w", err)
 	}
 	defer func() { _ = r.Close() }()
-	answer, out, err := os.Pipe()
+	answers, out, err := os.Pipe()
 	if err != nil {
 		_ = w.Close()
 		return fmt.Errorf("start the guard: %w", err)
@@ -84,16 +87,15 @@ func (g *Guard) start() error {
 	cmd.Stdin, cmd.Stdout = r, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := startDeaf(cmd); err != nil {
-		_, _ = w.Close(), answer.Close()
+		_, _ = w.Close(), answers.Close()
 		return fmt.Errorf("start the guard: %w", err)
 	}
 	ready := make(chan struct{})
 	go func() {
 		defer close(ready)
-		defer func() { _ = answer.Close() }()
-		err := answer.SetReadDeadline(time.Now().Add(guardPatience))
+		err := answers.SetReadDeadline(time.Now().Add(guardPatience))
 		if err == nil {
-			_, err = answer.Read(make([]byte, 1))
+			_, err = answers.Read(make([]byte, 1))
 		}
 		if err != nil && !errors.Is(err, io.EOF) { // keep logs its end
 			g.log.Warn("guard does not answer; a signal to all processes may end it", "error", err)
@@ -101,7 +103,11 @@ func (g *Guard) start() error {
 	}()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.cmd, g.pipe, g.ready = cmd, w, ready
+	if g.answers != nil {
+		g.hear()
+		_ = g.answers.Close()
+	}
+	g.cmd, g.pipe, g.answers, g.ready = cmd, w, answers, ready
 	for _, p := range g.ranks {
 		g.tell(rankLine(p))
 	}
@@ -214,6 +220,34 @@ func (g *Guard) LiveUntil(until time.Time) {
 	g.tell(deadlineLine(until))
 }
 
+// Kills returns how often a guard has killed the ranks because their deadline had passed. The trainer may have
+// extended it too late. A guard tells it before it kills: a rank that has ended by it counts.
+func (g *Guard) Kills() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.hear()
+	return g.kills
+}
+
+// hear takes what the guard has written. The caller holds g.mu.
+func (g *Guard) hear() {
+	select {
+	case <-g.ready:
+	default:
+		return // it has no ranks yet
+	}
+	raw, err := g.answers.SyscallConn()
+	if err != nil || g.answers.SetReadDeadline(time.Time{}) != nil {
+		return // it was stopped
+	}
+	text := make([]byte, 4096)
+	_ = raw.Read(func(fd uintptr) bool {
+		n, _ := unix.Read(int(fd), text) //nolint:gosec // a descriptor is small
+		g.kills += bytes.Count(text[:max(n, 0)], []byte(killsMark))
+		return true // it does not wait
+	})
+}
+
 // Release tells the guard that no process of any rank is left.
 func (g *Guard) Release() {
 	g.mu.Lock()
@@ -238,7 +272,14 @@ func (g *Guard) Stop() {
 		_ = last.Kill() // it may have ended meanwhile
 		<-g.done
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.hear()
+	_ = g.answers.Close()
 }
+
+// killsMark is what a guard writes before it kills ranks at their deadline.
+const killsMark = "k"
 
 // RunGuard waits until standard input ends, because the trainer of the job ended
 // or was killed, and kills the remaining processes of the job. On standard input
@@ -256,7 +297,7 @@ func (g *Guard) Stop() {
 //
 // The guard ignores signals that end programs: schedulers send them to every
 // process of a job, and the guard must outlive its trainer. It writes a line to
-// standard output when it ignores them.
+// standard output when it ignores them, and a k before it kills ranks at their deadline.
 func RunGuard(ctx context.Context, stdin io.Reader, stdout io.Writer, job string, of ...string) error {
 	signal.Ignore(endings...)
 	signal.Ignore(syscall.SIGPIPE) // the trainer may have ended
@@ -302,6 +343,7 @@ func RunGuard(ctx context.Context, stdin io.Reader, stdout io.Writer, job string
 			}
 		case <-deadline.C:
 			late = true
+			_, _ = io.WriteString(stdout, killsMark) // the trainer may have ended
 			if err := kill(); err != nil {
 				return err
 			}
