@@ -174,8 +174,8 @@ func (l *Log) Last(ctx context.Context) (uint64, error) {
 	return info.Last, err
 }
 
-// Info returns the current state of the log. It returns [ErrGap] for an incomplete log, and for one that ends before
-// an event that this process has seen.
+// Info returns the current state of the log. It returns [ErrGap] for an incomplete log, and for a log that ends
+// before an event that this process has seen.
 func (l *Log) Info(ctx context.Context) (Info, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
