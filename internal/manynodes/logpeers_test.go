@@ -337,7 +337,7 @@ func (s *scene) commits() (n int) {
 func TestNodeWithCopiesOfLogAndSlotsLost(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
-	s := &scene{t: t, ctx: ctx, cluster: c, job: job{nnodes: "3", nproc: 1, timeout: nodeTimeout, worker: []string{"--stubborn"}}}
+	s := &scene{t: t, ctx: ctx, cluster: c, job: job{nnodes: "3", nproc: 1, timeout: steadyTimeout, worker: []string{"--stubborn"}}}
 	more := []string{"--replicas", "1", "--log-replica-dir", "/tmp/log"} // not on the disk that hangs
 	s.a, s.b, s.c = s.copyOn("a", "0", more...), s.copyOn("b", "1", more...), s.copyOn("c", "2", more...)
 	s.group(0, 12)

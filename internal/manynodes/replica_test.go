@@ -16,7 +16,7 @@ import (
 func sealedOnly(t *testing.T) (s *scene, save string) {
 	t.Helper()
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c"}, disk: netfs.NFS()})
-	j := twoNodes()
+	j := steady(twoNodes()) // no other node is lost
 	j.more, j.worker = []string{"--replicas", "1"}, []string{"--stubborn"}
 	s = &scene{t: t, ctx: ctx, cluster: c, job: j}
 	s.a = s.launch("a")
@@ -97,7 +97,7 @@ func TestTwoPowerOffsAfterSeal(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, threeNodes())
 	s := &scene{t: t, ctx: ctx, cluster: c, job: job{
-		nnodes: "1:3", nproc: 1, timeout: nodeTimeout, worker: []string{"--elastic", "--stubborn"},
+		nnodes: "1:3", nproc: 1, timeout: steadyTimeout, worker: []string{"--elastic", "--stubborn"},
 		more: []string{"--replicas", "2", "--grow-interval", "0", "--last-call", "10s"},
 	}}
 	s.elastic = true
