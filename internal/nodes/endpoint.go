@@ -235,7 +235,7 @@ func (e *Endpoint) serve(certificate tls.Certificate) {
 		listener = e.c.wrap(listener)
 	}
 	e.strangers.Listener = listener
-	e.ticked() // a group may start, and this process stop, before the first tick
+	e.ticked()                                                              // a group may start, and this process stop, before the first tick
 	e.background.Go(func() { _ = e.server.ServeTLS(&e.strangers, "", "") }) // until Close
 	e.background.Go(func() { e.events.run(ctx) })
 	e.background.Go(func() { e.ticks(ctx) })
