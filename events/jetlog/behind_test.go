@@ -45,6 +45,9 @@ func (c *behindConn) Read(p []byte) (int, error) {
 	if at := bytes.Index(p[:n], []byte(`"last_seq":`+c.b.last)); at >= 0 && c.b.answers > 0 {
 		c.b.answers--
 		copy(p[at:], `"last_seq":`+c.b.stale)
+		if at := bytes.Index(p[:n], []byte(`"messages":`+c.b.last)); at >= 0 {
+			copy(p[at:], `"messages":`+c.b.stale)
+		}
 	}
 	return n, err
 }

@@ -174,7 +174,8 @@ func (l *Log) Last(ctx context.Context) (uint64, error) {
 	return info.Last, err
 }
 
-// Info returns the current state of the log. It returns [ErrGap] for an incomplete log.
+// Info returns the current state of the log. It returns [ErrGap] for an incomplete log, and for a log that ends
+// before an event that this process has seen.
 func (l *Log) Info(ctx context.Context) (Info, error) {
 	ctx, cancel := deadline(ctx, DefaultAppend)
 	defer cancel()
@@ -185,7 +186,10 @@ func (l *Log) Info(ctx context.Context) (Info, error) {
 			return err
 		}
 		state = infoOf(info)
-		return whole(info)
+		if err := whole(info); err != nil {
+			return err
+		}
+		return l.rolledBack(info)
 	})
 	if err != nil {
 		return Info{}, fmt.Errorf("state of the log at %s: %w", l.opts.where(), err)
@@ -293,6 +297,16 @@ func (l *Log) upToDate(info *jetstream.StreamInfo) error {
 		return nil
 	}
 	return fmt.Errorf("%w: the server that answered has events up to %d, and the log has event %d", errAgain, last, l.seen)
+}
+
+// rolledBack returns an error if a log of several copies has stayed behind what this process has seen: see upToDate.
+func (l *Log) rolledBack(info *jetstream.StreamInfo) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if last := info.State.LastSeq; info.Config.Replicas > 1 && last < l.seen {
+		return fmt.Errorf("%w: it ends at event %d, but event %d was in it: it was rolled back; %s", ErrGap, last, l.seen, restore)
+	}
+	return nil
 }
 
 // replicated reports whether the log has several copies, as far as it is known.

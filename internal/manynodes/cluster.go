@@ -60,6 +60,7 @@ type cluster struct {
 
 	mu       sync.Mutex
 	trainers []*trainer
+	reader   *testbed.Node // see apart; nil: not started yet
 }
 
 // cut takes a node off the network.
@@ -412,17 +413,42 @@ func (c *cluster) noWorkers(ctx context.Context, m *machine) error {
 	})
 }
 
-// ckptstore runs a command of the store on the host.
+// ckptstore runs a command of the store where no fault reaches: on the host, or on a node of its own if the log has
+// copies. The command looks for those at the nodes first, whose addresses the host's network may accept and not answer.
 func (c *cluster) ckptstore(ctx context.Context, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "ckptstore"), append(args, "--store", c.shared("store"))...)
+	program := filepath.Join(c.bin, "ckptstore")
+	cmd := exec.CommandContext(ctx, program, append(args, "--store", c.shared("store"))...)
 	cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+c.dir, "XDG_STATE_HOME="+c.dir)
+	run := cmd.Run
+	if _, err := os.Stat(c.shared("store/join/log")); err == nil {
+		n, err := c.apart(ctx)
+		if err != nil {
+			return nil, err
+		}
+		there := n.Command(ctx, program, append(args, "--store", storeAt)...)
+		cmd, run = there.Cmd, there.Run
+	}
 	var out, problems bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &problems
-	err := cmd.Run()
+	err := run()
 	if err != nil {
 		err = fmt.Errorf("ckptstore %s: %w: %s", strings.Join(args, " "), err, problems.Bytes())
 	}
 	return out.Bytes(), err
+}
+
+// apart returns a node that is none of the cluster's, with the shared disk.
+func (c *cluster) apart(ctx context.Context) (*testbed.Node, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reader != nil {
+		return c.reader, nil
+	}
+	n, err := c.bed.Start(ctx, testbed.Config{Name: "reader", Binds: map[string]string{sharedAt: c.shared("")}})
+	if err == nil {
+		c.reader = n
+	}
+	return n, err
 }
 
 // transcript keeps the output of a program, in memory and in a file.

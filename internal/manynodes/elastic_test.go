@@ -14,7 +14,7 @@ const preemptGrace = 4 * time.Second
 // elasticJob is a job of two or three nodes that grows soon.
 func elasticJob(worker ...string) job {
 	return job{
-		nnodes: "2:3", nproc: 1, timeout: nodeTimeout, worker: append([]string{"--elastic"}, worker...),
+		nnodes: "2:3", nproc: 1, timeout: steadyTimeout, worker: append([]string{"--elastic"}, worker...),
 		more: []string{"--grow-interval", "500ms", "--last-call", "2s", "--preempt-grace", preemptGrace.String(), "--max-restarts", "0"},
 	}
 }
@@ -127,7 +127,7 @@ func TestNoGrowth(t *testing.T) {
 				must[int](t)(s.moves(s.ctx, 0, s.a, s.b, s.c))
 			}
 			if c.want == "" {
-				check(t, s.pass(2*nodeTimeout))
+				check(t, s.pass(2*s.job.timeout))
 			}
 			if c.want == "" && strings.Contains(s.a.log.String(), "the group grows") {
 				t.Error("the group was asked to grow")

@@ -14,11 +14,12 @@ import (
 func TestStartedAgainWithoutANode(t *testing.T) {
 	t.Parallel()
 	s := withSpare(t, twoNodes())
+	last := s.newest()
 	s.cut("b")
 	check(t, s.a.kill())
 	must[int](t)(s.a.code(s.ctx))
 	s.a = s.launch("a")
-	s.on(s.group(1, 12), "a", "c")
+	s.on(s.group(last, 12), "a", "c")
 	s.ends(s.ctx, t, s.a, s.c)
 }
 
@@ -27,38 +28,41 @@ func TestStartedAgainWithoutANode(t *testing.T) {
 func TestCoordinatorCutOff(t *testing.T) {
 	t.Parallel()
 	s := withSpare(t, twoNodes())
+	last := s.newest()
 	s.cut("a")
 	check(t, s.noWorkers(s.ctx, s.node("b")))
 	check(t, s.a.prints(s.ctx, "node lost"))
 	check(t, s.pass(nodeTimeout))
 	s.heal("a")
-	s.group(1, 12)
+	s.group(last, 12)
 	s.ends(s.ctx, t, s.a, s.b, s.c)
 }
 
 // The coordinator's whole node is frozen for longer than T.
 func TestCoordinatorFrozen(t *testing.T) {
 	t.Parallel()
-	s := withSpare(t, twoNodes())
+	s := withSpare(t, steady(twoNodes()))
+	last := s.newest()
 	check(t, s.node("a").freeze())
 	check(t, s.noWorkers(s.ctx, s.node("b")))
-	check(t, s.pass(3*nodeTimeout))
+	check(t, s.pass(2*s.job.timeout))
 	check(t, s.node("a").thaw())
-	s.group(1, 12)
-	if v := s.ends(s.ctx, t, s.a, s.b, s.c); v.Attempts != 2 {
+	s.group(last, 12)
+	if v := s.ends(s.ctx, t, s.a, s.b, s.c); v.Attempts != last+1 {
 		t.Errorf("%d attempts", v.Attempts)
 	}
 }
 
-// The coordinator alone is stopped for 6 T.
+// The coordinator alone is stopped for 3 T.
 func TestCoordinatorStoppedLong(t *testing.T) {
 	t.Parallel()
-	s := withSpare(t, twoNodes())
+	s := withSpare(t, steady(twoNodes()))
+	last := s.newest()
 	check(t, s.a.pause())
-	check(t, s.pass(6*nodeTimeout))
+	check(t, s.pass(3*s.job.timeout))
 	check(t, s.a.resume())
-	s.group(1, 12)
-	if v := s.ends(s.ctx, t, s.a, s.b, s.c); v.Attempts != 2 {
+	s.group(last, 12)
+	if v := s.ends(s.ctx, t, s.a, s.b, s.c); v.Attempts != last+1 {
 		t.Errorf("%d attempts", v.Attempts)
 	}
 }
@@ -68,10 +72,11 @@ func TestCoordinatorStoppedLong(t *testing.T) {
 func TestNodeFrozenBriefly(t *testing.T) {
 	t.Parallel()
 	s := withSpare(t, twoNodes())
+	last := s.newest()
 	check(t, s.node("b").freeze())
 	check(t, s.pass(nodeTimeout*3/4))
 	check(t, s.node("b").thaw())
-	s.group(1, 12)
+	s.group(last, 12)
 	s.ends(s.ctx, t, s.a, s.b, s.c)
 }
 
@@ -83,11 +88,12 @@ func TestCutInSave(t *testing.T) {
 	disk := s.node("b").Disk(sharedAt)
 	disk.Break(netfs.Fault{Ops: []netfs.Op{netfs.OpWrite}, Hang: true})
 	check(t, await(s.ctx, "a write that hangs", func() (bool, error) { return disk.Counters().Hanging > 0, nil }))
+	last := s.newest()
 	s.cut("b")
-	s.on(s.group(1, 25), "a", "c")
+	s.on(s.group(last, 25), "a", "c")
 	disk.Heal()
 	check(t, await(s.ctx, "the writes of b", func() (bool, error) { return disk.Counters().Hanging == 0, nil }))
-	s.group(1, 60)
+	s.group(last, 60)
 	s.heal("b")
 	check(t, s.a.prints(s.ctx, "node rejoined"))
 	s.ends(s.ctx, t, s.a, s.b, s.c)
@@ -97,10 +103,11 @@ func TestCutInSave(t *testing.T) {
 func TestCoordinatorPowerOff(t *testing.T) {
 	t.Parallel()
 	s := withSpare(t, twoNodes())
+	last := s.newest()
 	check(t, s.node("a").PowerOff())
 	check(t, s.node("a").PowerOn(s.ctx))
 	s.a = s.launch("a")
-	s.group(1, 12)
+	s.group(last, 12)
 	s.ends(s.ctx, t, s.a, s.b, s.c)
 }
 
@@ -109,11 +116,12 @@ func TestNodeStartedAgain(t *testing.T) {
 	t.Parallel()
 	s := pair(t)
 	s.group(0, 12)
-	for attempt := range 3 {
+	for range 3 {
+		last := s.newest()
 		check(t, s.node("b").PowerOff())
 		check(t, s.node("b").PowerOn(s.ctx))
 		s.b = s.launch("b")
-		s.on(s.group(attempt+1, 12), "a", "b")
+		s.on(s.group(last, 12), "a", "b")
 	}
 	s.ends(s.ctx, t, s.a, s.b)
 }
@@ -122,9 +130,10 @@ func TestNodeStartedAgain(t *testing.T) {
 func TestAgentKilled(t *testing.T) {
 	t.Parallel()
 	s := withSpare(t, twoNodes())
+	last := s.newest()
 	check(t, s.b.kill())
 	s.b = s.launch("b")
-	s.group(1, 12)
+	s.group(last, 12)
 	s.ends(s.ctx, t, s.a, s.b, s.c)
 }
 
@@ -132,14 +141,14 @@ func TestAgentKilled(t *testing.T) {
 func TestCopiedDirectory(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, setting{nodes: []string{"a", "b"}, copied: true})
-	j := twoNodes()
-	j.more = []string{"--endpoint-wait", "5s"}
-	all := must[[]*trainer](t)(c.startAll(ctx, j, "a", "b"))
-	for _, tr := range all {
-		code := must[int](t)(tr.code(ctx))
-		t.Logf("%s: %d\n%s", tr.on.Name(), code, tr.log)
-		if tr.on.Name() == "b" && (code != 64 || !strings.Contains(tr.log.String(), storeAt) || !strings.Contains(tr.log.String(), "node b")) {
-			t.Errorf("exit code %d", code)
-		}
+	s := &scene{t: t, ctx: ctx, cluster: c, job: twoNodes()}
+	s.a = s.launch("a")
+	check(t, s.a.prints(ctx, "waiting for nodes"))
+	s.job.more = []string{"--endpoint-wait", "10s"} // of which it looks for the data for the half
+	s.b = s.launch("b")
+	code := must[int](t)(s.b.code(ctx))
+	t.Logf("%d\n%s", code, s.b.log)
+	if code != 64 || !strings.Contains(s.b.log.String(), storeAt) || !strings.Contains(s.b.log.String(), "node b") {
+		t.Errorf("exit code %d", code)
 	}
 }

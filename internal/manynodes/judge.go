@@ -109,6 +109,14 @@ func places(v *verdict, lives []life) {
 	attempts := byAttempt(lives)
 	at := map[string]map[int]int{} // by host: the node index of each of its ranks
 	ports := map[int]int{}
+	procs := 0 // ranks of a node
+	for _, group := range attempts {
+		of := map[string]int{}
+		for _, l := range group {
+			of[l.Host]++
+			procs = max(procs, of[l.Host])
+		}
+	}
 	for attempt := range slices.Max(append(keys(attempts), 0)) + 1 {
 		group := attempts[attempt]
 		ranks := map[int]bool{}
@@ -129,10 +137,8 @@ func places(v *verdict, lives []life) {
 		}
 		for host, of := range now {
 			for rank, node := range of {
-				if was, ok := at[host]; ok {
-					if index, ok := was[rank]; !ok || index != node {
-						v.find("attempt %d: %s has rank %d as node %d, and had %v before", attempt, host, rank, node, was)
-					}
+				if was := at[host]; !kept(was, rank, node, procs) {
+					v.find("attempt %d: %s has rank %d as node %d, and had %v before", attempt, host, rank, node, was)
 				}
 			}
 			if at[host] == nil {
@@ -146,6 +152,20 @@ func places(v *verdict, lives []life) {
 			ports[group[0].MasterPort]++
 		}
 	}
+}
+
+// kept reports whether a rank may be on a host as a node index, if the host had these ranks with their indexes before: it
+// had that one, or the one has made no record because its attempt ended too early.
+func kept(was map[int]int, rank, node, procs int) bool {
+	for other, index := range was {
+		if index != node {
+			return false
+		}
+		if other == rank {
+			return true
+		}
+	}
+	return len(was) < procs
 }
 
 func keys(of map[int][]life) (all []int) {

@@ -23,8 +23,13 @@ import (
 // a spare.
 func copies(t *testing.T) *scene {
 	t.Helper()
+	return copiesOf(t, job{nnodes: "3", nproc: 1, timeout: nodeTimeout})
+}
+
+func copiesOf(t *testing.T, j job) *scene {
+	t.Helper()
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
-	s := &scene{t: t, ctx: ctx, cluster: c, job: job{nnodes: "3", nproc: 1, timeout: nodeTimeout}}
+	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
 	s.a, s.b, s.c = s.copyOn("a", "0"), s.copyOn("b", "1"), s.copyOn("c", "2")
 	return s
 }
@@ -43,15 +48,16 @@ func (s *scene) copyOn(name, index string, more ...string) *trainer {
 // two copies that are left, and every acknowledged checkpoint is there.
 func TestNodeWithCopyOfLogLost(t *testing.T) {
 	t.Parallel()
-	s := copies(t)
+	s := copiesOf(t, steady(job{nnodes: "3", nproc: 1}))
 	s.group(0, 25)
 	spare := s.copyOn("d", "")
 	check(t, s.a.prints(s.ctx, "node=3"))
+	last := s.newest()
 	check(t, s.node("c").PowerOff())
 	lost := time.Now()
-	s.on(s.group(1, 25), "a", "b")
+	s.on(s.group(last, 25), "a", "b")
 	t.Logf("trains again %v after the loss", time.Since(lost))
-	if v := s.ends(s.ctx, t, s.a, s.b, spare); v.Saved < 4 || v.Attempts != 2 {
+	if v := s.ends(s.ctx, t, s.a, s.b, spare); v.Saved < 4 || v.Attempts != last+1 {
 		t.Errorf("%+v", v)
 	}
 }
@@ -61,17 +67,16 @@ func TestNodeWithCopyOfLogLost(t *testing.T) {
 func TestNodesWithCopiesLostInTurn(t *testing.T) {
 	t.Parallel()
 	s := copies(t)
-	attempt := s.group(0, 25)[0].Attempt
+	s.group(0, 25)
 	for _, lost := range []struct {
 		name, index string
 		trainer     **trainer
 	}{{"c", "2", &s.c}, {"b", "1", &s.b}} {
+		last := s.newest()
 		check(t, s.node(lost.name).PowerOff())
 		check(t, s.node(lost.name).PowerOn(s.ctx))
 		*lost.trainer = s.copyOn(lost.name, lost.index)
-		group := s.group(attempt, 25)
-		s.on(group, "a", "b", "c")
-		attempt = group[0].Attempt
+		s.on(s.group(last, 25), "a", "b", "c")
 	}
 	s.ends(s.ctx, t, s.a, s.b, s.c)
 }
@@ -81,13 +86,14 @@ func TestNodesWithCopiesLostInTurn(t *testing.T) {
 // checkpoint. No trainer was started.
 func TestCoordinatingNodeWithCopyOfLogLost(t *testing.T) {
 	t.Parallel()
-	s := copies(t)
+	s := copiesOf(t, steady(job{nnodes: "3", nproc: 1}))
 	s.group(0, 25)
 	spare := s.copyOn("d", "")
 	check(t, s.a.prints(s.ctx, "node=3"))
+	last := s.newest()
 	check(t, s.node("a").PowerOff())
 	lost := time.Now()
-	group := s.group(1, 25)
+	group := s.group(last, 25)
 	t.Logf("trains again %v after the loss", time.Since(lost))
 	for _, l := range group {
 		if l.Host == "a" {
@@ -96,7 +102,7 @@ func TestCoordinatingNodeWithCopyOfLogLost(t *testing.T) {
 	}
 	s.ends(s.ctx, t, s.b, s.c, spare)
 	groups := of(s.events(), "group.started")
-	if len(groups) != 2 || groups[1].Data.Resume == "" || groups[0].Data.Job == groups[1].Data.Job {
+	if len(groups) != last+1 || groups[last].Data.Resume == "" || groups[0].Data.Job == groups[last].Data.Job {
 		t.Errorf("groups %+v", groups)
 	}
 }
@@ -114,8 +120,9 @@ func TestSuccessorWhosePortIsTaken(t *testing.T) {
 	s.group(0, 25)
 	spare := s.copyOn("d", "")
 	check(t, s.a.prints(s.ctx, "node=3"))
+	last := s.newest()
 	check(t, s.node("a").PowerOff())
-	s.group(1, 25)
+	s.group(last, 25)
 	s.ends(s.ctx, t, s.b, s.c, spare)
 	if !strings.Contains(s.b.log.String(), "port of the endpoint is taken on this node") {
 		t.Error("node b does not coordinate, or at the port of another program")
@@ -126,16 +133,17 @@ func TestSuccessorWhosePortIsTaken(t *testing.T) {
 // the run without a majority, and waits for it. When the other one is back, it does.
 func TestTakeoverWaitsForMajority(t *testing.T) {
 	t.Parallel()
-	s := copies(t)
+	s := copiesOf(t, steady(job{nnodes: "3", nproc: 1}))
 	s.group(0, 25)
 	spare := s.copyOn("d", "")
 	check(t, s.a.prints(s.ctx, "node=3"))
+	last := s.newest()
 	check(t, s.node("c").PowerOff())
 	check(t, s.node("a").PowerOff())
 	check(t, s.b.prints(s.ctx, "log does not answer"))
 	check(t, s.node("c").PowerOn(s.ctx))
 	s.c = s.copyOn("c", "2")
-	group := s.group(1, 25)
+	group := s.group(last, 25)
 	for _, l := range group {
 		if l.Host == "a" {
 			t.Errorf("rank %d runs on the lost node", l.Rank)
@@ -167,12 +175,13 @@ func TestLogSilentDuringTakeover(t *testing.T) {
 // is alive.
 func TestPausedCoordinatorIsReplaced(t *testing.T) {
 	t.Parallel()
-	s := copies(t)
+	s := copiesOf(t, steady(job{nnodes: "3", nproc: 1}))
 	s.group(0, 25)
 	spare := s.copyOn("d", "")
 	check(t, s.a.prints(s.ctx, "node=3"))
+	last := s.newest()
 	check(t, s.node("a").freeze())
-	group := s.group(1, 12)
+	group := s.group(last, 12)
 	for _, l := range group {
 		if l.Host == "a" {
 			t.Errorf("rank %d runs on the frozen node", l.Rank)
@@ -182,16 +191,16 @@ func TestPausedCoordinatorIsReplaced(t *testing.T) {
 	if code := must[int](t)(s.a.code(s.ctx)); code != 5 {
 		t.Errorf("the trainer on a exits with %d, want 5", code)
 	}
-	s.group(1, 40)
+	s.group(last, 40)
 	s.ends(s.ctx, t, s.b, s.c, spare)
 	all := s.events()
 	groups := of(all, "group.started")
-	if len(groups) != 2 {
+	if len(groups) != last+1 {
 		t.Fatalf("groups %+v", groups)
 	}
 	for _, e := range all {
 		decision := strings.Contains(e.Subject, ".s.") && e.Source == "trainer/"+groups[0].Data.Job
-		if decision && e.Sequence > groups[1].Sequence {
+		if decision && e.Sequence > groups[last].Sequence {
 			t.Errorf("the first coordinator has decided after the second: %+v", e)
 		}
 	}
@@ -340,12 +349,13 @@ func TestClusterOfLogLosesServersAndQuorum(t *testing.T) {
 	// The training waits for a save before it begins the next: from a commit on, 100 steps follow without waiting.
 	all := s.commits()
 	check(t, await(ctx, "a commit by all servers", func() (bool, error) { return s.commits() > all, nil }))
+	upTo := 100 * (s.commits() + 2) // steps: the save before is under way
 	for _, server := range servers[1:] {
 		check(t, server.kill())
 		must[int](t)(server.code(ctx))
 	}
 	before := s.commits()
-	must[int](t)(s.moves(ctx, 0, s.a, s.b)) // on the slots
+	must[[]life](t)(s.trains(ctx, 0, upTo)) // on the slots
 	check(t, s.pass(max(usualTimeout/2+time.Second, longest)))
 	if now := s.commits(); now > before+1 { // one may have been acknowledged just before
 		t.Errorf("%d saves committed without a quorum", now-before)
@@ -386,7 +396,7 @@ func (s *scene) commits() (n int) {
 func TestNodeWithCopiesOfLogAndSlotsLost(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
-	s := &scene{t: t, ctx: ctx, cluster: c, job: job{nnodes: "3", nproc: 1, timeout: nodeTimeout, worker: []string{"--stubborn"}}}
+	s := &scene{t: t, ctx: ctx, cluster: c, job: job{nnodes: "3", nproc: 1, timeout: steadyTimeout, worker: []string{"--stubborn"}}}
 	more := []string{"--replicas", "1", "--log-replica-dir", "/tmp/log"} // not on the disk that hangs
 	s.a, s.b, s.c = s.copyOn("a", "0", more...), s.copyOn("b", "1", more...), s.copyOn("c", "2", more...)
 	s.group(0, 12)
@@ -406,8 +416,9 @@ func TestNodeWithCopiesOfLogAndSlotsLost(t *testing.T) {
 		}
 		return save != "", err
 	}))
+	last := s.newest()
 	check(t, s.node("c").PowerOff())
-	s.on(s.group(1, 12), "a", "b")
+	s.on(s.group(last, 12), "a", "b")
 	s.committed(save)
 	check(t, s.finish()) // the judge has no access to the copies of the log
 	for _, tr := range []*trainer{s.a, s.b, spare} {

@@ -30,8 +30,8 @@ import (
 func TestReplacedCoordinator(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c", "d"}, disk: netfs.NFS()})
-	j := twoNodes()
-	s := &scene{t: t, ctx: ctx, cluster: c, job: j}
+	// Once a is stopped, b writes its files before it hears nothing for half of the timeout.
+	s := &scene{t: t, ctx: ctx, cluster: c, job: steady(twoNodes())}
 	owner := s.serveTLS("d", &s.job)
 	s.a, s.b = s.launch("a"), s.launch("b")
 	s.group(0, 12)

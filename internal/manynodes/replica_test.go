@@ -16,7 +16,7 @@ import (
 func sealedOnly(t *testing.T) (s *scene, save string) {
 	t.Helper()
 	ctx, c := start(t, setting{nodes: []string{"a", "b", "c"}, disk: netfs.NFS()})
-	j := twoNodes()
+	j := steady(twoNodes()) // no other node is lost
 	j.more, j.worker = []string{"--replicas", "1"}, []string{"--stubborn"}
 	s = &scene{t: t, ctx: ctx, cluster: c, job: j}
 	s.a = s.launch("a")
@@ -64,8 +64,9 @@ func (s *scene) committed(save string) {
 func TestPowerOffAfterSeal(t *testing.T) {
 	t.Parallel()
 	s, save := sealedOnly(t)
+	last := s.newest()
 	check(t, s.node("b").PowerOff())
-	s.on(s.group(1, 12), "a", "c")
+	s.on(s.group(last, 12), "a", "c")
 	s.committed(save)
 	s.ends(s.ctx, t, s.a, s.c)
 }
@@ -77,12 +78,13 @@ func TestCutOffAfterSeal(t *testing.T) {
 	t.Parallel()
 	s, save := sealedOnly(t)
 	disk := s.node("b").Disk(sharedAt)
+	last := s.newest()
 	s.cut("b")
-	s.on(s.group(1, 12), "a", "c")
+	s.on(s.group(last, 12), "a", "c")
 	s.committed(save)
 	disk.Heal()
 	check(t, await(s.ctx, "the writes of b", func() (bool, error) { return disk.Counters().Hanging == 0, nil }))
-	s.group(1, 40)
+	s.group(last, 40)
 	s.heal("b")
 	check(t, s.a.prints(s.ctx, "node rejoined"))
 	s.ends(s.ctx, t, s.a, s.b, s.c)
@@ -95,7 +97,7 @@ func TestTwoPowerOffsAfterSeal(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, threeNodes())
 	s := &scene{t: t, ctx: ctx, cluster: c, job: job{
-		nnodes: "1:3", nproc: 1, timeout: nodeTimeout, worker: []string{"--elastic", "--stubborn"},
+		nnodes: "1:3", nproc: 1, timeout: steadyTimeout, worker: []string{"--elastic", "--stubborn"},
 		more: []string{"--replicas", "2", "--grow-interval", "0", "--last-call", "10s"},
 	}}
 	s.elastic = true
@@ -138,8 +140,9 @@ func TestTwoPowerOffsAfterSeal(t *testing.T) {
 		hangs := disks[0].Counters().Hanging > 0 && disks[1].Counters().Hanging > 0
 		return save != "" && hangs, err
 	}))
+	last := s.newest()
 	check(t, errors.Join(s.node("b").PowerOff(), s.node("c").PowerOff()))
-	s.on(s.group(1, 12), "a")
+	s.on(s.group(last, 12), "a")
 	s.committed(save)
 	s.ends(s.ctx, t, s.a)
 }

@@ -52,7 +52,7 @@ type EndpointConfig struct {
 	// Excluded are machines that cannot join: those that an earlier coordinator has excluded. An
 	// event follows for each, unless Succeeds is set.
 	Excluded []Excluded
-	// Ticked, if set, is called each T/10 with the time and T, as long as this process
+	// Ticked, if set, is called at first and each T/10 with the time and T, as long as this process
 	// runs. It must not block.
 	Ticked func(now time.Time, timeout time.Duration)
 	// Verify, if set, is called when this process did not run for T, or for [maxPause] if that is less:
@@ -235,9 +235,17 @@ func (e *Endpoint) serve(certificate tls.Certificate) {
 		listener = e.c.wrap(listener)
 	}
 	e.strangers.Listener = listener
+	e.ticked()                                                              // a group may start, and this process stop, before the first tick
 	e.background.Go(func() { _ = e.server.ServeTLS(&e.strangers, "", "") }) // until Close
 	e.background.Go(func() { e.events.run(ctx) })
 	e.background.Go(func() { e.ticks(ctx) })
+}
+
+// ticked tells the caller that this process runs.
+func (e *Endpoint) ticked() {
+	if e.c.Ticked != nil {
+		e.c.Ticked(time.Now(), e.timeout)
+	}
 }
 
 // ticks judges the nodes each T/10.
@@ -250,9 +258,7 @@ func (e *Endpoint) ticks(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if e.c.Ticked != nil {
-			e.c.Ticked(time.Now(), e.timeout)
-		}
+		e.ticked()
 		e.mu.Lock()
 		if e.paused() && !e.doubt {
 			e.doubt = true

@@ -34,6 +34,20 @@ func (k *ticks) set(c *EndpointConfig) {
 
 func (k *ticks) allow(n int64) { k.allowed.Add(n) }
 
+// The caller learns when the endpoint begins that its process runs: the ranks of a coordinating process that is
+// stopped before the first tick must have a deadline too.
+func TestTickedAtFirst(t *testing.T) {
+	t.Parallel()
+	var at atomic.Pointer[time.Time]
+	listen(t, func(c *EndpointConfig) {
+		c.Timeout = mostTimeout
+		c.Ticked = func(now time.Time, _ time.Duration) { at.Store(&now) }
+	})
+	if at.Load() == nil {
+		t.Error("no tick before the first tenth of the timeout has passed")
+	}
+}
+
 // TestSilence cuts the network of an agent without closing a connection. Both sides
 // notice: the agent after T/2, the coordinator after T. When the network is back, the
 // agent learns that it is lost, and can join again.

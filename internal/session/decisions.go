@@ -205,10 +205,11 @@ func (l *decisionLog) saw(seq uint64, body events.Body) {
 	}
 }
 
-// reread reads the decisions of other processes.
+// reread reads the decisions of other processes. The end is that of the trial, which the log's leader knows: a copy of
+// the log that was cut off may tell for a while that the log ends earlier.
 func (l *decisionLog) reread(ctx context.Context) error {
-	end, err := l.log.Last(ctx)
-	if err != nil {
+	end, err := l.log.LastOf(ctx, l.agg)
+	if err != nil || end == 0 {
 		return err
 	}
 	for r, err := range l.log.ReadLane(ctx, l.agg, l.last+1, end) {

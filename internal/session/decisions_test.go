@@ -174,7 +174,7 @@ func TestOvertaken(t *testing.T) {
 }
 
 // A coordinator that another has replaced appends no fact that only a coordinator may record, such as the loss of a
-// node: saves of the group would fail of it.
+// node: saves of the group would fail of it. It is not deceived by a copy of the log that was cut off as it was.
 func TestFactsOfReplacedCoordinator(t *testing.T) {
 	open := lanes(t)
 	a, b := open("trainer/a", 0), open("trainer/a", 0) // of one job
@@ -182,14 +182,14 @@ func TestFactsOfReplacedCoordinator(t *testing.T) {
 	lost := &events.WorkerExited{Attempt: 1, Rank: 0, Code: -1, Unseen: true}
 	appends := func(j *Job, want error) {
 		t.Helper()
-		before, err := a.log.Last(t.Context())
+		before, err := b.log.Last(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := j.AppendCoordinating(t.Context(), lost); !errors.Is(err, want) {
 			t.Errorf("error %v, want %v", err, want)
 		}
-		if after, err := a.log.Last(t.Context()); err != nil || (after > before) != (want == nil) {
+		if after, err := b.log.Last(t.Context()); err != nil || (after > before) != (want == nil) {
 			t.Errorf("the log ends at %d, and ended at %d; %v", after, before, err)
 		}
 	}
@@ -197,7 +197,16 @@ func TestFactsOfReplacedCoordinator(t *testing.T) {
 	decides(t, a, starts(a, 1), nil)
 	b.last, b.attempt = a.last, 1
 	appends(first, nil)
+	a.log = laggingLog{a.log, a.last}
 	decides(t, b, &events.GroupCoordinator{Attempt: 1, Job: "a", Node: 1, Host: "b"}, nil)
 	appends(first, ErrOvertaken)
 	appends(second, nil)
 }
+
+// laggingLog is a log of copies, one of which tells that the log ends where it was cut off.
+type laggingLog struct {
+	Log
+	end uint64
+}
+
+func (l laggingLog) Last(context.Context) (uint64, error) { return l.end, nil }
