@@ -14,7 +14,7 @@ const preemptGrace = 4 * time.Second
 // elasticJob is a job of two or three nodes that grows soon.
 func elasticJob(worker ...string) job {
 	return job{
-		nnodes: "2:3", nproc: 1, timeout: steadyTimeout, worker: append([]string{"--elastic"}, worker...),
+		nnodes: "2:3", nproc: 1, timeout: firm, worker: append([]string{"--elastic"}, worker...),
 		more: []string{"--grow-interval", "500ms", "--last-call", "2s", "--preempt-grace", preemptGrace.String(), "--max-restarts", "0"},
 	}
 }

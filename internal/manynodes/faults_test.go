@@ -3,8 +3,6 @@
 package main
 
 import (
-	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -35,30 +33,6 @@ func withSpare(t *testing.T, j job) *scene {
 func pairWithin(t *testing.T, timeout time.Duration) *scene {
 	t.Helper()
 	return scenario(t, setting{nodes: []string{"a", "b"}, disk: netfs.NFS()}, twoWithin(timeout))
-}
-
-// placed waits until a group after an attempt has trained 12 steps on these nodes, in the order of their indexes. Groups
-// before it may have ended because the machine was busy.
-func (s *scene) placed(after int, names ...string) {
-	s.t.Helper()
-	check(s.t, await(s.ctx, fmt.Sprintf("a group on %v after attempt %d", names, after), func() (bool, error) {
-		lives, err := readLives(s.lives, after)
-		return slices.ContainsFunc(lives, func(l life) bool {
-			group := groupOf(lives, l.Attempt)
-			return len(group) == l.World && !slices.ContainsFunc(group, func(l life) bool {
-				return l.steps() < 12 || l.Node >= len(names) || l.Host != names[l.Node]
-			})
-		}), err
-	}))
-}
-
-// newest returns the last attempt so far.
-func (s *scene) newest() (attempt int) {
-	s.t.Helper()
-	for _, l := range must[[]life](s.t)(readLives(s.lives, 0)) {
-		attempt = max(attempt, l.Attempt)
-	}
-	return attempt
 }
 
 // A worker that dies ends its group, and the next one resumes on both nodes.

@@ -65,7 +65,7 @@ const (
 	limit       = 240 * time.Second // of a test
 	nodeTimeout = 2 * time.Second
 	// A busy machine can stop a process for a second, which is T/2 of nodeTimeout: the node is silent then, and its group
-	// ends. firm and calm are T of scenes that would take this for their fault: firm if T must pass, calm otherwise.
+	// ends. firm and calm are T of scenes that would take this for their fault: firm if T must pass or attempts are counted, calm otherwise.
 	firm = 4 * nodeTimeout
 	calm = 10 * nodeTimeout
 )

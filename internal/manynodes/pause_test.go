@@ -15,16 +15,6 @@ import (
 // usualTimeout is the default of --node-timeout.
 const usualTimeout = 10 * time.Second
 
-// steadyTimeout is that of scenes that count attempts, or need a node to finish something before it ends its ranks:
-// a busy machine delays beats by more than half of nodeTimeout, which costs a group its life.
-const steadyTimeout = 4 * nodeTimeout
-
-// steady returns a job with that timeout.
-func steady(j job) job {
-	j.timeout = steadyTimeout
-	return j
-}
-
 // longest is a pause in addition to those of CI, such as 60s: MANYNODES_PAUSE.
 var longest = func() time.Duration {
 	text := os.Getenv("MANYNODES_PAUSE")
@@ -109,15 +99,6 @@ func testPause(t *testing.T, apart bool, d time.Duration) {
 	if len(loads) != v.Attempts-1 {
 		t.Errorf("%d restores in %d attempts", len(loads), v.Attempts)
 	}
-}
-
-// newest returns the last attempt of which a rank has started.
-func (s *scene) newest() (attempt int) {
-	s.t.Helper()
-	for _, l := range must[[]life](s.t)(readLives(s.lives, 0)) {
-		attempt = max(attempt, l.Attempt)
-	}
-	return attempt
 }
 
 // serve starts an owner of the store on a node, and waits until it owns it.

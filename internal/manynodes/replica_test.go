@@ -97,7 +97,7 @@ func TestTwoPowerOffsAfterSeal(t *testing.T) {
 	t.Parallel()
 	ctx, c := start(t, threeNodes())
 	s := &scene{t: t, ctx: ctx, cluster: c, job: job{
-		nnodes: "1:3", nproc: 1, timeout: steadyTimeout, worker: []string{"--elastic", "--stubborn"},
+		nnodes: "1:3", nproc: 1, timeout: firm, worker: []string{"--elastic", "--stubborn"},
 		more: []string{"--replicas", "2", "--grow-interval", "0", "--last-call", "10s"},
 	}}
 	s.elastic = true

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -63,6 +64,36 @@ func (s *scene) on(group []life, names ...string) {
 			return
 		}
 	}
+}
+
+// steady returns a job whose T is firm.
+func steady(j job) job {
+	j.timeout = firm
+	return j
+}
+
+// placed waits until a group after an attempt has trained 12 steps on these nodes, in the order of their indexes. Groups
+// before it may have ended because the machine was busy.
+func (s *scene) placed(after int, names ...string) {
+	s.t.Helper()
+	check(s.t, await(s.ctx, fmt.Sprintf("a group on %v after attempt %d", names, after), func() (bool, error) {
+		lives, err := readLives(s.lives, after)
+		return slices.ContainsFunc(lives, func(l life) bool {
+			group := groupOf(lives, l.Attempt)
+			return len(group) == l.World && !slices.ContainsFunc(group, func(l life) bool {
+				return l.steps() < 12 || l.Node >= len(names) || l.Host != names[l.Node]
+			})
+		}), err
+	}))
+}
+
+// newest returns the last attempt of which a rank has started.
+func (s *scene) newest() (attempt int) {
+	s.t.Helper()
+	for _, l := range must[[]life](s.t)(readLives(s.lives, 0)) {
+		attempt = max(attempt, l.Attempt)
+	}
+	return attempt
 }
 
 func (s *scene) workers(name string) int {
