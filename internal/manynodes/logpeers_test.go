@@ -164,7 +164,7 @@ func TestLogSilentDuringTakeover(t *testing.T) {
 	check(t, s.b.prints(s.ctx, "taking over"))
 	check(t, s.pass(9*time.Second)) // the store is open, and the lease has not expired
 	s.bed.Switch().Cut("b", "c")
-	check(t, s.pass(45*time.Second))
+	check(t, s.pass(40*time.Second))
 	s.bed.Switch().Heal("b", "c")
 	s.group(1, 25)
 	s.ends(s.ctx, t, s.b, s.c, spare)

@@ -376,8 +376,8 @@ func unanswered(err error) bool {
 
 // outlast takes the lease of the run when its holder, which coordinated before, has let it
 // expire. It waits for a log that does not answer as long as a job waits for its nodes. It returns a
-// [holding] of that lease, or [errTaken] if that coordinator answers while the log does not. Of several calls of
-// release, the first counts.
+// [holding] of that lease, or [errTaken] if a coordinator answers while the log does not: that one, or another node
+// that has taken over meanwhile. Of several calls of release, the first counts.
 func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Config) (_ holding, release func() error, err error) {
 	began := time.Now()
 	tick := time.NewTicker(succeedPoll) // the request below takes its time from it
@@ -397,14 +397,11 @@ func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Con
 				return nil, nil, err
 			}
 		}
-		// A machine that is gone does not even refuse: the lease must not wait for that.
-		asking, cancel := context.WithTimeout(ctx, succeedPoll)
-		back := answers(asking, o.store, *o.succeeding)
-		cancel()
-		if back && !running {
+		coordinated := o.coordinated(ctx)
+		if coordinated && !running {
 			return nil, nil, errors.Join(errTaken, err)
 		}
-		if back || time.Since(began) > limit {
+		if coordinated || time.Since(began) > limit {
 			return nil, nil, err
 		}
 		select {
@@ -413,6 +410,19 @@ func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Con
 			return nil, nil, context.Cause(ctx)
 		}
 	}
+}
+
+// coordinated reports whether a coordinator answers: the one that this node would succeed, or another that is announced.
+func (o runOptions) coordinated(ctx context.Context) bool {
+	ask := []logpeers.Coordinator{*o.succeeding}
+	if now, err := logpeers.ReadCoordinator(o.store); err == nil && (now.Job != ask[0].Job || now.Endpoint != ask[0].Endpoint) {
+		ask = append(ask, now)
+	}
+	return slices.ContainsFunc(ask, func(c logpeers.Coordinator) bool {
+		asking, cancel := context.WithTimeout(ctx, succeedPoll) // a machine that is gone does not even refuse
+		defer cancel()
+		return c.Endpoint != "" && answers(asking, o.store, c)
+	})
 }
 
 // announce makes this node known as the coordinator, until the caller calls withdraw.
