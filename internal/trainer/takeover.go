@@ -412,7 +412,7 @@ func (o runOptions) outlast(ctx context.Context, st *store.Store, cfg launch.Con
 	}
 }
 
-// coordinated reports whether a coordinator answers: the one that this node would succeed, or another that is announced.
+// coordinated reports whether a coordinator answers: the process that this node would succeed, or another that is announced.
 func (o runOptions) coordinated(ctx context.Context) bool {
 	ask := []logpeers.Coordinator{*o.succeeding}
 	if now, err := logpeers.ReadCoordinator(o.store); err == nil && (now.Job != ask[0].Job || now.Endpoint != ask[0].Endpoint) {
