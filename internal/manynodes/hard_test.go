@@ -144,7 +144,7 @@ func TestCopiedDirectory(t *testing.T) {
 	s := &scene{t: t, ctx: ctx, cluster: c, job: twoNodes()}
 	s.a = s.launch("a")
 	check(t, s.a.prints(ctx, "waiting for nodes"))
-	s.job.more = []string{"--endpoint-wait", "10s"} // of which it looks for the data for the half
+	s.job.more = []string{"--endpoint-wait", "10s"} // b looks for the data of a for half of it
 	s.b = s.launch("b")
 	code := must[int](t)(s.b.code(ctx))
 	t.Logf("%d\n%s", code, s.b.log)

@@ -160,13 +160,14 @@ func TestLogSilentDuringTakeover(t *testing.T) {
 	s.group(0, 25)
 	spare := s.copyOn("d", "")
 	check(t, s.a.prints(s.ctx, "node=3"))
+	last := s.newest()
 	check(t, s.node("a").PowerOff())
 	check(t, s.b.prints(s.ctx, "taking over"))
 	check(t, s.pass(9*time.Second)) // the store is open, and the lease has not expired
 	s.bed.Switch().Cut("b", "c")
 	check(t, s.pass(40*time.Second))
 	s.bed.Switch().Heal("b", "c")
-	s.group(1, 25)
+	s.group(last, 25)
 	s.ends(s.ctx, t, s.b, s.c, spare)
 }
 

@@ -87,7 +87,7 @@ func (s *scene) placed(after int, names ...string) {
 	}))
 }
 
-// newest returns the last attempt of which a rank has started.
+// newest returns the number of the last attempt that has started a rank.
 func (s *scene) newest() (attempt int) {
 	s.t.Helper()
 	for _, l := range must[[]life](s.t)(readLives(s.lives, 0)) {

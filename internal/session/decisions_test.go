@@ -203,7 +203,7 @@ func TestFactsOfReplacedCoordinator(t *testing.T) {
 	appends(second, nil)
 }
 
-// laggingLog is a log of copies, one of which tells that the log ends where it was cut off.
+// laggingLog is a log that reports the end of a copy that was cut off.
 type laggingLog struct {
 	Log
 	end uint64

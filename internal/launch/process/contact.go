@@ -54,7 +54,7 @@ func (c *Contact) Survives() bool {
 func (c *Contact) late() bool { return !c.until.IsZero() && time.Now().After(c.until) }
 
 // Lapsed counts how often the guard had to kill the group: by this process's clock, and by the guard's own word. An
-// answer that comes in the last moment may reach the guard too late.
+// answer that comes in the last moment may reach the guard too late. One kill may count twice: a caller compares two counts.
 func (c *Contact) Lapsed() int {
 	if c == nil {
 		return 0
